@@ -25,21 +25,25 @@ class Parts:
         self._context, self._wanted, self._source, self._columns = context, wanted, source, columns
         self._file = source.identity()
 
-    def run(self) -> Iterator[Progress | None]:
-        """Load the source; the parts that runs before this one have committed are not read again."""
+    def run(self) -> Generator[Progress | None, None, Place]:
+        """Load the source and return its end; parts that earlier runs have committed are not read again."""
         saved = self._context.checkpoint or {}
         if saved.get("file") != self._file:
             saved = {}  # there is none, or another source is there by now: nothing of the former is in the target
-        if (merged := saved.get("merged")) is None:
-            merged = yield from self._load(Place(*saved["place"]) if saved else None)
-        yield Progress(merged, merged)
+        place = None
+        if "place" in saved:
+            place = Place(*saved["place"])._replace(literal_quotes=saved.get("literal_quotes", 0))
+        if place is None or "merged" not in saved:
+            place = yield from self._load(place)
+        yield Progress(place.records, place.records)
+        return place
 
     def drop(self) -> None:
         """Drop what is staged: no run goes on with it."""
         with self._context.transaction() as conn:
             self._staged(conn).drop_staging()
 
-    def _load(self, begin: Place | None) -> Generator[Progress | None, None, int]:
+    def _load(self, begin: Place | None) -> Generator[Progress | None, None, Place]:
         with self._context.transaction() as conn:
             load = self._staged(conn)
             if begin is None or not load.is_staged():
@@ -62,21 +66,26 @@ class Parts:
                 is_last = load.copy(source, records) < self._wanted.batch_rows
                 yield Progress(source.place().records, source.expected)
             load.require_unchanged(source)
-            self._context.save({"file": self._file, "place": list(source.place())})
+            self._save()
         return is_last
 
-    def _merge(self) -> Generator[None, None, int]:
-        """Merge what is staged into the target; returns the number of the source's records."""
+    def _merge(self) -> Generator[None, None, Place]:
+        """Merge what is staged into the target; returns the end of the source."""
         with self._context.transaction() as conn:
             load = self._staged(conn)
-            count = self._source.place().records
-            if count and not load.is_staged():
+            end = self._source.place()
+            if end.records and not load.is_staged():
                 raise RuntimeError("the server has crashed, and lost what was staged: the next run begins anew")
             yield from load.find_table()
             yield from load.merge()
             load.drop_staging()
-            self._context.save({"file": self._file, "merged": count})
-        return count
+            self._save(merged=end.records)
+        return end
+
+    def _save(self, **more: int) -> None:
+        # Version 0.1 reads a place of three values.
+        *place, literal_quotes = self._source.place()
+        self._context.save({"file": self._file, "place": place, "literal_quotes": literal_quotes} | more)
 
     def _staged(self, conn: psycopg.Connection[Any]) -> Load:
         return Load(conn, self._wanted, self._columns, name_of(self._context.job_id))
@@ -89,15 +98,15 @@ def load(
     columns: Mapping[str, str],
     total: int | None = None,
     in_parts: bool = False,
-) -> Iterator[Progress | None]:
-    """Make the table's rows equal to the source's of the same keys; `columns` have the types that a new table gets.
+) -> Generator[Progress | None, None, Place]:
+    """Make the table's rows equal to the source's of the same keys, and return the source's end.
 
-    `total` is the number of its records, where somebody knows. Raises PermanentError for what the table refuses, and
-    psycopg.Error for what another attempt may heal.
+    `columns` have the types that a new table gets. `total` is the number of its records, where somebody knows. Raises
+    PermanentError for what the table refuses, and psycopg.Error for what another attempt may heal.
     """
     how = _in_parts(context, wanted, source, columns) if in_parts else _at_once(context, wanted, source, columns, total)
     try:
-        yield from how
+        return (yield from how)
     except psycopg.Error as e:
         if not is_permanent(e):
             raise
@@ -108,23 +117,24 @@ def load(
 
 def _at_once(
     context: Context, wanted: Wanted, source: Source, columns: Mapping[str, str], total: int | None
-) -> Iterator[Progress | None]:
+) -> Generator[Progress | None, None, Place]:
     with context.transaction() as conn:
         load = Load(conn, wanted, columns)
         yield from load.find_table()
         yield from load.stage(source, total)
         yield from load.merge()
-        count = source.place().records
-        yield Progress(count, count)
+        end = source.place()
+        yield Progress(end.records, end.records)
+    return end
 
 
 def _in_parts(
     context: Context, wanted: Wanted, source: Source, columns: Mapping[str, str]
-) -> Iterator[Progress | None]:
+) -> Generator[Progress | None, None, Place]:
     """An error for good drops what is staged."""
     parts = Parts(context, wanted, source, columns)
     try:
-        yield from parts.run()
+        return (yield from parts.run())
     except (PermanentError, psycopg.Error) as e:
         if isinstance(e, PermanentError) or is_permanent(e):
             parts.drop()

@@ -139,25 +139,41 @@ codecs.register_error(_mark_undecodable.__name__, _mark_undecodable)
 
 
 class Place(NamedTuple):
-    """Where a record begins: a mark of its source, and how many lines and records are before it.
+    """Where a record begins: a mark of its source, and how many lines, records and literal quotes are before it.
 
-    The mark of a file is that of its text stream (its `tell`).
+    The mark of a file is that of its text stream (its `tell`). See `Source` for the quotes.
     """
 
     mark: Any = 0
     line: int = 0
     records: int = 0
+    literal_quotes: int = 0
+
+
+def _separated(field: str, mark: str) -> re.Pattern[str]:
+    return re.compile(f"{field}(?:{mark}{field})*+[\r\n]*+")
 
 
 class Source:
-    """The file as records; a record ends with a line end outside quotes."""
+    """The file as records; a record ends with a line end outside quotes.
+
+    A quote at the start of a field encloses it. Any other quote is literal, as for Python's csv module. For COPY each
+    quote would be special, and lines with one quote each would become one row. So COPY gets a field with a literal
+    quote enclosed in quotes.
+    """
 
     def __init__(self, wanted: Arguments, stream: io.TextIOWrapper) -> None:
         self.path, self.delimiter, self.encoding = wanted.path, wanted.delimiter, wanted.encoding
         self._stream = stream
         self._version = self._stat()
-        self._line = self._count = 0  # of the records that were read
+        self._line = self._count = self._literal_quotes = 0  # of the records that were read
         self._begin = Place()
+        mark = re.escape(wanted.delimiter)
+        plain, enclosed = f'[^"{mark}\r\n]*+', '"[^"]*+(?:""[^"]*+)*+"'
+        # A record without literal quotes, and text that does not end within a quoted field.
+        self._is_plain = _separated(f"(?:{enclosed}|{plain})", mark).fullmatch
+        self._is_whole = _separated(f'(?:{enclosed}[^{mark}]*+|(?!")[^{mark}]*+)', mark).fullmatch
+        self._field = re.compile(f"(?:\\A|(?<={mark}))(?:({enclosed})([^{mark}]*+)|[^{mark}]*+)")
 
     def columns(self) -> list[str]:
         """The names in the header, which has to be read first; raises PermanentError for a wrong header."""
@@ -185,13 +201,13 @@ class Source:
 
         The text is without its line end.
         """
-        mark, self._line, self._count = begin or self._begin
+        mark, self._line, self._count, self._literal_quotes = begin or self._begin
         self._stream.seek(mark)
         return self._records()
 
     def place(self) -> Place:
         """Where the next record begins, blank lines included."""
-        return Place(self._stream.tell(), self._line, self._count)
+        return Place(self._stream.tell(), self._line, self._count, self._literal_quotes)
 
     @property
     def size(self) -> int:
@@ -245,8 +261,8 @@ class Source:
         line = self._line
         for text in iter(readline, ""):
             line = first = line + 1
-            if text.count('"') & 1:
-                text, lines = self._quoted(text, first)
+            if '"' in text and not self._is_plain(text):
+                text, lines = self._irregular(text, first)
                 line += lines
             if len(text) >= LONGEST_RECORD:
                 raise self.error(first, f"longer than {LONGEST_RECORD} characters")
@@ -267,16 +283,42 @@ class Source:
         except UnicodeError:  # UTF-16 and UTF-32 without their byte order mark
             raise self.error(1, f"should begin with the byte order mark of {self.encoding}") from None
 
-    def _quoted(self, text: str, first: int) -> tuple[str, int]:
-        """The whole record whose first line ends in quotes, and the number of its further lines."""
-        record = io.StringIO()
+    def _irregular(self, text: str, first: int) -> tuple[str, int]:
+        """The record that begins with this line, for COPY, and the number of its further lines.
+
+        The record has several lines, or a literal quote.
+        """
+        record, rest = io.StringIO(), text
         length, lines = record.write(text), 0
-        while length < LONGEST_RECORD and (more := self._stream.readline(LONGEST_RECORD)):
+        while not self._is_whole(rest):
+            more = self._stream.readline(LONGEST_RECORD) if length < LONGEST_RECORD else ""
+            if not more:
+                raise self.error(first, "unterminated quote")
+            rest = f'"{more}'  # the line begins within quotes
             length += record.write(more)
             lines += 1
-            if more.count('"') & 1:
-                return record.getvalue(), lines
-        raise self.error(first, "unterminated quote")
+        text = record.getvalue()
+        if self._is_plain(text):
+            return text, lines
+        try:
+            return self._field.sub(self._enclosed, text.rstrip("\r\n")), lines
+        except ValueError as e:
+            raise self.error(first, str(e), lines) from None
+
+    def _enclosed(self, field: re.Match[str]) -> str:
+        """The field for COPY; raises ValueError where its quote may belong to another line."""
+        enclosed, behind = field.groups()
+        if enclosed is None:
+            text, literal = "", field[0]
+        elif behind and re.search("[\r\n]", enclosed):
+            raise ValueError("a field of several lines has text behind the closing quote")
+        else:
+            text, literal = enclosed[1:-1], behind
+        if not (count := literal.count('"')):
+            return field[0]
+        self._literal_quotes += count
+        literal = literal.replace('"', '""')
+        return f'"{text}{literal}"'
 
     def _check(self, text: str, first: int) -> None:
         try:

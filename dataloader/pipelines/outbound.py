@@ -41,7 +41,8 @@ def connection(
     made = http.client.HTTPConnection(host, port)
     made.sock = _socket(host, port, until, is_refused)
     if is_tls:
-        made.sock = _certificates().wrap_socket(made.sock, server_hostname=host)
+        # A connection that ends without TLS's own end was cut: what has come may not be all.
+        made.sock = _certificates().wrap_socket(made.sock, server_hostname=host, suppress_ragged_eofs=False)
     made.sock.settimeout(max(0.1, until - time.monotonic()))
     return made
 

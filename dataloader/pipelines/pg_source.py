@@ -99,8 +99,9 @@ class Query(Rows):
 
     def records(self, begin: Place | None = None) -> Iterator[tuple[int, str]]:
         """The rows behind that place, by default all."""
-        mark, _, self._count = begin or Place(None)
-        self._ask(lambda: self._pg.send_query(self._copy(mark)))
+        begin = begin or Place(None)
+        self._count = begin.records
+        self._ask(lambda: self._pg.send_query(self._copy(begin.mark)))
         for data in self._rows():
             self._last = data[:-1].decode()
             yield self._counted(self._last, len(data))

@@ -15,5 +15,6 @@ from __future__ import annotations
 
 from dataloader.testing.database import NoPostgres
 from dataloader.testing.farm import NoDatabase, NotReached, Result, Run, run
+from dataloader.testing.processes import Deadlocked
 
-__all__ = ["NoDatabase", "NoPostgres", "NotReached", "Result", "Run", "run"]
+__all__ = ["Deadlocked", "NoDatabase", "NoPostgres", "NotReached", "Result", "Run", "run"]

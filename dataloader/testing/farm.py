@@ -13,7 +13,6 @@ import os
 import signal
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -47,6 +46,7 @@ from dataloader.queue.job import (
     to_json,
 )
 from dataloader.queue.typed_args import Model, plain
+from dataloader.testing.processes import Deadlocked, begun, ended, forked
 
 Point = int | Literal["end"]
 Progress = dict[str, Any]
@@ -178,10 +178,11 @@ def run(
 
     A run that fails is repeated at once, for up to `max_attempts` attempts, by default the pipeline's. With
     `crash_at=n` the first run is a process that is killed at safe point n; with "end" it is killed after its work,
-    before it could report the end. Several points crash as many runs in turn. The next run is handed back at safe point
-    `drain_at`, as by a worker that stops; the run after it is canceled at `cancel_at` (of a batch its first job); later
-    runs meet nothing. A run notices `timeout_sec` at its safe points. The first run begins at `checkpoint`, as if a run
-    before it had saved it.
+    before it could report the end. The process is a fork; where this is stuck without the threads of a library, the run
+    begins once more in a new interpreter, which imports the pipeline's module. Several points crash as many runs in
+    turn. The next run is handed back at safe point `drain_at`, as by a worker that stops; the run after it is canceled
+    at `cancel_at` (of a batch its first job); later runs meet nothing. A run notices `timeout_sec` at its safe points.
+    The first run begins at `checkpoint`, as if a run before it had saved it.
 
     The hooks that the test's process has imported are called as in a farm of one worker that starts with this call, and
     again where one has crashed. `around_enqueue` gets the job with `queue` and `affinity_key`, and without
@@ -190,7 +191,8 @@ def run(
 
     `context.transaction` writes to `dsn`, in the schema public; `data_dir` is the context's, by default the working
     folder. The call reads neither the environment nor .env. It raises NotReached when a run ends before its point,
-    NoDatabase when a transaction begins without `dsn`, UnknownTask or ValueError when there is no such pipeline.
+    NoDatabase when a transaction begins without `dsn`, Deadlocked when a run that is to crash waits for itself,
+    UnknownTask or ValueError when there is no such pipeline.
     """
     points = crash_at if isinstance(crash_at, Sequence) and not isinstance(crash_at, str) else [crash_at]
     task = _task_of(pipeline)
@@ -328,11 +330,15 @@ class _Trial:
         """Run in a process of its own, which writes a diary to a file: a pipe could fill, or stay open."""
         with suppress(Exception):  # make the database here, not in the child; the run itself raises for its lack
             self._target()
-        began = now()
-        with tempfile.TemporaryFile("w+") as diary:
-            status = _ended(_forked(lambda: self._live(delivery, fate, diary)))
-            diary.seek(0)
-            entries = [json.loads(line) for line in diary]
+        began, before = now(), self._checkpoint
+        with tempfile.NamedTemporaryFile("w+") as diary:
+            try:
+                status = ended(forked(lambda: self.live(delivery, fate, diary)))
+            except Deadlocked as e:
+                self._entries(diary)  # the fork may have committed a checkpoint
+                diary.truncate(0)
+                status = self._crash_anew(delivery, fate, diary, e)
+            entries = self._entries(diary)
         if entries and "ended" in entries[-1]:
             raise NotReached(_missed(fate, entries[-1]["ended"], entries[-1]["error"]))
         how = f"killed by signal {-status}" if status < 0 else f"exited with {status}"
@@ -340,9 +346,6 @@ class _Trial:
         error = f"worker {how} on attempt {attempt}"
         progress = [entry["progress"] for entry in entries if "progress" in entry]
         steps = sum("step" in entry for entry in entries)
-        before = self._checkpoint
-        for entry in entries:
-            self._checkpoint = Checkpoint(*entry["checkpoint"]) if "checkpoint" in entry else self._checkpoint
         is_free = self._checkpoint.spares_attempt and self._checkpoint.value != before.value
         ends = decide(delivery, Outcome(End.ERROR, error, is_free=is_free))  # a crash is a spent attempt
         after = [_after(job, end) for job, end in zip(delivery.jobs, ends, strict=True)]
@@ -350,7 +353,33 @@ class _Trial:
         saved = self._checkpoint.value
         return Run(attempt, CRASHED, progress, steps, now() - began, error, checkpoint=saved), lost
 
-    def _live(self, delivery: Delivery, fate: Fate, diary: IO[str]) -> int:
+    def _entries(self, diary: IO[str]) -> list[dict[str, Any]]:
+        """What a run has written into its diary; its latest checkpoint is that of the job."""
+        diary.seek(0)
+        entries = [json.loads(line) for line in diary]
+        for entry in entries:
+            self._checkpoint = Checkpoint(*entry["checkpoint"]) if "checkpoint" in entry else self._checkpoint
+        return entries
+
+    def _crash_anew(self, delivery: Delivery, fate: Fate, diary: IO[str], error: Deadlocked) -> int:
+        """Run in a new interpreter, which has the threads that a library starts there, but no change of the test."""
+        function = pipelines.resolve(delivery.first.task).function
+        module = function.__module__
+        if module == "__main__" or "<locals>" in getattr(function, "__qualname__", ""):
+            raise Deadlocked(
+                f"{error}: its process was forked after a library of this one, such as polars, had started threads. "
+                "Put the pipeline into a module, and not into a function or a script: then the run can begin in a new "
+                "interpreter"
+            ) from None
+        _log.warning("%s; it begins once more in a new interpreter, without what the test has changed", error)
+        dsn = self._dsn if isinstance(self._dsn, str) else None
+        given = (os.getpid(), module, dsn, self._data_dir, self._checkpoint, delivery, fate, diary.name)
+        status = ended(begun(_live_anew, *given))
+        if not os.fstat(diary.fileno()).st_size:
+            raise Deadlocked(f"{error}, and {module} does not register {delivery.first.task} in a new interpreter")
+        return status
+
+    def live(self, delivery: Delivery, fate: Fate, diary: IO[str]) -> int:
         """In the child: run until the kill; a run that ends before it writes its end into the diary."""
         process.unblock_signals()
         _call(hooks.ON_WORKER_START)
@@ -531,15 +560,21 @@ def _missed(fate: Fate, steps: int, error: str | None) -> str:
     return text + (f": {error}" if error else "")
 
 
-def _forked(main: Callable[[], int]) -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of a fork beside threads
-        return process.fork(main)
-
-
-def _ended(pid: int) -> int:
-    """Wait for the process, end its children; its exit status, or -N when signal N has killed it."""
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    finally:
-        process.kill_group(pid)
+def _live_anew(
+    parent: int,
+    module: str,
+    dsn: str | None,
+    data_dir: Path,
+    checkpoint: Checkpoint,
+    delivery: Delivery,
+    fate: Fate,
+    diary: str,
+) -> int:
+    """In a new interpreter: run until the kill, as `_Trial.live`."""
+    process.follow_parent(parent, signal.SIGTERM)
+    pipelines.load((module,))
+    pipelines.resolve(delivery.first.task)
+    with open(diary, "a") as file:
+        file.write("{}\n")  # the run has begun
+        file.flush()
+        return _Trial(dsn, data_dir, checkpoint).live(delivery, fate, file)

@@ -45,6 +45,7 @@ class FakeNode:
         self.loaded: tuple[str, ...] = ()
         self.behave = "answers"
         self.says = WORDS
+        self.streams: list[bytes] | None = None  # the pieces of the answer's body as they are, in place of the words
         self.pause_sec = 0.05
         self.elsewhere = ""
         self.status: dict[str, Any] | None = None  # what /status says; None: there is none
@@ -167,8 +168,10 @@ def _handler(node: FakeNode) -> type[BaseHTTPRequestHandler]:
             self.send_header(*(("Transfer-Encoding", "chunked") if is_ollama else ("Connection", "close")))
             self.end_headers()
             try:
-                for line in (_ollama if is_ollama else _mlx)(node, body):
+                for line in (_ollama if is_ollama else _mlx)(node, body) if node.streams is None else node.streams:
                     self._piece(line)
+                if node.streams and node.behave == "hangs":
+                    raise Cut
                 if is_ollama:
                     self.wfile.write(b"0\r\n\r\n")
             except Cut:

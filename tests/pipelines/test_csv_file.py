@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import csv
+import io
 import os
 import re
 import shutil
@@ -14,6 +16,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import dataloader
 from dataloader.pipelines import Context, PermanentError, csv_source, csv_table, resolve, steps
@@ -22,6 +26,7 @@ from dataloader.testing import Result
 OURAIRPORTS = Path(__file__).parent.parent / "data" / "ourairports"
 LOAD = {"table": "t", "key": ["id"]}
 Run = Callable[..., list[Any]]
+Job = Callable[..., Result]
 Rows = Callable[[str], list[Any]]
 Refused = Callable[..., str]
 
@@ -198,6 +203,80 @@ def test_a_lone_backslash_dot_is_data(load: Run, rows: Rows) -> None:
     assert [value for (value,) in rows('SELECT id FROM t ORDER BY id COLLATE "C"')] == ["1", "2", "\\.", "a\n\\.\nb"]
 
 
+# Quotes
+
+
+@pytest.mark.parametrize(
+    ("content", "expected", "literal"),
+    [
+        (b'1,5" pipe\n2,6" pipe\n', [("1", '5" pipe'), ("2", '6" pipe')], 2),
+        (b'1,5" pipe\n2,x\n', [("1", '5" pipe'), ("2", "x")], 1),
+        (b'1,5" pipe\r2,6" pipe\r\n', [("1", '5" pipe'), ("2", '6" pipe')], 2),
+        (b'1,5""6\n2,"7""8"', [("1", '5""6'), ("2", '7"8')], 2),
+        (b'1, "x"\n2,"x" \n', [("1", ' "x"'), ("2", "x ")], 2),
+        (b'1,"a"b\n2,"a"b"c\n3,"a" "b""\n', [("1", "ab"), ("2", 'ab"c'), ("3", 'a "b""')], 4),
+        (b'1,"a\n5"" pipe"\n2,6" pipe\n', [("1", 'a\n5" pipe'), ("2", '6" pipe')], 1),
+        (b'1,"a\n2,"",b\nc"\n', [("1", 'a\n2,",b\nc')], 0),
+        (b'1,""\n2,""""\n3,\n4,"a,""b"",c"\n', [("1", ""), ("2", '"'), ("3", None), ("4", 'a,"b",c')], 0),
+    ],
+)
+@pytest.mark.parametrize("delimiter", [",", "\t", ";", "\\", "^"])
+def test_a_quote_within_a_field_is_read_literally_and_counted(
+    content: bytes, expected: list[Any], literal: int, delimiter: str, job: Job, rows: Rows, tmp_path: Path
+) -> None:
+    (tmp_path / "f.csv").write_bytes((b"id,v\n" + content).replace(b",", delimiter.encode()))
+    result = job("load.csv", LOAD | {"path": "f.csv", "delimiter": delimiter})
+    shown = [(key, value and value.replace(",", delimiter)) for key, value in expected]
+    assert (result.status, rows("SELECT id, v FROM t ORDER BY id")) == ("succeeded", shown)
+    done = {"processed": len(shown), "total": len(shown)}
+    assert result.result == (done | {"literal_quotes": literal} if literal else None)
+    assert result.value == done | ({"literal_quotes": literal} if literal else {})
+
+
+def test_a_literal_quote_in_the_header(job: Job, rows: Rows, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_bytes(b'id,5" pipes,"6"" pipes"\n1,2,3\n')
+    assert job("load.csv", LOAD | {"path": "f.csv"}).result == {"processed": 1, "total": 1, "literal_quotes": 1}
+    assert rows('SELECT id, "5"" pipes", "6"" pipes" FROM t') == [("1", "2", "3")]
+
+
+_FIELDS = st.one_of(
+    st.text(st.sampled_from('" x'), max_size=5),
+    st.text(st.sampled_from('"",\n\r x'), max_size=5).map(lambda text: '"' + text.replace('"', '""') + '"'),
+    st.text(st.sampled_from('"",\n\r x'), max_size=5),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(_FIELDS, _FIELDS), min_size=1, max_size=6))
+def test_the_rows_are_those_of_pythons_csv_or_the_error_names_the_line(
+    load: Run, rows: Rows, records: list[tuple[str, str]]
+) -> None:
+    text = "id,a,b\n" + "\n".join(f"{n},{a},{b}" for n, (a, b) in enumerate(records))
+    rows("DROP TABLE IF EXISTS t")
+    expected = [row for row in csv.reader(io.StringIO(text, newline="")) if row][1:]
+    is_valid = all(len(row) == 3 and row[0] for row in expected)
+    error = ""
+    try:
+        load(text.encode())
+    except PermanentError as e:
+        error = str(e)
+    if error:
+        assert re.match(r"f\.csv, line \d+( to \d+)?: ", error)
+        assert not is_valid or _is_irregular(text)
+    else:
+        found = rows("SELECT id, coalesce(a, ''), coalesce(b, '') FROM t")
+        assert sorted(found) == sorted({row[0]: tuple(row) for row in expected}.values())
+
+
+def _is_irregular(text: str) -> bool:
+    """Whether Python's csv refuses it when it is strict: text behind a quoted field, or a field that does not end."""
+    try:
+        list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except csv.Error:
+        return True
+    return False
+
+
 # Faults in a file, and their places
 
 
@@ -217,6 +296,10 @@ def test_a_lone_backslash_dot_is_data(load: Run, rows: Rows) -> None:
         (b"id,must\n1,1\n2,\n", "line 3:", 'column "must"'),
         (b'id,s\n1,"a\n2,b\n', "line 2:", "unterminated quote"),
         (b'id,s\n1,"a"\n\n2,"', "line 4:", "unterminated quote"),
+        (b'id,s\n1,"a\n2,"b\n', "line 2 to 3:", "text behind the closing quote"),
+        (b'id,s\n1,5" x\n2,"a\n3,b\n', "line 3:", "unterminated quote"),
+        (b'id,n\n1,5" x\n', "line 2:", "column n: "),
+        (b'id,s\n1,5" x\n2,6",\n', "line 3:", "extra data"),
         (b"id,s\n1,a\n2,\xff\n", "line 3:", "not utf-8 text"),
         (b'id,s\n1,"a\nb\r\n\xd0"\n', "line 4:", "not utf-8 text"),
         (b"id,s\n1,\xd0", "line 2:", "not utf-8 text"),
@@ -275,7 +358,6 @@ def test_a_stray_quote_in_a_large_file(refused: Refused) -> None:
         (b"id," + b"x" * 64, "63 bytes"),
         (b"id,x\0", "63 bytes"),
         (b'id,"x\n', "line 1: unterminated quote"),
-        (b'id,"x"y\n', "line 1: header: "),
         (b"name\n", "key: id should be in the header"),
         (b"id;name\n", "delimiter"),
         (b"id,ctid\n", "system column"),

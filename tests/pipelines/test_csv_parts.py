@@ -107,6 +107,15 @@ def test_a_run_behind_the_merge_reads_nothing_and_writes_nothing(load: Load, row
     assert result.value == {"processed": ROWS, "total": ROWS}
 
 
+@pytest.mark.parametrize("point", [3, 41, "end"])
+def test_literal_quotes_are_counted_over_all_runs(load: Load, rows: Rows, tmp_path: Path, point: int | str) -> None:
+    records = "".join(f'{n},{n}" pipe\n' for n in range(ROWS))
+    (tmp_path / "f.csv").write_text(f"id,name\n{records}")
+    result = load(crash_at=point)
+    assert result.result == {"processed": ROWS, "total": ROWS, "literal_quotes": ROWS}
+    assert loaded(rows) == [(n, f'{n}" pipe') for n in range(ROWS)]
+
+
 @pytest.mark.parametrize("change", ["content", "time"])
 def test_a_file_that_has_changed_is_loaded_from_its_beginning(
     load: Load, rows: Rows, tmp_path: Path, between: Between, change: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import json
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -39,7 +41,9 @@ class Server:
         self.sent: list[int] = []  # bytes of each body
         self.breaks_after: list[int] = []  # bytes after which each answer breaks off
         self.answers: dict[str, tuple[int, dict[str, str]]] = {}  # by path, instead of the file
-        self.is_chunked = False
+        self.is_chunked = self.has_no_length = False
+        self.coding = ""  # Content-Encoding; the file is served as it is
+        self.ranges: list[str] = []  # Content-Range of each answer, which is then a 206 of these bytes
         self.ends, self.is_silent = threading.Event(), False
         server = self
 
@@ -74,12 +78,18 @@ class Server:
                     self.head(416, {"Content-Range": f"bytes */{size}", "Content-Length": "0"})
                     return
                 headers = {"ETag": server.etag} if server.etag else {}
-                headers |= {"Content-Range": f"bytes {begin}-{size - 1}/{size}"} if begin else {}
-                headers |= (
-                    {"Transfer-Encoding": "chunked"} if server.is_chunked else {"Content-Length": str(size - begin)}
-                )
-                self.head(206 if begin else 200, headers)
-                body = server.file[begin:]
+                headers |= {"Content-Encoding": server.coding} if server.coding else {}
+                body, status = server.file[begin:], 200
+                if begin:
+                    headers["Content-Range"], status = f"bytes {begin}-{size - 1}/{size}", 206
+                if server.ranges and (named := server.ranges.pop(0)):
+                    headers["Content-Range"], status = named, 206
+                    first, last = map(int, (re.findall(r"\d+", named) or (0, 12))[:2])
+                    body = server.file[first : last + 1]
+                size, begin = len(body), 0
+                headers |= {"Transfer-Encoding": "chunked"} if server.is_chunked else {}
+                headers |= {} if server.is_chunked or server.has_no_length else {"Content-Length": str(size)}
+                self.head(status, headers)
                 if server.breaks_after:
                     body = body[: server.breaks_after.pop(0)]
                 server.sent.append(len(body))
@@ -93,6 +103,7 @@ class Server:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
+        self.scheme = "https" if certificate else "http"
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*certificate)
@@ -102,7 +113,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/f.csv"
+        return f"{self.scheme}://127.0.0.1:{self.port}/f.csv"
 
     def close(self) -> None:
         self.ends.set()
@@ -129,6 +140,18 @@ def job(tmp_path: Path) -> Load:
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def secure(environment: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+    """A server behind TLS, whose certificate for localhost is valid here."""
+    command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x -addext subjectAltName=DNS:localhost"
+    key, certificate = (str(tmp_path / name) for name in ("key.pem", "cert.pem"))
+    subprocess.run(["openssl", *command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    environment.setattr(outbound, "_certificates", lambda: ssl.create_default_context(cafile=certificate))
+    made = Server((certificate, key))
     yield made
     made.close()
 
@@ -260,6 +283,103 @@ def test_without_a_strong_etag_a_broken_download_begins_anew(
     assert (folder / "f.csv").read_bytes() == FILE
 
 
+SHORT = ("bytes 0-12/588890", "bytes 0-12/*", "bytes 0-12/13", "none")
+
+
+@pytest.mark.parametrize("named", SHORT)
+def test_a_part_that_was_not_asked_for_is_never_the_file(load: Load, server: Server, folder: Path, named: str) -> None:
+    server.ranges = [named, "", named]
+    result = load(max_attempts=2)
+    assert "another part of the file than it was asked for" in str(result.runs[0].error)
+    assert ((folder / "f.csv").read_bytes(), files(folder)) == (FILE, WHOLE)
+    server.etag = '"v2"'
+    assert load().status == "failed"
+    assert (folder / "f.csv").read_bytes() == FILE
+
+
+SIZE = len(FILE)
+
+
+@pytest.mark.parametrize(
+    ("named", "asked"),
+    [
+        (f"bytes 200000-200099/{SIZE}", "bytes=200100-"),
+        (f"bytes 200000-{SIZE - 2}/{SIZE}", f"bytes={SIZE - 1}-"),
+        ("bytes 200000-200099/*", None),
+        ("bytes 0-200099/200100", None),
+        ("bytes 200000-200099/200050", None),
+        ("none", None),
+    ],
+)
+def test_a_rest_that_is_shorter_than_it_was_asked_for_is_not_the_rest(
+    load: Load, server: Server, folder: Path, named: str, asked: str | None
+) -> None:
+    server.breaks_after, server.ranges = [200_000], ["", named]
+    result = load(max_attempts=2)
+    assert result.status == "succeeded"
+    assert ((folder / "f.csv").read_bytes(), files(folder)) == (FILE, WHOLE)
+    assert [headers.get("range") for _, headers in server.got] == [None, "bytes=200000-", asked]
+
+
+def test_a_range_of_an_encoded_file_is_not_the_rest(load: Load, server: Server, folder: Path) -> None:
+    server.breaks_after = [200_000]
+    first = load(crash_at=3, cancel_at=1)
+    server.coding = "gzip"
+    assert "another part of the file" in str(load(checkpoint=first.checkpoint).error)
+    assert not (folder / "f.csv").exists()
+
+
+def test_a_connection_that_is_cut_without_a_length_is_seen_behind_tls(load: Load, secure: Server) -> None:
+    """The end of such a file is the end of the connection, and TLS says whether the server has ended it."""
+    secure.has_no_length, secure.etag = True, ""
+    assert "broke the connection" in str(load(secure.url.replace("127.0.0.1", "localhost")).error)
+
+
+# --- an encoded file ---
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "GZIP"])
+def test_a_file_that_is_stored_encoded_is_decoded(
+    load: Load, server: Server, folder: Path, chunked: bool, coding: str
+) -> None:
+    server.file = gzip.compress(FILE[:1000]) + gzip.compress(FILE[1000:])
+    server.coding, server.is_chunked = coding, chunked
+    assert load().result == {"changed": True, "bytes": len(FILE), "host": "127.0.0.1"}
+    assert ((folder / "f.csv").read_bytes(), files(folder)) == (FILE, WHOLE)
+    assert load().result["changed"] is False
+
+
+def test_a_broken_download_of_an_encoded_file_begins_anew(load: Load, server: Server, folder: Path) -> None:
+    server.file, server.coding, server.breaks_after = gzip.compress(os.urandom(10**6)), "gzip", [200_000]
+    assert load(max_attempts=2).attempts == 2
+    assert [headers.get("range") for _, headers in server.got] == [None, None]
+    assert (folder / "f.csv").read_bytes() == gzip.decompress(server.file)
+
+
+@pytest.mark.parametrize("file", [gzip.compress(FILE)[:-9], FILE, gzip.compress(FILE)[:-8] + bytes(8), b""])
+def test_an_encoded_file_that_is_damaged_is_refused(load: Load, server: Server, folder: Path, file: bytes) -> None:
+    server.file, server.coding = file, "gzip"
+    if file:
+        assert "127.0.0.1 sends a file that is damaged: it is no whole gzip" in str(load().error)
+        assert files(folder) == set()
+    else:
+        assert load().result["bytes"] == 0
+
+
+def test_the_bound_holds_for_what_an_encoded_file_becomes(
+    load: Load, server: Server, folder: Path, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("DL_HTTP_MAX_MB", "1")
+    server.file, server.coding = gzip.compress(bytes(2**20)), "gzip"
+    assert load().status == "succeeded"
+    server.file, server.etag = gzip.compress(bytes(2**20 + 1)), '"v2"'
+    result = load(max_attempts=3)
+    assert (result.status, result.attempts) == ("failed", 1)
+    assert "DL_HTTP_MAX_MB allows" in (result.error or "")
+    assert (folder / "f.csv").stat().st_size == 2**20
+
+
 def test_the_part_of_a_run_that_is_alive_is_left_to_it(load: Load, server: Server, folder: Path) -> None:
     first = load(crash_at=3, cancel_at=1)
     assert first.checkpoint is not None
@@ -386,6 +506,27 @@ def test_redirects_are_followed(load: Load, server: Server, folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("location", "asked"),
+    [
+        ("/ж х.csv?имя=х y".encode(), "/%D0%B6%20%D1%85.csv?%D0%B8%D0%BC%D1%8F=%D1%85%20y"),
+        ("http://localhost:{}/\u3000é\u0085".encode(), "/%E3%80%80%C3%A9%C2%85"),
+        (b"/caf\xe9", "/caf%E9"),
+        (b"/a%20b?x=%D0%B6#part", "/a%20b?x=%D0%B6"),
+        (b'/"a"|{b}<c>^`', "/%22a%22%7C%7Bb%7D%3Cc%3E%5E%60"),
+        (b"b c", "/b%20c"),
+    ],
+)
+def test_a_redirect_is_read_as_browsers_read_it(
+    load: Load, server: Server, folder: Path, location: bytes, asked: str
+) -> None:
+    place = location.decode("latin-1").replace("{}", str(server.port))
+    server.answers["/a"] = (302, {"Location": place})
+    assert load(server.url.replace("/f.csv", "/a")).status == "succeeded"
+    assert server.got[-1][0] == asked
+    assert (folder / "f.csv").read_bytes() == FILE
+
+
+@pytest.mark.parametrize(
     ("status", "headers", "attempts", "error"),
     [
         (404, {}, 1, "127.0.0.1 answered 404: there is no file for this worker at this address"),
@@ -393,7 +534,9 @@ def test_redirects_are_followed(load: Load, server: Server, folder: Path) -> Non
         (204, {}, 1, "127.0.0.1 answered 204"),
         (503, {}, 2, "127.0.0.1 answered 503"),
         (429, {"Retry-After": "7"}, 2, "127.0.0.1 answered 429 and asks for 7 s"),
-        (200, {"Content-Encoding": "gzip"}, 1, "127.0.0.1 sends the file encoded, though it was asked not to"),
+        (200, {"Content-Encoding": "br"}, 1, "127.0.0.1 sends the file encoded, though it was asked not to"),
+        (200, {"Content-Encoding": "gzip, gzip"}, 1, "127.0.0.1 sends the file encoded"),
+        (200, {"Transfer-Encoding": "gzip, chunked"}, 1, "127.0.0.1 sends the file encoded"),
         (200, {"Content-Length": "99999999999"}, 1, "127.0.0.1 has a file of 99999999999 bytes, and DL_HTTP_MAX_MB"),
     ],
 )
@@ -433,21 +576,14 @@ def test_silence_is_tried_again(load: Load, server: Server, environment: pytest.
     assert (result.attempts, "127.0.0.1 was silent for too long" in (result.error or "")) == (2, True)
 
 
-def test_tls_is_checked_and_read(load: Load, environment: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> None:
-    command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x -addext subjectAltName=DNS:localhost"
-    key, certificate = (str(tmp_path / name) for name in ("key.pem", "cert.pem"))
-    subprocess.run(["openssl", *command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    server = Server((certificate, key))
-    url = f"https://localhost:{server.port}/f.csv"
-    try:
-        assert "the certificate of localhost is not valid for this machine" in str(load(url).error)
-        environment.setattr(outbound, "_certificates", lambda: ssl.create_default_context(cafile=certificate))
-        assert load(url).status == "succeeded"
-        assert (folder / "f.csv").read_bytes() == FILE
-        server.answers["/f.csv"] = (302, {"Location": f"http://localhost:{server.port}/x"})
-        assert "localhost redirects to nowhere, or from https to http" in str(load(url).error)
-    finally:
-        server.close()
+def test_tls_is_checked_and_read(load: Load, environment: pytest.MonkeyPatch, secure: Server, folder: Path) -> None:
+    url = secure.url.replace("127.0.0.1", "localhost")
+    assert load(url).status == "succeeded"
+    assert (folder / "f.csv").read_bytes() == FILE
+    secure.answers["/f.csv"] = (302, {"Location": f"http://localhost:{secure.port}/x"})
+    assert "localhost redirects to nowhere, or from https to http" in str(load(url).error)
+    environment.setattr(outbound, "_certificates", ssl.create_default_context)
+    assert "the certificate of localhost is not valid for this machine" in str(load(url).error)
 
 
 @pytest.mark.parametrize("hosts", ["http://h", "h:80x y/", "*"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -118,6 +119,91 @@ def test_an_answer_without_end_is_given_up(ask: Ask, ollama: FakeNode, settings:
     settings.setattr(nodes, "_scanned", {})
     settings.setattr(nodes, "_LONGEST_LIST", 20)
     assert f"{ollama.url}: its answer to /api/tags is longer than 20 bytes" in str(ask().error)
+
+
+def _event(content: str = "", finish: str | None = None, **more: Any) -> str:
+    return json.dumps({"choices": [{"delta": {"content": content}, "finish_reason": finish}]} | more)
+
+
+HELLO, WORLD, STOP = _event("Hello "), _event("world"), _event(finish="stop")
+USAGE = json.dumps({"choices": [], "usage": {"completion_tokens": 2}})
+DONE = "data: [DONE]\n\n"
+LEGAL = {
+    "no space": f"data:{HELLO}\n\ndata:{WORLD}\n\ndata:{STOP}\n\ndata:[DONE]\n\n",
+    "more spaces": f"data:  {HELLO} \n\ndata:\t{WORLD}\n\ndata: [DONE] \n\n",
+    "no [DONE]": f"data: {HELLO}\n\ndata: {WORLD}\n\ndata: {STOP}\n\n",
+    "no [DONE] but the usage": f"data: {HELLO}\n\ndata: {WORLD}\n\ndata: {STOP}\n\ndata: {USAGE}\n\n",
+    "the end with the last word": f"data: {HELLO}\n\ndata: {_event('world', 'length')}\n\n",
+    "no final newline": f"data: {HELLO}\n\ndata: {WORLD}\n\ndata: [DONE]",
+    "no final newline and no [DONE]": f"data: {HELLO}\n\ndata: {WORLD}\n\ndata: {STOP}",
+    "error null": f"data: {_event('Hello ', error=None)}\n\ndata: {_event('world', error=None)}\n\n{DONE}",
+    "error empty": f"data: {_event('Hello ', error='')}\n\ndata: {_event('world', error={})}\n\n{DONE}",
+    "delta null": f'data: {HELLO}\n\ndata: {{"choices": [{{"delta": null}}]}}\n\ndata: {WORLD}\n\n{DONE}',
+    "choices null": f'data: {HELLO}\n\ndata: {{"choices": null}}\n\ndata: {WORLD}\n\n{DONE}',
+    "choice null": f'data: {HELLO}\n\ndata: {{"choices": [null]}}\n\ndata: {WORLD}\n\n{DONE}',
+    "no choices": f'data: {{"type": "ping"}}\n\ndata: {HELLO}\n\ndata: {WORLD}\n\n{DONE}',
+    "usage null": f"data: {_event('Hello ', usage=None)}\n\ndata: {WORLD}\n\n{DONE}",
+    "byte order mark": f"\ufeffdata: {HELLO}\n\ndata: {WORLD}\n\n{DONE}",
+    "CR": f"data: {HELLO}\r\rdata: {WORLD}\r\r{DONE}".replace("\n", "\r"),
+    "CRLF": f"data: {HELLO}\r\n\r\ndata: {WORLD}\r\n\r\n{DONE}".replace("\n", "\r\n"),
+    "single line ends": f"data: {HELLO}\ndata: {WORLD}\ndata: [DONE]\n",
+    "several lines of data": f"data: {{\ndata: {HELLO[1:]}\n\n: hm\ndata: {WORLD[:-1]}\ndata\ndata: }}\n\n{DONE}",
+    "other fields": f"retry: 5\nid\nevent: chunk\nid: 7\nx-mark: 1\ndata: {HELLO}\n\n:\ndata: {WORLD}\n\n{DONE}",
+}
+
+
+@pytest.mark.parametrize("size", [10**6, 1, 7])
+@pytest.mark.parametrize("form", LEGAL)
+def test_every_legal_form_of_events_is_an_answer(ask: Ask, mlx: FakeNode, form: str, size: int) -> None:
+    body = LEGAL[form].encode()
+    mlx.streams = [body[at : at + size] for at in range(0, len(body), size)]
+    result = ask(model=MLX_MODEL)
+    assert result.value is not None
+    assert (result.status, result.value.get("text"), result.value["tokens"]) == ("succeeded", "Hello world", 2)
+
+
+OLLAMA = '{"response": "Hello ", "done": false}\n{"response": "world", "done": false}\n{"response": "", "done": true}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        OLLAMA,
+        f"\ufeff{OLLAMA}\n",
+        OLLAMA.replace("\n", "\r\n"),
+        OLLAMA.replace('"done"', '"error": null, "done"'),
+        OLLAMA.replace("\n", '\n{"status": "loading"}\n\n'),
+    ],
+)
+def test_every_form_of_ollamas_lines_is_an_answer(ask: Ask, ollama: FakeNode, body: str) -> None:
+    ollama.streams = [body.encode()]
+    result = ask(model=MODEL)
+    assert result.value is not None
+    assert (result.status, result.value.get("text"), result.value["tokens"]) == ("succeeded", "Hello world", 2)
+
+
+def test_an_answer_that_is_whole_needs_no_end_of_the_stream(
+    ask: Ask, mlx: FakeNode, settings: pytest.MonkeyPatch
+) -> None:
+    settings.setattr(speech, "_REST_SEC", 0.1)
+    mlx.streams, mlx.behave = [f"data: {HELLO}\n\ndata: {WORLD}\n\ndata: {STOP}\n\n".encode()], "hangs"
+    assert ask(model=MLX_MODEL).value["text"] == "Hello world"  # type: ignore[index]
+    assert mlx.hung_up.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (f"data: {HELLO}\n\n", "it ended its answer in the middle"),
+        (f"data: {HELLO}\n\ndata: {WORLD[:-5]}", "its answer is not in its protocol"),
+        (f"data: {HELLO}\n\ndata: {WORLD[:-5]}\n\n{DONE}", "its answer is not in its protocol"),
+        (f'data: {HELLO}\n\ndata: {{"error": "too long"}}\n\n{DONE}', "it broke off: too long"),
+        ("Internal Server Error", "its answer is not in its protocol"),
+    ],
+)
+def test_a_stream_that_is_no_whole_answer_is_none(ask: Ask, mlx: FakeNode, body: str, why: str) -> None:
+    mlx.streams = [body.encode()]
+    assert ask(model=MLX_MODEL).error == f"no node has answered ({MLX_MODEL}): {mlx.url}: {why}"
 
 
 # --- who is passed over ---

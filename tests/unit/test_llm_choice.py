@@ -13,7 +13,7 @@ from dataloader.pipelines import PermanentError, validated
 from dataloader.pipelines.llm import timeout_factor
 from dataloader.pipelines.llm.choose import Arguments, Node, PassedOver, busy, candidates, is_echo, patterns, tells_load
 from dataloader.pipelines.llm.nodes import addresses, trouble
-from dataloader.pipelines.llm.speech import Piece, question, read
+from dataloader.pipelines.llm.speech import Answer, Piece, question
 
 BIG = Node("ollama", "http://big:11434", ("nomic-embed-text:latest", "deepseek-r1:70b", "qwen2.5-coder:32b"))
 SMALL = Node("ollama", "http://small:11434", ("qwen2.5-coder:7b", "llama3.2:3b", "mistral:latest"))
@@ -212,19 +212,35 @@ def test_a_question_in_both_protocols() -> None:
     [
         (b'{"response": "Be", "done": false}\r', Piece("Be", 1)),
         (b'{"response": "", "thinking": "hm", "done": false}', Piece("", 1)),
-        (b'{"response": "", "done": true, "eval_count": 7}', Piece("", 0, 7, True)),
+        (b'{"response": "", "done": true, "eval_count": 7}', Piece("", 0, 7)),
         (b'data: {"choices": [{"delta": {"content": "Be"}}]}', Piece("Be", 1)),
         (b'data:{"choices": [{"delta": {"role": "assistant", "content": null}}]}', Piece()),
         (b'data: {"choices": [{"delta": {"reasoning": "hm"}}]}', Piece("", 1)),
         (b'data: {"choices": [], "usage": {"completion_tokens": 7}}', Piece("", 0, 7)),
-        (b"data: [DONE]", Piece(is_last=True)),
+        (b"data: [DONE]", Piece()),
         (b": keepalive 1/4", Piece()),
         (b"event: message", Piece()),
         (b"", Piece()),
     ],
 )
 def test_a_line_of_either_protocol(line: bytes, piece: Piece) -> None:
-    assert read(line) == piece
+    assert Answer().read(line) == piece
+
+
+@pytest.mark.parametrize(
+    ("line", "is_whole", "is_over"),
+    [
+        (b'{"response": "", "done": true}', True, True),
+        (b'{"response": "x", "done": false}', False, False),
+        (b'data:{"choices": [{"delta": {}, "finish_reason": "stop"}]}', True, False),
+        (b'data:{"choices": [{"delta": {}, "finish_reason": null}]}', False, False),
+        (b"data:[DONE]", True, True),
+    ],
+)
+def test_the_end_in_either_protocol(line: bytes, is_whole: bool, is_over: bool) -> None:
+    answer = Answer()
+    answer.read(line)
+    assert (answer.is_whole, answer.is_over) == (is_whole, is_over)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +256,7 @@ def test_a_line_of_either_protocol(line: bytes, piece: Piece) -> None:
 )
 def test_a_line_that_is_no_part_of_an_answer(line: bytes, why: str) -> None:
     with pytest.raises(PassedOver) as caught:
-        read(line)
+        Answer().read(line)
     assert str(caught.value) == why
 
 

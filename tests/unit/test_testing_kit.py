@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ from pydantic import BaseModel, Field
 
 from dataloader import pipelines
 from dataloader.pipelines import Context, PermanentError, Retry, Stopped, UnknownTask, register, retries
-from dataloader.testing import NoDatabase, NotReached, Result, run
+from dataloader.testing import Deadlocked, NoDatabase, NotReached, Result, run
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 
@@ -147,6 +150,85 @@ def test_a_crash_is_a_killed_process(tmp_path: Path) -> None:
     assert (result.status, result.error) == ("lost", "worker killed by signal 9 on attempt 1")
     with pytest.raises(NotReached, match="crash_at=3: the run was over before, after 2 safe points"):
         run(careful, crash_at=3)
+
+
+def _started_pool() -> None:
+    """Register the pipeline with its pool, and start the thread of the pool."""
+    import pooled_pipelines
+
+    register("t.pooled")(pooled_pipelines.pooled)
+    assert run("t.pooled").status == "succeeded"
+
+
+@pytest.mark.parametrize("point", [1, 2, "end"])
+def test_a_run_that_cannot_go_on_in_a_fork_crashes_in_a_new_interpreter(
+    point: int | str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _started_pool()
+    result = run("t.pooled", crash_at=point)
+    assert [each.end for each in result.runs] == ["crash", "done"]
+    assert result.runs[0].progress[0]["pid"] != os.getpid()
+    assert len(result.runs[0].progress) == (1 if point == 1 else 2)
+    assert ("a new interpreter" in caplog.text) == (point != 1)
+    if point == 2:
+        with pytest.raises(NotReached, match="crash_at=3: the run was over before, after 2 safe points"):
+            run("t.pooled", crash_at=3)
+
+
+def test_a_run_in_a_new_interpreter_keeps_its_checkpoint_database_and_folder(
+    run_pipeline: RunPipeline, tmp_path: Path
+) -> None:
+    import pooled_pipelines
+
+    register("t.pooled.saving")(pooled_pipelines.saving)
+    assert run_pipeline("t.pooled.saving").result == 2
+    result = run_pipeline("t.pooled.saving", crash_at=2, checkpoint={"at": 7})
+    # Before the crash a fork was stuck behind its first transaction.
+    assert [each.checkpoint for each in result.runs] == [{"at": 9}, {"at": 11}]
+    assert (result.result, (tmp_path / "f").read_text()) == (11, "x" * 7)
+
+
+def test_a_run_that_cannot_go_on_in_a_fork_nor_begin_in_a_new_interpreter_says_so() -> None:
+    _started_pool()
+    import pooled_pipelines
+
+    @register("t")
+    def local(args: dict[str, Any]) -> Iterator[Any]:
+        yield from pooled_pipelines.pooled(args)
+
+    with pytest.raises(Deadlocked, match=r"forked after a library .* had started threads.* into a module"):
+        run(local, crash_at=2)
+    register("t.unknown")(pooled_pipelines.pooled)
+    with pytest.raises(Deadlocked, match=r"pooled_pipelines does not register t\.unknown"):
+        run("t.unknown", crash_at=2)
+
+
+def test_a_run_that_waits_for_itself_says_so() -> None:
+    import pooled_pipelines
+
+    register("t.pooled.stuck")(pooled_pipelines.stuck)
+    with pytest.raises(Deadlocked, match="each thread of the run waits for another one"):
+        run("t.pooled.stuck", crash_at=2)
+
+
+def test_a_run_that_waits_for_others_is_not_stuck(tmp_path: Path) -> None:
+    @register("t")
+    def waits(args: dict[str, Any]) -> Iterator[Any]:
+        yield {}
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(2)"], check=True)
+        threading.Event().wait(2)
+        yield {}
+
+    assert [each.end for each in run(waits, crash_at=2).runs] == ["crash", "done"]
+
+
+def test_polars_may_have_run_before_a_crash() -> None:
+    pytest.importorskip("polars")
+    import pooled_pipelines
+
+    register("t.pooled.polars")(pooled_pipelines.frame)
+    assert run("t.pooled.polars").status == "succeeded"
+    assert [each.end for each in run("t.pooled.polars", crash_at="end").runs] == ["crash", "done"]
 
 
 def test_what_the_test_raises_comes_through() -> None:

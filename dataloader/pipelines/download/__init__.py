@@ -86,7 +86,7 @@ def _require_file(answer: Answer) -> None:
     """Raise unless the answer has the file, or a part of it."""
     said = f"{answer.host} answered {answer.status}"
     if answer.status in (200, 206):
-        if answer.is_encoded:
+        if not answer.is_readable:
             raise PermanentError(f"{answer.host} sends the file encoded, though it was asked not to")
         return
     if answer.again_sec is not None and answer.status in (429, 503):
@@ -98,11 +98,12 @@ def _require_file(answer: Answer) -> None:
 
 def _received(answer: Answer, part: Part, most: int) -> Generator[Progress, None, None]:
     """Write the answer behind what the part has of it, with a checkpoint for each SAVED_BYTES."""
-    if answer.status == 206:
-        answer.require_range(part.size, part.version)
-    else:
-        part.begin_anew(answer.version)
-    total = None if answer.length is None else part.size + answer.length
+    if answer.status == 200:
+        part.begin_anew(answer.version, is_resumable=not answer.is_encoded)
+        total = answer.length
+    elif not part.size or (total := answer.total_behind(part.size, part.version)) is None:
+        part.drop()
+        raise Unreachable(f"{answer.host} answered with another part of the file than it was asked for")
     if total is not None and total > most:
         part.drop()
         raise PermanentError(f"{answer.host} has a file of {total} bytes, and DL_HTTP_MAX_MB allows {most}")
@@ -112,3 +113,6 @@ def _received(answer: Answer, part: Part, most: int) -> Generator[Progress, None
             raise PermanentError(f"{answer.host} has a file of more than DL_HTTP_MAX_MB allows, {most} bytes")
         part.write(piece, SAVED_BYTES)
         yield Progress(part.size, total)
+    if total is not None and part.size < total:
+        part.save()
+        raise Unreachable(f"{answer.host} has sent {part.size} of {total} bytes: the next run fetches the rest")

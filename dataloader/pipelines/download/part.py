@@ -113,6 +113,7 @@ class Part:
         self._saved = 0
         self.size = 0
         self.version = Version()
+        self._is_resumable = True  # a part that is taken over was
 
     def write(self, piece: bytes, saved_bytes: int) -> None:
         """Add a piece; once so many bytes have come since, save where the next run goes on."""
@@ -126,15 +127,15 @@ class Part:
 
     def save(self) -> None:
         """Save where the next run goes on, unless the server cannot send the rest."""
-        if self.size > self._saved and self.version.strong:
+        if self.size > self._saved and self._is_resumable:
             os.fdatasync(self._file)
             self._saved = self.size
             self._context.save(
                 {"url": _hash(self._url), "part": self._path.name, "bytes": self.size, "version": list(self.version)}
             )
 
-    def begin_anew(self, version: Version | None = None) -> None:
-        """Forget what the part has; what comes is of this version.
+    def begin_anew(self, version: Version, is_resumable: bool) -> None:
+        """Forget what the part has; what comes is of this version, and the server can send the rest of it, or not.
 
         It goes into a file of its own: the checkpoint may name the former, as a part of the former version.
         """
@@ -143,7 +144,8 @@ class Part:
             os.close(self._file)
             self._open_new()
         self.size = self._saved = 0
-        self.version = version or Version()
+        self.version = version
+        self._is_resumable = is_resumable and bool(version.strong)
 
     def drop(self) -> None:
         """Remove the part: no run goes on with it."""

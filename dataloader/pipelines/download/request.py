@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import io
 import re
@@ -9,6 +10,7 @@ import select
 import socket
 import ssl
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
@@ -26,6 +28,10 @@ _REDIRECTS = 5
 _REDIRECTED = (301, 302, 303, 307, 308)
 _PIECE = 2**16
 _SLICE_MS = 200  # between two safe points while the server is silent
+_GZIP = (
+    "gzip",
+    "x-gzip",
+)  # codings that are decoded: object stores send what is stored in them, also when asked not to
 _SAFE = "!#$%&'()*+,/:;=?@[]~"  # in a target; the rest is percent-encoded
 
 
@@ -67,30 +73,70 @@ class Answer:
         self.again_sec = outbound.seconds(headers.get("Retry-After"))
         self.version = Version(headers.get("ETag") or "", headers.get("Last-Modified") or "")
         length = headers.get("Content-Length") or ""
-        self.length = int(length) if re.fullmatch(r"[0-9]{1,18}", length) and not response.chunked else None
-        self.is_encoded = (headers.get("Content-Encoding") or "identity") != "identity"
+        self._length = int(length) if re.fullmatch(r"[0-9]{1,18}", length) and not response.chunked else None
+        self._coding = (headers.get("Content-Encoding") or "identity").lower()
+        self._transfer = (headers.get("Transfer-Encoding") or "chunked").lower()
 
     def has_just(self, size: int) -> bool:
         """Whether an answer without a range says that the file has so many bytes, and no more."""
         return self._response.headers.get("Content-Range") == f"bytes */{size}"
 
-    def require_range(self, begin: int, version: Version) -> None:
-        """Raise unless the answer is the rest of this version from `begin` on."""
-        found = re.match(r"bytes (\d+)-", self._response.headers.get("Content-Range") or "")
-        if not found or int(found[1]) != begin:
-            raise Unreachable(f"{self.host} answered with another part of the file than it was asked for")
-        if self.version.etag and self.version.etag != version.etag:
-            raise Unreachable(f"{self.host} has another file by now")
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the server sends the file as gzip: the bytes of the answer are not those of the file."""
+        return self._coding in _GZIP
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether `pieces` can decode the answer."""
+        return self._coding in ("identity", *_GZIP) and self._transfer == "chunked"
+
+    @property
+    def length(self) -> int | None:
+        """How many bytes of the file the answer has; None: nobody knows."""
+        return None if self.is_encoded else self._length
+
+    def total_behind(self, begin: int, version: Version) -> int | None:
+        """The size of the file, where the answer is a part of this version that begins there; None where it is not.
+
+        A server may send less than it was asked for, so the answer need not reach the end of the file.
+        """
+        found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", self._response.headers.get("Content-Range") or "")
+        if not found or self.is_encoded or (self.version.etag and self.version.etag != version.etag):
+            return None
+        first, last, total = map(int, found.groups())
+        return total if first == begin <= last < total else None
 
     def pieces(self) -> Iterator[bytes]:
-        """The body; raises Unreachable where it ends too soon."""
-        count = 0
-        with _translated(self.host):
-            while piece := self._response.read1(_PIECE):
-                count += len(piece)
-                yield piece
-        if self.length is not None and count < self.length:
-            raise Unreachable(f"{self.host} broke the connection after {count} of {self.length} bytes")
+        """The file, decoded; raises Unreachable where it ends too soon."""
+        body: Any = _Body(self.host, self._response, self._length)
+        if self.is_encoded:
+            body = gzip.GzipFile(fileobj=body)
+        while True:
+            try:
+                piece = body.read(_PIECE)
+            except (EOFError, gzip.BadGzipFile, zlib.error):
+                raise Unreachable(f"{self.host} sends a file that is damaged: it is no whole gzip") from None
+            if not piece:
+                return
+            yield piece
+
+
+class _Body:
+    """The body of an answer as a file to read; `read` raises Unreachable where it ends too soon."""
+
+    def __init__(self, host: str, response: http.client.HTTPResponse, length: int | None) -> None:
+        self._host, self._response, self._length = host, response, length
+        self._count = 0
+
+    def read(self, size: int) -> bytes:
+        """What has come, up to so many bytes."""
+        with _translated(self._host):
+            piece = self._response.read1(size)
+        self._count += len(piece)
+        if not piece and self._length is not None and self._count < self._length:
+            raise Unreachable(f"{self._host} broke the connection after {self._count} of {self._length} bytes")
+        return piece
 
 
 @contextmanager
@@ -111,9 +157,12 @@ def get(url: str, headers: Mapping[str, str], private: Collection[str], check: C
 
 
 def _next(url: str, address: _Address, location: str | None) -> str:
-    """Where a redirect leads."""
+    """Where a redirect leads. Its bytes are UTF-8, and percent-encoded where they have to be, as in browsers."""
     try:
-        found = checked_url(urljoin(url, location or ""))
+        # http.client takes the bytes of a header for Latin-1.
+        parts = urlsplit((location or "").encode("latin-1").decode(errors="surrogateescape"))
+        path, query = (quote(part, _SAFE, errors="surrogateescape") for part in (parts.path, parts.query))
+        found = checked_url(urljoin(url, parts._replace(path=path, query=query, fragment="").geturl()))
     except ValueError:
         raise Refused(f"{address.host} redirects to what is no plain URL of http or https") from None
     if not location or (address.is_tls and urlsplit(found).scheme != "https"):

@@ -45,7 +45,8 @@ def die(conn: db.Connection, number: int = 1, queue: str = "q", error: str = "no
 def messages(conn: psycopg.Connection[Any], webhook: str = "ops") -> list[dict[str, Any]]:
     """The messages for this webhook so far, the oldest first."""
     rows = conn.execute(
-        "SELECT args -> 'message' FROM dl_jobs WHERE task = %s AND args ->> 'webhook' = %s ORDER BY created_at",
+        "SELECT message FROM dl_messages JOIN dl_jobs USING (job_id)"
+        " WHERE task = %s AND webhook = %s ORDER BY created_at",
         (TASK, webhook),
     )
     return [row[0] for row in rows.fetchall()]
@@ -72,10 +73,8 @@ def test_a_job_that_dies_is_told_once(conn: db.Connection) -> None:
     (told,) = message["jobs"]
     assert (told["job_id"], told["task"], told["what"], told["error"]) == (str(job_id), "t", "failed", "no")
     assert told["url"] == f"https://farm.example.com/jobs/{job_id}"
-    (row,) = conn.execute(
-        "SELECT queue, max_attempts, idempotency_key FROM dl_jobs WHERE task = %s", (TASK,)
-    ).fetchall()
-    assert row == ("alerts", webhooks.ATTEMPTS, message["id"])
+    (row,) = conn.execute("SELECT queue, max_attempts, args FROM dl_jobs WHERE task = %s", (TASK,)).fetchall()
+    assert row == ("alerts", webhooks.ATTEMPTS, {"webhook": "ops", "text": message["text"]})
 
 
 def test_a_run_that_ends_a_job_is_told_of_as_it_stands_in_the_journal(conn: db.Connection, worker: Worker) -> None:
@@ -287,6 +286,18 @@ def test_an_alertmanager_is_told_again_for_it_forgets_and_others_are_not(conn: d
     first, again = messages(conn, "am")
     assert (first["since"], first["state"]) == (again["since"], again["state"])
     assert first["id"] != again["id"]
+
+
+def test_nobody_keeps_a_message_back_by_taking_its_key(conn: db.Connection) -> None:
+    """The id of a message follows from the journal, which readers know."""
+    add(conn)
+    die(conn)
+    with conn.transaction(force_rollback=True):
+        webhooks.tell(conn, RULES)
+        (message,) = messages(conn)
+    enqueue(conn, idempotency_key=message["id"])
+    assert webhooks.tell(conn, RULES) == 1
+    assert messages(conn) == [message | {"at": messages(conn)[0]["at"]}]
 
 
 def test_three_reapers_at_once_make_one_message(conn: db.Connection, dsn: str) -> None:

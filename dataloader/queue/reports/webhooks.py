@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
 
 from dataloader import log
 from dataloader.config import WEBHOOK_SECRETS
@@ -114,6 +115,11 @@ def send_test(conn: Conn, name: str, rules: Rules) -> UUID | None:
 def is_served(conn: Conn, queue: str) -> bool:
     """Whether a live worker of some host serves this queue."""
     return bool(_rows(conn, "is_served", queue=queue)[0]["exists"])
+
+
+def message_of(conn: Conn, job_id: UUID) -> Row | None:
+    """The message that this job sends, and the name of its webhook; None where the farm has not added the job."""
+    return next(iter(_rows(conn, "message", job_id=job_id)), None)
 
 
 def is_firing(conn: Conn, name: str, message: Message) -> bool:
@@ -216,17 +222,17 @@ def _told(conn: Conn) -> dict[str, list[Firing]]:
 
 
 def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:
-    """The message's job; the message's id is its idempotency key."""
-    job = enqueue.NewJob(
-        rules.queue,
-        TASK,
-        f"webhook {name}",
-        {"webhook": name, "message": message},
-        idempotency_key=message["id"],
-        max_attempts=ATTEMPTS,
-        producer="alerts",
-    )
-    return enqueue.enqueue(conn, job)[0]
+    """The message, and the job that sends it.
+
+    The job's args are for people. It has no idempotency key: a producer that foresees the key could take it, and the
+    message would never be sent.
+    """
+    args = {"webhook": name, "text": message["text"]}
+    job = enqueue.NewJob(rules.queue, TASK, f"webhook {name}", args, max_attempts=ATTEMPTS, producer="alerts")
+    job_id = enqueue.new_id(conn)
+    with conn.transaction():
+        conn.execute(_SQL["keep_message"], {"job_id": job_id, "webhook": name, "message": Jsonb(message)})
+        return enqueue.enqueue(conn, job, job_id=job_id)[0]
 
 
 def _note(conn: Conn, name: str, message: Message) -> None:

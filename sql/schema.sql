@@ -532,7 +532,7 @@ CREATE TABLE dl_job_logs_rest PARTITION OF dl_job_logs DEFAULT;
 -- Receivers of alerts, and what they were told.
 CREATE TABLE dl_webhooks (
   name text PRIMARY KEY,
-  url text NOT NULL,                                 -- with ${DL_WEBHOOK_...} in the place of what is secret
+  url text NOT NULL,                                 -- or ${DL_WEBHOOK_...}, the variable that holds it
   shape text NOT NULL,                               -- of the messages
   signed_by text,                                    -- the name of the variable with the key; null: not signed
   kinds text[],                                      -- of alerts; null: all
@@ -546,7 +546,7 @@ CREATE TABLE dl_webhooks (
   CONSTRAINT dl_webhooks_chk_positive CHECK (lag_sec > 0)
 );
 COMMENT ON TABLE dl_webhooks IS 'receivers of alerts; of their secrets here are the names only';
-COMMENT ON COLUMN dl_webhooks.url IS 'with ${DL_WEBHOOK_...} in the place of what is secret';
+COMMENT ON COLUMN dl_webhooks.url IS '${DL_WEBHOOK_...}: the variable of the workers that holds a secret URL';
 COMMENT ON COLUMN dl_webhooks.signed_by IS 'the variable of the workers with the key that signs messages; null: they are not signed';
 COMMENT ON COLUMN dl_webhooks.kinds IS 'of alerts; null: all';
 COMMENT ON COLUMN dl_webhooks.queues IS 'whose alerts; null: all';

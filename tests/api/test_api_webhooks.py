@@ -18,14 +18,14 @@ from dataloader.queue.reports.messages import TASK
 
 WEBHOOKS = "/api/v1/webhooks"
 OPS = f"{WEBHOOKS}/ops"
-URL = "https://ops.example.com/${DL_WEBHOOK_END}"
+URL = "${DL_WEBHOOK_OPS}"
 CANARY = "canary-5f2c"
 
 
 @pytest.fixture
 def client(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlaskClient]:
     """Of a service whose environment has the secrets too, as on a machine with all programs."""
-    monkeypatch.setenv("DL_WEBHOOK_END", CANARY)
+    monkeypatch.setenv("DL_WEBHOOK_OPS", f"https://user:{CANARY}@ops.example.com/?token={CANARY}")
     with running(dsn, dl_public_url="https://farm.example.com/", environment="prod") as app:
         yield app.test_client()
 
@@ -85,7 +85,8 @@ def test_an_unknown_receiver_is_404(client: FlaskClient, refused: Refused, metho
     [
         ("a%20b", {"url": URL}, ""), ("x" * 65, {"url": URL}, ""),
         ("ops", {}, "/url"), ("ops", {"url": "ops"}, "/url"), ("ops", {"url": f"https://u:{CANARY}@a/"}, "/url"),
-        ("ops", {"url": "https://a/${PG_PASSWORD}"}, "/url"), ("ops", {"url": URL, "shape": "teams"}, "/shape"),
+        ("ops", {"url": "https://a/${DL_WEBHOOK_OPS}"}, "/url"), ("ops", {"url": "${PG_PASSWORD}"}, "/url"),
+        ("ops", {"url": URL, "shape": "teams"}, "/shape"),
         ("ops", {"url": "https://a/b", "shape": "slack"}, "/url"), ("ops", {"url": URL, "kinds": []}, "/kinds"),
         ("ops", {"url": URL, "kinds": ["fire"]}, "/kinds/0"), ("ops", {"url": URL, "queues": [""]}, "/queues/0"),
         ("ops", {"url": URL, "lag_sec": 0}, "/lag_sec"), ("ops", {"url": URL, "signed_by": CANARY}, "/signed_by"),
@@ -101,7 +102,7 @@ def test_a_wrong_receiver_is_refused_and_changes_nothing(
 
 
 def test_no_page_and_no_answer_has_a_secret(client: FlaskClient) -> None:
-    client.put(OPS, json={"url": "https://user:${DL_WEBHOOK_END}@ops.example.com/?token=${DL_WEBHOOK_END}"})
+    client.put(OPS, json={"url": URL})
     for path in (WEBHOOKS, "/webhooks"):
         assert CANARY not in client.get(path).text
 

@@ -125,22 +125,50 @@ def test_a_second_attempt_has_the_same_id_and_its_own_time(send: Send, receiver:
     assert is_signed(second)
 
 
-def test_secrets_of_the_address_come_from_the_environment(
+def test_a_secret_address_comes_from_the_environment(
     send: Send, receiver: Receiver, environment: pytest.MonkeyPatch
 ) -> None:
-    environment.setenv("DL_WEBHOOK_PATH", f"T0/B0/{CANARY} ä")
-    environment.setenv("DL_WEBHOOK_PASSWORD", f"{CANARY}@/:")
-    environment.setenv("DL_WEBHOOK_QUERY", f"{CANARY}&b=/")
-    url = receiver.url.replace("http://", "http://user:${DL_WEBHOOK_PASSWORD}@")
-    assert send(url=url + "/s/${DL_WEBHOOK_PATH}?a=${DL_WEBHOOK_QUERY}").status == "succeeded"
+    url = receiver.url.replace("http://", f"http://user:{CANARY}%40%2F:@")
+    environment.setenv("DL_WEBHOOK_OPS", f"{url}/s/T0/B0/{CANARY}%20?a={CANARY}%26b")
+    assert send(url="${DL_WEBHOOK_OPS}").status == "succeeded"
     (got,) = receiver.got
-    assert got.path == f"/s/T0/B0/{CANARY}%20%C3%A4?a={CANARY}%26b%3D%2F"
+    assert got.path == f"/s/T0/B0/{CANARY}%20?a={CANARY}%26b"
     assert got.headers["authorization"] == "Basic dXNlcjpjYW5hcnktNWYyY0AvOg=="
 
 
+@pytest.mark.parametrize("url", ["/x?s=${DL_WEBHOOK_CANARY}", "/${DL_WEBHOOK_CANARY}", "/?k=${DL_WEBHOOK_KEY}"])
+def test_no_secret_goes_to_a_host_that_it_does_not_name(
+    job: Callable[..., Result], conn: db.Connection, receiver: Receiver, environment: pytest.MonkeyPatch, url: str
+) -> None:
+    """Also from a row that an older version has stored, or somebody with the right to write it."""
+    environment.setenv("DL_WEBHOOK_CANARY", CANARY)
+    webhooks.put(conn, Wanted("ops", receiver.url), "test")
+    for wrong in (receiver.url + url, receiver.url.replace("http://", "http://user:${DL_WEBHOOK_CANARY}@")):
+        conn.execute("UPDATE dl_webhooks SET url = %s", (wrong,))
+        result = job("alert.webhook", job_id=stored(conn, dead()), max_attempts=5)
+        assert (result.status, result.attempts, receiver.got) == ("failed", 1, [])
+        assert "should hold the whole URL" in str(result.error)
+        assert CANARY not in str(result)
+
+
+@pytest.mark.parametrize(
+    "wrong", [KEY, CANARY, f"ftp://a/{CANARY}", f"http://{CANARY} x/", f"http://a/{CANARY}#b", f"https://ä/{CANARY}",
+              f"http://a/${{DL_WEBHOOK_KEY}}/{CANARY}", "${DL_WEBHOOK_KEY}"],
+)  # fmt: skip
+def test_a_variable_that_holds_no_url_is_refused_and_not_shown(
+    send: Send, environment: pytest.MonkeyPatch, wrong: str
+) -> None:
+    environment.setenv("DL_WEBHOOK_OPS", wrong)
+    result = send(url="${DL_WEBHOOK_OPS}", max_attempts=5)
+    assert (result.status, result.attempts) == ("failed", 1)
+    assert "DL_WEBHOOK_OPS should hold the whole URL" in str(result.error)
+    assert CANARY not in str(result)
+    assert KEY not in str(result)
+
+
 def test_secrets_may_stand_in_the_file_of_settings(send: Send, receiver: Receiver, tmp_path: Any) -> None:
-    (tmp_path / ".env").write_text(f"DL_WEBHOOK_OF_FILE={CANARY}\n")
-    assert send(url=receiver.url + "/${DL_WEBHOOK_OF_FILE}").status == "succeeded"
+    (tmp_path / ".env").write_text(f"DL_WEBHOOK_OF_FILE={receiver.url}/{CANARY}\n")
+    assert send(url="${DL_WEBHOOK_OF_FILE}").status == "succeeded"
     assert receiver.got[0].path == f"/{CANARY}"
 
 
@@ -179,9 +207,8 @@ def test_alertmanagers_shape_of_a_condition_that_begins_and_ends(send: Send, rec
 
 
 def test_slacks_shape(send: Send, receiver: Receiver, environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("DL_WEBHOOK_SLACK", "T0/B0/x")
-    url = receiver.url + "/services/${DL_WEBHOOK_SLACK}"
-    send(dead(15, error="<!channel> & <https://evil|x>"), shape="slack", url=url)
+    environment.setenv("DL_WEBHOOK_SLACK", f"{receiver.url}/services/T0/B0/x")
+    send(dead(15, error="<!channel> & <https://evil|x>"), shape="slack", url="${DL_WEBHOOK_SLACK}")
     document = receiver.got[0].document
     assert document["text"] == "15 jobs are dead in queue q&lt;&amp;&gt;."
     head, lines = (block["text"]["text"] for block in document["blocks"])
@@ -195,8 +222,8 @@ def test_slacks_shape(send: Send, receiver: Receiver, environment: pytest.Monkey
 
 
 def test_slack_is_told_that_it_is_over(send: Send, receiver: Receiver, environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("DL_WEBHOOK_SLACK", "x")
-    send(condition("resolved"), shape="slack", url=receiver.url + "/${DL_WEBHOOK_SLACK}")
+    environment.setenv("DL_WEBHOOK_SLACK", receiver.url)
+    send(condition("resolved"), shape="slack", url="${DL_WEBHOOK_SLACK}")
     assert receiver.got[0].document["blocks"][0]["text"]["text"].startswith(":white_check_mark: ")
 
 
@@ -361,7 +388,7 @@ def test_a_message_to_a_removed_webhook_ends_well(job: Callable[..., Result], co
 
 
 def test_a_variable_that_is_missing_may_be_set_on_another_machine(send: Send) -> None:
-    for fields in ({"url": "http://127.0.0.1/${DL_WEBHOOK_NONE}"}, {"signed_by": "DL_WEBHOOK_NONE"}):
+    for fields in ({"url": "${DL_WEBHOOK_NONE}"}, {"signed_by": "DL_WEBHOOK_NONE"}):
         result = send(**fields)
         assert isinstance(result.exception, Retry)
         assert "the variable DL_WEBHOOK_NONE is not set" in str(result.error)
@@ -384,11 +411,10 @@ def test_a_key_of_another_form_is_refused_and_not_shown(
 def test_an_error_shows_no_more_of_the_address_than_its_host(
     send: Send, receiver: Receiver, environment: pytest.MonkeyPatch
 ) -> None:
-    environment.setenv("DL_WEBHOOK_PATH", CANARY)
-    url = receiver.url + "/${DL_WEBHOOK_PATH}"
+    environment.setenv("DL_WEBHOOK_OPS", f"{receiver.url}/{CANARY}")
     for answer in ((500, {}), (404, {}), (302, {"Location": f"/{CANARY}"}), (0, {})):
         receiver.answers = [answer]
-        result = send(url=url)
+        result = send(url="${DL_WEBHOOK_OPS}")
         assert result.status == "failed"
         assert CANARY not in str(result)
 

@@ -58,8 +58,8 @@ def test_a_job_dies_and_the_message_arrives_signed_and_once(farm: Farm, receiver
         farm.wait(job, "failed")
     until(lambda: len(set(dead_jobs(receiver))) == 3, "the messages")
     until(lambda: not farm.rows("SELECT FROM dl_jobs WHERE queue = 'alerts' AND status <> 'succeeded'"), "their ends")
-    first, second, *_ = receiver.got
-    assert first.headers["webhook-id"] == second.headers["webhook-id"], "the same message, tried again"
+    first, *others = receiver.got
+    assert first.headers["webhook-id"] in [got.headers["webhook-id"] for got in others], "the same message, tried again"
     assert all(is_signed(got) for got in receiver.got)
     assert sorted(dead_jobs(receiver)[len(first.document["jobs"]) :]) == sorted(map(str, jobs))
     assert receiver.got[0].path == f"/{CANARY}"

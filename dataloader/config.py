@@ -730,7 +730,8 @@ class Settings(BaseSettings):
     )
     dl_public_url: PublicUrl | None = Field(
         default=None,
-        description="Address at which people reach the dashboard, for links in alerts; without it there are none.",
+        description="Address at which people reach the dashboard, for links in alerts; without it there are none. "
+        "Without tokens the API answers requests to this host too.",
     )
 
     # Above 976 KB a text may be longer than what masking looks through as a whole.

@@ -334,20 +334,6 @@ def test_a_receiver_without_a_valid_certificate_gets_nothing(
 # --- what is not sent ---
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["169.254.169.254", "169.254.0.1", "fe80::1", "fe80::1%eth0", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe",
-     "2002:a9fe:a9fe::1", "fd00:ec2::254", "100.100.100.200", "0.0.0.0", "::", "224.0.0.1", "ff02::1"],
-)  # fmt: skip
-def test_forbidden_addresses(address: str) -> None:
-    assert outbound.is_forbidden(address)
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.7", "fd12::1", "8.8.8.8", "2600::1"])
-def test_private_addresses_are_allowed_for_alertmanagers_live_there(address: str) -> None:
-    assert not outbound.is_forbidden(address)
-
-
 def test_nothing_is_sent_to_a_metadata_service(send: Send) -> None:
     result = send(url="http://169.254.169.254/latest/meta-data/", max_attempts=5)
     assert (result.status, result.attempts) == ("failed", 1)

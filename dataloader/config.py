@@ -51,7 +51,7 @@ CATEGORIES = {
     "fast": ["*[:-][0-3].[0-9]b*", "*[:-][1-4]b", "*[:-][1-4]b[:-]*", "*mini*", "*"],  # up to 4b, and not "-4bit"
     "default": ["*instruct*", "*llama*", "*qwen*", "*"],
 }
-# Variables that a webhook may name for its secrets: no other variable's value can be sent to a receiver.
+# Variables that a webhook may name, for its whole URL or for the key that signs: no other variable's value is sent.
 WEBHOOK_SECRETS = "DL_WEBHOOK_"
 # Variables that hold the DSNs of databases that `load.postgres` may read, by the name that a job gives.
 SOURCES = "DL_SOURCE_"
@@ -730,7 +730,8 @@ class Settings(BaseSettings):
     )
     dl_public_url: PublicUrl | None = Field(
         default=None,
-        description="Address at which people reach the dashboard, for links in alerts; without it there are none.",
+        description="Address at which people reach the dashboard, for links in alerts; without it there are none. "
+        "Without tokens the API answers requests to this host too.",
     )
 
     # Above 976 KB a text may be longer than what masking looks through as a whole.

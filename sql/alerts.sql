@@ -36,6 +36,13 @@ UPDATE dl_webhooks SET paused_at = coalesce(paused_at, now()), paused_by = coale
 -- name: resume
 UPDATE dl_webhooks SET paused_at = NULL, paused_by = NULL WHERE name = %(name)s RETURNING {shown};
 
+-- name: keep_message
+-- Before its job, which the trigger dl_jobs_internal_ins refuses without it.
+INSERT INTO dl_messages (job_id, webhook, message) VALUES (%(job_id)s, %(webhook)s, %(message)s);
+
+-- name: message
+SELECT webhook, message FROM dl_messages WHERE job_id = %(job_id)s;
+
 -- name: is_served
 -- Whether a worker of some host that its keeper has shown lately serves this queue.
 SELECT EXISTS (SELECT FROM dl_served

@@ -532,7 +532,7 @@ CREATE TABLE dl_job_logs_rest PARTITION OF dl_job_logs DEFAULT;
 -- Receivers of alerts, and what they were told.
 CREATE TABLE dl_webhooks (
   name text PRIMARY KEY,
-  url text NOT NULL,                                 -- with ${DL_WEBHOOK_...} in the place of what is secret
+  url text NOT NULL,                                 -- or ${DL_WEBHOOK_...}, the variable that holds it
   shape text NOT NULL,                               -- of the messages
   signed_by text,                                    -- the name of the variable with the key; null: not signed
   kinds text[],                                      -- of alerts; null: all
@@ -546,7 +546,7 @@ CREATE TABLE dl_webhooks (
   CONSTRAINT dl_webhooks_chk_positive CHECK (lag_sec > 0)
 );
 COMMENT ON TABLE dl_webhooks IS 'receivers of alerts; of their secrets here are the names only';
-COMMENT ON COLUMN dl_webhooks.url IS 'with ${DL_WEBHOOK_...} in the place of what is secret';
+COMMENT ON COLUMN dl_webhooks.url IS '${DL_WEBHOOK_...}: the variable of the workers that holds a secret URL';
 COMMENT ON COLUMN dl_webhooks.signed_by IS 'the variable of the workers with the key that signs messages; null: they are not signed';
 COMMENT ON COLUMN dl_webhooks.kinds IS 'of alerts; null: all';
 COMMENT ON COLUMN dl_webhooks.queues IS 'whose alerts; null: all';
@@ -559,6 +559,12 @@ CREATE TABLE dl_alerts (
   PRIMARY KEY (webhook, kind, queue)
 );
 COMMENT ON TABLE dl_alerts IS 'conditions of which a webhook was told that they have begun, and not yet that they are over';
+CREATE TABLE dl_messages (
+  job_id uuid PRIMARY KEY,                           -- the job that sends it
+  webhook text NOT NULL,
+  message jsonb NOT NULL                             -- masked
+);
+COMMENT ON TABLE dl_messages IS 'the messages to webhooks, each by the job that sends it; only these jobs may have the task alert.webhook';
 CREATE TABLE dl_alerted (last_event bigint NOT NULL);
 COMMENT ON TABLE dl_alerted IS 'one row: the last of the journal that webhooks were told of';
 
@@ -591,6 +597,9 @@ CREATE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs
   REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_gone();
 CREATE CONSTRAINT TRIGGER dl_jobs_journal_ins AFTER INSERT ON dl_jobs DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW WHEN (NEW.journaled = 0) EXECUTE FUNCTION dl_jobs_journal();
+-- The farm alone adds jobs that send its messages.
+CREATE TRIGGER dl_jobs_internal_ins BEFORE INSERT ON dl_jobs
+  FOR EACH ROW WHEN (NEW.task = 'alert.webhook') EXECUTE FUNCTION dl_jobs_internal();
 -- At the commit that lets a job wait for another one: that one may have ended meanwhile.
 CREATE CONSTRAINT TRIGGER dl_parents_link AFTER INSERT ON dl_parents DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW WHEN (NOT NEW.is_over) EXECUTE FUNCTION dl_linked();

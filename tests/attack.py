@@ -111,6 +111,14 @@ def score_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
     return "read another's settings: whether the queue q is ordered"
 
 
+def internal_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
+    """dl_jobs_internal reads the farm's messages with the owner's rights: the attack asks whether a job sends one."""
+    conn.execute("CREATE TEMP TABLE bait (job_id uuid, task text)")
+    conn.execute("CREATE TRIGGER bite BEFORE INSERT ON bait FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_internal()")
+    conn.execute("INSERT INTO bait VALUES (%s, 't')", (job_id,))
+    return "learned whether a job sends a message of the farm"
+
+
 def shadows_of_the_tables(conn: psycopg.Connection, job_id: str) -> str:
     """Functions with the owner's rights must not use tables of the caller."""
     conn.execute(EVIL + SHADOWS + "SET search_path = pg_temp, public")
@@ -161,6 +169,7 @@ OF_STRANGERS: tuple[Attack, ...] = (
     journal_on_a_table_of_its_own,
     step_on_a_table_of_its_own,
     score_on_a_table_of_its_own,
+    internal_on_a_table_of_its_own,
 )
 OF_PRODUCERS: tuple[Attack, ...] = (*OF_STRANGERS, shadows_of_the_tables, an_operator_that_fits_better)
 

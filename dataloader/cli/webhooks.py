@@ -46,7 +46,7 @@ def add(
 ) -> None:
     """Add a receiver, or change the one of this name.
 
-    In the URL ${DL_WEBHOOK_KEY} and other variables of this prefix stand for what is secret.
+    A URL with a secret is '${DL_WEBHOOK_OPS}', or another variable of this prefix, which holds the whole URL.
     """
     for queue in queues:
         names.require(reached, is_new, queue=queue)

@@ -242,8 +242,8 @@ def _passwords(text: str) -> Iterator[str]:
         parts = conninfo_to_dict(text)
     except (ProgrammingError, UnicodeError):
         yield text
-        return
-    yield from (str(parts[name]) for name in ("password", "sslpassword") if parts.get(name))
+    else:
+        yield from (str(parts[name]) for name in ("password", "sslpassword") if parts.get(name))
     if found := _USERINFO.search(text):
         yield found[1]
 

@@ -13,13 +13,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import cache
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from socket import SOCK_STREAM, gaierror, getaddrinfo, socket
-from typing import Any
 
-# Services of clouds that give a machine's credentials to whoever asks, beside those at link-local addresses.
-METADATA = frozenset(map(ip_address, ("fd00:ec2::254", "100.100.100.200", "192.0.0.192")))
+
+def _networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
+    return tuple(map(ip_network, text.split()))
+
+
+# Services of clouds that give a machine's credentials to whoever asks: of most clouds, Azure, Alibaba, Oracle.
+_METADATA = frozenset(map(IPv4Address, ("169.254.169.254", "168.63.129.16", "100.100.100.200", "192.0.0.192")))
+# The same in IPv6 of AWS, Google, Scaleway and Akamai, and the IPv4 addresses that are no single machine's.
+_FORBIDDEN = _networks("fd00:ec2::/32 fd20:ce::254 fd00:42::42 fd00:a9fe:a9fe::1 0.0.0.0/8 224.0.0.0/4 240.0.0.0/4")
 _NAT64 = ip_network("64:ff9b::/96")
+# The IPv6 addresses that machines have: public, private, loopback; and those that stand for IPv4: mapped, NAT64.
+_MACHINES = (*_networks("2000::/3 fc00::/7 ::1 ::ffff:0:0/96"), _NAT64)
+_ISATAP = 0x0000_5EFE  # the third quarter of such an address, but for one bit
 
 
 class Refused(Exception):
@@ -75,27 +84,35 @@ def _kind(text: str) -> str:
 
 
 def is_forbidden(text: str) -> bool:
-    """PURE: whether nothing may be sent to this IP address: link-local, multicast, unspecified, or cloud metadata."""
-    found: Any = ip_address(text.partition("%")[0])
-    return any(
-        each.is_link_local or each.is_multicast or each.is_unspecified or each in METADATA for each in _meant(found)
-    )
+    """PURE: whether nothing may be sent to this IP address: link-local, of no single machine, or cloud metadata."""
+    return any(map(_is_forbidden, _meant(ip_address(text.partition("%")[0]))))
 
 
 def is_internal(text: str) -> bool:
     """PURE: whether this IP address is forbidden, or of this machine, or of a private network."""
-    found: Any = ip_address(text.partition("%")[0])
-    return is_forbidden(text) or not all(each.is_global for each in _meant(found))
+    return is_forbidden(text) or not all(each.is_global for each in _meant(ip_address(text.partition("%")[0])))
+
+
+def _is_forbidden(address: IPv4Address | IPv6Address) -> bool:
+    if address in _METADATA or address.is_link_local or any(address in network for network in _FORBIDDEN):
+        return True
+    return address.version == 6 and not any(address in network for network in _MACHINES)
 
 
 def _meant(given: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:
-    """The address, and the IPv4 address that is within it."""
+    """The address, and the IPv4 addresses that are within it and may be the ones that are reached."""
     if isinstance(given, IPv4Address):
         return [given]
-    within = (
-        given.ipv4_mapped or given.sixtofour or (IPv4Address(int(given) & 0xFFFF_FFFF) if given in _NAT64 else None)
-    )
-    return [given, within] if within else [given]
+    last = IPv4Address(int(given) & 0xFFFF_FFFF)
+    is_tunnel = given in _NAT64 or int(given) >> 32 & 0xFDFF_FFFF == _ISATAP
+    # A network may have a NAT64 prefix of its own, so the end of any address may be a metadata service.
+    within = [
+        given.ipv4_mapped,
+        given.sixtofour,
+        *(given.teredo or ()),
+        last if is_tunnel or last in _METADATA else None,
+    ]
+    return [given, *(each for each in within if each is not None)]
 
 
 @cache

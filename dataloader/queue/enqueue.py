@@ -146,18 +146,25 @@ _GETTERS = {field.name: attrgetter(field.name) for field in fields(NewJob)}
 as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-def enqueue(conn: Conn, new: NewJob, limited: bool = False, asker: Asker | None = None) -> tuple[UUID, str]:
+def enqueue(
+    conn: Conn, new: NewJob, limited: bool = False, asker: Asker | None = None, job_id: UUID | None = None
+) -> tuple[UUID, str]:
     """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it.
 
-    `limited`: raises QueueFull, having added nothing, when the queue holds as many jobs as it may. Raises KeyTaken when
-    that job is none that the `asker` may see, and UnknownParents for a parent that is none of these.
+    `job_id` is a `new_id` where the caller needs the id beforehand. `limited`: raises QueueFull, having added nothing,
+    when the queue holds as many jobs as it may. Raises KeyTaken when that job is none that the `asker` may see, and
+    UnknownParents for a parent that is none of these.
     """
     with _in_one_transaction(conn) if new.depends_on else nullcontext():
-        return _enqueue(conn, new, limited, asker)
+        return _enqueue(conn, new, limited, asker, job_id or new_id(conn))
 
 
-def _enqueue(conn: Conn, new: NewJob, limited: bool, asker: Asker | None) -> tuple[UUID, str]:
-    job_id = next(_new_ids(1, db.tag(conn)))
+def new_id(conn: Conn) -> UUID:
+    """The id of a job that will be added."""
+    return next(_new_ids(1, db.tag(conn)))
+
+
+def _enqueue(conn: Conn, new: NewJob, limited: bool, asker: Asker | None, job_id: UUID) -> tuple[UUID, str]:
     parameters = {name: get(new) for name, get in _GETTERS.items()}
     parameters |= {"job_id": job_id, "args": as_json(new.args), "limited": limited, "by": asker and asker.by}
     while True:

@@ -20,6 +20,7 @@ STATUS = frozenset({"status"})
 LIST = frozenset({"list", "page"})
 PAGE = frozenset({"page"})
 NOWHERE: frozenset[str] = frozenset()
+INTERNAL_TASK = "alert.webhook"  # the farm alone adds jobs of it; the trigger dl_jobs_internal_ins refuses all others
 LIMITS_MOST = 8  # of one job
 LIMIT_NAME = 100  # characters of a limit's name
 

@@ -89,6 +89,14 @@ def _parsed(value: object) -> datetime | None:
         return None
 
 
+def _no_internal_task(task: str) -> str:
+    if task == fields.INTERNAL_TASK:
+        raise PydanticCustomError(
+            "internal_task", "Input should not be {task}: the farm alone adds jobs of this task", {"task": task}
+        )
+    return task
+
+
 def _distinct(names: list[str] | None) -> list[str] | None:
     if names and len(set(names)) < len(names):
         raise PydanticCustomError("distinct", "List should hold each name once")
@@ -106,6 +114,7 @@ _TYPES: dict[str, Any] = {
 }
 _CHECKS = {
     "queue": AfterValidator(printable),
+    "task": AfterValidator(_no_internal_task),
     "available_at": BeforeValidator(instant),
     "deadline": BeforeValidator(instant),
     "limits": AfterValidator(_distinct),

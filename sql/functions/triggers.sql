@@ -42,6 +42,26 @@ $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
 
 
+-- A job of the task that sends the farm's messages: only the farm adds such jobs, and it stores the message first. A
+-- producer would otherwise have its own text signed with the operator's key. With the owner's rights, for a producer has
+-- none on dl_messages; bound as dl_jobs_journal.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_jobs_internal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF TG_RELID <> %2$L::regclass THEN
+    RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_internal is for dl_jobs';
+  END IF;
+  IF NOT EXISTS (SELECT FROM %1$I.dl_messages WHERE job_id = NEW.job_id) THEN
+    RAISE invalid_parameter_value USING MESSAGE =
+      format('task should not be %%s: the farm alone adds jobs of this task', NEW.task);
+  END IF;
+  RETURN NEW;
+END
+$$
+$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+
+
 -- A row may be claimable now or will be at a known time: notify the workers of its queue, also of a future row, for an
 -- idle worker sleeps until the due time that it knows. By the row, for a transaction notifies of a queue once whatever it
 -- inserts; by the statement for the trigger of migration 0007, until 0021 has replaced that.
@@ -187,7 +207,7 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema()),
   format('%I.dl_checkpoints', current_schema())); END $bound$;
 
 
--- Deleted jobs: their journal, logs, results and checkpoints go, as by a foreign key, but without its cost for each row; and the rows
+-- Deleted jobs: their journal, logs, results, checkpoints and messages go, as by a foreign key, but without its cost for each row; and the rows
 -- that are next of their keys become ready. The ledger of backfills keeps how they had ended. Bound as dl_jobs_journal, and
 -- with the owner's rights, as a cascade has them. Some of the tables may not be there yet, as for dl_jobs_step.
 DO $bound$ BEGIN EXECUTE format($function$
@@ -222,6 +242,9 @@ BEGIN
   IF to_regclass(%12$L) IS NOT NULL THEN
     EXECUTE %13$L;
   END IF;
+  IF to_regclass(%14$L) IS NOT NULL THEN
+    EXECUTE %15$L;
+  END IF;
   key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone
                        WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL
                           OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost')
@@ -250,4 +273,6 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema()),
   format('UPDATE %I.dl_partitions p SET last_status = gone.status::text FROM gone WHERE p.job_id = gone.job_id',
          current_schema()),
   format('%I.dl_job_logs', current_schema()),
-  format('DELETE FROM %I.dl_job_logs WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;
+  format('DELETE FROM %I.dl_job_logs WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
+  format('%I.dl_messages', current_schema()),
+  format('DELETE FROM %I.dl_messages WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;

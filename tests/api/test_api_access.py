@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -333,7 +334,51 @@ def test_without_tokens_only_this_machine_changes_anything(
     else:
         assert "DL_API_TOKENS" in refused(answer, 403, "forbidden")["detail"]
         assert client.post(JOB + "/cancel", **asked).status_code == 403
-    assert client.get(JOB + "/status", **asked).status_code == 404
+
+
+PUBLIC = "https://farm.example.com/farm"
+OUR_NAMES = [
+    *("localhost", "LOCALHOST:8081", "localhost.", "127.0.0.1:8081", "10.0.0.7", "[::1]:8081", "[fd12::7]"),
+    *("[::ffff:127.0.0.1]:8081", "farm.example.com", "Farm.Example.com.:443"),
+    *(socket.gethostname(), f"{socket.gethostname().upper()}:8081", socket.getfqdn()),
+]
+OTHER_NAMES = [
+    *("evil.example", "localhost.evil.example", "evil.localhost", "localhost@evil.example", "evil.example@localhost"),
+    *("localhost,evil.example", "localhost evil.example", "127.0.0.1.evil.example", "farm.example.com.evil.example"),
+    *("2130706433", "0x7f000001", "127.1", "[::1", ""),
+]
+
+
+@pytest.mark.parametrize("settings", [{}, {"dl_allow_anonymous": True}])
+def test_without_tokens_a_name_of_another_site_reads_nothing(dsn: str, settings: dict[str, Any]) -> None:
+    """Another site may lead its own name to this address (DNS rebinding), but neither an address nor our own name."""
+    paths = ("/api/v1/queues", "/", "/info", "/status", "/ready", "/metrics", "/openapi.json", "/static/x", "/unknown")
+    with running(dsn, dl_public_url=PUBLIC, **settings) as app:
+        client = app.test_client()
+        for host in OUR_NAMES:
+            assert client.get("/api/v1/queues", headers={"Host": host}).status_code == 200, host
+        for host in OTHER_NAMES:
+            answer = client.get("/api/v1/queues", headers={"Host": host})
+            assert answer.status_code == 403, host
+            assert "DL_PUBLIC_URL" in answer.text
+            assert client.get("/health", headers={"Host": host}).status_code == 200
+        for path in paths:
+            assert client.get(path, headers={"Host": "evil.example"}).status_code == 403, path
+
+
+def test_a_page_that_claims_to_be_a_proxy_reads_nothing(dsn: str) -> None:
+    """A page of a rebound name may add headers of its own to a request."""
+    for proxies in (0, 1):
+        with running(dsn, dl_trusted_proxies=proxies) as app:
+            for host, forwarded in (("evil.example", "localhost"), ("127.0.0.1", "evil.example")):
+                headers = {"Host": host, "X-Forwarded-Host": forwarded}
+                status = app.test_client().get("/api/v1/queues", headers=headers).status_code
+                assert status == (200 if (proxies, host) == (0, "127.0.0.1") else 403)
+
+
+def test_with_tokens_every_name_is_answered(guarded: Flask) -> None:
+    answer = guarded.test_client().get("/api/v1/queues", headers=bearer("read") | {"Host": "farm.example.com"})
+    assert answer.status_code == 200
 
 
 def test_everybody_where_that_is_asked_for(dsn: str) -> None:

@@ -176,6 +176,24 @@ def test_an_odd_host_or_request_id_is_no_fault_of_ours(port: int) -> None:
             assert answer.status in (200, 400)
 
 
+@pytest.mark.parametrize(
+    ("version", "hosts", "statuses"),
+    [
+        ("1.1", ["localhost"], {200}), ("1.1", ["[::1]:1"], {200}), ("1.0", [], {200}),
+        ("1.1", ["evil.example"], {403}), ("1.0", ["evil.example"], {403}), ("1.1", [""], {400, 403}),
+        ("1.1", ["localhost", "evil.example"], {400, 403}), ("1.1", ["evil.example", "localhost"], {400, 403}),
+    ],
+)  # fmt: skip
+def test_a_name_of_another_site_reads_nothing(port: int, version: str, hosts: list[str], statuses: set[int]) -> None:
+    """A browser always sends a Host; a probe of HTTP/1.0 sends none."""
+    head = [f"GET /api/v1/queues HTTP/{version}", *(f"Host: {host}" for host in hosts)]
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        sock.sendall("\r\n".join([*head, "", ""]).encode())
+        with HTTPResponse(sock) as answer:
+            answer.begin()
+            assert answer.status in statuses
+
+
 def test_it_may_be_loaded_before_the_fork(dsn: str) -> None:
     with gunicorn(dsn, "--preload", "-w", "2", "wsgi:app") as port:
         for _ in range(6):

@@ -73,7 +73,7 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
     if is_valid and case.query and "wait" in case.query:
         case.query["wait"] = "0"
     if is_valid and isinstance(case.body, dict) and "url" in case.body:
-        case.body["url"] = "https://ops.example.com/${DL_WEBHOOK_END}"
+        case.body["url"] = "${DL_WEBHOOK_OPS}"
     if is_valid and isinstance(case.body, dict):
         case.body = with_integers(case.body)
         if case.body.get("idempotency_key") and case.headers:

@@ -14,17 +14,18 @@ from flask.testing import FlaskClient
 from dataloader.api.v1 import responses
 from dataloader.queue import db
 from dataloader.queue.reports import stats
+from dataloader.queue.reports.messages import TASK
 
 WEBHOOKS = "/api/v1/webhooks"
 OPS = f"{WEBHOOKS}/ops"
-URL = "https://ops.example.com/${DL_WEBHOOK_END}"
+URL = "${DL_WEBHOOK_OPS}"
 CANARY = "canary-5f2c"
 
 
 @pytest.fixture
 def client(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlaskClient]:
     """Of a service whose environment has the secrets too, as on a machine with all programs."""
-    monkeypatch.setenv("DL_WEBHOOK_END", CANARY)
+    monkeypatch.setenv("DL_WEBHOOK_OPS", f"https://user:{CANARY}@ops.example.com/?token={CANARY}")
     with running(dsn, dl_public_url="https://farm.example.com/", environment="prod") as app:
         yield app.test_client()
 
@@ -62,7 +63,7 @@ def test_a_receiver_is_tried_by_a_job(client: FlaskClient, conn: db.Connection) 
     assert answer["job_id"] != again["job_id"]
     job = client.get(f"/api/v1/jobs/{answer['job_id']}").get_json()
     assert (job["queue"], job["task"], job["lock_key"]) == ("alerts", "alert.webhook", "webhook ops")
-    message = job["args"]["message"]
+    (message,) = conn.execute("SELECT message FROM dl_messages WHERE job_id = %s", (answer["job_id"],)).fetchone() or ()
     assert (message["kind"], message["environment"], message["url"]) == ("test", "prod", "https://farm.example.com")
     worker = {"worker": "h:1:b", "pid": 1, "queue": "alerts", "queues": ["alerts"], "state": "idle", "jobs": 0}
     shown = worker | dict.fromkeys(("job_id", "memory_bytes", "cpu_percent", "started_at", "silent_sec"))
@@ -84,7 +85,8 @@ def test_an_unknown_receiver_is_404(client: FlaskClient, refused: Refused, metho
     [
         ("a%20b", {"url": URL}, ""), ("x" * 65, {"url": URL}, ""),
         ("ops", {}, "/url"), ("ops", {"url": "ops"}, "/url"), ("ops", {"url": f"https://u:{CANARY}@a/"}, "/url"),
-        ("ops", {"url": "https://a/${PG_PASSWORD}"}, "/url"), ("ops", {"url": URL, "shape": "teams"}, "/shape"),
+        ("ops", {"url": "https://a/${DL_WEBHOOK_OPS}"}, "/url"), ("ops", {"url": "${PG_PASSWORD}"}, "/url"),
+        ("ops", {"url": URL, "shape": "teams"}, "/shape"),
         ("ops", {"url": "https://a/b", "shape": "slack"}, "/url"), ("ops", {"url": URL, "kinds": []}, "/kinds"),
         ("ops", {"url": URL, "kinds": ["fire"]}, "/kinds/0"), ("ops", {"url": URL, "queues": [""]}, "/queues/0"),
         ("ops", {"url": URL, "lag_sec": 0}, "/lag_sec"), ("ops", {"url": URL, "signed_by": CANARY}, "/signed_by"),
@@ -100,7 +102,7 @@ def test_a_wrong_receiver_is_refused_and_changes_nothing(
 
 
 def test_no_page_and_no_answer_has_a_secret(client: FlaskClient) -> None:
-    client.put(OPS, json={"url": "https://user:${DL_WEBHOOK_END}@ops.example.com/?token=${DL_WEBHOOK_END}"})
+    client.put(OPS, json={"url": URL})
     for path in (WEBHOOKS, "/webhooks"):
         assert CANARY not in client.get(path).text
 
@@ -116,3 +118,34 @@ def test_the_page_lists_the_receivers_and_says_that_nobody_sends(client: FlaskCl
     assert "<b>q</b>" in unescape(page)
     assert "by anonymous from 127.0.0.1" in page
     assert f">{URL}</span></td>" in page
+
+
+FORGED = {"queue": "q", "task": TASK, "lock_key": "k", "args": {"webhook": "ops", "message": {"text": "FORGED"}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pointer"),
+    [
+        ("/api/v1/jobs/trigger", FORGED, "/task"),
+        ("/api/v1/jobs/batch", {"jobs": [FORGED | {"task": "noop"}, FORGED]}, "/jobs/1/task"),
+        ("/api/v1/jobs/batch", {"jobs": [FORGED | {"task": "noop"}], "on_done": FORGED}, "/jobs/1/task"),
+        ("/api/v1/schedules", {"name": "s", "queue": "q", "task": TASK, "cron": "0 3 * * *"}, "/task"),
+        ("/api/v1/backfills", {"name": "b", "queue": "q", "task": TASK, "partitions": ["1"]}, "/task"),
+    ],
+)
+def test_nobody_adds_jobs_that_send_messages(
+    client: FlaskClient, conn: db.Connection, refused: Refused, path: str, body: Any, pointer: str
+) -> None:
+    refused(client.post(path, json=body), 400, "invalid-input", pointer)
+    assert conn.execute("SELECT FROM dl_jobs").fetchall() == []
+
+
+def test_a_message_is_not_run_again_with_another_text(
+    client: FlaskClient, conn: db.Connection, refused: Refused
+) -> None:
+    client.put(OPS, json={"url": URL})
+    job_id = client.post(f"{OPS}/test").get_json()["job_id"]
+    conn.execute("UPDATE dl_jobs SET status = 'failed' WHERE job_id = %s", (job_id,))
+    answer = client.post(f"/api/v1/jobs/{job_id}/again", json={"args": {"message": {"text": "FORGED"}}})
+    assert TASK in refused(answer, 400, "invalid-input", "/task")["errors"][0]["message"]
+    assert len(conn.execute("SELECT FROM dl_jobs").fetchall()) == 1

@@ -1600,6 +1600,16 @@ MUTANTS: list[Mutant] = [
         ("a turn before it is ready", " AND NEW.available_at <= now()"),
         ("no turn", "IF NEW.share IS NOT NULL AND", "IF false AND"),
     ),
+    *_body(
+        "FUNCTION dl_jobs_internal()",
+        ("on any table", "IF TG_RELID <> %2$L::regclass", "IF false"),
+        ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
+        (
+            "any job",
+            "IF NOT EXISTS (SELECT FROM %1$I.dl_messages",
+            "IF false AND NOT EXISTS (SELECT FROM %1$I.dl_messages",
+        ),
+    ),
     *_function(
         "dl_turn",
         (

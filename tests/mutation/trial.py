@@ -73,6 +73,7 @@ FIRST = {
     "dl_lock_heads": "ordered ordered_model",
     "dl_lock_delivery": "ordered ordered_model",
     "dl_jobs_score": "fair ordered rights",
+    "dl_jobs_internal": "rights",
     "dl_jobs_score_ins": "fair ordered rights",
     **dict.fromkeys(("dl_turn", "dl_give_turns"), "fair"),
     "dl_give_scores": "ordered",

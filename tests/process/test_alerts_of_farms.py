@@ -15,7 +15,6 @@ from dataloader.cli.main import main
 
 CANARY = "canary-5f2c"
 WISH = json.dumps([{"queue": "q"}, {"queue": "alerts"}])
-SECRETS = {"dl_webhook_key": KEY, "dl_webhook_path": CANARY}
 
 
 @pytest.fixture
@@ -32,8 +31,14 @@ def ask(farm: Farm, *words: str) -> Any:
 
 
 def add(farm: Farm, receiver: Receiver, *more: str) -> None:
-    url = receiver.url + "/${DL_WEBHOOK_PATH}"
-    assert ask(farm, "webhook", "add", "ops", url, "--signed-by", "DL_WEBHOOK_KEY", *more).exit_code == 0
+    assert (
+        ask(farm, "webhook", "add", "ops", "${DL_WEBHOOK_OPS}", "--signed-by", "DL_WEBHOOK_KEY", *more).exit_code == 0
+    )
+
+
+def secrets(receiver: Receiver) -> dict[str, str]:
+    """The variables of the workers."""
+    return {"dl_webhook_key": KEY, "dl_webhook_ops": f"{receiver.url}/{CANARY}"}
 
 
 def dead_jobs(receiver: Receiver) -> list[str]:
@@ -44,8 +49,8 @@ def test_a_job_dies_and_the_message_arrives_signed_and_once(farm: Farm, receiver
     """Beside three reapers; the receiver is ill at first."""
     receiver.answers = [(503, {"Retry-After": "1"})]
     add(farm, receiver)
-    programs = [farm.ready(workers=2, workers_json=WISH, **SECRETS)]
-    programs += [farm.start("reaper", dl_alerts_bundle_sec=1, **SECRETS) for _ in range(3)]
+    programs = [farm.ready(workers=2, workers_json=WISH, **secrets(receiver))]
+    programs += [farm.start("reaper", dl_alerts_bundle_sec=1, **secrets(receiver)) for _ in range(3)]
     for reaper in programs[1:]:
         until(lambda reaper=reaper: reaper.events("reaper.started"), "the reapers")
     jobs = [farm.enqueue("no such task", max_attempts=1) for _ in range(3)]
@@ -70,7 +75,7 @@ def test_a_job_dies_and_the_message_arrives_signed_and_once(farm: Farm, receiver
 
 def test_a_reaper_that_is_killed_and_replaced_tells_each_death_once(farm: Farm, receiver: Receiver) -> None:
     add(farm, receiver)
-    farm.ready(workers=2, workers_json=WISH, **SECRETS)
+    farm.ready(workers=2, workers_json=WISH, **secrets(receiver))
     jobs = []
     for _ in range(3):
         reaper = farm.start("reaper", dl_alerts_bundle_sec=1)
@@ -94,7 +99,7 @@ def test_doctor_says_that_nobody_sends_the_messages_and_a_test_arrives_once_some
     assert "No worker serves the queue alerts, so webhooks are told nothing" in said
     assert "Queue alerts has 1 due and no worker." in said
     assert ask(farm, "webhook", "list").stdout.split("\n")[1].split()[:2] == ["ops", "json"]
-    farm.ready(workers=2, workers_json=WISH, **SECRETS)
+    farm.ready(workers=2, workers_json=WISH, **secrets(receiver))
     until(lambda: receiver.got, "the test message")
     assert receiver.got[0].document["kind"] == "test"
     until(lambda: "Nothing is wrong" in ask(farm, "doctor").stdout, "the keeper to show its workers")

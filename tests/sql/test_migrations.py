@@ -455,6 +455,7 @@ NEW_TABLES = (
     "dl_error_notes",
     "dl_job_logs",
     "dl_spans",
+    "dl_messages",
 )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import attack
@@ -19,10 +21,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 import dataloader
 from dataloader.cli.main import main
-from dataloader.queue import db, lifecycle, migrations, operations
+from dataloader.queue import db, fields, lifecycle, migrations, operations
+from dataloader.queue import enqueue as add
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.job import STATUSES
 from dataloader.queue.reports import stats
+from dataloader.queue.reports.messages import TASK
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "operating.md"
 ROLES = ("owner", "farm", "producer", "reader", "stranger")
@@ -154,9 +158,8 @@ def test_who_may_delete_jobs_needs_no_right_on_their_journal(
 # --- roles that mean ill ---
 
 
-OF_TRIGGERS = (
-    "dl_jobs_forget, dl_jobs_gone, dl_jobs_journal, dl_jobs_score, dl_jobs_step"  # they run with the owner's rights
-)
+# They run with the owner's rights.
+OF_TRIGGERS = "dl_jobs_forget, dl_jobs_gone, dl_jobs_internal, dl_jobs_journal, dl_jobs_score, dl_jobs_step"
 HOSTILE = [("stranger", each) for each in attack.OF_STRANGERS] + [("producer", each) for each in attack.OF_PRODUCERS]
 
 
@@ -272,6 +275,51 @@ def test_a_producer_adds_jobs_in_every_way_and_learns_of_its_own(conn: db.Connec
         found = told(producer, job.job_id)
         assert found is not None
         assert (found[1], found[2], found[6]) == ("failed", 1, "no such table")
+
+
+# Each way by which a producer adds a job, of the task that sends the farm's messages.
+FORGED = {"webhook": "ops", "message": {"id": "evt-1", "kind": "dead", "state": "event", "text": "FORGED"}}
+FORGERIES: dict[str, Callable[[psycopg.Connection], object]] = {
+    "insert": lambda conn: conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args) VALUES (gen_random_uuid(), 'q', %s, 'k', %s)",
+        (TASK, json.dumps(FORGED)),
+    ),
+    "dl_enqueue": lambda conn: conn.execute("SELECT dl_enqueue('q', %s, 'k', %s)", (TASK, json.dumps(FORGED))),
+    "enqueue_one": lambda conn: add.enqueue_one(
+        conn, {field.name: field.default for field in fields.OF_PRODUCER}
+        | {"queue": "q", "task": TASK, "lock_key": "k", "args": json.dumps(FORGED)}, "public"
+    ),
+    "enqueue_many": lambda conn: add.enqueue_many(
+        conn, [NewJob("q", "t", "k"), NewJob("q", TASK, "k", FORGED)], "public"
+    ),
+    "enqueue_many with keys": lambda conn: add.enqueue_many(
+        conn, [NewJob("q", TASK, "k", FORGED, idempotency_key=key) for key in "ab"], "public"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", FORGERIES)
+@pytest.mark.parametrize("role", ["producer", "farm", "owner"])
+def test_only_the_reaper_adds_jobs_that_send_messages(conn: db.Connection, cast: Cast, role: str, way: str) -> None:
+    with session(getattr(cast, role)) as theirs, pytest.raises(errors.InvalidParameterValue, match=f"^task .*{TASK}"):
+        FORGERIES[way](theirs)
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
+
+
+def test_a_producer_can_neither_write_nor_read_the_farms_messages(conn: db.Connection, cast: Cast) -> None:
+    with session(cast.producer) as producer:
+        for statement in ("SELECT FROM dl_messages", "INSERT INTO dl_messages VALUES (gen_random_uuid(), 'ops', '{}')",
+                          "UPDATE dl_messages SET message = '{}'", "DELETE FROM dl_messages"):  # fmt: skip
+            with pytest.raises(errors.InsufficientPrivilege):
+                producer.execute(statement.encode())
+
+
+def test_producers_in_python_are_told_before_the_connection_is_touched() -> None:
+    no_connection: Any = None
+    with pytest.raises(ValueError, match=f"task.*{TASK}"):
+        dataloader.enqueue(no_connection, queue="q", task=TASK, lock_key="k", schema="public")
+    with pytest.raises(ValueError, match=f"task.*{TASK}"):
+        dataloader.enqueue_many(no_connection, [NewJob("q", TASK, "k")], schema="public")
 
 
 def told(producer: psycopg.Connection, job_id: UUID) -> tuple[object, ...] | None:

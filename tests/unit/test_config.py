@@ -330,13 +330,13 @@ def test_a_farm_without_a_wish_serves_the_queue_of_alerts(monkeypatch: pytest.Mo
 def test_a_file_gives_a_setting_that_nothing_else_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "pg_password").write_text("from the file\n")
     (tmp_path / "pg_user").write_text("file")
-    (tmp_path / "dl_webhook_slack").write_text("T1/B2\n")
+    (tmp_path / "dl_webhook_slack").write_text("https://hooks.slack.com/services/T1/B2\n")
     monkeypatch.setenv("DL_SECRETS_DIR", str(tmp_path))
     monkeypatch.setenv("PG_USER", "environment")
     settings = load()
     assert settings.pg_password is not None
     assert (settings.pg_password.get_secret_value(), settings.pg_user) == ("from the file", "environment")
-    assert config.webhook_secret("DL_WEBHOOK_SLACK") == "T1/B2"
+    assert config.webhook_secret("DL_WEBHOOK_SLACK") == "https://hooks.slack.com/services/T1/B2"
     assert config.webhook_secret("DL_WEBHOOK_OTHER") is None
 
 

@@ -494,11 +494,14 @@ def test_j4_configured_secrets_are_known_wherever_they_occur(
 def test_j4_the_environments_secrets_are_known(monkeypatch: pytest.MonkeyPatch, lines: Lines) -> None:
     monkeypatch.setenv("BANK_API_KEY", "a-canary-of-a-key")
     monkeypatch.setenv("TOKEN_STYLE", "short")
-    monkeypatch.setenv("DL_WEBHOOK_PATH", "a-canary-of-a-path")
+    monkeypatch.setenv("DL_WEBHOOK_OPS", "https://h/a-canary-of-a-path")
+    monkeypatch.setenv("DL_WEBHOOK_AM", "https://u:a-canary-of-a-login@h/")
     monkeypatch.setenv("DL_SOURCE_CRM", "postgresql://reader:a-canary-of-a-source@h/d")
     masking.learn_configured(settings(pg_password=SecretStr("abc")))
-    structlog.get_logger("x").info("a-canary-of-a-key a-canary-of-a-path a-canary-of-a-source short abc")
-    masked = f"{log.MASK} {log.MASK} {log.MASK} short abc"
+    structlog.get_logger("x").info(
+        "a-canary-of-a-key https://h/a-canary-of-a-path a-canary-of-a-login a-canary-of-a-source short abc"
+    )
+    masked = f"{log.MASK} {log.MASK} {log.MASK} {log.MASK} short abc"
     assert lines()[0]["event"] == masked, "too short to look for: abc is everywhere"
 
 

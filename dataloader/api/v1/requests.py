@@ -459,8 +459,8 @@ class NewWebhook(Body):
 
     url: str = Field(
         max_length=webhooks.URL_LIMIT,
-        pattern=r"^https?://[!-~]+$",
-        description="where messages go; `${DL_WEBHOOK_...}`, a variable of the workers, stands for what is secret",
+        pattern=r"^(https?://[!-~]+|\$\{DL_WEBHOOK_[A-Z0-9_]{1,64}\})$",
+        description="where messages go; `${DL_WEBHOOK_...}`: the variable of the workers that holds a secret URL",
     )
     shape: Literal[webhooks.SHAPES] = Field(default="json", description="of the messages")  # type: ignore[valid-type]
     signed_by: Annotated[str, Field(pattern="^DL_WEBHOOK_[A-Z0-9_]{1,64}$")] | None = Field(

@@ -845,7 +845,7 @@ class Webhook(BaseModel):
     """A receiver of alerts. Its secrets are the workers'; here are the names of their variables."""
 
     name: str
-    url: str = Field(description="with `${DL_WEBHOOK_...}` in the place of what is secret")
+    url: str = Field(description="`${DL_WEBHOOK_...}`: the variable of the workers that holds a secret URL")
     shape: str = Field(description=", ".join(SHAPES))
     signed_by: str | None = Field(description="the variable with the key; null: its messages are not signed")
     kinds: list[str] | None = Field(description=f"some of {', '.join(KINDS)}; null: all")

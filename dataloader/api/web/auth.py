@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import cache
 from ipaddress import ip_address
+from socket import getfqdn, gethostname
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -18,6 +20,7 @@ from flask import Flask, Response, abort, current_app, g, redirect, request, url
 from werkzeug.exceptions import Unauthorized
 from werkzeug.middleware.proxy_fix import ProxyFix
 from werkzeug.wrappers import Response as BaseResponse
+from werkzeug.wsgi import get_host
 
 from dataloader import log
 from dataloader.api.web import tokens
@@ -34,6 +37,11 @@ _FORWARDED = re.compile("x-forwarded-.*|forwarded|via|x-real-ip|.*-client-ip|cli
 _LOCAL_ONLY = (
     "Without tokens only this machine may change anything: ask on 127.0.0.1 and not by way of a proxy, or give the "
     "service tokens (DL_API_TOKENS, made by `dataloader token`). DL_ALLOW_ANONYMOUS=1 opens it to everybody."
+)
+_FOREIGN_NAME = (
+    "Without tokens the service answers no request to this host name: another site may have led its own name here. "
+    "Ask by an IP address, by localhost or by this machine's name; set DL_PUBLIC_URL to the address that people use; "
+    "or give the service tokens (DL_API_TOKENS)."
 )
 _announced = False
 _log = structlog.get_logger("api")
@@ -130,6 +138,8 @@ def is_cross_site() -> bool:
 
 def _admit() -> BaseResponse | None:
     """Check the request: returns None for an allowed request, and an answer or an exception for a refused one."""
+    if not _settings().dl_api_tokens and request.path != "/health" and not _is_to_our_name():
+        abort(403, _FOREIGN_NAME)
     if request.method not in SAFE and is_cross_site():
         abort(403, "This came from another site's page, which may not change anything here.")
     if (wanted := _wanted()) is None:
@@ -219,12 +229,44 @@ def _is_local() -> bool:
     """
     if any(_FORWARDED.fullmatch(name) for name in request.headers.keys()):  # noqa: SIM118  it is no dict
         return False
-    return _is_loopback(request.remote_addr or "") and _is_loopback(_name_of_host())
+    return _is_loopback(request.remote_addr or "") and _is_loopback(_name(request.host))
 
 
-def _name_of_host() -> str:
+def _is_to_our_name() -> bool:
+    """True for a request to an IP address or to a name of ours: a page of another site cannot lead these elsewhere.
+
+    A page may add headers to its requests, so the Host counts beside the X-Forwarded-Host of a trusted proxy.
+    """
+    received = request.environ | request.environ.get("werkzeug.proxy_fix.orig", {})
+    return _is_our_name(_name(request.host)) and _is_our_name(_name(get_host(received)))
+
+
+def _is_our_name(name: str) -> bool:
+    if _is_address(name):
+        return True
+    name = name.removesuffix(".")
+    public = urlsplit(_settings().dl_public_url or "").hostname
+    return name in ("localhost", public) or name in _names_of_machine()
+
+
+@cache
+def _names_of_machine() -> set[str]:
+    """May ask a name server, so it is called late."""
+    return {gethostname().lower(), getfqdn().lower()}
+
+
+def _is_address(name: str) -> bool:
     try:
-        return urlsplit(f"//{request.host}").hostname or ""
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _name(host: str) -> str:
+    """The host's name in small letters without its port, or its IP address; "" for what werkzeug takes for no host."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
 

@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
-from dataloader.pipelines import Context, PermanentError, Retry, register, retries, validated
+from dataloader.pipelines import Context, PermanentError, Retry, register, retries
 from dataloader.pipelines.outbound import Refused, Unreachable
 from dataloader.pipelines.webhook import delivery, shapes
 from dataloader.pipelines.webhook.delivery import Answer
@@ -28,32 +26,26 @@ PASSING = (408, 425)  # of the 4xx
 PAUSE = retries.exponential(base_sec=5, cap_sec=3_600)
 
 
-class Arguments(BaseModel):
-    """The `args` of `alert.webhook`, which the reaper makes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    webhook: str
-    message: dict[str, Any]
-
-
 @register(messages.TASK, timeout_sec=TIMEOUT_SEC, max_attempts=webhooks.ATTEMPTS, retry_in=PAUSE, memory_mb=0, cpus=0)
 def deliver(args: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Send the message; return the receiver's status, or why nothing was sent.
+    """Send the message that the farm has stored for this job; return the receiver's status, or why nothing was sent.
 
+    The args decide nothing: other services may write them. A job that the farm has not added raises PermanentError.
     A silent receiver, a 5xx, 408, 425 and 429 are tried again, 429 and 503 when the receiver says. Any other answer but
     a 2xx raises PermanentError; 410 also pauses the webhook. No error shows more of the address than its host.
     """
-    wanted = validated(Arguments, args)
     with context.queue_session() as conn:
-        webhook = webhooks.find(conn, wanted.webhook)
-        if why := _needless(webhook, wanted.message, lambda: webhooks.is_firing(conn, wanted.webhook, wanted.message)):
+        if (stored := webhooks.message_of(conn, context.job_id)) is None:
+            raise PermanentError(f"the farm has not added this job: it alone adds jobs of {messages.TASK}")
+        name, message = stored["webhook"], stored["message"]
+        webhook = webhooks.find(conn, name)
+        if why := _needless(webhook, message, lambda: webhooks.is_firing(conn, name, message)):
             return {"sent": False, "why": why}
     assert webhook is not None  # noqa: S101  `_needless` has seen to it
-    answer = _sent(webhook, wanted.message, context.attempt)
+    answer = _sent(webhook, message, context.attempt)
     if answer.status == GONE:
         with context.queue_session() as conn:
-            webhooks.pause(conn, wanted.webhook, "its receiver, which answered 410 Gone")
+            webhooks.pause(conn, name, "its receiver, which answered 410 Gone")
     return _judged(answer, context.attempt)
 
 

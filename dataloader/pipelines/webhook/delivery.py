@@ -1,4 +1,4 @@
-"""The request to a receiver: its address with the secrets in place, the signature, one POST.
+"""The request to a receiver: its address, the signature, one POST.
 
 No error text shows more of the address than its host: the rest may be secret. No proxy of the environment is asked, no
 redirect is followed, and a name is looked up once: the connection goes to the address that was looked at.
@@ -13,13 +13,13 @@ import time
 from base64 import b64decode, b64encode
 from contextlib import closing, suppress
 from typing import NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import dataloader
 from dataloader import config
 from dataloader.pipelines import outbound
 from dataloader.pipelines.outbound import Refused, Unreachable, is_forbidden
-from dataloader.queue.reports.webhooks import PLACE
+from dataloader.queue.reports.webhooks import WHOLE, is_address
 
 POST_SEC = 10.0  # for the whole exchange
 
@@ -43,20 +43,20 @@ class Answer(NamedTuple):
 
 
 def address(url: str) -> Address:
-    """The address of a webhook's URL, with the values of its variables in their places, percent-encoded.
+    """The address of a webhook's URL, or of the URL that its variable holds.
 
-    Raises Unreachable where this machine has not set one of them: another may have.
+    A secret is never put into a URL: a variable holds the whole URL, and so says which host may receive it. Raises
+    Unreachable where this machine has not set the variable: another may have; Refused for what is no URL.
     """
+    variable = WHOLE.fullmatch(url)
+    url, name = (_value(variable[1]), f"the variable {variable[1]}") if variable else (url, "a ${variable} as its url")
+    if not is_address(url):
+        raise Refused(f"{name} should hold the whole URL, such as https://ops.example.com/alerts, without #")
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
-    target = _filled(parts.path or "/", "/") + (f"?{_filled(parts.query, '')}" if parts.query else "")
-    login = f"{parts.username}:{_filled(parts.password or '', None)}" if parts.username else None
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
     return Address(is_tls, parts.hostname or "", parts.port or (443 if is_tls else 80), target, login)
-
-
-def _filled(template: str, safe: str | None) -> str:
-    """The text with its variables' values, of which `safe` characters stay as they are; None: all."""
-    return PLACE.sub(lambda found: _value(found[1]) if safe is None else quote(_value(found[1]), safe=safe), template)
 
 
 def _value(name: str) -> str:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
 
 from dataloader import log, periods
 from dataloader.config import WEBHOOK_SECRETS
@@ -30,9 +31,9 @@ ATTEMPTS = 12  # of a message: with the pauses of the pipeline some four hours
 TAKEN = 10_000  # events of one round; the next one goes on with the rest
 SETTLE_SEC = periods.seconds("SETTLE_SEC", 10.0)  # from its begin until a transaction's rows should be visible
 URL_LIMIT = 2_000  # characters
-PLACE = re.compile(r"\$\{(\w+)\}", re.ASCII)  # of a secret in a URL
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _VARIABLE = re.compile(rf"{WEBHOOK_SECRETS}[A-Z0-9_]{{1,64}}", re.ASCII)
+WHOLE = re.compile(rf"\$\{{({_VARIABLE.pattern})\}}", re.ASCII)  # a `url` that is a variable of the workers
 
 _SQL = db.statements("alerts.sql")
 _SQL = {name: text.replace("{shown}", _SQL["shown"].rstrip(";")) for name, text in _SQL.items()}
@@ -49,8 +50,10 @@ class WrongWebhook(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a webhook should be. `url` has ${DL_WEBHOOK_...} in the place of secrets; `signed_by` is the name of the
-    variable with the key.
+    """What a webhook should be.
+
+    A `url` with a secret is ${DL_WEBHOOK_...}, the variable that holds the URL; `signed_by` is the name of the variable
+    with the key.
 
     `kinds` and `queues` None: all. `lag_sec`: from which queue latency on, in seconds, a queue is late.
     """
@@ -116,6 +119,11 @@ def is_served(conn: Conn, queue: str) -> bool:
     return bool(_rows(conn, "is_served", queue=queue)[0]["exists"])
 
 
+def message_of(conn: Conn, job_id: UUID) -> Row | None:
+    """The message that this job sends, and the name of its webhook; None where the farm has not added the job."""
+    return next(iter(_rows(conn, "message", job_id=job_id)), None)
+
+
 def is_firing(conn: Conn, name: str, message: Message) -> bool:
     """Whether the condition of a message still lasts, as far as the webhook was told."""
     given = {field: message[field] for field in ("kind", "queue", "since")}
@@ -164,37 +172,29 @@ def check(wanted: Wanted) -> None:
 
 def _check_url(url: str, shape: str) -> None:
     """The texts show nothing of the URL: it may hold a secret in a wrong place."""
-    if len(url) > URL_LIMIT or not url.isascii() or not url.isprintable() or " " in url:
-        raise WrongWebhook("url", f"should be at most {URL_LIMIT} printable ASCII characters without spaces")
-    if any(not _VARIABLE.fullmatch(name) for name in PLACE.findall(url)):
-        raise WrongWebhook("url", f"should name only variables that begin with {WEBHOOK_SECRETS}")
-    if not _is_address(url):
-        raise WrongWebhook("url", "should be a URL such as https://ops.example.com/alerts, without #")
-    if _holds_a_secret(url):
-        text = f"seems to hold a secret: have ${{{WEBHOOK_SECRETS}...}} in its place, a variable of the workers"
-        raise WrongWebhook("url", text)
-    if shape == "slack" and not PLACE.search(url):
-        example = f"https://hooks.slack.com/services/${{{WEBHOOK_SECRETS}SLACK}}"
-        raise WrongWebhook("url", f"should have a variable in the place of its secret end, as {example}")
+    if WHOLE.fullmatch(url):
+        return
+    whole = f"${{{WEBHOOK_SECRETS}...}}, a variable of the workers that holds the whole URL"
+    if "${" in url:
+        raise WrongWebhook("url", f"should be {whole}: so a secret goes to no other host than its own")
+    if not is_address(url):
+        raise WrongWebhook("url", f"should be a URL such as https://ops.example.com/alerts, without #; or {whole}")
+    if "@" in urlsplit(url).netloc or log.masked(url) != url:
+        raise WrongWebhook("url", f"seems to hold a secret: it should be {whole}")
+    if shape == "slack":
+        raise WrongWebhook("url", f"is a secret where the shape is slack: it should be {whole}")
 
 
-def _is_address(url: str) -> bool:
+def is_address(url: str) -> bool:
+    """PURE: whether messages can be sent to this URL."""
+    if len(url) > URL_LIMIT or not url.isascii() or not url.isprintable() or " " in url or "${" in url:
+        return False
     try:
         parts = urlsplit(url)
         is_right = parts.scheme in ("http", "https") and parts.port != 0 and not parts.fragment
     except ValueError:  # of the port, or of brackets
         return False
     return is_right and bool(re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname or ""))
-
-
-def _holds_a_secret(url: str) -> bool:
-    """Whether there is a login without a variable for its password, or what masking takes for a secret."""
-    parts = urlsplit(url)
-    login, _, place = parts.netloc.rpartition("@")
-    if login and not re.fullmatch(rf"[A-Za-z0-9._-]+:{PLACE.pattern}", login, re.ASCII):
-        return True
-    bare = PLACE.sub("", parts._replace(netloc=place).geturl())
-    return log.masked(bare) != bare
 
 
 def _new_events(conn: Conn, after: int, bundle_sec: float) -> list[Row]:
@@ -216,17 +216,17 @@ def _told(conn: Conn) -> dict[str, list[Firing]]:
 
 
 def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:
-    """The message's job; the message's id is its idempotency key."""
-    job = enqueue.NewJob(
-        rules.queue,
-        TASK,
-        f"webhook {name}",
-        {"webhook": name, "message": message},
-        idempotency_key=message["id"],
-        max_attempts=ATTEMPTS,
-        producer="alerts",
-    )
-    return enqueue.enqueue(conn, job)[0]
+    """The message, and the job that sends it.
+
+    The job's args are for people. It has no idempotency key: a producer that foresees the key could take it, and the
+    message would never be sent.
+    """
+    args = {"webhook": name, "text": message["text"]}
+    job = enqueue.NewJob(rules.queue, TASK, f"webhook {name}", args, max_attempts=ATTEMPTS, producer="alerts")
+    job_id = enqueue.new_id(conn)
+    with conn.transaction():
+        conn.execute(_SQL["keep_message"], {"job_id": job_id, "webhook": name, "message": Jsonb(message)})
+        return enqueue.enqueue(conn, job, job_id=job_id)[0]
 
 
 def _note(conn: Conn, name: str, message: Message) -> None:

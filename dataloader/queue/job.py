@@ -298,7 +298,7 @@ def clip(text: str) -> str:
     if len(text) > TEXT_LIMIT:
         half = TEXT_LIMIT // 2 - 16
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
-    return _storable(text)
+    return storable(text)
 
 
 def to_json(value: dict[str, Any]) -> str | None:
@@ -359,16 +359,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
-        return _storable(value)
+        return storable(value)
     if isinstance(value, dict):
-        return {_storable(str(key)): item if type(item) in _AS_IT_IS else _plain(item) for key, item in value.items()}
+        return {storable(str(key)): item if type(item) in _AS_IT_IS else _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
 
 
 def _text(value: object) -> str:
-    return _storable(str(value))
+    return storable(str(value))
 
 
 def _text_of_known(value: object) -> str:
@@ -393,7 +393,7 @@ _encode_as_it_is = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 _encode_strictly = json.JSONEncoder(default=_text_of_known, allow_nan=False, ensure_ascii=False).encode
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Without what PostgreSQL refuses in text: NUL and lone surrogates become U+FFFD."""
     if text.isascii() and "\0" not in text:
         return text

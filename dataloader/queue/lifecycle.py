@@ -391,9 +391,9 @@ def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Written:
 
 def _finish_one(conn: Conn, end: Ended, let_go: bool) -> Written:
     reason = ""
-    for written_as in (lambda: end, lambda: _bare(end), lambda: _refused(end, reason)):
+    for written_as in (end, _bare(end), None):
         try:
-            return _finish(conn, end.job.claimed_by, [written_as()], let_go)
+            return _finish(conn, end.job.claimed_by, [written_as or _refused(end, reason)], let_go)
         except psycopg.Error as e:
             if db.is_passing(e):
                 raise

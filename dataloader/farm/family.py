@@ -10,8 +10,8 @@ from uuid import UUID
 import psycopg
 
 from dataloader.pipelines.context import GatherFailed, Parent, PermanentError, Suspended
-from dataloader.queue import db, parents
-from dataloader.queue.job import Delivery
+from dataloader.queue import db, parents, typed_args
+from dataloader.queue.job import Delivery, plain
 
 
 class Family:
@@ -48,7 +48,8 @@ class Family:
         }
         try:
             added = given | {**fields}
-            return new_job.enqueue(self._open(), task=task, args=dict(args or {}), schema=self._schema, **added)[0]
+            in_json = plain(typed_args.plain(args or {}), "args")
+            return new_job.enqueue(self._open(), task=task, args=in_json, schema=self._schema, **added)[0]
         except (ValueError, TypeError) as e:
             raise PermanentError(f"context.trigger: {e}") from None
 

@@ -28,7 +28,7 @@ from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
 from dataloader.farm.session import Lost, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Slot
 from dataloader.queue import lifecycle, logs
-from dataloader.queue.job import Delivery, End, beat_interval, to_json
+from dataloader.queue.job import Delivery, End, as_progress, beat_interval, to_json
 
 REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress and checkpoints are written at most once in this time
@@ -206,7 +206,7 @@ class Heartbeat(threading.Thread):
         return progress
 
     def _beat(self, lease: Lease, session: lifecycle.Session, progress: dict[str, Any] | None, journal: bool) -> None:
-        document = to_json(log.masked(progress)) if progress else None
+        document = to_json(log.masked(as_progress(progress))) if progress else None
         if progress and document is None:
             self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
         sent, written = now(), lease.written

@@ -37,7 +37,8 @@ class Lease:
         self.slot = slot
         self.began = now()
         self.released = False  # the run is over
-        self.progress: dict[str, Any] | None = None  # not written yet
+        self.reported: dict[str, Any] | None = None  # the latest progress
+        self.progress: dict[str, Any] | None = None  # the same while it is not written
         self.progress_at = 0.0  # when progress and checkpoints may be written again
         self.checkpoint: Checkpoint | None = None  # the latest
         self.written: Checkpoint | None = None  # the latest one in the queue
@@ -109,7 +110,7 @@ class Lease:
     def report(self, progress: dict[str, Any]) -> None:
         """Keep progress for the next write; copied, because the pipeline may go on changing it."""
         is_first = not self.has_news
-        self.progress = dict(progress)
+        self.reported = self.progress = dict(progress)
         if is_first:
             self._wake()
 

@@ -28,11 +28,22 @@ from dataloader.pipelines.context import Suspended
 from dataloader.pipelines.registry import RETRY
 from dataloader.queue import db
 from dataloader.queue.hooks import Hook, identity
-from dataloader.queue.job import Checkpoint, Delivery, End, Job, Outcome, clip, result_json
+from dataloader.queue.job import (
+    Checkpoint,
+    Delivery,
+    End,
+    Job,
+    Outcome,
+    as_progress,
+    clip,
+    plain,
+    result_json,
+    to_json,
+    wait_sec,
+)
 
 RETRIED = (End.ERROR, End.TIMEOUT)  # the ends after which a job runs again while it has attempts
 NOTES_MOST, NOTE_MOST = 20, 500  # lines of a run that the journal keeps, and the characters of one
-RETRY_MOST_SEC = 366 * 86_400
 _log = structlog.get_logger("worker")
 
 
@@ -106,7 +117,6 @@ class Runner:
         self, delivery: Delivery, lease: Lease, pipeline: pipelines.Pipeline, by_key: dict[str, Outcome]
     ) -> Outcome:
         """Step the pipeline until it ends or has to stop; `by_key` gets what it decides for single keys."""
-        progress: dict[str, Any] | None = None
         try:
             wants_context = pipeline.wants_context or pipeline.prepare
             context = self._context(delivery, lease, pipeline, by_key) if wants_context else None
@@ -124,19 +134,19 @@ class Runner:
             while True:
                 item = self._next(steps, interruptible)
                 if isinstance(item, dict):
-                    progress = item
                     self._yielded(steps, lease, item)
                 if lease.must_stop():
                     steps.close()
-                    return _stopped(lease, log.masked(progress))
+                    return _stopped(lease, _shown(lease.reported))
         except StopIteration as e:
-            return returned(delivery, pipeline, e.value, progress, self._settings.dl_result_kb)
+            return returned(delivery, pipeline, e.value, lease.reported, self._settings.dl_result_kb)
         except BaseException as e:
+            progress = _shown(lease.reported)
             if lease.stop is not None:
-                return _stopped(lease, log.masked(progress))
+                return _stopped(lease, progress)
             if isinstance(e, Suspended):
-                return Outcome(End.HANDED_BACK, str(e), log.masked(progress))
-            return _failed(e, log.masked(progress))
+                return Outcome(End.HANDED_BACK, str(e), progress)
+            return _failed(e, progress)
 
     def _yielded(self, steps: pipelines.Steps, lease: Lease, document: dict[str, Any]) -> None:
         """Keep what the pipeline has yielded; a checkpoint that cannot be kept ends the run at once."""
@@ -302,7 +312,7 @@ def returned(
     For a pipeline with batch_size a dict that has keys of the run only holds the results of these keys. A dict is the
     last progress as well.
     """
-    progress = log.masked(value if isinstance(value, dict) else progress)
+    progress = _shown(value if isinstance(value, dict) else progress)
     if pipeline.batch_size is not None and isinstance(value, dict) and value.keys() <= delivery.keys().keys():
         by_key = {key: _done(of_key, progress, most_kb) for key, of_key in value.items()}
         return Outcome(End.DONE, progress=progress, by_key=by_key)
@@ -315,9 +325,17 @@ def _done(value: Any, progress: dict[str, Any] | None, most_kb: int) -> Outcome:
         return Outcome(End.DONE, progress=progress)
     try:
         result_json(value, most_kb)  # before masking, which shortens what is very long
-        return Outcome(End.DONE, progress=progress, result=result_json(log.masked(value), most_kb))
+        return Outcome(End.DONE, progress=progress, result=result_json(log.masked(plain(value, "result")), most_kb))
     except ValueError as e:
         return _failed(PermanentError(str(e)), progress)
+
+
+def _shown(progress: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The last progress as people may see it; what is in JSON's types has its secrets by their names."""
+    shown = log.masked(as_progress(progress))
+    if progress and to_json(shown) is None:
+        _log.warning("progress.dropped", why="not JSON, or too large")
+    return shown
 
 
 def input_of(delivery: Delivery, pipeline: pipelines.Pipeline, by_key: dict[str, Outcome]) -> Any:
@@ -435,8 +453,12 @@ def _stopped(lease: Lease, progress: dict[str, Any] | None) -> Outcome:
 def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
     if isinstance(error, PermanentError | UnknownTask | WrongPipeline | Retry):
         end = End.PERMANENT if isinstance(error, PermanentError) else End.ERROR
-        delay_sec = error.in_sec if isinstance(error, Retry) else None
-        text = log.masked(message(error))
+        text, delay_sec = log.masked(message(error)), None
+        if isinstance(error, Retry):
+            try:
+                delay_sec = wait_sec(error.in_sec, "in_sec")  # the pipeline may have changed it since
+            except Exception as e:
+                text = f"{text}\n{log.masked(headline(e))}"
         return Outcome(end, text, progress, delay_sec=delay_sec, raised=error, error_group=_group_of(error))
     sound = isinstance(error, Exception) and not isinstance(error, MemoryError)
     text, group = log.masked(described(error)), _group_of(error)
@@ -451,7 +473,7 @@ def _group_of(error: BaseException) -> str:
 def delayed(delivery: Delivery, outcome: Outcome, retry_in: Callable[[int], float]) -> Outcome:
     """The outcome with the delays of the pipeline's rule: each key waits by its own attempts.
 
-    A rule that fails, or returns no time from 0 to RETRY_MOST_SEC, is logged, and the default's delay is taken.
+    A rule that fails, or returns no time from 0 to WAIT_MOST_SEC, is logged, and the default's delay is taken.
     """
     if outcome.end not in RETRIED and not outcome.by_key:
         return outcome
@@ -468,10 +490,7 @@ def delayed(delivery: Delivery, outcome: Outcome, retry_in: Callable[[int], floa
 
 def _delay(retry_in: Callable[[int], float], attempt: int) -> float | None:
     try:
-        seconds = float(retry_in(attempt))
-        if 0 <= seconds <= RETRY_MOST_SEC:
-            return seconds
-        raise ValueError(f"retry_in({attempt}) should be from 0 to {RETRY_MOST_SEC} seconds, not {seconds:g}")
+        return wait_sec(retry_in(attempt), f"retry_in({attempt})")
     except Exception as e:
         _log.warning("pipeline.retry_in.failed", error=log.masked(headline(e)))
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from logging import Logger
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 
-from dataloader.queue.job import End, Outcome
+from dataloader.queue.job import End, Outcome, wait_sec
 
 SKIP_SEC = 1.0  # until a skipped key is due again
 
@@ -38,12 +39,10 @@ class PermanentError(Exception):
 class Retry(Exception):
     """For a pipeline to raise when its job should run again after `in_sec` seconds; the attempt counts."""
 
-    def __init__(self, in_sec: float, why: str = "") -> None:
-        """Raises ValueError unless `in_sec` is 0 or more."""
-        if not in_sec >= 0:
-            raise ValueError(f"in_sec should be 0 or more, not {in_sec}")
-        super().__init__(why or f"asked to be tried again in {in_sec:g} s")
-        self.in_sec = in_sec
+    def __init__(self, in_sec: float | timedelta, why: str = "") -> None:
+        """Raises ValueError unless `in_sec` is from 0 seconds to 366 days."""
+        self.in_sec = wait_sec(in_sec, "in_sec")
+        super().__init__(why or f"asked to be tried again in {self.in_sec:g} s")
 
 
 class Stopped(BaseException):
@@ -189,10 +188,10 @@ class Context:
         raised = error if isinstance(error, BaseException) else None
         self._decide(key, Outcome(end, str(error) or type(error).__name__, raised=raised))
 
-    def retry(self, key: str, in_sec: float) -> None:
+    def retry(self, key: str, in_sec: float | timedelta) -> None:
         """Decide that this key of a batch is tried again after so many seconds; the attempt counts, as for `Retry`."""
         error = Retry(in_sec)
-        self._decide(key, Outcome(End.ERROR, str(error), delay_sec=in_sec))
+        self._decide(key, Outcome(End.ERROR, str(error), delay_sec=error.in_sec))
 
     def skip(self, key: str) -> None:
         """Decide that the run has left this key of a batch alone: its jobs go back uncounted, due after SKIP_SEC."""

@@ -46,7 +46,10 @@ def steps(pipeline: Pipeline, args: Any, context: Context | None) -> Steps:
         return (yield from _async_generator(pipeline.function(*given)))
     if pipeline.form is Form.COROUTINE:
         return (yield from _coroutine(pipeline.function(*given)))
-    result = pipeline.function(*given)
+    try:
+        result = pipeline.function(*given)
+    except StopIteration as e:  # Python would call it one of this generator
+        raise RuntimeError("pipeline raised StopIteration") from e
     if inspect.isgenerator(result):
         return (yield from result)
     return result

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
-from enum import StrEnum
+from enum import Enum, StrEnum
 from pathlib import PurePath
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -21,6 +23,7 @@ TEXT_LIMIT = 8_192  # characters of an error that are kept: its first and last h
 PROGRESS_LIMIT = 65_536  # characters of a progress document
 CHECKPOINT_KB = 64
 RETRY_SEC = 30.0  # for each attempt, as dl_retry_delay
+WAIT_MOST_SEC = 366 * 86_400  # that a pipeline may let its job wait
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -239,6 +242,18 @@ class Finish(NamedTuple):
     error_group: str | None = None
 
 
+def wait_sec(wait: Any, name: str) -> float:
+    """A number of seconds or a timedelta as seconds; raises ValueError unless they are from 0 to WAIT_MOST_SEC."""
+    seconds = math.nan
+    with suppress(Exception):  # whatever the value's own methods raise
+        if not isinstance(wait, str | bytes):
+            seconds = float(wait.total_seconds() if isinstance(wait, timedelta) else wait)
+    if not 0 <= seconds <= WAIT_MOST_SEC:
+        shown = f"{wait!r:.100}" if isinstance(wait, int | float | str | timedelta) else type(wait).__name__
+        raise ValueError(f"{name} should be from 0 to {WAIT_MOST_SEC:,} seconds or a timedelta, not {shown}")
+    return seconds
+
+
 def decide(delivery: Delivery, outcome: Outcome) -> list[Finish | None]:
     """The finish of each job that `outcome` calls for; None when nothing may be written any more.
 
@@ -252,7 +267,8 @@ def decide(delivery: Delivery, outcome: Outcome) -> list[Finish | None]:
         outcome = outcome._replace(end=End.HANDED_BACK, error="a job of the run was canceled")
     finishes: list[Finish | None] = []
     for key, jobs in delivery.keys().items():
-        finishes += _decide_key(jobs, outcome.by_key.get(key, outcome))
+        of_key = outcome.by_key.get(key, outcome)
+        finishes += _decide_key(jobs, of_key if of_key.progress else of_key._replace(progress=outcome.progress))
     return finishes
 
 
@@ -268,7 +284,7 @@ def _decide_key(jobs: list[Job], outcome: Outcome) -> list[Finish | None]:
 
 
 def _decide(job: Job, outcome: Outcome) -> Finish | None:
-    progress = to_json(outcome.progress) if outcome.progress is not None else None
+    progress = to_json(outcome.progress)
     error = clip(outcome.error) if outcome.error is not None else None
     match outcome.end:
         case End.DONE:  # the first, for it is most of them
@@ -298,34 +314,64 @@ def clip(text: str) -> str:
     if len(text) > TEXT_LIMIT:
         half = TEXT_LIMIT // 2 - 16
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
-    return _storable(text)
+    return storable(text)
 
 
-def to_json(value: dict[str, Any]) -> str | None:
-    """`value` as JSON that jsonb accepts, or None when that cannot be made of it.
+class NotJson(ValueError):
+    """A value has no form in JSON; `place` leads to it, such as `.rows[3].total`."""
 
-    Values that JSON lacks become text; NaN and infinities become null. A result above PROGRESS_LIMIT characters is
-    None.
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.place = ""
+
+    def at(self, place: str) -> NotJson:
+        """The same, for what holds the value at this place."""
+        self.place = place + self.place
+        return self
+
+    def __str__(self) -> str:
+        place = self.place if len(self.place) <= _PLACE_MOST else f"{self.place[:_PLACE_MOST]}…"
+        return f"{place.lstrip('.')} {self.args[0]}"
+
+
+def plain(value: Any, name: str) -> Any:
+    """`value` in dicts, lists, texts, finite numbers, booleans and None: what pipelines return, save and trigger with.
+
+    Numbers and arrays of numpy become Python's, a dataclass and a pydantic model a dict, an Enum its value, sets and
+    tuples lists, and what is in _TEXTS a text, as a key does. NUL and lone surrogates become U+FFFD. Any other value
+    raises NotJson with its place, which begins with `name`.
     """
+    return _item(name, value, _refuse)
+
+
+def as_progress(document: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The document in JSON's own types, with null for odd numbers and text for all else; None where that fails."""
     try:
-        text = _encode(_plain(value))
+        return None if document is None else _plain(dict(document), _shown)
     except Exception:  # whatever a value's own methods raise, or the pipeline changes meanwhile
+        return None
+
+
+def to_json(document: Mapping[str, Any] | None) -> str | None:
+    """`as_progress` as JSON that jsonb accepts; None also for more than PROGRESS_LIMIT characters."""
+    if (found := as_progress(document)) is None:
+        return None
+    try:
+        text = _encode(found)
+    except (ValueError, RecursionError):
         return None
     return text if len(text) <= PROGRESS_LIMIT else None
 
 
 def result_json(value: Any, most_kb: int) -> str:
-    """What a pipeline has returned as JSON that jsonb accepts; NaN and odd texts become what `to_json` makes of them.
+    """What a pipeline has returned as JSON that jsonb accepts.
 
-    Raises ValueError, with a text for people, for what JSON lacks (but for times, decimals, UUIDs and paths, which
-    become text), and for more than `most_kb` KB.
+    Raises ValueError, with a text for people, for what JSON lacks, and for more than `most_kb` KB.
     """
     try:
-        text = _encode_strictly(_plain(value))
-    except RecursionError:
-        raise ValueError(_NOT_JSON.format("it is nested too deep, or holds itself")) from None
-    except Exception as e:  # whatever a value's own methods raise
-        raise ValueError(_NOT_JSON.format(e)) from None
+        text = _encode(plain(value, "result"))
+    except (NotJson, RecursionError) as e:
+        raise ValueError(_NO_RESULT.format(e)) from None
     if (size := len(text.encode())) > most_kb * 1_024:
         raise ValueError(
             f"the pipeline returned {size:,} bytes of JSON, and DL_RESULT_KB={most_kb} allows {most_kb * 1_024:,}:"
@@ -340,10 +386,12 @@ def checkpoint_json(value: Any) -> str:
     Raises ValueError, with a text for people, for anything but a dict of JSON's values, and above CHECKPOINT_KB KB.
     """
     try:
-        if not isinstance(value, dict) or _plain(value) != value:
-            raise ValueError("it would not come back as it is")
-        text = _encode_as_it_is(value)
-    except (TypeError, ValueError, RecursionError) as e:
+        found = plain(value, "checkpoint")
+        place = _difference(found, value) if isinstance(value, dict) else ""
+        if place is not None:
+            raise NotJson("would not come back as it is").at(f".checkpoint{place}")
+        text = _encode(found)
+    except (NotJson, RecursionError) as e:
         raise ValueError(_NO_CHECKPOINT.format(e)) from None
     if (size := len(text.encode())) > CHECKPOINT_KB * 1_024:
         raise ValueError(
@@ -353,47 +401,111 @@ def checkpoint_json(value: Any) -> str:
     return text
 
 
-def _plain(value: Any) -> Any:
-    if type(value) in _AS_IT_IS:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        return _storable(value)
-    if isinstance(value, dict):
-        return {_storable(str(key)): item if type(item) in _AS_IT_IS else _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+def _plain(value: Any, instead: Callable[[Any, str], Any]) -> Any:
+    match value:
+        case Enum():
+            return _plain(value.value, instead)
+        case None | bool():
+            return value
+        case int():
+            return int(value) if abs(value) < _LARGEST else instead(value, "has more than 4,300 digits")
+        case float():
+            return float(value) if math.isfinite(value) else instead(value, f"is {float(value)}")
+        case str():
+            return storable(value)
+        case Mapping():
+            return {_key(name): _item(name, item, instead) for name, item in value.items()}
+        case list() | tuple():
+            return [_item(place, item, instead) for place, item in enumerate(value)]
+        case Set():
+            return _sorted([_plain(item, instead) for item in value])
+        case date() | time() | timedelta() | Decimal() | UUID() | PurePath():
+            return storable(str(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _item(each.name, getattr(value, each.name), instead) for each in fields(value)}
+    return _plain_of_library(value, instead)
 
 
-def _text(value: object) -> str:
-    return _storable(str(value))
+def _plain_of_library(value: Any, instead: Callable[[Any, str], Any]) -> Any:
+    """Of pydantic and numpy by their methods: nobody pays for an import that the pipeline has not made."""
+    kind = type(value)
+    if hasattr(kind, "model_dump"):
+        return _plain(value.model_dump(mode="json", by_alias=True), instead)
+    of_numpy = getattr(getattr(value, "dtype", None), "kind", "")
+    if hasattr(kind, "tolist") and of_numpy != "m":  # a span of time would lose its unit
+        found = (value.astype(str) if of_numpy == "M" else value).tolist()
+        if type(found) is not kind:
+            return _plain(found, instead)
+    return instead(value, f"is of the type {kind.__module__}.{kind.__qualname__}")
 
 
-def _text_of_known(value: object) -> str:
-    if isinstance(value, _TEXTS):
-        return _text(value)
-    raise TypeError(f"it holds a value of the type {type(value).__module__}.{type(value).__qualname__}")
+def _item(place: Any, item: Any, instead: Callable[[Any, str], Any]) -> Any:
+    if type(item) in _AS_IT_IS:
+        return item
+    try:
+        return _plain(item, instead)
+    except NotJson as e:
+        raise e.at(_place(place)) from None
+    except RecursionError:
+        raise NotJson("is nested too deep, or holds itself").at(_place(place)) from None
+    except Exception as e:  # whatever a value's own methods raise, or the pipeline changes meanwhile
+        raise NotJson(f"cannot be read ({type(e).__name__})").at(_place(place)) from None
 
 
-_NOT_JSON = (
-    "what the pipeline returned is not JSON: {}; return dicts, lists, texts, numbers, booleans and None"
-    " (times, decimals, UUIDs and paths become text)"
+def _key(name: Any) -> str:
+    return storable(str(name.value if isinstance(name, Enum) else name))
+
+
+def _place(place: Any) -> str:
+    return f".{place}" if isinstance(place, str) and place.isidentifier() else f"[{place!r}]"
+
+
+def _sorted(items: list[Any]) -> list[Any]:
+    try:
+        return sorted(items)
+    except TypeError:  # they are of several types
+        return items
+
+
+def _refuse(value: Any, why: str) -> Any:
+    raise NotJson(why)
+
+
+def _shown(value: Any, why: str) -> Any:
+    return None if isinstance(value, int | float) else storable(str(value))
+
+
+def _difference(found: Any, value: Any) -> str | None:
+    """The place of the first difference; None: there is none."""
+    items: Iterable[tuple[Any, Any, Any]]
+    if isinstance(found, dict) and isinstance(value, dict) and found.keys() == value.keys():
+        items = ((name, found[name], value[name]) for name in found)
+    elif isinstance(found, list) and isinstance(value, list):
+        items = ((place, *both) for place, both in enumerate(zip(found, value, strict=True)))
+    else:
+        return None if not isinstance(found, dict | list) and found == value else ""
+    for place, *both in items:
+        if (within := _difference(*both)) is not None:
+            return _place(place) + within
+    return None
+
+
+_NO_RESULT = (
+    "what the pipeline returned is not JSON: {}; return dicts, lists, texts, finite numbers, booleans and None (sets,"
+    " dataclasses, Enums, numpy's numbers, times, decimals, UUIDs and paths have a form too)"
 )
 _NO_CHECKPOINT = (
     "a checkpoint should be a dict of JSON: with texts as keys, and with dicts, lists, texts without NUL, finite"
     " numbers, booleans and None as values; {}"
 )
-_TEXTS = (date, time, timedelta, Decimal, UUID, PurePath)
-_AS_IT_IS = frozenset({int, bool, type(None)})
+_PLACE_MOST = 100
+_AS_IT_IS = frozenset({bool, type(None)})
+_LARGEST = 10**4_300  # json writes no longer int
 # Made once: to make an encoder costs as much as to use it.
-_encode = json.JSONEncoder(default=_text, allow_nan=False, ensure_ascii=False).encode
-_encode_as_it_is = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
-_encode_strictly = json.JSONEncoder(default=_text_of_known, allow_nan=False, ensure_ascii=False).encode
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Without what PostgreSQL refuses in text: NUL and lone surrogates become U+FFFD."""
     if text.isascii() and "\0" not in text:
         return text

@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
+import structlog
 from psycopg import errors
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
+from dataloader import log
 from dataloader.queue import db, logs
 from dataloader.queue.db import Conn
-from dataloader.queue.job import LEADS_TO, SETTLED, Checkpoint, Finish, Job, Status
+from dataloader.queue.job import LEADS_TO, SETTLED, Checkpoint, Finish, Job, Status, Verb, clip, storable
 from dataloader.queue.run_log import RunLog
 
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
@@ -36,6 +38,7 @@ PLANS = (
 )
 LARGE = 1_000_000  # characters of arguments of the jobs of one claim
 
+_log = structlog.get_logger("worker")
 _SQL = db.statements("queue.sql")
 _VERSIONS = f"SELECT job_id, version FROM ({_SQL['status']}) shown"  # noqa: S608  the rest of it is not computed
 _REASONS = f"SELECT job_id, waiting_for FROM ({_SQL['status']}) shown"  # noqa: S608  as above
@@ -253,8 +256,8 @@ def step(
     waited longest. `head` is where to begin in the first one. `affinity` prefers some jobs to others; jobs of the tasks
     `without` are passed over. Of an ordered queue the claim takes the heads of up to `most` keys, of a merged one all
     that these keys have, those of a key one after the other. All other keys of the session are let go, unless `ends` is
-    None. One transaction, one round trip. Raises psycopg.DataError, having changed nothing, for an end that PostgreSQL
-    cannot store; `finish` can.
+    None. One transaction, one round trip. Raises psycopg.Error, having changed nothing, for an end that PostgreSQL
+    refuses; `finish_some` writes the others.
     """
     parameters = {
         "queues": _texts(queues),
@@ -357,38 +360,56 @@ def finish(
 ) -> Status | None:
     """Write the end of a run and release its key, or with `let_go` all keys of the session.
 
-    Returns the new status, None when the claim is over. Leaves out text and JSON that PostgreSQL cannot store.
-    Raises LockNotAvailable at once, having written nothing, while another session has the job's row locked.
+    Returns the new status, None when the claim is over. An end that PostgreSQL refuses becomes another one, as in
+    `finish_some`. Raises LockNotAvailable at once, having written nothing, while another session has the job's row
+    locked.
     """
-    try:
-        written = _finish(conn, job.claimed_by, [Ended(job, end, facts)], let_go)
-    except psycopg.DataError:
-        plain = (end.error or "").encode("ascii", "backslashreplace").decode()
-        bare = end._replace(error=plain.replace("\x00", "") or None, progress=None, result=None, error_group=None)
-        written = _finish(conn, job.claimed_by, [Ended(job, bare, facts)], let_go)
+    written = _finish_one(conn, Ended(job, end, facts), let_go)
     if written.locked:
         raise errors.LockNotAvailable(f"another session has the row of job {job.job_id} locked")
     return written.ended.get(job.job_id)
 
 
 def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Written:
-    """Write the ends of runs of `worker` and release their keys; returns the new statuses of the runs still its own."""
+    """Write the ends of runs of `worker` and release their keys; returns the new statuses of the runs still its own.
+
+    An end that PostgreSQL refuses costs no other one. It is written without its progress, its facts and the odd letters
+    of its error; where this is refused as well, the job ends `failed` with the reason of PostgreSQL. A job whose row
+    takes no end at all stays as it is, for the reaper.
+    """
     try:
         return _finish(conn, worker, ends, let_go=False)
-    except psycopg.DataError:
-        return _finish_each(conn, ends)
+    except psycopg.Error as e:
+        if db.is_passing(e):
+            raise
+    each = [_finish_one(conn, end, let_go=False) for end in ends]
+    return Written(
+        {job_id: status for written in each for job_id, status in written.ended.items()},
+        [job_id for written in each for job_id in written.locked],
+    )
 
 
-def _finish_each(conn: Conn, ends: Collection[Ended]) -> Written:
-    ended: dict[UUID, Status] = {}
-    locked = []
-    for each in ends:
+def _finish_one(conn: Conn, end: Ended, let_go: bool) -> Written:
+    reason = ""
+    for written_as in (end, _bare(end), None):
         try:
-            if status := finish(conn, each.job, each.finish, each.facts, let_go=False):
-                ended[each.job.job_id] = status
-        except errors.LockNotAvailable:
-            locked.append(each.job.job_id)
-    return Written(ended, locked)
+            return _finish(conn, end.job.claimed_by, [written_as or _refused(end, reason)], let_go)
+        except psycopg.Error as e:
+            if db.is_passing(e):
+                raise
+            reason = reason or log.masked(e.diag.message_primary or str(e))
+    _log.error("worker.end.refused", job_id=str(end.job.job_id), verb=end.finish.verb, error=reason)
+    return Written({}, ())
+
+
+def _bare(end: Ended) -> Ended:
+    error = (end.finish.error or "").encode("ascii", "backslashreplace").decode().replace("\0", "") or None
+    return end._replace(finish=end.finish._replace(error=error, progress=None, error_group=None), facts=None)
+
+
+def _refused(end: Ended, reason: str) -> Ended:
+    error = clip(f"the database refused the end of this run ({end.finish.verb}): {reason}")
+    return Ended(end.job, Finish(Verb.FAIL, error), log=end.log)
 
 
 def keep_results(conn: Conn, ends: Collection[Ended]) -> None:
@@ -489,8 +510,8 @@ def _texts(values: Sequence[str | None]) -> str | None:
 
 
 def _quoted(text: str) -> str:
-    if "\0" in text:
-        raise psycopg.DataError("PostgreSQL's texts have no NUL")  # libpq would take the text for shorter
+    if storable(text) != text:  # libpq would take a text with NUL for shorter
+        raise psycopg.DataError("PostgreSQL's texts have neither NUL nor lone surrogates")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

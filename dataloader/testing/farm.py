@@ -41,6 +41,7 @@ from dataloader.queue.job import (
     Outcome,
     Status,
     Verb,
+    as_progress,
     checkpoint_json,
     decide,
     to_json,
@@ -488,7 +489,7 @@ class _Lease(Lease):
 
     def report(self, progress: Progress) -> None:
         super().report(progress)
-        document = to_json(log.masked(progress))
+        document = to_json(log.masked(as_progress(progress)))
         if document is None:
             _log.warning("progress that is not JSON, or too large, is dropped")
         else:

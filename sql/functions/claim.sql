@@ -382,9 +382,9 @@ $$;
 -- also when its lease is over: until the reaper has settled it, that job comes first.
 --
 -- p_merge_limit   null: the head alone starts, if it is due. Else the rows are one task: up to so many from the head on,
---                 whether due or not, as far as they have the head's task and nobody else has them locked. A key of which
---                 rows were tried before is not due before the first of these; else one ready row makes it due, and there
---                 is one.
+--                 whether due or not, as far as they have the head's task; none of them while another session has one of
+--                 them locked. A key of which rows were tried before is not due before the first of these; else one ready
+--                 row makes it due, and there is one.
 -- p_holds         a dead row keeps its key
 --
 -- due        the rows to start, the keys in the order given, those of a key in their order and with the same attempt
@@ -398,6 +398,7 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   key record;
+  delivery uuid[];
 BEGIN
   due := '{}'; holders := '{}'; odd := '{}';
   FOR key IN
@@ -440,10 +441,14 @@ BEGIN
           holders := holders || key.job_id;
           CONTINUE;
         END IF;
+      END IF;
+      delivery := CASE WHEN p_merge_limit IS NULL THEN ARRAY[key.job_id]
+                       ELSE dl_lock_delivery(p_queue, key.name, key.task, key.limits, p_merge_limit) END;
+      CONTINUE WHEN delivery = '{}';
+      IF key.limits IS NOT NULL THEN
         room := dl_use_room(key.limits, room);
       END IF;
-      due := due || CASE WHEN p_merge_limit IS NULL THEN ARRAY[key.job_id]
-                         ELSE dl_lock_delivery(p_queue, key.name, key.task, key.limits, p_merge_limit) END;
+      due := due || delivery;
       EXIT WHEN cardinality(due) >= 1000;  -- one claim carries so many jobs, and those of the last key
     END IF;
   END LOOP;
@@ -451,9 +456,10 @@ END
 $$;
 
 
--- Lock the first p_limit rows of a key, in their order, as far as they have this task and these limits (a delivery is one
--- run) and no other session has one of them locked: no row may start before one that is before it. All get the attempt of the one that was tried most. Rows
--- that may not start are passed over.
+-- Lock the first p_limit rows of a key, in their order, as far as they have this task and these limits: a delivery is one
+-- run. Returns no row while another session has one of these locked, or has just changed one: a delivery has all rows of
+-- its key, so the claim comes back. The rows that it has locked until its commit make others come back too, and nobody
+-- waits. All rows get the attempt of the one that was tried most. Rows that may not start are passed over.
 CREATE OR REPLACE FUNCTION dl_lock_delivery(
   p_queue text, p_lock_key text, p_task text, p_limits text[], p_limit int) RETURNS uuid[]
 LANGUAGE plpgsql AS $$
@@ -479,7 +485,7 @@ DECLARE
                          FOR NO KEY UPDATE SKIP LOCKED);
 BEGIN
   IF cardinality(free) < cardinality(listed) THEN
-    listed := listed[1:(SELECT min(nth) - 1 FROM unnest(listed) WITH ORDINALITY AS jobs (id, nth) WHERE id <> ALL (free))];
+    RETURN '{}';
   END IF;
   IF cardinality(listed) > 1 THEN
     UPDATE dl_jobs SET attempt = most.attempt

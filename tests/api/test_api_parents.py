@@ -84,7 +84,9 @@ def test_a_wrong_last_job_adds_none_of_the_group(client: FlaskClient, wrong: Any
     [
         ([{"depends_on": [7]}], "there is no job 7 in the list, which has 2"),
         ([{"depends_on": [1]}, {"depends_on": [0]}], "wait for each other in a circle: 0 -> 1 -> 0"),
-        ([{"depends_on": [0]}], "wait for each other in a circle: 0 -> 0"),
+        ([{"depends_on": [0]}], "there is no other job in the list: name the jobs to wait for by their job_id"),
+        ([{"depends_on": [1]}], "there is no other job in the list: name the jobs to wait for by their job_id"),
+        ([{"depends_on": [0]}, {}], "wait for each other in a circle: 0 -> 0"),
         ([{"depends_on": ["x"]}], "should be a job's id, or its place in the list of jobs, from 0"),
         ([{"depends_on": [-1]}], "should be a job's id, or its place in the list of jobs, from 0"),
         ([{"depends_on": [True]}], "should be a job's id, or its place in the list of jobs, from 0"),

@@ -400,3 +400,38 @@ def waits_behind_a_checkpoint(args: dict[str, Any], context: Context) -> Iterato
     context.save({"password": args["secret"]})
     yield from waits_for_a_file(args, context)
     return begin
+
+
+def _reports(args: dict[str, Any], context: Context) -> None:
+    """Report three times at once, the last time in a `finally`, and come to the `end`."""
+    try:
+        context.progress({"processed": 1, "total": 3})
+        context.progress({"processed": 2, "total": 3})
+        if args["end"] == "error":
+            raise ValueError("as it should")
+        if args["end"] == "exit":
+            sys.exit(3)
+        while args["end"] == "stop":
+            time.sleep(0.01)
+            context.check()
+    finally:
+        context.progress({"processed": 3, "total": 3})
+
+
+@register("reports")
+def reports(args: dict[str, Any], context: Context) -> None:
+    """A plain function."""
+    _reports(args, context)
+
+
+@register("reports_async")
+async def reports_async(args: dict[str, Any], context: Context) -> None:
+    """A coroutine function."""
+    _reports(args, context)
+
+
+@register("reports_by_generator")
+def reports_by_generator(args: dict[str, Any], context: Context) -> Iterator[Any]:
+    """A generator."""
+    yield {"processed": 0, "total": 3}
+    _reports(args, context)

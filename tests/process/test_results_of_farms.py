@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from farming import Farm, until
 
+from dataloader.queue import lifecycle
 from dataloader.queue.reports import stats
 
 JOBS = 200
@@ -76,3 +77,45 @@ def test_a_result_that_is_too_large_fails_the_job_and_says_where_it_should_go(fa
     )
     farm.wait(small, "succeeded")
     assert (result(farm, small), result(farm, large)) == ("x" * 1_022, None)
+
+
+def test_the_latest_report_is_written_with_every_end_of_every_form(farm: Farm) -> None:
+    farm.ready(workers=2)
+    tasks = ("reports", "reports_async", "reports_by_generator")
+    jobs = {
+        (task, end): farm.enqueue(task, args={"end": end}, max_attempts=1)
+        for task in tasks
+        for end in ("return", "error", "exit")
+    }
+    jobs |= {
+        (task, "timeout"): farm.enqueue(task, args={"end": "stop"}, max_attempts=1, timeout_sec=1) for task in tasks
+    }
+    jobs |= {(task, "cancel"): farm.enqueue(task, args={"end": "stop"}, max_attempts=1) for task in tasks}
+    for task in tasks:
+        farm.begun(jobs[task, "cancel"])
+        lifecycle.request_cancel(farm.conn, jobs[task, "cancel"])
+    becomes = {"return": "succeeded", "cancel": "canceled"}
+    found = {name: farm.wait(job, becomes.get(name[1], "failed"))["progress"] for name, job in jobs.items()}
+    assert found == {name: {"processed": 3, "total": 3} for name in jobs}
+
+
+def test_an_end_that_the_database_refuses_costs_no_other_job_and_no_worker(farm: Farm) -> None:
+    farm.conn.execute(
+        """
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+          RAISE EXCEPTION 'no room for it' USING ERRCODE = 'numeric_value_out_of_range';
+        END $$;
+        CREATE TRIGGER refuse BEFORE UPDATE ON dl_jobs FOR EACH ROW
+          WHEN (NEW.status = 'succeeded' AND NEW.lock_key LIKE 'bad%') EXECUTE FUNCTION refuse();
+        """
+    )
+    wish = json.dumps([{"queue": "q", "concurrency": 2, "prefetch": 50}])
+    program = farm.ready(workers=2, workers_json=wish)
+    for _ in range(60):  # a worker claims more at a time once its runs are short
+        farm.enqueue("returns")
+    jobs = [farm.enqueue("returns", lock_key=f"bad-{n}" if n % 20 == 7 else "", max_attempts=1) for n in range(80)]
+    assert [farm.wait(job, "succeeded", "failed", "lost")["status"] for job in jobs] == [
+        "failed" if n % 20 == 7 else "succeeded" for n in range(80)
+    ]
+    assert farm.job(jobs[7])["error"] == "the database refused the end of this run (succeed): no room for it"
+    assert program.events("supervisor.worker.exited") == []

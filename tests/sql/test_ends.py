@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
-from hands import Worker, enqueue, journal, keys_held, plain, row, state, value
+from hands import Worker, enqueue, expire, journal, keys_held, plain, row, state, value
 
 from dataloader.queue import db, lifecycle
+from dataloader.queue.job import LEADS_TO, Finish
+from dataloader.queue.lifecycle import Ended
 
 ENDS = ("succeed", "retry", "fail", "cancel", "hand_back")
 
@@ -143,6 +147,107 @@ def test_g1_what_cannot_be_stored_does_not_keep_a_job_from_ending(
     assert worker.finish(worker.take(), verb, error=error, progress=progress) is not None
     assert state(conn, job_id)[0] != "running"
     assert keys_held(conn) == []
+
+
+@pytest.fixture
+def own(own_db: str) -> Iterator[tuple[db.Connection, Worker]]:
+    """A database whose tables the test may change, and a worker."""
+    worker = Worker(own_db, "host:1:boot")
+    with db.connect(own_db, name="test", schema="public") as conn, worker.conn:
+        yield conn, worker
+
+
+def refuse(conn: db.Connection, timing: str, condition: str) -> None:
+    """Let a trigger refuse writes to rows of the key `bad`, as a user's trigger or rule may."""
+    conn.execute(
+        f"""
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+          RAISE EXCEPTION 'not this one, password=canary-91';
+        END $$;
+        CREATE TRIGGER refuse {timing} ON dl_jobs FOR EACH ROW WHEN (NEW.lock_key = 'bad' AND {condition})
+          EXECUTE FUNCTION refuse();
+        """
+    )
+
+
+CHECK = "ALTER TABLE dl_jobs ADD CONSTRAINT no_success CHECK (lock_key <> 'bad' OR status <> 'succeeded')"
+NO_RESULT = "ALTER TABLE dl_results ADD CONSTRAINT no_result CHECK (result <> '\"refused\"')"
+BEFORE = "BEFORE UPDATE"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "end", "reason"),
+    [
+        (None, Finish("retry", "e", delay_sec=math.inf), "interval out of range"),
+        (None, Finish("retry", "e", delay_sec=1e300), "interval out of range"),
+        (None, Finish("hand_back", "e", delay_sec=math.nan), ""),
+        (None, Finish("succeed", result='"\\u0000"'), "unsupported Unicode escape sequence"),
+        (None, Finish("succeed", result='{"a": 1e999999}'), "value overflows numeric format"),
+        (lambda conn: conn.execute(CHECK), Finish("succeed"), 'violates check constraint "no_success"'),
+        (lambda conn: conn.execute(NO_RESULT), Finish("succeed", result='"refused"'), "no_result"),
+        (lambda conn: refuse(conn, BEFORE, "NEW.status = 'succeeded'"), Finish("succeed"), "not this one, pass"),
+        (lambda conn: refuse(conn, "AFTER UPDATE", "NEW.status = 'queued'"), Finish("retry", "e"), "not this"),
+    ],
+)  # fmt: skip
+def test_an_end_that_is_refused_costs_no_other_one_and_fails_its_job_with_the_reason(
+    own: tuple[db.Connection, Worker], prepare: Any, end: Finish, reason: str
+) -> None:
+    conn, worker = own
+    if prepare:
+        prepare(conn)
+    for key in ("good", "bad", "too"):
+        enqueue(conn, lock_key=key)
+    jobs = lifecycle.step(worker.session, ["q"], 15, 3, None).jobs
+    ends = [Ended(job, end if job.lock_key == "bad" else Finish("succeed", result="1")) for job in jobs]
+    with pytest.raises(psycopg.Error):
+        lifecycle.step(worker.session, ["q"], 15, 0, ends)
+    written = lifecycle.finish_some(worker.conn, worker.name, ends)
+    found = {job.lock_key: row(conn, job.job_id) for job in jobs}
+    assert {key: each["status"] for key, each in found.items()} == {
+        "good": "succeeded", "bad": "failed", "too": "succeeded",
+    }  # fmt: skip
+    assert sorted(written.ended.values()) == ["failed", "succeeded", "succeeded"]
+    assert found["bad"]["error"].startswith(f"the database refused the end of this run ({end.verb}): ")
+    assert reason in found["bad"]["error"]
+    assert "canary-91" not in found["bad"]["error"]
+    assert keys_held(conn) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "facts"),
+    [
+        (Finish("succeed", progress='{"p": "\\ud800"}'), None),
+        (Finish("succeed", progress="{" * 9_000), None),
+        (Finish("succeed"), {"cpu_sec": math.nan}),
+        (Finish("hand_back", "drain \ud800"), None),
+        (Finish("retry", "a\0b", error_group="\0"), {"cpu_sec": math.inf}),
+        (Finish("retry", "e", error_group="\ud800"), None),
+    ],
+)
+def test_what_is_said_of_a_run_besides_does_not_change_its_end(
+    conn: db.Connection, worker: Worker, end: Finish, facts: Any
+) -> None:
+    jobs = [enqueue(conn, lock_key=key) for key in ("bad", "good")]
+    bad, good = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
+    ends = [Ended(bad, end, facts), Ended(good, Finish("succeed"))]
+    assert lifecycle.finish_some(worker.conn, worker.name, ends).ended == {
+        jobs[0]: LEADS_TO[end.verb],
+        jobs[1]: "succeeded",
+    }
+    assert keys_held(conn) == []
+
+
+def test_a_row_that_takes_no_end_is_left_to_the_reaper(own: tuple[db.Connection, Worker]) -> None:
+    conn, worker = own
+    jobs = [enqueue(conn, lock_key=key) for key in ("bad", "good")]
+    bad, good = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
+    refuse(conn, BEFORE, "true")
+    ends = [Ended(job, Finish("succeed")) for job in (bad, good)]
+    assert lifecycle.finish_some(worker.conn, worker.name, ends) == ({good.job_id: "succeeded"}, [])
+    assert state(conn, bad.job_id) == ("running", 1)
+    conn.execute("DROP TRIGGER refuse ON dl_jobs")
+    expire(conn, jobs[0])
+    assert lifecycle.reap(conn) is not None
 
 
 def test_a9_an_end_whose_answer_was_lost_is_found(conn: db.Connection, worker: Worker) -> None:

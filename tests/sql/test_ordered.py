@@ -623,18 +623,87 @@ def test_a_delivery_leaves_out_what_may_not_start(merged: db.Connection, worker:
     assert (step(worker).jobs, state(merged, jobs[1])) == ([], ("canceled", 0))
 
 
-def test_a_job_that_another_session_has_locked_ends_the_delivery_before_it(
-    merged: db.Connection, workers: Workers
+@pytest.mark.parametrize("place", [0, 2, 3])
+@pytest.mark.parametrize(
+    "hold",
+    [
+        "SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE",
+        "SELECT FROM dl_jobs WHERE job_id = %s FOR NO KEY UPDATE",
+        "SELECT FROM dl_jobs WHERE job_id = %s FOR SHARE",
+        "UPDATE dl_jobs SET priority = 1 WHERE job_id = %s",
+        "UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s",
+        "DELETE FROM dl_jobs WHERE job_id = %s",
+    ],
+)
+def test_a_delivery_waits_for_a_job_of_its_key_that_another_session_has_locked(
+    merged: db.Connection, workers: Workers, hold: str, place: int
 ) -> None:
+    """All jobs of the key or none, whatever becomes of the locked one; other keys go on, and the claim comes back."""
     one, two = workers(), workers()
     jobs = [enqueue(merged, lock_key="k") for _ in range(4)]
-    with merged.transaction():
-        merged.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (jobs[2],))
+    other = enqueue(merged, lock_key="l")
+    with merged.transaction(force_rollback=True):
+        merged.execute(hold, (jobs[place],))
         found = step(one)
-        assert ids(found) == jobs[:2]
+        assert ids(found) == [other]
         end_all(one, found.jobs)
-        assert step(one).jobs == []
-    assert ids(step(two)) == jobs[2:]
+        found = step(one)
+        assert (found.jobs, found.look_again) == ([], False)
+        assert found.due_in is not None
+        assert 0.1 <= found.due_in <= 1
+    found = step(two)
+    assert [(job.job_id, job.attempt) for job in found.jobs] == [(job_id, 1) for job_id in jobs]
+
+
+@pytest.mark.parametrize(("hold", "leaves"), [
+    ("SELECT FROM dl_jobs WHERE job_id = %s FOR KEY SHARE", 0),
+    ("UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s", 1),
+    ("DELETE FROM dl_jobs WHERE job_id = %s", 1),
+])  # fmt: skip
+def test_a_delivery_waits_for_no_job_that_another_session_does_not_change(
+    merged: db.Connection, worker: Worker, hold: str, leaves: int
+) -> None:
+    jobs = [enqueue(merged, lock_key="k") for _ in range(4)]
+    with merged.transaction():
+        merged.execute(hold, (jobs[1],))
+        if not leaves:
+            assert ids(step(worker)) == jobs
+    if leaves:
+        assert ids(step(worker)) == [jobs[0], *jobs[2:]]
+
+
+def test_a_locked_job_that_no_delivery_would_take_keeps_none_waiting(conn: db.Connection, worker: Worker) -> None:
+    order(conn, merge=True, merge_limit=2)
+    first = [enqueue(conn, lock_key="k") for _ in range(2)]
+    beyond = enqueue(conn, lock_key="k")
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (beyond,))
+        assert ids(step(worker)) == first
+
+
+def test_a_job_that_is_being_added_keeps_no_delivery_waiting(merged: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    jobs = [enqueue(merged, lock_key="k") for _ in range(2)]
+    with merged.transaction():
+        late = enqueue(merged, lock_key="k")
+        found = step(one)
+        assert ids(found) == jobs
+    end_all(one, found.jobs)
+    assert ids(step(two)) == [late]
+
+
+def test_a_delivery_that_waits_for_a_locked_job_uses_no_room_of_its_limits(
+    merged: db.Connection, worker: Worker
+) -> None:
+    operations.set_limit(merged, "one", "test", most=1)
+    waiting, locked = (enqueue(merged, lock_key="k", limits=["one"]) for _ in range(2))
+    other = enqueue(merged, lock_key="l", limits=["one"])
+    with merged.transaction():
+        merged.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (locked,))
+        found = step(worker)
+        assert ids(found) == [other]
+        end_all(worker, found.jobs)
+    assert ids(step(worker)) == [waiting, locked]
 
 
 def test_a_new_job_joins_a_key_that_waits_for_its_retry_and_hastens_nothing(

@@ -80,9 +80,7 @@ def test_an_end_that_is_written_alone_beside_a_text_that_cannot_be_stored_has_it
     assert result(conn, good.job_id) == 1
 
 
-def test_a_result_that_cannot_be_stored_does_not_keep_any_end_from_being_written(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_a_result_that_cannot_be_stored_fails_its_job_and_no_other_one(conn: db.Connection, worker: Worker) -> None:
     """No pipeline's result is one, for the farm has made it fit."""
     enqueue(conn), enqueue(conn)
     good, bad = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
@@ -91,7 +89,7 @@ def test_a_result_that_cannot_be_stored_does_not_keep_any_end_from_being_written
         lifecycle.step(worker.session, ["q"], 15, 0, ends)
     assert kept(conn) == []
     written = lifecycle.finish_some(worker.conn, worker.name, ends)
-    assert written.ended == {good.job_id: "succeeded", bad.job_id: "succeeded"}
+    assert written.ended == {good.job_id: "succeeded", bad.job_id: "failed"}
     assert (result(conn, good.job_id), result(conn, bad.job_id)) == (1, None)
 
 

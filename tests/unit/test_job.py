@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from enum import Enum, IntEnum
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field, SecretStr
 
 from dataloader.farm.slots import fence_margin
 from dataloader.queue.job import (
@@ -27,8 +32,10 @@ from dataloader.queue.job import (
     Outcome,
     Status,
     beat_interval,
+    checkpoint_json,
     clip,
     decide,
+    plain,
     result_json,
     to_json,
 )
@@ -144,7 +151,10 @@ def test_g2_what_cannot_be_json_is_none() -> None:
     assert to_json({"x": math.inf}) == '{"x": null}'
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=9))
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | finite | st.text(), st.lists, max_leaves=9))
 def test_a_result_of_any_json_is_json_that_jsonb_accepts(value: Any) -> None:
     text = result_json(value, 1_000)
     text.encode("utf-8")
@@ -158,7 +168,7 @@ def test_a_result_of_any_json_is_json_that_jsonb_accepts(value: Any) -> None:
         ({"a": (1, 0.5, None)}, '{"a": [1, 0.5, null]}'),
         ("ü", '"ü"'),
         (False, "false"),
-        ([math.nan, -math.inf, "\0", "\ud800"], '[null, null, "\ufffd", "\ufffd"]'),
+        (["\0", "\ud800"], '["\ufffd", "\ufffd"]'),
         ({date(2026, 1, 31): [datetime(2026, 1, 31, 6, tzinfo=UTC), Decimal("1.50"), UUID(int=7), Path("/a")]},
          '{"2026-01-31": ["2026-01-31 06:00:00+00:00", "1.50", "00000000-0000-0000-0000-000000000007", "/a"]}'),
     ],
@@ -167,27 +177,173 @@ def test_a_result_is_stored_as_progress_is(value: Any, text: str) -> None:
     assert result_json(value, 1) == text
 
 
+class Colour(Enum):
+    RED = "red"
+    BOTH = ("red", 2)
+
+
+class Size(IntEnum):
+    LARGE = 3
+
+
+@dataclass
+class Row:
+    total: Any
+    seen: Any = None
+
+
+class Model(BaseModel):
+    number: int = Field(alias="n")
+    row: Row
+
+
+class OfNumpy:
+    """A number or an array of numpy, as far as it is asked."""
+
+    def __init__(self, value: Any, kind: str = "i") -> None:
+        self.value = value
+        self.dtype = SimpleNamespace(kind=kind)
+
+    def astype(self, kind: type) -> OfNumpy:
+        return OfNumpy(kind(self.value), "U")
+
+    def tolist(self) -> Any:
+        return self.value
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.value == other)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+class Double(float):
+    """As numpy's float64."""
+
+    def __repr__(self) -> str:
+        return f"np.float64({float(self)})"
+
+
+OBVIOUS = [
+    (OfNumpy(5), 5),
+    (OfNumpy(True), True),
+    (OfNumpy(0.5), 0.5),
+    (OfNumpy([1, [2.5]]), [1, [2.5]]),
+    (OfNumpy(date(2026, 1, 31), "M"), "2026-01-31"),
+    (Double(2.5), 2.5),
+    ({3, 1, 2}, [1, 2, 3]),
+    (frozenset({"b", "a"}), ["a", "b"]),
+    ({1: 2}.keys(), [1]),
+    ((1, (2,)), [1, [2]]),
+    (Colour.RED, "red"),
+    (Colour.BOTH, ["red", 2]),
+    (Size.LARGE, 3),
+    (Status.QUEUED, "queued"),
+    (Row(OfNumpy(7), {Colour.RED}), {"total": 7, "seen": ["red"]}),
+    (Model(n=1, row=Row(2)), {"n": 1, "row": {"total": 2, "seen": None}}),
+    (MappingProxyType({OfNumpy: 1, Colour.RED: 2}), {"<class 'test_job.OfNumpy'>": 1, "red": 2}),
+    (UUID(int=7), "00000000-0000-0000-0000-000000000007"),
+    (Decimal("1.50"), "1.50"),
+    (date(2026, 1, 31), "2026-01-31"),
+    (Path("/a"), "/a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "found"), OBVIOUS)
+def test_what_has_an_obvious_form_in_json_gets_it_everywhere(value: Any, found: Any) -> None:
+    around = {"rows": [{"total": value}, value]}
+    expected = {"rows": [{"total": found}, found]}
+    assert json.loads(result_json(around, 9)) == json.loads(to_json(around) or "") == plain(around, "args") == expected
+    assert json.loads(result_json(value, 9)) == found
+
+
+def test_a_set_of_several_types_has_an_order_too() -> None:
+    assert sorted(plain({1, "a"}, "it"), key=str) == [1, "a"]
+
+
 class Odd:
     pass
 
 
+class Rude:
+    def __str__(self) -> str:
+        raise SystemError("canary-91")
+
+
 NESTED: list[Any] = []
 NESTED.append(NESTED)
+NO_JSON = [
+    (Odd(), "is of the type test_job.Odd"),
+    (b"x", "is of the type builtins.bytes"),
+    (1j, "is of the type builtins.complex"),
+    (Row, "is of the type builtins.type"),
+    (OfNumpy(5, "m"), "is of the type test_job.OfNumpy"),
+    (SecretStr("canary-91"), "is of the type pydantic.types.SecretStr"),
+    (math.nan, "is nan"),
+    (Double(math.inf), "is inf"),
+    (OfNumpy(-math.inf), "is -inf"),
+    pytest.param(10**5_000, "has more than 4,300 digits", id="long"),
+    ({Rude(): 1}, "cannot be read (SystemError)"),
+]
+
+
+@pytest.mark.parametrize(("value", "why"), NO_JSON)
+@pytest.mark.parametrize(
+    ("around", "place"),
+    [
+        (lambda value: value, ""),
+        (lambda value: {"rows": [{}, {"total": value}]}, ".rows[1].total"),
+        (lambda value: {"odd key": (0, Row(value))}, "['odd key'][1].total"),
+    ],
+)
+def test_an_error_names_the_place_of_what_is_not_json(value: Any, why: str, around: Any, place: str) -> None:
+    for name, made in (
+        ("result", lambda: result_json(around(value), 256)),
+        ("args", lambda: plain(around(value), "args")),
+        ("checkpoint", lambda: checkpoint_json({"a": around(value)})),
+    ):
+        with pytest.raises(
+            ValueError, match=re.escape(f"{name}{'.a' * (name == 'checkpoint')}{place} {why}")
+        ) as raised:
+            made()
+        assert "canary-91" not in str(raised.value)
+    assert (to_json({"a": 1, "b": around(value)}) is None) == ("cannot be read" in why)  # progress fails no job
+
+
+def test_what_is_nested_too_deep_is_no_json() -> None:
+    with pytest.raises(
+        ValueError, match=r"^what the pipeline returned is not JSON: result\[0\].* is nested too deep, or"
+    ):
+        result_json(NESTED, 256)
+    with pytest.raises(ValueError, match="is nested too deep, or holds itself"):
+        checkpoint_json({"a": NESTED})
 
 
 @pytest.mark.parametrize(
-    ("value", "why"),
+    ("value", "text"), [({"id": OfNumpy(5)}, '{"id": 5}'), ({"at": [Double(0.5)]}, '{"at": [0.5]}'), ({}, "{}")]
+)
+def test_a_checkpoint_may_have_numbers_of_numpy(value: Any, text: str) -> None:
+    assert checkpoint_json(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
     [
-        ({"rows": [Odd()]}, r"it holds a value of the type test_job\.Odd; return dicts"),
-        ({1, 2}, "of the type builtins.set"),
-        (b"x", "of the type builtins.bytes"),
-        (NESTED, "it is nested too deep, or holds itself"),
-        ([10**5_000], "4300"),
+        ({"a": [0, {"b": (1, 2)}]}, ".a[1].b"),
+        ({"a": {1}}, ".a"),
+        ({"a": {1: 2}}, ".a"),
+        ({"a": Colour.RED}, ".a"),
+        ({"a": "\0"}, ".a"),
+        ({"a": date(2026, 1, 31)}, ".a"),
+        ({"a": OfNumpy([1])}, ".a"),
+        ({1: 2}, ""),
+        ([1], ""),
+        ("x", ""),
     ],
 )
-def test_what_is_not_json_is_no_result_and_the_error_says_what_would_be(value: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=rf"^what the pipeline returned is not JSON: .*{why}"):
-        result_json(value, 256)
+def test_a_checkpoint_that_would_not_come_back_as_it_is_is_named(value: Any, place: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"checkpoint{place} would not come back as it is")):
+        checkpoint_json(value)
 
 
 def test_a_result_has_so_many_bytes_of_json_and_no_more() -> None:

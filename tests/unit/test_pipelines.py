@@ -223,3 +223,11 @@ def test_the_built_in_pipelines_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     pipelines.load([])
     assert {"noop", "load.csv", "load.cbr.rates"} <= set(pipelines.tasks())
+
+
+def test_a_stop_iteration_of_a_plain_function_is_called_the_pipelines() -> None:
+    def empty(args: dict[str, Any]) -> Any:
+        return next(iter(()))
+
+    with pytest.raises(RuntimeError, match=r"^pipeline raised StopIteration$"):
+        next(pipelines.steps(pipelines.Pipeline("t.empty", empty, wants_context=False), {}, None))

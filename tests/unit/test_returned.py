@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -74,7 +75,7 @@ def test_a_pipeline_for_one_job_may_return_a_dict_with_its_key() -> None:
 
 
 def test_one_wrong_result_of_a_batch_is_the_error_of_its_key_alone() -> None:
-    found = outcome({"k": {1}, "l": "x" * 2_000, "m": 3}, "klm", 9)
+    found = outcome({"k": object(), "l": "x" * 2_000, "m": 3}, "klm", 9)
     assert (found.end, {key: each.end for key, each in found.by_key.items()}) == (
         End.DONE,
         {"k": End.PERMANENT, "l": End.PERMANENT, "m": End.DONE},
@@ -87,8 +88,9 @@ def test_one_wrong_result_of_a_batch_is_the_error_of_its_key_alone() -> None:
     [
         ("x" * 300_000, "the pipeline returned 300,002 bytes of JSON, and DL_RESULT_KB=256 allows 262,144: write large"
          " results to the target or to a file, and return their place"),
-        (object(), "what the pipeline returned is not JSON: it holds a value of the type builtins.object; return dicts,"
-         " lists, texts, numbers, booleans and None (times, decimals, UUIDs and paths become text)"),
+        ({"rows": [object()]}, "what the pipeline returned is not JSON: result.rows[0] is of the type builtins.object;"
+         " return dicts, lists, texts, finite numbers, booleans and None (sets, dataclasses, Enums, numpy's numbers,"
+         " times, decimals, UUIDs and paths have a form too)"),
     ],
 )  # fmt: skip
 def test_a_wrong_result_fails_the_job_at_once_and_hooks_hear_of_it(value: Any, error: str) -> None:
@@ -121,7 +123,25 @@ def test_secrets_in_a_result_are_masked_also_in_the_error_of_a_wrong_one() -> No
     result = run(tells, {"password": SECRET, "bad": True})
     assert result.status == "failed"
     assert SECRET not in (result.error or "")
-    assert "not JSON: ***" in (result.error or "")
+    assert "not JSON: result.bad cannot be read (ValueError)" in (result.error or "")
+
+
+def test_secrets_in_a_dataclass_are_masked_in_results_and_in_progress() -> None:
+    @dataclass
+    class Login:
+        user: str
+        password: str
+
+    @register("t.logs.in")
+    def logs_in(args: dict[str, Any], context: Context) -> Any:
+        context.progress({"login": Login("etl", "canary-92")})
+        return [Login("etl", "canary-92")]
+
+    result = run(logs_in)
+    assert (result.result, result.value) == (
+        [{"user": "etl", "password": "***"}],
+        {"login": {"user": "etl", "password": "***"}},
+    )
 
 
 # --- the kit ---

@@ -76,7 +76,26 @@ CREATE TABLE dl_jobs (
   turn_at timestamptz,                               -- place among those of its queue and priority; null: created_at
   share text,                                        -- whose job it is, in a fair queue; else null
   deadline timestamptz,                              -- when the job should have ended; null: no matter when
-  error_group text                                   -- what the error has in common with others of its kind
+  error_group text,                                  -- what the error has in common with others of its kind
+
+  -- On these values claims, the reaper and the pages rely. In octets, for the indexes: the bounds of the API, at four a character.
+  CONSTRAINT dl_jobs_chk_queue CHECK (octet_length(queue) <= 512),
+  CONSTRAINT dl_jobs_chk_task CHECK (octet_length(task) <= 800),
+  CONSTRAINT dl_jobs_chk_lock_key CHECK (octet_length(lock_key) <= 2048),
+  CONSTRAINT dl_jobs_chk_idempotency_key CHECK (octet_length(idempotency_key) <= 1020),
+  CONSTRAINT dl_jobs_chk_partition_key CHECK (octet_length(partition_key) <= 1020),
+  CONSTRAINT dl_jobs_chk_producer CHECK (octet_length(producer) <= 1020),
+  CONSTRAINT dl_jobs_chk_consumer_group CHECK (octet_length(consumer_group) <= 1020),
+  CONSTRAINT dl_jobs_chk_affinity_key CHECK (octet_length(affinity_key) <= 800),
+  CONSTRAINT dl_jobs_chk_trace CHECK (octet_length(trace) <= 255),
+  CONSTRAINT dl_jobs_chk_timeout_sec CHECK (timeout_sec BETWEEN 1 AND 2592000),
+  CONSTRAINT dl_jobs_chk_deadline CHECK (deadline >= '2000-01-01 00:00+00' AND deadline < '9999-01-01 00:00+00'),
+  CONSTRAINT dl_jobs_chk_limits CHECK (limits IS NULL OR limits = '{}' OR (
+    array_ndims(limits) = 1 AND array_lower(limits, 1) = 1 AND cardinality(limits) <= 8
+    AND array_position(limits, NULL) IS NULL AND array_position(limits, '') IS NULL
+    AND greatest(octet_length(limits[1]), octet_length(limits[2]), octet_length(limits[3]), octet_length(limits[4]),
+                 octet_length(limits[5]), octet_length(limits[6]), octet_length(limits[7]), octet_length(limits[8])) <= 400)),
+  CONSTRAINT dl_jobs_chk_counters CHECK (greatest(claims, journaled, backoffs) <= 1000000000)
 ) WITH (
   fillfactor = 70,                                   -- room for heartbeats on the row's own page
   -- A queue's rows die young: by default a vacuum would wait for a fifth of the history.
@@ -284,7 +303,12 @@ CREATE TABLE dl_tasks (
   limits text[],                                     -- those of a job whose producer names none; null: none
   args_schema text,                                  -- the JSON Schema of the args; null: any object will do
   CONSTRAINT dl_tasks_chk_positive CHECK (max_attempts > 0),
-  CONSTRAINT dl_tasks_chk_args_schema CHECK (octet_length(args_schema) <= 65536)
+  CONSTRAINT dl_tasks_chk_args_schema CHECK (octet_length(args_schema) <= 65536),
+  CONSTRAINT dl_tasks_chk_limits CHECK (limits IS NULL OR limits = '{}' OR (
+    array_ndims(limits) = 1 AND array_lower(limits, 1) = 1 AND cardinality(limits) <= 8
+    AND array_position(limits, NULL) IS NULL AND array_position(limits, '') IS NULL
+    AND greatest(octet_length(limits[1]), octet_length(limits[2]), octet_length(limits[3]), octet_length(limits[4]),
+                 octet_length(limits[5]), octet_length(limits[6]), octet_length(limits[7]), octet_length(limits[8])) <= 400))
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE dl_tasks IS 'what the pipeline of a task says of its jobs, by the worker that came last';
 COMMENT ON COLUMN dl_tasks.affinity IS 'args of which the first fit one is the affinity_key of a job whose producer gives none; null: none';
@@ -375,7 +399,9 @@ CREATE TABLE dl_schedules (
   retry_at timestamptz,                              -- not tried again before
   CONSTRAINT dl_schedules_chk CHECK (
     origin IN ('code', 'people') AND (cron IS NULL) <> (interval_sec IS NULL) AND interval_sec > 0
-    AND catch_up IN ('none', 'last', 'all') AND overlap IN ('skip', 'queue', 'cancel_old'))
+    AND catch_up IN ('none', 'last', 'all') AND overlap IN ('skip', 'queue', 'cancel_old')),
+  CONSTRAINT dl_schedules_chk_job CHECK (
+    (jsonb_typeof(job) = 'object' AND jsonb_typeof(job -> 'task') = 'string' AND jsonb_typeof(job -> 'queue') = 'string') IS TRUE)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 CREATE INDEX ix_dl_schedules_due ON dl_schedules (next_due) WHERE paused_at IS NULL AND retired_at IS NULL;
 COMMENT ON TABLE dl_schedules IS 'due times of which the reaper makes jobs';
@@ -406,7 +432,9 @@ CREATE TABLE dl_backfills (
   canceled_by text,
   error text,                                        -- why its next jobs cannot be made; null: they can
   error_at timestamptz,
-  CONSTRAINT dl_backfills_chk CHECK (max_running > 0 AND made BETWEEN 0 AND total AND canceled BETWEEN 0 AND total)
+  CONSTRAINT dl_backfills_chk CHECK (max_running > 0 AND made BETWEEN 0 AND total AND canceled BETWEEN 0 AND total),
+  CONSTRAINT dl_backfills_chk_job CHECK (
+    jsonb_typeof(job) = 'object' AND (span IS NULL OR jsonb_typeof(span) = 'object'))
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 CREATE INDEX ix_dl_backfills_next ON dl_backfills (next_at) WHERE next_at IS NOT NULL;
 COMMENT ON TABLE dl_backfills IS 'jobs of one task for many partitions; the reaper makes them';
@@ -577,6 +605,10 @@ CREATE TABLE dl_migrations (
 -- ran more. A worker's own starts and ends change claimed_by; its functions do what dl_jobs_step does for all other steps.
 CREATE TRIGGER dl_jobs_place_ins BEFORE INSERT ON dl_jobs
   FOR EACH ROW WHEN (NEW.journaled <> 2) EXECUTE FUNCTION dl_jobs_place();
+-- By a trigger and not by a check, which would read the args again with each heartbeat.
+CREATE TRIGGER dl_jobs_depth BEFORE INSERT OR UPDATE OF args ON dl_jobs
+  FOR EACH ROW WHEN (pg_column_size(NEW.args) > 4000 AND jsonb_path_exists(NEW.args, '$.**{500}'))
+  EXECUTE FUNCTION dl_jobs_depth();
 CREATE TRIGGER dl_jobs_score_ins BEFORE INSERT ON dl_jobs
   FOR EACH ROW WHEN (NEW.journaled <> 2 OR NEW.deadline IS NOT NULL OR NEW.turn_at IS NOT NULL)
   EXECUTE FUNCTION dl_jobs_score();

@@ -3,6 +3,14 @@
 -- that exist after the first migration that names it.
 
 
+-- Refuses args that Python's readers could not read: their recursion ends at a depth of some 900.
+CREATE OR REPLACE FUNCTION dl_jobs_depth() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE check_violation USING MESSAGE = 'args should be nested less than 500 deep', CONSTRAINT = 'dl_jobs_chk_args';
+END
+$$;
+
+
 -- Where an inserted row stands, whoever inserts it. A job that has ended has a finished_at, also when its service left it
 -- null: retention goes by that.
 CREATE OR REPLACE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS $$

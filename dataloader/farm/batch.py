@@ -33,11 +33,13 @@ from dataloader.farm.turns import Turns
 from dataloader.queue import db, lifecycle, probe
 from dataloader.queue.job import Delivery, Finish, Job, Status
 from dataloader.queue.lifecycle import Ended, Step, Written
+from dataloader.queue.set_aside import is_of_a_row, set_aside
 
 TICK_SEC = 0.05  # how long an end may wait for its batch, and a job behind another job's run
 HEAD_SEC = 1.0  # how long a worker passes over rows at the head of the queue that other sessions had locked
 SIZE_MOST = 1_000  # the largest `prefetch`
 LOCKED_SEC = 0.25  # until the next try to write the end of a row that another session has locked
+ASIDE_SEC = 0.5  # until the next claim, while another worker sets the job aside on which claims fail
 LOCKED_MOST = 1_000  # locked ends from which on a worker claims nothing
 REPORT: dict[str, type] = {
     "job_id": UUID,
@@ -284,9 +286,12 @@ class Batch:
         except psycopg.Error as e:
             if isinstance(e, errors.OutOfMemory):
                 self.limit(max(1, most // 2), "the server has no room for more locks")
-            if not ends or not (db.is_passing(e) or isinstance(e, psycopg.DataError)):
+            if ends and (db.is_passing(e) or is_of_a_row(e)):
+                self._write_one_by_one(ends, e)
+            elif ends or not most or not is_of_a_row(e):
                 raise
-            self._write_one_by_one(ends, e)
+            elif not self._set_aside(e, most):
+                return Step([], {}, 0, False, ASIDE_SEC)
             return Step([], {}, 0, True, None)
         self._found_fewer = len(step.jobs) < most  # of a merged queue sometimes fewer keys all the same
         if most and not (step.jobs or step.look_again):
@@ -302,6 +307,19 @@ class Batch:
         if step.backoffs:
             self._log.info("worker.claim.backoff", keys=step.backoffs)
         return step
+
+    def _set_aside(self, error: psycopg.Error, most: int) -> bool:
+        """Set the job aside on which the claim has failed; False while another worker does."""
+        session, by_lag, without = self._session.current, self._turns.by_lag, self._admission.without()
+        aside = set_aside(
+            session.conn,
+            self._order,
+            lambda: lifecycle.step(session, self._order, 0.0, most, (), by_lag=by_lag, without=without),
+            error,
+        )
+        if aside:
+            self._log.error("worker.job.set_aside", **aside._asdict())
+        return aside is not None
 
     def write(self) -> None:
         """Write the ends without a claim, for the heartbeat; after psycopg.Error the batch still holds the ends."""

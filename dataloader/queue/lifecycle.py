@@ -34,14 +34,15 @@ PLANS = (
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
     " SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off"
 )
+TOO_DEEP_SHOWN = 200  # characters of JSON that Python cannot read
 LARGE = 1_000_000  # characters of arguments of the jobs of one claim
 
 _SQL = db.statements("queue.sql")
 _VERSIONS = f"SELECT job_id, version FROM ({_SQL['status']}) shown"  # noqa: S608  the rest of it is not computed
 _REASONS = f"SELECT job_id, waiting_for FROM ({_SQL['status']}) shown"  # noqa: S608  as above
 _TYPES: dict[str, Callable[[str], Any]] = {
-    "until": datetime.fromisoformat,
-    "since": datetime.fromisoformat,
+    "until": db.instant,
+    "since": db.instant,
     "job_id": UUID,
 }
 
@@ -300,8 +301,8 @@ def _told(jobs: list[Job], ends: Collection[Ended], said: dict[str, Any]) -> Ste
 
 def _passed_over(reached: dict[str, Any] | None = None, left_out: dict[str, Any] | None = None) -> dict[str, Any]:
     return {
-        "reached": reached and Reached(reached["priority"], datetime.fromisoformat(reached["since"])),
-        "left_out": left_out and LeftOut(left_out["task"], datetime.fromisoformat(left_out["since"])),
+        "reached": reached and Reached(reached["priority"], db.instant(reached["since"])),
+        "left_out": left_out and LeftOut(left_out["task"], db.instant(left_out["since"])),
     }
 
 
@@ -626,8 +627,10 @@ def _claim_of(job: Job) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """JSON as PostgreSQL has it; a number too long for Python is left as text."""
+    """JSON as PostgreSQL has it; a number too long for Python is left as text, and what is nested too deep is cut."""
     try:
         return json.loads(text)
+    except RecursionError:
+        return {"…": f"nested too deep to be shown, {len(text)} characters: {text[:TOO_DEEP_SHOWN]}"}
     except ValueError:
         return json.loads(text, parse_int=str)

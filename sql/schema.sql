@@ -232,7 +232,8 @@ CREATE TABLE dl_queues (
   CONSTRAINT dl_queues_chk_order CHECK (
     (merge IS NOT TRUE OR ordered IS TRUE) AND merge_limit BETWEEN 1 AND 1000 AND batch BETWEEN 1 AND 1000
     AND on_dead IN ('continue', 'hold')),
-  CONSTRAINT dl_queues_chk_fair CHECK (fair_by IN ('partition_key', 'producer'))
+  CONSTRAINT dl_queues_chk_fair CHECK (fair_by IN ('partition_key', 'producer')),
+  CONSTRAINT dl_queues_chk_queue CHECK (octet_length(queue) <= 512)
 );
 COMMENT ON COLUMN dl_queues.paused_at IS 'since when no claim starts a job of the queue; null: it is not paused';
 COMMENT ON COLUMN dl_queues.max_length IS 'queued jobs from which on the API refuses more; null: no limit';
@@ -285,7 +286,8 @@ CREATE TABLE dl_workers (
   seen_at timestamptz NOT NULL DEFAULT now(),
   queues text[],                                     -- null: by code that knew workers of one queue only
   reported_at timestamptz,                           -- the latest sign of life of its run; null: none is under way
-  host_memory_mb real                                -- what runs may use together on its host; null: any
+  host_memory_mb real,                              -- what runs may use together on its host; null: any
+  CONSTRAINT dl_workers_chk_queues CHECK (array_position(queues, NULL) IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_workers IS 'what each farm''s keeper last showed of its workers';
 
@@ -468,7 +470,10 @@ CREATE TABLE dl_totals (
   count bigint NOT NULL,
   seconds float8 NOT NULL,                           -- of the runs that it ended
   buckets bigint[] NOT NULL,                         -- how many of these took up to 0.1 s and so on, see dl_roll
-  PRIMARY KEY (queue, task, kind)
+  PRIMARY KEY (queue, task, kind),
+  CONSTRAINT dl_totals_chk CHECK (
+    count >= 0 AND seconds >= 0 AND seconds < 'Infinity' AND array_ndims(buckets) = 1 AND cardinality(buckets) = 12
+    AND array_position(buckets, NULL) IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_totals IS 'how often each step was journaled, and how long the runs took that it ended';
 CREATE TABLE dl_pace (
@@ -476,7 +481,8 @@ CREATE TABLE dl_pace (
   queue text NOT NULL,
   processed bigint NOT NULL,
   failed bigint NOT NULL,
-  PRIMARY KEY (at, queue)
+  PRIMARY KEY (at, queue),
+  CONSTRAINT dl_pace_chk CHECK (processed BETWEEN 0 AND 1e15 AND failed BETWEEN 0 AND 1e15)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE dl_pace IS 'runs that ended within each ten seconds, for two days';
 CREATE TABLE dl_pace_long (
@@ -484,7 +490,8 @@ CREATE TABLE dl_pace_long (
   queue text NOT NULL,
   processed bigint NOT NULL,
   failed bigint NOT NULL,
-  PRIMARY KEY (at, queue)
+  PRIMARY KEY (at, queue),
+  CONSTRAINT dl_pace_long_chk CHECK (processed BETWEEN 0 AND 1e15 AND failed BETWEEN 0 AND 1e15)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_pace_long IS 'runs that ended within each five minutes, for eight days';
 CREATE TABLE dl_rolled (last_event bigint NOT NULL);
@@ -504,7 +511,12 @@ CREATE TABLE dl_spans (
   largest float8 NOT NULL,
   slots smallint[] NOT NULL,                         -- slot n: values up to 0.001 * 1.1 ^ n, above those of slot n - 1
   counts int[] NOT NULL,                             -- how many values each of these slots has
-  PRIMARY KEY (task, minutes, at, queue, figure)
+  PRIMARY KEY (task, minutes, at, queue, figure),
+  CONSTRAINT dl_spans_chk CHECK (
+    count BETWEEN 0 AND 1e15 AND total >= 0 AND total < 'Infinity' AND largest >= 0 AND largest < 'Infinity'
+    AND cardinality(slots) = cardinality(counts) AND coalesce(array_ndims(slots), 1) = 1 AND coalesce(array_ndims(counts), 1) = 1
+    AND array_position(slots, NULL) IS NULL AND array_position(counts, NULL) IS NULL AND 0 <= ALL (slots) AND 400 >= ALL (slots)
+    AND 0 <= ALL (counts))
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_spans IS 'what the runs of each task used, as histograms: of five minutes, after three hours of an hour, for 90 days';
 COMMENT ON COLUMN dl_spans.figure IS 'succeeded, failed, canceled: seconds of the runs that ended so; waiting, cpu: seconds; memory: MB';
@@ -522,7 +534,10 @@ CREATE TABLE dl_lengths (
   dead bigint NOT NULL,
   lag_sec float8 NOT NULL,
   counted_at timestamptz NOT NULL DEFAULT now(),
-  keys bigint                                        -- with queued jobs; null: not ordered, or not counted
+  keys bigint,                                      -- with queued jobs; null: not ordered, or not counted
+  CONSTRAINT dl_lengths_chk CHECK (
+    length BETWEEN 0 AND 1e15 AND scheduled BETWEEN 0 AND 1e15 AND retries BETWEEN 0 AND 1e15
+    AND dead BETWEEN 0 AND 1e15 AND lag_sec >= 0 AND lag_sec < 'Infinity' AND keys BETWEEN 0 AND 1e15)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_lengths IS 'what the reaper has counted of each queue that has jobs';
 COMMENT ON COLUMN dl_lengths.keys IS 'keys with queued jobs; null: the queue is not ordered, or they were not counted';
@@ -571,7 +586,8 @@ CREATE TABLE dl_webhooks (
   paused_at timestamptz,                             -- since when it is told nothing
   paused_by text,
   CONSTRAINT dl_webhooks_chk_shape CHECK (shape IN ('json', 'alertmanager', 'slack')),
-  CONSTRAINT dl_webhooks_chk_positive CHECK (lag_sec > 0)
+  CONSTRAINT dl_webhooks_chk_positive CHECK (lag_sec > 0),
+  CONSTRAINT dl_webhooks_chk_finite CHECK (lag_sec < 'Infinity')
 );
 COMMENT ON TABLE dl_webhooks IS 'receivers of alerts; of their secrets here are the names only';
 COMMENT ON COLUMN dl_webhooks.url IS 'with ${DL_WEBHOOK_...} in the place of what is secret';

@@ -25,6 +25,7 @@ from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo, Format
+from psycopg.types.json import set_json_loads
 from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
@@ -129,6 +130,16 @@ class _Readable(Loader):
             return _nearest(bytes(data).decode())
 
 
+def parsed(text: str | bytes) -> Any:
+    """JSON as PostgreSQL has it; a number too long for Python is left as text, and what is nested too deep is cut."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return {"…": f"nested too deep to be shown: {len(text)} characters"}
+    except ValueError:
+        return json.loads(text, parse_int=str)
+
+
 def instant(text: str) -> datetime:
     """The time that PostgreSQL has written into JSON, or the nearest one that Python knows."""
     try:
@@ -139,6 +150,11 @@ def instant(text: str) -> datetime:
 
 def _nearest(text: str) -> datetime:
     return EARLIEST if text.startswith("-") or text.endswith("BC") else LATEST
+
+
+def _read_anything(conn: Connection) -> None:
+    conn.adapters.register_loader("timestamptz", _Readable)
+    set_json_loads(parsed, conn)
 
 
 def connect(
@@ -171,7 +187,7 @@ def connect(
     conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
     conn.answer_within, conn.wanted = answer_within, wanted
     if not keeps_defaults:
-        conn.adapters.register_loader("timestamptz", _Readable)
+        _read_anything(conn)
     return conn
 
 
@@ -204,7 +220,7 @@ def pool(
 
     def configured(conn: Connection) -> None:
         conn.wanted = wanted
-        conn.adapters.register_loader("timestamptz", _Readable)
+        _read_anything(conn)
         configure(conn)
 
     made = ConnectionPool(

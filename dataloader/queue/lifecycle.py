@@ -34,9 +34,9 @@ PLANS = (
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
     " SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off"
 )
-TOO_DEEP_SHOWN = 200  # characters of JSON that Python cannot read
 LARGE = 1_000_000  # characters of arguments of the jobs of one claim
 
+parsed = db.parsed
 _SQL = db.statements("queue.sql")
 _VERSIONS = f"SELECT job_id, version FROM ({_SQL['status']}) shown"  # noqa: S608  the rest of it is not computed
 _REASONS = f"SELECT job_id, waiting_for FROM ({_SQL['status']}) shown"  # noqa: S608  as above
@@ -624,13 +624,3 @@ def _claims_of(jobs: Sequence[Job]) -> dict[str, Any]:
 
 def _claim_of(job: Job) -> dict[str, Any]:
     return {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by}
-
-
-def parsed(text: str) -> Any:
-    """JSON as PostgreSQL has it; a number too long for Python is left as text, and what is nested too deep is cut."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        return {"…": f"nested too deep to be shown, {len(text)} characters: {text[:TOO_DEEP_SHOWN]}"}
-    except ValueError:
-        return json.loads(text, parse_int=str)

@@ -41,3 +41,21 @@ ALTER TABLE dl_schedules ADD CONSTRAINT dl_schedules_chk_job CHECK (
   (jsonb_typeof(job) = 'object' AND jsonb_typeof(job -> 'task') = 'string' AND jsonb_typeof(job -> 'queue') = 'string') IS TRUE);
 ALTER TABLE dl_backfills ADD CONSTRAINT dl_backfills_chk_job CHECK (
   jsonb_typeof(job) = 'object' AND (span IS NULL OR jsonb_typeof(span) = 'object'));
+
+-- What the reaper and keepers write for pages and metrics: numbers that can be summed and drawn.
+ALTER TABLE dl_queues ADD CONSTRAINT dl_queues_chk_queue CHECK (octet_length(queue) <= 512);
+ALTER TABLE dl_workers ADD CONSTRAINT dl_workers_chk_queues CHECK (array_position(queues, NULL) IS NULL);
+ALTER TABLE dl_totals ADD CONSTRAINT dl_totals_chk CHECK (
+    count >= 0 AND seconds >= 0 AND seconds < 'Infinity' AND array_ndims(buckets) = 1 AND cardinality(buckets) = 12
+    AND array_position(buckets, NULL) IS NULL);
+ALTER TABLE dl_pace ADD CONSTRAINT dl_pace_chk CHECK (processed BETWEEN 0 AND 1e15 AND failed BETWEEN 0 AND 1e15);
+ALTER TABLE dl_pace_long ADD CONSTRAINT dl_pace_long_chk CHECK (processed BETWEEN 0 AND 1e15 AND failed BETWEEN 0 AND 1e15);
+ALTER TABLE dl_spans ADD CONSTRAINT dl_spans_chk CHECK (
+    count BETWEEN 0 AND 1e15 AND total >= 0 AND total < 'Infinity' AND largest >= 0 AND largest < 'Infinity'
+    AND cardinality(slots) = cardinality(counts) AND coalesce(array_ndims(slots), 1) = 1 AND coalesce(array_ndims(counts), 1) = 1
+    AND array_position(slots, NULL) IS NULL AND array_position(counts, NULL) IS NULL AND 0 <= ALL (slots) AND 400 >= ALL (slots)
+    AND 0 <= ALL (counts));
+ALTER TABLE dl_lengths ADD CONSTRAINT dl_lengths_chk CHECK (
+    length BETWEEN 0 AND 1e15 AND scheduled BETWEEN 0 AND 1e15 AND retries BETWEEN 0 AND 1e15
+    AND dead BETWEEN 0 AND 1e15 AND lag_sec >= 0 AND lag_sec < 'Infinity' AND keys BETWEEN 0 AND 1e15);
+ALTER TABLE dl_webhooks ADD CONSTRAINT dl_webhooks_chk_finite CHECK (lag_sec < 'Infinity');

@@ -339,7 +339,9 @@ CREATE TABLE dl_needs (
   runs bigint NOT NULL,                              -- that it was learned from
   learned_at timestamptz NOT NULL,
   peaks real[] NOT NULL,                             -- MB of the latest runs, the newest first
-  shares real[]                                      -- CPU seconds in a second of these
+  shares real[],                                    -- CPU seconds in a second of these
+  CONSTRAINT dl_needs_chk CHECK (
+    array_position(peaks, NULL) IS NULL AND array_position(shares, NULL) IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_needs IS 'what the latest runs of a task have used: 95 of 100 used no more';
 
@@ -348,7 +350,9 @@ CREATE TABLE dl_durations (
   task text PRIMARY KEY,
   seconds real[] NOT NULL,                           -- of the latest runs that have succeeded, the newest first
   runs bigint NOT NULL,                              -- that there were
-  learned_at timestamptz NOT NULL
+  learned_at timestamptz NOT NULL,
+  CONSTRAINT dl_durations_chk CHECK (
+    array_position(seconds, NULL) IS NULL AND coalesce(array_ndims(seconds), 1) = 1)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_durations IS 'how long the latest 200 runs of a task took that have succeeded';
 CREATE TABLE dl_predictions (

@@ -16,6 +16,7 @@ $$;
 CREATE OR REPLACE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   NEW.blocked_on := CASE WHEN NEW.status = 'queued' AND NEW.available_at > now() THEN 'time' END;
+  NEW.journaled := least(NEW.journaled, 1000000);  -- each step counts on
   IF NEW.status NOT IN ('queued', 'running') THEN
     NEW.finished_at := coalesce(NEW.finished_at, now());
   END IF;

@@ -59,3 +59,7 @@ ALTER TABLE dl_lengths ADD CONSTRAINT dl_lengths_chk CHECK (
     length BETWEEN 0 AND 1e15 AND scheduled BETWEEN 0 AND 1e15 AND retries BETWEEN 0 AND 1e15
     AND dead BETWEEN 0 AND 1e15 AND lag_sec >= 0 AND lag_sec < 'Infinity' AND keys BETWEEN 0 AND 1e15);
 ALTER TABLE dl_webhooks ADD CONSTRAINT dl_webhooks_chk_finite CHECK (lag_sec < 'Infinity');
+ALTER TABLE dl_durations ADD CONSTRAINT dl_durations_chk CHECK (
+    array_position(seconds, NULL) IS NULL AND coalesce(array_ndims(seconds), 1) = 1);
+ALTER TABLE dl_needs ADD CONSTRAINT dl_needs_chk CHECK (
+    array_position(peaks, NULL) IS NULL AND array_position(shares, NULL) IS NULL);

@@ -76,7 +76,26 @@ CREATE TABLE dl_jobs (
   turn_at timestamptz,                               -- place among those of its queue and priority; null: created_at
   share text,                                        -- whose job it is, in a fair queue; else null
   deadline timestamptz,                              -- when the job should have ended; null: no matter when
-  error_group text                                   -- what the error has in common with others of its kind
+  error_group text,                                  -- what the error has in common with others of its kind
+
+  -- On these values claims, the reaper and the pages rely. In octets, for the indexes: the bounds of the API, at four a character.
+  CONSTRAINT dl_jobs_chk_queue CHECK (octet_length(queue) <= 512),
+  CONSTRAINT dl_jobs_chk_task CHECK (octet_length(task) <= 800),
+  CONSTRAINT dl_jobs_chk_lock_key CHECK (octet_length(lock_key) <= 2048),
+  CONSTRAINT dl_jobs_chk_idempotency_key CHECK (octet_length(idempotency_key) <= 1020),
+  CONSTRAINT dl_jobs_chk_partition_key CHECK (octet_length(partition_key) <= 1020),
+  CONSTRAINT dl_jobs_chk_producer CHECK (octet_length(producer) <= 1020),
+  CONSTRAINT dl_jobs_chk_consumer_group CHECK (octet_length(consumer_group) <= 1020),
+  CONSTRAINT dl_jobs_chk_affinity_key CHECK (octet_length(affinity_key) <= 800),
+  CONSTRAINT dl_jobs_chk_trace CHECK (octet_length(trace) <= 255),
+  CONSTRAINT dl_jobs_chk_timeout_sec CHECK (timeout_sec BETWEEN 1 AND 2592000),
+  CONSTRAINT dl_jobs_chk_deadline CHECK (deadline >= '2000-01-01 00:00+00' AND deadline < '9999-01-01 00:00+00'),
+  CONSTRAINT dl_jobs_chk_limits CHECK (limits IS NULL OR limits = '{}' OR (
+    array_ndims(limits) = 1 AND array_lower(limits, 1) = 1 AND cardinality(limits) <= 8
+    AND array_position(limits, NULL) IS NULL AND array_position(limits, '') IS NULL
+    AND greatest(octet_length(limits[1]), octet_length(limits[2]), octet_length(limits[3]), octet_length(limits[4]),
+                 octet_length(limits[5]), octet_length(limits[6]), octet_length(limits[7]), octet_length(limits[8])) <= 400)),
+  CONSTRAINT dl_jobs_chk_counters CHECK (greatest(claims, journaled, backoffs) <= 1000000000)
 ) WITH (
   fillfactor = 70,                                   -- room for heartbeats on the row's own page
   -- A queue's rows die young: by default a vacuum would wait for a fifth of the history.
@@ -213,7 +232,8 @@ CREATE TABLE dl_queues (
   CONSTRAINT dl_queues_chk_order CHECK (
     (merge IS NOT TRUE OR ordered IS TRUE) AND merge_limit BETWEEN 1 AND 1000 AND batch BETWEEN 1 AND 1000
     AND on_dead IN ('continue', 'hold')),
-  CONSTRAINT dl_queues_chk_fair CHECK (fair_by IN ('partition_key', 'producer'))
+  CONSTRAINT dl_queues_chk_fair CHECK (fair_by IN ('partition_key', 'producer')),
+  CONSTRAINT dl_queues_chk_queue CHECK (octet_length(queue) <= 512)
 );
 COMMENT ON COLUMN dl_queues.paused_at IS 'since when no claim starts a job of the queue; null: it is not paused';
 COMMENT ON COLUMN dl_queues.max_length IS 'queued jobs from which on the API refuses more; null: no limit';
@@ -266,7 +286,8 @@ CREATE TABLE dl_workers (
   seen_at timestamptz NOT NULL DEFAULT now(),
   queues text[],                                     -- null: by code that knew workers of one queue only
   reported_at timestamptz,                           -- the latest sign of life of its run; null: none is under way
-  host_memory_mb real                                -- what runs may use together on its host; null: any
+  host_memory_mb real,                              -- what runs may use together on its host; null: any
+  CONSTRAINT dl_workers_chk_queues CHECK (array_position(queues, NULL) IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_workers IS 'what each farm''s keeper last showed of its workers';
 
@@ -284,7 +305,12 @@ CREATE TABLE dl_tasks (
   limits text[],                                     -- those of a job whose producer names none; null: none
   args_schema text,                                  -- the JSON Schema of the args; null: any object will do
   CONSTRAINT dl_tasks_chk_positive CHECK (max_attempts > 0),
-  CONSTRAINT dl_tasks_chk_args_schema CHECK (octet_length(args_schema) <= 65536)
+  CONSTRAINT dl_tasks_chk_args_schema CHECK (octet_length(args_schema) <= 65536),
+  CONSTRAINT dl_tasks_chk_limits CHECK (limits IS NULL OR limits = '{}' OR (
+    array_ndims(limits) = 1 AND array_lower(limits, 1) = 1 AND cardinality(limits) <= 8
+    AND array_position(limits, NULL) IS NULL AND array_position(limits, '') IS NULL
+    AND greatest(octet_length(limits[1]), octet_length(limits[2]), octet_length(limits[3]), octet_length(limits[4]),
+                 octet_length(limits[5]), octet_length(limits[6]), octet_length(limits[7]), octet_length(limits[8])) <= 400))
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE dl_tasks IS 'what the pipeline of a task says of its jobs, by the worker that came last';
 COMMENT ON COLUMN dl_tasks.affinity IS 'args of which the first fit one is the affinity_key of a job whose producer gives none; null: none';
@@ -313,7 +339,9 @@ CREATE TABLE dl_needs (
   runs bigint NOT NULL,                              -- that it was learned from
   learned_at timestamptz NOT NULL,
   peaks real[] NOT NULL,                             -- MB of the latest runs, the newest first
-  shares real[]                                      -- CPU seconds in a second of these
+  shares real[],                                    -- CPU seconds in a second of these
+  CONSTRAINT dl_needs_chk CHECK (
+    array_position(peaks, NULL) IS NULL AND array_position(shares, NULL) IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_needs IS 'what the latest runs of a task have used: 95 of 100 used no more';
 
@@ -322,7 +350,9 @@ CREATE TABLE dl_durations (
   task text PRIMARY KEY,
   seconds real[] NOT NULL,                           -- of the latest runs that have succeeded, the newest first
   runs bigint NOT NULL,                              -- that there were
-  learned_at timestamptz NOT NULL
+  learned_at timestamptz NOT NULL,
+  CONSTRAINT dl_durations_chk CHECK (
+    array_position(seconds, NULL) IS NULL AND coalesce(array_ndims(seconds), 1) = 1)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_durations IS 'how long the latest 200 runs of a task took that have succeeded';
 CREATE TABLE dl_predictions (
@@ -375,7 +405,9 @@ CREATE TABLE dl_schedules (
   retry_at timestamptz,                              -- not tried again before
   CONSTRAINT dl_schedules_chk CHECK (
     origin IN ('code', 'people') AND (cron IS NULL) <> (interval_sec IS NULL) AND interval_sec > 0
-    AND catch_up IN ('none', 'last', 'all') AND overlap IN ('skip', 'queue', 'cancel_old'))
+    AND catch_up IN ('none', 'last', 'all') AND overlap IN ('skip', 'queue', 'cancel_old')),
+  CONSTRAINT dl_schedules_chk_job CHECK (
+    (jsonb_typeof(job) = 'object' AND jsonb_typeof(job -> 'task') = 'string' AND jsonb_typeof(job -> 'queue') = 'string') IS TRUE)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 CREATE INDEX ix_dl_schedules_due ON dl_schedules (next_due) WHERE paused_at IS NULL AND retired_at IS NULL;
 COMMENT ON TABLE dl_schedules IS 'due times of which the reaper makes jobs';
@@ -406,7 +438,9 @@ CREATE TABLE dl_backfills (
   canceled_by text,
   error text,                                        -- why its next jobs cannot be made; null: they can
   error_at timestamptz,
-  CONSTRAINT dl_backfills_chk CHECK (max_running > 0 AND made BETWEEN 0 AND total AND canceled BETWEEN 0 AND total)
+  CONSTRAINT dl_backfills_chk CHECK (max_running > 0 AND made BETWEEN 0 AND total AND canceled BETWEEN 0 AND total),
+  CONSTRAINT dl_backfills_chk_job CHECK (
+    jsonb_typeof(job) = 'object' AND (span IS NULL OR jsonb_typeof(span) = 'object'))
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 CREATE INDEX ix_dl_backfills_next ON dl_backfills (next_at) WHERE next_at IS NOT NULL;
 COMMENT ON TABLE dl_backfills IS 'jobs of one task for many partitions; the reaper makes them';
@@ -440,7 +474,10 @@ CREATE TABLE dl_totals (
   count bigint NOT NULL,
   seconds float8 NOT NULL,                           -- of the runs that it ended
   buckets bigint[] NOT NULL,                         -- how many of these took up to 0.1 s and so on, see dl_roll
-  PRIMARY KEY (queue, task, kind)
+  PRIMARY KEY (queue, task, kind),
+  CONSTRAINT dl_totals_chk CHECK (
+    count >= 0 AND seconds >= 0 AND seconds < 'Infinity' AND array_ndims(buckets) = 1 AND cardinality(buckets) = 12
+    AND array_position(buckets, NULL) IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_totals IS 'how often each step was journaled, and how long the runs took that it ended';
 CREATE TABLE dl_pace (
@@ -448,7 +485,8 @@ CREATE TABLE dl_pace (
   queue text NOT NULL,
   processed bigint NOT NULL,
   failed bigint NOT NULL,
-  PRIMARY KEY (at, queue)
+  PRIMARY KEY (at, queue),
+  CONSTRAINT dl_pace_chk CHECK (processed BETWEEN 0 AND 1e15 AND failed BETWEEN 0 AND 1e15)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE dl_pace IS 'runs that ended within each ten seconds, for two days';
 CREATE TABLE dl_pace_long (
@@ -456,7 +494,8 @@ CREATE TABLE dl_pace_long (
   queue text NOT NULL,
   processed bigint NOT NULL,
   failed bigint NOT NULL,
-  PRIMARY KEY (at, queue)
+  PRIMARY KEY (at, queue),
+  CONSTRAINT dl_pace_long_chk CHECK (processed BETWEEN 0 AND 1e15 AND failed BETWEEN 0 AND 1e15)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_pace_long IS 'runs that ended within each five minutes, for eight days';
 CREATE TABLE dl_rolled (last_event bigint NOT NULL);
@@ -476,7 +515,12 @@ CREATE TABLE dl_spans (
   largest float8 NOT NULL,
   slots smallint[] NOT NULL,                         -- slot n: values up to 0.001 * 1.1 ^ n, above those of slot n - 1
   counts int[] NOT NULL,                             -- how many values each of these slots has
-  PRIMARY KEY (task, minutes, at, queue, figure)
+  PRIMARY KEY (task, minutes, at, queue, figure),
+  CONSTRAINT dl_spans_chk CHECK (
+    count BETWEEN 0 AND 1e15 AND total >= 0 AND total < 'Infinity' AND largest >= 0 AND largest < 'Infinity'
+    AND cardinality(slots) = cardinality(counts) AND coalesce(array_ndims(slots), 1) = 1 AND coalesce(array_ndims(counts), 1) = 1
+    AND array_position(slots, NULL) IS NULL AND array_position(counts, NULL) IS NULL AND 0 <= ALL (slots) AND 400 >= ALL (slots)
+    AND 0 <= ALL (counts))
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_spans IS 'what the runs of each task used, as histograms: of five minutes, after three hours of an hour, for 90 days';
 COMMENT ON COLUMN dl_spans.figure IS 'succeeded, failed, canceled: seconds of the runs that ended so; waiting, cpu: seconds; memory: MB';
@@ -494,7 +538,10 @@ CREATE TABLE dl_lengths (
   dead bigint NOT NULL,
   lag_sec float8 NOT NULL,
   counted_at timestamptz NOT NULL DEFAULT now(),
-  keys bigint                                        -- with queued jobs; null: not ordered, or not counted
+  keys bigint,                                      -- with queued jobs; null: not ordered, or not counted
+  CONSTRAINT dl_lengths_chk CHECK (
+    length BETWEEN 0 AND 1e15 AND scheduled BETWEEN 0 AND 1e15 AND retries BETWEEN 0 AND 1e15
+    AND dead BETWEEN 0 AND 1e15 AND lag_sec >= 0 AND lag_sec < 'Infinity' AND keys BETWEEN 0 AND 1e15)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_lengths IS 'what the reaper has counted of each queue that has jobs';
 COMMENT ON COLUMN dl_lengths.keys IS 'keys with queued jobs; null: the queue is not ordered, or they were not counted';
@@ -543,7 +590,8 @@ CREATE TABLE dl_webhooks (
   paused_at timestamptz,                             -- since when it is told nothing
   paused_by text,
   CONSTRAINT dl_webhooks_chk_shape CHECK (shape IN ('json', 'alertmanager', 'slack')),
-  CONSTRAINT dl_webhooks_chk_positive CHECK (lag_sec > 0)
+  CONSTRAINT dl_webhooks_chk_positive CHECK (lag_sec > 0),
+  CONSTRAINT dl_webhooks_chk_finite CHECK (lag_sec < 'Infinity')
 );
 COMMENT ON TABLE dl_webhooks IS 'receivers of alerts; of their secrets here are the names only';
 COMMENT ON COLUMN dl_webhooks.url IS '${DL_WEBHOOK_...}: the variable of the workers that holds a secret URL';
@@ -583,6 +631,10 @@ CREATE TABLE dl_migrations (
 -- ran more. A worker's own starts and ends change claimed_by; its functions do what dl_jobs_step does for all other steps.
 CREATE TRIGGER dl_jobs_place_ins BEFORE INSERT ON dl_jobs
   FOR EACH ROW WHEN (NEW.journaled <> 2) EXECUTE FUNCTION dl_jobs_place();
+-- By a trigger and not by a check, which would read the args again with each heartbeat.
+CREATE TRIGGER dl_jobs_depth BEFORE INSERT OR UPDATE OF args ON dl_jobs
+  FOR EACH ROW WHEN (pg_column_size(NEW.args) > 4000 AND jsonb_path_exists(NEW.args, '$.**{500}'))
+  EXECUTE FUNCTION dl_jobs_depth();
 CREATE TRIGGER dl_jobs_score_ins BEFORE INSERT ON dl_jobs
   FOR EACH ROW WHEN (NEW.journaled <> 2 OR NEW.deadline IS NOT NULL OR NEW.turn_at IS NOT NULL)
   EXECUTE FUNCTION dl_jobs_score();

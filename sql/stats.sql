@@ -133,7 +133,7 @@ WITH counted AS (
     queue text, length bigint, scheduled bigint, retries bigint, dead bigint, lag_sec float8, keys bigint)),
 gone AS (DELETE FROM dl_lengths WHERE queue NOT IN (SELECT queue FROM counted))
 INSERT INTO dl_lengths AS n (queue, length, scheduled, retries, dead, lag_sec, keys)
-SELECT queue, length, scheduled, retries, dead, lag_sec, keys FROM counted
+SELECT queue, length, scheduled, retries, dead, lag_sec, keys FROM counted WHERE octet_length(queue) <= 512
 ON CONFLICT (queue) DO UPDATE SET
    length = excluded.length, scheduled = excluded.scheduled, retries = excluded.retries, dead = excluded.dead,
    lag_sec = excluded.lag_sec, keys = excluded.keys, counted_at = now();

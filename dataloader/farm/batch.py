@@ -34,11 +34,13 @@ from dataloader.farm.turns import Turns
 from dataloader.queue import db, lifecycle, probe
 from dataloader.queue.job import Delivery, Finish, Job, Status
 from dataloader.queue.lifecycle import Ended, Step
+from dataloader.queue.set_aside import is_of_a_row, set_aside
 
 TICK_SEC = 0.05  # how long an end may wait for its batch, and a job behind another job's run
 HEAD_SEC = 1.0  # how long a worker passes over rows at the head of the queue that other sessions had locked
 SIZE_MOST = 1_000  # the largest `prefetch`
 LOCKED_SEC = 0.25  # until the next try to write the end of a row that another session has locked
+ASIDE_SEC = 0.5  # until the next claim, while another worker sets the job aside on which claims fail
 LOCKED_MOST = 1_000  # locked ends from which on a worker claims nothing
 REPORT: dict[str, type] = {
     "job_id": UUID,
@@ -300,9 +302,14 @@ class Batch:
         except psycopg.Error as e:
             if isinstance(e, errors.OutOfMemory):
                 self.limit(max(1, most // 2), "the server has no room for more locks")
-            if not ends or db.is_passing(e):
+            if db.is_passing(e):
                 raise
-            self.write(session)  # the database refuses an end: it costs none of the others
+            if ends:
+                self.write(session)  # the database refuses an end: it costs none of the others
+            elif not most or not is_of_a_row(e):
+                raise
+            elif not self._set_aside(session, e, most):
+                return Step([], {}, 0, False, ASIDE_SEC)
             return Step([], {}, 0, True, None)
         self._found_fewer = len(step.jobs) < most  # of a merged queue sometimes fewer keys all the same
         if most and not (step.jobs or step.look_again):
@@ -318,6 +325,19 @@ class Batch:
         if step.backoffs:
             self._log.info("worker.claim.backoff", keys=step.backoffs)
         return step
+
+    def _set_aside(self, session: lifecycle.Session, error: psycopg.Error, most: int) -> bool:
+        """Set the job aside on which the claim has failed; False while another worker does."""
+        by_lag, without = self._turns.by_lag, self._admission.without()
+        aside = set_aside(
+            session.conn,
+            self._order,
+            lambda: lifecycle.step(session, self._order, 0.0, most, (), by_lag=by_lag, without=without),
+            error,
+        )
+        if aside:
+            self._log.error("worker.job.set_aside", **aside._asdict())
+        return aside is not None
 
     def write(self, session: lifecycle.Session) -> None:
         """Write the ends without a claim, after a failure each alone: a job that is done must not be done again.

@@ -376,11 +376,13 @@ def predict(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memo
     """Note when jobs will end, queue by queue until a monotonic instant, all queues once in PREDICT_SEC."""
     with going_on(conn, log, "reaper.predict.failed", memory.predict_later):
         while memory.predict_at <= now() < until:
-            if (done := predictions.note(conn, memory.predicted)) is None:
+            if (noted := predictions.note(conn, memory.predicted)) is None:
                 return memory.predict_later()
-            memory.predicted, told = done
-            if told:
-                log.warning("reaper.deadlines.at_risk", queue=memory.predicted, jobs=told)
+            memory.predicted = noted.queue
+            if noted.told:
+                log.warning("reaper.deadlines.at_risk", queue=noted.queue, jobs=noted.told)
+            if noted.error:
+                log.warning("reaper.predict.failed", queue=noted.queue, error=noted.error)
 
 
 def tell(conn: db.Connection, log: structlog.stdlib.BoundLogger, rules: Rules) -> None:

@@ -35,7 +35,7 @@ def fields_of(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
     if status not in FINAL:
         raise NotEnded(f"the job is {status}; only a job that has ended can be run again with changes")
     fields = {name: value for name, value in row.items() if value is not None}
-    return fields | {"args": json.loads(row["args"])}
+    return fields | {"args": db.parsed(row["args"])}
 
 
 def changed(args: Any, changes: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import cache, cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -20,8 +21,11 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import Conninfo
+from psycopg.pq import Conninfo, Format
+from psycopg.types.json import set_json_loads
 from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
@@ -38,6 +42,7 @@ CANCEL_SEC = 2.0  # time limit of a request to cancel an abandoned statement
 # statement of a function has its own snapshot, and psycopg reads times in this style only.
 _RELIED_ON = {"default_transaction_isolation": "read committed", "DateStyle": "ISO"}
 
+EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)  # the same in dl_readable
 PREPARE_THRESHOLD = 5  # a direct session prepares a statement that comes more often: planning takes longer than most
 
 RECONNECT_SEC = periods.seconds("RECONNECT_SEC", 5.0)  # the longest pause between two tries of `patiently`
@@ -113,6 +118,51 @@ class Connection(psycopg.Connection[Any]):
         self.pgconn.finish()
 
 
+class _Readable(Loader):
+    """Reads a time that Python does not know, such as infinity, as the earliest or latest that it does.
+
+    A day less than that, for people's time zones. A row of any service may hold such a time, in any of its columns.
+    """
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        self._plainly = psycopg.adapters.get_loader(oid, Format.TEXT)(oid, context).load  # type: ignore[misc]
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            at: datetime = self._plainly(data)
+            return max(EARLIEST, min(at, LATEST))
+        except (psycopg.DataError, OverflowError):
+            return _nearest(bytes(data).decode())
+
+
+def parsed(text: str | bytes) -> Any:
+    """JSON as PostgreSQL has it; a number too long for Python is left as text, and what is nested too deep is cut."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return {"…": f"nested too deep to be shown: {len(text)} characters"}
+    except ValueError:
+        return json.loads(text, parse_int=str)
+
+
+def instant(text: str) -> datetime:
+    """The time that PostgreSQL has written into JSON, or the nearest one that Python knows."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return _nearest(text)
+
+
+def _nearest(text: str) -> datetime:
+    return EARLIEST if text.startswith("-") or text.endswith("BC") else LATEST
+
+
+def _read_anything(conn: Connection) -> None:
+    conn.adapters.register_loader("timestamptz", _Readable)
+    set_json_loads(parsed, conn)
+
+
 def connect(
     dsn: str,
     *,
@@ -142,6 +192,8 @@ def connect(
     conninfo = _conninfo(dsn, name, connect_timeout, wanted, limits, keeps_defaults)
     conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
     conn.answer_within, conn.wanted = answer_within, wanted
+    if not keeps_defaults:
+        _read_anything(conn)
     return conn
 
 
@@ -174,6 +226,7 @@ def pool(
 
     def configured(conn: Connection) -> None:
         conn.wanted = wanted
+        _read_anything(conn)
         configure(conn)
 
     made = ConnectionPool(

@@ -39,12 +39,13 @@ PLANS = (
 LARGE = 1_000_000  # characters of arguments of the jobs of one claim
 
 _log = structlog.get_logger("worker")
+parsed = db.parsed
 _SQL = db.statements("queue.sql")
 _VERSIONS = f"SELECT job_id, version FROM ({_SQL['status']}) shown"  # noqa: S608  the rest of it is not computed
 _REASONS = f"SELECT job_id, waiting_for FROM ({_SQL['status']}) shown"  # noqa: S608  as above
 _TYPES: dict[str, Callable[[str], Any]] = {
-    "until": datetime.fromisoformat,
-    "since": datetime.fromisoformat,
+    "until": db.instant,
+    "since": db.instant,
     "job_id": UUID,
 }
 
@@ -303,8 +304,8 @@ def _told(jobs: list[Job], ends: Collection[Ended], said: dict[str, Any]) -> Ste
 
 def _passed_over(reached: dict[str, Any] | None = None, left_out: dict[str, Any] | None = None) -> dict[str, Any]:
     return {
-        "reached": reached and Reached(reached["priority"], datetime.fromisoformat(reached["since"])),
-        "left_out": left_out and LeftOut(left_out["task"], datetime.fromisoformat(left_out["since"])),
+        "reached": reached and Reached(reached["priority"], db.instant(reached["since"])),
+        "left_out": left_out and LeftOut(left_out["task"], db.instant(left_out["since"])),
     }
 
 
@@ -673,11 +674,3 @@ def _claims_of(jobs: Sequence[Job]) -> dict[str, Any]:
 
 def _claim_of(job: Job) -> dict[str, Any]:
     return {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by}
-
-
-def parsed(text: str) -> Any:
-    """JSON as PostgreSQL has it; a number too long for Python is left as text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return json.loads(text, parse_int=str)

@@ -7,6 +7,7 @@ they are applied again whenever one of these texts has changed. The header of a 
     -- outside a transaction     each statement stands alone, has no time limit, and may be run again
     -- functions: name, name     applied before the migration, in its transaction: its triggers call these
     -- with rights               sql/rights.sql follows in its transaction: farms use its tables and functions at once
+    -- fits rows                 rows that break its checks are mended before it (`_fit`)
     -- was: sha256 sha256        of earlier texts of the file, which lead to the same schema
 """
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from typing import LiteralString
+from uuid import UUID
 
 from psycopg import errors, sql
 
@@ -36,8 +38,14 @@ PAUSE_SEC = 1.0
 # Then the server ends a migration that was stopped or cut off while it held the tables.
 IDLE_SEC = periods.seconds("MIGRATION_IDLE_SEC", 5.0)
 WAIT_SEC = periods.seconds("MIGRATION_WAIT_SEC", 600.0)
+FIT_BATCH = 500  # rows that break a check and are mended in one transaction
+FIT_LISTED = 1_000  # of them `migrate` names so many
 KINDS = ("farm", "producer", "reader")  # of roles, beside the owner
-_HEADER = re.compile(r"^-- (oldest code|outside a transaction|functions|with rights|was)(?:: (.*))?$", re.MULTILINE)
+_FIT = db.statements("fit.sql")
+_FIT = {name: text.replace("{breaks}", _FIT["breaks"].rstrip(";")) for name, text in _FIT.items()}
+_HEADER = re.compile(
+    r"^-- (oldest code|outside a transaction|functions|with rights|fits rows|was)(?:: (.*))?$", re.MULTILINE
+)
 # A semicolon at a line's end closes a statement, unless it is inside a dollar-quoted body.
 _STATEMENT = re.compile(r"(?>(\$\w*\$).*?\1|.)+?(?:;[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -57,6 +65,7 @@ class Migration:
     in_transaction: bool = True
     functions: tuple[str, ...] = ()
     with_rights: bool = False
+    fits_rows: bool = False
     was: tuple[str, ...] = ()
 
     @property
@@ -89,7 +98,8 @@ def functions() -> Migration:
 def migrate(dsn: str, schema: str) -> list[str]:
     """Bring the queue in `schema` up to date and return the names of the files applied.
 
-    Puts back every object that is not as shipped (`drifted`), and returns its name as well. Safe to run from several
+    Puts back every object that is not as shipped (`drifted`), mends the rows that break a check of dl_jobs, and returns
+    what that was as well. Safe to run from several
     places at once and beside a working farm. Raises SchemaError when the schema belongs to a newer dataloader, a file
     that was applied has been changed since, or the DSN leads through a pooler.
     """
@@ -100,10 +110,12 @@ def migrate(dsn: str, schema: str) -> list[str]:
             "CREATE TABLE IF NOT EXISTS dl_migrations (number int PRIMARY KEY, name text NOT NULL,"
             " checksum text NOT NULL, oldest_code int NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
         )
-        todo = _missing(conn)
-        for migration in todo:
+        done = []
+        for migration in _missing(conn):
+            done += _fit(conn) if migration.fits_rows else []
             _apply(conn, migration)
-        return [*(migration.name for migration in todo), *_mend(conn)]
+            done.append(migration.name)
+        return [*done, *_validate(conn), *_mend(conn)]
 
 
 def grants(schema: str, roles: Iterable[tuple[str, str]]) -> str:
@@ -185,6 +197,7 @@ def _read(number: int, name: str, text: str) -> Migration:
         in_transaction="outside a transaction" not in says,
         functions=tuple(says["functions"].split(", ")) if "functions" in says else (),
         with_rights="with rights" in says,
+        fits_rows="fits rows" in says,
         was=tuple(says.get("was", "").split()),
     )
 
@@ -246,6 +259,34 @@ def _mend(conn: db.Connection) -> list[str]:
         if each.mend and not each.is_index:
             _patiently(conn, each.what, ";\n".join(each.mend).encode())
     return [f"{each.what}, which {each.how}" for each in drifts]
+
+
+def _validate(conn: db.Connection) -> list[str]:
+    """Let the checks of dl_jobs hold for all of its rows; returns the rows that were mended for it, in words."""
+    if not (checks := conn.execute(_FIT["unvalidated"]).fetchall()):
+        return []
+    mended = _fit(conn)  # what came between the first mending and the checks
+    for (check,) in checks:
+        text = sql.SQL("ALTER TABLE dl_jobs VALIDATE CONSTRAINT {}").format(sql.Identifier(check))
+        _patiently(conn, check, text.as_bytes())
+    return mended
+
+
+def _fit(conn: db.Connection) -> list[str]:
+    """Mend the rows that break a check of dl_jobs, batch by batch, without waiting for a lock; returns them in words."""
+    left = [job_id for (job_id,) in conn.execute(_FIT["unfit"])]
+    mended: list[UUID] = []
+    deadline = time.monotonic() + WAIT_SEC
+    while left:
+        if time.monotonic() > deadline:
+            raise SchemaError(f"others have held rows of dl_jobs for {WAIT_SEC:g} s, such as job {left[0]}")
+        done, locked = conn.execute(_FIT["fit"], {"job_ids": left[:FIT_BATCH]}).fetchone() or ((), ())
+        mended += done or ()
+        left = left[FIT_BATCH:] + (locked or [])
+        if locked and not done:
+            time.sleep(0.1)
+    more = [f"and {len(mended) - FIT_LISTED} more jobs"] if len(mended) > FIT_LISTED else []
+    return [*(f"job {job_id}, which broke a check of dl_jobs" for job_id in mended[:FIT_LISTED]), *more]
 
 
 @contextmanager

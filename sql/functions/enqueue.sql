@@ -275,6 +275,9 @@ BEGIN
     WHEN coalesce(length(dl_enqueue.lock_key), 0) NOT BETWEEN 1 AND 512
       THEN 'lock_key should be a text of 1 to 512 characters'
     WHEN jsonb_typeof(dl_enqueue.args) <> 'object' THEN 'args should be a JSON object'
+    WHEN pg_column_size(dl_enqueue.args) > 500  -- else it has no room for so many levels
+         AND jsonb_path_exists(dl_enqueue.args, '$.**{63} ? (@.type() == "object" || @.type() == "array")')
+      THEN 'args should be nested at most 63 deep'
     WHEN length(dl_enqueue.idempotency_key) NOT BETWEEN 1 AND 255
       THEN 'idempotency_key should be a text of 1 to 255 characters'
     WHEN length(dl_enqueue.partition_key) > 255 THEN 'partition_key should be a text of at most 255 characters'
@@ -289,7 +292,7 @@ BEGIN
     WHEN length(dl_enqueue.consumer_group) > 255 THEN 'consumer_group should be a text of at most 255 characters'
     WHEN length(dl_enqueue.affinity_key) NOT BETWEEN 1 AND 200
       THEN 'affinity_key should be a text of 1 to 200 characters'
-    WHEN cardinality(dl_enqueue.limits) > 8
+    WHEN array_ndims(dl_enqueue.limits) > 1 OR array_lower(dl_enqueue.limits, 1) <> 1 OR cardinality(dl_enqueue.limits) > 8
       OR cardinality(dl_enqueue.limits) > (SELECT count(DISTINCT name) FROM unnest(dl_enqueue.limits) name
                                             WHERE length(name) BETWEEN 1 AND 100 AND name !~ '[\u0001-\u001f\u007f-\u009f]')
       THEN 'limits should be at most 8 different names of 1 to 100 characters without control characters'

@@ -150,32 +150,42 @@ DECLARE
   not_begun CONSTANT text := 'not started: the lease expired';
   held dl_jobs;
   back timestamptz := CASE WHEN p_up_sec < 1e9 THEN now() - make_interval(secs => p_up_sec) ELSE '-infinity' END;
+  refused uuid[] := '{}';  -- jobs whose rows refuse the change
 BEGIN
-  SELECT * INTO held FROM dl_jobs
-   WHERE status = 'running'
-     AND coalesce(lease_expires_at,
-                  coalesce(heartbeat_at, started_at, created_at) + make_interval(secs => lease_ttl_sec)) < now()
-     AND (p_up_sec > p_patience_sec + lease_ttl_sec / 3.0
-          OR greatest(lease_expires_at - make_interval(secs => lease_ttl_sec), heartbeat_at, created_at) >= back)
-   LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
-  IF NOT FOUND THEN
-    RETURN;
-  END IF;
-  PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
-  job_id := held.job_id;
-  queue := held.queue;
-  IF held.heartbeat_at IS NULL AND held.claimed_by IS NOT NULL
-     AND NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = hashtext(held.lock_key)
-                        AND lock_key = held.lock_key AND claimed_by = held.claimed_by AND heartbeat_at IS NOT NULL)
-     AND held.attempt > (
-       SELECT count(*) FROM dl_job_events e
-        WHERE e.job_id = held.job_id AND kind = 'requeue' AND payload ->> 'reason' = not_begun) THEN
-    status := dl_give_back(held.job_id, 'drain', not_begun, '{}');
-    RETURN;
-  END IF;
-  status := dl_give_back(
-    held.job_id, 'crash', 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
-    || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'), '{}');
+  LOOP
+    SELECT * INTO held FROM dl_jobs
+     WHERE status = 'running'
+       AND coalesce(lease_expires_at,
+                    coalesce(heartbeat_at, started_at, created_at) + make_interval(secs => lease_ttl_sec)) < now()
+       AND (p_up_sec > p_patience_sec + lease_ttl_sec / 3.0
+            OR greatest(lease_expires_at - make_interval(secs => lease_ttl_sec), heartbeat_at, created_at) >= back)
+       AND dl_jobs.job_id <> ALL (refused)
+     LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+      RETURN;
+    END IF;
+    BEGIN
+      PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
+      IF held.heartbeat_at IS NULL AND held.claimed_by IS NOT NULL
+         AND NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = hashtext(held.lock_key)
+                            AND lock_key = held.lock_key AND claimed_by = held.claimed_by AND heartbeat_at IS NOT NULL)
+         AND held.attempt > (
+           SELECT count(*) FROM dl_job_events e
+            WHERE e.job_id = held.job_id AND kind = 'requeue' AND payload ->> 'reason' = not_begun) THEN
+        status := dl_give_back(held.job_id, 'drain', not_begun, '{}');
+      ELSE
+        status := dl_give_back(
+          held.job_id, 'crash', 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
+          || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'), '{}');
+      END IF;
+      job_id := held.job_id;
+      queue := held.queue;
+      RETURN;
+    EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded OR raise_exception THEN
+      RAISE WARNING 'the job % cannot be recovered: %', held.job_id, SQLERRM;
+      refused := refused || held.job_id;  -- the other jobs are recovered all the same
+    END;
+  END LOOP;
 END
 $$;
 

@@ -3,11 +3,20 @@
 -- that exist after the first migration that names it.
 
 
+-- Refuses args that Python's readers could not read: their recursion ends at a depth of some 900.
+CREATE OR REPLACE FUNCTION dl_jobs_depth() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE check_violation USING MESSAGE = 'args should be nested less than 500 deep', CONSTRAINT = 'dl_jobs_chk_args';
+END
+$$;
+
+
 -- Where an inserted row stands, whoever inserts it. A job that has ended has a finished_at, also when its service left it
 -- null: retention goes by that.
 CREATE OR REPLACE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   NEW.blocked_on := CASE WHEN NEW.status = 'queued' AND NEW.available_at > now() THEN 'time' END;
+  NEW.journaled := least(NEW.journaled, 1000000);  -- each step counts on
   IF NEW.status NOT IN ('queued', 'running') THEN
     NEW.finished_at := coalesce(NEW.finished_at, now());
   END IF;

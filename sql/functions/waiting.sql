@@ -274,7 +274,11 @@ DECLARE
 BEGIN
   SELECT min(queue) INTO this FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time';
   WHILE this IS NOT NULL LOOP
-    woken := woken + dl_wake(this, p_limit);
+    BEGIN
+      woken := woken + dl_wake(this, p_limit);
+    EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded OR raise_exception THEN
+      RAISE WARNING 'the jobs of the queue % cannot be woken: %', this, SQLERRM;  -- its workers set that job aside
+    END;
     SELECT min(queue) INTO this FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time' AND queue > this;
   END LOOP;
   RETURN woken;

@@ -21,8 +21,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from dataloader.check import database
-from dataloader.queue import db, drift, migrations, operations
+from dataloader.queue import db, drift, lifecycle, migrations, operations
 from dataloader.queue.migrations import SchemaError
+from dataloader.queue.reports import stats
 
 ALL = [*(migration.name for migration in migrations.known()), "functions"]
 MIGRATING = """
@@ -152,6 +153,87 @@ def test_the_contracts_tables_are_adopted_with_their_rows(contract: str) -> None
         assert value(conn, MISPLACED) == 0
     adopted = catalog(contract)
     assert adopted["valid"] == [(0,)]
+
+
+UNFIT: dict[str, Any] = {
+    "queue": "q" * 600,
+    "task": "t" * 900,
+    "lock_key": "k" * 3_000,
+    "idempotency_key": "\u4e00" * 400,
+    "partition_key": "p" * 1_100,
+    "producer": "p" * 1_100,
+    "consumer_group": "c" * 1_100,
+    "affinity_key": "a" * 900,
+    "trace": "00-" + "1" * 300,
+    "timeout_sec": 0,
+    "deadline": "infinity",
+    "limits": ["a", None, "", "b", "c", "d", "e", "f", "g", "h", "i"],
+    "claims": 2**31 - 1,
+}
+
+
+@pytest.fixture
+def before_checks(empty_db: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database that the migrations of before the checks have made."""
+    known = migrations.known()
+    with monkeypatch.context() as patch:
+        earlier = tuple(each for each in known if each.number < 53)
+        patch.setattr(migrations, "known", lambda: earlier)
+        patch.setattr(migrations, "_mend", lambda conn: [])
+        migrations.migrate(empty_db, "public")
+    return empty_db
+
+
+@pytest.mark.parametrize("status", ["queued", "running"])
+def test_a_row_that_breaks_a_check_is_mended_and_named_and_can_be_seen_ended_canceled_and_deleted(
+    before_checks: str, status: str
+) -> None:
+    with session(before_checks) as conn:
+        columns = [{name: odd} for name, odd in UNFIT.items()]
+        jobs = [plain(conn, status=status, **column) for column in columns]
+        sound = plain(conn, status=status)
+        mended = migrations.migrate(before_checks, "public")
+        assert {line for line in mended if line.startswith("job ")} == {
+            f"job {job_id}, which broke a check of dl_jobs" for job_id in jobs
+        }
+        assert migrations.migrate(before_checks, "public") == []
+        assert value(conn, "SELECT bool_and(convalidated) FROM pg_constraint WHERE conrelid = 'dl_jobs'::regclass")
+        assert row(conn, sound)["status"] == status
+        for job_id, (name, odd) in zip(jobs, UNFIT.items(), strict=True):
+            assert row(conn, job_id)[name] != odd
+            assert stats.job(conn, job_id)
+            ended = f"UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = '{job_id}'"  # of the plain protocol
+            with conn.transaction(force_rollback=True):
+                conn.execute(ended.encode())
+            with conn.transaction(force_rollback=True):
+                lifecycle.request_cancel(conn, job_id)
+                assert row(conn, job_id)["cancel_requested"]
+            conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,))
+
+
+def test_mended_keys_stay_different_and_the_usable_limits_stay(before_checks: str) -> None:
+    with session(before_checks) as conn:
+        twins = [plain(conn, lock_key="k" * 3_000 + end, idempotency_key="i" * 2_000 + end) for end in ("1", "2", "2 ")]
+        same = plain(conn, lock_key="k" * 3_000 + "1")
+        of_limits = plain(conn, limits=UNFIT["limits"])
+        migrations.migrate(before_checks, "public")
+        assert row(conn, of_limits)["limits"] == list("abcdefgh")
+        keys = [row(conn, job_id)["lock_key"] for job_id in [*twins, same]]
+        assert len(set(keys)) == 3
+        assert keys[0] == keys[3]
+
+
+def test_rows_are_mended_beside_a_producer_and_one_who_holds_a_row(before_checks: str) -> None:
+    with session(before_checks) as conn, session(before_checks) as holder, ThreadPoolExecutor(1) as pool:
+        held, other = plain(conn, deadline="infinity"), plain(conn, limits=["a", None])
+        with holder.transaction():
+            holder.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (held,))
+            migrating = pool.submit(migrations.migrate, before_checks, "public")
+            until(lambda: row(conn, other)["limits"] == ["a"], "the free row to be mended")
+            late = plain(conn, limits=[None])
+            assert not migrating.done()
+        lines = migrating.result(PATIENCE)
+        assert {str(each) in " ".join(lines) for each in (held, other, late)} == {True}
 
 
 def test_an_adopted_schema_is_the_same_as_a_new_one(contract: str, dsn: str) -> None:

@@ -384,7 +384,7 @@ def test_one_reaper_at_a_time_predicts(conn: db.Connection, dsn: str) -> None:
     with psycopg.connect(dsn) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", (predictions.LOCK,))
         assert predictions.note(conn, "") is None
-    assert predictions.note(conn, "") == ("q", 0)
+    assert predictions.note(conn, "") == ("q", 0, None)
 
 
 # --- deadlines ---
@@ -458,7 +458,7 @@ def test_a_job_that_has_ended_meanwhile_is_not_told(conn: db.Connection, worker:
     conn.execute("UPDATE dl_predictions SET expected_at = deadline + interval '1 h'")
     worker.finish(worker.take())
     enqueue(conn)
-    assert predictions.note(conn, "p") == ("q", 0)
+    assert predictions.note(conn, "p") == ("q", 0, None)
     assert "deadline" not in kinds(conn, job_id)
 
 

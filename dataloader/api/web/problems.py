@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import structlog
 from flask import Flask, Response, g, request
+from psycopg import errors
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
@@ -142,9 +143,17 @@ def _of_any(error: Exception) -> Response:
     if db.is_passing(error):
         _log.warning("api.unavailable", **seen)
         return _unavailable("The database does not answer. Nothing is confirmed: send the request again.")
+    if isinstance(error, errors.CheckViolation) and (field := checked_field(error)):
+        return _of_problem(invalid(f"/{field}", "check", f"{field} should be what the table's check allows"))
     # Without the text and the stack, which may quote the request.
     _log.error("api.error", **seen, where=_place(error))
     return _document(500, "This is a fault of the service. The request id finds it in the log.")
+
+
+def checked_field(error: errors.CheckViolation) -> str | None:
+    """The field of a job that the check of the same name refuses; None where the check is of no job."""
+    found = re.fullmatch(r"dl_jobs_chk_(\w+)", error.diag.constraint_name or "")
+    return found[1] if found else None
 
 
 def _unavailable(detail: str) -> Response:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from psycopg.rows import dict_row
@@ -176,13 +176,21 @@ def _instant(at: datetime, seconds: float) -> datetime:
     return at + timedelta(seconds=min(seconds, NEVER_SEC))
 
 
-def note(conn: Conn, after: str) -> tuple[str, int] | None:
+class Noted(NamedTuple):
+    """Of which queue the predictions were noted, how many jobs were told to be late, or why it could not be done."""
+
+    queue: str
+    told: int = 0
+    error: str | None = None
+
+
+def note(conn: Conn, after: str) -> Noted | None:
     """Called by the reaper: note what is predicted of the next queue behind the name `after`.
 
     Before the first queue, "", note what became of earlier predictions. Notes the jobs with a deadline among the first
     LINE, and a sample of the others; those that are going to miss their deadlines, or have, are told in the journal,
-    once each. Returns the queue's name and how many were told, None: no queue is left, or another reaper is at it.
-    Raises rather than wait for a lock.
+    once each. None: no queue is left, or another reaper is at it. Raises rather than wait for a lock; what fails for
+    one queue is told, so that the caller goes on behind it.
     """
     with conn.transaction():
         if not _rows(conn, "may_predict", lock=LOCK)[0]["pg_try_advisory_xact_lock"]:
@@ -192,10 +200,20 @@ def note(conn: Conn, after: str) -> tuple[str, int] | None:
         queue = next((row["queue"] for row in _rows(conn, "queues") if row["queue"] > after), None)
         if queue is None:
             return None
-        seen = outlook(conn, queue)
-        said = list(_noted(conn, seen))
-        conn.execute(_SQL["note"], {"made_at": seen.at, "said": json.dumps(said, default=str)})
-        return queue, len(_rows(conn, "alert", queue=queue))
+        try:
+            with conn.transaction():
+                return Noted(queue, _note(conn, queue))
+        except Exception as e:  # whatever the rows of a queue may cause
+            if conn.closed:
+                raise
+            return Noted(queue, error=f"{type(e).__name__}: {e}".strip())
+
+
+def _note(conn: Conn, queue: str) -> int:
+    seen = outlook(conn, queue)
+    said = list(_noted(conn, seen))
+    conn.execute(_SQL["note"], {"made_at": seen.at, "said": json.dumps(said, default=str)})
+    return len(_rows(conn, "alert", queue=queue))
 
 
 def _noted(conn: Conn, seen: Outlook) -> Iterator[Row]:

@@ -680,7 +680,9 @@ def _instant(text: str) -> datetime:
 
 
 def _with_payload(rows: list[Row]) -> list[Row]:
-    return [row | {"payload": _json(row["payload"]) or {}} for row in rows]
+    """The rows of a journal, whose payload may be any JSON where another service has written it."""
+    read = [(row, _json(row["payload"]) or {}) for row in rows]
+    return [row | {"payload": found if isinstance(found, dict) else {"payload": found}} for row, found in read]
 
 
 def _json(text: str | None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from math import isfinite
 from typing import Any
 
 NOTHING = "–"
@@ -15,6 +16,8 @@ def duration(seconds: float | timedelta | None) -> str:
     if seconds is None:
         return NOTHING
     left = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+    if not isfinite(left):  # of a job whose times are infinite
+        return NOTHING
     if left < 0:
         return "0 s"
     if left < 1:

@@ -1,0 +1,99 @@
+"""Jobs on which every claim fails: they are found and set aside, so that the other jobs of their queues run.
+
+The checks of dl_jobs keep such rows out as far as they are known. This module knows nothing of what a claim does, so it
+holds for every kind of queue: it repeats the claim in transactions that are rolled back, each time with half of the jobs
+hidden, until one job is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from dataloader.log import masked
+from dataloader.queue import db
+from dataloader.queue.job import clip
+
+LOCK = 0x646C_6173_6964_6521  # an advisory lock outside the range of keys
+SUSPECTS = 1_100  # jobs of a queue, of each kind: a claim reads hardly more
+# What a row may cause: a wrong number of rows, data, a constraint, a limit of the server, a trigger that raises.
+_OF_A_ROW = ("21", "22", "23", "54", "P0")
+_SQL = db.statements("set_aside.sql")
+
+
+class Aside(NamedTuple):
+    """A job that was set aside, the status that it has now, and why."""
+
+    job_id: UUID
+    queue: str
+    status: str
+    error: str
+
+
+def is_of_a_row(error: psycopg.Error) -> bool:
+    """Whether the values of a row may have caused the error, and not the session or the schema."""
+    return error.sqlstate is not None and error.sqlstate.startswith(_OF_A_ROW)
+
+
+def set_aside(
+    conn: db.Connection, queues: Collection[str], claim: Callable[[], object], error: psycopg.Error
+) -> Aside | None:
+    """Find the job of these queues on which `claim` has failed with `error`, and count that as a failed run of the job.
+
+    The claim is repeated on `conn`, and each time rolled back; afterwards the session has no advisory lock. Returns
+    None while another session looks for a job, or where one has the job's row locked. Raises `error` where no job of these queues is the cause, and
+    psycopg.Error where the job cannot be changed.
+    """
+    if conn.execute(_SQL["look_alone"], {"lock": LOCK}).fetchone() != (True,):
+        return None
+    try:
+        found = conn.execute(_SQL["suspects"], {"queues": list(queues), "most": SUSPECTS}).fetchall()
+        job_id, of_job = _culprit(conn, [each for (each,) in found], claim, error)
+        text = clip(masked(f"no worker can claim the job: {of_job.diag.message_primary or of_job}"))
+        changed = _fail(conn, job_id, text)
+        return Aside(job_id, *changed, text) if changed else None
+    finally:
+        if not conn.closed:
+            conn.execute(_SQL["let_go"])
+
+
+def _fail(conn: db.Connection, job_id: UUID, text: str) -> tuple[str, str] | None:
+    parameters = {"job_id": job_id, "error": text}
+    try:
+        return conn.execute(_SQL["fail"], parameters).fetchone()
+    except psycopg.Error as e:
+        if not is_of_a_row(e):
+            raise
+        return conn.execute(_SQL["replace"], parameters).fetchone()
+
+
+def _culprit(
+    conn: db.Connection, jobs: Sequence[UUID], claim: Callable[[], object], error: psycopg.Error
+) -> tuple[UUID, psycopg.Error]:
+    """The job on which the claim fails also where all others are hidden, and that failure."""
+    if not jobs or _failure(conn, jobs, claim):
+        raise error
+    suspects = jobs
+    while len(suspects) > 1:
+        half = set(suspects[: len(suspects) // 2])
+        if failure := _failure(conn, [job for job in jobs if job not in half], claim):
+            suspects, error = list(half), failure
+        else:
+            suspects = [job for job in suspects if job not in half]
+    return suspects[0], error
+
+
+def _failure(conn: db.Connection, hidden: Sequence[UUID], claim: Callable[[], object]) -> psycopg.Error | None:
+    """How the claim fails while these jobs are hidden; None: it does not. Nothing stays changed."""
+    try:
+        with conn.transaction(force_rollback=True):
+            conn.execute(_SQL["hide"], {"job_ids": list(hidden)})
+            claim()
+    except psycopg.Error as e:
+        if not is_of_a_row(e):
+            raise
+        return e
+    return None

@@ -1,0 +1,135 @@
+"""A row on which a claim fails: its job is set aside, whatever the kind of its queue, and the others run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from hands import BACKOFF_SEC, Worker, plain, row, value
+
+from dataloader.queue import lifecycle, operations
+from dataloader.queue.lifecycle import Step
+from dataloader.queue.set_aside import Aside, is_of_a_row, set_aside
+
+Workers = Callable[[], Worker]
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "ordered": {"ordered": True},
+    "merging": {"ordered": True, "merge": True},
+    "fair": {"fair_by": "producer"},
+}
+RAISES = """
+CREATE FUNCTION raises() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this row, and not % either', NEW.args; END $$;
+CREATE TRIGGER raises BEFORE UPDATE ON dl_jobs FOR EACH ROW WHEN ({}) EXECUTE FUNCTION raises();
+"""
+
+
+def claim(worker: Worker, most: int = 60, ends: Any = ()) -> Step:
+    return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, most, ends)
+
+
+def aside(worker: Worker, most: int = 60) -> Aside | None:
+    """What the worker does with a claim that fails on a row."""
+    with pytest.raises(psycopg.Error) as failed:
+        claim(worker, most)
+    assert is_of_a_row(failed.value)
+    return set_aside(worker.conn, ["q"], lambda: claim(worker, most), failed.value)
+
+
+@pytest.fixture
+def poison(own_db: str) -> Callable[..., UUID]:
+    """Adds a job whose limits hold a null, which the check of the table refuses otherwise."""
+
+    def add(**more: Any) -> UUID:
+        with psycopg.connect(own_db, autocommit=True) as conn:
+            conn.execute("ALTER TABLE dl_jobs DROP CONSTRAINT IF EXISTS dl_jobs_chk_limits")
+            return plain(conn, limits=["a", None], **more)
+
+    return add
+
+
+@pytest.fixture
+def worker(own_db: str) -> Iterator[Worker]:
+    """The worker of these tests."""
+    worker = Worker(own_db, "host:1:boot")
+    with worker.conn:
+        yield worker
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", [0, 20, 39])
+def test_the_job_is_set_aside_and_the_others_run(
+    worker: Worker, poison: Callable[..., UUID], kind: str, place: int
+) -> None:
+    if KINDS[kind]:
+        operations.set_order(worker.conn, "q", "test", **KINDS[kind])
+    jobs = [plain(worker.conn) if n != place else poison() for n in range(40)]
+    found = aside(worker)
+    assert found is not None
+    assert (found.job_id, found.status) == (jobs[place], "queued")
+    bad = row(worker.conn, found.job_id)
+    assert (bad["attempt"], bad["blocked_on"]) == (1, "time")
+    assert "no worker can claim the job" in bad["error"]
+    ran = set()
+    while step := claim(worker).jobs:
+        ran |= {job.job_id for job in step}
+        worker.conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE status = 'running'")
+    assert ran == set(jobs) - {found.job_id}
+    assert value(worker.conn, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s", worker.pid) == 0
+
+
+def test_each_of_several_is_found_and_fails_in_the_end(worker: Worker, poison: Callable[..., UUID]) -> None:
+    bad = {poison(max_attempts=1) for _ in range(3)}
+    good = plain(worker.conn)
+    found = [aside(worker) for _ in bad]
+    assert {(each.job_id, each.status) for each in found if each} == {(job_id, "failed") for job_id in bad}
+    assert [job.job_id for job in claim(worker).jobs] == [good]
+    kinds = "SELECT array_agg(kind) FROM dl_job_events WHERE job_id = %s"
+    assert {tuple(value(worker.conn, kinds, job_id)) for job_id in bad} == {("queued", "failed")}
+
+
+@pytest.mark.parametrize("condition", ["NEW.task = 'bad' AND NEW.status = 'running'", "NEW.task = 'bad'"])
+def test_a_job_that_a_trigger_keeps_from_starting_or_from_any_change_is_set_aside(
+    worker: Worker, condition: str
+) -> None:
+    with psycopg.connect(worker.conn.info.dsn, password=worker.conn.info.password, autocommit=True) as conn:
+        conn.execute(RAISES.format(condition))
+    bad = plain(worker.conn, task="bad", max_attempts=1)
+    good = plain(worker.conn)
+    found = aside(worker)
+    assert found is not None
+    assert (found.job_id, found.status) == (bad, "failed")
+    assert row(worker.conn, bad)["status"] == "failed"
+    assert [job.job_id for job in claim(worker).jobs] == [good]
+
+
+def test_an_error_of_no_row_stays_what_it_is(worker: Worker) -> None:
+    error = psycopg.errors.RaiseException("not of a row")
+
+    def fails() -> None:
+        worker.conn.execute("SELECT 1 / 0")
+
+    plain(worker.conn)
+    with pytest.raises(psycopg.errors.RaiseException, match="not of a row"):
+        set_aside(worker.conn, ["q"], fails, error)
+    assert len(claim(worker).jobs) == 1
+
+
+def test_one_session_at_a_time_looks_for_the_job(worker: Worker, own_db: str, poison: Callable[..., UUID]) -> None:
+    poison()
+    other = Worker(own_db, "host:2:boot")
+    found: list[Aside | None] = []
+
+    def look() -> None:
+        found.append(aside(other))
+        claim(worker)
+
+    with other.conn:
+        with pytest.raises(psycopg.Error) as failed:
+            claim(worker)
+        assert set_aside(worker.conn, ["q"], look, failed.value) is not None
+    assert found
+    assert set(found) == {None}

@@ -53,7 +53,7 @@ def fault(depends_on: Sequence[Parents | None], count: int) -> str | None:
     """
     graph = {number: _places(parents) for number, parents in zip(range(count), cycle(depends_on))}
     if count == 1 and graph[0]:
-        return "depends_on: there is no other job in the list: name the jobs to wait for by their job_id"
+        return "depends_on: a job alone names the jobs that it waits for by their job_id, and not by a place in a list"
     for number, places in graph.items():
         if outside := [place for place in places if place >= count]:
             return f"jobs[{number}].depends_on: there is no job {outside[0]} in the list, which has {count}"

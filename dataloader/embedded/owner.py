@@ -25,10 +25,11 @@ def take_lock(path: Path, within: float = LOCK_WITHIN) -> IO[str]:
     """Take the lock file `path`; EmbeddedError when another process holds it for `within` seconds.
 
     The lock ends with `release` or with this process; a forked child does not hold it. The call makes a missing
-    folder of `path`, with a mode that lets other users enter it.
+    folder of `path`, with a mode that lets other users enter it; they cannot open the file, which is enough for a lock.
     """
     _make_folder(path.parent)
-    lock = path.open("a+", encoding="utf-8")
+    lock = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "a+", encoding="utf-8")
+    os.fchmod(lock.fileno(), 0o600)  # a version before made the file readable by all
     deadline = time.monotonic() + within
     while not _try_lock(lock):
         if time.monotonic() > deadline:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from abc import ABC, abstractmethod
@@ -15,6 +17,7 @@ import click
 from dataloader import embedded, periods
 from dataloader.farm.process import EXIT_CANNOT_START, kill_group, now
 
+_CREDENTIALS = struct.Struct("3i")  # of the sender: process, user, group; unix(7)
 # The first pause before a restart, and the longest; a run longer than this resets it.
 BACKOFF_SEC = (0.5, periods.seconds("PART_BACKOFF_SEC", 30.0))
 
@@ -84,13 +87,16 @@ class Program(Part):
         self._is_awaited = reports_ready
         self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         if reports_ready:
-            self._reports.bind("")  # Linux chooses a name that is no file
+            self._reports.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self._reports.bind("")  # Linux chooses a name that is no file: every user may send there
             self._environment = environment | {"NOTIFY_SOCKET": self._reports.getsockname().decode().replace("\0", "@")}
 
     @property
     def is_ready(self) -> bool:
         with suppress(BlockingIOError):
-            self._is_awaited = self._is_awaited and not self._reports.recv(100)
+            if self._is_awaited:
+                _, credentials, _, _ = self._reports.recvmsg(100, socket.CMSG_SPACE(_CREDENTIALS.size))
+                self._is_awaited = not any(_CREDENTIALS.unpack(data)[1] == os.getuid() for *_, data in credentials)
         return not self._is_awaited
 
     def start(self) -> None:

@@ -81,7 +81,7 @@ def _prepare(settings: config.Settings, cleanup: ExitStack) -> None:
         ports.wait_for(settings.app_host, settings.app_port)
     except ports.NotFree as error:
         raise Refused(str(error)) from None
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    settings.data_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
 
 
 # The start -------------------------------------------------------------------------------------------------

@@ -1,0 +1,48 @@
+"""What another user of the same machine can do to `up`: nothing, by its files and its sockets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dataloader import embedded
+from dataloader.local.parts import Program
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+NOBODY = 65_534
+TELL = "import os; from dataloader.farm import process; {}; process.tell_ready()"
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_no_other_user_can_open_the_lock(tmp_path: Path, is_old: bool) -> None:
+    """A shared lock of a neighbour would keep `up` from starting. A version before made the file readable by all."""
+    path = tmp_path / "up.lock"
+    if is_old:
+        path.touch()
+        path.chmod(0o644)
+    mask = os.umask(0)
+    try:
+        embedded.release(embedded.take_lock(path))
+    finally:
+        os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def tell(program: Program, as_user: str = "pass") -> None:
+    subprocess.run([sys.executable, "-c", TELL.format(as_user)], env=program._environment, check=True)
+
+
+@pytest.mark.parametrize("as_user", ["pass", pytest.param(f"os.setuid({NOBODY})", marks=as_root)])
+def test_a_program_is_ready_when_it_says_so_itself(as_user: str) -> None:
+    program = Program("reaper", dict(os.environ), 1, reports_ready=True)
+    with closing(program._reports):
+        assert not program.is_ready
+        tell(program, as_user)
+        assert program.is_ready == (as_user == "pass")
+        tell(program)
+        assert program.is_ready

@@ -449,7 +449,8 @@ BEGIN
         room := dl_use_room(key.limits, room);
       END IF;
       due := due || delivery;
-      EXIT WHEN cardinality(due) >= 1000;  -- one claim carries so many jobs, and those of the last key
+      -- One claim carries so many jobs, and those of the last key.
+      EXIT WHEN cardinality(due) >= 1000 OR room IS NOT NULL AND dl_has_asked_enough(room);
     END IF;
   END LOOP;
 END
@@ -571,8 +572,10 @@ BEGIN
       IF near.limits IS NOT NULL AND NOT p_ordered THEN
         CONTINUE WHEN near.limits = full_ones;
         room := dl_ask_limits(near.limits, room);
+        more := dl_has_asked_enough(room);
         IF NOT dl_has_room(near.limits, room) THEN
           full_ones := near.limits;
+          EXIT WHEN more;
           CONTINUE;
         END IF;
       END IF;
@@ -597,7 +600,7 @@ BEGIN
         behind := 0;
       END IF;
     END IF;
-    more := cardinality(mine) = p_most OR behind * cardinality(mine) > 500;
+    more := more OR cardinality(mine) = p_most OR behind * cardinality(mine) > 500;
     EXIT WHEN more;
   END LOOP;
   more := more OR rows = 1000 + p_most;

@@ -38,9 +38,10 @@ $$
 $function$, current_schema()); END $bound$;
 
 
--- What a claim knows of these limits: p_room and, for each name that is not in it, how many jobs it may start now. Null:
--- another claim decides on that limit, or a stranger has its row locked. A claim takes one job of a limit on running
--- jobs: claimed ahead, further ones would keep places in which nothing runs.
+-- What a claim knows of these limits: p_room and, for each name with a bound that is not in it, how many jobs it may start
+-- now. Null: another claim decides on that limit, or a stranger has its row locked. A claim takes one job of a limit on
+-- running jobs: claimed ahead, further ones would keep places in which nothing runs. A name without a bound does not come
+-- in: jobs may name thousands of them.
 CREATE OR REPLACE FUNCTION dl_ask_limits(p_limits text[], p_room jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   this dl_limits;
@@ -51,9 +52,8 @@ BEGIN
   FOREACH asked IN ARRAY p_limits LOOP
     CONTINUE WHEN p_room ? asked;
     SELECT * INTO this FROM dl_limits WHERE name = asked;
-    IF NOT FOUND THEN
-      found_room := 100;
-    ELSIF NOT pg_try_advisory_xact_lock(hashtext('dl_limits'), hashtext(asked)) THEN
+    CONTINUE WHEN NOT FOUND;
+    IF NOT pg_try_advisory_xact_lock(hashtext('dl_limits'), hashtext(asked)) THEN
       found_room := NULL;
     ELSE
       SELECT least(room, CASE WHEN most IS NOT NULL THEN 1 END) INTO found_room FROM dl_limit_state(ARRAY[asked]);
@@ -69,15 +69,23 @@ END
 $$;
 
 
--- Is there room for one more job of these limits, by what the claim knows?
+-- Has the claim asked for as many limits as one claim may? The next claim goes on: what is known of a limit costs time
+-- for each further one, and the locks of all are held until the commit.
+CREATE OR REPLACE FUNCTION dl_has_asked_enough(p_room jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+  SELECT count(*) > 100 FROM jsonb_object_keys(p_room)
+$$;
+
+
+-- Is there room for one more job of these limits, by what the claim knows? A name that is not there has no bound.
 CREATE OR REPLACE FUNCTION dl_has_room(p_limits text[], p_room jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
-  SELECT coalesce(bool_and(coalesce((p_room ->> name)::int, 0) > 0), true) FROM unnest(p_limits) name
+  SELECT coalesce(bool_and(coalesce((p_room ->> name)::int, 0) > 0), true) FROM unnest(p_limits) name WHERE p_room ? name
 $$;
 
 
 -- What the claim knows when it has taken one job of these limits.
 CREATE OR REPLACE FUNCTION dl_use_room(p_limits text[], p_room jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
   SELECT p_room || coalesce(jsonb_object_agg(name, (p_room ->> name)::int - 1), '{}') FROM unnest(p_limits) name
+   WHERE p_room ? name
 $$;
 
 

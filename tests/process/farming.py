@@ -162,7 +162,8 @@ class Farm:
             os.environ | defaults | given,
             self.folder / f"{name.split()[0]}-{len(self.programs)}.log",
             cwd,
-            ["env"] if self.executes or "LD_PRELOAD" in given else (),
+            # A forked program has the fork server's libraries and periods.
+            ["env"] if self.executes or {"LD_PRELOAD", "DL_PERIODS"} & given.keys() else (),
         )
         self.programs.append(program)
         return program

@@ -114,7 +114,7 @@ class Link:
                 self._listener.close()
                 self._path.unlink(missing_ok=True)
             for session in list(self._sessions):
-                session.is_frozen = how == SILENT
+                session.is_frozen, session.cut_after = how == SILENT, None
                 if how == REFUSES:
                     session.close()
 
@@ -176,8 +176,8 @@ class Link:
         self._tasks.add(task)
         try:
             await self._serve(reader, client)
-        except (OSError, asyncio.IncompleteReadError):
-            pass
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # its end, or the link's
         finally:
             self._tasks.discard(task)
             client.transport.abort()
@@ -243,8 +243,9 @@ class Link:
             await session.server.drain()
             if session.cut_after:
                 await asyncio.sleep(EXECUTED_SEC)  # ended by the answer
-                self._cut(session, session.cut_after)
-                return
+                if session.cut_after:
+                    self._cut(session, session.cut_after)
+                    return
 
     def _is_cut(self, session: _Session, text: str) -> bool:
         """Count a statement, and cut the session before it where it is time to; prepare a cut after it."""
@@ -264,6 +265,7 @@ class Link:
 
     def _cut(self, session: _Session, cell: Cell) -> None:
         """End the session; for its process the server is away from now on."""
+        session.cut_after = None
         self.hit.append(cell)
         self._cut_off.add(session.pid)
         for each in [each for each in self._sessions if each.pid == session.pid]:
@@ -279,8 +281,9 @@ class Link:
                     # ReadyForQuery, the end of an answer, is six bytes: Z, the length of 5, the transaction's status.
                     while data and not re.search(rb"Z\x00\x00\x00\x05[ITE]\Z", data):
                         data = (more := await reader.read(65_536)) and data[-5:] + more
-                    self._cut(session, cell)
-                    return
+                    if session.cut_after:  # else all sessions have been cut meanwhile
+                        self._cut(session, cell)
+                    break
                 session.client.write(data)
                 await session.client.drain()
         await self._over(session)

@@ -11,7 +11,7 @@ import itertools
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -108,21 +108,30 @@ class Outages:
         common = [(role, text) for (role, text), times in seen.items() if role in roles and times >= COMMON]
         return {Cell(role, text, side) for role, text in common for side in (BEFORE, AFTER)}
 
-    def have_ended(self, jobs: Sequence[UUID], patience: float = 30.0) -> None:
+    def have_ended(self, jobs: Sequence[UUID]) -> None:
         """Wait until none of these jobs is left."""
-        left = "SELECT job_id FROM dl_jobs WHERE job_id = ANY(%s) AND status IN ('queued', 'running')"
+        left = "SELECT FROM dl_jobs WHERE job_id = ANY(%s) AND status IN ('queued', 'running')"
+        self.wait("the jobs to end", jobs, lambda: not self.farm.rows(left, list(jobs)))
+
+    def wait(self, what: str, jobs: Sequence[UUID], question: Callable[[], object]) -> None:
+        """Wait until the answer is true; else tell what the jobs that have not ended came to, and the last cuts."""
         try:
-            until(lambda: not self.farm.rows(left, list(jobs)), "the jobs to end", patience)
+            until(question, what, 6 * BACK_SEC)
         except AssertionError as e:
-            stories = [(job, self.farm.job(job), self.farm.journal(job)) for (job,) in self.farm.rows(left, list(jobs))]
-            raise AssertionError(f"{e}: {stories}; cut at {list(map(str, self.link.hit[-8:]))}") from None
+            told = [f"{e}; the last cuts:", *map(str, self.link.hit[-9:]), "the jobs that have not ended:"]
+            for job in jobs:
+                row = self.farm.rows("SELECT to_jsonb(j) - 'args' FROM dl_jobs j WHERE job_id = %s", job)[0][0]
+                if row["status"] in ("queued", "running"):
+                    told.append(f"{row} {[kind for kind, _ in self.farm.journal(job)][-9:]}")
+            told += [line for each in self.programs for line in each.log.read_text().splitlines()[-4:]]
+            raise AssertionError("\n".join(told)) from None
 
     def one(self, seconds: float, how: str, cells: set[Cell]) -> None:
         """One outage, at as many of these cells as there are processes; runs end before, in and after it."""
         number = next(self._count)
         before, during, after = (self.farm.folder / f"{when}-{number}" for when in ("before", "during", "after"))
         runs = [job for go in (before, during, after) for job in self.add(ALL_WORKERS // 3, go=go, key=go.stem[0])]
-        until(lambda: self.begun() >= set(runs), "the runs to begin")
+        self.wait("the runs to begin", runs, lambda: self.begun() >= set(runs))
         hits = len(self.link.hit)
         self.link.arm(cells)
         before.touch()
@@ -141,15 +150,8 @@ class Outages:
         """Each worker claims or renews, and each keeper shows its farm, within BACK_SEC; returns fresh jobs."""
         (back_at,) = self.farm.rows("SELECT clock_timestamp()")[0]
         fresh = self.add(ALL_WORKERS, go=go)
-        try:
-            until(lambda: self.names <= self.worked(back_at).keys(), "the workers to work again", 6 * BACK_SEC)
-            until(lambda: len(self.shown(back_at)) == FARMS, "the keepers to work again", 6 * BACK_SEC)
-        except AssertionError as e:
-            idle = self.names - self.worked(back_at).keys()
-            lines = [line for program in self.programs for line in program.log.read_text().splitlines()[-3:]]
-            raise AssertionError(
-                f"{e}: {idle} have not; cut at {list(map(str, self.link.hit[-9:]))}; {lines}"
-            ) from None
+        self.wait("the workers to work again", fresh, lambda: self.names <= self.worked(back_at).keys())
+        self.wait("the keepers to work again", fresh, lambda: len(self.shown(back_at)) == FARMS)
         self.late.append(max((*self.worked(back_at).values(), *self.shown(back_at).values())))
         return fresh
 

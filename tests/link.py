@@ -155,6 +155,7 @@ class Link:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # the transports close in the loop's next turn
 
         self._call(close())
         self._loop.call_soon_threadsafe(self._loop.stop)

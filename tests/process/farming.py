@@ -135,6 +135,7 @@ class Farm:
         self.folder = folder
         self.programs: list[Program] = []
         self.executes = False  # True: programs are executed, not forked
+        self.before: Sequence[str] = ()  # a command that executes the programs, for example in another namespace
         self.conn = db.connect(dsn, name="test", schema="public")
         self.conn.execute(RUNS)
 
@@ -163,7 +164,7 @@ class Farm:
             self.folder / f"{name.split()[0]}-{len(self.programs)}.log",
             cwd,
             # A forked program has the fork server's libraries and periods.
-            ["env"] if self.executes or {"LD_PRELOAD", "DL_PERIODS"} & given.keys() else (),
+            self.before or (["env"] if self.executes or {"LD_PRELOAD", "DL_PERIODS"} & given.keys() else ()),
         )
         self.programs.append(program)
         return program

@@ -29,7 +29,7 @@ LEASE = 3  # seconds
 PERIODS = dict.fromkeys(
     (
         *("LEARN_SEC", "MEMORY_SEC", "RESERVED_SEC", "COUNTED_SEC", "UNCHANGED_SEC", "HEAT_SEC", "RECONNECT_SEC"),
-        *("LOG_DAYS_SEC", "LOG_DAYS_AGAIN_SEC", "PREDICT_SEC", "HELD_AGAIN_SEC", "CARRY_AGAIN_SEC"),
+        *("LOG_DAYS_SEC", "LOG_DAYS_AGAIN_SEC", "PREDICT_SEC", "HELD_AGAIN_SEC", "CARRY_AGAIN_SEC", "SILENCE_SEC"),
     ),
     1.0,
 )
@@ -232,14 +232,15 @@ def grid(farm: Farm, seconds: float, reapers: bool = True) -> None:
     """Outages of this length at each common statement, before and after it; `reapers`: at theirs too."""
     with outages(farm) as trial:
         cells = trial.learn()
-        always = {cell for cell in cells if STEP in cell.statement}
-        left = {cell for cell in cells if reapers or cell.role != "dl-reaper"}
+        steps = {cell for cell in cells if STEP in cell.statement}
+        of_reapers = {cell for cell in cells if cell.role == "dl-reaper"}
+        left = cells if reapers else cells - of_reapers
         print(f"{seconds:g} s: {Counter(cell.role for cell in cells)}; a calm claim takes up to {trial.calm_sec:.3f} s")
         for number in range(len(cells)):
             if not left:
                 break
-            # The cells of reapers are armed as well where they need not be hit: reapers are cut at other places too.
-            trial.one(seconds, (REFUSES, SILENT)[number % 2], left | (always if number % 2 else set()) | (cells - left))
+            more = steps if number % 2 else set()
+            trial.one(seconds, (REFUSES, SILENT)[number % 2], left | more | (set() if reapers else of_reapers))
             left -= set(trial.link.hit)
         print(f"{number} outages, {len(set(trial.link.hit))} cells; late by up to {max(trial.late):.2f} s")
         assert not left, list(map(str, left))

@@ -150,6 +150,7 @@ class Farm:
         self.folder = folder
         self.programs: list[Program] = []
         self.executes = False  # True: programs are executed, not forked
+        self.before: Sequence[str] = ()  # a command that executes the programs, for example in another namespace
         self.conn = db.connect(dsn, name="test", schema="public")
         self.conn.execute(RUNS)
 
@@ -177,7 +178,8 @@ class Farm:
             os.environ | defaults | given,
             self.folder / f"{name.split()[0]}-{len(self.programs)}.log",
             cwd,
-            ["env"] if self.executes or "LD_PRELOAD" in given else (),
+            # A forked program has the fork server's libraries and periods.
+            self.before or (["env"] if self.executes or {"LD_PRELOAD", "DL_PERIODS"} & given.keys() else ()),
         )
         self.programs.append(program)
         return program

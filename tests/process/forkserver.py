@@ -2,8 +2,8 @@
 
 The imports are most of what the start of a program costs, a second of CPU each, and the process tests start hundreds.
 A forked program has its own environment, folder, output and arguments. It inherits from the server all that an exec
-would read anew: LD_PRELOAD, most PYTHON variables, the hash seed, limits, namespaces. A test that needs one of these,
-or that measures memory, sets `farm.executes = True`.
+would read anew: LD_PRELOAD, DL_PERIODS, most PYTHON variables, the hash seed, limits, namespaces. A test that needs
+one of these, or that measures memory, sets `farm.executes = True`.
 
 `python forkserver.py NUMBER` serves requests from the socket with this file descriptor.
 """

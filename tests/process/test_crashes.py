@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import signal
+import subprocess
 import time
 from collections import Counter
-from uuid import uuid4
+from contextlib import suppress
+from uuid import UUID, uuid4
 
 import psutil
 import psycopg
 import pytest
-from farming import Farm, until
+from farming import Farm, Program, until
 from judge import OVERLAPS, illegal
 
 
@@ -117,3 +121,91 @@ def test_i5_children_of_a_killed_job_do_not_survive_it(farm: Farm) -> None:
     program.workers()[0].send_signal(signal.SIGKILL)
     farm.wait(job, "lost")
     until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
+def killed(*programs: Program) -> None:
+    """End all processes of these programs, so that none can do anything about the end of another."""
+    members = [psutil.Process(program.process.pid) for program in programs]
+    members += [child for member in members for child in member.children(recursive=True)]
+    for act in (psutil.Process.suspend, psutil.Process.kill):
+        for member in members:
+            with suppress(psutil.NoSuchProcess):
+                act(member)
+    for program in programs:
+        program.process.wait(60)
+
+
+def test_a_farm_that_starts_recovers_at_once_what_the_killed_farm_of_its_host_had_claimed(farm: Farm) -> None:
+    """A run that had begun has spent an attempt; jobs that were claimed ahead have not. The leases are of a minute."""
+    wish = json.dumps([{"queue": "q", "concurrency": 2, "prefetch": 10}])
+    settings = {"workers_json": wish, "dl_pipelines": "farm_pipelines outage_pipelines"}
+    program = farm.ready(workers=2, **settings)
+    go = farm.folder / "go"
+    begun = farm.enqueue("waits_for_a_file", args={"go": str(go)})
+    until(lambda: farm.journal(begun)[-1][0] == "heartbeat", "a renewal")
+    (keeper,) = program.children("dataloader: keeper")
+    keeper.suspend()  # it would hand back what waits behind a run that holds the GIL
+    with farm.conn.transaction():
+        for _ in range(7):
+            farm.enqueue("noop", priority=0)  # short jobs: the worker's next claim takes several
+        holding = farm.enqueue("holds_the_gil_in_its_first_run", priority=1)
+        ahead = [farm.enqueue("noop", priority=2) for _ in range(5)]
+    claimed = "SELECT FROM dl_jobs WHERE job_id = ANY(%s) AND status = 'running'"
+    until(lambda: len(farm.rows(claimed, [holding, *ahead])) > 2, "some to be claimed ahead")
+    killed(program)
+    was_ahead = [job for job in ahead if farm.job(job)["status"] == "running"]
+    assert len(was_ahead) >= 2
+    started = time.monotonic()
+    again = farm.start(**settings)
+    for job in (holding, *ahead):
+        farm.wait(job, "succeeded", patience=30)
+    until(lambda: len(farm.rows("SELECT FROM dl_job_events WHERE job_id = %s AND kind = 'picked'", begun)) == 2)
+    assert time.monotonic() - started < 30, "far less than the leases"
+    assert {farm.job(job)["attempt"] for job in ahead} == {1}
+    go.touch()
+    assert farm.wait(begun, "succeeded")["attempt"] == 2
+    for job in (begun, holding, *ahead):
+        assert illegal([kind for kind, _ in farm.journal(job)], "succeeded") is None
+    settled = {event["job_id"] for event in again.events("keeper.settled")}
+    assert settled >= set(map(str, (begun, holding, *was_ahead)))
+
+
+IN_A_CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc"]
+AFTER_A_BOOT = [
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'mount --bind "$BOOT_ID" /proc/sys/kernel/random/boot_id; exec "$@"',
+    "-",
+]
+
+
+@pytest.mark.parametrize("elsewhere", [IN_A_CONTAINER, AFTER_A_BOOT], ids=["a container", "another boot"])
+def test_a_farm_that_starts_leaves_alone_what_others_of_its_host_name_hold(farm: Farm, elsewhere: list[str]) -> None:
+    """The workers of a living farm of this host, and those of another pid namespace or boot, living or not."""
+    boot_id = farm.folder / "boot_id"
+    boot_id.write_text("00000000-0000-4000-8000-000000000000\n")
+    env = os.environ | {"BOOT_ID": str(boot_id)}
+    if subprocess.run([*elsewhere, "true"], env=env, capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces here: they need root")
+    go = farm.folder / "go"
+
+    def held_by(queue: str, before: list[str]) -> tuple[Program, UUID, str]:
+        """A farm that runs a job, and the name of the worker."""
+        farm.before = before
+        program = farm.ready(workers=1, queue=queue, boot_id=boot_id)
+        job = farm.enqueue("waits_for_a_file", queue, args={"go": str(go)}, lease_ttl_sec=600)
+        until(lambda: farm.journal(job)[-1][0] == "heartbeat", "a renewal")
+        return program, job, farm.rows("SELECT claimed_by FROM dl_jobs WHERE job_id = %s", job)[0][0]
+
+    living, gone, dead = held_by("living", []), held_by("gone", elsewhere), held_by("dead", [])
+    assert len({name.split(":")[0] for *_, name in (living, gone, dead)}) == 1, "one host name"
+    killed(gone[0], dead[0])
+    farm.before = []
+    farm.ready(workers=1, queue="dead")
+    until(lambda: farm.rows("SELECT FROM dl_jobs WHERE job_id = %s AND attempt = 2", dead[1]), "the dead one's job")
+    names = dict(farm.rows("SELECT job_id, claimed_by FROM dl_jobs WHERE status = 'running'"))
+    assert (names[living[1]], names[gone[1]]) == (living[2], gone[2])
+    go.touch()
+    assert farm.wait(living[1], "succeeded")["attempt"] == 1

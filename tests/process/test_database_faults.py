@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -202,6 +203,70 @@ def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(data
         assert served.wait(job.job_id, "succeeded", "lost")["attempt"] == 1
         assert served.job(job.job_id)["status"] == "succeeded", served.journal(job.job_id)
     assert not reaper.events("reaper.job.taken")
+
+
+@pytest.mark.every
+def test_a_run_that_ends_while_the_database_is_away_brings_its_worker_back(database: Database, served: Farm) -> None:
+    """Though periodic work of the worker comes due meanwhile: it once ran on the closed session, again and again."""
+    program = served.ready(workers=2, dl_periods='{"LEARN_SEC": 1}', dl_claim_backoff_sec=NEVER, pg_connect_timeout=1)
+    workers = {worker.pid for worker in program.workers()}
+    jobs = [LongJob(served, f"job-{n}") for n in range(2)]
+    database.end(FAST)
+    for job in jobs:
+        job.go.touch()
+    until(lambda: len(program.events("farm.database.lost")) > 0, "the farm to notice")
+    time.sleep(1.5)  # longer than the period: what is due then is what the test is about
+    database.start_again()
+    reconnect(served)
+    for job in jobs:
+        job.ends_well()
+    later = [LongJob(served, f"later-{n}") for n in range(2)]  # at once, so each worker runs one
+    for job in later:
+        job.ends_well()
+    assert {worker.pid for worker in program.workers()} == workers
+
+
+# Restored to the past ----------------------------------------------------------------------------------------
+
+
+def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(tmp_path: Path) -> None:
+    """Claims that it does not know are dropped with a line, and the runs of its own past are made again.
+
+    When the copy was made, `known` was under way. It has ended since, and its worker runs `unknown`.
+    """
+    with root() as folder, serving(folder) as database:
+        migrations.migrate(database.dsn, schema="public")
+        farm = Farm(database.dsn, tmp_path)
+        try:
+            program = farm.ready(workers=2, pg_connect_timeout=1)
+            workers = {worker.pid for worker in program.workers()}
+            known, witness = LongJob(farm, "known"), LongJob(farm, "witness")
+            database.end(FAST)
+            shutil.copytree(folder / "data", folder / "copy")
+            database.start_again()
+            reconnect(farm)
+            known.ends_well()
+            unknown = LongJob(farm, "unknown", lock_key="u")
+            database.end(IMMEDIATE)
+            shutil.rmtree(folder / "data")
+            (folder / "copy").rename(folder / "data")
+            database.start_again()
+            reconnect(farm)
+            dropped = "SELECT FROM pg_stat_activity WHERE application_name LIKE 'dl-worker%%'"
+            until(lambda: len(farm.rows(dropped)) == 2, "both workers to be back")
+            lost = until(lambda: program.events("worker.ownership.lost"), "a line about the claim")
+            assert [line["job_id"] for line in lost] == [str(unknown.job_id)]
+            assert farm.rows("SELECT FROM dl_jobs WHERE job_id = %s", unknown.job_id) == []
+            known.has_begun(times=2)
+            assert farm.wait(known.job_id, "succeeded")["attempt"] == 1
+            witness.ends_well()
+            again = LongJob(farm, "again", lock_key="u")
+            again.ends_well()
+            assert farm.rows("SELECT DISTINCT job_id FROM dl_job_events WHERE kind = 'done'") != []
+            assert {worker.pid for worker in program.workers()} == workers
+            assert program.stop() == 0
+        finally:
+            farm.close()
 
 
 @pytest.mark.slow

@@ -1,0 +1,268 @@
+"""The database goes away at every statement of the workers', keepers' and reapers' loops, and comes back.
+
+All periods and leases are shortened to seconds, so an outage can last longer than each of them. A link before the
+server cuts the sessions exactly before or after a statement. The judges are the rows, the journal, the processes and a
+file of notes by the runs themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+from farming import Farm, until
+from judge import illegal
+from link import AFTER, BEFORE, REFUSES, SILENT, Cell, Link
+
+LEASE = 3  # seconds
+# Every period of a farm that is longer than a second, but for the time limits of a server that answers.
+PERIODS = dict.fromkeys(
+    (
+        *("LEARN_SEC", "MEMORY_SEC", "RESERVED_SEC", "COUNTED_SEC", "UNCHANGED_SEC", "HEAT_SEC", "RECONNECT_SEC"),
+        *("LOG_DAYS_SEC", "LOG_DAYS_AGAIN_SEC", "PREDICT_SEC", "HELD_AGAIN_SEC", "CARRY_AGAIN_SEC", "SILENCE_SEC"),
+    ),
+    1.0,
+)
+SETTINGS = {
+    "dl_periods": json.dumps(PERIODS),
+    "dl_pipelines": "outage_pipelines",
+    "dl_heartbeat_sec": 1,
+    "dl_default_lease_ttl_sec": LEASE,
+    "dl_reaper_period_sec": 0.5,
+    "dl_claim_backoff_sec": 60,  # no poll comes to the help of a lost notification
+    "dl_retention_days": 30,
+    "pg_connect_timeout": 1,
+}
+FARMS, WORKERS, REAPERS = 2, 3, 3
+ALL_WORKERS = FARMS * WORKERS
+CALM_SEC = 4.0  # some rounds of every loop
+COMMON = 3  # times that a statement passes in that time; one that is rarer need not come again
+ARMED_SEC = 1.0  # for the loops to come to their cuts; a lease must outlast it
+BACK_SEC = 5.0  # from the database's return until each worker and keeper has worked
+STEP = "dl_step("  # the claim and the end of a run: many cases pass through one statement
+
+
+class Outages:
+    """Farms and reapers behind one link, and the jobs that they run meanwhile."""
+
+    def __init__(self, farm: Farm, link: Link) -> None:
+        self.farm, self.link = farm, link
+        self.witness = farm.folder / "witness"
+        self.jobs: list[UUID] = []
+        self.late: list[float] = []  # of each return: until the last worker or keeper has worked
+        self._count = itertools.count()
+        behind = {**SETTINGS, "dl_db_dsn": link.dsn}
+        self.programs = [farm.start(workers=WORKERS, **behind) for _ in range(FARMS)]
+        self.reapers = [farm.start("reaper", **behind) for _ in range(REAPERS)]
+        for program in self.programs:
+            until(lambda program=program: len(program.events("worker.started")) >= WORKERS, "workers to start")
+        for reaper in self.reapers:
+            until(lambda reaper=reaper: reaper.events("reaper.started"), "the reapers to start")
+        self.pids = self.living()
+        self.names = {event["worker"] for program in self.programs for event in program.events("worker.started")}
+
+    def living(self) -> set[int]:
+        """The processes of all workers and keepers."""
+        return {
+            child.pid
+            for program in self.programs
+            for child in program.children("dataloader: ")
+            if child.status() != psutil.STATUS_ZOMBIE
+        }
+
+    def add(self, count: int, sec: float = 0.0, go: Path | None = None, key: str = "") -> list[UUID]:
+        """Add jobs that run for `sec`, and on until the file `go` exists; without `key` each has a key of its own."""
+        args = {"witness": str(self.witness), "sec": sec, "go": str(go) if go else None}
+        keys = [f"{key}{number}" if key else f"own-{next(self._count)}" for number in range(count)]
+        added = [self.farm.enqueue("witnessed", lock_key=key, lease_ttl_sec=LEASE, args=args) for key in keys]
+        self.jobs += added
+        return added
+
+    def learn(self) -> set[Cell]:
+        """Let the loops run undisturbed, and return the places to cut; measures how late a calm claim is."""
+        self.link.seen()
+        over = time.monotonic() + CALM_SEC
+        while time.monotonic() < over:
+            self.have_ended(self.add(ALL_WORKERS, sec=0.3, key="k") + self.add(ALL_WORKERS))
+            self.have_ended(self.add(1, sec=1.2))
+        self.calm_sec = max(
+            seconds
+            for (seconds,) in self.farm.rows(
+                "SELECT extract(epoch FROM min(e.ts) - created_at)::float8 FROM dl_jobs"
+                " JOIN dl_job_events e USING (job_id)"
+                " WHERE kind = 'picked' AND lock_key LIKE 'own-%%' GROUP BY job_id, created_at"
+            )
+        )
+        seen = self.link.seen()
+        roles = ("dl-worker", "dl-keeper", "dl-reaper")
+        common = [(role, text) for (role, text), times in seen.items() if role in roles and times >= COMMON]
+        return {Cell(role, text, side) for role, text in common for side in (BEFORE, AFTER)}
+
+    def have_ended(self, jobs: Sequence[UUID]) -> None:
+        """Wait until none of these jobs is left."""
+        left = "SELECT FROM dl_jobs WHERE job_id = ANY(%s) AND status IN ('queued', 'running')"
+        self.wait("the jobs to end", jobs, lambda: not self.farm.rows(left, list(jobs)))
+
+    def wait(self, what: str, jobs: Sequence[UUID], question: Callable[[], object]) -> None:
+        """Wait until the answer is true; else tell what the jobs that have not ended came to, and the last cuts."""
+        try:
+            until(question, what, 6 * BACK_SEC)
+        except AssertionError as e:
+            told = [f"{e}; the last cuts:", *map(str, self.link.hit[-9:]), "the jobs that have not ended:"]
+            for job in jobs:
+                row = self.farm.rows("SELECT to_jsonb(j) - 'args' FROM dl_jobs j WHERE job_id = %s", job)[0][0]
+                if row["status"] in ("queued", "running"):
+                    told.append(f"{row} {[kind for kind, _ in self.farm.journal(job)][-9:]}")
+            told += [line for each in self.programs for line in each.log.read_text().splitlines()[-4:]]
+            raise AssertionError("\n".join(told)) from None
+
+    def one(self, seconds: float, how: str, cells: set[Cell]) -> None:
+        """One outage, at as many of these cells as there are processes; runs end before, in and after it."""
+        number = next(self._count)
+        before, during, after = (self.farm.folder / f"{when}-{number}" for when in ("before", "during", "after"))
+        runs = [job for go in (before, during, after) for job in self.add(ALL_WORKERS // 3, go=go, key=go.stem[0])]
+        self.wait("the runs to begin", runs, lambda: self.begun() >= set(runs))
+        hits = len(self.link.hit)
+        self.link.arm(cells)
+        before.touch()
+        runs += self.add(ALL_WORKERS, key="b")
+        armed = time.monotonic()
+        processes = ALL_WORKERS + FARMS + REAPERS
+        while len(self.link.hit) < hits + min(processes, len(cells)) and time.monotonic() < armed + ARMED_SEC:
+            time.sleep(0.02)
+        self.link.away(seconds, how, meanwhile=during.touch)
+        runs += self.return_of_the_database(after)
+        after.touch()
+        self.have_ended(runs)
+        assert self.living() == self.pids, "the same workers and keepers"
+
+    def return_of_the_database(self, go: Path) -> list[UUID]:
+        """Each worker claims or renews, and each keeper shows its farm, within BACK_SEC; returns fresh jobs."""
+        (back_at,) = self.farm.rows("SELECT clock_timestamp()")[0]
+        fresh = self.add(ALL_WORKERS, go=go)
+        self.wait("the workers to work again", fresh, lambda: self.names <= self.worked(back_at).keys())
+        self.wait("the keepers to work again", fresh, lambda: len(self.shown(back_at)) == FARMS)
+        self.late.append(max((*self.worked(back_at).values(), *self.shown(back_at).values())))
+        return fresh
+
+    def worked(self, since: datetime) -> dict[str, float]:
+        """The workers that have claimed or renewed since then: how many seconds after it they first did."""
+        found = self.farm.rows(
+            "SELECT coalesce(payload ->> 'worker', (SELECT p.payload ->> 'worker' FROM dl_job_events p"
+            " WHERE p.job_id = e.job_id AND p.kind = 'picked' AND p.event_id < e.event_id"
+            " ORDER BY p.event_id DESC LIMIT 1)), extract(epoch FROM min(ts) - %s)::float8"
+            " FROM dl_job_events e WHERE kind IN ('picked', 'heartbeat') AND ts > %s GROUP BY 1",
+            since,
+            since,
+        )
+        return dict(found)
+
+    def shown(self, since: datetime) -> dict[str, float]:
+        """The same of the keepers, which show their farms' workers."""
+        found = self.farm.rows(
+            "SELECT farm, extract(epoch FROM max(seen_at) - %s)::float8 FROM dl_workers WHERE seen_at > %s GROUP BY 1",
+            since,
+            since,
+        )
+        return dict(found)
+
+    def notes(self) -> list[tuple[str, UUID, str, float]]:
+        """The notes of the runs: begin, end or stop; the job; its key; when."""
+        lines = [line.split() for line in self.witness.read_text().splitlines()]
+        return [(word, UUID(job), key, float(at)) for word, job, key, _, _, at in lines]
+
+    def begun(self) -> set[UUID]:
+        """The jobs that have begun to run."""
+        return {job for word, job, _, _ in self.notes() if word == "begin"} if self.witness.exists() else set()
+
+    def judge(self) -> None:
+        """Every job has succeeded once, at its first counted attempt, as its own notes say, and keys exclude."""
+        notes = self.notes()
+        words = {job: Counter(word for word, of, _, _ in notes if of == job) for job in self.jobs}
+        for job_id, status, attempt, kinds in self.farm.rows(
+            "SELECT j.job_id, j.status::text, j.attempt, array_agg(e.kind ORDER BY e.event_id) FROM dl_jobs j"
+            " JOIN dl_job_events e USING (job_id) GROUP BY 1, 2, 3"
+        ):
+            assert (status, attempt, illegal(kinds, status)) == ("succeeded", 1, None), (job_id, kinds, words[job_id])
+            assert kinds.count("done") == 1, (job_id, kinds)
+            assert words[job_id]["end"] == 1, (job_id, kinds, words[job_id])
+            assert words[job_id]["begin"] == 1 + words[job_id]["stop"], (job_id, kinds, words[job_id])
+        assert at_once(notes) == []
+        lost = [event for reaper in self.reapers for event in reaper.events("reaper.job.taken")]
+        assert not lost, "the reapers leave the jobs of living workers alone"
+        limit = BACK_SEC + 20 * self.calm_sec  # on a machine where a calm claim is late, so are the others
+        assert max(self.late) < limit, sorted(self.late)[-5:]
+
+
+def at_once(notes: Sequence[tuple[str, UUID, str, float]]) -> list[Any]:
+    """The runs that began before the end of another one of their key."""
+    by_key = defaultdict(list)
+    for word, _, key, at in sorted(notes, key=lambda note: note[3]):
+        by_key[key].append((word, at))
+    return [
+        (key, before, after)
+        for key, words in by_key.items()
+        for before, after in itertools.pairwise(words)
+        if before[0] == after[0] == "begin"
+    ]
+
+
+@contextmanager
+def outages(farm: Farm) -> Iterator[Outages]:
+    """Farms behind a link to the database of `farm`."""
+    link = Link(farm.folder / "link", farm.dsn)
+    try:
+        yield Outages(farm, link)
+    finally:
+        farm.close()
+        link.close()
+
+
+def grid(farm: Farm, seconds: float, reapers: bool = True) -> None:
+    """Outages of this length at each common statement, before and after it; `reapers`: at theirs too."""
+    with outages(farm) as trial:
+        cells = trial.learn()
+        steps = {cell for cell in cells if STEP in cell.statement}
+        of_reapers = {cell for cell in cells if cell.role == "dl-reaper"}
+        left = cells if reapers else cells - of_reapers
+        print(f"{seconds:g} s: {Counter(cell.role for cell in cells)}; a calm claim takes up to {trial.calm_sec:.3f} s")
+        for number in range(len(cells)):
+            if not left:
+                break
+            more = steps if number % 2 else set()
+            trial.one(seconds, (REFUSES, SILENT)[number % 2], left | more | (set() if reapers else of_reapers))
+            left -= set(trial.link.hit)
+        print(f"{number} outages, {len(set(trial.link.hit))} cells; late by up to {max(trial.late):.2f} s")
+        assert not left, list(map(str, left))
+        trial.judge()
+
+
+@pytest.mark.every
+@pytest.mark.longest
+@pytest.mark.timeout(300)
+def test_outages_shorter_than_a_period(farm: Farm) -> None:
+    grid(farm, 0.4)
+
+
+@pytest.mark.every
+@pytest.mark.longest
+@pytest.mark.timeout(300)
+def test_outages_longer_than_a_period(farm: Farm) -> None:
+    grid(farm, 1.5, reapers=False)
+
+
+@pytest.mark.every
+@pytest.mark.longest
+@pytest.mark.timeout(300)
+def test_outages_longer_than_a_lease(farm: Farm) -> None:
+    grid(farm, LEASE + 1.0, reapers=False)

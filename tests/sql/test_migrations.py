@@ -68,7 +68,7 @@ CATALOG = {
     " WHERE pronamespace = current_schema()::regnamespace ORDER BY 1, 2",
     "types": "SELECT typname, array_agg(enumlabel ORDER BY enumsortorder) FROM pg_enum"
     " JOIN pg_type ON pg_type.oid = enumtypid GROUP BY 1 ORDER BY 1",
-    "options": "SELECT relname, reloptions FROM pg_class"
+    "options": "SELECT relname, reloptions, relreplident FROM pg_class"
     " WHERE relnamespace = current_schema()::regnamespace ORDER BY 1",
 }
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC
 from io import StringIO
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -321,6 +322,15 @@ def _one_of_them(name: str | None, info: ValidationInfo) -> str | None:
     return name
 
 
+def _listened(host: str) -> str:
+    host = re.sub(r"^\[(.*)\]$", r"\1", host.strip())
+    with suppress(ValueError):
+        return str(ip_address(host))
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", host):
+        raise ValueError("should be an address or a name of this machine such as 127.0.0.1, ::1 or localhost, alone")
+    return host
+
+
 def _address(address: SecretStr) -> SecretStr:
     parts = urlsplit(address.get_secret_value())
     with suppress(ValueError):
@@ -545,7 +555,10 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    app_host: str = Field(default="0.0.0.0", description="Address that the API listens on.")  # noqa: S104
+    app_host: Annotated[str, AfterValidator(_listened)] = Field(
+        default="0.0.0.0",  # noqa: S104
+        description="Address that the API listens on; `::` for all addresses, also those of IPv6.",
+    )
     app_port: Port = Field(default=8081, description="Port that the API listens on.")
     timezone: Zone = Field(
         default="Europe/Moscow",
@@ -833,6 +846,12 @@ class Settings(BaseSettings):
     def people_zone(self) -> str:
         """The time zone for people at this machine: TIMEZONE if set, else the machine's."""
         return self.timezone if "timezone" in self.model_fields_set else machine_zone()
+
+    @property
+    def own_url(self) -> str:
+        """The URL of this machine's API, for programs of this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.app_host, self.app_host)  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.app_port}"
 
     @property
     def workers(self) -> tuple[WorkerSpec, ...]:

@@ -18,11 +18,13 @@ from typing import Any
 from pydantic import SecretStr
 from pydantic_core import to_jsonable_python
 
-from dataloader import config, log, pipelines
+from dataloader import config, log, pipelines, surroundings
 from dataloader.check import database
 from dataloader.check.database import Finding, Level
 from dataloader.config import Settings
 from dataloader.farm.failures import is_users
+from dataloader.farm.slots import files_needed
+from dataloader.local import ports
 from dataloader.pipelines import hooks
 from dataloader.queue import db
 
@@ -65,7 +67,7 @@ def run(find_dsn: Callable[[Settings], str | None]) -> Report:
     except config.ConfigError as e:
         return Report({}, [Finding(Level.ERROR, "settings", line) for line in str(e).splitlines()])
     dsn = find_dsn(settings)
-    findings = [*of_settings(settings, misspelt), *of_folders(settings), *of_pipelines(settings)]
+    findings = [*of_settings(settings, misspelt), *of_host(settings), *of_folders(settings), *of_pipelines(settings)]
     return Report(shown(settings), [*findings, *database.of_databases(settings, dsn)], users_files())
 
 
@@ -105,6 +107,18 @@ def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iter
     if unused and not (settings.pg_host or settings.pg_database):
         names = ", ".join(sorted(unused)).upper()
         yield Finding(Level.WARNING, "settings", f"without effect: {names}", "set PG_HOST and PG_DATABASE too")
+
+
+# --- the host ---
+
+
+def of_host(settings: Settings) -> Iterator[Finding]:
+    """What this host lacks: a limit, a part of /proc, a folder, the API's address."""
+    files = files_needed(sum(spec.concurrency for spec in settings.workers))
+    for lack in (*surroundings.of_workers(files), *surroundings.of_api()):
+        yield Finding(Level.ERROR, "host", *lack)
+    if trouble := ports.trouble(settings.app_host, settings.app_port):
+        yield Finding(Level.ERROR, "host", trouble, "correct APP_HOST or APP_PORT")
 
 
 # --- folders ---

@@ -36,7 +36,7 @@ from dataloader.farm.process import (
     share_memory,
     tell_ready,
 )
-from dataloader.farm.slots import Order, SharedSlots, Slot, State
+from dataloader.farm.slots import Order, SharedSlots, Slot, State, slots_wanted
 
 TICK_SEC = 0.5
 MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quickly
@@ -44,7 +44,6 @@ BACKOFF_SEC = (0.5, 30.0)  # between starts of a child that dies before it is re
 KEEPER_STOP_SEC = 10.0
 STACKS_SEC = 0.5  # from asking for stacks to reading them: a dump is written within a signal handler
 POLL_SEC = 1.0  # between two looks of the idle workers while the keeper hears no notifications
-MIN_SLOTS = 256  # the shared memory cannot grow when a reload wishes for more workers
 
 _ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
 
@@ -124,8 +123,7 @@ class Supervisor:
         self._keeper_main = keeper_main
         self._wish = wished(settings)
         self._generation = 0
-        # More slots than workers: a dead worker's slot is in use until the keeper has recovered its jobs.
-        self._shared = SharedSlots(max(MIN_SLOTS, 4 * self._wish.total()))
+        self._shared = SharedSlots(slots_wanted(self._wish.total()))
         self._numbers: dict[Queues, int] = {}
         self._workers: dict[int, Child] = {}  # by pid
         self._backoffs: dict[Queues, Backoff] = defaultdict(Backoff)

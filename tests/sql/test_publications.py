@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
-from hands import age, enqueue, plain, value
+from hands import enqueue, plain, value
 
 from dataloader.queue import db, lifecycle, logs, migrations, operations
 from dataloader.queue.reports import stats

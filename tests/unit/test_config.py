@@ -355,3 +355,11 @@ def test_a_folder_of_secrets_that_cannot_be_read_stops_the_start(
     with pytest.raises(ConfigError, match=r"^WORKERS_JSON: should be JSON") as caught:
         load()
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "host", ["http://127.0.0.1", "127.0.0.1:80", "[::1]:80", "a b", "[::1", "unix:/run/x", "x" * 64]
+)
+def test_what_is_no_address_to_listen_on_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="APP_HOST: should be an address or a name of this machine"):
+        config.load(_env_file=None, app_host=host)

@@ -14,9 +14,11 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC
+from errno import EINVAL
 from io import StringIO
 from ipaddress import ip_address
 from pathlib import Path
+from stat import S_ISREG
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 from zoneinfo import ZoneInfo
@@ -973,11 +975,18 @@ def _secret(name: str) -> str | None:
     """The content of the file of this name, in small letters, in DL_SECRETS_DIR; None where there is none."""
     folder = _secrets_dir()
     try:
-        return (folder / name.lower()).read_text("utf-8").strip() or None if folder else None
+        return _text(folder / name.lower()).strip() or None if folder else None
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(_unreadable(folder, e)) from None
+
+
+def _text(path: Path) -> str:
+    """The text of a regular file: to open a pipe or a device may take for ever, and the library reads it once more."""
+    if not S_ISREG(path.stat().st_mode):
+        raise OSError(EINVAL, "should be a regular file", path)
+    return path.read_text("utf-8")
 
 
 def _secrets_dir() -> Path | None:
@@ -1016,8 +1025,9 @@ def nearly_settings(names: Iterable[str]) -> list[tuple[str, str]]:
 def _dotenv() -> list[Binding]:
     """The assignments of .env, none without the file; ConfigError when the file or a line of it cannot be read."""
     try:
-        # Only a regular file: a pipe would be empty when pydantic reads .env after us.
-        bindings = list(parse_stream(StringIO(DOTENV.read_text("utf-8") if DOTENV.is_file() else "")))
+        bindings = list(parse_stream(StringIO(_text(DOTENV))))
+    except FileNotFoundError:
+        return []
     except OSError as e:
         raise ConfigError(f".env cannot be read: {e.strerror}") from None
     except UnicodeDecodeError:

@@ -13,8 +13,8 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
     api             PROCESS (gunicorn) HTTP: v1, pages, metrics      queue check.database surroundings
     client          the HTTP API from Python, for other programs     farm.traces queue.typed_args
     embedded        a PostgreSQL of our own                          -
-    check           findings: settings, host, pipelines, databases   queue pipelines farm.failures farm.slots
-                                                                     local.ports surroundings
+    check           findings: settings, host, pipelines, databases   queue pipelines farm.failures farm.process
+                                                                     farm.slots local.ports surroundings
     local           PROCESS everything on one machine                anything below cli
     cli             the command line, one command per process        anything
     bench           PROCESS a farm beside its database's bare limit  anything below cli

@@ -375,7 +375,7 @@ def _preload(settings: Settings) -> None:
     for name in settings.preload_modules:
         try:
             pipelines.import_users(name)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             _refuse(f"DL_PRELOAD: {name} cannot be imported: {e}", EXIT_CANNOT_START)
 
 

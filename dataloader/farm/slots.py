@@ -105,6 +105,7 @@ class _Fields(ctypes.Structure):
         ("took", ctypes.c_double),  # how many seconds it took
         ("exit_status", ctypes.c_int32),
         ("worker", ctypes.c_char * 200),
+        ("starts", ctypes.c_char * 200),  # what of the user's the worker calls at its start: "import of my_pipelines"
         ("session", ctypes.c_char * 64),  # the pid and the start of its backend in PostgreSQL
         ("warm", ctypes.c_char * WARM_MOST),  # the affinity keys of the worker's resources, as JSON
         ("jobs", ctypes.c_char * (16 * JOBS_MOST)),  # the ids of the worker's last claim, in its order
@@ -200,6 +201,10 @@ class Slot:
         self.fields.queues = "\n".join(queues).encode()
         self.fields.worker = worker.encode()
         self.fields.pid = os.getpid()
+
+    def starts(self, what: str) -> None:
+        """By the worker: at its start it calls this of the user's, which may end the process; "": it has returned."""
+        self.fields.starts = what.encode()[:199]
 
     def show(self, doing: str) -> None:
         """By the worker: what `ps` shows of it."""

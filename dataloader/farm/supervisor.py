@@ -220,8 +220,9 @@ class Supervisor:
         log("supervisor.worker.exited", worker=child.slot.worker, worker_pid=pid, exit_status=exit_status)
         # No job is the cause of an error between two jobs, which would happen again at once.
         is_ours = state is State.STARTING or (exit_status > 0 and state in (State.RESTING, State.AWAKE))
-        if is_ours and not self._draining and exit_status not in (EXIT_OK, EXIT_RECYCLE):
-            self._start_failed("worker", self._backoffs[child.queues], exit_status)
+        calling = child.slot.fields.starts.decode("utf-8", "replace")
+        if is_ours and not self._draining and (calling or exit_status not in (EXIT_OK, EXIT_RECYCLE)):
+            self._start_failed("worker", self._backoffs[child.queues], exit_status, calling)
 
     def _end_what_is_left(self, pid: int) -> None:
         """Kill the processes that a dead worker's job has started; those outside its group are our children by now."""
@@ -243,13 +244,16 @@ class Supervisor:
             self._log.warning("supervisor.keeper.exited", exit_status=exit_status)
             self._start_failed("keeper", self._keeper_backoff, exit_status)
 
-    def _start_failed(self, what: str, backoff: Backoff, exit_status: int) -> None:
+    def _start_failed(self, what: str, backoff: Backoff, exit_status: int, calling: str = "") -> None:
+        """A child has died at its start; `calling`: what of the user's it was importing or calling."""
         if exit_status == EXIT_CANNOT_START and not self._ever_ready:
             self.exit_status = EXIT_CANNOT_START
             self._log.error("supervisor.cannot.start", why=f"the {what} refused to start, see its log line")
             self._drain(within=self.settings.dl_kill_grace_sec)
         else:
-            self._log.warning("supervisor.start.failed", what=what, pause_sec=backoff.failed(exit_status > 0))
+            pause_sec = backoff.failed(by_itself=exit_status > 0 or bool(calling))
+            seen = {"calling": calling, "exit_status": exit_status} if calling else {}
+            self._log.warning("supervisor.start.failed", what=what, pause_sec=pause_sec, **seen)
 
     def _note_readiness(self) -> None:
         for child in self._workers.values():

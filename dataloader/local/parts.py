@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from dataloader import embedded
-from dataloader.farm.process import EXIT_CANNOT_START, kill_group, now
+from dataloader.farm.process import EXIT_CANNOT_START, kill_group, now, outcome
 
 BACKOFF_SEC = (0.5, 30.0)  # the first pause before a restart, and the longest; a run longer than this resets it
 
@@ -145,11 +145,6 @@ def command(*words: str) -> list[str]:
     """The command line of `dataloader` with these words, by this interpreter."""
     # -P: import the installed package, and no file of the working folder.
     return [sys.executable, "-P", "-m", "dataloader", *words]
-
-
-def outcome(code: int) -> str:
-    """The end of a process in words, by its exit code or, where negative, its signal."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 
 def say(text: str, err: bool = False) -> None:

@@ -10,15 +10,17 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
                                                                      queue.reports.webhooks queue.reports.messages
                                                                      queue.args_schema
     farm            PROCESSES of one machine                         queue pipelines
-    api             PROCESS (gunicorn) HTTP: v1, pages, metrics      queue check.database
+    api             PROCESS (gunicorn) HTTP: v1, pages, metrics      queue check.database surroundings
     client          the HTTP API from Python, for other programs     farm.traces queue.typed_args
     embedded        a PostgreSQL of our own                          -
-    check           findings: settings, pipelines, databases         queue pipelines farm.failures
+    check           findings: settings, host, pipelines, databases   queue pipelines farm.failures farm.process
+                                                                     farm.slots local.ports surroundings
     local           PROCESS everything on one machine                anything below cli
     cli             the command line, one command per process        anything
     bench           PROCESS a farm beside its database's bare limit  anything below cli
     new             templates: a pipeline and its test               -
     testing         runs a pipeline as a job, in users' tests        anything below cli
+    surroundings    what a process needs of its host                 -
     config          settings from the environment                    -
     log             JSON lines, masking of secrets                   -
     otel            what traces and metrics by OpenTelemetry share   -

@@ -14,8 +14,11 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC
+from errno import EINVAL
 from io import StringIO
+from ipaddress import ip_address
 from pathlib import Path
+from stat import S_ISREG
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 from zoneinfo import ZoneInfo
@@ -321,6 +324,15 @@ def _one_of_them(name: str | None, info: ValidationInfo) -> str | None:
     return name
 
 
+def _listened(host: str) -> str:
+    host = re.sub(r"^\[(.*)\]$", r"\1", host.strip())
+    with suppress(ValueError):
+        return str(ip_address(host))
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", host):
+        raise ValueError("should be an address or a name of this machine such as 127.0.0.1, ::1 or localhost, alone")
+    return host
+
+
 def _address(address: SecretStr) -> SecretStr:
     parts = urlsplit(address.get_secret_value())
     with suppress(ValueError):
@@ -545,7 +557,10 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    app_host: str = Field(default="0.0.0.0", description="Address that the API listens on.")  # noqa: S104
+    app_host: Annotated[str, AfterValidator(_listened)] = Field(
+        default="0.0.0.0",  # noqa: S104
+        description="Address that the API listens on; `::` for all addresses, also those of IPv6.",
+    )
     app_port: Port = Field(default=8081, description="Port that the API listens on.")
     timezone: Zone = Field(
         default="Europe/Moscow",
@@ -836,6 +851,12 @@ class Settings(BaseSettings):
         return self.timezone if "timezone" in self.model_fields_set else machine_zone()
 
     @property
+    def own_url(self) -> str:
+        """The URL of this machine's API, for programs of this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.app_host, self.app_host)  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.app_port}"
+
+    @property
     def workers(self) -> tuple[WorkerSpec, ...]:
         """The entries of WORKERS_JSON; by default a worker per core on `etl.default`, and one on DL_ALERTS_QUEUE."""
         cores = len(os.sched_getaffinity(0))
@@ -955,11 +976,18 @@ def _secret(name: str) -> str | None:
     """The content of the file of this name, in small letters, in DL_SECRETS_DIR; None where there is none."""
     folder = _secrets_dir()
     try:
-        return (folder / name.lower()).read_text("utf-8").strip() or None if folder else None
+        return _text(folder / name.lower()).strip() or None if folder else None
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(_unreadable(folder, e)) from None
+
+
+def _text(path: Path) -> str:
+    """The text of a regular file: to open a pipe or a device may take for ever, and the library reads it once more."""
+    if not S_ISREG(path.stat().st_mode):
+        raise OSError(EINVAL, "should be a regular file", path)
+    return path.read_text("utf-8")
 
 
 def _secrets_dir() -> Path | None:
@@ -998,8 +1026,9 @@ def nearly_settings(names: Iterable[str]) -> list[tuple[str, str]]:
 def _dotenv() -> list[Binding]:
     """The assignments of .env, none without the file; ConfigError when the file or a line of it cannot be read."""
     try:
-        # Only a regular file: a pipe would be empty when pydantic reads .env after us.
-        bindings = list(parse_stream(StringIO(DOTENV.read_text("utf-8") if DOTENV.is_file() else "")))
+        bindings = list(parse_stream(StringIO(_text(DOTENV))))
+    except FileNotFoundError:
+        return []
     except OSError as e:
         raise ConfigError(f".env cannot be read: {e.strerror}") from None
     except UnicodeDecodeError:

@@ -267,6 +267,7 @@ CREATE TABLE dl_freed (
   since timestamptz NOT NULL DEFAULT clock_timestamp(),
   parent_id uuid                                     -- a job that has ended
 );
+ALTER TABLE dl_freed REPLICA IDENTITY FULL;            -- no primary key: a publication FOR ALL TABLES would refuse a DELETE
 COMMENT ON TABLE dl_freed IS 'keys that became free while their first row was locked';
 COMMENT ON COLUMN dl_freed.parent_id IS 'a job that has ended while others had rows of its children locked';
 
@@ -499,6 +500,7 @@ CREATE TABLE dl_pace_long (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_pace_long IS 'runs that ended within each five minutes, for eight days';
 CREATE TABLE dl_rolled (last_event bigint NOT NULL);
+ALTER TABLE dl_rolled REPLICA IDENTITY FULL;
 COMMENT ON TABLE dl_rolled IS 'one row: the last of the journal that dl_totals and dl_pace hold';
 
 -- What the runs of each task used, by dl_roll: the pages of tasks and queues. Percentiles are read from the histograms,
@@ -575,6 +577,8 @@ COMMENT ON COLUMN dl_job_logs.line IS 'from 1 in each run; a gap is what was lef
 COMMENT ON COLUMN dl_job_logs.source IS 'log, stdout or stderr';
 CREATE INDEX ix_dl_job_logs_line ON dl_job_logs (job_id, claim, line);
 CREATE TABLE dl_job_logs_rest PARTITION OF dl_job_logs DEFAULT;
+ALTER TABLE dl_job_logs REPLICA IDENTITY FULL;         -- each partition needs its own
+ALTER TABLE dl_job_logs_rest REPLICA IDENTITY FULL;
 
 -- Receivers of alerts, and what they were told.
 CREATE TABLE dl_webhooks (
@@ -614,6 +618,7 @@ CREATE TABLE dl_messages (
 );
 COMMENT ON TABLE dl_messages IS 'the messages to webhooks, each by the job that sends it; only these jobs may have the task alert.webhook';
 CREATE TABLE dl_alerted (last_event bigint NOT NULL);
+ALTER TABLE dl_alerted REPLICA IDENTITY FULL;
 COMMENT ON TABLE dl_alerted IS 'one row: the last of the journal that webhooks were told of';
 
 -- Which migrations were applied, and the oldest code that may use the result; number 0 is functions/.

@@ -69,6 +69,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     audit.install(app)
     auth.install(app)
     app.before_request(_refuse_chunks)
+    app.before_request(_refuse_zeros)
     app.after_request(_with_headers)
     return app
 
@@ -83,6 +84,12 @@ def _refuse_chunks() -> None:
     """Refuse a chunked body: werkzeug would cut it silently at MAX_CONTENT_LENGTH."""
     if "Transfer-Encoding" in request.headers:
         abort(411, "the request should have a Content-Length and no Transfer-Encoding")
+
+
+def _refuse_zeros() -> None:
+    """Refuse U+0000 in a path, whatever the path names: PostgreSQL can neither store it nor look for it."""
+    if request.url_rule and "\0" in request.path:
+        abort(400, "the address should hold no U+0000")
 
 
 class _Masked(Json):

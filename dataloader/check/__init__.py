@@ -6,11 +6,12 @@ This module checks settings, folders and pipelines; `database` checks the databa
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,19 @@ from typing import Any
 from pydantic import SecretStr
 from pydantic_core import to_jsonable_python
 
-from dataloader import config, log, pipelines
+from dataloader import config, log, pipelines, surroundings
 from dataloader.check import database
 from dataloader.check.database import Finding, Level
 from dataloader.config import Settings
 from dataloader.farm.failures import is_users
+from dataloader.farm.process import EXIT_FAILED, outcome
+from dataloader.farm.slots import files_needed
+from dataloader.local import ports
 from dataloader.pipelines import hooks
 from dataloader.queue import db
 
 TASKS = "known tasks: "
+_FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +69,39 @@ def run(find_dsn: Callable[[Settings], str | None]) -> Report:
         settings, misspelt = config.load(), config.misspelt()
     except config.ConfigError as e:
         return Report({}, [Finding(Level.ERROR, "settings", line) for line in str(e).splitlines()])
-    dsn = find_dsn(settings)
-    findings = [*of_settings(settings, misspelt), *of_folders(settings), *of_pipelines(settings)]
-    return Report(shown(settings), [*findings, *database.of_databases(settings, dsn)], users_files())
+    before = [*of_settings(settings, misspelt), *of_host(settings), *of_folders(settings)]
+
+    def rest(deadly: Mapping[str, str], begins: Callable[[str], None]) -> Report:
+        findings = [*before, *of_pipelines(settings, deadly, begins)]
+        findings += database.of_databases(settings, find_dsn(settings))
+        return Report(shown(settings), findings, users_files())
+
+    return _outlived(rest)
+
+
+def _outlived(rest: Callable[[Mapping[str, str], Callable[[str], None]], Report]) -> Report:
+    """The report of a child process: a module may end the process that imports it, and the next child leaves it out.
+
+    `rest` gets these modules, each with how its process ended, and tells which module it imports next, "" for none.
+    """
+    deadly = dict[str, str]()
+    while True:
+        reader, writer = _FORK.Pipe(duplex=False)
+        child = _FORK.Process(target=lambda: writer.send(rest(deadly, writer.send)))  # noqa: B023  called before the next
+        child.start()
+        writer.close()
+        last: str | Report = ""
+        with suppress(EOFError):
+            while isinstance(last, str):
+                last = reader.recv()
+        if not isinstance(last, str):
+            child.kill()  # a module may have left threads that go on
+        child.join()
+        if not isinstance(last, str):
+            return last
+        if not last:
+            sys.exit(EXIT_FAILED)  # an error of our own, which the child has printed
+        deadly[last] = outcome(child.exitcode or 0)
 
 
 # --- settings ---
@@ -107,6 +142,18 @@ def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iter
         yield Finding(Level.WARNING, "settings", f"without effect: {names}", "set PG_HOST and PG_DATABASE too")
 
 
+# --- the host ---
+
+
+def of_host(settings: Settings) -> Iterator[Finding]:
+    """What this host lacks: a limit, a part of /proc, a folder, the API's address."""
+    files = files_needed(sum(spec.concurrency for spec in settings.workers))
+    for lack in (*surroundings.of_workers(files), *surroundings.of_api()):
+        yield Finding(Level.ERROR, "host", *lack)
+    if trouble := ports.trouble(settings.app_host, settings.app_port):
+        yield Finding(Level.ERROR, "host", trouble, "correct APP_HOST or APP_PORT")
+
+
 # --- folders ---
 
 
@@ -138,13 +185,26 @@ def written_folder(name: str, folder: Path) -> Finding:
 # --- pipelines ---
 
 
-def of_pipelines(settings: Settings) -> list[Finding]:
-    """Import the modules that the workers import; findings on failures, and one with all known tasks."""
+def of_pipelines(
+    settings: Settings, deadly: Mapping[str, str], begins: Callable[[str], None] = lambda module: None
+) -> list[Finding]:
+    """Import the modules that the workers import; findings on failures, and one with all known tasks.
+
+    Those of `deadly` are not imported again. `begins` is called before each import.
+    """
     wanted = [("built in", f"{pipelines.__name__}.{name}") for name in pipelines.BUILT_IN]
     wanted += [("DL_HOOKS", name) for name in settings.hook_modules]
     wanted += [("DL_PRELOAD", name) for name in settings.preload_modules]
     wanted += [("DL_PIPELINES", name) for name in settings.pipeline_modules]
-    findings = [finding for variable, name in wanted if (finding := _imported(variable, name))]
+    findings = []
+    for variable, name in wanted:
+        if name in deadly:
+            what = f"{variable}: the process that imports {name} {deadly[name]}"
+            findings.append(Finding(Level.ERROR, "pipelines", what, "correct the module: no worker starts without it"))
+        else:
+            begins(name)
+            findings += filter(None, [_imported(variable, name)])
+    begins("")
     return [*findings, Finding(Level.OK, "pipelines", TASKS + ", ".join(pipelines.tasks()))]
 
 

@@ -55,7 +55,7 @@ class Reached:
 def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that choose a farm; its first argument is a Reached."""
 
-    @click.option("--url", help="the API; default: DL_URL, else http://127.0.0.1:APP_PORT")
+    @click.option("--url", help="the API; default: DL_URL, else this machine's, by APP_HOST and APP_PORT")
     @click.option(
         "--token-file",
         type=click.File(),
@@ -126,7 +126,7 @@ def _remote(url: str | None, token_file: IO[str] | None, as_json: bool) -> Reach
     given, token = url, os.environ.get("DL_TOKEN")
     if settings:
         masking.learn_configured(settings)
-        url = url or settings.dl_url or f"http://127.0.0.1:{settings.app_port}"
+        url = url or settings.dl_url or settings.own_url
         token = settings.dl_token.get_secret_value() if settings.dl_token else None
     if token_file:
         token = token_file.read(10_000).strip()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ import click
 import psycopg
 
 import dataloader
-from dataloader import config, embedded, log, pipelines
+from dataloader import config, embedded, log, pipelines, surroundings
 from dataloader.cli import base
 from dataloader.cli.base import dsn as _dsn
 from dataloader.cli.base import refuse as _refuse
@@ -38,7 +38,7 @@ from dataloader.cli.base import settings as _settings
 from dataloader.config import Settings
 from dataloader.farm import keeper, reaper, supervisor, worker
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED
-from dataloader.farm.slots import SharedSlots, Slot
+from dataloader.farm.slots import SharedSlots, Slot, files_needed
 from dataloader.local import ports
 from dataloader.queue import db, hooks, migrations, probe
 
@@ -129,13 +129,18 @@ def up(reloads: bool) -> None:
     """Run everything on this machine; with an embedded PostgreSQL when no database is configured."""
     from dataloader.local import up as program
 
-    sys.exit(program.run(_settings(), reloads))
+    settings = _settings()
+    files = files_needed(supervisor.wished(settings).total())
+    _check_host([*surroundings.of_workers(files), *surroundings.of_api()], files)
+    sys.exit(program.run(settings, reloads))
 
 
 @main.command(examples=["dataloader workers"])
 def workers() -> None:
     """Run the supervisor with its workers and their keeper."""
     settings = _settings()
+    files = files_needed(supervisor.wished(settings).total())
+    _check_host(surroundings.of_workers(files), files)
     dsn = _dsn(settings)
     _check_database(settings, dsn, direct=True)
     _preload(settings)
@@ -153,6 +158,7 @@ def workers() -> None:
 def reaper_command() -> None:
     """Run the reaper: jobs of lost machines, rows whose time has come."""
     settings = _settings()
+    surroundings.prepare()
     sys.exit(reaper.main(settings, _dsn(settings)))
 
 
@@ -162,11 +168,12 @@ def reaper_command() -> None:
 def api(processes: int, threads: int) -> None:
     """Serve the HTTP API with gunicorn."""
     settings = _settings()
+    _check_host(surroundings.of_api())
     dsn = _dsn(settings)
     _check_database(settings, dsn, direct=False)
     _check_hooks(settings)
     try:
-        ports.wait_for(settings.app_host, settings.app_port)
+        bind = ports.wait_for(settings.app_host, settings.app_port)
     except ports.NotFree as e:
         _refuse(str(e), EXIT_FAILED)
     if not settings.dl_clusters:
@@ -176,7 +183,7 @@ def api(processes: int, threads: int) -> None:
         "--logger-class=dataloader.api.server.audit.GunicornLogger",
         f"--workers={processes}",
         f"--threads={threads}",
-        f"--bind={settings.app_host}:{settings.app_port}",
+        f"--bind={bind}",
     ]
     command = [sys.executable, "-P", "-c", _GUNICORN, *options, "dataloader.api:create_app()"]
     os.execv(sys.executable, command)  # noqa: S606  this process becomes gunicorn
@@ -318,6 +325,13 @@ def token_command(name: str, scopes: tuple[str, ...]) -> None:
     click.echo(f"{token}\n{entry}")
 
 
+def _check_host(lacks: Iterable[surroundings.Lack], files: int = 0) -> None:
+    """Undo what the parent process has handed down, and refuse, a line each, what the host lacks."""
+    surroundings.prepare(files)
+    if lines := [str(lack) for lack in lacks]:
+        _refuse("\n".join(lines), EXIT_CANNOT_START)
+
+
 def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
     """Refuse, in one line, an older schema, and a pooler through which these processes cannot work.
 
@@ -361,7 +375,7 @@ def _preload(settings: Settings) -> None:
     for name in settings.preload_modules:
         try:
             pipelines.import_users(name)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             _refuse(f"DL_PRELOAD: {name} cannot be imported: {e}", EXIT_CANNOT_START)
 
 

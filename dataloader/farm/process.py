@@ -361,6 +361,11 @@ def _listed(folder: str) -> list[str]:
         return []
 
 
+def outcome(code: int) -> str:
+    """The end of a process in words, by its exit code or, where negative, its signal."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
 def kill_group(pid: int) -> None:
     """SIGKILL the process group of a child of `fork`: the child and the processes that its job has started."""
     try:

@@ -43,6 +43,9 @@ class State(IntEnum):
 
 DEAF_SEC = 0.5  # without a sign from the keeper that it hears notifications; the supervisor then wakes the workers
 BELLS_MOST = 512  # each is a file descriptor of every process, which may have 1,024; workers beyond look each second
+SLOTS_LEAST = 256  # the shared memory cannot grow when a reload wishes for more workers
+FILES_OF_A_WORKER = 4  # in the supervisor or the keeper: its output, its stacks
+FILES_OF_ANY = 96  # sockets, logs, libraries, pipes
 JOBS_MOST = 2_000  # of one claim: 1,000, or more where the last key of a merged queue has many
 WARM_MOST = 8_192  # bytes of the affinity keys that a slot shows
 TOOK_LONGER = "not started: another job took longer"
@@ -102,6 +105,7 @@ class _Fields(ctypes.Structure):
         ("took", ctypes.c_double),  # how many seconds it took
         ("exit_status", ctypes.c_int32),
         ("worker", ctypes.c_char * 200),
+        ("starts", ctypes.c_char * 200),  # what of the user's the worker calls at its start: "import of my_pipelines"
         ("session", ctypes.c_char * 64),  # the pid and the start of its backend in PostgreSQL
         ("warm", ctypes.c_char * WARM_MOST),  # the affinity keys of the worker's resources, as JSON
         ("jobs", ctypes.c_char * (16 * JOBS_MOST)),  # the ids of the worker's last claim, in its order
@@ -197,6 +201,10 @@ class Slot:
         self.fields.queues = "\n".join(queues).encode()
         self.fields.worker = worker.encode()
         self.fields.pid = os.getpid()
+
+    def starts(self, what: str) -> None:
+        """By the worker: at its start it calls this of the user's, which may end the process; "": it has returned."""
+        self.fields.starts = what.encode()[:199]
 
     def show(self, doing: str) -> None:
         """By the worker: what `ps` shows of it."""
@@ -486,6 +494,16 @@ class SharedSlots:
             if (other.fields.kind, other.fields.reload) == kin and other.fields.looked_at >= since:
                 return float(other.fields.due_at)
         return None
+
+
+def slots_wanted(workers: int) -> int:
+    """More slots than workers: a dead worker's slot is in use until the keeper has recovered its jobs."""
+    return max(SLOTS_LEAST, 4 * workers)
+
+
+def files_needed(workers: int) -> int:
+    """How many files a process of such a farm may have open; each has all bells."""
+    return min(slots_wanted(workers), BELLS_MOST) + FILES_OF_A_WORKER * workers + FILES_OF_ANY
 
 
 def fence_margin(lease_ttl_sec: float) -> float:

@@ -23,9 +23,12 @@ class CannotStart(Exception):
 class Report:
     """The errors of a start, each logged once for the farm."""
 
-    def __init__(self, log: Any, is_first: Callable[[str], bool]) -> None:
-        """`is_first`: whether no worker of the farm has asked about this text since the start or the reload."""
-        self._log, self._is_first = log, is_first
+    def __init__(self, log: Any, is_first: Callable[[str], bool], begins: Callable[[str], None]) -> None:
+        """`is_first`: whether no worker of the farm has asked about this text since the start or the reload.
+
+        `begins` tells the supervisor what the worker calls next: it may end the process without an exception.
+        """
+        self._log, self._is_first, self.begins = log, is_first, begins
 
     def failed(self, event: str, error: BaseException, **seen: str) -> None:
         """Log the error with the user's frames; again it is a debug line."""
@@ -37,7 +40,11 @@ class Report:
 def load(settings: Settings, report: Report) -> None:
     """Import the modules of DL_HOOKS and DL_PIPELINES; raises CannotStart. `report` has the error."""
     try:
-        pipelines.load([*settings.hook_modules, *settings.pipeline_modules])
+        pipelines.load(())
+        for module in (*settings.hook_modules, *settings.pipeline_modules):
+            report.begins(f"import of {module}")
+            pipelines.import_users(module)
+        report.begins("")
     except BaseException as e:
         report.failed("worker.pipelines.failed", e)
         raise CannotStart from e
@@ -46,11 +53,13 @@ def load(settings: Settings, report: Report) -> None:
 def call(hook: Hook, report: Report) -> None:
     """Call the functions of a hook at a start; raises CannotStart at the first that fails."""
     for function in hook:
+        report.begins(f"{hook.name} {identity(function)}")
         try:
             function()
         except BaseException as e:
             report.failed("hook.failed", e, hook=hook.name, function=identity(function))
             raise CannotStart from e
+    report.begins("")
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from dataloader.farm.process import (
     share_memory,
     tell_ready,
 )
-from dataloader.farm.slots import Order, SharedSlots, Slot, State
+from dataloader.farm.slots import Order, SharedSlots, Slot, State, slots_wanted
 
 TICK_SEC = 0.5
 MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quickly
@@ -45,7 +45,6 @@ BACKOFF_SEC = (0.5, periods.seconds("BIRTH_BACKOFF_SEC", 30.0))
 KEEPER_STOP_SEC = periods.seconds("KEEPER_STOP_SEC", 10.0)
 STACKS_SEC = 0.5  # from asking for stacks to reading them: a dump is written within a signal handler
 POLL_SEC = 1.0  # between two looks of the idle workers while the keeper hears no notifications
-MIN_SLOTS = 256  # the shared memory cannot grow when a reload wishes for more workers
 
 _ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
 
@@ -125,8 +124,7 @@ class Supervisor:
         self._keeper_main = keeper_main
         self._wish = wished(settings)
         self._generation = 0
-        # More slots than workers: a dead worker's slot is in use until the keeper has recovered its jobs.
-        self._shared = SharedSlots(max(MIN_SLOTS, 4 * self._wish.total()))
+        self._shared = SharedSlots(slots_wanted(self._wish.total()))
         self._numbers: dict[Queues, int] = {}
         self._workers: dict[int, Child] = {}  # by pid
         self._backoffs: dict[Queues, Backoff] = defaultdict(Backoff)
@@ -223,8 +221,9 @@ class Supervisor:
         log("supervisor.worker.exited", worker=child.slot.worker, worker_pid=pid, exit_status=exit_status)
         # No job is the cause of an error between two jobs, which would happen again at once.
         is_ours = state is State.STARTING or (exit_status > 0 and state in (State.RESTING, State.AWAKE))
-        if is_ours and not self._draining and exit_status not in (EXIT_OK, EXIT_RECYCLE):
-            self._start_failed("worker", self._backoffs[child.queues], exit_status)
+        calling = child.slot.fields.starts.decode("utf-8", "replace")
+        if is_ours and not self._draining and (calling or exit_status not in (EXIT_OK, EXIT_RECYCLE)):
+            self._start_failed("worker", self._backoffs[child.queues], exit_status, calling)
 
     def _end_what_is_left(self, pid: int) -> None:
         """Kill the processes that a dead worker's job has started; those outside its group are our children by now."""
@@ -246,13 +245,16 @@ class Supervisor:
             self._log.warning("supervisor.keeper.exited", exit_status=exit_status)
             self._start_failed("keeper", self._keeper_backoff, exit_status)
 
-    def _start_failed(self, what: str, backoff: Backoff, exit_status: int) -> None:
+    def _start_failed(self, what: str, backoff: Backoff, exit_status: int, calling: str = "") -> None:
+        """A child has died at its start; `calling`: what of the user's it was importing or calling."""
         if exit_status == EXIT_CANNOT_START and not self._ever_ready:
             self.exit_status = EXIT_CANNOT_START
             self._log.error("supervisor.cannot.start", why=f"the {what} refused to start, see its log line")
             self._drain(within=self.settings.dl_kill_grace_sec)
         else:
-            self._log.warning("supervisor.start.failed", what=what, pause_sec=backoff.failed(exit_status > 0))
+            pause_sec = backoff.failed(by_itself=exit_status > 0 or bool(calling))
+            seen = {"calling": calling, "exit_status": exit_status} if calling else {}
+            self._log.warning("supervisor.start.failed", what=what, pause_sec=pause_sec, **seen)
 
     def _note_readiness(self) -> None:
         for child in self._workers.values():

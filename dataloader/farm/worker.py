@@ -142,7 +142,7 @@ class Worker:
         """Import the users' modules and call their hooks at a start; raises starts.CannotStart."""
         reload = self.slot.fields.reload
 
-        report = starts.Report(self.log, partial(self.shared.told.is_first, reload))
+        report = starts.Report(self.log, partial(self.shared.told.is_first, reload), self.slot.starts)
 
         def start_farm() -> None:
             starts.call(hooks.ON_FARM_START, report)  # in one worker after the other

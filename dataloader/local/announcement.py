@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dataloader import config, periods
 from dataloader.farm.process import now
@@ -48,7 +49,7 @@ class Announcement:
 
 
 def _is_healthy(settings: config.Settings) -> bool:
-    connection = http.client.HTTPConnection(reachable(settings.app_host), settings.app_port, timeout=2)
+    connection = http.client.HTTPConnection(urlsplit(settings.own_url).netloc, timeout=2)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
@@ -58,15 +59,9 @@ def _is_healthy(settings: config.Settings) -> bool:
         connection.close()
 
 
-def reachable(host: str) -> str:
-    """The address for a client, where `host` may stand for all addresses of the machine."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-
-
 def banner(settings: config.Settings, database: str, tasks: str) -> str:
     """The addresses and folders of the farm, and commands to paste into another shell."""
-    host = reachable(settings.app_host)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.app_port}"
+    url = settings.own_url
     queue = settings.workers[0].served[0]
     # Another shell lacks our environment, so the command names each value that is not the default.
     command = [*_program(), "trigger", "noop"]

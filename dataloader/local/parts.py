@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from dataloader import embedded, periods
-from dataloader.farm.process import EXIT_CANNOT_START, kill_group, now
+from dataloader.farm.process import EXIT_CANNOT_START, kill_group, now, outcome
 
 _CREDENTIALS = struct.Struct("3i")  # of the sender: process, user, group; unix(7)
 # The first pause before a restart, and the longest; a run longer than this resets it.
@@ -152,11 +152,6 @@ def command(*words: str) -> list[str]:
     """The command line of `dataloader` with these words, by this interpreter."""
     # -P: import the installed package, and no file of the working folder.
     return [sys.executable, "-P", "-m", "dataloader", *words]
-
-
-def outcome(code: int) -> str:
-    """The end of a process in words, by its exit code or, where negative, its signal."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 
 def say(text: str, err: bool = False) -> None:

@@ -15,23 +15,41 @@ class NotFree(Exception):
     """The port cannot be listened on; the message names the reason and the remedy."""
 
 
-def wait_for(host: str, port: int) -> None:
-    """Wait until the port is free, HANDOVER_WITHIN at most; NotFree if that fails."""
+def wait_for(host: str, port: int) -> str:
+    """Wait until the port is free, HANDOVER_WITHIN at most; NotFree if that fails.
+
+    Returns what to bind: the address and the port, as gunicorn takes them.
+    """
     deadline = now() + HANDOVER_WITHIN
-    while trouble := _trouble(host, port):
-        if trouble.errno != errno.EADDRINUSE:
-            raise NotFree(f"cannot listen on {host} port {port}: {trouble.strerror} (APP_HOST, APP_PORT)")
+    while True:
+        try:
+            return _bound(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise NotFree(f"{_words(host, port, error)} (APP_HOST, APP_PORT)") from None
         if now() > deadline:
             raise NotFree(f"port {port} is taken by another program: end it, or choose another with APP_PORT")
         time.sleep(0.1)
 
 
-def _trouble(host: str, port: int) -> OSError | None:
+def trouble(host: str, port: int) -> str | None:
+    """Why nobody could listen there; None where somebody can, or does."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        _bound(host, port)
     except OSError as error:
-        return error
+        return None if error.errno == errno.EADDRINUSE else _words(host, port, error)
     return None
+
+
+def _words(host: str, port: int, error: OSError) -> str:
+    return f"cannot listen on {host} port {port}: {error.strerror}"
+
+
+def _bound(host: str, port: int) -> str:
+    """What to bind, after it was bound for a moment; OSError where that fails."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)  # IPv4 of `localhost`, as ever
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+    return f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"

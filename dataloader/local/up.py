@@ -16,10 +16,10 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from dataloader import check, config, embedded, periods
-from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, Signals, kill_group, now
+from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, Signals, kill_group, now, outcome
 from dataloader.local import ports
 from dataloader.local.announcement import Announcement
-from dataloader.local.parts import Part, Postgres, Program, command, outcome, say, warn
+from dataloader.local.parts import Part, Postgres, Program, command, say, warn
 from dataloader.local.reload import LOOK_SEC, Reload
 from dataloader.queue import db, migrations
 

@@ -24,6 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dataloader import config
 from dataloader.pipelines import Context, PermanentError, register, validated
+from dataloader.pipelines.csv_table import is_permanent, reason_of
 
 TIMEOUT = 10.0  # seconds without a byte from the server
 _DEADLINE = 60.0  # seconds for the whole answer
@@ -98,8 +99,10 @@ def load_cbr_rates(args: dict[str, Any], context: Context) -> Iterator[dict[str,
         with context.transaction() as conn:
             _write(conn, rates)
             yield {"processed": len(rates), "total": len(rates)}
-    except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as e:
-        raise PermanentError(f"cbr_rates: {e.diag.message_primary or type(e).__name__}") from None
+    except psycopg.Error as e:
+        if not is_permanent(e):
+            raise
+        raise PermanentError(f"cbr_rates: {reason_of(e, 'cbr_rates', ())}") from None
 
 
 def read(document: bytes) -> list[Rate]:

@@ -25,10 +25,12 @@ _MERGED_AT_ONCE = 100_000  # lines of the file in one statement, between two saf
 _COPIED_AT_ONCE = 2**16  # characters in one message to the server
 _LOCK_PAUSE = 0.2  # seconds between two tries for the lock, while another load creates the table
 
-# SQLSTATE classes of errors in the data, in the table or in our rights: the next attempt would fail the same way.
-_PERMANENT = ("0A", "21", "22", "23", "3F", "42", "44", "54")
-# Another session has just created the table; the next attempt finds it.
-_RACES = ("42P07", "42710")
+# SQLSTATE classes of what another attempt may heal: the connection, a failover, a conflict, a limit or a fault of the
+# server; and what another session has just created. Any other error is one of the data, the table, its functions or our
+# rights, and the next attempt would fail in the same way.
+_PASSING = ("08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "72", "F0", "HV", "XX", "42P07", "42710")
+# The files of PostgreSQL's source that raise what a function in a procedural language raises.
+_LANGUAGES = ("pl_exec.c", "plpy_elog.c", "plperl.c", "pltcl.c")
 
 # Values are literals in these statements: beside parameters, a % in a column's name would be a placeholder.
 _KIND = "SELECT relkind FROM pg_class WHERE oid = to_regclass({table_name})"
@@ -340,11 +342,15 @@ class Load:
 
 def is_permanent(error: psycopg.Error) -> bool:
     """Whether the next attempt would fail in the same way."""
-    return (error.sqlstate or "").startswith(_PERMANENT) and error.sqlstate not in _RACES
+    return error.sqlstate is not None and not error.sqlstate.startswith(_PASSING)
 
 
 def reason_of(error: psycopg.Error, table: str, columns: Collection[str]) -> str:
-    """PostgreSQL's message without the values in it, which may be secrets."""
+    """PostgreSQL's message without the values in it, which may be secrets; the text of a function may be all values."""
+    if error.diag.source_file in _LANGUAGES:
+        named = re.match(r"(?:\w+ )?PL/pgSQL (?:\w+ )?([^\s(]+)\(", error.diag.context or "")
+        who = f"the function {named[1]}" if named else "a function"
+        return f"{who} raised an error ({error.sqlstate}), whose text may hold values"
     words = re.sub(rf"{_STAGING}(_[a-p]+)?", lambda _: table, error.diag.message_primary or str(error.sqlstate))
     if error.sqlstate and error.sqlstate.startswith("22"):
         words = re.sub('["«„](.*)["»“]', lambda m: m[0] if m[1] in columns else '"..."', words, flags=re.DOTALL)

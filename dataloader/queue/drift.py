@@ -21,12 +21,11 @@ _TRIGGER = re.compile(
     r"^CREATE (?:CONSTRAINT )?TRIGGER (\w+) .*? ON (\w+)\b.*?EXECUTE FUNCTION (\w+)\(\);$", re.DOTALL | re.MULTILINE
 )
 _INDEX = re.compile(r"^CREATE INDEX (\w+) .*?;$", re.DOTALL | re.MULTILINE)
-# A function; _BLOCK is the DO block around a function whose text names its schema.
+# A function; _BLOCK is the DO block around a function whose text names its schema, with the format() that puts it in.
 _FUNCTION = re.compile(
     r"CREATE OR REPLACE FUNCTION (?P<name>\w+)\((?P<head>(?:(?!\$\$).)*?)AS \$\$(?P<body>.*?)\$\$", re.DOTALL
 )
-_BLOCK = re.compile(r"^DO \$bound\$.*?\$bound\$;$", re.DOTALL | re.MULTILINE)
-_PLACE = re.compile(r"%\d+\$[IL]")  # of a name that format() puts in
+_BLOCK = re.compile(r"^DO \$bound\$ BEGIN EXECUTE (format\(.*?\)); END \$bound\$;$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Function:
     def _is(self, row: Row) -> bool:
         language = re.search(r"LANGUAGE (\w+)", self.head)
         return (
-            re.fullmatch(_pattern(self.body), row["body"], re.DOTALL) is not None
+            self.body == row["body"]
             and (language is None or language[1] == row["language"])
             and ("SECURITY DEFINER" in self.head) == row["by_owner"]
             and set(re.findall(r"\bSET ([\w.]+)", self.head)) == set(row["settings"])
@@ -77,10 +76,18 @@ def found(conn: db.Connection, functions: str) -> list[Drift]:
     """
     schema = (db.sql_folder() / "schema.sql").read_text("utf-8")
     return [
-        *_of_functions(shipped(functions), _rows(conn, "functions")),
+        *_of_functions(shipped(_bound(conn, functions)), _rows(conn, "functions")),
         *_of_triggers(schema, {row["name"]: row for row in _rows(conn, "triggers")}),
         *_of_indexes(schema, {row["name"]: row["works"] for row in _rows(conn, "indexes")}),
     ]
+
+
+def is_bound(conn: db.Connection) -> bool:
+    """Whether the functions whose text names their schema name the one that `conn` sees, and not one before a rename.
+
+    To be asked only of the functions that this code has made. May raise psycopg.Error.
+    """
+    return bool(_rows(conn, "bound"))
 
 
 def shipped(text: str) -> list[Function]:
@@ -91,6 +98,13 @@ def shipped(text: str) -> list[Function]:
         block = next((whole for (start, end), whole in blocks.items() if start < match.start() < end), None)
         made.append(Function(match["name"], match["head"], match["body"], block or match[0] + ";"))
     return made
+
+
+def _bound(conn: db.Connection, functions: str) -> str:
+    """The text with each block's statement in its place, as the block would make it in the schema that `conn` sees."""
+    row = conn.execute(f"SELECT {', '.join(_BLOCK.findall(functions))}".encode()).fetchone()
+    statements = iter(row or ())
+    return _BLOCK.sub(lambda _: f"{next(statements)};", functions)
 
 
 def _of_functions(wanted: Iterable[Function], there: list[Row]) -> Iterator[Drift]:
@@ -120,13 +134,6 @@ def _of_indexes(schema: str, there: dict[str, bool]) -> Iterator[Drift]:
             make = match[0].replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
             how = "is invalid" if match[1] in there else "is missing"
             yield Drift(f"index {match[1]}", how, (drop, make), is_index=True)
-
-
-def _pattern(body: str) -> str:
-    """The body as a pattern: where format() has put in names of this schema, any name will do."""
-    if not _PLACE.search(body):
-        return re.escape(body)
-    return ".+?".join(map(re.escape, _PLACE.split(body.replace("%%", "%"))))
 
 
 def _rows(conn: db.Connection, name: str) -> list[Row]:

@@ -78,11 +78,7 @@ def _insert(conn: Conn, lines: Sequence[tuple[RunLog, Line]], at: float) -> None
         "sources": [line.source for _, line in lines],
         "texts": [line.text for _, line in lines],
     }
-    try:
-        conn.execute(_SQL["write"], parameters)
-    except psycopg.DataError:  # the database's encoding lacks letters
-        plain = [line.text.encode("ascii", "backslashreplace").decode() for _, line in lines]
-        conn.execute(_SQL["write"], parameters | {"texts": plain})
+    conn.execute(_SQL["write"], parameters)
 
 
 def args_of_run(conn: Conn, job_ids: Collection[UUID], claimed_by: str) -> list[str]:

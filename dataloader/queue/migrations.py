@@ -147,6 +147,7 @@ def grant(dsn: str, schema: str, roles: Collection[tuple[str, str]]) -> None:
 
 def missing(conn: db.Connection) -> list[str]:
     """The names of the files that `migrate` would apply; raises SchemaError as `migrate` does."""
+    _require_utf8(conn)
     if not _exists(conn):
         return [migration.name for migration in (*known(), functions())]
     return [migration.name for migration in _missing(conn)]
@@ -165,22 +166,35 @@ def check(conn: db.Connection) -> None:
 
     A newer schema is fine unless it says that this code is too old for it.
     """
+    _require_utf8(conn)
     if not _exists(conn):
         found = conn.execute("SELECT to_regclass(quote_ident(current_schema()) || '.dl_jobs') IS NOT NULL").fetchone()
         is_there = bool(found and found[0])
         what = "the tables are not adopted yet" if is_there else "the database has no dataloader schema"
         raise SchemaError(f"{what}: run `dataloader migrate`")
-    row = conn.execute("SELECT max(number), max(oldest_code), bool_or(number = 0) FROM dl_migrations").fetchone()
-    have, oldest_code, has_functions = row or (0, 0, False)
+    row = conn.execute(
+        "SELECT max(number), max(oldest_code), max(checksum) FILTER (WHERE number = 0) FROM dl_migrations"
+    ).fetchone()
+    have, oldest_code, of_functions = row or (0, 0, None)
     latest = known()[-1].number
     if not have or have < latest:
         raise SchemaError(f"the schema is at {have or 0}, this code needs {latest}: run `dataloader migrate`")
-    if not has_functions:
+    if of_functions is None:
         raise SchemaError(
             "the schema's functions are missing, a migration has stopped before them: run `dataloader migrate`"
         )
     if oldest_code > latest:
         raise SchemaError(f"the schema needs code that knows migration {oldest_code}: upgrade dataloader")
+    if of_functions == functions().checksum and not drift.is_bound(conn):
+        raise SchemaError("the schema was renamed, and its functions have the former name: run `dataloader migrate`")
+
+
+def _require_utf8(conn: db.Connection) -> None:
+    """Raise SchemaError where the database cannot store every text of a job, and so would refuse the end of a run."""
+    encoding = conn.info.parameter_status("server_encoding")
+    if encoding not in ("UTF8", None):  # None: a pooler does not pass it on
+        made = "CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0"
+        raise SchemaError(f"the database's encoding is {encoding}, and only UTF8 holds every text of a job: {made}")
 
 
 def _rights() -> dict[str, str]:
@@ -209,10 +223,11 @@ def _session(dsn: str, schema: str) -> db.Connection:
     )
     try:
         probe.require_session(conn, dsn)  # for the lock and these settings
+        _require_utf8(conn)
         conn.execute("SET statement_timeout = 0; SET lock_timeout = 0")
         if conn.info.server_version >= 170_000:
             conn.execute("SET transaction_timeout = 0")
-    except ConfigError as e:
+    except (ConfigError, SchemaError) as e:
         conn.close()
         raise SchemaError(str(e)) from None
     return conn

@@ -26,6 +26,7 @@ BEGIN
     CONTINUE WHEN to_regclass(format('%%I.%%I', home, name)) IS NOT NULL;
     LOCK TABLE %2$I.dl_job_logs_rest IN ACCESS EXCLUSIVE MODE;  -- or a row of this day could come behind the look
     EXECUTE format('CREATE TABLE %%I.%%I (LIKE %%I.dl_job_logs INCLUDING CONSTRAINTS)', home, name, home);
+    EXECUTE format('ALTER TABLE %%I.%%I REPLICA IDENTITY FULL', home, name);  -- a partition inherits none
     EXECUTE format('WITH moved AS (DELETE FROM %%I.dl_job_logs_rest WHERE at >= $1 AND at < $2 RETURNING *)'
                    ' INSERT INTO %%I.%%I SELECT * FROM moved', home, home, name) USING first, first + interval '24 h';
     EXECUTE format('ALTER TABLE %%I.dl_job_logs ATTACH PARTITION %%I.%%I FOR VALUES FROM (%%L) TO (%%L)',

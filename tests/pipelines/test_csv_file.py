@@ -342,6 +342,39 @@ def test_a_row_that_only_the_table_refuses(refused: Refused, rows: Rows) -> None
     assert error == 'f.csv into t: duplicate key value violates unique constraint "t_other_key"'
 
 
+@pytest.mark.parametrize("code", ["P0001", "45000", "23514", "22023", "UU000"])
+@pytest.mark.parametrize("when", ["BEFORE INSERT ON t", "AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED"])
+def test_a_function_of_the_table_that_raises_is_named_without_its_text(
+    code: str, when: str, refused: Refused, rows: Rows
+) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, pin text)")
+    rows(f"CREATE SCHEMA theirs; CREATE FUNCTION theirs.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+         f" $$BEGIN RAISE 'wrong pin %', NEW.pin USING ERRCODE = '{code}'; END$$")  # fmt: skip
+    kind = "CONSTRAINT TRIGGER" if "DEFERRABLE" in when else "TRIGGER"
+    rows(f"CREATE {kind} refuses {when} FOR EACH ROW EXECUTE FUNCTION theirs.refuse()")
+    reason = refused(b"id,pin\n1,canary4711\n")
+    assert reason == f"f.csv into t: the function theirs.refuse raised an error ({code}), whose text may hold values"
+
+
+def test_a_function_of_a_check_that_raises_is_named_with_the_record(refused: Refused, rows: Rows) -> None:
+    rows("CREATE SCHEMA theirs; CREATE FUNCTION theirs.is_fit(pin text) RETURNS bool LANGUAGE plpgsql"
+         " AS $$BEGIN RAISE 'wrong pin %', pin; END$$")  # fmt: skip
+    rows("CREATE TABLE t (id int PRIMARY KEY, pin text CHECK (theirs.is_fit(pin)))")
+    reason = refused(b"id,pin\n1,canary4711\n")
+    assert reason == "f.csv, line 2: the function theirs.is_fit raised an error (P0001), whose text may hold values"
+
+
+@pytest.mark.parametrize("code", ["40001", "55P03", "57014", "53100"])
+def test_a_function_that_raises_what_may_pass_is_tried_again(code: str, load: Run, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY)")
+    rows(f"CREATE SCHEMA theirs; CREATE FUNCTION theirs.busy() RETURNS trigger LANGUAGE plpgsql"
+         f" AS $$BEGIN RAISE SQLSTATE '{code}'; END$$")  # fmt: skip
+    rows("CREATE TRIGGER busies BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION theirs.busy()")
+    with pytest.raises(psycopg.Error) as caught:
+        load(b"id\n1\n")
+    assert caught.value.sqlstate == code
+
+
 def test_a_stray_quote_in_a_large_file(refused: Refused) -> None:
     lines = b"1,a\n" * (csv_source.LONGEST_RECORD // 4 + 1)
     assert "f.csv, line 2: unterminated quote" in refused(b'id,a\n1,"a\n' + lines)

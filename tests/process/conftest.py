@@ -44,6 +44,7 @@ FARMS = {
     "test_alerts_of_farms",
     "test_workers_of_several_queues",
     "test_worker_hooks",
+    "test_surroundings",
     "test_llm_of_farms",
     "test_example_llm",
     "test_limits_of_farms",

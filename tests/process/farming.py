@@ -155,9 +155,15 @@ class Farm:
         self.conn.execute(RUNS)
 
     def start(
-        self, name: str = "workers", workers: int = 2, queue: str = "q", cwd: Path | None = None, **settings: Any
+        self,
+        name: str = "workers",
+        workers: int = 2,
+        queue: str = "q",
+        cwd: Path | None = None,
+        before: Sequence[str] = (),
+        **settings: Any,
     ) -> Program:
-        """Start a program with these settings over quick defaults; `wish` names WORKERS_JSON whole."""
+        """Start a program with these settings over quick defaults, executed by the command `before` if there is one."""
         defaults = {
             "DL_DB_DSN": self.dsn,
             "DL_HOME": str(self.folder),
@@ -179,7 +185,7 @@ class Farm:
             self.folder / f"{name.split()[0]}-{len(self.programs)}.log",
             cwd,
             # A forked program has the fork server's libraries and periods.
-            self.before or (["env"] if self.executes or {"LD_PRELOAD", "DL_PERIODS"} & given.keys() else ()),
+            before or self.before or (["env"] if self.executes or {"LD_PRELOAD", "DL_PERIODS"} & given.keys() else ()),
         )
         self.programs.append(program)
         return program

@@ -460,14 +460,27 @@ def test_orphans_are_reaped_and_our_own_are_not() -> None:
     assert done.stdout == "0 True\n", done.stderr
 
 
-@pytest.mark.parametrize(("host", "address"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.0.0.7", "10.0.0.7")])
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("[::]", "[::1]"), ("[::1]", "[::1]"), ("::1", "[::1]"),
+     ("localhost", "localhost"), ("10.0.0.7", "10.0.0.7")],
+)  # fmt: skip
 def test_the_address_to_ask_at(host: str, address: str) -> None:
-    assert announcement.reachable(host) == address
+    assert config.load(_env_file=None, app_host=host, app_port=8081).own_url == f"http://{address}:8081"
 
 
 def test_an_address_that_is_not_ours_is_refused() -> None:
     with pytest.raises(ports.NotFree, match=r"cannot listen on 203\.0\.113\.1 port"):
         ports.wait_for("203.0.113.1", free_port())
+
+
+@pytest.mark.parametrize(
+    ("host", "bind"), [("::1", "[::1]:"), ("::", "[::]:"), ("127.0.0.1", "127.0.0.1:"), ("localhost", "127.0.0.1:")]
+)
+def test_what_gunicorn_is_to_bind(host: str, bind: str) -> None:
+    port = free_port()
+    assert ports.wait_for(host, port) == f"{bind}{port}"
+    assert ports.trouble(host, port) is None
 
 
 def test_the_queue_and_address_are_said_where_they_are_not_the_defaults(home: Path) -> None:

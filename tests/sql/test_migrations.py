@@ -18,8 +18,9 @@ import pytest
 from foreign import CONTRACT, CONTRACT_TRIGGERS
 from hands import PATIENCE, Worker, blocked, enqueue, plain, row, state, until, value
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from dataloader import config
 from dataloader.check import database
 from dataloader.queue import db, drift, lifecycle, migrations, operations
 from dataloader.queue.migrations import SchemaError
@@ -32,6 +33,7 @@ SELECT pid FROM pg_stat_activity WHERE application_name = 'dl-migrate' AND datna
 PAUSING = "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s"
 DYING = """
 import os, signal, sys
+from dataloader import config
 from dataloader.check import database
 from dataloader.queue import db, drift, migrations
 
@@ -69,7 +71,7 @@ CATALOG = {
     " WHERE pronamespace = current_schema()::regnamespace ORDER BY 1, 2",
     "types": "SELECT typname, array_agg(enumlabel ORDER BY enumsortorder) FROM pg_enum"
     " JOIN pg_type ON pg_type.oid = enumtypid GROUP BY 1 ORDER BY 1",
-    "options": "SELECT relname, reloptions FROM pg_class"
+    "options": "SELECT relname, reloptions, relreplident FROM pg_class"
     " WHERE relnamespace = current_schema()::regnamespace ORDER BY 1",
 }
 
@@ -685,3 +687,31 @@ def test_a_trigger_is_put_back_beside_a_working_queue(own_db: str) -> None:
             until(lambda: blocked(conn, pid), "the migration to meet the holder")
             until(lambda: not blocked(conn, pid), "it to give way")
         assert rest.result(PATIENCE) == ["trigger dl_jobs_notify_ins, which is missing"]
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "WIN1251"])
+def test_a_database_that_is_not_utf8_is_refused_and_left_as_it_is(
+    empty_db: str, encoding: str, as_superuser: Callable[[str], str]
+) -> None:
+    name = f"{conninfo_to_dict(empty_db)['dbname']}_{encoding.lower()}"
+    made = sql.SQL("CREATE DATABASE {} ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    with psycopg.connect(as_superuser(empty_db), autocommit=True) as superuser:
+        superuser.execute(made.format(sql.Identifier(name), encoding))
+        dsn = make_conninfo(as_superuser(empty_db), dbname=name)
+        try:
+            for refused in (
+                lambda: migrations.migrate(dsn, "public"),
+                lambda: migrations.grant(dsn, "public", []),
+                lambda: migrations.check(conn),
+                lambda: migrations.missing(conn),
+            ):
+                with session(dsn) as conn, pytest.raises(SchemaError, match=f"encoding is {encoding}.*ENCODING 'UTF8'"):
+                    refused()
+            with session(dsn) as conn:
+                assert not value(conn, "SELECT count(*) FROM pg_class WHERE relname LIKE 'dl\\_%'")
+            findings = database.of_queue(config.load(dl_db_dsn=dsn, _env_file=None), dsn)
+            (error,) = [each for each in findings if each.level is database.Level.ERROR]
+            assert error.what == f"the database's encoding is {encoding}, and only UTF8 holds every text of a job"
+            assert error.advice.startswith("CREATE DATABASE")
+        finally:
+            superuser.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from uuid import UUID, uuid4
 
 import psycopg
+import pytest
 from hands import Worker, enqueue, heard, row
 from psycopg import sql
 
-from dataloader.queue import migrations
+from dataloader.queue import db, lifecycle, logs, migrations
+from dataloader.queue.reports import stats
 
 
 def test_producers_and_foreign_workers_need_no_search_path(empty_db: str) -> None:
@@ -48,3 +50,26 @@ def test_two_queues_in_two_schemas_of_one_database_do_not_mix(empty_db: str) -> 
         enqueue(one.conn)
         assert two.claim().job is None
         assert one.take()
+
+
+def test_a_schema_that_was_renamed_is_noticed_and_its_functions_are_written_anew(empty_db: str) -> None:
+    migrations.migrate(empty_db, "jobs1")
+    with db.connect(empty_db, name="test", schema="jobs1") as conn:
+        logs.keep_days(conn, None)
+        conn.execute("ALTER SCHEMA jobs1 RENAME TO jobs")  # the former name begins with the new one
+    with db.connect(empty_db, name="test", schema="jobs") as conn:
+        with pytest.raises(migrations.SchemaError, match=r"was renamed.*: run `dataloader migrate`"):
+            migrations.check(conn)
+        assert any("dl_jobs_journal is changed" in each for each in migrations.drifted(conn))
+        assert migrations.migrate(empty_db, "jobs") != []
+        migrations.check(conn)
+        assert migrations.drifted(conn) == []
+        left = "SELECT proname FROM pg_proc WHERE pronamespace = 'jobs'::regnamespace AND prosrc LIKE '%jobs1%'"
+        assert conn.execute(left).fetchall() == []
+        job_id = enqueue(conn)
+        assert stats.job(conn, job_id)
+        assert stats.aggregate(conn) > 0
+        conn.execute("SELECT dl_unpark_freed(); SELECT dl_resolve_stranded(gen_random_uuid(), 10)")
+        conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() - interval '2 days'")
+        assert lifecycle.prune(conn, 86_400.0, "-infinity", 100)[0] == 1
+        assert logs.keep_days(conn, None) == 0

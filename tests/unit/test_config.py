@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -230,6 +231,16 @@ def test_a_dotenv_that_cannot_be_read(tmp_path: Path, content: bytes, said: str)
     assert str(caught.value) == said
 
 
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "folder", "device"]
+)
+def test_a_dotenv_that_is_no_file_is_refused(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / ".env")
+    for ask in (load, config.misspelt):
+        with pytest.raises(ConfigError, match=r"^\.env cannot be read: should be a regular file$"):
+            ask()
+
+
 def test_a_dotenv_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refused(*_: object) -> str:
         raise PermissionError(13, "Permission denied")
@@ -338,6 +349,9 @@ def test_a_file_gives_a_setting_that_nothing_else_gives(monkeypatch: pytest.Monk
     assert (settings.pg_password.get_secret_value(), settings.pg_user) == ("from the file", "environment")
     assert config.webhook_secret("DL_WEBHOOK_SLACK") == "https://hooks.slack.com/services/T1/B2"
     assert config.webhook_secret("DL_WEBHOOK_OTHER") is None
+    os.mkfifo(tmp_path / "dl_webhook_pipe")
+    with pytest.raises(ConfigError, match=r"dl_webhook_pipe in .* cannot be read: should be a regular file"):
+        config.webhook_secret("DL_WEBHOOK_PIPE")
 
 
 def test_a_folder_of_secrets_that_cannot_be_read_stops_the_start(
@@ -355,3 +369,11 @@ def test_a_folder_of_secrets_that_cannot_be_read_stops_the_start(
     with pytest.raises(ConfigError, match=r"^WORKERS_JSON: should be JSON") as caught:
         load()
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "host", ["http://127.0.0.1", "127.0.0.1:80", "[::1]:80", "a b", "[::1", "unix:/run/x", "x" * 64]
+)
+def test_what_is_no_address_to_listen_on_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="APP_HOST: should be an address or a name of this machine"):
+        config.load(_env_file=None, app_host=host)

@@ -19,12 +19,14 @@ from typing import Any
 from dataloader import log
 from dataloader.api.web import auth
 from dataloader.config import ConfigError, load  # not `config`: every name here that gunicorn knows is a setting
+from dataloader.surroundings import temporary_folder
 
 worker_class = "dataloader.api.server.slow_clients.BufferingWorker"
 threads = 32  # half may hold long polls, two stay free, the others may use the database
 keepalive = 15  # seconds; an idle connection costs no thread
 graceful_timeout = 30
 timeout = 60
+worker_tmp_dir = temporary_folder()
 # gunicorn would take the path from a client's headers SCRIPT_NAME and PATH_INFO, past a proxy's rules about paths.
 forwarder_headers = ""
 # The control socket would make the arbiter threaded, and two services of one user would share its path.

@@ -1,0 +1,70 @@
+"""What a process needs of its host: asked once at its start and by `dataloader check`, not deep in a loop. No SQL."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+FILES_WISHED = 1_024  # open files: the usual limit, with which connections and pipelines have room
+FILES_OF_API = 256
+_OF_THE_KERNEL = ("/proc/meminfo", "/proc/stat")
+_OPEN = resource.RLIMIT_NOFILE
+
+
+class Lack(NamedTuple):
+    """Something that the host lacks, and what would help."""
+
+    what: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.advice}"
+
+
+def prepare(files: int = 0) -> None:
+    """Undo what a parent process hands down and does harm: blocked signals, a limit of open files below `files`."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # those of a JVM or a thread pool; SIGTERM would have no effect
+    soft, hard = resource.getrlimit(_OPEN)
+    wished = max(FILES_WISHED, files)
+    if soft != resource.RLIM_INFINITY and soft < wished:
+        resource.setrlimit(_OPEN, (wished if hard == resource.RLIM_INFINITY else min(wished, hard), hard))
+
+
+def of_workers(files: int) -> Iterator[Lack]:
+    """What the supervisor, its workers and their keeper lack; each may have so many open files."""
+    yield from _too_few(files, "workers need")
+    for name in _OF_THE_KERNEL:
+        try:
+            with open(name) as file:
+                file.read(1)
+        except OSError as e:
+            what = f"{name} cannot be read ({e.strerror}), and workers need the whole of /proc"
+            yield Lack(what, "mount /proc without subset=pid; in a unit set ProcSubset=all")
+            return
+
+
+def of_api() -> Iterator[Lack]:
+    """What the API lacks."""
+    yield from _too_few(FILES_OF_API, "the API needs")
+    if not temporary_folder():
+        what = "no folder for temporary files can be written to"
+        yield Lack(what, "mount a tmpfs at /tmp or /dev/shm, or set TMPDIR")
+
+
+def _too_few(files: int, who: str) -> Iterator[Lack]:
+    limit = resource.getrlimit(_OPEN)[1]
+    if limit != resource.RLIM_INFINITY and limit < files:
+        what = f"the limit of open files is {limit}, and {who} {files}"
+        yield Lack(what, "raise it by `ulimit -n`, by LimitNOFILE of a unit, or by nofile of a container")
+
+
+def temporary_folder() -> str | None:
+    """Where gunicorn keeps the files by which it watches its processes: in memory, for a slow disk would end them."""
+    for folder in ("/dev/shm", None):  # noqa: S108  the file has no name there
+        with suppress(OSError), tempfile.TemporaryFile(dir=folder):
+            return folder or tempfile.gettempdir()
+    return None

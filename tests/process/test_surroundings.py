@@ -1,0 +1,245 @@
+"""Hosts that lack something: each program undoes what it can at its start, and refuses the rest in a line, with 78."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from farming import Farm, ended_lines, free_port, until
+
+# Commands that change what a program inherits, and then execute it.
+BLOCKED = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD})
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+WITH_BLOCKED_SIGNALS = [sys.executable, "-c", BLOCKED]
+MOUNTED = ["unshare", "--mount", "sh", "-c"]
+PROC_OF_PROCESSES = [*MOUNTED, 'mount -t proc -o subset=pid proc /proc && exec "$@"', "sh"]
+READ_ONLY = "mount -t tmpfs -o ro tmpfs /tmp && mount -t tmpfs -o ro tmpfs /var/tmp && cd /proc"
+NO_TMP = [*MOUNTED, f'{READ_ONLY} && exec "$@"', "sh"]
+NO_TMP_NOR_SHM = [*MOUNTED, f'{READ_ONLY} && mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"', "sh"]
+
+
+def may_mount() -> bool:
+    """Whether this user may mount file systems that nobody else sees."""
+    return bool(shutil.which("unshare")) and subprocess.run([*PROC_OF_PROCESSES, "true"], check=False).returncode == 0
+
+
+mounts = pytest.mark.skipif(not may_mount(), reason="needs root and unshare(1)")
+
+
+def files(soft: int, hard: int) -> list[str]:
+    return ["prlimit", f"--nofile={soft}:{hard}", "--"]
+
+
+def refusal(farm: Farm, name: str, before: Sequence[str], **settings: object) -> list[str]:
+    """The lines with which a program refuses to start; nothing else may come from it."""
+    program = farm.start(name, before=before, **settings)
+    assert program.process.wait(60) == 78, program.log.read_text()
+    said = ended_lines(program.log)
+    assert all(line.startswith("dataloader: ") for line in said), said
+    return said
+
+
+def answers(port: int, host: str = "127.0.0.1") -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+# --- what a parent hands down ---
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_workers_that_inherit_blocked_signals_drain(farm: Farm, number: signal.Signals) -> None:
+    program = farm.ready(1, before=WITH_BLOCKED_SIGNALS)
+    program.signal(number)
+    assert program.process.wait(30) == 0
+
+
+def test_workers_that_inherit_blocked_signals_reload_and_bury_their_children(farm: Farm) -> None:
+    program = farm.ready(1, before=WITH_BLOCKED_SIGNALS)
+    program.signal(signal.SIGHUP)
+    until(lambda: len(program.events("worker.started")) == 2, "the worker of the reload")
+    until(lambda: program.events("supervisor.worker.exited"), "the end of the former one")
+    assert program.stop() == 0
+
+
+def test_a_reaper_that_inherits_blocked_signals_stops(farm: Farm) -> None:
+    program = farm.start("reaper", before=WITH_BLOCKED_SIGNALS)
+    until(lambda: program.events("reaper.started"), "the reaper")
+    assert program.stop(30) == 0
+
+
+def test_an_api_that_inherits_blocked_signals_stops(farm: Farm) -> None:
+    port = free_port()
+    program = farm.start("api --processes 1", before=WITH_BLOCKED_SIGNALS, app_host="127.0.0.1", app_port=port)
+    until(lambda: answers(port), "the API")
+    assert program.stop(40) == 0
+
+
+def test_up_that_inherits_blocked_signals_stops(farm: Farm) -> None:
+    port = free_port()
+    program = farm.start("up", before=WITH_BLOCKED_SIGNALS, app_host="127.0.0.1", app_port=port)
+    until(lambda: "dataloader is up" in program.log.read_text(), "the banner")
+    assert program.stop() == 0
+
+
+# --- open files ---
+
+
+def test_a_low_soft_limit_of_open_files_is_raised(farm: Farm) -> None:
+    farm.ready(1, before=files(64, 4_096))
+    assert farm.wait(farm.enqueue("noop"), "succeeded")["status"] == "succeeded"
+
+
+@pytest.mark.parametrize(("name", "who"), [("workers", "workers need 356"), ("up", "workers need 356")])
+def test_a_limit_of_open_files_that_is_too_low_is_named_with_what_is_needed(farm: Farm, name: str, who: str) -> None:
+    (line,) = refusal(farm, name, files(64, 256), workers=1)
+    assert line.startswith(f"dataloader: the limit of open files is 256, and {who}: raise it by `ulimit -n`")
+
+
+def test_an_api_names_the_limit_of_open_files_that_it_needs(farm: Farm) -> None:
+    (line,) = refusal(farm, "api", files(64, 64))
+    assert line.startswith("dataloader: the limit of open files is 64, and the API needs 256: raise it by `ulimit -n`")
+
+
+def test_workers_start_with_just_as_many_open_files_as_they_ask_for(farm: Farm) -> None:
+    farm.ready(3, before=files(364, 364))
+    for job_id in [farm.enqueue("noop") for _ in range(20)]:
+        farm.wait(job_id, "succeeded")
+
+
+# --- /proc, /tmp ---
+
+
+@mounts
+@pytest.mark.parametrize("name", ["workers", "up"])
+def test_a_proc_with_processes_alone_is_refused(farm: Farm, name: str) -> None:
+    (line,) = refusal(farm, name, PROC_OF_PROCESSES)
+    assert line.startswith("dataloader: /proc/meminfo cannot be read (No such file or directory), and workers need")
+    assert "ProcSubset=all" in line
+
+
+@mounts
+def test_an_api_without_a_folder_for_temporary_files_uses_memory(farm: Farm) -> None:
+    port = free_port()
+    program = farm.start("api --processes 1", before=NO_TMP, app_host="127.0.0.1", app_port=port)
+    until(lambda: answers(port), "the API")
+    assert program.stop(40) == 0
+
+
+@mounts
+@pytest.mark.parametrize("name", ["api", "up"])
+def test_an_api_without_any_place_for_temporary_files_is_refused(farm: Farm, name: str) -> None:
+    (line,) = refusal(farm, name, NO_TMP_NOR_SHM)
+    assert line == (
+        "dataloader: no folder for temporary files can be written to: mount a tmpfs at /tmp or /dev/shm, or set TMPDIR"
+    )
+
+
+@mounts
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (files(256, 256), "the limit of open files is 256"),
+        (PROC_OF_PROCESSES, "/proc/meminfo cannot be read"),
+        (NO_TMP_NOR_SHM, "no folder for temporary files"),
+    ],
+)
+def test_check_names_what_the_host_lacks(farm: Farm, before: list[str], words: str) -> None:
+    program = farm.start("check --json", before=before)
+    assert program.process.wait(60) == 78
+    findings = json.loads(program.log.read_text())["findings"]  # the database's socket may be in the hidden /tmp
+    assert [each["what"][: len(words)] for each in findings if each["about"] == "host"] == [words]
+
+
+# --- addresses ---
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+@pytest.mark.parametrize("host", ["::", "::1", "[::1]"])
+def test_an_api_listens_on_ipv6_in_every_spelling(farm: Farm, host: str) -> None:
+    port = free_port()
+    program = farm.start("api --processes 1", app_host=host, app_port=port)
+    until(lambda: answers(port, "::1"), "the API")
+    asked = farm.start("queues", app_host=host, app_port=port)  # the command's own default of the URL
+    assert asked.process.wait(30) == 0, asked.log.read_text()
+    assert program.stop(40) == 0
+
+
+def test_check_names_an_address_that_nobody_can_listen_on(farm: Farm) -> None:
+    program = farm.start("check", app_host="203.0.113.1")
+    assert program.process.wait(60) == 78
+    assert "host         cannot listen on 203.0.113.1 port" in program.log.read_text()
+
+
+# --- a user's module that ends its process ---
+
+DEATHS = {
+    "SIGSEGV": "os.kill(os.getpid(), signal.SIGSEGV)",
+    "SIGKILL": "os.kill(os.getpid(), signal.SIGKILL)",
+    "status 0": "os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("how", DEATHS)
+def test_a_module_that_ends_its_worker_at_its_import_is_named_and_tried_ever_more_rarely(
+    farm: Farm, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "boom.py").write_text(f"import os, signal\n{DEATHS[how]}\n")
+    program = farm.start(workers=1, dl_pipelines="farm_pipelines,boom", pythonpath=python_path(tmp_path))
+    until(lambda: len(program.events("supervisor.start.failed")) >= 3, "three starts")
+    failed = program.events("supervisor.start.failed")[:3]
+    assert [each["pause_sec"] for each in failed] == [0.5, 1.0, 2.0]
+    assert {each["calling"] for each in failed} == {"import of boom"}
+    assert program.stop() == 0
+
+
+@pytest.mark.parametrize("hook", ["on_worker_start", "on_farm_start"])
+def test_a_hook_that_ends_its_worker_is_named(farm: Farm, tmp_path: Path, hook: str) -> None:
+    code = f"import os\nfrom dataloader.pipelines import {hook}\n@{hook}\ndef boom():\n    os.abort()\n"
+    (tmp_path / "boom.py").write_text(code)
+    program = farm.start(workers=1, dl_pipelines="boom", pythonpath=python_path(tmp_path))
+    until(lambda: len(program.events("supervisor.start.failed")) >= 2, "two starts")
+    failed = program.events("supervisor.start.failed")[:2]
+    assert [(each["pause_sec"], each["calling"]) for each in failed] == [
+        (pause_sec, f"{hook} boom.boom") for pause_sec in (0.5, 1.0)
+    ]
+    assert program.stop() == 0
+
+
+def test_check_and_up_name_a_module_that_ends_its_process(farm: Farm, tmp_path: Path) -> None:
+    for name, how in (("boom", DEATHS["SIGSEGV"]), ("quits", "os._exit(3)")):
+        (tmp_path / f"{name}.py").write_text(f"import os, signal\n{how}\n")
+    settings = {"dl_pipelines": "boom,farm_pipelines,quits", "pythonpath": python_path(tmp_path)}
+    program = farm.start("check --json", **settings)
+    assert program.process.wait(60) == 78
+    findings = json.loads(program.log.read_text())["findings"]
+    assert [each["what"] for each in findings if each["level"] == "error"] == [
+        "DL_PIPELINES: the process that imports boom was ended by SIGSEGV",
+        "DL_PIPELINES: the process that imports quits ended with status 3",
+    ]
+    assert [each["what"] for each in findings if each["about"] == "schema"] == ["up to date"]
+    up = farm.start("up", app_host="127.0.0.1", app_port=free_port(), **settings)
+    assert up.process.wait(60) == 78
+    assert "the process that imports boom was ended by SIGSEGV" in up.log.read_text()
+
+
+def python_path(folder: Path) -> str:
+    return f"{folder}{os.pathsep}{Path(__file__).parent}"

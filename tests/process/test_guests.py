@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -154,7 +153,7 @@ def test_what_exits_in_a_callback_neither_ends_the_worker_nor_hides_the_error(fa
     assert said == {
         "exits_when_exhausted": "ValueError: the pipeline's own",
         "exits_in_retry_in": "ValueError: the pipeline's own",
-        "rude_error": "Rude",
+        "rude_error": "guest_pipelines.Rude: <exception str() failed>",
         "error_with_a_note": "ValueError: amount is negative: -5",
     }
     assert result(farm, "resource_exits") == "resource"
@@ -187,7 +186,7 @@ def visits(farm: Farm, program: Program, names: Sequence[str], times: int) -> No
             if job in jobs["cancel"]:
                 operations.cancel(farm.conn, [job], "test")
             else:
-                psutil.Process(int(farm.job(job)["claimed_by"].split(":")[-2])).kill()
+                psutil.Process(worker_of(farm, job)).kill()
         for how, status in ENDS.items():
             for job in jobs[how]:
                 ended = farm.wait(job, "succeeded", "failed", "canceled", "lost", patience=120)
@@ -200,6 +199,12 @@ def visits(farm: Farm, program: Program, names: Sequence[str], times: int) -> No
 def visit(farm: Farm, name: str, how: str) -> UUID:
     more = {"timeout_sec": 2} if how == "timeout" else {}
     return farm.enqueue("guest", args={"name": name, "goes_on": how != "done"}, max_attempts=1, **more)
+
+
+def worker_of(farm: Farm, job: UUID) -> int:
+    """The process of a run."""
+    ((claimed_by,),) = farm.rows("SELECT claimed_by FROM dl_jobs WHERE job_id = %s", job)
+    return int(claimed_by.split(":")[-2])
 
 
 def is_farms(process: psutil.Process) -> bool:

@@ -19,11 +19,12 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import NamedTuple
 
 from setproctitle import setproctitle
 
-from dataloader.farm.process import descendants, end, now, strays
+from dataloader.farm.process import descendants, kill_all, now, strays
 
 SETTLE_SEC = 0.05  # a thread or a child that ends just now may take so long
 CHILDREN_SEC = 2.0  # from SIGKILL to a run's children until the worker leaves to get rid of them
@@ -39,8 +40,10 @@ _masks: dict[int, Collection[int]] = {}  # of the threads that are about to fork
 def keep_children_plain(signals: Iterable[int], wakeup_fd: int) -> None:
     """From now on each child that this process forks has default handlers for its `signals`, and a title of its own.
 
-    What the run itself has set stays, as in any other program.
+    What the run itself has set stays, as in any other program. A spawned child imports the main module of its parent:
+    an empty one, for the command line's takes more than a second.
     """
+    sys.modules["__main__"] = ModuleType("__main__")
     signals = tuple(signals)
     handlers = {number: signal.getsignal(number) for number in signals}
 
@@ -122,7 +125,7 @@ class Inspection:
             time.sleep(0.002)
             left, more = self._left(warm)
         if "children" in left:
-            end(lambda: strays(self._children, warm), CHILDREN_SEC)
+            kill_all(lambda: strays(self._children, warm), CHILDREN_SEC)
         if has_prepared:
             left, more = [name for name in left if name == "children"], []
         for name in [*added, *more]:

@@ -289,7 +289,7 @@ def strays(known: Collection[int], apart: Collection[int]) -> list[int]:
     return [pid for pid in found if pid not in known and started(pid) is not None]
 
 
-def end(find: Callable[[], Iterable[int]], within: float) -> None:
+def kill_all(find: Callable[[], Iterable[int]], within: float) -> None:
     """SIGKILL the processes that `find` returns until it returns none, for at most `within` seconds."""
     deadline = now() + within
     while (pids := find()) and now() < deadline:

@@ -21,15 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from setproctitle import getproctitle
+from squares import square
 
 from dataloader.pipelines import Context, register
 
 kept: list[Any] = []  # what runs leave for the life of their process
-
-
-def square(number: int) -> int:
-    """What the pools compute."""
-    return number * number
 
 
 @register("tells_its_process")

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from guest_pipelines import square
+from squares import square
 
 from dataloader.pipelines import register
 

@@ -10,14 +10,14 @@ from uuid import UUID
 
 import psutil
 import pytest
-from farming import Farm, Program, until
+from farming import Farm, Program, family, until
 from guest_pipelines import CHANGES, GUESTS
 
 from dataloader.queue import operations
 from dataloader.queue.reports import stats
 
 MODULES = "farm_pipelines,guest_pipelines"
-LIBRARIES = ("polars", "joblib", "numpy", "pyarrow", "torch")
+LIBRARIES = ("polars", "joblib", "numpy", "pyarrow")
 ENDS = {"done": "succeeded", "cancel": "canceled", "timeout": "failed", "kill": "lost"}
 
 
@@ -134,9 +134,9 @@ def test_a_task_that_replaces_its_workers_is_shown(farm: Farm) -> None:
     for _ in range(3):
         result(farm, "changes", what="umask")
         result(farm, "tells_its_process")
-    shown = {row["task"]: row["changed"] for row in stats.tasks(farm.conn)}
-    assert shown["changes"] == ["umask"]
-    assert not shown["tells_its_process"]
+    shown = {row["task"]: row["replaces"] for row in stats.tasks(farm.conn)}
+    assert shown["changes"] == {"runs": 3, "replaced": 3, "changed": ["umask"]}
+    assert shown["tells_its_process"] is None
 
 
 # --- callbacks ---
@@ -171,33 +171,35 @@ def test_a_pool_that_a_module_makes_at_its_import_serves_all_runs(farm: Farm) ->
     assert program.stop() == 0
 
 
-def has(name: str) -> bool:
-    """Whether the library of a guest is there; torch is for its own test."""
-    return name != "torch" and (name not in LIBRARIES or importlib.util.find_spec(name) is not None)
+def are_there() -> list[str]:
+    """The guests whose libraries are installed; torch has a test of its own."""
+    return [name for name in GUESTS if name != "torch" and (name not in LIBRARIES or importlib.util.find_spec(name))]
 
 
-def visits(farm: Farm, program: Program, names: Sequence[str], times: int) -> None:
-    """Run each guest so many times with each end; after each an innocent job, and no child is left."""
+def visit(farm: Farm, names: Sequence[str], times: int) -> None:
+    """Run each guest so many times with each end, and innocent jobs between them; afterwards no child is left."""
+    program = ready(farm, workers=2)
     for name in names:
-        jobs = {how: [visit(farm, name, how) for _ in range(times)] for how in ENDS}
+        jobs = {how: [of_guest(farm, name, how) for _ in range(times)] for how in ENDS}
         innocent = [farm.enqueue("tells_its_process", max_attempts=1) for _ in range(times)]
-        for job in jobs["cancel"] + jobs["kill"]:
-            until(lambda job=job: farm.job(job)["status"] != "queued" and farm.job(job)["progress"], "its progress")
-            if job in jobs["cancel"]:
-                operations.cancel(farm.conn, [job], "test")
-            else:
-                psutil.Process(worker_of(farm, job)).kill()
+        for job in jobs["cancel"]:
+            until(lambda job=job: farm.job(job)["progress"], "its progress")
+            operations.cancel(farm.conn, [job], "test")
+        for job in jobs["kill"]:
+            until(lambda job=job: farm.job(job)["progress"], "its progress")
+            psutil.Process(worker_of(farm, job)).kill()
         for how, status in ENDS.items():
             for job in jobs[how]:
                 ended = farm.wait(job, "succeeded", "failed", "canceled", "lost", patience=120)
                 assert (ended["status"], name, how) == (status, name, how), farm.journal(job)
         assert {result_of(farm, job) for job in jobs["done"]} == {30}, name
-        assert {farm.wait(job, "succeeded", "lost", "failed")["status"] for job in innocent} == {"succeeded"}, name
-    until(lambda: all(is_farms(each) for each in psutil.Process(program.process.pid).children(True)), "no child")
+        for job in innocent:
+            assert farm.wait(job, "succeeded", "lost", "failed")["status"] == "succeeded", name
+    until(lambda: all(map(is_farms, family(program.process.pid))), "the last child to end")
 
 
-def visit(farm: Farm, name: str, how: str) -> UUID:
-    more = {"timeout_sec": 2} if how == "timeout" else {}
+def of_guest(farm: Farm, name: str, how: str) -> UUID:
+    more = {"timeout_sec": 1} if how == "timeout" else {}
     return farm.enqueue("guest", args={"name": name, "goes_on": how != "done"}, max_attempts=1, **more)
 
 
@@ -208,12 +210,27 @@ def worker_of(farm: Farm, job: UUID) -> int:
 
 
 def is_farms(process: psutil.Process) -> bool:
+    """Whether this is one of the farm's own processes, and no child of a run."""
     try:
-        return "dataloader: " in " ".join(process.cmdline())
+        return bool(re.match("dataloader: (keeper|worker)", " ".join(process.cmdline())))
     except psutil.NoSuchProcess:
         return True
 
 
-@pytest.mark.parametrize("name", [name for name in GUESTS if has(name)])
-def test_libraries_are_good_guests_however_their_runs_end(farm: Farm, name: str) -> None:
-    visits(farm, ready(farm, workers=2), [name], 1)
+@pytest.mark.timeout(300)
+def test_libraries_are_good_guests_however_their_runs_end(farm: Farm) -> None:
+    visit(farm, are_there(), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("name", are_there())
+def test_libraries_are_good_guests_fifty_times(farm: Farm, name: str) -> None:
+    visit(farm, [name], 50)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+def test_torch_is_a_good_guest(farm: Farm) -> None:
+    pytest.importorskip("torch")
+    visit(farm, ["torch"], 50)

@@ -29,10 +29,9 @@ from dataloader.farm.process import descendants, kill_all, now, strays
 SETTLE_SEC = 0.05  # a thread or a child that ends just now may take so long
 CHILDREN_SEC = 2.0  # from SIGKILL to a run's children until the worker leaves to get rid of them
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-_NO_TIMER = (0.0, 0.0)
+_NO_TIMERS = ((0.0, 0.0),) * len(_TIMERS)
 _SIGNALS = range(1, 32)
-_LIMITS = ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
-_LIMIT_NUMBERS = [getattr(resource, f"RLIMIT_{name}") for name in _LIMITS]
+_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 _ENVIRONMENT = os.environ  # a run may put another object in its place
 _masks: dict[int, Collection[int]] = {}  # of the threads that are about to fork
 
@@ -75,10 +74,10 @@ class Facts(NamedTuple):
     umask: int
     signals: tuple[object, ...]
     signal_mask: Collection[int]
-    timers: list[bool]
+    timers: tuple[object, ...]
     decimal_context: tuple[object, ...]
     locale: str
-    limits: list[tuple[int, int]]
+    limits: tuple[tuple[int, int], ...]
     priority: int
     socket_timeout: float | None
     recursion_limit: int
@@ -93,15 +92,18 @@ class Inspection:
         os.umask(self._umask)
         self._facts = _facts(self._umask)
         self._children = frozenset(descendants(os.getpid()))
+        self._tasks = os.open("/proc/self/task", os.O_RDONLY | os.O_CLOEXEC)
+        self._of_log = self._of_log_now = len(_of_log())
+        self._lasting = _lasting()
         self._descriptors = _descriptors()
-        self._first_free = _lowest_free() or 0
+        self._first_free = _lowest_free(self._tasks) or 0
         self._grown: set[tuple[str, str]] = set()  # tasks, and the facts that their runs have added to
 
     def begin(self) -> None:
         """A run begins: the worker itself opens descriptors and starts threads between runs."""
         self._modules = len(sys.modules)
-        self._lowest = _lowest_free()
-        self._threads, self._lasting = _threads()
+        self._lowest = _lowest_free(self._tasks)
+        self._threads = _links(self._tasks)
 
     def changed(self, task: str, warm: Collection[int], has_prepared: bool) -> tuple[str, ...]:
         """The names of the facts that a run of this task has changed; ends the processes that it has left.
@@ -113,7 +115,7 @@ class Inspection:
         facts = _facts(self._umask)
         changed, added = [], []
         if facts != self._facts:
-            added = [name for name in _additions(self._facts, facts)]
+            added = [*_additions(self._facts, facts)]
             differing = (name for name, a, b in zip(Facts._fields, self._facts, facts, strict=True) if a != b)
             changed = [name for name in differing if name not in added]
             if "timers" in changed:
@@ -124,6 +126,7 @@ class Inspection:
         while (left or more) and now() < until:
             time.sleep(0.002)
             left, more = self._left(warm)
+        self._of_log = self._of_log_now
         if "children" in left:
             kill_all(lambda: strays(self._children, warm), CHILDREN_SEC)
         if has_prepared:
@@ -139,12 +142,13 @@ class Inspection:
         left, added = [], []
         if strays(self._children, warm):
             left.append("children")
-        threads, lasting = _threads()
-        if lasting - self._lasting:
-            left.append("threads")
-        elif threads > self._threads:
-            added.append("threads")
-        lowest = _lowest_free()
+        if (threads := _links(self._tasks)) > self._threads:
+            self._of_log_now = len(_of_log())
+            if _lasting() - self._lasting:
+                left.append("threads")
+            elif threads > self._threads + self._of_log_now - self._of_log:
+                added.append("threads")
+        lowest = _lowest_free(self._tasks)
         if lowest != self._lowest:
             if lowest is None or self._is_exhausted(lowest) or self._descriptors - _descriptors():
                 left.append("descriptors")
@@ -165,17 +169,23 @@ def _facts(umask: int) -> Facts:
         os.umask(umask),  # it cannot be read without a write, and this one changes nothing where no run has
         tuple(map(_signal.getsignal, _SIGNALS)),
         _signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        [_signal.getitimer(timer) != _NO_TIMER for timer in _TIMERS],
+        _timers(),
         (
             *(decimals.prec, decimals.rounding, decimals.Emin, decimals.Emax, decimals.capitals, decimals.clamp),
             *decimals.traps.values(),
         ),
         locale.setlocale(locale.LC_ALL),
-        [*map(resource.getrlimit, _LIMIT_NUMBERS)],
+        tuple(map(resource.getrlimit, _LIMITS)),
         os.nice(0),
         socket.getdefaulttimeout(),
         sys.getrecursionlimit(),
     )
+
+
+def _timers() -> tuple[object, ...]:
+    """Which timers are armed."""
+    timers = tuple(map(_signal.getitimer, _TIMERS))
+    return () if timers == _NO_TIMERS else tuple(timer != (0.0, 0.0) for timer in timers)
 
 
 def _folder() -> str | None:
@@ -202,18 +212,28 @@ def _disarm() -> None:
         signal.setitimer(timer, 0)
 
 
-def _threads() -> tuple[int, frozenset[int | None]]:
-    """How many threads there are, but those that write the log; and the Python threads that are no daemons."""
-    threads = threading.enumerate()
-    of_log = sum(thread.name == "log" for thread in threads)  # some of them begin at the first line of some kind
-    lasting = frozenset(thread.ident for thread in threads if not thread.daemon)
-    return os.stat("/proc/self/task").st_nlink - of_log, lasting  # native ones too, at a tenth of a listing's cost
-
-
-def _lowest_free() -> int | None:
-    """The lowest free descriptor, which an open one that was added changes; None: there is no free one."""
+def _links(tasks: int) -> int:
+    """The threads, native ones too, and two: an opened directory's links, at a tenth of the cost of a listing."""
     try:
-        fd = os.eventfd(0)
+        return os.fstat(tasks).st_nlink
+    except OSError:  # a run has closed it
+        return 0
+
+
+def _of_log() -> list[threading.Thread]:
+    """The threads that write the log; some of them begin at the first line of their kind, within a run."""
+    return [thread for thread in threading.enumerate() if thread.name == "log"]
+
+
+def _lasting() -> frozenset[int | None]:
+    """The Python threads that are no daemons."""
+    return frozenset(thread.ident for thread in threading.enumerate() if not thread.daemon)
+
+
+def _lowest_free(any_fd: int) -> int | None:
+    """The lowest free descriptor, which changes where one is opened or closed; None: there is none, or not `any_fd`."""
+    try:
+        fd = os.dup(any_fd)
     except OSError:
         return None
     os.close(fd)

@@ -208,9 +208,10 @@ class Outcome(NamedTuple):
 
     `delay_sec`: how long the job waits for its next run; None leaves that to dl_retry_delay. `by_key` has what differs
     for single keys of a batch. `raised` is the pipeline's exception, for hooks. `result` is what the pipeline has
-    returned, as JSON; None: nothing. `notes` are for the journal. `checkpoint` is where the next run goes on; None: the
-    pipeline has no checkpoints. `is_free`: the run has failed and does not count. `error_group` is what the error has
-    in common with others of its kind; None: the database tells it by the text.
+    returned, as JSON; None: nothing. `notes` are for the journal, as are the facts that the run has `changed`.
+    `checkpoint` is where the next run goes on; None: the pipeline has no checkpoints. `is_free`: the run has failed and
+    does not count. `error_group` is what the error has in common with others of its kind; None: the database tells it
+    by the text.
     """
 
     end: End
@@ -225,6 +226,7 @@ class Outcome(NamedTuple):
     checkpoint: Checkpoint | None = None
     is_free: bool = False
     error_group: str | None = None
+    changed: tuple[str, ...] = ()
 
 
 class Finish(NamedTuple):
@@ -348,7 +350,7 @@ def as_progress(document: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The document in JSON's own types, with null for odd numbers and text for all else; None where that fails."""
     try:
         return None if document is None else _plain(dict(document), _shown)
-    except Exception:  # whatever a value's own methods raise, or the pipeline changes meanwhile
+    except (Exception, SystemExit):  # whatever a value's own methods raise, or the pipeline changes meanwhile
         return None
 
 
@@ -448,7 +450,7 @@ def _item(place: Any, item: Any, instead: Callable[[Any, str], Any]) -> Any:
         raise e.at(_place(place)) from None
     except RecursionError:
         raise NotJson("is nested too deep, or holds itself").at(_place(place)) from None
-    except Exception as e:  # whatever a value's own methods raise, or the pipeline changes meanwhile
+    except (Exception, SystemExit) as e:  # whatever a value's own methods raise, or the pipeline changes meanwhile
         raise NotJson(f"cannot be read ({type(e).__name__})").at(_place(place)) from None
 
 

@@ -58,6 +58,7 @@ FARMS = {
     "test_args_of_farms",
     "test_clusters",
     "test_outages",
+    "test_guests",
 }
 
 

@@ -64,7 +64,7 @@ class Session(Generic[L]):
         self._current: L | None = None
         self._lost: list[L] = []  # their backends may still be at a statement
         self._failures = 0  # without any success since
-        self._was_open = False
+        self.opened = 0  # how many sessions there were so far
         self.turn = threading.RLock()  # held by whoever uses the session, or changes what `resume` reads
 
     def call(self, work: Callable[[L], T], answer_within: float | None = None) -> T:
@@ -121,7 +121,7 @@ class Session(Generic[L]):
             session = self._begin()
         except (psycopg.Error, SchemaError) as error:
             # A server that comes back, or is restored, may refuse for a while what it has granted before.
-            if self._was_open and not db.is_passing(error):
+            if self.opened and not db.is_passing(error):
                 raise psycopg.OperationalError(str(error)) from error
             raise
         self._current = session
@@ -131,7 +131,7 @@ class Session(Generic[L]):
             session.conn.close()  # nothing uses a session that was not put right
             raise
         self._lost.clear()
-        self._was_open = True
+        self.opened += 1
         return session
 
     def _lose(self, error: BaseException) -> None:

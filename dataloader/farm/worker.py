@@ -371,10 +371,11 @@ class Worker:
         self.capture.begin(delivery.first, pipelines.keeps_logs(delivery.first.task))
         lease = self.heartbeat.attend(delivery, self.slot)
         self.inspection.begin()
+        sessions = self.session.opened
         try:
             outcome = self.runner.run(delivery, lease)
-            warm = self.runner.warm.pids
-            changed = self.inspection.changed(delivery.first.task, warm, self.runner.has_prepared)
+            may_open = self.runner.has_prepared or self.session.opened != sessions
+            changed = self.inspection.changed(delivery.first.task, self.runner.warm.pids, may_open)
             written = self.capture.end(_error_of(outcome))
             self._meter.look()
             facts = self.slot.cost(self._meter.cpu_sec, self._meter.peak_memory)

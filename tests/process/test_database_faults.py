@@ -205,7 +205,6 @@ def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(data
     assert not reaper.events("reaper.job.taken")
 
 
-@pytest.mark.every
 def test_a_run_that_ends_while_the_database_is_away_brings_its_worker_back(database: Database, served: Farm) -> None:
     """Though periodic work of the worker comes due meanwhile: it once ran on the closed session, again and again."""
     program = served.ready(workers=2, dl_periods='{"LEARN_SEC": 1}', dl_claim_backoff_sec=NEVER, pg_connect_timeout=1)

@@ -247,21 +247,18 @@ def grid(farm: Farm, seconds: float, reapers: bool = True) -> None:
         trial.judge()
 
 
-@pytest.mark.every
 @pytest.mark.longest
 @pytest.mark.timeout(300)
 def test_outages_shorter_than_a_period(farm: Farm) -> None:
     grid(farm, 0.4)
 
 
-@pytest.mark.every
 @pytest.mark.longest
 @pytest.mark.timeout(300)
 def test_outages_longer_than_a_period(farm: Farm) -> None:
     grid(farm, 1.5, reapers=False)
 
 
-@pytest.mark.every
 @pytest.mark.longest
 @pytest.mark.timeout(300)
 def test_outages_longer_than_a_lease(farm: Farm) -> None:

@@ -251,7 +251,7 @@ BEGIN
   IF to_regclass(%12$L) IS NOT NULL THEN
     EXECUTE %13$L;
   END IF;
-  IF to_regclass(%14$L) IS NOT NULL THEN
+  IF (SELECT true FROM gone WHERE task = 'alert.webhook' LIMIT 1) AND to_regclass(%14$L) IS NOT NULL THEN
     EXECUTE %15$L;
   END IF;
   key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone

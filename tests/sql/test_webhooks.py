@@ -301,6 +301,16 @@ def test_nobody_keeps_a_message_back_by_taking_its_key(conn: db.Connection) -> N
     assert messages(conn) == [message | {"at": messages(conn)[0]["at"]}]
 
 
+def test_a_message_goes_with_its_job(conn: db.Connection) -> None:
+    add(conn)
+    die(conn)
+    webhooks.tell(conn, RULES)
+    conn.execute("DELETE FROM dl_jobs WHERE queue = 'q'")
+    assert value(conn, "SELECT count(*) FROM dl_messages") == 1
+    conn.execute("DELETE FROM dl_jobs")
+    assert value(conn, "SELECT count(*) FROM dl_messages") == 0
+
+
 def test_three_reapers_at_once_make_one_message(conn: db.Connection, dsn: str) -> None:
     add(conn)
     noted(conn, "q", 720)

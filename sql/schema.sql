@@ -638,7 +638,7 @@ CREATE TRIGGER dl_jobs_place_ins BEFORE INSERT ON dl_jobs
   FOR EACH ROW WHEN (NEW.journaled <> 2) EXECUTE FUNCTION dl_jobs_place();
 -- By a trigger and not by a check, which would read the args again with each heartbeat.
 CREATE TRIGGER dl_jobs_depth BEFORE INSERT OR UPDATE OF args ON dl_jobs
-  FOR EACH ROW WHEN (pg_column_size(NEW.args) > 4000 AND jsonb_path_exists(NEW.args, '$.**{500}'))
+  FOR EACH ROW WHEN (pg_column_size(NEW.args) > 4000 AND jsonb_path_exists(NEW.args, 'strict $.**{500}'))
   EXECUTE FUNCTION dl_jobs_depth();
 CREATE TRIGGER dl_jobs_score_ins BEFORE INSERT ON dl_jobs
   FOR EACH ROW WHEN (NEW.journaled <> 2 OR NEW.deadline IS NOT NULL OR NEW.turn_at IS NOT NULL)

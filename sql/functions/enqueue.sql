@@ -276,7 +276,7 @@ BEGIN
       THEN 'lock_key should be a text of 1 to 512 characters'
     WHEN jsonb_typeof(dl_enqueue.args) <> 'object' THEN 'args should be a JSON object'
     WHEN pg_column_size(dl_enqueue.args) > 500  -- else it has no room for so many levels
-         AND jsonb_path_exists(dl_enqueue.args, '$.**{63} ? (@.type() == "object" || @.type() == "array")')
+         AND jsonb_path_exists(dl_enqueue.args, 'strict $.**{63} ? (@.type() == "object" || @.type() == "array")')
       THEN 'args should be nested at most 63 deep'
     WHEN length(dl_enqueue.idempotency_key) NOT BETWEEN 1 AND 255
       THEN 'idempotency_key should be a text of 1 to 255 characters'

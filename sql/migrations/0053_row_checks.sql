@@ -28,7 +28,7 @@ ALTER TABLE dl_jobs
 
 -- By a trigger: a check would read the args of a job again with each of its heartbeats. A level takes 8 octets at least.
 CREATE TRIGGER dl_jobs_depth BEFORE INSERT OR UPDATE OF args ON dl_jobs
-  FOR EACH ROW WHEN (pg_column_size(NEW.args) > 4000 AND jsonb_path_exists(NEW.args, '$.**{500}'))
+  FOR EACH ROW WHEN (pg_column_size(NEW.args) > 4000 AND jsonb_path_exists(NEW.args, 'strict $.**{500}'))
   EXECUTE FUNCTION dl_jobs_depth();
 
 -- Of a job whose producer names no limits.

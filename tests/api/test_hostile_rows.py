@@ -23,8 +23,9 @@ from dataloader.queue.reports.messages import Rules
 from dataloader.queue.set_aside import is_of_a_row, set_aside
 
 RULES = Rules(1.0, 1.0, "alerts", "test", None)
-ROUNDS = 25
-ROWS = 400  # of a round
+ROUNDS = 12
+ROWS = 850  # of a round
+SEEN = 12  # jobs of a round whose own pages are looked at
 HEALTHY = "INSERT INTO dl_jobs (job_id, queue, task, lock_key) SELECT gen_random_uuid(), %s, 'healthy', 'healthy ' || n FROM generate_series(1, 3) n"
 LEFT = "SELECT count(*) FROM dl_jobs WHERE task = 'healthy' AND status <> 'succeeded'"
 PAGES_OF_A_JOB = ("/jobs/{}", "/jobs/{}/again", "/api/v1/jobs/{}", "/api/v1/jobs/{}/status", "/api/v1/jobs/{}/prediction",
@@ -147,10 +148,10 @@ def test_no_row_hurts_another_job_a_worker_a_duty_or_a_page(
                 hurt.append(f"{number} {name}: {type(e).__name__}: {e}"[:600])
         if left := conn.execute(LEFT).fetchone() or (1,):
             hurt += [f"{number}: {left[0]} healthy jobs have not run"] if left[0] else []
-        for address in [*addresses, *(page.format(job) for job in rows.jobs[:8] for page in PAGES_OF_A_JOB)]:
+        for address in [*addresses, *(page.format(job) for job in rows.jobs[:SEEN] for page in PAGES_OF_A_JOB)]:
             if (status := client.get(address).status_code) >= 500:
                 hurt.append(f"{number} {address}: {status}")
-        for job_id in rows.jobs[:8]:
+        for job_id in rows.jobs[:SEEN]:
             if client.post(f"/api/v1/jobs/{job_id}/cancel").status_code != 200:
                 hurt.append(f"{number} cancel {job_id}")
         conn.execute("DELETE FROM dl_jobs")

@@ -570,3 +570,37 @@ def test_random_steps(dsn: str, conn: db.Connection) -> None:
             max_examples=12, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+
+
+NAMES = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, limits)
+SELECT gen_random_uuid(), 'q', 't', 'k' || i, ARRAY(SELECT 'l' || i || '-' || j FROM generate_series(1, 8) j)
+  FROM generate_series(1, 400) i
+"""
+ASKED = """
+SELECT rows, (SELECT count(*) FROM jsonb_object_keys(room)), cardinality(mine)
+  FROM dl_take_keys('q', false, %s, 0, '-infinity', 0, '{}', false, 0, NULL)
+"""
+
+
+@pytest.mark.parametrize(("most_running", "most"), [(0, 1), (1, 1_000)])
+def test_a_claim_asks_a_bounded_number_of_limits(conn: db.Connection, most_running: int, most: int) -> None:
+    """Thousands of names kept every claim of their queue busy for 20 s."""
+    conn.execute(NAMES)
+    conn.execute("INSERT INTO dl_limits (name, most) SELECT DISTINCT unnest(limits), %s FROM dl_jobs", (most_running,))
+    rows, names, _ = conn.execute(ASKED, (most,)).fetchone() or (0, 0, 0)
+    assert 0 < names <= 108
+    assert rows == 13
+
+
+def test_names_without_a_bound_are_not_remembered(conn: db.Connection) -> None:
+    conn.execute(NAMES)
+    assert conn.execute(ASKED, (1_000,)).fetchone() == (400, 0, 400)
+
+
+def test_a_job_behind_thousands_of_full_limits_runs(conn: db.Connection, workers: Workers) -> None:
+    conn.execute(NAMES)
+    conn.execute("INSERT INTO dl_limits (name, most) SELECT DISTINCT unnest(limits), 0 FROM dl_jobs")
+    free, worker = plain(conn), workers()
+    found = until(lambda: claim(worker).jobs, "the job without a limit")
+    assert [job.job_id for job in found] == [free]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,9 +15,11 @@ from foreign import Foreign
 from hands import Worker, enqueue, expire, journal, plain, row, started, until, value
 from patience import PATIENCE
 
+from dataloader.farm.family import Family
+from dataloader.pipelines import PermanentError
 from dataloader.queue import db, lifecycle, operations, parents
 from dataloader.queue.enqueue import NewJob, enqueue_many
-from dataloader.queue.job import Job
+from dataloader.queue.job import Delivery, Job, Status
 from dataloader.queue.parents import UnknownParents
 
 Workers = Callable[[], Worker]
@@ -454,3 +459,35 @@ def test_an_inserted_row_of_another_service_may_be_a_parent(conn: db.Connection,
     job = child(conn, parent)
     ends.by("success elsewhere", parent)
     assert place(conn, job) == READY
+
+
+# --- what a run triggers ---
+
+
+@dataclass
+class Part:
+    day: date
+    number: int
+
+
+def family_of(dsn: str) -> Family:
+    job = Job(uuid4(), "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, "h:1:b")
+    return Family(Delivery((job,)), lambda: db.connect(dsn, name="test", schema="public"), "public")
+
+
+def test_a_run_triggers_with_whatever_has_an_obvious_form_in_json(conn: db.Connection, dsn: str) -> None:
+    family = family_of(dsn)
+    job_id = family.trigger("t", {"part": Part(date(2026, 1, 31), 2), "of": {3, 1}, "status": Status.LOST}, {})
+    family.close()
+    assert row(conn, job_id)["args"] == {"part": {"day": "2026-01-31", "number": 2}, "of": [1, 3], "status": "lost"}
+
+
+@pytest.mark.parametrize(("value", "why"), [(math.nan, "is nan"), (object(), "is of the type builtins.object")])
+def test_a_run_that_triggers_with_no_json_is_told_the_place(
+    conn: db.Connection, dsn: str, value: Any, why: str
+) -> None:
+    family = family_of(dsn)
+    with pytest.raises(PermanentError, match=rf"^context\.trigger: args\.rows\[1\]\.total {why}"):
+        family.trigger("t", {"rows": [{}, {"total": value}]}, {})
+    family.close()
+    assert conn.execute("SELECT FROM dl_jobs").fetchall() == []

@@ -173,7 +173,8 @@ class Source:
         # A record without literal quotes, and text that does not end within a quoted field.
         self._is_plain = _separated(f"(?:{enclosed}|{plain})", mark).fullmatch
         self._is_whole = _separated(f'(?:{enclosed}[^{mark}]*+|(?!")[^{mark}]*+)', mark).fullmatch
-        self._field = re.compile(f"(?:\\A|(?<={mark}))(?:({enclosed})([^{mark}]*+)|[^{mark}]*+)")
+        # A field that begins with a quote, and one that has a quote within.
+        self._field = re.compile(f'(?:\\A|(?<={mark}))(?:({enclosed})([^{mark}]*+)|[^"{mark}]++"[^{mark}]*+)')
 
     def columns(self) -> list[str]:
         """The names in the header, which has to be read first; raises PermanentError for a wrong header."""

@@ -36,9 +36,9 @@ def written(arrow: Any, tmp_path: Path) -> Callable[..., None]:
     """Write these columns, or an `id` and a `name`, to `f.parquet` in row groups of some 700 rows."""
     from pyarrow import parquet
 
-    def written(**columns: Any) -> None:
+    def written(row_group_size: int = 700, **columns: Any) -> None:
         given = columns or {"id": [n for n, _ in EXPECTED], "name": [name for _, name in EXPECTED]}
-        parquet.write_table(arrow.table(given), tmp_path / "f.parquet", row_group_size=700)
+        parquet.write_table(arrow.table(given), tmp_path / "f.parquet", row_group_size=row_group_size)
 
     return written
 
@@ -151,6 +151,43 @@ def test_a_value_that_the_table_refuses_is_named_by_its_row(
     )
     error = 'f.parquet, row 257: column name: invalid input syntax for type integer: "..."'
     assert (load().error, rows("SELECT * FROM t")) == (error, [])
+
+
+@pytest.mark.parametrize("part_bytes", [1, 2**23])
+@pytest.mark.parametrize(
+    ("place", "said", "error"),
+    [
+        (0, 1_001, "it has 1000 rows, and should have 1001"),
+        (0, 999, "it has 1000 rows, and should have 999"),
+        (-1, 999, "it has 999 rows, and should have 1000"),
+    ],
+)
+def test_a_file_that_has_not_the_rows_that_it_says_is_damaged(
+    load: Load,
+    written: Callable[..., None],
+    rows: Rows,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: int,
+    said: int,
+    error: str,
+    part_bytes: int,
+) -> None:
+    """A file says its number of rows first as a whole, and last for its row group, which pyarrow believes."""
+    monkeypatch.setattr(csv_parts, "PART_BYTES", part_bytes)
+    written(row_group_size=1_000, id=list(range(1_000)))
+    file = tmp_path / "f.parquet"
+    whole = file.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    at = [at for at in range(footer, len(whole)) if whole.startswith(_varint(1_000), at)][place]
+    file.write_bytes(whole[:at] + _varint(said) + whole[at + 2 :])
+    assert load().error == f"f.parquet: is damaged: {error}"
+    assert (rows("SELECT to_regclass('t')"), rows(LEFT)) == ([(None,)], [(0,)])
+
+
+def _varint(number: int) -> bytes:
+    """A number of two bytes in the footer."""
+    return bytes([number * 2 & 127 | 128, number * 2 >> 7])
 
 
 @pytest.mark.parametrize("damage", ["text", "short", "middle"])

@@ -9,7 +9,6 @@ import math
 import os
 import random
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -40,6 +39,7 @@ from dataloader.farm.process import (
     Meter,
     adopt_orphans,
     end_children,
+    hostname,
     now,
     unblock_signals,
 )
@@ -108,7 +108,7 @@ class Worker:
         self.queues = tuple(queues)
         self.shared = shared
         self.slot = slot
-        name = f"{socket.gethostname()[:100]}:{os.getpid()}:{uuid4().hex[:12]}"
+        name = f"{hostname()}:{os.getpid()}:{uuid4().hex[:12]}"
         slot.occupy(name, queues)
         self.log = structlog.get_logger("worker").bind(worker=name, queue=", ".join(queues))
         self.orders = Orders(settings, slot, life)

@@ -6,7 +6,6 @@ findings of facts.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from psycopg.rows import dict_row
 
 from dataloader import log, pipelines
 from dataloader.config import Settings, WorkerSpec
+from dataloader.farm.process import hostname
 from dataloader.queue import clusters, db, migrations, probe
 
 VERSIONS = range(15, 19)  # the major versions that the tests run on
@@ -262,7 +262,7 @@ def _connections(conn: db.Connection, settings: Settings, dsn: str) -> list[Find
 
 def _fleet(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
     """The finding on the sessions of all farms together; none where only this machine's farm is seen."""
-    here = socket.gethostname()[:100]
+    here = hostname()
     try:
         with db.in_force(conn):
             farms = _facts(conn, "fleet", here=here)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -58,6 +57,7 @@ from dataloader.client.results import Document, Result, read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
 from dataloader.farm import traces
+from dataloader.farm.process import hostname
 from dataloader.queue import again, args_schema, clusters, db, enqueue, hooks, lifecycle, logs, migrations, operations
 from dataloader.queue.plans import backfills, schedules
 from dataloader.queue.reports import bulk, errors, keys, predictions, runs, stats, tallies, webhooks
@@ -98,7 +98,7 @@ class Direct(Farm):
     def __init__(self, dsn: str, settings: Settings) -> None:
         self._dsn, self._settings = dsn, settings
         self._conn: db.Connection | None = None
-        self._by = f"{_user()}@{socket.gethostname()} (command line)"
+        self._by = f"{_user()}@{hostname()} (command line)"
 
     @property
     def url(self) -> str:

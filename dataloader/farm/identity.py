@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 from functools import cache
 from pathlib import Path
 
-from dataloader.farm.process import has_ended, started
+from dataloader.farm.process import has_ended, hostname, started
 
 
 def host() -> str:
     """This host's name, as the names of its workers begin."""
-    return socket.gethostname()[:100]
+    return hostname()
 
 
 @cache

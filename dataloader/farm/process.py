@@ -132,6 +132,12 @@ def tell_ready() -> None:
             telling.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
+def hostname() -> str:
+    """The name of this host, for rows and logs: the kernel takes any bytes, and a row only characters."""
+    name = os.fsencode(socket.gethostname()).decode("utf-8", "replace")[:100]
+    return "".join(each if each.isprintable() else "?" for each in name)
+
+
 def is_running(pid: int) -> bool:
     """Alive and not stopped (SIGSTOP, a debugger)."""
     return _status(pid) not in (None, psutil.STATUS_ZOMBIE, *_STOPPED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from math import isfinite
@@ -30,7 +29,7 @@ class WorkerRegistry:
 
     def __init__(self, its_host: Host) -> None:
         self._its_host = its_host
-        self.host = socket.gethostname()[:100]
+        self.host = process.hostname()
         self.farm = f"{self.host}:{os.getppid()}:{uuid4().hex[:12]}"
         self._shown: list[tuple[Any, ...]] = []
         self._at = self._looked = -UNCHANGED_SEC

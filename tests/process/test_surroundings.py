@@ -243,3 +243,26 @@ def test_check_and_up_name_a_module_that_ends_its_process(farm: Farm, tmp_path: 
 
 def python_path(folder: Path) -> str:
     return f"{folder}{os.pathsep}{Path(__file__).parent}"
+
+
+# --- the host's name ---
+
+NAMED = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+assert not libc.unshare(0x04000000)  # CLONE_NEWUTS
+name = b'h\\xff"x:y\\n z'
+assert not libc.sethostname(name, len(name))
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@mounts
+def test_a_host_may_have_any_name(farm: Farm) -> None:
+    farm.ready(1, before=[sys.executable, "-c", NAMED])
+    job_id = farm.enqueue("noop")
+    farm.wait(job_id, "succeeded")
+    (names,) = farm.rows(
+        "SELECT DISTINCT payload->>'worker' FROM dl_job_events WHERE job_id = %s AND kind = 'picked'", job_id
+    )
+    assert names[0].startswith('h\ufffd"x:y? z:')

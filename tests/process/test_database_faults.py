@@ -206,22 +206,29 @@ def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(data
 
 
 def test_a_run_that_ends_while_the_database_is_away_brings_its_worker_back(database: Database, served: Farm) -> None:
-    """Though periodic work of the worker comes due meanwhile: it once ran on the closed session, again and again."""
-    program = served.ready(workers=2, dl_periods='{"LEARN_SEC": 1}', dl_claim_backoff_sec=NEVER, pg_connect_timeout=1)
+    """Though periodic work of the worker comes due before: it once ran on the closed session, again and again."""
+    settings = {"dl_periods": '{"LEARN_SEC": 0.5}', "dl_pipelines": "farm_pipelines outage_pipelines"}
+    program = served.ready(workers=2, dl_claim_backoff_sec=NEVER, pg_connect_timeout=1, **settings)
     workers = {worker.pid for worker in program.workers()}
-    jobs = [LongJob(served, f"job-{n}") for n in range(2)]
+    go, notes = served.folder / "go", served.folder / "notes"
+    jobs = [served.enqueue("witnessed", args={"witness": str(notes), "go": str(go), "sec": 1.0}) for _ in range(2)]
+
+    def noted(word: str) -> int:
+        return sum(line.startswith(word) for line in notes.read_text().splitlines()) if notes.exists() else 0
+
+    until(lambda: noted("begin") == 2, "the runs to begin")
     database.end(FAST)
-    for job in jobs:
-        job.go.touch()
-    until(lambda: len(program.events("farm.database.lost")) > 0, "the farm to notice")
-    time.sleep(1.5)  # longer than the period: what is due then is what the test is about
+    until(lambda: program.events("farm.database.lost"), "the farm to notice")
+    go.touch()
+    until(lambda: noted("end") == 2, "the runs to end")  # a second after their claims, which is longer than the period
     database.start_again()
     reconnect(served)
     for job in jobs:
-        job.ends_well()
+        assert served.wait(job, "succeeded")["attempt"] == 1
     later = [LongJob(served, f"later-{n}") for n in range(2)]  # at once, so each worker runs one
-    for job in later:
-        job.ends_well()
+    for long in later:
+        long.ends_well()
+    assert noted("begin") == 2
     assert {worker.pid for worker in program.workers()} == workers
 
 

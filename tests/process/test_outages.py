@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +20,13 @@ from typing import Any
 from uuid import UUID
 
 import psutil
+import psycopg
 import pytest
-from farming import Farm, until
+from farming import Farm, Program, until
 from judge import illegal
 from link import AFTER, BEFORE, REFUSES, SILENT, Cell, Link
+
+from dataloader.queue.plans import new_schedule, schedules
 
 LEASE = 3  # seconds
 # Every period of a farm that is longer than a second, but for the time limits of a server that answers.
@@ -35,7 +39,7 @@ PERIODS = dict.fromkeys(
 )
 SETTINGS = {
     "dl_periods": json.dumps(PERIODS),
-    "dl_pipelines": "outage_pipelines",
+    "dl_pipelines": "farm_pipelines outage_pipelines",
     "dl_heartbeat_sec": 1,
     "dl_default_lease_ttl_sec": LEASE,
     "dl_reaper_period_sec": 0.5,
@@ -263,3 +267,79 @@ def test_outages_longer_than_a_period(farm: Farm) -> None:
 @pytest.mark.timeout(300)
 def test_outages_longer_than_a_lease(farm: Farm) -> None:
     grid(farm, LEASE + 1.0, reapers=False)
+
+
+# The reaper --------------------------------------------------------------------------------------------------
+
+FOREIGN = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_ttl_sec, started_at, heartbeat_at,
+                     lease_expires_at, claimed_by)
+VALUES (gen_random_uuid(), 'q', 'noop', 'foreign', 'running', 1, 1, now(), now(), now() + interval '1 s', 'far:1:away')
+RETURNING job_id
+"""
+END_REAPERS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = 'dl-reaper'
+"""
+TICKS = "SELECT extract(epoch FROM created_at)::float8 FROM dl_jobs WHERE task = 'ticks' ORDER BY created_at"
+PATIENCE = 3.0
+
+
+def reaper_of(farm: Farm, **settings: Any) -> Program:
+    """A reaper that has a schedule of each second to look after."""
+    new = new_schedule.checked({"name": "n", "task": "ticks", "queue": "ticks", "interval_sec": 1}, "UTC")
+    schedules.add(farm.conn, new, "test")
+    short = PERIODS | {"PATIENCE_SEC": PATIENCE - 1, "SCHEDULE_RETRY_SEC": 1}  # and PG_CONNECT_TIMEOUT of a second
+    reaper = farm.start("reaper", **{**SETTINGS, "dl_periods": json.dumps(short), **settings})
+    until(lambda: len(farm.rows(TICKS)) > 1, "the first jobs of the schedule")
+    return reaper
+
+
+def taken_at(farm: Farm, job: UUID) -> float | None:
+    """When the job was given back, by the database's clock."""
+    found = farm.rows(
+        "SELECT extract(epoch FROM ts)::float8 FROM dl_job_events WHERE job_id = %s AND kind = 'requeue'", job
+    )
+    return found[0][0] if found else None
+
+
+def test_the_reaper_finishes_its_rounds_while_its_sessions_are_ended_ten_times_a_second(farm: Farm) -> None:
+    reaper = reaper_of(farm)
+    over = threading.Event()
+    ended = itertools.count()
+
+    def end_sessions() -> None:
+        with psycopg.connect(farm.dsn, autocommit=True) as conn:
+            while not over.wait(0.1):
+                if conn.execute(END_REAPERS).fetchall():
+                    next(ended)
+
+    nemesis = threading.Thread(target=end_sessions)
+    nemesis.start()
+    try:
+        ((job,),) = farm.rows(FOREIGN)
+        so_far = len(farm.rows(TICKS))
+        until(lambda: taken_at(farm, job), "the reaper to recover the job of a worker that is gone")
+        until(lambda: len(farm.rows(TICKS)) >= so_far + 3, "the jobs of the schedule")
+    finally:
+        over.set()
+        nemesis.join()
+    assert next(ended) > 10
+    assert reaper.stop() == 0
+
+
+def test_the_reaper_works_at_once_after_an_outage_and_recovers_leases_after_its_patience(farm: Farm) -> None:
+    """Living workers come first: an outage outlasts their leases, and they renew these before it looks."""
+    link = Link(farm.folder / "link", farm.dsn)
+    try:
+        reaper_of(farm, dl_db_dsn=link.dsn)
+        ((job,),) = farm.rows(FOREIGN)
+        link.away(2.5)
+        ((back_at,),) = farm.rows("SELECT extract(epoch FROM clock_timestamp())::float8")
+        taken = until(lambda: taken_at(farm, job), "the reaper to recover the job of a worker that is gone")
+        assert taken - back_at > PATIENCE - 0.5, "the outage ended a moment before"
+        made = [at for (at,) in farm.rows(TICKS) if back_at < at < taken]
+        assert made, "meanwhile it makes the schedule's jobs"
+    finally:
+        farm.close()
+        link.close()

@@ -36,8 +36,8 @@ from dataloader.queue.job import (
     Job,
     Outcome,
     as_progress,
+    as_result,
     clip,
-    plain,
     result_json,
     to_json,
     wait_sec,
@@ -336,7 +336,7 @@ def _done(value: Any, progress: dict[str, Any] | None, most_kb: int) -> Outcome:
         return Outcome(End.DONE, progress=progress)
     try:
         result_json(value, most_kb)  # before masking, which shortens what is very long
-        return Outcome(End.DONE, progress=progress, result=result_json(log.masked(plain(value, "result")), most_kb))
+        return Outcome(End.DONE, progress=progress, result=result_json(log.masked(as_result(value)), most_kb))
     except ValueError as e:
         return _failed(PermanentError(str(e)), progress)
 

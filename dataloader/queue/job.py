@@ -346,6 +346,11 @@ def plain(value: Any, name: str) -> Any:
     return _item(name, value, _refuse)
 
 
+def as_result(value: Any) -> Any:
+    """The same of what a pipeline has returned; NaN and infinities become null, as SQL and spreadsheets show them."""
+    return _item("result", value, lambda odd, why: None if isinstance(odd, float) else _refuse(odd, why))
+
+
 def as_progress(document: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The document in JSON's own types, with null for odd numbers and text for all else; None where that fails."""
     try:
@@ -371,7 +376,7 @@ def result_json(value: Any, most_kb: int) -> str:
     Raises ValueError, with a text for people, for what JSON lacks, and for more than `most_kb` KB.
     """
     try:
-        text = _encode(plain(value, "result"))
+        text = _encode(as_result(value))
     except (NotJson, RecursionError) as e:
         raise ValueError(_NO_RESULT.format(e)) from None
     if (size := len(text.encode())) > most_kb * 1_024:
@@ -493,7 +498,7 @@ def _difference(found: Any, value: Any) -> str | None:
 
 
 _NO_RESULT = (
-    "what the pipeline returned is not JSON: {}; return dicts, lists, texts, finite numbers, booleans and None (sets,"
+    "what the pipeline returned is not JSON: {}; return dicts, lists, texts, numbers, booleans and None (sets,"
     " dataclasses, Enums, numpy's numbers, times, decimals, UUIDs and paths have a form too)"
 )
 _NO_CHECKPOINT = (

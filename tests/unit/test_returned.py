@@ -89,7 +89,7 @@ def test_one_wrong_result_of_a_batch_is_the_error_of_its_key_alone() -> None:
         ("x" * 300_000, "the pipeline returned 300,002 bytes of JSON, and DL_RESULT_KB=256 allows 262,144: write large"
          " results to the target or to a file, and return their place"),
         ({"rows": [object()]}, "what the pipeline returned is not JSON: result.rows[0] is of the type builtins.object;"
-         " return dicts, lists, texts, finite numbers, booleans and None (sets, dataclasses, Enums, numpy's numbers,"
+         " return dicts, lists, texts, numbers, booleans and None (sets, dataclasses, Enums, numpy's numbers,"
          " times, decimals, UUIDs and paths have a form too)"),
     ],
 )  # fmt: skip

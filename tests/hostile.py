@@ -114,7 +114,9 @@ class Rows:
             common["seconds"] = 1
         if table == "dl_job_events":
             common["payload"] = "{}"
-            common["kind"] = self.chance.choice(["queued", "picked", "done", "failed", "requeue", "deadline", "stuck", "lost"])
+            common["kind"] = self.chance.choice(
+                ["queued", "picked", "done", "failed", "requeue", "deadline", "stuck", "lost"]
+            )
         return {column: common[column] for column in self._columns[table] if column in common}
 
     def _id(self) -> str:

@@ -41,7 +41,9 @@ FIT_LISTED = 1_000  # of them `migrate` names so many
 KINDS = ("farm", "producer", "reader")  # of roles, beside the owner
 _FIT = db.statements("fit.sql")
 _FIT = {name: text.replace("{breaks}", _FIT["breaks"].rstrip(";")) for name, text in _FIT.items()}
-_HEADER = re.compile(r"^-- (oldest code|outside a transaction|functions|with rights|fits rows|was)(?:: (.*))?$", re.MULTILINE)
+_HEADER = re.compile(
+    r"^-- (oldest code|outside a transaction|functions|with rights|fits rows|was)(?:: (.*))?$", re.MULTILINE
+)
 # A semicolon at a line's end closes a statement, unless it is inside a dollar-quoted body.
 _STATEMENT = re.compile(r"(?>(\$\w*\$).*?\1|.)+?(?:;[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -269,7 +271,7 @@ def _validate(conn: db.Connection) -> list[str]:
 
 
 def _fit(conn: db.Connection) -> list[str]:
-    """Mend the rows that break a check of dl_jobs, batch by batch, without waiting for a lock; returns them in words."""
+    """Mend the rows that break a check of dl_jobs, batch by batch, waiting for no lock; returns them in words."""
     left = [job_id for (job_id,) in conn.execute(_FIT["unfit"])]
     mended: list[UUID] = []
     deadline = time.monotonic() + WAIT_SEC

@@ -155,8 +155,13 @@ def test_a_queue_whose_prediction_fails_does_not_stop_those_behind_it(
 ) -> None:
     """The next round began at the first queue again, so it never came past the one that failed."""
     for queue in ("a", "b", "c"):
-        conn.execute("INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), %s, 't', 'k')", (queue,))
-        conn.execute("INSERT INTO dl_lengths (queue, length, scheduled, retries, dead, lag_sec) VALUES (%s, 1, 0, 0, 0, 0)", (queue,))
+        conn.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), %s, 't', 'k')", (queue,)
+        )
+        conn.execute(
+            "INSERT INTO dl_lengths (queue, length, scheduled, retries, dead, lag_sec) VALUES (%s, 1, 0, 0, 0, 0)",
+            (queue,),
+        )
     outlook = predictions.outlook
 
     def fails(conn: db.Connection, queue: str) -> predictions.Outlook:

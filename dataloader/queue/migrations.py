@@ -288,7 +288,7 @@ def _validate(conn: db.Connection) -> list[str]:
 
 
 def _fit(conn: db.Connection) -> list[str]:
-    """Mend the rows that break a check of dl_jobs, batch by batch, without waiting for a lock; returns them in words."""
+    """Mend the rows that break a check of dl_jobs, batch by batch, waiting for no lock; returns them in words."""
     left = [job_id for (job_id,) in conn.execute(_FIT["unfit"])]
     mended: list[UUID] = []
     deadline = time.monotonic() + WAIT_SEC

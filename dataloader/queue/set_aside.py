@@ -1,8 +1,8 @@
 """Jobs on which every claim fails: they are found and set aside, so that the other jobs of their queues run.
 
 The checks of dl_jobs keep such rows out as far as they are known. This module knows nothing of what a claim does, so it
-holds for every kind of queue: it repeats the claim in transactions that are rolled back, each time with half of the jobs
-hidden, until one job is left.
+holds for every kind of queue: it repeats the claim in transactions that are rolled back, each time with half of the
+jobs hidden, until one job is left.
 """
 
 from __future__ import annotations
@@ -44,15 +44,20 @@ def set_aside(
     """Find the job of these queues on which `claim` has failed with `error`, and count that as a failed run of the job.
 
     The claim is repeated on `conn`, and each time rolled back; afterwards the session has no advisory lock. Returns
-    None while another session looks for a job, or where one has the job's row locked. Raises `error` where no job of these queues is the cause, and
-    psycopg.Error where the job cannot be changed.
+    None where another session is about it or was quicker: the claim may be tried again. Raises `error` where no job of
+    these queues is the cause, and psycopg.Error where the job cannot be changed.
     """
     if conn.execute(_SQL["look_alone"], {"lock": LOCK}).fetchone() != (True,):
         return None
     try:
+        if (failure := _failure(conn, [], claim)) is None:
+            return None
         found = conn.execute(_SQL["suspects"], {"queues": list(queues), "most": SUSPECTS}).fetchall()
-        job_id, of_job = _culprit(conn, [each for (each,) in found], claim, error)
-        text = clip(masked(f"no worker can claim the job: {of_job.diag.message_primary or of_job}"))
+        jobs = [job_id for (job_id,) in found]
+        if not jobs or _failure(conn, jobs, claim):
+            raise error
+        job_id, failure = _culprit(conn, jobs, claim, failure)
+        text = clip(masked(f"no worker can claim the job: {failure.diag.message_primary or failure}"))
         changed = _fail(conn, job_id, text)
         return Aside(job_id, *changed, text) if changed else None
     finally:
@@ -74,8 +79,6 @@ def _culprit(
     conn: db.Connection, jobs: Sequence[UUID], claim: Callable[[], object], error: psycopg.Error
 ) -> tuple[UUID, psycopg.Error]:
     """The job on which the claim fails also where all others are hidden, and that failure."""
-    if not jobs or _failure(conn, jobs, claim):
-        raise error
     suspects = jobs
     while len(suspects) > 1:
         half = set(suspects[: len(suspects) // 2])

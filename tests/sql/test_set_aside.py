@@ -41,12 +41,12 @@ def aside(worker: Worker, most: int = 60) -> Aside | None:
 
 @pytest.fixture
 def poison(own_db: str) -> Callable[..., UUID]:
-    """Adds a job whose limits hold a null, which the check of the table refuses otherwise."""
+    """Adds a job whose starts cannot be counted on, which a check of the table refuses otherwise."""
 
     def add(**more: Any) -> UUID:
         with psycopg.connect(own_db, autocommit=True) as conn:
-            conn.execute("ALTER TABLE dl_jobs DROP CONSTRAINT IF EXISTS dl_jobs_chk_limits")
-            return plain(conn, limits=["a", None], **more)
+            conn.execute("ALTER TABLE dl_jobs DROP CONSTRAINT IF EXISTS dl_jobs_chk_counters")
+            return plain(conn, claims=2**31 - 1, **more)
 
     return add
 
@@ -124,12 +124,12 @@ def test_one_session_at_a_time_looks_for_the_job(worker: Worker, own_db: str, po
     found: list[Aside | None] = []
 
     def look() -> None:
-        found.append(aside(other))
+        found.append(set_aside(other.conn, ["q"], lambda: claim(other), failed.value))
         claim(worker)
 
     with other.conn:
         with pytest.raises(psycopg.Error) as failed:
             claim(worker)
         assert set_aside(worker.conn, ["q"], look, failed.value) is not None
-    assert found
-    assert set(found) == {None}
+        assert set(found) == {None}
+        assert set_aside(worker.conn, ["q"], lambda: claim(worker), failed.value) is None, "it is aside already"

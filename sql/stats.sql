@@ -165,11 +165,24 @@ SELECT memory_bytes, cpu_percent, seen_at FROM dl_workers
 
 -- name: tasks
 -- What pipelines say of their tasks, and what their runs have used. What counts as a need: the word of the pipeline, else
--- what was learned, where it is worth counting.
+-- what was learned, where it is worth counting. `replaces`: the task has changed the process of more than one in ten of its
+-- runs, among the newest 10,000 rows of the journal; most journals tell of no such run, and then nothing is counted.
+WITH ends AS MATERIALIZED (
+  SELECT job_id, CASE jsonb_typeof(payload -> 'changed') WHEN 'array' THEN payload -> 'changed' END AS changed
+    FROM (SELECT job_id, payload FROM dl_job_events ORDER BY event_id DESC LIMIT 10000) newest
+   WHERE payload ? 'cpu_sec'),
+replacing AS (
+  SELECT task, jsonb_build_object('runs', count(*), 'replaced', count(changed),
+                                  'changed', jsonb_agg(changed) FILTER (WHERE changed IS NOT NULL)) AS told
+    FROM ends JOIN dl_jobs USING (job_id)
+   WHERE EXISTS (SELECT FROM ends WHERE changed IS NOT NULL)
+   GROUP BY task HAVING count(changed) > 1 AND count(changed) * 10 > count(*))
 SELECT task, t.max_attempts, coalesce(t.memory_mb, dl_counted(n.memory_mb, NULL)) AS memory_mb,
        coalesce(t.cpus, dl_counted(NULL, n.cpus)) AS cpus, t.memory_mb AS declared_memory_mb, t.cpus AS declared_cpus,
-       n.memory_mb AS learned_memory_mb, n.cpus AS learned_cpus, coalesce(n.runs, 0) AS runs, n.learned_at
-  FROM dl_tasks t FULL JOIN dl_needs n USING (task) ORDER BY task;
+       n.memory_mb AS learned_memory_mb, n.cpus AS learned_cpus, coalesce(n.runs, 0) AS runs, n.learned_at,
+       r.told || jsonb_build_object('changed', (
+         SELECT jsonb_agg(DISTINCT fact #>> '{}') FROM jsonb_path_query(r.told, '$.changed[*][*]') fact)) AS replaces
+  FROM dl_tasks t FULL JOIN dl_needs n USING (task) FULL JOIN replacing r USING (task) ORDER BY task;
 
 -- name: limits
 -- Each limit with what it allows, how many of its jobs run, the tokens that its rate has, and how many jobs wait for it,

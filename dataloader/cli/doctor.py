@@ -1,7 +1,7 @@
 """`doctor`: the reasons why a job, a schedule or a backfill does not go on as it should, each with what helps.
 
 `doctor` without an argument: what is wrong with the farm, as on the dashboard. `diagnose`, `diagnose_schedule`,
-`diagnose_backfill`, `of_farm` and `of_backfills` are pure: from facts to findings.
+`diagnose_backfill`, `of_farm`, `of_tasks` and `of_backfills` are pure: from facts to findings.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dataloader.client import (
     Overview,
     Queue,
     Schedule,
+    Task,
     Webhooks,
     Worker,
 )
@@ -133,6 +134,7 @@ def _of_whole(farm: Farm) -> Iterator[Finding]:
             found += of_errors(farm.errors().groups)
     with suppress(NotFound):
         found += of_backfills(farm.backfills())
+        found += of_tasks(farm.tasks())
     yield from found or [Finding("Nothing is wrong with the farm.")]
 
 
@@ -206,6 +208,17 @@ def of_backfills(found: Sequence[Backfill]) -> Iterator[Finding]:
     for each in found:
         if each.error or each.overdue_sec > OVERDUE_SEC:
             yield Finding(f"The jobs of backfill {each.name} are not made.", ("doctor", each.name))
+
+
+def of_tasks(found: Sequence[Task]) -> Iterator[Finding]:
+    """The tasks whose runs cost more workers than they should."""
+    for each in found:
+        if each.replaces:
+            runs, replaced = each.replaces["runs"], each.replaces["replaced"]
+            facts = ", ".join(screen.short(name, 40) for name in each.replaces["changed"][:10])
+            text = f"{replaced:,} of the last {runs:,} runs of task {screen.short(each.task)} have changed their"
+            why = "so their workers were replaced: a run should leave its process as it was."
+            yield Finding(f"{text} process ({facts}), {why}")
 
 
 def diagnose_backfill(found: Backfill, queues: Sequence[Queue], serving: Collection[str]) -> Iterator[Finding]:

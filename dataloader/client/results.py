@@ -387,6 +387,7 @@ class Worker:
 class Task:
     """The needs of a task's runs: those that count, those that its pipeline declares, those that its runs show.
 
+    `replaces` tells of runs that have changed their process: `runs`, `replaced`, `changed`; None: there are few.
     `figures` and `before` are as in Runs, None without `range` or runs.
     """
 
@@ -400,6 +401,7 @@ class Task:
     learned_cpus: float | None = None
     runs: int = 0
     learned_at: datetime | None = None
+    replaces: Document | None = None
     figures: Any = None
     before: Any = None
     document: Document = field(default_factory=dict, repr=False, compare=False)

@@ -35,7 +35,10 @@ NUMBERS = re.compile(r"0[xX][0-9a-fA-F]+|[0-9a-fA-F]{8,}|[0-9]+([.,:][0-9]+)*")
 _OURS = Path(__file__).parents[1]
 _PIPELINES = _OURS / "pipelines"
 # Modules there that stand around every pipeline.
-_AROUND = {str(_PIPELINES / name) for name in ("__init__.py", "context.py", "forms.py", "hooks.py", "registry.py")}
+_AROUND = {
+    str(_PIPELINES / name)
+    for name in ("__init__.py", "children.py", "context.py", "forms.py", "hooks.py", "registry.py")
+}
 _LIBRARY = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 
@@ -44,7 +47,7 @@ def described(error: BaseException) -> str:
     """Type, message and stack; the exception's own methods may fail."""
     try:
         return headline(error) + "\n\n" + "".join(traceback.format_exception(error))
-    except Exception:
+    except BaseException:
         return type(error).__name__
 
 
@@ -54,7 +57,7 @@ def own_stack(error: BaseException) -> str:
         told = traceback.TracebackException.from_exception(error)
         _keep_own(told, 0)
         return "".join(told.format()).rstrip()
-    except Exception:
+    except BaseException:
         return type(error).__name__
 
 
@@ -71,10 +74,12 @@ def _is_around(path: str) -> bool:
 
 
 def headline(error: BaseException) -> str:
-    """Type and message; the exception's own methods may fail."""
+    """Type and message, without the notes that follow them; the exception's own methods may fail."""
     try:
-        return traceback.format_exception_only(error)[-1].strip()
-    except Exception:
+        told = traceback.TracebackException(type(error), error, None)
+        told.__notes__ = None
+        return [*told.format_exception_only()][-1].strip()
+    except BaseException:
         return type(error).__name__
 
 
@@ -82,7 +87,7 @@ def message(error: BaseException) -> str:
     """The message alone; the exception's own methods may fail."""
     try:
         return str(error)
-    except Exception:
+    except BaseException:
         return type(error).__name__
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # the functions of `signal` make enums, at fifty times the cost
 import ctypes
 import gc
 import os
@@ -12,9 +11,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from operator import is_
 from typing import NoReturn
 
 import psutil
@@ -27,12 +25,6 @@ EXIT_USAGE = 2
 EXIT_FENCED = 70  # a worker left because its lease ran out and its pipeline would not stop
 EXIT_RECYCLE = 75  # a worker asks to be replaced
 EXIT_CANNOT_START = 78  # configuration, schema or pipelines are wrong: trying again does not help
-
-# Signals that a pipeline may set handlers for. SIGTTIN's handler is faulthandler's, which cannot be put back.
-_TAKEN = (
-    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1),
-    *(signal.SIGQUIT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGALRM, signal.SIGTTIN),
-)
 
 now = time.monotonic  # seconds, by the same clock in all processes of one machine
 _PR_SET_PDEATHSIG = 1
@@ -82,31 +74,17 @@ class Signals:
         if self._on_signal:
             self._on_signal(number)
 
-    def keep(self) -> None:
-        """Remember how signals are handled now, for `put_back`."""
-        self._kept = [*map(_signal.getsignal, _TAKEN)]
+    @property
+    def wakeup_fd(self) -> int:
+        """The descriptor that a signal writes to."""
+        return self._write
 
-    def put_back(self) -> list[str]:
-        """Handle signals as at `keep` again; returns the names of the handlers that other code has changed.
-
-        Signals of these names may have been missed meanwhile. A worker calls this after each run, so a look that finds
-        no change has to be cheap; `take_wake_ups` costs a system call more.
-        """
-        found = []
-        if not all(map(is_, map(_signal.getsignal, _TAKEN), self._kept)):
-            found = [*self._handlers_put_back()]
-        if _signal.pthread_sigmask(signal.SIG_SETMASK, ()):
-            found.append("mask")
-        return found
-
-    def _handlers_put_back(self) -> Iterator[str]:
-        for number, handler in zip(_TAKEN, self._kept, strict=True):
-            if _signal.getsignal(number) is not handler:
-                yield number.name
-                if number is signal.SIGALRM:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                if number is not signal.SIGTTIN:
-                    signal.signal(number, handler)
+    def take(self) -> tuple[signal.Signals, ...]:
+        """Handle the signals, whatever other code has made of them, and block none; returns those that are watched."""
+        for number in self._watched:
+            signal.signal(number, self._record)
+        unblock_signals()
+        return self._watched
 
     def take_wake_ups(self) -> None:
         """Let signals end a wait again, where other code has taken the process's wake-up descriptor."""
@@ -293,26 +271,32 @@ def cpu_used_by(pid: int) -> float:
     return sum(map(_cpu_seconds, [pid, *descendants(pid)]))
 
 
-def end_children(within: float, spared: Callable[[], Collection[int]] = tuple) -> bool:
-    """SIGKILL and bury all descendants of this subreaper, but `spared` children and theirs.
+def strays(known: Collection[int], apart: Collection[int]) -> list[int]:
+    """The living descendants of this subreaper but the `known` ones; those of its children `apart` do not count.
 
-    False when some are left after `within` seconds.
+    Buries the dead children that are not known: a library waits for those that it has started at its import.
     """
-    deadline = now() + within
     try:
-        while now() < deadline:
-            # Without a child, this one system call raises ChildProcessError.
-            if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                left = [*set(children(os.getpid())).difference(spared())]
-                if not left:
-                    return True
-                for pid in [*left, *(below for child in left for below in descendants(child))]:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                time.sleep(0.001)
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return True
-    return False
+        return []  # most runs cost this one system call
+    found = []
+    for pid in set(children(os.getpid())).difference(apart):
+        if pid not in known:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        found += [pid, *descendants(pid)]
+    return [pid for pid in found if pid not in known and started(pid) is not None]
+
+
+def kill_all(find: Callable[[], Iterable[int]], within: float) -> None:
+    """SIGKILL the processes that `find` returns until it returns none, for at most `within` seconds."""
+    deadline = now() + within
+    while (pids := find()) and now() < deadline:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
 
 
 def started(pid: int) -> int | None:

@@ -24,6 +24,7 @@ from dataloader.farm.family import Family
 from dataloader.farm.lease import Lease
 from dataloader.farm.warm import Place, Resource, WarmResources, prepared
 from dataloader.pipelines import PermanentError, Progress, Retry, Run, Stopped, UnknownTask, hooks
+from dataloader.pipelines.children import of_this_process, own_process
 from dataloader.pipelines.context import Suspended
 from dataloader.pipelines.registry import RETRY
 from dataloader.queue import db
@@ -61,6 +62,7 @@ class Runner:
         self._lent: tuple[Place, Resource] | None = None  # the resource of the present run
         self._notes: list[str] = []  # for the journal of the present run
         self._drops = False  # the pipeline does not want to have this resource again
+        self.has_prepared = False  # the present run has made its resource
         self.kept: Mapping[UUID, Checkpoint] = {}  # of jobs that have run before, as the queue has them
         self._checkpoints: Checkpoints | None = None  # of the present run, where its pipeline wants a context
 
@@ -69,13 +71,18 @@ class Runner:
         self._tokens = None
         self._notes = []
         self._checkpoints = None
+        self.has_prepared = False
         try:
             pipeline = pipelines.resolve(delivery.first.task)
         except UnknownTask as e:
             tell_failed(delivery, None, outcome := _failed(e, None))
             return outcome
         by_key: dict[str, Outcome] = {}
-        outcome = self._step(delivery, lease, pipeline, by_key)
+        try:
+            with own_process():
+                outcome = self._step(delivery, lease, pipeline, by_key)
+        except BaseException as e:  # of the methods of what the pipeline has yielded or returned
+            outcome = _failed(e, None)
         if self._lent is not None:
             self._give_back(lease)
         if self._family is not None:
@@ -98,8 +105,9 @@ class Runner:
             pipeline = pipelines.resolve(job.task)
             if pipeline.on_exhausted:
                 try:
-                    pipeline.on_exhausted(_any_input_of(Delivery((job,)), pipeline))
-                except Exception as e:
+                    with own_process():
+                        pipeline.on_exhausted(_any_input_of(Delivery((job,)), pipeline))
+                except BaseException as e:
                     _log.error("pipeline.on_exhausted.failed", error=log.masked(headline(e)))
 
     def _step(
@@ -177,6 +185,7 @@ class Runner:
 
     def _prepared(self, lease: Lease, name: str, open_it: Callable[[], Any]) -> Resource:
         self._interruptible = lease
+        self.has_prepared = True
         try:
             return prepared(name, open_it)
         finally:
@@ -200,7 +209,8 @@ class Runner:
         """The pipeline's next step; the signal handler may raise Stopped into a step with an `interruptible` lease."""
         self._interruptible = interruptible
         try:
-            return next(steps)
+            with own_process():
+                return next(steps)
         finally:
             self._interruptible = None
 
@@ -226,18 +236,18 @@ class Runner:
             idempotency_key=job.idempotency_key,
             logger=logging.getLogger(f"pipeline.{job.task}"),
             data_dir=self._settings.data_dir,
-            _stop_asked=lease.must_stop,
-            _report=partial(self._report, lease),
-            _transaction=lambda dsn: self._transaction(dsn, delivery, lease),
-            _checkpoint=self._checkpoints.begin,
-            _save=self._checkpoints.save,
-            _is_saved=lambda: lease.is_saved,
-            _stop_reason=lambda: lease.stop_for_others,
+            _stop_asked=of_this_process(lease.must_stop),
+            _report=of_this_process(partial(self._report, lease)),
+            _transaction=of_this_process(partial(self._transaction, delivery, lease)),
+            _checkpoint=of_this_process(self._checkpoints.begin),
+            _save=of_this_process(self._checkpoints.save),
+            _is_saved=of_this_process(lambda: lease.is_saved),
+            _stop_reason=of_this_process(lambda: lease.stop_for_others),
             claim=job.claim,
-            _decide=lambda key, outcome: _decide_key(delivery, by_key, key, outcome),
+            _decide=of_this_process(partial(_decide_key, delivery, by_key)),
             affinity_key=job.affinity_key,
-            _drop=self._drop_resource,
-            _note=self._note,
+            _drop=of_this_process(self._drop_resource),
+            _note=of_this_process(self._note),
             _family=self._family,
             _queue_session=self._beside,
         )
@@ -247,13 +257,14 @@ class Runner:
         return db.connect(self._dsn, name="dl-pipeline", schema=schema, connect_timeout=within, answer_within=30)
 
     @contextmanager
-    def _transaction(self, dsn: str | None, delivery: Delivery, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
+    def _transaction(self, delivery: Delivery, lease: Lease, dsn: str | None) -> Iterator[psycopg.Connection[Any]]:
         """A transaction in the target database; it rolls back when the run has to stop before the commit."""
         checkpoints = self._checkpoints
         assert checkpoints is not None  # noqa: S101  the run has a context
         standing = checkpoints.standing(dsn is None)
         with self._fenced(dsn, delivery, lease, standing) as conn, checkpoints.within(standing):
-            yield conn
+            with own_process():  # the session is the parent's
+                yield conn
             if lease.must_stop_now():
                 raise Stopped
         checkpoints.committed(standing)
@@ -401,8 +412,9 @@ def tell(hook: Hook, *facts: object) -> None:
     """Call the functions of a hook; their own exceptions are logged and change nothing."""
     for function in hook:
         try:
-            function(*facts)
-        except (Exception, SystemExit) as e:
+            with own_process():
+                function(*facts)
+        except BaseException as e:
             error = log.masked(headline(e))
             _log.error("hook.failed", hook=hook.name, function=identity(function), error=error)
 
@@ -468,10 +480,11 @@ def delayed(delivery: Delivery, outcome: Outcome, retry_in: Callable[[int], floa
 
 def _delay(retry_in: Callable[[int], float], attempt: int) -> float | None:
     try:
-        seconds = float(retry_in(attempt))
+        with own_process():
+            seconds = float(retry_in(attempt))
         if 0 <= seconds <= RETRY_MOST_SEC:
             return seconds
         raise ValueError(f"retry_in({attempt}) should be from 0 to {RETRY_MOST_SEC} seconds, not {seconds:g}")
-    except Exception as e:
+    except BaseException as e:
         _log.warning("pipeline.retry_in.failed", error=log.masked(headline(e)))
         return None

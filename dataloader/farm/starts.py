@@ -11,6 +11,7 @@ from dataloader.config import Settings
 from dataloader.farm.failures import headline, own_stack
 from dataloader.farm.runner import tell
 from dataloader.pipelines import hooks
+from dataloader.pipelines.children import own_process
 from dataloader.queue.hooks import Hook, identity
 
 TURN_SEC = 0.1  # between two looks of a worker that waits for on_farm_start in another one
@@ -37,7 +38,8 @@ class Report:
 def load(settings: Settings, report: Report) -> None:
     """Import the modules of DL_HOOKS and DL_PIPELINES; raises CannotStart. `report` has the error."""
     try:
-        pipelines.load([*settings.hook_modules, *settings.pipeline_modules])
+        with own_process():
+            pipelines.load([*settings.hook_modules, *settings.pipeline_modules])
     except BaseException as e:
         report.failed("worker.pipelines.failed", e)
         raise CannotStart from e
@@ -47,7 +49,8 @@ def call(hook: Hook, report: Report) -> None:
     """Call the functions of a hook at a start; raises CannotStart at the first that fails."""
     for function in hook:
         try:
-            function()
+            with own_process():
+                function()
         except BaseException as e:
             report.failed("hook.failed", e, hook=hook.name, function=identity(function))
             raise CannotStart from e

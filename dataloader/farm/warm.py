@@ -13,6 +13,7 @@ import structlog
 from dataloader import log
 from dataloader.farm.failures import headline
 from dataloader.farm.process import children, now
+from dataloader.pipelines.children import own_process
 
 Place = tuple[Callable[..., Any] | None, str]  # a pipeline's `prepare`, and an affinity key
 _log = structlog.get_logger("worker")
@@ -31,9 +32,10 @@ class Resource(NamedTuple):
         if self.held is None:
             return
         try:
-            self.held.__exit__(None, None, None)
+            with own_process():
+                self.held.__exit__(None, None, None)
             _log.info("worker.resource.released", resource=self.name)
-        except Exception as e:
+        except BaseException as e:
             _log.error("worker.resource.failed", resource=self.name, error=log.masked(headline(e)))
 
 

@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import REPORT, Batch, Unwritten, identity
 from dataloader.farm.capture import Capture, beyond
 from dataloader.farm.common_log import FarmOutage
+from dataloader.farm.guest import Inspection, keep_children_plain
 from dataloader.farm.heartbeat import Heartbeat
 from dataloader.farm.host import Host
 from dataloader.farm.host_account import HostAccount
@@ -39,9 +40,7 @@ from dataloader.farm.process import (
     EXIT_RECYCLE,
     Meter,
     adopt_orphans,
-    end_children,
     now,
-    unblock_signals,
 )
 from dataloader.farm.runner import Runner
 from dataloader.farm.session import WorkerSession
@@ -56,7 +55,6 @@ from dataloader.queue.run_log import RunLog
 
 HERD_SEC = 0.002  # a farm's first idle worker looks for a due row at once, the next after this, two after twice this
 BELLLESS_SEC = 1.0  # how often a worker looks whether it was called that has no bell
-CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until the worker leaves to get rid of them
 GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
 GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
@@ -71,8 +69,8 @@ def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlot
     before = beyond() if settings.dl_job_log_kb else None
     log.configure(settings, threaded=True, output=before[0] if before else 1)
     worker = Worker(settings, dsn, queues, shared, slot, life, Capture(settings.dl_job_log_kb, slot, before))
+    keep_children_plain(worker.take_signals(), worker.orders.signals.wakeup_fd)
     shared.born.ring()
-    unblock_signals()
     try:
         with starts.last_words():
             worker.prepare()
@@ -132,9 +130,15 @@ class Worker:
         self._meter = Meter()
         self._glanced_at = 0.0  # for idle siblings
         self._learn_at = 0.0  # when to learn again what runs need
-        signal.signal(signal.SIGUSR1, lambda *_: self.runner.interrupt())
-        self.orders.signals.keep()
         adopt_orphans()
+
+    def take_signals(self) -> Collection[int]:
+        """Handle the worker's signals, whatever other code has made of them; returns their numbers."""
+        signal.signal(signal.SIGUSR1, self._interrupt)
+        return {signal.SIGUSR1, *self.orders.signals.take()}
+
+    def _interrupt(self, *_: object) -> None:
+        self.runner.interrupt()
 
     def prepare(self) -> None:
         """Import the users' modules and call their hooks at a start; raises starts.CannotStart."""
@@ -148,7 +152,8 @@ class Worker:
         starts.load(self.settings, report)
         if not hooks.ON_FARM_START or self.shared.farm_start.once(reload, start_farm, self._may_wait):
             starts.call(hooks.ON_WORKER_START, report)
-        self.orders.signals.put_back()  # a module or a hook may have changed the handlers
+        self.take_signals()  # a module or a hook may have changed the handlers
+        self.inspection = Inspection()
 
     def _may_wait(self) -> bool:
         self.orders.pause(starts.TURN_SEC)
@@ -317,11 +322,11 @@ class Worker:
             self.slot.show_warm([*self.runner.warm.keys, key])  # siblings need not prepare it as well
         self.capture.begin(delivery.first, pipelines.keeps_logs(delivery.first.task))
         lease = self.heartbeat.attend(delivery, self.slot)
+        self.inspection.begin()
         try:
             outcome = self.runner.run(delivery, lease)
-            changed = self.orders.signals.put_back()
-            # A process that the pipeline has started ends with its job, those of warm resources with these.
-            is_alone = end_children(CHILDREN_SEC, lambda: self.runner.warm.pids)
+            warm = self.runner.warm.pids
+            changed = self.inspection.changed(delivery.first.task, warm, self.runner.has_prepared)
             written = self.capture.end(_error_of(outcome))
             self._meter.look()
             facts = self.slot.cost(self._meter.cpu_sec, self._meter.peak_memory)
@@ -331,10 +336,10 @@ class Worker:
         if key:
             self.slot.show_warm(self.runner.warm.keys)
         self._jobs += len(delivery.jobs)
-        if changed:  # a signal in the meantime was not heard, and it may have been an order to leave
-            self.log.warning("worker.signals.taken", changed=changed)
-        is_sound = outcome.worker_is_sound and is_alone and self.heartbeat.is_sound and not changed
-        self._sound = is_sound and not self._is_worn_out()
+        if changed:
+            self.log.warning("worker.changed", task=log.masked(delivery.first.task), changed=changed)
+            outcome = outcome._replace(worker_is_sound=False, changed=changed)
+        self._sound = outcome.worker_is_sound and self.heartbeat.is_sound and not self._is_worn_out()
         return outcome, facts, written
 
     def _end(
@@ -349,6 +354,8 @@ class Worker:
         job = delivery.first
         named = {"job_id": job.job_id, "task": log.masked(job.task), "attempt": job.attempt}
         noted: dict[str, Any] = {**facts, "notes": outcome.notes} if outcome.notes else facts
+        if outcome.changed:
+            noted = {**noted, "changed": outcome.changed}
         report = {**named, "outcome": outcome.end, "duration_ms": round(seconds * 1_000, 1), **facts}
         if log.keeps_metrics():
             RUN.write({"queue": job.queue, **report})

@@ -335,7 +335,7 @@ class _Handler(logging.Handler):
 def _message(record: logging.LogRecord) -> object:
     try:
         return record.getMessage()
-    except Exception:  # the arguments do not fit the format
+    except (Exception, SystemExit):  # the arguments do not fit the format
         return record.msg
 
 

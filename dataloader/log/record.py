@@ -71,7 +71,7 @@ def as_json(event: Event) -> bytes:
         try:
             plain = {str(name): _field(name, value, room) for name, value in event.items()}
             line = _line(plain if room is _ROOMS[0] else plain | {"truncated": True})
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             return _core(event, f"cannot be written: {type(e).__name__}")
         if len(line) <= CAP:
             return line
@@ -234,7 +234,7 @@ def _text(value: object) -> str:
         if isinstance(value, bytes | bytearray):
             return str(bytes(value[:WINDOW]))
         return str.__str__(str(value))
-    except Exception:
+    except (Exception, SystemExit):
         return f"<{type(value).__name__}>"
 
 
@@ -256,7 +256,7 @@ def _described(trouble: Any) -> str:
         if isinstance(trouble, tuple):
             return "".join(traceback.format_exception(*trouble)).rstrip()
         return traceback.format_exc().rstrip()
-    except Exception:
+    except (Exception, SystemExit):
         return f"{type(trouble).__name__}, which cannot be written"
 
 

@@ -6,6 +6,7 @@ The pipeline requests a day's rates over HTTP (CBR_BASE_URL), reads the XML, and
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import re
 import time
 import urllib.error
@@ -25,6 +26,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from dataloader import config
 from dataloader.pipelines import Context, PermanentError, register, validated
 
+_DECIMALS = decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN)  # whatever other code makes of the current one
 TIMEOUT = 10.0  # seconds without a byte from the server
 _DEADLINE = 60.0  # seconds for the whole answer
 _LARGEST_ANSWER = 2**20  # bytes; a day's rates take some 5,000
@@ -81,7 +83,7 @@ class Rate:
     @property
     def rate(self) -> Decimal:
         """Roubles for one unit: exact where the nominal is a power of ten, else to 28 digits."""
-        return self.value / self.nominal
+        return _DECIMALS.divide(self.value, self.nominal)
 
 
 @register("load.cbr.rates")

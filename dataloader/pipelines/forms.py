@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
+from dataloader.pipelines.children import own_process
+
 if TYPE_CHECKING:
     from dataloader.pipelines.context import Context
     from dataloader.pipelines.registry import Pipeline
@@ -46,10 +48,11 @@ def steps(pipeline: Pipeline, args: Any, context: Context | None) -> Steps:
         return (yield from _async_generator(pipeline.function(*given)))
     if pipeline.form is Form.COROUTINE:
         return (yield from _coroutine(pipeline.function(*given)))
-    result = pipeline.function(*given)
-    if inspect.isgenerator(result):
-        return (yield from result)
-    return result
+    with own_process():  # within the hooks around a run, which are none of a child's business
+        result = pipeline.function(*given)
+        if inspect.isgenerator(result):
+            return (yield from result)
+        return result
 
 
 def _async_generator(source: AsyncGenerator[Any, None]) -> Steps:
@@ -88,7 +91,8 @@ def _awaited(runner: asyncio.Runner, source: Any) -> Steps:
 
 async def _as_coroutine(source: Any) -> Any:
     try:
-        return await source
+        with own_process():  # the loop is the parent's
+            return await source
     except StopAsyncIteration:
         raise
     except StopIteration as e:

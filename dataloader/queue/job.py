@@ -205,9 +205,10 @@ class Outcome(NamedTuple):
 
     `delay_sec`: how long the job waits for its next run; None leaves that to dl_retry_delay. `by_key` has what differs
     for single keys of a batch. `raised` is the pipeline's exception, for hooks. `result` is what the pipeline has
-    returned, as JSON; None: nothing. `notes` are for the journal. `checkpoint` is where the next run goes on; None: the
-    pipeline has no checkpoints. `is_free`: the run has failed and does not count. `error_group` is what the error has
-    in common with others of its kind; None: the database tells it by the text.
+    returned, as JSON; None: nothing. `notes` are for the journal, as are the facts that the run has `changed`.
+    `checkpoint` is where the next run goes on; None: the pipeline has no checkpoints. `is_free`: the run has failed and
+    does not count. `error_group` is what the error has in common with others of its kind; None: the database tells it
+    by the text.
     """
 
     end: End
@@ -222,6 +223,7 @@ class Outcome(NamedTuple):
     checkpoint: Checkpoint | None = None
     is_free: bool = False
     error_group: str | None = None
+    changed: tuple[str, ...] = ()
 
 
 class Finish(NamedTuple):
@@ -309,7 +311,7 @@ def to_json(value: dict[str, Any]) -> str | None:
     """
     try:
         text = _encode(_plain(value))
-    except Exception:  # whatever a value's own methods raise, or the pipeline changes meanwhile
+    except (Exception, SystemExit):  # whatever a value's own methods raise, or the pipeline changes meanwhile
         return None
     return text if len(text) <= PROGRESS_LIMIT else None
 
@@ -324,7 +326,7 @@ def result_json(value: Any, most_kb: int) -> str:
         text = _encode_strictly(_plain(value))
     except RecursionError:
         raise ValueError(_NOT_JSON.format("it is nested too deep, or holds itself")) from None
-    except Exception as e:  # whatever a value's own methods raise
+    except (Exception, SystemExit) as e:  # whatever a value's own methods raise
         raise ValueError(_NOT_JSON.format(e)) from None
     if (size := len(text.encode())) > most_kb * 1_024:
         raise ValueError(

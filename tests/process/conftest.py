@@ -56,6 +56,7 @@ FARMS = {
     "test_newcomer",
     "test_args_of_farms",
     "test_clusters",
+    "test_guests",
 }
 
 

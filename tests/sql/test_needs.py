@@ -145,3 +145,13 @@ def test_a_job_says_that_no_host_of_its_queue_has_the_memory_for_it(conn: db.Con
         "INSERT INTO dl_needs (task, memory_mb, runs, learned_at, peaks) VALUES ('heavy', 3001, 1, now(), '{3001}')"
     )
     assert waiting_for() == {"reason": "memory", "task": "heavy", "need_mb": 3_001, "room_mb": 3_000}
+
+
+def test_a_task_is_shown_whose_runs_replace_more_than_one_worker_in_ten(conn: db.Connection, worker: Worker) -> None:
+    for number in range(20):
+        changed = {"rude": ["umask"] if number % 5 else ["threads", "umask"], "seldom": ["umask"]}
+        ran(conn, worker, "rude", {"cpu_sec": 0.1, "changed": changed["rude"]} if number < 3 else {"cpu_sec": 0.1})
+        ran(conn, worker, "seldom", {"cpu_sec": 0.1, "changed": changed["seldom"]} if number < 2 else {"cpu_sec": 0.1})
+    ran(conn, worker, "strange", {"cpu_sec": 0.1, "changed": "of another service"})
+    shown = {row["task"]: row["replaces"] for row in stats.tasks(conn) if row["replaces"]}
+    assert shown == {"rude": {"runs": 20, "replaced": 3, "changed": ["threads", "umask"]}}

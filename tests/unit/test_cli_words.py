@@ -32,6 +32,7 @@ from dataloader.client import (
     Overview,
     Queue,
     Schedule,
+    Task,
     Webhook,
     Webhooks,
     Worker,
@@ -639,3 +640,9 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     well = Overview(NOW, total, (Queue("q", workers=1),))
     for receivers in (Webhooks("alerts", False), Webhooks("alerts", True, (Webhook("ops"),)), None):
         assert list(doctor.of_farm(well, [], Database(), receivers)) == []
+
+
+def test_doctor_names_the_tasks_whose_runs_replace_their_workers() -> None:
+    rude = Task("rude", replaces={"runs": 5, "replaced": 3, "changed": ["threads", "umask"]})
+    (found,) = doctor.of_tasks([Task("kind"), rude])
+    assert found.text.startswith("3 of the last 5 runs of task rude have changed their process (threads, umask)")

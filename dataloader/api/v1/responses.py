@@ -575,6 +575,14 @@ class QueueRuns(_Period):
     tasks: list[RunsOfTask] = Field(description="those with the most time first, up to 50")
 
 
+class Replaces(BaseModel):
+    """How often the latest runs of a task have changed their process, so that their worker was replaced."""
+
+    runs: Count
+    replaced: Count = Field(description="of these runs")
+    changed: list[str] = Field(description="what they have changed: `environment`, `threads` ...")
+
+
 class Task(BaseModel):
     """The memory and the processors that a run of a task needs, as its pipeline declares or as its runs have shown."""
 
@@ -588,6 +596,7 @@ class Task(BaseModel):
     learned_cpus: float | None
     runs: Count = Field(description="that it was learned from")
     learned_at: datetime | None
+    replaces: Replaces | None = Field(description="null: its runs leave their process as it was, but for one in ten")
     figures: Figures | None = Field(
         default=None, description="with `range`: of this period, without memory and processors; null: no run in it"
     )

@@ -36,6 +36,7 @@ _NEEDS = (
     "max_attempts",
     *(f"{which}{need}" for which in ("", "declared_", "learned_") for need in ("memory_mb", "cpus")),
     "learned_at",
+    "replaces",
 )
 _SQL = db.statements("runs.sql")
 Row = dict[str, Any]

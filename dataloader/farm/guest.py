@@ -1,0 +1,253 @@
+"""A run is a guest in its worker: its children are plain processes, and it may leave nothing changed.
+
+A worker compares a few cheap facts of its process before and after each run (some 20 µs). Where a run has changed or
+removed one, the worker leaves, and the supervisor starts a fresh one; nothing is put back. An addition that stays the
+same, such as the threads of a library since its first use, is no difference.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # the functions of `signal` make enums, at fifty times the cost
+import decimal
+import faulthandler
+import locale
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import NamedTuple
+
+from setproctitle import setproctitle
+
+from dataloader.farm.process import descendants, kill_all, now, strays
+
+SETTLE_SEC = 0.05  # a thread or a child that ends just now may take so long
+CHILDREN_SEC = 2.0  # from SIGKILL to a run's children until the worker leaves to get rid of them
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_NO_TIMERS = ((0.0, 0.0),) * len(_TIMERS)
+_SIGNALS = range(1, 32)
+_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
+_ENVIRONMENT = os.environ  # a run may put another object in its place
+_masks: dict[int, Collection[int]] = {}  # of the threads that are about to fork
+
+
+def keep_children_plain(signals: Iterable[int], wakeup_fd: int) -> None:
+    """From now on each child that this process forks has default handlers for its `signals`, and a title of its own.
+
+    What the run itself has set stays, as in any other program. A spawned child imports the main module of its parent:
+    an empty one, for the command line's takes more than a second.
+    """
+    sys.modules["__main__"] = ModuleType("__main__")
+    signals = tuple(signals)
+    handlers = {number: signal.getsignal(number) for number in signals}
+
+    def before() -> None:
+        # A signal that came between the fork and the new handlers would be lost.
+        _masks[threading.get_ident()] = _signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    def after() -> None:
+        _signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop(threading.get_ident()))
+
+    def become_plain() -> None:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) == handler:
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        faulthandler.unregister(signal.SIGTTIN)
+        if (fd := signal.set_wakeup_fd(-1)) not in (-1, wakeup_fd):
+            signal.set_wakeup_fd(fd)
+        setproctitle("dataloader: child of a run")
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=become_plain)
+
+
+class Facts(NamedTuple):
+    """What no run may leave changed; the names are those in the log."""
+
+    environment: Mapping[bytes, bytes] | None
+    folder: str | None
+    umask: int
+    signals: tuple[object, ...]
+    signal_mask: Collection[int]
+    timers: tuple[object, ...]
+    decimal_context: tuple[object, ...]
+    locale: str
+    limits: tuple[tuple[int, int], ...]
+    priority: int
+    socket_timeout: float | None
+    recursion_limit: int
+
+
+class Inspection:
+    """The process before and after each run."""
+
+    def __init__(self) -> None:
+        """Before the first run, once the users' modules are imported."""
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
+        self._facts = _facts(self._umask)
+        self._children = frozenset(descendants(os.getpid()))
+        self._tasks = os.open("/proc/self/task", os.O_RDONLY | os.O_CLOEXEC)
+        self._of_log = self._of_log_now = len(_of_log())
+        self._lasting = _lasting()
+        self._descriptors = _descriptors()
+        self._first_free = _lowest_free(self._tasks) or 0
+        self._grown: set[tuple[str, str]] = set()  # tasks, and the facts that their runs have added to
+
+    def begin(self) -> None:
+        """A run begins: the worker itself opens descriptors and starts threads between runs."""
+        self._modules = len(sys.modules)
+        self._lowest = _lowest_free(self._tasks)
+        self._threads = _links(self._tasks)
+
+    def changed(self, task: str, warm: Collection[int], has_prepared: bool) -> tuple[str, ...]:
+        """The names of the facts that a run of this task has changed; ends the processes that it has left.
+
+        `warm` are the processes of warm resources; a run that `has_prepared` one may leave threads and descriptors.
+        An addition counts where an earlier run of the task has added to the same fact already and this one has
+        imported no module.
+        """
+        facts = _facts(self._umask)
+        changed, added = [], []
+        if facts != self._facts:
+            added = [*_additions(self._facts, facts)]
+            differing = (name for name, a, b in zip(Facts._fields, self._facts, facts, strict=True) if a != b)
+            changed = [name for name in differing if name not in added]
+            if "timers" in changed:
+                _disarm()  # not put back: it would go off before the end of the run is written
+            self._facts = facts
+        left, more = self._left(warm)
+        until = now() + SETTLE_SEC
+        while (left or more) and now() < until:
+            time.sleep(0.002)
+            left, more = self._left(warm)
+        self._of_log = self._of_log_now
+        if "children" in left:
+            kill_all(lambda: strays(self._children, warm), CHILDREN_SEC)
+        if has_prepared:
+            left, more = [name for name in left if name == "children"], []
+        for name in [*added, *more]:
+            if (task, name) in self._grown and len(sys.modules) == self._modules:
+                changed.append(name)
+            self._grown.add((task, name))
+        return tuple(name.replace("_", " ") for name in [*changed, *left])
+
+    def _left(self, warm: Collection[int]) -> tuple[list[str], list[str]]:
+        """The names of what the run has left that ends by itself or not at all, and of what it has added."""
+        left, added = [], []
+        if strays(self._children, warm):
+            left.append("children")
+        if (threads := _links(self._tasks)) > self._threads:
+            self._of_log_now = len(_of_log())
+            if _lasting() - self._lasting:
+                left.append("threads")
+            elif threads > self._threads + self._of_log_now - self._of_log:
+                added.append("threads")
+        lowest = _lowest_free(self._tasks)
+        if lowest != self._lowest:
+            if lowest is None or self._is_exhausted(lowest) or self._descriptors - _descriptors():
+                left.append("descriptors")
+            elif self._lowest is not None and lowest > self._lowest:
+                added.append("descriptors")
+        return left, added
+
+    def _is_exhausted(self, lowest: int) -> bool:
+        """Whether the runs have left more than half of the descriptors open that were free at first."""
+        return 2 * lowest > self._first_free + resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _facts(umask: int) -> Facts:
+    decimals = decimal.getcontext()
+    return Facts(
+        _ENVIRONMENT._data.copy() if os.environ is _ENVIRONMENT else None,  # type: ignore[attr-defined]
+        _folder(),
+        os.umask(umask),  # it cannot be read without a write, and this one changes nothing where no run has
+        tuple(map(_signal.getsignal, _SIGNALS)),
+        _signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        _timers(),
+        (
+            *(decimals.prec, decimals.rounding, decimals.Emin, decimals.Emax, decimals.capitals, decimals.clamp),
+            *decimals.traps.values(),
+        ),
+        locale.setlocale(locale.LC_ALL),
+        tuple(map(resource.getrlimit, _LIMITS)),
+        os.nice(0),
+        socket.getdefaulttimeout(),
+        sys.getrecursionlimit(),
+    )
+
+
+def _timers() -> tuple[object, ...]:
+    """Which timers are armed."""
+    timers = tuple(map(_signal.getitimer, _TIMERS))
+    return () if timers == _NO_TIMERS else tuple(timer != (0.0, 0.0) for timer in timers)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # somebody has removed it
+        return None
+
+
+def _additions(before: Facts, after: Facts) -> Iterator[str]:
+    """The facts that have only got more: new variables, and limits that are higher."""
+    if before.environment and after.environment and before.environment.items() < after.environment.items():
+        yield "environment"
+    if before.limits != after.limits and all(map(_is_no_lower, before.limits, after.limits)):
+        yield "limits"
+
+
+def _is_no_lower(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    return all(b == a or b == resource.RLIM_INFINITY or -1 < a < b for a, b in zip(before, after, strict=True))
+
+
+def _disarm() -> None:
+    for timer in _TIMERS:
+        signal.setitimer(timer, 0)
+
+
+def _links(tasks: int) -> int:
+    """The threads, native ones too, and two: an opened directory's links, at a tenth of the cost of a listing."""
+    try:
+        return os.fstat(tasks).st_nlink
+    except OSError:  # a run has closed it
+        return 0
+
+
+def _of_log() -> list[threading.Thread]:
+    """The threads that write the log; some of them begin at the first line of their kind, within a run."""
+    return [thread for thread in threading.enumerate() if thread.name == "log"]
+
+
+def _lasting() -> frozenset[int | None]:
+    """The Python threads that are no daemons."""
+    return frozenset(thread.ident for thread in threading.enumerate() if not thread.daemon)
+
+
+def _lowest_free(any_fd: int) -> int | None:
+    """The lowest free descriptor, which changes where one is opened or closed; None: there is none, or not `any_fd`."""
+    try:
+        fd = os.dup(any_fd)
+    except OSError:
+        return None
+    os.close(fd)
+    return fd
+
+
+def _descriptors() -> frozenset[int]:
+    """The open descriptors."""
+    return frozenset(filter(_is_open, map(int, os.listdir("/proc/self/fd"))))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:  # that of the listing
+        return False
+    return True

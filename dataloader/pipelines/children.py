@@ -1,0 +1,70 @@
+"""The children that a run forks: none of them comes back to the worker's code, and none has the run's claim."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class own_process:
+    """A block around a user's code, which only the process leaves that has entered it.
+
+    A child that the code forks ends where it would leave the block, as a script ends: its output is written, with the
+    traceback of an exception, and its exit status is that of `sys.exit`. Nothing else runs, for it belongs to the
+    parent: no `finally` of a caller, no exit handler.
+    """
+
+    # No generator: a worker enters such a block for each step of a run.
+    __slots__ = ("_pid",)
+
+    def __enter__(self) -> None:
+        self._pid = os.getpid()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if os.getpid() != self._pid:
+            _end(error)
+
+
+def of_this_process(call: Callable[P, T]) -> Callable[P, T]:
+    """The same function for this process; it raises RuntimeError in a child, which has neither claim nor session."""
+    pid = os.getpid()
+
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        if os.getpid() != pid:
+            raise RuntimeError(
+                "the context belongs to the process of the run, and this process was forked from it: let it return its"
+                " result to the run, and connect to a database by itself"
+            )
+        return call(*args, **kwargs)
+
+    return checked
+
+
+def _end(error: BaseException | None) -> NoReturn:
+    status = 1
+    try:
+        status = _status(error)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # the run may have closed it, or put something else there
+                stream.flush()
+    finally:
+        os._exit(status)
+
+
+def _status(error: BaseException | None) -> int:
+    if error is None or isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit):
+        return 0
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+        return 1
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr)  # noqa: T201  as Python does
+    return 1

@@ -1,0 +1,440 @@
+"""Pipelines that treat their worker as guests do: they fork, leave things changed, and use pools."""
+
+from __future__ import annotations
+
+import decimal
+import locale
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from setproctitle import getproctitle
+from squares import square
+
+from dataloader.pipelines import Context, register
+
+kept: list[Any] = []  # what runs leave for the life of their process
+
+
+@register("tells_its_process")
+def tells_its_process(args: dict[str, Any]) -> dict[str, Any]:
+    """What a run sees of its process."""
+    return {"pid": os.getpid(), "folder": os.getcwd(), "variables": len(os.environ)}
+
+
+# --- children ---
+
+
+@register("child_returns")
+def child_returns(args: dict[str, Any], context: Context) -> str:
+    """A child that returns while its parent still works."""
+    return _forked(lambda: None)
+
+
+@register("child_raises")
+def child_raises(args: dict[str, Any], context: Context) -> str:
+    """A child that raises."""
+
+    def fail() -> None:
+        raise ValueError("of the child")
+
+    return _forked(fail)
+
+
+@register("child_exits")
+def child_exits(args: dict[str, Any], context: Context) -> str:
+    """A child that calls sys.exit."""
+    return _forked(lambda: sys.exit(args.get("status", 0)))
+
+
+@register("child_yields")
+def child_yields(args: dict[str, Any], context: Context) -> Iterator[Any]:
+    """A child that goes on to the next yield, and one that returns from the generator."""
+    for _ in range(2):
+        if pid := os.fork():
+            yield {"status": _status(pid)}
+        else:
+            yield {"status": "of the child"}
+    if os.fork() == 0:
+        return "child"
+    time.sleep(0.3)
+    return "parent"
+
+
+@register("child_awaits")
+async def child_awaits(args: dict[str, Any], context: Context) -> str:
+    """A child that returns from a coroutine, and one that raises in it."""
+    for fails in (False, True):
+        if pid := os.fork():
+            _status(pid)
+        elif fails:
+            raise ValueError("of the child")
+        else:
+            return "child"
+    return "parent"
+
+
+@register("child_in_async_generator")
+async def child_in_async_generator(args: dict[str, Any], context: Context) -> Any:
+    """A child that goes on to the next yield of an async generator."""
+    pid = os.fork()
+    yield {"is_child": pid == 0}
+    _status(pid)
+
+
+@register("child_in_a_transaction")
+def child_in_a_transaction(args: dict[str, Any], context: Context) -> str:
+    """Children that leave the block of a transaction by its end and by an exception."""
+    with context.transaction() as conn:
+        conn.execute("CREATE TABLE IF NOT EXISTS guests (name text)")
+        for fails in (False, True):
+            with suppress(ZeroDivisionError), context.transaction() as inner:
+                inner.execute("SELECT 1")
+                if pid := os.fork():
+                    _status(pid)
+                elif fails:
+                    1 / 0  # noqa: B018
+        conn.execute("INSERT INTO guests VALUES ('parent')")
+    return "parent"
+
+
+@register("child_uses_the_context")
+def child_uses_the_context(args: dict[str, Any], context: Context) -> dict[str, Any]:
+    """A child that does with the context what only the run may do; what came of it."""
+    calls: dict[str, Callable[[], object]] = {
+        "check": context.check,
+        "progress": lambda: context.progress({"by": "child"}),
+        "trigger": lambda: context.trigger("tells_its_process", {}),
+        "transaction": lambda: context.transaction().__enter__(),
+        "save": lambda: context.save({"by": "child"}),
+        "note": lambda: context.note("child"),
+        "checkpoint": lambda: context.checkpoint,
+    }
+    time.sleep(0.02)  # a check looks at the deadlines that often
+    told = _told_by_child(lambda: {name: _error_of(call) for name, call in calls.items()})
+    time.sleep(0.3)
+    context.check()
+    return told
+
+
+@register("child_tells_of_itself")
+def child_tells_of_itself(args: dict[str, Any], context: Context) -> dict[str, Any]:
+    """The signals, the mask, the wake-up descriptor and the title of a forked child."""
+
+    def tell() -> dict[str, Any]:
+        handled = [n.name for n in signal.valid_signals() if isinstance(n, signal.Signals) and _is_ours(n)]
+        mask = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+        return {"handled": sorted(handled), "mask": mask, "wakeup": signal.set_wakeup_fd(-1), "title": getproctitle()}
+
+    return _told_by_child(tell)
+
+
+def _is_ours(number: signal.Signals) -> bool:
+    return callable(handler := signal.getsignal(number)) and handler is not signal.default_int_handler
+
+
+@register("child_logs")
+def child_logs(args: dict[str, Any], context: Context) -> str:
+    """Children that print and log; none hangs."""
+    for number in range(args["times"]):
+        if pid := os.fork():
+            _status(pid)
+        else:
+            context.logger.info("logged by child %d", number)
+            logging.getLogger("other").warning("warned by child %d", number)
+            print("printed by child", number)
+            return "child"
+    return "parent"
+
+
+@register("child_in_a_callback", max_attempts=1, on_exhausted=lambda args: os.fork(), retry_in=lambda n: os.fork())
+def child_in_a_callback(args: dict[str, Any]) -> None:
+    """A pipeline whose callbacks fork."""
+    raise ValueError("as it should")
+
+
+@register("terminates_a_child", timeout_sec=20)
+def terminates_a_child(args: dict[str, Any]) -> int | None:
+    """The exit code of a process that is terminated."""
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    child.start()
+    child.terminate()
+    child.join()
+    return child.exitcode
+
+
+def _forked(child: Callable[[], Any]) -> Any:
+    """Let a child end as it likes; the parent goes on for a while."""
+    if (pid := os.fork()) == 0:
+        return child()
+    _status(pid)
+    time.sleep(0.3)
+    return "parent"
+
+
+def _status(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _told_by_child(tell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a child tells by a pipe."""
+    read, write = multiprocessing.Pipe(duplex=False)
+    if pid := os.fork():
+        write.close()
+        told = read.recv()
+        read.close()
+        _status(pid)
+        return dict(told)
+    write.send(tell())
+    os._exit(0)
+
+
+def _error_of(call: Callable[[], object]) -> str:
+    try:
+        return f"returned {call()!r}"
+    except BaseException as e:
+        return f"{type(e).__name__}: {e}"
+
+
+# --- what runs leave changed ---
+
+
+def _alarm() -> None:
+    signal.alarm(1)
+
+
+def _profiling_timer() -> None:
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, 0.5)
+
+
+def _lower_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+
+
+def _leave_thread() -> None:
+    threading.Thread(target=time.sleep, args=(600,)).start()
+
+
+def _exhaust_descriptors() -> None:
+    with suppress(OSError):
+        while True:
+            kept.append(os.open("/dev/null", os.O_RDONLY))
+
+
+def _close_descriptors() -> None:
+    # Those of files, such as the worker's logs; not its sessions.
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if number > 2 and "memfd:stacks" in os.readlink(f"/proc/self/fd/{number}"):
+                os.close(number)
+
+
+def _delete_folder() -> None:
+    folder = Path("gone").absolute()
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    folder.rmdir()
+
+
+CHANGES: dict[str, tuple[str, Callable[[], object]]] = {  # by name: the fact that differs, and the change
+    "alarm": ("timers", _alarm),
+    "profiling timer": ("timers", _profiling_timer),
+    "cleared environment": ("environment", os.environ.clear),
+    "changed variable": ("environment", lambda: os.environ.update(HOME="/elsewhere")),
+    "removed variable": ("environment", lambda: os.environ.pop("HOME")),
+    "folder": ("folder", lambda: os.chdir("/")),
+    "deleted folder": ("folder", _delete_folder),
+    "umask": ("umask", lambda: os.umask(0o077)),
+    "ignored signal": ("signals", lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)),
+    "own handler": ("signals", lambda: signal.signal(signal.SIGUSR2, lambda *_: None)),
+    "blocked signal": ("signal mask", lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})),
+    "precision": ("decimal context", lambda: setattr(decimal.getcontext(), "prec", 4)),
+    "rounding": ("decimal context", lambda: setattr(decimal.getcontext(), "rounding", decimal.ROUND_DOWN)),
+    "locale": ("locale", lambda: locale.setlocale(locale.LC_NUMERIC, "C.UTF-8")),
+    "limit": ("limits", _lower_limit),
+    "priority": ("priority", lambda: os.nice(1)),
+    "socket timeout": ("socket timeout", lambda: socket.setdefaulttimeout(0.001)),
+    "recursion limit": ("recursion limit", lambda: sys.setrecursionlimit(500)),
+    "thread": ("threads", _leave_thread),
+    "child": ("children", lambda: kept.append(subprocess.Popen(["/bin/sleep", "600"]))),
+    "all descriptors": ("descriptors", _exhaust_descriptors),
+    "closed descriptor": ("descriptors", _close_descriptors),
+}
+
+
+@register("changes")
+def changes(args: dict[str, Any]) -> int:
+    """Leave the process changed; its pid."""
+    CHANGES[args["what"]][1]()
+    return os.getpid()
+
+
+@register("adds_once")
+def adds_once(args: dict[str, Any]) -> int:
+    """Leave what a library leaves at its first use, and keep it; the pid."""
+    os.environ["OF_A_LIBRARY"] = "1"
+    if not kept:
+        kept.append(os.open("/dev/null", os.O_RDONLY))
+        thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
+        thread.start()
+    with suppress(decimal.Inexact):
+        decimal.Decimal(1) / 3  # sets a flag of the context, which is no setting
+    return os.getpid()
+
+
+@register("adds_each_time")
+def adds_each_time(args: dict[str, Any]) -> int:
+    """Leave one more of `what` with each run; the pid."""
+    if args["what"] == "descriptors":
+        kept.append(os.open("/dev/null", os.O_RDONLY))
+    elif args["what"] == "threads":
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    else:
+        os.environ[f"VARIABLE_{time.monotonic_ns()}"] = "1"
+    return os.getpid()
+
+
+@register("outlasts_an_alarm")
+def outlasts_an_alarm(args: dict[str, Any]) -> int:
+    """Run for longer than the alarm of the job before; the pid."""
+    time.sleep(1.5)
+    return os.getpid()
+
+
+# --- callbacks that exit ---
+
+
+def _exit(*_: object) -> Any:
+    sys.exit(9)
+
+
+class Rude(Exception):
+    """An exception whose text ends the process."""
+
+    def __str__(self) -> str:
+        sys.exit(3)
+
+
+@register("exits_when_exhausted", max_attempts=1, on_exhausted=_exit)
+def exits_when_exhausted(args: dict[str, Any]) -> None:
+    """Fail."""
+    raise ValueError("the pipeline's own")
+
+
+@register("exits_in_retry_in", max_attempts=2, retry_in=_exit)
+def exits_in_retry_in(args: dict[str, Any]) -> None:
+    """Fail."""
+    raise ValueError("the pipeline's own")
+
+
+@register("rude_error", max_attempts=1)
+def rude_error(args: dict[str, Any]) -> None:
+    """Fail with an exception that has no text."""
+    raise Rude
+
+
+@contextmanager
+def _exits_at_its_end(args: dict[str, Any]) -> Iterator[str]:
+    yield "resource"
+    sys.exit(9)
+
+
+@register("resource_exits", prepare=_exits_at_its_end)
+def resource_exits(args: dict[str, Any], context: Context) -> Any:
+    """Use a resource whose release calls sys.exit."""
+    return context.resource
+
+
+@register("error_with_a_note", max_attempts=1)
+def error_with_a_note(args: dict[str, Any]) -> None:
+    """Fail with a note."""
+    error = ValueError("amount is negative: -5")
+    error.add_note("while loading part 3")
+    raise error
+
+
+# --- pools ---
+
+
+def _pool(method: str) -> int:
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        return sum(pool.map(square, range(5)))
+
+
+def _executor(method: str) -> int:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as executor:
+        return sum(executor.map(square, range(5)))
+
+
+def _joblib() -> int:
+    from joblib import Parallel, delayed
+
+    return sum(Parallel(n_jobs=2)(delayed(square)(number) for number in range(5)))
+
+
+def _polars() -> int:
+    import polars
+
+    frame = polars.DataFrame({"a": range(1_000), "b": [number % 7 for number in range(1_000)]})
+    total = frame.lazy().group_by("b").agg(polars.col("a").sum()).collect()["a"].sum()
+    return 30 if total == 499_500 else int(total)
+
+
+def _numpy() -> int:
+    import numpy
+
+    matrix = numpy.eye(300)
+    return 30 if float((matrix @ matrix).sum()) == 300 else 0
+
+
+def _pyarrow() -> int:
+    import pyarrow
+    import pyarrow.compute
+
+    table = pyarrow.table({"a": range(10_000), "b": [number % 7 for number in range(10_000)]})
+    groups = table.group_by("b").aggregate([("a", "sum")])
+    return 30 if pyarrow.compute.sum(groups["a_sum"]).as_py() == 49_995_000 else 0
+
+
+def _torch() -> int:
+    import torch
+    from torch.utils.data import DataLoader
+
+    return int(sum(batch.sum() for batch in DataLoader(torch.arange(5) ** 2, num_workers=2)))
+
+
+GUESTS: dict[str, Callable[[], int]] = {
+    **{f"pool by {method}": lambda method=method: _pool(method) for method in ("fork", "spawn", "forkserver")},
+    **{f"executor by {method}": lambda method=method: _executor(method) for method in ("fork", "spawn", "forkserver")},
+    "joblib": _joblib,
+    "polars": _polars,
+    "numpy": _numpy,
+    "pyarrow": _pyarrow,
+    "torch": _torch,
+}
+
+
+@register("guest")
+def guest(args: dict[str, Any], context: Context) -> int:
+    """Compute 30 with a library; go on until the run is ended where `goes_on`."""
+    found = GUESTS[args["name"]]()
+    while args.get("goes_on"):
+        context.progress({"found": found})
+        context.check()
+        found = GUESTS[args["name"]]()
+        time.sleep(0.01)
+    return found

@@ -1,0 +1,6 @@
+"""What pools compute, in a module of its own: a spawned process imports it."""
+
+
+def square(number: int) -> int:
+    """The square."""
+    return number * number

@@ -1,0 +1,238 @@
+"""A run is a guest in its worker: children are plain processes, and a worker that a run has changed is replaced."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+from farming import Farm, Program, family, until
+from guest_pipelines import CHANGES, GUESTS
+
+from dataloader.queue import operations
+from dataloader.queue.reports import stats
+
+MODULES = "farm_pipelines,guest_pipelines"
+LIBRARIES = ("polars", "joblib", "numpy", "pyarrow")
+ENDS = {"done": "succeeded", "cancel": "canceled", "timeout": "failed", "kill": "lost"}
+
+
+def ready(farm: Farm, workers: int = 1, modules: str = MODULES, **settings: Any) -> Program:
+    return farm.ready(workers=workers, dl_pipelines=modules, **settings)
+
+
+def result(farm: Farm, task: str, **args: Any) -> Any:
+    """The result of a job that succeeds at its first attempt."""
+    job = farm.enqueue(task, args=args)
+    assert farm.wait(job, "succeeded")["attempt"] == 1, farm.journal(job)
+    return result_of(farm, job)
+
+
+def result_of(farm: Farm, job: UUID) -> Any:
+    ((found,),) = farm.rows("SELECT result FROM dl_results WHERE job_id = %s", job)
+    return found
+
+
+# --- children ---
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["child_returns", "child_raises", "child_exits", "child_yields", "child_awaits", "child_in_a_transaction"],
+)
+def test_only_the_process_that_claimed_a_job_writes_its_end(farm: Farm, task: str) -> None:
+    program = ready(farm)
+    job = farm.enqueue(task, max_attempts=1)
+    until(lambda: farm.story(job)[2:], "its first end")
+    assert farm.job(job)["status"] == "succeeded", farm.journal(job)
+    assert result_of(farm, job) == "parent"
+    assert farm.story(job) == ["queued", "picked", "done"]
+    result(farm, "tells_its_process")
+    assert len(program.workers()) == 1
+    assert program.stop() == 0
+    assert not program.events("worker.ownership.lost")
+    assert not program.events("worker.fenced")
+    assert len(program.events("worker.stopped")) == 1
+
+
+def test_a_child_of_a_run_is_a_plain_process(farm: Farm) -> None:
+    program = ready(farm)
+    told = result(farm, "child_tells_of_itself")
+    assert (told["handled"], told["mask"], told["wakeup"]) == ([], [], -1)
+    assert "worker" not in told["title"]
+    assert result(farm, "terminates_a_child") == -15
+    assert farm.wait(farm.enqueue("child_in_async_generator"), "succeeded")["progress"] == {"is_child": False}
+    assert result(farm, "child_logs", times=30) == "parent"
+    failed = farm.enqueue("child_in_a_callback", max_attempts=1)
+    assert farm.wait(failed, "failed", "lost")["status"] == "failed"
+    result(farm, "tells_its_process")
+    assert len(program.workers()) == 1
+    assert len([line for line in program.events("logged by child 29") if line["level"] == "info"]) == 1
+    assert program.stop() == 0
+    assert not program.events("worker.ownership.lost")
+
+
+def test_a_child_of_a_run_has_no_claim(farm: Farm) -> None:
+    """A check in the child found no heartbeat, and gave up the run of its parent."""
+    ready(farm)
+    job = farm.enqueue("child_uses_the_context", max_attempts=1)
+    until(lambda: farm.story(job)[2:], "its first end")
+    assert farm.job(job)["status"] == "succeeded", farm.journal(job)
+    told = result_of(farm, job)
+    assert len(told) == 7
+    assert {re.match(r"RuntimeError: .* forked", text) is not None for text in told.values()} == {True}, told
+
+
+# --- what runs leave changed ---
+
+
+def test_a_worker_that_a_run_has_changed_is_replaced(farm: Farm) -> None:
+    program = ready(farm)
+    first = result(farm, "tells_its_process")
+    for what, (fact, _) in CHANGES.items():
+        pid = result(farm, "changes", what=what)
+        after = result(farm, "tells_its_process")
+        assert after["pid"] != pid, what
+        assert {**after, "pid": 0} == {**first, "pid": 0}, what
+        last = until(lambda: program.events("worker.changed"), "the change in the log")[-1]
+        assert (last["task"], last["changed"]) == ("changes", [fact]), what
+    assert len(program.events("worker.changed")) == len(CHANGES)
+    assert not program.events("supervisor.worker.killed")
+    assert {row["exit_status"] for row in program.events("supervisor.worker.exited")} == {75}
+    ((payload,),) = farm.rows(
+        "SELECT payload FROM dl_job_events WHERE kind = 'done' AND payload ? 'changed' ORDER BY event_id LIMIT 1"
+    )
+    assert payload["changed"] == ["timers"]
+
+
+def test_an_alarm_that_a_run_leaves_does_not_hurt_the_next(farm: Farm) -> None:
+    ready(farm)
+    alarmed = farm.enqueue("changes", args={"what": "alarm"})
+    after = farm.enqueue("outlasts_an_alarm", max_attempts=1)
+    assert farm.wait(alarmed, "succeeded")["attempt"] == 1
+    assert farm.wait(after, "succeeded", "lost")["status"] == "succeeded"
+
+
+def test_what_a_library_leaves_at_its_first_use_is_no_difference(farm: Farm) -> None:
+    program = ready(farm)
+    assert len({result(farm, "adds_once") for _ in range(5)}) == 1
+    assert not program.events("worker.changed")
+
+
+@pytest.mark.parametrize("what", ["descriptors", "threads", "environment"])
+def test_what_grows_run_by_run_is_a_difference(farm: Farm, what: str) -> None:
+    program = ready(farm)
+    pids = [result(farm, "adds_each_time", what=what) for _ in range(6)]
+    assert len(set(pids)) == 3, pids
+    assert [line["changed"] for line in program.events("worker.changed")][:2] == [[what], [what]]
+
+
+def test_a_task_that_replaces_its_workers_is_shown(farm: Farm) -> None:
+    ready(farm)
+    for _ in range(3):
+        result(farm, "changes", what="umask")
+        result(farm, "tells_its_process")
+    shown = {row["task"]: row["replaces"] for row in stats.tasks(farm.conn)}
+    assert shown["changes"] == {"runs": 3, "replaced": 3, "changed": ["umask"]}
+    assert shown["tells_its_process"] is None
+
+
+# --- callbacks ---
+
+
+def test_what_exits_in_a_callback_neither_ends_the_worker_nor_hides_the_error(farm: Farm) -> None:
+    program = ready(farm)
+    (worker,) = program.workers()
+    said = {}
+    for task in ("exits_when_exhausted", "exits_in_retry_in", "rude_error", "error_with_a_note"):
+        job = farm.enqueue(task, max_attempts=2 if task == "exits_in_retry_in" else 1)
+        until(lambda job=job: farm.story(job)[2:], "its first end")
+        said[task] = farm.job(job)["error"].partition("\n")[0]
+    assert said == {
+        "exits_when_exhausted": "ValueError: the pipeline's own",
+        "exits_in_retry_in": "ValueError: the pipeline's own",
+        "rude_error": "guest_pipelines.Rude: <exception str() failed>",
+        "error_with_a_note": "ValueError: amount is negative: -5",
+    }
+    assert result(farm, "resource_exits") == "resource"
+    assert result(farm, "tells_its_process")["pid"] == worker.pid
+
+
+# --- pools ---
+
+
+def test_a_pool_that_a_module_makes_at_its_import_serves_all_runs(farm: Farm) -> None:
+    program = ready(farm, modules=f"{MODULES},pool_pipelines")
+    found = [result(farm, "pool_of_the_module") for _ in range(4)]
+    assert [each[:2] for each in found] == [[30, 0]] * 4
+    assert len({each[2] for each in found}) == 1
+    assert program.stop() == 0
+
+
+def are_there() -> list[str]:
+    """The guests whose libraries are installed; torch has a test of its own."""
+    return [name for name in GUESTS if name != "torch" and (name not in LIBRARIES or importlib.util.find_spec(name))]
+
+
+def visit(farm: Farm, names: Sequence[str], times: int) -> None:
+    """Run each guest so many times with each end, and innocent jobs between them; afterwards no child is left."""
+    program = ready(farm, workers=2)
+    for name in names:
+        jobs = {how: [of_guest(farm, name, how) for _ in range(times)] for how in ENDS}
+        innocent = [farm.enqueue("tells_its_process", max_attempts=1) for _ in range(times)]
+        for job in jobs["cancel"]:
+            until(lambda job=job: farm.job(job)["progress"], "its progress")
+            operations.cancel(farm.conn, [job], "test")
+        for job in jobs["kill"]:
+            until(lambda job=job: farm.job(job)["progress"], "its progress")
+            psutil.Process(worker_of(farm, job)).kill()
+        for how, status in ENDS.items():
+            for job in jobs[how]:
+                ended = farm.wait(job, "succeeded", "failed", "canceled", "lost", patience=120)
+                assert (ended["status"], name, how) == (status, name, how), farm.journal(job)
+        assert {result_of(farm, job) for job in jobs["done"]} == {30}, name
+        for job in innocent:
+            assert farm.wait(job, "succeeded", "lost", "failed")["status"] == "succeeded", name
+    until(lambda: all(map(is_farms, family(program.process.pid))), "the last child to end")
+
+
+def of_guest(farm: Farm, name: str, how: str) -> UUID:
+    more = {"timeout_sec": 1} if how == "timeout" else {}
+    return farm.enqueue("guest", args={"name": name, "goes_on": how != "done"}, max_attempts=1, **more)
+
+
+def worker_of(farm: Farm, job: UUID) -> int:
+    """The process of a run."""
+    ((claimed_by,),) = farm.rows("SELECT claimed_by FROM dl_jobs WHERE job_id = %s", job)
+    return int(claimed_by.split(":")[-2])
+
+
+def is_farms(process: psutil.Process) -> bool:
+    """Whether this is one of the farm's own processes, and no child of a run."""
+    try:
+        return bool(re.match("dataloader: (keeper|worker)", " ".join(process.cmdline())))
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.timeout(300)
+def test_libraries_are_good_guests_however_their_runs_end(farm: Farm) -> None:
+    visit(farm, are_there(), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("name", are_there())
+def test_libraries_are_good_guests_fifty_times(farm: Farm, name: str) -> None:
+    visit(farm, [name], 50)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+def test_torch_is_a_good_guest(farm: Farm) -> None:
+    pytest.importorskip("torch")
+    visit(farm, ["torch"], 50)

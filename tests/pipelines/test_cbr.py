@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import socket
 import urllib.error
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import ROUND_DOWN, Decimal, localcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -302,3 +303,9 @@ def test_cancelled_before_the_end(job: Callable[..., Result], rows: Rows, bank: 
     for point in points:
         assert job("load.cbr.rates", {"date": DAY}, cancel_at=point).status == "canceled"
         assert rows("SELECT to_regclass('cbr_rates')") == [(None,)]
+
+
+def test_a_changed_decimal_context_rounds_no_rate() -> None:
+    rate = cbr.Rate(dt.date(2026, 1, 31), "CNY", 10, Decimal("112.4567"))
+    with localcontext(prec=4, rounding=ROUND_DOWN):
+        assert rate.rate == Decimal("11.24567")

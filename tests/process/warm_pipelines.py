@@ -54,5 +54,7 @@ def server(args: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
 
 @register("asks_a_server", prepare=server)
 def asks_a_server(args: dict[str, Any], context: Context) -> dict[str, Any]:
-    stray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-    return {"server": context.resource.pid, "alive": context.resource.poll() is None, "stray": stray.pid}
+    seen = {"server": context.resource.pid, "alive": context.resource.poll() is None}
+    if args.get("stray"):
+        seen["stray"] = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid
+    return seen

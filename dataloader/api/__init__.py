@@ -89,7 +89,7 @@ def _refuse_chunks() -> None:
 def _refuse_zeros() -> None:
     """Refuse U+0000 in a path, whatever the path names: PostgreSQL can neither store it nor look for it."""
     if request.url_rule and "\0" in request.path:
-        abort(400, "the address should hold no U+0000")
+        raise problems.invalid("", "unstorable_text", "the address should hold no U+0000")
 
 
 class _Masked(Json):

@@ -132,9 +132,8 @@ def test_the_partitions_come_page_by_page_each_with_its_job(client: FlaskClient,
 def test_an_unknown_backfill_is_not_found(
     client: FlaskClient, refused: Refused, method: str, path: str, body: Any
 ) -> None:
-    for name in ("nothing", "%00"):
-        answer = client.open(f"{PATH}/{name}{path}", method=method, json=body)
-        assert refused(answer, 404, "not-found")["detail"] == "there is no backfill with this name"
+    answer = client.open(f"{PATH}/nothing{path}", method=method, json=body)
+    assert refused(answer, 404, "not-found")["detail"] == "there is no backfill with this name"
 
 
 def test_the_page_shows_each_partition_as_a_cell_that_leads_to_its_job(
@@ -152,7 +151,7 @@ def test_the_page_shows_each_partition_as_a_cell_that_leads_to_its_job(
     assert page.count('class="cell queued" href=') == 4
     assert "at most" in page.lower()
     assert 'href="/backfills/rates"' in client.get("/backfills").text
-    for path in ("/backfills/nothing", "/backfills/%00", "/backfills/rates?after=x"):
+    for path in ("/backfills/nothing", "/backfills/rates?after=x"):
         assert client.get(path).status_code == 404
 
 

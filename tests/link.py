@@ -149,13 +149,14 @@ class Link:
         async def close() -> None:
             if self._listener:
                 self._listener.close()
+            await asyncio.sleep(0.05)  # what has just been accepted has its task then
+            tasks = list(self._tasks)
             for session in list(self._sessions):
                 session.close()
-            tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.sleep(0)  # the transports close in the loop's next turn
+            await asyncio.sleep(0.05)  # a transport closes in a later turn of the loop
 
         self._call(close())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -64,7 +64,8 @@ class Session(Generic[L]):
         self._current: L | None = None
         self._lost: list[L] = []  # their backends may still be at a statement
         self._failures = 0  # without any success since
-        self.opened = 0  # how many sessions there were so far
+        self._was_open = False
+        self.tries = 0  # how often a session was opened, or was to be: its descriptor comes with the try
         self.turn = threading.RLock()  # held by whoever uses the session, or changes what `resume` reads
 
     def call(self, work: Callable[[L], T], answer_within: float | None = None) -> T:
@@ -117,11 +118,12 @@ class Session(Generic[L]):
                 self._forget_closed()
 
     def _open(self) -> L:
+        self.tries += 1
         try:
             session = self._begin()
         except (psycopg.Error, SchemaError) as error:
             # A server that comes back, or is restored, may refuse for a while what it has granted before.
-            if self.opened and not db.is_passing(error):
+            if self._was_open and not db.is_passing(error):
                 raise psycopg.OperationalError(str(error)) from error
             raise
         self._current = session
@@ -131,7 +133,7 @@ class Session(Generic[L]):
             session.conn.close()  # nothing uses a session that was not put right
             raise
         self._lost.clear()
-        self.opened += 1
+        self._was_open = True
         return session
 
     def _lose(self, error: BaseException) -> None:

@@ -371,10 +371,10 @@ class Worker:
         self.capture.begin(delivery.first, pipelines.keeps_logs(delivery.first.task))
         lease = self.heartbeat.attend(delivery, self.slot)
         self.inspection.begin()
-        sessions = self.session.opened
+        tries = self.session.tries
         try:
             outcome = self.runner.run(delivery, lease)
-            may_open = self.runner.has_prepared or self.session.opened != sessions
+            may_open = self.runner.has_prepared or self.session.tries != tries
             changed = self.inspection.changed(delivery.first.task, self.runner.warm.pids, may_open)
             written = self.capture.end(_error_of(outcome))
             self._meter.look()

@@ -47,7 +47,7 @@ SETTINGS = {
     "dl_retention_days": 30,
     "pg_connect_timeout": 1,
 }
-FARMS, WORKERS, REAPERS = 2, 3, 3
+FARMS, WORKERS, REAPERS = 2, 3, 5
 ALL_WORKERS = FARMS * WORKERS
 CALM_SEC = 4.0  # some rounds of every loop
 COMMON = 3  # times that a statement passes in that time; one that is rarer need not come again

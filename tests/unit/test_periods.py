@@ -23,7 +23,7 @@ NO_PERIODS = {
     "MONTH_SEC": "a unit",
     "BOUNDS_SEC": "the bounds of a histogram",
     "BUCKETS_SEC": "the bounds of a histogram",
-    "RETRY_MOST_SEC": "the largest value that a pipeline may give",
+    "WAIT_MOST_SEC": "the largest value that a pipeline may give",
     "NEVER_SEC": "the largest value that is shown",
     "FULL_RETRY_AFTER_SEC": "a value in an answer",
     "LIVE_SPAN_SEC": "the span of a report",

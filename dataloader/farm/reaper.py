@@ -57,6 +57,7 @@ ANSWER_SEC = periods.seconds("REAPER_ANSWER_SEC", 30.0)  # the longest wait for 
 LOCK_SEC = periods.seconds("REAPER_LOCK_SEC", 10.0)  # for a lock that another session has
 TRIES = 3  # for a duty whose session is lost, until the next duty has its turn
 JUMP_SEC = 1.0  # of the database's clock against this machine's, between two rounds
+GAP_SEC = 1.0  # from the loss of a session to an answer in the next one: no lease need end in this time
 LOOK_SEC = 1.0  # at schedules and backfills that could not be made in time, or that another reaper has locked
 SILENCE_SEC = periods.seconds("SILENCE_SEC", 5.0)  # a database that needs longer for the simplest answer was away
 
@@ -78,18 +79,23 @@ class Uptime:
         if self._unsure_since is None:
             self._unsure_since = sent
 
+    def found(self, at: float) -> None:
+        """The database has answered by this instant. A session that is replaced within GAP_SEC was no absence of it."""
+        if self._unsure_since is not None and at - self._unsure_since > GAP_SEC:
+            self._back = at
+        self._unsure_since = None
+
     def answered(self, sent: float, got: float, clock: float, server_age: float) -> float:
         """The database answered between these monotonic instants, with its clock and its age (seconds).
 
         Returns for how many seconds it has been available; 0.0 when it has just come back, or its clock has just jumped
-        forwards. A session that was ended and replaced at once is no absence of the database.
+        forwards.
         """
+        self.found(got)
         jumped = clock - got > self._ahead + JUMP_SEC
         self._ahead = clock - sent
-        silent_since = sent if self._unsure_since is None else self._unsure_since
-        if jumped or got - silent_since > SILENCE_SEC:
+        if jumped or got - sent > SILENCE_SEC:
             self._back = got
-        self._unsure_since = None
         if server_age >= 0:  # else its clock was set back to before its start
             self._back = max(self._back, got - server_age)
         return got - self._back
@@ -200,7 +206,8 @@ class Reaper:
                 return
             sent = now()
             try:
-                return self._session.call(guarded)
+                self._session.call(guarded)
+                return self._uptime.found(now())
             except Lost:
                 self._uptime.lost(sent)
                 self._signals.wait(self._session.pause_sec)

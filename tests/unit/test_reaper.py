@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataloader.farm.reaper import JUMP_SEC, SILENCE_SEC, Uptime
+from dataloader.farm.reaper import GAP_SEC, JUMP_SEC, SILENCE_SEC, Uptime
 
 CLOCK = 1_900_000_000.0  # the database's clock, when ours shows 0
 
@@ -35,7 +35,16 @@ def test_a_session_that_was_ended_and_replaced_at_once_is_no_outage() -> None:
     asked(uptime, 100)
     for at in range(110, 200):
         uptime.lost(at)
-        assert asked(uptime, at + SILENCE_SEC - 1, took=0.1) > 1_000
+        uptime.found(at + GAP_SEC / 2)
+        uptime.lost(at + GAP_SEC)
+        assert asked(uptime, at + 1.5 * GAP_SEC, took=0.1) > 1_000
+
+
+def test_the_absence_ends_with_the_first_answer() -> None:
+    uptime = Uptime()
+    uptime.lost(100)
+    uptime.found(104)
+    assert asked(uptime, 110) == 6
 
 
 def test_a_silence_is_an_outage_and_a_slow_answer_is_none() -> None:

@@ -23,9 +23,9 @@ from dataloader.queue.reports.messages import Rules
 from dataloader.queue.set_aside import is_of_a_row, set_aside
 
 RULES = Rules(1.0, 1.0, "alerts", "test", None)
-ROUNDS = 12
-ROWS = 850  # of a round
-SEEN = 12  # jobs of a round whose own pages are looked at
+ROUNDS = 10
+ROWS = 1_000  # of a round
+SEEN = 8  # jobs of a round whose own pages are looked at
 HEALTHY = "INSERT INTO dl_jobs (job_id, queue, task, lock_key) SELECT gen_random_uuid(), %s, 'healthy', 'healthy ' || n FROM generate_series(1, 3) n"
 LEFT = "SELECT count(*) FROM dl_jobs WHERE task = 'healthy' AND status <> 'succeeded'"
 PAGES_OF_A_JOB = ("/jobs/{}", "/jobs/{}/again", "/api/v1/jobs/{}", "/api/v1/jobs/{}/status", "/api/v1/jobs/{}/prediction",
@@ -126,6 +126,8 @@ def hand(dsn: str) -> Iterator[Hand]:
         yield hand
 
 
+@pytest.mark.longest
+@pytest.mark.timeout(600)
 def test_no_row_hurts_another_job_a_worker_a_duty_or_a_page(
     conn: db.Connection, hand: Hand, client: FlaskClient, app: Flask, clean: Callable[[], None]
 ) -> None:

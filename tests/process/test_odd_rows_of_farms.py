@@ -47,7 +47,7 @@ def test_hostile_rows_end_no_worker_and_no_reaper(farm: Farm) -> None:
             rows.add(150, ["dl_jobs"])
             conn.execute("DELETE FROM dl_queues")
             farm.conn.execute(HEALTHY, (QUEUE,))
-            until(lambda: farm.rows(LEFT) == [(0,)], f"the healthy jobs to run, seed {seed}", 60)
+            until(lambda: farm.rows(LEFT) == [(0,)], f"the healthy jobs to run, seed {seed}")
     crashed = [event for part in (program, reaper) for event in part.events("process.crashed")]
     assert not crashed, seed
     assert reaper.process.poll() is None

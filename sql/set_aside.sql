@@ -22,6 +22,10 @@ SELECT DISTINCT job_id FROM unnest(%(queues)s::text[]) AS served (its_queue) CRO
 DELETE FROM dl_jobs WHERE job_id IN (
   SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND status::text = 'queued' FOR UPDATE SKIP LOCKED);
 
+-- name: locked
+-- Whether others have some of these jobs locked, so that they are not hidden.
+SELECT EXISTS (SELECT FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND status::text = 'queued');
+
 -- name: fail
 -- As the end of a run that has failed: tried again later, and failed when its attempts are spent. The trigger does the rest.
 WITH spent AS (

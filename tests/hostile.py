@@ -102,7 +102,8 @@ class Rows:
             "runs": 1, "learned_at": "now", "peaks": "{1}", "seconds": "{1}", "origin": "people", "interval_sec": 60,
             "timezone": "UTC", "catch_up": "last", "overlap": "queue", "jitter_sec": 0, "next_due": "now",
             "job": '{"task": "t", "queue": "hostile"}', "created_by": name, "code_version": "", "skip_done": False,
-            "total": 3, "next_at": "now", "backfill": name, "partition": name, "count": 1, "buckets": "{0,0,0,0,0,0,0,0,0,0,0,0}",
+            "total": 3, "next_at": "now", "backfill": name, "partition": name, "count": 1,
+            "buckets": "{0,0,0,0,0,0,0,0,0,0,0,0}",
             "at": "now", "processed": 1, "failed": 1, "minutes": 5, "figure": "succeeded", "largest": 1, "slots": "{1}",
             "counts": "{1}", "length": 1, "scheduled": 0, "retries": 0, "dead": 0, "lag_sec": 1, "error_group": name,
             "note": name, "by": name, "attempt": 1, "line": 1, "level": "info", "source": "log", "text": name,
@@ -126,8 +127,9 @@ class Rows:
         chance = self.chance
         odd: dict[str, Sequence[Any]] = {
             "text": [*TEXTS, "".join(map(chr, chance.choices(range(33, 0x2FFF), k=3_000)))], "timestamptz": TIMES,
-            "int4": INTS, "int2": [-1, 0, 60, 32_767], "int8": [*INTS, 2**63 - 1, -(2**63)], "float8": FLOATS, "float4": ["NaN", "Infinity", "-1", "1e30", "0"],
-            "jsonb": JSONS, "text[]": LISTS, "bool": [True, False], "dl_status": ["queued", "running", "succeeded", "failed", "canceled", "lost"],
+            "int4": INTS, "int2": [-1, 0, 60, 32_767], "int8": [*INTS, 2**63 - 1, -(2**63)], "float8": FLOATS,
+            "float4": ["NaN", "Infinity", "-1", "1e30", "0"], "jsonb": JSONS, "text[]": LISTS, "bool": [True, False],
+            "dl_status": ["queued", "running", "succeeded", "failed", "canceled", "lost"],
             "uuid": [str(UUID(int=0)), str(UUID(int=2**128 - 1)), self._id()],
         }  # fmt: skip
         return chance.choice([*odd.get(kind, NUMBERS), None])

@@ -24,6 +24,10 @@ _OF_A_ROW = ("21", "22", "23", "54", "P0")
 _SQL = db.statements("set_aside.sql")
 
 
+class _Disturbed(Exception):
+    """Another session has some of the jobs locked: the trial proves nothing."""
+
+
 class Aside(NamedTuple):
     """A job that was set aside, the status that it has now, and why."""
 
@@ -60,6 +64,8 @@ def set_aside(
         text = clip(masked(f"no worker can claim the job: {failure.diag.message_primary or failure}"))
         changed = _fail(conn, job_id, text)
         return Aside(job_id, *changed, text) if changed else None
+    except _Disturbed:
+        return None
     finally:
         if not conn.closed:
             conn.execute(_SQL["let_go"])
@@ -94,6 +100,8 @@ def _failure(conn: db.Connection, hidden: Sequence[UUID], claim: Callable[[], ob
     try:
         with conn.transaction(force_rollback=True):
             conn.execute(_SQL["hide"], {"job_ids": list(hidden)})
+            if conn.execute(_SQL["locked"], {"job_ids": list(hidden)}).fetchone() == (True,):
+                raise _Disturbed
             claim()
     except psycopg.Error as e:
         if not is_of_a_row(e):

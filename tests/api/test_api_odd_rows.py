@@ -13,8 +13,8 @@ from flask.testing import FlaskClient
 from dataloader.queue import db, new_job
 from dataloader.queue.reports import predictions
 
-PAGES = ("/jobs/{}", "/api/v1/jobs/{}", "/api/v1/jobs/{}/status", "/api/v1/jobs/{}/prediction", "/api/v1/jobs/{}/events",
-         "/api/v1/jobs?queue=q", "/jobs?queue=q")  # fmt: skip
+OF_A_JOB = ("", "/status", "/prediction", "/events")
+PAGES = ("/jobs/{}", *(f"/api/v1/jobs/{{}}{each}" for each in OF_A_JOB), "/api/v1/jobs?queue=q", "/jobs?queue=q")
 
 
 def insert(conn: db.Connection, **columns: Any) -> UUID:
@@ -112,7 +112,8 @@ def test_the_table_refuses_what_claims_and_pages_rely_on_and_names_the_field(
 def test_the_longest_texts_of_the_api_of_four_octets_a_character_fit(conn: db.Connection, client: FlaskClient) -> None:
     wide = "\U0001f4a3"
     job = {"queue": wide * 128, "task": wide * 200, "lock_key": wide * 512, "idempotency_key": wide * 255,
-           "partition_key": wide * 255, "producer": wide * 255, "consumer_group": wide * 255, "affinity_key": wide * 200,
+           "partition_key": wide * 255, "producer": wide * 255, "consumer_group": wide * 255,
+           "affinity_key": wide * 200,
            "limits": [f"{n}{wide * 99}" for n in range(8)]}  # fmt: skip
     assert client.post(TRIGGER, json=job).status_code == 200
 

@@ -12,6 +12,9 @@ from hostile import QUEUE, Rows
 
 pytestmark = pytest.mark.farm
 LEFT = "SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'healthy %%' AND status <> 'succeeded'"
+ASIDE = """
+SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'bad %%' AND status = 'failed' AND error LIKE 'no worker can%%'
+"""
 HEALTHY = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key)
 SELECT gen_random_uuid(), %s, 'returns', 'healthy ' || n FROM generate_series(1, 20) n
@@ -29,8 +32,7 @@ def test_a_row_that_no_claim_can_take_is_set_aside_and_no_worker_dies(farm: Farm
     program = farm.ready(workers=2)
     pids = {worker.pid for worker in program.workers()}
     until(lambda: farm.rows(LEFT) == [(0,)], "the healthy jobs to run")
-    bad = "SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'bad %%' AND status = 'failed' AND error LIKE 'no worker can%%'"
-    until(lambda: farm.rows(bad) == [(3,)], "the others to be set aside")
+    until(lambda: farm.rows(ASIDE) == [(3,)], "the others to be set aside")
     assert {event["queue"] for event in program.events("worker.job.set_aside")} == {"q"}
     assert not program.events("process.crashed")
     assert {worker.pid for worker in program.workers()} == pids
@@ -47,7 +49,7 @@ def test_hostile_rows_end_no_worker_and_no_reaper(farm: Farm) -> None:
             rows.add(150, ["dl_jobs"])
             conn.execute("DELETE FROM dl_queues")
             farm.conn.execute(HEALTHY, (QUEUE,))
-            until(lambda: farm.rows(LEFT) == [(0,)], f"the healthy jobs to run, seed {seed}", 60)
+            until(lambda: farm.rows(LEFT) == [(0,)], f"the healthy jobs to run, seed {seed}")
     crashed = [event for part in (program, reaper) for event in part.events("process.crashed")]
     assert not crashed, seed
     assert reaper.process.poll() is None

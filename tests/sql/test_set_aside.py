@@ -22,7 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "fair": {"fair_by": "producer"},
 }
 RAISES = """
-CREATE FUNCTION raises() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this row, and not % either', NEW.args; END $$;
+CREATE FUNCTION raises() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this row, nor %', NEW.args; END $$;
 CREATE TRIGGER raises BEFORE UPDATE ON dl_jobs FOR EACH ROW WHEN ({}) EXECUTE FUNCTION raises();
 """
 

@@ -211,7 +211,8 @@ def _new_events(conn: Conn, after: int, bundle_sec: float) -> list[Row]:
 def _told(conn: Conn) -> dict[str, list[Firing]]:
     found: dict[str, list[Firing]] = defaultdict(list)
     for row in _rows(conn, "firing"):
-        found[row.pop("webhook")].append(Firing(**row))
+        if row["kind"] in KINDS:
+            found[row.pop("webhook")].append(Firing(**row))
     return found
 
 

@@ -342,7 +342,7 @@ CREATE TABLE dl_needs (
   peaks real[] NOT NULL,                             -- MB of the latest runs, the newest first
   shares real[],                                    -- CPU seconds in a second of these
   CONSTRAINT dl_needs_chk CHECK (
-    array_position(peaks, NULL) IS NULL AND array_position(shares, NULL) IS NULL)
+    array_position(peaks, NULL) IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_needs IS 'what the latest runs of a task have used: 95 of 100 used no more';
 

@@ -62,4 +62,4 @@ ALTER TABLE dl_webhooks ADD CONSTRAINT dl_webhooks_chk_finite CHECK (lag_sec < '
 ALTER TABLE dl_durations ADD CONSTRAINT dl_durations_chk CHECK (
     array_position(seconds, NULL) IS NULL AND coalesce(array_ndims(seconds), 1) = 1);
 ALTER TABLE dl_needs ADD CONSTRAINT dl_needs_chk CHECK (
-    array_position(peaks, NULL) IS NULL AND array_position(shares, NULL) IS NULL);
+    array_position(peaks, NULL) IS NULL);

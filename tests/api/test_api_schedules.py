@@ -144,7 +144,7 @@ def test_a_removed_schedule_is_gone_and_its_jobs_are_not(client: FlaskClient, re
     assert client.get(f"/api/v1/jobs/{started['job_id']}").status_code == 200
 
 
-@pytest.mark.parametrize("name", ["nobody", "%00", "..%2f", "a%20b"])
+@pytest.mark.parametrize("name", ["nobody", "..%2f", "a%20b"])
 def test_an_unknown_name_is_404(client: FlaskClient, refused: Refused, name: str) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/run")):
         refused(client.open(f"{PATH}/{name}{path}", method=method), 404, "not-found")

@@ -185,14 +185,14 @@ def visit(farm: Farm, names: Sequence[str], times: int) -> None:
         jobs = {how: [of_guest(farm, name, how) for _ in range(times)] for how in ENDS}
         innocent = [farm.enqueue("tells_its_process", max_attempts=1) for _ in range(times)]
         for job in jobs["cancel"]:
-            until(lambda job=job: farm.job(job)["progress"], "its progress")
+            until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
             operations.cancel(farm.conn, [job], "test")
         for job in jobs["kill"]:
-            until(lambda job=job: farm.job(job)["progress"], "its progress")
+            until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
             psutil.Process(worker_of(farm, job)).kill()
         for how, status in ENDS.items():
             for job in jobs[how]:
-                ended = farm.wait(job, "succeeded", "failed", "canceled", "lost", patience=120)
+                ended = farm.wait(job, "succeeded", "failed", "canceled", "lost", patience=900)
                 assert (ended["status"], name, how) == (status, name, how), farm.journal(job)
         assert {result_of(farm, job) for job in jobs["done"]} == {30}, name
         for job in innocent:

@@ -35,7 +35,7 @@ def test_a_wrong_limit_is_a_400_and_changes_nothing(client: FlaskClient, wrong: 
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-@pytest.mark.parametrize("name", ["unknown", "a%00b", "n" * 101])
+@pytest.mark.parametrize("name", ["unknown", "n" * 101])
 def test_an_unknown_limit_is_a_404(client: FlaskClient, method: str, name: str) -> None:
     assert client.open(f"{LIMITS}/{name}", method=method).status_code == 404
 

@@ -75,7 +75,7 @@ def test_a_receiver_is_tried_by_a_job(client: FlaskClient, conn: db.Connection) 
     ("method", "path"), [("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/test")]
 )
 def test_an_unknown_receiver_is_404(client: FlaskClient, refused: Refused, method: str, path: str) -> None:
-    for name in ("ops", "%00", "a%20b", "x" * 500):
+    for name in ("ops", "a%20b", "x" * 500):
         answer = client.open(f"{WEBHOOKS}/{name}{path}", method=method)
         assert "no webhook" in refused(answer, 404, "not-found")["detail"]
 

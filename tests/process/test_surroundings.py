@@ -25,7 +25,8 @@ os.execvp(sys.argv[1], sys.argv[1:])
 WITH_BLOCKED_SIGNALS = [sys.executable, "-c", BLOCKED]
 MOUNTED = ["unshare", "--mount", "sh", "-c"]
 PROC_OF_PROCESSES = [*MOUNTED, 'mount -t proc -o subset=pid proc /proc && exec "$@"', "sh"]
-READ_ONLY = "mount -t tmpfs -o ro tmpfs /tmp && mount -t tmpfs -o ro tmpfs /var/tmp && cd /proc"
+# Not hidden: the program itself may be in one of the two.
+READ_ONLY = "for each in /tmp /var/tmp; do mount --bind $each $each && mount -o remount,bind,ro $each; done && cd /proc"
 NO_TMP = [*MOUNTED, f'{READ_ONLY} && exec "$@"', "sh"]
 NO_TMP_NOR_SHM = [*MOUNTED, f'{READ_ONLY} && mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"', "sh"]
 

@@ -729,7 +729,7 @@ MUTANTS: list[Mutant] = [
     *_function(
         "dl_ask_limits",
         ("asks once more", "CONTINUE WHEN p_room ? asked", "CONTINUE WHEN false"),
-        ("a name without a limit is full", "found_room := 100", "found_room := 0"),
+        ("a name without a limit is full", "CONTINUE WHEN NOT FOUND;\n", "NULL;\n"),
         ("two decide at once", "NOT pg_try_advisory_xact_lock(hashtext('dl_limits'), hashtext(asked))", "false"),
         ("many claimed ahead", "CASE WHEN most IS NOT NULL THEN 1 END", "100"),
         ("waits for a stranger", "FOR NO KEY UPDATE SKIP LOCKED", "FOR NO KEY UPDATE"),
@@ -871,7 +871,7 @@ MUTANTS: list[Mutant] = [
         ("rows that wait", " AND blocked_on IS NULL"),
         ("few candidates", "LIMIT 1000 + p_most OFFSET", "LIMIT p_most OFFSET"),
         ("does not look behind", " OFFSET p_past\n", "\n"),
-        ("more than asked for", "more := cardinality(mine) = p_most OR ", "more := "),
+        ("more than asked for", "more := more OR cardinality(mine) = p_most OR ", "more := more OR "),
         ("reads on for a few keys more", "behind * cardinality(mine) > 500", "false"),
         ("no look at locked rows", "p_looks AND dl_is_taken(near.at, near.key_hash)", "false"),
         ("takes every key", "spared := (cardinality(mine) + 8) / 16", "spared := 0"),
@@ -1263,7 +1263,7 @@ MUTANTS: list[Mutant] = [
         ),
         ("no look at heartbeats", ", heartbeat_at, created_at)", ", created_at)"),
         ("no look at the start", ", heartbeat_at, created_at)", ", heartbeat_at)"),
-        ("any status", "status = 'running'\n     AND ", ""),
+        ("any status", "status = 'running'\n       AND ", ""),
         (
             "a live lease",
             "make_interval(secs => lease_ttl_sec)) < now()",
@@ -1271,7 +1271,7 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "not without a lease",
-            "coalesce(lease_expires_at,\n                  coalesce(heartbeat_at, started_at, created_at)"
+            "coalesce(lease_expires_at,\n                    coalesce(heartbeat_at, started_at, created_at)"
             " + make_interval(secs => lease_ttl_sec))",
             "lease_expires_at",
         ),
@@ -1780,7 +1780,7 @@ MUTANTS: list[Mutant] = [
         ("no more than the head", "CASE WHEN p_merge_limit IS NULL THEN", "CASE WHEN true THEN"),
         (
             "large claims without end",
-            "    EXIT WHEN cardinality(due) >= 1000;  -- one claim carries so many jobs, and those of the last key\n",
+            "cardinality(due) >= 1000 OR ",
         ),
     ),
     *_function(

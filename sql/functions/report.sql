@@ -137,7 +137,7 @@ BEGIN
            e.event_id, dl_figure(e.payload -> 'peak_mb') AS peak_mb, dl_figure(e.payload -> 'cpu_sec') AS cpu_sec
       FROM (SELECT event_id, job_id, queue, dl_readable(ts) AS ts, payload, dl_step_of(kind, payload) AS step FROM dl_job_events
              WHERE event_id > since AND event_id <= upto AND kind NOT IN ('heartbeat', 'stuck', 'deadline')
-               AND octet_length(queue) <= 2400) e
+               AND octet_length(queue) <= 2400 AND octet_length(kind) <= 100) e
       LEFT JOIN dl_jobs j USING (job_id)),
   totals AS (
     INSERT INTO dl_totals AS t (queue, task, kind, count, seconds, buckets)

@@ -591,7 +591,7 @@ CREATE TABLE dl_webhooks (
   paused_by text,
   CONSTRAINT dl_webhooks_chk_shape CHECK (shape IN ('json', 'alertmanager', 'slack')),
   CONSTRAINT dl_webhooks_chk_positive CHECK (lag_sec > 0),
-  CONSTRAINT dl_webhooks_chk_lag CHECK (lag_sec <= 1e9)
+  CONSTRAINT dl_webhooks_chk_bounds CHECK (lag_sec <= 1e9 AND octet_length(name) <= 64)
 );
 COMMENT ON TABLE dl_webhooks IS 'receivers of alerts; of their secrets here are the names only';
 COMMENT ON COLUMN dl_webhooks.url IS 'with ${DL_WEBHOOK_...} in the place of what is secret';

@@ -59,7 +59,7 @@ ALTER TABLE dl_spans ADD CONSTRAINT dl_spans_chk CHECK (
 ALTER TABLE dl_lengths ADD CONSTRAINT dl_lengths_chk CHECK (
     length BETWEEN 0 AND 1e15 AND scheduled BETWEEN 0 AND 1e15 AND retries BETWEEN 0 AND 1e15
     AND dead BETWEEN 0 AND 1e15 AND lag_sec BETWEEN 0 AND 1e9 AND keys BETWEEN 0 AND 1e15);
-ALTER TABLE dl_webhooks ADD CONSTRAINT dl_webhooks_chk_lag CHECK (lag_sec <= 1e9);
+ALTER TABLE dl_webhooks ADD CONSTRAINT dl_webhooks_chk_bounds CHECK (lag_sec <= 1e9 AND octet_length(name) <= 64);
 ALTER TABLE dl_durations ADD CONSTRAINT dl_durations_chk CHECK (
     array_position(seconds, NULL) IS NULL AND coalesce(array_ndims(seconds), 1) = 1);
 ALTER TABLE dl_needs ADD CONSTRAINT dl_needs_chk CHECK (

@@ -7,7 +7,7 @@ SELECT conname FROM pg_constraint WHERE conrelid = 'dl_jobs'::regclass AND conty
 
 -- name: breaks
 -- In the place of {breaks}: the checks of migration 0053, the other way round.
-(octet_length(queue) > 512 OR octet_length(task) > 800 OR octet_length(lock_key) > 2048
+(octet_length(queue) > 512 OR octet_length(task) > 2000 OR octet_length(lock_key) > 2048
  OR octet_length(idempotency_key) > 1020 OR octet_length(partition_key) > 1020 OR octet_length(producer) > 1020
  OR octet_length(consumer_group) > 1020 OR octet_length(affinity_key) > 800 OR octet_length(trace) > 255
  OR timeout_sec NOT BETWEEN 1 AND 2592000
@@ -29,7 +29,7 @@ SELECT job_id FROM dl_jobs WHERE {breaks};
 WITH mended AS (
   UPDATE dl_jobs SET
          queue = CASE WHEN octet_length(queue) > 512 THEN left(queue, 90) || '…' || md5(queue) ELSE queue END,
-         task = CASE WHEN octet_length(task) > 800 THEN left(task, 160) || '…' || md5(task) ELSE task END,
+         task = CASE WHEN octet_length(task) > 2000 THEN left(task, 160) || '…' || md5(task) ELSE task END,
          lock_key = CASE WHEN octet_length(lock_key) > 2048 THEN left(lock_key, 470) || '…' || md5(lock_key) ELSE lock_key END,
          idempotency_key = CASE WHEN octet_length(idempotency_key) > 1020
                                 THEN left(idempotency_key, 220) || '…' || md5(idempotency_key) ELSE idempotency_key END,

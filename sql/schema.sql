@@ -80,7 +80,7 @@ CREATE TABLE dl_jobs (
 
   -- On these values claims, the reaper and the pages rely. In octets, for the indexes: the bounds of the API, at four a character.
   CONSTRAINT dl_jobs_chk_queue CHECK (octet_length(queue) <= 512),
-  CONSTRAINT dl_jobs_chk_task CHECK (octet_length(task) <= 800),
+  CONSTRAINT dl_jobs_chk_task CHECK (octet_length(task) <= 2000),
   CONSTRAINT dl_jobs_chk_lock_key CHECK (octet_length(lock_key) <= 2048),
   CONSTRAINT dl_jobs_chk_idempotency_key CHECK (octet_length(idempotency_key) <= 1020),
   CONSTRAINT dl_jobs_chk_partition_key CHECK (octet_length(partition_key) <= 1020),
@@ -543,7 +543,7 @@ CREATE TABLE dl_lengths (
   keys bigint,                                      -- with queued jobs; null: not ordered, or not counted
   CONSTRAINT dl_lengths_chk CHECK (
     length BETWEEN 0 AND 1e15 AND scheduled BETWEEN 0 AND 1e15 AND retries BETWEEN 0 AND 1e15
-    AND dead BETWEEN 0 AND 1e15 AND lag_sec >= 0 AND lag_sec < 'Infinity' AND keys BETWEEN 0 AND 1e15)
+    AND dead BETWEEN 0 AND 1e15 AND lag_sec BETWEEN 0 AND 1e9 AND keys BETWEEN 0 AND 1e15)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_lengths IS 'what the reaper has counted of each queue that has jobs';
 COMMENT ON COLUMN dl_lengths.keys IS 'keys with queued jobs; null: the queue is not ordered, or they were not counted';
@@ -595,7 +595,7 @@ CREATE TABLE dl_webhooks (
   paused_by text,
   CONSTRAINT dl_webhooks_chk_shape CHECK (shape IN ('json', 'alertmanager', 'slack')),
   CONSTRAINT dl_webhooks_chk_positive CHECK (lag_sec > 0),
-  CONSTRAINT dl_webhooks_chk_finite CHECK (lag_sec < 'Infinity')
+  CONSTRAINT dl_webhooks_chk_bounds CHECK (lag_sec <= 1e9 AND octet_length(name) <= 64)
 );
 COMMENT ON TABLE dl_webhooks IS 'receivers of alerts; of their secrets here are the names only';
 COMMENT ON COLUMN dl_webhooks.url IS '${DL_WEBHOOK_...}: the variable of the workers that holds a secret URL';

@@ -25,10 +25,11 @@ known AS (
   SELECT queue FROM waiting UNION SELECT queue FROM dead UNION SELECT queue FROM running UNION SELECT queue FROM serving
   UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered)
 SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
-       greatest(0, extract(epoch FROM now() - (
-         SELECT greatest(j.available_at, j.created_at) FROM dl_jobs j
+       -- At most 30 years, for clients compute with it: the times of another service's job may be infinite.
+       least(1e9, greatest(0, extract(epoch FROM now() - (
+         SELECT dl_readable(greatest(j.available_at, j.created_at)) FROM dl_jobs j
           WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS DISTINCT FROM 'time'
-          ORDER BY j.queue, j.available_at LIMIT 1)), 0)::float8 AS lag_sec,
+          ORDER BY j.queue, j.available_at LIMIT 1)), 0))::float8 AS lag_sec,
        coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_risk, 0) AS at_risk, paused_at, paused_by, max_length,
        coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
        coalesce(on_dead, 'continue') AS on_dead, fair_by,

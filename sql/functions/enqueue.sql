@@ -292,7 +292,8 @@ BEGIN
     WHEN length(dl_enqueue.consumer_group) > 255 THEN 'consumer_group should be a text of at most 255 characters'
     WHEN length(dl_enqueue.affinity_key) NOT BETWEEN 1 AND 200
       THEN 'affinity_key should be a text of 1 to 200 characters'
-    WHEN cardinality(dl_enqueue.limits) > 8 OR array_ndims(dl_enqueue.limits) > 1 OR array_lower(dl_enqueue.limits, 1) <> 1
+    WHEN cardinality(dl_enqueue.limits) > 8
+      OR array_ndims(dl_enqueue.limits) > 1 OR array_lower(dl_enqueue.limits, 1) <> 1
       OR cardinality(dl_enqueue.limits) > (SELECT count(DISTINCT name) FROM unnest(dl_enqueue.limits) name
                                             WHERE length(name) BETWEEN 1 AND 100 AND name !~ '[\u0001-\u001f\u007f-\u009f]')
       THEN 'limits should be at most 8 different names of 1 to 100 characters without control characters'

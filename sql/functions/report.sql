@@ -129,15 +129,15 @@ BEGIN
            date_bin('10 s', e.ts, '2000-01-01 00:00+00') AS at,
            CASE WHEN e.step NOT IN ('queued', 'picked', 'cancel_requested', 'backoff', 'requeue') THEN
              extract(epoch FROM e.ts - (
-               SELECT CASE p.kind WHEN 'picked' THEN p.ts END FROM dl_job_events p
+               SELECT CASE p.kind WHEN 'picked' THEN dl_readable(p.ts) END FROM dl_job_events p
                 WHERE p.job_id = e.job_id AND p.event_id < e.event_id AND p.kind NOT IN ('heartbeat', 'cancel_requested', 'stuck', 'deadline')
                 ORDER BY p.event_id DESC LIMIT 1))::float8 END AS seconds,
            CASE WHEN e.step = 'picked' AND greatest(j.created_at, j.available_at) BETWEEN '2000-01-01' AND e.ts
              THEN extract(epoch FROM e.ts - greatest(j.created_at, j.available_at))::float8 END AS waited,
            e.event_id, dl_figure(e.payload -> 'peak_mb') AS peak_mb, dl_figure(e.payload -> 'cpu_sec') AS cpu_sec
-      FROM (SELECT event_id, job_id, queue, ts, payload, dl_step_of(kind, payload) AS step FROM dl_job_events
+      FROM (SELECT event_id, job_id, queue, dl_readable(ts) AS ts, payload, dl_step_of(kind, payload) AS step FROM dl_job_events
              WHERE event_id > since AND event_id <= upto AND kind NOT IN ('heartbeat', 'stuck', 'deadline')
-               AND octet_length(queue) <= 2400) e
+               AND octet_length(queue) <= 2400 AND octet_length(kind) <= 100) e
       LEFT JOIN dl_jobs j USING (job_id)),
   totals AS (
     INSERT INTO dl_totals AS t (queue, task, kind, count, seconds, buckets)
@@ -277,9 +277,9 @@ CREATE OR REPLACE FUNCTION dl_last_run_sec(p_job dl_jobs) RETURNS float8 LANGUAG
   SELECT CASE
     WHEN p_job.status = 'running' OR p_job.started_at IS NULL THEN NULL
     WHEN p_job.status IN ('succeeded', 'failed') AND p_job.attempt <= 1 AND p_job.claims <= 1
-      THEN greatest(extract(epoch FROM p_job.finished_at - p_job.started_at), 0)
+      THEN greatest(extract(epoch FROM dl_readable(p_job.finished_at) - dl_readable(p_job.started_at)), 0)
     ELSE (
-      SELECT greatest(extract(epoch FROM ended.ts - picked.ts), 0)
+      SELECT greatest(extract(epoch FROM dl_readable(ended.ts) - dl_readable(picked.ts)), 0)
         FROM (SELECT event_id, ts FROM dl_job_events WHERE job_id = p_job.job_id AND kind = 'picked'
                ORDER BY event_id DESC LIMIT 1) picked
        CROSS JOIN LATERAL (

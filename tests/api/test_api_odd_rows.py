@@ -11,7 +11,7 @@ from api_app import TRIGGER, Refused
 from flask.testing import FlaskClient
 
 from dataloader.queue import db, new_job
-from dataloader.queue.reports import predictions
+from dataloader.queue.reports import predictions, stats
 
 OF_A_JOB = ("", "/status", "/prediction", "/events")
 PAGES = ("/jobs/{}", *(f"/api/v1/jobs/{{}}{each}" for each in OF_A_JOB), "/api/v1/jobs?queue=q", "/jobs?queue=q")
@@ -63,10 +63,12 @@ def test_args_of_before_the_check_are_shown_cut(
 
 @pytest.mark.parametrize("column", ["available_at", "created_at", "started_at", "finished_at", "heartbeat_at"])
 @pytest.mark.parametrize("at", ["infinity", "-infinity", "290000-01-01 00:00+00", "4000-01-01 00:00+00 BC"])
+@pytest.mark.parametrize("status", ["queued", "running", "succeeded"])
 def test_a_time_of_the_contract_that_python_does_not_know_is_shown(
-    conn: db.Connection, client: FlaskClient, column: str, at: str
+    conn: db.Connection, client: FlaskClient, column: str, at: str, status: str
 ) -> None:
-    job_id = insert(conn, **{column: at})
+    times = {"started_at": "2026-01-01", "finished_at": "2026-01-01"} if status == "succeeded" else {}
+    job_id = insert(conn, status=status, **times | {column: at})
     answers = {page: client.get(page.format(job_id)).status_code for page in PAGES}
     assert set(answers.values()) == {200}, answers
 
@@ -86,7 +88,7 @@ def test_a_time_of_the_contract_that_python_does_not_know_is_shown(
         ("timeout_sec", 2_592_001),
         ("lock_key", "\u4e00" * 700),
         ("queue", "q" * 513),
-        ("task", "t" * 801),
+        ("task", "t" * 2_001),
         ("idempotency_key", "i" * 1_021),
         ("partition_key", "p" * 1_021),
         ("producer", "p" * 1_021),
@@ -176,3 +178,24 @@ def test_a_queue_whose_prediction_fails_does_not_stop_those_behind_it(
         after = noted.queue
         found.append((noted.queue, noted.error is None))
     assert found == [("a", True), ("b", False), ("c", True)]
+
+
+@pytest.mark.parametrize("at", ["infinity", "-infinity", "4000-01-01 00:00+00 BC"])
+def test_a_job_of_such_a_time_ends_no_duty_and_counts_of_its_queue_are_shown(
+    conn: db.Connection, client: FlaskClient, at: str
+) -> None:
+    """A queue's lag without a bound could not be noted, nor could the journal's run without one be summed up."""
+    job_id = insert(conn, available_at=at, created_at=at)
+    conn.execute("UPDATE dl_jobs SET blocked_on = NULL WHERE job_id = %s", (job_id,))
+    conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, ts) VALUES (%s, 'q', 'picked', %s), (%s, 'q', 'done', now())",
+        (job_id, at, job_id),
+    )
+    assert stats.aggregate(conn) > 0
+    lag_sec = stats.note_lengths(conn, 0.0)
+    assert lag_sec is not None
+    assert lag_sec <= 1e9
+    answers = {
+        page: client.get(page).status_code for page in ("/", "/metrics", "/api/v1/queues", "/queues/q", "/tasks")
+    }
+    assert set(answers.values()) == {200}, answers

@@ -286,8 +286,9 @@ def noted_all(conn: db.Connection) -> list[tuple[str, int]]:
     """A round of the reaper: each queue's name, and how many jobs were told."""
     found, after = [], ""
     while done := predictions.note(conn, after):
-        found.append(done)
-        after = done[0]
+        assert done.error is None
+        found.append((done.queue, done.told))
+        after = done.queue
     return found
 
 

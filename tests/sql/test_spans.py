@@ -173,14 +173,15 @@ def test_rows_of_another_time_are_in_no_span(conn: db.Connection) -> None:
     assert value(conn, "SELECT sum(count) FROM dl_totals") > 0
 
 
-def test_the_longest_names_stop_no_sums(conn: db.Connection) -> None:
-    """Names that an index cannot hold would end all statistics; the table takes none."""
-    noise = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=800))
+def test_a_name_as_long_as_the_table_allows_stops_no_sums(conn: db.Connection) -> None:
+    """Whoever may insert a job would else end all statistics."""
+    noise = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=2_000))
     journal = Journal(conn, 1)
     journal.job(timedelta(minutes=20), noise, noise[:512])
+    journal.job(timedelta(minutes=20), "load", "q")
     journal.write()
     roll(conn, 1_000)
-    assert {task for task, *_ in stored(conn)} == {noise}
+    assert {task for task, *_ in stored(conn)} >= {"load"}
 
 
 def test_a_job_that_was_put_back_tells_no_waiting_time(conn: db.Connection) -> None:

@@ -245,7 +245,7 @@ def _shown(row: Row, count: int) -> Row:
         timing = _timing(row)
         coming = chain([row["next_due"]], times.after(timing, row["next_due"])) if makes else ()
         told = {"words": times.words(timing), "next": list(islice(coming, count))}
-    except ValueError as e:
+    except (ValueError, OverflowError) as e:
         told = {"words": str(e), "next": []}
     late = (now - row["next_due"]).total_seconds() if makes else 0.0
     return row | found | told | {"overdue_sec": max(late, 0.0)}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
+import structlog
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
@@ -35,6 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _VARIABLE = re.compile(rf"{WEBHOOK_SECRETS}[A-Z0-9_]{{1,64}}", re.ASCII)
 WHOLE = re.compile(rf"\$\{{({_VARIABLE.pattern})\}}", re.ASCII)  # a `url` that is a variable of the workers
 
+_log = structlog.get_logger("reaper")
 _SQL = db.statements("alerts.sql")
 _SQL = {name: text.replace("{shown}", _SQL["shown"].rstrip(";")) for name, text in _SQL.items()}
 Row = dict[str, Any]
@@ -144,12 +146,26 @@ def tell(conn: Conn, rules: Rules) -> int:
             return 0
         events, now = _new_events(conn, row[0], rules.bundle_sec), row[1]
         queues, told = _rows(conn, "queues"), _told(conn)
-        sent = [(each["name"], message) for each in found
-                for message in messages.due(each, events, queues, told[each["name"]], rules, now)]  # fmt: skip
-        for name, message in sent:
-            _add(conn, name, log.masked(message), rules)
-            _note(conn, name, message)
-    return len(sent)
+        sent = 0
+        for each in found:
+            try:
+                with conn.transaction():
+                    due = messages.due(each, events, queues, told[each["name"]], rules, now)
+                    sent += _tell_one(conn, each["name"], due, rules)
+            except Exception as e:  # whatever the row of a webhook may cause
+                if conn.closed:
+                    raise
+                _log.warning("reaper.alerts.failed", webhook=each["name"], error=f"{type(e).__name__}: {e}".strip())
+    return sent
+
+
+def _tell_one(conn: Conn, name: str, due: Iterable[Message], rules: Rules) -> int:
+    sent = 0
+    for message in due:
+        _add(conn, name, log.masked(message), rules)
+        _note(conn, name, message)
+        sent += 1
+    return sent
 
 
 def check(wanted: Wanted) -> None:

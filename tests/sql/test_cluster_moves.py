@@ -633,7 +633,8 @@ def test_what_cannot_move_is_named_and_nothing_changes(east: Side, west: Side) -
     add(east.conn, NewJob("q", "t", "child", depends_on=[parent]))
     east.conn.execute(
         "INSERT INTO dl_schedules (name, origin, cron, timezone, catch_up, overlap, jitter_sec, job, created_by)"
-        " VALUES ('nightly', 'people', '0 0 * * *', 'UTC', 'none', 'skip', 0, '{\"queue\": \"q\", \"task\": \"t\"}', 'ops')"
+        " VALUES ('nightly', 'people', '0 0 * * *', 'UTC', 'none', 'skip', 0,"
+        ' \'{"queue": "q", "task": "t"}\', \'ops\')'
     )
     with pytest.raises(Contradiction, match=r"jobs wait for others.*the schedule nightly makes jobs of it"):
         clusters.move(east, west, "q")

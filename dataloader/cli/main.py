@@ -144,6 +144,7 @@ def workers() -> None:
     dsn = _dsn(settings)
     _check_database(settings, dsn, direct=True)
     _preload(settings)
+    migrations.expected()  # read before the fork, in memory that all workers share
 
     def worker_main(settings: Settings, queues: tuple[str, ...], shared: SharedSlots, slot: Slot, life: int) -> int:
         return worker.main(settings, settings.queue_dsn or dsn, queues, shared, slot, life)

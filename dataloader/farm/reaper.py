@@ -340,12 +340,12 @@ def going_on(
     """
     try:
         yield
-    except psycopg.Error as e:
+    except Exception as e:  # a value that Python cannot read is no reason to leave the other duties undone
         if conn.closed or db.is_outage(e):
             raise
         if on_failure:
             on_failure()
-        log.warning(event, error=str(e).strip())
+        log.warning(event, error=str(e).strip() if isinstance(e, psycopg.Error) else repr(e))
 
 
 def clean_up(conn: db.Connection, log: structlog.stdlib.BoundLogger) -> None:

@@ -161,6 +161,12 @@ def drifted(conn: db.Connection) -> list[str]:
     return [str(each) for each in _drifts(conn)]
 
 
+@cache
+def expected() -> tuple[int, str]:
+    """The number of this code's last migration, and the checksum of its functions."""
+    return known()[-1].number, functions().checksum
+
+
 def check(conn: db.Connection) -> None:
     """Raise SchemaError unless this code may use the schema that `conn` sees.
 
@@ -176,7 +182,7 @@ def check(conn: db.Connection) -> None:
         "SELECT max(number), max(oldest_code), max(checksum) FILTER (WHERE number = 0) FROM dl_migrations"
     ).fetchone()
     have, oldest_code, of_functions = row or (0, 0, None)
-    latest = known()[-1].number
+    latest, checksum = expected()
     if not have or have < latest:
         raise SchemaError(f"the schema is at {have or 0}, this code needs {latest}: run `dataloader migrate`")
     if of_functions is None:
@@ -185,7 +191,7 @@ def check(conn: db.Connection) -> None:
         )
     if oldest_code > latest:
         raise SchemaError(f"the schema needs code that knows migration {oldest_code}: upgrade dataloader")
-    if of_functions == functions().checksum and not drift.is_bound(conn):
+    if of_functions == checksum and not drift.is_bound(conn):
         raise SchemaError("the schema was renamed, and its functions have the former name: run `dataloader migrate`")
 
 

@@ -143,7 +143,8 @@ def test_each_section_of_the_server_has_rows_or_a_reason(conn: db.Connection, mo
 
 def test_bloat_and_vacuum_are_told_of_the_table_as_it_is(conn: db.Connection) -> None:
     conn.execute(
-        "INSERT INTO dl_totals SELECT 'q', n::text, 'done', 1, 1, array_fill(1, '{12}') FROM generate_series(1, 40000) n"
+        "INSERT INTO dl_totals SELECT 'q', n::text, 'done', 1, 1, array_fill(1, '{12}')"
+        " FROM generate_series(1, 40000) n"
     )
     conn.execute("DELETE FROM dl_totals WHERE task::int % 4 > 0")
     conn.execute("VACUUM ANALYZE dl_totals")

@@ -392,14 +392,14 @@ class Batch:
     def write_last(self) -> None:
         """Write all ends before the worker leaves; raises Unwritten when it has to leave before."""
         patience = now() + self._settings.dl_drain_sec + self._settings.dl_kill_grace_sec
-        why = "their rows are locked"
         while self.owes:
+            why, spare = "their rows are locked", 2 * LOCKED_SEC
             try:
                 self._session.call(lambda session: self.step(session, 0))
             except Lost as e:
-                why = str(e)
+                why, spare = str(e), -4 * LOCKED_SEC  # a worker that is killed at the drain's end counts as drained
             if left := self.owes:
-                if now() > (self._orders.drain_by or patience) - 2 * LOCKED_SEC:
+                if now() > (self._orders.drain_by or patience) - spare:
                     raise Unwritten(f"the ends of {left} jobs could not be written: {why}")
                 self._orders.pause(max(self._session.pause_sec, LOCKED_SEC if self._locked else 0.0))
 

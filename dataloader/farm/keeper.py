@@ -288,10 +288,13 @@ class Keeper:
         return self._ear.go_on()
 
     def _look(self, queues: list[str], most: int) -> lifecycle.Look:
-        try:
-            return self._session.call(lambda session: lifecycle.look(session.conn, queues, most))
-        except psycopg.errors.LockNotAvailable:
-            return lifecycle.Look(1, None)  # not known: a worker's claim waits for the lock, the keeper has other work
+        def looked(session: Plain) -> lifecycle.Look:
+            try:
+                return lifecycle.look(session.conn, queues, most)
+            except psycopg.errors.LockNotAvailable:
+                return lifecycle.Look(1, None)  # not known: a worker's claim waits for the lock, and not the keeper
+
+        return self._session.call(looked)
 
     def _sleep(self, seconds: float, *others: int) -> bool:
         """Wait for a signal, a birth or one of the file descriptors `others`; True: for a birth."""

@@ -17,7 +17,6 @@ import psycopg
 from dataloader.farm.common_log import FarmOutage
 from dataloader.log.outage import Outage
 from dataloader.queue import db
-from dataloader.queue.migrations import SchemaError
 
 PAUSE_MOST = 2.0  # seconds between two tries to open a session: a database that is back is found within this time
 T = TypeVar("T")
@@ -121,7 +120,7 @@ class Session(Generic[L]):
         self.tries += 1
         try:
             session = self._begin()
-        except (psycopg.Error, SchemaError) as error:
+        except psycopg.Error as error:
             # A server that comes back, or is restored, may refuse for a while what it has granted before.
             if self._was_open and not db.is_passing(error):
                 raise psycopg.OperationalError(str(error)) from error

@@ -34,14 +34,14 @@ def memory(program: Program) -> int:
     return sum(process.memory_full_info().pss for process in [parent, *parent.children(recursive=True)])
 
 
-def test_a_further_idle_worker_costs_at_most_eleven_megabytes(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_further_idle_worker_costs_at_most_thirteen_megabytes(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without coverage, which would be in each of them."""
     monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
     farm.executes = True
     few = farm.ready(workers=1)
     small = memory(few)
     few.stop()
-    assert (memory(farm.ready(workers=5)) - small) / 4 <= 11e6
+    assert (memory(farm.ready(workers=5)) - small) / 4 <= 13e6
 
 
 def test_all_but_dl_pipelines_is_imported_before_the_fork(farm: Farm, tmp_path: Path) -> None:

@@ -284,8 +284,8 @@ def test_what_keeps_it_from_working_is_said_before_anything_is_started(home: Pat
 
 
 def test_a_check_that_cannot_be_made_is_no_reason_not_to_start(home: Path) -> None:
-    (home / "leaves.py").write_text("import os, sys\nif 'check' in sys.argv: os._exit(3)")
-    with started(home, free_port(), DL_PIPELINES="leaves") as farm:
+    (home / "sitecustomize.py").write_text("import os, sys\nif 'check' in sys.orig_argv: os._exit(3)")
+    with started(home, free_port(), PYTHONPATH=str(home)) as farm:
         farm.wait_up()
         assert "`dataloader check` ended with status 3" in farm.said
 

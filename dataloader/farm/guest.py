@@ -105,11 +105,11 @@ class Inspection:
         self._lowest = _lowest_free(self._tasks)
         self._threads = _links(self._tasks)
 
-    def changed(self, task: str, warm: Collection[int], has_prepared: bool) -> tuple[str, ...]:
+    def changed(self, task: str, warm: Collection[int], may_open: bool) -> tuple[str, ...]:
         """The names of the facts that a run of this task has changed; ends the processes that it has left.
 
-        `warm` are the processes of warm resources; a run that `has_prepared` one may leave threads and descriptors.
-        An addition counts where an earlier run of the task has added to the same fact already and this one has
+        `warm` are the processes of warm resources; with `may_open` threads and descriptors may stay: the run has
+        prepared such a resource, or its worker has opened a session. An addition counts where an earlier run of the task has added to the same fact already and this one has
         imported no module.
         """
         facts = _facts(self._umask)
@@ -129,7 +129,7 @@ class Inspection:
         self._of_log = self._of_log_now
         if "children" in left:
             kill_all(lambda: strays(self._children, warm), CHILDREN_SEC)
-        if has_prepared:
+        if may_open:
             left, more = [name for name in left if name == "children"], []
         for name in [*added, *more]:
             if (task, name) in self._grown and len(sys.modules) == self._modules:

@@ -182,8 +182,17 @@ class Keeper:
             call_parent(self._supervisor)  # it interrupts and ends runs
 
     def _recover(self, conn: db.Connection, slot: Slot) -> None:
-        """Recover the jobs of this slot's dead worker; then the slot is free."""
-        jobs = self._take_jobs(conn, slot) if slot.fields.worker else []
+        """Recover the jobs of this slot's dead worker; then the slot is free.
+
+        Where the database refuses that, these jobs wait for their leases and the reaper; the other slots go on.
+        """
+        try:
+            jobs = self._take_jobs(conn, slot) if slot.fields.worker else []
+        except psycopg.Error as e:
+            if conn.closed or db.is_passing(e):
+                raise
+            self.log.error("keeper.settle.failed", worker=slot.worker, error=str(e).strip())
+            jobs = []
         for job in jobs:
             if job.status:
                 facts = {"job_id": str(job.job_id), "status": job.status}

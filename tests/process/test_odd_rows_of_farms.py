@@ -53,3 +53,24 @@ def test_hostile_rows_end_no_worker_and_no_reaper(farm: Farm) -> None:
     crashed = [event for part in (program, reaper) for event in part.events("process.crashed")]
     assert not crashed, seed
     assert reaper.process.poll() is None
+
+
+REFUSES = """
+CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'this job stays'; END $$;
+CREATE TRIGGER refuses BEFORE UPDATE ON dl_jobs FOR EACH ROW
+  WHEN (OLD.status = 'running' AND NEW.status = 'queued' AND NEW.lock_key = 'stays') EXECUTE FUNCTION refuses()
+"""
+
+
+def test_a_row_that_takes_no_end_costs_no_keeper(farm: Farm) -> None:
+    """The keeper settles what a killed worker held. Such a row ended the keeper, again and again."""
+    farm.conn.execute(REFUSES)
+    program = farm.ready(workers=1)
+    job = farm.enqueue("recorded", lock_key="stays", args={"sec": 600})
+    farm.begun(job)
+    (keeper,) = program.children("keeper")
+    program.workers()[0].kill()
+    until(lambda: program.events("keeper.settle.failed"), "the refusal")
+    assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+    assert [each.pid for each in program.children("keeper")] == [keeper.pid]
+    assert not program.events("process.crashed")

@@ -62,7 +62,7 @@ def try_backfill(body: BaseModel) -> dict[str, Any]:
 def get_backfill(backfill: str) -> dict[str, Any]:
     """One backfill, with the counts of its partitions."""
     with session() as conn:
-        return _found(backfills.backfill(conn, _known(backfill), outlooks.counts))
+        return _found(backfills.backfill(conn, backfill, outlooks.counts))
 
 
 @blueprint.get("/<backfill>/partitions")
@@ -71,7 +71,7 @@ def get_backfill(backfill: str) -> dict[str, Any]:
 def list_partitions(backfill: str, query: requests.Partitions) -> dict[str, Any]:
     """The partitions of a backfill in their order, each with its job; those of one status where `status` names it."""
     with session() as conn:
-        _found(backfills.known(conn, _known(backfill)))
+        _found(backfills.known(conn, backfill))
         rows = backfills.of_ledger(conn, backfill, query.after, query.limit, query.status)
     return {"partitions": rows, "next": rows[-1]["place"] if len(rows) == query.limit else None}
 
@@ -124,10 +124,9 @@ def cancel_backfill(backfill: str) -> dict[str, Any]:
 )
 def retry_backfill(backfill: str, body: requests.BackfillRetry) -> dict[str, Any]:
     """Queue the dead jobs of a backfill again, up to 500; with `next` as `after` the next request goes on."""
-    known = _known(backfill)
     with session() as conn:
-        _found(backfills.known(conn, known))
-        changed, following = backfills.retry(conn, known, auth.who(), body.after)
+        _found(backfills.known(conn, backfill))
+        changed, following = backfills.retry(conn, backfill, auth.who(), body.after)
     g.changed = {"backfill": backfill, "jobs": changed}
     return {"changed": changed, "next": following and int(following)}
 
@@ -136,17 +135,12 @@ def _changed(name: str, change: Callable[[Any], T | None]) -> T:
     """What `change` returns of a session; raises a Problem: 404 for None, 409 for what is not possible now."""
     with session() as conn:
         try:
-            answer = change(conn) if _known(name) else None
+            answer = change(conn)
         except backfills.NotNow as e:
             raise Problem(409, str(e)) from None
     found = _found(answer)
     g.changed = {"backfill": name}
     return found
-
-
-def _known(name: str) -> str:
-    """A name that PostgreSQL can read; "" for any other, which no backfill has."""
-    return "" if "\0" in name else name
 
 
 def _found(found: T | None) -> T:

@@ -52,7 +52,7 @@ def add_schedule(body: BaseModel) -> dict[str, Any]:
 def get_schedule(name: str, query: requests.Schedules) -> dict[str, Any]:
     """One schedule, with its next due times."""
     with session() as conn:
-        return _found(schedules.schedule(conn, _known(name), query.next))
+        return _found(schedules.schedule(conn, name, query.next))
 
 
 @blueprint.put("/<name>")
@@ -109,15 +109,10 @@ def run_schedule(name: str) -> dict[str, Any]:
 def _changed(name: str, change: Callable[[Any], T | None]) -> T:
     """What `change` returns of a session; raises a 404 Problem for None, which is an unknown schedule."""
     with session() as conn:
-        answer = change(conn) if _known(name) else None
+        answer = change(conn)
     found = _found(answer)
     g.changed = {"schedule": name}
     return found
-
-
-def _known(name: str) -> str:
-    """A name that PostgreSQL can read; "" for any other, which no schedule has."""
-    return "" if "\0" in name else name
 
 
 def _found(found: T | None) -> T:

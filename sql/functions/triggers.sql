@@ -16,7 +16,6 @@ $$;
 CREATE OR REPLACE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   NEW.blocked_on := CASE WHEN NEW.status = 'queued' AND NEW.available_at > now() THEN 'time' END;
-  NEW.journaled := least(NEW.journaled, 1000000);  -- each step counts on
   IF NEW.status NOT IN ('queued', 'running') THEN
     NEW.finished_at := coalesce(NEW.finished_at, now());
   END IF;
@@ -39,6 +38,7 @@ BEGIN
   IF NEW.journaled <> 2 AND NEW.score IS NULL THEN
     NEW.score := (SELECT extract(epoch FROM NEW.created_at) FROM %1$I.dl_queues WHERE queue = NEW.queue AND ordered);
   END IF;
+  NEW.journaled := least(NEW.journaled, 1000000);  -- each step counts on, and the table has a bound
   NEW.turn_at := NEW.deadline - interval '1000 years';
   NEW.share := (SELECT CASE fair_by WHEN 'producer' THEN coalesce(NEW.producer, '') ELSE NEW.partition_key END
                   FROM %1$I.dl_queues WHERE queue = NEW.queue AND fair_by IS NOT NULL AND NEW.deadline IS NULL);

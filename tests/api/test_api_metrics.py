@@ -125,7 +125,7 @@ def test_there_are_so_many_series_whatever_is_named(
     monkeypatch.setattr(metrics, "NAMES", 20)
     conn.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key)"
-        " SELECT gen_random_uuid(), 'token=s3cret-' || n || repeat(' x', 300), 't' || n, 'k'"
+        " SELECT gen_random_uuid(), 'token=s3cret-' || n || repeat(' x', 200), 't' || n, 'k'"
         " FROM generate_series(1, 50) n"
     )
     stats.aggregate(conn)

@@ -138,7 +138,7 @@ def hand(dsn: str) -> Iterator[Hand]:
         yield hand
 
 
-@pytest.mark.longest
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_row_hurts_another_job_a_worker_a_duty_or_a_page(
     conn: db.Connection, hand: Hand, client: FlaskClient, app: Flask, clean: Callable[[], None]

@@ -326,7 +326,12 @@ def test_the_reaper_reads_what_runs_and_not_what_ended(million: db.Connection) -
     (expired,) = re.findall(
         r"SELECT \* INTO held (FROM dl_jobs\s+WHERE status = 'running'.*?)LIMIT 1", RECOVER, re.DOTALL
     )
-    for variable, given in {"p_up_sec": "0", "p_patience_sec": "15", "back": "now()"}.items():
+    for variable, given in {
+        "p_up_sec": "0",
+        "p_patience_sec": "15",
+        "back": "now()",
+        "refused": "'{}'::uuid[]",
+    }.items():
         expired = re.sub(rf"\b{variable}\b", given, expired)
     query = f"SELECT * {expired} AND p_queue = '' LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED"
     plan = plan_of(million, query, "", "force_custom_plan")

@@ -114,7 +114,8 @@ CALLS = {
     "a look where nothing is queued": Call(look("done"), 30),
     "dl_by_lag": Call("SELECT dl_by_lag('{ready,ordered,done,future,half}')", 60),
     "dl_take_keys": Call("SELECT * FROM dl_take_keys('ready', false, 20, 0, '-infinity', 0, '{}', true, 0, NULL)", 250),
-    "dl_park": Call(f"SELECT dl_park('busy', {keys('busy', KEYS)}, NULL, 0, '-infinity', 50)", 1_550),  # some for the checks of the table
+    # Some blocks are those of the table's checks.
+    "dl_park": Call(f"SELECT dl_park('busy', {keys('busy', KEYS)}, NULL, 0, '-infinity', 50)", 1_550),
     "dl_unpark": Call(f"SELECT dl_unpark({keys('parked')})", 400),
     "dl_unpark_freed": Call(
         "SELECT dl_unpark_freed()",

@@ -375,7 +375,7 @@ def test_a_scheduler_that_takes_connections_and_is_silent_is_unreachable(allow: 
             with pytest.raises(Unreachable, match="the scheduler has not answered"):
                 engine.cancel(ORDER, time.monotonic() + 0.3)
             opened.append(len(os.listdir("/proc/self/fd")))
-        assert opened[0] == opened[2], "each try leaves descriptors open"
+        assert opened[2] <= opened[0], "each try leaves descriptors open"
         assert not [thread for thread in threading.enumerate() if thread.name in ("dask", "IO loop")]
 
 

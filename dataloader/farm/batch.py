@@ -365,7 +365,7 @@ class Batch:
     def resume(self, session: lifecycle.Session, lost: Sequence[lifecycle.Session]) -> None:
         """Put right what lost sessions have left: jobs that are claimed and neither run nor have run go back.
 
-        Such are the jobs that wait, and those of a claim whose answer was lost. The run under way and unwritten ends
+        These are the waiting jobs, and the jobs of a claim whose answer was lost. The run under way and unwritten ends
         keep their jobs. A lost session's backend may still be at its claim, so it ends first. A job whose row is locked
         is left to the reaper.
         """

@@ -67,7 +67,7 @@ def keep_children_plain(signals: Iterable[int], wakeup_fd: int) -> None:
 
 
 class Facts(NamedTuple):
-    """What no run may leave changed; the names are those in the log."""
+    """The facts of a process that no run may leave changed; the log uses the names of the fields."""
 
     environment: Mapping[bytes, bytes] | None
     folder: str | None

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Lent(Protocol):
-    """What a session lends: a connection, and what its owner knows of it (see lifecycle.Session)."""
+    """A session that is lent: its connection, and the facts that its owner knows of it (see lifecycle.Session)."""
 
     @property
     def conn(self) -> db.Connection: ...
@@ -108,13 +108,6 @@ class Session(Generic[L]):
     def failures(self) -> int:
         """How many calls have lost the session since the last one that did not."""
         return self._failures
-
-    def close(self) -> None:
-        """Close the session; the next call opens another."""
-        with self.turn:
-            if self._current is not None:
-                self._current.conn.close()
-                self._forget_closed()
 
     def _open(self) -> L:
         self.tries += 1

@@ -18,7 +18,6 @@ from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import LOCKED_MOST, TICK_SEC, Batch, fair_share, size_after
 from dataloader.farm.host import Host
 from dataloader.farm.host_account import HostAccount
-from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
 from dataloader.farm.slots import SharedSlots, Siblings, State
 from dataloader.farm.worker import GIVE_SEC, Worker
@@ -195,12 +194,8 @@ def test_a_worker_leaves_an_idle_sibling_what_takes_longer_than_to_hand_it_back(
 ) -> None:
     """It goes by the runs of this claim: the jobs before may have been shorter."""
     shared, worker = SharedSlots(2), Worker.__new__(Worker)
-    worker.shared, worker.slot, worker.batch, worker.orders = (
-        shared,
-        shared.slots[0],
-        batch,
-        Orders(SETTINGS, shared.slots[0], -1),
-    )
+    orders: Any = ORDERS  # a worker's own would handle this process's signals, also for the tests behind this one
+    worker.shared, worker.slot, worker.batch, worker.orders = shared, shared.slots[0], batch, orders
     worker._sound, worker._glanced_at = True, 0.0
     worker.slot.claim([uuid4()], [1])
     worker.slot.begin(0, 1, 60.0, 0.0)

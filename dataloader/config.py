@@ -7,7 +7,6 @@ bounds and description; `tools/settings_doc.py` generates docs/settings.md and .
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import os
 import re
@@ -64,14 +63,6 @@ AUTOMATIC_PREFETCH = 100  # the most jobs that a worker claims at once, where WO
 
 class ConfigError(Exception):
     """A setting is wrong. The message names the variable and what would be right, never its value."""
-
-
-CLUSTER_NAME = r"[a-z][a-z0-9-]{0,31}"
-
-
-def cluster_tag(name: str) -> int:
-    """PURE: the 12 bits by which the id of a new job names the cluster of this name."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:2]) & 0xFFF
 
 
 def _scheduler(given: Any) -> Any:
@@ -286,44 +277,6 @@ class Command(BaseModel):
         return names
 
 
-def _named_clusters(given: Any) -> Any:
-    """The entries of DL_CLUSTERS, by names that people type and ids can tell apart."""
-    if not isinstance(given, dict) or not all(isinstance(dsn, str | SecretStr) for dsn in given.values()):
-        raise ValueError('should be an object of names and DSNs, as {"east": "postgresql://...", "west": "..."}')
-    if not all(re.fullmatch(CLUSTER_NAME, name) for name in given):  # not quoted: it may be a DSN in the wrong place
-        raise ValueError("should have names of 1 to 32 small letters, digits and -, with a letter first")
-    by_tag: dict[int, str] = {}
-    for name in given:
-        if (other := by_tag.setdefault(cluster_tag(name), name)) != name:
-            raise ValueError(f"should have another name for {other} or {name}: ids of jobs cannot tell these two apart")
-    _require_a_database_each(given)
-    return given
-
-
-def _require_a_database_each(given: dict[str, str | SecretStr]) -> None:
-    by_dsn: dict[str, str] = {}
-    for name, secret in given.items():
-        dsn = (secret.get_secret_value() if isinstance(secret, SecretStr) else secret).strip()
-        if not dsn:
-            raise ValueError(f"should have a DSN for {name}")
-        if (other := by_dsn.setdefault(dsn, name)) != name:
-            raise ValueError(f"should have a database of its own for each name: {other} and {name} have the same DSN")
-
-
-def _in_place_of_one(clusters: dict[str, SecretStr], info: ValidationInfo) -> dict[str, SecretStr]:
-    if clusters and info.data.get("dl_db_dsn"):
-        raise ValueError("should not be set beside DL_DB_DSN: set one of the two")
-    return clusters
-
-
-def _one_of_them(name: str | None, info: ValidationInfo) -> str | None:
-    known = info.data.get("dl_clusters")  # None: it is wrong itself
-    if name is not None and known is not None and name not in known:
-        names = f"a name in DL_CLUSTERS: {', '.join(known)}" if known else "left out where DL_CLUSTERS is not set"
-        raise ValueError(f"should be {names}")
-    return name
-
-
 def _listened(host: str) -> str:
     host = re.sub(r"^\[(.*)\]$", r"\1", host.strip())
     with suppress(ValueError):
@@ -493,14 +446,6 @@ Bundle = Annotated[float, Field(ge=1, le=3_600, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Schema = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_$-]*$")]
 Dsn = Annotated[SecretStr, AfterValidator(_conninfo)]
-DsnsOfClusters = Annotated[
-    dict[str, Dsn],
-    NoDecode,
-    AfterValidator(_in_place_of_one),
-    BeforeValidator(_named_clusters),
-    _json('{"east": "postgresql://user:password@host:5432/database"}'),
-]
-OwnCluster = Annotated[str | None, AfterValidator(_one_of_them)]
 Folder = Annotated[Path, AfterValidator(_absolute)]
 Zone = Annotated[str, AfterValidator(_zone)]
 Rotation = Annotated[str, AfterValidator(_rotation)]
@@ -622,15 +567,6 @@ class Settings(BaseSettings):
     pg_schema: Schema = Field(default="public", description="Schema that pipelines write to.")
     pg_schema_queue: Schema = Field(default="public", description="Schema of the queue's tables.")
     dl_db_dsn: Dsn | None = Field(default=None, description="The queue's database, in place of PG_HOST and the like.")
-    dl_clusters: DsnsOfClusters = Field(
-        default={},
-        description='Several databases, each with queues of its own, behind one API, as `{"east": "postgresql://...", '
-        '"west": "postgresql://..."}`; in place of DL_DB_DSN. The same on every host; see docs/clusters.md.',
-    )
-    dl_cluster: OwnCluster = Field(
-        default=None,
-        description="Which of DL_CLUSTERS this host's workers, reaper and commands use; by default the first.",
-    )
     dl_target_dsn: Dsn | None = Field(
         default=None, description="Database that pipelines write to; by default that of PG_*, else the queue's."
     )
@@ -886,20 +822,8 @@ class Settings(BaseSettings):
         return _names(self.dl_preload)
 
     @property
-    def cluster(self) -> str | None:
-        """The name of this host's cluster: DL_CLUSTER, else the first of DL_CLUSTERS; None without DL_CLUSTERS."""
-        return self.dl_cluster or next(iter(self.dl_clusters), None)
-
-    @property
-    def tag(self) -> int | None:
-        """The tag of this host's cluster in the ids of new jobs; None without DL_CLUSTERS."""
-        return cluster_tag(self.cluster) if self.cluster else None
-
-    @property
     def queue_dsn(self) -> str | None:
-        """The DSN of the queue's database: of this host's cluster, else DL_DB_DSN, else PG_*; None without any."""
-        if self.cluster:
-            return self.dl_clusters[self.cluster].get_secret_value()
+        """The DSN of the queue's database: DL_DB_DSN, else PG_*; None without any."""
         return self.dl_db_dsn.get_secret_value() if self.dl_db_dsn else self._pg_dsn()
 
     @property
@@ -924,13 +848,11 @@ class Settings(BaseSettings):
 def load(**overrides: Any) -> Settings:
     """Read and check the settings; `overrides` win over the environment, the environment over .env, that over files.
 
-    A `dl_db_dsn` that is given stands in the place of DL_CLUSTERS too. Raises ConfigError with one line per wrong
-    variable, or when .env or a file of DL_SECRETS_DIR cannot be read.
+    Raises ConfigError with one line per wrong variable, or when .env or a file of DL_SECRETS_DIR cannot be read.
     """
     secrets_dir = _secrets_dir()
-    given: dict[str, Any] = {"dl_clusters": {}, "dl_cluster": None} if "dl_db_dsn" in overrides else {}
     try:
-        return Settings(**given | {"_secrets_dir": secrets_dir} | overrides)
+        return Settings(**{"_secrets_dir": secrets_dir} | overrides)
     except ValidationError as e:
         raise ConfigError("\n".join(_complaint(error) for error in e.errors(include_input=False))) from None
     except SettingsError as e:  # its own text names the library's parts

@@ -89,11 +89,11 @@ UPDATE dl_alerted SET last_event = (SELECT coalesce(max(event_id), 0) FROM dl_jo
 
 -- name: queues
 -- What the conditions are decided by: the reaper's latest counts, and the pauses. A lag that was counted too long ago is
--- null. A queue without jobs has no count; one that has moved to another cluster is that cluster's matter.
+-- null. A queue without jobs has no count.
 SELECT queue, CASE WHEN counted_at IS NULL OR counted_at > now() - interval '10 min' THEN coalesce(lag_sec, 0) END AS lag_sec,
        paused_at, paused_by
   FROM dl_lengths FULL JOIN dl_queues USING (queue)
- WHERE (lag_sec > 0 OR paused_at IS NOT NULL) AND cluster IS NULL;
+ WHERE lag_sec > 0 OR paused_at IS NOT NULL;
 
 -- name: firing
 SELECT webhook, kind, queue, since, told_at FROM dl_alerts;

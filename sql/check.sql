@@ -90,11 +90,6 @@ SELECT queue, q.merge, ARRAY(
             ORDER BY j.queue, available_at LIMIT 1000) near ORDER BY task) AS tasks
   FROM unnest(%(queues)s::text[]) AS served (queue) LEFT JOIN dl_queues q USING (queue) ORDER BY queue;
 
--- name: which
--- The same for all sessions of one database, and of no other: servers of one machine do not start in one microsecond.
-SELECT pg_postmaster_start_time() AS started, d.oid AS database, current_schema() AS schema
-  FROM pg_database d WHERE datname = current_database();
-
 -- name: target
 -- Whether pipelines find their schema, and whether they may make tables in it.
 SELECT current_schema() IS NOT NULL AS found,

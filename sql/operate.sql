@@ -3,26 +3,18 @@
 -- `request_cancel`.
 
 -- name: pause
--- From the next claim on no job of the queue starts, on any host. A pause that stands keeps its time and its author. But
--- people take over the pause of a queue that comes from another cluster: theirs outlasts the move, and they may end it.
+-- From the next claim on no job of the queue starts, on any host. A pause that stands keeps its time and its author.
 INSERT INTO dl_queues AS q (queue, paused_at, paused_by) VALUES (%(queue)s, now(), %(by)s)
-ON CONFLICT (queue) DO UPDATE SET (paused_at, paused_by) = (
-  SELECT CASE WHEN stays THEN q.paused_at ELSE excluded.paused_at END,
-         CASE WHEN stays THEN q.paused_by ELSE excluded.paused_by END
-    FROM (SELECT q.paused_at IS NOT NULL AND starts_with(q.paused_by, %(comes)s) IS NOT TRUE AS stays) pause)
+ON CONFLICT (queue) DO UPDATE SET paused_at = coalesce(q.paused_at, excluded.paused_at),
+                                  paused_by = coalesce(q.paused_by, excluded.paused_by)
 RETURNING {settings};
 
 -- name: resume
--- The commit wakes the queue's workers. A row without any setting stays. A queue stays paused that has moved to another
--- cluster (the first column says to which), and one that comes from another (the second says so).
+-- The commit wakes the queue's workers. A row without any setting stays.
 WITH resumed AS (
-  UPDATE dl_queues SET paused_at = NULL, paused_by = NULL
-   WHERE queue = %(queue)s AND paused_at IS NOT NULL AND cluster IS NULL
-     AND starts_with(paused_by, %(comes)s) IS NOT TRUE
+  UPDATE dl_queues SET paused_at = NULL, paused_by = NULL WHERE queue = %(queue)s AND paused_at IS NOT NULL
   RETURNING queue)
-SELECT cluster, paused_by FROM dl_queues
- WHERE queue = %(queue)s AND (cluster IS NOT NULL OR starts_with(paused_by, %(comes)s))
-UNION ALL SELECT nullif(pg_notify('dl_jobs', queue)::text, ''), NULL FROM resumed;
+SELECT pg_notify('dl_jobs', queue) FROM resumed;
 
 -- name: limit_length
 INSERT INTO dl_queues (queue, max_length) VALUES (%(queue)s, %(max_length)s)

@@ -13,7 +13,18 @@ SELECT set_config('statement_timeout', %(time)s, true);
 -- ix_dl_jobs_retried, ix_dl_jobs_dead, ix_dl_jobs_running; the keys of an ordered queue by ix_dl_jobs_order, of which the
 -- scan begins anew behind each key.
 WITH RECURSIVE
-{named},
+waiting (queue) AS (
+  (SELECT queue FROM dl_jobs WHERE status = 'queued' ORDER BY queue DESC, available_at DESC LIMIT 1)
+  UNION ALL
+  SELECT (SELECT queue FROM dl_jobs WHERE status = 'queued' AND queue < waiting.queue
+           ORDER BY queue DESC, available_at DESC LIMIT 1)
+    FROM waiting WHERE queue IS NOT NULL),
+dead (queue) AS (
+  (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') ORDER BY queue DESC, finished_at DESC LIMIT 1)
+  UNION ALL
+  SELECT (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < dead.queue
+           ORDER BY queue DESC, finished_at DESC LIMIT 1)
+    FROM dead WHERE queue IS NOT NULL),
 running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
 serving AS (
   SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served
@@ -66,22 +77,6 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
     SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status IN ('failed', 'lost')
      ORDER BY j.queue DESC, finished_at DESC LIMIT %(most)s) n) d
  WHERE queue IS NOT NULL;
-
--- name: named
--- In the place of {named}, here and in clusters.sql: the names of the queues that have waiting and dead jobs, by loose
--- scans of ix_dl_jobs_claim and ix_dl_jobs_dead.
-waiting (queue) AS (
-  (SELECT queue FROM dl_jobs WHERE status = 'queued' ORDER BY queue DESC, available_at DESC LIMIT 1)
-  UNION ALL
-  SELECT (SELECT queue FROM dl_jobs WHERE status = 'queued' AND queue < waiting.queue
-           ORDER BY queue DESC, available_at DESC LIMIT 1)
-    FROM waiting WHERE queue IS NOT NULL),
-dead (queue) AS (
-  (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') ORDER BY queue DESC, finished_at DESC LIMIT 1)
-  UNION ALL
-  SELECT (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < dead.queue
-           ORDER BY queue DESC, finished_at DESC LIMIT 1)
-    FROM dead WHERE queue IS NOT NULL);
 
 -- name: queues_as_noted
 -- The same without a look at any queue: for when even the first jobs of each take too long to count, because a

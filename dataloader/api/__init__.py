@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 from flask import Flask, Response, abort, request
 
@@ -25,10 +28,11 @@ from dataloader.api.v1 import (
     search,
     webhooks,
 )
-from dataloader.api.web import auth, endpoint, over_all, problems
-from dataloader.api.web.clusters import Clusters
+from dataloader.api.web import auth, endpoint, problems
 from dataloader.api.web.json_body import BODY_LIMIT, Json
-from dataloader.queue import hooks
+from dataloader.api.web.long_poll import LongPolls
+from dataloader.api.web.sessions import Sessions
+from dataloader.queue import hooks, lifecycle
 
 
 def create_app(settings: config.Settings | None = None) -> Flask:
@@ -50,21 +54,16 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.url_map.merge_slashes = False
     app.url_map.converters.update(endpoint.CONVERTERS)
     app.extensions["settings"] = settings
-    clusters = app.extensions["clusters"] = Clusters(settings)
-    app.extensions["sessions"], app.extensions["long_polls"] = (
-        clusters.sessions(clusters.own),
-        clusters.polls(clusters.own),
-    )
-    app.extensions["probe"] = health.Probes(clusters)
-    app.extensions["metrics"] = metrics.Metrics(clusters)
+    sessions = app.extensions["sessions"] = Sessions(settings)
+    polls = app.extensions["long_polls"] = LongPolls(partial(_versions, sessions))
+    app.extensions["probe"] = health.Probe(sessions)
+    app.extensions["metrics"] = metrics.Metrics(sessions)
     # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
-    app.extensions["on_threads"] = [clusters.share, lambda _: _push(app)]
-    app.extensions["on_drain"] = [clusters.stop, health.drain]
+    app.extensions["on_threads"] = [partial(_share, sessions, polls), lambda _: _push(app)]
+    app.extensions["on_drain"] = [polls.stop, health.drain]
     v1 = (contract, jobs, again, search, bulk, queues, schedules, backfills, limits, errors, webhooks, farm, openapi)
     for module in (health, *v1, metrics, login, render, run_pages, actions, bulk_orders, trigger):
         app.register_blueprint(module.blueprint)
-    if clusters.names:
-        over_all.install(app)
     problems.install(app)
     audit.install(app)
     auth.install(app)
@@ -72,6 +71,17 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.before_request(_refuse_zeros)
     app.after_request(_with_headers)
     return app
+
+
+def _versions(sessions: Sessions, job_ids: Collection[UUID]) -> dict[UUID, str]:
+    with sessions.borrow() as conn:
+        return lifecycle.versions(conn, job_ids)
+
+
+def _share(sessions: Sessions, polls: LongPolls, threads: int) -> None:
+    """Half of the threads may hold long polls, two stay free, the others may use the database."""
+    polls.allow(threads // 2)
+    sessions.allow(threads - threads // 2 - 2)
 
 
 def _push(app: Flask) -> None:

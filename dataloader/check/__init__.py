@@ -119,8 +119,6 @@ def _shown(name: str, value: Any) -> str:
         return db.shown(value.get_secret_value()) if name.endswith("_dsn") else log.MASK
     if name.endswith("_url") and isinstance(value, tuple):
         return ",".join(map(log.masked, value))
-    if name == "dl_clusters":
-        value = {cluster: db.shown(dsn.get_secret_value()) for cluster, dsn in value.items()}
     if isinstance(value, (tuple, dict)):
         return json.dumps(log.masked(to_jsonable_python(value, exclude_none=True)), ensure_ascii=False)
     if isinstance(value, bool):

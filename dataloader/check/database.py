@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -20,7 +20,7 @@ from psycopg.rows import dict_row
 from dataloader import log, pipelines
 from dataloader.config import Settings, WorkerSpec
 from dataloader.farm.process import hostname
-from dataloader.queue import clusters, db, migrations, probe
+from dataloader.queue import db, migrations, probe
 
 VERSIONS = range(15, 19)  # the major versions that the tests run on
 API_PROCESSES = 2  # the default of `dataloader api`
@@ -64,7 +64,7 @@ def of_databases(settings: Settings, dsn: str | None) -> list[Finding]:
     if dsn is None:
         advice = "set DL_DB_DSN or PG_HOST and PG_DATABASE; `dataloader up` brings a PostgreSQL along"
         return [Finding(Level.ERROR, "database", "no database is configured", advice)]
-    found, target_dsn = [*of_queue(settings, dsn), *of_all_clusters(settings)], settings.target_dsn or dsn
+    found, target_dsn = of_queue(settings, dsn), settings.target_dsn or dsn
     if target_dsn == dsn and any(f.level is Level.ERROR and f.about in ("database", "session") for f in found):
         return found  # the target would repeat the error
     return [*found, of_target(settings, target_dsn)]
@@ -409,64 +409,6 @@ def connections(least: int, most: int, free: Mapping[str, int]) -> Finding:
     return Finding(Level.ERROR if least > left else Level.WARNING, "connections", what, advice)
 
 
-def _clusters(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
-    if not settings.dl_clusters:
-        return []
-    with db.in_force(conn):
-        coming, own = clusters.coming(conn), settings.cluster or ""
-        return of_clusters(clusters.stragglers(conn), list(settings.dl_clusters), coming, own)
-
-
-def of_clusters(
-    stragglers: Iterable[tuple[str, str]],
-    known: Collection[str],
-    coming: Iterable[tuple[str, str]] = (),
-    own: str = "",
-) -> list[Finding]:
-    """The findings on queues of which jobs wait to be carried: those of `stragglers` from here, of `coming` to here.
-
-    Each comes with the other cluster; `known` are all clusters, `own` is this one.
-    """
-    found = []
-    for queue, cluster in coming:
-        what = f"{queue} is moving here from the cluster {cluster}, and no job of it starts before that is over"
-        found.append(
-            Finding(Level.WARNING, "clusters", what, f"repeat `dataloader queue move {queue} --cluster {own}`")
-        )
-    for queue, cluster in stragglers:
-        what = f"{queue} has moved to the cluster {cluster}, and jobs here are still to be carried"
-        advice = (
-            f"the reaper carries them while {cluster} answers; or `dataloader queue move {queue} --cluster {cluster}`"
-        )
-        unknown = f"name {cluster} in DL_CLUSTERS, as the other hosts do"
-        found.append(Finding(Level.WARNING, "clusters", what, advice if cluster in known else unknown))
-    return found or [Finding(Level.OK, "clusters", f"{', '.join(known)}; no job waits to be carried")]
-
-
-def of_all_clusters(settings: Settings) -> list[Finding]:
-    """Findings on the databases of DL_CLUSTERS: one that is away, and two names of one database.
-
-    Another cluster that is away is a warning, for this host's own goes on.
-    """
-    found, names = list[Finding](), dict[tuple[Any, ...], str]()
-    for name, secret in settings.dl_clusters.items():
-        dsn = secret.get_secret_value()
-        try:
-            with _connect(settings, dsn, settings.pg_schema_queue) as conn, db.in_force(conn):
-                (which,) = _facts(conn, "which")
-        except psycopg.Error as e:
-            away = unreachable(f"cluster {name}", dsn, e)
-            found.append(away if name == settings.cluster else replace(away, level=Level.WARNING))
-            continue
-        first = names.setdefault(tuple(which.values()), name)
-        if first != name:
-            what = f"it is the database of the cluster {first}: {db.shown(dsn)}"
-            found.append(
-                Finding(Level.ERROR, f"cluster {name}", what, "DL_CLUSTERS: give each cluster a database of its own")
-            )
-    return found
-
-
 _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] = {
     "session": _session,
     "schema": _schema,
@@ -474,7 +416,6 @@ _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] =
     "fleet": _fleet,
     "locks": _locks,
     "queues": _merging,
-    "clusters": _clusters,
 }
 
 

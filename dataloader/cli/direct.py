@@ -7,7 +7,7 @@ import os
 import pwd
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -21,7 +21,6 @@ from dataloader import log
 from dataloader.cli.screen import as_json
 from dataloader.client import (
     Backfill,
-    Carried,
     Conflict,
     Database,
     ErrorGroups,
@@ -58,7 +57,7 @@ from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
 from dataloader.farm import traces
 from dataloader.farm.process import hostname
-from dataloader.queue import again, args_schema, clusters, db, enqueue, hooks, lifecycle, logs, migrations, operations
+from dataloader.queue import again, args_schema, db, enqueue, hooks, lifecycle, logs, migrations, operations
 from dataloader.queue.plans import backfills, schedules
 from dataloader.queue.reports import bulk, errors, keys, predictions, runs, stats, tallies, webhooks
 from dataloader.queue.reports.messages import Rules
@@ -203,7 +202,7 @@ class Direct(Farm):
         if job_id is None:
             rows = self._ask(stats.latest_events, after, limit, queue)
         else:
-            rows = self._ask(stats.events, UUID(str(job_id)), stats.FIRST_EVENT if after is None else after, limit)
+            rows = self._ask(stats.events, UUID(str(job_id)), after or 0, limit)
             if not rows:
                 self.status(job_id)  # raises NotFound for an unknown job
         return [_one(Event, row) for row in rows]
@@ -378,43 +377,6 @@ class Direct(Farm):
         except (operations.Contradiction, operations.Busy) as e:
             raise Conflict("The queue was not moved", str(e)) from None
 
-    def _carry_some(self, queue: str, cluster: str) -> Carried:
-        names = tuple(self._settings.dl_clusters)
-        if cluster not in names:
-            there_are = f"one of {', '.join(names)}" if names else "left out: DL_CLUSTERS is not set"
-            raise Refused("The queue was not moved", f"the cluster should be {there_are}")
-        try:
-            with ExitStack() as sessions:
-                found = {cluster: sessions.enter_context(self._opened(cluster))}
-                for name in (each for each in names if each != cluster):
-                    with suppress(psycopg.OperationalError):  # one that is away may have no part in it
-                        found[name] = sessions.enter_context(self._opened(name))
-                sides = [clusters.Side(name, found[name]) for name in names if name in found]
-                sources, target = clusters.sides(sides, queue, cluster, self._settings.cluster or "")
-                return Carried(*clusters.move_from(sources, target, queue))
-        except clusters.LivesThere as e:
-            raise Refused("The queue was not moved", str(e)) from None
-        except (operations.Contradiction, operations.Busy) as e:
-            raise Conflict("The queue was not moved", str(e)) from None
-        except migrations.SchemaError as e:
-            raise Refused(str(e)) from None
-        except psycopg.Error as e:
-            kind = Unavailable if db.is_passing(e) else Unexpected
-            raise kind("database", _words(e)) from None
-
-    def _opened(self, cluster: str) -> db.Connection:
-        """A session in the database of this cluster."""
-        conn = db.connect(
-            self._settings.dl_clusters[cluster].get_secret_value(),
-            name="dl-cli",
-            schema=self._settings.pg_schema_queue,
-            connect_timeout=self._settings.pg_connect_timeout,
-            statement_timeout=STATEMENT_SEC,
-            answer_within=2 * STATEMENT_SEC,
-        )
-        migrations.check(conn)
-        return conn
-
     def webhooks(self) -> Webhooks:
         queue = self._settings.dl_alerts_queue
         found = {"queue": queue, "is_served": self._ask(webhooks.is_served, queue)}
@@ -449,8 +411,6 @@ class Direct(Farm):
             raise Refused(str(e)) from None
         except enqueue.QueueFull as e:
             raise QueueFull(str(e)) from None
-        except operations.Elsewhere as e:
-            raise Conflict("The queue is not here", str(e), status=409, kind="conflict") from None
         except keys.NotOrdered as e:
             raise Conflict("The queue is not ordered", str(e), status=409, kind="not-ordered") from None
         except ValueError as e:
@@ -475,7 +435,6 @@ class Direct(Farm):
                 statement_timeout=STATEMENT_SEC,
                 answer_within=2 * STATEMENT_SEC,
             )
-            self._conn.tag = self._settings.tag
             with db.in_force(self._conn):
                 migrations.check(self._conn)
         return self._conn

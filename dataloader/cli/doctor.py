@@ -37,7 +37,6 @@ from dataloader.client import (
     Worker,
 )
 from dataloader.client.farm import Farm
-from dataloader.queue.clusters import source_of, target_of
 from dataloader.queue.plans.schedules import OVERDUE_SEC
 from dataloader.queue.reports import alerts, stats, waiting
 
@@ -303,11 +302,7 @@ def _serving(workers: Sequence[Worker]) -> list[str]:
 def _waiting(case: Case) -> Iterator[Finding]:
     job, reason = case.job, (case.job.waiting_for or {}).get("reason")
     text = waits_for(job, case.now) or "It is queued, and nothing is known that keeps it from running."
-    if reason == "paused" and (cluster := target_of((job.waiting_for or {}).get("by"))):
-        yield Finding(text, ("queue", "move", job.queue, "--cluster", cluster))
-    elif reason == "paused" and source_of((job.waiting_for or {}).get("by")):
-        yield Finding(f"{text} Its --cluster is the cluster of this job.", ("queue", "move", job.queue))
-    elif reason == "paused":
+    if reason == "paused":
         yield Finding(text, ("resume", job.queue))
     elif reason == "time":
         rest = " It rests after a run that ended badly." if case.runs else ""

@@ -40,8 +40,6 @@ def queues(reached: Reached) -> None:
         reached.print_json(overview.document)
     else:
         screen.show(queue_table(overview))
-        if overview.away:
-            click.echo(missing(overview), err=True)
 
 
 @commands.command(examples=["dataloader ps"])
@@ -195,11 +193,6 @@ def queue_table(overview: Overview) -> Any:
     return screen.table(QUEUE_TITLES, (_queue_row(queue, overview.at) for queue in queues), NUMBERS, QUEUE_TITLES[9:])
 
 
-def missing(overview: Overview) -> str:
-    """A sentence for each cluster that does not answer, whose queues are therefore missing."""
-    return "".join(f"The cluster {name} does not answer: its queues are missing. " for name in overview.away).rstrip()
-
-
 def _queue_row(queue: Queue, now: datetime) -> Sequence[object]:
     return (
         Text("all", style="bold") if queue.queue is None else screen.short(queue.queue, 60),
@@ -227,7 +220,7 @@ def _counted(number: int, is_exact: bool, at: datetime | None) -> str:
 
 
 def _remarks(queue: Queue, now: datetime) -> str:
-    words = [f"in {queue.cluster}"] if queue.cluster else []
+    words = []
     if queue.keys is not None:
         words.append(f"{_counted(queue.keys, queue.keys < COUNTED, queue.counted_at)} keys")
     if queue.paused_at:

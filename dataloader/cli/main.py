@@ -177,8 +177,7 @@ def api(processes: int, threads: int) -> None:
         bind = ports.wait_for(settings.app_host, settings.app_port)
     except ports.NotFree as e:
         _refuse(str(e), EXIT_FAILED)
-    if not settings.dl_clusters:
-        os.environ["DL_DB_DSN"] = dsn
+    os.environ["DL_DB_DSN"] = dsn
     options = [
         "--config=python:dataloader.api.server.gunicorn_config",
         "--logger-class=dataloader.api.server.audit.GunicornLogger",

@@ -273,24 +273,12 @@ def set_queue(reached: Reached, name: str, batch: str | None, fair_by: str | Non
     _tell(reached, found, f"{screen.plain(name)} {_order_of(found)}")
 
 
-@queue.command(
-    name="move", examples=["dataloader queue move orders orders_v2", "dataloader queue move orders --cluster west"]
-)
+@queue.command(name="move", examples=["dataloader queue move orders orders_v2"])
 @click.argument("name", metavar="FROM")
-@click.argument("to", metavar="[TO]", required=False)
-@click.option("--cluster", metavar="NAME", help="move the queue to this cluster of DL_CLUSTERS, under its name")
+@click.argument("to", metavar="TO")
 @reaching
-def move_queue(reached: Reached, name: str, to: str | None, cluster: str | None) -> None:
-    """Make the queued, running and dead jobs of a queue those of another, in their order; what runs goes on.
-
-    With --cluster the queue moves to another database (docs/clusters.md); the command waits for what runs.
-    """
-    if (to is None) == (cluster is None):
-        raise click.UsageError("name either the other queue, or a cluster by --cluster")
-    if cluster is not None:
-        _move_to_cluster(reached, name, cluster)
-        return
-    assert to is not None  # noqa: S101  see above
+def move_queue(reached: Reached, name: str, to: str) -> None:
+    """Make the queued, running and dead jobs of a queue those of another, in their order; what runs goes on."""
     moved = sum(reached.farm.move(name, to))
     if reached.as_json:
         reached.print_json({"queue": name, "to": to, "moved": moved})
@@ -300,24 +288,6 @@ def move_queue(reached: Reached, name: str, to: str | None, cluster: str | None)
         f"{moved} jobs of {screen.plain(name)} are jobs of {screen.plain(to)} now. {screen.plain(name)} stays paused;"
         f" jobs that producers still add there wait: run the command again\n    {screen.plain(again)}"
     )
-
-
-def _move_to_cluster(reached: Reached, name: str, cluster: str) -> None:
-    moved, said = 0, 0
-    for step in reached.farm.move_to_cluster(name, cluster):
-        moved += step.moved
-        if step.running and step.running != said and not reached.as_json:
-            said = step.running
-            click.echo(f"dataloader: waiting for {said} running job{'' if said == 1 else 's'}", err=True)
-    if reached.as_json:
-        reached.print_json({"queue": name, "cluster": cluster, "moved": moved, "left": step.left})
-        return
-    jobs = "1 job" if moved == 1 else f"{moved} jobs"
-    click.echo(f"{screen.plain(name)} is in the cluster {cluster} now, and goes on there; this command carried {jobs}.")
-    if step.left:
-        click.echo(
-            f"dataloader: {step.left} jobs stay where they were, for other jobs or backfills count on them", err=True
-        )
 
 
 @queue.command(name="kill-retries", examples=["dataloader queue kill-retries etl.default --task load.csv"])
@@ -397,8 +367,6 @@ def _outcome(verb: str, what: str) -> str:
         return _DONE[verb]
     if what == "unknown":
         return "there is no such job"
-    if what.startswith("in no cluster"):
-        return f"is {screen.plain(what)}"
     rule = {
         "requeue": "only what has ended can be",
         "start-over": "only what has ended can be",

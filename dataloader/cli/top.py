@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from dataloader.cli import screen
-from dataloader.cli.farm import length, missing, queue_table, worker_table
+from dataloader.cli.farm import length, queue_table, worker_table
 from dataloader.client import Overview, Unavailable
 from dataloader.client.farm import Farm
 
@@ -70,8 +70,7 @@ def _totals(overview: Overview) -> Text:
         f"lag {screen.duration(total.lag_sec)}",
         f"{total.workers:,} workers",
     )
-    text = Text(f"{overview.at:%H:%M:%S}Z  " + "  ".join(parts), style="bold")
-    return text.append(f"  {missing(overview)}", style="red") if overview.away else text
+    return Text(f"{overview.at:%H:%M:%S}Z  " + "  ".join(parts), style="bold")
 
 
 @contextmanager

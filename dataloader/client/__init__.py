@@ -46,7 +46,6 @@ from dataloader.client.errors import (
 from dataloader.client.farm import BATCH, LINES, PAGE, Farm, given, new_key
 from dataloader.client.results import (
     Backfill,
-    Carried,
     Database,
     Document,
     ErrorGroup,
@@ -87,7 +86,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "Backfill",
-    "Carried",
     "Client",
     "ClientError",
     "Conflict",
@@ -405,9 +403,6 @@ class Client(Farm):
     def _move_some(self, queue: str, to: str) -> tuple[int, bool]:
         return self._call(_moved, "POST", _queue(queue, "move"), {"to": to})
 
-    def _carry_some(self, queue: str, cluster: str) -> Carried:
-        return self._call(_carried, "POST", _queue(queue, "move"), {"cluster": cluster})
-
     def webhooks(self) -> Webhooks:
         return self._call(_one(Webhooks), "GET", "/webhooks")
 
@@ -517,10 +512,6 @@ def _suggestions(answer: Answer) -> list[str]:
 
 def _moved(answer: Answer) -> tuple[int, bool]:
     return int(answer.document["moved"]), bool(answer.document["is_done"])
-
-
-def _carried(answer: Answer) -> Carried:
-    return Carried(*(answer.document[name] for name in Carried._fields))
 
 
 def _job_id(answer: Answer) -> UUID:

@@ -169,7 +169,6 @@ class AsyncClient:
     run_all = _awaited(Client.run_all)
     kill_retries = _awaited(Client.kill_retries)
     move = _iterated(Client.move)
-    move_to_cluster = _iterated(Client.move_to_cluster)
     webhooks = _awaited(Client.webhooks)
     put_webhook = _awaited(Client.put_webhook)
     remove_webhook = _awaited(Client.remove_webhook)
@@ -182,7 +181,7 @@ class AsyncClient:
     _run_again = Client._run_again
     _page, _keys, _partitions, _change = Client._page, Client._keys, Client._partitions, Client._change
     _change_some, _move_some, _retry_some = Client._change_some, Client._move_some, Client._retry_some
-    _order_some, _carry_some = Client._order_some, Client._carry_some
+    _order_some = Client._order_some
 
     @staticmethod
     async def _sleep(seconds: float) -> None:

@@ -17,7 +17,6 @@ from uuid import UUID, uuid4
 from dataloader.client import plans
 from dataloader.client.results import (
     Backfill,
-    Carried,
     Database,
     Document,
     ErrorGroups,
@@ -546,18 +545,6 @@ class Farm(ABC):
 
     @abstractmethod
     def _move_some(self, queue: str, to: str) -> tuple[int, bool]: ...
-
-    def move_to_cluster(self, queue: str, cluster: str) -> Iterator[Carried]:
-        """Move a queue to another cluster (docs/clusters.md): queued and dead jobs, with the order of each key kept.
-
-        Yields each step, until the last one `is_done`. The queue is paused in both clusters meanwhile, and waits for
-        what runs where it is. Raises Refused for a cluster that is not known or is the queue's own, Conflict as `move`,
-        Unavailable while a cluster is away; the same call again completes what was left.
-        """
-        return self._each(plans.until_carried(partial(self._carry_some, queue, cluster)))
-
-    @abstractmethod
-    def _carry_some(self, queue: str, cluster: str) -> Carried: ...
 
     @abstractmethod
     def webhooks(self) -> Webhooks:

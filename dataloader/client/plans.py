@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from dataloader.client.errors import JobFailed, NotFound
-from dataloader.client.results import Carried, Job
+from dataloader.client.results import Job
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -129,15 +129,6 @@ def until_done(step: Callable[[], tuple[int, bool]]) -> Series[int]:
     while not is_done:
         moved, is_done = yield step
         yield Rows([moved])
-
-
-def until_carried(step: Callable[[], Carried]) -> Series[Carried]:
-    """Each step, up to the last one."""
-    is_done = False
-    while not is_done:
-        carried = yield step
-        yield Rows([carried])
-        is_done = carried.is_done
 
 
 def walk(page: Callable[[int, str | None], tuple[list[R], str | None]], limit: int | None) -> Series[R]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from dataloader.client.errors import Unexpected
@@ -15,15 +15,6 @@ from dataloader.client.errors import Unexpected
 R = TypeVar("R")
 Document = Mapping[str, Any]
 FINAL = frozenset({"succeeded", "failed", "canceled", "lost"})
-
-
-class Carried(NamedTuple):
-    """One step of a queue's move to another cluster."""
-
-    moved: int  # jobs
-    running: int  # jobs that still run in the cluster that the queue leaves
-    left: int  # queued and dead jobs that stay there, up to 1,000: others count on them
-    is_done: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +132,7 @@ class LogLine:
 @dataclass(frozen=True, slots=True)
 class Queue:
     """The figures of a queue; `queue` is None for the total. `dead` counts failed and lost jobs, `keys` the keys of an
-    ordered queue that have queued jobs, `at_risk` the jobs that are going to miss their deadlines. `cluster` is None
-    where there are not several.
+    ordered queue that have queued jobs, `at_risk` the jobs that are going to miss their deadlines.
 
     `pause`, `resume` and `limit` set `is_known` (the queue was known before) and otherwise `similar` (the known names
     most like it).
@@ -173,7 +163,6 @@ class Queue:
     fair_by: str | None = None
     is_known: bool = True
     similar: tuple[str, ...] = ()
-    cluster: str | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -342,12 +331,11 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The farm at one moment; `away` are the clusters that did not answer, so that their queues are missing."""
+    """The farm at one moment."""
 
     at: datetime
     total: Queue
     queues: tuple[Queue, ...]
-    away: tuple[str, ...] = ()
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 

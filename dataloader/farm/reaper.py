@@ -13,9 +13,8 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
-from functools import cache
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -28,7 +27,7 @@ from dataloader import periods
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
 from dataloader.farm.session import Lost, Plain, Session
-from dataloader.queue import cleanups, clusters, db, hooks, lifecycle, migrations, operations
+from dataloader.queue import cleanups, db, hooks, lifecycle, migrations
 from dataloader.queue import logs as logs_of_jobs
 from dataloader.queue.plans import backfills, schedules
 from dataloader.queue.reports import predictions, runs, stats, webhooks
@@ -41,7 +40,6 @@ PRUNE_SEC = 0.02  # how long one should take: a job of hours has thousands of he
 PRUNE_PAUSE = 4  # times that after each: a claim's commit waits until its deletions are on the disk
 PRUNE_SHARE = 0.8  # of a round, for deleting
 AGGREGATE_SHARE = 0.3  # of a round, for aggregating the journal
-CARRY_SHARE = 0.2  # of a round, for carrying jobs to another cluster
 PREDICT_SHARE = 0.2  # of a round, for predicting
 LOG_DAYS_SEC = periods.seconds("LOG_DAYS_SEC", 600.0)  # between two looks at the partitions of logs
 LOG_DAYS_AGAIN_SEC = periods.seconds("LOG_DAYS_AGAIN_SEC", 60.0)  # the same after a failure
@@ -51,8 +49,6 @@ HELD_AGAIN_SEC = periods.seconds("HELD_AGAIN_SEC", 300.0)  # how often the same 
 DAY_SEC = 86_400
 # With PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes.
 PATIENCE_SEC = periods.seconds("PATIENCE_SEC", 10.0)
-CARRY_SEC = 2.0  # for each answer of another cluster
-CARRY_AGAIN_SEC = periods.seconds("CARRY_AGAIN_SEC", 15.0)  # after a failure of it
 ANSWER_SEC = periods.seconds("REAPER_ANSWER_SEC", 30.0)  # the longest wait for an answer of the server
 LOCK_SEC = periods.seconds("REAPER_LOCK_SEC", 10.0)  # for a lock that another session has
 TRIES = 3  # for a duty whose session is lost, until the next duty has its turn
@@ -106,8 +102,7 @@ class Memory:
     """The reaper's notes from round to round.
 
     They are the next count of the queues, the session that holds back vacuum, the next predictions and the last queue
-    that has its own, the last parked key looked at, the next look at the days of logs, the last queue whose jobs were
-    to be carried, and until when a cluster (with None), or a queue for it, is left alone.
+    that has its own, the last parked key looked at, and the next look at the days of logs.
     """
 
     note_at: float = 0.0
@@ -119,12 +114,6 @@ class Memory:
     stranded_after: int | None = None
     waiting_after: UUID | None = None
     log_days_at: float = 0.0
-    carried: str = ""
-    carry_at: dict[tuple[str, str | None], float] = field(default_factory=dict)
-
-    def may_carry(self, queue: str, name: str) -> bool:
-        """Whether neither the cluster nor the queue is left alone."""
-        return now() >= max(self.carry_at.get((name, each), 0.0) for each in (None, queue))
 
     def count_later(self) -> None:
         """The next count of the queues may wait as long as after the slowest one."""
@@ -177,7 +166,6 @@ class Reaper:
             ("predict", lambda conn, until: predict(conn, log, self._memory, until), PREDICT_SHARE),
             ("schedules", self._make, 1),
             ("alerts", lambda conn, _: tell(conn, log, Rules.of(settings)), 1),
-            ("carry", lambda conn, until: carry(conn, settings, log, self._memory, until), CARRY_SHARE),
             ("log_days", lambda conn, _: keep_log_days(conn, log, self._memory, settings.dl_retention_days), 1),
             ("prune", self._prune, PRUNE_SHARE),
         )
@@ -398,59 +386,6 @@ def tell(conn: db.Connection, log: structlog.stdlib.BoundLogger, rules: Rules) -
         log.info("reaper.alerts.told", count=told)
 
 
-def carry(
-    conn: db.Connection, settings: Settings, log: structlog.stdlib.BoundLogger, memory: Memory, until: float
-) -> None:
-    """Carry jobs that came to a queue here after it had moved to another cluster, until a monotonic instant.
-
-    Each call begins behind the queue that the last one has tried last. A cluster that fails is left alone for
-    CARRY_AGAIN_SEC, as is a queue whose jobs cannot be carried as they are, and the rounds go on. Jobs for a cluster
-    that DL_CLUSTERS does not name stay (`check` says so).
-    """
-    source = clusters.Side(settings.cluster or "", conn)
-    found = clusters.stragglers(conn) if settings.dl_clusters else []
-    with ExitStack() as sessions:
-        target = cache(lambda name: sessions.enter_context(_target(settings, name)))
-        for queue, name in sorted(found, key=lambda each: (each[0] <= memory.carried, each)):
-            if now() >= until:
-                return
-            if name in settings.dl_clusters and memory.may_carry(queue, name):
-                memory.carried = queue
-                with _leaving_alone(conn, log, memory, queue, name):
-                    _carry_to(source, target(name), queue, log, until)
-
-
-@contextmanager
-def _target(settings: Settings, name: str) -> Iterator[clusters.Side]:
-    with closing(_connect(settings, settings.dl_clusters[name].get_secret_value(), CARRY_SEC)) as conn:
-        yield clusters.Side(name, conn)
-
-
-@contextmanager
-def _leaving_alone(
-    conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, queue: str, name: str
-) -> Iterator[None]:
-    """Note a failure in this block: of the queue, or of the whole cluster. Raises it where our own session is lost."""
-    try:
-        yield
-    except (psycopg.Error, migrations.SchemaError, operations.Busy, operations.Contradiction) as e:
-        if conn.closed:
-            raise
-        is_of_queue = isinstance(e, (operations.Busy, operations.Contradiction))
-        memory.carry_at[name, queue if is_of_queue else None] = now() + CARRY_AGAIN_SEC
-        log.warning("reaper.carry.failed", queue=queue, cluster=name, error=str(e).strip())
-
-
-def _carry_to(
-    source: clusters.Side, target: clusters.Side, queue: str, log: structlog.stdlib.BoundLogger, until: float
-) -> None:
-    total = carried = clusters.carry(source, target, queue)
-    while carried and now() < until:
-        total += (carried := clusters.carry(source, target, queue))
-    if total:
-        log.info("reaper.jobs.carried", queue=queue, cluster=target.name, count=total)
-
-
 def keep_log_days(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, days: float | None) -> None:
     """Make the next days' partitions of the logs of jobs, and drop those older than so many days; None: drop none.
 
@@ -511,15 +446,14 @@ def fitting(size: int, took: float) -> int:
     return max(least, min(most, int(size * PRUNE_SEC / max(took, 0.001))))
 
 
-def _connect(settings: Settings, dsn: str, within: float | None = None) -> db.Connection:
+def _connect(settings: Settings, dsn: str) -> db.Connection:
     conn = db.connect(
         dsn,
         name="dl-reaper",
         schema=settings.pg_schema_queue,
-        connect_timeout=within or settings.pg_connect_timeout,
-        answer_within=within or ANSWER_SEC,
+        connect_timeout=settings.pg_connect_timeout,
+        answer_within=ANSWER_SEC,
         lock_timeout=LOCK_SEC,
     )
-    conn.tag = settings.tag
     migrations.check(conn)
     return conn

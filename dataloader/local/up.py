@@ -134,8 +134,7 @@ def environment_of_programs(settings: config.Settings, dsn: str, is_terminal: bo
     Times are in this machine's zone. With a terminal, logs are lines for people, and metrics and audit go to files.
     """
     # In the environment, since every user of the machine can read a command line.
-    ours = {} if settings.dl_clusters else {"dl_db_dsn": dsn}
-    ours |= {"timezone": settings.people_zone}
+    ours = {"dl_db_dsn": dsn, "timezone": settings.people_zone}
     if is_terminal:
         ours |= {"local": "1"} | dict.fromkeys(("metric_path", "audit_log_path"), str(settings.dl_home / "log"))
     given = settings.model_fields_set - {"dl_db_dsn"}

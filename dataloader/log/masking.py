@@ -197,10 +197,7 @@ def _has_secret_name(name: str) -> bool:
 def learn_configured(settings: object) -> None:
     """From now on mask these settings' SecretStr values and the environment's secrets wherever they occur."""
     global _configured
-    values = [
-        each for value in vars(settings).values() for each in (value.values() if isinstance(value, dict) else [value])
-    ]
-    given = [value.get_secret_value() for value in values if hasattr(value, "get_secret_value")]
+    given = [value.get_secret_value() for value in vars(settings).values() if hasattr(value, "get_secret_value")]
     for cluster in getattr(settings, "dl_engines", {}).values():
         given += _secrets_in(cluster.secrets, 0)
     _configured = frozenset(

@@ -74,7 +74,6 @@ class Connection(psycopg.Connection[Any]):
     answer_within: float = 60.0  # seconds, for each answer
     answer_by: float | None = None  # a monotonic instant, for all of them
     wanted: Mapping[str, str] = MappingProxyType({})  # the settings that this session was opened with, see in_force
-    tag: int | None = None  # of the database's cluster (config.cluster_tag), for the ids of jobs that are added here
 
     @cached_property
     def is_direct(self) -> bool:
@@ -300,11 +299,6 @@ def _conninfo(
 
 def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
-
-
-def tag(conn: object) -> int | None:
-    """The tag of this connection's cluster; None where it was opened without one."""
-    return conn.tag if isinstance(conn, Connection) else None
 
 
 def shown(dsn: str) -> str:

@@ -70,7 +70,6 @@ _ENQUEUE_ONE = _SQL["enqueue_one"].replace(
 )
 _ENQUEUE_MANY = _SQL["enqueue_many"].replace("{arrays}", ", ".join(map(_array, OF_PRODUCER)))
 _NOT_YET = UUID(int=0)
-_TAG = 0xFFF << 48
 _loader = psycopg.adapters.get_loader(psycopg.adapters.types["uuid"].oid, psycopg.pq.Format.BINARY)
 assert _loader  # noqa: S101  psycopg knows the type
 _halves = struct.Struct(">QQ").pack
@@ -161,7 +160,7 @@ def enqueue(
 
 def new_id(conn: Conn) -> UUID:
     """The id of a job that will be added."""
-    return next(_new_ids(1, db.tag(conn)))
+    return next(_new_ids(1))
 
 
 def _enqueue(conn: Conn, new: NewJob, limited: bool, asker: Asker | None, job_id: UUID) -> tuple[UUID, str]:
@@ -173,14 +172,14 @@ def _enqueue(conn: Conn, new: NewJob, limited: bool, asker: Asker | None, job_id
                 _depend(conn, links([new.depends_on], [new.on_parent_failure], [job_id]), None, asker)
             return job_id, "queued"
         # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
-        if found := of_key(conn, new.idempotency_key, asker):
+        if found := _of_key(conn, new.idempotency_key, asker):
             return found
         if limited:
             require_room(conn, [new.queue])
         # The job that had the key was deleted between the two: the key is free again.
 
 
-def of_key(conn: Conn, key: str | None, asker: Asker | None) -> tuple[UUID, str] | None:
+def _of_key(conn: Conn, key: str | None, asker: Asker | None) -> tuple[UUID, str] | None:
     """The job of this idempotency key and its status; None where there is none. Raises KeyTaken, as enqueue does."""
     row = conn.execute(_SQL["find"], {"idempotency_key": key}).fetchone()
     if row and asker and not_for(conn, asker, [row[0]]):
@@ -195,7 +194,7 @@ def enqueue_one(conn: Conn, fields: Mapping[str, Any], schema: str | None = None
     status of the job that has it. The connection's own `prepare_threshold` says when the statement is prepared; behind
     a pooler it never is.
     """
-    job_id, is_direct = next(_new_ids(1, db.tag(conn))), conn in _direct
+    job_id, is_direct = next(_new_ids(1)), conn in _direct
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     cursor.execute(_enqueue_one(schema), {**fields, "job_id": job_id}, prepare=None if is_direct else False)
     ((known, backend_pid),) = cursor.fetchall()
@@ -366,7 +365,7 @@ def _add(
     Returns the numbers of those whose key's job was deleted while we looked: the key is free again.
     """
     statement, steps = _in_schema(_ENQUEUE_MANY, schema), _steps(wanted)
-    new_ids = _new_ids(len(wanted), db.tag(conn))
+    new_ids = _new_ids(len(wanted))
     sent, gone = [], []
     with nullcontext() if isinstance(conn, Foreign) or len(steps) == 1 else conn.pipeline():
         for step in steps:  # while the server adds one, the next is made ready here
@@ -440,22 +439,11 @@ def _now(conn: Conn | Foreign) -> Any:
     return at
 
 
-def _new_ids(count: int, tag: int | None = None) -> Iterator[UUID]:
-    """Time-ordered UUIDs (version 7, RFC 9562), a microsecond apart: an index takes them at its right edge.
-
-    With a tag (12 bits, config.cluster_tag) they say their cluster, by the last three digits of their fourth group.
-    """
+def _new_ids(count: int) -> Iterator[UUID]:
+    """Time-ordered UUIDs (version 7, RFC 9562), a microsecond apart: an index takes them at its right edge."""
     first = time.time_ns() // 1_000
     noise = struct.unpack(f">{count}Q", os.urandom(8 * count))
-    halves = ((_time_of(at), 1 << 63 | random >> 2) for at, random in enumerate(noise, first))
-    if tag is None:
-        return (_uuid_of(_halves(*both)) for both in halves)
-    return (_uuid_of(_halves(time, random & ~_TAG | tag << 48)) for time, random in halves)
-
-
-def tag_of(job_id: UUID) -> int:
-    """PURE: the tag that the id has, if it was made with one: else any number."""
-    return (job_id.int & _TAG) >> 48
+    return (_uuid_of(_halves(_time_of(at), 1 << 63 | random >> 2)) for at, random in enumerate(noise, first))
 
 
 def _time_of(microseconds: int) -> int:

@@ -30,10 +30,7 @@ __all__ = [
     "Busy",
     "Changed",
     "Contradiction",
-    "Elsewhere",
     "Filter",
-    "HasMoved",
-    "IsMoving",
     "Moved",
     "WrongLimit",
     "WrongName",
@@ -92,8 +89,6 @@ _NAME = re.compile("[^\x00-\x1f\x7f-\x9f]{1,128}")  # of a queue that producers 
 _LIMIT = re.compile(f"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{LIMIT_NAME}}}")
 RATES = (0.001, 1_000_000)  # starts in a minute
 _MOVE = "queue move "  # begins the author of a move's pauses
-ACROSS = f"{_MOVE}across clusters: "  # the same of a move to another cluster (clusters.move)
-COMES = f"{ACROSS}from "  # the same, where the queue comes from another cluster
 ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead", "fair_by")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
 _Settings = Mapping[str, Any]
@@ -116,26 +111,6 @@ class Contradiction(Exception):
 
     Or a move does not go with what the queues are now: one is not known, or another move has paused it.
     """
-
-
-class Elsewhere(Exception):
-    """Jobs of the queue run in another cluster, so none may start here."""
-
-
-class HasMoved(Elsewhere):
-    """The queue lives in another cluster: here its jobs wait to be carried there."""
-
-    def __init__(self, queue: str, cluster: str) -> None:
-        super().__init__(f"{queue} has moved to the cluster {cluster}: resume it there")
-
-
-class IsMoving(Elsewhere):
-    """The queue comes from another cluster, where a job of a key may run that would start here."""
-
-    def __init__(self, queue: str, source: str) -> None:
-        why = f"{queue} is moving here from the cluster {source}, where jobs of it may run"
-        without = f"Where {source} is lost for good, pause {queue}, and then resume it"
-        super().__init__(f"{why}: repeat the command that moves it. {without}")
 
 
 class WrongName(ValueError):
@@ -189,20 +164,12 @@ def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
 
     Returns the settings of the queue (DEFAULTS). Services with the plain protocol know nothing of it.
     """
-    return _one(conn, "pause", queue=queue, by=by, comes=COMES)
+    return _one(conn, "pause", queue=queue, by=by)
 
 
 def resume(conn: Conn, queue: str, by: str) -> dict[str, Any]:
-    """End the queue's pause, if there is one, and wake its workers; returns what `pause` does.
-
-    Raises, having changed nothing, HasMoved for a queue that has moved to another cluster, IsMoving for one that comes
-    from another, unless somebody has paused it since.
-    """
-    cluster, paused_by = conn.execute(_SQL["resume"], {"queue": queue, "comes": COMES}).fetchone() or (None, None)
-    if cluster:
-        raise HasMoved(queue, cluster)
-    if paused_by:
-        raise IsMoving(queue, paused_by.removeprefix(COMES))
+    """End the queue's pause, if there is one, and wake its workers; returns what `pause` does."""
+    conn.execute(_SQL["resume"], {"queue": queue})
     return settings(conn, queue)
 
 
@@ -344,13 +311,13 @@ def _give(conn: Conn, statement: str, queue: str, limit: int) -> None:
 
 def _wait_for_older(conn: Conn, transaction: str) -> None:
     """Wait until no transaction is left that may add jobs without seeing this one; not for ever."""
-    for _ in tries(OLDER_SEC):
+    for _ in _tries(OLDER_SEC):
         row = conn.execute(_SQL["is_past"], {"transaction": transaction}).fetchone()
         if row and row[0]:
             return
 
 
-def tries(within_sec: float) -> Iterator[None]:
+def _tries(within_sec: float) -> Iterator[None]:
     """One try after the other, until so many seconds are over; at least one."""
     until = time.monotonic() + within_sec
     yield
@@ -478,7 +445,7 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
         raise Contradiction(f"no queue {source} is known now: it has no job, no worker and no setting")
     if changes := _pause_both(conn, source, target):
         _change_order(conn, target, changes)  # from the defaults, so no job is parked that should be ready
-    wait_for_claims(conn, source, target)
+    _wait_for_claims(conn, source, target)
     return _move_patiently(conn, source, target, limit)
 
 
@@ -538,24 +505,23 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
     return {name: of_source[name] for name in ORDER if of_source[name] is not None and of_target[name] is None}
 
 
-def wait_for_claims(conn: Conn, *queues: str) -> None:
-    """Wait until no claim is left that may not have seen the pause of these queues; raises Busy."""
+def _wait_for_claims(conn: Conn, source: str, target: str) -> None:
+    """Wait until no claim is left that may not have seen the pause; raises Busy."""
     found = conn.execute(_SQL["claims_under_way"], {"statements": None}).fetchall()
     statements = [row[0] for row in found]
-    for _ in tries(CLAIMS_SEC):
+    for _ in _tries(CLAIMS_SEC):
         found = conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()
         if not found:
             return
     _, pid, application = found[0]
-    are = "are" if len(queues) > 1 else "is"
     raise Busy(
-        f"{' and '.join(queues)} {are} paused, but a statement of session {pid} ({application}) began before"
+        f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
         " and may not know it: move again when it has ended"
     )
 
 
 def _move_patiently(conn: Conn, source: str, target: str, limit: int) -> Moved:
-    for _ in tries(OLDER_SEC):
+    for _ in _tries(OLDER_SEC):
         with suppress(errors.LockNotAvailable):
             return _move_some(conn, source, target, limit)
     raise Busy(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")

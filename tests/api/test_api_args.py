@@ -199,6 +199,8 @@ def test_the_form_is_told_of_its_faults(client: FlaskClient, conn: db.Connection
     problem = refused(answer, 400, "invalid-input", "/args/limit")
     assert {fault["pointer"] for fault in problem["errors"]} == {"/args/day", "/args/limit"}
     refused(client.post("/trigger", data=form | {"priority": "x"}, headers=PAGE), 400, "invalid-input", "/priority")
+    for queue in ("a\0b", "a" * 1_000):
+        refused(client.post("/trigger", data=form | {"queue": queue}, headers=PAGE), 400, "invalid-input", "/queue")
     free = form | {"task": "free", "args.": "{"}
     refused(client.post("/trigger", data=free, headers=PAGE), 400, "invalid-input", "/args")
     nul = form | {"task": "free", "args.": '{"a": "\\u0000"}'}

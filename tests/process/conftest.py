@@ -56,7 +56,6 @@ FARMS = {
     "test_logs_of_jobs",
     "test_newcomer",
     "test_args_of_farms",
-    "test_clusters",
     "test_outages",
     "test_guests",
 }

@@ -211,24 +211,6 @@ def test_a_database_that_is_not_there(check: Check, where: dict[str, str]) -> No
     assert "correct host and port" in advice
 
 
-def test_clusters_that_are_away_or_one_database_are_named(check: Check, dsn: str, own_db: str) -> None:
-    away = "host=127.0.0.1 port=1 dbname=none"
-
-    def of_clusters(**dsns: str) -> list[tuple[str, str, str]]:
-        found = check(dl_clusters=json.dumps(dsns))
-        every = [(level, *each) for level in ("ok", "warning", "error") for each in found.of(level)]
-        return [(level, about, what) for level, about, what, _ in every if about.startswith("cluster ")]
-
-    assert of_clusters(east=dsn, west=own_db) == []
-    (west,) = of_clusters(east=dsn, west=away)
-    assert west[:2] == ("warning", "cluster west")
-    assert "refused" in west[2]
-    assert [each[:2] for each in of_clusters(east=away, west=dsn)] == [("error", "cluster east")]
-    (west,) = of_clusters(east=dsn, west=f"{dsn} application_name=other")
-    assert west[:2] == ("error", "cluster west")
-    assert west[2].startswith("it is the database of the cluster east")
-
-
 def test_a_target_that_is_not_there(check: Check, dsn: str) -> None:
     found = check(dl_db_dsn=dsn, dl_target_dsn=NOWHERE)
     assert [about for about, *_ in found.of("error")] == ["target"]

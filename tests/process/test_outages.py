@@ -35,7 +35,7 @@ LEASE = 3  # seconds
 PERIODS = dict.fromkeys(
     (
         *("LEARN_SEC", "MEMORY_SEC", "RESERVED_SEC", "COUNTED_SEC", "UNCHANGED_SEC", "HEAT_SEC", "RECONNECT_SEC"),
-        *("LOG_DAYS_SEC", "LOG_DAYS_AGAIN_SEC", "PREDICT_SEC", "HELD_AGAIN_SEC", "CARRY_AGAIN_SEC"),
+        *("LOG_DAYS_SEC", "LOG_DAYS_AGAIN_SEC", "PREDICT_SEC", "HELD_AGAIN_SEC"),
     ),
     1.0,
 )

@@ -64,26 +64,6 @@ def test_a_pause_that_stands_keeps_its_time_and_author(conn: db.Connection) -> N
     assert operations.pause(conn, "q", BY) == operations.pause(conn, "q", "somebody else")
 
 
-def test_people_take_over_the_pause_of_a_queue_that_comes_from_another_cluster(conn: db.Connection) -> None:
-    """Until then it is not resumed: a job of it may run where it comes from."""
-    operations.pause(conn, "q", f"{operations.COMES}east")
-    conn.execute("UPDATE dl_queues SET paused_at = now() - interval '1 h'")
-    with pytest.raises(operations.IsMoving, match="q is moving here from the cluster east"):
-        operations.resume(conn, "q", "ops")
-    assert operations.settings(conn, "q")["paused_at"]
-    paused = operations.pause(conn, "q", "ops")
-    assert (paused["paused_by"], value(conn, "SELECT now() - paused_at < '1 min' FROM dl_queues")) == ("ops", True)
-    assert operations.resume(conn, "q", "ops")["paused_at"] is None
-
-
-def test_a_queue_that_has_moved_to_another_cluster_is_not_resumed(conn: db.Connection) -> None:
-    operations.pause(conn, "q", f"{operations.ACROSS}to west")
-    conn.execute("UPDATE dl_queues SET cluster = 'west'")
-    with pytest.raises(operations.HasMoved, match="q has moved to the cluster west"):
-        operations.resume(conn, "q", "ops")
-    assert operations.settings(conn, "q")["paused_at"]
-
-
 def test_what_runs_while_its_queue_is_paused_ends_as_ever(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()

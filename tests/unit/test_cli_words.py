@@ -19,9 +19,8 @@ from uuid import UUID
 import pytest
 from answering import ID, STARTED, TOKEN, Answer, Service, problem, state
 from click.testing import CliRunner, Result
-from rich.console import Console
 
-from dataloader.cli import doctor, farm, journal, main, screen, watch
+from dataloader.cli import doctor, journal, main, screen, watch
 from dataloader.cli.main import _MODULES
 from dataloader.client import (
     Backfill,
@@ -37,7 +36,6 @@ from dataloader.client import (
     Webhooks,
     Worker,
 )
-from dataloader.client.results import read
 from dataloader.queue.reports.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -458,11 +456,6 @@ PAUSED = {"reason": "paused", "queue": "q", "since": NOW.isoformat(), "by": "tok
 CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
     (case(a_job("queued", waiting_for=PAUSED)), ["is paused", "by token ops"], [("resume", "q")]),
     (
-        case(a_job("queued", waiting_for=PAUSED | {"by": "queue move across clusters: from east"})),
-        ["is moving here from the cluster east", "Its --cluster is the cluster of this job."],
-        [("queue", "move", "q")],
-    ),
-    (
         case(
             a_job(
                 "queued", attempt=1, waiting_for={"reason": "time", "until": (NOW + timedelta(seconds=20)).isoformat()}
@@ -598,20 +591,6 @@ def interrupted(seconds: float) -> None:
 
 def group(error: str, dead: int, note: str | None = None) -> ErrorGroup:
     return ErrorGroup("q", "load", error, dead, 1, NOW, NOW, UUID(ID), note=note)
-
-
-def test_queues_of_clusters_are_told_apart_and_those_that_are_missing_are_named() -> None:
-    rows = [{"queue": "q", "cluster": name} for name in ("east", "west")]
-    overview = read(Overview, {"at": NOW.isoformat(), "total": {"queue": None}, "queues": rows, "away": ["north"]})
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(farm.queue_table(overview))
-    shown = [line.split() for line in capture.get().splitlines()]
-    assert [(line[0], line[-2:]) for line in shown if line[:1] == ["q"]] == [
-        ("q", ["in", "east"]),
-        ("q", ["in", "west"]),
-    ]
-    assert farm.missing(overview) == "The cluster north does not answer: its queues are missing."
 
 
 def test_doctor_says_what_is_wrong_with_the_farm() -> None:

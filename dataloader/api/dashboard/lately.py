@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 from flask import request
 
 from dataloader import periods
-from dataloader.api.web import clusters
-from dataloader.api.web.cache import SharedAnswer
+from dataloader.api.web.cache import SharedAnswer, kept
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.queue.reports import runs
@@ -28,8 +27,8 @@ def asked_range() -> str:
 
 
 def read(question: Callable[..., T], *of: Any) -> T:
-    """What `question` finds in the database of this, not older than twice FRESH_SEC."""
-    known: dict[Any, SharedAnswer[T]] = clusters.kept("runs", dict)
+    """The answer of the database to `question`, not older than twice FRESH_SEC."""
+    known: dict[Any, SharedAnswer[T]] = kept("runs", dict)
     if len(known) > ANSWERS:
         known.clear()
     return known.setdefault((question, of), SharedAnswer(FRESH_SEC, 2 * FRESH_SEC)).ask(lambda: _ask(question, of))

@@ -19,8 +19,8 @@ from flask.typing import ResponseReturnValue
 from dataloader import periods
 from dataloader.api.dashboard import actions, bulk, card, charts, first_steps, formats, heat, lately, throughput, zones
 from dataloader.api.dashboard.render import failed, named_queue, show
-from dataloader.api.web import auth, clusters, merged, outlooks
-from dataloader.api.web.cache import SharedAnswer
+from dataloader.api.web import auth
+from dataloader.api.web.cache import SharedAnswer, counts, kept, outlook
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
@@ -74,7 +74,6 @@ def overview() -> Response:
         wanted = throughput.range_of(request.args.get("range", throughput.DEFAULT))
     except ValueError as error:
         raise Problem(400, str(error)) from None
-    clusters.choose_answering()
     farm, workers, postgres, beginning = _shared().ask(_read_overview)
     steps = _asked_lately(f"throughput {wanted.name}", lambda: _read_throughput(wanted))
     found = alerts.of_farm(farm, workers, postgres)
@@ -84,7 +83,6 @@ def overview() -> Response:
         queues=farm["queues"],
         alerts=[asdict(alert) for alert in found[:ALERTS]],
         more_alerts=len(found[ALERTS:]),
-        away=farm.get("away", []),
         workers=workers[:SHOWN],
         more_workers=len(workers) if len(workers) > SHOWN else 0,
         postgres=postgres,
@@ -95,17 +93,11 @@ def overview() -> Response:
 
 
 def _read_overview() -> tuple[dict[str, Any], Rows, dict[str, Any], dict[str, Any] | None]:
-    farm = _farm()  # before this thread holds a session: with two at a time, threads would wait for each other
-    has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
     with session() as conn:
+        farm = stats.overview(conn)
+        has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
         workers = _alive_first(stats.workers(conn))
         return farm, workers, stats.postgres(conn), None if has_jobs else stats.beginning(conn)
-
-
-def _farm() -> dict[str, Any]:
-    """The figures of the farm; where there are several clusters, of all that answer."""
-    parts, away = clusters.each(stats.overview)
-    return merged.overview(parts, {}) | {"away": away} if clusters.of_app().names else parts[0][1]
 
 
 def _first_steps(beginning: Mapping[str, Any] | None, workers: Rows) -> Rows:
@@ -140,7 +132,7 @@ def workers() -> Response:
 def postgres() -> Response:
     """The health of the queue's database, and what `dataloader check` would warn of there."""
     sections = _asked_lately("postgres", _read_postgres)
-    findings: SharedAnswer[Any] = clusters.kept("findings", lambda: SharedAnswer(CHECKED_SEC, CHECKED_SEC))
+    findings: SharedAnswer[Any] = kept("findings", lambda: SharedAnswer(CHECKED_SEC, CHECKED_SEC))
     return show("postgres.html", 200, findings=findings.ask(_read_findings), **sections)
 
 
@@ -174,7 +166,7 @@ def backfills() -> Response:
 
 def _read_backfills() -> Rows:
     with session() as conn:
-        return of_backfills.listed(conn, outlooks.counts)
+        return of_backfills.listed(conn, counts)
 
 
 @blueprint.get("/backfills/<name>")
@@ -198,7 +190,7 @@ def backfill(name: str) -> Response:
 
 def _read_backfill(name: str, after: int) -> tuple[dict[str, Any] | None, Rows]:
     with session() as conn:
-        found = of_backfills.backfill(conn, name, outlooks.counts)
+        found = of_backfills.backfill(conn, name, counts)
         return found, of_backfills.of_ledger(conn, name, after, CELLS)
 
 
@@ -209,7 +201,7 @@ def _with_ended(found: dict[str, Any]) -> dict[str, Any]:
 
 def _asked_lately(key: str, question: Callable[[], T]) -> T:
     """The answer, shared by all viewers of a page: to count a large backfill, or many errors, takes its time."""
-    known: dict[str, SharedAnswer[Any]] = clusters.kept("backfills", dict)
+    known: dict[str, SharedAnswer[Any]] = kept("backfills", dict)
     if len(known) > ANSWERS:
         known.clear()
     answer: T = known.setdefault(key, SharedAnswer()).ask(question)
@@ -360,10 +352,10 @@ def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, st
 def job(job_id: str) -> Response:
     """One job: the reason why it waits, its fields, its attempts and its journal."""
     wanted = parsed_job_id(job_id)
-    after = request.args.get("after", stats.FIRST_EVENT, type=int)
+    after = request.args.get("after", 0, type=int)
     with session() as conn:
         found = stats.job(conn, wanted)
-        events = _events(conn, wanted, max(after, stats.FIRST_EVENT))
+        events = _events(conn, wanted, max(after, 0))
         is_ordered = found is not None and operations.settings(conn, found["queue"])["ordered"]
         returned = stats.result(conn, wanted)
         family = parents.family(conn, wanted)
@@ -418,7 +410,7 @@ def _ending(conn: db.Connection, job_id: UUID) -> dict[str, Any] | None:
     wanted = predictions.job(conn, job_id)
     if wanted is None or wanted["status"] not in ("queued", "running"):
         return None
-    return predictions.of_job(outlooks.outlook(conn, wanted["queue"]), wanted)
+    return predictions.of_job(outlook(conn, wanted["queue"]), wanted)
 
 
 def _result(returned: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -579,7 +571,7 @@ def queue(queue: str) -> Response:
         found = _of_queue(conn, queue)
         with suppress(of_keys.NotOrdered):  # not any more
             first_keys = of_keys.page(conn, queue, LISTED).rows if found["ordered"] else []
-        ending = predictions.of_queue(outlooks.outlook(conn, queue))
+        ending = predictions.of_queue(outlook(conn, queue))
         for status, *words in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
             lists.append((status, *words, page.jobs))
@@ -625,7 +617,7 @@ def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
 
 
 def _shared() -> SharedAnswer[Any]:
-    shared: SharedAnswer[Any] = clusters.kept("overview", SharedAnswer)
+    shared: SharedAnswer[Any] = kept("overview", SharedAnswer)
     return shared
 
 

@@ -19,7 +19,7 @@ from werkzeug.exceptions import HTTPException, NotFound
 from dataloader import log
 from dataloader.api.dashboard import formats, zones
 from dataloader.api.server.health import VERSION
-from dataloader.api.web import auth, clusters
+from dataloader.api.web import auth
 from dataloader.config import Settings
 
 CSP = (
@@ -108,8 +108,6 @@ def _of_every_page() -> dict[str, Any]:
         "key_url": key_url,
         "task_url": task_url,
         "environment": settings.environment,
-        "clusters": clusters.of_app().names,
-        "cluster": clusters.chosen(),
         "version": VERSION,
         **zones.choice(),
         "here": auth.here(),

@@ -16,7 +16,7 @@ from dataloader.api.dashboard import forms, zones
 from dataloader.api.dashboard.render import as_problem, failed, show
 from dataloader.api.v1 import again as of_api
 from dataloader.api.web import arguments, auth
-from dataloader.api.web.endpoint import queue_name, session
+from dataloader.api.web.endpoint import session
 from dataloader.api.web.json_body import document, pointer
 from dataloader.api.web.problems import Problem, invalid
 from dataloader.queue import db, enqueue, operations
@@ -53,7 +53,7 @@ def task_form() -> Response:
 def trigger_job() -> Response:
     """Add the job of the form, and lead to its page."""
     task = request.form.get("task", "")
-    with session([queue_name(request.form.get("queue", "").strip() or QUEUE)]) as conn:
+    with session() as conn:
         args = _args(_schema(conn, task), None)
         new = of_api.new_job(_document({"task": task, **_of_job(), "args": args}))
         arguments.require(conn, new)

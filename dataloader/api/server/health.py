@@ -12,7 +12,6 @@ from flask import Blueprint, current_app
 import dataloader
 from dataloader.api.v1 import responses
 from dataloader.api.web import auth
-from dataloader.api.web.clusters import Clusters
 from dataloader.api.web.endpoint import operation
 from dataloader.api.web.problems import RETRY_AFTER_SEC, Fault, Problem
 from dataloader.api.web.sessions import Sessions
@@ -66,32 +65,15 @@ def ready() -> dict[str, Any]:
     """200 while requests should be sent here: the database answers, its schema fits, the process does not end."""
     if _drains:
         raise _not_ready("draining", "this process is about to end")
-    probes: Probes = current_app.extensions["probe"]
-    found = probes.look()
-    away = [name for name, fault in found.items() if fault]
-    if len(away) == len(found):
-        raise _not_ready(*(found[away[0]] or ("", "")))
-    checks = {"database": "ok", "schema": "ok", "draining": False}
-    return {"status": "ready", "checks": checks} | ({"away": away} if away else {})
+    probe: Probe = current_app.extensions["probe"]
+    if fault := probe.look():
+        raise _not_ready(*fault)
+    return {"status": "ready", "checks": {"database": "ok", "schema": "ok", "draining": False}}
 
 
 def _not_ready(check: str, reason: str) -> Problem:
     fault = Fault(f"/checks/{check}", check, reason)
     return Problem(503, f"not ready ({check}): {reason}", [fault], {"Retry-After": str(RETRY_AFTER_SEC)})
-
-
-class Probes:
-    """A check of each cluster. One that answers is enough: a cluster that is away costs its own queues only."""
-
-    def __init__(self, clusters: Clusters) -> None:
-        names = clusters.names or (clusters.own,)
-        self._probes = {name: Probe(clusters.sessions(name)) for name in names}
-
-    def look(self) -> dict[str, tuple[str, str] | None]:
-        """What `Probe.look` says of each; they are checked at the same time."""
-        for probe in self._probes.values():
-            probe.start()
-        return {name: probe.look() for name, probe in self._probes.items()}
 
 
 class Probe:
@@ -109,18 +91,14 @@ class Probe:
 
     def look(self) -> tuple[str, str] | None:
         """The name and reason of the check that failed; None: all passed."""
-        look, until = self.start()
+        with self._starting:
+            if self._look is None or self._look.done():
+                self._look, self._until = self._thread.submit(self._ask), monotonic() + READY_SEC
+            look, until = self._look, self._until
         try:
             return look.result(timeout=max(0.0, until - monotonic()))
         except TimeoutError:
             return "database", f"no answer within {READY_SEC:g} s"
-
-    def start(self) -> tuple[Future[tuple[str, str] | None], float]:
-        """The check that runs, begun now where none does, and the monotonic instant until which it may."""
-        with self._starting:
-            if self._look is None or self._look.done():
-                self._look, self._until = self._thread.submit(self._ask), monotonic() + READY_SEC
-            return self._look, self._until
 
     def _ask(self) -> tuple[str, str] | None:
         try:

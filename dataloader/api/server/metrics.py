@@ -27,8 +27,8 @@ from prometheus_client.utils import floatToGoString
 from dataloader import log, periods
 from dataloader.api.server import audit, health
 from dataloader.api.web import auth
-from dataloader.api.web.clusters import Clusters
 from dataloader.api.web.endpoint import operation
+from dataloader.api.web.sessions import Sessions
 from dataloader.queue.reports import stats
 
 CACHED_SEC = periods.seconds("METRICS_CACHED_SEC", 5.0)
@@ -77,8 +77,13 @@ class Seen:
 class Metrics(Collector):
     """A registry with one collector, which collects at each scrape."""
 
-    def __init__(self, clusters: Clusters) -> None:
-        self._farms = {name: _Farm(clusters, name) for name in clusters.names or (clusters.own,)}
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._asking = Lock()
+        self._next_at = 0.0
+        self._has_failed = True
+        self._seen: Seen | None = None
+        self._names = Names()
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -87,25 +92,12 @@ class Metrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics; where there are several clusters, those of each with its name as the label `cluster`."""
+        """All metrics: of this process, of the farm, and of the requests."""
         yield _family(GaugeMetricFamily, "dl_build_info", "What runs here", ("version",), [((health.VERSION,), 1.0)])
-        yield from _labelled({name: farm.figures() for name, farm in self._farms.items()})
+        yield from self._of_farm()
         yield from _of_requests()
 
-
-class _Farm:
-    """The figures of one cluster, from its database."""
-
-    def __init__(self, clusters: Clusters, cluster: str) -> None:
-        self._clusters, self._cluster = clusters, cluster
-        self._asking = Lock()
-        self._next_at = 0.0
-        self._has_failed = True
-        self._seen: Seen | None = None
-        self._names = Names()
-
-    def figures(self) -> Iterator[Metric]:
-        """The metrics of this cluster."""
+    def _of_farm(self) -> Iterator[Metric]:
         seen = self._look()
         yield _gauge("dl_scrape_error", "1: the database's figures are old or missing", float(self._has_failed))
         if seen:
@@ -134,26 +126,11 @@ class _Farm:
         return self._seen
 
     def _ask(self, at: float) -> Seen:
-        with self._clusters.borrow(self._cluster) as conn, conn.transaction():
+        with self._sessions.borrow() as conn, conn.transaction():
             conn.answer_by = monotonic() + ASKED_SEC
             conn.execute("SELECT set_config('statement_timeout', %s, true)", (f"{ASKED_SEC * 1_000:.0f}",))
             totals, limits = stats.totals(conn), stats.limits(conn)
             return Seen(at, stats.overview(conn), stats.workers(conn), totals, limits, stats.postgres(conn))
-
-
-def _labelled(farms: dict[str, Iterator[Metric]]) -> Iterator[Metric]:
-    """The metrics of one farm as they are; those of several with the label `cluster`, each name once."""
-    if "" in farms:
-        yield from farms[""]
-        return
-    found: dict[str, Metric] = {}
-    for cluster, metrics in farms.items():
-        for metric in metrics:
-            family = found.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type, metric.unit))
-            family.samples += [
-                sample._replace(labels=sample.labels | {"cluster": cluster}) for sample in metric.samples
-            ]
-    yield from found.values()
 
 
 class Names:

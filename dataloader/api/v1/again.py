@@ -9,7 +9,7 @@ from uuid import UUID
 from flask import Blueprint, Response, current_app, g, request
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import arguments, auth, clusters
+from dataloader.api.web import arguments, auth
 from dataloader.api.web.endpoint import found, operation, session
 from dataloader.api.web.json_body import validated
 from dataloader.api.web.problems import Problem, invalid
@@ -71,12 +71,9 @@ def fields_of(conn: db.Connection, job_id: UUID) -> dict[str, Any]:
 
 
 def add(old_id: UUID, fields: dict[str, Any]) -> tuple[UUID, str]:
-    """Add the job of these fields, by the rules of a trigger, as one that runs `old_id` again, in the cluster of that.
-
-    Raises a 409 Problem where the queue lives in another cluster: two journals would name each other over clusters.
-    """
+    """Add the job of these fields, by the rules of a trigger, as one that runs `old_id` again."""
     new = new_job(fields)
-    with clusters.of_app().adding_beside(new.queue) as conn:
+    with session() as conn:
         arguments.require(conn, new)
         new_id, status = again.add(conn, old_id, new, auth.who(), auth.asker())
     g.changed = {"job_id": str(new_id), "action": "again", "rerun_of": str(old_id)}

@@ -10,7 +10,8 @@ from flask import Blueprint, g
 from pydantic import BaseModel
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, merged, outlooks
+from dataloader.api.web import auth
+from dataloader.api.web.cache import counts
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem
 from dataloader.queue.plans import backfills
@@ -24,11 +25,11 @@ _given = partial(operation, "backfills", body=NewBackfill, query=requests.Query,
 
 @blueprint.get("")
 @auth.require("read")
-@operation("backfills", responses.Backfills, query=requests.Query, merged=merged.rows("backfills"))
+@operation("backfills", responses.Backfills, query=requests.Query)
 def list_backfills() -> dict[str, Any]:
     """The newest backfills, up to 100, each with the counts of its partitions."""
     with session() as conn:
-        return {"backfills": backfills.listed(conn, outlooks.counts)}
+        return {"backfills": backfills.listed(conn, counts)}
 
 
 @blueprint.post("")
@@ -37,7 +38,7 @@ def list_backfills() -> dict[str, Any]:
 def add_backfill(body: BaseModel) -> dict[str, Any]:
     """Add a backfill. The reaper makes its jobs, some hundred at once; the answer does not wait for them."""
     new = definition(body)
-    with session([new["queue"]]) as conn:
+    with session() as conn:
         try:
             answer = backfills.add(conn, new, auth.who())
         except backfills.Taken as e:
@@ -52,7 +53,7 @@ def add_backfill(body: BaseModel) -> dict[str, Any]:
 def try_backfill(body: BaseModel) -> dict[str, Any]:
     """What a backfill would do: how many partitions, how many are done already, some of the jobs. Changes nothing."""
     new = definition(body)
-    with session([new["queue"]]) as conn:
+    with session() as conn:
         return backfills.preview(conn, new)
 
 
@@ -62,7 +63,7 @@ def try_backfill(body: BaseModel) -> dict[str, Any]:
 def get_backfill(backfill: str) -> dict[str, Any]:
     """One backfill, with the counts of its partitions."""
     with session() as conn:
-        return _found(backfills.backfill(conn, backfill, outlooks.counts))
+        return _found(backfills.backfill(conn, backfill, counts))
 
 
 @blueprint.get("/<backfill>/partitions")

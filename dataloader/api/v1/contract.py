@@ -11,7 +11,7 @@ from uuid import UUID
 from flask import Blueprint, Response, current_app, g, request
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import arguments, auth, clusters
+from dataloader.api.web import arguments, auth
 from dataloader.api.web.endpoint import found, operation, session
 from dataloader.api.web.long_poll import LongPolls, Outcome
 from dataloader.api.web.problems import retry_after
@@ -38,9 +38,7 @@ def trigger(body: Trigger) -> dict[str, Any]:
     """Insert a job, or find the one with this idempotency key. 200 means that its row is committed."""
     key, traceparent = request.headers.get("Idempotency-Key"), request.headers.get("traceparent")
     new = requests.new_job(body, _default_lease(), key, traceparent)
-    if known := clusters.of_app().of_key(new, auth.asker()):
-        return {"job_id": known[0], "status": known[1]}
-    with session([new.queue]) as conn:
+    with session() as conn:
         arguments.require(conn, new)
         job_id, status = enqueue.enqueue(conn, new, limited=True, asker=auth.asker())
     return {"job_id": job_id, "status": status}
@@ -63,7 +61,7 @@ def batch(body: requests.Batch) -> Response:
     columns = requests.new_jobs(requests.all_hooked(body.group), _default_lease())
     if trace := requests.trace(request.headers.get("traceparent")):
         columns["trace"] = [trace]
-    with session(columns["queue"]) as conn:
+    with session() as conn:
         arguments.require_all(conn, columns)
         require_room_for(conn, columns)
         added = enqueue_columns(conn, columns, asker=auth.asker())
@@ -90,7 +88,8 @@ def status(job_id: UUID) -> Response:
     job, version = _versioned(job_id)
     outcome = None
     if seconds and (_is_known(version) if request.if_none_match else job["status"] not in FINAL):
-        outcome = _long_polls().wait(job_id, version, seconds)
+        polls: LongPolls = current_app.extensions["long_polls"]
+        outcome = polls.wait(job_id, version, seconds)
         if outcome is Outcome.CHANGED:
             job, version = _versioned(job_id)
     answer = Response(status=304) if _is_known(version) else _as_json(job)
@@ -129,7 +128,3 @@ def _is_known(version: str) -> bool:
 
 def _as_json(document: dict[str, Any]) -> Response:
     return current_app.make_response(document)
-
-
-def _long_polls() -> LongPolls:
-    return clusters.of_app().polls(clusters.chosen())

@@ -10,21 +10,16 @@ from typing import Any
 from flask import Blueprint, g
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, merged
+from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.queue.reports import errors
-
-
-def _largest(group: dict[str, Any]) -> int:
-    return -int(group["dead"] + group["retrying"])
-
 
 blueprint = Blueprint("errors", __name__, url_prefix="/api/v1/errors")
 
 
 @blueprint.get("")
 @auth.require("read")
-@operation("errors", responses.ErrorGroups, query=requests.Errors, merged=merged.rows("groups", _largest))
+@operation("errors", responses.ErrorGroups, query=requests.Errors)
 def list_errors(query: requests.Errors) -> dict[str, Any]:
     """The groups of dead and retrying jobs, the largest first: up to 100 by queue, task and error group."""
     with session() as conn:

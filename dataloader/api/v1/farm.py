@@ -7,7 +7,7 @@ from typing import Any
 from flask import Blueprint
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, merged
+from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.queue import operations
 from dataloader.queue.reports import runs, stats
@@ -17,7 +17,7 @@ blueprint = Blueprint("farm", __name__, url_prefix="/api/v1")
 
 @blueprint.get("/stats")
 @auth.require("read")
-@operation("farm", responses.Overview, query=requests.Query, merged=merged.overview)
+@operation("farm", responses.Overview, query=requests.Query)
 def farm_stats() -> dict[str, Any]:
     """Length, dead, lag and more, for each queue and in total."""
     with session() as conn:
@@ -26,7 +26,7 @@ def farm_stats() -> dict[str, Any]:
 
 @blueprint.get("/workers")
 @auth.require("read")
-@operation("farm", responses.Workers, query=requests.Query, merged=merged.rows("workers"))
+@operation("farm", responses.Workers, query=requests.Query)
 def list_workers() -> dict[str, Any]:
     """The workers of all hosts and what they run."""
     with session() as conn:
@@ -35,7 +35,7 @@ def list_workers() -> dict[str, Any]:
 
 @blueprint.get("/tasks")
 @auth.require("read")
-@operation("farm", responses.Tasks, query=requests.Tasks, merged=merged.rows("tasks"))
+@operation("farm", responses.Tasks, query=requests.Tasks)
 def list_tasks(query: requests.Tasks) -> dict[str, Any]:
     """The memory and the processors that the runs of each task need; with `range` also what its runs have used."""
     with session() as conn:
@@ -53,7 +53,7 @@ def task_runs(task: str, query: requests.OfTask) -> dict[str, Any]:
 
 @blueprint.get("/names")
 @auth.require("read", "trigger", "operate")
-@operation("farm", responses.Names, query=requests.Names, merged=merged.names)
+@operation("farm", responses.Names, query=requests.Names)
 def look_up_names(query: requests.Names) -> dict[str, Any]:
     """Whether the farm knows a queue and a task, before a mistyped name makes a new one; similar names for `read`."""
     with session() as conn:
@@ -64,7 +64,7 @@ def look_up_names(query: requests.Names) -> dict[str, Any]:
 
 @blueprint.get("/pace")
 @auth.require("read")
-@operation("farm", responses.Pace, query=requests.Pace, merged=merged.pace)
+@operation("farm", responses.Pace, query=requests.Pace)
 def farm_pace(query: requests.Pace) -> dict[str, Any]:
     """How many jobs ended in each ten seconds of the last minutes."""
     with session() as conn:

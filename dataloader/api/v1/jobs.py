@@ -13,7 +13,8 @@ from uuid import UUID
 from flask import Blueprint, Response, g, jsonify
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, clusters, merged, outlooks
+from dataloader.api.web import auth
+from dataloader.api.web.cache import outlook
 from dataloader.api.web.endpoint import found, operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
 from dataloader.queue import lifecycle, logs, operations, parents
@@ -34,8 +35,6 @@ _operate = operation(
     query=requests.Jobs,
     leads_to_jobs="/jobs/0/job_id",
     is_paged=True,
-    merged=merged.jobs,
-    merges=merged.is_by_change,
 )
 def list_jobs(query: requests.Jobs) -> dict[str, Any]:
     """List jobs, the newest change first (or by key), page by page, filtered."""
@@ -87,7 +86,7 @@ def predict_job(job_id: UUID) -> dict[str, Any]:
     """When the job will end, with the range of that, and how right such predictions were."""
     with session() as conn:
         wanted = found(predictions.job(conn, job_id))
-        return predictions.of_job(outlooks.outlook(conn, wanted["queue"]), wanted)
+        return predictions.of_job(outlook(conn, wanted["queue"]), wanted)
 
 
 @blueprint.get("/jobs/<anything:job_id>/events")
@@ -96,8 +95,7 @@ def predict_job(job_id: UUID) -> dict[str, Any]:
 def job_events(job_id: UUID, query: requests.JobEvents) -> Response:
     """The journal of one job, the oldest first."""
     with session() as conn:
-        after = stats.FIRST_EVENT if query.after is None else query.after
-        rows = stats.events(conn, job_id, after, query.limit)
+        rows = stats.events(conn, job_id, query.after or 0, query.limit)
         if not rows:
             found(lifecycle.status(conn, job_id))
     following = rows[-1]["event_id"] if len(rows) == query.limit else None
@@ -199,28 +197,13 @@ def _operated(job_id: UUID, change: Operate, rule: str) -> dict[str, Any]:
 
 def _bulk(ids: list[UUID], change: Operate) -> Response:
     """Change the jobs; the answer has each outcome, in the order of the request."""
-    outcomes: dict[UUID, str] = {}
-    away: list[str] = []
-    asked = clusters.asked()
-    for name, some in [(asked, ids)] if asked else clusters.of_app().by_hint(ids):
-        wanted = [job_id for job_id in some if outcomes.get(job_id, "unknown") == "unknown"]
-        try:
-            with clusters.of_app().borrow(name) as conn:
-                outcomes |= change(conn, wanted, auth.who()) if wanted else {}
-        except clusters.Away as problem:
-            away += problem.names
-    if away:
-        outcomes = {job_id: _may_be(outcomes.get(job_id, "unknown"), away) for job_id in ids}
+    with session() as conn:
+        outcomes = change(conn, ids, auth.who())
     changed = [job_id for job_id, outcome in outcomes.items() if outcome == "done"]
     g.changed = {"jobs": len(changed)}
     if changed:
         g.changed |= {"first_job_id": str(changed[0]), "last_job_id": str(changed[-1])}
     return jsonify(jobs=[{"job_id": job_id, "outcome": outcomes[job_id]} for job_id in ids])
-
-
-def _may_be(outcome: str, away: list[str]) -> str:
-    """`unknown` says nothing of a job that may be in a cluster that is away."""
-    return f"in no cluster that answers; away: {', '.join(sorted(set(away)))}" if outcome == "unknown" else outcome
 
 
 def _check(outcome: str, rule: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from flask import Blueprint, g
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, merged
+from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem, invalid
 from dataloader.queue import db, operations
@@ -18,7 +18,7 @@ blueprint = Blueprint("limits", __name__, url_prefix="/api/v1/limits")
 
 @blueprint.get("")
 @auth.require("read")
-@operation("limits", responses.Limits, query=requests.Query, merged=merged.rows("limits"))
+@operation("limits", responses.Limits, query=requests.Query)
 def list_limits() -> dict[str, Any]:
     """Every limit: what it allows, how many of its jobs run, and how many wait for it."""
     with session() as conn:

@@ -166,7 +166,7 @@ def _operation(app: Flask, rule: Rule, view: Callable[..., Any]) -> Node:
         "tags": [declared.tag],
         "summary": summary.strip().removesuffix("."),
         "description": "\n\n".join(filter(None, (" ".join(more.split()), needs))),
-        "parameters": [*_parameters(rule, declared), *_of_clusters(app, declared)],
+        "parameters": list(_parameters(rule, declared)),
         "responses": _responses(app, rule, declared, scopes),
         "security": [{"bearer": scopes}, {}] if scopes else [],
     }
@@ -189,14 +189,6 @@ def _parameters(rule: Rule, declared: Operation) -> Iterator[Node]:
     for name in declared.headers:
         yield _parameter(name, "header", _HEADERS[name])
     yield {"$ref": "#/components/parameters/X-Request-ID"}
-
-
-def _of_clusters(app: Flask, declared: Operation) -> Iterator[Node]:
-    """The parameter that names a cluster, where there are several."""
-    names = app.extensions["clusters"].names
-    if names and declared.uses_database:
-        text = "ask this cluster alone" if declared.merged else "ask this cluster, not the one that would be chosen"
-        yield _parameter("cluster", "query", {"description": text, "schema": {"type": "string", "enum": list(names)}})
 
 
 def _parameter(name: str, where: str, rest: Node) -> Node:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 from flask import Blueprint, Response, g
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, clusters, merged, outlooks
+from dataloader.api.web import auth
+from dataloader.api.web.cache import outlook
 from dataloader.api.web.endpoint import operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import clusters as of_clusters
 from dataloader.queue import db, operations
-from dataloader.queue.clusters import Side
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.reports import keys, predictions, runs, stats
 
@@ -26,7 +24,7 @@ _order = partial(operation, "queues", body_may_be_empty=True, query=requests.OfQ
 
 @blueprint.get("")
 @auth.require("read")
-@operation("queues", responses.Queues, query=requests.Query, merged=merged.rows("queues", itemgetter("queue")))
+@operation("queues", responses.Queues, query=requests.Query)
 def list_queues() -> dict[str, Any]:
     """Every queue that has jobs, a pause, a limit or a worker."""
     with session() as conn:
@@ -57,7 +55,7 @@ def list_keys(queue: str, query: requests.Keys) -> Response:
 def predict_queue(queue: str) -> dict[str, Any]:
     """When all that is queued and runs now will have ended, the range of that, and how right such predictions were."""
     with session() as conn:
-        return predictions.of_queue(outlooks.outlook(conn, queue))
+        return predictions.of_queue(outlook(conn, queue))
 
 
 @blueprint.get("/<anything:queue>/runs")
@@ -149,14 +147,7 @@ def kill_retries(queue: str, body: requests.OfTried) -> dict[str, Any]:
 @auth.require("operate")
 @operation("queues", responses.Moved, body=requests.Move, query=requests.OfQueue, errors=(409,))
 def move_queue(queue: str, body: requests.Move) -> dict[str, Any]:
-    """Make up to 1,000 of the queue's jobs those of another queue, their order kept; both are paused until all are.
-
-    With `cluster` in the place of `to` the queue keeps its name, and moves to another cluster (docs/clusters.md).
-    """
-    if body.cluster is not None and body.to is None:
-        return _move_to_cluster(queue, body.cluster)
-    if body.to is None or body.cluster is not None:
-        raise invalid("/to", "place", "the body should have either to, the name of another queue, or cluster")
+    """Make up to 1,000 of the queue's jobs those of another queue, their order kept; both are paused until all are."""
     with session() as conn:
         try:
             moved, is_done = operations.move(conn, queue, body.to, auth.who(), AT_ONCE)
@@ -166,28 +157,6 @@ def move_queue(queue: str, body: requests.Move) -> dict[str, Any]:
             raise Problem(409, str(e)) from None
     g.changed = {"queue": queue, "to": body.to, "jobs": moved}
     return {"queue": queue, "to": body.to, "moved": moved, "is_done": is_done}
-
-
-def _move_to_cluster(queue: str, to: str) -> dict[str, Any]:
-    every = clusters.of_app()
-    if to not in every.names:
-        there_are = f"one of {', '.join(every.names)}" if every.names else "left out: DL_CLUSTERS is not set"
-        raise invalid("/cluster", "cluster", f"cluster should be {there_are}")
-    with every.borrow(to) as conn:
-        comes_from = of_clusters.coming_from(conn, queue)
-    sources = of_clusters.route(to, every.home(queue), every.left(queue, to), comes_from)
-    if sources[0] not in every.names:
-        raise Problem(409, f"{queue} comes from the cluster {sources[0]}, which this API's DL_CLUSTERS does not name")
-    with every.borrow_all([*sources, to]) as sessions:
-        sides = {name: Side(name, conn) for name, conn in sessions.items()}
-        try:
-            step = of_clusters.move_from([sides[name] for name in sources], sides[to], queue, AT_ONCE)
-        except of_clusters.LivesThere as e:
-            raise invalid("/cluster", "cluster", str(e)) from None
-        except (operations.Contradiction, operations.Busy) as e:
-            raise Problem(409, str(e)) from None
-    g.changed = {"queue": queue, "cluster": to, "jobs": step.moved}
-    return {"queue": queue, "cluster": to, **step._asdict()}
 
 
 def _set(queue: str, change: Callable[..., dict[str, Any]]) -> dict[str, Any]:

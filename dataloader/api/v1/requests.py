@@ -19,7 +19,6 @@ from dataloader.api.web.endpoint import QUEUE_LIMIT
 from dataloader.api.web.json_body import BODY_LIMIT, PRINTABLE, UNSTORABLE, pointer, refusal, validated
 from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
-from dataloader.config import CLUSTER_NAME
 from dataloader.queue.enqueue import Columns, NewJob
 from dataloader.queue.hooks import AROUND_ENQUEUE, WrongAnswer, identity
 from dataloader.queue.job import GROUPS, STATUSES
@@ -343,11 +342,8 @@ class ErrorNoteSet(Body):
 class Move(Body):
     """The body of POST /api/v1/queues/{queue}/move."""
 
-    to: Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_storable)] | None = Field(
-        default=None, description="the name of the other queue, which need not be known"
-    )
-    cluster: Annotated[str, Field(pattern=f"^{CLUSTER_NAME}$")] | None = Field(
-        default=None, description="in the place of `to`: a name in DL_CLUSTERS, where they are set"
+    to: Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_storable)] = Field(
+        description="the name of the other queue, which need not be known"
     )
 
 

@@ -443,17 +443,11 @@ class Changed(BaseModel):
 
 
 class Moved(BaseModel):
-    """How many jobs are the other queue's now. Send the request again until `is_done`; until then both are paused.
-
-    Where the queue moves to another cluster, it is paused in both until then.
-    """
+    """How many jobs are the other queue's now. Send the request again until `is_done`; until then both are paused."""
 
     queue: str
-    to: str | None = None
-    cluster: str | None = Field(None, description="where the queue moves to, in the place of `to`")
+    to: str
     moved: Count
-    running: Count | None = Field(None, description="jobs that still run in the cluster that the queue leaves")
-    left: Count | None = Field(None, description="queued and dead jobs that stay there: others count on them")
     is_done: bool = Field(description="none was left to move, and the other queue goes on")
 
 

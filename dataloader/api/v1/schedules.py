@@ -10,7 +10,7 @@ from flask import Blueprint, current_app, g
 from pydantic import BaseModel
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, merged
+from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem, invalid
 from dataloader.config import Settings
@@ -24,7 +24,7 @@ _order = partial(operation, "schedules", body=requests.Nothing, body_may_be_empt
 
 @blueprint.get("")
 @auth.require("read")
-@operation("schedules", responses.Schedules, query=requests.Schedules, merged=merged.rows("schedules"))
+@operation("schedules", responses.Schedules, query=requests.Schedules)
 def list_schedules(query: requests.Schedules) -> dict[str, Any]:
     """All schedules by name, each with its next due times."""
     with session() as conn:
@@ -37,7 +37,7 @@ def list_schedules(query: requests.Schedules) -> dict[str, Any]:
 def add_schedule(body: BaseModel) -> dict[str, Any]:
     """Add a schedule; its first due time is the next one from now on."""
     new = definition(body, _settings().timezone)
-    with session([new["job"]["queue"]]) as conn:
+    with session() as conn:
         try:
             answer = schedules.add(conn, new, auth.who())
         except schedules.Taken as e:

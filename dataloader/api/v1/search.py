@@ -7,7 +7,7 @@ from typing import Any
 from flask import Blueprint
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, merged
+from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import invalid
 from dataloader.queue.reports import stats, tallies
@@ -18,7 +18,7 @@ blueprint = Blueprint("search", __name__, url_prefix="/api/v1")
 
 @blueprint.get("/tally")
 @auth.require("read")
-@operation("jobs", responses.Tally, query=requests.Filters, merged=merged.tally)
+@operation("jobs", responses.Tally, query=requests.Filters)
 def tally_jobs(query: requests.Filters) -> dict[str, Any]:
     """Count the jobs of a list: each job counts as one kind."""
     with session() as conn:
@@ -31,7 +31,7 @@ def tally_jobs(query: requests.Filters) -> dict[str, Any]:
 
 @blueprint.get("/suggestions")
 @auth.require("read")
-@operation("jobs", responses.Suggestions, query=requests.Suggestions, merged=merged.suggestions)
+@operation("jobs", responses.Suggestions, query=requests.Suggestions)
 def suggest_searches(query: requests.Suggestions) -> dict[str, Any]:
     """How the text of a search box may go on: up to 8 each of fields, statuses, tasks, queues and keys."""
     with session() as conn:

@@ -8,7 +8,7 @@ from typing import Any
 from flask import Blueprint, current_app, g
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, merged
+from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem, invalid
 from dataloader.queue.reports import webhooks
@@ -22,7 +22,7 @@ _change = operation(
 
 @blueprint.get("")
 @auth.require("operate")
-@operation("alerts", responses.Webhooks, query=requests.Query, merged=merged.rows("webhooks"))
+@operation("alerts", responses.Webhooks, query=requests.Query)
 def list_webhooks() -> dict[str, Any]:
     """The receivers of alerts, and whether a worker serves the queue of their messages."""
     queue = _rules().queue

@@ -8,7 +8,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from dataloader.api.web import clusters
+from dataloader.api.web.cache import kept
 from dataloader.api.web.json_body import pointer
 from dataloader.api.web.problems import Fault, Problem
 from dataloader.queue import args_schema, db, operations
@@ -87,4 +87,4 @@ def readable(text: str | None) -> dict[str, Any] | None:
 
 
 def _schemas() -> KnownSchemas:
-    return clusters.kept("args_schemas", KnownSchemas)
+    return kept("args_schemas", KnownSchemas)

@@ -1,21 +1,31 @@
-"""Answers that viewers share: a page open on twenty screens costs the database as much as on one."""
+"""Answers that requests share: a page open on twenty screens costs the database as much as on one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock, Thread
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
+from flask import current_app
 
 from dataloader import periods
 from dataloader.api.web.sessions import Sessions
 from dataloader.queue.db import Conn
+from dataloader.queue.plans import backfills
+from dataloader.queue.reports import predictions
+from dataloader.queue.reports.predictions import Outlook
 
 T = TypeVar("T")
 FRESH_SEC = 1.0
 OUTDATED_SEC = periods.seconds("CACHE_OUTDATED_SEC", 5.0)
+# The Python of an outlook takes the API up to 0.2 s, beside which its other answers wait.
+OUTLOOKS_FRESH_SEC = periods.seconds("OUTLOOKS_FRESH_SEC", 15.0)
+OUTLOOKS_OUTDATED_SEC = periods.seconds("OUTLOOKS_OUTDATED_SEC", 30.0)
+COUNTS_FRESH_SEC = periods.seconds("COUNTS_FRESH_SEC", 5.0)
+COUNTS_OUTDATED_SEC = periods.seconds("COUNTS_OUTDATED_SEC", 10.0)
+MOST = 200  # queues, or backfills, of which an answer is kept
 log = structlog.get_logger("api")
 
 
@@ -91,3 +101,29 @@ class RenewedAnswers(Generic[T]):
             self._kept.clear()
         self._kept[name] = (monotonic(), answer)
         return answer
+
+
+def kept(name: str, make: Callable[[], T]) -> T:
+    """The object that this process keeps for all requests under a name; made at the first use."""
+    found: Any = current_app.extensions.setdefault(name, make())
+    return found  # type: ignore[no-any-return]
+
+
+def outlook(conn: Conn, queue: str) -> Outlook:
+    """The outlook on a queue: OUTLOOKS_FRESH_SEC old, or up to OUTLOOKS_OUTDATED_SEC where nobody has asked since."""
+    sessions = current_app.extensions["sessions"]
+    renewed = kept(
+        "outlooks",
+        lambda: RenewedAnswers(sessions, predictions.outlook, OUTLOOKS_FRESH_SEC, OUTLOOKS_OUTDATED_SEC, MOST),
+    )
+    return renewed.of(conn, queue)
+
+
+def counts(conn: Conn, backfill: str) -> backfills.Rows:
+    """The counts of a large backfill's partitions, in the same way."""
+    sessions = current_app.extensions["sessions"]
+    renewed = kept(
+        "backfill_counts",
+        lambda: RenewedAnswers(sessions, backfills.counts, COUNTS_FRESH_SEC, COUNTS_OUTDATED_SEC, MOST),
+    )
+    return renewed.of(conn, backfill)

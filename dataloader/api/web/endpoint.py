@@ -6,22 +6,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
-from flask import Response, g, jsonify, request, url_for
+from flask import Response, current_app, jsonify, request, url_for
 from flask.typing import ResponseReturnValue
 from pydantic import BaseModel
 from werkzeug.routing import BaseConverter
 
-from dataloader.api.web import clusters, json_body
-from dataloader.api.web.merged import Merge
+from dataloader.api.web import json_body
 from dataloader.api.web.problems import Fault, Problem, invalid
+from dataloader.api.web.sessions import Sessions
 from dataloader.queue import db
 from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN
 
@@ -92,8 +92,6 @@ class Operation:
     keeps_query: bool = False  # a view of one queue has more parameters than its name
     is_documented_only: bool = False  # the view reads the query itself
     is_paged: bool = False  # the answer's `next` becomes a link as well
-    merged: Merge | None = None  # one answer of those of several clusters; None: the view answers for one
-    merges: Callable[[Mapping[str, str]], bool] = lambda _arguments: True  # by the parameters of the address
 
 
 def operation(tag: str, answer: type[BaseModel] | str, **more: Any) -> Callable[[View], View]:
@@ -107,7 +105,7 @@ def operation(tag: str, answer: type[BaseModel] | str, **more: Any) -> Callable[
         @wraps(view)
         def called(**path: Any) -> ResponseReturnValue:
             answer: Any = view(**_arguments(declared, path))
-            return paged(answer, answer["next"]) if declared.is_paged and "is_part" not in g else answer
+            return paged(answer, answer["next"]) if declared.is_paged else answer
 
         called.operation = declared  # type: ignore[attr-defined]
         return called
@@ -138,8 +136,6 @@ def _arguments(declared: Operation, path: dict[str, Any]) -> dict[str, Any]:
 def _query(model: type[BaseModel]) -> BaseModel:
     """The parameters of the query string, each given once."""
     given = request.args.to_dict()
-    if clusters.of_app().names:
-        given.pop("cluster", None)  # over_all has read it
     twice = [name for name, values in request.args.lists() if len(values) > 1]
     if twice:
         message = "a parameter should be given once"
@@ -169,15 +165,10 @@ def task_name(text: str) -> str:
     return text
 
 
-@contextmanager
-def session(queues: Collection[str] = ()) -> Iterator[db.Connection]:
-    """A session of the queue's database for this request (see Sessions.borrow), of the request's cluster.
-
-    `queues` are those to which the request adds jobs or plans: they choose the cluster, and stay there until the end.
-    """
-    every = clusters.of_app()
-    with every.adding(set(queues)) if queues and every.names else every.borrow(clusters.chosen()) as conn:
-        yield conn
+def session() -> AbstractContextManager[db.Connection]:
+    """A session of the queue's database for this request (see Sessions.borrow)."""
+    sessions: Sessions = current_app.extensions["sessions"]
+    return sessions.borrow()
 
 
 def paged(document: dict[str, Any], following: object) -> Response:
@@ -199,7 +190,7 @@ def found(job: T | None) -> T:
 
 def _document(declared: Operation) -> dict[str, Any]:
     """The request's JSON object; {} for a body that is empty and may be."""
-    raw = request.get_data(cache=bool(clusters.of_app().names))  # a view may be tried in several clusters
+    raw = request.get_data(cache=False)
     if len(raw) < (request.content_length or 0):
         raise invalid("", "truncated", "the body should be as long as its Content-Length")
     if declared.body_may_be_empty and not raw:

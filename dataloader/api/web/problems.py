@@ -21,7 +21,7 @@ from psycopg import errors
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.queue import db, enqueue, hooks, migrations, operations, parents
+from dataloader.queue import db, enqueue, hooks, migrations, parents
 from dataloader.queue.reports import keys
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ def install(app: Flask) -> None:
     app.register_error_handler(enqueue.KeyTaken, _of_key)
     app.register_error_handler(parents.UnknownParents, _of_parents)
     app.register_error_handler(keys.NotOrdered, _of_plain_queue)
-    app.register_error_handler(operations.Elsewhere, _of_elsewhere)
     app.register_error_handler(migrations.SchemaError, _of_schema)
     app.register_error_handler(hooks.WrongAnswer, _of_hook)
     app.register_error_handler(Exception, _of_any)
@@ -126,8 +125,7 @@ def _of_full(error: enqueue.QueueFull) -> Response:
 
 
 def _of_parents(error: parents.UnknownParents) -> Response:
-    own = f"; a job may wait for jobs of its own cluster, {g.cluster}" if "cluster" in g else ""
-    return _of_problem(invalid("/depends_on", "depends_on", f"{error}{own}"))
+    return _of_problem(invalid("/depends_on", "depends_on", str(error)))
 
 
 def _of_key(error: enqueue.KeyTaken) -> Response:
@@ -139,10 +137,6 @@ def _of_key(error: enqueue.KeyTaken) -> Response:
 
 def _of_plain_queue(error: keys.NotOrdered) -> Response:
     return _document(409, str(error), kind=NOT_ORDERED)
-
-
-def _of_elsewhere(error: operations.Elsewhere) -> Response:
-    return _document(409, str(error))
 
 
 def _of_http(error: HTTPException) -> Response:

@@ -25,15 +25,11 @@ MARGIN_SEC = 0.8
 class Sessions:
     """Lends sessions of the queue's database to requests, from a pool or (PG_USE_POOL=false) one for each."""
 
-    def __init__(self, settings: Settings, dsn: str | None = None, tag: int | None = None) -> None:
-        """Raises ConfigError when no database is configured; opens nothing yet.
-
-        `dsn` and `tag` are of a cluster; without them the sessions are of the queue's only database.
-        """
-        dsn = dsn or settings.queue_dsn
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigError when no database is configured; opens nothing yet."""
+        dsn = settings.queue_dsn
         if dsn is None:
             raise ConfigError("no database is configured: set DL_DB_DSN or PG_HOST, or run `dataloader up`")
-        self._tag = tag
         self._request_sec = settings.pg_command_timeout + MARGIN_SEC
         self._schema_is_checked = False
         self._lender = _Pooled(dsn, settings) if settings.pg_use_pool else _Single(dsn, settings)
@@ -54,7 +50,7 @@ class Sessions:
         """
         until = monotonic() + self._request_sec
         with self._gate.passed(until), self._lender.lend() as conn:
-            conn.answer_within, conn.answer_by, conn.tag = self._request_sec, until, self._tag
+            conn.answer_within, conn.answer_by = self._request_sec, until
             try:
                 with db.in_force(conn):
                     self._check_schema_once(conn)

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from dataloader import periods
-from dataloader.queue.clusters import source_of
 from dataloader.queue.reports import stats, waiting
 from dataloader.queue.reports.words import count, duration, percent
 
@@ -74,10 +73,7 @@ def of_farm(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list
 def _of_queue(queue: Row) -> Iterator[Alert]:
     name = queue["queue"]
     due = queue["length"] - queue["scheduled"]
-    if source := source_of(queue["paused_by"]):
-        advice = "No job of it starts until the command that moves it has been repeated to its end."
-        yield Alert(f"Queue {name} is moving here from the cluster {source}.", advice, name, is_grave=due > 0)
-    elif queue["paused_at"]:
+    if queue["paused_at"]:
         by = f" by {queue['paused_by']}" if queue["paused_by"] else ""
         yield Alert(f"Queue {name} is paused{by}.", "No job of it starts until it is resumed.", name, is_grave=due > 0)
     elif due > 0 and not queue["workers"] and not queue["busy"]:

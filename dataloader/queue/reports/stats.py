@@ -43,7 +43,6 @@ MUCH_DEAD = 20_000  # dead rows of dl_jobs, beside the share that a vacuum would
 DEAD_SHARE = 0.02
 SOME_DEAD = 5_000  # is enough where due jobs wait as well
 LATE_SEC = periods.seconds("LATE_SEC", 60.0)
-FIRST_EVENT = -(2**63) + 1  # before any: a job that came from another cluster has numbers below 0
 SCAN = 4_000  # jobs of each kind that one page of a list or of a search looks at: some 20 ms
 SORTED = 20_000  # jobs that a list in the order of their keys sorts
 AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
@@ -54,7 +53,6 @@ SORTS = ("changed", "key")
 SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that one page looks at
 FOUND = 20_000  # jobs with some arguments, that the index for them may find for one page
 _SQL = db.statements("stats.sql")
-_SQL = _SQL | {"queues": _SQL["queues"].replace("{named}", _SQL["named"])}
 _SEARCH = db.statements("search.sql")
 # Of a list, the last change first; the last two find the jobs that a search names.
 _BRANCHES = frozenset({"finished", "dead", "running", "queued", "retries", "near", "of_args"})
@@ -162,7 +160,7 @@ def overview(conn: Conn) -> Row:
     jobs, as the others are counted, and is None for a plain one.
     """
     queues = _counted(conn)
-    return {"at": datetime.now(UTC), "total": total(queues), "queues": queues}
+    return {"at": datetime.now(UTC), "total": _total(queues), "queues": queues}
 
 
 def _counted(conn: Conn) -> list[Row]:
@@ -230,8 +228,7 @@ def _keys(conn: Conn) -> dict[str, int]:
     return {}
 
 
-def total(queues: Sequence[Row]) -> Row:
-    """PURE: the sums of the figures of queues."""
+def _total(queues: Sequence[Row]) -> Row:
     sums = {name: sum(row[name] for row in queues) for name in _SUMMED}
     return {
         "queue": None,
@@ -425,7 +422,7 @@ def result(conn: Conn, job_id: UUID) -> Row | None:
     return rows[0] | {"result": lifecycle.parsed(rows[0]["result"] or "null")} if rows else None
 
 
-def events(conn: Conn, job_id: UUID, after: int = FIRST_EVENT, limit: int = 200) -> list[Row]:
+def events(conn: Conn, job_id: UUID, after: int = 0, limit: int = 200) -> list[Row]:
     """The job's journal behind the event `after`, the oldest first."""
     return _with_payload(_rows(conn, "events", job_id=job_id, after=after, limit=limit))
 
@@ -642,24 +639,6 @@ def _page(found: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
         if is_edge:
             return Page(shown, after)
     return Page(shown, None)
-
-
-def merged(pages: Sequence[Page], limit: int) -> Page:
-    """PURE: one page of the pages of several databases, which are of one list by change and begin at the same place.
-
-    It ends where the first of them ends that is not the last one: what comes behind is not known of all.
-    """
-    rows = sorted((row for page in pages for row in page.jobs), key=itemgetter("changed_at", "job_id"), reverse=True)
-    ends = [end for page in pages if (end := _cursor(page.next, _instant))]
-    if ends:
-        rows = [row for row in rows if (row["changed_at"], row["job_id"]) >= max(ends)]
-    following = None
-    if len(rows) > limit:
-        following = cursor.at([rows[limit - 1]["changed_at"].isoformat(), str(rows[limit - 1]["job_id"])])
-    elif ends:
-        at, job_id = max(ends)
-        following = cursor.at([at.isoformat(), str(job_id)])
-    return Page(rows[:limit], following, next((page.advice for page in pages if page.advice), None))
 
 
 def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | None:

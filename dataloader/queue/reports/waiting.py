@@ -9,8 +9,6 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from dataloader.queue.clusters import source_of
-
 
 def words(waiting_for: dict[str, Any] | None, now: datetime) -> str:
     """The sentence of a job's reason; "" for a job that is not queued. Instants may be datetimes or RFC 3339 texts."""
@@ -52,9 +50,6 @@ def duration(length: timedelta) -> str:
 
 
 def _paused(why: dict[str, Any], now: datetime) -> str:
-    if source := source_of(why.get("by")):
-        text = f"The queue {why['queue']} is moving here from the cluster {source}, since {_since(why['since'], now)}."
-        return f"{text} Repeat the command that moves it."
     by = f" by {why['by']}" if why.get("by") else ""
     return f"The queue {why['queue']} is paused: for {_since(why['since'], now)}{by}. Resume it to go on."
 

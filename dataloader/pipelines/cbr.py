@@ -8,15 +8,10 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import re
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from http.client import HTTPResponse
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
 
 import psycopg
@@ -24,8 +19,9 @@ from psycopg.rows import tuple_row
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dataloader import config
-from dataloader.pipelines import Context, PermanentError, register, validated
+from dataloader.pipelines import Context, PermanentError, http, register, validated
 from dataloader.pipelines.csv_table import is_permanent, reason_of
+from dataloader.pipelines.http import Refused, Unreachable
 
 _DECIMALS = decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN)  # whatever other code makes of the current one
 TIMEOUT = 10.0  # seconds without a byte from the server
@@ -47,10 +43,6 @@ ON CONFLICT (date, currency) DO UPDATE
 SET nominal = excluded.nominal, value = excluded.value, rate = excluded.rate, updated_at = excluded.updated_at
 WHERE (old.nominal, old.value, old.rate) IS DISTINCT FROM (excluded.nominal, excluded.value, excluded.rate)
 """
-
-
-class Unavailable(Exception):
-    """The bank gave no complete answer to this attempt."""
 
 
 def _day(text: object) -> dt.date:
@@ -110,7 +102,7 @@ def load_cbr_rates(args: dict[str, Any], context: Context) -> Iterator[dict[str,
 def read(document: bytes) -> list[Rate]:
     """The rates in one answer of the bank.
 
-    Raises Unavailable for a document that was cut off, PermanentError for a document that is no list of rates.
+    Raises Unreachable for a document that was cut off, PermanentError for a document that is no list of rates.
     """
     root = _parsed(document)
     if root.tag != "ValCurs":
@@ -133,7 +125,7 @@ def _parsed(document: bytes) -> ET.Element:
     except (ET.ParseError, LookupError, ValueError):
         begun = b"<?xml".startswith(document[:5]) or b"<ValCurs" in document
         if begun and not document.rstrip().endswith(b"</ValCurs>"):
-            raise Unavailable("the answer was cut off") from None
+            raise Unreachable("the answer was cut off") from None
         raise PermanentError("the answer should be a ValCurs document") from None
 
 
@@ -170,28 +162,6 @@ def _exists(cursor: psycopg.Cursor[Any]) -> bool:
     return cursor.execute("SELECT to_regclass('cbr_rates') IS NOT NULL").fetchall() == [(True,)]
 
 
-# The answer
-
-
-class _SameServer(urllib.request.HTTPRedirectHandler):
-    """Follows only redirects to the same scheme, host and port as CBR_BASE_URL."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if _server(newurl) == _server(req.full_url):
-            return super().redirect_request(req, fp, code, msg, headers, newurl)
-        fp.close()
-        raise PermanentError(f"{req.host} redirects to another server; CBR_BASE_URL should name the right one")
-
-
-def _server(url: str) -> tuple[str, str | None, int | None] | None:
-    parts = urlsplit(url)
-    try:
-        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError:
-        return None
-    return parts.scheme, parts.hostname, port
-
-
 def _url(base: str, day: dt.date) -> str:
     base = base.rstrip("/")
     script = base if base.endswith(".asp") else f"{base}/XML_daily.asp"
@@ -200,29 +170,18 @@ def _url(base: str, day: dt.date) -> str:
 
 def _fetch(url: str) -> Generator[None, None, bytes]:
     """The answer's body; a safe point after each piece."""
-    request = urllib.request.Request(url, headers={"User-Agent": _AGENT})  # noqa: S310  config allows only http(s)
-    try:
-        with urllib.request.build_opener(_SameServer).open(request, timeout=TIMEOUT) as response:
-            return (yield from _body(response))
-    except urllib.error.HTTPError as e:
-        e.close()
-        reason = f"{request.host} answered {e.code} {e.reason}"
-        if e.code == 429 or e.code >= 500:
-            raise Unavailable(reason) from None
-        raise PermanentError(reason) from None
-
-
-def _body(response: HTTPResponse) -> Generator[None, None, bytes]:
-    expected = int(response.headers.get("Content-Length") or -1)
-    end = time.monotonic() + _DEADLINE
+    times = http.Times(TIMEOUT, TIMEOUT, _DEADLINE)
     body = b""
-    while piece := response.read1(2**16):
-        body += piece
-        if len(body) > _LARGEST_ANSWER:
-            raise PermanentError(f"the answer is longer than {_LARGEST_ANSWER} bytes")
-        if time.monotonic() > end:
-            raise Unavailable(f"the answer took longer than {_DEADLINE:g} s")
-        yield None
-    if len(body) < expected:
-        raise Unavailable(f"the answer was cut off after {len(body)} of {expected} bytes")
+    try:
+        with http.get(url, times, {"User-Agent": _AGENT}, is_one_server=True) as answer:
+            if answer.status != 200:
+                answer.require_final()
+                raise PermanentError(f"{answer.name} answered {answer.status}")
+            while piece := answer.read(2**16):
+                body += piece
+                if len(body) > _LARGEST_ANSWER:
+                    raise PermanentError(f"the answer is longer than {_LARGEST_ANSWER} bytes")
+                yield None
+    except Refused as e:
+        raise PermanentError(f"{e}; CBR_BASE_URL should name the right one") from None
     return body

@@ -18,7 +18,7 @@ import pytest
 from dataloader import config
 from dataloader.farm.runner import Runner
 from dataloader.pipelines import command
-from dataloader.pipelines.command.output import LONGEST_LINE, TAIL, Output
+from dataloader.pipelines.command import LONGEST_LINE, TAIL, Output
 from dataloader.testing import Result, run
 
 Allow = Callable[..., None]
@@ -260,7 +260,7 @@ def test_a_stopped_run_asks_the_program_to_end(job: Job, allow: Allow, notes: li
 def test_a_program_that_does_not_hear_is_killed(
     job: Job, allow: Allow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("dataloader.pipelines.command.program.GRACE_SEC", 0.2)
+    monkeypatch.setattr("dataloader.pipelines.command.GRACE_SEC", 0.2)
     allow(
         "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "open('pid', 'w').write(str(os.getpid())); print('deaf', flush=True); time.sleep(600)",

@@ -28,21 +28,21 @@ from patience import PATIENCE, until
 
 from dataloader import config, log
 from dataloader.farm.runner import Runner
-from dataloader.pipelines.engines.engine import (
+from dataloader.pipelines import http
+from dataloader.pipelines.engines.follow import (
     ARGS_MOST,
+    LINE_MOST,
     RESULT_KEPT,
+    Lines,
     Order,
-    Refused,
     State,
-    Step,
-    Unreachable,
     order_of,
-    step_for,
+    spoken,
 )
-from dataloader.pipelines.engines.lines import LINE_MOST, Lines, spoken
 from dataloader.pipelines.engines.on_ray import OnRay
 from dataloader.pipelines.engines.on_spark import OnSpark
-from dataloader.pipelines.engines.request import OUTPUT_SEC, Server
+from dataloader.pipelines.engines.rest import OUTPUT_SEC, Server
+from dataloader.pipelines.http import Refused, Unreachable
 from dataloader.testing import Result, run
 
 SECRET = "hunter2-of-the-cluster"
@@ -192,7 +192,7 @@ def test_without_the_extra_the_error_says_what_to_install_and_the_import_costs_n
     code = (
         "import sys; sys.modules['distributed'] = None\n"
         "from dataloader import pipelines; pipelines.load(())\n"
-        "assert not {'dask', 'ray', 'dataloader.pipelines.engines.request'} & set(sys.modules)\n"
+        "assert not {'dask', 'ray', 'dataloader.pipelines.engines.rest'} & set(sys.modules)\n"
         "assert 'run.ray' in pipelines.tasks()\n"
         "try: pipelines.resolve('run.dask')\n"
         "except pipelines.UnknownTask as e: print(e)"
@@ -209,12 +209,6 @@ def test_an_order_is_named_after_its_claim_and_kept_until_its_end_is_told() -> N
     assert first == Order(f"dl-{JOB}-3")
     assert order_of(first.checkpoint(), JOB, 4) == first
     assert order_of(first.over().checkpoint(), JOB, 4) == Order(f"dl-{JOB}-4")
-
-
-@pytest.mark.parametrize("state", State)
-def test_what_a_run_does_with_what_it_finds(state: State) -> None:
-    """It orders again what the engine does not know, anew what was stopped while nobody looked, and adopts the rest."""
-    assert step_for(state) is {"absent": Step.SUBMIT, "stopped": Step.RENEW}.get(state, Step.ADOPT)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +308,7 @@ def dripping(at_once: int, answer: bytes = ANSWER) -> Iterator[Server]:
 
 @pytest.mark.parametrize("at_once", [0, len(ANSWER) - 100])  # then the head drips, or the body
 def test_an_answer_that_drips_is_given_up_in_time(at_once: int) -> None:
-    with dripping(at_once) as server, pytest.raises(Unreachable, match="has not answered in time"):
+    with dripping(at_once) as server, pytest.raises(Unreachable, match=r"has not answered within 0\.5 s"):
         server.ask("GET", "/", within=0.5)
 
 
@@ -325,19 +319,18 @@ def test_an_answer_that_may_be_long_is_awaited_while_its_bytes_come() -> None:
 
 def test_the_way_to_a_server_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first address may be silent, and the second answer."""
-    connect = socket.create_connection
 
-    def late(*args: Any, **more: Any) -> socket.socket:
+    def late(*args: Any, **more: Any) -> Any:
         time.sleep(3.1)
-        return connect(*args, **more)
+        return socket.getaddrinfo(*args, **more)
 
-    monkeypatch.setattr(socket, "create_connection", late)
+    monkeypatch.setattr(http, "getaddrinfo", late)
     with dripping(len(ANSWER)) as server:
         assert server.ask("GET", "/", within=3).content == b"x" * 100
 
 
 def test_an_answer_that_is_cut_off_is_no_refusal() -> None:
-    with dripping(len(ANSWER), ANSWER[:-10]) as server, pytest.raises(Unreachable, match="has not answered"):
+    with dripping(len(ANSWER), ANSWER[:-10]) as server, pytest.raises(Unreachable, match="broke the connection"):
         server.ask("GET", "/")
 
 
@@ -503,7 +496,7 @@ def test_ray_confirms_a_stop_of_what_it_can_stop_or_what_has_ended(
 
 
 def test_an_output_that_is_too_long_is_told_at_the_end(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataloader.pipelines.engines.request.ANSWER_MOST", 1_000)
+    monkeypatch.setattr("dataloader.pipelines.engines.rest.ANSWER_MOST", 1_000)
     ray.status, ray.log = "RUNNING", "x" * 2_000
     it = on_ray()
     assert it.look(ORDER).output == b""
@@ -592,6 +585,15 @@ def test_spark_gets_an_order_anew_that_it_does_not_know(job: Job, spark: FakeSpa
     assert driver.request["sparkProperties"]["spark.app.name"] == "dl-x-1"
     driver.state = "FINISHED"
     assert ended().status == "succeeded"
+
+
+def test_spark_gets_a_new_order_where_the_old_one_was_stopped_while_no_run_looked(job: Job, spark: FakeSpark) -> None:
+    spark.create({"mainClass": "jobs.Resize", "sparkProperties": {}})
+    spark.drivers["driver-1"].state = "KILLED"
+    ended = started(job, spark, checkpoint=Order("dl-x-1", "driver-1").checkpoint())
+    driver = until(lambda: spark.drivers.get("driver-2"), "the driver")
+    driver.state = "FINISHED"
+    assert driver.request["sparkProperties"]["spark.app.name"] == f"dl-{ended().job_id}-1"
 
 
 def test_spark_gets_no_order_twice_whose_answer_was_lost(job: Job, spark: FakeSpark) -> None:

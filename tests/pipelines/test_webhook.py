@@ -17,8 +17,7 @@ from uuid import UUID, uuid4
 import pytest
 from receiver import KEY, Receiver, is_signed
 
-from dataloader.pipelines import PermanentError, Retry, outbound
-from dataloader.pipelines.webhook import delivery
+from dataloader.pipelines import PermanentError, Retry, http, webhook
 from dataloader.queue import db
 from dataloader.queue.reports import messages, webhooks
 from dataloader.queue.reports.messages import Rules
@@ -105,7 +104,7 @@ def test_a_message_arrives_signed(send: Send, receiver: Receiver) -> None:
 def test_the_example_of_the_specification(environment: pytest.MonkeyPatch) -> None:
     """Of the library at github.com/standard-webhooks/standard-webhooks."""
     body = b'{"test": 2432232314}'
-    headers = delivery.signed("DL_WEBHOOK_KEY", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
+    headers = webhook.signed("DL_WEBHOOK_KEY", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
@@ -292,12 +291,12 @@ def test_no_redirect_is_followed(send: Send, receiver: Receiver, status: int) ->
 
 
 def test_a_silent_receiver_is_tried_again(send: Send, environment: pytest.MonkeyPatch) -> None:
-    environment.setattr(delivery, "POST_SEC", 0.2)
+    environment.setattr(webhook, "POST_SEC", 0.2)
     silent = Receiver(silent=True)
     result = send(url=silent.url)
     silent.close()
     assert isinstance(result.exception, Retry)
-    assert str(result.error).startswith("127.0.0.1 was silent for 0.2 s")
+    assert str(result.error).startswith("127.0.0.1 has not answered within 0.2 s")
 
 
 def test_a_receiver_that_breaks_off_or_is_down_is_tried_again(send: Send, receiver: Receiver) -> None:
@@ -322,7 +321,7 @@ def test_a_receiver_without_a_valid_certificate_gets_nothing(
     receiver = Receiver(certificate=(certificate, key))
     port = receiver.url.rpartition(":")[2]
     results = [send(url=f"https://localhost:{port}/")]
-    environment.setattr(outbound, "_certificates", lambda: ssl.create_default_context(cafile=certificate))
+    environment.setattr(http, "certificates", lambda: ssl.create_default_context(cafile=certificate))
     results += [send(url=f"https://{host}:{port}/") for host in ("127.0.0.1", "localhost")]
     receiver.close()
     assert [result.status for result in results] == ["failed", "failed", "succeeded"]
@@ -352,7 +351,7 @@ def test_a_name_is_looked_up_once_and_its_forbidden_addresses_are_passed_over(
         found = [("169.254.169.254", port), ("127.0.0.1", port)] if len(asked) == 1 else [("169.254.169.254", port)]
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in found]
 
-    environment.setattr(outbound, "getaddrinfo", look_up)
+    environment.setattr(http, "getaddrinfo", look_up)
     assert send(url=f"http://ops.example.com:{port}/").status == "succeeded"
     assert asked == ["ops.example.com"]
     assert receiver.got[0].headers["host"] == f"ops.example.com:{port}"

@@ -1,12 +1,10 @@
 """`run.dask`, `run.ray`, `run.spark`: a program on a cluster that is there already. docs/engines.md is the page.
 
-engine      PURE: the five verbs of an engine, the states of a program, what a run does with what it finds
-follow      order or adopt → follow → end, for every engine
-lines       the output: progress, result, lines of the log
+follow      order or adopt → follow → end, for every engine; the states of a program, its output
 on_dask     a Dask scheduler, by its client; driver.py is what runs on the Dask worker
 on_ray      Ray's job submission, by HTTP
 on_spark    the REST server of a Spark master, by HTTP
-request     HTTP with JSON, for the latter two
+rest        HTTP with JSON, for the latter two
 """
 
 from __future__ import annotations
@@ -20,9 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dataloader import config
 from dataloader.pipelines import Context, PermanentError, Progress, absent, register, validated
-from dataloader.pipelines.engines.engine import ARGS_MOST, Engine
-from dataloader.pipelines.engines.follow import Cluster, Followed
-from dataloader.pipelines.engines.lines import Lines
+from dataloader.pipelines.engines.follow import ARGS_MOST, Engine, Followed, Lines
 
 Steps = Generator[Progress | None, None, Any]
 
@@ -71,22 +67,18 @@ def _followed(kind: str, engine: Callable[[Any, Any, str], Engine], args: dict[s
     cluster = _named(clusters, wanted.cluster, f"cluster: should be one of {kind} that DL_ENGINES of this worker names")
     where = f"entrypoint: should be one that DL_ENGINES names for {wanted.cluster}"
     entry = _named(cluster.entrypoints, wanted.entrypoint, where)
+    text = json.dumps(wanted.args)
+    if len(text) > ARGS_MOST:
+        raise PermanentError(f"args: should be at most {ARGS_MOST} bytes of JSON, not {len(text)}")
     lines = Lines(context.logger, cluster.output_kb * 1024)
-    on_it = engine(cluster, entry, _json(wanted))
-    return (yield from Followed(on_it, Cluster(wanted.cluster, cluster.away_sec), context, lines).steps())
+    followed = Followed(engine(cluster, entry, text), wanted.cluster, cluster.away_sec, context, lines)
+    return (yield from followed.steps())
 
 
 def _named(known: dict[str, Any], name: str, should: str) -> Any:
     if name not in known:
         raise PermanentError(f"{should} ({', '.join(sorted(known)) or 'none'})")
     return known[name]
-
-
-def _json(wanted: Arguments) -> str:
-    text = json.dumps(wanted.args)
-    if len(text) > ARGS_MOST:
-        raise PermanentError(f"args: should be at most {ARGS_MOST} bytes of JSON, not {len(text)}")
-    return text
 
 
 register("run.ray")(run_ray)

@@ -8,31 +8,27 @@ lost claim leave it to the next run.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Generator
-from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
+from logging import Logger
+from typing import Any, NamedTuple, Protocol, TypeVar
+from uuid import UUID
 
 from dataloader.pipelines import Context, Progress
-from dataloader.pipelines.engines.engine import (
-    RESULT_KEPT,
-    Engine,
-    Order,
-    Refused,
-    Seen,
-    State,
-    Step,
-    Unreachable,
-    order_of,
-    step_for,
-)
-from dataloader.pipelines.engines.lines import Lines
+from dataloader.pipelines.command import Output
+from dataloader.pipelines.http import Refused, Unreachable
 from dataloader.queue.job import End, to_json
 
+ARGS_MOST = 64 * 1024  # bytes of JSON: an environment variable of Linux holds twice as much
+RESULT_KEPT = 48 * 1024  # characters of JSON that a checkpoint can hold beside its own words
+PROGRESS_MOST = 4_096  # bytes of a line of progress
+LINE_MOST = 2**20  # bytes of a line that is kept until its end has come: a result may be as long
 SLICE_SEC = 0.1  # between two safe points
 LOOK_SEC, LOOK_MOST_SEC = 0.25, 2.0  # between two looks at the engine: first, and for a program that takes long
 CANCEL_SEC = 2.0  # less than DL_KILL_GRACE_SEC, after which the farm kills the worker
-_UNWANTED = (End.CANCELED, End.TIMEOUT)
 
 T = TypeVar("T")
 Steps = Generator[Progress | None, None, T]
@@ -46,18 +42,154 @@ class EngineAway(Exception):
     """The engine has not answered for `away_sec`."""
 
 
-class Cluster(NamedTuple):
-    """The cluster as messages name it, and how long it may be away."""
+class State(StrEnum):
+    """What has become of a program on its engine."""
 
-    name: str
-    away_sec: float
+    ABSENT = "absent"  # the engine knows no such program
+    RUNNING = "running"  # or it waits for its place there
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"  # on order: ours, or that of a person at the engine
+
+
+class Seen(NamedTuple):
+    """One look at a program: its state, and what it has written since the look before."""
+
+    state: State
+    output: bytes = b""
+    read: int = 0  # bytes of the output up to here; the next look goes on there
+    why: str = ""  # the engine's words for a failure
+    result: Any = None  # where the engine itself hands a result over
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A program that a job has ordered, as its checkpoint keeps it; the id is ours, the handle is the engine's."""
+
+    id: str
+    handle: str = ""
+    read: int = 0
+    is_over: bool = False  # its end has been told: another run of the job orders anew
+    has_result: bool = False  # it has succeeded with this `result`
+    result: Any = None
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The order as a checkpoint of the job; one that lives on at the engine asks for a cleanup (queue/cleanups)."""
+        lives_on = not (self.is_over or self.has_result)
+        return asdict(self) | ({"on_cancel": "stop"} if lives_on else {})
+
+    def over(self) -> Order:
+        """The order, once its end has been told."""
+        return replace(self, is_over=True)
+
+
+class Engine(Protocol):
+    """The five verbs. Each raises Unreachable or Refused."""
+
+    forgets: bool  # whether it is to forget a program whose result is safe
+
+    def submit(self, order: Order) -> str:
+        """Start the program, and return the engine's handle for it; where the engine knows the id, it starts none."""
+
+    def look(self, order: Order) -> Seen:
+        """Its state, and its output from `order.read` on."""
+
+    def find(self, order: Order) -> str | None:
+        """The engine's handle for a program of this id; None where there is none."""
+
+    def cancel(self, order: Order, until: float) -> bool:
+        """Stop it; whether the engine has confirmed this before that monotonic instant."""
+
+    def forget(self, order: Order) -> None:
+        """Let the engine forget a program that has ended."""
+
+    def close(self) -> None:
+        """End the connections; the program goes on."""
+
+
+def order_of(checkpoint: dict[str, Any] | None, job_id: UUID, claim: int) -> Order:
+    """PURE: the order that a run goes on with: that of its checkpoint, or a new one where that is over.
+
+    The number in the id is the claim of the run that gave the order. It grows with each start of the job, so no two
+    orders of a job have one id, also where the checkpoint is gone after a success.
+    """
+    if checkpoint and not checkpoint.get("is_over"):
+        known = {each.name for each in fields(Order)} & checkpoint.keys()
+        return Order(**{name: checkpoint[name] for name in known})
+    return Order(f"dl-{job_id}-{claim}")
+
+
+class Lines:
+    """The output of one program line by line, in bounded memory: progress, a result, or a line for the job's log."""
+
+    def __init__(self, logger: Logger, logged_most: int) -> None:
+        """`logged_most` is how many bytes of the output are logged."""
+        self.output = Output(logger, logged_most)
+        self.result: Any = None
+        self._progress: dict[str, Any] | None = None  # the newest that was not taken
+        self._begun = b""
+        self._from_result = 0  # bytes from the begin of the newest result on
+
+    def take(self, piece: bytes) -> None:
+        """Take the next piece of the output."""
+        *whole, self._begun = (self._begun + piece).split(b"\n")
+        for line in whole:
+            self._line(line, len(line) + 1)
+        if len(self._begun) > LINE_MOST:
+            self.end()
+
+    def end(self) -> None:
+        """The output is over, or is read no further: its last line may have no end."""
+        begun, self._begun = self._begun, b""
+        if begun:
+            self._line(begun, len(begun))
+
+    @property
+    def unread(self) -> int:
+        """The bytes at the end that the next run is to read again: from the newest result on, or of a line begun."""
+        return self._from_result + len(self._begun)
+
+    def taken_progress(self) -> dict[str, Any] | None:
+        """The newest progress, once; None: there is none."""
+        newest, self._progress = self._progress, None
+        return newest
+
+    def _line(self, line: bytes, size: int) -> None:
+        """Take a line, which has so many bytes of the output: all behind a result is read again with it."""
+        message = spoken(line)
+        if message is None:
+            self.output.take(line + b"\n")
+        elif set(message) == {"result"}:
+            self.result, self._from_result = message["result"], size
+            return
+        else:
+            self._progress = message
+        if self._from_result:
+            self._from_result += size
+
+
+def spoken(line: bytes) -> dict[str, Any] | None:
+    """PURE: the message to the farm in a line, {"processed": 5, "total": 9, ...} or {"result": ...}; None without."""
+    text = line.strip()
+    if not (text.startswith(b"{") and text.endswith(b"}")):
+        return None
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if set(message) == {"result"}:
+        return dict(message)
+    done = message.get("processed")
+    is_number = type(done) is int or (isinstance(done, float) and math.isfinite(done))
+    return dict(message) if is_number and len(text) <= PROGRESS_MOST else None
 
 
 class Followed:
     """One run's view of its program."""
 
-    def __init__(self, engine: Engine, cluster: Cluster, context: Context, lines: Lines) -> None:
-        self._engine, self._cluster, self._context, self._lines = engine, cluster, context, lines
+    def __init__(self, engine: Engine, name: str, away_sec: float, context: Context, lines: Lines) -> None:
+        """`name` is the cluster's in messages, `away_sec` how long it may be away."""
+        self._engine, self._name, self._away_sec, self._context, self._lines = engine, name, away_sec, context, lines
         self._order = Order("")
         self._is_given = False  # the engine may have the order
         self._kept: dict[str, Any] = {}  # as the checkpoint has the order
@@ -67,10 +199,10 @@ class Followed:
         try:
             return (yield from self._followed())
         except GeneratorExit:
-            if self._context.stop_reason in _UNWANTED:
+            if self._context.stop_reason in (End.CANCELED, End.TIMEOUT):
                 self._cancel()
             elif self._is_given:
-                self._log("%s goes on at %s: the next run of this job follows it", self._order.id, self._cluster.name)
+                self._log("%s goes on at %s: the next run of this job follows it", self._order.id, self._name)
             raise
         finally:
             self._engine.close()
@@ -94,7 +226,7 @@ class Followed:
             state = State.STOPPED
         elif state is not State.ABSENT and self._engine.forgets:
             yield from self._asked(self._engine.forget)
-        self._context.note(f"{self._order.id} of the canceled job {canceled} is {state} at {self._cluster.name}")
+        self._context.note(f"{self._order.id} of the canceled job {canceled} is {state} at {self._name}")
         return {"program": self._order.id, "state": state}
 
     def _stopped(self, order: Order) -> None:
@@ -108,15 +240,19 @@ class Followed:
         return (yield from self._asked(self._engine.look)).state if self._order.handle else State.ABSENT
 
     def _given_again(self) -> Steps[None]:
-        """Adopt what an earlier run has ordered; order it where the engine does not know it."""
+        """Adopt the order of an earlier run, or give it where the engine does not know it.
+
+        An absent order keeps its id: where two runs of the job believe so, the engine starts one program for both. A
+        program that was stopped before its end was told was stopped for a run that could not write it, or while no run
+        looked: it is ordered under a new id.
+        """
         self._is_given = True
         state = yield from self._found()
-        step = step_for(state)
-        if step is Step.ADOPT:
-            self._log("%s at %s is adopted: it is %s", self._order.id, self._cluster.name, state)
+        if state not in (State.ABSENT, State.STOPPED):
+            self._log("%s at %s is adopted: it is %s", self._order.id, self._name, state)
             return
         anew = order_of(None, self._context.job_id, self._context.claim)
-        self._order = anew if step is Step.RENEW else Order(self._order.id)
+        self._order = anew if state is State.STOPPED else Order(self._order.id)
         yield from self._given()
 
     def _given(self) -> Steps[None]:
@@ -126,34 +262,30 @@ class Followed:
         handle = yield from self._asked(self._engine.submit)
         self._order = replace(self._order, handle=handle)
         self._keep(self._order.checkpoint())
-        self._log("%s is at %s", self._order.id, self._cluster.name)
+        self._log("%s is at %s", self._order.id, self._name)
 
     def _to_its_end(self) -> Steps[Any]:
         began = time.monotonic()
         while True:
             seen = yield from self._asked(self._engine.look)
-            self._take(seen)
+            self._lines.take(seen.output)
+            self._order = replace(self._order, read=max(self._order.read, seen.read))
             if seen.state is not State.RUNNING:
+                self._lines.end()
                 return (yield from self._ended(seen))
             yield self._progress()
             yield from _rest(min(LOOK_MOST_SEC, max(LOOK_SEC, (time.monotonic() - began) / 30)))
 
-    def _take(self, seen: Seen) -> None:
-        self._lines.take(seen.output)
-        if seen.state is not State.RUNNING:
-            self._lines.end()
-        self._order = replace(self._order, read=max(self._order.read, seen.read))
-
     def _progress(self) -> Progress | None:
         """The program's progress, with the place in its output at which the next run goes on."""
         kept = replace(self._order, read=self._order.read - self._lines.unread).checkpoint()
-        said = self._lines.taken_progress()
-        if said is None:
+        news = self._lines.taken_progress()
+        if news is None:
             if kept != self._kept:
                 self._keep(kept)
             return None
-        progress = Progress(said["processed"], checkpoint=kept)
-        progress.update(said)
+        progress = Progress(news["processed"], checkpoint=kept)
+        progress.update(news)
         return progress
 
     def _ended(self, seen: Seen) -> Steps[Any]:
@@ -162,7 +294,7 @@ class Followed:
         if seen.state is State.SUCCEEDED:
             return (yield from self._succeeded(self._lines.result if seen.result is None else seen.result))
         if seen.state is State.ABSENT:
-            raise ProgramFailed(f"{self._cluster.name} does not know {self._order.id} any more: it has started anew")
+            raise ProgramFailed(f"{self._name} does not know {self._order.id} any more: it has started anew")
         self._order = self._order.over()
         yield from self._forgotten()
         how = ("was stopped there" if seen.state is State.STOPPED else "failed") + (f": {seen.why}" if seen.why else "")
@@ -178,8 +310,8 @@ class Followed:
         if written and len(json.dumps(written["result"])) <= RESULT_KEPT:
             self._order = replace(self._order, has_result=True, result=written["result"])
             yield from self._forgotten()
-        if (said := self._lines.taken_progress()) is not None:
-            self._context.progress(said)
+        if (news := self._lines.taken_progress()) is not None:
+            self._context.progress(news)
         return written.get("result", result)
 
     def _forgotten(self) -> Steps[None]:
@@ -190,7 +322,7 @@ class Followed:
         try:
             self._engine.forget(self._order)
         except (Unreachable, Refused) as e:
-            self._log("%s has not forgotten %s: %s", self._cluster.name, self._order.id, e)
+            self._log("%s has not forgotten %s: %s", self._name, self._order.id, e)
 
     def _saved(self) -> Steps[None]:
         """Wait until the queue has the order; a run that has lost its claim ends here."""
@@ -202,22 +334,19 @@ class Followed:
 
     def _asked(self, verb: Callable[[Order], T]) -> Steps[T]:
         """The engine's answer; while it is away the verb is tried again, for `away_sec`."""
-        until, is_away = time.monotonic() + self._cluster.away_sec, False
+        until, is_away = time.monotonic() + self._away_sec, False
         while True:
             try:
                 return verb(self._order)
             except Unreachable as e:
                 if not is_away:
-                    self._context.logger.warning("%s is away: %s", self._cluster.name, e)
+                    self._context.logger.warning("%s is away: %s", self._name, e)
                 is_away = True
                 if time.monotonic() >= until:
-                    raise EngineAway(self._away(e)) from None
+                    text = f"{self._name} has not answered for {self._away_sec:g} s: {e}"
+                    raise EngineAway(f"{text}; the next attempt goes on with {self._order.id}") from None
             yield None
-            yield from _rest(min(LOOK_MOST_SEC, self._cluster.away_sec))
-
-    def _away(self, error: Unreachable) -> str:
-        text = f"{self._cluster.name} has not answered for {self._cluster.away_sec:g} s: {error}"
-        return f"{text}; the next attempt goes on with {self._order.id}"
+            yield from _rest(min(LOOK_MOST_SEC, self._away_sec))
 
     def _cancel(self) -> None:
         """Stop the program; where the engine does not confirm it in time, say so, and let a later run adopt it."""
@@ -227,12 +356,12 @@ class Followed:
         try:
             if self._engine.cancel(self._order, time.monotonic() + CANCEL_SEC):
                 self._keep(self._order.over().checkpoint())
-                self._context.note(f"{self._order.id} is stopped at {self._cluster.name}")
+                self._context.note(f"{self._order.id} is stopped at {self._name}")
                 return
         except (Unreachable, Refused) as e:
             why = str(e)
         self._context.note(
-            f"{self._cluster.name} has not confirmed that {self._order.id} is stopped ({why}): it may go on there"
+            f"{self._name} has not confirmed that {self._order.id} is stopped ({why}): it may go on there"
         )
 
     def _keep(self, checkpoint: dict[str, Any]) -> None:

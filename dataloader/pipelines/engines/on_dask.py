@@ -24,7 +24,8 @@ from distributed.security import Security
 
 from dataloader.config import DaskCluster, DaskFunction
 from dataloader.pipelines.engines import driver
-from dataloader.pipelines.engines.engine import Order, Seen, State, Unreachable
+from dataloader.pipelines.engines.follow import Order, Seen, State
+from dataloader.pipelines.http import Unreachable
 
 ANSWER_SEC = 3.0  # with CANCEL_SEC it ends before DL_KILL_GRACE_SEC does
 CLOSE_SEC = 1.0

@@ -11,8 +11,9 @@ import time
 from typing import Any
 
 from dataloader.config import RayCluster, RayCommand
-from dataloader.pipelines.engines.engine import Order, Seen, State, Unreachable
-from dataloader.pipelines.engines.request import ANSWER_MOST, OUTPUT_SEC, Answer, Server, TooLong
+from dataloader.pipelines.engines.follow import Order, Seen, State
+from dataloader.pipelines.engines.rest import ANSWER_MOST, OUTPUT_SEC, Answer, Server
+from dataloader.pipelines.http import TooLong, Unreachable
 
 SUBMIT_SEC = 5.0  # Ray answers once it has begun to start the job; asked again, it knows the id
 TOO_LONG = f"\n[the output has more than {ANSWER_MOST} bytes: its rest is not read, nor a result in it]\n".encode()

@@ -14,8 +14,9 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from dataloader.config import SparkApplication, SparkCluster
-from dataloader.pipelines.engines.engine import Order, Refused, Seen, State, Unreachable
-from dataloader.pipelines.engines.request import OUTPUT_SEC, Answer, Server
+from dataloader.pipelines.engines.follow import Order, Seen, State
+from dataloader.pipelines.engines.rest import OUTPUT_SEC, Answer, Server
+from dataloader.pipelines.http import Refused, Unreachable
 
 SUBMIT_SEC = 10.0
 PIECE = 2**20  # bytes of the output that one look reads

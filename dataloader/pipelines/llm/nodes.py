@@ -9,12 +9,10 @@ import asyncio
 import hashlib
 import json
 import socket
-import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EADDRINUSE
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +21,7 @@ import httpx
 import psutil
 
 from dataloader.config import Settings
+from dataloader.pipelines.http import certificates
 from dataloader.pipelines.llm.choose import Kind, Node, Passed, PassedOver, busy, shown, tells_load
 
 KEPT_SEC = 60.0  # for how long a scan's answer counts
@@ -44,14 +43,8 @@ def client(settings: Settings) -> httpx.AsyncClient:
         headers={"User-Agent": "dataloader (llm.generate)", "Accept-Encoding": "identity"},
         follow_redirects=False,
         trust_env=False,
-        verify=_certificates(),
+        verify=certificates(),
     )
-
-
-@cache
-def _certificates() -> ssl.SSLContext:
-    """The system's certificates, where a company's own are too. To read them takes longer than a question of a scan."""
-    return ssl.create_default_context()
 
 
 def addresses(settings: Settings, root: Path = Path("/")) -> list[tuple[Kind, str]]:

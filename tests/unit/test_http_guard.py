@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dataloader.pipelines import outbound
+from dataloader.pipelines import http
 
 FORBIDDEN = [
     # Link-local, and metadata services of clouds: AWS, Google, Azure, Alibaba, Oracle, Scaleway, Akamai.
@@ -30,17 +30,17 @@ PUBLIC = ["8.8.8.8", "1.1.1.1", "2600::1", "2a00:1450:4001::200e", "64:ff9b::808
 
 @pytest.mark.parametrize("address", FORBIDDEN)
 def test_nothing_is_sent_to_some_addresses(address: str) -> None:
-    assert outbound.is_forbidden(address)
-    assert outbound.is_internal(address)
+    assert http.is_forbidden(address)
+    assert http.is_internal(address)
 
 
 @pytest.mark.parametrize("address", INTERNAL)
 def test_only_operators_let_something_be_sent_to_their_own_networks(address: str) -> None:
-    assert not outbound.is_forbidden(address), "an Alertmanager mostly has one"
-    assert outbound.is_internal(address)
+    assert not http.is_forbidden(address), "an Alertmanager mostly has one"
+    assert http.is_internal(address)
 
 
 @pytest.mark.parametrize("address", PUBLIC)
 def test_public_addresses_are_free(address: str) -> None:
-    assert not outbound.is_forbidden(address)
-    assert not outbound.is_internal(address)
+    assert not http.is_forbidden(address)
+    assert not http.is_internal(address)

@@ -1,0 +1,244 @@
+"""`run.command`: a program of the operator's allow-list (DL_COMMANDS). docs/loaders.md is the page for people.
+
+The program is a process group of its own, which ends with its run, however that ends. The run's end closes it: SIGTERM
+to the group, and SIGKILL after GRACE_SEC. When the worker dies, the kernel kills the program (launch.py), and the farm
+kills what the program has started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
+from logging import Logger
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dataloader import config
+from dataloader.config import Command
+from dataloader.pipelines import Context, PermanentError, Progress, launch, register, validated
+
+GRACE_SEC = 2.0  # less than DL_KILL_GRACE_SEC, after which the farm kills the worker
+TAIL = 20  # lines; the journal keeps as many notes of a run
+LONGEST_LINE = 2_000  # bytes; the rest of a longer line counts as the next one
+_SLICE = 0.1  # seconds between two safe points
+_ALWAYS = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")  # of the worker's environment, for every program
+_PIECE = 2**16
+_PIECES_LEFT = 16  # a pipe holds less; a process that has left the group could write for ever
+_LINE_END = re.compile(rb"[\r\n]+")  # \r: what a progress bar writes
+_CONTROLS = re.compile("\x1b\\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")  # colours, and what moves a cursor
+
+
+class CommandFailed(Exception):
+    """The program has ended otherwise than with 0, or took too long."""
+
+
+class Arguments(BaseModel):
+    """The `args` of `run.command`; docs/loaders.md explains each."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+    command: str = Field(min_length=1, max_length=64)
+    arguments: list[Annotated[str, Field(max_length=4_096, pattern=r"^[^\x00]*$")]] = Field(default=[], max_length=256)
+
+
+@register("run.command")
+def run_command(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, dict[str, Any]]:
+    """Run the program of this name with these further arguments; return its exit code and its last lines.
+
+    Each line of the output is logged, and the last ones are notes in the journal. An exit code other than 0, a signal
+    and a program that takes longer than its `timeout_sec` raise CommandFailed with the last lines. A command that
+    DL_COMMANDS does not name, or whose program or folder is not there, raises PermanentError. When the run has to stop,
+    the program ends with all of its process group.
+    """
+    wanted = validated(Arguments, args)
+    command = _allowed(config.load().dl_commands, wanted.command)
+    folder = command.folder or context.data_dir
+    if not folder.is_dir():
+        setting = "DL_COMMANDS" if command.folder else "DL_DATA_DIR"
+        raise PermanentError(f"command: the folder of {wanted.command} ({setting}) is missing")
+    output = Output(context.logger, command.output_kb * 1024)
+    argv = [*command.argv, *wanted.arguments]
+    try:
+        with closing(Program(argv, _environment(command, context), folder, command.memory_mb, output)) as program:
+            until = None if command.timeout_sec is None else time.monotonic() + command.timeout_sec
+            reported = 0
+            while (status := program.wait(_SLICE)) is None:
+                if until is not None and time.monotonic() > until:
+                    program.close()
+                    raise CommandFailed(
+                        f"{wanted.command} ran for more than {command.timeout_sec:g} s{output.last_words()}"
+                    )
+                yield Progress(output.lines) if output.lines > reported else None
+                reported = output.lines
+    finally:
+        for line in output.tail:
+            context.note(line)
+    if status != 0:
+        raise CommandFailed(f"{wanted.command} {ended_how(status)}{output.last_words()}")
+    return {"exit_code": status, "lines": output.lines, "bytes": output.bytes, "tail": list(output.tail)}
+
+
+def _allowed(commands: dict[str, Command], name: str) -> Command:
+    command = commands.get(name)
+    if command is None:
+        known = ", ".join(sorted(commands)) or "none"
+        raise PermanentError(f"command: should be one that DL_COMMANDS of this worker names ({known})")
+    if not os.access(command.argv[0], os.X_OK) or not os.path.isfile(command.argv[0]):
+        raise PermanentError(f"command: the program of {name} in DL_COMMANDS is no file that this worker may execute")
+    return command
+
+
+def _environment(command: Command, context: Context) -> dict[str, str]:
+    """The environment of the program: allowed variables of the worker, and the names of its job."""
+    names = [*_ALWAYS, *command.env]
+    job = {
+        "DATALOADER_JOB_ID": str(context.job_id),
+        "DATALOADER_ATTEMPT": str(context.attempt),
+        "DATALOADER_CLAIM": str(context.claim),
+        "DATALOADER_DATA_DIR": str(context.data_dir),
+    }
+    return {name: os.environ[name] for name in names if name in os.environ} | job
+
+
+class Program:
+    """One program that runs; its output goes to `output`."""
+
+    def __init__(
+        self, argv: Sequence[str], env: dict[str, str], folder: Path, memory_mb: int | None, output: Output
+    ) -> None:
+        """Start it without a shell. Each of its processes may have `memory_mb` of address space; None: any."""
+        self._output = output
+        limits = [str(os.getpid()), str((memory_mb or 0) * 2**20)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", launch.__file__, *limits, *argv],
+            env=env,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None  # noqa: S101  it is a pipe
+        self._pipe = self._process.stdout.fileno()
+        os.set_blocking(self._pipe, False)
+        self._is_at_end = False
+
+    def wait(self, within: float) -> int | None:
+        """Take what the program writes within so many seconds, or until it ends.
+
+        Returns its exit code, or the negative number of its signal; None: it goes on.
+        """
+        self._read(within)
+        if not self._has_ended():
+            return None
+        self._bury()
+        return self._process.returncode
+
+    def close(self) -> None:
+        """End the program with its process group, if it has not ended, and take its last output."""
+        if self._process.returncode is not None:
+            return
+        self._signal(signal.SIGTERM)
+        until = time.monotonic() + GRACE_SEC
+        while not self._has_ended() and time.monotonic() < until:
+            self._read(0.05)
+        self._bury()
+
+    def _read(self, within: float) -> None:
+        """Take one piece of the output, if one comes in time."""
+        if self._is_at_end:  # the program has closed it, and goes on
+            until = time.monotonic() + within
+            while not self._has_ended() and time.monotonic() < until:
+                time.sleep(0.01)
+            return
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        if poll.poll(within * 1000):
+            piece = os.read(self._pipe, _PIECE)
+            self._is_at_end = not piece
+            self._output.take(piece)
+
+    def _has_ended(self) -> bool:
+        """Whether the program has ended. It is not buried, so no other process group can have its number."""
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _bury(self) -> None:
+        """Kill what is left of the group, and take the rest of the output."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        for _ in range(_PIECES_LEFT):
+            if not self._is_at_end:
+                self._read(0)
+        self._output.end()
+        assert self._process.stdout is not None  # noqa: S101  it is a pipe
+        self._process.stdout.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def ended_how(status: int) -> str:
+    """PURE: how a program has ended, in words."""
+    if status >= 0:
+        return f"exited with {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+class Output:
+    """The lines of one program, in bounded memory."""
+
+    def __init__(self, logger: Logger, logged_most: int) -> None:
+        """`logged_most` is how many bytes of the output are logged."""
+        self.lines = 0
+        self.bytes = 0
+        self.tail: deque[str] = deque(maxlen=TAIL)
+        self._logger = logger
+        self._left = logged_most
+        self._begun = b""  # a line whose end has not come
+
+    def take(self, piece: bytes) -> None:
+        """Take the next piece of the output."""
+        self.bytes += len(piece)
+        *whole, self._begun = _LINE_END.split(self._begun + piece)
+        for line in whole:
+            self._add(line)
+        while len(self._begun) > LONGEST_LINE:
+            self._line(self._begun[:LONGEST_LINE])
+            self._begun = self._begun[LONGEST_LINE:]
+
+    def end(self) -> None:
+        """The output is over: its last line may have no end."""
+        self._add(self._begun)
+        self._begun = b""
+
+    def last_words(self) -> str:
+        """The last lines, for an error; "" without output."""
+        return "".join(["; its last lines:", *(f"\n{line}" for line in self.tail)]) if self.tail else ""
+
+    def _add(self, line: bytes) -> None:
+        for begin in range(0, len(line), LONGEST_LINE):
+            self._line(line[begin : begin + LONGEST_LINE])
+
+    def _line(self, line: bytes) -> None:
+        text = _CONTROLS.sub("", line.decode("utf-8", "replace"))
+        self.lines += 1
+        self.tail.append(text)
+        if self._left > 0:
+            self._logger.info("%s", text)
+            self._left -= len(line) + 1
+            if self._left <= 0:
+                self._logger.warning("the program has written much: the rest of its output is not logged")

@@ -1,0 +1,98 @@
+"""The promises of the HTTP module that the built-in pipelines share."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from receiver import Receiver
+
+from dataloader.pipelines import http
+from dataloader.pipelines.http import Address, Times, Unreachable
+
+
+@contextmanager
+def silent() -> Iterator[socket.socket]:
+    """A listener that accepts no connection any more: its queue of two is full."""
+    with socket.socket() as listening, socket.socket() as first, socket.socket() as second:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for each in (first, second):
+            each.setblocking(False)
+            with suppress(BlockingIOError):
+                each.connect(listening.getsockname())
+        yield listening
+
+
+def test_a_silent_address_of_a_host_leaves_time_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver = Receiver()
+    with silent() as first:
+        places = [first.getsockname(), ("127.0.0.1", int(receiver.url.rpartition(":")[2]))]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in places]
+        monkeypatch.setattr(http, "getaddrinfo", lambda *_, **__: found)
+        address = Address.of("http://ops.example.com/")
+        with http.exchange(address, Times(2, 30), "POST", body=b"{}") as answer:
+            assert answer.status == 204
+    receiver.close()
+
+
+def test_a_host_that_accepts_no_connection_is_given_up_in_time() -> None:
+    with silent() as only:
+        address = Address.of(f"http://127.0.0.1:{only.getsockname()[1]}/")
+        with (
+            pytest.raises(Unreachable, match=r"^127\.0\.0\.1 accepts no connection within 0\.2 s$"),
+            http.exchange(address, Times(0.2, 30)),
+        ):
+            pass
+
+
+def test_a_silent_server_is_a_safe_point() -> None:
+    class Stop(BaseException):
+        pass
+
+    def stop() -> None:
+        raise Stop
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = Address.of(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        with pytest.raises(Stop), http.exchange(address, Times(5, 60), check=stop):
+            pass
+
+
+def test_a_server_that_does_not_read_is_given_up_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = Address.of(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        began = time.monotonic()
+        with (
+            pytest.raises(Unreachable, match=r"has not answered within 0\.3 s"),
+            http.exchange(address, Times(5, 60, 0.3), "POST", body=bytes(64 * 2**20)),
+        ):
+            pass
+        assert time.monotonic() - began < 30
+
+
+def test_an_answer_that_is_too_long_is_refused() -> None:
+    def answer(listening: socket.socket) -> None:
+        with listening.accept()[0] as client, suppress(OSError):
+            client.recv(65_536)
+            client.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + bytes(2_000))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer, args=(listening,))
+        thread.start()
+        address = Address.of(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        with http.exchange(address, Times(5, 60)) as got, pytest.raises(http.TooLong, match="more than 1000 bytes"):
+            got.content(1_000)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("17", 17), ("", None), (None, None), ("soon", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)]
+)
+def test_when_a_server_wants_to_be_asked_again(text: str | None, seconds: Any) -> None:
+    assert http.pause_of(text) == seconds

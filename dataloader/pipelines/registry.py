@@ -70,7 +70,11 @@ class Pipeline:
         """How many seconds a run with this first argument may take; raises ValueError for a factor that is none."""
         if self.timeout_sec is None or self.timeout_factor is None:
             return self.timeout_sec
-        factor = _factor(self.timeout_factor, given, affinity_key or "")
+        if callable(self.timeout_factor):
+            factor = self.timeout_factor(given)
+        else:
+            by_pattern = self.timeout_factor.items()
+            factor = next((each for pattern, each in by_pattern if fnmatchcase(affinity_key or "", pattern)), 1.0)
         if not _is_above_0(factor):
             raise ValueError(f"timeout_factor of {self.task!r} should be a number above 0, not {factor!r}")
         return self.timeout_sec * factor
@@ -162,29 +166,11 @@ def register(
     Raises ValueError when another function has the name or an option is out of its bounds, TypeError when an option is
     of another type or the function cannot be called as f(args) or f(args, context).
     """
-    options: dict[str, Any] = {
-        "timeout_sec": timeout_sec,
-        "max_memory_mb": max_memory_mb,
-        "batch_size": batch_size,
-        "max_attempts": max_attempts,
-        "retry_in": retry_in,
-        "on_exhausted": on_exhausted,
-        "stall_sec": stall_sec,
-        "on_stall": on_stall,
-        "prepare": prepare,
-        "prepare_sec": prepare_sec,
-        "timeout_factor": timeout_factor,
-        "affinity": affinity,
-        "memory_mb": memory_mb,
-        "cpus": cpus,
-        "schedule": schedule,
-        "limits": limits,
-        "spares_attempts": spares_attempts,
-        "logs": logs,
-        "args": args,
-    }
+    options = {name: value for name, value in locals().items() if name != "task"}
     for name, value in options.items():
-        _check(task, name, value)
+        kind, is_right, should = _OPTIONS[name]
+        if value is not None and not is_right(value):
+            raise kind(f"pipeline {task!r}: {name} should be {should}, not {value!r}")
     if spares_attempts and batch_size is not None:
         raise ValueError(f"pipeline {task!r}: a call with several jobs has no checkpoints, so it spares no attempts")
     options["args_schema"] = None if args is None else _schema_of(task, args)
@@ -192,7 +178,9 @@ def register(
     options["schedule"] = None if schedule is None else _scheduled(task, schedule)
     options["limits"] = None if limits is None else tuple(limits)
     if prepare is not None:
-        options["prepare"] = _opener(task, prepare)
+        opened = contextmanager(prepare) if inspect.isgeneratorfunction(prepare) else prepare
+        wants_both = _wants_context(f"{task} (prepare)", prepare)
+        options["prepare"] = opened if wants_both else lambda args, context: opened(args)
 
     def decorate(function: F) -> F:
         known = _registry.get(task)
@@ -263,13 +251,6 @@ def tasks() -> list[str]:
     return sorted(_registry)
 
 
-def _check(task: str, name: str, value: Any) -> None:
-    """Raise for a wrong value of one of the options of `register`."""
-    kind, is_right, should = _OPTIONS[name]
-    if value is not None and not is_right(value):
-        raise kind(f"pipeline {task!r}: {name} should be {should}, not {value!r}")
-
-
 def _scheduled(task: str, schedule: str | Mapping[str, Any]) -> dict[str, Any]:
     from dataloader.queue.plans import new_schedule  # only pipelines with a schedule pay for the rules
 
@@ -319,35 +300,37 @@ def _are_factors(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(key, str) and _is_above_0(value[key]) for key in value)
 
 
+def _is_0_or_above(value: Any) -> bool:
+    return value == 0 or _is_above_0(value)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseModel)
+
+
+_SCHEDULE = "a cron text or a dict of a schedule's words"
+_LIMITS = f"up to {LIMITS_MOST} different names of 1 to {LIMIT_NAME} characters in a list"
 # What each option should be where it is given, and the error for anything else.
 _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
-    "logs": (TypeError, lambda v: isinstance(v, bool), "True or False"),
-    "spares_attempts": (TypeError, lambda v: isinstance(v, bool), "True or False"),
+    "logs": (TypeError, _is_bool, "True or False"),
+    "spares_attempts": (TypeError, _is_bool, "True or False"),
     "timeout_sec": (ValueError, _is_above_0, "a number above 0, or None"),
     "max_memory_mb": (ValueError, _is_above_0, "a number above 0, or None"),
     "batch_size": (ValueError, lambda v: _is_whole(v, BATCH_MOST), f"a whole number from 1 to {BATCH_MOST}, or None"),
     "max_attempts": (ValueError, lambda v: _is_whole(v, ATTEMPTS_MOST), "a whole number of 1 or more, or None"),
     "retry_in": (TypeError, callable, "a function of the attempt, such as retries.linear(30), or None"),
     "on_exhausted": (TypeError, callable, "a function of the job's args, or None"),
-    "stall_sec": (
-        ValueError,
-        lambda v: v == 0 or _is_above_0(v),
-        "0 for never or a number of seconds above it, or None",
-    ),
+    "stall_sec": (ValueError, _is_0_or_above, "0 for never or a number of seconds above it, or None"),
     "prepare": (TypeError, callable, "a function of args, or of args and context, or None"),
     "prepare_sec": (ValueError, _is_above_0, "a number above 0"),
     "timeout_factor": (TypeError, lambda v: callable(v) or _are_factors(v), 'a function, or {"*70b*": 1.5}, or None'),
-    "affinity": (
-        ValueError,
-        _are_names,
-        "the name of an argument that is no secret, or several, or None",
-    ),
-    "memory_mb": (
-        ValueError,
-        lambda v: v == 0 or _is_above_0(v),
-        "a number of MB, 0 for none, or None",
-    ),
-    "cpus": (ValueError, lambda v: v == 0 or _is_above_0(v), "a number of processors, 0 for none, or None"),
+    "affinity": (ValueError, _are_names, "the name of an argument that is no secret, or several, or None"),
+    "memory_mb": (ValueError, _is_0_or_above, "a number of MB, 0 for none, or None"),
+    "cpus": (ValueError, _is_0_or_above, "a number of processors, 0 for none, or None"),
     "schedule": (
         TypeError,
         lambda v: isinstance(v, str | Mapping),
@@ -365,18 +348,6 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
     ),
     "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
 }
-
-
-def _factor(rule: Callable[[Any], float] | Mapping[str, float], given: Any, affinity_key: str) -> float:
-    if callable(rule):
-        return rule(given)
-    return next((factor for pattern, factor in rule.items() if fnmatchcase(affinity_key, pattern)), 1.0)
-
-
-def _opener(task: str, prepare: Callable[..., Any]) -> Callable[[Any, Any], AbstractContextManager[Any]]:
-    """`prepare` as a function of args and context that returns a context manager."""
-    opened = contextmanager(prepare) if inspect.isgeneratorfunction(prepare) else prepare
-    return opened if _wants_context(f"{task} (prepare)", prepare) else lambda args, context: opened(args)
 
 
 def _wants_context(task: str, function: Callable[..., Any]) -> bool:

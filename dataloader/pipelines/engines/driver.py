@@ -44,10 +44,10 @@ def call(source: str, order: str) -> dict[str, Any]:
         output = _Output(process, Variable(given["id"] + "-output"))
         is_stopped = False
         try:
-            output.tell()
+            output.publish()
             while process.poll() is None and not is_stopped:
                 is_stopped = stop.wait(LOOK_SEC)
-                output.tell()
+                output.publish()
         finally:
             _end(process)
         output.end()
@@ -56,8 +56,10 @@ def call(source: str, order: str) -> dict[str, Any]:
 
 
 def _started(source: str, given: dict[str, Any], result: int) -> subprocess.Popen[bytes]:
+    from distributed import get_worker
+
     env = os.environ | {"PYTHONUNBUFFERED": "1", "DATALOADER_ORDER": given["id"], "DATALOADER_ARGS": given["args"]}
-    env["DASK_SCHEDULER_ADDRESS"] = _scheduler()
+    env["DASK_SCHEDULER_ADDRESS"] = str(get_worker().scheduler.address)
     process = subprocess.Popen(
         [sys.executable, "-c", source, given["function"], str(result), str(os.getpid())],
         env=env,
@@ -73,34 +75,28 @@ def _started(source: str, given: dict[str, Any], result: int) -> subprocess.Pope
     return process
 
 
-def _scheduler() -> str:
-    from distributed import get_worker
-
-    return str(get_worker().scheduler.address)
-
-
 class _Output:
     """What the process writes: all is counted, the last of it is kept in a variable of the scheduler."""
 
     def __init__(self, process: subprocess.Popen[bytes], variable: Any) -> None:
         self._process, self._variable = process, variable
-        self._tail, self._total, self._told = b"", 0, -1
+        self._tail, self._total, self._published = b"", 0, -1
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Pass on what has come."""
         with self._lock:
             tail, total = self._tail, self._total
-        if total != self._told:
+        if total != self._published:
             self._variable.set({"total": total, "tail": tail})
-            self._told = total
+            self._published = total
 
     def end(self) -> None:
         """Pass on the rest; a process that has left the group could hold the pipe for ever."""
         self._thread.join(GRACE_SEC)
-        self.tell()
+        self.publish()
 
     def _read(self) -> None:
         assert self._process.stdout is not None  # noqa: S101  it is a pipe

@@ -63,10 +63,21 @@ class OnDask:
         if status in ("cancelled", "lost"):  # so says this client when its connection is gone
             self.close()
             raise Unreachable("the connection to the scheduler is lost")
-        output, read = self._output(order)
+        written = self._ask(lambda: self._written(order))
+        output, read = b"", order.read
+        if written is not None:
+            output, read = newer(written["total"], written["tail"], order.read), written["total"]
         if status == "error":
-            return Seen(State.FAILED, output, read, _words(self._ask(task.future.exception)))
-        return self._ended(task, output, read) if status == "finished" else Seen(State.RUNNING, output, read)
+            error: Any = self._ask(task.future.exception)
+            return Seen(State.FAILED, output, read, f"{type(error).__name__}: {error}"[:500])
+        if status != "finished":
+            return Seen(State.RUNNING, output, read)
+        end = self._ask(task.future.result)
+        if end["is_stopped"]:
+            return Seen(State.STOPPED, output, read)
+        if end["code"] == 0:
+            return Seen(State.SUCCEEDED, output, read, result=json.loads(end["result"] or "null"))
+        return Seen(State.FAILED, output, read, f"its process ended with {end['code']}")
 
     def find(self, order: Order) -> str | None:
         """See Engine."""
@@ -96,7 +107,10 @@ class OnDask:
         task = await self._published(order)
         if task is None:
             nonce = secrets.token_hex(8)
-            future = self._client.submit(_call(), _SOURCE, self._order(order, nonce), key=order.id, pure=False)
+            given = {"id": order.id, "nonce": nonce, "function": self._function.function, "args": self._args}
+            # As one text, for Dask takes a text that equals a key for its task.
+            text = json.dumps(given | {"is_driver": self._function.is_driver})
+            future = self._client.submit(_call(), _SOURCE, text, key=order.id, pure=False)
             try:
                 await _answer(self._client.publish_dataset([future, nonce], name=order.id))
                 task = _Task(future, nonce)
@@ -107,18 +121,6 @@ class OnDask:
         await _answer(Event(f"{order.id}-go-{task.nonce}", client=self._client).set())
         return task
 
-    def _order(self, order: Order, nonce: str) -> str:
-        """The order as text. Dask takes a text that equals a key for its task; this one holds more."""
-        return json.dumps(
-            {
-                "id": order.id,
-                "nonce": nonce,
-                "function": self._function.function,
-                "is_driver": self._function.is_driver,
-                "args": self._args,
-            }
-        )
-
     async def _published(self, order: Order) -> _Task | None:
         """The task of this id, with the word that it may begin: who has published it may have died before that."""
         found = await _answer(self._client.get_dataset(order.id, default=None))
@@ -128,39 +130,26 @@ class OnDask:
         await _answer(Event(f"{order.id}-go-{task.nonce}", client=self._client).set())
         return task
 
-    def _ended(self, task: _Task, output: bytes, read: int) -> Seen:
-        end = self._ask(task.future.result)
-        if end["is_stopped"]:
-            return Seen(State.STOPPED, output, read)
-        if end["code"] == 0:
-            return Seen(State.SUCCEEDED, output, read, result=json.loads(end["result"] or "null"))
-        return Seen(State.FAILED, output, read, f"its process ended with {end['code']}")
-
-    def _output(self, order: Order) -> tuple[bytes, int]:
-        """What has been written since `order.read`, as far as the scheduler still has it."""
-        told = self._ask(lambda: self._told(order))
-        if told is None:
-            return b"", order.read
-        return newer(told["total"], told["tail"], order.read), told["total"]
-
-    async def _told(self, order: Order) -> dict[str, Any] | None:
+    async def _written(self, order: Order) -> dict[str, Any] | None:
+        """What the driver has kept of the output; None where the function has not begun."""
         try:
-            found: dict[str, Any] = await _answer(self._variable(order).get(timeout=ABSENT_SEC))
+            kept: dict[str, Any] = await _answer(self._variable(order).get(timeout=ABSENT_SEC))
         except TimeoutError:
             return None
-        return found
+        return kept
 
     async def _canceled(self, order: Order, until: float) -> bool:
         task = self._task or await self._published(order)
         if task is None:
             return True
         await _answer(Event(f"{order.id}-stop", client=self._client).set())
-        if await self._told(order) is None:  # it has not begun: it never will
+        if await self._written(order) is None:  # it has not begun: it never will
             await _answer(self._client.cancel([task.future], force=True))
         else:
-            await _done(task.future, until)
-            if not task.future.done():
-                return False
+            while not task.future.done():
+                if time.monotonic() > until:
+                    return False
+                await asyncio.sleep(0.02)
         await self._forgotten(order)
         return True
 
@@ -193,23 +182,22 @@ class OnDask:
 
     async def _connected(self, within: float) -> Client:
         """A client, in a loop of ours: one that makes its own waits for ever for a scheduler that is silent."""
-        given = {"set_as_default": False, "security": self._security(), "name": "dataloader"}
-        address = self._cluster.address.get_secret_value()
-        client = Client(address, timeout=within, asynchronous=True, **given)
+        cluster, security = self._cluster, None
+        if cluster.ca_file:
+            files = {"ca_file": cluster.ca_file, "client_cert": cluster.cert_file, "client_key": cluster.key_file}
+            security = Security(
+                require_encryption=True, **{f"tls_{name}": str(path) for name, path in files.items() if path}
+            )
+        address = cluster.address.get_secret_value()
+        client = Client(
+            address, timeout=within, asynchronous=True, set_as_default=False, security=security, name="dataloader"
+        )
         try:
             await client
         except BaseException:
             await client.close(timeout=CLOSE_SEC)
             raise
         return client
-
-    def _security(self) -> Security | None:
-        cluster = self._cluster
-        if not cluster.ca_file:
-            return None
-        files = {"ca_file": cluster.ca_file, "client_cert": cluster.cert_file, "client_key": cluster.key_file}
-        given = {f"tls_{name}": str(path) for name, path in files.items() if path}
-        return Security(require_encryption=True, **given)
 
 
 def newer(total: int, tail: bytes, read: int) -> bytes:
@@ -238,24 +226,19 @@ class _Loop:
 
     def end(self) -> None:
         """End what is under way, and the thread."""
+
+        async def all_ended() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
         with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(_all_ended(), self._loop).result(CLOSE_SEC)
+            asyncio.run_coroutine_threadsafe(all_ended(), self._loop).result(CLOSE_SEC)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_SEC)
         if not self._thread.is_alive():
             self._loop.close()
-
-
-async def _all_ended() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
-async def _done(future: Future[Any], until: float) -> None:
-    while not future.done() and time.monotonic() < until:
-        await asyncio.sleep(0.02)
 
 
 async def _answer(asked: Any) -> Any:
@@ -272,7 +255,3 @@ def _call() -> Callable[[str, str], dict[str, Any]]:
     exec(compile(_SOURCE, os.path.basename(driver.__file__), "exec"), names)  # noqa: S102  our own text
     call: Callable[[str, str], dict[str, Any]] = names["call"]
     return call
-
-
-def _words(error: Any) -> str:
-    return f"{type(error).__name__}: {error}"[:500]

@@ -17,13 +17,7 @@ from dataloader.pipelines.http import TooLong, Unreachable
 
 SUBMIT_SEC = 5.0  # Ray answers once it has begun to start the job; asked again, it knows the id
 TOO_LONG = f"\n[the output has more than {ANSWER_MOST} bytes: its rest is not read, nor a result in it]\n".encode()
-_STATES = {
-    "PENDING": State.RUNNING,
-    "RUNNING": State.RUNNING,
-    "SUCCEEDED": State.SUCCEEDED,
-    "FAILED": State.FAILED,
-    "STOPPED": State.STOPPED,
-}
+_STATES = {"SUCCEEDED": State.SUCCEEDED, "FAILED": State.FAILED, "STOPPED": State.STOPPED}  # others run, or wait
 _PAUSE_TIMES = 10  # a look at the log waits so many times as long as the one before took
 
 
@@ -39,8 +33,21 @@ class OnRay:
         self._log_at = 0.0  # when the log may be read again
 
     def submit(self, order: Order) -> str:
-        """See Engine."""
-        answer = self._server.ask("POST", "/api/jobs/", self._request(order), SUBMIT_SEC)
+        """See Engine. The args are in the environment: no shell reads them."""
+        env = dict(self._command.runtime_env)
+        env["env_vars"] = {**env.get("env_vars", {}), "DATALOADER_ARGS": self._args, "DATALOADER_ORDER": order.id}
+        memory = None if self._command.memory_mb is None else self._command.memory_mb * 2**20
+        given = {
+            "entrypoint": self._command.command,
+            "submission_id": order.id,
+            "runtime_env": env,
+            "metadata": {"dataloader_order": order.id},
+            "entrypoint_num_cpus": self._command.cpus,
+            "entrypoint_num_gpus": self._command.gpus,
+            "entrypoint_memory": memory,
+        }
+        body = {name: value for name, value in given.items() if value is not None}
+        answer = self._server.ask("POST", "/api/jobs/", body, SUBMIT_SEC)
         if answer.status != 200 and self.find(order) is None:
             answer.require_good()
         return order.id
@@ -51,7 +58,7 @@ class OnRay:
         if answer.status == 404:
             return Seen(State.ABSENT)
         job = answer.json()
-        state = self._state(job)
+        state = _state(job)
         output = self._output(order, state)
         why = str(job.get("message") or "") if state is State.FAILED else ""
         return Seen(state, output, order.read + len(output), why.partition(", last available logs")[0])
@@ -69,7 +76,7 @@ class OnRay:
         answer = self._server.ask("POST", f"/api/jobs/{order.id}/stop", None, max(0.1, until - time.monotonic()))
         if answer.status == 404 or answer.json().get("stopped"):
             return True
-        return self._state(self._job(order).json()) is not State.RUNNING  # it has ended before
+        return _state(self._job(order).json()) is not State.RUNNING  # it has ended before
 
     def forget(self, order: Order) -> None:
         """See Engine."""
@@ -77,28 +84,8 @@ class OnRay:
     def close(self) -> None:
         """See Engine."""
 
-    def _request(self, order: Order) -> dict[str, object]:
-        """The order, with the args in the environment: no shell reads them."""
-        env = dict(self._command.runtime_env)
-        env["env_vars"] = {**env.get("env_vars", {}), "DATALOADER_ARGS": self._args, "DATALOADER_ORDER": order.id}
-        memory = None if self._command.memory_mb is None else self._command.memory_mb * 2**20
-        given = {
-            "entrypoint": self._command.command,
-            "submission_id": order.id,
-            "runtime_env": env,
-            "metadata": {"dataloader_order": order.id},
-            "entrypoint_num_cpus": self._command.cpus,
-            "entrypoint_num_gpus": self._command.gpus,
-            "entrypoint_memory": memory,
-        }
-        return {name: value for name, value in given.items() if value is not None}
-
     def _job(self, order: Order) -> Answer:
         return self._server.ask("GET", f"/api/jobs/{order.id}")
-
-    @staticmethod
-    def _state(job: dict[str, Any]) -> State:
-        return _STATES.get(str(job.get("status")), State.RUNNING)
 
     def _output(self, order: Order, state: State) -> bytes:
         began = time.monotonic()
@@ -116,3 +103,7 @@ class OnRay:
         output = str(answer.json().get("logs") or "").encode("utf-8", "replace")[order.read :]
         self._log_at = time.monotonic() + (time.monotonic() - began) * _PAUSE_TIMES
         return output
+
+
+def _state(job: dict[str, Any]) -> State:
+    return _STATES.get(str(job.get("status")), State.RUNNING)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -21,12 +19,7 @@ from dataloader.pipelines.http import Refused, Unreachable
 SUBMIT_SEC = 10.0
 PIECE = 2**20  # bytes of the output that one look reads
 COMMAND_MOST = 2**16  # bytes at the head of stderr in which the command is
-_STATES = {
-    "FINISHED": State.SUCCEEDED,
-    "KILLED": State.STOPPED,
-    "FAILED": State.FAILED,
-    "ERROR": State.FAILED,
-}
+_STATES = {"FINISHED": State.SUCCEEDED, "KILLED": State.STOPPED, "FAILED": State.FAILED, "ERROR": State.FAILED}
 _NOT_ALIVE = ("not alive", "Exception from the cluster")  # the former in each answer, the latter around a status
 _HEAD = re.compile(rb"==== Bytes (\d+)-(\d+) of (\d+) of [^\n]* ====\n")
 
@@ -48,8 +41,21 @@ class OnSpark:
         """See Engine. Where an answer was lost, the master may have the order already."""
         if self._is_in_doubt and (found := self.find(order)) is not None:
             return found
+        application = self._application
+        environment = {"SPARK_ENV_LOADED": "1", "DATALOADER_ARGS": self._args, "DATALOADER_ORDER": order.id}
+        ours = {"spark.app.name": order.id, "spark.submit.deployMode": "cluster"}
+        ours |= {"spark.driver.supervise": "false"}  # the farm decides whether it runs again
+        request = {
+            "action": "CreateSubmissionRequest",
+            "clientSparkVersion": application.spark_version,
+            "appResource": application.file,
+            "mainClass": application.main_class,
+            "appArgs": application.arguments,
+            "environmentVariables": environment | application.environment,
+            "sparkProperties": {"spark.jars": application.file} | application.properties | ours,
+        }
         self._is_in_doubt = True
-        answer = self._rest.ask("POST", "/v1/submissions/create", self._request(order), SUBMIT_SEC).json()
+        answer = self._rest.ask("POST", "/v1/submissions/create", request, SUBMIT_SEC).json()
         self._is_in_doubt = False
         if not answer.get("success"):
             raise Refused(f"the master has not taken {order.id}: {answer.get('message')}")
@@ -57,17 +63,17 @@ class OnSpark:
 
     def look(self, order: Order) -> Seen:
         """See Engine."""
-        said = _answered(self._rest.ask("GET", f"/v1/submissions/status/{quote(order.handle)}"))
-        if not said.get("success"):
+        status = _answered(self._rest.ask("GET", f"/v1/submissions/status/{quote(order.handle)}"))
+        if not status.get("success"):
             return Seen(State.ABSENT)
-        state = _STATES.get(str(said.get("driverState")), State.RUNNING)
+        state = _STATES.get(str(status.get("driverState")), State.RUNNING)
         try:
-            output, read, is_whole = self._output(order, str(said.get("workerId") or ""))
+            output, read, is_whole = self._output(order, str(status.get("workerId") or ""))
         except (Unreachable, Refused):
             if state is State.SUCCEEDED:
                 raise  # its result may be there
             output, read, is_whole = b"", order.read, True
-        why = str(said.get("message") or "")[:500] or f"the driver is {said.get('driverState')}"
+        why = str(status.get("message") or "")[:500] or f"the driver is {status.get('driverState')}"
         return Seen(state if is_whole else State.RUNNING, output, read, why if state is State.FAILED else "")
 
     def find(self, order: Order) -> str | None:
@@ -76,13 +82,17 @@ class OnSpark:
         if (state := master.get("status", "ALIVE")) != "ALIVE":
             raise Unreachable(f"the master is {state}, and may not show each driver")
         workers = {each["id"]: each["webuiaddress"] for each in master.get("workers", ())}
-        for driver in self._of_our_class(master.get("activedrivers", ())):
-            if self._is_ours(order, driver, workers):
-                return str(driver["id"])
-        for driver in self._of_our_class(master.get("completeddrivers", ())):
-            with suppress(Unreachable, Refused):  # of a worker that is gone: nobody will ever tell
-                if self._is_ours(order, driver, workers):
-                    return str(driver["id"])
+        for kind in ("activedrivers", "completeddrivers"):
+            for driver in master.get(kind, ()):
+                if driver.get("mainclass") != self._application.main_class:
+                    continue
+                try:
+                    if self._is_ours(order, driver, workers):
+                        return str(driver["id"])
+                except (Unreachable, Refused):
+                    if kind == "activedrivers":
+                        raise
+                    # The worker of a completed driver is gone: nobody will ever tell.
         return None
 
     def cancel(self, order: Order, until: float) -> bool:
@@ -90,8 +100,8 @@ class OnSpark:
         handle = order.handle or self.find(order)
         while handle and (left := until - time.monotonic()) > 0:
             _answered(self._rest.ask("POST", f"/v1/submissions/kill/{quote(handle)}", {}, left))
-            said = _answered(self._rest.ask("GET", f"/v1/submissions/status/{quote(handle)}", None, left))
-            if not said.get("success") or said.get("driverState") in _STATES:
+            status = _answered(self._rest.ask("GET", f"/v1/submissions/status/{quote(handle)}", None, left))
+            if not status.get("success") or status.get("driverState") in _STATES:
                 return True
             time.sleep(0.1)
         return not handle
@@ -101,25 +111,6 @@ class OnSpark:
 
     def close(self) -> None:
         """See Engine."""
-
-    def _request(self, order: Order) -> dict[str, Any]:
-        """The order, with the args in the environment."""
-        application = self._application
-        environment = {"SPARK_ENV_LOADED": "1", "DATALOADER_ARGS": self._args, "DATALOADER_ORDER": order.id}
-        ours = {"spark.app.name": order.id, "spark.submit.deployMode": "cluster"}
-        ours |= {"spark.driver.supervise": "false"}  # the farm decides whether it runs again
-        return {
-            "action": "CreateSubmissionRequest",
-            "clientSparkVersion": application.spark_version,
-            "appResource": application.file,
-            "mainClass": application.main_class,
-            "appArgs": application.arguments,
-            "environmentVariables": environment | application.environment,
-            "sparkProperties": {"spark.jars": application.file} | application.properties | ours,
-        }
-
-    def _of_our_class(self, drivers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [each for each in drivers if each.get("mainclass") == self._application.main_class]
 
     def _is_ours(self, order: Order, driver: dict[str, Any], workers: dict[str, str]) -> bool:
         """Whether the driver's command has our id; raises Unreachable where there is no command to read yet."""
@@ -135,15 +126,13 @@ class OnSpark:
         """The next piece of what the driver has written, the place behind it, and whether there is no more now."""
         if not worker or worker == "None":  # no worker has it yet
             return b"", order.read, True
-        self._worker = self._worker or self._server_of(worker)
+        if self._worker is None:
+            workers = {each["id"]: each for each in self._master.ask("GET", "/json/").json()["workers"]}
+            if worker not in workers:
+                raise Unreachable(f"the worker {worker} is gone, and the output with it")
+            self._worker = Server(workers[worker]["webuiaddress"])  # no token: the address is a stranger's word
         output = self._piece(self._worker, order.handle, "stdout", order.read, PIECE, OUTPUT_SEC)
         return output, order.read + len(output), len(output) < PIECE
-
-    def _server_of(self, worker: str) -> Server:
-        found = [each for each in self._master.ask("GET", "/json/").json()["workers"] if each["id"] == worker]
-        if not found:
-            raise Unreachable(f"the worker {worker} is gone, and the output with it")
-        return Server(found[0]["webuiaddress"])  # no token: the address is a stranger's word
 
     @staticmethod
     def _piece(worker: Server, driver: str, log: str, offset: int, length: int, whole: float | None = None) -> bytes:
@@ -162,8 +151,8 @@ def _answered(answer: Answer) -> dict[str, Any]:
     A master that is standby or recovers answers about a driver that runs as about one that it does not know. Only its
     message tells the two apart.
     """
-    said: dict[str, Any] = answer.json()
-    message = str(said.get("message") or "")
-    if not said.get("success") and any(words in message for words in _NOT_ALIVE):
+    status: dict[str, Any] = answer.json()
+    message = str(status.get("message") or "")
+    if not status.get("success") and any(words in message for words in _NOT_ALIVE):
         raise Unreachable(f"the master: {' '.join(message.split())[:200]}")
-    return said
+    return status

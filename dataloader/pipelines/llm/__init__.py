@@ -10,7 +10,6 @@ connection to the node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -47,77 +46,64 @@ async def generate(args: dict[str, Any], context: Context) -> dict[str, Any]:
     from dataloader.pipelines.llm import nodes
 
     wanted, settings = validated(Arguments, args), config.load()
+    names = patterns(wanted, settings.dl_llm_categories)
+    passed: list[Passed] = []
+
+    def pass_over(each: Passed) -> None:
+        passed.append(each)
+        context.note(f"{each.node} passed over: {each.reason}")
+        context.logger.warning("node passed over: %s: %s", *each, extra=each._asdict())
+
     async with nodes.client(settings) as http:
-        return await _Search(wanted, context, settings, http).answer()
-
-
-@dataclass
-class _Search:
-    """One run's way from node to node."""
-
-    wanted: Arguments
-    context: Context
-    settings: Settings
-    http: httpx.AsyncClient
-    passed: list[Passed] = field(default_factory=list)
-
-    async def answer(self) -> dict[str, Any]:
-        """The first answer; raises Retry, which names each node and its reason, where there is none."""
-        for node, model in await self._chosen():
-            try:
-                return await self._answer_of(node, model)
-            except PassedOver as e:
-                self._pass(Passed(node.name, str(e)))
-        what = self.wanted.model or f"category {self.wanted.category or 'default'}"
-        reasons = "; ".join(f"{node}: {reason}" for node, reason in self.passed) or "no node has such a model"
-        # The next attempt is due as after other errors, but this text needs no stack.
-        raise Retry(retries.linear()(self.context.attempt), f"no node has answered ({what}): {reasons}")
-
-    async def _chosen(self) -> list[tuple[Node, str]]:
-        """The nodes to ask, each with its model. Before there are none, all nodes are scanned anew."""
-        from dataloader.pipelines.llm import nodes
-
-        names = patterns(self.wanted, self.settings.dl_llm_categories)
-        found, down = await nodes.scan(self.http, self.settings)
-        if not candidates(found, names):
-            found, down = await nodes.scan(self.http, self.settings, anew=True)
+        known, down = await nodes.scan(http, settings)
+        if not candidates(known, names):  # an earlier scan may be out of date
+            known, down = await nodes.scan(http, settings, anew=True)
         for each in down:
-            self._pass(each)
-        chosen = candidates(found, names)
-        if not chosen and self.wanted.model and not down:
-            have = ", ".join(sorted({model for node in found for model in node.models})[:_MODELS_NAMED])
-            raise PermanentError(f"model: no node has {self.wanted.model}; there are {have or 'none'}")
-        return chosen
-
-    def _pass(self, passed: Passed) -> None:
-        self.passed.append(passed)
-        self.context.note(f"{passed.node} passed over: {passed.reason}")
-        self.context.logger.warning("node passed over: %s: %s", *passed, extra=passed._asdict())
-
-    async def _answer_of(self, node: Node, model: str) -> dict[str, Any]:
-        """The node's answer as the pipeline's result; raises PassedOver where there is none."""
-        from dataloader.pipelines.llm import nodes, speech
-
-        said: dict[str, Any] = {"tokens": 0, "node": node.name, "model": model}
-        said["passed_over"] = [each._asdict() for each in self.passed]
-        silence_sec = self.settings.dl_llm_silence_sec * timeout_factor(model)
-        texts: list[str] = []
-        await nodes.check_load(self.http, node, self.settings.dl_llm_busy_percent)
-        with nodes.place(node, self.settings.dl_llm_mlx_concurrent):
-            self.context.progress(said)
-            async for piece in speech.spoken(self.http, node, model, self.wanted, silence_sec):
-                texts.append(piece.text)
-                said["tokens"] = said["tokens"] + piece.tokens if piece.total is None else piece.total
-                self.context.progress(said)
-        return {"text": _accepted("".join(texts), self.wanted), **said}
+            pass_over(each)
+        chosen = candidates(known, names)
+        if not chosen and wanted.model and not down:
+            models = ", ".join(sorted({model for node in known for model in node.models})[:_MODELS_NAMED])
+            raise PermanentError(f"model: no node has {wanted.model}; there are {models or 'none'}")
+        for node, model in chosen:
+            try:
+                return await _answer_of(node, model, wanted, passed, context, settings, http)
+            except PassedOver as e:
+                pass_over(Passed(node.name, str(e)))
+    target = wanted.model or f"category {wanted.category or 'default'}"
+    reasons = "; ".join(f"{node}: {reason}" for node, reason in passed) or "no node has such a model"
+    # The next attempt is due as after other errors, but this text needs no stack.
+    raise Retry(retries.linear()(context.attempt), f"no node has answered ({target}): {reasons}")
 
 
-def _accepted(text: str, wanted: Arguments) -> str:
+async def _answer_of(
+    node: Node,
+    model: str,
+    wanted: Arguments,
+    passed: list[Passed],
+    context: Context,
+    settings: Settings,
+    http: httpx.AsyncClient,
+) -> dict[str, Any]:
+    """The node's answer as the pipeline's result; raises PassedOver where there is none."""
+    from dataloader.pipelines.llm import nodes, speech
+
+    result: dict[str, Any] = {"tokens": 0, "node": node.name, "model": model}
+    result["passed_over"] = [each._asdict() for each in passed]
+    texts: list[str] = []
+    await nodes.check_load(http, node, settings.dl_llm_busy_percent)
+    with nodes.place(node, settings.dl_llm_mlx_concurrent):
+        context.progress(result)
+        silence_sec = settings.dl_llm_silence_sec * timeout_factor(model)
+        async for piece in speech.spoken(http, node, model, wanted, silence_sec):
+            texts.append(piece.text)
+            result["tokens"] = result["tokens"] + piece.tokens if piece.total is None else piece.total
+            context.progress(result)
+    text = "".join(texts)
     if not text.strip():
         raise PassedOver("its answer is empty")
     if is_echo(text, wanted.prompt, wanted.system):
         raise PassedOver("its answer only repeats the prompt")
-    return text
+    return {"text": text, **result}
 
 
 def _factor(args: dict[str, Any]) -> float:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -132,19 +133,18 @@ def candidates(nodes: Iterable[Node], names: Sequence[str]) -> list[tuple[Node, 
 
     An earlier pattern outweighs a model that is in memory already, and this outweighs the order of the nodes.
     """
-    ranked = [(best, node) for node in nodes if (best := _best(node, names))]
-    return [(node, model) for (_, model), node in sorted(ranked, key=lambda found: found[0][0])]
-
-
-def _best(node: Node, names: Sequence[str]) -> tuple[tuple[int, bool], str] | None:
-    """The node's best model after its rank; None without a model of such a name."""
-    found = (
-        ((rank, model not in node.loaded), model)
-        for rank, pattern in enumerate(names)
-        for model in node.models
-        if _is_meant(model, pattern)
-    )
-    return min(found, key=lambda each: each[0], default=None)
+    chosen = []
+    for node in nodes:
+        ranked = [
+            ((rank, model not in node.loaded), model)
+            for rank, pattern in enumerate(names)
+            for model in node.models
+            if _is_meant(model, pattern)
+        ]
+        if ranked:
+            rank, model = min(ranked, key=lambda each: each[0])
+            chosen.append((rank, node, model))
+    return [(node, model) for _, node, model in sorted(chosen, key=lambda each: each[0])]
 
 
 def _is_meant(model: str, pattern: str) -> bool:
@@ -155,10 +155,12 @@ def _is_meant(model: str, pattern: str) -> bool:
 
 def busy(status: Any, most_percent: float) -> str | None:
     """Why a node with this status is too busy to be asked; None where it is not, or does not say."""
-    for what, value in _figures(status).items():
+    numbers = _numbers(status)
+    for resource, names in _FIGURES.items():
+        value = next((numbers[name] for name in names if name in numbers), 0)
         if value > most_percent:
-            return f"its {what} is at {value:.0f} %, above {most_percent:g} %"
-    active, most = (_numbers(status).get(name) for name in ("active_requests", "max_concurrency"))
+            return f"its {resource} is at {value:.0f} %, above {most_percent:g} %"
+    active, most = numbers.get("active_requests"), numbers.get("max_concurrency")
     if active is not None and most is not None and active >= most:
         return f"it has {active:g} of {most:g} requests in flight"
     return None
@@ -166,14 +168,8 @@ def busy(status: Any, most_percent: float) -> str | None:
 
 def tells_load(status: Any) -> bool:
     """True for a document in which `busy` finds something to judge by."""
-    return bool(_figures(status)) or {"active_requests", "max_concurrency"} <= set(_numbers(status))
-
-
-def _figures(status: Any) -> dict[str, float]:
-    """What the status says in percent, under the words for people."""
-    numbers = _numbers(status)
-    known = {what: [numbers[name] for name in names if name in numbers] for what, names in _FIGURES.items()}
-    return {what: values[0] for what, values in known.items() if values}
+    names = set(_numbers(status))
+    return not names.isdisjoint(chain(*_FIGURES.values())) or {"active_requests", "max_concurrency"} <= names
 
 
 def _numbers(status: Any) -> dict[str, float]:

@@ -87,20 +87,16 @@ async def _scan(http: httpx.AsyncClient, kind: Kind, url: str, anew: bool) -> No
     try:
         models = _names(await _asked(http, url + _MODELS[kind]))
         loaded = frozenset(_names(await _said(http, f"{url}/api/ps"))) if kind == "ollama" else frozenset[str]()
-        status_path = await _status_path(http, url)
+        status_path = None  # Ollama and mlx_lm's server have none
+        for path in _STATUS:
+            if tells_load(await _said(http, url + path)):
+                status_path = path
+                break
     except PassedOver as e:
         return Passed(shown(url), str(e))
     node = Node(kind, url, models, loaded, status_path)
     _scanned[kind, url] = time.monotonic(), node
     return node
-
-
-async def _status_path(http: httpx.AsyncClient, url: str) -> str | None:
-    """Where the node tells its load; None where it does not, as Ollama and mlx_lm's server do not."""
-    for path in _STATUS:
-        if tells_load(await _said(http, url + path)):
-            return path
-    return None
 
 
 def _names(document: Any) -> tuple[str, ...]:
@@ -125,7 +121,11 @@ async def _asked(http: httpx.AsyncClient, url: str) -> Any:
         async with asyncio.timeout(_SCAN_SEC), http.stream("GET", url) as response:
             if response.status_code != httpx.codes.OK:
                 raise PassedOver(f"it answered {response.status_code} to {path}")
-            body = await _body(response, path)
+            body = b""
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > _LONGEST_LIST:
+                    raise PassedOver(f"its answer to {path} is longer than {_LONGEST_LIST} bytes")
     except TimeoutError:
         raise PassedOver(f"it was silent for {_SCAN_SEC:g} s") from None
     except httpx.InvalidURL:
@@ -136,15 +136,6 @@ async def _asked(http: httpx.AsyncClient, url: str) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError):
         raise PassedOver(f"its answer to {path} is no JSON") from None
-
-
-async def _body(response: httpx.Response, path: str) -> bytes:
-    body = b""
-    async for piece in response.aiter_bytes():
-        body += piece
-        if len(body) > _LONGEST_LIST:
-            raise PassedOver(f"its answer to {path} is longer than {_LONGEST_LIST} bytes")
-    return body
 
 
 def trouble(error: httpx.HTTPError, silence_sec: float) -> PassedOver:
@@ -169,7 +160,10 @@ async def check_load(http: httpx.AsyncClient, node: Node, most_percent: float) -
     status = await _asked(http, node.url + node.status_path) if node.status_path else None
     why = busy(status, most_percent)
     if why is None and most_percent < 100 and _is_here(node.url):
-        why = busy(await _own_load(), most_percent)
+        psutil.cpu_percent()  # the next call measures from here on
+        await asyncio.sleep(_LOOK_SEC)
+        load = {"ram_percent": psutil.virtual_memory().percent, "cpu_percent": psutil.cpu_percent()}
+        why = busy(load, most_percent)
     if why:
         raise PassedOver(why)
 
@@ -179,36 +173,25 @@ def _is_here(url: str) -> bool:
     return host in {"localhost", "::1", socket.gethostname()} or host.startswith("127.")
 
 
-async def _own_load() -> dict[str, float]:
-    psutil.cpu_percent()  # the next call measures from here on
-    await asyncio.sleep(_LOOK_SEC)
-    return {"ram_percent": psutil.virtual_memory().percent, "cpu_percent": psutil.cpu_percent()}
-
-
 @contextmanager
 def place(node: Node, most: int) -> Iterator[None]:
     """Hold one of the `most` places that an MLX node has for the workers of this machine; Ollama has a queue itself.
 
-    Raises PassedOver when all are taken. The kernel frees the place of a worker that dies.
+    Raises PassedOver when all are taken. A place is a socket with a name in Linux's abstract namespace: a lock that all
+    workers of the machine see, and that the kernel frees when its worker dies.
     """
     if node.kind != "mlx":
         yield
         return
-    with _taken(node.url, most):
-        yield
-
-
-def _taken(url: str, most: int) -> socket.socket:
-    """A socket with a name in Linux's abstract namespace: a lock that all workers of the machine see, and no file."""
-    mark = hashlib.sha256(url.encode()).hexdigest()[:32]
+    mark = hashlib.sha256(node.url.encode()).hexdigest()[:32]
     for number in range(most):
-        held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            held.bind(f"\0dataloader.llm.{mark}.{number}")
-        except OSError as e:
-            held.close()
-            if e.errno != EADDRINUSE:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as held:
+            try:
+                held.bind(f"\0dataloader.llm.{mark}.{number}")
+            except OSError as e:
+                if e.errno == EADDRINUSE:
+                    continue
                 raise
-        else:
-            return held
+            yield
+            return
     raise PassedOver(f"this machine has {most} of {most} requests in flight there")

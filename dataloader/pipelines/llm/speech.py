@@ -73,24 +73,18 @@ async def spoken(
 def question(node: Node, model: str, wanted: Arguments) -> dict[str, Any]:
     """PURE: the body of the request, in the protocol of the node. What the job has not named, the node decides."""
     options = wanted.options.model_dump(exclude_none=True)
-    body = _to_ollama(wanted, options) if node.kind == "ollama" else _to_mlx(wanted, options)
-    return {"model": model, "stream": True} | body
-
-
-def _to_ollama(wanted: Arguments, options: dict[str, Any]) -> dict[str, Any]:
-    limit = {} if wanted.max_tokens is None else {"num_predict": wanted.max_tokens}
-    system = {} if wanted.system is None else {"system": wanted.system}
-    return {"prompt": wanted.prompt, "options": options | limit} | system
-
-
-def _to_mlx(wanted: Arguments, options: dict[str, Any]) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": model, "stream": True}
+    name = "num_predict" if node.kind == "ollama" else "max_tokens"
+    limit = {} if wanted.max_tokens is None else {name: wanted.max_tokens}
+    if node.kind == "ollama":
+        system = {} if wanted.system is None else {"system": wanted.system}
+        return body | {"prompt": wanted.prompt, "options": options | limit} | system
     options.pop("num_ctx", None)  # such a server has it from its own start
     if "repeat_penalty" in options:
         options["repetition_penalty"] = options.pop("repeat_penalty")
-    limit = {} if wanted.max_tokens is None else {"max_tokens": wanted.max_tokens}
-    said = [("system", wanted.system), ("user", wanted.prompt)]
-    messages = [{"role": role, "content": text} for role, text in said if text is not None]
-    return {"messages": messages, "stream_options": {"include_usage": True}} | options | limit
+    texts = [("system", wanted.system), ("user", wanted.prompt)]
+    messages = [{"role": role, "content": text} for role, text in texts if text is not None]
+    return body | {"messages": messages, "stream_options": {"include_usage": True}} | options | limit
 
 
 class Answer:

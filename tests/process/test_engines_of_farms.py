@@ -1,20 +1,47 @@
-"""What `run.dask`, `run.ray` and `run.spark` promise on a farm, as checks that each engine's tests call."""
+"""`run.dask`, `run.ray` and `run.spark` on a farm, each against a real cluster: what becomes of the program.
+
+Spark is tested where SPARK_HOME or the package pyspark is there.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import psutil
-from clusters import Cluster, free_port
+import pytest
+from clusters import Cluster, Dask, Ray, Spark, free_port, spark_home
 from farming import Farm, Program, until
 
 from dataloader.queue import lifecycle, logs, operations
 
+pytestmark = [pytest.mark.farm, pytest.mark.long]
 CANCEL_MOST_SEC = 10.0  # 2 s are promised; a busy machine has more
+ENGINES = ("dask", "ray", "spark")
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    if request.param == "spark":
+        if (home := spark_home()) is None:
+            pytest.skip("neither SPARK_HOME nor pyspark with java")
+        made: Cluster = Spark(home)
+    else:
+        made = Dask() if request.param == "dask" else Ray()
+    yield made
+    made.close()
+
+
+def on(*engines: str, quick: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    """Test a promise on these engines; it is slow on those that are not `quick`."""
+    params = [pytest.param(each, marks=() if each in quick else pytest.mark.slow) for each in engines]
+    return pytest.mark.parametrize("cluster", params, indirect=True, scope="module")
 
 
 class Engaged:
@@ -76,7 +103,8 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def survives_the_death_of_its_worker(farm: Farm, cluster: Cluster) -> None:
+@on(*ENGINES, quick=("dask", "ray"))
+def test_a_program_survives_the_death_of_its_worker_and_runs_once(farm: Farm, cluster: Cluster) -> None:
     """A long job runs once, though its worker is killed in the middle."""
     it = Engaged(farm, cluster)
     program = it.ready()
@@ -91,7 +119,9 @@ def survives_the_death_of_its_worker(farm: Farm, cluster: Cluster) -> None:
     assert it.starts() == [pid]
 
 
-def is_not_started_twice_at_the_order(farm: Farm, cluster: Cluster) -> None:
+@pytest.mark.parametrize("_", range(3))
+@on(*ENGINES, quick=("dask",))
+def test_a_worker_that_dies_at_the_order_makes_no_second_start(farm: Farm, cluster: Cluster, _: int) -> None:
     """The worker is killed as soon as the queue has the order: the engine has it, or gets it from the next run."""
     it = Engaged(farm, cluster)
     program = it.ready()
@@ -105,7 +135,8 @@ def is_not_started_twice_at_the_order(farm: Farm, cluster: Cluster) -> None:
     assert len(it.starts()) == 1
 
 
-def is_canceled_in_time(farm: Farm, cluster: Cluster) -> None:
+@on(*ENGINES, quick=("dask", "ray"))
+def test_a_cancellation_ends_the_program_in_time(farm: Farm, cluster: Cluster) -> None:
     """The program ends soon after the order to cancel, at one of two starts: the other may meet a busy machine."""
     it = Engaged(farm, cluster)
     it.ready()
@@ -134,7 +165,8 @@ def is_canceled(it: Engaged, job: UUID, number: int) -> float:
     return took
 
 
-def is_stopped_though_no_worker_has_the_job(farm: Farm, cluster: Cluster) -> None:
+@on(*ENGINES, quick=("dask", "ray"))
+def test_a_cancellation_between_two_attempts_ends_the_program(farm: Farm, cluster: Cluster) -> None:
     """The workers drain, and somebody cancels the job then: the reaper adds a job that stops the program."""
     it = Engaged(farm, cluster)
     first = it.ready(dl_drain_sec=0)
@@ -162,7 +194,8 @@ def is_cleaned_up(it: Engaged, job: UUID, pid: int) -> None:
     assert it.notes(cleanup) == [f"dl-{job}-1 of the canceled job {job} is stopped at it"]
 
 
-def is_stopped_by_its_time_limit(farm: Farm, cluster: Cluster) -> None:
+@on("dask", "ray")
+def test_the_time_limit_ends_the_program(farm: Farm, cluster: Cluster) -> None:
     """The program ends, and the next attempt orders it anew."""
     it = Engaged(farm, cluster)
     it.ready()
@@ -177,7 +210,8 @@ def is_stopped_by_its_time_limit(farm: Farm, cluster: Cluster) -> None:
     it.succeeded(job)
 
 
-def survives_a_drain(farm: Farm, cluster: Cluster) -> None:
+@on(*ENGINES, quick=("dask",))
+def test_a_drain_leaves_the_program_to_the_next_worker(farm: Farm, cluster: Cluster) -> None:
     """The worker hands the job back, the program goes on, and the next worker follows it."""
     it = Engaged(farm, cluster)
     first = it.ready(dl_drain_sec=0)
@@ -194,7 +228,8 @@ def survives_a_drain(farm: Farm, cluster: Cluster) -> None:
     assert it.starts() == [pid]
 
 
-def is_left_to_the_next_owner(farm: Farm, cluster: Cluster) -> None:
+@on("dask", "ray")
+def test_a_farm_that_has_lost_its_claim_leaves_the_program_alone(farm: Farm, cluster: Cluster) -> None:
     """A farm that stands still loses its claim. Awake again, and told to stop, it leaves the program alone."""
     it = Engaged(farm, cluster)
     first = it.ready()
@@ -217,7 +252,8 @@ def is_left_to_the_next_owner(farm: Farm, cluster: Cluster) -> None:
     assert it.starts() == [pid]
 
 
-def says_that_the_engine_is_away(farm: Farm, cluster: Cluster) -> None:
+@on("dask", "ray")
+def test_an_absent_engine_is_a_clear_error_and_the_next_attempt_goes_on(farm: Farm, cluster: Cluster) -> None:
     """Nothing listens at the address: the attempt fails with a clear error, and the next one finds the engine."""
     where = cluster.setting(away_sec=0).replace(str(cluster.port), str(free_port()))
     it = Engaged(farm, cluster, dl_engines=where)
@@ -234,14 +270,15 @@ def says_that_the_engine_is_away(farm: Farm, cluster: Cluster) -> None:
     assert len(it.starts()) == 1
 
 
-def outlives_an_engine_that_is_silent(farm: Farm, cluster: Cluster, title: str) -> None:
+@on("dask", "ray")
+def test_a_silent_engine_is_waited_for(farm: Farm, cluster: Cluster) -> None:
     """The engine answers nothing for some seconds; then the job goes on and ends."""
     it = Engaged(farm, cluster)
     program = it.ready()
     job = it.enqueue()
     pid = it.begun()
     farm.begun(job)
-    silent = cluster.suspend(title)
+    silent = cluster.suspend("scheduler" if cluster.engine == "dask" else "dashboard")
     try:
         until(lambda: any("is away" in line["event"] for line in lines(program)), "the worker to know it")
     finally:
@@ -252,14 +289,15 @@ def outlives_an_engine_that_is_silent(farm: Farm, cluster: Cluster, title: str) 
     assert it.starts() == [pid]
 
 
-def says_that_a_cancellation_has_not_come_through(farm: Farm, cluster: Cluster, title: str) -> None:
+@on("dask", "ray")
+def test_a_cancellation_that_a_silent_engine_does_not_confirm_is_noted(farm: Farm, cluster: Cluster) -> None:
     """The job ends in time, and says that the program may go on; once the engine answers, the program is stopped."""
     it = Engaged(farm, cluster)
     it.ready()
     job = it.enqueue()
     pid = it.begun()
     farm.begun(job)
-    silent = cluster.suspend(title)
+    silent = cluster.suspend("scheduler" if cluster.engine == "dask" else "dashboard")
     try:
         lifecycle.request_cancel(farm.conn, job)
         began = time.monotonic()
@@ -275,7 +313,8 @@ def says_that_a_cancellation_has_not_come_through(farm: Farm, cluster: Cluster, 
     assert said.endswith("it may go on there")
 
 
-def tells_a_failure_with_its_last_lines(farm: Farm, cluster: Cluster) -> None:
+@on("dask", "ray")
+def test_a_program_that_fails_fails_its_job_with_its_last_lines(farm: Farm, cluster: Cluster) -> None:
     """Each attempt is a start of its own."""
     it = Engaged(farm, cluster)
     it.ready()
@@ -291,7 +330,8 @@ def tells_a_failure_with_its_last_lines(farm: Farm, cluster: Cluster) -> None:
     assert len(it.starts()) == 2
 
 
-def logs_what_the_program_writes(farm: Farm, cluster: Cluster) -> None:
+@on("dask", "ray")
+def test_the_output_is_the_jobs_log_and_a_job_that_succeeded_begins_anew(farm: Farm, cluster: Cluster) -> None:
     """Its lines are the job's log, once; progress and result are no lines."""
     it = Engaged(farm, cluster)
     it.ready()
@@ -310,3 +350,69 @@ def logs_what_the_program_writes(farm: Farm, cluster: Cluster) -> None:
 def lines(program: Program) -> list[dict[str, Any]]:
     """The farm's log lines."""
     return [json.loads(line) for line in program.log.read_text().splitlines() if line.startswith("{")]
+
+
+@on("dask")
+def test_a_driver_spreads_its_work_over_the_cluster(farm: Farm, cluster: Dask) -> None:
+    it = Engaged(farm, cluster)
+    it.ready()
+    job = it.enqueue("spreads")
+    farm.wait(job, "succeeded")
+    assert farm.rows("SELECT result FROM dl_results") == [(55,)]
+
+
+@on("dask")
+def test_a_cluster_that_starts_anew_gets_the_order_anew(farm: Farm, cluster: Dask) -> None:
+    """It has lost its memory, so the function begins again: at least once."""
+    it = Engaged(farm, cluster)
+    it.ready(dl_engines=cluster.setting(away_sec=1))
+    job = it.enqueue()
+    pid = it.begun()
+    farm.begun(job)
+    cluster.kill()
+    until(lambda: not is_alive(pid), "the function to die with its cluster")
+    until(lambda: farm.job(job)["error"], "the error")
+    cluster.start()
+    it.hurry(job)
+    it.begun(2)
+    it.go()
+    it.succeeded(job)
+    assert len(it.starts()) == 2
+
+
+@on("dask")
+def test_a_function_that_waits_for_its_turn_is_canceled_before_it_begins(farm: Farm, cluster: Dask) -> None:
+    """The cluster has three threads."""
+    it = Engaged(farm, cluster)
+    farm.ready(workers=4, **it.settings)
+    jobs = [it.enqueue() for _ in range(3)]
+    it.begun(3)
+    last = it.enqueue()
+    until(lambda: farm.rows("SELECT 1 FROM dl_checkpoints WHERE checkpoint ->> 'handle' <> '' OFFSET 3"), "its order")
+    lifecycle.request_cancel(farm.conn, last)
+    farm.wait(last, "canceled")
+    it.go()
+    for job in jobs:
+        it.succeeded(job)
+    assert len(it.starts()) == 3
+
+
+@on("dask")
+def test_the_scheduler_forgets_what_has_ended(farm: Farm, cluster: Dask) -> None:
+    it = Engaged(farm, cluster)
+    it.ready()
+    job = it.enqueue(args={"sec": 1})
+    it.succeeded(job)
+    code = f"from distributed import Client; print(Client({cluster.address!r}).list_datasets())"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (told.returncode, str(job) in told.stdout) == (0, False)  # other tests may have left theirs
+
+
+@on("spark")
+def test_an_application_that_fails_fails_its_job(farm: Farm, cluster: Spark) -> None:
+    """Its standard error is in Spark's own log."""
+    it = Engaged(farm, cluster)
+    it.ready()
+    job = it.enqueue("fails", max_attempts=1)
+    error = str(farm.wait(job, "failed")["error"])
+    assert "the driver is FAILED; its last lines:\nhalf way" in error

@@ -585,7 +585,7 @@ class Settings(BaseSettings):
         "add up; by default one worker per core on `etl.default`, and one on DL_ALERTS_QUEUE. `queues` with "
         "`scheduler` in place of `queue`: each worker serves several, see docs/operating.md. `prefetch` (1 to 1000, "
         "default 100) is the most short jobs that a worker claims at once; it claims long ones one by one in any case, "
-        "see docs/pipelines.md. `ordered` and `merge` (true or false) make the queue so where nobody has set it; a "
+        "see docs/processes.md. `ordered` and `merge` (true or false) make the queue so where nobody has set it; a "
         "farm that contradicts the queue's settings does not start, see docs/ordered.md.",
     )
     dl_heartbeat_sec: Seconds = Field(
@@ -707,7 +707,7 @@ class Settings(BaseSettings):
     dl_hooks: str = Field(
         default="",
         description="Modules with hooks, separated by commas; the workers, the API and `dataloader trigger --direct` "
-        "import them; see docs/pipelines.md.",
+        "import them; see docs/hooks.md.",
     )
     dl_preload: str = Field(default="", description="Heavy modules that the farm imports once, before it forks.")
     dl_home: Folder = Field(
@@ -721,7 +721,7 @@ class Settings(BaseSettings):
     dl_commands: Commands = Field(
         default={},
         description='Programs that jobs of `run.command` may start, as `{"dbt": ["/opt/dbt/bin/dbt", "run"]}`; by '
-        "default none. An object in place of the list has `argv`, and limits; see docs/loaders.md.",
+        "default none. An object in place of the list has `argv`, and limits; see docs/commands.md.",
     )
     dl_engines: Engines = Field(
         default={},

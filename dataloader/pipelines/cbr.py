@@ -56,7 +56,7 @@ def _day(text: object) -> dt.date:
 
 
 class Arguments(BaseModel):
-    """The `args` of `load.cbr.rates`; docs/pipelines.md explains each."""
+    """The `args` of `load.cbr.rates`; docs/fetch.md explains each."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 

@@ -1,4 +1,4 @@
-"""`run.command`: a program of the operator's allow-list (DL_COMMANDS). docs/loaders.md is the page for people.
+"""`run.command`: a program of the operator's allow-list (DL_COMMANDS). docs/commands.md is the page for people.
 
 The program is a process group of its own, which ends with its run, however that ends. The run's end closes it: SIGTERM
 to the group, and SIGKILL after GRACE_SEC. When the worker dies, the kernel kills the program (launch.py), and the farm
@@ -43,7 +43,7 @@ class CommandFailed(Exception):
 
 
 class Arguments(BaseModel):
-    """The `args` of `run.command`; docs/loaders.md explains each."""
+    """The `args` of `run.command`; docs/commands.md explains each."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 

@@ -74,7 +74,7 @@ def unique(names: list[str]) -> list[str]:
 
 
 class Arguments(BaseModel):
-    """The `args` of `load.csv`; docs/pipelines.md explains each."""
+    """The `args` of `load.csv`; docs/loaders.md explains each."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
     names_columns: ClassVar[str] = "header"

@@ -1,4 +1,4 @@
-"""`load.http`: a file by its URL into the data folder. docs/loaders.md is the page for people.
+"""`load.http`: a file by its URL into the data folder. docs/fetch.md is the page for people.
 
 The file comes into a part beside its place, with checkpoints, and then takes the place at once. The part of a job
 belongs to its newest run: a run that is still alive holds a lock on its part, and the next run begins one of its own.
@@ -38,7 +38,7 @@ _LEFT_SEC = 7 * 86_400  # after which the part of another job goes, which has en
 
 
 class Arguments(BaseModel):
-    """The `args` of `load.http`; docs/loaders.md explains each."""
+    """The `args` of `load.http`; docs/fetch.md explains each."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 

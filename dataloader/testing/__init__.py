@@ -8,7 +8,7 @@
 The run uses the worker's own code (`farm.runner`, `job.decide`): every form of function, the context, progress, and
 transactions if the test gives a database. A cancellation, a drain or a crash happens at the safe point that the test
 names, so a test never waits and always has the same course. The fixtures are in `dataloader.testing.plugin`, examples
-in docs/pipelines.md. No other room imports this one.
+in docs/testing.md. No other room imports this one.
 """
 
 from __future__ import annotations

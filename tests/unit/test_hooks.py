@@ -526,11 +526,10 @@ def test_around_enqueue_may_refuse_and_has_to_return() -> None:
 def test_the_examples_of_the_document_work(seen: list[Any]) -> None:
     from unittest.mock import MagicMock
 
-    page = (Path(__file__).parents[2] / "docs/pipelines.md").read_text()
-    section = page.split("\n## Hooks\n")[1].split("\n## ")[0]
+    page = (Path(__file__).parents[2] / "docs/hooks.md").read_text()
     names = {name: getattr(pipelines, name) for name in ("on_error", "on_farm_start", "on_worker_start", "last_words")}
     world: dict[str, Any] = {"__name__": "document", **{name: MagicMock() for name in ("metrics", "chat", "models")}}
-    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(block, world | names if "import" not in block else world)
     assert [len(hook) for hook in hooks.ALL] == [1] * 6
 

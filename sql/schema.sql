@@ -1,5 +1,6 @@
--- The whole schema of the queue, as the migrations leave it: to be read, not to be run in production (that is
--- `dataloader migrate`). A test compares it, with the functions, to what the migrations make.
+-- The whole schema of the queue. `dataloader migrate` runs it in an empty database, with functions/ between `tables` and
+-- `triggers`. Tables that follow the contract already are brought to the same state: adopt.sql. A change of the schema
+-- is made here, and also as a numbered file in migrations/ for the databases that exist; a test compares the results.
 --
 -- The story. A producer inserts a row into dl_jobs: `queued`. A worker claims it: `running`, with a lease that its
 -- heartbeats renew. It ends `succeeded`, `failed`, `canceled`, or comes back to `queued`; a job whose lease runs out
@@ -26,12 +27,13 @@
 -- A key is held twice: by a session advisory lock on its key_hash, hashtext(lock_key), and by the running row with a
 -- live lease, which ix_dl_jobs_running finds.
 
+-- name: contract
+-- The tables that other services rely on.
 
 -- The last four are final: no statement leaves them, only an operator's plain UPDATE.
 CREATE TYPE dl_status AS ENUM ('queued', 'running', 'succeeded', 'failed', 'canceled', 'lost');
 
 CREATE TABLE dl_jobs (
-  -- The contract: what every service may read and write.
   job_id uuid PRIMARY KEY,
   queue text NOT NULL,                               -- whose workers run it; payload of its notifications
   task text NOT NULL,                                -- the pipeline's name
@@ -56,71 +58,68 @@ CREATE TABLE dl_jobs (
   started_at timestamptz,                            -- the first start, kept over all attempts
   finished_at timestamptz,                           -- set in the final states
   CONSTRAINT dl_jobs_chk_positive
-    CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
+    CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0)
+);
 
-  -- Ours: what a claim needs besides.
-  blocked_on text,                                   -- why a queued row is not ready: 'time', 'key', 'parent', 'limit:NAME'
-  hot boolean NOT NULL DEFAULT false,                -- unused; for code of before 0019
-  backoffs int NOT NULL DEFAULT 0,                   -- refusals in a row of a key that no visible job holds
-  claimed_by text,                                   -- host:pid:boot of the worker that runs it
-  claimed_pid int,                                   -- that worker's backend, with its start: what may still
-  claimed_backend_start timestamptz,                 -- hold the key's advisory lock when the worker is gone
-  journaled int NOT NULL DEFAULT 0,                  -- steps that their writer journaled; 2 at once: it also notified
-  timeout_sec int,                                   -- how long one run may take; null: as its pipeline says
-  cancel_forced boolean NOT NULL DEFAULT false,      -- a cancellation that does not wait for a safe point
-  claims int NOT NULL DEFAULT 0,                     -- starts, also those given back: a token that only grows
-  trace text,                                        -- W3C traceparent of the request that triggered the job
-  score float8,                                      -- place in the key, in an ordered queue; else as its producer gave it
-  affinity_key text,                                 -- the heavy resource that the job needs; null: none
-  limits text[],                                     -- names in dl_limits that the job's runs count for; null: none
-  turn_at timestamptz,                               -- place among those of its queue and priority; null: created_at
-  share text,                                        -- whose job it is, in a fair queue; else null
-  deadline timestamptz,                              -- when the job should have ended; null: no matter when
-  error_group text,                                  -- what the error has in common with others of its kind
+-- A job's journal: queued, picked, heartbeat, requeue, done, failed, canceled, lost, cancel_requested.
+CREATE TABLE dl_job_events (
+  event_id bigserial PRIMARY KEY,
+  job_id uuid NOT NULL,                              -- no foreign key: dl_jobs_forget does what it would
+  queue text NOT NULL,
+  ts timestamptz NOT NULL DEFAULT now(),
+  kind text NOT NULL,
+  payload jsonb
+);
 
-  -- On these values claims, the reaper and the pages rely. In octets, for the indexes: the bounds of the API, at four a character.
-  CONSTRAINT dl_jobs_chk_queue CHECK (octet_length(queue) <= 512),
-  CONSTRAINT dl_jobs_chk_task CHECK (octet_length(task) <= 2000),
-  CONSTRAINT dl_jobs_chk_lock_key CHECK (octet_length(lock_key) <= 2048),
-  CONSTRAINT dl_jobs_chk_idempotency_key CHECK (octet_length(idempotency_key) <= 1020),
-  CONSTRAINT dl_jobs_chk_partition_key CHECK (octet_length(partition_key) <= 1020),
-  CONSTRAINT dl_jobs_chk_producer CHECK (octet_length(producer) <= 1020),
-  CONSTRAINT dl_jobs_chk_consumer_group CHECK (octet_length(consumer_group) <= 1020),
-  CONSTRAINT dl_jobs_chk_affinity_key CHECK (octet_length(affinity_key) <= 800),
-  CONSTRAINT dl_jobs_chk_trace CHECK (octet_length(trace) <= 255),
-  CONSTRAINT dl_jobs_chk_timeout_sec CHECK (timeout_sec BETWEEN 1 AND 2592000),
-  CONSTRAINT dl_jobs_chk_deadline CHECK (deadline >= '2000-01-01 00:00+00' AND deadline < '9999-01-01 00:00+00'),
-  CONSTRAINT dl_jobs_chk_limits CHECK (limits IS NULL OR limits = '{}' OR (
-    array_ndims(limits) = 1 AND array_lower(limits, 1) = 1 AND cardinality(limits) <= 8
-    AND array_position(limits, NULL) IS NULL AND array_position(limits, '') IS NULL
-    AND greatest(octet_length(limits[1]), octet_length(limits[2]), octet_length(limits[3]), octet_length(limits[4]),
-                 octet_length(limits[5]), octet_length(limits[6]), octet_length(limits[7]), octet_length(limits[8])) <= 400)),
-  CONSTRAINT dl_jobs_chk_counters CHECK (greatest(claims, journaled, backoffs) <= 1000000000)
-) WITH (
+-- name: columns
+-- Ours, of the contract's tables: what a claim needs besides.
+ALTER TABLE dl_jobs
+  ADD COLUMN blocked_on text,                        -- why a queued row is not ready: 'time', 'key', 'parent', 'limit:NAME'
+  ADD COLUMN backoffs int NOT NULL DEFAULT 0,        -- refusals in a row of a key that no visible job holds
+  ADD COLUMN claimed_by text,                        -- host:pid:boot of the worker that runs it
+  ADD COLUMN claimed_pid int,                        -- that worker's backend, with its start: what may still
+  ADD COLUMN claimed_backend_start timestamptz,      -- hold the key's advisory lock when the worker is gone
+  ADD COLUMN journaled int NOT NULL DEFAULT 0,       -- steps that their writer journaled; 2 at once: it also notified
+  ADD COLUMN timeout_sec int,                        -- how long one run may take; null: as its pipeline says
+  ADD COLUMN cancel_forced boolean NOT NULL DEFAULT false,  -- a cancellation that does not wait for a safe point
+  ADD COLUMN claims int NOT NULL DEFAULT 0,          -- starts, also those given back: a token that only grows
+  ADD COLUMN trace text,                             -- W3C traceparent of the request that triggered the job
+  ADD COLUMN score float8,                           -- place in the key, in an ordered queue; else as its producer gave it
+  ADD COLUMN affinity_key text,                      -- the heavy resource that the job needs; null: none
+  ADD COLUMN limits text[],                          -- names in dl_limits that the job's runs count for; null: none
+  ADD COLUMN turn_at timestamptz,                    -- place among those of its queue and priority; null: created_at
+  ADD COLUMN share text,                             -- whose job it is, in a fair queue; else null
+  ADD COLUMN deadline timestamptz,                   -- when the job should have ended; null: no matter when
+  ADD COLUMN error_group text;                       -- what the error has in common with others of its kind
+ALTER TABLE dl_jobs SET (
   fillfactor = 70,                                   -- room for heartbeats on the row's own page
   -- A queue's rows die young: by default a vacuum would wait for a fifth of the history.
   autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
   autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 1
 );
-COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row is not ready (time, key, limit:NAME), null when it is';
-COMMENT ON COLUMN dl_jobs.hot IS 'unused; for code of before 0019';
-COMMENT ON COLUMN dl_jobs.backoffs IS 'refusals in a row of a key that no visible job holds';
-COMMENT ON COLUMN dl_jobs.claimed_by IS 'host:pid:boot of the worker that runs the job';
-COMMENT ON COLUMN dl_jobs.claimed_pid IS 'backend of that worker''s session';
-COMMENT ON COLUMN dl_jobs.claimed_backend_start IS 'start of that backend: pids are used again';
-COMMENT ON COLUMN dl_jobs.journaled IS 'changes of status that their writer journaled; 2 from the start if it also notified';
-COMMENT ON COLUMN dl_jobs.timeout_sec IS 'seconds that one run may take, null for what its pipeline says';
-COMMENT ON COLUMN dl_jobs.cancel_forced IS 'the cancellation does not wait for a safe point';
-COMMENT ON COLUMN dl_jobs.claims IS 'starts, also those that were given back';
-COMMENT ON COLUMN dl_jobs.trace IS 'W3C traceparent of the request that triggered the job';
-COMMENT ON COLUMN dl_jobs.score IS 'place among the jobs of the key in an ordered queue, the smallest first; else as its producer gave it';
-COMMENT ON COLUMN dl_jobs.affinity_key IS 'the heavy resource that the job needs; null: none';
-COMMENT ON COLUMN dl_jobs.limits IS 'the limits that the job''s runs count for; null: none';
-COMMENT ON COLUMN dl_jobs.turn_at IS 'place among the ready jobs of the queue and priority; null: created_at';
-COMMENT ON COLUMN dl_jobs.share IS 'whose job it is, in a fair queue: its partition_key or producer; else null';
-COMMENT ON COLUMN dl_jobs.deadline IS 'when the job should have ended; null: no matter when';
-COMMENT ON COLUMN dl_jobs.error_group IS 'the error without what differs from job to job; null: no error, or dl_error_group tells it';
+ALTER TABLE dl_job_events SET (autovacuum_vacuum_insert_scale_factor = 0.1);
 
+-- name: checks
+-- On these values claims, the reaper and the pages rely. In octets, for the indexes: the bounds of the API, at four a character.
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_queue CHECK (octet_length(queue) <= 512);
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_task CHECK (octet_length(task) <= 2000);
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_lock_key CHECK (octet_length(lock_key) <= 2048);
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_idempotency_key CHECK (octet_length(idempotency_key) <= 1020);
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_partition_key CHECK (octet_length(partition_key) <= 1020);
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_producer CHECK (octet_length(producer) <= 1020);
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_consumer_group CHECK (octet_length(consumer_group) <= 1020);
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_affinity_key CHECK (octet_length(affinity_key) <= 800);
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_trace CHECK (octet_length(trace) <= 255);
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_timeout_sec CHECK (timeout_sec BETWEEN 1 AND 2592000);
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_deadline CHECK (deadline >= '2000-01-01 00:00+00' AND deadline < '9999-01-01 00:00+00');
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_limits CHECK (limits IS NULL OR limits = '{}' OR (
+  array_ndims(limits) = 1 AND array_lower(limits, 1) = 1 AND cardinality(limits) <= 8
+  AND array_position(limits, NULL) IS NULL AND array_position(limits, '') IS NULL
+  AND greatest(octet_length(limits[1]), octet_length(limits[2]), octet_length(limits[3]), octet_length(limits[4]),
+               octet_length(limits[5]), octet_length(limits[6]), octet_length(limits[7]), octet_length(limits[8])) <= 400));
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_counters CHECK (greatest(claims, journaled, backoffs) <= 1000000000);
+
+-- name: indexes
 -- The plain protocol's claim, of other services: it sorts what this index finds. A list's jobs share an entry.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at) WHERE status = 'queued';
 -- Our claim: ready rows in its order, then the first row of each key that it has locked.
@@ -153,28 +152,17 @@ CREATE INDEX ix_dl_jobs_finished ON dl_jobs (finished_at) WHERE finished_at IS N
 CREATE INDEX ix_dl_jobs_queued ON dl_jobs (created_at) WHERE enum_eq(status, 'queued');
 CREATE INDEX ix_dl_jobs_retried ON dl_jobs (queue, created_at) WHERE status = 'queued' AND attempt > 0;
 CREATE INDEX ix_dl_jobs_dead ON dl_jobs (queue, finished_at) WHERE status IN ('failed', 'lost');
-
--- A job's journal: queued, picked, heartbeat, requeue, done, failed, canceled, lost, cancel_requested.
-CREATE TABLE dl_job_events (
-  event_id bigserial PRIMARY KEY,
-  job_id uuid NOT NULL,                              -- no foreign key: dl_jobs_forget does what it would
-  queue text NOT NULL,
-  ts timestamptz NOT NULL DEFAULT now(),
-  kind text NOT NULL,
-  payload jsonb
-) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
 CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
 -- What webhooks are told of, which is little: `new_events` in alerts.sql.
 CREATE INDEX ix_dl_job_events_told ON dl_job_events (event_id) WHERE kind IN ('failed', 'lost', 'stuck', 'deadline');
 
+-- name: tables
 -- What pipelines have returned. A table of its own, so that a job without a result costs nothing more.
 CREATE TABLE dl_results (
   job_id uuid PRIMARY KEY,                           -- no foreign key: dl_jobs_gone does what it would
   claim int NOT NULL,                                -- dl_jobs.claims of the run: that of a dead run never shows
   result jsonb NOT NULL
 );
-COMMENT ON TABLE dl_results IS 'what the pipelines of jobs have returned';
-COMMENT ON COLUMN dl_results.claim IS 'dl_jobs.claims of the run; it is the result only of a job that has succeeded by this claim';
 
 -- Which jobs wait for which, and have waited. Tables of their own, so that a job without parents costs nothing more.
 CREATE TABLE dl_parents (
@@ -184,7 +172,6 @@ CREATE TABLE dl_parents (
   is_over boolean NOT NULL DEFAULT false,            -- it has ended, and the job was told
   PRIMARY KEY (job_id, parent_id)
 );
-COMMENT ON TABLE dl_parents IS 'for which jobs (parent_id) a job waits, or has waited';
 CREATE INDEX ix_dl_parents_parent ON dl_parents (parent_id, is_over);
 CREATE TABLE dl_waiting (
   job_id uuid PRIMARY KEY,                           -- a job with blocked_on 'parent', or one that runs (context.gather)
@@ -193,7 +180,6 @@ CREATE TABLE dl_waiting (
   on_failure text NOT NULL,                          -- of a parent: cancel, hold, run
   failed_parent uuid                                 -- for which the job is to be canceled
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_waiting IS 'the jobs that wait for parents: those with blocked_on ''parent''';
 
 -- How far the runs of jobs have come. A table of its own, as for results.
 CREATE TABLE dl_checkpoints (
@@ -205,15 +191,12 @@ CREATE TABLE dl_checkpoints (
   spares_attempt boolean NOT NULL,                   -- this run counts as no attempt when it fails
   saved_at timestamptz NOT NULL DEFAULT now()
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_checkpoints IS 'how far the runs of jobs have come';
-COMMENT ON COLUMN dl_checkpoints.claim IS 'dl_jobs.claims of the run that has come so far';
 
 -- Jobs that would leave something behind: those whose checkpoints have the key on_cancel, and some that had it. A table
 -- of its own, for an index on a checkpoint's content would make each of its updates dearer.
 CREATE TABLE dl_cleanups (
   job_id uuid PRIMARY KEY
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_cleanups IS 'jobs whose checkpoints ask for a cleanup should the job be canceled';
 
 -- Operators' settings of a queue.
 CREATE TABLE dl_queues (
@@ -235,15 +218,6 @@ CREATE TABLE dl_queues (
   CONSTRAINT dl_queues_chk_fair CHECK (fair_by IN ('partition_key', 'producer')),
   CONSTRAINT dl_queues_chk_queue CHECK (octet_length(queue) <= 512)
 );
-COMMENT ON COLUMN dl_queues.paused_at IS 'since when no claim starts a job of the queue; null: it is not paused';
-COMMENT ON COLUMN dl_queues.max_length IS 'queued jobs from which on the API refuses more; null: no limit';
-COMMENT ON COLUMN dl_queues.ordered IS 'whether the jobs of a key start in the order of their scores; null: nobody has said';
-COMMENT ON COLUMN dl_queues.merge IS 'whether one delivery takes all queued jobs of a key; null: nobody has said';
-COMMENT ON COLUMN dl_queues.merge_limit IS 'the most jobs of a key in one delivery; null: 1000';
-COMMENT ON COLUMN dl_queues.batch IS 'the most keys in one call of a pipeline; null: as the pipeline says';
-COMMENT ON COLUMN dl_queues.on_dead IS 'hold: a dead job stops its key; null: the key continues';
-COMMENT ON COLUMN dl_queues.fair_by IS 'the field by whose values the jobs of a priority start in turns; null: in their order';
-COMMENT ON COLUMN dl_queues.cluster IS 'the cluster that the queue has moved to; null: it lives here';
 
 -- Jobs of a queue that comes from another cluster, until that one has them no more.
 CREATE TABLE dl_arrivals (
@@ -252,13 +226,11 @@ CREATE TABLE dl_arrivals (
   score float8,                                      -- of the job, once it may start
   source text                                        -- the other cluster
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_arrivals IS 'jobs that another cluster may still have: none of them starts';
 -- What tells a move's own deletions from those of people, until the other cluster knows of them.
 CREATE TABLE dl_departures (
   job_id uuid PRIMARY KEY,
   queue text NOT NULL
 ) WITH (autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_departures IS 'jobs that the last bunches of a move have deleted here';
 
 -- Keys that became free while others had their first row locked, and parents that ended while others had rows of their
 -- children locked: tried again once a second.
@@ -268,8 +240,6 @@ CREATE TABLE dl_freed (
   parent_id uuid                                     -- a job that has ended
 );
 ALTER TABLE dl_freed REPLICA IDENTITY FULL;            -- no primary key: a publication FOR ALL TABLES would refuse a DELETE
-COMMENT ON TABLE dl_freed IS 'keys that became free while their first row was locked';
-COMMENT ON COLUMN dl_freed.parent_id IS 'a job that has ended while others had rows of its children locked';
 
 -- The workers as each farm's keeper last showed them. For people only: no claim and no recovery reads it.
 CREATE TABLE dl_workers (
@@ -285,16 +255,14 @@ CREATE TABLE dl_workers (
   jobs bigint NOT NULL DEFAULT 0,                    -- begun since its start
   started_at timestamptz,
   seen_at timestamptz NOT NULL DEFAULT now(),
-  queues text[],                                     -- null: by code that knew workers of one queue only
+  queues text[],                                     -- all of its queues
   reported_at timestamptz,                           -- the latest sign of life of its run; null: none is under way
   host_memory_mb real,                              -- what runs may use together on its host; null: any
   CONSTRAINT dl_workers_chk_queues CHECK (array_position(queues, NULL) IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_workers IS 'what each farm''s keeper last showed of its workers';
 
 CREATE VIEW dl_served AS
 SELECT unnest(coalesce(queues, ARRAY[queue])) AS queue, worker, state, seen_at, host_memory_mb FROM dl_workers;
-COMMENT ON VIEW dl_served IS 'a row for each worker and each queue that it serves';
 
 -- What the pipelines of the workers say of their tasks; for producers, who have no pipelines.
 CREATE TABLE dl_tasks (
@@ -313,10 +281,6 @@ CREATE TABLE dl_tasks (
     AND greatest(octet_length(limits[1]), octet_length(limits[2]), octet_length(limits[3]), octet_length(limits[4]),
                  octet_length(limits[5]), octet_length(limits[6]), octet_length(limits[7]), octet_length(limits[8])) <= 400))
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE dl_tasks IS 'what the pipeline of a task says of its jobs, by the worker that came last';
-COMMENT ON COLUMN dl_tasks.affinity IS 'args of which the first fit one is the affinity_key of a job whose producer gives none; null: none';
-COMMENT ON COLUMN dl_tasks.limits IS 'the limits of a job whose producer names none; null: none';
-COMMENT ON COLUMN dl_tasks.args_schema IS 'the JSON Schema of the args, by the pipeline''s model; null: any object will do';
 
 -- What each limit of the whole fleet allows. A name that is not here has no bound.
 CREATE TABLE dl_limits (
@@ -330,7 +294,6 @@ CREATE TABLE dl_limits (
   CONSTRAINT dl_limits_chk CHECK (most >= 0 AND per_minute BETWEEN 0.001 AND 1000000 AND burst BETWEEN 1 AND 1000000
                                   AND (most IS NOT NULL OR per_minute IS NOT NULL))
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_limits IS 'how many jobs of a limit may run at once, and start in a minute, on all hosts together';
 
 -- What runs have used, by dl_roll: 95 of 100 of the latest 200 have used no more.
 CREATE TABLE dl_needs (
@@ -344,7 +307,6 @@ CREATE TABLE dl_needs (
   CONSTRAINT dl_needs_chk CHECK (
     array_position(peaks, NULL) IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_needs IS 'what the latest runs of a task have used: 95 of 100 used no more';
 
 -- How long runs take, by dl_roll, and what was predicted of jobs.
 CREATE TABLE dl_durations (
@@ -355,7 +317,6 @@ CREATE TABLE dl_durations (
   CONSTRAINT dl_durations_chk CHECK (
     array_position(seconds, NULL) IS NULL AND coalesce(array_ndims(seconds), 1) = 1)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_durations IS 'how long the latest 200 runs of a task took that have succeeded';
 CREATE TABLE dl_predictions (
   job_id uuid PRIMARY KEY,                           -- no foreign key: the reaper forgets jobs that are gone
   queue text NOT NULL,
@@ -369,9 +330,6 @@ CREATE TABLE dl_predictions (
   expected_at timestamptz,                           -- the newest predicted end of a job with a deadline
   alerted_at timestamptz                             -- when its deadline became an alert
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_predictions IS 'predicted ends: of jobs with a deadline, and of a sample';
-COMMENT ON COLUMN dl_predictions.plain_sec IS 'seconds from made_at to the predicted end before its correction; null: the job ran already';
-COMMENT ON COLUMN dl_predictions.expected_at IS 'the newest predicted end of a job with a deadline';
 CREATE INDEX ix_dl_predictions_ended ON dl_predictions (queue, ended_at);
 -- Of these some are going to miss their deadlines.
 CREATE INDEX ix_dl_predictions_open ON dl_predictions (queue, deadline)
@@ -411,10 +369,6 @@ CREATE TABLE dl_schedules (
     (jsonb_typeof(job) = 'object' AND jsonb_typeof(job -> 'task') = 'string' AND jsonb_typeof(job -> 'queue') = 'string') IS TRUE)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 CREATE INDEX ix_dl_schedules_due ON dl_schedules (next_due) WHERE paused_at IS NULL AND retired_at IS NULL;
-COMMENT ON TABLE dl_schedules IS 'due times of which the reaper makes jobs';
-COMMENT ON COLUMN dl_schedules.job IS 'the fields of its jobs; {{ due }} and the like are filled in';
-COMMENT ON COLUMN dl_schedules.retired_at IS 'since when the pipeline of a schedule of code names it no more; null: it does';
-COMMENT ON COLUMN dl_schedules.next_due IS 'the first due time that was not looked at yet; it only grows';
 
 -- Backfills: jobs of one task for many partitions. The reaper makes them, a bunch a transaction with its rows of the ledger;
 -- the idempotency key of a job holds the names of backfill and partition. Each job names the limit backfill:NAME.
@@ -444,11 +398,7 @@ CREATE TABLE dl_backfills (
     jsonb_typeof(job) = 'object' AND (span IS NULL OR jsonb_typeof(span) = 'object'))
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 CREATE INDEX ix_dl_backfills_next ON dl_backfills (next_at) WHERE next_at IS NOT NULL;
-COMMENT ON TABLE dl_backfills IS 'jobs of one task for many partitions; the reaper makes them';
-COMMENT ON COLUMN dl_backfills.job IS 'the fields of its jobs; {{ partition }} and the like are filled in';
-COMMENT ON COLUMN dl_backfills.made IS 'the place up to which partitions have their jobs';
-COMMENT ON COLUMN dl_backfills.canceled IS 'the place up to which a cancellation has come';
-COMMENT ON COLUMN dl_backfills.next_at IS 'when the reaper goes on with it; null: there is nothing to do';
+-- The ledger of backfills: each partition, and the job that does it.
 CREATE TABLE dl_partitions (
   backfill text NOT NULL,
   place int NOT NULL,                                -- from 1
@@ -462,10 +412,6 @@ CREATE TABLE dl_partitions (
 CREATE UNIQUE INDEX ix_dl_partitions_partition ON dl_partitions (backfill, partition);
 CREATE INDEX ix_dl_partitions_job ON dl_partitions (job_id) WHERE job_id IS NOT NULL;
 CREATE INDEX ix_dl_partitions_fingerprint ON dl_partitions (fingerprint) WHERE fingerprint IS NOT NULL;
-COMMENT ON TABLE dl_partitions IS 'the ledger of backfills: each partition, and the job that does it';
-COMMENT ON COLUMN dl_partitions.fingerprint IS 'the hash of task, code version and args of its job; null: not made yet';
-COMMENT ON COLUMN dl_partitions.is_skipped IS 'job_id is the job of another backfill that has done the same';
-COMMENT ON COLUMN dl_partitions.last_status IS 'the status of its job when that was deleted; null: it is there';
 
 -- Sums of the journal, by dl_roll.
 CREATE TABLE dl_totals (
@@ -480,7 +426,7 @@ CREATE TABLE dl_totals (
     count >= 0 AND seconds >= 0 AND seconds < 'Infinity' AND array_ndims(buckets) = 1 AND cardinality(buckets) = 12
     AND array_position(buckets, NULL) IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_totals IS 'how often each step was journaled, and how long the runs took that it ended';
+-- Runs that ended within each ten seconds, for two days.
 CREATE TABLE dl_pace (
   at timestamptz NOT NULL,                           -- the begin of ten seconds
   queue text NOT NULL,
@@ -489,7 +435,7 @@ CREATE TABLE dl_pace (
   PRIMARY KEY (at, queue),
   CONSTRAINT dl_pace_chk CHECK (processed BETWEEN 0 AND 1e15 AND failed BETWEEN 0 AND 1e15)
 ) WITH (fillfactor = 50);
-COMMENT ON TABLE dl_pace IS 'runs that ended within each ten seconds, for two days';
+-- Runs that ended within each five minutes, for eight days.
 CREATE TABLE dl_pace_long (
   at timestamptz NOT NULL,                           -- the begin of five minutes
   queue text NOT NULL,
@@ -498,10 +444,10 @@ CREATE TABLE dl_pace_long (
   PRIMARY KEY (at, queue),
   CONSTRAINT dl_pace_long_chk CHECK (processed BETWEEN 0 AND 1e15 AND failed BETWEEN 0 AND 1e15)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_pace_long IS 'runs that ended within each five minutes, for eight days';
+-- One row: the last event of the journal that these tables include. Earlier events, which may be many, are not summed up.
 CREATE TABLE dl_rolled (last_event bigint NOT NULL);
+INSERT INTO dl_rolled SELECT coalesce(max(event_id), 0) FROM dl_job_events;
 ALTER TABLE dl_rolled REPLICA IDENTITY FULL;
-COMMENT ON TABLE dl_rolled IS 'one row: the last of the journal that dl_totals and dl_pace hold';
 
 -- What the runs of each task used, by dl_roll: the pages of tasks and queues. Percentiles are read from the histograms,
 -- see queue/reports/histogram.py.
@@ -524,9 +470,6 @@ CREATE TABLE dl_spans (
     AND array_position(slots, NULL) IS NULL AND array_position(counts, NULL) IS NULL AND 0 <= ALL (slots) AND 400 >= ALL (slots)
     AND 0 <= ALL (counts))
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_spans IS 'what the runs of each task used, as histograms: of five minutes, after three hours of an hour, for 90 days';
-COMMENT ON COLUMN dl_spans.figure IS 'succeeded, failed, canceled: seconds of the runs that ended so; waiting, cpu: seconds; memory: MB';
-COMMENT ON COLUMN dl_spans.slots IS 'slot n has the values up to 1.1 to the power of n thousandths, and above those of slot n - 1';
 CREATE INDEX ix_dl_spans_queue ON dl_spans (queue, minutes, at);
 -- For lists of all tasks, and for what has become old.
 CREATE INDEX ix_dl_spans_at ON dl_spans (minutes, at);
@@ -545,8 +488,6 @@ CREATE TABLE dl_lengths (
     length BETWEEN 0 AND 1e15 AND scheduled BETWEEN 0 AND 1e15 AND retries BETWEEN 0 AND 1e15
     AND dead BETWEEN 0 AND 1e15 AND lag_sec BETWEEN 0 AND 1e9 AND keys BETWEEN 0 AND 1e15)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
-COMMENT ON TABLE dl_lengths IS 'what the reaper has counted of each queue that has jobs';
-COMMENT ON COLUMN dl_lengths.keys IS 'keys with queued jobs; null: the queue is not ordered, or they were not counted';
 
 -- What people have written about an error group.
 CREATE TABLE dl_error_notes (
@@ -557,7 +498,6 @@ CREATE TABLE dl_error_notes (
   at timestamptz NOT NULL DEFAULT now(),
   PRIMARY KEY (task, error_group)
 );
-COMMENT ON TABLE dl_error_notes IS 'what people have written about an error group';
 
 -- What runs write. The reaper makes a partition for each day, dl_job_logs_20261124 and so on, and drops the old ones
 -- (dl_log_days); the default one takes what has no day of its own, so that no insert fails.
@@ -571,10 +511,6 @@ CREATE TABLE dl_job_logs (
   source text NOT NULL,                              -- log, stdout or stderr
   text text NOT NULL                                 -- masked, without controls
 ) PARTITION BY RANGE (at);
-COMMENT ON TABLE dl_job_logs IS 'what runs write, a line a row';
-COMMENT ON COLUMN dl_job_logs.claim IS 'dl_jobs.claims of the run: attempts that did not count come again';
-COMMENT ON COLUMN dl_job_logs.line IS 'from 1 in each run; a gap is what was left out';
-COMMENT ON COLUMN dl_job_logs.source IS 'log, stdout or stderr';
 CREATE INDEX ix_dl_job_logs_line ON dl_job_logs (job_id, claim, line);
 CREATE TABLE dl_job_logs_rest PARTITION OF dl_job_logs DEFAULT;
 ALTER TABLE dl_job_logs REPLICA IDENTITY FULL;         -- each partition needs its own
@@ -597,11 +533,7 @@ CREATE TABLE dl_webhooks (
   CONSTRAINT dl_webhooks_chk_positive CHECK (lag_sec > 0),
   CONSTRAINT dl_webhooks_chk_bounds CHECK (lag_sec <= 1e9 AND octet_length(name) <= 64)
 );
-COMMENT ON TABLE dl_webhooks IS 'receivers of alerts; of their secrets here are the names only';
-COMMENT ON COLUMN dl_webhooks.url IS '${DL_WEBHOOK_...}: the variable of the workers that holds a secret URL';
-COMMENT ON COLUMN dl_webhooks.signed_by IS 'the variable of the workers with the key that signs messages; null: they are not signed';
-COMMENT ON COLUMN dl_webhooks.kinds IS 'of alerts; null: all';
-COMMENT ON COLUMN dl_webhooks.queues IS 'whose alerts; null: all';
+-- Conditions of which a webhook was told that they have begun, and not yet that they are over.
 CREATE TABLE dl_alerts (
   webhook text NOT NULL REFERENCES dl_webhooks ON DELETE CASCADE,
   kind text NOT NULL,                                -- lag, paused
@@ -610,18 +542,19 @@ CREATE TABLE dl_alerts (
   told_at timestamptz NOT NULL DEFAULT now(),        -- the latest message of it
   PRIMARY KEY (webhook, kind, queue)
 );
-COMMENT ON TABLE dl_alerts IS 'conditions of which a webhook was told that they have begun, and not yet that they are over';
+-- The messages to webhooks, each sent by a job: only these jobs may have the task alert.webhook.
 CREATE TABLE dl_messages (
   job_id uuid PRIMARY KEY,                           -- the job that sends it
   webhook text NOT NULL,
   message jsonb NOT NULL                             -- masked
 );
-COMMENT ON TABLE dl_messages IS 'the messages to webhooks, each by the job that sends it; only these jobs may have the task alert.webhook';
+-- One row: the last event of the journal that webhooks were told of.
 CREATE TABLE dl_alerted (last_event bigint NOT NULL);
+INSERT INTO dl_alerted VALUES (0);
 ALTER TABLE dl_alerted REPLICA IDENTITY FULL;
-COMMENT ON TABLE dl_alerted IS 'one row: the last of the journal that webhooks were told of';
 
--- Which migrations were applied, and the oldest code that may use the result; number 0 is functions/.
+-- Which migrations were applied, and the oldest code that may use the result: number 1 is the schema of 0.2.0, with which
+-- versions begin, and number 0 is functions/.
 CREATE TABLE dl_migrations (
   number int PRIMARY KEY,
   name text NOT NULL,
@@ -630,10 +563,9 @@ CREATE TABLE dl_migrations (
   applied_at timestamptz NOT NULL DEFAULT now()
 );
 
-
+-- name: triggers
 -- The conditions keep the triggers from firing where they would have nothing to do. Our inserts do themselves what the
--- triggers of inserts do, and say so by `journaled`: 2. Code of before 0021 says 1, other services 0, a copy of a row that
--- ran more. A worker's own starts and ends change claimed_by; its functions do what dl_jobs_step does for all other steps.
+-- triggers of inserts do, and say so by `journaled`: 2. Other services say 0, a copy of a row that ran more. A worker's own starts and ends change claimed_by; its functions do what dl_jobs_step does for all other steps.
 CREATE TRIGGER dl_jobs_place_ins BEFORE INSERT ON dl_jobs
   FOR EACH ROW WHEN (NEW.journaled <> 2) EXECUTE FUNCTION dl_jobs_place();
 -- By a trigger and not by a check, which would read the args again with each heartbeat.

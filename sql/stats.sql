@@ -307,7 +307,7 @@ SELECT dl_roll(%(limit)s);
 -- name: job
 -- The fields that only a job's own page shows, besides `status` in queue.sql.
 SELECT args::text AS args, idempotency_key, lease_ttl_sec, dl_readable(lease_expires_at) AS lease_expires_at, claimed_by,
-       claims, blocked_on, hot, backoffs, cancel_forced, trace
+       claims, blocked_on, backoffs, cancel_forced, trace
   FROM dl_jobs WHERE job_id = %(job_id)s;
 
 -- name: checkpoint

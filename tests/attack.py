@@ -60,11 +60,6 @@ def _refused() -> NoReturn:
     raise psycopg.errors.InsufficientPrivilege("the attacker's code never ran as the owner")
 
 
-def forget_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
-    """dl_jobs_forget, which dl_jobs_gone follows, deletes from dl_job_events with the owner's rights."""
-    return _delete(conn, job_id, "dl_jobs_forget")
-
-
 def gone_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
     """dl_jobs_gone deletes the journal of its trigger's rows with the owner's rights."""
     return _delete(conn, job_id, "dl_jobs_gone")
@@ -164,7 +159,6 @@ def an_operator_that_fits_better(conn: psycopg.Connection, job_id: str) -> str:
 
 
 OF_STRANGERS: tuple[Attack, ...] = (
-    forget_on_a_table_of_its_own,
     gone_on_a_table_of_its_own,
     journal_on_a_table_of_its_own,
     step_on_a_table_of_its_own,

@@ -85,7 +85,7 @@ class Place:
             self._schemas.append(schema)
             with self.connect(schema) as conn, conn.transaction():
                 conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-                conn.execute(migrations.known()[0].text)
+                conn.execute(SQL["bare_tables"])
                 conn.execute(SQL["bare_index"])
                 for extra in {"contract": ["bare_triggers"], "lean": ["bare_lean"]}.get(kind, []):
                     conn.execute(SQL[extra])

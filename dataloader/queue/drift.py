@@ -1,7 +1,7 @@
 """Whether triggers, indexes and functions of the queue are as they were shipped, and what puts them back.
 
-`sql/schema.sql`, which equals the sum of the migrations, and `sql/functions/` are what was shipped; the server's
-catalogs say what there is. This module changes nothing.
+`sql/schema.sql` and `sql/functions/` are what was shipped; the server's catalogs say what there is. This module changes
+nothing.
 """
 
 from __future__ import annotations
@@ -78,8 +78,13 @@ def found(conn: db.Connection, functions: str) -> list[Drift]:
     return [
         *_of_functions(shipped(_bound(conn, functions)), _rows(conn, "functions")),
         *_of_triggers(schema, {row["name"]: row for row in _rows(conn, "triggers")}),
-        *_of_indexes(schema, {row["name"]: row["works"] for row in _rows(conn, "indexes")}),
+        *_of_indexes(conn, schema),
     ]
+
+
+def of_indexes(conn: db.Connection, schema: str) -> list[str]:
+    """The statements, each to stand alone, that build the indexes of this text that are missing or invalid."""
+    return [statement for each in _of_indexes(conn, schema) for statement in each.mend]
 
 
 def is_bound(conn: db.Connection) -> bool:
@@ -127,7 +132,8 @@ def _of_triggers(schema: str, there: dict[str, Row]) -> Iterator[Drift]:
             yield Drift(f"trigger {name}", "is disabled", (f"ALTER TABLE {table} ENABLE TRIGGER {name}",))
 
 
-def _of_indexes(schema: str, there: dict[str, bool]) -> Iterator[Drift]:
+def _of_indexes(conn: db.Connection, schema: str) -> Iterator[Drift]:
+    there = {row["name"]: row["works"] for row in _rows(conn, "indexes")}
     for match in _INDEX.finditer(schema):
         if not there.get(match[1]):
             drop = f"DROP INDEX CONCURRENTLY IF EXISTS {match[1]}"

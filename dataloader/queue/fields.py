@@ -111,7 +111,6 @@ FIELDS = (
     Field("claimed_by", "text", "host:pid:boot of the worker that runs the job", LIST),
     Field("claims", "int", "starts, also those that were given back", PAGE),
     Field("blocked_on", "text", "why a queued row may not be claimed", LIST),
-    Field("hot", "boolean", "unused since migration 0019", PAGE),
     Field("backoffs", "int", "refusals in a row of a key that no visible job holds", PAGE),
     Field("claimed_pid", "int", "the backend of that worker's session", NOWHERE),
     Field("claimed_backend_start", "timestamptz", "the start of that backend", NOWHERE),

@@ -1,14 +1,13 @@
-"""Migrations: numbered SQL files applied in order, once each, while the queue is in use.
+"""The schema: made in an empty database, adopted where the contract's tables are, upgraded while the queue is in use.
 
-`sql/migrations/NNNN_name.sql` change tables. `sql/functions/*.sql` follow them, with the rights of `sql/rights.sql`;
-they are applied again whenever one of these texts has changed. The header of a migration may say:
+`sql/schema.sql` is the whole schema, which `sql/adopt.sql` makes of the contract's tables. `sql/functions/*.sql` and
+the rights of `sql/rights.sql` follow, and are applied again whenever one of these texts has changed.
+`sql/migrations/NNNN_name.sql`, from 0002 on, change the tables of a database that an earlier version has made, once
+each and in order. The header of such a file may say:
 
-    -- oldest code: N            the lowest migration that code must know to use the result
+    -- oldest code: N            the lowest migration that code must know to use the result; 1 is version 0.2.0
     -- outside a transaction     each statement stands alone, has no time limit, and may be run again
     -- functions: name, name     applied before the migration, in its transaction: its triggers call these
-    -- with rights               sql/rights.sql follows in its transaction: farms use its tables and functions at once
-    -- fits rows                 rows that break its checks are mended before it (`_fit`)
-    -- was: sha256 sha256        of earlier texts of the file, which lead to the same schema
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import LiteralString
+from typing import LiteralString, NamedTuple
 from uuid import UUID
 
 from psycopg import errors, sql
@@ -38,14 +37,16 @@ PAUSE_SEC = 1.0
 # Then the server ends a migration that was stopped or cut off while it held the tables.
 IDLE_SEC = periods.seconds("MIGRATION_IDLE_SEC", 5.0)
 WAIT_SEC = periods.seconds("MIGRATION_WAIT_SEC", 600.0)
-FIT_BATCH = 500  # rows that break a check and are mended in one transaction
-FIT_LISTED = 1_000  # of them `migrate` names so many
+BATCH = 500  # rows that are changed in one transaction
+FIT_LISTED = 1_000  # of those that broke a check `migrate` names so many
 KINDS = ("farm", "producer", "reader")  # of roles, beside the owner
-_FIT = db.statements("fit.sql")
-_FIT = {name: text.replace("{breaks}", _FIT["breaks"].rstrip(";")) for name, text in _FIT.items()}
-_HEADER = re.compile(
-    r"^-- (oldest code|outside a transaction|functions|with rights|fits rows|was)(?:: (.*))?$", re.MULTILINE
-)
+FIRST = "schema of 0.2.0"  # the name of number 1 in dl_migrations
+_ADOPT = db.statements("adopt.sql")
+_ADOPT = {
+    name: text.replace("{breaks}", _ADOPT["breaks"]).replace("{misplaced}", _ADOPT["misplaced"])
+    for name, text in _ADOPT.items()
+}
+_HEADER = re.compile(r"^-- (oldest code|outside a transaction|functions)(?:: (.*))?$", re.MULTILINE)
 # A semicolon at a line's end closes a statement, unless it is inside a dollar-quoted body.
 _STATEMENT = re.compile(r"(?>(\$\w*\$).*?\1|.)+?(?:;[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -64,23 +65,21 @@ class Migration:
     oldest_code: int = 0
     in_transaction: bool = True
     functions: tuple[str, ...] = ()
-    with_rights: bool = False
-    fits_rows: bool = False
-    was: tuple[str, ...] = ()
 
     @property
     def checksum(self) -> str:
         """sha256 of the text, which shows that a file has changed."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def is_applied(self, applied: Mapping[int, str]) -> bool:
-        """Whether one of these checksums, by number, is that of this file or of an earlier text of it."""
-        return self.number in applied and applied[self.number] in (self.checksum, *self.was)
+
+class _Applied(NamedTuple):
+    checksum: str
+    oldest_code: int
 
 
 @cache
 def known() -> tuple[Migration, ...]:
-    """The numbered migrations of this code, in order."""
+    """The numbered migrations of this code, in order, from 0002 on."""
     folder = db.sql_folder() / "migrations"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
     return tuple(_read(int(name[:4]), name, (folder / name).read_text("utf-8")) for name in names)
@@ -98,23 +97,20 @@ def functions() -> Migration:
 def migrate(dsn: str, schema: str) -> list[str]:
     """Bring the queue in `schema` up to date and return the names of the files applied.
 
-    Puts back every object that is not as shipped (`drifted`), mends the rows that break a check of dl_jobs, and returns
-    what that was as well. Safe to run from several
+    Makes the schema in an empty database and adopts the contract's tables. Puts back every object that is not as
+    shipped (`drifted`), mends the rows that break a check of dl_jobs, and returns these too. Safe to run from several
     places at once and beside a working farm. Raises SchemaError when the schema belongs to a newer dataloader, a file
     that was applied has been changed since, or the DSN leads through a pooler.
     """
     with _session(dsn, schema) as conn, _alone(conn):
         if conn.execute("SELECT current_schema()").fetchone() == (None,):
             conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-        conn.execute(
-            "CREATE TABLE IF NOT EXISTS dl_migrations (number int PRIMARY KEY, name text NOT NULL,"
-            " checksum text NOT NULL, oldest_code int NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
-        )
-        done = []
+        done = [] if _exists(conn) else _make(conn)
         for migration in _missing(conn):
-            done += _fit(conn) if migration.fits_rows else []
             _apply(conn, migration)
             done.append(migration.name)
+        for (index,) in conn.execute(_ADOPT["old_indexes"]).fetchall():
+            conn.execute(sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}").format(sql.Identifier(index)))
         return [*done, *_validate(conn), *_mend(conn)]
 
 
@@ -149,7 +145,7 @@ def missing(conn: db.Connection) -> list[str]:
     """The names of the files that `migrate` would apply; raises SchemaError as `migrate` does."""
     _require_utf8(conn)
     if not _exists(conn):
-        return [migration.name for migration in (*known(), functions())]
+        return [FIRST, functions().name]
     return [migration.name for migration in _missing(conn)]
 
 
@@ -161,10 +157,9 @@ def drifted(conn: db.Connection) -> list[str]:
     return [str(each) for each in _drifts(conn)]
 
 
-@cache
 def expected() -> tuple[int, str]:
     """The number of this code's last migration, and the checksum of its functions."""
-    return known()[-1].number, functions().checksum
+    return max((migration.number for migration in known()), default=1), functions().checksum
 
 
 def check(conn: db.Connection) -> None:
@@ -174,24 +169,21 @@ def check(conn: db.Connection) -> None:
     """
     _require_utf8(conn)
     if not _exists(conn):
-        found = conn.execute("SELECT to_regclass(quote_ident(current_schema()) || '.dl_jobs') IS NOT NULL").fetchone()
-        is_there = bool(found and found[0])
-        what = "the tables are not adopted yet" if is_there else "the database has no dataloader schema"
+        has_tables, _ = conn.execute(_ADOPT["tables"]).fetchone() or (False, False)
+        what = "the tables are not adopted yet" if has_tables else "the database has no dataloader schema"
         raise SchemaError(f"{what}: run `dataloader migrate`")
-    row = conn.execute(
-        "SELECT max(number), max(oldest_code), max(checksum) FILTER (WHERE number = 0) FROM dl_migrations"
-    ).fetchone()
-    have, oldest_code, of_functions = row or (0, 0, None)
+    applied = _applied(conn)
     latest, checksum = expected()
-    if not have or have < latest:
-        raise SchemaError(f"the schema is at {have or 0}, this code needs {latest}: run `dataloader migrate`")
-    if of_functions is None:
+    if max(applied) < latest:
+        raise SchemaError(f"the schema is at {max(applied)}, this code needs {latest}: run `dataloader migrate`")
+    if 0 not in applied:
         raise SchemaError(
             "the schema's functions are missing, a migration has stopped before them: run `dataloader migrate`"
         )
+    oldest_code = max(each.oldest_code for each in applied.values())
     if oldest_code > latest:
         raise SchemaError(f"the schema needs code that knows migration {oldest_code}: upgrade dataloader")
-    if of_functions == checksum and not drift.is_bound(conn):
+    if applied[0].checksum == checksum and not drift.is_bound(conn):
         raise SchemaError("the schema was renamed, and its functions have the former name: run `dataloader migrate`")
 
 
@@ -216,9 +208,6 @@ def _read(number: int, name: str, text: str) -> Migration:
         oldest_code=int(says.get("oldest code", 0)),
         in_transaction="outside a transaction" not in says,
         functions=tuple(says["functions"].split(", ")) if "functions" in says else (),
-        with_rights="with rights" in says,
-        fits_rows="fits rows" in says,
-        was=tuple(says.get("was", "").split()),
     )
 
 
@@ -247,26 +236,59 @@ def _exists(conn: db.Connection) -> bool:
 
 def _missing(conn: db.Connection) -> list[Migration]:
     applied = _applied(conn)
-    if max(applied, default=0) > known()[-1].number:
+    if max(applied) > expected()[0]:
         check(conn)
         return []  # A newer dataloader was here: its functions serve this code too.
-    todo = [migration for migration in known() if not migration.is_applied(applied)]
-    if changed := [migration.name for migration in todo if migration.number in applied]:
-        raise SchemaError(f"{changed[0]} is not the file that was applied: restore it and add a new migration")
-    return [*todo, functions()] if todo or not functions().is_applied(applied) else []
+    for migration in known():
+        if migration.number in applied and applied[migration.number].checksum != migration.checksum:
+            raise SchemaError(f"{migration.name} is not the file that was applied: restore it and add a new migration")
+    todo = [migration for migration in known() if migration.number not in applied]
+    has_functions = 0 in applied and applied[0].checksum == functions().checksum
+    return todo if has_functions and not todo else [*todo, functions()]
 
 
-def _applied(conn: db.Connection) -> dict[int, str]:
-    """The checksums of the files that were applied, by number."""
-    return dict(conn.execute("SELECT number, checksum FROM dl_migrations").fetchall())
+def _applied(conn: db.Connection) -> dict[int, _Applied]:
+    """What was applied, by number; raises SchemaError for a schema that no released version has made."""
+    rows = conn.execute("SELECT number, name, checksum, oldest_code FROM dl_migrations").fetchall()
+    if (1, FIRST) not in [(number, name) for number, name, _, _ in rows]:
+        raise SchemaError("the schema was made by code before 0.2.0, which was never released: use an empty database")
+    return {number: _Applied(checksum, oldest_code) for number, _, checksum, oldest_code in rows}
+
+
+def _make(conn: db.Connection) -> list[str]:
+    """Make the schema, of the contract's tables where they are; returns its names, and the rows that were mended."""
+    parts = {name: f"{text};\n" for name, text in db.statements("schema.sql").items()}
+    has_tables, has_begun = conn.execute(_ADOPT["tables"]).fetchone() or (False, False)
+    mended: list[str] = []
+    if has_tables:
+        if not has_begun:
+            place = [*_bodies("dl_jobs_place"), f"{_ADOPT['begin']};\n"]
+            _patiently(conn, "the begin of the adoption", "\n".join([parts["columns"], *place]))
+        _in_batches(conn, "unplaced", "place")
+        mended = _fit(conn)
+        for statement in drift.of_indexes(conn, parts["indexes"]):
+            conn.execute(statement.encode())
+        # Until VALIDATE the checks hold for new rows only: no statement reads the table while it has it locked.
+        checks = re.sub(";$", " NOT VALID;", parts["checks"], flags=re.MULTILINE)
+        before, behind = [], [checks, f"{_ADOPT['finish']};\n"]
+    else:
+        before, behind = [parts[name] for name in ("contract", "columns", "checks", "indexes")], []
+    text = "\n".join([*before, parts["tables"], functions().text, *behind, parts["triggers"]])
+    _patiently(conn, FIRST, text, [Migration(1, FIRST, "", oldest_code=1), *known(), functions()])
+    return [*mended, FIRST, functions().name]
+
+
+def _bodies(*names: str) -> list[str]:
+    """The statements that make these functions."""
+    return [each.text for each in drift.shipped(functions().text) if each.name in names]
 
 
 def _drifts(conn: db.Connection) -> list[drift.Drift]:
-    if not _exists(conn):
-        return []
-    applied = _applied(conn)
-    is_ours = all(migration.is_applied(applied) for migration in (*known(), functions()))
-    return drift.found(conn, functions().text) if is_ours and max(applied) == known()[-1].number else []
+    try:
+        is_ours = _exists(conn) and not _missing(conn) and max(_applied(conn)) == expected()[0]
+    except SchemaError:
+        is_ours = False
+    return drift.found(conn, functions().text) if is_ours else []
 
 
 def _mend(conn: db.Connection) -> list[str]:
@@ -278,36 +300,45 @@ def _mend(conn: db.Connection) -> list[str]:
         for statement in each.mend if each.is_index else ():
             conn.execute(statement.encode())
         if each.mend and not each.is_index:
-            _patiently(conn, each.what, ";\n".join(each.mend).encode())
+            _patiently(conn, each.what, ";\n".join(each.mend))
     return [f"{each.what}, which {each.how}" for each in drifts]
 
 
 def _validate(conn: db.Connection) -> list[str]:
     """Let the checks of dl_jobs hold for all of its rows; returns the rows that were mended for it, in words."""
-    if not (checks := conn.execute(_FIT["unvalidated"]).fetchall()):
+    if not (checks := conn.execute(_ADOPT["unvalidated"]).fetchall()):
         return []
     mended = _fit(conn)  # what came between the first mending and the checks
     for (check,) in checks:
         text = sql.SQL("ALTER TABLE dl_jobs VALIDATE CONSTRAINT {}").format(sql.Identifier(check))
-        _patiently(conn, check, text.as_bytes())
+        _patiently(conn, check, text.as_string())
     return mended
 
 
 def _fit(conn: db.Connection) -> list[str]:
-    """Mend the rows that break a check of dl_jobs, batch by batch, waiting for no lock; returns them in words."""
-    left = [job_id for (job_id,) in conn.execute(_FIT["unfit"])]
-    mended: list[UUID] = []
+    """Mend the rows that break a check of dl_jobs; returns them in words."""
+    mended = _in_batches(conn, "unfit", "fit")
+    more = [f"and {len(mended) - FIT_LISTED} more jobs"] if len(mended) > FIT_LISTED else []
+    return [*(f"job {job_id}, which broke a check of dl_jobs" for job_id in mended[:FIT_LISTED]), *more]
+
+
+def _in_batches(conn: db.Connection, listing: str, change: str) -> list[UUID]:
+    """Change the jobs that a statement of adopt.sql lists, batch by batch, waiting for no lock; returns their ids.
+
+    They are listed at one instant, so none is missed because it moves. Those that others have locked are tried again.
+    """
+    left = [job_id for (job_id,) in conn.execute(_ADOPT[listing])]
+    changed: list[UUID] = []
     deadline = time.monotonic() + WAIT_SEC
     while left:
         if time.monotonic() > deadline:
             raise SchemaError(f"others have held rows of dl_jobs for {WAIT_SEC:g} s, such as job {left[0]}")
-        done, locked = conn.execute(_FIT["fit"], {"job_ids": left[:FIT_BATCH]}).fetchone() or ((), ())
-        mended += done or ()
-        left = left[FIT_BATCH:] + (locked or [])
+        done, locked = conn.execute(_ADOPT[change], {"job_ids": left[:BATCH]}).fetchone() or ((), ())
+        changed += done or ()
+        left = left[BATCH:] + (locked or [])
         if locked and not done:
             time.sleep(0.1)
-    more = [f"and {len(mended) - FIT_LISTED} more jobs"] if len(mended) > FIT_LISTED else []
-    return [*(f"job {job_id}, which broke a check of dl_jobs" for job_id in mended[:FIT_LISTED]), *more]
+    return changed
 
 
 @contextmanager
@@ -335,16 +366,16 @@ def _value(conn: db.Connection, statement: LiteralString) -> bool:
 
 def _apply(conn: db.Connection, migration: Migration) -> None:
     if migration.in_transaction:
-        bodies = [each.text for each in drift.shipped(functions().text) if each.name in migration.functions]
-        rights = [f"{_rights()['spread']};"] if migration.with_rights else []
-        _patiently(conn, migration.name, "\n".join([*bodies, migration.text, *rights]).encode(), migration)
+        rights = f"{_rights()['spread']};"  # farms use new tables at once
+        text = "\n".join([*_bodies(*migration.functions), migration.text, rights])
+        _patiently(conn, migration.name, text, [migration])
     else:
         for statement in _STATEMENT.finditer(migration.text):
             conn.execute(statement[0])
         _record(conn, migration)
 
 
-def _patiently(conn: db.Connection, name: str, text: bytes, record: Migration | None = None) -> None:
+def _patiently(conn: db.Connection, name: str, text: str, records: Iterable[Migration] = ()) -> None:
     """Execute in a transaction; ask for table locks briefly, and again: all later comers wait behind a waiting lock."""
     deadline = time.monotonic() + WAIT_SEC
     for attempt in count():
@@ -353,8 +384,8 @@ def _patiently(conn: db.Connection, name: str, text: bytes, record: Migration | 
                 if attempt:
                     _see_off_vacuum(conn)
                 conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_TIMEOUT))
-                conn.execute(text)
-                if record:
+                conn.execute(text.encode())
+                for record in records:
                     _record(conn, record)
             return
         except (errors.LockNotAvailable, errors.DeadlockDetected) as e:

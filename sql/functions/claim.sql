@@ -1,7 +1,7 @@
 -- queued -> running: one way to claim, for one job and for many. From the top down: the worker's step, then how it takes
 -- keys. A function per verb, for READ COMMITTED gives each statement of a PL/pgSQL function a fresh snapshot. `dataloader
 -- migrate` applies the files of this folder again whenever one has changed, so farms of two versions share them: a
--- function whose signature or promise changes gets a new name, or keeps the old signature in superseded.sql.
+-- function whose signature or promise changes gets a new name.
 --
 -- Words. The *key_hash* of a job is hashtext(lock_key): two keys may share one; they then exclude each other and nothing
 -- worse follows. A key_hash is *busy* while a running row with a live lease has it, or another session its advisory lock.

@@ -243,16 +243,7 @@ $function$, current_schema()); END $bound$;
 -- before that of the job that has it. The parameters are dl_jobs' columns, by name; null counts as left out. Bad input
 -- is refused with SQLSTATE 22023 and a message that names the parameter. Runs with the owner's rights, bound as
 -- dl_enqueue_many: call it by its full name from anywhere. The journal is the trigger's.
--- With one more parameter it would be a second function beside those of before 0023, 0029, 0034 and 0038, and no call
--- could choose.
-DROP FUNCTION IF EXISTS dl_enqueue(
-  text, text, text, jsonb, text, text, int, timestamptz, int, int, int, text, text);
-DROP FUNCTION IF EXISTS dl_enqueue(
-  text, text, text, jsonb, text, text, int, timestamptz, int, int, int, float8, text, text);
-DROP FUNCTION IF EXISTS dl_enqueue(
-  text, text, text, jsonb, text, text, int, timestamptz, int, int, int, float8, text, text, text);
-DROP FUNCTION IF EXISTS dl_enqueue(
-  text, text, text, jsonb, text, text, int, timestamptz, int, int, int, float8, text, text, text, text[]);
+-- A version that adds a parameter drops this function first: no call could choose between two.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue(
   queue text, task text, lock_key text, args jsonb DEFAULT NULL, idempotency_key text DEFAULT NULL,

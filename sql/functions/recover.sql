@@ -44,7 +44,7 @@ DECLARE
   is_spent boolean;
 BEGIN
   SELECT * INTO job FROM dl_jobs WHERE job_id = p_job_id;
-  IF NOT is_free AND to_regclass('dl_checkpoints') IS NOT NULL THEN  -- 0019 makes this function, 0033 the table
+  IF NOT is_free THEN
     is_free := EXISTS (SELECT FROM dl_checkpoints c
                         WHERE c.job_id = p_job_id AND c.claim = job.claims AND c.spares_attempt);
   END IF;

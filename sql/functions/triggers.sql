@@ -1,6 +1,4 @@
--- The bodies of the triggers. The migrations create the triggers, and schema.sql shows them: the rows that each one fires
--- for. A migration is applied together with the functions that its header names: a body here may use only the columns
--- that exist after the first migration that names it.
+-- The bodies of the triggers. schema.sql creates the triggers, and says for which rows each one fires.
 
 
 -- Refuses args that Python's readers could not read: their recursion ends at a depth of some 900.
@@ -72,13 +70,10 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $boun
 
 
 -- A row may be claimable now or will be at a known time: notify the workers of its queue, also of a future row, for an
--- idle worker sleeps until the due time that it knows. By the row, for a transaction notifies of a queue once whatever it
--- inserts; by the statement for the trigger of migration 0007, until 0021 has replaced that.
+-- idle worker sleeps until the due time that it knows. A transaction notifies of a queue once, whatever it inserts.
 CREATE OR REPLACE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-  IF TG_LEVEL = 'STATEMENT' THEN
-    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM added WHERE status = 'queued') told;
-  ELSIF NEW.status = 'queued' THEN
+  IF NEW.status = 'queued' THEN
     PERFORM pg_notify('dl_jobs', NEW.queue);
   END IF;
   RETURN NULL;
@@ -124,7 +119,7 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $boun
 -- fired by a worker's own starts and ends, which change claimed_by: each statement pays for a trigger's condition.
 -- The result of an earlier run goes: it is none of a job that runs again, nor of a run of another service, which has the
 -- same `claims`. A job that comes back after it has succeeded begins at the start; after any other end it goes on at its
--- checkpoint. The tables may not be there yet: 0019 makes this function, 0027 and 0033 the tables.
+-- checkpoint.
 -- Leaves a reason to wait alone that it does not know. With the owner's rights and bound to this schema, as
 -- dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
@@ -136,7 +131,6 @@ DECLARE
                                ELSE NEW.status::text END;
   is_back boolean := NEW.status = 'queued' AND OLD.status NOT IN ('queued', 'running');
   has_moved boolean := NEW.queue <> OLD.queue OR NEW.lock_key <> OLD.lock_key;
-  of_limits text[];
 BEGIN
   IF TG_RELID <> %2$L::regclass THEN
     RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_step is for dl_jobs';
@@ -167,18 +161,16 @@ BEGIN
      AND (is_back OR j.status <> 'running' AND j.claimed_by IS NOT NULL
           OR j.blocked_on IS DISTINCT FROM place.blocked_on OR place.score IS NOT NULL
           OR j.status NOT IN ('queued', 'running') AND j.finished_at IS NULL);
-  -- The error of a service that knows no groups. Read as JSON, for the column may not be there yet: 0043 makes it.
+  -- The error of a service that knows no groups.
   IF NEW.error IS DISTINCT FROM OLD.error AND NEW.journaled = OLD.journaled
-     AND to_jsonb(NEW) ? 'error_group' AND to_jsonb(NEW) -> 'error_group' = to_jsonb(OLD) -> 'error_group' THEN
+     AND NEW.error_group IS NOT DISTINCT FROM OLD.error_group THEN
     UPDATE %1$I.dl_jobs SET error_group = %1$I.dl_error_group(error) WHERE job_id = NEW.job_id;
   END IF;
-  IF (is_back OR NEW.status = 'succeeded' AND OLD.status <> 'succeeded') AND to_regclass(%3$L) IS NOT NULL THEN
+  IF is_back OR NEW.status = 'succeeded' AND OLD.status <> 'succeeded' THEN
     DELETE FROM %1$I.dl_results WHERE job_id = NEW.job_id;
   END IF;
-  IF to_regproc(%4$L) IS NOT NULL THEN  -- 0031 and the functions behind it make it
-    PERFORM %1$I.dl_stepped(OLD, NEW);
-  END IF;
-  IF is_back AND OLD.status = 'succeeded' AND to_regclass(%5$L) IS NOT NULL THEN
+  PERFORM %1$I.dl_stepped(OLD, NEW);
+  IF is_back AND OLD.status = 'succeeded' THEN
     UPDATE %1$I.dl_checkpoints SET checkpoint = NULL, target_claim = NEW.claims + 1, target_number = 0
      WHERE job_id = NEW.job_id AND (checkpoint ? 'canceled') IS NOT TRUE;  -- a cleanup stays one: queue/cleanups.py
   END IF;
@@ -202,23 +194,20 @@ BEGIN
        OR left(OLD.blocked_on, 6) = 'limit:' AND (NEW.status <> 'queued' OR has_moved) THEN
       PERFORM %1$I.dl_unpark(ARRAY[hashtext(OLD.lock_key)]);
     END IF;
-    -- Read as JSON, for the column may not be there yet: 0019 makes this function, and 0034 the limits.
-    of_limits := ARRAY(SELECT jsonb_array_elements_text(nullif(to_jsonb(OLD) -> 'limits', 'null')));
-    IF OLD.blocked_on IS NULL AND of_limits <> '{}' THEN
-      PERFORM %1$I.dl_let_in(of_limits);
+    IF OLD.blocked_on IS NULL AND OLD.limits <> '{}' THEN
+      PERFORM %1$I.dl_let_in(OLD.limits);
     END IF;
   END IF;
   RETURN NULL;
 END
 $$
-$function$, current_schema(), format('%I.dl_jobs', current_schema()),
-  format('%I.dl_results', current_schema()), format('%I.dl_stepped', current_schema()),
-  format('%I.dl_checkpoints', current_schema())); END $bound$;
+$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
 
 
--- Deleted jobs: their journal, logs, results, checkpoints and messages go, as by a foreign key, but without its cost for each row; and the rows
--- that are next of their keys become ready. The ledger of backfills keeps how they had ended. Bound as dl_jobs_journal, and
--- with the owner's rights, as a cascade has them. Some of the tables may not be there yet, as for dl_jobs_step.
+-- Deleted jobs: their journal, logs, results, checkpoints and messages go, as by a foreign key, but without its cost for
+-- each row; and the rows that are next of their keys become ready. The ledger of backfills keeps how they had ended. Bound
+-- as dl_jobs_journal, and with the owner's rights, as a cascade has them. By EXECUTE, for a session would
+-- keep the plan that suits the first number of rows.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_gone() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
@@ -232,27 +221,18 @@ BEGIN
   IF (SELECT true FROM gone LIMIT 1) IS NULL THEN  -- a look of retention that has found nothing
     RETURN NULL;
   END IF;
-  EXECUTE %3$L;
-  IF to_regclass(%4$L) IS NOT NULL THEN
-    EXECUTE %5$L;
+  EXECUTE $q$DELETE FROM %1$I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  EXECUTE $q$DELETE FROM %1$I.dl_results WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  EXECUTE $q$DELETE FROM %1$I.dl_waiting WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  EXECUTE $q$DELETE FROM %1$I.dl_parents WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  IF (SELECT true FROM %1$I.dl_waiting LIMIT 1) THEN
+    PERFORM %1$I.dl_resolve(ARRAY(SELECT job_id FROM gone));
   END IF;
-  IF to_regproc(%6$L) IS NOT NULL THEN
-    EXECUTE %7$L;
-    IF (SELECT true FROM %1$I.dl_waiting LIMIT 1) THEN
-      PERFORM %1$I.dl_resolve(ARRAY(SELECT job_id FROM gone));
-    END IF;
-  END IF;
-  IF to_regclass(%8$L) IS NOT NULL THEN
-    EXECUTE %9$L;
-  END IF;
-  IF to_regclass(%10$L) IS NOT NULL THEN
-    EXECUTE %11$L;
-  END IF;
-  IF to_regclass(%12$L) IS NOT NULL THEN
-    EXECUTE %13$L;
-  END IF;
-  IF (SELECT true FROM gone WHERE task = 'alert.webhook' LIMIT 1) AND to_regclass(%14$L) IS NOT NULL THEN
-    EXECUTE %15$L;
+  EXECUTE $q$DELETE FROM %1$I.dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  EXECUTE $q$UPDATE %1$I.dl_partitions p SET last_status = gone.status::text FROM gone WHERE p.job_id = gone.job_id$q$;
+  EXECUTE $q$DELETE FROM %1$I.dl_job_logs WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  IF (SELECT true FROM gone WHERE task = 'alert.webhook' LIMIT 1) THEN
+    EXECUTE $q$DELETE FROM %1$I.dl_messages WHERE job_id IN (SELECT job_id FROM gone)$q$;
   END IF;
   key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone
                        WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL
@@ -260,7 +240,7 @@ BEGIN
                           OR left(blocked_on, 6) = 'limit:');
   IF key_hashes <> '{}' THEN
     PERFORM %1$I.dl_unpark(key_hashes);
-    of_limits := ARRAY(SELECT DISTINCT jsonb_array_elements_text(nullif(to_jsonb(gone) -> 'limits', 'null')) FROM gone
+    of_limits := ARRAY(SELECT DISTINCT name FROM gone CROSS JOIN unnest(limits) name
                         WHERE status IN ('queued', 'running') AND blocked_on IS NULL);
     IF of_limits <> '{}' THEN
       PERFORM %1$I.dl_let_in(of_limits);
@@ -269,19 +249,4 @@ BEGIN
   RETURN NULL;
 END
 $$
-$function$, current_schema(), format('%I.dl_jobs', current_schema()),
-  format('DELETE FROM %I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
-  format('%I.dl_results', current_schema()),
-  format('DELETE FROM %I.dl_results WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
-  format('%I.dl_resolve', current_schema()),
-  format('WITH waited AS (DELETE FROM %1$I.dl_waiting WHERE job_id IN (SELECT job_id FROM gone))'
-         ' DELETE FROM %1$I.dl_parents WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
-  format('%I.dl_checkpoints', current_schema()),
-  format('DELETE FROM %I.dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
-  format('%I.dl_partitions', current_schema()),
-  format('UPDATE %I.dl_partitions p SET last_status = gone.status::text FROM gone WHERE p.job_id = gone.job_id',
-         current_schema()),
-  format('%I.dl_job_logs', current_schema()),
-  format('DELETE FROM %I.dl_job_logs WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
-  format('%I.dl_messages', current_schema()),
-  format('DELETE FROM %I.dl_messages WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;
+$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;

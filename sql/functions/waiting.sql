@@ -69,7 +69,7 @@ BEGIN
   -- looks.
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     INSERT INTO %1$I.dl_freed (key_hash) SELECT DISTINCT unnest(p_key_hashes);
-    PERFORM pg_notify('dl_jobs', queue)  -- not dl_served: 0019 needs this function before there is one
+    PERFORM pg_notify('dl_jobs', queue)
        FROM (SELECT queue FROM %1$I.dl_workers UNION SELECT queue FROM %1$I.dl_totals) served WHERE octet_length(queue) < 8000;
     RETURN;
   END IF;
@@ -123,7 +123,7 @@ BEGIN
     RETURNING key_hash)
   SELECT array_agg(DISTINCT key_hash) INTO freed FROM again;
   PERFORM dl_unpark(freed);
-  IF (SELECT true FROM dl_freed WHERE key_hash IS NULL LIMIT 1) THEN  -- never before 0031, which makes what follows
+  IF (SELECT true FROM dl_freed WHERE key_hash IS NULL LIMIT 1) THEN
     PERFORM dl_resolve_freed();
   END IF;
 END

@@ -255,7 +255,7 @@ def test_functions_that_lend_everybody_the_owners_rights(check: Check, own_db: s
     execute(own_db, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO PUBLIC")
     ((about, what, advice),) = check(dl_db_dsn=own_db).of("warning")
     names = (
-        "dl_depend, dl_enqueue, dl_enqueue_many, dl_enqueue_one, dl_job_status, dl_jobs_forget, dl_jobs_gone,"
+        "dl_depend, dl_enqueue, dl_enqueue_many, dl_enqueue_one, dl_job_status, dl_jobs_gone,"
         " dl_jobs_internal, dl_jobs_journal, dl_jobs_score, dl_jobs_step, dl_linked, dl_log_days, dl_set_trace"
     )
     assert (about, what) == ("privileges", f"every role may call {names}, with the rights of the queue's owner")

@@ -11,8 +11,30 @@ import pytest
 from foreign import Foreign
 from hands import Worker
 
+from dataloader.queue import migrations
+
 # The judge of journals is the process tests' own.
 sys.path.append(str(Path(__file__).parent.parent / "process"))
+
+
+class Stopped(Exception):
+    """Ends a migration early."""
+
+
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Adopt a database's tables up to the first trigger, and stop."""
+
+    def stop(*args: object) -> None:
+        raise Stopped
+
+    def until_the_fill(dsn: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(migrations, "_in_batches", stop)
+            with pytest.raises(Stopped):
+                migrations.migrate(dsn, "public")
+
+    return until_the_fill
 
 
 @pytest.fixture

@@ -22,15 +22,14 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader import config
 from dataloader.check import database
-from dataloader.queue import db, drift, lifecycle, migrations, operations
-from dataloader.queue.migrations import SchemaError
+from dataloader.queue import db, drift, lifecycle, migrations
+from dataloader.queue.migrations import Migration, SchemaError
 from dataloader.queue.reports import stats
 
-ALL = [*(migration.name for migration in migrations.known()), "functions"]
+ALL = [migrations.FIRST, "functions"]
 MIGRATING = """
 SELECT pid FROM pg_stat_activity WHERE application_name = 'dl-migrate' AND datname = current_database()
 """
-PAUSING = "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s"
 DYING = """
 import os, signal, sys
 from dataloader import config
@@ -59,10 +58,17 @@ SELECT table_name, column_name, data_type, udt_name, column_default, is_nullable
 """
 CATALOG = {
     "columns": COLUMNS,
-    "comments": "SELECT attname, col_description(attrelid, attnum) FROM pg_attribute"
-    " WHERE attrelid = 'dl_jobs'::regclass AND attnum > 0 AND NOT attisdropped ORDER BY 1",
-    "constraints": "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint"
-    " WHERE connamespace = current_schema()::regnamespace ORDER BY 1, 2",
+    "order": "SELECT attrelid::regclass::text, attname, attnum FROM pg_attribute JOIN pg_class c ON c.oid = attrelid"
+    " WHERE relnamespace = current_schema()::regnamespace AND attnum > 0 ORDER BY 1, 3",
+    "comments": "SELECT classoid::regclass::text, objoid, objsubid, description FROM pg_description"
+    " WHERE objoid IN (SELECT oid FROM pg_class WHERE relnamespace = current_schema()::regnamespace)",
+    "rights": "SELECT relname, (SELECT array_agg(r::text ORDER BY r::text)"
+    " FROM unnest(coalesce(relacl, acldefault('r', relowner))) r) FROM pg_class"
+    " WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p', 'v') ORDER BY 1",
+    "rights on functions": "SELECT oid::regprocedure::text, (SELECT array_agg(r::text ORDER BY r::text)"
+    " FROM unnest(proacl) r) FROM pg_proc WHERE pronamespace = current_schema()::regnamespace ORDER BY 1",
+    "constraints": "SELECT conrelid::regclass::text, conname, convalidated, pg_get_constraintdef(oid)"
+    " FROM pg_constraint WHERE connamespace = current_schema()::regnamespace ORDER BY 1, 2",
     "indexes": "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema() ORDER BY 1",
     "valid": "SELECT count(*) FROM pg_index WHERE NOT indisvalid OR NOT indisready",
     "triggers": "SELECT tgname, tgrelid::regclass::text, pg_get_triggerdef(oid) FROM pg_trigger"
@@ -117,19 +123,6 @@ def test_an_empty_database_gets_everything_and_a_second_time_nothing(empty_db: s
     assert catalog(empty_db) == first
 
 
-def test_the_migrations_add_up_to_the_schema_that_is_written_down(dsn: str, empty_db: str) -> None:
-    with session(empty_db) as conn:
-        functions = migrations.functions().text
-        for function in drift.shipped(functions):
-            if "RETURNS trigger" in function.head:  # which the triggers of schema.sql call
-                conn.execute(function.text.encode())
-        conn.execute((files("dataloader.sql") / "schema.sql").read_text("utf-8").encode())
-        conn.execute(functions.encode())
-    written, made = catalog(empty_db), catalog(dsn)
-    for part in CATALOG:
-        assert written[part] == made[part], part
-
-
 def test_four_at_once_apply_each_file_once(empty_db: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         applied = list(pool.map(lambda _: migrations.migrate(empty_db, "public"), range(4)))
@@ -157,7 +150,7 @@ def test_the_contracts_tables_are_adopted_with_their_rows(contract: str) -> None
     assert adopted["valid"] == [(0,)]
 
 
-UNFIT: dict[str, Any] = {
+UNFIT = {
     "queue": "q" * 600,
     "task": "t" * 2_001,
     "lock_key": "k" * 3_000,
@@ -165,40 +158,22 @@ UNFIT: dict[str, Any] = {
     "partition_key": "p" * 1_100,
     "producer": "p" * 1_100,
     "consumer_group": "c" * 1_100,
-    "affinity_key": "a" * 900,
-    "trace": "00-" + "1" * 300,
-    "timeout_sec": 0,
-    "deadline": "infinity",
-    "limits": ["a", None, "", "b", "c", "d", "e", "f", "g", "h", "i"],
-    "claims": 2**31 - 1,
 }
-
-
-@pytest.fixture
-def before_checks(empty_db: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A database that the migrations of before the checks have made."""
-    known = migrations.known()
-    with monkeypatch.context() as patch:
-        earlier = tuple(each for each in known if each.number < 53)
-        patch.setattr(migrations, "known", lambda: earlier)
-        patch.setattr(migrations, "_mend", lambda conn: [])
-        migrations.migrate(empty_db, "public")
-    return empty_db
 
 
 @pytest.mark.parametrize("status", ["queued", "running"])
 def test_a_row_that_breaks_a_check_is_mended_and_named_and_can_be_seen_ended_canceled_and_deleted(
-    before_checks: str, status: str
+    contract: str, status: str
 ) -> None:
-    with session(before_checks) as conn:
+    with session(contract) as conn:
         columns = [{name: odd} for name, odd in UNFIT.items()]
         jobs = [plain(conn, status=status, **column) for column in columns]
         sound = plain(conn, status=status)
-        mended = migrations.migrate(before_checks, "public")
+        mended = migrations.migrate(contract, "public")
         assert {line for line in mended if line.startswith("job ")} == {
             f"job {job_id}, which broke a check of dl_jobs" for job_id in jobs
         }
-        assert migrations.migrate(before_checks, "public") == []
+        assert migrations.migrate(contract, "public") == []
         assert value(conn, "SELECT bool_and(convalidated) FROM pg_constraint WHERE conrelid = 'dl_jobs'::regclass")
         assert row(conn, sound)["status"] == status
         for job_id, (name, odd) in zip(jobs, UNFIT.items(), strict=True):
@@ -213,26 +188,25 @@ def test_a_row_that_breaks_a_check_is_mended_and_named_and_can_be_seen_ended_can
             conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,))
 
 
-def test_mended_keys_stay_different_and_the_usable_limits_stay(before_checks: str) -> None:
-    with session(before_checks) as conn:
+def test_mended_keys_stay_different(contract: str) -> None:
+    with session(contract) as conn:
         twins = [plain(conn, lock_key="k" * 3_000 + end, idempotency_key="i" * 2_000 + end) for end in ("1", "2", "2 ")]
         same = plain(conn, lock_key="k" * 3_000 + "1")
-        of_limits = plain(conn, limits=UNFIT["limits"])
-        migrations.migrate(before_checks, "public")
-        assert row(conn, of_limits)["limits"] == list("abcdefgh")
+        migrations.migrate(contract, "public")
         keys = [row(conn, job_id)["lock_key"] for job_id in [*twins, same]]
         assert len(set(keys)) == 3
         assert keys[0] == keys[3]
 
 
-def test_rows_are_mended_beside_a_producer_and_one_who_holds_a_row(before_checks: str) -> None:
-    with session(before_checks) as conn, session(before_checks) as holder, ThreadPoolExecutor(1) as pool:
-        held, other = plain(conn, deadline="infinity"), plain(conn, limits=["a", None])
+def test_rows_are_mended_beside_a_producer_and_one_who_holds_a_row(contract: str, begin: Callable[[str], None]) -> None:
+    with session(contract) as conn, session(contract) as holder, ThreadPoolExecutor(1) as pool:
+        held, other = plain(conn, producer="p" * 1_100), plain(conn, task="t" * 2_001)
+        begin(contract)
         with holder.transaction():
             holder.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (held,))
-            migrating = pool.submit(migrations.migrate, before_checks, "public")
-            until(lambda: row(conn, other)["limits"] == ["a"], "the free row to be mended")
-            late = plain(conn, limits=[None])
+            migrating = pool.submit(migrations.migrate, contract, "public")
+            until(lambda: len(row(conn, other)["task"]) < 2_001, "the free row to be mended")
+            late = plain(conn, queue="q" * 600)
             assert not migrating.done()
         lines = migrating.result(PATIENCE)
         assert {str(each) in " ".join(lines) for each in (held, other, late)} == {True}
@@ -254,17 +228,16 @@ def test_an_adopted_queue_works_for_old_and_new_producers(contract: str) -> None
         assert (worker.claim().due_in or 0) == pytest.approx(3_600, abs=20)
 
 
-def test_a_future_row_that_somebody_holds_meanwhile_is_filled_too(contract: str) -> None:
+def test_a_future_row_that_somebody_holds_meanwhile_is_filled_too(contract: str, begin: Callable[[str], None]) -> None:
     with session(contract) as holder, session(contract) as conn, ThreadPoolExecutor(1) as pool:
         held = value(holder, "SELECT job_id FROM dl_jobs WHERE task = 'queued later'")
-        assert apply_first(contract, 2) == ALL[:2]
+        begin(contract)
         with holder.transaction():
             holder.execute("UPDATE dl_jobs SET priority = 1 WHERE job_id = %s", (held,))
             rest = pool.submit(migrations.migrate, contract, "public")
-            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
-            until(lambda: value(conn, PAUSING, pid), "the migration to meet the holder")
+            until(lambda: value(conn, MISPLACED) == 1, "the migration to fill the other rows")
             assert row(conn, held)["blocked_on"] is None
-        assert rest.result(PATIENCE) == ALL[2:]
+        assert rest.result(PATIENCE) == ALL
         assert row(conn, held)["blocked_on"] == "time"
 
 
@@ -287,102 +260,36 @@ def test_jobs_that_ended_without_a_time_get_their_last_sign_of_life(contract: st
         assert value(conn, wrong) == 0
 
 
-def apply_first(dsn: str, number: int) -> list[str]:
-    """Apply the first migrations and stop, as a code of before would have done."""
-    done = []
-    with session(dsn) as conn:
-        conn.execute(
-            "CREATE TABLE dl_migrations (number int PRIMARY KEY, name text NOT NULL,"
-            " checksum text NOT NULL, oldest_code int NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
-        )
-        for migration in migrations.known()[:number]:
-            migrations._apply(conn, migration)
-            done.append(migration.name)
-    return done
+def test_a_body_stands_in_functions_only_and_each_trigger_has_one() -> None:
+    schema = (files("dataloader.sql") / "schema.sql").read_text("utf-8")
+    called = re.findall(r"EXECUTE FUNCTION (\w+)", schema)
+    assert {*called} <= {function.name for function in drift.shipped(migrations.functions().text)}
+    assert "FUNCTION " not in schema.replace("EXECUTE FUNCTION ", "")
 
 
-def test_jobs_of_before_have_no_affinity_key_and_older_farms_leave_that_of_a_task(empty_db: str) -> None:
-    """They say of their tasks what they know: the attempts."""
-    number = [name[:4] for name in ALL].index("0029")
-    apply_first(empty_db, number)
-    with session(empty_db) as conn:
-        job_id = plain(conn, task="ask")
-        tell = "INSERT INTO dl_tasks (task, max_attempts) VALUES ('ask', %s)"
-        conn.execute(tell, (2,))
-        assert migrations.migrate(empty_db, "public") == ALL[number:]
-        assert (row(conn, job_id)["affinity_key"], value(conn, "SELECT affinity FROM dl_tasks")) == (None, None)
-        operations.tell_tasks(conn, {"ask": {"max_attempts": 2, "affinity": ["model"]}})
-        conn.execute(tell + " ON CONFLICT (task) DO UPDATE SET max_attempts = excluded.max_attempts", (3,))
-        assert conn.execute("SELECT task, max_attempts, affinity FROM dl_tasks").fetchall() == [("ask", 3, ["model"])]
-
-
-DL_ENQUEUE_OF_BEFORE = """
-CREATE FUNCTION dl_enqueue(
-  queue text, task text, lock_key text, args jsonb DEFAULT NULL, idempotency_key text DEFAULT NULL,
-  partition_key text DEFAULT NULL, priority int DEFAULT NULL, available_at timestamptz DEFAULT NULL,
-  max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, timeout_sec int DEFAULT NULL, {}
-  producer text DEFAULT NULL, consumer_group text DEFAULT NULL)
-RETURNS uuid LANGUAGE sql AS 'SELECT NULL::uuid'
-"""
-
-
-def test_there_is_one_dl_enqueue_whatever_forms_of_it_there_were(own_db: str) -> None:
-    """Else no call that leaves a parameter out could choose."""
-    with session(own_db) as conn:
-        conn.execute(DL_ENQUEUE_OF_BEFORE.format("").encode())
-        conn.execute(DL_ENQUEUE_OF_BEFORE.format("score float8 DEFAULT NULL,").encode())
-        conn.execute("UPDATE dl_migrations SET checksum = 'of older functions' WHERE number = 0")
-        assert migrations.migrate(own_db, "public") == ["functions"]
-        positional = "SELECT dl_enqueue('q', 't', 'k', '{}', NULL, '', 7, now(), 2, 60, NULL, NULL, 'me', 'group')"
-        stored = row(conn, value(conn, positional))
-        assert (stored["producer"], stored["consumer_group"], stored["affinity_key"]) == ("me", "group", None)
-
-
-def test_a_body_stands_in_functions_only_and_each_name_in_a_header_has_one() -> None:
-    names = {function.name for function in drift.shipped(migrations.functions().text)}
-    for migration in migrations.known():
-        assert "FUNCTION " not in re.sub("(EXECUTE|DROP) FUNCTION ", "", migration.text), migration.name
-        assert set(migration.functions) <= names, migration.name
-        assert set(re.findall(r"EXECUTE FUNCTION (\w+)", migration.text)) <= set(migration.functions), migration.name
-    assert "FUNCTION " not in (files("dataloader.sql") / "schema.sql").read_text("utf-8").replace(
-        "EXECUTE FUNCTION ", ""
-    )
-
-
-def test_a_farm_whose_files_had_their_earlier_texts_goes_on(own_db: str) -> None:
-    """Also with the numbers of files that are gone."""
-    with session(own_db) as conn:
-        earlier = [(was, migration.number) for migration in migrations.known() for was in migration.was]
-        for given in earlier:
-            conn.execute("UPDATE dl_migrations SET checksum = %s WHERE number = %s", given)
-            assert migrations.missing(conn) == [], given
-        conn.execute("INSERT INTO dl_migrations VALUES (6, '0006_put_back.sql', 'x', 1)")
-        assert migrations.missing(conn) == []
-        conn.execute("DROP TRIGGER dl_jobs_notify_ins ON dl_jobs")
-        assert migrations.migrate(own_db, "public") == ["trigger dl_jobs_notify_ins, which is missing"]
-
-
-def test_no_limit_of_the_database_ends_a_step_that_waits_for_others(contract: str) -> None:
+def test_no_limit_of_the_database_ends_a_step_that_waits_for_others(
+    contract: str, begin: Callable[[str], None]
+) -> None:
     """An index is built as soon as the transactions of before are over, however long they take."""
-    apply_first(contract, 2)
+    begin(contract)
     with session(contract) as holder, session(contract) as conn, ThreadPoolExecutor(1) as pool:
         for limit in ("lock_timeout", "statement_timeout"):
             name = sql.Identifier(conn.info.dbname)
             conn.execute(sql.SQL("ALTER DATABASE {} SET {} = '50ms'").format(name, sql.Identifier(limit)))
         with holder.transaction():
-            holder.execute("UPDATE dl_jobs SET priority = 1 WHERE task = 'canceled'")
+            holder.execute("UPDATE dl_jobs SET priority = 1 WHERE task = 'queued'")
             rest = pool.submit(migrations.migrate, contract, "public")
             pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
             until(lambda: blocked(conn, pid), "the migration to meet the holder")
             waiting = "SELECT clock_timestamp() - query_start > '200 ms' FROM pg_stat_activity WHERE pid = %s"
             until(lambda: rest.done() or value(conn, waiting, pid), "the migration to wait longer than the limits")
-        assert rest.result(PATIENCE) == ALL[2:]
+        assert rest.result(PATIENCE) == ALL
 
 
 @pytest.mark.long
 def test_a_migration_killed_between_any_two_statements_is_finished_by_the_next(contract: str, dsn: str) -> None:
     killed = 0
-    while (ended := dying(contract, 5 + 3 * killed).wait(PATIENCE)) == -signal.SIGKILL:
+    while (ended := dying(contract, 5 + 2 * killed).wait(PATIENCE)) == -signal.SIGKILL:
         killed += 1
     assert ended == 0
     assert killed > 5
@@ -392,23 +299,27 @@ def test_a_migration_killed_between_any_two_statements_is_finished_by_the_next(c
 
 
 @pytest.mark.parametrize("wait", ["the fill", "an index"])
-def test_a_migration_killed_within_a_statement_is_finished_by_the_next(contract: str, dsn: str, wait: str) -> None:
-    apply_first(contract, 2)
-    task = {"the fill": "queued later", "an index": "canceled"}[wait]
+def test_a_migration_killed_within_a_statement_is_finished_by_the_next(
+    contract: str, dsn: str, wait: str, begin: Callable[[str], None]
+) -> None:
+    begin(contract)
+    task = {"the fill": "queued later", "an index": "queued"}[wait]
     with session(contract) as holder, session(contract) as conn:
         with holder.transaction():
             holder.execute("UPDATE dl_jobs SET priority = 1 WHERE task = %s", (task,))
             process = dying(contract, 1_000)
             pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
             until(
-                lambda: value(conn, PAUSING, pid) if wait == "the fill" else blocked(conn, pid), "it to meet the holder"
+                lambda: value(conn, MISPLACED) == 1 if wait == "the fill" else blocked(conn, pid),
+                "it to meet the holder",
             )
             process.kill()
             assert process.wait(PATIENCE) == -signal.SIGKILL
             # The server would notice by itself (client_connection_check_interval); a test need not wait for it.
-            assert value(conn, "SELECT pg_terminate_backend(%s, 10000)", pid)
+            conn.execute("SELECT pg_terminate_backend(%s)", (pid,))
+            until(lambda: value(conn, MIGRATING) is None, "its session to end")
             assert value(conn, CATALOG["valid"]) == (wait == "an index")
-        assert migrations.migrate(contract, "public") == ALL[2:]
+        assert migrations.migrate(contract, "public") == ALL
         assert value(conn, MISPLACED) == 0
     assert catalog(contract) == catalog(dsn)
 
@@ -418,13 +329,78 @@ def dying(dsn: str, after: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", DYING, dsn, str(after)])
 
 
+# Files of a later version: a column, a trigger's function that knows it, and an index.
+LATER = (
+    migrations._read(2, "0002_notes.sql", "-- functions: dl_jobs_depth\nALTER TABLE dl_jobs ADD COLUMN note text;"),
+    migrations._read(
+        3,
+        "0003_notes_index.sql",
+        "-- outside a transaction\nDROP INDEX CONCURRENTLY IF EXISTS ix_notes;\n"
+        "CREATE INDEX CONCURRENTLY ix_notes ON dl_jobs (note);\n",
+    ),
+)
+LATER_NAMES = ["0002_notes.sql", "0003_notes_index.sql", "functions"]
+
+
+def known_are(patch: pytest.MonkeyPatch, *later: Migration) -> None:
+    patch.setattr(migrations, "known", lambda: later)
+
+
+def test_a_later_version_applies_each_of_its_files_once(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known_are(monkeypatch, *LATER)
+    with session(own_db) as conn:
+        with pytest.raises(SchemaError, match="the schema is at 1, this code needs 3: run `dataloader migrate`"):
+            migrations.check(conn)
+        assert migrations.missing(conn) == LATER_NAMES
+        job_id = plain(conn)
+        conn.execute("DROP FUNCTION dl_jobs_depth CASCADE")
+        assert migrations.migrate(own_db, "public") == [*LATER_NAMES, "trigger dl_jobs_depth, which is missing"]
+        migrations.check(conn)
+        assert row(conn, job_id)["note"] is None
+        assert value(conn, "SELECT indisvalid FROM pg_index WHERE indexrelid = 'ix_notes'::regclass")
+        assert migrations.migrate(own_db, "public") == []
+
+
+def test_an_empty_database_has_all_files_of_its_version_at_once(empty_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their result is in schema.sql."""
+    known_are(monkeypatch, *LATER)
+    assert migrations.migrate(empty_db, "public") == ALL
+    assert migrations.migrate(empty_db, "public") == []
+    with session(empty_db) as conn:
+        migrations.check(conn)
+        assert value(conn, "SELECT array_agg(number ORDER BY number) FROM dl_migrations") == [0, 1, 2, 3]
+
+
+def test_a_later_version_waits_for_the_table_in_short_steps(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known_are(monkeypatch, *LATER)
+    monkeypatch.setattr(migrations, "PAUSE_SEC", 0.2)
+    with session(own_db) as holder, session(own_db) as conn, ThreadPoolExecutor(1) as pool:
+        with holder.transaction():
+            plain(holder)
+            rest = pool.submit(migrations.migrate, own_db, "public")
+            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
+            until(lambda: blocked(conn, pid), "the migration to meet the holder")
+            until(lambda: not blocked(conn, pid), "it to give way")
+        assert rest.result(PATIENCE) == LATER_NAMES
+
+
 def test_a_changed_file_is_refused(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *rest = migrations.known()
-    monkeypatch.setattr(migrations, "known", lambda: (replace(first, text=first.text + "-- changed"), *rest))
-    with pytest.raises(SchemaError, match=r"0001_contract\.sql is not the file that was applied"):
+    first, second = LATER
+    known_are(monkeypatch, first, second)
+    migrations.migrate(own_db, "public")
+    known_are(monkeypatch, replace(first, text=first.text + "-- changed"), second)
+    with pytest.raises(SchemaError, match=r"0002_notes\.sql is not the file that was applied"):
         migrations.migrate(own_db, "public")
-    with session(own_db) as conn, pytest.raises(SchemaError, match=r"0001_contract\.sql"):
+    with session(own_db) as conn, pytest.raises(SchemaError, match=r"0002_notes\.sql"):
         migrations.missing(conn)
+
+
+def test_a_schema_of_before_the_first_release_is_refused(own_db: str) -> None:
+    with session(own_db) as conn:
+        conn.execute("UPDATE dl_migrations SET name = '0001_contract.sql' WHERE number = 1")
+        for step in (migrations.check, migrations.missing, lambda _: migrations.migrate(own_db, "public")):
+            with pytest.raises(SchemaError, match=r"before 0\.2\.0, which was never released"):
+                step(conn)
 
 
 def test_changed_functions_are_applied_again(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,25 +413,27 @@ def test_changed_functions_are_applied_again(own_db: str, monkeypatch: pytest.Mo
         assert migrations.missing(conn) == []
 
 
-def test_a_file_that_fails_leaves_nothing_and_can_be_run_again(empty_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second, *rest = migrations.known()
-    broken = replace(second, text=second.text + "\nSELECT 1 / 0;")
-    with monkeypatch.context() as patch:
-        patch.setattr(migrations, "known", lambda: (first, broken, *rest))
-        with pytest.raises(psycopg.errors.DivisionByZero):
-            migrations.migrate(empty_db, "public")
-    assert migrations.migrate(empty_db, "public") == ALL[1:]
+def test_a_file_that_fails_leaves_nothing_and_can_be_run_again(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = LATER
+    known_are(monkeypatch, replace(first, text=first.text + "\nSELECT 1 / 0;"), second)
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        migrations.migrate(own_db, "public")
+    known_are(monkeypatch, first, replace(second, text=second.text + "SELECT 1 / 0;\n"))
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        migrations.migrate(own_db, "public")
+    known_are(monkeypatch, first, second)
+    assert migrations.migrate(own_db, "public") == LATER_NAMES[1:]
 
 
 def test_an_index_left_invalid_by_a_failure_is_built_again(
-    empty_db: str, dsn: str, as_superuser: Callable[[str], str]
+    contract: str, dsn: str, as_superuser: Callable[[str], str], begin: Callable[[str], None]
 ) -> None:
-    apply_first(empty_db, 2)
-    with session(empty_db) as conn, session(as_superuser(empty_db)) as admin:
-        conn.execute("CREATE INDEX ix_dl_jobs_cold ON dl_jobs (task)")
-        admin.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_cold'::regclass")
-    assert migrations.migrate(empty_db, "public") == ALL[2:]
-    assert catalog(empty_db) == catalog(dsn)
+    begin(contract)
+    with session(contract) as conn, session(as_superuser(contract)) as admin:
+        conn.execute("CREATE INDEX ix_dl_jobs_turn ON dl_jobs (task)")
+        admin.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_turn'::regclass")
+    assert migrations.migrate(contract, "public") == ALL
+    assert catalog(contract) == catalog(dsn)
 
 
 def test_check_says_what_to_do(empty_db: str) -> None:
@@ -463,15 +441,12 @@ def test_check_says_what_to_do(empty_db: str) -> None:
         assert migrations.missing(conn) == ALL
         with pytest.raises(SchemaError, match="has no dataloader schema: run `dataloader migrate`"):
             migrations.check(conn)
-        apply_first(empty_db, 1)
-        assert migrations.missing(conn) == ALL[1:]
-        with pytest.raises(
-            SchemaError, match=f"the schema is at 1, this code needs {migrations.known()[-1].number}: run"
-        ):
-            migrations.check(conn)
         migrations.migrate(empty_db, "public")
         assert migrations.missing(conn) == []
         migrations.check(conn)
+        conn.execute("DELETE FROM dl_migrations WHERE number = 0")
+        with pytest.raises(SchemaError, match=r"functions are missing.*: run `dataloader migrate`"):
+            migrations.check(conn)
 
 
 @pytest.mark.parametrize("oldest_code", [1, 99])
@@ -511,85 +486,16 @@ RIGHTS = """
 SELECT string_agg(p, ' ' ORDER BY p) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
  WHERE has_table_privilege(%s, %s, p)
 """
-NEW_TABLES = (
-    "dl_queues",
-    "dl_workers",
-    "dl_served",
-    "dl_tasks",
-    "dl_needs",
-    "dl_totals",
-    "dl_pace",
-    "dl_pace_long",
-    "dl_rolled",
-    "dl_lengths",
-    "dl_freed",
-    "dl_results",
-    "dl_parents",
-    "dl_waiting",
-    "dl_schedules",
-    "dl_limits",
-    "dl_backfills",
-    "dl_partitions",
-    "dl_checkpoints",
-    "dl_webhooks",
-    "dl_alerts",
-    "dl_alerted",
-    "dl_durations",
-    "dl_predictions",
-    "dl_error_notes",
-    "dl_job_logs",
-    "dl_spans",
-    "dl_messages",
-)
 
 
-def test_a_farm_with_a_role_of_its_own_goes_on_and_other_services_get_no_new_rights(
-    empty_db: str, make_role: Callable[[str], str]
-) -> None:
-    """Only the owner has rights on new tables by itself; a claim looks into one of them, and calls functions."""
-    apply_first(empty_db, 8)
-    dsns = [make_role(empty_db) for _ in range(3)]
-    farm, viewer, plain = (str(conninfo_to_dict(dsn)["user"]) for dsn in dsns)
-    with session(empty_db) as conn:
-        everything, parts = "SELECT, INSERT, UPDATE, DELETE", "dl_jobs, dl_job_events"
-        conn.execute(f"GRANT {everything} ON {parts} TO {farm}, {plain}; GRANT SELECT ON {parts} TO {viewer}")  # type: ignore
-        conn.execute(f"GRANT SELECT ON dl_migrations TO {farm}, {viewer}")  # type: ignore
-        conn.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {farm}")  # type: ignore
-        migrations.migrate(empty_db, "public")
-        for table in NEW_TABLES:
-            given = [value(conn, RIGHTS, role, table) for role in (farm, viewer, plain)]
-            assert given == ["DELETE INSERT SELECT UPDATE", "SELECT", None], table
-        enqueue(conn)
-        worker = Worker(dsns[0], "host:1:boot")
-        with worker.conn:
-            worker.finish(worker.take())
-
-
-def test_a_farm_of_older_code_claims_by_its_own_role_when_a_migration_has_stopped_before_the_functions(
-    empty_db: str, make_role: Callable[[str], str]
-) -> None:
-    """From 0019 on its calls end in functions, and look into a table, that are new; others get no right on these."""
-    farm_dsn, other_dsn = make_role(empty_db), make_role(empty_db)
-    with session(empty_db) as conn:
-        apply_first(empty_db, [name[:4] for name in ALL].index("0018"))
-        farm = sql.Identifier(str(conninfo_to_dict(farm_dsn)["user"]))
-        for right in (
-            "SELECT, INSERT, UPDATE, DELETE ON dl_jobs, dl_job_events, dl_queues, dl_workers TO {}",
-            "SELECT ON dl_migrations TO {}",
-        ):
-            conn.execute(sql.SQL("GRANT " + right).format(farm))
-        for migration in [each for each in migrations.known() if each.name >= "0018"]:
-            migrations._apply(conn, migration)
-            if migration.name.startswith("0018"):
-                continue
-            job_id = plain(conn)
-            conn.execute("INSERT INTO dl_freed (key_hash, since) VALUES (1, '2001-01-01')")
-            with session(farm_dsn) as worker:
-                claim = "SELECT job_id FROM dl_step('q', 'w', now(), 15, 1, '[]'::json, false)"
-                assert worker.execute(claim).fetchall() == [(job_id,), (None,)]
-            assert value(conn, "SELECT count(*) FROM dl_freed") == 0
-        with session(other_dsn) as other, pytest.raises(psycopg.errors.InsufficientPrivilege, match="dl_unpark"):
-            other.execute("SELECT dl_unpark('{1}')")
+def test_other_services_get_no_rights_on_what_the_adoption_adds(contract: str, make_role: Callable[[str], str]) -> None:
+    role = str(conninfo_to_dict(make_role(contract))["user"])
+    with session(contract) as conn:
+        conn.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON dl_jobs, dl_job_events TO {role}")  # type: ignore
+        migrations.migrate(contract, "public")
+        tables = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p', 'v') AND relname LIKE 'dl\\_%'"
+        given = {name for (name,) in conn.execute(tables) if value(conn, RIGHTS, role, name)}
+        assert given == {"dl_jobs", "dl_job_events"}
 
 
 def test_a_queue_in_public_does_not_stand_in_for_a_schema_that_was_never_migrated(own_db: str) -> None:
@@ -617,7 +523,6 @@ DRIFTS = {
         "function dl_is_running is changed",
     "ALTER FUNCTION dl_wake_all SECURITY DEFINER": "function dl_wake_all is changed",
     "ALTER FUNCTION dl_prune RESET enable_sort": "function dl_prune is changed",
-    "DROP FUNCTION dl_settle(text, text, text, jsonb)": "function dl_settle is changed",
     "DROP FUNCTION dl_wake_all": "function dl_wake_all is missing",
     "CREATE OR REPLACE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'":
         "function dl_jobs_place is changed",

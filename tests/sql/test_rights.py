@@ -159,7 +159,7 @@ def test_who_may_delete_jobs_needs_no_right_on_their_journal(
 
 
 # They run with the owner's rights.
-OF_TRIGGERS = "dl_jobs_forget, dl_jobs_gone, dl_jobs_internal, dl_jobs_journal, dl_jobs_score, dl_jobs_step"
+OF_TRIGGERS = "dl_jobs_gone, dl_jobs_internal, dl_jobs_journal, dl_jobs_score, dl_jobs_step"
 HOSTILE = [("stranger", each) for each in attack.OF_STRANGERS] + [("producer", each) for each in attack.OF_PRODUCERS]
 
 

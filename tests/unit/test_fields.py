@@ -28,7 +28,7 @@ TRIGGERED = PRODUCERS | {field.name for field in FIELDS if field.by == "api"}
 INSERTED = TRIGGERED | {"job_id", "created_at", "turn_at", "blocked_on", "journaled"}
 STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} for place in ("status", "list", "page"))
 # The queue's own business, which the client leaves in `document`.
-UNTOLD = {"blocked_on", "hot", "backoffs", "claims"}
+UNTOLD = {"blocked_on", "backoffs", "claims"}
 # What documents tell besides, which is in no column.
 BESIDES = {"run_sec", "changed_at", "waiting_for", "schedule", "checkpoint"}
 OF_SQL = "sql/functions/enqueue.sql"
@@ -61,8 +61,11 @@ def selected(columns: str) -> set[str]:
 
 def columns() -> dict[str, str]:
     """The columns of schema.sql and their types."""
-    table = re.findall(r"CREATE TABLE dl_jobs \((.*?)\n\) WITH", text("schema.sql"), re.DOTALL)[0]
-    return dict(re.findall(r"^  ([a-z_]+) (\w+(?:\[\])?)", table, re.MULTILINE))
+    schema = text("schema.sql")
+    table = re.findall(r"CREATE TABLE dl_jobs \((.*?)\n\);|ALTER TABLE dl_jobs\n(.*?)\nALTER", schema, re.DOTALL)
+    return dict(
+        re.findall(r"^  (?:ADD COLUMN )?([a-z_]+) (\w+(?:\[\])?)", "\n".join(map("".join, table)), re.MULTILINE)
+    )
 
 
 def documented(page: str, header: str) -> set[str]:

@@ -28,7 +28,6 @@ from dataloader.queue.job import (
 )
 from dataloader.queue.reports import stats, waiting
 
-CONTRACT = "migrations.0001_contract.sql"
 FINAL_KINDS = {KINDS[status] for status in FINAL}
 RUN_ENDS = FINAL_KINDS | {KINDS[Status.QUEUED]}
 
@@ -61,7 +60,6 @@ def status_statement() -> str:
 # The words that a place has, and those that it should have.
 PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
     "dl_status in schema.sql": (lambda: literals(text("schema.sql"), r"AS ENUM \((.*?)\)"), Status),
-    "dl_status in 0001_contract.sql": (lambda: literals(text(CONTRACT), r"AS ENUM \((.*?)\)"), Status),
     "dl_prune": (lambda: literals(body("dl_prune"), r"status::text IN \((.*?)\)"), FINAL),
     "requeue in operate.sql": (lambda: literals(text("operate.sql"), r"status IN (\('succeeded'.*?\))"), FINAL),
     "the groups of dl_matches": (lambda: literals(body("dl_matches"), r"(WHEN '\w+') THEN"), GROUPS),

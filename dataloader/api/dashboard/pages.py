@@ -471,7 +471,6 @@ _LABELS = {
     "claims": "Claims",
     "backoffs": "Back-offs",
     "blocked_on": "Blocked on",
-    "hot": "Key was busy",
     "cancel_requested": "Asked to stop",
     "cancel_forced": "By force",
 }

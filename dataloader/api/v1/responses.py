@@ -150,7 +150,6 @@ class Job(Status):
     claimed_by: str | None
     claims: int
     blocked_on: str | None
-    hot: bool
     backoffs: int
     cancel_forced: bool
     trace: str | None = Field(description="the W3C traceparent of its trigger")

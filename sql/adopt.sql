@@ -1,0 +1,92 @@
+-- The adoption of the contract's tables, with rows in them and beside other services that insert, claim and finish; called
+-- by dataloader/queue/migrations.py, which says the order. Everything here may be run again after a failure.
+
+-- name: tables
+-- Is there a table dl_jobs, and has `begin` been there?
+SELECT count(*) > 0 AS there, count(*) FILTER (WHERE attname = 'blocked_on') > 0 AS begun
+  FROM pg_attribute WHERE attrelid = to_regclass(quote_ident(current_schema()) || '.dl_jobs') AND NOT attisdropped;
+
+-- name: begin
+-- After `columns` of schema.sql and dl_jobs_place, in one transaction: from now on each row takes its place. The contract's
+-- index for the claim goes on serving under another name, until ours is built.
+CREATE TRIGGER dl_jobs_place BEFORE INSERT OR UPDATE OF status, available_at ON dl_jobs
+  FOR EACH ROW EXECUTE FUNCTION dl_jobs_place();
+ALTER INDEX IF EXISTS ix_dl_jobs_claim RENAME TO ix_dl_jobs_claim_old;
+
+-- name: misplaced
+-- In the place of {misplaced}: a row of before that is not ready yet, or has ended without a time.
+(status = 'queued' AND blocked_on IS NULL AND available_at > clock_timestamp()
+ OR status NOT IN ('queued', 'running') AND finished_at IS NULL)
+
+-- name: unplaced
+SELECT job_id FROM dl_jobs WHERE {misplaced};
+
+-- name: place
+-- A job has ended, as far as is known, with its last sign of life. No trigger is fired.
+WITH done AS (
+  UPDATE dl_jobs SET
+         blocked_on = CASE status WHEN 'queued' THEN 'time' END,
+         finished_at = CASE WHEN status <> 'queued' THEN greatest(created_at, started_at, heartbeat_at) ELSE finished_at END
+   WHERE job_id IN (SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND {misplaced} FOR NO KEY UPDATE SKIP LOCKED)
+  RETURNING job_id)
+SELECT (SELECT array_agg(job_id) FROM done) AS done,
+       (SELECT array_agg(job_id) FROM dl_jobs
+         WHERE job_id = ANY (%(job_ids)s) AND {misplaced} AND job_id NOT IN (SELECT job_id FROM done)) AS locked;
+
+-- name: finish
+-- Before `triggers` of schema.sql, in one transaction. A foreign key would read and lock the job for each row of its
+-- journal; dl_jobs_forget does what it did for a deleted job.
+DO $adopt$
+DECLARE
+  name text;
+BEGIN
+  DROP TRIGGER IF EXISTS dl_jobs_place ON dl_jobs;
+  DROP TRIGGER IF EXISTS dl_jobs_notify_ins ON dl_jobs;
+  DROP TRIGGER IF EXISTS dl_jobs_notify_upd ON dl_jobs;
+  FOR name IN SELECT conname FROM pg_constraint WHERE conrelid = 'dl_job_events'::regclass AND contype = 'f' LOOP
+    EXECUTE format('ALTER TABLE dl_job_events DROP CONSTRAINT %I', name);
+  END LOOP;
+END
+$adopt$;
+
+-- name: old_indexes
+-- The contract's indexes that ours replace. With the lease in an index no heartbeat could be a heap-only (HOT) update.
+SELECT relname FROM pg_class
+ WHERE relnamespace = quote_ident(current_schema())::regnamespace
+   AND relname IN ('ix_dl_jobs_claim_old', 'ix_dl_jobs_running_lease', 'ix_dl_jobs_status_queue');
+
+-- name: unvalidated
+-- The checks of dl_jobs that hold for new rows only.
+SELECT conname FROM pg_constraint WHERE conrelid = 'dl_jobs'::regclass AND contype = 'c' AND NOT convalidated;
+
+-- name: breaks
+-- In the place of {breaks}: the checks of schema.sql on the contract's columns, the other way round.
+(octet_length(queue) > 512 OR octet_length(task) > 2000 OR octet_length(lock_key) > 2048
+ OR octet_length(idempotency_key) > 1020 OR octet_length(partition_key) > 1020 OR octet_length(producer) > 1020
+ OR octet_length(consumer_group) > 1020);
+
+-- name: unfit
+-- Rows of before that break a check. PostgreSQL checks them at each update, so nobody could claim, renew, cancel or end
+-- such a job.
+SELECT job_id FROM dl_jobs WHERE {breaks};
+
+-- name: fit
+-- Mend some of these rows, as far as nobody has them locked. Each keeps its status, so it can be seen, run, canceled and
+-- deleted as before. A text that is too long is cut; a hash at its end keeps different keys different.
+WITH done AS (
+  UPDATE dl_jobs SET
+         queue = CASE WHEN octet_length(queue) > 512 THEN left(queue, 90) || '…' || md5(queue) ELSE queue END,
+         task = CASE WHEN octet_length(task) > 2000 THEN left(task, 160) || '…' || md5(task) ELSE task END,
+         lock_key = CASE WHEN octet_length(lock_key) > 2048 THEN left(lock_key, 470) || '…' || md5(lock_key) ELSE lock_key END,
+         idempotency_key = CASE WHEN octet_length(idempotency_key) > 1020
+                                THEN left(idempotency_key, 220) || '…' || md5(idempotency_key) ELSE idempotency_key END,
+         partition_key = CASE WHEN octet_length(partition_key) > 1020
+                              THEN left(partition_key, 220) || '…' || md5(partition_key) ELSE partition_key END,
+         producer = CASE WHEN octet_length(producer) > 1020 THEN left(producer, 220) || '…' || md5(producer) ELSE producer END,
+         consumer_group = CASE WHEN octet_length(consumer_group) > 1020
+                               THEN left(consumer_group, 220) || '…' || md5(consumer_group) ELSE consumer_group END
+   WHERE job_id IN (SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND {breaks} FOR NO KEY UPDATE SKIP LOCKED)
+  RETURNING job_id)
+SELECT (SELECT array_agg(job_id) FROM done) AS done,
+       (SELECT array_agg(job_id) FROM dl_jobs
+         WHERE job_id = ANY (%(job_ids)s) AND {breaks} AND job_id NOT IN (SELECT job_id FROM done)) AS locked;

@@ -1,4 +1,0 @@
--- Lists are filtered by `ready` and `blocked` as well: so each count beside a list leads to the jobs that it counts. The index
--- for searches by arguments is no migration: `dataloader search-index create` makes it where it is wanted.
--- oldest code: 1
--- functions: dl_matches

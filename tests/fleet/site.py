@@ -124,9 +124,20 @@ def code_of(commit: str, folder: Path) -> Code:
 
 
 def before_newest_migration() -> str:
-    """The commit of the main line before the one that brought the newest migration."""
-    newest = sorted((CHECKOUT / "sql" / "migrations").glob("*.sql"))[-1]
-    command = ["git", "-C", str(CHECKOUT), "log", "--first-parent", "--diff-filter=A", "--format=%H", "--", str(newest)]
+    """The commit of the main line before the one that brought the newest migration; SystemExit while there is none."""
+    if not (files := sorted((CHECKOUT / "sql" / "migrations").glob("*.sql"))):
+        raise SystemExit("there is no migration yet: name the old code by --old COMMIT")
+    command = [
+        "git",
+        "-C",
+        str(CHECKOUT),
+        "log",
+        "--first-parent",
+        "--diff-filter=A",
+        "--format=%H",
+        "--",
+        str(files[-1]),
+    ]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1] + "^1"
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 QUEUE, TARGET, OPERATE, RIGHTS, STATS = "queue.sql", "target.sql", "operate.sql", "rights.sql", "stats.sql"
 ALERTS = "alerts.sql"
-JOURNAL, STEP, INSERTS = (f"migrations/{name}.sql" for name in ("0004_journal", "0019_one_claim", "0021_inserts"))
-ORDERED = "migrations/0023_ordered.sql"
+SCHEMA = "schema.sql"
 SCHEDULES, BACKFILLS = "schedules.sql", "backfills.sql"
 PREDICTIONS = "predictions.sql"
 ERRORS = "errors.sql"
@@ -486,7 +485,7 @@ MUTANTS: list[Mutant] = [
         ("a row of its own for each", "ELSIF NOT EXISTS (SELECT", "ELSIF true OR EXISTS (SELECT"),
         ("trusts a row that is about to go", " FOR SHARE SKIP LOCKED) THEN", ") THEN"),
         ("trusts an old snapshot", "current_setting('transaction_isolation') <> 'read committed'", "false"),
-        ("no word of an old snapshot", "PERFORM pg_notify('dl_jobs', queue)  -- not", "PERFORM queue  -- not"),
+        ("no word of an old snapshot", "PERFORM pg_notify('dl_jobs', queue)\n", "PERFORM queue\n"),
         ("tells nobody", "PERFORM pg_notify('dl_jobs', this.queue)", "NULL"),
     ),
     *_function(
@@ -952,24 +951,6 @@ MUTANTS: list[Mutant] = [
         ("without end", "least(30.0 * p_attempt, 86400)", "30.0 * p_attempt"),
     ),
     *_body(
-        "FUNCTION dl_finish(\n  p_worker text, p_ends json, p_let_go boolean, p_waits",
-        ("never waits", "IF p_waits THEN", "IF false THEN"),
-        (
-            "waits in no order",
-            "ORDER BY job_id FOR NO KEY UPDATE",
-            "FOR NO KEY UPDATE",
-            "a worker's session finds rows by their ids in this order, for it has no plan but the index",
-        ),
-    ),
-    *_body(
-        "FUNCTION dl_finish(\n  p_worker text, p_ends json, p_let_go boolean, OUT",
-        ("of before does not wait", "p_let_go, true)", "p_let_go, false)"),
-    ),
-    *_body(
-        f"FUNCTION dl_step(\n{STEP_BEGINS} p_ends json)",
-        ("of before does not wait", "p_ends, true)", "p_ends, false)"),
-    ),
-    *_body(
         "FUNCTION dl_step(\n  p_queues text[]",
         ("holds on to keys when nothing has ended", "PERFORM pg_advisory_unlock_all();\n  ELSIF", "NULL;\n  ELSIF"),
         ("a paused queue too", "IF is_paused THEN", "IF false THEN"),
@@ -1203,7 +1184,6 @@ MUTANTS: list[Mutant] = [
         ("for ever", "is_spent := NOT is_free AND job.attempt >= most", "is_spent := false"),
         ("a run that does not count may end it", "NOT is_free AND job.attempt", "job.attempt"),
         ("any end counts", "is_free boolean := p_end = 'drain'", "is_free boolean := false"),
-        ("before there are checkpoints", " AND to_regclass('dl_checkpoints') IS NOT NULL"),
         ("whoever came further", "c.job_id = p_job_id AND "),
         ("came further once", " AND c.claim = job.claims"),
         ("spares the attempts of all", " AND c.spares_attempt"),
@@ -1458,14 +1438,16 @@ MUTANTS: list[Mutant] = [
         ("no time of an end that came back", "CASE WHEN NOT is_back THEN j.finished_at END", "j.finished_at"),
         ("tells nobody", "PERFORM pg_notify('dl_jobs', NEW.queue)", "NULL"),
         ("tells of every row", "IF NEW.status = 'queued' THEN", "IF true THEN"),
-        ("its result stays when it comes back", "(is_back OR NEW.status = 'succeeded'", "(NEW.status = 'succeeded'"),
+        (
+            "its result stays when it comes back",
+            "IF is_back OR NEW.status = 'succeeded'",
+            "IF NEW.status = 'succeeded'",
+        ),
         ("that of a dead run stays", "is_back OR NEW.status = 'succeeded' AND OLD.status <> 'succeeded'", "is_back"),
         ("its result goes at any change", " AND OLD.status <> 'succeeded'"),
-        ("before there are results", "to_regclass(%3$L) IS NOT NULL", "true"),
         ("all results", "DELETE FROM %1$I.dl_results WHERE job_id = NEW.job_id", "DELETE FROM %1$I.dl_results"),
         ("a dead job begins anew", "is_back AND OLD.status = 'succeeded'", "is_back"),
         ("any success begins anew", "IF is_back AND OLD.status = 'succeeded'", "IF OLD.status = 'succeeded'"),
-        ("before there are checkpoints", "to_regclass(%5$L) IS NOT NULL", "true"),
         ("goes on behind the end", "checkpoint = NULL, target_claim", "target_claim"),
         ("not what the target has", "target_claim = NEW.claims + 1", "target_claim = target_claim"),
         ("not the target's newest", "target_claim = NEW.claims + 1", "target_claim = NEW.claims"),
@@ -1504,11 +1486,11 @@ MUTANTS: list[Mutant] = [
             "left(OLD.blocked_on, 6) = 'limit:'",
             "one more row of the key is looked at, and parked again",
         ),
-        ("keeps the place in its limits", "IF OLD.blocked_on IS NULL AND of_limits <> '{}' THEN", "IF false THEN"),
+        ("keeps the place in its limits", "IF OLD.blocked_on IS NULL AND OLD.limits <> '{}' THEN", "IF false THEN"),
         (
             "asks for the limits of parked rows",
-            "IF OLD.blocked_on IS NULL AND of_limits",
-            "IF of_limits",
+            "IF OLD.blocked_on IS NULL AND OLD.limits",
+            "IF OLD.limits",
             COSTS,
         ),
         ("no place", "score = coalesce(j.score, place.score)", "score = j.score"),
@@ -1526,16 +1508,14 @@ MUTANTS: list[Mutant] = [
         ("after any step", " AND OLD.status IN ('queued', 'running') AND (NEW", " AND (NEW"),
     ),
     *_in(
-        INSERTS,
+        SCHEMA,
         "TRIGGER dl_jobs_place_ins",
-        ("not for code of before", "NEW.journaled <> 2", "NEW.journaled NOT IN (1, 2)"),
         ("not for copies", "NEW.journaled <> 2", "NEW.journaled < 2"),
         ("for our own inserts too", "NEW.journaled <> 2", "true", COSTS),
     ),
     *_in(
-        INSERTS,
+        SCHEMA,
         "TRIGGER dl_jobs_notify_ins",
-        ("not for code of before", "NEW.journaled <> 2", "NEW.journaled NOT IN (1, 2)"),
         ("not for copies", "NEW.journaled <> 2", "NEW.journaled < 2"),
         ("for our own inserts too", "NEW.journaled <> 2", "true", COSTS),
     ),
@@ -1550,8 +1530,6 @@ MUTANTS: list[Mutant] = [
         ("all journals", "dl_job_events WHERE job_id IN (SELECT job_id FROM gone)", "dl_job_events"),
         ("all results", "dl_results WHERE job_id IN (SELECT job_id FROM gone)", "dl_results"),
         ("all checkpoints", "dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)", "dl_checkpoints"),
-        ("before there are checkpoints", "to_regclass(%8$L) IS NOT NULL", "true"),
-        ("before there are results", "to_regclass(%4$L) IS NOT NULL", "true"),
         ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
         ("on any table", "IF TG_RELID <> %2$L::regclass", "IF false"),
         ("makes nobody ready", "PERFORM %1$I.dl_unpark(", "PERFORM ("),
@@ -1651,9 +1629,8 @@ MUTANTS: list[Mutant] = [
         ("before its time", " AND available_at <= now()"),
     ),
     *_in(
-        "migrations/0038_turns.sql",
+        SCHEMA,
         "TRIGGER dl_jobs_score_ins",
-        ("not for code of before", "NEW.journaled <> 2", "NEW.journaled NOT IN (1, 2)"),
         ("not for deadlines", " OR NEW.deadline IS NOT NULL"),
         ("not for fair queues", " OR NEW.turn_at IS NOT NULL"),
         (
@@ -1878,7 +1855,7 @@ MUTANTS: list[Mutant] = [
         ("keeps the dead that do not hold", " AND on_dead = 'hold'"),
     ),
     *_in(
-        STEP,
+        SCHEMA,
         "CREATE CONSTRAINT TRIGGER dl_jobs_notify_upd",
         ("no look at the time", "OF status, available_at,", "OF status,"),
         ("no look at the status", "OF status, available_at", "OF available_at"),
@@ -1905,7 +1882,7 @@ MUTANTS: list[Mutant] = [
         ("no look at the transaction", " OR e.xmin = pg_current_xact_id()::xid"),
     ),
     *_in(
-        JOURNAL,
+        SCHEMA,
         "CREATE CONSTRAINT TRIGGER dl_jobs_journal_ins",
         ("our own inserts too", "WHEN (NEW.journaled = 0) ", ""),
     ),

@@ -277,7 +277,7 @@ def _run_here(mutant: Mutant, folder: Path, tests: Sequence[str]) -> NoReturn:
         del sys.modules[name]  # the copy's are imported instead
     # Neither this run's coverage nor its xdist is the copy's business, nor its databases, but for the base.
     ours = ("COV", "PYTEST", "DL_TEST_RUN")
-    if mutant.file.startswith("migrations/"):
+    if mutant.file == "schema.sql":
         ours += ("DL_TEST_BASE", "DL_TEST_OWNER")  # its schema is not the base's
     for name in [name for name in os.environ if name.startswith(ours)]:
         del os.environ[name]

@@ -62,7 +62,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: list[str]) -> None:
 def test_the_sql_is_in_the_wheel(wheel: list[str]) -> None:
     assert shipped("sql", "dataloader/sql") - set(wheel) == set()
     assert "dataloader/sql/functions/claim.sql" in wheel
-    assert "dataloader/sql/migrations/0001_contract.sql" in wheel
+    assert "dataloader/sql/adopt.sql" in wheel
 
 
 def test_the_licence_is_in_the_wheel(wheel: list[str]) -> None:

@@ -1,6 +1,6 @@
 -- The whole schema of the queue. `dataloader migrate` runs it in an empty database, with functions/ between `tables` and
 -- `triggers`. Tables that follow the contract already are brought to the same state: adopt.sql. A change of the schema
--- is made here, and also as a numbered file in migrations/ for the databases that exist; a test compares the results.
+-- is made here, and also as a numbered file in migrations/ for the databases that exist.
 --
 -- The story. A producer inserts a row into dl_jobs: `queued`. A worker claims it: `running`, with a lease that its
 -- heartbeats renew. It ends `succeeded`, `failed`, `canceled`, or comes back to `queued`; a job whose lease runs out

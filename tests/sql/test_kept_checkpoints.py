@@ -232,27 +232,6 @@ def test_it_goes_with_its_job(conn: db.Connection, worker: Worker, by: str) -> N
     assert conn.execute("SELECT job_id FROM dl_checkpoints").fetchall() == [(other,)]
 
 
-@pytest.mark.parametrize("what", ["delete", "put back", "crash"])
-def test_jobs_live_on_while_a_migration_has_not_made_the_table_yet(
-    conn: db.Connection, worker: Worker, what: str
-) -> None:
-    """The functions come with 0019, the table with 0033."""
-    job_id = enqueue(conn)
-    job = worker.take()
-    if what != "crash":
-        worker.finish(job)
-    with conn.transaction(force_rollback=True):
-        conn.execute("DROP TABLE dl_checkpoints")
-        if what == "crash":
-            crash(conn, worker)
-        elif what == "delete":
-            conn.execute("DELETE FROM dl_jobs")
-        else:
-            conn.execute("UPDATE dl_jobs SET status = 'queued'")
-            assert state(conn, job_id)[0] == "queued"
-        conn.execute("SET CONSTRAINTS ALL IMMEDIATE")
-
-
 # Attempts
 
 

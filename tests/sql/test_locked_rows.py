@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,7 +34,6 @@ from dataloader.queue.lifecycle import Ended, Step
 T = TypeVar("T")
 Workers = Callable[[], Worker]
 DONE = Finish("succeed")
-BY_FARM_OF_BEFORE = "SELECT unfinished, canceled FROM dl_finish(%s, %s::json, true)"
 
 
 def step(worker: Worker, most: int, *ends: Ended) -> Step:
@@ -169,27 +167,6 @@ def test_a_late_end_takes_no_key_from_the_next_run(conn: db.Connection, dsn: str
     assert keys_held(conn) == [worker.pid]
 
 
-@pytest.mark.parametrize("most", [0, 1])
-def test_a_farm_of_before_waits_for_the_row(conn: db.Connection, dsn: str, worker: Worker, most: int) -> None:
-    """It takes for written whatever is not said to be lost."""
-    enqueue(conn)
-    job = worker.take()
-    following = enqueue(conn)
-    ends = f'[{{"job_id": "{job.job_id}", "attempt": 1, "verb": "succeed"}}]'
-    calls = {
-        0: ("SELECT unfinished, canceled FROM dl_finish(%s, %s::json, true)", (worker.name, ends)),
-        1: (
-            "SELECT job_id, unfinished, canceled FROM dl_step('q', %s, %s, 15, 1, %s::json) ORDER BY job_id",
-            (worker.name, worker.session.backend_start, ends),
-        ),
-    }
-    with locked(dsn, "job_id = %s", job.job_id) as stranger:
-        with started(lambda: worker.conn.execute(*calls[most]).fetchall(), worker.pid, conn) as end:
-            stranger.rollback()
-        assert end.result() == ([(None, None)] if most == 0 else [(following, None, None), (None, None, None)])
-    assert state(conn, job.job_id) == ("succeeded", 1)
-
-
 # --- dead-locks ---
 
 
@@ -201,16 +178,10 @@ def end_runs(worker: Worker, jobs: Sequence[Job]) -> None:
     lifecycle.step(worker.session, ["q"], BACKOFF_SEC, 0, [Ended(job, DONE) for job in jobs])
 
 
-def end_runs_as_before(worker: Worker, jobs: Sequence[Job]) -> None:
-    ends = [{"job_id": str(job.job_id), "attempt": job.attempt, "verb": "succeed"} for job in jobs]
-    worker.conn.execute(BY_FARM_OF_BEFORE, (worker.name, json.dumps(ends)))
-
-
 def cancel(worker: Worker, job_ids: Sequence[UUID]) -> None:
     lifecycle.request_cancels(worker.conn, job_ids, False, "test")
 
 
-@pytest.mark.parametrize("end", [end_runs, end_runs_as_before])
 @pytest.mark.parametrize("claimed", [1, -1])
 @pytest.mark.parametrize("ended", [1, -1])
 @pytest.mark.parametrize("scans", ["on", "off"])
@@ -218,7 +189,6 @@ def test_c5_a_bulk_cancel_beside_a_batchs_end_is_no_deadlock(
     conn: db.Connection,
     dsn: str,
     workers: Workers,
-    end: Callable[[Worker, Sequence[Job]], None],
     claimed: int,
     ended: int,
     scans: str,
@@ -238,7 +208,7 @@ def test_c5_a_bulk_cancel_beside_a_batchs_end_is_no_deadlock(
     ):
         canceling = pool.submit(cancel, other, [low, others, high])
         waiting_or_done(conn, other, canceling)
-        ending = pool.submit(end, one, ends)
+        ending = pool.submit(end_runs, one, ends)
         waiting_or_done(conn, one, ending)
         before_mine.rollback()
         waiting_or_done(conn, one, ending)

@@ -414,12 +414,6 @@ def test_a_foreign_finish_lets_the_next_start(ordered: db.Connection, worker: Wo
     assert ids(step(worker)) == [second]
 
 
-def test_the_claim_of_older_code_takes_nothing_of_an_ordered_queue(ordered: db.Connection) -> None:
-    enqueue(ordered, lock_key="k"), enqueue(ordered, queue="other")
-    old = "SELECT job_id FROM dl_step(%s, 'w', now(), 15, 5, 0, '-infinity', '{}', NULL, NULL, NULL, NULL, NULL, NULL)"
-    assert [len(ordered.execute(old, (queue,)).fetchall()) for queue in ("q", "other")] == [1, 2]
-
-
 # --- a dead job ---
 
 

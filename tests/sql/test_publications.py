@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from hands import enqueue, plain, value
 
-from dataloader.queue import db, lifecycle, logs, migrations, operations
+from dataloader.queue import db, lifecycle, logs, operations
 from dataloader.queue.reports import stats
 
 DAY = 86_400.0
@@ -35,16 +35,6 @@ def own(own_db: str, as_superuser: Callable[[str], str]) -> Iterator[db.Connecti
 def test_every_table_and_every_partition_has_a_replica_identity(own_db: str) -> None:
     with db.connect(own_db, name="test", schema="public") as conn:
         assert logs.keep_days(conn, None) == 3  # the partitions of today and of the next days
-        assert conn.execute(WITHOUT_IDENTITY).fetchall() == []
-
-
-def test_partitions_that_were_made_before_the_migration_get_an_identity(own_db: str) -> None:
-    with db.connect(own_db, name="test", schema="public") as conn:
-        conn.execute("CREATE TABLE dl_job_logs_20250101 PARTITION OF dl_job_logs"
-                     " FOR VALUES FROM ('2025-01-01 Z') TO ('2025-01-02 Z')")  # fmt: skip
-        assert conn.execute(WITHOUT_IDENTITY).fetchall() == [("dl_job_logs_20250101",)]
-        conn.execute("DELETE FROM dl_migrations WHERE number = 54")
-        migrations.migrate(own_db, "public")
         assert conn.execute(WITHOUT_IDENTITY).fetchall() == []
 
 

@@ -216,21 +216,6 @@ def test_it_goes_with_its_job(conn: db.Connection, worker: Worker, by: str) -> N
     assert conn.execute("SELECT job_id FROM dl_results").fetchall() == [(other,)]
 
 
-@pytest.mark.parametrize(
-    "statement", ["DELETE FROM dl_jobs", "UPDATE dl_jobs SET status = 'queued' WHERE status = 'succeeded'"]
-)
-def test_jobs_leave_and_come_back_while_a_migration_has_not_made_the_table_yet(
-    conn: db.Connection, worker: Worker, statement: str
-) -> None:
-    """The functions come with 0019, the table with 0027."""
-    enqueue(conn)
-    worker.finish(worker.take())
-    with conn.transaction(force_rollback=True):
-        conn.execute("DROP TABLE dl_results")
-        assert conn.execute(statement.encode()).rowcount == 1
-        conn.execute("SET CONSTRAINTS ALL IMMEDIATE")
-
-
 def test_a_row_that_somebody_has_locked_keeps_it_for_the_next_try(
     conn: db.Connection, worker: Worker, dsn: str
 ) -> None:

@@ -357,11 +357,3 @@ def test_what_has_begun_or_is_locked_is_not_taken_back(conn: db.Connection, work
         conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (locked,))
         assert lifecycle.take_back(two.conn, one.name, [begun, locked, free], "it took longer") == 1
     assert [state(conn, job_id) for job_id in (begun, locked, free)] == [("running", 1), ("running", 1), ("queued", 0)]
-
-
-def test_a_farm_of_before_settles_as_before(conn: db.Connection, worker: Worker) -> None:
-    """Its statement has no word of what was running: all of it was."""
-    enqueue(conn)
-    job = step(worker, 1).jobs[0]
-    conn.execute("SELECT * FROM dl_settle(%s, 'crash', 'died', '{}')", (worker.name,))
-    assert state(conn, job.job_id) == ("queued", 1)

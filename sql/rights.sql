@@ -27,7 +27,7 @@ DECLARE
               dl_results, dl_needs, dl_parents, dl_waiting, dl_schedules, dl_limits,
               dl_checkpoints, dl_webhooks, dl_alerts, dl_alerted, dl_backfills, dl_partitions, dl_durations,
               dl_predictions, dl_error_notes, dl_job_logs, dl_spans,
-              dl_arrivals, dl_departures, dl_cleanups, dl_messages}'::text[]) name
+              dl_cleanups, dl_messages}'::text[]) name
      WHERE to_regclass(name) IS NOT NULL);
   all_functions text;
   called text;        -- by a role; the others are triggers'

@@ -22,7 +22,6 @@
 --   parked    blocked_on = 'key'             its key was found busy      ix_dl_jobs_parked_keys
 --   waiting   blocked_on = 'parent'          jobs have to end before     dl_waiting
 --   parked    blocked_on = 'limit:NAME'      a limit was found full      ix_dl_jobs_limit_turn
---   arriving  blocked_on = 'cluster'         another cluster may have it dl_arrivals
 -- In an ordered queue the head of a key, its row with the smallest score, is the only one that may start.
 -- A key is held twice: by a session advisory lock on its key_hash, hashtext(lock_key), and by the running row with a
 -- live lease, which ix_dl_jobs_running finds.
@@ -210,7 +209,6 @@ CREATE TABLE dl_queues (
   batch int,                                         -- the most keys in one call; null: as the pipeline says
   on_dead text,                                      -- hold: a dead job stops its key; null: the key continues
   fair_by text,                                      -- the field by whose values jobs start in turns; null: none
-  cluster text,                                      -- where the queue has moved to; null: it lives here
   CONSTRAINT dl_queues_chk_positive CHECK (max_length >= 0),
   CONSTRAINT dl_queues_chk_order CHECK (
     (merge IS NOT TRUE OR ordered IS TRUE) AND merge_limit BETWEEN 1 AND 1000 AND batch BETWEEN 1 AND 1000
@@ -218,19 +216,6 @@ CREATE TABLE dl_queues (
   CONSTRAINT dl_queues_chk_fair CHECK (fair_by IN ('partition_key', 'producer')),
   CONSTRAINT dl_queues_chk_queue CHECK (octet_length(queue) <= 512)
 );
-
--- Jobs of a queue that comes from another cluster, until that one has them no more.
-CREATE TABLE dl_arrivals (
-  job_id uuid PRIMARY KEY,                           -- a queued one has blocked_on 'cluster', and no score
-  queue text NOT NULL,
-  score float8,                                      -- of the job, once it may start
-  source text                                        -- the other cluster
-) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
--- What tells a move's own deletions from those of people, until the other cluster knows of them.
-CREATE TABLE dl_departures (
-  job_id uuid PRIMARY KEY,
-  queue text NOT NULL
-) WITH (autovacuum_vacuum_threshold = 500);
 
 -- Keys that became free while others had their first row locked, and parents that ended while others had rows of their
 -- children locked: tried again once a second.

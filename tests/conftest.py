@@ -218,8 +218,8 @@ BEGIN
                           'dl_pace', 'dl_pace_long', 'dl_rolled', 'dl_lengths', 'dl_freed', 'dl_tasks', 'dl_results',
                           'dl_needs', 'dl_parents', 'dl_waiting', 'dl_schedules', 'dl_limits', 'dl_checkpoints',
                           'dl_webhooks', 'dl_alerts', 'dl_alerted', 'dl_backfills', 'dl_partitions', 'dl_durations',
-                          'dl_predictions', 'dl_error_notes', 'dl_job_logs', 'dl_spans', 'dl_arrivals',
-                          'dl_departures', 'dl_cleanups', 'dl_messages') LOOP
+                          'dl_predictions', 'dl_error_notes', 'dl_job_logs', 'dl_spans',
+                          'dl_cleanups', 'dl_messages') LOOP
     EXECUTE left_over;
   END LOOP;
   IF to_regclass('dl_jobs') IS NOT NULL THEN
@@ -227,8 +227,8 @@ BEGIN
                                      'dl_pace_long', 'dl_lengths', 'dl_freed', 'dl_tasks', 'dl_results', 'dl_needs',
                                      'dl_parents', 'dl_waiting', 'dl_schedules', 'dl_limits', 'dl_checkpoints',
                                      'dl_webhooks', 'dl_alerts', 'dl_backfills', 'dl_partitions', 'dl_durations',
-                                     'dl_predictions', 'dl_error_notes', 'dl_job_logs', 'dl_spans', 'dl_arrivals',
-                                     'dl_departures', 'dl_cleanups', 'dl_messages'] LOOP
+                                     'dl_predictions', 'dl_error_notes', 'dl_job_logs', 'dl_spans',
+                                     'dl_cleanups', 'dl_messages'] LOOP
       EXECUTE format('SELECT EXISTS (SELECT FROM %I)', left_over) INTO has_rows;
       filled := filled || CASE WHEN has_rows THEN left_over END;
     END LOOP;

@@ -4,14 +4,14 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
 `farm/worker.py` claims, `farm/runner.py` runs a function of `pipelines/` with `farm/heartbeat.py` beside it,
 `queue/job.py` decides and `queue/lifecycle.py` writes the end.
 
-    room            what it holds                                    may import (besides config, log, otel, periods)
+    room            what it holds                                    may import (besides config, log, obs, periods)
     queue           the queue in PostgreSQL: rows, statements        -
     pipelines       registry, context, hooks, the built-in ones      queue.job queue.hooks queue.plans.new_schedule
                                                                      queue.reports.webhooks queue.reports.messages
                                                                      queue.args_schema
     farm            PROCESSES of one machine                         queue pipelines
     api             PROCESS (gunicorn) HTTP: v1, pages, metrics      queue check.database surroundings
-    client          the HTTP API from Python, for other programs     farm.traces queue.typed_args
+    client          the HTTP API from Python, for other programs     queue.typed_args
     embedded        a PostgreSQL of our own                          -
     check           findings: settings, host, pipelines, databases   queue pipelines farm.failures farm.process
                                                                      farm.slots local.ports surroundings
@@ -23,7 +23,7 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
     surroundings    what a process needs of its host                 -
     config          settings from the environment                    -
     log             JSON lines, masking of secrets                   -
-    otel            what traces and metrics by OpenTelemetry share   -
+    obs             traces and metrics by OpenTelemetry              queue.job
     periods         the periods that tests shorten                   -
 
 Other programs import from here: `Client` and `AsyncClient` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many`
@@ -60,7 +60,7 @@ def version() -> str:
 def __getattr__(name: str) -> Any:
     # Imported on first use: every process of a farm imports this package, and few need pydantic or a driver.
     if name == "traces":
-        return import_module("dataloader.farm.traces")
+        return import_module("dataloader.obs")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(import_module("dataloader.client" if name.endswith("Client") else "dataloader.queue.new_job"), name)

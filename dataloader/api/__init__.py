@@ -12,7 +12,7 @@ from flask import Flask, Response, abort, request
 from dataloader import config, log
 from dataloader.api.dashboard import actions, login, render, run_pages, trigger
 from dataloader.api.dashboard import bulk as bulk_orders
-from dataloader.api.server import audit, health, metrics, pushed
+from dataloader.api.server import audit, health, metrics
 from dataloader.api.v1 import (
     again,
     backfills,
@@ -32,6 +32,7 @@ from dataloader.api.web import auth, endpoint, problems
 from dataloader.api.web.json_body import BODY_LIMIT, Json
 from dataloader.api.web.long_poll import LongPolls
 from dataloader.api.web.sessions import Sessions
+from dataloader.obs import scrape
 from dataloader.queue import hooks, lifecycle
 
 
@@ -86,7 +87,7 @@ def _share(sessions: Sessions, polls: LongPolls, threads: int) -> None:
 
 def _push(app: Flask) -> None:
     """Send the figures of /metrics as well, where the environment asks for it: this process is forked by now."""
-    if sender := pushed.start(app.extensions["metrics"].collect):
+    if sender := scrape.start(app.extensions["metrics"].collect):
         app.extensions["on_drain"].append(sender.close)
 
 

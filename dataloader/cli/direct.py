@@ -17,7 +17,7 @@ from uuid import UUID
 import psycopg
 from pydantic import ValidationError
 
-from dataloader import log
+from dataloader import log, obs
 from dataloader.cli.screen import as_json
 from dataloader.client import (
     Backfill,
@@ -55,7 +55,6 @@ from dataloader.client.farm import LINES, PAGE, Farm, given
 from dataloader.client.results import Document, Result, read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
-from dataloader.farm import traces
 from dataloader.farm.process import hostname
 from dataloader.queue import again, args_schema, db, enqueue, hooks, lifecycle, logs, migrations, operations
 from dataloader.queue.plans import backfills, schedules
@@ -130,7 +129,7 @@ class Direct(Farm):
             args = again.changed(old["args"], changes, without)
         except ValueError as e:
             raise Refused("The request is not valid", str(e)) from None
-        new = self._new(old | fields | {"args": args}, traces.current())
+        new = self._new(old | fields | {"args": args}, obs.current())
         self._require_args(new)
         new_id, status = self._ask(again.add, old_id, new, self._by)
         return Started(new_id, status, {"job_id": str(new_id), "status": status})

@@ -28,6 +28,7 @@ from uuid import UUID
 
 from tenacity import Retrying
 
+from dataloader import obs
 from dataloader.client import plans
 from dataloader.client.errors import (
     ClientError,
@@ -77,7 +78,6 @@ from dataloader.client.results import (
 from dataloader.client.transport import Transport
 from dataloader.client.watch import Watch
 from dataloader.client.wire import Answer, Request, Service, repetition
-from dataloader.farm import traces
 from dataloader.queue.typed_args import plain
 
 if TYPE_CHECKING:
@@ -177,15 +177,13 @@ class Client(Farm):
         last = {} if on_done is None else {"on_done": _whole(on_done)}
         starts = range(0, max(len(whole), len(last)), BATCH)
         bodies = [{"jobs": whole[start : start + BATCH], **last} for start in starts]
-        return self._carry_out(plans.all_of([partial(self._add_some, body, traces.current()) for body in bodies]))
+        return self._carry_out(plans.all_of([partial(self._add_some, body, obs.current()) for body in bodies]))
 
     def _add_some(self, body: dict[str, Any], trace: str | None) -> list[Started]:
         return self._call(_many(Started, "jobs"), "POST", "/jobs/batch", body, headers=_traced(trace))
 
     def _run_again(self, job_id: UUID | str, fields: dict[str, Any]) -> Started:
-        return self._call(
-            _one(Started), "POST", f"{_of(job_id)}/again", _json(fields), headers=_traced(traces.current())
-        )
+        return self._call(_one(Started), "POST", f"{_of(job_id)}/again", _json(fields), headers=_traced(obs.current()))
 
     def args_schema(self, task: str) -> Document | None:
         path, name = _of_task(task)

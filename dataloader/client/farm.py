@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID, uuid4
 
+from dataloader import obs
 from dataloader.client import plans
 from dataloader.client.results import (
     Backfill,
@@ -41,7 +42,6 @@ from dataloader.client.results import (
     Worker,
 )
 from dataloader.client.watch import OUTAGE_SEC, Watched, waiting
-from dataloader.farm import traces
 from dataloader.queue.typed_args import Model, plain
 
 LINES = 1_000  # of a log, of one answer
@@ -126,7 +126,7 @@ class Farm(ABC):
             depends_on=None if depends_on is None else list(map(str, depends_on)),
             on_parent_failure=on_parent_failure,
         )
-        return self._add(fields, trace or traces.current())
+        return self._add(fields, trace or obs.current())
 
     def again(
         self,

@@ -20,7 +20,7 @@ import structlog
 
 from dataloader import log, periods, pipelines
 from dataloader.config import ConfigError, Settings
-from dataloader.farm import figures, identity, starts, traces
+from dataloader.farm import identity, starts
 from dataloader.farm.admission import Admission, needs_of
 from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import REPORT, Batch, Unwritten, facts_of
@@ -43,6 +43,7 @@ from dataloader.farm.process import (
 from dataloader.farm.runner import Runner
 from dataloader.farm.session import Lost, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
+from dataloader.obs import runs
 from dataloader.pipelines import hooks
 from dataloader.queue import db, lifecycle, migrations, operations, probe
 from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Verb, decide
@@ -86,8 +87,7 @@ def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlot
         return EXIT_FAILED
     finally:
         worker.capture.rest()
-        worker.traces.close()
-        worker.figures.close()
+        worker.observed.close()
 
 
 class Worker:
@@ -122,8 +122,7 @@ class Worker:
         self.batch = Batch(settings, self.queues, self.session, self.orders, self.log, self.preference, self.admission)
         self.capture = capture
         self.heartbeat = Heartbeat(self.session, self.batch, settings, capture)
-        self.traces = traces.start(name)
-        self.figures = figures.start(name)
+        self.observed = runs.start(name)
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
         self._sent = 0.0  # the latest claim; what a worker was called for before, it has looked for
@@ -212,10 +211,9 @@ class Worker:
             again = [job.job_id for job in step.jobs if job.claim > 1 and pipelines.wants_context(job.task)]
             self.runner.kept = lifecycle.checkpoints(session.conn, again) if again else {}
             job_ids = [job.job_id for job in step.jobs]
-            if self.traces.is_on:
-                self.traces.learn(lifecycle.traces(session.conn, job_ids))
-            if self.figures.is_on:
-                self.figures.learn(lifecycle.waits(session.conn, job_ids))
+            self.observed.learn(
+                lambda: lifecycle.traces(session.conn, job_ids), lambda: lifecycle.waits(session.conn, job_ids)
+            )
         return step
 
     def _release(self) -> None:
@@ -352,10 +350,9 @@ class Worker:
             self._hand_back(delivery, "not started: its lease ran out")
             return
         job = delivery.first
-        with log.context(**facts_of(job)), self.traces.run(job) as report, self.figures.run(job) as measure:
+        with log.context(**facts_of(job)), self.observed.run(job) as report:
             outcome, facts, written = self._run_pipeline(delivery)
             report(outcome)
-            measure(outcome)
             self._log_failure(delivery.first, outcome)
             self._end(delivery, outcome, facts, now() - began, written)
 

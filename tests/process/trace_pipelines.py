@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from dataloader.farm import traces
+from dataloader import obs
 from dataloader.pipelines import Context, register
 
 
@@ -16,7 +16,7 @@ def traced(args: dict[str, Any]) -> Iterator[Any]:
     from opentelemetry import trace
 
     with trace.get_tracer("ours").start_as_current_span("inside", attributes={"password": args["password"]}):
-        yield {"current": traces.current()}
+        yield {"current": obs.current()}
         if args.get("fails"):
             raise ValueError(f"no login with password={args['password']}")
 

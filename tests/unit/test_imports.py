@@ -14,7 +14,7 @@ import pytest
 import dataloader
 
 ROOT = Path(dataloader.__file__).parent
-EVERYBODY = {"config", "log", "otel", "periods"}
+EVERYBODY = {"config", "log", "obs", "periods"}
 PROCESSES = {"worker", "keeper", "reaper", "supervisor"}
 
 

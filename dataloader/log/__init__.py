@@ -9,7 +9,6 @@ after a fork. A log call never waits for the reader or the storage of the lines.
     outage     `Outage`: a lasting failure, in few lines
     channel    the bounded queue and its thread; it counts lost lines
     sinks      a shared pipe; a shared file and its rotation
-    telemetry  where metrics by OpenTelemetry go, if anywhere
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from functools import partial
-from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import structlog
@@ -35,6 +33,9 @@ from dataloader.log import record, sinks
 from dataloader.log.channel import Channel, Sink
 from dataloader.log.masking import MASK, learn_configured, learn_job, masked
 from dataloader.log.outage import Outage
+
+if TYPE_CHECKING:
+    from dataloader.config import Settings
 
 __all__ = [
     "MASK",
@@ -57,21 +58,6 @@ __all__ = [
 FLUSH_SEC = 1.0
 STREAMS = ("application", "metric", "audit")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-
-class Settings(Protocol):
-    """The part of config.Settings that `configure` reads, beside the values of all its SecretStr fields."""
-
-    local: bool
-    debug: bool
-    timezone: str
-    log_path: Path | None
-    log_file_name: str
-    log_rotation: str
-    metric_path: Path | None
-    metric_file_name: str
-    audit_log_path: Path | None
-    audit_log_file_name: str
 
 
 @dataclass

@@ -28,7 +28,6 @@ class Sink(Protocol):
     def may_stall(self) -> bool: ...
     def write(self, lines: Sequence[bytes]) -> int: ...
     def wait(self, seconds: float) -> None: ...
-    def close(self) -> None: ...
 
 
 class Channel:
@@ -98,13 +97,12 @@ class Channel:
         self._clear()
 
     def close(self, within: float) -> None:
-        """Write queued lines for about `within` seconds, end the thread, close the sink."""
+        """Write queued lines for about `within` seconds, end the thread."""
         self.drain(within)
         self._closing = True
         if self._thread:
             self._wake.put(None)
             self._thread.join(within + 1)
-        self._sink.close()
 
     def _run(self) -> None:
         while not self._closing:
@@ -114,23 +112,8 @@ class Channel:
                 pass
 
     def _wrote_some(self) -> bool:
-        """Write a batch; False when the sink is not ready."""
-        batch, reported = self._batch()
-        try:
-            taken = self._sink.write(batch)
-        except OSError as e:
-            self._lost(len(batch), e)
-            return True
-        for _ in range(taken):
-            self._lines.popleft()
-        if taken:
-            self._drop(-reported)
-            self._is_broken = False
-        return taken > 0
-
-    def _batch(self) -> tuple[list[bytes], int]:
-        """The next lines that fit into one write, the first with the number of lost lines, and this number."""
-        dropped = self.dropped
+        """Write the next lines that fit into one write; False when the sink is not ready."""
+        dropped = self.dropped  # the first line reports it
         batch = [self._counting(self._lines[0], dropped) if dropped else self._lines[0]]
         size = len(batch[0])
         for index in range(1, len(self._lines)):
@@ -138,17 +121,20 @@ class Channel:
             if size > self._sink.batch:
                 break
             batch.append(self._lines[index])
-        return batch, dropped
-
-    def _lost(self, count: int, error: OSError) -> None:
-        for _ in range(count):
+        trouble = None
+        try:
+            gone = self._sink.write(batch)
+        except OSError as e:
+            gone, trouble = len(batch), e
+        for _ in range(gone):
             self._lines.popleft()
-        self._drop(count)
-        if not self._is_broken:
-            self._is_broken = True
-            self._on_trouble(error)
+        if gone:
+            self._drop(gone if trouble else -dropped)
+            was_broken, self._is_broken = self._is_broken, trouble is not None
+            if trouble and not was_broken:
+                self._on_trouble(trouble)
+        return gone > 0
 
     def _drop(self, count: int) -> None:
-        if count:
-            with self._dropping:
-                self.dropped += count
+        with self._dropping:
+            self.dropped += count

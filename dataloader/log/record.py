@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from itertools import islice
-from textwrap import indent
 from time import time_ns
 from types import NoneType
 from typing import Any, NamedTuple
@@ -106,23 +105,34 @@ class Template:
 _quote = json.encoder.encode_basestring
 
 
-def as_text(event: Event, colors: bool, zone: tzinfo = UTC) -> bytes:
-    """The event for people, with its time in `zone`: a line and below it, indented, the rest of texts of several lines.
-
-    The indent keeps a text from looking like a line of the log. The result has at most CAP bytes.
+def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
+    """The event for people, with its time in `zone`, in pieces of at most CAP bytes: a line, and texts of several lines
+    below it, indented. The indent keeps a text from looking like a line of the log. A long exception is whole.
     """
-    shown = json.loads(as_json(event))
+    exception = event.get("exception")
+    shown = json.loads(as_json({name: value for name, value in event.items() if name != "exception"}))
     shown = {name: _visible(value) for name, value in shown.items() if name != "stream"}
-    shown["timestamp"] = _local(shown["timestamp"], zone)
-    below = [shown.pop(name) for name in ("exception", "stack") if name in shown]
+    try:
+        moment = datetime.fromisoformat(shown["timestamp"]).astimezone(zone)
+        shown["timestamp"] = moment.isoformat(" ", "milliseconds")
+    except (TypeError, ValueError, OverflowError):  # a pipeline may log a field of this name
+        pass
+    below = [shown.pop("stack")] if "stack" in shown else []
     for name, value in shown.items():
         if isinstance(value, str) and "\n" in value:
             shown[name], _, rest = value.partition("\n")
             below.append(rest)
+    if exception is not None:
+        below.insert(0, _visible(_fitted(_text(exception), WINDOW)))
     lines = [structlog.dev.ConsoleRenderer(colors=colors)(None, "", shown)]
-    lines += [indent(str(text).strip("\n"), "    ") for text in below]
-    text = "\n".join(lines).encode("utf-8", "replace")
-    return text[: CAP - 1].decode("utf-8", "ignore").encode() + b"\n"
+    lines += [f"    {line}" for text in below for line in str(text).strip("\n").split("\n")]
+    pieces = [b""]
+    for line in lines:
+        data = line.encode("utf-8", "replace")[: CAP - 1].decode("utf-8", "ignore").encode() + b"\n"
+        if len(pieces[-1]) + len(data) > CAP:
+            pieces.append(b"")
+        pieces[-1] += data
+    return pieces
 
 
 def as_lines(event: Event, known: frozenset[str] = frozenset()) -> str:
@@ -142,30 +152,6 @@ _STAMPS = {"timestamp", "level", "event", "logger", "stream", "exc_info"}
 
 def _brief(value: Any) -> str:
     return value if isinstance(value, str) else _encode(value)
-
-
-def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
-    """The event for people, in pieces of at most CAP bytes: a long exception, which `as_text` would cut, is whole."""
-    exception = event.get("exception")
-    if not isinstance(exception, str) or len(exception) <= _ROOMS[0].text // 2:
-        return [as_text(event, colors, zone)]
-    rest = {name: value for name, value in event.items() if name != "exception"}
-    whole = masked_text(clipped(exception, WINDOW) if len(exception) > WINDOW else exception)
-    pieces, piece = [as_text(rest, colors, zone)], b""
-    for line in str(_visible(whole)).split("\n"):
-        data = f"    {line}".encode("utf-8", "replace")[: CAP - 1].decode("utf-8", "ignore").encode() + b"\n"
-        if len(piece) + len(data) > CAP:
-            pieces.append(piece)
-            piece = b""
-        piece += data
-    return [*pieces, piece]
-
-
-def _local(timestamp: Any, zone: tzinfo) -> Any:
-    try:
-        return datetime.fromisoformat(timestamp).astimezone(zone).isoformat(" ", "milliseconds")
-    except (TypeError, ValueError, OverflowError):  # a pipeline may log a field of this name
-        return timestamp
 
 
 def _line(plain: dict[str, Any]) -> bytes:

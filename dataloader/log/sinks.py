@@ -1,9 +1,10 @@
 """The sinks of log lines: a pipe shared with other processes, and a file shared with other processes, which rotates.
 
-`Stream.write` never waits; `File.write` waits at most 20 ms for the file's lock, on a full disk 0.2 s more.
+`Stream.write` never waits; `File.write` waits at most 20 ms for the file's lock.
 
 concurrent-log-handler loses no line in a rotation either, but it waits forever for a lock that a stopped process
-holds. On a full disk it leaves half a line in the file, so that the next line is no JSON, and counts no lost line.
+holds, and leaves a lock file. On a full disk it leaves half a line in the file, so that the next line is no JSON, and
+counts no lost line.
 """
 
 from __future__ import annotations
@@ -15,16 +16,13 @@ import re
 import select
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 PIPE_BUF = 4_096  # bytes; Linux writes a batch of at most this size to a pipe whole or not at all
 _NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ESPIPE}
 _LOCK_TRIES = 40
-_LOCK_TRIES_OF_A_PART = 400  # a part of a line stays in the file until somebody with the lock removes it
 _LOCK_PAUSE_SEC = 0.0005
 _UNITS = {"B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"(\d{1,10}(?:\.\d{1,9})?) ?(B|[KMG]i?B)", re.IGNORECASE)
@@ -81,18 +79,14 @@ class Stream:
         poll.register(self._fd, select.POLLOUT)
         return bool(poll.poll(seconds * 1_000))
 
-    def close(self) -> None:
-        """Do nothing: the descriptor belongs to the caller."""
-
 
 class File:
     """A file that any number of processes append to; `rule` decides when a process renames it and begins a new one.
 
-    A rotation loses no line: only the holder of the file's own lock renames the file, and a process that finds its
-    file renamed opens the new one. A process that does not get the lock within 20 ms appends without it and does not
-    rotate. Renamed files are never deleted here. On a full disk no part of a line stays in the file: the writer removes
-    the part. If the writer does not get the lock, the next writer removes it. Each write opens the file, so that a
-    process with few log lines does not keep a deleted file's space.
+    A rotation loses no line: only the holder of the file's own lock appends and renames, and a process that finds its
+    file renamed opens the new one. Lines of a process that does not get the lock wait in its queue. Renamed files are
+    never deleted here. On a full disk no part of a line stays in the file. Each write opens the file, so that a process
+    with few log lines does not keep a deleted file's space.
     """
 
     batch = 65_536
@@ -103,27 +97,30 @@ class File:
         self._rule = rule
 
     def write(self, lines: Sequence[bytes]) -> int:
-        """Append these lines in one piece; the number of lines written. Raises OSError if there is room for none."""
+        """Append these lines in one piece; the number of lines written, 0 without the lock.
+
+        Raises OSError if there is room for none.
+        """
         data = b"".join(lines)
         while True:
-            with self._opened() as fd:
-                mine = _locked(fd)  # closing the file unlocks it
-                if mine and (self._was_renamed(fd) or self._rotated(fd, len(data))):
-                    continue
-                return _append(fd, data, mine)
+            fd = self._open()
+            try:  # closing the file unlocks it
+                is_locked = _locked(fd)
+                if is_locked is False:
+                    return 0
+                size = os.fstat(fd).st_size
+                if not self._was_renamed(fd) and not self._rotated(fd, len(data)):
+                    return _append(fd, data, size if is_locked else None)
+            finally:
+                os.close(fd)
 
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _open(self) -> int:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         try:
-            fd = os.open(self._path, flags, 0o640)
+            return os.open(self._path, flags, 0o640)
         except FileNotFoundError:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-            fd = os.open(self._path, flags, 0o640)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+            return os.open(self._path, flags, 0o640)
 
     def _was_renamed(self, fd: int) -> bool:
         try:
@@ -132,57 +129,46 @@ class File:
             return True
 
     def _rotated(self, fd: int, more: int) -> bool:
-        found = os.fstat(fd)
-        if not found.st_size or not self._rule(found, more):
+        status = os.fstat(fd)
+        if not status.st_size or not self._rule(status, more):
             return False
-        moment = datetime.now(UTC)
-        aside = self._path.with_name(f"{self._path.stem}.{moment:%Y%m%dT%H%M%S.%f}Z{self._path.suffix}")
+        name = f"{self._path.stem}.{datetime.now(UTC):%Y%m%dT%H%M%S.%f}Z{self._path.suffix}"
         try:
-            os.rename(self._path, aside)
+            os.rename(self._path, self._path.with_name(name))
         except OSError:
             return False  # a file over its size is better than lost lines
         return True
 
     def wait(self, seconds: float) -> None:
-        """A file is always ready."""
-
-    def close(self) -> None:
-        """Do nothing: each write closes the file."""
+        """Wait a moment for the lock."""
+        time.sleep(min(max(seconds, 0), _LOCK_PAUSE_SEC))
 
 
-def _locked(fd: int, tries: int = _LOCK_TRIES) -> bool:
-    for _ in range(tries):
+def _locked(fd: int) -> bool | None:
+    """Whether this process has the file's lock; None: the file system has no locks."""
+    for _ in range(_LOCK_TRIES):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             time.sleep(_LOCK_PAUSE_SEC)
-        except OSError:  # a file system without locks
-            return False
+        except OSError:
+            return None
     return False
 
 
-def _append(fd: int, data: bytes, mine: bool) -> int:
-    """Append whole lines; the number written. Raises OSError if it is 0."""
-    written = 0
-    try:
-        written = os.write(fd, data)
-    finally:
-        if written < len(data) and (mine or (written and _locked(fd, _LOCK_TRIES_OF_A_PART))):
-            _remove_part(fd)
-    whole = data.count(b"\n", 0, written)
+def _append(fd: int, data: bytes, size: int | None) -> int:
+    """Append whole lines; the number written. Raises OSError if it is 0.
+
+    `size` is the size of the file, so that a part of a line can be cut off; None: others may append at the same time.
+    """
+    written = os.write(fd, data)
+    whole = data.rfind(b"\n", 0, written) + 1
+    if whole < written and size is not None:
+        os.ftruncate(fd, size + whole)
     if not whole:
         raise OSError(errno.ENOSPC, "no room for a line")
-    return whole
-
-
-def _remove_part(fd: int) -> None:
-    """Remove the part of a line at the file's end, this process's or another's that did not get the lock."""
-    size = os.fstat(fd).st_size
-    begin = max(0, size - File.batch)
-    end = begin + os.pread(fd, size - begin, begin).rfind(b"\n") + 1
-    if end < size and (end > begin or not begin):  # else a line that others append now would be cut off
-        os.ftruncate(fd, end)
+    return data.count(b"\n", 0, whole)
 
 
 def rule(text: str, zone: tzinfo) -> Rule:
@@ -193,31 +179,24 @@ def rule(text: str, zone: tzinfo) -> Rule:
     """
     size = _SIZE.fullmatch(text.strip())
     if size and (limit := float(size[1]) * _UNITS[size[2].upper()]) >= 1:
-        return lambda found, more: found.st_size + more > limit
-    period = _Period.of(text, zone)
-    return lambda found, _more: period.number(found.st_mtime) != period.number(time.time())
+        return lambda status, more: status.st_size + more > limit
+    number = period(text, zone)
+    return lambda status, _more: number(status.st_mtime) != number(time.time())
 
 
-@dataclass(frozen=True, slots=True)
-class _Period:
-    """A period of `count` hours or days. Periods are counted from January 1 of year 1, a Monday."""
+def period(text: str, zone: tzinfo) -> Callable[[float], int]:
+    """A function that numbers the periods (`6 hours`): the number of the one with this instant, in seconds since 1970.
 
-    count: int
-    hours: bool
-    zone: tzinfo
+    Raises ValueError for any other text.
+    """
+    match = _PERIOD.fullmatch("1 day" if text.strip().lower() == "midnight" else text.strip())
+    if not match or not int(match[1]):
+        raise ValueError('should be a size such as "10 MB" or a time such as "1 day" or "midnight"')
+    count, unit = int(match[1]), match[2].lower()
 
-    @classmethod
-    def of(cls, text: str, zone: tzinfo) -> _Period:
-        if text.strip().lower() == "midnight":
-            return cls(1, False, zone)
-        found = _PERIOD.fullmatch(text.strip())
-        if not found or not int(found[1]):
-            raise ValueError('should be a size such as "10 MB" or a time such as "1 day" or "midnight"')
-        unit = found[2].lower()
-        return cls(int(found[1]) * (7 if unit == "week" else 1), unit == "hour", zone)
+    def number(at: float) -> int:
+        moment = datetime.fromtimestamp(at, zone)
+        days = moment.toordinal() - 1  # since January 1 of year 1, a Monday
+        return {"hour": days * 24 + moment.hour, "day": days, "week": days // 7}[unit] // count
 
-    def number(self, at: float) -> int:
-        """The number of the period that contains the instant `at`, in seconds of the epoch."""
-        moment = datetime.fromtimestamp(at, self.zone)
-        days = moment.toordinal() - 1
-        return (days * 24 + moment.hour if self.hours else days) // self.count
+    return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -13,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -28,7 +28,6 @@ import structlog
 from hypothesis import HealthCheck, given
 from hypothesis import settings as run
 from hypothesis import strategies as st
-from patience import until
 from pydantic import SecretStr
 
 from dataloader import log
@@ -117,8 +116,6 @@ class Stuck:
     def wait(self, seconds: float) -> None:
         self.ready.wait(seconds)
 
-    def close(self) -> None: ...
-
 
 # --- one event, one line ---
 
@@ -159,9 +156,10 @@ def test_j5_whatever_is_logged_is_one_line_of_valid_json(message: Any, fields: d
 @run(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(anything)
 def test_for_people_too_no_event_is_longer_or_writes_to_the_terminal(value: Any) -> None:
-    line = record.as_text(record.stamped({"event": "e", "value": value}, "info", "x", "application"), colors=False)
-    assert len(line) <= record.CAP
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028]", line.decode())
+    event = record.stamped({"event": "e", "value": value, "exception": value}, "info", "x", "application")
+    pieces = record.as_texts(event, colors=False)
+    assert max(map(len, pieces)) <= record.CAP
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028]", b"".join(pieces).decode())
 
 
 def test_j5_an_event_is_one_line(lines: Lines) -> None:
@@ -737,8 +735,8 @@ def test_rotation_by_size(text: str, size: int, expected: bool) -> None:
     ],
 )
 def test_rotation_by_time(text: str, one: str, other: str, same: bool) -> None:
-    period = sinks._Period.of(text, ZONE)
-    numbers = {period.number(datetime.fromisoformat(at + "+00:00").timestamp()) for at in (one, other)}
+    number = sinks.period(text, ZONE)
+    numbers = {number(datetime.fromisoformat(at + "+00:00").timestamp()) for at in (one, other)}
     assert (len(numbers) == 1) is same
 
 
@@ -774,14 +772,17 @@ def test_nobody_holds_a_file_that_is_not_written(tmp_path: Path) -> None:
     assert not [file for file in psutil.Process().open_files() if "app.log" in file.path]
 
 
-def test_a_lock_that_is_held_delays_a_line_but_loses_none(tmp_path: Path) -> None:
-    """The case of a process that was stopped (SIGSTOP) during a rotation."""
+def test_a_lock_that_is_held_delays_lines_but_loses_none(tmp_path: Path) -> None:
+    """The case of a process that was stopped (SIGSTOP) during a rotation: the lines wait in their queue."""
     path = tmp_path / "app.log"
     path.write_text("x" * 100 + "\n")
+    way = channel.Channel(sinks.File(path, sinks.rule("1 MB", ZONE)), log._counting, pytest.fail)
     with path.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        sinks.File(path, sinks.rule("1 B", ZONE)).write([b"line\n"])
-    assert path.read_text().endswith("x\nline\n")
+        way.put(b"one\n", urgent=False)
+        assert not way.drain(0.05)
+    way.put(b"two\n", urgent=False)
+    assert path.read_text().endswith("x\none\ntwo\n")
 
 
 @contextmanager
@@ -812,38 +813,15 @@ def test_a_full_disk_leaves_whole_lines(line_file: tuple[Path, sinks.File]) -> N
     assert path.read_text() == "first\nsecond\n"
 
 
-def test_who_got_no_lock_on_a_full_disk_waits_for_it_and_removes_his_part(line_file: tuple[Path, sinks.File]) -> None:
-    path, file = line_file
-    with path.open() as held, room(20), ThreadPoolExecutor() as pool:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        wrote = pool.submit(file.write, [b"second\n", b"is too long\n"])
-        until(lambda: path.stat().st_size == 20, "the part of a line")
-        fcntl.flock(held, fcntl.LOCK_UN)
-        assert wrote.result() == 1
-    assert path.read_text() == "first\nsecond\n"
-
-
-def test_the_next_writer_removes_the_part_of_who_never_got_the_lock(line_file: tuple[Path, sinks.File]) -> None:
-    path, file = line_file
-    with path.open() as held, room(20):
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert file.write([b"second\n", b"is too long\n"]) == 1
-        assert path.read_text() == "first\nsecond\nis too "
-        fcntl.flock(held, fcntl.LOCK_UN)
-        with pytest.raises(OSError, match="File too large"):
-            file.write([b"third\n"])
-    assert path.read_text() == "first\nsecond\n"
-
-
-def test_a_full_disk_cuts_nothing_off_whole_lines(
+def test_without_locks_nothing_is_cut_off_on_a_full_disk(
     line_file: tuple[Path, sinks.File], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others may append at that moment."""
     path, file = line_file
-    monkeypatch.setattr(os, "ftruncate", lambda fd, size: pytest.fail("it truncates a file that ends with a line"))
-    with room(6), pytest.raises(OSError, match="File too large"):
-        file.write([b"second\n"])
-    assert path.read_text() == "first\n"
+    monkeypatch.setattr(fcntl, "flock", lambda fd, how: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
+    with room(20):
+        assert file.write([b"second\n", b"is too long\n"]) == 1
+    assert path.read_text() == "first\nsecond\nis too "
 
 
 def _stat(size: int, mtime: float) -> os.stat_result:

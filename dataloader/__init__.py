@@ -4,7 +4,7 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
 `farm/worker.py` claims, `farm/runner.py` runs a function of `pipelines/` with `farm/heartbeat.py` beside it,
 `queue/job.py` decides and `queue/lifecycle.py` writes the end.
 
-    room            what it holds                                    may import (besides config, log, obs, periods)
+    room            what it holds                                    may import (beside config exits log obs periods)
     queue           the queue in PostgreSQL: rows, statements        -
     pipelines       registry, context, hooks, the built-in ones      queue.job queue.hooks queue.plans.new_schedule
                                                                      queue.reports.webhooks queue.reports.messages
@@ -24,6 +24,7 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
     config          settings from the environment                    -
     log             JSON lines, masking of secrets                   -
     obs             traces and metrics by OpenTelemetry              queue.job
+    exits           the exit statuses of all programs                -
     periods         the periods that tests shorten                   -
 
 Other programs import from here: `Client` and `AsyncClient` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many`

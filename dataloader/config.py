@@ -23,7 +23,6 @@ from urllib.parse import unquote, urlsplit
 from zoneinfo import ZoneInfo
 
 from dotenv.parser import Binding, parse_stream
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -159,6 +158,8 @@ def _zone(name: str) -> str:
 
 
 def _conninfo(dsn: SecretStr) -> SecretStr:
+    from psycopg.conninfo import conninfo_to_dict  # not at the top: a program that asks the API needs no driver
+
     try:
         parts = conninfo_to_dict(dsn.get_secret_value())
     except Exception:
@@ -836,6 +837,8 @@ class Settings(BaseSettings):
     def _pg_dsn(self) -> str | None:
         if not (self.pg_host or self.pg_database):
             return None
+        from psycopg.conninfo import make_conninfo
+
         return make_conninfo(
             host=self.pg_host,
             port=self.pg_port,

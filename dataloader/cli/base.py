@@ -13,15 +13,16 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
 import click
 
-from dataloader import config, embedded, log
-from dataloader.config import Settings
-from dataloader.farm.process import EXIT_CANNOT_START
-from dataloader.log.masking import clipped
+from dataloader.exits import EXIT_CANNOT_START
+
+# Settings, logs and masking are imported on first use: `dataloader --version` and `--help` need none of them.
+if TYPE_CHECKING:
+    from dataloader.config import Settings
 
 SUMMARY_MOST = 1_000  # characters of a command's line in a list: click would cut it to its 80 columns
 WRONG_MOST = 1_000  # characters of the answer to a mistyped command line, which quotes its words
@@ -168,12 +169,17 @@ def harmless_errors() -> Iterator[None]:
 
 
 def _harmless(text: str) -> str:
+    from dataloader import log
+    from dataloader.log.masking import clipped
+
     text = log.masked(text)
     return text if len(text) <= WRONG_MOST else " ".join(clipped(text, WRONG_MOST).split())
 
 
 def refuse(message: str, status: int) -> NoReturn:
     """Print `message` to stderr, each line with the program's name and masked secrets, and exit with `status`."""
+    from dataloader import log
+
     for line in message.splitlines():
         click.echo(f"dataloader: {log.masked(line)}", err=True)
     sys.exit(status)
@@ -181,6 +187,8 @@ def refuse(message: str, status: int) -> NoReturn:
 
 def settings() -> Settings:
     """The settings, by which this process logs from now on; refuses where they are wrong."""
+    from dataloader import config, log
+
     try:
         found = config.load()
     except config.ConfigError as e:
@@ -191,6 +199,8 @@ def settings() -> Settings:
 
 def settings_with(dsn: str | None) -> Settings:
     """The settings, with the DSN of the option `--dsn` where it was given."""
+    from dataloader import config
+
     found = settings()
     try:
         return config.load(dl_db_dsn=dsn) if dsn else found
@@ -209,7 +219,11 @@ def check_writable(json_path: str | None) -> None:
 
 def dsn(settings: Settings) -> str:
     """The queue's DSN: the configured one, or that of a running embedded server; refuses without either."""
-    found = settings.queue_dsn or embedded.running(settings.dl_home / "postgres")
+    found = settings.queue_dsn
+    if found is None:
+        from dataloader import embedded
+
+        found = embedded.running(settings.dl_home / "postgres")
     if found is None:
         refuse(
             "no database is configured: set DL_DB_DSN or PG_HOST and PG_DATABASE, or run `dataloader up`",

@@ -24,7 +24,7 @@ from dataloader.cli.screen import as_json, plain
 from dataloader.client import Client, ClientError, Forbidden, Unauthorized, Unavailable
 from dataloader.client.farm import Farm
 from dataloader.config import Settings
-from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED
+from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
 from dataloader.log import masking
 
 

@@ -20,8 +20,7 @@ from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Started, Unavailable
 from dataloader.client.farm import PAGE, given
 from dataloader.queue.fields import OF_PRODUCER
-from dataloader.queue.job import STATUSES
-from dataloader.queue.parents import ON_FAILURE
+from dataloader.queue.job import ON_FAILURE, STATUSES
 
 F = TypeVar("F", bound=Callable[..., Any])
 QUEUE = "etl.default"  # of a job for which none is named

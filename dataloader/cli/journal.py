@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import click
@@ -11,7 +12,9 @@ import click
 from dataloader.cli import screen
 from dataloader.client import Event, Unavailable
 from dataloader.client.farm import PAGE, Farm
-from dataloader.queue.reports import stats
+
+if TYPE_CHECKING:
+    from dataloader.queue.reports import stats
 
 MOST = 10_000  # events read of one job's journal
 FOLLOW_SEC = 1.0
@@ -31,6 +34,8 @@ def whole(farm: Farm, job_id: UUID) -> list[Event]:
 
 def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
     """The runs in the journal."""
+    from dataloader.queue.reports import stats  # not at the top: other questions need no driver
+
     rows = [{"kind": event.kind, "ts": event.ts, "payload": event.payload} for event in events]
     return stats.attempts(row for row in rows if isinstance(row["payload"], dict | None))
 

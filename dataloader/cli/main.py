@@ -24,23 +24,22 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import psycopg
 
 import dataloader
-from dataloader import config, embedded, log, pipelines, surroundings
 from dataloader.cli import base
 from dataloader.cli.base import dsn as _dsn
 from dataloader.cli.base import refuse as _refuse
 from dataloader.cli.base import settings as _settings
-from dataloader.config import Settings
-from dataloader.farm import keeper, reaper, supervisor, worker
-from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED
-from dataloader.farm.slots import SharedSlots, Slot, files_needed
-from dataloader.local import ports
-from dataloader.queue import db, hooks, migrations, probe
+from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
+
+# Each command imports its program by itself: `dataloader --version` and questions to a farm need none of them.
+if TYPE_CHECKING:
+    from dataloader.config import Settings
+    from dataloader.farm.slots import SharedSlots, Slot
+    from dataloader.surroundings import Lack
 
 T = TypeVar("T")
 # The module of each command that asks or changes a farm.
@@ -113,12 +112,25 @@ class _Main(base.Group):
             base.write_commands(ctx, formatter, self, title, names)
 
 
+def _print_version(context: click.Context, option: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not context.resilient_parsing:
+        click.echo(f"dataloader, version {dataloader.version()}")
+        context.exit()
+
+
 @click.group(
     cls=_Main,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     examples=["dataloader up", "dataloader trigger noop --wait", "dataloader top"],
 )
-@click.version_option(dataloader.version(), prog_name="dataloader")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def main() -> None:
     """A job farm for long, CPU-heavy ETL work on PostgreSQL."""
 
@@ -127,6 +139,9 @@ def main() -> None:
 @click.option("--reload", "reloads", is_flag=True, help="watch the files of your modules; a change brings new workers")
 def up(reloads: bool) -> None:
     """Run everything on this machine; with an embedded PostgreSQL when no database is configured."""
+    from dataloader import surroundings
+    from dataloader.farm import supervisor
+    from dataloader.farm.slots import files_needed
     from dataloader.local import up as program
 
     settings = _settings()
@@ -138,6 +153,11 @@ def up(reloads: bool) -> None:
 @main.command(examples=["dataloader workers"])
 def workers() -> None:
     """Run the supervisor with its workers and their keeper."""
+    from dataloader import config, surroundings
+    from dataloader.farm import keeper, supervisor, worker
+    from dataloader.farm.slots import files_needed
+    from dataloader.queue import migrations
+
     settings = _settings()
     files = files_needed(supervisor.wished(settings).total())
     _check_host(surroundings.of_workers(files), files)
@@ -158,6 +178,9 @@ def workers() -> None:
 @main.command(name="reaper", examples=["dataloader reaper"])
 def reaper_command() -> None:
     """Run the reaper: jobs of lost machines, rows whose time has come."""
+    from dataloader import surroundings
+    from dataloader.farm import reaper
+
     settings = _settings()
     surroundings.prepare()
     sys.exit(reaper.main(settings, _dsn(settings)))
@@ -168,6 +191,9 @@ def reaper_command() -> None:
 @click.option("--threads", default=32, show_default=True, help="threads of each worker process")
 def api(processes: int, threads: int) -> None:
     """Serve the HTTP API with gunicorn."""
+    from dataloader import surroundings
+    from dataloader.local import ports
+
     settings = _settings()
     _check_host(surroundings.of_api())
     dsn = _dsn(settings)
@@ -190,6 +216,8 @@ def api(processes: int, threads: int) -> None:
 
 
 def _parsed_roles(context: click.Context, option: click.Parameter, value: str | None) -> list[tuple[str, str]]:
+    from dataloader.queue import migrations
+
     roles = [
         (kind.strip(), name.strip()) for kind, _, name in (each.partition("=") for each in (value or "").split(","))
     ]
@@ -208,6 +236,8 @@ def _parsed_roles(context: click.Context, option: click.Parameter, value: str | 
 @click.option("--print", "only_print", is_flag=True, help="with --roles: change nothing, print the GRANTs")
 def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool) -> None:
     """Create the queue's tables, or bring them up to date, beside a working farm."""
+    from dataloader.queue import migrations
+
     if (only_print and not roles) or (only_check and roles):
         raise click.UsageError("--print goes with --roles, --check goes alone")
     settings = _settings()
@@ -231,6 +261,7 @@ def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool) ->
 def check(as_json: bool) -> None:
     """Check settings, folders, pipelines and databases without starting anything; exit 78 if anything is wrong."""
     from dataloader import check as program
+    from dataloader import embedded
 
     report = program.run(lambda settings: settings.queue_dsn or embedded.running(settings.dl_home / "postgres"))
     click.echo(report.document() if as_json else report.text())
@@ -305,6 +336,8 @@ def bench(
 @click.option("--show-password", is_flag=True, help="print the password too, if the DSN has one")
 def dsn_command(show_password: bool) -> None:
     """Print the DSN in use, for psql."""
+    from dataloader.queue import db
+
     dsn = _dsn(_settings())
     click.echo(dsn if show_password else db.shown(dsn))
 
@@ -325,8 +358,10 @@ def token_command(name: str, scopes: tuple[str, ...]) -> None:
     click.echo(f"{token}\n{entry}")
 
 
-def _check_host(lacks: Iterable[surroundings.Lack], files: int = 0) -> None:
+def _check_host(lacks: Iterable[Lack], files: int = 0) -> None:
     """Undo what the parent process has handed down, and refuse, a line each, what the host lacks."""
+    from dataloader import surroundings
+
     surroundings.prepare(files)
     if lines := [str(lack) for lack in lacks]:
         _refuse("\n".join(lines), EXIT_CANNOT_START)
@@ -337,6 +372,11 @@ def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
 
     The processes themselves wait for a database that is away.
     """
+    import psycopg
+
+    from dataloader import config, log
+    from dataloader.queue import db, migrations, probe
+
     try:
         with db.connect(dsn, name="dl-check", schema=settings.pg_schema_queue, answer_within=5) as conn:
             if direct:
@@ -356,6 +396,9 @@ def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
 
 def _check_hooks(settings: Settings) -> None:
     """Refuse, in one line, a module of DL_HOOKS that no API process could import."""
+    from dataloader import config
+    from dataloader.queue import hooks
+
     try:
         hooks.load(settings.hook_modules)
     except config.ConfigError as e:
@@ -363,6 +406,8 @@ def _check_hooks(settings: Settings) -> None:
 
 
 def _missing(dsn: str, schema: str) -> list[str]:
+    from dataloader.queue import db, migrations
+
     with db.connect(dsn, name="dl-migrate", schema=schema) as conn, db.in_force(conn):
         missing = [f"missing: {name}" for name in migrations.missing(conn)]
         return missing + [f"not as shipped: {what}" for what in migrations.drifted(conn)]
@@ -370,6 +415,8 @@ def _missing(dsn: str, schema: str) -> list[str]:
 
 def _preload(settings: Settings) -> None:
     """Import modules of all workers before the fork, so that the workers share their memory."""
+    from dataloader import pipelines
+
     pipelines.load(())
     importlib.import_module("encodings.idna")  # the lookup of a host's name imports it
     for name in settings.preload_modules:
@@ -380,6 +427,8 @@ def _preload(settings: Settings) -> None:
 
 
 def _refusing(action: Callable[[], T]) -> T:
+    from dataloader.queue import migrations
+
     try:
         return action()
     except migrations.SchemaError as e:
@@ -387,6 +436,8 @@ def _refusing(action: Callable[[], T]) -> T:
 
 
 def _reached(action: Callable[[], T]) -> T:
+    import psycopg
+
     try:
         return action()
     except psycopg.Error as e:

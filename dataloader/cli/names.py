@@ -11,7 +11,7 @@ import click
 from dataloader.cli import base, screen
 from dataloader.cli.connection import Reached
 from dataloader.client import Forbidden, Name, NotFound
-from dataloader.farm.process import EXIT_FAILED
+from dataloader.exits import EXIT_FAILED
 
 F = TypeVar("F", bound=Callable[..., Any])
 TO_TAKE_IT = " (--new takes it all the same)"

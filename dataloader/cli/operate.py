@@ -14,7 +14,7 @@ from dataloader.cli import base, bulk, names, render, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Limit, Queue
 from dataloader.client.farm import Farm, given
-from dataloader.farm.process import EXIT_FAILED
+from dataloader.exits import EXIT_FAILED
 
 LONG = 1_000  # jobs of a kind; an answer does not count more than these
 _DONE = {

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from dataloader.cli import screen, watch
 from dataloader.cli.journal import attempts
 from dataloader.client import Event, Job, Key, Limit
-from dataloader.queue.reports import stats
+
+if TYPE_CHECKING:
+    from dataloader.queue.reports import stats
 
 
 def listed(found: Sequence[Job], now: datetime) -> Any:
@@ -57,6 +59,8 @@ def key_table(found: Sequence[Key], now: datetime) -> Any:
 
 
 def limit_table(found: Sequence[Limit], now: datetime) -> Any:
+    from dataloader.queue.reports.stats import COUNTED  # not at the top: other questions need no driver
+
     titles = ("limit", "running", "most", "waiting", "per minute", "burst", "tokens", "changed", "by")
     return screen.table(
         titles,
@@ -65,7 +69,7 @@ def limit_table(found: Sequence[Limit], now: datetime) -> Any:
                 screen.short(limit.name, 60),
                 limit.running,
                 screen.number(limit.most),
-                f"{limit.waiting:,}{'+' if limit.waiting >= stats.COUNTED else ''}",
+                f"{limit.waiting:,}{'+' if limit.waiting >= COUNTED else ''}",
                 screen.number(limit.per_minute),
                 screen.number(limit.burst),
                 "" if limit.tokens is None else f"{limit.tokens:.1f}",

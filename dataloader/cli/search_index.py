@@ -9,7 +9,7 @@ import psycopg
 
 from dataloader import config
 from dataloader.cli import base
-from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED
+from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
 from dataloader.queue import db
 from dataloader.queue.reports import args_index
 

@@ -12,14 +12,12 @@ from uuid import UUID
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from dataloader.cli import screen
 from dataloader.cli.connection import Reached
 from dataloader.client import Job, WaitTimeout
 from dataloader.client.watch import wait_for
-from dataloader.queue.reports import waiting
 
 # Exit statuses by the job's end; 1 and 2 stand for a command that failed.
 EXITS = {"succeeded": 0, "failed": 10, "canceled": 11, "lost": 12}
@@ -76,9 +74,13 @@ def waits_for(job: Job, now: datetime) -> str:
 
 def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:
     """The sentence of a `waiting_for`; "" without one."""
-    found = dict(waiting_for or {})
+    if not waiting_for:
+        return ""
+    from dataloader.queue.reports import waiting  # not at the top: other questions need no driver
+
+    found = dict(waiting_for)
     try:
-        return waiting.words(found or None, now)
+        return waiting.words(found, now)
     except (KeyError, TypeError, ValueError):  # another version of the service has other reasons
         return f"It waits for: {found.get('reason')}."
 
@@ -115,6 +117,8 @@ def failure_reporter(say: Callable[[str], object]) -> Callable[[Job], None]:
 
 @contextmanager
 def _as_bar(err: Console) -> Iterator[Callable[[Job], None]]:
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(30))
     with Progress(*columns, TaskProgressColumn(), TimeElapsedColumn(), console=err, transient=True) as drawn:
         bar = drawn.add_task("asking", total=None)

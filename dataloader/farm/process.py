@@ -18,13 +18,12 @@ from typing import NoReturn
 import psutil
 
 from dataloader import log
-
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_FENCED = 70  # a worker left because its lease ran out and its pipeline would not stop
-EXIT_RECYCLE = 75  # a worker asks to be replaced
-EXIT_CANNOT_START = 78  # configuration, schema or pipelines are wrong: trying again does not help
+from dataloader.exits import EXIT_CANNOT_START as EXIT_CANNOT_START
+from dataloader.exits import EXIT_FAILED as EXIT_FAILED
+from dataloader.exits import EXIT_FENCED as EXIT_FENCED
+from dataloader.exits import EXIT_OK as EXIT_OK
+from dataloader.exits import EXIT_RECYCLE as EXIT_RECYCLE
+from dataloader.exits import EXIT_USAGE as EXIT_USAGE
 
 now = time.monotonic  # seconds, by the same clock in all processes of one machine
 _PR_SET_PDEATHSIG = 1

@@ -27,8 +27,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-import structlog
-
 from dataloader.log import record, sinks
 from dataloader.log.channel import Channel, Sink
 from dataloader.log.masking import MASK, learn_configured, learn_job, masked
@@ -88,6 +86,8 @@ def configure(settings: Settings, *, threaded: bool = False, output: int = 1) ->
     or of a thread becomes a line. The call closes the previous outputs. An output that cannot be written loses lines;
     no OSError reaches the caller.
     """
+    import structlog  # not at the top: a program that asks the API writes no logs
+
     close()
     learn_configured(settings)
     _open(settings, output)
@@ -128,12 +128,12 @@ class context:
 
 def metric(event: str, **fields: Any) -> None:
     """Write a line to the metric stream: a counted or measured event."""
-    _emit("metric", logging.INFO, {**structlog.contextvars.get_contextvars(), **fields, "event": event})
+    _emit("metric", logging.INFO, {**_bound(), **fields, "event": event})
 
 
 def audit(event: str, **fields: Any) -> None:
     """Write a line to the audit stream: a client's request and its outcome."""
-    _emit("audit", logging.INFO, {**structlog.contextvars.get_contextvars(), **fields, "event": event})
+    _emit("audit", logging.INFO, {**_bound(), **fields, "event": event})
 
 
 class Template:
@@ -245,6 +245,12 @@ def _counting_lines(line: bytes, dropped: int) -> bytes:
     return b"[%d lines of output were lost]\n" % dropped + line
 
 
+def _bound() -> dict[str, Any]:
+    """The fields that somebody has bound to this thread's context by structlog."""
+    contextvars = sys.modules.get("structlog.contextvars")
+    return dict(contextvars.get_contextvars()) if contextvars else {}
+
+
 def _emit(logger: str, level: int, event: dict[str, Any]) -> None:
     """Send one event of a level to its stream."""
     stream = _stream(logger)
@@ -310,7 +316,7 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
-        event = {**structlog.contextvars.get_contextvars(), **extra, "event": _message(record)}
+        event = {**_bound(), **extra, "event": _message(record)}
         if record.exc_info:
             event["exc_info"] = record.exc_info
         if record.stack_info:

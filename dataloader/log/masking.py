@@ -15,9 +15,6 @@ from functools import lru_cache
 from typing import Any, TypeVar, overload
 from urllib.parse import quote, quote_plus, unquote
 
-from psycopg import ProgrammingError
-from psycopg.conninfo import conninfo_to_dict
-
 from dataloader.config import SOURCES, WEBHOOK_SECRETS
 
 MASK = "***"
@@ -232,6 +229,9 @@ def _of_environment() -> Iterator[str]:
 
 def _passwords(text: str) -> Iterator[str]:
     """The passwords in a DSN, or the credentials in an Authorization; any other text is a secret as a whole."""
+    from psycopg import ProgrammingError  # not at the top: a program that asks the API needs no driver
+    from psycopg.conninfo import conninfo_to_dict
+
     if found := _SCHEME.fullmatch(text):
         yield from (text, found[1])
         return

@@ -18,8 +18,6 @@ from time import time_ns
 from types import NoneType
 from typing import Any, NamedTuple
 
-import structlog
-
 from dataloader.log.masking import MASK, clipped, is_secret, masked_text
 
 CAP = 4_000
@@ -109,6 +107,8 @@ def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
     """The event for people, with its time in `zone`, in pieces of at most CAP bytes: a line, and texts of several lines
     below it, indented. The indent keeps a text from looking like a line of the log. A long exception is whole.
     """
+    import structlog  # not at the top: it imports rich
+
     exception = event.get("exception")
     shown = json.loads(as_json({name: value for name, value in event.items() if name != "exception"}))
     shown = {name: _visible(value) for name, value in shown.items() if name != "stream"}

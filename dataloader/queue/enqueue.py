@@ -91,7 +91,7 @@ class NewJob:
     it follows. `limits` None leaves them to the pipeline; [] is none. `score` None means the time of creation, in an
     ordered queue. A job with a `deadline`, when it should have ended, starts before those of its priority without
     one. A `lock_key` "" leaves it to a hook (`around_enqueue`). The job starts when the jobs `depends_on` have ended;
-    `on_parent_failure`, one of parents.ON_FAILURE, says what comes of it where one has not succeeded.
+    `on_parent_failure`, one of job.ON_FAILURE, says what comes of it where one has not succeeded.
     """
 
     queue: str

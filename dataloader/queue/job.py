@@ -39,6 +39,7 @@ class Status(StrEnum):
 
 
 FINAL = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.LOST})
+ON_FAILURE = ("cancel", "hold", "run")  # what comes of a job whose parent has ended otherwise than `succeeded`
 DEAD = frozenset({Status.FAILED, Status.LOST})
 # Groups of jobs that lists are filtered by as by a status, and their meaning.
 GROUPS = {

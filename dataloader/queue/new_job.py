@@ -35,7 +35,8 @@ from dataloader.queue.enqueue import Columns, NewJob, as_json, as_texts, enqueue
 from dataloader.queue.fields import INT4_MAX as INT4_MAX
 from dataloader.queue.foreign import Foreign, opened
 from dataloader.queue.hooks import AROUND_ENQUEUE, before_enqueue
-from dataloader.queue.parents import ON_FAILURE, Parents, fault
+from dataloader.queue.job import ON_FAILURE
+from dataloader.queue.parents import Parents, fault
 from dataloader.queue.typed_args import plain
 
 if TYPE_CHECKING:

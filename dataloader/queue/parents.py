@@ -15,7 +15,6 @@ from dataloader.queue import db
 from dataloader.queue.db import Conn
 from dataloader.queue.job import FINAL, Job
 
-ON_FAILURE = ("cancel", "hold", "run")  # what comes of a job whose parent has ended otherwise than `succeeded`
 SHOWN = 50  # parents, and children, that a page names
 _SQL = db.statements("parents.sql")
 

@@ -14,7 +14,7 @@ import pytest
 import dataloader
 
 ROOT = Path(dataloader.__file__).parent
-EVERYBODY = {"config", "log", "obs", "periods"}
+EVERYBODY = {"config", "exits", "log", "obs", "periods"}
 PROCESSES = {"worker", "keeper", "reaper", "supervisor"}
 
 
@@ -91,10 +91,24 @@ def test_only_bench_and_what_people_ask_know_rich() -> None:
 
 
 def test_a_program_of_a_farm_holds_nothing_of_what_people_ask() -> None:
-    code = "import sys, dataloader.cli.main; print(*sys.modules)"
-    held = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
-    assert "dataloader.farm.worker" in held
-    assert not {"dataloader.client", "dataloader.cli.screen", "http.client", "rich.live"} & set(held)
+    held = held_after("dataloader.cli.main, dataloader.farm.worker, dataloader.farm.keeper, dataloader.farm.reaper")
+    assert "psycopg" in held
+    assert not {"dataloader.client", "dataloader.cli.screen", "http.client", "rich.live"} & held
+
+
+def test_the_command_line_starts_with_little() -> None:
+    """`dataloader --version` imports no settings, logs or driver; a question to the API no logs, driver or farm."""
+    assert not {"pydantic", "structlog", "psycopg", "rich.console", "psutil"} & held_after("dataloader.cli.main")
+    asking = held_after("dataloader.cli.main, dataloader.cli.jobs")
+    assert "dataloader.client" in asking
+    assert not {"psycopg", "psutil", "structlog", "dataloader.farm.process", "dataloader.embedded"} & asking
+
+
+def held_after(modules: str) -> set[str]:
+    """The modules that a process holds after the import of these."""
+    code = f"import sys, {modules}; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(ran.stdout.split())
 
 
 def test_nobody_imports_bench_at_the_top() -> None:

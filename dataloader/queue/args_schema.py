@@ -7,6 +7,9 @@ keywords in `_KEYWORDS` count, no `pattern` is tried, no `$ref` leads out of the
 than STEPS steps ends without a fault. A step is some microseconds: a keyword that walks through values, compares them
 or writes one into a message takes more of them.
 
+jsonschema-rs has no bound of its work: 22 levels of definitions that each refer twice to the next took it 0.14 s, and
+each further level doubles the time. So the check stays here.
+
 Messages name the place and the rule; they never quote the args.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -110,22 +113,14 @@ def _without_samples(schema: Any) -> Any:
 
 def read(text: str) -> dict[str, Any]:
     """The schema in a text of the queue; raises UnusableSchema."""
-    return _checker(text).schema
+    validator = _validator(text)
+    if isinstance(validator, str):
+        raise UnusableSchema(validator)
+    schema: dict[str, Any] = validator.schema
+    return schema
 
 
 # --- the check ---
-
-
-def faults(text: str, args: Any, steps: int = STEPS) -> list[ArgFault]:
-    """What is wrong with args by the schema in `text`, at most FAULTS; [] where it cannot tell.
-
-    It cannot where the schema is none, or the check would take more than `steps` steps.
-    """
-    try:
-        checker = _checker(text)
-    except UnusableSchema:
-        return []
-    return checker.faults(args, steps)
 
 
 class Allowance:
@@ -138,12 +133,37 @@ class Allowance:
         """As `faults`, within what is left."""
         allowed = min(STEPS, self._left)
         left = [allowed]
-        try:
-            return _checker(text).faults(args, allowed, left)
-        except UnusableSchema:
-            return []
-        finally:
-            self._left -= allowed - max(left[0], 0)
+        found = _faults(text, args, left)
+        self._left -= allowed - max(left[0], 0)
+        return found
+
+
+def faults(text: str, args: Any, steps: int = STEPS) -> list[ArgFault]:
+    """The faults of args by the schema in `text`, at most FAULTS; [] where it cannot tell.
+
+    It cannot where the schema is none, or the check would take more than `steps` steps.
+    """
+    return _faults(text, args, [steps])
+
+
+def _faults(text: str, args: Any, left: list[int]) -> list[ArgFault]:
+    from referencing.exceptions import Unresolvable
+
+    validator = _validator(text)
+    if isinstance(validator, str):
+        return []
+    token = _steps_left.set(left)
+    found: dict[ArgFault, None] = {}  # the library names an object once for each name that it lacks
+    try:
+        for error in validator.iter_errors(args):
+            found |= dict.fromkeys(islice(_described(error, ()), FAULTS))
+            if len(found) >= FAULTS:
+                break
+    except (_Exhausted, RecursionError, Unresolvable, ArithmeticError):
+        pass  # the worker checks with the model itself
+    finally:
+        _steps_left.reset(token)
+    return [*found][:FAULTS]
 
 
 class _Exhausted(Exception):
@@ -161,81 +181,44 @@ def _spend(steps: int) -> None:
         raise _Exhausted
 
 
-class _Checker:
-    """A schema that can be checked."""
-
-    def __init__(self, schema: dict[str, Any]) -> None:
-        from referencing import Registry  # without a way to fetch anything
-
-        self.schema = schema
-        self._validator = _validator_class()(schema, registry=Registry(), format_checker=_formats())
-
-    def faults(self, args: Any, steps: int, left: list[int] | None = None) -> list[ArgFault]:
-        from referencing.exceptions import Unresolvable
-
-        token = _steps_left.set(left or [steps])
-        found: dict[ArgFault, None] = {}  # the library names an object once for each name that it lacks
-        try:
-            for error in self._validator.iter_errors(args):
-                found |= dict.fromkeys(islice(_told(error, ()), FAULTS))
-                if len(found) >= FAULTS:
-                    break
-        except (_Exhausted, RecursionError, Unresolvable, ArithmeticError):
-            pass  # the worker looks with the model itself
-        finally:
-            _steps_left.reset(token)
-        return [*found][:FAULTS]
-
-
-def _checker(text: str) -> _Checker:
-    found = _known_checker(text)
-    if isinstance(found, str):
-        raise UnusableSchema(found)
-    return found
-
-
 @lru_cache(maxsize=256)
-def _known_checker(text: str) -> _Checker | str:
-    """The checker of a schema, or why it has none, which is as costly to find out."""
-    try:
-        return _Checker(_schema(text))
-    except UnusableSchema as e:
-        return str(e)
+def _validator(text: str) -> Any:
+    """The validator of a schema, or the reason why it has none, which is as costly to find out."""
+    from referencing import Registry  # without a way to fetch anything
 
-
-def _schema(text: str) -> dict[str, Any]:
+    if len(text) > SIZE_LIMIT:
+        return f"it has more than {SIZE_LIMIT} bytes"
     try:
-        if len(text) > SIZE_LIMIT:
-            raise UnusableSchema(f"it has more than {SIZE_LIMIT} bytes")
         schema = json.loads(text, parse_constant=_refuse)
-        _check_schema(schema)
-    except (ValueError, RecursionError) as e:
-        raise UnusableSchema(str(e)[:200] if isinstance(e, UnusableSchema) else "it is no JSON") from None
-    if not isinstance(schema, dict):
-        raise UnusableSchema("it should be a JSON object")
-    # To find a place by its name, the library reads the whole schema for each reference.
-    if away := next((ref for ref in _references(schema) if ref != "#" and not ref.startswith("#/")), None):
-        raise UnusableSchema(f"a $ref should lead into the schema itself, not to {away[:100]}")
-    return schema
+        if trouble := _trouble(schema):
+            return trouble[:200]
+        # To find a place by its name, the library reads the whole schema for each reference.
+        away = next((ref for ref in _references(schema) if ref != "#" and not ref.startswith("#/")), None)
+    except (ValueError, RecursionError):
+        return "it is no JSON"
+    if away:
+        return f"a $ref should lead into the schema itself, not to {away[:100]}"
+    return _validator_class()(schema, registry=Registry(), format_checker=_formats())
 
 
 def _refuse(constant: str) -> Any:
     raise ValueError(constant)  # NaN and Infinity, which are no JSON
 
 
-def _check_schema(schema: Any) -> None:
-    """Raise UnusableSchema for what is no JSON Schema, or takes more than SCHEMA_STEPS to be told from one."""
+def _trouble(schema: Any) -> str | None:
+    """Why a document is no usable JSON Schema; also if it takes more than SCHEMA_STEPS to find that out."""
     from jsonschema import Draft202012Validator
 
     token = _steps_left.set([SCHEMA_STEPS])
     try:
         error = next(_validator_class(of_schemas=True)(Draft202012Validator.META_SCHEMA).iter_errors(schema), None)
     except _Exhausted:
-        raise UnusableSchema("it has too many parts to be checked") from None
+        return "it has too many parts to be checked"
     finally:
         _steps_left.reset(token)
     if error is not None:
-        raise UnusableSchema(f"it is no JSON Schema at /{'/'.join(map(str, error.absolute_path))}"[:200])
+        return f"it is no JSON Schema at /{'/'.join(map(str, error.absolute_path))}"
+    return None if isinstance(schema, dict) else "it should be a JSON object"
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -252,35 +235,23 @@ def _references(schema: Any) -> Iterator[str]:
 @lru_cache(maxsize=2)
 def _validator_class(of_schemas: bool = False) -> Any:
     """A validator by _KEYWORDS; `of_schemas`: by all, for the schema of schemas, in which each is harmless."""
+    from attrs import fields
     from jsonschema import Draft202012Validator, validators
 
     known: dict[str, _Keyword] = dict(Draft202012Validator.VALIDATORS)
-    own = {
-        "additionalProperties": _additional(known["additionalProperties"]),
-        "uniqueItems": _unique(known["uniqueItems"]),
-    }
-    keywords = {name: _counted(name, (known | own)[name]) for name in (known if of_schemas else _KEYWORDS)}
+    keywords = {name: _counted(name, known[name]) for name in (known if of_schemas else _KEYWORDS)}
     made: Any = validators.create(
         Draft202012Validator.META_SCHEMA, keywords, type_checker=Draft202012Validator.TYPE_CHECKER
     )
-    made.evolve = _evolve(made)
+    given = [(field.alias or field.name, field.name) for field in fields(made) if field.init]
+
+    def evolve(validator: Any, **changes: Any) -> Any:
+        # The library's own way takes another class for a part with a `$schema`: one that tries `pattern` and counts no
+        # step.
+        return made(**({name: getattr(validator, attribute) for name, attribute in given} | changes))
+
+    made.evolve = evolve
     return made
-
-
-def _evolve(of_class: Any) -> Callable[..., Any]:
-    """How a validator becomes that of a part of its schema.
-
-    The library's own way takes another class where the part has a `$schema`: one that tries `pattern` and counts no
-    step.
-    """
-    from attrs import fields
-
-    given = [(field.alias or field.name, field.name) for field in fields(of_class) if field.init]
-
-    def evolved(validator: Any, **changes: Any) -> Any:
-        return of_class(**({name: getattr(validator, attribute) for name, attribute in given} | changes))
-
-    return evolved
 
 
 _KEYWORDS = (
@@ -294,7 +265,19 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
     """The keyword with its steps: one, and more for what it goes through and for each message that it writes."""
 
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        _spend(_steps_of(name, value, instance))
+        if name in ("const", "enum"):
+            steps = 1 + len(repr(value)) // 20  # they are compared to their depth
+        else:
+            steps = 1 + (len(value) if isinstance(value, list | dict) else 0)
+        if name in ("items", "additionalProperties") and isinstance(instance, list | dict):
+            steps += len(instance) // 8  # an item costs a little where its schema says nothing
+        _spend(steps)
+        if name == "additionalProperties" and "patternProperties" in schema:
+            return  # patterns, which are not tried, decide what is additional
+        if name == "uniqueItems" and isinstance(instance, list):
+            if len(instance) > UNIQUE_LIMIT:
+                return  # too long to compare all items
+            _spend(len(instance) ** 2 // 100 + len(instance) * len(repr(instance)) // 1_000)
         for error in keyword(validator, value, instance, schema) or ():
             if not isinstance(error.validator, str):  # its own, and its text quotes the value; others are told already
                 _spend(len(error.message) // 1_000)
@@ -303,71 +286,30 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
     return counted
 
 
-def _steps_of(name: str, value: Any, instance: Any) -> int:
-    if name in ("const", "enum"):
-        return 1 + len(repr(value)) // 20  # they are compared to their depth
-    steps = 1 + (len(value) if isinstance(value, list | dict) else 0)
-    if name in ("items", "additionalProperties") and isinstance(instance, list | dict):
-        steps += len(instance) // 8  # an item costs a little where its schema says nothing
-    return steps
-
-
-def _additional(keyword: _Keyword) -> _Keyword:
-    """`additionalProperties`, which says nothing where patterns, which are not tried, decide what is additional."""
-
-    def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
-        return None if "patternProperties" in schema else keyword(validator, value, instance, schema)
-
-    return checked
-
-
-def _unique(keyword: _Keyword) -> _Keyword:
-    """`uniqueItems`, of lists that are short enough to compare all items."""
-
-    def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
-        if not isinstance(instance, list) or len(instance) > UNIQUE_LIMIT:
-            return None
-        _spend(len(instance) ** 2 // 100 + len(instance) * len(repr(instance)) // 1_000)
-        return keyword(validator, value, instance, schema)
-
-    return checked
-
-
 @lru_cache(maxsize=1)
 def _formats() -> Any:
     """The formats that are checked: what they refuse pydantic refuses too."""
     from jsonschema import FormatChecker
 
+    def is_date(text: str) -> bool:
+        return bool(_DATE.fullmatch(text) and date.fromisoformat(text))
+
+    def is_time(text: str) -> bool:
+        return text.isdigit() or bool(datetime.fromisoformat(text.upper()))  # digits: seconds since 1970
+
+    def checking(is_right: Callable[[str], object]) -> Callable[[object], bool]:
+        return lambda value: not isinstance(value, str) or bool(is_right(value))
+
     formats = FormatChecker(formats=())
-    for name, parse in (("date", _date), ("date-time", _date_time), ("uuid", UUID)):
-        formats.checks(name, raises=ValueError)(_of_text(parse))
+    for name, is_right in (("date", is_date), ("date-time", is_time), ("uuid", UUID)):
+        formats.checks(name, raises=ValueError)(checking(is_right))
     return formats
-
-
-def _of_text(parse: Callable[[str], Any]) -> Callable[[object], bool]:
-    def is_right(value: object) -> bool:
-        if isinstance(value, str):
-            parse(value)
-        return True
-
-    return is_right
-
-
-def _date(text: str) -> None:
-    if not _DATE.fullmatch(text):
-        raise ValueError
-    date.fromisoformat(text)
-
-
-def _date_time(text: str) -> None:
-    if not text.isdigit():  # seconds since 1970, which pydantic takes
-        datetime.fromisoformat(text.upper())
 
 
 # --- its words ---
 
 
-def _told(error: ValidationError, before: tuple[str | int, ...]) -> Iterator[ArgFault]:
+def _described(error: ValidationError, before: tuple[str | int, ...]) -> Iterator[ArgFault]:
     """An error of the library in our words, which quote no value."""
     path, code, rule = (*before, *error.relative_path), str(error.validator), error.validator_value
     if code in ("anyOf", "oneOf"):
@@ -390,20 +332,20 @@ def _of_choice(error: ValidationError, path: tuple[str | int, ...]) -> Iterator[
     choices: dict[Any, list[ValidationError]] = {}
     for each in error.context or ():
         choices.setdefault(each.relative_schema_path[0], []).append(each)
-    fit = [found for found in choices.values() if not _is_of_other_type(found)]
+    fit = [
+        found
+        for found in choices.values()
+        if not any(error.validator == "type" and not error.relative_path for error in found)
+    ]
     if fit:
         for each in fit[0]:
-            yield from _told(each, path)
+            yield from _described(each, path)
         return
     types = [_rule("type", each.validator_value) for found in choices.values() for each in found[:1]]
     words = dict.fromkeys(text.removeprefix("should be ") for text in types)
     yield ArgFault(
         path, str(error.validator), f"should be {' or '.join(words)}" if words else "should be one of its choices only"
     )
-
-
-def _is_of_other_type(found: Sequence[ValidationError]) -> bool:
-    return any(error.validator == "type" and not error.relative_path for error in found)
 
 
 _TYPES = {

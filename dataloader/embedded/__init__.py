@@ -10,8 +10,7 @@ The modules; each imports only those below it:
     postmaster    the process that serves a cluster, and its end
     binaries      PostgreSQL's programs, found and made reachable
     account       the user of the server and of its folders
-    owner         `take_lock`, `release`, `dies_with_us`: locks and children that end with their owner
-    errors        EmbeddedError
+    owner         `take_lock`, `release`, `dies_with_us`: locks and children that end with their owner; EmbeddedError
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from dataloader.embedded import cluster, postmaster
-from dataloader.embedded.errors import EmbeddedError
-from dataloader.embedded.owner import dies_with_us, release, take_lock
+from dataloader.embedded.owner import EmbeddedError, dies_with_us, release, take_lock
 
 __all__ = ["EmbeddedError", "Server", "dies_with_us", "release", "running", "take_lock"]
 

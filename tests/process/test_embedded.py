@@ -332,7 +332,7 @@ def test_a_parent_that_the_user_cannot_enter_is_named(root: Path) -> None:
 
 @as_root
 def test_a_wheel_out_of_reach_is_copied(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = binaries._wheel_bins()[0]
+    installed = next(binaries._candidates())
     package = root / "venv" / binaries.WHEEL
     shutil.copytree(installed.parent, package / installed.parent.name, symlinks=True)
     shutil.copytree(installed.parents[2] / f"{binaries.WHEEL}.libs", package.with_name(f"{binaries.WHEEL}.libs"))

@@ -140,12 +140,11 @@ def version(number: int) -> Finding:
 
 
 def _session(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
-    direct = conn.is_direct
     with _connect(settings, dsn, settings.pg_schema_queue) as other:
         heard = probe.hears(conn, other)
     row = conn.execute("SELECT current_setting('idle_in_transaction_session_timeout') = '1min'").fetchone()
     finds_schema = not heard or probe.finds_schema(conn)
-    return [session(direct, heard, with_options=row == (True,), finds_schema=finds_schema)]
+    return [session(conn.is_direct, heard, with_options=row == (True,), finds_schema=finds_schema)]
 
 
 def session(direct: bool, heard: bool, with_options: bool, finds_schema: bool = True) -> Finding:
@@ -257,7 +256,7 @@ def _connections(conn: db.Connection, settings: Settings, dsn: str) -> list[Find
     (facts,) = _facts(conn, "sessions")
     same = _server(settings.target_dsn or dsn) == _server(dsn)
     least, most = wanted_connections(settings, same_server=same)
-    return [connections(least, most, free_connections(facts))]
+    return [connections(least, most, sessions_left(facts, facts["here"]))]
 
 
 def _fleet(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
@@ -275,7 +274,7 @@ def _fleet(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
     _, ours = wanted_connections(settings, same_server=same)
     apis = api_connections(settings) * seen["api_hosts"]
     most = ours + apis + seen["reapers"] + sum(farm_connections(**farm, same_server=same) for farm in farms)
-    return [fleet(len(farms) + 1, most, fleet_limits(facts, seen))]
+    return [fleet(len(farms) + 1, most, sessions_left(facts, seen["of_farms"]))]
 
 
 def farm_connections(workers: int, kinds: int, same_server: bool) -> int:
@@ -292,11 +291,11 @@ def api_connections(settings: Settings) -> int:
     return API_PROCESSES * (settings.pg_pool_size + settings.pg_max_overflow)
 
 
-def fleet_limits(facts: Mapping[str, int], seen: Mapping[str, int]) -> dict[str, int]:
-    """PURE: the sessions that each limit allows all farms together, by the limit's name; those of others are taken."""
+def sessions_left(facts: Mapping[str, int], ours: int) -> dict[str, int]:
+    """PURE: the sessions that each limit leaves, by the limit's name, if `ours` of those in use count as free."""
     names = {"server": "max_connections", "database": "the database's limit", "role": "the role's limit"}
     return {
-        name: facts[f"{limit}_limit"] - max(0, facts[f"{limit}_used"] - seen["of_farms"])
+        name: max(0, facts[f"{limit}_limit"] - max(0, facts[f"{limit}_used"] - ours))
         for limit, name in names.items()
         if facts[f"{limit}_limit"] >= 0
     }
@@ -387,16 +386,6 @@ def wanted_connections(settings: Settings, same_server: bool) -> tuple[int, int]
     most = api_connections(settings)
     successors = len({spec.served for spec in settings.workers})
     return workers + 2 + pools, workers + 2 + most + successors + (workers if same_server else 0)
-
-
-def free_connections(facts: Mapping[str, int]) -> dict[str, int]:
-    """The sessions that each limit leaves to this machine, by the limit's name; its present sessions count as free."""
-    names = {"server": "max_connections", "database": "the database's limit", "role": "the role's limit"}
-    limited = {limit: name for limit, name in names.items() if facts[f"{limit}_limit"] >= 0}
-    return {
-        name: max(0, facts[f"{limit}_limit"] - facts[f"{limit}_used"] + facts["here"])
-        for limit, name in limited.items()
-    }
 
 
 def connections(least: int, most: int, free: Mapping[str, int]) -> Finding:

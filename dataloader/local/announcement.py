@@ -62,6 +62,7 @@ def _is_healthy(settings: config.Settings) -> bool:
 def banner(settings: config.Settings, database: str, tasks: str) -> str:
     """The addresses and folders of the farm, and commands to paste into another shell."""
     url = settings.own_url
+    zone = "as TIMEZONE says" if "timezone" in settings.model_fields_set else "this machine's zone (or set TIMEZONE)"
     queue = settings.workers[0].served[0]
     # Another shell lacks our environment, so the command names each value that is not the default.
     command = [*_program(), "trigger", "noop"]
@@ -75,17 +76,12 @@ dataloader is up
   database   {database}
   files      {settings.data_dir}   (where loaders read from)
   tasks      {tasks or "see the log"}
-  times      {_times(settings)}
+  times      in {settings.people_zone}, {zone}
   try it     {shlex.join(command)}
   or         curl -X POST {url}/api/v1/jobs/trigger -H 'Content-Type: application/json' \\
                -d {shlex.quote(json.dumps(body))}
   stop       Ctrl-C, or: kill {os.getpid()}
 """
-
-
-def _times(settings: config.Settings) -> str:
-    is_set = "timezone" in settings.model_fields_set
-    return f"in {settings.people_zone}, " + ("as TIMEZONE says" if is_set else "this machine's zone (or set TIMEZONE)")
 
 
 def _program() -> list[str]:

@@ -338,7 +338,7 @@ def test_a_wheel_out_of_reach_is_copied(root: Path, monkeypatch: pytest.MonkeyPa
     shutil.copytree(installed.parents[2] / f"{binaries.WHEEL}.libs", package.with_name(f"{binaries.WHEEL}.libs"))
     package.parent.chmod(0o700)
     (root / "wheel-0.0.1").mkdir()
-    monkeypatch.setattr(binaries, "_wheel_bins", lambda: [package / installed.parent.name / "bin"])
+    monkeypatch.setattr(binaries, "_candidates", lambda: [package / installed.parent.name / "bin"])
     with Server.start(root, {"fsync": "off"}, initdb=NO_SYNC) as server:
         assert rows(server.dsn) == [0]
         [copy] = root.glob("wheel-*")

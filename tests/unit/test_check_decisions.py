@@ -162,8 +162,7 @@ def test_how_many_connections_a_farm_may_need(workers: int, kinds: int, same_ser
 def test_how_many_connections_the_limits_leave_to_all_farms() -> None:
     facts = {"server_limit": 97, "server_used": 60, "here": 10}
     facts |= {"database_limit": -1, "database_used": 60, "role_limit": 20, "role_used": 5}
-    seen = {"of_farms": 50, "reapers": 1, "api_hosts": 1}
-    assert database.fleet_limits(facts, seen) == {"max_connections": 87, "the role's limit": 20}
+    assert database.sessions_left(facts, ours=50) == {"max_connections": 87, "the role's limit": 20}
 
 
 @pytest.mark.parametrize(
@@ -178,7 +177,7 @@ def test_whether_the_limits_hold_for_all_farms(room: int, level: str, advice: st
 def test_which_connections_are_free() -> None:
     facts = {"server_limit": 97, "server_used": 60, "here": 10}
     facts |= {"database_limit": -1, "database_used": 60, "role_limit": 20, "role_used": 50}
-    assert database.free_connections(facts) == {"max_connections": 47, "the role's limit": 0}
+    assert database.sessions_left(facts, ours=10) == {"max_connections": 47, "the role's limit": 0}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC
 from errno import EINVAL
@@ -62,6 +62,24 @@ AUTOMATIC_PREFETCH = 100  # the most jobs that a worker claims at once, where WO
 
 class ConfigError(Exception):
     """A setting is wrong. The message names the variable and what would be right, never its value."""
+
+
+def is_zone(name: str) -> bool:
+    """Whether this machine knows a time zone of this name."""
+    with suppress(KeyError, ValueError, OSError):
+        return bool(ZoneInfo(name))
+    return False
+
+
+def _fitting(is_right: Callable[[Any], object], right: str) -> AfterValidator:
+    """A check of a value after its type; `right` says in the refusal what the value should be."""
+
+    def checked(value: Any) -> Any:
+        if not is_right(value.get_secret_value() if isinstance(value, SecretStr) else value):
+            raise ValueError(f"should be {right}")
+        return value
+
+    return AfterValidator(checked)
 
 
 def _scheduler(given: Any) -> Any:
@@ -124,7 +142,13 @@ class ApiToken(BaseModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
     scopes: tuple[Literal["read", "trigger", "operate"], ...] = Field(min_length=1)
-    sha256: SecretStr
+    sha256: Annotated[
+        SecretStr,
+        _fitting(
+            re.compile(r"[0-9a-f]{64}").fullmatch,
+            "the token's SHA-256 as 64 hex digits in lower case, not the token",
+        ),
+    ]
 
     @model_validator(mode="before")
     @classmethod
@@ -140,21 +164,6 @@ class ApiToken(BaseModel):
         if name == "anonymous":
             raise ValueError("should not be anonymous: this is the name of clients without a token")
         return name
-
-    @field_validator("sha256")
-    @classmethod
-    def _is_a_hash(cls, digest: SecretStr) -> SecretStr:
-        if not re.fullmatch(r"[0-9a-f]{64}", digest.get_secret_value()):
-            raise ValueError("should be the token's SHA-256 as 64 hex digits in lower case, not the token")
-        return digest
-
-
-def _zone(name: str) -> str:
-    try:
-        ZoneInfo(name)
-    except (KeyError, ValueError, OSError) as e:
-        raise ValueError("should be a time zone such as Europe/Moscow") from e
-    return name
 
 
 def _conninfo(dsn: SecretStr) -> SecretStr:
@@ -184,9 +193,8 @@ def _rotation(text: str) -> str:
 
 def _host_memory(given: Any) -> str:
     text = str(given).strip()
-    if re.fullmatch(r"\d{1,7}(\.\d+)? ?[MG]B", text):
-        return text
-    if re.fullmatch(r"\d{1,3}(\.\d+)?%?", text) and float(text.removesuffix("%")) <= 100:
+    is_percent = re.fullmatch(r"\d{1,3}(\.\d+)?%?", text) and float(text.removesuffix("%")) <= 100
+    if is_percent or re.fullmatch(r"\d{1,7}(\.\d+)? ?[MG]B", text):
         return text
     raise ValueError("should be percent from 0 to 100, or a size such as 600MB or 12GB")
 
@@ -287,21 +295,23 @@ def _listened(host: str) -> str:
     return host
 
 
-def _address(address: SecretStr) -> SecretStr:
-    parts = urlsplit(address.get_secret_value())
+def _is_address(address: str) -> bool:
     with suppress(ValueError):
-        if parts.scheme in ("http", "https", "tcp", "tls") and parts.hostname and parts.port != 0:
-            return address
-    raise ValueError("should be an address such as tcp://dask:8786, http://ray:8265 or http://spark:6066")
+        parts = urlsplit(address)
+        return parts.scheme in ("http", "https", "tcp", "tls") and bool(parts.hostname) and parts.port != 0
+    return False
 
 
-def _bearer(token: SecretStr) -> SecretStr:
-    if re.fullmatch(r"[\x21-\x7e]+", token.get_secret_value()):
-        return token
-    raise ValueError("should be printable ASCII without spaces and line ends, as a header of HTTP takes it")
-
-
-Bearer = Annotated[SecretStr, AfterValidator(_bearer)]
+Address = Annotated[
+    SecretStr, _fitting(_is_address, "an address such as tcp://dask:8786, http://ray:8265 or http://spark:6066")
+]
+Bearer = Annotated[
+    SecretStr,
+    _fitting(
+        re.compile(r"[\x21-\x7e]+").fullmatch,
+        "printable ASCII without spaces and line ends, as a header of HTTP takes it",
+    ),
+]
 
 
 class EntryPoint(BaseModel):
@@ -351,7 +361,7 @@ class Cluster(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    address: Annotated[SecretStr, AfterValidator(_address)]
+    address: Address
     away_sec: float = Field(default=60, ge=0, le=86_400, allow_inf_nan=False)
     output_kb: int = Field(default=256, ge=0, le=2**20)
 
@@ -387,7 +397,7 @@ class SparkCluster(Cluster):
 
     engine: Literal["spark"]
     entrypoints: dict[EntryName, SparkApplication] = Field(min_length=1)
-    master: Annotated[SecretStr, AfterValidator(_address)]
+    master: Address
     token: Bearer | None = None
 
 
@@ -425,13 +435,6 @@ def machine_zone(root: Path = Path("/")) -> str:
     return next((name for name in names if is_zone(name)), "UTC")
 
 
-def is_zone(name: str) -> bool:
-    """Whether this machine knows a time zone of this name."""
-    with suppress(ValueError):
-        return bool(_zone(name))
-    return False
-
-
 def default_home() -> Path:
     """The default of DL_HOME, the folder of this machine's data."""
     if os.geteuid() == 0:
@@ -448,7 +451,7 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 Schema = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_$-]*$")]
 Dsn = Annotated[SecretStr, AfterValidator(_conninfo)]
 Folder = Annotated[Path, AfterValidator(_absolute)]
-Zone = Annotated[str, AfterValidator(_zone)]
+Zone = Annotated[str, _fitting(is_zone, "a time zone such as Europe/Moscow")]
 Rotation = Annotated[str, AfterValidator(_rotation)]
 Stall = Annotated[Patience, AfterValidator(_above_the_heartbeat)]
 HostMemory = Annotated[str, BeforeValidator(_host_memory)]

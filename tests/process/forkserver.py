@@ -124,7 +124,15 @@ def _started() -> socket.socket:
 
 def serve(control: socket.socket) -> None:
     """Fork a program for each request, until the tests are over. Returns in each program, which then runs."""
-    import dataloader.cli.main  # noqa: F401  what it is for
+    # The programs of all commands, which each command would import by itself.
+    import dataloader.cli.main
+    import dataloader.embedded
+    import dataloader.farm.keeper
+    import dataloader.farm.reaper
+    import dataloader.farm.supervisor
+    import dataloader.farm.worker
+    import dataloader.local.ports
+    import dataloader.queue.probe  # noqa: F401
 
     # setproctitle finds the memory of titles at its first call, by the environment, which `become` replaces.
     setproctitle("dataloader: fork server")

@@ -284,29 +284,6 @@ SELECT job_id, queue, 'stuck', jsonb_build_object('attempt', attempt, 'silent_se
 -- End a session of ours that may still be at work on the server; see dl_end_session.
 SELECT dl_end_session(%(backend_pid)s, %(backend_start)s);
 
--- name: prove
--- Whether the session that hears notifications is still there.
-SELECT;
-
--- name: look
--- How many ready rows there are in these queues that are not paused, up to `most` of each, and in how many seconds the next
--- row is due that waits for its time; null: no row waits for its time. The statement reads the rows that dl_step reads
--- first. Rows that wait for a key or a limit do not count, for a notification tells of them; keys to be set free count as
--- one ready row.
-SELECT (coalesce(sum(ready), 0) + coalesce(max(freed), 0))::int, min(due_in)::float8
-  FROM unnest(%(queues)s::text[]) q
- CROSS JOIN (SELECT count(*)::int AS freed FROM (SELECT FROM dl_freed LIMIT 1) one) any_freed
- CROSS JOIN LATERAL (
-   SELECT (SELECT count(*) FROM (
-             SELECT FROM dl_jobs
-              WHERE queue = q AND status = 'queued' AND blocked_on IS NULL
-              ORDER BY queue, priority, coalesce(turn_at, created_at) LIMIT %(most)s) counted) AS ready,
-          (SELECT greatest(0, extract(epoch FROM least(available_at, now() + interval '1 year') - clock_timestamp()))
-             FROM dl_jobs
-            WHERE queue = q AND status = 'queued' AND blocked_on = 'time'
-            ORDER BY queue, available_at, priority, created_at LIMIT 1) AS due_in) found
- WHERE NOT EXISTS (SELECT FROM dl_queues WHERE queue = q AND paused_at IS NOT NULL);
-
 -- name: cancellations
 -- Those of these running jobs that should stop, and whether at once: the keeper enforces it.
 SELECT job_id, cancel_forced FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND status = 'running' AND cancel_requested;

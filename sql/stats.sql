@@ -201,13 +201,6 @@ SELECT task, coalesce(dl_counted(memory_mb, NULL), 0) AS memory_mb, coalesce(dl_
 -- it.
 SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout', '500ms', true);
 
--- name: idle_farms
--- How many farms show workers that wait for jobs of a queue.
-SELECT queue, count(DISTINCT farm)
-  FROM (SELECT farm, unnest(coalesce(queues, ARRAY[queue])) AS queue FROM dl_workers
-         WHERE state = 'idle' AND seen_at > now() - interval '30 s') served
- GROUP BY queue;
-
 -- name: show_workers
 -- A farm's keeper shows its workers: those in the list, and no others of this farm. Rows of farms that are gone go
 -- after a day. Not waited for: after a crash of the server the next one comes in seconds.

@@ -25,7 +25,6 @@ from dataloader.bench.enqueue import api_single
 from dataloader.bench.farm import Api, Farm
 from dataloader.bench.memory import pss_mb
 from dataloader.bench.place import SQL, Place, add, await_drained, clear, drained
-from dataloader.farm.ear import AT_ONCE
 from dataloader.queue import db, enqueue, lifecycle
 from dataloader.queue.job import Job
 
@@ -273,23 +272,11 @@ def _listeners(place: Place, conn: db.Connection, meter: Meter) -> dict[str, flo
         return {name: ELSEWHERE[name] for name in ("arrival_sec", "listen_sec")}
     with listening(place, LISTENERS):
         beside = arrivals(place, conn, meter) or alone
-    return {"arrival_sec": alone, "listen_sec": max(1e-7, (beside - alone) / LISTENERS)}
-
-
-def _looks(place: Place, conn: db.Connection, meter: Meter) -> dict[str, float]:
-    """Looks of a keeper that find no job."""
-    looks = place.wish.scaled(LOOKS, least=50)
-    with place.connect(place.queue()) as of_keeper:
-        lifecycle.listen(of_keeper)
-        with meter.reading() as read:
-            for _ in range(looks):
-                lifecycle.look(of_keeper, ["bench"], AT_ONCE)
-    return {"look_sec": read.server_or(read.seconds) / looks}
+    return {"arrival_sec": alone, "listen_sec": max(1e-7, (beside - alone) / LISTENERS), "look_sec": 0.0}
 
 
 _PARTS: tuple[Callable[[Place, db.Connection, Meter], dict[str, Any]], ...] = (
     _listeners,
-    _looks,
     _idle,
     _triggers,
     _by_api,

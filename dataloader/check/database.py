@@ -24,6 +24,8 @@ from dataloader.queue import db, migrations, probe
 
 VERSIONS = range(15, 19)  # the major versions that the tests run on
 API_PROCESSES = 2  # the default of `dataloader api`
+LISTENERS_MOST = 500  # idle workers of all farms, until a trigger costs the server more than 20 ms of CPU
+LISTENER_MS = 0.04  # of the server's CPU for each idle worker and trigger: docs/scaling.md
 ROLES = "`dataloader migrate --roles farm=NAME`"
 FEW_RIGHTS = "as a role that may create in the schema and owns its tables"
 
@@ -260,21 +262,33 @@ def _connections(conn: db.Connection, settings: Settings, dsn: str) -> list[Find
 
 
 def _fleet(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
-    """The finding on the sessions of all farms together; none where only this machine's farm is seen."""
+    """The findings on the workers and the sessions of all farms; none of sessions where only one farm is seen."""
     here = hostname()
     try:
         with db.in_force(conn):
             farms = _facts(conn, "fleet", here=here)
     except (errors.InsufficientPrivilege, errors.UndefinedTable, errors.UndefinedColumn):
         return []  # the schema's findings say so
+    workers = sum(spec.concurrency for spec in settings.workers) + sum(farm["workers"] for farm in farms)
+    found = listeners(workers)
     if not farms:
-        return []
+        return found
     (facts,), (seen,) = _facts(conn, "sessions"), _facts(conn, "fleet_sessions")
     same = _server(settings.target_dsn or dsn) == _server(dsn)
     _, ours = wanted_connections(settings, same_server=same)
     apis = api_connections(settings) * seen["api_hosts"]
     most = ours + apis + seen["reapers"] + sum(farm_connections(**farm, same_server=same) for farm in farms)
-    return [fleet(len(farms) + 1, most, sessions_left(facts, seen["of_farms"]))]
+    return [*found, fleet(len(farms) + 1, most, sessions_left(facts, seen["of_farms"]))]
+
+
+def listeners(workers: int) -> list[Finding]:
+    """PURE: a warning where so many workers, when all are idle, make each trigger costly for the server."""
+    if workers <= LISTENERS_MOST:
+        return []
+    what = (
+        f"all farms have {workers} workers; while they are idle, a trigger takes {workers * LISTENER_MS:.0f} ms of CPU"
+    )
+    return [Finding(Level.WARNING, "listeners", what, f"have at most {LISTENERS_MOST} workers: see docs/scaling.md")]
 
 
 def farm_connections(workers: int, kinds: int, same_server: bool) -> int:

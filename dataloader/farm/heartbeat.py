@@ -33,6 +33,7 @@ from dataloader.queue.job import Delivery, End, as_progress, beat_interval, to_j
 REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress and checkpoints are written at most once in this time
 RETAKE_SEC = periods.seconds("RETAKE_SEC", 5.0)  # for taking the key again: the former session has 2 s to end
+LONG_SEC = 1.0  # a run that lasts so long until a beat leaves LISTEN: its triggers would cost the server for nothing
 LOST_SEC = 1.0  # until a run stops whose key another worker may have
 
 
@@ -141,13 +142,12 @@ class Heartbeat(threading.Thread):
 
     def _wrote_what_is_due(self, lease: Lease, session: lifecycle.Session) -> bool:
         """Write what is due; False when nothing was due, so that the thread may sleep."""
-        read(session.conn)  # the server's farewell
+        read(session.conn)  # notifications, and the server's farewell
         if session is not self._seen:  # the claim's session was lost: take the key again before anything else
             self._seen, self._has_key, self._next_beat = session, False, now()
-        asked = lease.slot.takes_question()  # the keeper has heard of a cancellation of the run
         due = now() >= self._next_beat
         has_news = lease.has_news and now() >= lease.progress_at
-        if not (due or asked or has_news):
+        if not (due or has_news):
             return self._wrote_log(session) or self._unburden(lease, session)
         if due and not self._has_key and not self._regain(lease, session):
             return True
@@ -155,6 +155,8 @@ class Heartbeat(threading.Thread):
         self._beat(lease, session, progress, journal=due)
         if due:
             self._next_beat = now() + self._interval(lease)
+            if session.is_listening and now() > lease.began + LONG_SEC:
+                lifecycle.unlisten(session)
         return True
 
     def _wrote_log(self, session: lifecycle.Session) -> bool:
@@ -187,13 +189,8 @@ class Heartbeat(threading.Thread):
             until = min(until, self._capture.look_at)
         if not self._batch.is_empty:
             until = min(until, now() + TICK_SEC)
-        sources = [self._read, session.conn.fileno()]
-        if bell := lease.slot.bell:
-            sources.append(bell.fd)
-        if self._read in readable(sources, until - now()):
+        if self._read in readable([self._read, session.conn.fileno()], until - now()):
             drain_pipe(self._read)
-        if bell:
-            bell.hush()  # a call that the worker has not heard stays in the slot
 
     def _take_news(self, lease: Lease, session: lifecycle.Session) -> dict[str, Any] | None:
         """Write the checkpoint and return the progress: the first at once, later ones at most every PROGRESS_SEC."""

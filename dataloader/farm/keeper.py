@@ -1,17 +1,16 @@
 """PROCESS: the farm's keeper, one beside the workers. Single-threaded, one connection, no pipelines.
 
-The keeper hears notifications for all workers (`farm/ear.py`), renews the lease of a worker that is alive but silent (a
-C call holds its GIL) and hands back what the worker has claimed ahead, recovers a dead worker's jobs at once, shows the
-workers to people, and ends the workers of a supervisor that was killed.
+The keeper hears of cancellations for all workers, renews the lease of a worker that is alive but silent (a C call holds
+its GIL) and hands back what the worker has claimed ahead, recovers a dead worker's jobs at once, shows the workers to
+people, and ends the workers of a supervisor that was killed.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 
 import psutil
 import psycopg
@@ -23,7 +22,6 @@ from dataloader.config import Settings
 from dataloader.farm import identity
 from dataloader.farm.common_log import FarmOutage
 from dataloader.farm.deadlines import Reason, kill_reason
-from dataloader.farm.ear import Ear
 from dataloader.farm.host import Host
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
@@ -43,12 +41,9 @@ from dataloader.farm.slots import TOOK_LONGER, Held, SharedSlots, Slot, State
 from dataloader.farm.stuck import StuckRuns
 from dataloader.queue import db, lifecycle, migrations
 from dataloader.queue.job import beat_interval
-from dataloader.queue.reports import stats
 
 TICK_SEC = 0.25
 ANSWER_SEC = periods.seconds("KEEPER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
-COUNTED_SEC = periods.seconds("COUNTED_SEC", 10.0)  # between two counts of the fleet's farms
-PROVED_SEC = 1.0  # between two proofs that the session is there, which a silent cut of it would not tell
 SILENT_SEC = 1.0  # from a claim until the keeper hands back what waits behind a run that holds the GIL
 # How long the keeper looks for the worker of a cancelled job: its slot may not show the job yet.
 HEARD_SEC = periods.seconds("HEARD_SEC", 5.0)
@@ -84,9 +79,6 @@ class Keeper:
         self._session = Session(self._open_session, self._resume, self._outage, "keeper.session.lost")
         self._supervisor = os.getppid()
         self._retry_at = 0.0
-        self._ear = Ear(shared, self._look)
-        self._proved_at = self._counted_at = 0.0
-        self._has_news = False  # a cancellation has come since the last tick
         self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to look for their workers
         self._has_settled = False  # what workers of this host had claimed that were gone before this farm
         self._ask_all = True  # a cancellation may have come without a session
@@ -103,10 +95,9 @@ class Keeper:
             self._look_after_orphans()
             self._salvage.look(self.shared.used())
             self.signals.received.discard(signal.SIGCHLD)
-            known = {*self.signals.received}
             if now() >= self._retry_at:
                 try:
-                    self._session.call(partial(self._tick, known))
+                    self._session.call(self._tick)
                 except Lost:
                     self._retry_at = now() + self._session.pause_sec
             else:
@@ -120,8 +111,8 @@ class Keeper:
             if self._session.is_open:
                 self._session.call(lambda session: self._registry.close(session.conn))
 
-    def _tick(self, known: Collection[int], session: Plain) -> None:
-        """Look after all slots, then hear notifications until the next tick; `known` as in `_listen`."""
+    def _tick(self, session: Plain) -> None:
+        """Look after all slots, then wait for TICK_SEC, or until a birth, a cancellation or a signal."""
         conn = session.conn
         # Renewals first: recovery may have to wait for a session's end.
         for slot in self.shared.used():
@@ -137,15 +128,13 @@ class Keeper:
             elif slot.fields.ahead:
                 self._take_back(conn, slot)
         self._show_workers(conn)
-        self._listen(conn, known)
+        if not self._hears_of_cancellations(conn):
+            self._sleep(TICK_SEC, conn.fileno())
 
     def _show_workers(self, conn: db.Connection) -> None:
         """For people only: a failure here changes no lease and closes no session."""
         try:
-            self._registry.show(conn, self.shared.used(), partial(self._hear, conn))
-            if now() > self._counted_at + COUNTED_SEC:
-                self._counted_at = now()
-                self._ear.beside(stats.idle_farms(conn))
+            self._registry.show(conn, self.shared.used())
         except psycopg.Error as e:
             if conn.closed:
                 raise
@@ -156,13 +145,14 @@ class Keeper:
 
         The keeper does it because a worker cannot hear of a cancellation while a C call holds its GIL.
         """
+        self._hears_of_cancellations(conn)
         holders = {
             job_id: (slot, held) for slot in self.shared.used() if (held := slot.held()) for job_id in held.job_ids
         }
         asked = [job_id for job_id in holders if self._ask_all or str(job_id) in self._asked]
         for job_id, is_forced in (lifecycle.cancellations(conn, asked) if asked else {}).items():
             self._cancel(*holders[job_id], is_forced)
-        self._ask_all = self._has_news = False
+        self._ask_all = False
         done = set(map(str, asked))
         self._asked = {job: until for job, until in self._asked.items() if job not in done and until > now()}
 
@@ -175,7 +165,7 @@ class Keeper:
             lifecycle.tell_stuck(conn, *claim, each.silent_sec, each.stacks)
 
     def _cancel(self, slot: Slot, held: Held, is_forced: bool) -> None:
-        slot.ask_for_cancellation(held)
+        slot.ask_to_stop(held)
         grace = 0.0 if is_forced else self.settings.dl_cancel_grace_sec
         if grace is not None:
             slot.cancel(held, now() + grace)
@@ -254,10 +244,9 @@ class Keeper:
         return Plain(conn)
 
     def _resume(self, session: Plain, lost: Sequence[Plain]) -> None:
-        """Hear notifications by a new session, and look for all that may have come without one."""
-        lifecycle.listen(session.conn)
+        """Hear of cancellations by a new session, and ask for all that may have come without one."""
+        lifecycle.listen_for_cancellations(session.conn)
         self._ask_all = True
-        self._ear.told(None)
 
     def _settle_the_gone(self, conn: db.Connection) -> None:
         """Once, recover what workers of this host held that are gone, and whose supervisors are: no keeper will."""
@@ -268,48 +257,16 @@ class Keeper:
                 self.log.warning("keeper.settled", reason=GONE, worker=worker, **facts)
                 self._has_settled &= job.status is not None  # else a row is locked, and the next tick tries again
 
-    def _listen(self, conn: db.Connection, known: Collection[int]) -> None:
-        """Wake workers for notifications until the next tick: in TICK_SEC, or at a birth, a cancellation or a signal.
+    def _hears_of_cancellations(self, conn: db.Connection) -> bool:
+        """Read which jobs are cancelled: for HEARD_SEC the keeper looks for workers that may be about to begin them."""
+        asked = [note.payload for note in read(conn)]
+        self._asked |= dict.fromkeys(asked, now() + HEARD_SEC)
+        return bool(asked)
 
-        `known` are the signals that came before the last tick.
-        """
-        tick_at = now() + TICK_SEC
-        while now() < tick_at and not self._has_news and self.signals.received == known:
-            pause = min(self._hear(conn), tick_at - now())
-            if self._sleep(pause, conn.fileno()):
-                return
-
-    def _hear(self, conn: db.Connection) -> float:
-        """Read the notifications, and wake workers; in how many seconds to do so again at the latest.
-
-        Called wherever the keeper may have been away for more than a few ms.
-        """
-        if now() > self._proved_at + PROVED_SEC:
-            self._proved_at = now()
-            lifecycle.prove(conn)
-        notes = read(conn)
-        if asked := {note.payload for note in notes if note.channel == lifecycle.CANCEL_CHANNEL}:
-            self._asked |= dict.fromkeys(asked, now() + HEARD_SEC)  # a worker may be about to begin this job
-            self._has_news = True
-        if queues := {note.payload for note in notes if note.channel == lifecycle.JOBS_CHANNEL}:
-            self._ear.told(queues)
-        self.shared.hears()
-        return self._ear.go_on()
-
-    def _look(self, queues: list[str], most: int) -> lifecycle.Look:
-        def looked(session: Plain) -> lifecycle.Look:
-            try:
-                return lifecycle.look(session.conn, queues, most)
-            except psycopg.errors.LockNotAvailable:
-                return lifecycle.Look(1, None)  # not known: a worker's claim waits for the lock, and not the keeper
-
-        return self._session.call(looked)
-
-    def _sleep(self, seconds: float, *others: int) -> bool:
-        """Wait for a signal, a birth or one of the file descriptors `others`; True: for a birth."""
-        is_born = self.shared.born.fd in self.signals.wait(seconds, self.shared.born.fd, *others)
+    def _sleep(self, seconds: float, *others: int) -> None:
+        """Wait for a signal, a birth or one of the file descriptors `others`."""
+        self.signals.wait(seconds, self.shared.born.fd, *others)
         self.shared.born.hush()
-        return is_born
 
     def _may_leave(self) -> bool:
         """After an order, once no dead worker is left; without a supervisor, once no worker is left at all."""

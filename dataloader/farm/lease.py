@@ -93,6 +93,8 @@ class Lease:
     def must_stop_now(self) -> bool:
         """The same, by a look at the deadlines: before a commit, and when the supervisor interrupts the run."""
         self._look_at = now() + LOOK_SEC
+        if self.stop is None and self.slot.is_asked_to_stop:
+            self.end(End.CANCELED, None)
         if self.goes_on and (reason := stop_reason(self.slot, self._settings)):
             self._pass(reason)
         if self.goes_on and not self._is_watched():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
@@ -36,12 +36,12 @@ class WorkerRegistry:
         self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
         self._rows: dict[tuple[str, str, int], tuple[float, dict[str, Any]]] = {}  # by what is seen: its row, made when
 
-    def show(self, conn: db.Connection, slots: Sequence[Slot], meanwhile: Callable[[], object]) -> None:
+    def show(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
         """Show the workers in these slots, after a change or every UNCHANGED_SEC.
 
-        To look at a worker takes a millisecond: `meanwhile` is called after each, and an idle worker that has run
-        nothing since is looked at again after UNCHANGED_SEC only. The statements have a short limit (see `briefly` in
-        stats.sql). Raises psycopg.Error; the next try is due as after a success.
+        To look at a worker takes a millisecond: an idle worker that has run nothing since is looked at again after
+        UNCHANGED_SEC only. The statements have a short limit (see `briefly` in stats.sql). Raises psycopg.Error; the
+        next try is due as after a success.
         """
         if now() < self._looked + CHANGED_SEC:
             return
@@ -56,7 +56,6 @@ class WorkerRegistry:
         self._rows = {}
         for each, (slot, state) in zip(seen, present.items(), strict=True):
             self._rows[each] = recent.get(each) or (now(), self._row(slot, state))
-            meanwhile()
         self._cpu = {slot.worker: self._cpu[slot.worker] for slot in present}
         bound_mb = self._its_host.bound_mb
         rows = [row for _, row in self._rows.values()]

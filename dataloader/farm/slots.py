@@ -41,8 +41,6 @@ class State(IntEnum):
     DEAD = 7  # reaped; the keeper recovers its jobs
 
 
-DEAF_SEC = 0.5  # without a sign from the keeper that it hears notifications; the supervisor then wakes the workers
-BELLS_MOST = 512  # each is a file descriptor of every process, which may have 1,024; workers beyond look each second
 SLOTS_LEAST = 256  # the shared memory cannot grow when a reload wishes for more workers
 FILES_OF_A_WORKER = 4  # in the supervisor or the keeper: its output, its stacks
 FILES_OF_ANY = 96  # sockets, logs, libraries, pipes
@@ -75,8 +73,7 @@ class _Fields(ctypes.Structure):
         ("timeout_at", ctypes.c_double),  # when the run has to stop for its timeout; 0: no timeout
         ("cancel_at", ctypes.c_double),  # when the run has to stop for a cancellation, by the keeper; 0: none
         ("canceled", ctypes.c_uint64),  # the generation of the run that cancel_at is for
-        ("asked", ctypes.c_uint64),  # the generation of the run that should ask whether it is cancelled
-        ("called_at", ctypes.c_double),  # when the worker was last woken: something may be claimable since then
+        ("asked", ctypes.c_uint64),  # the generation of the run whose cancellation the keeper has heard of
         ("recalled", ctypes.c_uint64),  # the generation of the run behind which the worker begins no other job
         ("reported_at", ctypes.c_double),  # when the run came to its latest safe point
         ("stall_sec", ctypes.c_double),  # after such a silence of the run it is stuck; 0: never
@@ -100,9 +97,6 @@ class _Fields(ctypes.Structure):
         ("order", ctypes.c_int32),  # by the supervisor
         ("looked_at", ctypes.c_double),  # when the worker sent its last claim that found no job
         ("due_at", ctypes.c_double),  # when the next row is due, by that claim's answer; written before looked_at
-        ("sent_at", ctypes.c_double),  # when the worker sent its last claim
-        ("answered_at", ctypes.c_double),  # when that claim was answered
-        ("took", ctypes.c_double),  # how many seconds it took
         ("exit_status", ctypes.c_int32),
         ("worker", ctypes.c_char * 200),
         ("starts", ctypes.c_char * 200),  # what of the user's the worker calls at its start: "import of my_pipelines"
@@ -133,10 +127,9 @@ class Held:
 class Slot:
     """One worker's part of the shared memory."""
 
-    def __init__(self, index: int, fields: _Fields, bell: Bell | None = None) -> None:
+    def __init__(self, index: int, fields: _Fields) -> None:
         self.index = index
         self.fields = fields
-        self.bell = bell  # wakes the worker, or while it is busy its heartbeat
         self._jobs = memoryview((ctypes.c_char * (16 * JOBS_MOST)).from_buffer(fields, _Fields.jobs.offset)).cast("B")
         self._attempts = (
             memoryview((ctypes.c_int32 * JOBS_MOST).from_buffer(fields, _Fields.attempts.offset)).cast("B").cast("i")
@@ -277,24 +270,14 @@ class Slot:
         self.fields.cancel_at = at
         self.fields.canceled = held.generation
 
-    def call(self, at: float) -> None:
-        """By the keeper or the supervisor: something may be claimable since this monotonic instant."""
-        self.fields.called_at = at
-        if self.bell:
-            self.bell.ring()
-
-    def ask_for_cancellation(self, held: Held) -> None:
-        """By the keeper: the run that `held` shows is to stop, which its next beat learns; the beat is due now."""
+    def ask_to_stop(self, held: Held) -> None:
+        """By the keeper: the run that `held` shows is cancelled, and stops at its next safe point."""
         self.fields.asked = held.generation
-        if self.bell:
-            self.bell.ring()
 
-    def takes_question(self) -> bool:
-        """By the worker: whether the keeper has asked for a beat since the last call."""
-        is_asked = bool(self.fields.asked == self.fields.generation)
-        if is_asked:  # else one that comes now would be erased unheard; here the beat that follows answers that too
-            self.fields.asked = 0
-        return is_asked
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """By the worker: whether the keeper has heard that the run is cancelled."""
+        return bool(self.fields.asked == self.fields.generation)
 
     def died_of(self, exit_status: int, usage: resource.struct_rusage) -> None:
         """By the supervisor, at the process's death: its exit status and its cost."""
@@ -305,15 +288,6 @@ class Slot:
     def cost(self, cpu: float, peak_memory: int) -> dict[str, float]:
         """The run's cost for the journal, from the process's CPU seconds and its most memory (bytes)."""
         return {"cpu_sec": round(cpu - self.fields.cpu_before, 3), "peak_mb": round(peak_memory / 2**20, 1)}
-
-    def sends(self, at: float) -> None:
-        """By the worker: it sends a claim."""
-        self.fields.sent_at = at
-
-    def answered(self) -> None:
-        """By the worker: the claim has its answer."""
-        self.fields.answered_at = now()
-        self.fields.took = self.fields.answered_at - self.fields.sent_at
 
     def found_no_job(self, sent: float, due_in: float | None) -> None:
         """By the worker: the claim sent at that instant found no job; the next row is due in so many seconds."""
@@ -425,9 +399,7 @@ class SharedSlots:
         self.born = Bell()  # a new worker rings it for the keeper, which opens the files of the worker's output
         self._memory = mmap.mmap(-1, ctypes.sizeof(_Fields) * size)
         fields = (_Fields * size).from_buffer(self._memory)
-        bells = [Bell() for _ in range(min(size, BELLS_MOST))]
-        self.slots = [Slot(index, fields[index], bells[index] if index < BELLS_MOST else None) for index in range(size)]
-        self._heard_at = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")  # its first number
+        self.slots = [Slot(index, fields[index]) for index in range(size)]
         numbers = memoryview(self._memory).cast("i")  # all states by one call: there are hundreds of free slots
         self._states = numbers[_Fields.state.offset // 4 :: ctypes.sizeof(_Fields) // 4]
 
@@ -435,22 +407,9 @@ class SharedSlots:
         """A slot for a new process; None while every slot is in use."""
         return next((slot for slot in self.slots if slot.state is State.FREE), None)
 
-    def hears(self) -> None:
-        """By the keeper: it has read all notifications that have come so far."""
-        self._heard_at[0] = now()
-
-    @property
-    def is_deaf(self) -> bool:
-        """True while the keeper reads no notifications, for DEAF_SEC: it is away, stopped, or waits for an answer."""
-        return now() > self._heard_at[0] + DEAF_SEC
-
     def used(self) -> list[Slot]:
         """The slots of all processes that are there, or dead and not recovered: a few of hundreds."""
         return [self.slots[index] for index, state in enumerate(self._states.tolist()) if state != State.FREE]
-
-    def working(self) -> list[Slot]:
-        """The slots of the workers that claim or run jobs."""
-        return [self.slots[index] for index, state in enumerate(self._states.tolist()) if state in _WORKING]
 
     def idle_before(self, slot: Slot) -> int:
         """How many idle workers of the same kind have a slot before this one: their turn to claim comes first."""
@@ -502,8 +461,8 @@ def slots_wanted(workers: int) -> int:
 
 
 def files_needed(workers: int) -> int:
-    """How many files a process of such a farm may have open; each has all bells."""
-    return min(slots_wanted(workers), BELLS_MOST) + FILES_OF_A_WORKER * workers + FILES_OF_ANY
+    """How many files a process of such a farm may have open."""
+    return FILES_OF_A_WORKER * workers + FILES_OF_ANY
 
 
 def fence_margin(lease_ttl_sec: float) -> float:

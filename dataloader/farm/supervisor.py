@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
-import math
 import os
 import signal
 import threading
@@ -22,7 +21,6 @@ from setproctitle import setproctitle
 from dataloader import log, periods
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.deadlines import INTERRUPTS, deadlines, kill_reason
-from dataloader.farm.ear import Ear
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
     EXIT_OK,
@@ -44,7 +42,6 @@ MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quick
 BACKOFF_SEC = (0.5, periods.seconds("BIRTH_BACKOFF_SEC", 30.0))
 KEEPER_STOP_SEC = periods.seconds("KEEPER_STOP_SEC", 10.0)
 STACKS_SEC = 0.5  # from asking for stacks to reading them: a dump is written within a signal handler
-POLL_SEC = 1.0  # between two looks of the idle workers while the keeper hears no notifications
 
 _ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
 
@@ -133,9 +130,6 @@ class Supervisor:
         self._keeper_backoff = Backoff()
         self._keeper_started = 0.0
         self._keeper_stop_at: float | None = None
-        self._ear = Ear(self._shared)
-        self._called_at = 0.0
-        self._look_again = math.inf
         self._read_stacks_at: float | None = None
         self._draining = False
         self._ever_ready = False
@@ -168,7 +162,6 @@ class Supervisor:
         self._enforce()
         self._start_missing()
         self._give_orders()
-        self._call_where_keeper_is_deaf()
         self._log_stacks()
         return self._is_over()
 
@@ -280,7 +273,7 @@ class Supervisor:
         busy = [child.slot for child in self._workers.values() if child.slot.state is State.BUSY]
         ends = [at for slot in busy for deadline in deadlines(slot, self.settings) for at in deadline[:2] if at > now()]
         tick = MEMORY_TICK_SEC if any(slot.fields.memory_limit for slot in busy) else TICK_SEC
-        return min([tick, *(max(0.05, end - now()) for end in ends), max(0.05, self._look_again)])
+        return min([tick, *(max(0.05, end - now()) for end in ends)])
 
     # --- life ---
 
@@ -386,19 +379,6 @@ class Supervisor:
             child.slot.order = order
             if child.slot.state is not State.BUSY:  # a busy worker looks at its slot after the run
                 os.kill(child.pid, signal.SIGHUP)
-
-    def _call_where_keeper_is_deaf(self) -> None:
-        """Wake workers each POLL_SEC while nobody hears notifications for them, as the keeper would.
-
-        No more than that: a keeper is deaf too where the machine or the server has more to do than it can.
-        """
-        self._look_again = math.inf
-        if not self._shared.is_deaf:
-            return
-        if now() >= self._called_at + POLL_SEC - TICK_SEC / 2:
-            self._called_at = now()
-            self._ear.told(None)
-        self._look_again = self._ear.go_on()
 
     # --- stacks ---
 

@@ -52,8 +52,9 @@ from dataloader.queue.plans import schedules
 from dataloader.queue.reports import stats
 from dataloader.queue.run_log import RunLog
 
-HERD_SEC = 0.002  # a farm's first idle worker looks for a due row at once, the next after this, two after twice this
-BELLLESS_SEC = 1.0  # how often a worker looks whether it was called that has no bell
+TURN_SEC = (
+    0.002  # a farm's first idle worker claims at once, the next after this, two after twice this; see `_claim_sec`
+)
 GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
 GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
@@ -125,8 +126,8 @@ class Worker:
         self.observed = runs.start(name)
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
-        self._sent = 0.0  # the latest claim; what a worker was called for before, it has looked for
-        self._asked: lifecycle.Session | None = None  # the session of the latest claim
+        self._sent = 0.0  # when the latest claim was sent
+        self._claim_sec = 0.0  # how long claims take lately; turns are no shorter, or a slow server would get a crowd
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
         self._meter = Meter()
         self._glanced_at = 0.0  # for idle siblings
@@ -202,11 +203,11 @@ class Worker:
         if now() >= self._learn_at:
             self.admission.know(needs_of(pipelines.needs(), stats.learned(session.conn)))
             self._learn_at = now() + LEARN_SEC
-        self._asked = session
-        sent = self._sent = now()
-        self.slot.sends(sent)
+        if session.is_listening:
+            read(session.conn)  # what was notified before the claim is claimable by now
+        self._sent = now()
         step = self.batch.step(session, most)
-        self.slot.answered()
+        self._claim_sec += (now() - self._sent - self._claim_sec) / 4
         if step.jobs:
             again = [job.job_id for job in step.jobs if job.claim > 1 and pipelines.wants_context(job.task)]
             self.runner.kept = lifecycle.checkpoints(session.conn, again) if again else {}
@@ -451,33 +452,27 @@ class Worker:
         self.capture.rest()
         self.slot.state = State.IDLE
         self.slot.show("idle")
+        self.session.call(self._wait_with)
+
+    def _wait_with(self, session: lifecycle.Session) -> None:
+        if not session.is_listening:
+            lifecycle.listen(session)
+            return  # and claim once more: a job may have come before
         poll_sec = self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter
         poll_at = min(now() + poll_sec, self.batch.retry_at)
         due_at = math.inf if self._due_in is None else now() + self._due_in
-        self.session.call(partial(self._wait_with, poll_at, due_at))
-
-    def _wait_with(self, poll_at: float, due_at: float, session: lifecycle.Session) -> None:
-        while now() < poll_at and self.orders.may_claim and session is self._asked:
-            if self.slot.fields.called_at > self._sent:
-                break  # as many workers are called as find jobs, and one
-            read(session.conn)
-            if now() > due_at:
+        while now() < poll_at and self.orders.may_claim:
+            # A notification that came during a statement is in psycopg's backlog, not on the socket: read, then wait.
+            is_notified = any(note.payload in self.queues for note in read(session.conn))
+            if is_notified or now() > due_at:
                 if (due := self._looked_for_by_sibling()) is None:
                     break
                 due_at = due
             elif self.admission.has_gained_room():
                 break
             else:
-                self._sleep(min(poll_at, due_at + 0.001, now() + self.admission.look_in), session)
-
-    def _sleep(self, until: float, session: lifecycle.Session) -> None:
-        """Wait for a call, an order or the server's farewell."""
-        bell = self.slot.bell
-        if bell is None:
-            self.orders.pause(min(until - now(), BELLLESS_SEC), session.conn.fileno())
-        else:
-            self.orders.pause(until - now(), session.conn.fileno(), bell.fd)
-            bell.hush()
+                until = min(poll_at, due_at + 0.001, now() + self.admission.look_in)
+                self.orders.pause(until - now(), session.conn.fileno())
 
     def _looked_for_by_sibling(self) -> float | None:
         """When the next row is due, if a sibling claims after this call and finds no job; else None.
@@ -489,7 +484,7 @@ class Worker:
         if not (before := self.shared.idle_before(self.slot)):
             return None
         called = now()
-        self.orders.pause(HERD_SEC * before.bit_length())
+        self.orders.pause(max(TURN_SEC, 2 * self._claim_sec) * before.bit_length())
         return self.shared.looked_for(self.slot, called)
 
 

@@ -50,7 +50,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Session:
     """A worker's database session: the connection, the worker's identity, and its backend's pid and start."""
 
@@ -58,6 +58,7 @@ class Session:
     worker: str
     backend_pid: int
     backend_start: datetime
+    is_listening: bool = False  # for queues with jobs
 
 
 class Ended(NamedTuple):
@@ -155,41 +156,24 @@ def open_session(conn: db.Connection, worker: str) -> Session:
     return Session(conn, worker, conn.info.backend_pid, row[0])
 
 
-def listen(conn: db.Connection) -> None:
-    """LISTEN for queues with jobs and for running jobs that should stop: one session of each farm, for all workers.
+def listen(session: Session) -> None:
+    """LISTEN for queues with jobs, while the worker is idle.
 
-    Sets what `look` relies on as well.
-
-    A notification costs the server a signal and a transaction for each session that LISTENs, and the commit waits.
+    For each notification PostgreSQL signals every session that LISTENs, whatever its channel, and the commit waits.
     """
-    conn.execute(PLANS)
-    conn.is_direct  # noqa: B018  read once: a session that is may prepare statements
-    for channel in (JOBS_CHANNEL, CANCEL_CHANNEL):
-        conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
+    session.conn.execute(f"LISTEN {JOBS_CHANNEL}")
+    session.is_listening = True
 
 
-def prove(conn: Conn) -> None:
-    """Return if the session lives: a session that was cut silently hears no notification, and no error."""
-    conn.execute(_SQL["prove"])
+def unlisten(session: Session) -> None:
+    """The worker is busy for longer: notifications need not reach it. Before its next wait it claims again."""
+    session.conn.execute(f"UNLISTEN {JOBS_CHANNEL}")
+    session.is_listening = False
 
 
-class Look(NamedTuple):
-    """The number of jobs that a claim may find now, and the seconds until the next is due; None: no job has a time."""
-
-    ready: int
-    due_in: float | None
-
-
-def look(conn: Conn, queues: Sequence[str], most: int) -> Look:
-    """Count the jobs that a claim of these queues may find, up to `most` of each; a job that is due counts as ready.
-
-    Where nothing is ready, only time or a notification brings something. A claim may find less: others claim as well,
-    and keys may be busy.
-    """
-    row = conn.execute(_SQL["look"], {"queues": list(queues), "most": most}, prepare=True).fetchone()
-    assert row is not None  # noqa: S101  the statement always answers
-    ready, due_in = row
-    return Look(ready + (due_in == 0), due_in)
+def listen_for_cancellations(conn: db.Connection) -> None:
+    """LISTEN for running jobs that should stop: the keeper does it for all workers of its farm."""
+    conn.execute(f"LISTEN {CANCEL_CHANNEL}")
 
 
 def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:

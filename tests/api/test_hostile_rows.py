@@ -88,7 +88,6 @@ def duties(conn: db.Connection) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "log days", lambda: logs.keep_days(conn, 30)
     yield "prune", lambda: lifecycle.prune(conn, 86_400, "-infinity", 500)
     yield "learned", lambda: stats.learned(conn)
-    yield "look", lambda: lifecycle.look(conn, [QUEUE, "other"], 100)
 
 
 def _predict(conn: db.Connection) -> None:

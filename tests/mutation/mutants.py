@@ -300,29 +300,6 @@ MUTANTS: list[Mutant] = [
     *_statement("spend_checkpoints", ("a cleanup's too", "\n   AND (c.checkpoint ? 'canceled') IS NOT TRUE")),
     *_in(OPERATE, "-- name: start_over\n", ("a cleanup's too", "\n WHERE (c.checkpoint ? 'canceled') IS NOT TRUE")),
     *_statement(
-        "look",
-        ("of a paused queue", "\n WHERE NOT EXISTS (SELECT FROM dl_queues WHERE queue = q AND paused_at IS NOT NULL)"),
-        (
-            "of other queues",
-            "WHERE queue = q AND status = 'queued' AND blocked_on IS NULL",
-            "WHERE status = 'queued' AND blocked_on IS NULL",
-        ),
-        (
-            "parked ones",
-            "WHERE queue = q AND status = 'queued' AND blocked_on IS NULL",
-            "WHERE queue = q AND status = 'queued'",
-        ),
-        ("all of them", " LIMIT %(most)s) counted", ") counted"),
-        ("no freed key", " + coalesce(max(freed), 0)"),
-        (
-            "due of other queues",
-            "WHERE queue = q AND status = 'queued' AND blocked_on = 'time'",
-            "WHERE status = 'queued' AND blocked_on = 'time'",
-        ),
-        ("for ever", "least(available_at, now() + interval '1 year')", "available_at"),
-        ("any that waits", " AND blocked_on = 'time'"),
-    ),
-    *_statement(
         "spend_checkpoints",
         ("of all jobs", "c.job_id = ANY (%(job_ids)s) AND "),
         ("of a job that runs again", " AND j.status = 'succeeded'"),

@@ -52,13 +52,12 @@ TESTS = [
         "model",
         "parents",
     ),
-    *("parents_model", "interleavings", "plans", "errors", "job_logs", "cleanups", "look"),
+    *("parents_model", "interleavings", "plans", "errors", "job_logs", "cleanups"),
 ]
 # Where to look first, so that most runs are short.
 FIRST = {
     **dict.fromkeys(("write", "leave_out"), "job_logs"),
     **dict.fromkeys(("due", "take", "strike", "hand_over", "forget"), "cleanups"),
-    "look": "look",
     **dict.fromkeys(("dl_error_group", "groups", "write_note", "clear_note"), "errors"),
     "dl_is_running": "guards park",
     "dl_park": "park ordered lock guards",

@@ -336,10 +336,14 @@ def test_the_farms_of_other_hosts_count_against_the_limits(check: Check, own_db:
             " SELECT 'w' || i, 'farm' || i % 20, 'host' || i % 20, i, 'q', 'idle' FROM generate_series(1, 1000) i"
         )
         found = check(dl_db_dsn=own_db)
-        ((about, what, advice),) = found.of("warning")
+        (idle, (about, what, advice)) = found.of("warning")
         # 20 farms of 50 workers: each two sessions, a keeper and a successor; this machine's as by its settings.
         assert (about, what.startswith("all 21 farms may need 2075 sessions")) == ("fleet", True)
         assert "raise max_connections by" in advice
+        assert idle[:2] == (
+            "listeners",
+            "all farms have 1008 workers; while they are idle, a trigger takes 40 ms of CPU",
+        )
         conn.execute("UPDATE dl_workers SET seen_at = now() - interval '1 min'")
         assert check(dl_db_dsn=own_db).of("warning") == []
 

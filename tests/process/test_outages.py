@@ -34,7 +34,7 @@ LEASE = 3  # seconds
 # Every period of a farm that is longer than a second, but for the time limits of a server that answers.
 PERIODS = dict.fromkeys(
     (
-        *("LEARN_SEC", "MEMORY_SEC", "RESERVED_SEC", "COUNTED_SEC", "UNCHANGED_SEC", "HEAT_SEC", "RECONNECT_SEC"),
+        *("LEARN_SEC", "MEMORY_SEC", "RESERVED_SEC", "UNCHANGED_SEC", "HEAT_SEC", "RECONNECT_SEC"),
         *("LOG_DAYS_SEC", "LOG_DAYS_AGAIN_SEC", "PREDICT_SEC", "HELD_AGAIN_SEC"),
     ),
     1.0,

@@ -34,7 +34,6 @@ class Worker:
         self.name = name
         self.conn = db.connect(dsn, name=name, schema=schema)
         self.session = lifecycle.open_session(self.conn, name)
-        lifecycle.listen(self.conn)  # as the keeper does for its workers
 
     @property
     def pid(self) -> int:

@@ -67,10 +67,6 @@ def step(queue: str, most: int = 1) -> str:
     return f"SELECT * FROM dl_step(ARRAY['{queue}'], false, 'w', now(), 15, {most}, 0, '-infinity', {nothing})"
 
 
-def look(queue: str) -> str:
-    return lifecycle._SQL["look"].replace("%(queues)s", f"ARRAY['{queue}']").replace("%(most)s", "20")
-
-
 def ten(column: str, where: str, order: str = "created_at") -> str:
     """An array of ten rows' values."""
     return f"ARRAY(SELECT {column} FROM dl_jobs WHERE {where} ORDER BY {order} LIMIT 10)"
@@ -108,10 +104,6 @@ CALLS = {
         "   AND queue = 'ordered'"
         "   ORDER BY priority, created_at LIMIT 10)",
     ),
-    "a look where jobs are ready": Call(look("ready"), 60),
-    "a look where all is parked": Call(look("parked"), 30),
-    "a look where nothing is due": Call(look("future"), 30),
-    "a look where nothing is queued": Call(look("done"), 30),
     "dl_by_lag": Call("SELECT dl_by_lag('{ready,ordered,done,future,half}')", 60),
     "dl_take_keys": Call("SELECT * FROM dl_take_keys('ready', false, 20, 0, '-infinity', 0, '{}', true, 0, NULL)", 250),
     # Some blocks are those of the table's checks.

@@ -31,7 +31,7 @@ def test_an_idle_worker_that_ran_nothing_is_shown_again_but_not_read_again(
 
     def looked_at() -> int:
         reads.clear()
-        registry.show(conn, shared.used(), lambda: None)
+        registry.show(conn, shared.used())
         clock[0] += 1.1 * CHANGED_SEC
         return len(reads)
 

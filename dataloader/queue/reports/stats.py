@@ -300,11 +300,6 @@ def show_workers(
         conn.execute(_SQL["show_workers"], shown)
 
 
-def idle_farms(conn: Conn) -> dict[str, int]:
-    """How many farms, of all hosts, show workers that wait for jobs of a queue; a queue without one is left out."""
-    return dict(conn.execute(_SQL["idle_farms"]).fetchall())
-
-
 def postgres(conn: Conn) -> Row:
     """The server: version, sizes, connections, dead tuples, the database's oldest transaction; what `vacuum` says."""
     return _rows(conn, "postgres")[0] | vacuum(conn)

@@ -660,11 +660,6 @@ class Settings(BaseSettings):
         description="Degrees Celsius of the host's hottest sensor from which on no run begins whose need is known; "
         "0: at any.",
     )
-    dl_host_account: Folder | None = Field(
-        default=None,
-        description="Folder of the file in which the farms of one user share this host; by default "
-        "`/dev/shm/dataloader-` and the user's number.",
-    )
     dl_max_jobs: int | None = Field(default=None, ge=1, description="Jobs after which the farm replaces a worker.")
     dl_max_rss_mb: int | None = Field(
         default=None, ge=16, description="Memory after a job, in MB, above which the farm replaces a worker."

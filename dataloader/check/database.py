@@ -285,9 +285,7 @@ def listeners(workers: int) -> list[Finding]:
     """PURE: a warning where so many workers, when all are idle, make each trigger costly for the server."""
     if workers <= LISTENERS_MOST:
         return []
-    what = (
-        f"all farms have {workers} workers; while they are idle, a trigger takes {workers * LISTENER_MS:.0f} ms of CPU"
-    )
+    what = f"all farms have {workers} workers; idle ones cost each trigger {workers * LISTENER_MS:.0f} ms of CPU"
     return [Finding(Level.WARNING, "listeners", what, f"have at most {LISTENERS_MOST} workers: see docs/scaling.md")]
 
 

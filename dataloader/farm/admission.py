@@ -1,7 +1,8 @@
 """Admission: a run begins only while the host has room for it, beside what runs there. No SQL.
 
-The worker asks before each claim which tasks have no room now, and enters a run's needs into the host's account before
-it begins. Tasks without needs are always admitted, and a farm that has no others pays nothing.
+The worker asks before each claim which tasks have no room now, and enters a run's needs into its slot before it begins.
+Two workers enter one after the other, so they do not both take the last room. Tasks without needs are always admitted,
+and a farm that has no others pays nothing. Another farm of the host counts by what it uses, as any other program.
 """
 
 from __future__ import annotations
@@ -9,28 +10,22 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from dataloader import periods
 from dataloader.farm.host import MB, Host, Load, Room
-from dataloader.farm.host_account import Book, Entry, HostAccount, NoAccount, Reservation
 from dataloader.farm.process import memory_used, now
+from dataloader.farm.slots import NONE, Needs, SharedSlots, Slot
 from dataloader.queue.lifecycle import LeftOut
 
 MEASURED_SEC = 0.25  # how old a measurement may be
-LOOK_SEC = (0.03, 0.08)  # between an idle worker's looks at the account; at random, so that one of many comes first
+LOOK_SEC = (0.03, 0.08)  # between an idle worker's looks at the slots; at random, so that one of many comes first
 LEAST_SHARE = 0.5  # of the processors that a run needs, which the measured load leaves free
 # After its last refresh a reservation is over: workers with a job that waits claim once a second.
+CLOSED_SEC = 1.0  # until the next try, where a stopped process is about to enter a run
 RESERVED_SEC = periods.seconds("RESERVED_SEC", 5.0)
-
-
-class Needs(NamedTuple):
-    """What a run uses at most: MB of memory of its worker and that one's children, and processors; 0: do not ask."""
-
-    memory_mb: float = 0.0
-    cpus: float = 0.0
 
 
 class Running(NamedTuple):
@@ -86,13 +81,22 @@ class Patience:
         return self._first.task if self._first and is_over else None
 
 
-class Admission:
-    """What one worker may begin."""
+class Reservation(NamedTuple):
+    """The needs of a job that waits while room gathers for it, until a monotonic instant."""
 
-    def __init__(self, host: Host, account: HostAccount, reserve_sec: float, logger: Any) -> None:
+    task: str
+    needs: Needs
+    until: float
+
+
+class Admission:
+    """What one worker may begin, beside the runs of its farm and whatever else the host does."""
+
+    def __init__(self, host: Host, shared: SharedSlots, slot: Slot, reserve_sec: float, logger: Any) -> None:
         """`reserve_sec` is how long a job waits until room gathers for it; 0: for none does room gather."""
         self._host = host
-        self._account = account
+        self._shared = shared
+        self._slot = slot
         self._log = logger
         self._patience = Patience(reserve_sec)
         self._needs: Mapping[str, Needs] = {}
@@ -100,8 +104,8 @@ class Admission:
         self._used_mb: dict[int, float] = {}  # by process, at the latest measurement
         self._load = Load({}, 0.0)
         self._measured_at = -MEASURED_SEC
-        self._has_entry = False  # as far as this process could write
-        self._is_away = False  # the account could not be read
+        self._seen: tuple[object, ...] = ()  # the runs and the reservation at the latest look
+        self._closed_until = 0.0  # a process is stopped that was about to enter a run
         self._left_out: frozenset[str] = frozenset()  # the tasks without room at the latest claim that passed jobs over
 
     def know(self, needs: Mapping[str, Needs]) -> None:
@@ -110,23 +114,24 @@ class Admission:
 
     def without(self) -> Collection[str]:
         """The tasks that the next claim should pass over, for the host has no room for them now."""
-        if not (self._needs or self._has_entry):
+        if not self._needs:
             return ()
-        oldest_sec = 0.0 if self._account.has_changed() else MEASURED_SEC  # room that a run has left is there at once
-        if (book := self._changed(lambda _: None)) is None:
+        if now() < self._closed_until:
             return list(self._needs)
-        self._measure(book, oldest_sec)
-        return [task for task, needs in self._needs.items() if not self._has_room(task, needs, book)]
+        oldest_sec = 0.0 if self._has_changed() else MEASURED_SEC  # room that a run has left is there at once
+        self._measure(oldest_sec)
+        self._seen, reserved = self._state(), self._reservation()
+        return [task for task, needs in self._needs.items() if not self._has_room(task, needs, reserved)]
 
     def passed(self, left_out: LeftOut | None, without: Collection[str]) -> None:
-        """The worker tells what its claim has passed over, for these tasks had no room.
+        """The worker reports the job that its claim has passed over, because these tasks had no room.
 
         For a job that was passed over for long enough the host lets room gather.
         """
         self._patience.passed(left_out)
         self._left_out = frozenset(without if left_out else ())
-        if self._patience.over:  # as of now: at the next claim another worker may have begun that job
-            self._changed(self._reserve)
+        if task := self._patience.over:  # as of now: at the next claim another worker may have begun that job
+            self._reserve(task)
 
     @property
     def look_in(self) -> float:
@@ -137,78 +142,84 @@ class Admission:
         return random.uniform(*LOOK_SEC) if self._left_out else math.inf  # noqa: S311  jitter
 
     def has_gained_room(self) -> bool:
-        """Whether a task that the latest claim has passed over has room by now, for the account has changed."""
-        return bool(self._left_out) and self._account.has_changed() and not self._left_out <= {*self.without()}
+        """Whether a task that the latest claim has passed over has room by now, because a run has ended."""
+        return bool(self._left_out) and self._has_changed() and not self._left_out <= {*self.without()}
 
     def enter(self, task: str) -> bool:
         """Claim the room that a run of this task needs; False when there is none any more."""
         if (needs := self._needs.get(task)) is None:
             return True
-        if (book := self._changed(lambda _: None)) is None:
+        try:
+            with self._shared.room.changed(must=True) as note:
+                self._measure(0.0)
+                reserved = _standing(note)
+                if not self._has_room(task, needs, reserved):
+                    return False
+                self._slot.needs = needs
+                if reserved and reserved.task == task:
+                    note.clear()
+        except TimeoutError:
+            self._closed_until = now() + CLOSED_SEC
             return False
-        self._measure(book, 0.0)
-        self._changed(partial(self._enter, task, needs))
-        return self._has_entry
+        return True
 
     def leave(self) -> None:
         """The run is over; its room is free for others."""
-        if self._has_entry:
-            self._changed(lambda _: None)
+        self._slot.needs = NONE
 
-    def _enter(self, task: str, needs: Needs, book: Book) -> None:
-        if self._has_room(task, needs, book):
-            book.entries.append(self._account.entry(task, *needs))
-            if book.reservation and book.reservation.task == task:
-                book.reservation = None
-            self._has_entry = True
-
-    def _reserve(self, book: Book) -> None:
+    def _reserve(self, task: str) -> None:
         """Let room gather for the job that has been passed over for too long, unless another reservation stands."""
-        task = self._patience.over
-        needs = self._needs.get(task or "")
-        if task is None or needs is None or needs.memory_mb > self._room.bound_mb:
+        needs = self._needs.get(task)
+        if needs is None or needs.memory_mb > self._room.bound_mb:
             return
-        if book.reservation is None:
-            self._log.info("worker.room.reserved", task=task, **needs._asdict())
-        if book.reservation is None or book.reservation.task == task:
-            book.reservation = Reservation(task, *needs, now() + RESERVED_SEC)
+        with suppress(TimeoutError), self._shared.room.changed(must=True) as note:
+            reserved = _standing(note)
+            if reserved is None:
+                self._log.info("worker.room.reserved", task=task, **needs._asdict())
+            if reserved is None or reserved.task == task:
+                note.update(task=task, needs=needs, until=now() + RESERVED_SEC)
 
-    def _changed(self, change: Callable[[Book], None]) -> Book | None:
-        """The book after a change, without this worker's former entry; None when the account cannot be used."""
-        had_entry = self._has_entry
-        try:
-            with self._account.opened() as book:
-                book.entries = [each for each in book.entries if each.pid != os.getpid()]
-                self._has_entry = False
-                change(book)
-        except NoAccount as e:
-            if not self._is_away:
-                self._log.error("worker.account.failed", error=str(e))
-            self._is_away, self._has_entry = True, had_entry
-            return None
-        self._is_away = False
-        return book
+    def _others(self) -> list[Slot]:
+        """The slots of the other workers whose runs have room."""
+        return [slot for slot in self._shared.working() if slot.needs != NONE and slot is not self._slot]
 
-    def _measure(self, book: Book, oldest_sec: float) -> None:
-        """What the runs in the book use, and then what is free: what they take meanwhile counts rather twice."""
+    def _reservation(self) -> Reservation | None:
+        return _standing(self._shared.room.read())
+
+    def _state(self) -> tuple[object, ...]:
+        reserved = self._reservation()
+        return *((slot.index, slot.needs) for slot in self._others()), reserved and reserved.task
+
+    def _has_changed(self) -> bool:
+        """Whether the runs with room, or the reservation, are others than at the latest look."""
+        return self._state() != self._seen
+
+    def _measure(self, oldest_sec: float) -> None:
+        """What the runs use, and then what is free: what they take meanwhile counts rather twice."""
         if now() < self._measured_at + oldest_sec:
             return
-        workers = (os.getpid(), *(each.pid for each in book.entries))
+        workers = (os.getpid(), *(slot.fields.pid for slot in self._others()))
         self._used_mb = {pid: memory_used(pid) / MB for pid in workers}
         self._room = self._host.room(sum(self._used_mb.values()))
         self._load = self._host.load(workers)
         self._measured_at = now()
 
-    def _has_room(self, task: str, needs: Needs, book: Book) -> bool:
-        runs = [*map(self._running, book.entries)]
-        reserved = book.reservation
+    def _has_room(self, task: str, needs: Needs, reserved: Reservation | None) -> bool:
+        runs = [*map(self._running, self._others())]
         if reserved and reserved.task != task:
-            runs.append(Running(Needs(reserved.memory_mb, reserved.cpus), 0.0))
+            runs.append(Running(reserved.needs, 0.0))
         return fits(needs, self._used_mb[os.getpid()], self._room, runs, self._load.others)
 
-    def _running(self, entry: Entry) -> Running:
-        used_cpus = self._load.of_workers.get(entry.pid, 0.0)
-        return Running(Needs(entry.memory_mb, entry.cpus), self._used_mb.get(entry.pid, 0.0), used_cpus)
+    def _running(self, slot: Slot) -> Running:
+        pid = slot.fields.pid
+        return Running(slot.needs, self._used_mb.get(pid, 0.0), self._load.of_workers.get(pid, 0.0))
+
+
+def _standing(note: Mapping[str, Any]) -> Reservation | None:
+    """The reservation that the note holds, unless it is over."""
+    if now() > note.get("until", 0.0):
+        return None
+    return Reservation(note["task"], Needs(*note["needs"]), note["until"])
 
 
 def needs_of(

@@ -32,15 +32,17 @@ class Note:
         os.close(self._file)
 
     @contextmanager
-    def changed(self) -> Iterator[dict[str, Any]]:
+    def changed(self, must: bool = False) -> Iterator[dict[str, Any]]:
         """The dict, for this process alone; what the block changes in it is kept. Empty at first.
 
         A process that gets no turn within WAIT_SEC changes a copy that nobody sees: a line of the log too many does
-        less harm than a wait.
+        less harm than a wait. With `must` it gets a TimeoutError.
         """
         is_ours = self._lock()
+        if must and not is_ours:
+            raise TimeoutError
         try:
-            found = self._read() if is_ours else {}
+            found = self.read() if is_ours else {}
             yield found
             if is_ours:
                 text = json.dumps(found).encode()
@@ -50,7 +52,8 @@ class Note:
             if is_ours:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
 
-    def _read(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
+        """The dict as it is now; another process may be about to change it."""
         try:
             found: dict[str, Any] = json.loads(os.pread(self._file, 1 << 20, 0) or b"{}")
         except ValueError:  # a process was killed while it wrote: begin anew

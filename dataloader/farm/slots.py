@@ -50,6 +50,16 @@ TOOK_LONGER = "not started: another job took longer"
 _WORKING = frozenset({State.AWAKE, State.IDLE, State.BUSY})
 
 
+class Needs(NamedTuple):
+    """What a run uses at most: MB of memory of its worker and that one's children, and processors; 0: do not ask."""
+
+    memory_mb: float = 0.0
+    cpus: float = 0.0
+
+
+NONE = Needs()
+
+
 class Order(IntEnum):
     """The supervisor's order to a worker."""
 
@@ -89,6 +99,8 @@ class _Fields(ctypes.Structure):
         ("cpu", ctypes.c_double),  # the same at its death
         ("peak_memory", ctypes.c_uint64),  # the most memory that it ever used, in bytes
         ("ahead", ctypes.c_int32),  # how many jobs wait behind the run that the keeper may hand back
+        ("need_mb", ctypes.c_double),  # of memory, that the run may use; 0: it was not asked
+        ("need_cpus", ctypes.c_double),
         ("why", ctypes.c_int32),
         ("state", ctypes.c_int32),
         ("pid", ctypes.c_int32),
@@ -238,6 +250,15 @@ class Slot:
         self.fields.timeout_at = now() + timeout_sec if timeout_sec else 0
         if max_memory_mb:
             self.fields.memory_limit = int(max_memory_mb * 2**20)
+
+    @property
+    def needs(self) -> Needs:
+        """What the run may use, as its admission has found; NONE without a run that was asked."""
+        return Needs(self.fields.need_mb, self.fields.need_cpus)
+
+    @needs.setter
+    def needs(self, needs: Needs) -> None:
+        self.fields.need_mb, self.fields.need_cpus = needs
 
     def watch(self, stall_sec: float, ends_stuck: bool) -> None:
         """By the worker: the run is stuck once it has reported nothing for so long; 0: never."""
@@ -396,6 +417,7 @@ class SharedSlots:
         self.farm_start = Once()  # the hook on_farm_start, by generation
         self.told = Told()  # errors of imports and hooks at the start
         self.outage = Note()  # whether the database is away: FarmOutage
+        self.room = Note()  # held while a worker enters a run's needs; the reservation of `farm/admission.py`
         self.born = Bell()  # a new worker rings it for the keeper, which opens the files of the worker's output
         self._memory = mmap.mmap(-1, ctypes.sizeof(_Fields) * size)
         fields = (_Fields * size).from_buffer(self._memory)
@@ -410,6 +432,10 @@ class SharedSlots:
     def used(self) -> list[Slot]:
         """The slots of all processes that are there, or dead and not recovered: a few of hundreds."""
         return [self.slots[index] for index, state in enumerate(self._states.tolist()) if state != State.FREE]
+
+    def working(self) -> list[Slot]:
+        """The slots of the workers that claim or run jobs."""
+        return [self.slots[index] for index, state in enumerate(self._states.tolist()) if state in _WORKING]
 
     def idle_before(self, slot: Slot) -> int:
         """How many idle workers of the same kind have a slot before this one: their turn to claim comes first."""

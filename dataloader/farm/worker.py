@@ -29,7 +29,6 @@ from dataloader.farm.common_log import FarmOutage
 from dataloader.farm.guest import Inspection, keep_children_plain
 from dataloader.farm.heartbeat import Heartbeat
 from dataloader.farm.host import Host
-from dataloader.farm.host_account import HostAccount
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
@@ -52,9 +51,7 @@ from dataloader.queue.plans import schedules
 from dataloader.queue.reports import stats
 from dataloader.queue.run_log import RunLog
 
-TURN_SEC = (
-    0.002  # a farm's first idle worker claims at once, the next after this, two after twice this; see `_claim_sec`
-)
+TURN_SEC = 0.002  # a farm's first idle worker claims at once, the next after this, two after twice this
 GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
 GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
@@ -118,8 +115,7 @@ class Worker:
         self.runner = Runner(settings, dsn, self._leap)
         elsewhere = partial(shared.warm_elsewhere, slot)
         self.preference = Preference(settings, lambda: self.runner.warm.keys, elsewhere)
-        account = HostAccount(settings.dl_host_account)
-        self.admission = Admission(Host(settings), account, settings.dl_reserve_sec, self.log)
+        self.admission = Admission(Host(settings), shared, slot, settings.dl_reserve_sec, self.log)
         self.batch = Batch(settings, self.queues, self.session, self.orders, self.log, self.preference, self.admission)
         self.capture = capture
         self.heartbeat = Heartbeat(self.session, self.batch, settings, capture)

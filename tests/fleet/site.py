@@ -214,7 +214,6 @@ class Site:
         env = {
             "DL_DB_DSN": f"host={PRIMARY} user={ROLE} password={self._password} dbname=postgres",
             "DL_HOME": str(folder),
-            "DL_HOST_ACCOUNT": str(folder / "host"),
             "DL_PIPELINES": "tests.fleet.pipelines",
             "WORKERS_JSON": json.dumps([{"queue": QUEUE, "concurrency": workers}]),
         }

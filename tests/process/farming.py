@@ -167,7 +167,6 @@ class Farm:
         defaults = {
             "DL_DB_DSN": self.dsn,
             "DL_HOME": str(self.folder),
-            "DL_HOST_ACCOUNT": str(self.folder / "host"),
             "DL_PIPELINES": "farm_pipelines",
             "PYTHONPATH": str(Path(__file__).parent),
             "PYTHONDONTWRITEBYTECODE": "1",  # a .pyc names its source by second and size: it would hide a test's change

@@ -342,7 +342,7 @@ def test_the_farms_of_other_hosts_count_against_the_limits(check: Check, own_db:
         assert "raise max_connections by" in advice
         assert idle[:2] == (
             "listeners",
-            "all farms have 1008 workers; while they are idle, a trigger takes 40 ms of CPU",
+            "all farms have 1001 workers; idle ones cost each trigger 40 ms of CPU",
         )
         conn.execute("UPDATE dl_workers SET seen_at = now() - interval '1 min'")
         assert check(dl_db_dsn=own_db).of("warning") == []

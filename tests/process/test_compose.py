@@ -106,7 +106,6 @@ class Containers:
             "PG_HOST": self.host,
             "APP_PORT": str(self.port),
             "DL_HOME": str(self.folder / "home"),
-            "DL_HOST_ACCOUNT": str(self.folder / "host"),
             "DL_SECRETS_DIR": str(self.secrets(service)),
         }
 

@@ -53,6 +53,6 @@ def test_the_page_keeps_its_promises(home: Path) -> None:
     text = PAGE.read_text("utf-8")
     for given in PORTS:
         text = re.sub(rf"\b{given}\b", str(free_port()), text)
-    environment = tutorial.environment(home) | {"DL_HOST_ACCOUNT": str(home / "host")}
+    environment = tutorial.environment(home)
     environment["PATH"] = f"{programs(home)}:{Path(sys.executable).parent}:{environment['PATH']}"
     tutorial.walk(list(tutorial.steps(text)), environment, home)

@@ -14,10 +14,10 @@ from statistics import mean
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import psutil
 import pytest
 from farming import Farm, Program, until
 
-from dataloader.farm.host_account import HostAccount
 from dataloader.farm.process import memory_used
 
 MB = 2**20
@@ -38,7 +38,6 @@ class Hall:
 
     def __init__(self, farm: Farm, folder: Path) -> None:
         self.farm = farm
-        self.account = HostAccount(folder / "host")
         self._notes = folder / "notes"
         self._notes.touch()
 
@@ -56,11 +55,14 @@ class Hall:
         lines = [line.split() for line in self._notes.read_text().splitlines()]
         return [Note(kind, float(size), float(at)) for kind, size, at in lines if kind == what]
 
+    def busy(self) -> list[psutil.Process]:
+        """The workers that have a run."""
+        workers = [worker for program in self.farm.programs for worker in program.workers()]
+        return [worker for worker in workers if " job=" in " ".join(worker.cmdline())]
+
     def used_mb(self) -> float:
-        """The memory of all runs that have room in the account."""
-        with self.account.opened() as book:
-            pids = {entry.pid for entry in book.entries}
-        return sum(map(memory_used, pids)) / MB
+        """The memory of all runs, each with its worker."""
+        return sum(memory_used(worker.pid) for worker in self.busy()) / MB
 
     def count(self, question: str) -> int:
         """The number that a statement counts."""
@@ -141,16 +143,6 @@ def test_the_runs_stay_within_the_bound_and_use_most_of_it(hall: Hall, tmp_path:
     assert in_vain < 2 * 33, "workers race for room now and then; they do not claim again and again"
 
 
-def test_two_farms_share_the_host(hall: Hall) -> None:
-    for _ in range(2):
-        hall.ready(workers=2)
-    jobs = [hall.put(400, sec=0.5) for _ in range(4)]
-    for job in jobs:
-        hall.farm.wait(job, "succeeded")
-    begun, ended = (sorted(note.at for note in hall.notes(what)) for what in ("begin", "end"))
-    assert all(end < begin for end, begin in zip(ended, begun[1:], strict=False)), "one after the other"
-
-
 def test_small_jobs_do_not_starve_a_big_one(hall: Hall) -> None:
     hall.ready(workers=4, dl_reserve_sec=1)
     for _ in range(3):
@@ -204,13 +196,12 @@ def test_processors_that_strangers_keep_busy_are_not_free(
 
 
 def test_a_killed_worker_leaves_its_room_to_others(hall: Hall) -> None:
-    program = hall.ready(workers=2)
+    hall.ready(workers=2)
     hall.put(500, sec=60, max_attempts=1)
     until(lambda: hall.notes("begin"), "the big run")
     waits = hall.put(400)
-    with hall.account.opened() as book:
-        (entry,) = book.entries
-    next(worker for worker in program.workers() if worker.pid == entry.pid).kill()
+    (worker,) = until(hall.busy, "its worker")
+    worker.kill()
     hall.farm.wait(waits, "succeeded")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +19,7 @@ from dataloader.farm import admission
 from dataloader.farm import host as host_module
 from dataloader.farm.admission import Admission, Needs, Patience, Running, fits, needs_of
 from dataloader.farm.host import Host, Load, Memory, Processors, Room, Sample, load_between, processors, room_of, shares
-from dataloader.farm.host_account import Entry, HostAccount, Reservation
-from dataloader.farm.process import started
+from dataloader.farm.slots import SharedSlots, State
 from dataloader.queue.lifecycle import LeftOut
 
 OTHERS = os.getppid()  # a process that lives as long as this one
@@ -59,23 +57,32 @@ def place() -> Place:
 
 
 @pytest.fixture
-def account(tmp_path: Path) -> HostAccount:
-    return HostAccount(tmp_path / "host")
+def shared() -> SharedSlots:
+    """The slots of two workers, the first is this process."""
+    made = SharedSlots(3)
+    for slot, pid in zip(made.slots[:2], (os.getpid(), OTHERS), strict=True):
+        slot.take(0)
+        slot.state, slot.fields.pid = State.BUSY, pid
+    return made
 
 
 @pytest.fixture
-def admitted(place: Place, account: HostAccount, monkeypatch: pytest.MonkeyPatch) -> Admission:
+def admitted(place: Place, shared: SharedSlots, monkeypatch: pytest.MonkeyPatch) -> Admission:
     """The admission of a worker that has passed over its first job for long enough at once."""
     monkeypatch.setattr(admission, "memory_used", lambda pid: 0)  # pytest's own grows from test to test
-    made = Admission(place, account, 1e-9, structlog.get_logger())  # type: ignore[arg-type]
+    made = Admission(place, shared, shared.slots[0], 1e-9, structlog.get_logger())  # type: ignore[arg-type]
     made.know({BIG: Needs(900), SMALL: Needs(300), "cores": Needs(cpus=2)})
     return made
 
 
-def others(account: HostAccount, memory_mb: float, cpus: float = 0.0) -> None:
-    """A run of another process claims so much."""
-    with account.opened() as book:
-        book.entries.append(Entry(OTHERS, started(OTHERS) or 0, "other", memory_mb, cpus))
+def others(shared: SharedSlots, memory_mb: float, cpus: float = 0.0) -> None:
+    """The run of the other worker may use so much."""
+    shared.slots[1].needs = Needs(memory_mb, cpus)
+
+
+def reserved(shared: SharedSlots) -> Any:
+    """The task for which room gathers, if there is one."""
+    return shared.room.read().get("task")
 
 
 def left_out(task: str) -> LeftOut:
@@ -271,8 +278,8 @@ def test_reserve_sec_0_reserves_nothing(clock: Iterator[list[float]]) -> None:
     assert patience.over is None
 
 
-def test_a_farm_without_needs_pays_nothing(place: Place, tmp_path: Path) -> None:
-    free = Admission(place, HostAccount(tmp_path / "host"), 60, structlog.get_logger())  # type: ignore[arg-type]
+def test_a_farm_without_needs_pays_nothing(place: Place, shared: SharedSlots) -> None:
+    free = Admission(place, shared, shared.slots[0], 60, structlog.get_logger())  # type: ignore[arg-type]
     free.know({})
     assert free.without() == ()
     assert free.enter("any")
@@ -280,31 +287,30 @@ def test_a_farm_without_needs_pays_nothing(place: Place, tmp_path: Path) -> None
     assert free.look_in == math.inf
     assert not free.has_gained_room()
     assert place.asked == 0
-    assert not (tmp_path / "host").exists()
 
 
-def test_a_host_without_bounds_admits_everything(tmp_path: Path) -> None:
+def test_a_host_without_bounds_admits_everything(shared: SharedSlots) -> None:
     host = Host(config.load(dl_host_memory="0", dl_host_cpu=0))
-    free = Admission(host, HostAccount(tmp_path / "host"), 60, structlog.get_logger())
+    free = Admission(host, shared, shared.slots[0], 60, structlog.get_logger())
     free.know({BIG: Needs(10**9)})
     assert free.without() == ()
     assert free.enter(BIG)
-    assert not (tmp_path / "host").exists()
+    assert shared.slots[0].needs == Needs()
 
 
-def test_what_another_process_has_claimed_is_not_free(admitted: Admission, account: HostAccount) -> None:
+def test_what_another_worker_has_claimed_is_not_free(admitted: Admission, shared: SharedSlots) -> None:
     assert admitted.without() == []
-    others(account, 990)
+    others(shared, 990)
     assert [*admitted.without()] == [BIG, SMALL]
     assert not admitted.enter(SMALL)
     assert admitted.enter("without needs")
-    others(account, 0, cpus=1)
+    others(shared, 0, cpus=1)
     assert not admitted.enter("cores")
 
 
-def test_the_measured_load_is_asked_too(admitted: Admission, account: HostAccount, place: Place) -> None:
+def test_the_measured_load_is_asked_too(admitted: Admission, shared: SharedSlots, place: Place) -> None:
     admitted.know({"core": Needs(cpus=1)})
-    others(account, 0, cpus=0.5)
+    others(shared, 0, cpus=0.5)
     assert admitted.without() == []
     place.busy = Load({OTHERS: 1.6}, 0)
     assert not admitted.enter("core")
@@ -314,97 +320,78 @@ def test_the_measured_load_is_asked_too(admitted: Admission, account: HostAccoun
     assert admitted.enter("core")
 
 
-def test_a_run_is_in_the_account_until_its_end(admitted: Admission, account: HostAccount) -> None:
+def test_a_slot_has_the_needs_of_its_run_until_its_end(admitted: Admission, shared: SharedSlots) -> None:
     assert admitted.enter(SMALL)
-    with account.opened() as book:
-        assert [(entry.pid, entry.task, entry.memory_mb) for entry in book.entries] == [(os.getpid(), SMALL, 300)]
+    assert shared.slots[0].needs == Needs(300)
     admitted.leave()
-    with account.opened() as book:
-        assert book.entries == []
+    assert shared.slots[0].needs == Needs()
 
 
-def test_room_gathers_for_the_job_that_was_passed_over(
-    admitted: Admission, account: HostAccount, tmp_path: Path
-) -> None:
-    others(account, 500)
+def test_a_dead_worker_leaves_its_room(admitted: Admission, shared: SharedSlots) -> None:
+    others(shared, 990)
+    admitted.passed(left_out(SMALL), admitted.without())
+    assert not admitted.has_gained_room()
+    shared.slots[1].state = State.DEAD
+    assert admitted.has_gained_room()
+    assert admitted.enter(SMALL)
+
+
+def test_no_run_enters_while_another_process_does(admitted: Admission, shared: SharedSlots) -> None:
+    """It may be stopped in the midst of that: no worker claims such jobs again and again meanwhile."""
+    ready, over = os.pipe(), os.pipe()
+    if not (child := os.fork()):
+        with shared.room.changed():
+            os.write(ready[1], b".")
+            os.read(over[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    assert not admitted.enter(SMALL)
+    assert [*admitted.without()] == [BIG, SMALL, "cores"]
+    os.write(over[1], b".")
+    os.waitpid(child, 0)
+    assert admitted.enter(SMALL)
+
+
+def test_room_gathers_for_the_job_that_was_passed_over(admitted: Admission, shared: SharedSlots) -> None:
+    others(shared, 500)
     without = admitted.without()
     assert without == [BIG]
     admitted.passed(left_out(BIG), without)
     assert [*admitted.without()] == [BIG, SMALL]  # which would fit beside the other run
-    time.sleep(0.02)  # the file's clock goes by 4 ms
-    with HostAccount(tmp_path / "host").opened() as book:
-        book.entries.clear()
+    others(shared, 0)
     assert admitted.has_gained_room()
     assert admitted.enter(BIG)
-    with account.opened() as book:
-        assert book.reservation is None
+    assert reserved(shared) is None
 
 
-def test_a_reservation_of_others_stands_until_it_is_over(admitted: Admission, account: HostAccount) -> None:
-    with account.opened() as book:
-        book.reservation = Reservation("theirs", 990, 0, admission.now() + 60)
+def test_a_reservation_of_others_stands_until_it_is_over(admitted: Admission, shared: SharedSlots) -> None:
+    with shared.room.changed() as note:
+        note.update(task="theirs", needs=[990, 0], until=admission.now() + 60)
     assert [*admitted.without()] == [BIG, SMALL]
     admitted.passed(left_out(BIG), [BIG])
-    admitted.without()
-    with account.opened() as book:
-        assert book.reservation is not None
-        assert book.reservation.task == "theirs"
-        book.reservation = Reservation("theirs", 990, 0, admission.now() - 1)
+    assert reserved(shared) == "theirs"
+    with shared.room.changed() as note:
+        note["until"] = admission.now() - 1
     admitted.passed(left_out(BIG), [BIG])
-    with account.opened() as book:
-        assert book.reservation is not None
-        assert book.reservation.task == BIG
+    assert reserved(shared) == BIG
 
 
-def test_room_gathers_no_more_for_a_job_that_another_worker_has_begun(
-    admitted: Admission, account: HostAccount
-) -> None:
+def test_room_gathers_no_more_for_a_job_that_another_worker_has_begun(admitted: Admission, shared: SharedSlots) -> None:
     """What an earlier claim has passed over says nothing of now."""
     admitted.passed(left_out(BIG), [BIG])
     admitted.passed(left_out(BIG), [BIG])
-    with account.opened() as book:
-        assert book.reservation is not None
-        book.reservation = None
+    with shared.room.changed() as note:
+        assert note["task"] == BIG
+        note.clear()
     admitted.without()
     admitted.passed(None, [])
-    with account.opened() as book:
-        assert book.reservation is None
+    assert reserved(shared) is None
 
 
-def test_nothing_is_reserved_for_what_never_fits(admitted: Admission, account: HostAccount) -> None:
+def test_nothing_is_reserved_for_what_never_fits(admitted: Admission, shared: SharedSlots) -> None:
     admitted.know({"giant": Needs(2_000), SMALL: Needs(300)})
     without = admitted.without()
     assert without == ["giant"]
     admitted.passed(left_out("giant"), without)
     assert admitted.without() == ["giant"]
-    with account.opened() as book:
-        assert book.reservation is None
-
-
-def test_an_entry_that_could_not_be_removed_is_removed_at_the_next_claim(
-    admitted: Admission, account: HostAccount, tmp_path: Path
-) -> None:
-    """And it does not pass for the room of another run."""
-    folder = tmp_path / "host"
-    assert admitted.enter(SMALL)
-    (folder / "account").rename(folder / "away")
-    (folder / "away").unlink()  # so that it is opened again
-    folder.chmod(0o755)
-    admitted.leave()
-    folder.chmod(0o700)
-    others(account, 990)
-    assert not admitted.enter(SMALL)
-    with account.opened() as book:
-        assert [entry.pid for entry in book.entries] == [OTHERS]
-
-
-def test_without_an_account_no_run_with_needs_begins(
-    admitted: Admission, account: HostAccount, tmp_path: Path, capsys: Any
-) -> None:
-    (tmp_path / "host").mkdir(mode=0o755)
-    (tmp_path / "host").chmod(0o755)
-    assert {*admitted.without()} == {BIG, SMALL, "cores"}
-    assert not admitted.enter(SMALL)
-    assert admitted.enter("without needs")
-    (tmp_path / "host").chmod(0o700)
-    assert admitted.without() == []
+    assert reserved(shared) is None

@@ -17,7 +17,6 @@ from dataloader.farm.admission import Admission
 from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import LOCKED_MOST, TICK_SEC, Batch, fair_share, size_after
 from dataloader.farm.host import Host
-from dataloader.farm.host_account import HostAccount
 from dataloader.farm.process import now
 from dataloader.farm.slots import SharedSlots, Siblings, State
 from dataloader.farm.worker import GIVE_SEC, Worker
@@ -27,7 +26,8 @@ from dataloader.queue.lifecycle import Ended, Session, Step, Written
 
 SETTINGS = Settings.model_construct(workers_json=[WorkerSpec(queue="q", concurrency=1, prefetch=100)])
 PREFERENCE = Preference(SETTINGS, list, list)
-ADMISSION = Admission(Host(SETTINGS), HostAccount(), 0.0, None)  # of no task with needs
+SLOTS = SharedSlots(1)
+ADMISSION = Admission(Host(SETTINGS), SLOTS, SLOTS.slots[0], 0.0, None)  # of no task with needs
 
 
 def job(key: str = "key") -> Job:

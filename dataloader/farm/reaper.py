@@ -115,14 +115,6 @@ class Memory:
     waiting_after: UUID | None = None
     log_days_at: float = 0.0
 
-    def count_later(self) -> None:
-        """The next count of the queues may wait as long as after the slowest one."""
-        self.note_at = now() + NOTE_SELDOM * stats.NOTING_SEC
-
-    def predict_later(self) -> None:
-        """The next predictions begin with the first queue, in PREDICT_SEC."""
-        self.predicted, self.predict_at = "", now() + PREDICT_SEC
-
 
 def main(settings: Settings, dsn: str) -> int:
     """Reap every DL_REAPER_PERIOD_SEC until SIGTERM or SIGINT; returns the process's exit status."""
@@ -319,10 +311,8 @@ def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime,
 
 
 @contextmanager
-def going_on(
-    conn: db.Connection, log: structlog.stdlib.BoundLogger, event: str, on_failure: Callable[[], None] | None = None
-) -> Iterator[None]:
-    """Log a failure in this block as `event` and call `on_failure`; the rounds go on.
+def going_on(conn: db.Connection, log: structlog.stdlib.BoundLogger, event: str) -> Iterator[None]:
+    """Log a failure in this block as `event`; the rounds go on.
 
     Raises psycopg.Error where the session is lost, or the server does no work (read-only, out of memory or disk).
     """
@@ -331,8 +321,6 @@ def going_on(
     except Exception as e:  # a value that Python cannot read is no reason to leave the other duties undone
         if conn.closed or db.is_outage(e):
             raise
-        if on_failure:
-            on_failure()
         log.warning(event, error=str(e).strip() if isinstance(e, psycopg.Error) else repr(e))
 
 
@@ -358,26 +346,27 @@ def aggregate(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: flo
 
 def watch(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, period_sec: float) -> None:
     """Count the queues for pages and metrics, and name the session that holds back vacuum while it slows claims."""
-    with going_on(conn, log, "reaper.watch.failed", memory.count_later):
-        if now() >= memory.note_at:
-            began = now()
-            lag_sec = stats.note_lengths(conn, period_sec / 2)
-            memory.lag_sec = memory.lag_sec if lag_sec is None else lag_sec
-            memory.note_at = now() + NOTE_SELDOM * (now() - began)
-        _report_vacuum(stats.vacuum(conn), log, memory)
+    if now() >= memory.note_at:
+        began = now()
+        memory.note_at = began + NOTE_SELDOM * stats.NOTING_SEC  # after a failure as after the slowest count
+        lag_sec = stats.note_lengths(conn, period_sec / 2)
+        memory.lag_sec = memory.lag_sec if lag_sec is None else lag_sec
+        memory.note_at = now() + NOTE_SELDOM * (now() - began)
+    _report_vacuum(stats.vacuum(conn), log, memory)
 
 
 def predict(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, until: float) -> None:
     """Note when jobs will end, queue by queue until a monotonic instant, all queues once in PREDICT_SEC."""
-    with going_on(conn, log, "reaper.predict.failed", memory.predict_later):
-        while memory.predict_at <= now() < until:
-            if (noted := predictions.note(conn, memory.predicted)) is None:
-                return memory.predict_later()
-            memory.predicted = noted.queue
-            if noted.told:
-                log.warning("reaper.deadlines.at_risk", queue=noted.queue, jobs=noted.told)
-            if noted.error:
-                log.warning("reaper.predict.failed", queue=noted.queue, error=noted.error)
+    while memory.predict_at <= now() < until:
+        after = memory.predicted
+        memory.predicted, memory.predict_at = "", now() + PREDICT_SEC  # behind the last queue, and after a failure
+        if (noted := predictions.note(conn, after)) is None:
+            return
+        memory.predicted, memory.predict_at = noted.queue, 0.0
+        if noted.told:
+            log.warning("reaper.deadlines.at_risk", queue=noted.queue, jobs=noted.told)
+        if noted.error:
+            log.warning("reaper.predict.failed", queue=noted.queue, error=noted.error)
 
 
 def tell(conn: db.Connection, log: structlog.stdlib.BoundLogger, rules: Rules) -> None:

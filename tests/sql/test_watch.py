@@ -20,7 +20,7 @@ LOG = structlog.get_logger("reaper")
 
 def watched(conn: db.Connection, memory: reaper.Memory) -> list[Any]:
     """The events of one round."""
-    with capture_logs() as lines:
+    with capture_logs() as lines, reaper.going_on(conn, LOG, "reaper.watch.failed"):
         reaper.watch(conn, LOG, memory, 0)
     return [line for line in lines if line["event"].startswith("reaper.")]
 

@@ -26,11 +26,8 @@ from dataloader import log, pipelines
 from dataloader.config import Settings, WorkerSpec
 from dataloader.farm.admission import Admission
 from dataloader.farm.affinity import Preference
-from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
-from dataloader.farm.session import Lost, Session
 from dataloader.farm.slots import Siblings
-from dataloader.farm.turns import Turns
 from dataloader.queue import db, lifecycle, probe
 from dataloader.queue.job import Delivery, Finish, Job, Status
 from dataloader.queue.lifecycle import Ended, Step
@@ -56,10 +53,6 @@ FINISHED = log.Template(
     "worker.job.finished",
     {"worker": str, "queue": str, **REPORT, "verb": StrEnum, "status": StrEnum, "error": NoneType},
 )
-
-
-class Unwritten(Exception):
-    """The worker could not write a job's end before it had to leave: the keeper or the reaper recovers the job."""
 
 
 def size_after(size: int, seconds: float, runs: int) -> int:
@@ -104,8 +97,6 @@ class Batch:
         self,
         settings: Settings,
         queues: tuple[str, ...],
-        session: Session[lifecycle.Session],
-        orders: Orders,
         logger: Any,
         preference: Preference,
         admission: Admission,
@@ -118,8 +109,6 @@ class Batch:
         self._settings = settings
         self._turns = Turns(queues, self._spec.scheduler, random.Random())  # noqa: S311  whose turn it is, is no secret
         self._order = self._turns.order()
-        self._session = session
-        self._orders = orders
         self._log = logger
         self._preference = preference
         self._admission = admission
@@ -259,6 +248,11 @@ class Batch:
         return not (self._waiting or self.owes)
 
     @property
+    def is_locked_out(self) -> bool:
+        """True while another session has locked the rows of some ends."""
+        return bool(self._locked)
+
+    @property
     def has_ends(self) -> bool:
         """True while ends wait for the next write, apart from those of locked rows."""
         return bool(self._ends)
@@ -389,20 +383,6 @@ class Batch:
         self._ends = deque(end for end in self._ends if end.job.job_id in ours)
         self._locked = [end for end in self._locked if end.job.job_id in ours]
 
-    def write_last(self) -> None:
-        """Write all ends before the worker leaves; raises Unwritten when it has to leave before."""
-        patience = now() + self._settings.dl_drain_sec + self._settings.dl_kill_grace_sec
-        while self.owes:
-            why, spare = "their rows are locked", 2 * LOCKED_SEC
-            try:
-                self._session.call(lambda session: self.step(session, 0))
-            except Lost as e:
-                why, spare = str(e), -4 * LOCKED_SEC  # a worker that is killed at the drain's end counts as drained
-            if left := self.owes:
-                if now() > (self._orders.drain_by or patience) - spare:
-                    raise Unwritten(f"the ends of {left} jobs could not be written: {why}")
-                self._orders.pause(max(self._session.pause_sec, LOCKED_SEC if self._locked else 0.0))
-
     def _written(self, ends: Sequence[Ended], ended: Mapping[UUID, Status], locked: Collection[UUID]) -> None:
         """Log the written ends, and keep those whose rows are locked."""
         if locked or self._reported:
@@ -437,3 +417,34 @@ class Batch:
 def facts_of(job: Job) -> dict[str, Any]:
     """The fields of log lines that name the job."""
     return {"job_id": job.job_id, "task": job.task, "attempt": job.attempt}
+
+
+class Turns:
+    """The order of the queues of one worker, from claim to claim."""
+
+    def __init__(self, queues: Sequence[str], scheduler: str | Mapping[str, int] | None, chance: random.Random) -> None:
+        """`scheduler` as in WORKERS_JSON, None: "lag"; `chance` decides by weight which queue is first."""
+        self._queues = list(queues)
+        self._scheduler = scheduler or "lag"
+        self._chance = chance
+        self._next = 0  # whose turn it is
+        self.by_lag = len(self._queues) > 1 and self._scheduler == "lag"  # the database finds the order
+
+    def order(self) -> list[str]:
+        """All queues, the first one first.
+
+        "strict" keeps the order of WORKERS_JSON. By the others every queue is first at times, so no queue starves:
+        "sequential" goes round, weights draw lots, and "lag" lets the database look whose job has waited longest.
+        """
+        if isinstance(self._scheduler, str):
+            return self._queues[self._next :] + self._queues[: self._next]
+        # Efraimidis and Spirakis 2006: in this order a queue is first as often as its weight says, then the next one.
+        lots = [self._chance.random() ** (1 / self._scheduler[queue]) for queue in self._queues]
+        return [queue for _, queue in sorted(zip(lots, self._queues, strict=True), reverse=True)]
+
+    def took(self, queue: str) -> None:
+        """The last claim has found jobs in this queue."""
+        if self._scheduler == "sequential":
+            self._next = (self._queues.index(queue) + 1) % len(self._queues)
+        elif self.by_lag:
+            self._next = self._queues.index(queue)  # where the bookmark is that a claim takes along

@@ -8,9 +8,16 @@ people, and ends the workers of a supervisor that was killed.
 from __future__ import annotations
 
 import os
+import resource
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
 
 import psutil
 import psycopg
@@ -19,28 +26,31 @@ from setproctitle import setproctitle
 
 from dataloader import log, periods
 from dataloader.config import Settings
-from dataloader.farm import identity
+from dataloader.farm import identity, process
+from dataloader.farm.capture import NAMES, SOURCES
 from dataloader.farm.common_log import FarmOutage
-from dataloader.farm.deadlines import Reason, kill_reason
 from dataloader.farm.host import Host
+from dataloader.farm.lease import Reason, kill_reason
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
     EXIT_FENCED,
     EXIT_OK,
     Signals,
     call_parent,
+    cpu_used_by,
     is_running,
     kill_group,
+    memory_used,
     now,
     unblock_signals,
 )
-from dataloader.farm.registry import WorkerRegistry
-from dataloader.farm.salvage import Salvage
 from dataloader.farm.session import Lost, Plain, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Held, SharedSlots, Slot, State
-from dataloader.farm.stuck import StuckRuns
-from dataloader.queue import db, lifecycle, migrations
-from dataloader.queue.job import beat_interval
+from dataloader.queue import db, lifecycle, logs, migrations, run_log
+from dataloader.queue.db import Conn
+from dataloader.queue.job import Job, beat_interval
+from dataloader.queue.reports import stats
+from dataloader.queue.run_log import SAVED, Keys, RunLog, Splitter, Text, harmless
 
 TICK_SEC = 0.25
 ANSWER_SEC = periods.seconds("KEEPER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
@@ -343,3 +353,277 @@ def _exists(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+# --- stuck runs ---
+
+
+DUMP_SEC = 0.2  # from the signal until the stacks are read
+STACKS_MOST = 16_384  # bytes that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A stuck run: the worker that hangs in it, for how long it has reported nothing (seconds), and its stacks."""
+
+    worker: str
+    held: Held
+    silent_sec: float
+    stacks: str
+
+
+class StuckRuns:
+    """Which stuck runs the keeper has asked for their stacks, by slot: the silence's begin, and when it has asked."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, tuple[float, float]] = {}
+        self._told: dict[int, float] = {}  # the begin of the latest silence that was told
+
+    def look(self, slots: Sequence[Slot]) -> Iterator[Stuck]:
+        """Ask newly stuck workers for their stacks; yields those that have answered, each silence once."""
+        for slot in slots:
+            silent_since = float(slot.fields.reported_at)
+            if slot.stuck_at > now() or self._told.get(slot.index) == silent_since or not (held := slot.held()):
+                self._asked.pop(slot.index, None)
+            elif self._asked.get(slot.index, (0.0, 0.0))[0] != silent_since:
+                ask(slot)
+                self._asked[slot.index] = silent_since, now()
+            elif now() > self._asked[slot.index][1] + DUMP_SEC:
+                yield Stuck(slot.worker, held, round(now() - silent_since, 1), stacks(slot))
+                self._told[slot.index] = silent_since  # only now: the caller may have failed to write it
+
+
+def ask(slot: Slot) -> None:
+    """Let the slot's worker write the stacks of its threads."""
+    with suppress(OSError):
+        if _is_dump(slot):
+            os.truncate(_dump(slot), 0)
+            os.kill(slot.fields.pid, signal.SIGTTIN)
+
+
+def stacks(slot: Slot) -> str:
+    """What the worker has written, the pipeline's thread first; empty when the process is gone."""
+    dump = ""
+    with suppress(OSError):
+        if _is_dump(slot):
+            dump = Path(_dump(slot)).read_bytes()[:STACKS_MOST].decode("utf-8", "replace")
+    return "\n\n".join(reversed(dump.strip().split("\n\n")))
+
+
+def _is_dump(slot: Slot) -> bool:
+    """Whether the worker's descriptor is the memory file: the process may be gone, and its number another's."""
+    return os.readlink(_dump(slot)).startswith("/memfd:stacks")
+
+
+def _dump(slot: Slot) -> str:
+    return f"/proc/{slot.fields.pid}/fd/{slot.fields.stacks}"
+
+
+# --- the list of workers ---
+
+
+CHANGED_SEC = 2.0  # how soon a change is shown
+# How often without a change: a worker that was not shown for 30 s counts as gone.
+UNCHANGED_SEC = periods.seconds("UNCHANGED_SEC", 10.0)
+
+
+class WorkerRegistry:
+    """When the workers are to be shown again, and their CPU seconds at the last time."""
+
+    def __init__(self, its_host: Host) -> None:
+        self._its_host = its_host
+        self.host = process.hostname()
+        self.farm = f"{self.host}:{os.getppid()}:{uuid4().hex[:12]}"
+        self._shown: list[tuple[Any, ...]] = []
+        self._at = self._looked = -UNCHANGED_SEC
+        self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
+        self._rows: dict[tuple[str, str, int], tuple[float, dict[str, Any]]] = {}  # by what is seen: its row, made when
+
+    def show(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
+        """Show the workers in these slots, after a change or every UNCHANGED_SEC.
+
+        To look at a worker takes a millisecond: an idle worker that has run nothing since is looked at again after
+        UNCHANGED_SEC only. The statements have a short limit (see `briefly` in stats.sql). Raises psycopg.Error; the
+        next try is due as after a success.
+        """
+        if now() < self._looked + CHANGED_SEC:
+            return
+        self._looked = now()
+        present = {slot: _state(slot) for slot in slots if slot.state is not State.FREE and slot.worker}
+        seen = [(slot.worker, state, slot.runs) for slot, state in present.items()]
+        if seen == self._shown and now() < self._at + UNCHANGED_SEC:
+            return
+        self._shown, self._at = seen, now()
+        since = now() - UNCHANGED_SEC
+        recent = {each: made for each, made in self._rows.items() if each[1] == "idle" and made[0] > since}
+        self._rows = {}
+        for each, (slot, state) in zip(seen, present.items(), strict=True):
+            self._rows[each] = recent.get(each) or (now(), self._row(slot, state))
+        self._cpu = {slot.worker: self._cpu[slot.worker] for slot in present}
+        bound_mb = self._its_host.bound_mb
+        rows = [row for _, row in self._rows.values()]
+        stats.show_workers(conn, self.farm, self.host, rows, bound_mb if isfinite(bound_mb) else None)
+
+    def close(self, conn: db.Connection) -> None:
+        """Show that the farm has no workers any more."""
+        stats.show_workers(conn, self.farm, self.host, [])
+
+    def _row(self, slot: Slot, state: str) -> dict[str, Any]:
+        held = slot.held()
+        return {
+            "worker": slot.worker,
+            "pid": slot.fields.pid,
+            "queue": slot.queues[0],
+            "queues": slot.queues,
+            "state": state,
+            "job_id": held and str(held.job_id),
+            "silent_sec": now() - slot.fields.reported_at if held else None,
+            "memory_bytes": memory_used(slot.fields.pid),
+            "cpu_percent": self._cpu_percent(slot),
+            "jobs": slot.runs,
+            "started_at": _started(slot.fields.pid),
+        }
+
+    def _cpu_percent(self, slot: Slot) -> float:
+        """Percent of one core since the last reading; the processes that a job has started count too."""
+        at, used = now(), cpu_used_by(slot.fields.pid)
+        before, had_used = self._cpu.get(slot.worker, (at, used))
+        self._cpu[slot.worker] = at, used
+        return round(100 * max(0.0, used - had_used) / (at - before), 1) if at > before else 0.0
+
+
+def _state(slot: Slot) -> str:
+    """The state for people: a stopped process cannot show it itself; a resting one has yet to start to work."""
+    if slot.state is not State.DEAD and process.is_stopped(slot.fields.pid):
+        return "stopped"
+    if slot.stuck_at < now():
+        return "stuck"
+    return "starting" if slot.state is State.RESTING else slot.state.name.lower()
+
+
+def _started(pid: int) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(psutil.Process(pid).create_time(), UTC)
+    except psutil.Error:
+        return None
+
+
+# --- the last words of dead workers ---
+
+
+SAVED_MOST = 65_536  # bytes of each file that are saved
+KEY_MOST = 16_384  # bytes before these in which a private key may begin
+
+
+class Salvage:
+    """The files of the living workers' output, by slot: the worker's pid and the descriptors here."""
+
+    def __init__(self, most_kb: int) -> None:
+        self._most = int(most_kb * 1024 * SAVED)
+        self._echoes = dict(zip(SOURCES, (log.echo(1), log.echo(2)), strict=True)) if most_kb else {}
+        self._files: dict[int, tuple[int, list[int]]] = {}
+        # A keeper without a free descriptor could not reconnect.
+        self._most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+
+    def look(self, slots: Sequence[Slot]) -> None:
+        """Open the files of new workers; costs nothing for those that are known.
+
+        A worker rings at its birth (SharedSlots.born), so that its first run may be its last.
+        """
+        for slot in slots:
+            pid = slot.fields.pid
+            is_known = self._files.get(slot.index, (0,))[0] == pid
+            if is_known or slot.state in (State.FREE, State.DEAD) or not slot.fields.log_files[0]:
+                continue
+            self.forget(slot)
+            if len(self._files) < self._most_files:
+                with suppress(OSError):  # it has died meanwhile
+                    self._files[slot.index] = pid, _opened(pid, slot.fields.log_files)
+
+    def write(self, conn: Conn, slot: Slot) -> None:
+        """Write what the latest run of a dead worker has left, if its job is still this worker's."""
+        pid, files = self._files.get(slot.index, (0, []))
+        if pid != slot.fields.pid or not files or not slot.fields.logs or not (job_ids := slot.begun_last):
+            return
+        places = [*_places(slot, files)]
+        if all(_begin(fd, at) == os.fstat(fd).st_size for fd, at, _ in places):
+            return
+        run = self._run(slot, job_ids[0])
+        args = [lifecycle.parsed(text) for text in logs.args_of_run(conn, job_ids, slot.worker)]
+        log.learn_job({"jobs": args})
+        try:
+            said = [each for place in places for each in last_words(*place)]
+            _add(run, said)
+            logs.write(conn, [run], now())
+            self._echo(said)
+        finally:
+            log.learn_job({})
+        slot.fields.logs = False  # once
+
+    def _run(self, slot: Slot, job_id: UUID) -> RunLog:
+        claim = Job(job_id, "", "", "{}", None, "", "", slot.begun_attempt, 0, 0, None, 0, slot.worker)
+        return RunLog(claim, self._most, now(), slot.fields.log_line)
+
+    def _echo(self, said: Sequence[Text]) -> None:
+        """The output goes on to where the worker's own had led."""
+        for each in said:
+            if each.at is None:
+                self._echoes[each.source](each.text.encode("utf-8", "backslashreplace") + b"\n")
+
+    def forget(self, slot: Slot) -> None:
+        """Close the files of the slot's worker."""
+        for fd in self._files.pop(slot.index, (0, []))[1]:
+            os.close(fd)
+
+
+def _opened(pid: int, numbers: Sequence[int]) -> list[int]:
+    found: list[int] = []
+    try:
+        for number, name in zip(numbers, NAMES, strict=True):
+            path = f"/proc/{pid}/fd/{number}"
+            if not os.readlink(path).startswith(f"/memfd:{name}"):
+                raise FileNotFoundError(path)  # the pid is another process's by now
+            found.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        for fd in found:
+            os.close(fd)
+        raise
+    return found
+
+
+def _places(slot: Slot, files: Sequence[int]) -> Iterator[tuple[int, int, str]]:
+    return zip(files, slot.fields.log_places, SOURCES, strict=True)
+
+
+def last_words(fd: int, at: int, source: str) -> Iterator[Text]:
+    """The lines behind a place, masked, as far as they are in the last SAVED_MOST bytes."""
+    begin = _begin(fd, at)
+    keys = _keys(fd, begin)
+    for raw in _lines(os.pread(fd, os.fstat(fd).st_size - begin, begin)):
+        said = run_log.read(raw, source)
+        yield said._replace(text=keys.masked(log.masked(harmless(said.text)), log.MASK))
+
+
+def _keys(fd: int, begin: int) -> Keys:
+    """Whether the lines begin within a private key, whose first line the worker may have written itself."""
+    first, keys = max(0, begin - KEY_MOST), Keys()
+    for raw in _lines(os.pread(fd, begin - first, first)):
+        keys.masked(raw.decode("utf-8", "replace"), log.MASK)
+    return keys
+
+
+def _begin(fd: int, at: int) -> int:
+    """The place, or the first line of the last SAVED_MOST bytes."""
+    size = os.fstat(fd).st_size
+    place, cut = 0 if size < at else at, size - SAVED_MOST
+    return place if cut <= place else cut + os.pread(fd, SAVED_MOST, cut).find(b"\n") + 1
+
+
+def _lines(data: bytes) -> list[bytes]:
+    splitter = Splitter()
+    return [*splitter.feed(data.lstrip(b"\0")), *splitter.finish()]  # without memory that was given back
+
+
+def _add(run: RunLog, said: Sequence[Text]) -> None:
+    for each in said:
+        run.add(min(now(), each.at or now()), each.level, each.source, each.text)

@@ -23,8 +23,7 @@ from uuid import UUID
 from setproctitle import setproctitle
 
 from dataloader.config import QUEUES_MOST
-from dataloader.farm.common_log import Note, Told
-from dataloader.farm.once import Once
+from dataloader.farm.common_log import Note, Once, Told
 from dataloader.farm.process import Bell, now
 
 

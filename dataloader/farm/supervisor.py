@@ -20,7 +20,7 @@ from setproctitle import setproctitle
 
 from dataloader import log, periods
 from dataloader.config import ConfigError, Settings
-from dataloader.farm.deadlines import INTERRUPTS, deadlines, kill_reason
+from dataloader.farm.lease import INTERRUPTS, deadlines, kill_reason
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
     EXIT_OK,

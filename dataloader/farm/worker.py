@@ -23,20 +23,21 @@ from dataloader.config import ConfigError, Settings
 from dataloader.farm import identity, starts
 from dataloader.farm.admission import Admission, needs_of
 from dataloader.farm.affinity import Preference
-from dataloader.farm.batch import REPORT, Batch, Unwritten, facts_of
+from dataloader.farm.batch import LOCKED_SEC, REPORT, Batch, facts_of
 from dataloader.farm.capture import Capture, beyond
 from dataloader.farm.common_log import FarmOutage
 from dataloader.farm.guest import Inspection, keep_children_plain
 from dataloader.farm.heartbeat import Heartbeat
 from dataloader.farm.host import Host
-from dataloader.farm.orders import Orders
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
     EXIT_FAILED,
     EXIT_OK,
     EXIT_RECYCLE,
     Meter,
+    Signals,
     adopt_orphans,
+    call_parent,
     now,
 )
 from dataloader.farm.runner import Runner
@@ -64,6 +65,10 @@ NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
 
+class Unwritten(Exception):
+    """The worker could not write a job's end before it had to leave: the keeper or the reaper recovers the job."""
+
+
 def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot, life: int) -> int:
     """Work on these queues until an order to stop or to leave; returns the process's exit status."""
     before = beyond() if settings.dl_job_log_kb else None
@@ -86,6 +91,63 @@ def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlot
     finally:
         worker.capture.rest()
         worker.observed.close()
+
+
+class Orders:
+    """SIGTERM, SIGINT and the supervisor's death drain the worker; SIGHUP makes the worker look at its slot."""
+
+    def __init__(self, settings: Settings, slot: Slot, life: int) -> None:
+        self._settings = settings
+        self._slot = slot
+        self._life = life  # a pipe whose only writer is the supervisor
+        self._supervisor = os.getppid()
+        self._orphaned = False
+        self.signals = Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
+
+    def _on_signal(self, number: int) -> None:
+        """In the signal handler: only set values."""
+        if number != signal.SIGHUP:
+            self.drain()
+
+    def drain(self) -> None:
+        """Claim nothing more; a running job has DL_DRAIN_SEC. Safe in a signal handler: the method only sets values."""
+        self._slot.drain_until(now() + self._settings.dl_drain_sec + self._settings.dl_kill_grace_sec)
+
+    @property
+    def drain_by(self) -> float:
+        """When a draining worker is killed (monotonic seconds); 0 while the worker does not drain."""
+        return float(self._slot.fields.drain_by)
+
+    @property
+    def stopping(self) -> bool:
+        """True once the worker drains."""
+        return self.drain_by > 0
+
+    @property
+    def may_claim(self) -> bool:
+        """False once the worker drains, and while another worker has its place."""
+        return not self.stopping and self._slot.order is Order.WORK
+
+    @property
+    def is_over(self) -> bool:
+        """True once the worker drains or leaves."""
+        return self.stopping or self._slot.order is Order.LEAVE
+
+    @property
+    def is_overdue(self) -> bool:
+        """True once a draining worker has used up DL_DRAIN_SEC and DL_KILL_GRACE_SEC."""
+        return self.stopping and now() > self.drain_by
+
+    def pause(self, seconds: float, *others: int) -> None:
+        """Wait for `seconds`, a signal, the supervisor's death, or one of the file descriptors `others`."""
+        life = [] if self._orphaned else [self._life]  # a pipe without a writer is readable for ever
+        if self._life in self.signals.wait(seconds, *others, *life):
+            self._orphaned = True
+            self.drain()
+
+    def call_supervisor(self) -> None:
+        """Let the supervisor look at the slot now; otherwise its next tick does."""
+        call_parent(self._supervisor)
 
 
 class Worker:
@@ -116,7 +178,7 @@ class Worker:
         elsewhere = partial(shared.warm_elsewhere, slot)
         self.preference = Preference(settings, lambda: self.runner.warm.keys, elsewhere)
         self.admission = Admission(Host(settings), shared, slot, settings.dl_reserve_sec, self.log)
-        self.batch = Batch(settings, self.queues, self.session, self.orders, self.log, self.preference, self.admission)
+        self.batch = Batch(settings, self.queues, self.log, self.preference, self.admission)
         self.capture = capture
         self.heartbeat = Heartbeat(self.session, self.batch, settings, capture)
         self.observed = runs.start(name)
@@ -169,7 +231,7 @@ class Worker:
                 self.orders.pause(self.session.pause_sec)
         if self.slot.order is Order.LEAVE:
             self.slot.state = State.LEAVING
-        self.batch.write_last()
+        self._write_last()
         self._release()
         if not self._sound:
             return EXIT_RECYCLE
@@ -212,6 +274,20 @@ class Worker:
                 lambda: lifecycle.traces(session.conn, job_ids), lambda: lifecycle.waits(session.conn, job_ids)
             )
         return step
+
+    def _write_last(self) -> None:
+        """Write all ends before the worker leaves; raises Unwritten when it has to leave before."""
+        patience = now() + self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
+        while self.batch.owes:
+            why, spare = "their rows are locked", 2 * LOCKED_SEC
+            try:
+                self.session.call(lambda session: self.batch.step(session, 0))
+            except Lost as e:
+                why, spare = str(e), -4 * LOCKED_SEC  # a worker that is killed at the drain's end counts as drained
+            if left := self.batch.owes:
+                if now() > (self.orders.drain_by or patience) - spare:
+                    raise Unwritten(f"the ends of {left} jobs could not be written: {why}")
+                self.orders.pause(max(self.session.pause_sec, LOCKED_SEC if self.batch.is_locked_out else 0.0))
 
     def _release(self) -> None:
         """Release the warm resources; the supervisor kills a worker that hangs in it."""

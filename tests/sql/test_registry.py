@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dataloader.config import Settings
-from dataloader.farm import registry as module
+from dataloader.farm import keeper as module
 from dataloader.farm.host import Host
-from dataloader.farm.registry import CHANGED_SEC, UNCHANGED_SEC, WorkerRegistry
+from dataloader.farm.keeper import CHANGED_SEC, UNCHANGED_SEC, WorkerRegistry
 from dataloader.farm.slots import SharedSlots, State
 from dataloader.queue import db
 

@@ -39,9 +39,7 @@ ONE = Session(SimpleNamespace(), "host:1:a", 1, datetime.now(UTC))  # lent to a 
 
 
 def batch_of(settings: Settings = SETTINGS, queues: tuple[str, ...] = ("q",)) -> Batch:
-    session: Any = None
-    orders: Any = ORDERS
-    return Batch(settings, queues, session, orders, structlog.get_logger(), PREFERENCE, ADMISSION)
+    return Batch(settings, queues, structlog.get_logger(), PREFERENCE, ADMISSION)
 
 
 @pytest.fixture

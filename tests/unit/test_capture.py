@@ -11,7 +11,7 @@ import pytest
 from dataloader import log
 from dataloader.farm import capture
 from dataloader.farm.capture import Capture, Output
-from dataloader.farm.salvage import SAVED_MOST, Salvage, last_words
+from dataloader.farm.keeper import SAVED_MOST, Salvage, last_words
 from dataloader.farm.slots import SharedSlots
 from dataloader.queue.job import Job
 from dataloader.queue.run_log import RunLog

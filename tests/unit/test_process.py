@@ -13,9 +13,8 @@ from uuid import uuid4
 import pytest
 
 from dataloader.config import Settings
-from dataloader.farm import deadlines
-from dataloader.farm.deadlines import Reason, kill_reason, stop_reason
-from dataloader.farm.lease import Lease
+from dataloader.farm import lease
+from dataloader.farm.lease import Lease, Reason, kill_reason, stop_reason
 from dataloader.farm.process import drain_pipe, now
 from dataloader.farm.slots import JOBS_MOST, SharedSlots, Slot, State
 from dataloader.queue.job import Checkpoint, Delivery, End, Job
@@ -226,7 +225,7 @@ def test_e1_the_memory_of_a_run_that_was_ended_for_it_is_told_although_it_has_fr
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     used = iter([500 << 20, 0])
-    monkeypatch.setattr(deadlines, "memory_used", lambda pid: next(used))
+    monkeypatch.setattr(lease, "memory_used", lambda pid: next(used))
     slot = SharedSlots(1).slots[0]
     slot.take(os.getpid())
     slot.claim([uuid4()], [1])

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from dataloader.farm.turns import Turns
+from dataloader.farm.batch import Turns
 
 QUEUES = ("a", "b", "c")
 

@@ -17,7 +17,6 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
                                                                      farm.slots local.ports surroundings
     local           PROCESS everything on one machine                anything below cli
     cli             the command line, one command per process        anything
-    bench           PROCESS a farm beside its database's bare limit  anything below cli
     new             templates: a pipeline and its test               -
     testing         runs a pipeline as a job, in users' tests        anything below cli
     surroundings    what a process needs of its host                 -
@@ -31,7 +30,7 @@ Other programs import from here: `Client` and `AsyncClient` (docs/client.md), `N
 (docs/producers.md).
 
 Only `queue` opens connections to the queue and executes SQL on its tables; only `api` imports flask; no process of
-`farm` imports another. `bench` alone bypasses `queue`, in schemas of its own.
+`farm` imports another.
 """
 
 from __future__ import annotations

@@ -59,18 +59,5 @@ SELECT task, at >= %(since)s AS is_now, figure, slot, sum(n)::bigint AS count
 SELECT EXISTS (SELECT FROM dl_tasks WHERE task = %(task)s) OR EXISTS (SELECT FROM dl_needs WHERE task = %(task)s)
     OR EXISTS (SELECT FROM dl_spans WHERE task = %(task)s) AS is_known;
 
--- name: load
--- The runs of a week, or since the first one: how many a day, their mean seconds, and the busiest hour beside the mean
--- one. Served by ix_dl_spans_at.
-WITH hours AS (
-  SELECT date_trunc('hour', at) AS hour, sum(count)::float8 AS runs, sum(total) AS seconds FROM dl_spans
-   WHERE minutes IN (5, 60) AND at >= now() - interval '7 days' AND figure IN ('succeeded', 'failed', 'canceled')
-   GROUP BY 1),
-week AS (
-  SELECT coalesce(sum(runs), 0) AS runs, sum(seconds) AS seconds, max(runs) AS busiest,
-         greatest(1, extract(epoch FROM now() - min(hour))::float8 / 3600) AS hours FROM hours)
-SELECT runs / hours * 24 AS jobs_a_day, seconds / nullif(runs, 0) AS run_sec,
-       greatest(1, busiest / nullif(runs, 0) * hours) AS peak FROM week;
-
 -- name: fold
 SELECT dl_fold_spans(%(limit)s);

@@ -6,13 +6,11 @@ word gets an answer with the right ones that are most like it, bounded and witho
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
@@ -195,26 +193,6 @@ def settings() -> Settings:
         refuse(str(e), EXIT_CANNOT_START)
     log.configure(found)
     return found
-
-
-def settings_with(dsn: str | None) -> Settings:
-    """The settings, with the DSN of the option `--dsn` where it was given."""
-    from dataloader import config
-
-    found = settings()
-    try:
-        return config.load(dl_db_dsn=dsn) if dsn else found
-    except config.ConfigError as e:
-        raise click.BadParameter(str(e).partition(": ")[2], param_hint="--dsn") from None
-
-
-def check_writable(json_path: str | None) -> None:
-    """Refuse a file of the option `--json` that cannot be written; `-` is stdout."""
-    if not json_path or json_path == "-":
-        return
-    path = Path(json_path).absolute()
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise click.BadParameter(f"{json_path} should be a file that can be written", param_hint="--json")
 
 
 def dsn(settings: Settings) -> str:

@@ -13,7 +13,6 @@ modules beside it the other commands:
     farm      queues, ps, tasks, top (drawn by `top`), completion
     search_index  search-index: the index for searches by arguments
     webhooks  webhook: who is told of dead jobs, stuck runs, late and paused queues
-    capacity  capacity: what one primary bears
     doctor    doctor: why a job does not run, or runs badly; why a schedule makes none; what is wrong with the farm
 """
 
@@ -57,7 +56,6 @@ _MODULES = {
         "farm": "queues ps tasks predict top completion",
         "webhooks": "webhook",
         "search_index": "search-index",
-        "capacity": "capacity",
     }.items()
     for name in names.split()
 }
@@ -279,57 +277,6 @@ def new(name: str) -> None:
     except kit.Refused as e:
         _refuse(str(e), EXIT_FAILED)
     click.echo("\n".join(f"written      {path.name}" for path in written) + "\n\n" + kit.what_next(name))
-
-
-@main.command(examples=["dataloader bench drain latency --rounds 3"])
-@click.argument("figures", nargs=-1)
-@click.option(
-    "--rounds",
-    type=click.IntRange(1, 1_000),
-    default=5,
-    show_default=True,
-    help="how often each figure is measured; the median is shown",
-)
-@click.option(
-    "--scale", type=base.Number(0, 100, min_open=True), default=1.0, show_default=True, help="multiplies all sizes"
-)
-@click.option(
-    "--prefetch",
-    type=click.IntRange(2, 1_000),
-    default=200,
-    show_default=True,
-    help="jobs a claim, for drains in batches",
-)
-@click.option(
-    "--bare",
-    type=base.Choice(["plain", "contract", "lean"]),
-    default="plain",
-    show_default=True,
-    help="pgbench's tables: the contract's; with its notify triggers; without its indexes",
-)
-@click.option("--json", "json_path", metavar="FILE", help="also write the result as JSON; - is stdout")
-@click.option("--dsn", help="a database to measure in; default: the configured one, or an embedded PostgreSQL")
-def bench(
-    figures: tuple[str, ...],
-    rounds: int,
-    scale: float,
-    prefetch: int,
-    bare: str,
-    json_path: str | None,
-    dsn: str | None,
-) -> None:
-    """Measure a farm beside its database's bare limit; all FIGURES, or those named.
-
-    They are drain, keys, ordered, fair, claim, affinity, latency, handover, cpu, enqueue, idle, memory and logs.
-    Everything happens in schemas of its own, which are dropped at the end.
-    """
-    from dataloader.bench import program
-    from dataloader.bench.place import Wish
-
-    if unknown := [name for name in figures if name not in program.FIGURES]:
-        raise click.BadParameter(f"there is no figure {unknown[0]!r}; there are {', '.join(program.FIGURES)}")
-    base.check_writable(json_path)
-    sys.exit(program.run(base.settings_with(dsn), figures, Wish(rounds, scale, prefetch, bare), json_path))
 
 
 @main.command(name="dsn", examples=['psql "$(dataloader dsn --show-password)"'])

@@ -66,16 +66,6 @@ def fold(conn: Conn) -> int:
     return row[0] if row else 0
 
 
-def load(conn: Conn) -> Row:
-    """The runs of the last week, or since the first one: `jobs_a_day`, mean `run_sec`, and `peak`.
-
-    `peak` is the busiest hour's rate beside the mean one. `run_sec` is None where no job has run.
-    """
-    with conn.cursor(row_factory=dict_row) as cursor:
-        row: Row | None = cursor.execute(_SQL["load"]).fetchone()
-    return row or {}
-
-
 def of_task(conn: Conn, task: str, range_: str = USUAL) -> Row:
     """The runs of a task in one of RANGES: `figures`, and `before` of the period before it.
 

@@ -1,4 +1,4 @@
--- What `dataloader bench` needs in the schemas that it makes for itself; the queue's own statements are in queue.sql.
+-- What `python -m bench` needs in the schemas that it makes for itself; the queue's own statements are in queue.sql.
 -- First what is done to both sides alike, then the bare limit: the contract's tables, used by the shortest statements
 -- that claim and finish. A pgbench script is such a statement with \gset at its end; its variables have a colon.
 
@@ -11,24 +11,12 @@ SELECT gen_random_uuid(), 'bench', 'bench.noop', jsonb_build_object('n', i),
        CASE WHEN %(status)s NOT IN ('queued', 'running') THEN now() END
   FROM generate_series(1, %(jobs)s::int) i;
 
--- name: models
--- Jobs of some models, in one transaction: in random order, the same each time, or one after the other.
-INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, affinity_key, created_at)
-SELECT gen_random_uuid(), 'bench', 'bench.model', %(args)s::jsonb, 'model-job-' || i,
-       'model-' || CASE WHEN %(is_random)s THEN abs(hashtext(i::text)) %% %(models)s::int ELSE i %% %(models)s::int END,
-       now() + i * interval '1 microsecond'
-  FROM generate_series(1, %(jobs)s::int) i;
-
--- name: share_models
--- These jobs need one of so many models.
-UPDATE dl_jobs SET affinity_key = 'model-' || abs(hashtext(job_id::text)) %% %(models)s::int;
-
 -- name: limit_rows
 -- The jobs of these keys count for this limit.
 UPDATE dl_jobs SET limits = ARRAY[%(limit)s] WHERE lock_key LIKE %(key)s || '-%%';
 
 -- name: quiet
--- The names of the triggers that only tell and write journals, which seeding a million rows can do without.
+-- The names of the triggers that only notify and write journals, which seeding a million rows can do without.
 SELECT tgname FROM pg_trigger WHERE tgrelid = 'dl_jobs'::regclass AND NOT tgisinternal AND tgtype & 2 = 0;
 
 -- name: hold
@@ -36,35 +24,6 @@ SELECT tgname FROM pg_trigger WHERE tgrelid = 'dl_jobs'::regclass AND NOT tgisin
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_expires_at, heartbeat_at, started_at)
 SELECT gen_random_uuid(), 'held', 'bench.noop', %(key)s || '-' || i, 'running', 1, now() + interval '1 day', now(), now()
   FROM generate_series(0, %(keys)s::int - 1) i;
-
--- name: take_held
--- The held jobs are runs of a worker, whose leases can be renewed.
-UPDATE dl_jobs SET claimed_by = 'bench' WHERE queue = 'held' RETURNING job_id, attempt, claimed_by;
-
--- name: wal
--- How much WAL the server has written so far, in bytes.
-SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8;
-
--- name: size
--- Bytes of all tables of this schema, with their indexes.
-SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
- WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'm');
-
--- name: journal_rows
-SELECT count(*) FROM dl_job_events;
-
--- name: worker_sessions
-SELECT pid FROM pg_stat_activity
- WHERE datname = current_database() AND application_name LIKE 'dl-worker:bench:%';
-
--- name: free_sessions
--- The sessions that the server, the database and the role have left for farms: those of farms count as free.
-SELECT least(current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
-               - coalesce(current_setting('reserved_connections', true)::int, 0),
-             nullif(d.datconnlimit, -1), CASE WHEN NOT r.rolsuper THEN nullif(r.rolconnlimit, -1) END)
-       - (SELECT count(*)::int FROM pg_stat_activity
-           WHERE backend_type = 'client backend' AND application_name NOT LIKE 'dl-%')
-  FROM pg_database d, pg_roles r WHERE d.datname = current_database() AND r.rolname = current_user;
 
 -- name: lock_older
 -- Somebody's open transaction on the rows at the head of the queue.
@@ -84,15 +43,6 @@ SELECT count(*) FROM dl_jobs WHERE queue = 'bench' AND status IN ('queued', 'run
 -- How many jobs succeeded, and the seconds from the first start to the last end, by the rows.
 SELECT count(*), extract(epoch FROM max(finished_at) - min(started_at))::float8
   FROM dl_jobs WHERE queue = 'bench' AND status = 'succeeded';
-
--- name: wait_of_share
--- The median of the seconds from the creation of a share's jobs to their starts.
-SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM started_at - created_at))
-  FROM dl_jobs WHERE queue = 'bench' AND partition_key = %(share)s;
-
--- name: some_ends
--- Some of the jobs that have ended.
-SELECT FROM dl_jobs WHERE finished_at IS NOT NULL LIMIT %(most)s;
 
 -- name: clear
 TRUNCATE dl_jobs, dl_job_events;
@@ -145,10 +95,6 @@ CREATE TABLE dl_job_events (
 -- The index that the bare claim is served by, in its order.
 CREATE INDEX ix_bare_claim ON dl_jobs (queue, priority, created_at) WHERE status = 'queued';
 
--- name: bare_lean
--- Without the contract's other indexes the bare side has less to write.
-DROP INDEX ix_dl_jobs_claim, ix_dl_jobs_running_lease, ix_dl_jobs_status_queue;
-
 -- name: bare_triggers
 -- The contract's notify triggers, as it describes them, on a channel that the farm does not listen to.
 CREATE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -192,6 +138,28 @@ claimed AS (
     FROM next WHERE j.job_id = next.job_id RETURNING j.job_id)
 SELECT coalesce(array_agg(job_id), '{}') AS ids FROM claimed;
 
+-- name: claim_by_id
+-- The same claim for a program in Python.
+UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, started_at = coalesce(started_at, now()),
+       heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec)
+ WHERE job_id = (SELECT job_id FROM dl_jobs WHERE queue = 'bench' AND status = 'queued' AND available_at <= now()
+                  ORDER BY priority, created_at LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING job_id, (args->>'n')::int;
+
+-- name: finish_by_id
+UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), lease_expires_at = NULL WHERE job_id = %(job_id)s;
+
+-- name: wal_position
+SELECT pg_current_wal_flush_lsn()::text;
+
+-- name: writes
+-- The WAL of this database since a position: bytes without the images of pages, index entries, new versions of rows.
+SELECT sum(record_length - fpi_length)::float8,
+       (count(*) FILTER (WHERE resource_manager = 'Btree' AND record_type LIKE 'INSERT%%'))::float8,
+       (count(*) FILTER (WHERE resource_manager LIKE 'Heap%%' AND record_type ~ 'INSERT|UPDATE'))::float8
+  FROM pg_get_wal_records_info(%(since)s::pg_lsn, pg_current_wal_flush_lsn()), pg_database d
+ WHERE d.datname = current_database() AND (coalesce(block_ref, '') = '' OR strpos(block_ref, '/' || d.oid || '/') > 0);
+
 -- name: insert_one
 -- A plain producer's job, for the latency of both sides.
 INSERT INTO dl_jobs (job_id, queue, task, args, lock_key)
@@ -209,5 +177,5 @@ SELECT pid, query_start FROM pg_stat_activity
 -- name: machine
 SELECT name, current_setting(name) FROM pg_settings
  WHERE name IN ('fsync', 'synchronous_commit', 'shared_buffers', 'full_page_writes', 'wal_level', 'max_wal_size',
-                'autovacuum', 'commit_delay', 'wal_sync_method', 'server_version')
+                'autovacuum', 'wal_sync_method', 'server_version')
  ORDER BY name;

@@ -6,8 +6,6 @@ import argparse
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import psycopg
 
@@ -24,7 +22,7 @@ INTERRUPTED = 130
 def main() -> int:
     """Measure, print and store what was measured, also after Ctrl-C and SIGTERM; returns the exit status."""
     given = _arguments()
-    signal.signal(signal.SIGTERM, _interrupted)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = config.Settings(**{"dl_db_dsn": given.dsn} if given.dsn else {})
     lines, about, status = list[Line](), "", 0
     try:
@@ -45,10 +43,6 @@ def main() -> int:
         if given.json:
             given.json.write_text(document(lines, about), "utf-8")
     return status
-
-
-def _interrupted(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _arguments() -> argparse.Namespace:

@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from bench.place import SQL, BenchError, Place, add, answer, clear, new_jobs, seed
+from bench.place import SQL, BenchError, Place, answer, clear, new_jobs, seed
 from bench.results import Line, percentile
 from dataloader.farm.batch import Bookmark
 from dataloader.queue import db, lifecycle, operations
@@ -30,7 +30,6 @@ from dataloader.queue.lifecycle import Ended
 
 SAMPLES = 200
 CLAIMABLE = 1_000  # jobs in every case, beside what the case adds
-FEW = 300
 HOUR_SEC = 3_600.0
 WEEK_SEC = 168 * HOUR_SEC
 BACKOFF_SEC = 15.0
@@ -50,8 +49,6 @@ class Case:
     base: str = "base"
     busy: int = 0
     locked: bool = False
-    hand_backs: int = 0
-    analysed: bool = True
     ordered: bool = False
     limit: str = ""
 
@@ -65,8 +62,6 @@ CASES = (
     Case("1,000,000 finished", 1_000_000, {"status": "succeeded"}),
     Case("5,000 of keys busy elsewhere", 5_000, OLDER | {"key": "busy", "keys": 5_000}, busy=5_000),
     Case("2,000 locked at the head", 2_000, OLDER | {"key": "locked"}, locked=True),
-    Case("just after 200 hand-backs", 0, hand_backs=200),
-    Case("few rows, not analysed", 0, analysed=False),
     Case("100,000 of one busy key", 100_000, OLDER | {"keys": 1}, busy=1),
     Case("100,000 of a full limit", 100_000, OLDER | {"key": "limited"}, limit="bench"),
     Case("100,000 behind a failing head", 100_000, OLDER | {"key": "f", "keys": 1}, "base, ordered", ordered=True),
@@ -83,12 +78,8 @@ class Claimer:
         self.conn = stack.enter_context(place.connect(self.schema))
         self.case = case
         self._bookmark = Bookmark()
-        if case.analysed:
-            self._fill(place)
-        else:
-            add(self.conn, place.scaled(SAMPLES, least=10) + FEW)
+        self._fill(place)
         self.session = lifecycle.open_session(self.conn, f"bench:{self.schema}")
-        self._hand_back()
         if case.ordered:
             operations.set_order(self.conn, "bench", "bench", ordered=True)
             if case.rows and (job := lifecycle.step(self.session, ["bench"], BACKOFF_SEC, 1).job):
@@ -107,14 +98,6 @@ class Claimer:
                 return times
             if not step.look_again:
                 raise BenchError("a claim found nothing where there are jobs")
-
-    def fill_up(self, jobs: int) -> None:
-        """Add as many jobs as were claimed: their number stays the same."""
-        if self.case.analysed:
-            seed(self.conn, jobs, age_sec=-2 * HOUR_SEC)
-        else:
-            add(self.conn, jobs)
-        self._hand_back()
 
     def pages(self) -> int:
         """The pages that one claim reads, by EXPLAIN; the claim is rolled back."""
@@ -136,12 +119,6 @@ class Claimer:
         seed(self.conn, len(times), age_sec=-2 * HOUR_SEC)
         self.conn.execute("VACUUM dl_jobs")
         return times
-
-    def _hand_back(self) -> None:
-        if most := self.case.hand_backs:
-            jobs = lifecycle.step(self.session, ["bench"], BACKOFF_SEC, most).jobs
-            ends = [Ended(job, Finish("hand_back", "bench")) for job in jobs]
-            lifecycle.finish_some(self.conn, self.session.worker, ends)
 
     def _fill(self, place: Place) -> None:
         """The rows of the base and of the case; vacuumed and analysed, as by autovacuum within its minute."""
@@ -178,13 +155,10 @@ def behind_backlogs(place: Place) -> Iterator[Line]:
         pages = {name: claimer.pages() for name, claimer in claimers.items()}
         times: dict[str, list[list[float]]] = {name: [] for name in claimers}
         for _ in range(place.rounds):
-            of_round: dict[str, list[float]] = {name: [] for name in claimers}
-            for _ in range(samples):
-                for name, claimer in claimers.items():
-                    of_round[name].append(claimer.until_claimed()[-1])
-            for name, sample in of_round.items():
-                times[name].append(sample)
-                claimers[name].fill_up(samples)
+            in_turns = [[each.until_claimed()[-1] for each in claimers.values()] for _ in range(samples)]
+            for (name, claimer), sample in zip(claimers.items(), zip(*in_turns, strict=True), strict=True):
+                times[name].append([*sample])
+                seed(claimer.conn, samples, age_sec=-2 * HOUR_SEC)  # the number of jobs stays the same
     for case in CASES:
         ours, bare = ([percentile(sample, 50) for sample in times[name]] for name in (case.name, case.base))
         rows = place.scaled(case.rows) if case.rows else 0
@@ -255,12 +229,8 @@ def _cost(
 def _live(conn: db.Connection, jobs: int, most: int) -> None:
     """Add, claim and finish so many jobs, as producers and a worker do; an end goes with the next claim."""
     new = new_jobs(jobs, share="tenant")
-    if most == 1:
-        for job in new:
-            enqueue(conn, job)
-    else:
-        for first in range(0, jobs, most):
-            enqueue_many(conn, new[first : first + most])
+    for first in range(0, jobs, most):
+        _ = enqueue(conn, new[first]) if most == 1 else enqueue_many(conn, new[first : first + most])
     session, ends, done = lifecycle.open_session(conn, "bench:life"), list[Ended](), 0
     while done < jobs or ends:
         step = lifecycle.step(session, ["bench"], BACKOFF_SEC, most, ends)

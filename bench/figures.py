@@ -31,7 +31,6 @@ from bench.results import Line, disorder, percentile
 from dataloader.queue import db, operations
 from dataloader.queue.enqueue import enqueue
 
-Figure = Callable[[Place], Iterator[Line]]
 PREFETCH = 200
 
 
@@ -91,11 +90,12 @@ def drains(figure: str, place: Place) -> Iterator[Line]:
     for row in DRAINS:
         if row.figure == figure:
             jobs = max(place.scaled(row.ours.jobs, least=100), row.ours.keys * 2) // 4 * 4
-            if isinstance(row.bare, Drain):
-                other = partial(_rate, place, row.bare, jobs)
-            else:
-                other = partial(row.bare, place, row.ours.workers, jobs)
-            ours, others = place.in_turns(partial(_rate, place, row.ours, jobs), other)
+            side = (
+                partial(_rate, place, row.bare)
+                if isinstance(row.bare, Drain)
+                else partial(row.bare, place, row.ours.workers)
+            )
+            ours, others = place.in_turns(partial(_rate, place, row.ours, jobs), partial(side, jobs))
             yield Line(figure, row.name, "jobs/s", ours, others, row.least, note=row.note)
 
 
@@ -277,8 +277,7 @@ def _post(connection: HTTPConnection, path: str, body: dict[str, Any]) -> None:
 def idle(place: Place) -> Iterator[Line]:
     """Statements and CPU seconds a minute of four workers without jobs.
 
-    The bench reads the sessions' last statements fifty times a second; two within 20 ms count as one. (The database's
-    count of transactions would include autovacuum's.)
+    The bench reads the sessions' last statements fifty times a second; two within 20 ms count as one.
     """
     workers, window = 4, max(0.5, 60.0 * min(1.0, place.scale))
     statements, cpu = [], []
@@ -304,9 +303,6 @@ def _cpu_sec(farm: Farm) -> float:
 def memory(place: Place) -> Iterator[Line]:
     """The memory that a further idle worker adds to a farm, as PSS, which divides shared pages among processes."""
     few, more = 2, 4
-    if not Path("/proc/self/smaps_rollup").exists():
-        yield Line("memory", "each further idle worker", "MB PSS", note="needs /proc/PID/smaps_rollup (Linux)")
-        return
     rounds = []
     for _ in range(place.rounds):
         small, large = _farm_mb(place, few), _farm_mb(place, few + more)
@@ -330,7 +326,7 @@ def _farm_mb(place: Place, workers: int) -> tuple[float, float]:
         return new, pss_mb()
 
 
-FIGURES: dict[str, Figure] = {
+FIGURES: dict[str, Callable[[Place], Iterator[Line]]] = {
     "drain": partial(drains, "drain"),
     "keys": partial(drains, "keys"),
     "kinds": partial(drains, "kinds"),

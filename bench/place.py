@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -27,7 +27,6 @@ from dataloader.queue import db, migrations
 from dataloader.queue.enqueue import NewJob, enqueue_many
 from tools.programs import Program, answers, free_port
 
-T = TypeVar("T")
 SQL = db.statements(str(Path(__file__).parent / "bench.sql"))
 PATIENCE = 30.0  # seconds without an event after which a measurement fails
 WARM_JOBS = 100  # for each worker, before the measurement
@@ -96,9 +95,9 @@ class Place:
                 conn.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(self._schemas[-1])))
                 self._schemas.pop()
 
-    def in_turns(self, *sides: Callable[[], T]) -> list[list[T]]:
+    def in_turns(self, *sides: Callable[[], Any]) -> list[list[Any]]:
         """The values that each side measures, one for each round; every other round begins with the last side."""
-        samples: list[list[T]] = [[] for _ in sides]
+        samples: list[list[Any]] = [[] for _ in sides]
         pairs = list(zip(sides, samples, strict=True))
         for number in range(self.rounds):
             for side, sample in pairs[:: -1 if number % 2 else 1]:

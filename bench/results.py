@@ -39,7 +39,7 @@ class Line:
         """True when the line keeps its bound; None without a bound or without samples."""
         if not self.ours or (self.least is None and self.most is None):
             return None
-        measured = self.ratio if self.ratio is not None else statistics.median(self.ours)
+        measured = statistics.median(self.ours) if self.ratio is None else self.ratio
         return measured >= self.least if self.least is not None else measured <= (self.most or 0.0)
 
     def cells(self) -> list[str]:

@@ -19,6 +19,7 @@ import psutil
 
 from dataloader import embedded
 from dataloader.config import Settings
+from dataloader.embedded import cluster
 from dataloader.queue import migrations
 
 CHECKOUT = Path(__file__).parents[1]
@@ -115,3 +116,14 @@ def database(settings: Mapping[str, str] | None = None) -> Iterator[tuple[embedd
         with embedded.Server.start(folder / "postgres", settings) as server:
             migrations.migrate(server.dsn, "public")
             yield server, folder
+
+
+def stopped(server: embedded.Server, number: signal.Signals) -> None:
+    """Stop the server by SIGINT (fast) or SIGQUIT (immediate), as an operator does; returns after its end."""
+    server.process.send_signal(number)
+    server.process.wait()
+
+
+def started_again(server: embedded.Server) -> None:
+    """Start the server that `stopped` has stopped; returns once it accepts connections."""
+    server.process = cluster.start(server.root, {}, None, [], "dataloader")

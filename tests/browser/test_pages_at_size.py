@@ -1,4 +1,4 @@
-"""Every page and GET of the API on a farm's week with hostile texts: `python -m tests.pages`, with few jobs."""
+"""Every page and GET of the API on a farm's week with hostile texts: `python -m tools.pages`, with few jobs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from uuid import UUID
 import pytest
 from api_app import running
 from browsing import served
-from pages.addresses import Address, Unknown, addresses
-from pages.history import History
-from pages.looks import LOOKS, looked_at
-from pages.timing import faults, measured
+
+from tools.pages.addresses import Address, Unknown, addresses
+from tools.pages.history import History
+from tools.pages.looks import LOOKS, looked_at
+from tools.pages.timing import faults, measured
 
 JOBS = 3_000
 MOST_MS = 2_000.0  # tells a page that hangs; the bound for 1,000,000 jobs is that of the program

@@ -45,8 +45,8 @@ def until(question: Callable[[], Any], what: str = "it", patience: float = PATIE
 
 
 def keeps_its_promises(module: str, *arguments: str, patience: float) -> str:
-    """Run `python -m tests.MODULE` and return its output; it fails with the promise that was broken."""
-    command = [sys.executable, "-m", f"tests.{module}", *arguments]
+    """Run `python -m tools.MODULE` and return its output; it fails with the promise that was broken."""
+    command = [sys.executable, "-m", f"tools.{module}", *arguments]
     with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         try:
             said, _ = run.communicate(timeout=patience)

@@ -6,9 +6,10 @@ from dataclasses import replace
 from random import SystemRandom
 
 import pytest
-from chaos.checker import check
-from chaos.history import Answer, Event, History, Row, Sign, Stop, Trigger, Written
 from farming import keeps_its_promises
+
+from tools.chaos.checker import check
+from tools.chaos.history import Answer, Event, History, Row, Sign, Stop, Trigger, Written
 
 SUCCEEDS = frozenset({"succeeded"})
 

@@ -17,7 +17,7 @@ def _networks() -> None:
 
 def older_code_is_here() -> bool:
     """False in a copy of the files, and in a clone without the history."""
-    from fleet.site import before_newest_migration
+    from tools.fleet.site import before_newest_migration
 
     try:
         commit = before_newest_migration()

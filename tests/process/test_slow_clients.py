@@ -24,9 +24,9 @@ import pytest
 from api.api_link import linked
 from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
-from slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, figures, healths, job_of
 
 from dataloader.api.server.slow_clients import BODY_LIMIT, HEAD_LIMIT, BufferingWorker, size_of
+from tools.slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, figures, healths, job_of
 
 ROOT = Path(__file__).parents[2]
 WHOLE = POST.encode() + b"%d\r\n\r\n" % len(BODY) + BODY

@@ -1,4 +1,4 @@
-"""Who may do what: the four roles, the functions, and roles that mean ill (tests/attack.py)."""
+"""Who may do what: the four roles, the functions, and roles that mean ill (tools/attack.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-import attack
 import psycopg
 import pytest
 from click.testing import CliRunner
@@ -27,6 +26,7 @@ from dataloader.queue.enqueue import NewJob
 from dataloader.queue.job import STATUSES
 from dataloader.queue.reports import stats
 from dataloader.queue.reports.messages import TASK
+from tools import attack
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "operating.md"
 ROLES = ("owner", "farm", "producer", "reader", "stranger")

@@ -1,4 +1,4 @@
-"""Every page and every GET of the API at size: `python -m tests.pages --jobs 1000000` (see __main__.py).
+"""Every page and every GET of the API at size: `python -m tools.pages --jobs 1000000` (see __main__.py).
 
 history     fills a database with so many jobs of a week, and with hostile texts
 addresses   an address, or several, of each GET route of the application

@@ -1,4 +1,4 @@
-"""Outages with real times: `python -m tests.long_outages` prints a table after some eight minutes.
+"""Outages with real times: `python -m tools.long_outages` prints a table after some eight minutes.
 
 The program starts a PostgreSQL of its own and a farm of two workers with the default settings. Runs of 75 s go on while
 the server is stopped for 1, 20 and 90 s; the first two outages begin shortly before the runs' ends, the last one
@@ -9,19 +9,15 @@ claimed or renewed again, and the keeper showed the farm.
 from __future__ import annotations
 
 import signal
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).parent / "process"))
 
 from farming import Farm, until
 
 from dataloader import embedded
-from dataloader.embedded import cluster
-from dataloader.queue import db, migrations
+from dataloader.queue import db
+from tools.farms import farm
+from tools.programs import started_again, stopped
 
 DEFAULTS = {"dl_heartbeat_sec": 10, "dl_claim_backoff_sec": 15, "dl_reaper_period_sec": 10, "dl_drain_sec": 30}
 RUN_SEC = 75
@@ -45,10 +41,9 @@ def outage(farm: Farm, server: embedded.Server, seconds: int, after: int) -> str
     until(lambda: notes.exists() and notes.read_text().count("begin") == 2, "the runs to begin")
     time.sleep(after)
     farm.conn.close()
-    server.process.send_signal(signal.SIGINT)
-    server.process.wait()
+    stopped(server, signal.SIGINT)
     time.sleep(seconds)
-    server.process = cluster.start(server.root, {}, None, [], "dataloader")
+    started_again(server)
     farm.conn = db.patiently(lambda: db.connect(farm.dsn, name="test", schema="public"), sleep=time.sleep)
     (since,) = farm.rows("SELECT clock_timestamp()")[0]
     fresh = [farm.enqueue("witnessed", args={"witness": str(notes), "sec": 3}) for _ in range(2)]
@@ -72,24 +67,16 @@ def worked_since(farm: Farm, since: Any) -> dict[str, float]:
 
 def main() -> None:
     """Make the outages, and print the table."""
-    with tempfile.TemporaryDirectory(prefix="dl-outages-") as place:
-        folder = Path(place)
-        folder.chmod(0o755)
-        with embedded.Server.start(folder / "postgres") as server:
-            migrations.migrate(server.dsn, "public")
-            farm = Farm(server.dsn, folder)
-            try:
-                settings = {**DEFAULTS, "dl_pipelines": "farm_pipelines outage_pipelines"}
-                program = farm.ready(workers=2, **settings)
-                farm.start("reaper", **settings)
-                before = {worker.pid for worker in program.workers()}
-                print(f"{'outage':<18} {'jobs (attempts): two long, two fresh':<62} {'workers, s':<12} keeper, s")
-                for seconds, after in OUTAGES:
-                    print(outage(farm, server, seconds, after), flush=True)
-                kept = {worker.pid for worker in program.workers()} == before
-                print("The workers are the same." if kept else "Workers were replaced.")
-            finally:
-                farm.close()
+    with farm() as (running, server):
+        settings = {**DEFAULTS, "dl_pipelines": "farm_pipelines outage_pipelines"}
+        program = running.ready(workers=2, **settings)
+        running.start("reaper", **settings)
+        before = {worker.pid for worker in program.workers()}
+        print(f"{'outage':<18} {'jobs (attempts): two long, two fresh':<62} {'workers, s':<12} keeper, s")
+        for seconds, after in OUTAGES:
+            print(outage(running, server, seconds, after), flush=True)
+        kept = {worker.pid for worker in program.workers()} == before
+        print("The workers are the same." if kept else "Workers were replaced.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The API's answers beside slow clients: `python -m tests.slow_clients` prints the times of GET /health.
+"""The API's answers beside slow clients: `python -m tools.slow_clients` prints the times of GET /health.
 
 The program starts a PostgreSQL of its own. It measures without other clients, then with slow clients of every kind and
 more long polls than the service has threads, then with these and a stopped PostgreSQL (SIGSTOP).
@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from http.client import HTTPConnection, HTTPException
-from pathlib import Path
-from urllib.request import urlopen
 
 import psutil
 
 from dataloader import embedded
-from dataloader.queue import migrations
+from tools.programs import Program, answers, database, free_port
 
 TRIGGER = "/api/v1/jobs/trigger"
 BODY = json.dumps({"queue": "nobody", "task": "noop", "lock_key": "k"}).encode()
@@ -181,11 +175,10 @@ def main() -> None:
     parser.add_argument("--long-polls", type=int, default=100)
     given = parser.parse_args()
     with ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        root.chmod(0o755)
-        server = stack.enter_context(embedded.Server.start(root / "pg", FAST, initdb=["--no-sync"]))
-        migrations.migrate(server.dsn, schema="public")
-        port = _served(server.dsn, root, stack)
+        server, root = stack.enter_context(database(FAST))
+        port = free_port()
+        settings = {"DL_DB_DSN": server.dsn, "APP_HOST": "127.0.0.1", "APP_PORT": str(port)}
+        stack.enter_context(Program("api", root, lambda: answers(port), settings))
         job = job_of(port)
         print(f"nobody else:             {figures(healths(port, given.seconds))}", flush=True)
         crowd = Crowd(port)
@@ -209,23 +202,6 @@ def answered(crowd: Crowd) -> str:
     counted = ", ".join(f"{count} x {status}" for status, count in sorted(crowd.statuses.items()))
     crowd.statuses.clear()
     return f"(polls and triggers: {counted})"
-
-
-def _served(dsn: str, root: Path, stack: ExitStack) -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    env = os.environ | {"DL_DB_DSN": dsn, "APP_HOST": "127.0.0.1", "APP_PORT": str(port), "DL_HOME": str(root)}
-    log = stack.enter_context((root / "api.log").open("wb"))
-    api = subprocess.Popen([sys.executable, "-m", "dataloader", "api"], env=env, stdout=log, stderr=log)
-    stack.callback(lambda: api.wait(60))
-    stack.callback(api.terminate)
-    deadline = time.monotonic() + 30
-    while True:
-        with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-            return port
-        assert time.monotonic() < deadline, (root / "api.log").read_text()
-        time.sleep(0.05)
 
 
 if __name__ == "__main__":

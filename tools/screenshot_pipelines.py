@@ -1,4 +1,4 @@
-"""The pipelines of `tests.screenshots`: slow loads, one that fails, and one that kills its worker."""
+"""The pipelines of `tools.screenshots`: slow loads, one that fails, and one that kills its worker."""
 
 from __future__ import annotations
 

@@ -11,11 +11,8 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 from rich.console import Console
-
-sys.path += [str(Path(__file__).parents[1] / name) for name in (".", "process")]
 
 from .events import Verdict, lose, upgrade
 from .figures import measure
@@ -60,7 +57,7 @@ def _older(site: Site, commit: str) -> Code:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.fleet", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.fleet", description=__doc__)
     parser.add_argument("what", nargs="?", default="figures", choices=["figures", "upgrade", "loss"])
     parser.add_argument("--hosts", type=int, default=20, help="how many (20)")
     parser.add_argument("--workers", type=int, default=50, help="of each host (50)")

@@ -1,4 +1,4 @@
-"""A farm under faults, and a check of its promises: `python -m tests.chaos --seconds 60 --seed 7`.
+"""A farm under faults, and a check of its promises: `python -m tools.chaos --seconds 60 --seed 7`.
 
 The modules; each imports only those below it:
 
@@ -12,9 +12,3 @@ The modules; each imports only those below it:
     history      the facts of a run: plain values
     pipelines    the jobs' pipelines, run by the farms, and their signs of life
 """
-
-import sys
-from pathlib import Path
-
-# pytest does so too: the process tests share the judge of journals.
-sys.path.append(str(Path(__file__).parents[1] / "process"))

@@ -1,4 +1,4 @@
-"""The farm's recovery times: `python -m tests.recovery [--rounds 10]` prints a table of medians.
+"""The farm's recovery times: `python -m tools.recovery [--rounds 10]` prints a table of medians.
 
 The program starts a PostgreSQL of its own, and a farm of real processes with the default settings except for two,
 which the table names.
@@ -9,32 +9,27 @@ from __future__ import annotations
 import argparse
 import signal
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from uuid import UUID
-
-sys.path.append(str(Path(__file__).parent / "process"))
 
 from farming import Farm, until
 
 from dataloader import embedded
-from dataloader.embedded import cluster
-from dataloader.queue import db, lifecycle, migrations
+from dataloader.queue import db, lifecycle
+from tools.farms import farm
+from tools.programs import started_again, stopped
 
 SETTINGS = {"dl_heartbeat_sec": 10, "dl_claim_backoff_sec": 15, "dl_drain_sec": 30, "dl_kill_grace_sec": 1}
 GIL = {"n": 8_000_000_000}  # minutes in one C call
 
 
-class Bench:
+class Recovery:
     """A farm of two workers for repeated recoveries."""
 
-    def __init__(self, server: embedded.Server, folder: Path, rounds: int) -> None:
-        self.server, self.rounds = server, rounds
-        self.farm = Farm(server.dsn, folder)
+    def __init__(self, farm: Farm, server: embedded.Server, rounds: int) -> None:
+        self.farm, self.server, self.rounds = farm, server, rounds
         self.program = self.farm.ready(workers=2, **SETTINGS)
 
     def run(self) -> None:
@@ -82,10 +77,6 @@ class Bench:
         until(lambda: self.idle() == 2)
         return time.monotonic() - started
 
-    def cancel_with_child(self) -> float:
-        """The same time for a job that waits for a process."""
-        return self.cancel("waits_for_a_child", {"mark": 399})
-
     def idle(self) -> int:
         """The number of workers that wait for a job."""
         return len(self.program.children("idle"))
@@ -94,18 +85,13 @@ class Bench:
         """The time from the moment the server accepts connections again to the start of a queued job."""
         until(lambda: self.idle() == 2)
         self.farm.conn.close()
-        self.restart_server(mode)
+        stopped(self.server, {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
+        started_again(self.server)
         started = time.monotonic()
         self.farm.conn = db.connect(self.server.dsn, name="test", schema="public")
         job = self.farm.enqueue("recorded", args={"sec": 0})
         until(lambda: self.farm.rows("SELECT FROM runs WHERE job_id = %s", job))
         return time.monotonic() - started
-
-    def restart_server(self, mode: str) -> None:
-        """Stop and start the server, as an operator does."""
-        self.server.process.send_signal({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
-        self.server.process.wait()
-        self.server.process = cluster.start(self.server.root, {}, None, [], "dataloader")
 
     def term(self) -> float:
         """The time from SIGTERM to the exit."""
@@ -122,16 +108,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="how often each is measured (10)")
     rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory(prefix="dl-recovery-") as place:
-        folder = Path(place)
-        folder.chmod(0o755)
-        with embedded.Server.start(folder / "postgres") as server:
-            migrations.migrate(server.dsn, "public")
-            bench = Bench(server, folder, rounds)
-            try:
-                bench.run()
-            finally:
-                bench.farm.close()
+    with farm() as (running, server):
+        Recovery(running, server, rounds).run()
 
 
 if __name__ == "__main__":

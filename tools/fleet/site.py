@@ -28,11 +28,11 @@ from psycopg.conninfo import make_conninfo
 
 from dataloader import embedded
 from dataloader.queue import db, migrations
+from tools.programs import CHECKOUT
 
 from .pipelines import TABLES
 from .usage import tree
 
-CHECKOUT = Path(__file__).parents[2]
 NET = "198.18"  # for measurements (RFC 2544)
 PRIMARY = f"{NET}.0.1"
 HUB = "hub"
@@ -214,7 +214,7 @@ class Site:
         env = {
             "DL_DB_DSN": f"host={PRIMARY} user={ROLE} password={self._password} dbname=postgres",
             "DL_HOME": str(folder),
-            "DL_PIPELINES": "tests.fleet.pipelines",
+            "DL_PIPELINES": "tools.fleet.pipelines",
             "WORKERS_JSON": json.dumps([{"queue": QUEUE, "concurrency": workers}]),
         }
         more = {key.upper(): str(value) for key, value in settings.items()}

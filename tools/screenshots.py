@@ -1,4 +1,4 @@
-"""The pictures in docs/screenshots, of a running farm: `python -m tests.screenshots [NAME ...]`.
+"""The pictures in docs/screenshots, of a running farm: `python -m tools.screenshots [NAME ...]`.
 
 The program starts a PostgreSQL of its own, and workers, reaper and API as real processes. The chart's half hour before
 their start is made up. The program needs chromium, playwright and pillow.
@@ -9,30 +9,24 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from farming import Farm, until
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-sys.path.append(str(Path(__file__).parent / "process"))
-
-from farming import Farm, until
-
-from dataloader import embedded
-from dataloader.queue import migrations, operations
+from dataloader.queue import operations
 from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules
 from dataloader.queue.reports import webhooks
+from tools.farms import farm
+from tools.programs import CHECKOUT
 
-ROOT = Path(__file__).parents[1]
-OUT = ROOT / "docs" / "screenshots"
+OUT = CHECKOUT / "docs" / "screenshots"
 PORT = 18_099
 ADDRESS = f"http://127.0.0.1:{PORT}"
 STATES = ("new", "paid", "packed", "sent")  # of an order; a message for each
@@ -61,8 +55,8 @@ class Show:
         self.farm = farm
         farm.conn.execute(BEFORE)
         # Stacks show these links in place of the paths of this checkout.
-        (farm.folder / "dataloader").symlink_to(ROOT / "dataloader")
-        (farm.folder / "etl").symlink_to(ROOT / "tests")
+        (farm.folder / "dataloader").symlink_to(CHECKOUT / "dataloader")
+        (farm.folder / "etl").symlink_to(CHECKOUT / "tools")
         how: dict[str, Any] = {
             "dl_pipelines": "screenshot_pipelines",
             "pythonpath": farm.folder / "etl",
@@ -182,26 +176,11 @@ def take(browser: Browser, show: Show, names: Collection[str]) -> None:
         context.close()
 
 
-@contextmanager
-def farm() -> Iterator[Farm]:
-    """A database and the programs on it."""
-    with tempfile.TemporaryDirectory(prefix="dl-screenshots-") as place:
-        folder = Path(place)
-        folder.chmod(0o755)
-        with embedded.Server.start(folder / "postgres") as server:
-            migrations.migrate(server.dsn, "public")
-            farm = Farm(server.dsn, folder)
-            try:
-                yield farm
-            finally:
-                farm.close()
-
-
 def main() -> None:
     """Start the farm, wait for its jobs, take the pictures."""
     OUT.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or sys.exit("no chromium here: apt-get install chromium")
-    with farm() as running, sync_playwright() as driver:
+    with farm() as (running, _), sync_playwright() as driver:
         show = Show(running)
         show.settle()
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

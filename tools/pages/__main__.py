@@ -1,4 +1,4 @@
-"""Every page and API GET at size: times, pictures, accessibility. `python -m tests.pages --out FOLDER`.
+"""Every page and API GET at size: times, pictures, accessibility. `python -m tools.pages --out FOLDER`.
 
 The program starts a PostgreSQL of its own with the settings of a new server, and the product's reaper and API. The exit
 status is 0 when each p95 is within the bound and no page has a fault. It needs chromium and playwright, or --no-looks.
@@ -10,25 +10,21 @@ import argparse
 import os
 import re
 import shutil
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.request import urlopen
 
 import psycopg
-from psycopg.conninfo import make_conninfo
-
-sys.path += [str(Path(__file__).parents[1] / name) for name in (".", "process", "api", "sql", "browser")]
-
 from api_app import running
 from farming import Farm, until
+from psycopg.conninfo import make_conninfo
 
 from dataloader import embedded
 from dataloader.queue import migrations
+from tools.programs import answers, free_port
 
 from .addresses import Address, addresses
 from .history import History
@@ -53,9 +49,9 @@ def _run(farm: Farm, job_ids: dict[str, object], given: argparse.Namespace) -> i
     with running(farm.dsn) as app:
         found = [each for each in addresses(app, job_ids) if re.search(given.only, each.name)]  # type: ignore[arg-type]
     farm.start("reaper", dl_reaper_period_sec=10)
-    port = _free_port()
+    port = free_port()
     farm.start("api", app_port=port, app_host="127.0.0.1", pg_pool_size=5)
-    until(lambda: _answers(port), "the API")
+    until(lambda: answers(port, "/ready"), "the API")
     wrong = []
     if given.rounds:
         timed = measured(port, found, given.rounds, given.every)
@@ -79,19 +75,6 @@ def _looks(port: int, found: list[Address], out: Path | None) -> list[str]:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"] if os.geteuid() == 0 else [])
         pages = [each for each in found if each.is_page]
         return looked_at(browser, f"http://127.0.0.1:{port}", pages, LOOKS, out)
-
-
-def _answers(port: int) -> bool:
-    try:
-        with urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
-            return True
-    except OSError:
-        return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _history(dsn: str, given: argparse.Namespace, folder: Path) -> dict[str, object]:
@@ -127,7 +110,7 @@ def _database(given: str | None, keep: Path | None) -> Iterator[tuple[str, Path]
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m tests.pages", description=__doc__)
+    parser = argparse.ArgumentParser("python -m tools.pages", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=50, help="how often each address is asked; 0: not at all")
     parser.add_argument("--every", type=float, default=REFRESH_SEC, help="seconds from round to round, at least")

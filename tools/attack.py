@@ -1,6 +1,6 @@
 """Attacks by hostile roles on the queue's database; the schema has to refuse each.
 
-    python -m tests.attack 'host=... user=postgres'        # a server on which databases and roles may be made
+    python -m tools.attack 'host=... user=postgres'        # a server on which databases and roles may be made
 
 The script makes a database with the queue of the code that it imports, and two roles: a stranger, who may only connect,
 and a producer (`migrate --roles`), who may also create in the schema. It prints a line for each attack, and drops what

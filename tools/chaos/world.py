@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,16 +25,16 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dataloader import embedded
 from dataloader.farm.process import adopt_orphans, children, descendants
 from dataloader.queue import db, migrations
+from tools.programs import CHECKOUT, free_port
 
 from .link import Link
 from .pipelines import TABLES
 
-CHECKOUT = Path(__file__).parents[2]
 FARMS = ("farm-0", "farm-1")
 QUEUES = ("chaos.a", "chaos.b")
 WORKERS = 3  # of each farm in each queue
 SETTINGS = {
-    "DL_PIPELINES": "tests.chaos.pipelines",
+    "DL_PIPELINES": "tools.chaos.pipelines",
     "PYTHONPATH": str(CHECKOUT),
     "WORKERS_JSON": json.dumps(
         [
@@ -112,7 +111,7 @@ class World:
             self._socket = Path(str(conninfo_to_dict(self.dsn)["host"]))
             migrations.migrate(self.dsn, schema="public")
             self.query(TABLES)
-            self.port = _free_port()
+            self.port = free_port()
             self._start_programs()
         except BaseException:
             self.close()
@@ -263,9 +262,3 @@ def _reap(process: psutil.Process) -> bool:
     except (psutil.Error, ChildProcessError):
         pass
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,6 +1,6 @@
 """What NOTIFY costs a server by the number of its listeners, with PostgreSQL alone: no farm, no table.
 
-`python -m tests.fleet.listeners 10 50 250 1000 1000:20` starts a PostgreSQL of its own. `1000:20`: of 1,000 sessions 20
+`python -m tools.fleet.listeners 10 50 250 1000 1000:20` starts a PostgreSQL of its own. `1000:20`: of 1,000 sessions 20
 LISTEN; `1000` is short for all. Each notification is a transaction of its own, with a queue's name as its payload. All
 listeners are read by one process, whose CPU is a figure of its own: workers would need more.
 """
@@ -194,7 +194,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.fleet.listeners", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.fleet.listeners", description=__doc__)
     parser.add_argument(
         "sessions", nargs="+", type=_size, help="how many sessions, and how many of them LISTEN: 1000:20"
     )

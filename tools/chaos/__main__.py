@@ -120,7 +120,7 @@ class Run:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="how long faults are injected (60)")
     parser.add_argument("--seed", type=int, help="of all that is chosen; by default another each time")
     parser.add_argument("--keep", action="store_true", help="keep the server's data and the logs")

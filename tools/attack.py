@@ -191,10 +191,7 @@ def prey(server: str) -> Iterator[tuple[str, str, str]]:
             migrations.migrate(dsn, "public")
             with psycopg.connect(dsn, autocommit=True) as owner:
                 _run(owner, "GRANT CREATE ON SCHEMA public TO {}", roles[1])  # an operator should not do this
-                if not hasattr(migrations, "grant"):  # an older version, for comparison
-                    _run(owner, "GRANT INSERT, SELECT ON dl_jobs TO {}", roles[1])
-            if hasattr(migrations, "grant"):
-                migrations.grant(dsn, "public", [("producer", roles[1])])
+            migrations.grant(dsn, "public", [("producer", roles[1])])
             stranger, producer = (make_conninfo(dsn, user=role, password="p") for role in roles)
             yield dsn, stranger, producer
         finally:

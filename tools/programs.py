@@ -27,6 +27,21 @@ READY_WITHIN = 60.0  # seconds
 STOP_WITHIN = 30.0
 
 
+def started(command: str, environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a `dataloader` command that ends with us; it writes into `log`, in whose folder it runs."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "dataloader", *command.split()],
+            env=environment,
+            cwd=log.parent,  # a folder without .env
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,  # Ctrl-C reaches only us, and we stop the program
+            preexec_fn=embedded.dies_with_us(signal.SIGTERM),
+        )
+
+
 class NotReady(Exception):
     """A program has ended, or does not become ready; the message has its last log lines."""
 
@@ -39,23 +54,13 @@ class Program:
 
     def __init__(self, command: str, folder: Path, is_ready: Callable[[], bool], settings: Mapping[str, str]) -> None:
         self.log = folder / f"{command}-{time.monotonic_ns()}.log"
-        self._command, self._folder, self._is_ready = command, folder, is_ready
+        self._command, self._is_ready = command, is_ready
         ours = {name.upper() for name in Settings.model_fields}
         inherited = {name: value for name, value in os.environ.items() if name.upper() not in ours}
         self._environment = inherited | {"DL_HOME": str(folder), "PYTHONPATH": str(CHECKOUT), **settings}
 
     def __enter__(self) -> Self:
-        with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "dataloader", self._command],
-                env=self._environment,
-                cwd=self._folder,  # a folder without .env
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,  # Ctrl-C reaches only us, and we stop the program
-                preexec_fn=embedded.dies_with_us(signal.SIGTERM),
-            )
+        self.process = started(self._command, self._environment, self.log)
         try:
             deadline = time.monotonic() + READY_WITHIN
             while not self._is_ready():

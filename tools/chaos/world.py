@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dataloader import embedded
 from dataloader.farm.process import adopt_orphans, children, descendants
 from dataloader.queue import db, migrations
-from tools.programs import CHECKOUT, free_port
+from tools.programs import CHECKOUT, free_port, started
 
 from .link import Link
 from .pipelines import TABLES
@@ -62,17 +61,7 @@ class Program:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._started = time.monotonic()
-        with self.log.open("ab") as out:
-            return subprocess.Popen(
-                [sys.executable, "-m", "dataloader", *self.name.split()],
-                env=self._env,
-                stdout=out,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-                cwd=self.log.parent,
-                start_new_session=True,  # Ctrl-C reaches only us
-                preexec_fn=embedded.dies_with_us(signal.SIGTERM),
-            )
+        return started(self.name, self._env, self.log)
 
     def tend(self) -> None:
         """Start the program again if it has ended, as supervisord does."""

@@ -1,4 +1,4 @@
-"""What NOTIFY costs a server by the number of its listeners, with PostgreSQL alone: no farm, no table.
+"""What NOTIFY costs a server by the number of its listeners, with PostgreSQL alone: no farm runs.
 
 `python -m tools.fleet.listeners 10 50 250 1000 1000:20` starts a PostgreSQL of its own. `1000:20`: of 1,000 sessions 20
 LISTEN; `1000` is short for all. Each notification is a transaction of its own, with a queue's name as its payload. All
@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import argparse
 import select
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import NoReturn
 
@@ -24,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dataloader import embedded
+from tools.programs import database
 
 from .usage import cpu_sec, pss_mb, tree
 
@@ -108,7 +105,8 @@ def main() -> None:
     """Measure, and print a table."""
     given = _arguments()
     figures: list[Figure] = []
-    with _server(max(sessions for sessions, _ in given.sessions)) as server:
+    most = max(sessions for sessions, _ in given.sessions)
+    with database(SETTINGS | {"max_connections": str(most + 20)}) as (server, _):
         for size in given.sessions:
             sessions = Sessions(server.dsn, *size)
             time.sleep(SETTLE_SEC)
@@ -175,17 +173,6 @@ def table(figures: list[Figure]) -> Table:
             f"{each.backend_mb:.1f}",
         )
     return shown
-
-
-@contextmanager
-def _server(sessions: int) -> Iterator[embedded.Server]:
-    folder = Path(tempfile.mkdtemp(prefix="dl-test-"))
-    try:
-        folder.chmod(0o711)  # for root the server runs as another user, which has to enter this folder
-        with embedded.Server.start(folder, SETTINGS | {"max_connections": str(sessions + 20)}) as server:
-            yield server
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -24,12 +24,6 @@ def pss_mb(pids: Iterable[int]) -> float:
     return sum(_pss_kb(pid) for pid in pids) / 1024
 
 
-def machine_idle() -> tuple[float, float]:
-    """Seconds that this machine's cores have been idle, and all their seconds, both since its start."""
-    ticks = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (ticks[3] + ticks[4]) / 100, sum(ticks) / 100
-
-
 def _scheduled(pid: int) -> float:
     with suppress(OSError):
         # Of each thread: /proc/PID/schedstat is the first one's only.

@@ -82,7 +82,7 @@ class Place:
             self._schemas.append(schema)
             with self.connect(schema) as conn, conn.transaction():
                 conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-                conn.execute(migrations.known()[0].text)
+                conn.execute(SQL["bare_tables"])
                 conn.execute(SQL["bare_index"])
                 if triggers:
                     conn.execute(SQL["bare_triggers"])

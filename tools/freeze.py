@@ -67,6 +67,7 @@ VOLATILE = {
         "place",
         "claim",
     ),
+    *("size_bytes", "queue_tables_bytes", "dead_tuples", "live_tuples", "connections", "waiting_sec"),
     *("confirmation", "request_id", "etag", "host_memory_mb", "uptime", "version", "python", "hostname", "commit"),
 }
 SAMPLED = {"histogram", "pace"}  # lists whose length and counts differ: one row says which fields there are
@@ -120,7 +121,10 @@ class Placeholders:
         """A JSON document without what differs."""
         if isinstance(value, dict):
             self.values |= {name: each for name, each in value.items() if name in ("next", "confirmation") and each}
-            return {self.text(name): self.document(each, name) for name, each in value.items()}
+            return {
+                self.text(name): self.document(each, key if key == "waiting_sec" else name)
+                for name, each in value.items()
+            }
         if isinstance(value, list):
             some = [self.document(each, key) for each in (value[:1] if key in SAMPLED else value)]
             return sorted(some, key=str) if key in BY_TIME_SPENT else some

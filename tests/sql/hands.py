@@ -28,12 +28,13 @@ _keys = itertools.count(1)
 
 
 class Worker:
-    """One session of a worker that a test moves step by step."""
+    """One session of a worker that a test moves step by step; it LISTENs, as that of an idle worker does."""
 
     def __init__(self, dsn: str, name: str, schema: str = "public") -> None:
         self.name = name
         self.conn = db.connect(dsn, name=name, schema=schema)
         self.session = lifecycle.open_session(self.conn, name)
+        lifecycle.listen(self.session)
 
     @property
     def pid(self) -> int:

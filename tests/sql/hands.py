@@ -35,6 +35,7 @@ class Worker:
         self.conn = db.connect(dsn, name=name, schema=schema)
         self.session = lifecycle.open_session(self.conn, name)
         lifecycle.listen(self.session)
+        lifecycle.listen_for_cancellations(self.conn)  # as the keeper does for its workers
 
     @property
     def pid(self) -> int:

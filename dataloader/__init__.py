@@ -5,13 +5,15 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
 `queue/job.py` decides and `queue/lifecycle.py` writes the end.
 
     room            what it holds                                    may import (beside config exits log obs periods)
-    queue           the queue in PostgreSQL: rows, statements        -
+    model           the answers of a farm, and their fields          queue.job
+    queue           the queue in PostgreSQL: rows, statements        model
+    ops             every operation, declared once                   queue model
     pipelines       registry, context, hooks, the built-in ones      queue.job queue.hooks queue.plans.new_schedule
                                                                      queue.reports.webhooks queue.reports.messages
                                                                      queue.args_schema
     farm            PROCESSES of one machine                         queue pipelines
-    api             PROCESS (gunicorn) HTTP: v1, pages, metrics      queue check.database surroundings
-    client          the HTTP API from Python, for other programs     queue.typed_args
+    api             PROCESS (gunicorn) HTTP: v1, pages, metrics      ops queue model check.database surroundings
+    client          the HTTP API from Python, for other programs     model queue.typed_args
     embedded        a PostgreSQL of our own                          -
     check           findings: settings, host, pipelines, databases   queue pipelines farm.failures farm.process
                                                                      farm.slots local.ports surroundings

@@ -10,6 +10,7 @@ from uuid import UUID
 from flask import Flask, Response, abort, request
 
 from dataloader import config, log
+from dataloader.api import dispatch
 from dataloader.api.dashboard import actions, login, render, run_pages, trigger
 from dataloader.api.dashboard import bulk as bulk_orders
 from dataloader.api.server import audit, health, metrics
@@ -21,9 +22,7 @@ from dataloader.api.v1 import (
     errors,
     farm,
     jobs,
-    limits,
     openapi,
-    queues,
     schedules,
     search,
     webhooks,
@@ -62,9 +61,10 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
     app.extensions["on_threads"] = [partial(_share, sessions, polls), lambda _: _push(app)]
     app.extensions["on_drain"] = [polls.stop, health.drain]
-    v1 = (contract, jobs, again, search, bulk, queues, schedules, backfills, limits, errors, webhooks, farm, openapi)
+    v1 = (contract, jobs, again, search, bulk, schedules, backfills, errors, webhooks, farm, openapi)
     for module in (health, *v1, metrics, login, render, run_pages, actions, bulk_orders, trigger):
         app.register_blueprint(module.blueprint)
+    app.register_blueprint(dispatch.routes())
     problems.install(app)
     audit.install(app)
     auth.install(app)

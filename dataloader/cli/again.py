@@ -12,7 +12,7 @@ import click
 from dataloader.cli import base, watch
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.jobs import arguments
-from dataloader.client.farm import given
+from dataloader.client.operations import given
 
 
 @click.group(cls=base.Group)

@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 import psycopg
 from pydantic import ValidationError
 
-from dataloader import log, obs
+from dataloader import log, obs, ops
 from dataloader.cli.screen import as_json
 from dataloader.client import (
     Backfill,
@@ -28,17 +27,11 @@ from dataloader.client import (
     Fault,
     Forbidden,
     Job,
-    Key,
-    Limit,
     LogLine,
     Names,
     NotFound,
-    Overview,
     Partition,
-    Prediction,
     Preview,
-    Queue,
-    QueueFull,
     Refused,
     Runs,
     Schedule,
@@ -51,14 +44,18 @@ from dataloader.client import (
     Webhooks,
     Worker,
 )
-from dataloader.client.farm import LINES, PAGE, Farm, given
+from dataloader.client.errors import ClientError, of_answer
+from dataloader.client.farm import LINES, PAGE, Farm
+from dataloader.client.operations import given
 from dataloader.client.results import Document, Result, read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
+from dataloader.ops.errors import MEANINGS, meaning
+from dataloader.ops.op import Call
 from dataloader.queue import again, args_schema, db, enqueue, hooks, lifecycle, logs, migrations, operations
 from dataloader.queue.plans import backfills, schedules
-from dataloader.queue.reports import bulk, errors, keys, predictions, runs, stats, tallies, webhooks
+from dataloader.queue.reports import bulk, errors, runs, stats, tallies, webhooks
 from dataloader.queue.reports.messages import Rules
 
 P = ParamSpec("P")
@@ -105,6 +102,18 @@ class Direct(Farm):
     def close(self) -> None:
         if self._conn:
             self._conn.close()
+
+    def _call(
+        self, route: str, answer: type[Any], given: dict[str, Any], field: str = "", *, once: bool = False
+    ) -> Any:
+        op = next(op for op in ops.load().values() if op.route == route)
+        try:
+            checked = op.input.model_validate(given)
+        except ValidationError as e:
+            raise _refused(e) from None
+        named = {name: getattr(checked, name) for name in checked.model_fields_set}
+        found = self._ask(lambda conn: op.run(Call(conn, self._by, self._settings), named))
+        return getattr(found, field) if field else found
 
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started:
         new = self._new(fields, trace)
@@ -191,10 +200,6 @@ class Direct(Farm):
             raise Conflict("The jobs were not changed", str(e)) from None
         return step.changed, step.next
 
-    def _keys(self, queue: str, limit: int, after: str | None) -> tuple[list[Key], str | None]:
-        page = self._ask(keys.page, queue, limit, after)
-        return [_one(Key, row) for row in page.rows], page.next
-
     def events(
         self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = PAGE
     ) -> list[Event]:
@@ -214,18 +219,8 @@ class Direct(Farm):
             self.status(job_id)  # raises NotFound for an unknown job
         return [_one(LogLine, row) for row in page.lines]
 
-    def overview(self) -> Overview:
-        return _one(Overview, self._ask(stats.overview))
-
     def workers(self) -> list[Worker]:
         return [_one(Worker, row) for row in self._ask(stats.workers)]
-
-    def predict(self, job_id: UUID | str) -> Prediction:
-        wanted = _known(self._ask(predictions.job, UUID(str(job_id))), NO_JOB)
-        return _one(Prediction, predictions.of_job(self._ask(predictions.outlook, wanted["queue"]), wanted))
-
-    def predict_queue(self, queue: str) -> Prediction:
-        return _one(Prediction, predictions.of_queue(self._ask(predictions.outlook, queue)))
 
     def tasks(self, *, range: str | None = None) -> list[Task]:
         return [_one(Task, row) for row in (self._ask(runs.of_tasks, range) if range else self._ask(stats.tasks))]
@@ -233,29 +228,11 @@ class Direct(Farm):
     def task_runs(self, task: str, *, range: str = runs.USUAL) -> Runs:
         return _one(Runs, self._ask(runs.of_task, task, range))
 
-    def queue_runs(self, queue: str, *, range: str = runs.USUAL) -> Runs:
-        return _one(Runs, self._ask(runs.of_queue, queue, range))
-
     def names(self, *, queue: str | None = None, task: str | None = None) -> Names:
         return _one(Names, self._ask(operations.names, queue, task))
 
     def database(self) -> Database:
         return _one(Database, self._ask(stats.postgres))
-
-    def pause(self, queue: str) -> Queue:
-        return self._set(queue, operations.pause, self._by)
-
-    def resume(self, queue: str) -> Queue:
-        return self._set(queue, operations.resume, self._by)
-
-    def limit(self, queue: str, max_length: int | None) -> Queue:
-        return self._set(queue, operations.limit_length, max_length, self._by)
-
-    def set_queue(self, queue: str, **changes: Any) -> Queue:
-        try:
-            return self._set(queue, partial(operations.set_order, by=self._by, **changes))
-        except operations.Contradiction as e:
-            raise Refused("The request is not valid", str(e)) from None
 
     def schedules(self, *, count: int = 5) -> list[Schedule]:
         return [_one(Schedule, row) for row in self._ask(schedules.listed, count)]
@@ -350,31 +327,12 @@ class Direct(Farm):
     def write_error_note(self, task: str, error_group: str, note: str) -> None:
         self._ask(errors.write_note, task, error_group, note, self._by)
 
-    def limits(self) -> list[Limit]:
-        return [_one(Limit, row) for row in self._ask(stats.limits)]
-
-    def set_limit(
-        self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
-    ) -> Limit:
-        self._ask(operations.set_limit, name, self._by, most, per_minute, burst)
-        return _one(Limit, self._ask(stats.limits, name)[0])
-
-    def remove_limit(self, name: str) -> None:
-        if not self._ask(operations.remove_limit, name, self._by):
-            raise NotFound("there is no limit of this name; `dataloader limit list` shows them", status=404)
-
     def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]:
         ids = [UUID(str(job_id)) for job_id in job_ids]
         return self._ask(VERBS[verb], ids, self._by, **({"force": True} if force else {}))
 
     def _change_some(self, verb: str, queue: str, only: Mapping[str, str], after: str | None) -> tuple[int, str | None]:
         return self._ask(GROUP_VERBS[verb], queue, self._by, only=operations.Filter(**only), after=after)
-
-    def _move_some(self, queue: str, to: str) -> tuple[int, bool]:
-        try:
-            return self._ask(operations.move, queue, to, self._by)
-        except (operations.Contradiction, operations.Busy) as e:
-            raise Conflict("The queue was not moved", str(e)) from None
 
     def webhooks(self) -> Webhooks:
         queue = self._settings.dl_alerts_queue
@@ -397,10 +355,6 @@ class Direct(Farm):
     def test_webhook(self, name: str) -> UUID:
         return _known(self._ask(webhooks.send_test, name, Rules.of(self._settings)), NO_WEBHOOK)
 
-    def _set(self, queue: str, change: Callable[..., dict[str, Any]], *what: Any) -> Queue:
-        known = self._ask(operations.known, queue)
-        return _one(Queue, self._ask(change, queue, *what) | known)
-
     def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
         """Call `question` on the session; each failure becomes one of the client's errors."""
         try:
@@ -408,10 +362,8 @@ class Direct(Farm):
                 return question(conn, *args, **fields)
         except migrations.SchemaError as e:
             raise Refused(str(e)) from None
-        except enqueue.QueueFull as e:
-            raise QueueFull(str(e)) from None
-        except keys.NotOrdered as e:
-            raise Conflict("The queue is not ordered", str(e), status=409, kind="not-ordered") from None
+        except tuple(MEANINGS) as e:
+            raise _in_words(e) from None
         except ValueError as e:
             raise Refused("The request is not valid", str(e)) from None
         except psycopg.DataError as e:  # text that PostgreSQL cannot store
@@ -462,6 +414,20 @@ class _Watch:
                 if time.monotonic() + 1 > until:
                     raise
                 time.sleep(1)
+
+
+def _in_words(error: Exception) -> ClientError:
+    """The client's exception for an error of the queue, as the API would answer it."""
+    means = meaning(error)
+    assert means  # noqa: S101  it is an error of the table
+    kind, title = means.kind
+    return of_answer(means.status, "", {"type": kind, "title": title, "detail": str(error)}, None)
+
+
+def _refused(error: ValidationError) -> Refused:
+    """The client's exception for parameters that are not valid."""
+    faults = [Fault("/" + "/".join(map(str, each["loc"])), each["type"], each["msg"]) for each in error.errors()]
+    return Refused("The request is not valid", faults=tuple(faults))
 
 
 def as_document(row: Any) -> Any:

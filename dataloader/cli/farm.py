@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 from uuid import UUID
@@ -15,8 +14,9 @@ from rich.text import Text
 
 from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
-from dataloader.client import Overview, Prediction, Queue, Runs, Task, Worker
+from dataloader.client import JobPrediction, Overview, Queue, QueuePrediction, Runs, Task, Worker
 from dataloader.client.results import Document, fraction
+from dataloader.model.queues import QueueFigures, Total
 from dataloader.queue.reports import predictions, words
 from dataloader.queue.reports.runs import RANGES, USUAL
 from dataloader.queue.reports.stats import COUNTED
@@ -37,7 +37,7 @@ def queues(reached: Reached) -> None:
     """List the queues: what waits, runs and has failed, and for how long the oldest due job has waited."""
     overview = reached.farm.overview()
     if reached.as_json:
-        reached.print_json(overview.document)
+        reached.print_json(overview)
     else:
         screen.show(queue_table(overview))
 
@@ -130,31 +130,32 @@ def _seconds(spread: Document | None, which: str) -> str:
 @reaching
 def predict(reached: Reached, what: str) -> None:
     """Say when a job will end, or all that is queued in a queue now, with the range of that."""
-    found = None
-    with suppress(ValueError):  # it is the name of a queue
+    found: JobPrediction | QueuePrediction
+    try:
         found = reached.farm.predict(UUID(what))
-    if found is None:
+    except ValueError:  # it is the name of a queue
         names.require(reached, queue=what)
         found = reached.farm.predict_queue(what)
     if reached.as_json:
-        reached.print_json(found.document)
+        reached.print_json(found)
     else:
         click.echo(screen.plain(ending(found, reached.zone)))
 
 
-def ending(told: Prediction, zone: tzinfo) -> str:
+def ending(told: JobPrediction | QueuePrediction, zone: tzinfo) -> str:
     """A prediction in words, and how right the last ones were."""
-    what = f"job {told.job_id}" if told.job_id else f"what is queued in {told.queue} now"
+    of_job = told if isinstance(told, JobPrediction) else None
+    what = f"job {of_job.job_id}" if of_job else f"what is queued in {told.queue} now"
     if told.ends_at is None:
         reason = predictions.REASONS.get(told.reason or "", f"The reason is {told.reason}.")
         return f"when {what} ends is not known. {reason}"
     words = f"{what} ends about {screen.clock(told.ends_at, zone)}, between {screen.clock(told.earliest, zone)}"
     words += f" and {screen.clock(told.latest, zone)}"
-    if told.deadline:
-        words += f"; its deadline {'is missed then' if told.is_late else 'is'}: {screen.clock(told.deadline, zone)}"
-    if told.accuracy.get("predictions"):
-        words += f"\nof the last day {told.accuracy['predictions']} predictions were off by"
-        words += f" {percent(told.accuracy['error'])} in the median"
+    if of_job and of_job.deadline:
+        words += f"; its deadline {'is missed then' if of_job.is_late else 'is'}: {screen.clock(of_job.deadline, zone)}"
+    if told.accuracy.predictions:
+        words += f"\nof the last day {told.accuracy.predictions} predictions were off by"
+        words += f" {percent(told.accuracy.error)} in the median"
     return words
 
 
@@ -166,7 +167,7 @@ def top(reached: Reached, every: float, once: bool) -> None:
     """Watch the farm: queues, and workers with what they run; q leaves."""
     if reached.as_json:
         overview, workers = reached.farm.overview(), reached.farm.workers()
-        reached.print_json({"overview": overview.document, "workers": [worker.document for worker in workers]})
+        reached.print_json({"overview": overview, "workers": [worker.document for worker in workers]})
         return
     from dataloader.cli import top as program
 
@@ -189,11 +190,12 @@ def completion(shell: str) -> None:
 
 def queue_table(overview: Overview) -> Any:
     """The queues, and all of them together."""
-    queues = [*overview.queues, overview.total] if len(overview.queues) != 1 else overview.queues
+    queues: list[Queue | Total] = [*overview.queues]
+    queues += [overview.total] if len(overview.queues) != 1 else []
     return screen.table(QUEUE_TITLES, (_queue_row(queue, overview.at) for queue in queues), NUMBERS, QUEUE_TITLES[9:])
 
 
-def _queue_row(queue: Queue, now: datetime) -> Sequence[object]:
+def _queue_row(queue: Queue | Total, now: datetime) -> Sequence[object]:
     return (
         Text("all", style="bold") if queue.queue is None else screen.short(queue.queue, 60),
         length(queue),
@@ -208,7 +210,7 @@ def _queue_row(queue: Queue, now: datetime) -> Sequence[object]:
     )
 
 
-def length(queue: Queue) -> str:
+def length(queue: QueueFigures) -> str:
     """How many jobs wait: `~` where the reaper has counted them some time ago, `+` where there may be more."""
     return _counted(queue.length, queue.length_is_exact, queue.counted_at)
 
@@ -219,7 +221,7 @@ def _counted(number: int, is_exact: bool, at: datetime | None) -> str:
     return f"~{number:,}" if at else f"{number:,}+"
 
 
-def _remarks(queue: Queue, now: datetime) -> str:
+def _remarks(queue: Queue | Total, now: datetime) -> str:
     words = []
     if queue.keys is not None:
         words.append(f"{_counted(queue.keys, queue.keys < COUNTED, queue.counted_at)} keys")

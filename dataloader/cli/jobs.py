@@ -18,7 +18,8 @@ from rich.console import Group
 from dataloader.cli import base, bulk, journal, names, render, screen, watch
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Started, Unavailable
-from dataloader.client.farm import PAGE, given
+from dataloader.client.farm import PAGE
+from dataloader.client.operations import given
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import ON_FAILURE, STATUSES
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dataloader.cli import screen, watch
 from dataloader.cli.journal import attempts
-from dataloader.client import Event, Job, Key, Limit
+from dataloader.client import Event, Job
 
 if TYPE_CHECKING:
     from dataloader.queue.reports import stats
@@ -34,52 +34,6 @@ def listed(found: Sequence[Job], now: datetime) -> Any:
             for job in found
         ),
         loose=titles[2:5] + titles[7:],
-    )
-
-
-def key_table(found: Sequence[Key], now: datetime) -> Any:
-    """Keys of an ordered queue, each with its first job."""
-    titles = ("key", "jobs", "first job", "score", "attempt", "waits for")
-    return screen.table(
-        titles,
-        (
-            (
-                screen.short(key.lock_key, 60),
-                f"{key.payloads:,}{'' if key.payloads_is_exact else '+'}",
-                key.job_id,
-                screen.number(key.score),
-                key.attempt,
-                screen.short(watch.reason(key.waiting_for, now), 200),
-            )
-            for key in found
-        ),
-        ("jobs", "score", "attempt"),
-        loose=("key", "waits for"),
-    )
-
-
-def limit_table(found: Sequence[Limit], now: datetime) -> Any:
-    from dataloader.queue.reports.stats import COUNTED  # not at the top: other questions need no driver
-
-    titles = ("limit", "running", "most", "waiting", "per minute", "burst", "tokens", "changed", "by")
-    return screen.table(
-        titles,
-        (
-            (
-                screen.short(limit.name, 60),
-                limit.running,
-                screen.number(limit.most),
-                f"{limit.waiting:,}{'+' if limit.waiting >= COUNTED else ''}",
-                screen.number(limit.per_minute),
-                screen.number(limit.burst),
-                "" if limit.tokens is None else f"{limit.tokens:.1f}",
-                screen.ago(limit.changed_at, now) if limit.changed_at else "",
-                screen.short(limit.changed_by or "", 40),
-            )
-            for limit in found
-        ),
-        titles[1:7],
-        loose=("limit", "by"),
     )
 
 

@@ -14,7 +14,7 @@ from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.jobs import arguments
 from dataloader.client import Schedule
-from dataloader.client.farm import given
+from dataloader.client.operations import given
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.plans.schedules import OVERDUE_SEC
 

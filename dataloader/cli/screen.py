@@ -10,6 +10,8 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import IO, Any, Literal
 from uuid import UUID
@@ -63,6 +65,8 @@ def _default(value: Any) -> Any:
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, UUID):
         return str(value)
+    if is_dataclass(value):
+        return {each.name: getattr(value, each.name) for each in fields_of(value)}
     return float(value)
 
 

@@ -10,9 +10,9 @@ import click
 from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Webhook, Webhooks
-from dataloader.client.farm import given
+from dataloader.client.operations import given
+from dataloader.model.kinds import SHAPES
 from dataloader.queue.reports.messages import KINDS
-from dataloader.queue.reports.webhooks import SHAPES
 
 
 @click.group(cls=base.Group)

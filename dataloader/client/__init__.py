@@ -29,7 +29,7 @@ from uuid import UUID
 from tenacity import Retrying
 
 from dataloader import obs
-from dataloader.client import plans
+from dataloader.client import plans, wire
 from dataloader.client.errors import (
     ClientError,
     Conflict,
@@ -44,7 +44,8 @@ from dataloader.client.errors import (
     Unexpected,
     WaitTimeout,
 )
-from dataloader.client.farm import BATCH, LINES, PAGE, Farm, given, new_key
+from dataloader.client.farm import BATCH, LINES, PAGE, Farm, new_key
+from dataloader.client.operations import given
 from dataloader.client.results import (
     Backfill,
     Database,
@@ -53,16 +54,11 @@ from dataloader.client.results import (
     ErrorGroups,
     Event,
     Job,
-    Key,
-    Limit,
     LogLine,
     Name,
     Names,
-    Overview,
     Partition,
-    Prediction,
     Preview,
-    Queue,
     Result,
     Runs,
     Schedule,
@@ -78,6 +74,8 @@ from dataloader.client.results import (
 from dataloader.client.transport import Transport
 from dataloader.client.watch import Watch
 from dataloader.client.wire import Answer, Request, Service, repetition
+from dataloader.model.jobs import JobPrediction, QueuePrediction
+from dataloader.model.queues import Key, Limit, Overview, Queue, QueueState
 from dataloader.queue.typed_args import plain
 
 if TYPE_CHECKING:
@@ -97,6 +95,7 @@ __all__ = [
     "Forbidden",
     "Job",
     "JobFailed",
+    "JobPrediction",
     "Key",
     "Limit",
     "LogLine",
@@ -105,10 +104,11 @@ __all__ = [
     "NotFound",
     "Overview",
     "Partition",
-    "Prediction",
     "Preview",
     "Queue",
     "QueueFull",
+    "QueuePrediction",
+    "QueueState",
     "Refused",
     "Runs",
     "Schedule",
@@ -161,7 +161,7 @@ class Client(Farm):
         self._transport.close()
 
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started:
-        return self._call(_one(Started), "POST", "/jobs/trigger", _json(fields), headers=_traced(trace))
+        return self._ask(_one(Started), "POST", "/jobs/trigger", _json(fields), headers=_traced(trace))
 
     def trigger_many(
         self, jobs: Iterable[Mapping[str, Any]], *, on_done: Mapping[str, Any] | None = None
@@ -180,48 +180,46 @@ class Client(Farm):
         return self._carry_out(plans.all_of([partial(self._add_some, body, obs.current()) for body in bodies]))
 
     def _add_some(self, body: dict[str, Any], trace: str | None) -> list[Started]:
-        return self._call(_many(Started, "jobs"), "POST", "/jobs/batch", body, headers=_traced(trace))
+        return self._ask(_many(Started, "jobs"), "POST", "/jobs/batch", body, headers=_traced(trace))
 
     def _run_again(self, job_id: UUID | str, fields: dict[str, Any]) -> Started:
-        return self._call(_one(Started), "POST", f"{_of(job_id)}/again", _json(fields), headers=_traced(obs.current()))
+        return self._ask(_one(Started), "POST", f"{_of(job_id)}/again", _json(fields), headers=_traced(obs.current()))
 
     def args_schema(self, task: str) -> Document | None:
         path, name = _of_task(task)
-        return self._call(_schema, "GET", f"{path}/schema", query=name)
+        return self._ask(_schema, "GET", f"{path}/schema", query=name)
 
     def status(self, job_id: UUID | str) -> Job:
-        return self._call(_one(Job), "GET", f"{_of(job_id)}/status")
+        return self._ask(_one(Job), "GET", f"{_of(job_id)}/status")
 
     def job(self, job_id: UUID | str) -> Job:
-        return self._call(_one(Job), "GET", _of(job_id))
+        return self._ask(_one(Job), "GET", _of(job_id))
 
     def result(self, job_id: UUID | str) -> Any:
-        return self._call(_result, "GET", f"{_of(job_id)}/result")
+        return self._ask(_result, "GET", f"{_of(job_id)}/result")
 
     def watch(self, job_id: UUID | str) -> Watch:
         def ask(seconds: int, headers: Mapping[str, str], patience: float) -> Answer:
             query = {"wait": seconds or None}
             path = f"{_of(job_id)}/status"
-            return self._call(
-                _whole_answer, "GET", path, query=query, headers=headers, extra=seconds, patience=patience
-            )
+            return self._ask(_whole_answer, "GET", path, query=query, headers=headers, extra=seconds, patience=patience)
 
         return Watch(ask, self._carry_out)
 
     def cancel(self, job_id: UUID | str, *, force: bool = False) -> Job:
         body = {"force": True} if force else {}
-        return self._call(_one(Job), "POST", f"{_of(job_id)}/cancel", body)
+        return self._ask(_one(Job), "POST", f"{_of(job_id)}/cancel", body)
 
     def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]:
-        return self._call(
+        return self._ask(
             _page_of(Job, "jobs"), "GET", "/jobs", query={**_json(filters), "limit": limit, "after": after}
         )
 
     def tally(self, /, **filters: Any) -> Tally:
-        return self._call(_one(Tally), "GET", "/tally", query=_json(filters))
+        return self._ask(_one(Tally), "GET", "/tally", query=_json(filters))
 
     def suggest(self, q: str) -> list[str]:
-        return self._call(_suggestions, "GET", "/suggestions", query={"q": q})
+        return self._ask(_suggestions, "GET", "/suggestions", query={"q": q})
 
     def preview(self, /, order: str, *, job_ids: Sequence[UUID | str] | None = None, **filters: Any) -> Preview:
         target = {"matching": _json(filters)} if job_ids is None else {"job_ids": list(map(str, job_ids))}
@@ -229,124 +227,88 @@ class Client(Farm):
         def found(answer: Answer) -> Preview:
             return replace(read(Preview, answer.document), target=target)
 
-        return self._call(found, "POST", "/jobs/bulk/preview", {"order": order, **target})
+        return self._ask(found, "POST", "/jobs/bulk/preview", {"order": order, **target})
 
     def _order_some(self, preview: Preview, after: str | None) -> tuple[int, str | None]:
         body = {"order": preview.order, "confirmation": preview.confirmation, **preview.target, **given(after=after)}
-        return self._call(_ordered, "POST", "/jobs/bulk", body)
-
-    def _keys(self, queue: str, limit: int, after: str | None) -> tuple[list[Key], str | None]:
-        path, _, name = _queue(queue, "keys").partition("?name=")
-        query = {"name": name or None, "limit": limit, "after": after}
-        return self._call(_page_of(Key, "keys"), "GET", path, query=query)
+        return self._ask(_ordered, "POST", "/jobs/bulk", body)
 
     def events(
         self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = PAGE
     ) -> list[Event]:
         path = "/events" if job_id is None else f"{_of(job_id)}/events"
         query = {"after": after, "limit": limit, "queue": queue if job_id is None else None}
-        return self._call(_many(Event, "events"), "GET", path, query=query)
+        return self._ask(_many(Event, "events"), "GET", path, query=query)
 
     def logs(
         self, job_id: UUID | str, *, after: str | None = None, attempt: int | None = None, limit: int = LINES
     ) -> list[LogLine]:
         query = {"after": after, "attempt": attempt, "limit": limit}
-        return self._call(_many(LogLine, "lines"), "GET", f"{_of(job_id)}/logs", query=query)
-
-    def overview(self) -> Overview:
-        return self._call(_one(Overview), "GET", "/stats")
-
-    stats = overview
-
-    def queues(self) -> list[Queue]:
-        """Every queue that has jobs, a pause, a limit or a worker."""
-        return self._call(_many(Queue, "queues"), "GET", "/queues")
+        return self._ask(_many(LogLine, "lines"), "GET", f"{_of(job_id)}/logs", query=query)
 
     def workers(self) -> list[Worker]:
-        return self._call(_many(Worker, "workers"), "GET", "/workers")
-
-    def predict(self, job_id: UUID | str) -> Prediction:
-        return self._call(_one(Prediction), "GET", f"{_of(job_id)}/prediction")
-
-    def predict_queue(self, queue: str) -> Prediction:
-        return self._call(_one(Prediction), "GET", _queue(queue, "prediction"))
+        return self._ask(_many(Worker, "workers"), "GET", "/workers")
 
     def tasks(self, *, range: str | None = None) -> list[Task]:
-        return self._call(_many(Task, "tasks"), "GET", "/tasks", query=_json(given(range=range)))
+        return self._ask(_many(Task, "tasks"), "GET", "/tasks", query=_json(given(range=range)))
 
     def task_runs(self, task: str, *, range: str = "24h") -> Runs:
         path, name = _of_task(task)
-        return self._call(_one(Runs), "GET", path, query=name | {"range": range})
-
-    def queue_runs(self, queue: str, *, range: str = "24h") -> Runs:
-        path, _, name = _queue(queue, "runs").partition("?name=")
-        return self._call(_one(Runs), "GET", path, query={"name": name or None, "range": range})
+        return self._ask(_one(Runs), "GET", path, query=name | {"range": range})
 
     def names(self, *, queue: str | None = None, task: str | None = None) -> Names:
-        return self._call(_one(Names), "GET", "/names", query={"queue": queue, "task": task})
+        return self._ask(_one(Names), "GET", "/names", query={"queue": queue, "task": task})
 
     def database(self) -> Database:
-        return self._call(_one(Database), "GET", "/database")
-
-    def pause(self, queue: str) -> Queue:
-        return self._call(_one(Queue), "POST", _queue(queue, "pause"))
-
-    def resume(self, queue: str) -> Queue:
-        return self._call(_one(Queue), "POST", _queue(queue, "resume"))
-
-    def limit(self, queue: str, max_length: int | None) -> Queue:
-        return self._call(_one(Queue), "PUT", _queue(queue, "limit"), {"max_length": max_length})
-
-    def set_queue(self, /, queue: str, **changes: Any) -> Queue:
-        return self._call(_one(Queue), "PUT", _queue(queue), changes)
+        return self._ask(_one(Database), "GET", "/database")
 
     def schedules(self, *, count: int = 5) -> list[Schedule]:
-        return self._call(_many(Schedule, "schedules"), "GET", "/schedules", query={"next": count})
+        return self._ask(_many(Schedule, "schedules"), "GET", "/schedules", query={"next": count})
 
     def schedule(self, name: str, *, count: int = 5) -> Schedule:
-        return self._call(_one(Schedule), "GET", _schedule(name), query={"next": count})
+        return self._ask(_one(Schedule), "GET", _schedule(name), query={"next": count})
 
     def add_schedule(self, /, name: str, task: str, **words: Any) -> Schedule:
         return self._once(_one(Schedule), "POST", "/schedules", {"name": name, "task": task, **words})
 
     def change_schedule(self, /, name: str, **words: Any) -> Schedule:
-        return self._call(_one(Schedule), "PUT", _schedule(name), words)
+        return self._ask(_one(Schedule), "PUT", _schedule(name), words)
 
     def remove_schedule(self, name: str) -> None:
         return self._once(_nothing, "DELETE", _schedule(name))
 
     def pause_schedule(self, name: str) -> Schedule:
-        return self._call(_one(Schedule), "POST", f"{_schedule(name)}/pause")
+        return self._ask(_one(Schedule), "POST", f"{_schedule(name)}/pause")
 
     def resume_schedule(self, name: str) -> Schedule:
-        return self._call(_one(Schedule), "POST", f"{_schedule(name)}/resume")
+        return self._ask(_one(Schedule), "POST", f"{_schedule(name)}/resume")
 
     def run_schedule(self, name: str) -> Started:
         return self._once(_one(Started), "POST", f"{_schedule(name)}/run")
 
     def backfills(self) -> list[Backfill]:
-        return self._call(_many(Backfill, "backfills"), "GET", "/backfills")
+        return self._ask(_many(Backfill, "backfills"), "GET", "/backfills")
 
     def backfill(self, name: str) -> Backfill:
-        return self._call(_one(Backfill), "GET", _backfill(name))
+        return self._ask(_one(Backfill), "GET", _backfill(name))
 
     def add_backfill(self, /, name: str, task: str, **words: Any) -> Backfill:
         return self._once(_one(Backfill), "POST", "/backfills", {"name": name, "task": task, **words})
 
     def try_backfill(self, /, name: str, task: str, **words: Any) -> Document:
-        return self._call(_document, "POST", "/backfills/dry-run", {"name": name, "task": task, **words})
+        return self._ask(_document, "POST", "/backfills/dry-run", {"name": name, "task": task, **words})
 
     def set_backfill(self, name: str, max_running: int | None) -> Backfill:
-        return self._call(_one(Backfill), "PUT", _backfill(name), {"max_running": max_running})
+        return self._ask(_one(Backfill), "PUT", _backfill(name), {"max_running": max_running})
 
     def pause_backfill(self, name: str) -> Backfill:
-        return self._call(_one(Backfill), "POST", f"{_backfill(name)}/pause")
+        return self._ask(_one(Backfill), "POST", f"{_backfill(name)}/pause")
 
     def resume_backfill(self, name: str) -> Backfill:
-        return self._call(_one(Backfill), "POST", f"{_backfill(name)}/resume")
+        return self._ask(_one(Backfill), "POST", f"{_backfill(name)}/resume")
 
     def cancel_backfill(self, name: str) -> Backfill:
-        return self._call(_one(Backfill), "POST", f"{_backfill(name)}/cancel")
+        return self._ask(_one(Backfill), "POST", f"{_backfill(name)}/cancel")
 
     def _retry_some(self, name: str, after: int) -> tuple[int, int | None]:
         return self._once(_retried, "POST", f"{_backfill(name)}/retry", {"after": after})
@@ -356,28 +318,16 @@ class Client(Farm):
 
     def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]:
         query = {"after": after, "status": status}
-        return self._call(_page_of(Partition, "partitions"), "GET", f"{_backfill(name)}/partitions", query=query)
+        return self._ask(_page_of(Partition, "partitions"), "GET", f"{_backfill(name)}/partitions", query=query)
 
     def errors(
         self, *, queue: str | None = None, task: str | None = None, since: datetime | str | None = None
     ) -> ErrorGroups:
         query = _json(given(queue=queue, task=task, since=since))
-        return self._call(_one(ErrorGroups), "GET", "/errors", query=query)
+        return self._ask(_one(ErrorGroups), "GET", "/errors", query=query)
 
     def write_error_note(self, task: str, error_group: str, note: str) -> None:
-        return self._call(_nothing, "PUT", "/errors/note", {"task": task, "error_group": error_group, "note": note})
-
-    def limits(self) -> list[Limit]:
-        return self._call(_many(Limit, "limits"), "GET", "/limits")
-
-    def set_limit(
-        self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
-    ) -> Limit:
-        body = {"most": most, "per_minute": per_minute, "burst": burst}
-        return self._call(_one(Limit), "PUT", _limit(name), body)
-
-    def remove_limit(self, name: str) -> None:
-        return self._call(_nothing, "DELETE", _limit(name))
+        return self._ask(_nothing, "PUT", "/errors/note", {"task": task, "error_group": error_group, "note": note})
 
     def requeue(self, job_id: UUID | str) -> Job:
         """Queue a job that has ended again, with a fresh budget of attempts; Conflict for one that has not."""
@@ -398,32 +348,39 @@ class Client(Farm):
     def _change_some(self, verb: str, queue: str, only: Mapping[str, str], after: str | None) -> tuple[int, str | None]:
         return self._once(_changed, "POST", _queue(queue, verb), given(**only, after=after or None))
 
-    def _move_some(self, queue: str, to: str) -> tuple[int, bool]:
-        return self._call(_moved, "POST", _queue(queue, "move"), {"to": to})
-
     def webhooks(self) -> Webhooks:
-        return self._call(_one(Webhooks), "GET", "/webhooks")
+        return self._ask(_one(Webhooks), "GET", "/webhooks")
 
     def put_webhook(self, /, name: str, url: str, **fields: Any) -> Webhook:
-        return self._call(_one(Webhook), "PUT", _webhook(name), {"url": url, **_json(fields)})
+        return self._ask(_one(Webhook), "PUT", _webhook(name), {"url": url, **_json(fields)})
 
     def remove_webhook(self, name: str) -> None:
         return self._once(_nothing, "DELETE", _webhook(name))
 
     def pause_webhook(self, name: str) -> Webhook:
-        return self._call(_one(Webhook), "POST", _webhook(name, "/pause"))
+        return self._ask(_one(Webhook), "POST", _webhook(name, "/pause"))
 
     def resume_webhook(self, name: str) -> Webhook:
-        return self._call(_one(Webhook), "POST", _webhook(name, "/resume"))
+        return self._ask(_one(Webhook), "POST", _webhook(name, "/resume"))
 
     def test_webhook(self, name: str) -> UUID:
         return self._once(_job_id, "POST", _webhook(name, "/test"))
+
+    def _call(
+        self, route: str, answer: type[Any], given: dict[str, Any], field: str = "", *, once: bool = False
+    ) -> Any:
+        def found(raw: Answer) -> Any:
+            made = wire.understood(answer, raw.document)
+            return getattr(made, field) if field else made
+
+        method, path, query, body = wire.address(route, given)
+        return self._send(Request(found, method, path, body, query, is_once=once))
 
     def _once(self, read: Callable[[Answer], R], method: str, path: str, body: Any = None) -> R:
         """A request that must not be sent twice."""
         return self._send(Request(read, method, path, body, is_once=True))
 
-    def _call(
+    def _ask(
         self,
         read: Callable[[Answer], R],
         method: str,
@@ -508,10 +465,6 @@ def _suggestions(answer: Answer) -> list[str]:
     return list(map(str, answer.document["suggestions"]))
 
 
-def _moved(answer: Answer) -> tuple[int, bool]:
-    return int(answer.document["moved"]), bool(answer.document["is_done"])
-
-
 def _job_id(answer: Answer) -> UUID:
     return UUID(answer.document["job_id"])
 
@@ -548,10 +501,6 @@ def _schedule(name: str) -> str:
 
 def _backfill(name: str) -> str:
     return f"/backfills/{quote(name, safe='')}"
-
-
-def _limit(name: str) -> str:
-    return f"/limits/{quote(name, safe='')}"
 
 
 def _queue(queue: str, verb: str = "") -> str:

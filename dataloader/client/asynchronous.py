@@ -121,7 +121,6 @@ class AsyncClient:
     events = _awaited(Client.events)
     logs = _awaited(Client.logs)
     overview = _awaited(Client.overview)
-    stats = overview
     queues = _awaited(Client.queues)
     workers = _awaited(Client.workers)
     predict = _awaited(Client.predict)
@@ -159,6 +158,7 @@ class AsyncClient:
     limits = _awaited(Client.limits)
     set_limit = _awaited(Client.set_limit)
     remove_limit = _awaited(Client.remove_limit)
+    get_limit = _awaited(Client.get_limit)
     requeue = _awaited(Client.requeue)
     run_now = _awaited(Client.run_now)
     delete = _awaited(Client.delete)
@@ -168,7 +168,7 @@ class AsyncClient:
     delete_dead = _awaited(Client.delete_dead)
     run_all = _awaited(Client.run_all)
     kill_retries = _awaited(Client.kill_retries)
-    move = _iterated(Client.move)
+    move = _awaited(Client.move)
     webhooks = _awaited(Client.webhooks)
     put_webhook = _awaited(Client.put_webhook)
     remove_webhook = _awaited(Client.remove_webhook)
@@ -177,10 +177,11 @@ class AsyncClient:
     test_webhook = _awaited(Client.test_webhook)
 
     # The methods above hand their requests and plans to these three.
-    _add, _add_some, _call, _once = Client._add, Client._add_some, Client._call, Client._once
+    _add, _add_some, _ask, _once = Client._add, Client._add_some, Client._ask, Client._once
+    _call, _pages, _total = Client._call, Client._pages, Client._total
     _run_again = Client._run_again
-    _page, _keys, _partitions, _change = Client._page, Client._keys, Client._partitions, Client._change
-    _change_some, _move_some, _retry_some = Client._change_some, Client._move_some, Client._retry_some
+    _page, _partitions, _change = Client._page, Client._partitions, Client._change
+    _change_some, _retry_some = Client._change_some, Client._retry_some
     _order_some = Client._order_some
 
     @staticmethod

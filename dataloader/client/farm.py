@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 
 from dataloader import obs
 from dataloader.client import plans
+from dataloader.client.operations import Operations, given
 from dataloader.client.results import (
     Backfill,
     Database,
@@ -23,15 +24,10 @@ from dataloader.client.results import (
     ErrorGroups,
     Event,
     Job,
-    Key,
-    Limit,
     LogLine,
     Names,
-    Overview,
     Partition,
-    Prediction,
     Preview,
-    Queue,
     Runs,
     Schedule,
     Started,
@@ -49,7 +45,7 @@ PAGE = plans.PAGE  # jobs or events of one answer
 BATCH = 1_000  # jobs of one change
 
 
-class Farm(ABC):
+class Farm(Operations, ABC):
     """A job farm. Every method may raise ClientError."""
 
     def __enter__(self) -> Self:
@@ -64,6 +60,18 @@ class Farm(ABC):
     _carry_out = staticmethod(plans.carry_out)
     _each = staticmethod(plans.each)
     _sleep = staticmethod(time.sleep)
+
+    def _pages(self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None) -> Any:
+        def page(most: int, after: str | None) -> Any:
+            return self._call(route, answer, given | {"limit": most} | ({"after": after} if after else {}))
+
+        return self._each(plans.pages(page, field, limit))
+
+    def _total(self, route: str, answer: type[Any], given: dict[str, Any], field: str) -> Any:
+        def step(after: str | None) -> Any:
+            return self._call(route, answer, given | ({"after": after} if after else {}), once=True)
+
+        return self._carry_out(plans.summed(step, field))
 
     @property
     @abstractmethod
@@ -280,16 +288,6 @@ class Farm(ABC):
     @abstractmethod
     def _order_some(self, preview: Preview, after: str | None) -> tuple[int, str | None]: ...
 
-    def keys(self, queue: str, *, limit: int | None = None) -> Iterator[Key]:
-        """The keys of an ordered queue that have queued jobs, by name; pages are fetched as the keys are taken.
-
-        `limit` is the largest number of keys, None: all. Raises Conflict for a queue that is not ordered.
-        """
-        return self._each(plans.walk(partial(self._keys, queue), limit))
-
-    @abstractmethod
-    def _keys(self, queue: str, limit: int, after: str | None) -> tuple[list[Key], str | None]: ...
-
     @abstractmethod
     def events(
         self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = PAGE
@@ -309,18 +307,6 @@ class Farm(ABC):
         """
 
     @abstractmethod
-    def overview(self) -> Overview:
-        """The figures of each queue and their totals."""
-
-    @abstractmethod
-    def predict(self, job_id: UUID | str) -> Prediction:
-        """When the job will end."""
-
-    @abstractmethod
-    def predict_queue(self, queue: str) -> Prediction:
-        """When all that is queued in the queue now, and runs, will have ended."""
-
-    @abstractmethod
     def workers(self) -> list[Worker]:
         """The workers of all hosts that their keepers have reported in the last ten minutes."""
 
@@ -336,32 +322,12 @@ class Farm(ABC):
         """What the runs of a task took in the last `1h`, `24h` or `7d`, compared with the time before."""
 
     @abstractmethod
-    def queue_runs(self, queue: str, *, range: str = "24h") -> Runs:
-        """What the runs of a queue took in the last `1h`, `24h` or `7d`, compared with the time before."""
-
-    @abstractmethod
     def names(self, *, queue: str | None = None, task: str | None = None) -> Names:
         """Whether the farm knows a queue and a task: a mistyped name would make a new one."""
 
     @abstractmethod
     def database(self) -> Database:
         """The queue's database, and the session that holds back its vacuum."""
-
-    @abstractmethod
-    def pause(self, queue: str) -> Queue:
-        """Start no job of the queue any more, on any host; running jobs go on."""
-
-    @abstractmethod
-    def resume(self, queue: str) -> Queue:
-        """End the queue's pause."""
-
-    @abstractmethod
-    def limit(self, queue: str, max_length: int | None) -> Queue:
-        """Refuse new jobs while the queue has `max_length` queued jobs; None removes the limit."""
-
-    @abstractmethod
-    def set_queue(self, /, queue: str, **changes: Any) -> Queue:
-        """Change `ordered`, `merge`, `merge_limit`, `batch`, `on_dead` or `fair_by` of a queue (docs/ordered.md)."""
 
     @abstractmethod
     def schedules(self, *, count: int = 5) -> list[Schedule]:
@@ -471,24 +437,6 @@ class Farm(ABC):
         Raises Refused for a longer one.
         """
 
-    @abstractmethod
-    def limits(self) -> list[Limit]:
-        """The limits of the fleet, by name."""
-
-    @abstractmethod
-    def set_limit(
-        self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
-    ) -> Limit:
-        """Make a limit, or replace what it allows: `most` jobs at once, `per_minute` starts; None: any number.
-
-        `burst` of them may start at once after a pause; None: as many as a second has. Raises Refused for values out
-        of bounds, and without a bound.
-        """
-
-    @abstractmethod
-    def remove_limit(self, name: str) -> None:
-        """Let any number of the limit's jobs run; raises NotFound for an unknown limit."""
-
     def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
         """`cancel`, `requeue`, `start-over`, `run-now` or `delete` jobs; `force` is for `cancel`.
 
@@ -502,25 +450,6 @@ class Farm(ABC):
     @abstractmethod
     def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]: ...
 
-    def requeue_dead(self, /, queue: str, **only: str) -> int:
-        """Requeue some failed and lost jobs of the queue; their number, 0 when none is left. `only` as `change_all`."""
-        return self._carry_out(plans.some(partial(self._change_some, "requeue-dead", queue, only)))
-
-    def delete_dead(self, /, queue: str, **only: str) -> int:
-        """Delete some failed and lost jobs of the queue; their number, 0 when none is left. `only` as `change_all`."""
-        return self._carry_out(plans.some(partial(self._change_some, "delete-dead", queue, only)))
-
-    def run_all(self, /, queue: str, **only: str) -> int:
-        """Make some scheduled jobs of the queue due; their number, 0 when none is left. `only` as `change_all`."""
-        return self._carry_out(plans.some(partial(self._change_some, "run-all", queue, only)))
-
-    def kill_retries(self, /, queue: str, **only: str) -> int:
-        """Let some jobs of the queue be failed that wait for a retry; their number, 0 when none is left.
-
-        `only` as `change_all`.
-        """
-        return self._carry_out(plans.some(partial(self._change_some, "kill-retries", queue, only)))
-
     def change_all(self, /, verb: str, queue: str, **only: str) -> Iterator[int]:
         """`requeue-dead`, `delete-dead`, `run-all` or `kill-retries`, step by step; yields how many each step changed.
 
@@ -533,18 +462,6 @@ class Farm(ABC):
     def _change_some(
         self, verb: str, queue: str, only: Mapping[str, str], after: str | None
     ) -> tuple[int, str | None]: ...
-
-    def move(self, queue: str, to: str) -> Iterator[int]:
-        """Make all jobs of a queue that are queued, running or dead jobs of the queue `to`, with their order kept.
-
-        Yields how many each step has moved. Both queues are paused until the last step; `queue` stays so. Raises
-        Refused for a name that `to` may not be, Conflict where the queues do not go together, another move has paused
-        one of them, or another session is in the way: then the same call again completes what was left.
-        """
-        return self._each(plans.until_done(partial(self._move_some, queue, to)))
-
-    @abstractmethod
-    def _move_some(self, queue: str, to: str) -> tuple[int, bool]: ...
 
     @abstractmethod
     def webhooks(self) -> Webhooks:
@@ -573,11 +490,6 @@ class Farm(ABC):
     @abstractmethod
     def test_webhook(self, name: str) -> UUID:
         """Send a receiver a test message; the id of the job that sends it. NotFound where there is no such receiver."""
-
-
-def given(**fields: Any) -> dict[str, Any]:
-    """The fields that are not None."""
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def new_key() -> str:

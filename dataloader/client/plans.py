@@ -105,14 +105,6 @@ def total(step: Callable[[A], tuple[int, A | None]], after: A) -> Plan[int]:
         place = following
 
 
-def some(step: Callable[[str | None], tuple[int, str | None]]) -> Plan[int]:
-    """The number of the first step that has changed something, 0 where none has."""
-    changed, after = yield partial(step, None)
-    while not changed and after is not None:
-        changed, after = yield partial(step, after)
-    return int(changed)
-
-
 def steps(step: Callable[[str | None], tuple[int, str | None]]) -> Series[int]:
     """The number of each step."""
     after: str | None = None
@@ -123,12 +115,28 @@ def steps(step: Callable[[str | None], tuple[int, str | None]]) -> Series[int]:
             return
 
 
-def until_done(step: Callable[[], tuple[int, bool]]) -> Series[int]:
-    """The number of each step; a step says whether it was the last."""
-    is_done = False
-    while not is_done:
-        moved, is_done = yield step
-        yield Rows([moved])
+def summed(step: Callable[[str | None], Any], field: str) -> Plan[int]:
+    """The sum of a field over the answers of all steps, each from the `next` of the one before, or until `is_done`."""
+    total: int = 0
+    after = None
+    while True:
+        answer = yield partial(step, after)
+        total += getattr(answer, field)
+        after = getattr(answer, "next", None)
+        if after is None and getattr(answer, "is_done", True):
+            return total
+
+
+def pages(page: Callable[[int, str | None], Any], field: str, limit: int | None) -> Series[Any]:
+    """The rows of all pages, at most `limit`."""
+    left, after = inf if limit is None else limit, None
+    while left > 0:
+        answer = yield partial(page, int(min(PAGE, left)), after)
+        rows = getattr(answer, field)
+        yield Rows(rows)
+        left, after = left - len(rows), answer.next
+        if after is None:
+            return
 
 
 def walk(page: Callable[[int, str | None], tuple[list[R], str | None]], limit: int | None) -> Series[R]:

@@ -130,64 +130,6 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
-    """The figures of a queue; `queue` is None for the total. `dead` counts failed and lost jobs, `keys` the keys of an
-    ordered queue that have queued jobs, `at_risk` the jobs that are going to miss their deadlines.
-
-    `pause`, `resume` and `limit` set `is_known` (the queue was known before) and otherwise `similar` (the known names
-    most like it).
-    """
-
-    queue: str | None
-    length: int = 0
-    length_is_exact: bool = True
-    counted_at: datetime | None = None
-    scheduled: int = 0
-    fresh: int = 0
-    retries: int = 0
-    busy: int = 0
-    dead: int = 0
-    keys: int | None = None
-    lag_sec: float = 0.0
-    workers: int = 0
-    stopped: int = 0
-    at_risk: int = 0
-    paused_at: datetime | None = None
-    paused_by: str | None = None
-    max_length: int | None = None
-    ordered: bool | None = False
-    merge: bool | None = False
-    merge_limit: int | None = 1_000
-    batch: int | None = None
-    on_dead: str | None = "continue"
-    fair_by: str | None = None
-    is_known: bool = True
-    similar: tuple[str, ...] = ()
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A limit of the fleet, on all hosts together: `most` jobs at once, `per_minute` starts, `burst` of them at once.
-
-    None: any number. `running` jobs of it run, `waiting` ones were found without room (counted up to 1,000), `tokens`
-    may start now by the rate, `room` now in all (counted up to 100).
-    """
-
-    name: str
-    most: int | None = None
-    per_minute: float | None = None
-    burst: int | None = None
-    running: int = 0
-    waiting: int = 0
-    tokens: float | None = None
-    room: int = 0
-    changed_by: str | None = None
-    changed_at: datetime | None = None
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Runs:
     """What the runs of a task or a queue took from `since` to `until`.
 
@@ -312,34 +254,6 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """A key of an ordered queue that has queued jobs: `payloads` counts them.
-
-    `job_id` is its head, the job that starts first, and `waiting_for` the reason why that does not run yet.
-    """
-
-    lock_key: str
-    payloads: int = 0
-    payloads_is_exact: bool = True
-    job_id: UUID | None = None
-    score: float | None = None
-    attempt: int = 0
-    available_at: datetime | None = None
-    waiting_for: Document | None = None
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """The farm at one moment."""
-
-    at: datetime
-    total: Queue
-    queues: tuple[Queue, ...]
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Worker:
     """A worker process and its job, by the last report of its keeper."""
 
@@ -429,30 +343,6 @@ class Schedule:
     last_skipped: datetime | None = None
     error: str | None = None
     error_at: datetime | None = None
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """When a job, or all that is queued in a queue and runs, will have ended: `ends_at`, one in ten before `earliest`,
-    one in ten after `latest`.
-
-    `reason` names why nothing is predicted, else it is None. `accuracy` tells how right such predictions were within
-    the last day: their number (`predictions`), the median `error` as a share of the time that was left, the share of
-    ends `within` their ranges. The last four fields are of a job.
-    """
-
-    at: datetime
-    queue: str
-    ends_at: datetime | None = None
-    earliest: datetime | None = None
-    latest: datetime | None = None
-    reason: str | None = None
-    accuracy: Document = field(default_factory=dict)
-    job_id: UUID | None = None
-    status: str | None = None
-    deadline: datetime | None = None
-    is_late: bool = False
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -608,7 +498,7 @@ def _value(wanted: Any, value: Any, name: str) -> Any:
             if each_kind in (str, int):
                 return tuple(map(each_kind, value))
             return tuple(read(each_kind, each) for each in value)
-        if kind in (Queue, Name):
+        if kind is Name:
             return read(kind, value)
         if kind in (UUID, datetime):
             return UUID(value) if kind is UUID else datetime.fromisoformat(value)

@@ -12,14 +12,17 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, NamedTuple, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
+from uuid import UUID
 
 from tenacity import RetryCallState, retry_if_exception, stop_before_delay
 
 import dataloader
 from dataloader.client.errors import ClientError, QueueFull, Unavailable, Unexpected, of_answer
+from dataloader.model.reading import NotUnderstood, read
 
 R = TypeVar("R")
 ANSWER_LIMIT = 256 * 1024 * 1024  # bytes; no answer of the API is as large
@@ -143,6 +146,39 @@ def answer(status: int, reason: str, headers: Mapping[str, str], raw: bytes) -> 
         what = f"HTTP {status}" if status != 200 else "text that is no JSON"
         raise Unexpected("The answer is not understood", f"it is {what}; is this the address of the dataloader API?")
     raise of_answer(status, reason, document, wait)
+
+
+def understood(kind: type[R], document: Any) -> R:
+    """The document as a value of `kind`; raises Unexpected."""
+    try:
+        return read(kind, document)
+    except NotUnderstood as e:
+        raise Unexpected("The answer is not understood", str(e)) from None
+
+
+def address(route: str, given: Mapping[str, Any]) -> tuple[str, str, dict[str, Any], dict[str, Any] | None]:
+    """Method, path, query and body of a request to the operation of this route."""
+    method, _, template = route.partition(" ")
+    rest, query, path = dict(given), {}, ""
+    for part in template.split("/")[1:]:
+        text = quote(str(rest.pop(part[1:-1])), safe="") if part.startswith("{") else part
+        # Clients and proxies take these names out of a path; at its end a queue's name may look like another address.
+        if text in (".", "..") or (part == "{queue}" and "%2F" in text and template.endswith(part)):
+            text, query["name"] = "-", unquote(text)
+        path += f"/{text}"
+    if method in ("POST", "PUT"):
+        return method, path, query, {name: _plain(name, value) for name, value in rest.items()}
+    return method, path, query | {name: _plain(name, value) for name, value in rest.items()}, None
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, UUID):
+        return str(value)
+    if not isinstance(value, datetime):
+        return value
+    if value.utcoffset() is None:
+        raise ValueError(f"{name} should be a datetime with a time zone")
+    return value.isoformat()
 
 
 def checked_size(size: int) -> None:

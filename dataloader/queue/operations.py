@@ -32,6 +32,7 @@ __all__ = [
     "Contradiction",
     "Filter",
     "Moved",
+    "NotMovable",
     "WrongLimit",
     "WrongName",
     "args_schemas",
@@ -79,7 +80,6 @@ _CHOSEN = {
     .replace("{still}", _SQL[f"still_{name}"])
     for name in _GROUPS
 }
-_NO_PLACE = "after should be the `next` of the answer before"
 SCORES_AT_ONCE = 10_000  # jobs that one statement gives their scores
 TURNS_AT_ONCE = 1_000  # jobs that one statement gives their turns
 OLDER_SEC = 2.0  # how long the switch waits for transactions that began before it
@@ -107,10 +107,11 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Contradiction(Exception):
-    """The settings of a queue do not go together, or not with those that it has, or not with another queue's.
+    """The settings of a queue do not go together, or not with those that it has."""
 
-    Or a move does not go with what the queues are now: one is not known, or another move has paused it.
-    """
+
+class NotMovable(Exception):
+    """A move does not go with the two queues: one is not known, is paused by another move, or has another order."""
 
 
 class WrongName(ValueError):
@@ -433,7 +434,7 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     jobs go on. `target` gets the settings of the order (ORDER) that nobody has said of it. In the end `target` goes
     on, unless somebody else has paused it; `source` stays paused, by the move, whoever had paused it before. A
     repeated call completes what was interrupted, and moves what was added to `source` since. Raises, having changed
-    nothing, WrongName for a `target` that no producer can name or that is `source`, and Contradiction for an unknown
+    nothing, WrongName for a `target` that no producer can name or that is `source`, and NotMovable for an unknown
     `source`, a `target` that says another order, and beside another move of one of the queues; Busy, with both queues
     paused, where other sessions are in the way.
     """
@@ -442,7 +443,7 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     if source == target:
         raise WrongName(f"{source} would be moved to itself: name another queue")
     if not known(conn, source)["is_known"]:
-        raise Contradiction(f"no queue {source} is known now: it has no job, no worker and no setting")
+        raise NotMovable(f"no queue {source} is known now: it has no job, no worker and no setting")
     if changes := _pause_both(conn, source, target):
         _change_order(conn, target, changes)  # from the defaults, so no job is parked that should be ready
     _wait_for_claims(conn, source, target)
@@ -457,9 +458,7 @@ def _pause_both(conn: Conn, source: str, target: str) -> dict[str, Any]:
         for queue, author in authors.items():
             paused_by = said[queue]["paused_by"]
             if paused_by and paused_by.startswith(_MOVE) and paused_by != author:
-                raise Contradiction(
-                    f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`"
-                )
+                raise NotMovable(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
         _check_not_a_target(conn, source, said[source], authors[source])
         changes = inherited(source, said[source], target, said[target])
         _one(conn, "pause_source", queue=source, by=authors[source])
@@ -473,7 +472,7 @@ def _check_not_a_target(conn: Conn, source: str, said: _Settings, author: str) -
         return
     if row := conn.execute(_SQL["moves_to"], {"by": _author_of_source(source)}).fetchone():
         (other,) = row
-        raise Contradiction(
+        raise NotMovable(
             f"{other} is paused by a {_author_of_source(source)} and has jobs left: complete that, or"
             f" `dataloader resume {other}`"
         )
@@ -491,7 +490,7 @@ def _author_of_source(target: str) -> str:
 def inherited(source: str, of_source: _Settings, target: str, of_target: _Settings) -> dict[str, Any]:
     """PURE: the settings of the order that a move brings to `target`: those that nobody has said of it.
 
-    None is not said. Raises Contradiction where something has been said of both queues and is not the same.
+    None is not said. Raises NotMovable where something has been said of both queues and is not the same.
     """
     if all(of_source[name] is None for name in ORDER):
         return {}
@@ -499,7 +498,7 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
         here, there = DEFAULTS[name] if of_source[name] is None else of_source[name], of_target[name]
         if there is not None and there != here:
             says, is_said = (json.dumps(value) for value in (here, there))
-            raise Contradiction(
+            raise NotMovable(
                 f"{source} has {name} {says} and {target} has {is_said}: let them agree by `dataloader queue set`"
             )
     return {name: of_source[name] for name in ORDER if of_source[name] is not None and of_target[name] is None}
@@ -564,7 +563,7 @@ def _change_next(
 ) -> Changed:
     """Without a filter the call looks at no more jobs than it changes."""
     scan = limit if only == ALL else SCAN
-    place = _GROUPS[group] if after is None else _place(after, len(_GROUPS[group]))
+    place = _GROUPS[group] if after is None else cursor.parts(after, len(_GROUPS[group]))
     parameters = asdict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
     try:
         with _transaction(conn):
@@ -575,16 +574,9 @@ def _change_next(
     except psycopg.DataError:
         if after is None:
             raise
-        raise ValueError(_NO_PLACE) from None
+        raise cursor.WrongCursor from None
     is_more = len(found) == limit or any(row[2] for row in found)
     return Changed(len(changed), cursor.at(found[-1][1]) if is_more else None)
-
-
-def _place(after: str, count: int) -> list[str]:
-    try:
-        return cursor.parts(after, count)
-    except cursor.WrongCursor:
-        raise ValueError(_NO_PLACE) from None
 
 
 def _of_cancellation(status: str, is_requested: bool) -> str:

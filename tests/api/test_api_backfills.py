@@ -9,7 +9,7 @@ from api_app import Refused
 from flask.testing import FlaskClient
 from test_api_lists import asked, strict
 
-from dataloader.api.v1 import responses
+from dataloader.model.plans import Backfill, BackfillPreview, BackfillRetried, Backfills, Partitions
 from dataloader.queue import db
 from dataloader.queue.plans import backfills
 
@@ -28,7 +28,7 @@ def added(client: FlaskClient, **fields: Any) -> dict[str, Any]:
     answer = client.post(PATH, json=RATES | fields)
     assert answer.status_code == 200, answer.text
     document: dict[str, Any] = answer.get_json()
-    strict(responses.Backfill, document)
+    strict(Backfill, document)
     return document
 
 
@@ -44,14 +44,14 @@ def test_a_backfill_is_added_and_shown_with_its_counts(client: FlaskClient, conn
     assert (document["state"], document["total"], document["made"]) == ("making", 5, 0)
     assert (document["created_by"], document["priority"]) == ("anonymous from 127.0.0.1", 200)
     backfills.tick(conn)
-    shown = asked(client, f"{PATH}/rates", responses.Backfill)
+    shown = asked(client, f"{PATH}/rates", Backfill)
     assert (shown["state"], shown["made"], shown["counts"]["queued"]) == ("running", 5, 5)
-    assert asked(client, PATH, responses.Backfills)["backfills"] == [shown]
+    assert asked(client, PATH, Backfills)["backfills"] == [shown]
 
 
 def test_a_dry_run_shows_jobs_and_changes_nothing(client: FlaskClient) -> None:
     shown = client.post(f"{PATH}/dry-run", json=RATES).get_json()
-    strict(responses.BackfillPreview, shown)
+    strict(BackfillPreview, shown)
     assert (shown["total"], shown["samples"][-1]["args"]) == (5, {"date": "2019-01-05"})
     assert client.get(PATH).get_json() == {"backfills": []}
 
@@ -87,10 +87,10 @@ def test_a_name_that_is_taken_is_a_conflict(client: FlaskClient, refused: Refuse
 def test_pause_cap_resume_cancel_and_remove(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
     added(client)
     paused = ordered(client, "pause")
-    strict(responses.Backfill, paused)
+    strict(Backfill, paused)
     assert (paused["state"], paused["paused_by"]) == ("paused", "anonymous from 127.0.0.1")
     capped = client.put(f"{PATH}/rates", json={"max_running": 7}).get_json()
-    strict(responses.Backfill, capped)
+    strict(Backfill, capped)
     assert (capped["state"], capped["max_running"]) == ("paused", 7)
     assert ordered(client, "resume")["state"] == "making"
     assert client.get("/api/v1/limits/backfill:rates").get_json()["most"] == 7
@@ -107,16 +107,16 @@ def test_the_partitions_come_page_by_page_each_with_its_job(client: FlaskClient,
     added(client)
     backfills.tick(conn)
     conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE partition_key = '2019-01-02'")
-    first = asked(client, f"{PATH}/rates/partitions?limit=3", responses.Partitions)
+    first = asked(client, f"{PATH}/rates/partitions?limit=3", Partitions)
     assert [each["partition"] for each in first["partitions"]] == ["2019-01-01", "2019-01-02", "2019-01-03"]
-    rest = asked(client, f"{PATH}/rates/partitions?after={first['next']}", responses.Partitions)
+    rest = asked(client, f"{PATH}/rates/partitions?after={first['next']}", Partitions)
     assert (len(rest["partitions"]), rest["next"]) == (2, None)
-    (failed,) = asked(client, f"{PATH}/rates/partitions?status=failed", responses.Partitions)["partitions"]
+    (failed,) = asked(client, f"{PATH}/rates/partitions?status=failed", Partitions)["partitions"]
     assert client.get(f"/api/v1/jobs/{failed['job_id']}").get_json()["args"] == {"date": "2019-01-02"}
     retried = ordered(client, "retry")
-    strict(responses.BackfillRetried, retried)
+    strict(BackfillRetried, retried)
     assert retried == {"changed": 1, "next": None}
-    assert asked(client, f"{PATH}/rates", responses.Backfill)["counts"]["queued"] == 5
+    assert asked(client, f"{PATH}/rates", Backfill)["counts"]["queued"] == 5
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
 from uuid import uuid4
 
 import pytest
 from api_app import MINIMAL, TRIGGER, Refused
 from flask.testing import FlaskClient
-from pydantic import BaseModel
 
-from dataloader.api.v1 import responses
+from dataloader.model.farm import Database, Workers
+from dataloader.model.jobs import FarmEvents, Job, JobEvents, Jobs, Status
+from dataloader.model.queues import Overview, Queues
+from dataloader.model.runs import Pace, Tasks
+from dataloader.ops.op import adapter
 from dataloader.queue import db, operations
 from dataloader.queue.reports import stats
 
@@ -31,7 +35,7 @@ def made(client: FlaskClient, **fields: Any) -> str:
     return str(client.post(TRIGGER, json=MINIMAL | fields).get_json()["job_id"])
 
 
-def asked(client: FlaskClient, path: str, model: type[BaseModel]) -> dict[str, Any]:
+def asked(client: FlaskClient, path: str, model: type) -> dict[str, Any]:
     """The answer, which is to have the fields of its model and no others."""
     answer = client.get(path)
     assert answer.status_code == 200, answer.text
@@ -40,17 +44,15 @@ def asked(client: FlaskClient, path: str, model: type[BaseModel]) -> dict[str, A
     return document
 
 
-def strict(model: type[BaseModel], document: Any) -> None:
-    model.model_validate(document)
-    fields = {field.alias or name for name, field in model.model_fields.items()}
-    assert set(document) <= fields
-    for name, field in model.model_fields.items():
-        for inner in (field.annotation, *getattr(field.annotation, "__args__", ())):
-            if isinstance(inner, type) and issubclass(inner, BaseModel) and (name in document or field.is_required()):
-                rows = document[name] if isinstance(document[name], list) else [document[name]]
-                for row in rows:
-                    if row is not None:
-                        strict(inner, row)
+def strict(model: type, document: Any) -> None:
+    adapter(model).validate_python(document)
+    known = get_type_hints(model)
+    assert set(document) <= set(known)
+    for name, value in document.items():
+        for inner in (known[name], *get_args(known[name])):
+            for row in value if isinstance(value, list) else [value]:
+                if is_dataclass(inner) and isinstance(inner, type) and row is not None:
+                    strict(inner, row)
 
 
 def test_a_list_is_read_page_by_page_along_its_links(client: FlaskClient) -> None:
@@ -58,7 +60,7 @@ def test_a_list_is_read_page_by_page_along_its_links(client: FlaskClient) -> Non
     found, path, pages = [], "/api/v1/jobs?limit=2&queue=load.cbr", 0
     while path:
         answer = client.get(path)
-        strict(responses.Jobs, answer.get_json())
+        strict(Jobs, answer.get_json())
         found += [job["job_id"] for job in answer.get_json()["jobs"]]
         assert ("Link" in answer.headers) == (answer.get_json()["next"] is not None)
         path, pages = answer.headers.get("Link", "").partition(">")[0].lstrip("<"), pages + 1
@@ -88,7 +90,7 @@ def test_a_list_is_filtered(client: FlaskClient, query: str, count: int) -> None
     made(client, task="t&x", partition_key="p", available_at="2030-01-01T00:00:00Z")
     made(client, producer="airflow", consumer_group="g")
     made(client, queue="other")
-    assert len(asked(client, f"/api/v1/jobs?{query}", responses.Jobs)["jobs"]) == count
+    assert len(asked(client, f"/api/v1/jobs?{query}", Jobs)["jobs"]) == count
 
 
 LIST_FAULTS = [
@@ -127,7 +129,7 @@ def test_one_job_with_all_that_is_known_of_it(client: FlaskClient, refused: Refu
         TRIGGER, json=MINIMAL | {"args": secret}, headers={"traceparent": TRACE, "Idempotency-Key": "k-1"}
     )
     path = f"/api/v1/jobs/{answer.get_json()['job_id']}"
-    job = asked(client, path, responses.Job)
+    job = asked(client, path, Job)
     assert (job["trace"], job["idempotency_key"], job["args"]["date"]) == (TRACE, "k-1", "2026-01-31")
     assert "s3cret-canary" not in client.get(path).text
     assert set(client.get(path + "/status").get_json()) <= set(job)
@@ -139,8 +141,8 @@ def test_one_job_with_all_that_is_known_of_it(client: FlaskClient, refused: Refu
 def test_the_affinity_key_is_wherever_a_job_is(client: FlaskClient) -> None:
     job_id = made(client, affinity_key="ollama/qwen")
     path = f"/api/v1/jobs/{job_id}"
-    (listed,) = asked(client, "/api/v1/jobs", responses.Jobs)["jobs"]
-    for job in (listed, asked(client, path, responses.Job), asked(client, path + "/status", responses.Status)):
+    (listed,) = asked(client, "/api/v1/jobs", Jobs)["jobs"]
+    for job in (listed, asked(client, path, Job), asked(client, path + "/status", Status)):
         assert job["affinity_key"] == "ollama/qwen"
     assert "Affinity key" in client.get(f"/jobs/{job_id}").text
     assert "ollama/qwen" in client.get(f"/jobs/{job_id}").text
@@ -151,7 +153,7 @@ def test_the_journal_of_a_job_and_of_the_farm(client: FlaskClient, refused: Refu
     client.post(f"/api/v1/jobs/{job_id}/cancel")
     made(client, queue="other")
     path = f"/api/v1/jobs/{job_id}/events"
-    events = asked(client, path, responses.JobEvents)["events"]
+    events = asked(client, path, JobEvents)["events"]
     assert [event["kind"] for event in events] == ["queued", "canceled"]
     assert events[1]["payload"]["by"] == "anonymous from 127.0.0.1"
     first = client.get(path + "?limit=1")
@@ -162,10 +164,10 @@ def test_the_journal_of_a_job_and_of_the_farm(client: FlaskClient, refused: Refu
     refused(client.get(f"/api/v1/jobs/{uuid4()}/events"), 404, "not-found")
     refused(client.get(f"{path}?after=-1.5"), 400, "invalid-input", "/after")
 
-    farm = asked(client, "/api/v1/events", responses.FarmEvents)["events"]
+    farm = asked(client, "/api/v1/events", FarmEvents)["events"]
     assert [event["queue"] for event in farm] == ["load.cbr", "load.cbr", "other"]
     path = f"/api/v1/events?after={farm[0]['event_id']}&queue=load.cbr"
-    assert [event["kind"] for event in asked(client, path, responses.FarmEvents)["events"]] == ["canceled"]
+    assert [event["kind"] for event in asked(client, path, FarmEvents)["events"]] == ["canceled"]
 
 
 def test_the_farm_in_figures(client: FlaskClient, conn: db.Connection) -> None:
@@ -176,20 +178,20 @@ def test_the_farm_in_figures(client: FlaskClient, conn: db.Connection) -> None:
     )
     stats.show_workers(conn, "vm1/a", "vm1", [WORKER | {"job_id": job_id}])
     stats.aggregate(conn)
-    figures = asked(client, "/api/v1/stats", responses.Overview)
+    figures = asked(client, "/api/v1/stats", Overview)
     assert (figures["total"]["busy"], figures["queues"][0]["workers"]) == (1, 1)
-    assert asked(client, "/api/v1/queues", responses.Queues)["queues"] == figures["queues"]
-    (worker,) = asked(client, "/api/v1/workers", responses.Workers)["workers"]
+    assert asked(client, "/api/v1/queues", Queues)["queues"] == figures["queues"]
+    (worker,) = asked(client, "/api/v1/workers", Workers)["workers"]
     assert (worker["job_id"], worker["is_live"], worker["host"]) == (job_id, True, "vm1")
-    assert len(asked(client, "/api/v1/pace?minutes=1", responses.Pace)["pace"]) in (6, 7)
+    assert len(asked(client, "/api/v1/pace?minutes=1", Pace)["pace"]) in (6, 7)
     with conn.transaction():
         conn.execute("SELECT count(*) FROM dl_jobs")
-        assert asked(client, "/api/v1/database", responses.Database)["oldest_transaction"]["application"] == "test"
+        assert asked(client, "/api/v1/database", Database)["oldest_transaction"]["application"] == "test"
 
 
 def test_tasks_with_what_their_runs_need(client: FlaskClient, conn: db.Connection) -> None:
     operations.tell_tasks(conn, {"load.csv": {"max_attempts": 3, "memory_mb": 4_000}})
-    (task,) = asked(client, "/api/v1/tasks", responses.Tasks)["tasks"]
+    (task,) = asked(client, "/api/v1/tasks", Tasks)["tasks"]
     assert (task["task"], task["memory_mb"], task["declared_memory_mb"]) == ("load.csv", 4_000, 4_000)
     assert (task["max_attempts"], task["runs"], task["learned_memory_mb"], task["cpus"]) == (3, 0, None, None)
 

@@ -8,7 +8,8 @@ import pytest
 from api_app import MINIMAL, TRIGGER, Refused
 from flask.testing import FlaskClient
 
-from dataloader.api.v1 import responses
+from dataloader.model.jobs import JobLogs
+from dataloader.ops.op import adapter
 from dataloader.queue import db
 
 
@@ -29,7 +30,7 @@ def asked(client: FlaskClient, job_id: str, query: str = "") -> dict[str, Any]:
     answer = client.get(f"/api/v1/jobs/{job_id}/logs{query}")
     assert answer.status_code == 200, answer.get_json()
     document: dict[str, Any] = answer.get_json()
-    responses.JobLogs.model_validate(document)
+    adapter(JobLogs).validate_python(document)
     return document
 
 

@@ -16,8 +16,10 @@ from flask.testing import FlaskClient
 
 from dataloader.api.dashboard import actions
 from dataloader.api.server import audit
-from dataloader.api.v1 import responses
 from dataloader.api.web.endpoint import OF_QUEUE
+from dataloader.model.jobs import BulkOutcomes, Status
+from dataloader.model.queues import Changed, Moved, QueueState
+from dataloader.ops.op import adapter
 from dataloader.queue import db, enqueue, operations
 from dataloader.queue.reports import stats
 
@@ -86,7 +88,7 @@ def test_a_job_that_has_ended_is_requeued_with_a_fresh_budget(
     job_id = made(client)
     end(conn, job_id, status)
     job = client.post(f"/api/v1/jobs/{job_id}/requeue").get_json()
-    responses.Status.model_validate(job)
+    adapter(Status).validate_python(job)
     assert (job["status"], job["attempt"], job["error"]) == ("queued", 0, None)
     event = client.get(f"/api/v1/jobs/{job_id}/events").get_json()["events"][-1]
     assert (event["kind"], event["payload"]["by"]) == ("requeue", "anonymous from 127.0.0.1")
@@ -145,7 +147,7 @@ def test_a_change_of_a_queue_that_nobody_knows_says_so(client: FlaskClient, conn
         assert (known["is_known"], known["similar"]) == (True, [])
     stats.aggregate(conn)
     answer = client.post("/api/v1/queues/load.crb/pause").get_json()
-    responses.QueueState.model_validate(answer)
+    adapter(QueueState).validate_python(answer)
     assert answer["paused_at"]
     assert (answer["is_known"], answer["similar"]) == (False, ["load.cbr"])
     limit = client.put("/api/v1/queues/other/limit", json={"max_length": 5}).get_json()
@@ -172,7 +174,7 @@ def test_many_jobs_at_once_and_what_became_of_each(client: FlaskClient, conn: db
 
     def outcomes(verb: str, **more: Any) -> list[str]:
         answer = client.post(f"{BULK}/{verb}", json={"job_ids": ids, **more}).get_json()
-        responses.BulkOutcomes.model_validate(answer)
+        adapter(BulkOutcomes).validate_python(answer)
         assert [row["job_id"] for row in answer["jobs"]] == [text.lower() for text in ids]
         return [row["outcome"] for row in answer["jobs"]]
 
@@ -207,7 +209,7 @@ def test_a_bulk_body_is_checked(
 def test_a_queue_is_paused_limited_and_resumed(client: FlaskClient, queue: str) -> None:
     path = f"/api/v1/queues/{quote(queue, safe='')}"
     paused = client.post(f"{path}/pause").get_json()
-    responses.QueueState.model_validate(paused)
+    adapter(QueueState).validate_python(paused)
     assert (paused["queue"], paused["paused_by"]) == (queue, "anonymous from 127.0.0.1")
     assert paused["paused_at"]
     assert client.put(f"{path}/limit", json={"max_length": 7}).get_json()["max_length"] == 7
@@ -286,7 +288,7 @@ def test_retries_are_killed_and_the_journal_says_by_whom(client: FlaskClient, co
     job_id, fresh = made(client), made(client)
     conn.execute("UPDATE dl_jobs SET attempt = 1 WHERE job_id = %s", (job_id,))
     answer = client.post("/api/v1/queues/load.cbr/kill-retries").get_json()
-    responses.Changed.model_validate(answer)
+    adapter(Changed).validate_python(answer)
     assert answer == {"queue": "load.cbr", "changed": 1, "next": None}
     job = client.get(f"/api/v1/jobs/{job_id}").get_json()
     assert (job["status"], job["error"]) == ("failed", "killed by anonymous from 127.0.0.1")
@@ -311,7 +313,7 @@ def test_a_whole_queue_by_filter_and_in_steps(
     steps, after = [], ""
     while after is not None:
         answer = client.post(f"/api/v1/queues/load.cbr/{verb}", json=body | ({"after": after} if after else {}))
-        responses.Changed.model_validate(answer.get_json())
+        adapter(Changed).validate_python(answer.get_json())
         steps.append(answer.get_json()["changed"])
         after = answer.get_json()["next"]
     assert steps == [1, 1, 0]
@@ -341,7 +343,7 @@ def test_a_queue_is_moved_until_it_is_done(client: FlaskClient, conn: db.Connect
     jobs = [made(client, queue="orders") for _ in range(3)]
     path, moved = "/api/v1/queues/orders/move", {"queue": "orders", "to": "orders_v2"}
     answer = client.post(path, json={"to": "orders_v2"}).get_json()
-    responses.Moved.model_validate(answer)
+    adapter(Moved).validate_python(answer)
     assert answer == moved | {"moved": 3, "is_done": False}
     queues = {each["queue"]: each for each in client.get("/api/v1/queues").get_json()["queues"]}
     assert all(each["paused_at"] for each in queues.values())

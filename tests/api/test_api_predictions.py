@@ -11,8 +11,8 @@ from api_app import Refused
 from flask.testing import FlaskClient
 
 from dataloader.cli import farm
-from dataloader.client import Prediction
-from dataloader.client.results import read
+from dataloader.client import JobPrediction, QueuePrediction
+from dataloader.model.reading import read
 from dataloader.queue import db
 from dataloader.queue.reports import predictions
 
@@ -102,7 +102,10 @@ def test_requests_within_seconds_share_what_is_read_of_a_queue(
 def said(**fields: Any) -> str:
     """The command line's words, two hours east."""
     at = {"at": "2026-12-01T00:00:00Z", "queue": "q", "accuracy": {"predictions": 0, "error": None, "within": None}}
-    return farm.ending(read(Prediction, at | fields), timezone(timedelta(hours=2), "EET"))
+    kind = JobPrediction if "job_id" in fields else QueuePrediction
+    return farm.ending(
+        read(kind, at | {"status": "queued", "is_late": False} | fields), timezone(timedelta(hours=2), "EET")
+    )
 
 
 def test_the_command_line_says_it_in_words() -> None:

@@ -14,7 +14,7 @@ from flask.testing import FlaskClient
 from test_api_lists import asked
 
 from dataloader.api.dashboard import pages
-from dataloader.api.v1 import responses
+from dataloader.model.queues import Keys, Overview
 from dataloader.queue import db, enqueue, operations
 from dataloader.queue.reports import stats
 
@@ -40,7 +40,7 @@ def test_the_keys_are_read_page_by_page_along_their_links(client: FlaskClient, o
     found, path = [], f"{KEYS}?limit=2"
     while path:
         answer = client.get(path)
-        found += asked(client, path, responses.Keys)["keys"]
+        found += asked(client, path, Keys)["keys"]
         path = answer.headers.get("Link", "").partition(">")[0].lstrip("<")
     assert [(key["lock_key"], key["payloads"], key["payloads_is_exact"]) for key in found] == [
         ("order-7", 3, True),
@@ -84,7 +84,7 @@ def test_secrets_in_a_key_are_masked(client: FlaskClient, orders: db.Connection)
 
 def test_the_figures_and_the_metrics_count_keys(client: FlaskClient, orders: db.Connection) -> None:
     put(orders, "k", queue="plain")
-    figures = asked(client, "/api/v1/stats", responses.Overview)
+    figures = asked(client, "/api/v1/stats", Overview)
     assert {queue["queue"]: queue["keys"] for queue in figures["queues"]} == {"orders": 3, "plain": None}
     assert figures["total"]["keys"] == 3
     metrics = client.get("/metrics").text

@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 from flask.testing import FlaskClient
 
-from dataloader.api.v1 import responses
+from dataloader.model.runs import QueueRuns, TaskRuns
+from dataloader.ops.op import adapter
 from dataloader.queue import db
 from dataloader.queue.reports import stats
 
@@ -54,7 +55,7 @@ def test_a_task_of_any_name_has_its_figures(client: FlaskClient, conn: db.Connec
     answer = client.get(f"/api/v1/tasks/{path}", query_string=name)
     assert answer.status_code == 200
     found = answer.get_json()
-    responses.TaskRuns.model_validate(found)
+    adapter(TaskRuns).validate_python(found)
     assert (found["task"], found["is_known"], found["range"]) == (task, True, "24h")
     assert (found["figures"]["runs"], found["figures"]["failed"], found["figures"]["failure_rate"]) == (2, 1, 0.5)
     assert found["figures"]["run_sec"]["p50"] == pytest.approx(2, rel=0.1)
@@ -78,7 +79,7 @@ def test_a_queue_has_its_figures(client: FlaskClient, conn: db.Connection, queue
     is_dots = queue == ".."
     path = quote("-" if is_dots else queue, safe="")
     found = client.get(f"/api/v1/queues/{path}/runs", query_string={"name": queue} if is_dots else {}).get_json()
-    responses.QueueRuns.model_validate(found)
+    adapter(QueueRuns).validate_python(found)
     assert (found["queue"], found["figures"]["runs"], found["tasks"][0]["task"]) == (queue, 1, "load")
 
 

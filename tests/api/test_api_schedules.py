@@ -11,7 +11,8 @@ from api_app import TRIGGER, Refused, running
 from flask.testing import FlaskClient
 from test_api_lists import asked, strict
 
-from dataloader.api.v1 import responses
+from dataloader.model.jobs import Job, Triggered
+from dataloader.model.plans import Schedule, Schedules
 from dataloader.queue import db
 from dataloader.queue.plans import schedules
 
@@ -23,7 +24,7 @@ def added(client: FlaskClient, **fields: Any) -> dict[str, Any]:
     answer = client.post(PATH, json=NIGHTLY | fields)
     assert answer.status_code == 200, answer.text
     document: dict[str, Any] = answer.get_json()
-    strict(responses.Schedule, document)
+    strict(Schedule, document)
     return document
 
 
@@ -36,8 +37,8 @@ def test_a_schedule_is_added_with_its_defaults_and_shown_with_its_next_times(cli
     assert len(document["next"]) == 5
     assert document["next"][0] == document["next_due"]
     assert {datetime.fromisoformat(at).hour for at in document["next"]} == {0}, "03:00 in Moscow"
-    assert asked(client, f"{PATH}/nightly?next=2", responses.Schedule)["next"] == document["next"][:2]
-    (listed,) = asked(client, f"{PATH}?next=0", responses.Schedules)["schedules"]
+    assert asked(client, f"{PATH}/nightly?next=2", Schedule)["next"] == document["next"][:2]
+    (listed,) = asked(client, f"{PATH}?next=0", Schedules)["schedules"]
     assert listed == document | {"next": []}
 
 
@@ -91,7 +92,7 @@ def test_a_change_leaves_what_it_does_not_name_and_a_wrong_one_changes_nothing(
     before = added(client, priority=5)
     answer = client.put(f"{PATH}/nightly", json={"interval_sec": 900, "priority": None})
     changed = answer.get_json()
-    strict(responses.Schedule, changed)
+    strict(Schedule, changed)
     assert (changed["cron"], changed["words"], changed["priority"]) == (None, "Every 15 minutes", 100)
     assert (changed["args"], changed["changed_by"]) == (before["args"], "anonymous from 127.0.0.1")
     for body, words in (
@@ -107,7 +108,7 @@ def test_a_change_leaves_what_it_does_not_name_and_a_wrong_one_changes_nothing(
 def test_a_pause_and_its_end(client: FlaskClient) -> None:
     added(client)
     paused = client.post(f"{PATH}/nightly/pause").get_json()
-    strict(responses.Schedule, paused)
+    strict(Schedule, paused)
     assert (paused["paused_by"], paused["next"]) == ("anonymous from 127.0.0.1", [])
     resumed = client.post(f"{PATH}/nightly/resume", json={}).get_json()
     assert (resumed["paused_at"], len(resumed["next"])) == (None, 5)
@@ -116,8 +117,8 @@ def test_a_pause_and_its_end(client: FlaskClient) -> None:
 def test_run_now_adds_a_job_whose_page_names_schedule_and_due_time(client: FlaskClient) -> None:
     added(client)
     started = client.post(f"{PATH}/nightly/run").get_json()
-    strict(responses.Triggered, started)
-    job = asked(client, f"/api/v1/jobs/{started['job_id']}", responses.Job)
+    strict(Triggered, started)
+    job = asked(client, f"/api/v1/jobs/{started['job_id']}", Job)
     assert job["schedule"]["name"] == "nightly"
     assert datetime.now(UTC) - datetime.fromisoformat(job["schedule"]["due"]) < timedelta(minutes=1)
     assert (job["producer"], job["lock_key"]) == ("schedule nightly", "nightly")

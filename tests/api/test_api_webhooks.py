@@ -11,7 +11,8 @@ import pytest
 from api_app import Refused, running
 from flask.testing import FlaskClient
 
-from dataloader.api.v1 import responses
+from dataloader.model.farm import Webhook, Webhooks
+from dataloader.ops.op import adapter
 from dataloader.queue import db
 from dataloader.queue.reports import stats
 from dataloader.queue.reports.messages import TASK
@@ -33,9 +34,9 @@ def client(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlaskClient]:
 def test_a_receiver_is_added_and_changed_and_removed(client: FlaskClient) -> None:
     added = client.put(OPS, json={"url": URL, "shape": "slack", "kinds": ["dead"], "queues": ["q"], "lag_sec": 60})
     assert added.status_code == 200
-    responses.Webhook.model_validate(added.get_json())
+    adapter(Webhook).validate_python(added.get_json())
     listed = client.get(WEBHOOKS).get_json()
-    responses.Webhooks.model_validate(listed)
+    adapter(Webhooks).validate_python(listed)
     assert (listed["queue"], listed["is_served"]) == ("alerts", False)
     (found,) = listed["webhooks"]
     assert {name: found[name] for name in ("name", "url", "shape", "kinds", "queues", "lag_sec", "added_by")} == {

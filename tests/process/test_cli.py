@@ -565,11 +565,11 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
         (["events", str(UUID(int=1)), "--queue", "q"], 2, "leave --queue out"),
         (["limit", "q", "many"], 2, "should be a number or none"),
         (["requeue", str(UUID(int=1)), "--lock-key", "k"], 2, "--lock-key is for the jobs of a queue"),
-        (["queue", "move", "no such queue", "other"], 1, "no queue no such queue is known now"),
+        (["queue", "move", "no such queue", "other"], 1, "no queue 'no such queue' is known"),
         (["trigger", "nop", "--wait"], 1, "no task 'nop' is known: no worker has shown it"),
         (["run-now", "--all", "q", "--error", "no"], 2, "No such option"),
         (["queue", "set", "q"], 2, "name what to change: --ordered"),
-        (["queue", "set", "q", "--batch", "many"], 2, "should be a number from 1 to 1000, or none"),
+        (["queue", "set", "q", "--batch", "many"], 2, "should be a number or none"),
     ],
 )
 def test_a_users_error_is_a_line_of_words(

@@ -375,7 +375,7 @@ def test_another_order_is_refused_and_nothing_changes(
     operations.set_order(conn, "q", BY, **source)
     operations.set_order(conn, "to", BY, **target)
     job_id, before = enqueue(conn), conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall()
-    with pytest.raises(operations.Contradiction, match=words):
+    with pytest.raises(operations.NotMovable, match=words):
         operations.move(conn, "q", "to", BY)
     assert conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall() == before
     assert queue_of(conn, job_id) == ["q"]
@@ -401,7 +401,7 @@ def test_a_move_to_itself_and_of_an_unknown_queue_is_refused(conn: db.Connection
     enqueue(conn)
     with pytest.raises(operations.WrongName, match="q would be moved to itself"):
         operations.move(conn, "q", "q", BY)
-    with pytest.raises(operations.Contradiction, match="no queue p is known"):
+    with pytest.raises(operations.NotMovable, match="no queue p is known"):
         operations.move(conn, "p", "to", BY)
     assert value(conn, "SELECT count(*) FROM dl_queues") == 0
 
@@ -412,7 +412,7 @@ def test_two_moves_with_one_queue_at_once_are_refused(conn: db.Connection, sourc
     for queue in ("q", "q", "third"):
         enqueue(conn, queue=queue)
     assert operations.move(conn, "q", "to", BY, limit=1) == (1, False)
-    with pytest.raises(operations.Contradiction, match="is paused by a queue move"):
+    with pytest.raises(operations.NotMovable, match="is paused by a queue move"):
         operations.move(conn, source, target, BY)
     assert value(conn, PAUSED) == ["q", "to"]
 
@@ -436,7 +436,7 @@ def test_a_pause_by_hand_lets_no_two_moves_run_at_once(
     operations.pause(conn, paused, "night")
     assert operations.move(conn, *first, BY, limit=1) == (1, False)
     before = conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall()
-    with pytest.raises(operations.Contradiction, match=words):
+    with pytest.raises(operations.NotMovable, match=words):
         operations.move(conn, *second, BY, limit=1)
     assert conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall() == before
     assert move(conn, *first)[-1] == 0
@@ -453,7 +453,7 @@ def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: db.Connection, 
     operations.pause(conn, "fourth", "night")
     conn.execute("INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES ('z', now(), 'queue move to fourth')")
     plain(conn, queue="z", status=status)
-    with pytest.raises(operations.Contradiction, match="z is paused by a queue move to fourth and has jobs left"):
+    with pytest.raises(operations.NotMovable, match="z is paused by a queue move to fourth and has jobs left"):
         operations.move(conn, "fourth", "b2", BY)
 
 

@@ -6,7 +6,11 @@ import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from dataloader.ops.op import adapter, may_be_none, plain_type
+
+T = TypeVar("T")
 
 ID = "01890a5d-ac96-474b-8cce-b302099a8057"
 TOKEN = "dl_canary-canary-canary"
@@ -99,3 +103,23 @@ def problem(status: int, kind: str, detail: str = "", **more: Any) -> Answer:
 
 def state(status: str, **more: Any) -> dict[str, Any]:
     return {"job_id": ID, "status": status, "attempt": 1, "error": None, "progress": {}} | more
+
+
+def filled(kind: type[T], **given: Any) -> T:
+    """An answer of this type with these fields; all others are None, zero, empty or False."""
+    hints = get_type_hints(kind)
+    return kind(**{name: given.get(name, _least(hint)) for name, hint in hints.items()})
+
+
+def shown(kind: type, **given: Any) -> dict[str, Any]:
+    """The same as the service writes it."""
+    found: dict[str, Any] = adapter(kind).dump_python(filled(kind, **given), mode="json")
+    return found
+
+
+def _least(hint: Any) -> Any:
+    kind = plain_type(hint)
+    if get_origin(kind) is Literal:
+        return None if may_be_none(hint) else get_args(kind)[0]
+    plain = get_origin(kind) or kind
+    return None if may_be_none(hint) or plain not in (int, float, str, bool, list, dict) else plain()

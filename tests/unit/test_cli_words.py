@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
 import pytest
-from answering import ID, STARTED, TOKEN, Answer, Service, problem, state
+from answering import ID, STARTED, TOKEN, Answer, Service, filled, problem, shown, state
 from click.testing import CliRunner, Result
 
 from dataloader.cli import doctor, journal, main, screen, watch
@@ -36,6 +36,7 @@ from dataloader.client import (
     Webhooks,
     Worker,
 )
+from dataloader.model.queues import QueueState, Total
 from dataloader.queue.reports.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -60,19 +61,19 @@ LIMIT: dict[str, Any] = {
 
 def test_limits_are_set_listed_and_removed(service: Service) -> None:
     service.answers = [Answer(document=LIMIT), Answer(document={"limits": [LIMIT]}), Answer(document={"name": "a/b"})]
-    made = run("limit", "set", "source:oracle", "--running", "3", "--per-minute", "60")
+    made = run("limit", "set", "source:oracle", "--most", "3", "--per-minute", "60")
     assert made.stdout == "the limit source:oracle allows 3 running jobs and 60 starts a minute, 1 at once\n"
     listed = run("limit", "list").stdout
-    assert all(word in listed for word in ("source:oracle", "1,000+", "60", "0.5", "me"))
+    assert all(word in listed for word in ("source:oracle", "1,000", "60", "0.5", "me"))
     assert run("limit", "remove", "a/b").exit_code == 0
     assert [(each.method, each.path, each.body) for each in service.asked] == [
-        ("PUT", "/api/v1/limits/source%3Aoracle", {"most": 3, "per_minute": 60.0, "burst": None}),
+        ("PUT", "/api/v1/limits/source%3Aoracle", {"most": 3, "per_minute": 60.0}),
         ("GET", "/api/v1/limits", None),
         ("DELETE", "/api/v1/limits/a%2Fb", None),
     ]
 
 
-@pytest.mark.parametrize("words", [(), ("--running", "-1"), ("--per-minute", "0"), ("--running", "1", "--burst", "0")])
+@pytest.mark.parametrize("words", [(), ("--most", "-1"), ("--per-minute", "0"), ("--most", "1", "--burst", "0")])
 def test_a_wrong_limit_asks_for_nothing(service: Service, words: tuple[str, ...]) -> None:
     assert run("limit", "set", "l", *words).exit_code == 2
     assert service.asked == []
@@ -80,7 +81,7 @@ def test_a_wrong_limit_asks_for_nothing(service: Service, words: tuple[str, ...]
 
 @pytest.mark.parametrize("words", [("limit", "q", "7"), ("limit", "queue", "q", "7")])
 def test_the_length_of_a_queue_is_limited_as_before(service: Service, words: tuple[str, ...]) -> None:
-    service.answers = [Answer(document={"queue": "q", "max_length": 7})]
+    service.answers = [Answer(document=shown(QueueState, queue="q", max_length=7))]
     assert run(*words).stdout == "q may have 7 jobs\n"
     assert (service.asked[0].path, service.asked[0].body) == ("/api/v1/queues/q/limit", {"max_length": 7})
 
@@ -302,13 +303,13 @@ def test_what_a_job_is_at() -> None:
     assert watch.waits_for(Job(UUID(ID), "queued", waiting_for={"reason": "lock"}), NOW) == "It waits for: lock."
 
 
-@pytest.mark.parametrize(("counted_at", "steps", "changed"), [(None, 3, 1_500), (NOW.isoformat(), 1, 1_000)])
+@pytest.mark.parametrize(("counted_at", "steps", "changed"), [(None, 3, 1_500), (NOW, 1, 1_000)])
 def test_all_dead_jobs_of_a_queue_that_nobody_has_counted(
-    service: Service, counted_at: str | None, steps: int, changed: int
+    service: Service, counted_at: datetime | None, steps: int, changed: int
 ) -> None:
     """An answer counts up to a thousand jobs. Until a reaper counts the rest, the steps go on until none is left."""
-    queue = {"queue": "q", "dead": 1_000, "counted_at": counted_at}
-    overview = {"at": NOW.isoformat(), "total": queue | {"queue": None}, "queues": [queue]}
+    dead: dict[str, Any] = {"dead": 1_000, "counted_at": counted_at}
+    overview = {"at": NOW.isoformat(), "total": shown(Total, **dead), "queues": [shown(Queue, queue="q", **dead)]}
     some = [Answer(document={"queue": "q", "changed": number}) for number in (1_000, 500, 0)]
     service.answers = [Answer(document=overview), *some]
     assert run("requeue", "--dead", "q").stdout == f"q: {changed} jobs queued again\n"
@@ -388,7 +389,7 @@ def test_doctor_says_why_a_backfill_does_not_go_on(
 
 
 def test_doctor_tells_of_a_backfill_whose_queue_is_paused_and_of_what_is_dead_or_deleted() -> None:
-    paused = list(doctor.diagnose_backfill(a_backfill("running"), [Queue("q", paused_at=NOW)], ["q"]))
+    paused = list(doctor.diagnose_backfill(a_backfill("running"), [filled(Queue, queue="q", paused_at=NOW)], ["q"]))
     assert paused == [doctor.Finding("Its queue q is paused.", ("resume", "q"))]
     over = a_backfill("done", counts={"succeeded": 1, "failed": 1_000, "lost": 2, "missing": 3})
     found = list(doctor.diagnose_backfill(over, [], ["q"]))
@@ -429,7 +430,7 @@ def test_doctor_says_that_the_workers_are_stuck() -> None:
 def case(job: Job, *runs: Attempt, **more: Any) -> doctor.Case:
     given: dict[str, Any] = {
         "events": [],
-        "queue": Queue("q"),
+        "queue": filled(Queue, queue="q"),
         "serving": ["q"],
         "silent": [],
         "live": [],
@@ -499,7 +500,10 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
         [("top",)],
     ),
     (
-        case(a_job("queued", waiting_for={"reason": "worker", "queue": "q"}), queue=Queue("q", paused_at=NOW)),
+        case(
+            a_job("queued", waiting_for={"reason": "worker", "queue": "q"}),
+            queue=filled(Queue, queue="q", paused_at=NOW),
+        ),
         ["next of its queue", "Besides, the queue q is paused"],
         [("top",), ("resume", "q")],
     ),
@@ -595,11 +599,11 @@ def group(error: str, dead: int, note: str | None = None) -> ErrorGroup:
 
 def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     """The words are those of the dashboard's alerts; each has a command that shows more."""
-    total = Queue(None)
-    ill = Queue("q", length=3, dead=2, workers=1, max_length=3)
+    total = filled(Total)
+    ill = filled(Queue, queue="q", length=3, dead=2, workers=1, max_length=3)
     sick = Worker("h:1:b", host="h", queue="q", state="busy", is_live=False)
     receivers = Webhooks("alerts", False, (Webhook("ops"),))
-    found = list(doctor.of_farm(Overview(NOW, total, (ill,)), [sick], Database(), receivers))
+    found = list(doctor.of_farm(Overview(at=NOW, total=total, queues=[ill]), [sick], Database(), receivers))
     assert [(finding.text.partition(".")[0], finding.command) for finding in found] == [
         ("1 worker has not been heard of (h)", ("ps",)),
         ("Queue q is full: 3 jobs", ("queues",)),
@@ -616,7 +620,7 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     assert worst.command == ("doctor", ID)
     assert again.command == ("errors", "requeue", "--group", "OSError: disk", "--queue", "q", "--task", "load")
     assert list(doctor.of_errors(groups[2:])) == list(doctor.of_errors([])) == []
-    well = Overview(NOW, total, (Queue("q", workers=1),))
+    well = Overview(at=NOW, total=total, queues=[filled(Queue, queue="q", workers=1)])
     for receivers in (Webhooks("alerts", False), Webhooks("alerts", True, (Webhook("ops"),)), None):
         assert list(doctor.of_farm(well, [], Database(), receivers)) == []
 

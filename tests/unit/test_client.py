@@ -18,7 +18,7 @@ from uuid import UUID
 
 import anyio
 import pytest
-from answering import ID, STARTED, TOKEN, Answer, Service, problem, state
+from answering import ID, STARTED, TOKEN, Answer, Service, problem, shown, state
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from both_clients import Blocking
 
@@ -32,9 +32,11 @@ from dataloader.client import (
     Forbidden,
     Job,
     JobFailed,
+    Limit,
     NotFound,
     Preview,
     QueueFull,
+    QueueState,
     Refused,
     Unauthorized,
     Unavailable,
@@ -42,7 +44,8 @@ from dataloader.client import (
     WaitTimeout,
     wire,
 )
-from dataloader.client.results import Overview, fraction, read
+from dataloader.client.results import fraction, read
+from dataloader.model import reading
 
 
 @pytest.fixture
@@ -311,7 +314,7 @@ def test_pages_are_asked_for_as_they_are_taken(service: Service, client: Any) ->
 
 
 def test_names_of_queues_are_quoted_in_addresses(service: Service, client: Any) -> None:
-    service.answers = [Answer(document={"queue": "a/b ?", "paused_at": None})]
+    service.answers = [Answer(document=shown(QueueState, queue="a/b ?"))]
     assert client.pause("a/b ?").queue == "a/b ?"
     assert service.asked[-1].path == "/api/v1/queues/a%2Fb%20%3F/pause"
     client.pause("..")  # proxies would remove these from the path
@@ -321,18 +324,22 @@ def test_names_of_queues_are_quoted_in_addresses(service: Service, client: Any) 
     client.set_queue("q", ordered=True)
     assert service.asked[-1][:2] == ("PUT", "/api/v1/queues/q")
     client.set_queue("warehouse/move é&", ordered=True)  # in the path it would be another address
-    assert service.asked[-1][:2] == ("PUT", "/api/v1/queues/-?name=warehouse%2Fmove%20%C3%A9%26")
+    assert service.asked[-1][:2] == ("PUT", "/api/v1/queues/-?name=warehouse%2Fmove+%C3%A9%26")
     client.limit("q", 5)
     assert service.asked[-1][:2] == ("PUT", "/api/v1/queues/q/limit")
     assert service.asked[-1].body == {"max_length": 5}
 
 
-def test_a_result_ignores_what_it_does_not_know_and_keeps_it() -> None:
-    queue = {"queue": "q", "length": 3, "news": 1, "lag_sec": 2, "paused_at": "2026-01-01T00:00:00Z"}
-    overview = read(Overview, {"at": "2026-01-01T00:00:00Z", "total": queue | {"queue": None}, "queues": [queue]})
-    assert overview.queues[0].paused_at == datetime(2026, 1, 1, tzinfo=UTC)
-    assert overview.queues[0].document["news"] == 1
-    assert overview.total.queue is None
+def test_an_answer_ignores_what_it_does_not_know() -> None:
+    """A newer service has added it."""
+    limit = {"name": "n", "most": 3, "running": 2, "waiting": 1, "room": 1, "changed_at": "2026-01-01T00:00:00Z"}
+    found = reading.read(Limit, limit | {"news": 1})
+    assert found.changed_at == datetime(2026, 1, 1, tzinfo=UTC)
+    assert found.per_minute is None, "an older service does not have it, and it may be null"
+    with pytest.raises(reading.NotUnderstood, match="Limit: name is missing"):
+        reading.read(Limit, {"most": 3})
+    with pytest.raises(reading.NotUnderstood, match="changed_at: it is of another kind"):
+        reading.read(Limit, limit | {"changed_at": 5})
     assert read(Job, state("running", progress=["any", "JSON"])).fraction is None
 
 

@@ -10,14 +10,14 @@ from dataclasses import MISSING
 from dataclasses import fields as of_dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 import dataloader
-from dataloader.api.v1 import responses
 from dataloader.cli import jobs
 from dataloader.client import Client, results
+from dataloader.model.jobs import Job, ListedJob, Status
 from dataloader.queue import db
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.fields import FIELDS, INT4_MAX, LINKS, OF_PRODUCER, REQUIRED, Field
@@ -141,12 +141,12 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
         lambda: {field.name for field in of_dataclass(results.Job)} - {"document", "result", *BESIDES},
         (STATUS | LIST | PAGE) - UNTOLD,
     ),
-    "api/v1/responses.py, Status": (lambda: set(responses.Status.model_fields) - BESIDES, STATUS),
-    "api/v1/responses.py, Job": (
-        lambda: set(responses.Job.model_fields) - set(responses.Status.model_fields) - BESIDES,
+    "model/jobs.py, Status": (lambda: set(get_type_hints(Status)) - BESIDES, STATUS),
+    "model/jobs.py, Job": (
+        lambda: set(get_type_hints(Job)) - set(get_type_hints(Status)) - BESIDES,
         PAGE - STATUS,
     ),
-    "api/v1/responses.py, ListedJob": (lambda: set(responses.ListedJob.model_fields) - BESIDES, LIST),
+    "model/jobs.py, ListedJob": (lambda: set(get_type_hints(ListedJob)) - BESIDES, LIST),
     "dataloader trigger --help": (
         lambda: (
             {option.name.replace("args_json", "args") for option in jobs.trigger.params if option.name}

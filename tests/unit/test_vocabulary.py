@@ -13,9 +13,9 @@ import pytest
 
 from dataloader.api.dashboard import pages
 from dataloader.api.server import metrics
-from dataloader.api.v1 import responses
 from dataloader.cli import watch
 from dataloader.client import results
+from dataloader.model.kinds import JobStatus
 from dataloader.queue.job import (
     DEAD,
     FINAL,
@@ -88,7 +88,7 @@ PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
     "client.results.FINAL": (lambda: results.FINAL, FINAL),
     "cli.watch.EXITS": (lambda: watch.EXITS, FINAL),
     "dashboard.pages.STATUSES": (lambda: dict(pages.STATUSES), STATUSES),
-    "responses.JobStatus": (lambda: responses.JobStatus.__args__, Status),
+    "JobStatus": (lambda: JobStatus.__args__, Status),
 }  # fmt: skip
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from flask import Blueprint, current_app
 
 import dataloader
-from dataloader.api.v1 import responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation
 from dataloader.api.web.problems import RETRY_AFTER_SEC, Fault, Problem
 from dataloader.api.web.sessions import Sessions
 from dataloader.config import Settings
+from dataloader.model.farm import Health, Info, Ready, Running
 from dataloader.queue import db, migrations
 
 SERVICE = "dataloader"
@@ -34,7 +34,7 @@ def drain() -> None:
 
 @blueprint.get("/health")
 @auth.require()
-@operation("service", responses.Health, uses_database=False)
+@operation("service", Health, uses_database=False)
 def health() -> dict[str, Any]:
     """200 while the process answers, whatever the database does."""
     return {"status": "healthy"}
@@ -42,7 +42,7 @@ def health() -> dict[str, Any]:
 
 @blueprint.get("/info")
 @auth.require()
-@operation("service", responses.Info, uses_database=False)
+@operation("service", Info, uses_database=False)
 def info() -> dict[str, Any]:
     """The service, its version and its ENVIRONMENT."""
     settings: Settings = current_app.extensions["settings"]
@@ -51,7 +51,7 @@ def info() -> dict[str, Any]:
 
 @blueprint.get("/status", endpoint="uptime")
 @auth.require()
-@operation("service", responses.Running, uses_database=False)
+@operation("service", Running, uses_database=False)
 def uptime() -> dict[str, Any]:
     """The version and the seconds since this process started."""
     seconds = round(monotonic() - _started, 3)
@@ -60,7 +60,7 @@ def uptime() -> dict[str, Any]:
 
 @blueprint.get("/ready")
 @auth.require()
-@operation("service", responses.Ready)
+@operation("service", Ready)
 def ready() -> dict[str, Any]:
     """200 while requests should be sent here: the database answers, its schema fits, the process does not end."""
     if _drains:

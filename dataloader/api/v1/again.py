@@ -8,11 +8,13 @@ from uuid import UUID
 
 from flask import Blueprint, Response, current_app, g, request
 
-from dataloader.api.v1 import requests, responses
+from dataloader.api.v1 import requests
 from dataloader.api.web import arguments, auth
 from dataloader.api.web.endpoint import found, operation, session
 from dataloader.api.web.json_body import validated
 from dataloader.api.web.problems import Problem, invalid
+from dataloader.model.jobs import Triggered
+from dataloader.model.runs import ArgsSchema
 from dataloader.queue import again, db, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.new_job import Trigger
@@ -22,7 +24,7 @@ blueprint = Blueprint("again", __name__, url_prefix="/api/v1")
 
 @blueprint.get("/tasks/<anything:task>/schema")
 @auth.require("read", "trigger")
-@operation("farm", responses.ArgsSchema, query=requests.NamedTask, errors=(404,))
+@operation("farm", ArgsSchema, query=requests.NamedTask, errors=(404,))
 def get_schema(task: str, query: requests.NamedTask) -> Response:
     """The JSON Schema of a task's args, as the worker that started last has shown it; null: any object will do."""
     with session() as conn:
@@ -38,7 +40,7 @@ def get_schema(task: str, query: requests.NamedTask) -> Response:
 @auth.require("operate")
 @operation(
     "operate",
-    responses.Triggered,
+    Triggered,
     body=requests.Again,
     body_may_be_empty=True,
     query=requests.Query,

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 from flask import Blueprint, g
 from pydantic import BaseModel
 
-from dataloader.api.v1 import requests, responses
+from dataloader.api.v1 import requests
 from dataloader.api.web import auth
 from dataloader.api.web.cache import counts
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem
+from dataloader.model.plans import Backfill, BackfillPreview, BackfillRemoved, BackfillRetried, Backfills, Partitions
 from dataloader.queue.plans import backfills
 from dataloader.queue.plans.new_backfill import NewBackfill, definition
 
@@ -25,7 +26,7 @@ _given = partial(operation, "backfills", body=NewBackfill, query=requests.Query,
 
 @blueprint.get("")
 @auth.require("read")
-@operation("backfills", responses.Backfills, query=requests.Query)
+@operation("backfills", Backfills, query=requests.Query)
 def list_backfills() -> dict[str, Any]:
     """The newest backfills, up to 100, each with the counts of its partitions."""
     with session() as conn:
@@ -34,7 +35,7 @@ def list_backfills() -> dict[str, Any]:
 
 @blueprint.post("")
 @auth.require("operate")
-@_given(responses.Backfill, errors=(409,))
+@_given(Backfill, errors=(409,))
 def add_backfill(body: BaseModel) -> dict[str, Any]:
     """Add a backfill. The reaper makes its jobs, some hundred at once; the answer does not wait for them."""
     new = definition(body)
@@ -49,7 +50,7 @@ def add_backfill(body: BaseModel) -> dict[str, Any]:
 
 @blueprint.post("/dry-run")
 @auth.require("read")
-@_given(responses.BackfillPreview)
+@_given(BackfillPreview)
 def try_backfill(body: BaseModel) -> dict[str, Any]:
     """What a backfill would do: how many partitions, how many are done already, some of the jobs. Changes nothing."""
     new = definition(body)
@@ -59,7 +60,7 @@ def try_backfill(body: BaseModel) -> dict[str, Any]:
 
 @blueprint.get("/<backfill>")
 @auth.require("read")
-@operation("backfills", responses.Backfill, query=requests.Query)
+@operation("backfills", Backfill, query=requests.Query)
 def get_backfill(backfill: str) -> dict[str, Any]:
     """One backfill, with the counts of its partitions."""
     with session() as conn:
@@ -68,7 +69,7 @@ def get_backfill(backfill: str) -> dict[str, Any]:
 
 @blueprint.get("/<backfill>/partitions")
 @auth.require("read")
-@operation("backfills", responses.Partitions, query=requests.Partitions)
+@operation("backfills", Partitions, query=requests.Partitions)
 def list_partitions(backfill: str, query: requests.Partitions) -> dict[str, Any]:
     """The partitions of a backfill in their order, each with its job; those of one status where `status` names it."""
     with session() as conn:
@@ -79,7 +80,7 @@ def list_partitions(backfill: str, query: requests.Partitions) -> dict[str, Any]
 
 @blueprint.put("/<backfill>")
 @auth.require("operate")
-@operation("backfills", responses.Backfill, body=requests.BackfillChange, query=requests.Query)
+@operation("backfills", Backfill, body=requests.BackfillChange, query=requests.Query)
 def change_backfill(backfill: str, body: requests.BackfillChange) -> dict[str, Any]:
     """Let so many jobs of a backfill run at once, from now on; null: any number."""
     return _changed(backfill, lambda conn: backfills.set_most(conn, backfill, body.max_running, auth.who()))
@@ -87,7 +88,7 @@ def change_backfill(backfill: str, body: requests.BackfillChange) -> dict[str, A
 
 @blueprint.delete("/<backfill>")
 @auth.require("operate")
-@operation("backfills", responses.BackfillRemoved, query=requests.Query, errors=(409,))
+@operation("backfills", BackfillRemoved, query=requests.Query, errors=(409,))
 def remove_backfill(backfill: str) -> dict[str, Any]:
     """Remove a backfill of which no job is to come, with its ledger; its jobs stay."""
     _changed(backfill, lambda conn: backfills.remove(conn, backfill, auth.who()))
@@ -96,7 +97,7 @@ def remove_backfill(backfill: str) -> dict[str, Any]:
 
 @blueprint.post("/<backfill>/pause")
 @auth.require("operate")
-@_order(responses.Backfill, errors=(409,))
+@_order(Backfill, errors=(409,))
 def pause_backfill(backfill: str) -> dict[str, Any]:
     """Make and start no jobs of a backfill; those that run go on."""
     return _changed(backfill, lambda conn: backfills.pause(conn, backfill, auth.who()))
@@ -104,7 +105,7 @@ def pause_backfill(backfill: str) -> dict[str, Any]:
 
 @blueprint.post("/<backfill>/resume")
 @auth.require("operate")
-@_order(responses.Backfill, errors=(409,))
+@_order(Backfill, errors=(409,))
 def resume_backfill(backfill: str) -> dict[str, Any]:
     """End a backfill's pause."""
     return _changed(backfill, lambda conn: backfills.resume(conn, backfill, auth.who()))
@@ -112,7 +113,7 @@ def resume_backfill(backfill: str) -> dict[str, Any]:
 
 @blueprint.post("/<backfill>/cancel")
 @auth.require("operate")
-@_order(responses.Backfill)
+@_order(Backfill)
 def cancel_backfill(backfill: str) -> dict[str, Any]:
     """Start no more jobs of a backfill; behind the answer the reaper cancels those that have not ended."""
     return _changed(backfill, lambda conn: backfills.cancel(conn, backfill, auth.who()))
@@ -120,9 +121,7 @@ def cancel_backfill(backfill: str) -> dict[str, Any]:
 
 @blueprint.post("/<backfill>/retry")
 @auth.require("operate")
-@operation(
-    "backfills", responses.BackfillRetried, body=requests.BackfillRetry, body_may_be_empty=True, query=requests.Query
-)
+@operation("backfills", BackfillRetried, body=requests.BackfillRetry, body_may_be_empty=True, query=requests.Query)
 def retry_backfill(backfill: str, body: requests.BackfillRetry) -> dict[str, Any]:
     """Queue the dead jobs of a backfill again, up to 500; with `next` as `after` the next request goes on."""
     with session() as conn:

@@ -11,10 +11,11 @@ from typing import Any
 
 from flask import Blueprint, g
 
-from dataloader.api.v1 import requests, responses
+from dataloader.api.v1 import requests
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem, invalid
+from dataloader.model.jobs import BulkChanged, Preview
 from dataloader.queue import db
 from dataloader.queue.reports import bulk
 from dataloader.queue.reports.search import WrongSearch
@@ -24,7 +25,7 @@ blueprint = Blueprint("bulk", __name__, url_prefix="/api/v1/jobs/bulk")
 
 @blueprint.post("/preview")
 @auth.require("operate")
-@operation("operate", responses.Preview, body=requests.BulkPreview, query=requests.Query)
+@operation("operate", Preview, body=requests.BulkPreview, query=requests.Query)
 def preview_order(body: requests.BulkPreview) -> dict[str, Any]:
     """Count what an order would change, and what it would leave alone and why; changes nothing."""
     with _session() as conn:
@@ -35,7 +36,7 @@ def preview_order(body: requests.BulkPreview) -> dict[str, Any]:
 
 @blueprint.post("")
 @auth.require("operate")
-@operation("operate", responses.BulkChanged, body=requests.BulkOrder, query=requests.Query, errors=(409,))
+@operation("operate", BulkChanged, body=requests.BulkOrder, query=requests.Query, errors=(409,))
 def order_jobs(body: requests.BulkOrder) -> dict[str, Any]:
     """Change up to 1,000 of the jobs that a preview has counted; a job that has changed since stays as it is.
 

@@ -10,11 +10,12 @@ from uuid import UUID
 
 from flask import Blueprint, Response, current_app, g, request
 
-from dataloader.api.v1 import requests, responses
+from dataloader.api.v1 import requests
 from dataloader.api.web import arguments, auth
 from dataloader.api.web.endpoint import found, operation, session
 from dataloader.api.web.long_poll import LongPolls, Outcome
 from dataloader.api.web.problems import retry_after
+from dataloader.model.jobs import Status, Triggered, TriggeredMany
 from dataloader.queue import enqueue, lifecycle
 from dataloader.queue.enqueue import enqueue_columns, require_room_for
 from dataloader.queue.job import FINAL
@@ -27,7 +28,7 @@ blueprint = Blueprint("v1", __name__, url_prefix="/api/v1")
 @auth.require("trigger")
 @operation(
     "jobs",
-    responses.Triggered,
+    Triggered,
     body=Trigger,
     prepared=lambda document: requests.hooked(document, request.headers.get("Idempotency-Key")),
     headers=("Idempotency-Key", "traceparent"),
@@ -48,7 +49,7 @@ def trigger(body: Trigger) -> dict[str, Any]:
 @auth.require("trigger")
 @operation(
     "jobs",
-    responses.TriggeredMany,
+    TriggeredMany,
     body=requests.Batch,
     body_limit=requests.BATCH_LIMIT,
     body_depth=requests.BATCH_DEPTH,
@@ -75,9 +76,7 @@ def batch(body: requests.Batch) -> Response:
 
 @blueprint.get("/jobs/<anything:job_id>/status")
 @auth.require("read", "trigger")
-@operation(
-    "jobs", responses.Status, query=requests.Status, is_documented_only=True, headers=("If-None-Match",), errors=(304,)
-)
+@operation("jobs", Status, query=requests.Status, is_documented_only=True, headers=("If-None-Match",), errors=(304,))
 def status(job_id: UUID) -> Response:
     """The job as it is now, or with `wait` once it has changed; 404 when there is none.
 
@@ -101,7 +100,7 @@ def status(job_id: UUID) -> Response:
 
 @blueprint.post("/jobs/<anything:job_id>/cancel")
 @auth.require("trigger", "operate")
-@operation("jobs", responses.Status, body=requests.Cancel, body_may_be_empty=True)
+@operation("jobs", Status, body=requests.Cancel, body_may_be_empty=True)
 def cancel(job_id: UUID, body: requests.Cancel) -> dict[str, Any]:
     """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status.
 

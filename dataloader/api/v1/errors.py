@@ -9,9 +9,10 @@ from typing import Any
 
 from flask import Blueprint, g
 
-from dataloader.api.v1 import requests, responses
+from dataloader.api.v1 import requests
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
+from dataloader.model.runs import ErrorGroups, ErrorNote
 from dataloader.queue.reports import errors
 
 blueprint = Blueprint("errors", __name__, url_prefix="/api/v1/errors")
@@ -19,7 +20,7 @@ blueprint = Blueprint("errors", __name__, url_prefix="/api/v1/errors")
 
 @blueprint.get("")
 @auth.require("read")
-@operation("errors", responses.ErrorGroups, query=requests.Errors)
+@operation("errors", ErrorGroups, query=requests.Errors)
 def list_errors(query: requests.Errors) -> dict[str, Any]:
     """The groups of dead and retrying jobs, the largest first: up to 100 by queue, task and error group."""
     with session() as conn:
@@ -29,7 +30,7 @@ def list_errors(query: requests.Errors) -> dict[str, Any]:
 
 @blueprint.put("/note")
 @auth.require("operate")
-@operation("errors", responses.ErrorNote, body=requests.ErrorNoteSet, query=requests.Query)
+@operation("errors", ErrorNote, body=requests.ErrorNoteSet, query=requests.Query)
 def note_error(body: requests.ErrorNoteSet) -> dict[str, Any]:
     """Write a note about a group of a task, in the place of an earlier one; an empty note removes that."""
     with session() as conn:

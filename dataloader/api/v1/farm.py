@@ -6,27 +6,21 @@ from typing import Any
 
 from flask import Blueprint
 
-from dataloader.api.v1 import requests, responses
+from dataloader.api.v1 import requests
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
+from dataloader.model.farm import Database, Names, Workers
+from dataloader.model.jobs import FarmEvents
+from dataloader.model.runs import Pace, TaskRuns, Tasks
 from dataloader.queue import operations
 from dataloader.queue.reports import runs, stats
 
 blueprint = Blueprint("farm", __name__, url_prefix="/api/v1")
 
 
-@blueprint.get("/stats")
-@auth.require("read")
-@operation("farm", responses.Overview, query=requests.Query)
-def farm_stats() -> dict[str, Any]:
-    """Length, dead, lag and more, for each queue and in total."""
-    with session() as conn:
-        return stats.overview(conn)
-
-
 @blueprint.get("/workers")
 @auth.require("read")
-@operation("farm", responses.Workers, query=requests.Query)
+@operation("farm", Workers, query=requests.Query)
 def list_workers() -> dict[str, Any]:
     """The workers of all hosts and what they run."""
     with session() as conn:
@@ -35,7 +29,7 @@ def list_workers() -> dict[str, Any]:
 
 @blueprint.get("/tasks")
 @auth.require("read")
-@operation("farm", responses.Tasks, query=requests.Tasks)
+@operation("farm", Tasks, query=requests.Tasks)
 def list_tasks(query: requests.Tasks) -> dict[str, Any]:
     """The memory and the processors that the runs of each task need; with `range` also what its runs have used."""
     with session() as conn:
@@ -44,7 +38,7 @@ def list_tasks(query: requests.Tasks) -> dict[str, Any]:
 
 @blueprint.get("/tasks/<anything:task>")
 @auth.require("read")
-@operation("farm", responses.TaskRuns, query=requests.OfTask)
+@operation("farm", TaskRuns, query=requests.OfTask)
 def task_runs(task: str, query: requests.OfTask) -> dict[str, Any]:
     """What the runs of a task took: counts, failures, percentiles, a histogram, and the period before to compare."""
     with session() as conn:
@@ -53,7 +47,7 @@ def task_runs(task: str, query: requests.OfTask) -> dict[str, Any]:
 
 @blueprint.get("/names")
 @auth.require("read", "trigger", "operate")
-@operation("farm", responses.Names, query=requests.Names)
+@operation("farm", Names, query=requests.Names)
 def look_up_names(query: requests.Names) -> dict[str, Any]:
     """Whether the farm knows a queue and a task, before a mistyped name makes a new one; similar names for `read`."""
     with session() as conn:
@@ -64,7 +58,7 @@ def look_up_names(query: requests.Names) -> dict[str, Any]:
 
 @blueprint.get("/pace")
 @auth.require("read")
-@operation("farm", responses.Pace, query=requests.Pace)
+@operation("farm", Pace, query=requests.Pace)
 def farm_pace(query: requests.Pace) -> dict[str, Any]:
     """How many jobs ended in each ten seconds of the last minutes."""
     with session() as conn:
@@ -73,7 +67,7 @@ def farm_pace(query: requests.Pace) -> dict[str, Any]:
 
 @blueprint.get("/events")
 @auth.require("read")
-@operation("farm", responses.FarmEvents, query=requests.FarmEvents)
+@operation("farm", FarmEvents, query=requests.FarmEvents)
 def farm_events(query: requests.FarmEvents) -> dict[str, Any]:
     """The journal of all jobs, the oldest first; without `after` the newest rows."""
     with session() as conn:
@@ -82,7 +76,7 @@ def farm_events(query: requests.FarmEvents) -> dict[str, Any]:
 
 @blueprint.get("/database")
 @auth.require("read")
-@operation("farm", responses.Database, query=requests.Query)
+@operation("farm", Database, query=requests.Query)
 def farm_database() -> dict[str, Any]:
     """The queue's database: size, sessions, dead rows, the oldest transaction."""
     with session() as conn:

@@ -12,18 +12,28 @@ from uuid import UUID
 
 from flask import Blueprint, Response, g, jsonify
 
-from dataloader.api.v1 import requests, responses
+from dataloader.api.v1 import requests
 from dataloader.api.web import auth
-from dataloader.api.web.cache import outlook
 from dataloader.api.web.endpoint import found, operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
+from dataloader.model.jobs import (
+    BulkOutcomes,
+    Deleted,
+    Family,
+    Job,
+    JobEvents,
+    JobLogs,
+    Jobs,
+    Result,
+    Status,
+)
 from dataloader.queue import lifecycle, logs, operations, parents
-from dataloader.queue.reports import predictions, stats
+from dataloader.queue.reports import stats
 from dataloader.queue.reports.search import WrongSearch
 
 blueprint = Blueprint("jobs", __name__, url_prefix="/api/v1")
 _operate = operation(
-    "operate", responses.Status, body=requests.Nothing, body_may_be_empty=True, query=requests.Query, errors=(409,)
+    "operate", Status, body=requests.Nothing, body_may_be_empty=True, query=requests.Query, errors=(409,)
 )
 
 
@@ -31,7 +41,7 @@ _operate = operation(
 @auth.require("read")
 @operation(
     "jobs",
-    responses.Jobs,
+    Jobs,
     query=requests.Jobs,
     leads_to_jobs="/jobs/0/job_id",
     is_paged=True,
@@ -53,7 +63,7 @@ def list_jobs(query: requests.Jobs) -> dict[str, Any]:
 
 @blueprint.get("/jobs/<job:job_id>")
 @auth.require("read")
-@operation("jobs", responses.Job, query=requests.Query)
+@operation("jobs", Job, query=requests.Query)
 def get_job(job_id: UUID) -> dict[str, Any]:
     """One job with all that is known of it."""
     with session() as conn:
@@ -62,7 +72,7 @@ def get_job(job_id: UUID) -> dict[str, Any]:
 
 @blueprint.get("/jobs/<anything:job_id>/result")
 @auth.require("read", "trigger")
-@operation("jobs", responses.Result, query=requests.Query)
+@operation("jobs", Result, query=requests.Query)
 def job_result(job_id: UUID) -> dict[str, Any]:
     """The value that the job's pipeline has returned; null before the job has succeeded, or where the value is None."""
     with session() as conn:
@@ -71,7 +81,7 @@ def job_result(job_id: UUID) -> dict[str, Any]:
 
 @blueprint.get("/jobs/<anything:job_id>/family")
 @auth.require("read")
-@operation("jobs", responses.Family, query=requests.Query)
+@operation("jobs", Family, query=requests.Query)
 def job_family(job_id: UUID) -> dict[str, Any]:
     """The jobs that this one waits for, or has waited for, and those that wait for this one: the first 50 of each."""
     with session() as conn:
@@ -79,19 +89,9 @@ def job_family(job_id: UUID) -> dict[str, Any]:
         return dict(parents.family(conn, job_id))
 
 
-@blueprint.get("/jobs/<anything:job_id>/prediction")
-@auth.require("read")
-@operation("jobs", responses.JobPrediction, query=requests.Query)
-def predict_job(job_id: UUID) -> dict[str, Any]:
-    """When the job will end, with the range of that, and how right such predictions were."""
-    with session() as conn:
-        wanted = found(predictions.job(conn, job_id))
-        return predictions.of_job(outlook(conn, wanted["queue"]), wanted)
-
-
 @blueprint.get("/jobs/<anything:job_id>/events")
 @auth.require("read")
-@operation("jobs", responses.JobEvents, query=requests.JobEvents)
+@operation("jobs", JobEvents, query=requests.JobEvents)
 def job_events(job_id: UUID, query: requests.JobEvents) -> Response:
     """The journal of one job, the oldest first."""
     with session() as conn:
@@ -104,7 +104,7 @@ def job_events(job_id: UUID, query: requests.JobEvents) -> Response:
 
 @blueprint.get("/jobs/<anything:job_id>/logs")
 @auth.require("read")
-@operation("jobs", responses.JobLogs, query=requests.JobLogs)
+@operation("jobs", JobLogs, query=requests.JobLogs)
 def job_logs(job_id: UUID, query: requests.JobLogs) -> Response:
     """What the runs of one job have written, line by line, the oldest first."""
     with session() as conn:
@@ -135,7 +135,7 @@ def run_job_now(job_id: UUID) -> dict[str, Any]:
 
 @blueprint.delete("/jobs/<job:job_id>")
 @auth.require("operate")
-@operation("operate", responses.Deleted, query=requests.Query, errors=(409,))
+@operation("operate", Deleted, query=requests.Query, errors=(409,))
 def delete_job(job_id: UUID) -> dict[str, Any]:
     """Delete a job that is not running, and its journal."""
     with session() as conn:
@@ -147,7 +147,7 @@ def delete_job(job_id: UUID) -> dict[str, Any]:
 
 @blueprint.post("/jobs/bulk/cancel")
 @auth.require("trigger", "operate")
-@operation("operate", responses.BulkOutcomes, body=requests.BulkCancel, query=requests.Query)
+@operation("operate", BulkOutcomes, body=requests.BulkCancel, query=requests.Query)
 def cancel_jobs(body: requests.BulkCancel) -> Response:
     """Cancel up to 1,000 jobs."""
     return _bulk(body.ids, partial(operations.cancel, force=body.force))
@@ -155,7 +155,7 @@ def cancel_jobs(body: requests.BulkCancel) -> Response:
 
 @blueprint.post("/jobs/bulk/requeue")
 @auth.require("operate")
-@operation("operate", responses.BulkOutcomes, body=requests.Bulk, query=requests.Query)
+@operation("operate", BulkOutcomes, body=requests.Bulk, query=requests.Query)
 def requeue_jobs(body: requests.Bulk) -> Response:
     """Requeue up to 1,000 jobs that have ended."""
     return _bulk(body.ids, operations.requeue)
@@ -163,7 +163,7 @@ def requeue_jobs(body: requests.Bulk) -> Response:
 
 @blueprint.post("/jobs/bulk/start-over")
 @auth.require("operate")
-@operation("operate", responses.BulkOutcomes, body=requests.Bulk, query=requests.Query)
+@operation("operate", BulkOutcomes, body=requests.Bulk, query=requests.Query)
 def start_jobs_over(body: requests.Bulk) -> Response:
     """Requeue up to 1,000 jobs that have ended, which begin at the start and not at their checkpoints."""
     return _bulk(body.ids, operations.start_over)
@@ -171,7 +171,7 @@ def start_jobs_over(body: requests.Bulk) -> Response:
 
 @blueprint.post("/jobs/bulk/run-now")
 @auth.require("operate")
-@operation("operate", responses.BulkOutcomes, body=requests.Bulk, query=requests.Query)
+@operation("operate", BulkOutcomes, body=requests.Bulk, query=requests.Query)
 def run_jobs_now(body: requests.Bulk) -> Response:
     """Make up to 1,000 queued jobs due."""
     return _bulk(body.ids, operations.run_now)
@@ -179,7 +179,7 @@ def run_jobs_now(body: requests.Bulk) -> Response:
 
 @blueprint.post("/jobs/bulk/delete")
 @auth.require("operate")
-@operation("operate", responses.BulkOutcomes, body=requests.Bulk, query=requests.Query)
+@operation("operate", BulkOutcomes, body=requests.Bulk, query=requests.Query)
 def delete_jobs(body: requests.Bulk) -> Response:
     """Delete up to 1,000 jobs that are not running."""
     return _bulk(body.ids, operations.delete)

@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
 
 from flask import Blueprint, Flask, Response, current_app
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel, TypeAdapter
 from werkzeug.routing import Rule
 
-from dataloader.api.v1 import responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, TASK_LIMIT, Operation
 from dataloader.api.web.json_body import PRINTABLE
-from dataloader.api.web.problems import KINDS
+from dataloader.model.farm import Problem
+from dataloader.ops.errors import KINDS
 from dataloader.queue.fields import LIMIT_NAME
 from dataloader.queue.new_job import Trigger
 from dataloader.queue.plans.new_schedule import NAME as SCHEDULE_NAME
@@ -177,8 +177,11 @@ def _operation(app: Flask, rule: Rule, view: Callable[..., Any]) -> Node:
 
 
 def _parameters(rule: Rule, declared: Operation) -> Iterator[Node]:
+    in_path = declared.path.model_json_schema()["properties"] if declared.path and declared.path.model_fields else {}
     for name in sorted(rule.arguments):
-        yield _parameter(name, "path", _PATH[name]) | {"required": True}
+        schema = _storable(_untitled(in_path.get(name, {})))
+        described = {"description": schema.pop("description", None), "schema": schema} if schema else _PATH[name]
+        yield _parameter(name, "path", described) | {"required": True}
     if declared.query:
         model = declared.query.model_json_schema(ref_template=REF)
         for name, schema in model.get("properties", {}).items():
@@ -218,7 +221,7 @@ def _success(app: Flask, declared: Operation) -> Node:
     else:
         content = {JSON: {"schema": _ref(declared.answer)}}
         text = " ".join((declared.answer.__doc__ or "").split())
-        paged = "next" in declared.answer.model_fields
+        paged = "next" in get_type_hints(declared.answer)
     found: Node = {"description": text, "headers": _headers(_NEXT if content.get(JSON) and paged else {})}
     found["content"] = content
     if declared.leads_to_jobs:
@@ -251,13 +254,16 @@ def _headers(more: Mapping[str, Any] | None = None) -> Node:
 def _schemas(app: Flask) -> Node:
     """The schemas of all models, sorted; a request's texts get the pattern of storable text."""
     bodies: set[type[BaseModel]] = {Trigger}
-    answers: set[type[BaseModel]] = {responses.Problem}
+    answers: set[type] = {Problem}
     for _, _, view in operations(app):
         declared: Operation = view.operation  # type: ignore[attr-defined]
         bodies |= {declared.body} if declared.body else set()
         answers |= set() if isinstance(declared.answer, str) else {declared.answer}
     models = sorted(bodies | answers, key=lambda model: model.__name__)
-    found: Node = models_json_schema([(model, "validation") for model in models], ref_template=REF)[1]["$defs"]
+    wanted: list[Any] = [(model.__name__, "validation", TypeAdapter(model)) for model in models]
+    found: Node = TypeAdapter.json_schemas(wanted, ref_template=REF)[1]["$defs"]
+    for model in answers:
+        _describe(model, found)
     for model in bodies:
         found[model.__name__] = _storable(found[model.__name__])
     found["Trigger"]["properties"]["queue"]["pattern"] = PRINTABLE
@@ -267,7 +273,24 @@ def _schemas(app: Flask) -> Node:
     return {name: _untitled(schema) for name, schema in sorted(found.items())}
 
 
-def _ref(model: type[BaseModel]) -> Node:
+def _describe(model: type, schemas: Node) -> None:
+    """Give the fields of an answer, and of the answers in it, the texts of their annotations."""
+    for name, annotation in get_type_hints(model, include_extras=True).items() if is_dataclass(model) else ():
+        texts = [text for text in getattr(annotation, "__metadata__", ()) if isinstance(text, str)]
+        if texts and model.__name__ in schemas:
+            schemas[model.__name__]["properties"][name]["description"] = texts[0]
+        for inner in _answers_in(annotation):
+            _describe(inner, schemas)
+
+
+def _answers_in(annotation: Any) -> Iterator[type]:
+    if is_dataclass(annotation) and isinstance(annotation, type):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _answers_in(part)
+
+
+def _ref(model: type) -> Node:
     return {"$ref": REF.format(model=model.__name__)}
 
 

@@ -19,6 +19,7 @@ from dataloader.api.web.endpoint import QUEUE_LIMIT
 from dataloader.api.web.json_body import BODY_LIMIT, PRINTABLE, UNSTORABLE, pointer, refusal, validated
 from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
+from dataloader.model.kinds import SHAPES
 from dataloader.queue.enqueue import Columns, NewJob
 from dataloader.queue.hooks import AROUND_ENQUEUE, WrongAnswer, identity
 from dataloader.queue.job import GROUPS, STATUSES
@@ -458,7 +459,7 @@ class NewWebhook(Body):
         pattern=r"^(https?://[!-~]+|\$\{DL_WEBHOOK_[A-Z0-9_]{1,64}\})$",
         description="where messages go; `${DL_WEBHOOK_...}`: the variable of the workers that holds a secret URL",
     )
-    shape: Literal[webhooks.SHAPES] = Field(default="json", description="of the messages")  # type: ignore[valid-type]
+    shape: Literal[SHAPES] = Field(default="json", description="of the messages")  # type: ignore[valid-type]
     signed_by: Annotated[str, Field(pattern="^DL_WEBHOOK_[A-Z0-9_]{1,64}$")] | None = Field(
         default=None, description="the variable of the workers with the key that signs messages; null: none does"
     )

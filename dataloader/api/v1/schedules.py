@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 from flask import Blueprint, current_app, g
 from pydantic import BaseModel
 
-from dataloader.api.v1 import requests, responses
+from dataloader.api.v1 import requests
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem, invalid
 from dataloader.config import Settings
+from dataloader.model.jobs import Triggered
+from dataloader.model.plans import Removed, Schedule, Schedules
 from dataloader.queue.plans import schedules
 from dataloader.queue.plans.new_schedule import NewSchedule, ScheduleChange, definition
 
@@ -24,7 +26,7 @@ _order = partial(operation, "schedules", body=requests.Nothing, body_may_be_empt
 
 @blueprint.get("")
 @auth.require("read")
-@operation("schedules", responses.Schedules, query=requests.Schedules)
+@operation("schedules", Schedules, query=requests.Schedules)
 def list_schedules(query: requests.Schedules) -> dict[str, Any]:
     """All schedules by name, each with its next due times."""
     with session() as conn:
@@ -33,7 +35,7 @@ def list_schedules(query: requests.Schedules) -> dict[str, Any]:
 
 @blueprint.post("")
 @auth.require("operate")
-@operation("schedules", responses.Schedule, body=NewSchedule, query=requests.Query, errors=(409,))
+@operation("schedules", Schedule, body=NewSchedule, query=requests.Query, errors=(409,))
 def add_schedule(body: BaseModel) -> dict[str, Any]:
     """Add a schedule; its first due time is the next one from now on."""
     new = definition(body, _settings().timezone)
@@ -48,7 +50,7 @@ def add_schedule(body: BaseModel) -> dict[str, Any]:
 
 @blueprint.get("/<name>")
 @auth.require("read")
-@operation("schedules", responses.Schedule, query=requests.Schedules)
+@operation("schedules", Schedule, query=requests.Schedules)
 def get_schedule(name: str, query: requests.Schedules) -> dict[str, Any]:
     """One schedule, with its next due times."""
     with session() as conn:
@@ -57,7 +59,7 @@ def get_schedule(name: str, query: requests.Schedules) -> dict[str, Any]:
 
 @blueprint.put("/<name>")
 @auth.require("operate")
-@operation("schedules", responses.Schedule, body=ScheduleChange, query=requests.Query)
+@operation("schedules", Schedule, body=ScheduleChange, query=requests.Query)
 def change_schedule(name: str, body: BaseModel) -> dict[str, Any]:
     """Change a schedule; what the body leaves out stays, null is the default. A new timing counts from now on."""
     changes = body.model_dump(include=body.model_fields_set)
@@ -69,7 +71,7 @@ def change_schedule(name: str, body: BaseModel) -> dict[str, Any]:
 
 @blueprint.delete("/<name>")
 @auth.require("operate")
-@operation("schedules", responses.Removed, query=requests.Query)
+@operation("schedules", Removed, query=requests.Query)
 def remove_schedule(name: str) -> dict[str, Any]:
     """Remove a schedule; its jobs stay. One that a pipeline names comes back when a worker starts: pause it instead."""
     _changed(name, lambda conn: schedules.remove(conn, name))
@@ -78,7 +80,7 @@ def remove_schedule(name: str) -> dict[str, Any]:
 
 @blueprint.post("/<name>/pause")
 @auth.require("operate")
-@_order(responses.Schedule)
+@_order(Schedule)
 def pause_schedule(name: str) -> dict[str, Any]:
     """Make no jobs of a schedule; those that are made stay."""
     return _changed(name, lambda conn: schedules.pause(conn, name, auth.who()))
@@ -86,7 +88,7 @@ def pause_schedule(name: str) -> dict[str, Any]:
 
 @blueprint.post("/<name>/resume")
 @auth.require("operate")
-@_order(responses.Schedule)
+@_order(Schedule)
 def resume_schedule(name: str) -> dict[str, Any]:
     """End a schedule's pause; the due times of the pause get no job."""
     return _changed(name, lambda conn: schedules.resume(conn, name))
@@ -94,7 +96,7 @@ def resume_schedule(name: str) -> dict[str, Any]:
 
 @blueprint.post("/<name>/run")
 @auth.require("operate")
-@_order(responses.Triggered, errors=(409, 429), leads_to_jobs="/job_id")
+@_order(Triggered, errors=(409, 429), leads_to_jobs="/job_id")
 def run_schedule(name: str) -> dict[str, Any]:
     """Add a job of the schedule now, paused or not; now is its due time."""
     lease_ttl_sec = _settings().dl_default_lease_ttl_sec

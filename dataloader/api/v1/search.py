@@ -6,10 +6,11 @@ from typing import Any
 
 from flask import Blueprint
 
-from dataloader.api.v1 import requests, responses
+from dataloader.api.v1 import requests
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import invalid
+from dataloader.model.jobs import Suggestions, Tally
 from dataloader.queue.reports import stats, tallies
 from dataloader.queue.reports.search import WrongSearch
 
@@ -18,7 +19,7 @@ blueprint = Blueprint("search", __name__, url_prefix="/api/v1")
 
 @blueprint.get("/tally")
 @auth.require("read")
-@operation("jobs", responses.Tally, query=requests.Filters)
+@operation("jobs", Tally, query=requests.Filters)
 def tally_jobs(query: requests.Filters) -> dict[str, Any]:
     """Count the jobs of a list: each job counts as one kind."""
     with session() as conn:
@@ -31,7 +32,7 @@ def tally_jobs(query: requests.Filters) -> dict[str, Any]:
 
 @blueprint.get("/suggestions")
 @auth.require("read")
-@operation("jobs", responses.Suggestions, query=requests.Suggestions)
+@operation("jobs", Suggestions, query=requests.Suggestions)
 def suggest_searches(query: requests.Suggestions) -> dict[str, Any]:
     """How the text of a search box may go on: up to 8 each of fields, statuses, tasks, queues and keys."""
     with session() as conn:

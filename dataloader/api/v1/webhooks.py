@@ -7,22 +7,23 @@ from typing import Any
 
 from flask import Blueprint, current_app, g
 
-from dataloader.api.v1 import requests, responses
+from dataloader.api.v1 import requests
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem, invalid
+from dataloader.model.farm import RemovedWebhook, Tested, Webhook, Webhooks
 from dataloader.queue.reports import webhooks
 from dataloader.queue.reports.messages import Rules
 
 blueprint = Blueprint("webhooks", __name__, url_prefix="/api/v1/webhooks")
 _change = operation(
-    "alerts", responses.Webhook, body=requests.Nothing, body_may_be_empty=True, query=requests.Query, errors=(404,)
+    "alerts", Webhook, body=requests.Nothing, body_may_be_empty=True, query=requests.Query, errors=(404,)
 )
 
 
 @blueprint.get("")
 @auth.require("operate")
-@operation("alerts", responses.Webhooks, query=requests.Query)
+@operation("alerts", Webhooks, query=requests.Query)
 def list_webhooks() -> dict[str, Any]:
     """The receivers of alerts, and whether a worker serves the queue of their messages."""
     queue = _rules().queue
@@ -32,7 +33,7 @@ def list_webhooks() -> dict[str, Any]:
 
 @blueprint.put("/<webhook>")
 @auth.require("operate")
-@operation("alerts", responses.Webhook, body=requests.NewWebhook, query=requests.Query)
+@operation("alerts", Webhook, body=requests.NewWebhook, query=requests.Query)
 def put_webhook(webhook: str, body: requests.NewWebhook) -> dict[str, Any]:
     """Add a receiver, or change the one of this name; what the body leaves out has its default."""
     with session() as conn:
@@ -46,7 +47,7 @@ def put_webhook(webhook: str, body: requests.NewWebhook) -> dict[str, Any]:
 
 @blueprint.delete("/<webhook>")
 @auth.require("operate")
-@operation("alerts", responses.RemovedWebhook, query=requests.Query, errors=(404,))
+@operation("alerts", RemovedWebhook, query=requests.Query, errors=(404,))
 def remove_webhook(webhook: str) -> dict[str, Any]:
     """Remove a receiver; messages that wait for it are not sent any more."""
     with session() as conn:
@@ -76,7 +77,7 @@ def resume_webhook(webhook: str) -> dict[str, Any]:
 @auth.require("operate")
 @operation(
     "alerts",
-    responses.Tested,
+    Tested,
     body=requests.Nothing,
     body_may_be_empty=True,
     query=requests.Query,

@@ -78,7 +78,8 @@ class Operation:
     """One endpoint: `query`, `body` and `answer` are models; `errors` do not follow from the rest."""
 
     tag: str
-    answer: type[BaseModel] | str
+    answer: type | str
+    path: type[BaseModel] | None = None  # checks the parts of the path that are no queue, task or job_id
     query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
     body_may_be_empty: bool = False
@@ -94,7 +95,7 @@ class Operation:
     is_paged: bool = False  # the answer's `next` becomes a link as well
 
 
-def operation(tag: str, answer: type[BaseModel] | str, **more: Any) -> Callable[[View], View]:
+def operation(tag: str, answer: type | str, **more: Any) -> Callable[[View], View]:
     """Declare a view. It is called with valid arguments alone: its path, its `query` and its `body`.
 
     A model without fields is checked and not passed on. Raises a 400, 411 or 413 Problem before the view is called.
@@ -115,6 +116,10 @@ def operation(tag: str, answer: type[BaseModel] | str, **more: Any) -> Callable[
 
 def _arguments(declared: Operation, path: dict[str, Any]) -> dict[str, Any]:
     found = dict(path)
+    if declared.path:
+        found |= json_body.validated(
+            declared.path, {name: path[name] for name in declared.path.model_fields}
+        ).model_dump()
     if declared.query and not declared.is_documented_only:
         found["query"] = _query(declared.query)
     if "job_id" in path:

@@ -21,8 +21,8 @@ from psycopg import errors
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.queue import db, enqueue, hooks, migrations, parents
-from dataloader.queue.reports import keys
+from dataloader.ops.errors import KEY_TAKEN, KINDS, MEANINGS, meaning
+from dataloader.queue import db, enqueue, hooks, migrations
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -31,21 +31,6 @@ RETRY_AFTER_SEC = 3  # at least
 FULL_RETRY_AFTER_SEC = 15
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("api")
-
-# status: (the last part of the problem's type, title). A type, once published, never changes.
-KINDS = {
-    400: ("invalid-input", "The request is not valid"),
-    404: ("not-found", "There is nothing at this address"),
-    405: ("method-not-allowed", "This address does not take that method"),
-    409: ("conflict", "The state of the job or the queue does not allow it"),
-    411: ("length-required", "The request should say how long its body is"),
-    413: ("too-large", "The request is too large"),
-    429: ("queue-full", "The queue holds as many jobs as it may"),
-    500: ("internal-error", "The service has failed"),
-    503: ("unavailable", "The service cannot answer now"),
-}
-KEY_TAKEN = "key-taken", "The idempotency key belongs to a job of another producer"  # another 409
-NOT_ORDERED = "not-ordered", "The queue is not ordered"  # and another
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +66,8 @@ def install(app: Flask) -> None:
     app.register_error_handler(HTTPException, _of_http)
     app.register_error_handler(enqueue.QueueFull, _of_full)
     app.register_error_handler(enqueue.KeyTaken, _of_key)
-    app.register_error_handler(parents.UnknownParents, _of_parents)
-    app.register_error_handler(keys.NotOrdered, _of_plain_queue)
+    for refused in MEANINGS.keys() - {enqueue.QueueFull, enqueue.KeyTaken}:
+        app.register_error_handler(refused, _of_meaning)
     app.register_error_handler(migrations.SchemaError, _of_schema)
     app.register_error_handler(hooks.WrongAnswer, _of_hook)
     app.register_error_handler(Exception, _of_any)
@@ -124,8 +109,12 @@ def _of_full(error: enqueue.QueueFull) -> Response:
     return _document(429, f"{error}; send it again later", headers={"Retry-After": str(FULL_RETRY_AFTER_SEC)})
 
 
-def _of_parents(error: parents.UnknownParents) -> Response:
-    return _of_problem(invalid("/depends_on", "depends_on", str(error)))
+def _of_meaning(error: Exception) -> Response:
+    means = meaning(error)
+    assert means  # noqa: S101  it is registered for the errors of the table
+    if means.status == 400:
+        return _of_problem(invalid(f"/{means.parameter}" if means.parameter else "", means.code, str(error)))
+    return _document(means.status, str(error), kind=means.kind)
 
 
 def _of_key(error: enqueue.KeyTaken) -> Response:
@@ -133,10 +122,6 @@ def _of_key(error: enqueue.KeyTaken) -> Response:
     pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
     text = "the idempotency key should be one that no other producer has used"
     return _document(409, f"{error}: send another", [Fault(pointer, "key_taken", text)], kind=KEY_TAKEN)
-
-
-def _of_plain_queue(error: keys.NotOrdered) -> Response:
-    return _document(409, str(error), kind=NOT_ORDERED)
 
 
 def _of_http(error: HTTPException) -> Response:

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-STATUSES = ("missing", "queued", "running", "succeeded", "failed", "lost", "canceled", "skipped")
+from dataloader.model.kinds import PARTITION_STATES
+
+STATUSES = PARTITION_STATES
 MOST = 200_000  # of one backfill
 LONGEST = 150  # characters: the idempotency key of the job holds it, and the name of the backfill
 # What a job of a backfill has where the backfill says nothing else: it stands behind the jobs of others.

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from dataloader import periods
 from dataloader.config import Settings
+from dataloader.model.kinds import ALERTS
 from dataloader.queue.fields import INTERNAL_TASK
 from dataloader.queue.reports.alerts import Condition, conditions
 from dataloader.queue.reports.words import count, duration
@@ -25,7 +26,7 @@ VERSION = 1
 TASK = INTERNAL_TASK
 # What the journal's kinds of rows are told as. Kinds of conditions are those of alerts.conditions.
 OF_JOURNAL = {"failed": "dead", "lost": "dead", "stuck": "stuck", "deadline": "deadline"}
-KINDS = ("dead", "stuck", "deadline", "lag", "paused")
+KINDS = ALERTS
 SEVERITIES = {
     "dead": "critical",
     "stuck": "warning",

@@ -21,12 +21,12 @@ from psycopg.types.json import Jsonb
 
 from dataloader import log, periods
 from dataloader.config import WEBHOOK_SECRETS
+from dataloader.model.kinds import SHAPES
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
 from dataloader.queue.reports import messages
 from dataloader.queue.reports.messages import KINDS, TASK, Firing, Message, Rules
 
-SHAPES = ("json", "alertmanager", "slack")
 LAG_SEC = periods.seconds("WEBHOOK_LAG_SEC", 300.0)  # from which on a queue is late, where its webhook does not say
 ATTEMPTS = 12  # of a message: with the pauses of the pipeline some four hours
 TAKEN = 10_000  # events of one round; the next one goes on with the rest

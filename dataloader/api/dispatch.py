@@ -1,0 +1,70 @@
+"""The routes of /api/v1, made from the operations: each checks its parameters, and calls the function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from flask import Blueprint, Response, current_app, g, jsonify
+from pydantic import BaseModel
+
+from dataloader import ops
+from dataloader.api.v1.requests import Body, NamedTask, OfQueue, Query
+from dataloader.api.web import auth, cache
+from dataloader.api.web.endpoint import operation, paged, session
+from dataloader.ops.op import Call, Op, document
+
+# A name may be any percent-encoded text; at the end of a path it is one that leads to no other address.
+_CONVERTERS = {"queue": "queue", "job_id": "job"}
+_NAMED: dict[str, type[Query]] = {"queue": OfQueue, "task": NamedTask}
+
+
+def routes() -> Blueprint:
+    """A blueprint with a route for each operation."""
+    blueprint = Blueprint("operations", __name__, url_prefix="/api/v1")
+    for each in ops.load().values():
+        blueprint.add_url_rule(_rule(each.path), each.name, _view(each), methods=[each.method])
+    return blueprint
+
+
+def _rule(path: str) -> str:
+    *before, last = [part[1:-1] if part.startswith("{") else part for part in path.split("/")]
+    names = {part[1:-1] for part in path.split("/") if part.startswith("{")}
+    parts = [f"<anything:{part}>" if part in names else part for part in before]
+    return "/".join([*parts, f"<{_CONVERTERS.get(last, 'anything')}:{last}>" if last in names else last])
+
+
+def _view(op: Op) -> Any:
+    rest = [name for name in op.parameters if name not in op.in_path]
+    base = next((_NAMED[name] for name in op.in_path if name in _NAMED), Query)
+    body = op.model(rest, Body, "Body") if op.method in ("POST", "PUT") else None
+
+    def view(query: Query | None = None, body: Body | None = None, **path: Any) -> Response:
+        given = path | _given(query, rest) | _given(body, rest)
+        with session() as conn:
+            call = Call(conn, auth.who(), current_app.extensions["settings"], auth.may("read"), cache.outlook)
+            found = op.run(call, given)
+        answer = document(found)
+        if op.is_change:
+            jobs = answer.get("changed", answer.get("moved"))
+            g.changed = given if jobs is None else given | {"jobs": jobs}
+        return paged(answer, answer["next"]) if op.is_page else jsonify(answer)
+
+    view.__name__, view.__doc__ = op.name, op.function.__doc__
+    declared = operation(
+        op.subject,
+        op.answer,
+        path=op.model([name for name in op.in_path if name not in (*_NAMED, "job_id")], Query, "Path"),
+        query=op.model(() if op.is_change else rest, base, "Query", is_text=True),
+        body=body,
+        body_may_be_empty=body is not None and not any(op.parameters[name].is_required for name in rest),
+        errors=op.errors,
+        leads_to_jobs=op.links or None,
+        keeps_query=True,
+    )
+    return auth.require(*op.scope)(declared(view))
+
+
+def _given(model: BaseModel | None, names: Iterable[str]) -> dict[str, Any]:
+    """The parameters of these names that the request gives; the function knows the defaults of the others."""
+    return {name: getattr(model, name) for name in names if model and name in model.model_fields_set}

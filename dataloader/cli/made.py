@@ -1,0 +1,196 @@
+"""Commands made from the operations: each operation with a `command` gets its arguments, options, help and output."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from datetime import UTC, datetime
+from string import Formatter
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import click
+from annotated_types import Ge, Le
+
+from dataloader import ops
+from dataloader.cli import base, names, screen, watch
+from dataloader.cli.connection import Reached, reaching
+from dataloader.model.queues import QueueState
+from dataloader.ops.op import Op, Parameter, may_be_none, plain_type
+
+NONE = "none"  # the word for null
+ROWS = 50  # of a table, where the command does not say
+WIDEST = 60  # characters of a cell
+
+
+class _Sentence(Formatter):
+    """Fills in a text: `{name:word}` has the word for null, `{name!q}` is quoted for a shell."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return format_spec if value is None else screen.plain(value)
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        return shlex.quote(str(value)) if conversion == "q" else super().convert_field(value, conversion)
+
+
+def add(root: click.Group) -> None:
+    """Add the commands of all operations to `root`, and to the groups that it has."""
+    for op in ops.load().values():
+        if op.command:
+            *groups, name = [word for word in op.command.split() if not word.isupper()]
+            parent = root
+            for group in groups:
+                found = parent.commands[group]
+                assert isinstance(found, click.Group)  # noqa: S101  `groups` declares it
+                parent = found
+            parent.add_command(_command(op, name))
+
+
+def _command(op: Op, name: str) -> click.Command:
+    def run(reached: Reached, **options: Any) -> None:
+        is_new = options.pop("is_new", None)
+        given = {each: value for each, value in options.items() if value is not None and each in op.parameters}
+        given = {each: None if value == NONE else value for each, value in given.items()}
+        if op.is_page:
+            given["limit"] = None if options["has_no_limit"] else options["limit"]
+        if op.is_change and not any(each in given for each in op.parameters if each not in op.in_path) and _changes(op):
+            raise click.UsageError(f"name what to change: {', '.join(_flag(each) for each in _changes(op))}")
+        if "queue" in given:
+            names.require(reached, is_new, queue=given["queue"])
+        _show(op, reached, given, getattr(reached.farm, op.name)(**given))
+
+    summary, _, more = (op.function.__doc__ or "").partition("\n")
+    made = base.Command(
+        name, callback=reaching(run), params=list(_params(op)), help=f"{summary}\n{more}", examples=op.examples
+    )
+    made.params += getattr(made.callback, "__click_params__", [])[::-1]
+    if op.answer is QueueState:
+        names.may_be_new(made)
+    return made
+
+
+def _changes(op: Op) -> list[str]:
+    """The options of an operation that changes nothing without any."""
+    rest = [each for each in op.parameters.values() if each.name not in op.in_path]
+    return [each.name for each in rest] if rest and op.method == "PUT" and not rest[0].is_required else []
+
+
+def _params(op: Op) -> Iterator[click.Parameter]:
+    capitals = [word for word in op.command.split() if word.isupper()]
+    for each in op.parameters.values():
+        metavar = each.name.upper()
+        if metavar in capitals:
+            note = f"{metavar}|{NONE}" if may_be_none(each.annotation) else metavar
+            yield click.Argument([each.name], type=_type(each), metavar=note)
+        elif each.name == "limit" and op.is_page:
+            yield click.Option(["--limit"], type=click.IntRange(1), default=ROWS, show_default=True)
+            yield click.Option(["--all", "has_no_limit"], is_flag=True, help="show all rows, without a limit")
+        elif each.name != "after":
+            yield _option(each)
+
+
+def _option(each: Parameter) -> click.Option:
+    if plain_type(each.annotation) is bool:
+        names = f"{_flag(each.name)}/--no-{each.name.replace('_', '-')}"
+        return click.Option([names], default=None, help=_text(each))
+    return click.Option([_flag(each.name), each.name], type=_type(each), help=_text(each))
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+class _OrNone(click.ParamType[Any]):
+    """A value of another type, or the word for null."""
+
+    def __init__(self, inner: click.ParamType[Any]) -> None:
+        self.inner, self.name = inner, f"{inner.name}|{NONE}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return value if value == NONE else self.inner.convert(value, param, ctx)
+        except click.BadParameter as e:
+            self.fail(f"{e.message.rstrip('.')}: it should be a number or {NONE}", param, ctx)
+
+
+def _type(each: Parameter) -> click.ParamType[Any]:
+    kind = plain_type(each.annotation)
+    bounds = {type(bound): bound for bound in _metadata(each.annotation)}
+    least, most = getattr(bounds.get(Ge), "ge", None), getattr(bounds.get(Le), "le", None)
+    found: click.ParamType[Any] = click.STRING
+    if get_origin(kind) is Literal:
+        words = [*get_args(kind), NONE] if may_be_none(each.annotation) else list(get_args(kind))
+        return base.Choice(words)
+    if kind is int:
+        found = click.IntRange(least, most)
+    elif kind is float:
+        found = base.Number(least, most)
+    return _OrNone(found) if may_be_none(each.annotation) and kind in (int, float) else found
+
+
+def _metadata(annotation: Any) -> Iterator[Any]:
+    """The bounds and texts of an annotation, also of one that may be null."""
+    if get_origin(annotation) is Annotated:
+        for each in get_args(annotation)[1:]:
+            yield from getattr(each, "metadata", None) or [each]
+            yield each
+    for part in get_args(annotation):
+        if get_origin(part) is Annotated:
+            yield from _metadata(part)
+
+
+def _text(each: Parameter) -> str:
+    texts = [text for found in _metadata(each.annotation) if (text := getattr(found, "description", None))]
+    return str(texts[0]).replace("null", NONE) if texts else ""
+
+
+def _show(op: Op, reached: Reached, given: Mapping[str, Any], answer: Any) -> None:
+    if op.rows:
+        rows = list(answer)
+        if reached.as_json:
+            reached.print_json({op.rows: rows})
+            return
+        screen.show(_table(op.columns.split(), rows))
+        if op.is_page and len(rows) == given["limit"]:
+            click.echo(f"dataloader: these are {len(rows)}, there may be more: --limit N or --all", err=True)
+        return
+    facts = dict(given) | (_facts(answer) if not isinstance(answer, int) else {"changed": answer, "moved": answer})
+    if reached.as_json:
+        reached.print_json(answer if not isinstance(answer, int) else _of_total(op, facts))
+        return
+    click.echo(
+        op.done(answer) if callable(op.done) else _Sentence().vformat(op.done, (), facts | {"flags": reached.flags})
+    )
+
+
+def _facts(answer: Any) -> dict[str, Any]:
+    return {each.name: getattr(answer, each.name) for each in fields(answer)}
+
+
+def _of_total(op: Op, facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {each.name: facts[each.name] for each in fields(op.answer) if each.name in facts}
+
+
+def _table(columns: list[str], rows: list[Any]) -> Any:
+    now = datetime.now(UTC)
+    numbers = [name.replace("_", " ") for name in columns if rows and isinstance(getattr(rows[0], name), int | float)]
+    titles = [name.replace("_", " ") for name in columns]
+    cells = [[_cell(getattr(row, name), now) for name in columns] for row in rows]
+    return screen.table(titles, cells, numbers, loose=[title for title in titles if title not in numbers])
+
+
+def _cell(value: Any, now: datetime) -> Any:
+    if value is None or value == "":
+        return ""
+    if isinstance(value, datetime):
+        return screen.ago(value, now)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1f}" if value != int(value) else screen.number(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if hasattr(value, "reason"):
+        why = {name: each for name, each in _facts(value).items() if each is not None}
+        return screen.short(watch.reason(why, now), 200)
+    return screen.short(value, WIDEST)

@@ -1,0 +1,214 @@
+"""The farm as a whole: workers, the database, receivers of alerts, the service itself."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+from dataloader.model.kinds import ALERTS, SHAPES, Count, Progress, answer
+
+
+@answer
+class Worker:
+    """A worker as its farm's keeper has last shown it, and the job it runs."""
+
+    worker: str
+    farm: str
+    host: str
+    pid: int
+    queue: Annotated[str, "the first of its queues"]
+    queues: list[str]
+    state: Annotated[str, "starting, idle, awake, busy, stuck, stopped, leaving, dead"]
+    is_live: bool
+    memory_bytes: int | None
+    cpu_percent: float | None
+    jobs: Count
+    started_at: datetime | None
+    seen_at: datetime
+    reported_at: Annotated[datetime | None, "the latest yield, progress or check of its run; null without one"]
+    job_id: UUID | None
+    task: str | None
+    lock_key: str | None
+    attempt: int | None
+    progress: Progress
+    job_started_at: datetime | None
+
+
+@answer
+class Workers:
+    """The workers of all hosts that were seen in the last ten minutes."""
+
+    workers: list[Worker]
+
+
+@answer
+class Name:
+    """Whether the farm knows a name."""
+
+    name: str
+    is_known: bool
+    similar: Annotated[list[str], "the known names most like an unknown one, for those who may read"]
+    count: Annotated[Count, "how many names the farm knows; 0: it has not begun"]
+
+
+@answer
+class Names:
+    """A queue is known that has jobs, settings or workers, a task that workers have shown or jobs name."""
+
+    queue: Name | None
+    task: Name | None
+
+
+@answer
+class Webhook:
+    """A receiver of alerts. Its secrets are the workers'; here are the names of their variables."""
+
+    name: str
+    url: Annotated[str, "`${DL_WEBHOOK_...}`: the variable of the workers that holds a secret URL"]
+    shape: Annotated[str, ", ".join(SHAPES)]
+    signed_by: Annotated[str | None, "the variable with the key; null: its messages are not signed"]
+    kinds: Annotated[list[str] | None, f"some of {', '.join(ALERTS)}; null: all"]
+    queues: Annotated[list[str] | None, "whose alerts; null: all"]
+    lag_sec: Annotated[float, "from which queue latency on a queue is late"]
+    added_at: datetime
+    added_by: str | None
+    paused_at: Annotated[datetime | None, "since when it is told nothing; null: it is not paused"]
+    paused_by: str | None
+
+
+@answer
+class Webhooks:
+    """The receivers of alerts."""
+
+    queue: Annotated[str, "of the jobs that send messages (DL_ALERTS_QUEUE)"]
+    is_served: Annotated[bool, "whether a live worker of some host serves that queue"]
+    webhooks: list[Webhook]
+
+
+@answer
+class RemovedWebhook:
+    """The receiver that is gone."""
+
+    name: str
+
+
+@answer
+class Tested:
+    """The job that sends the test message."""
+
+    name: str
+    job_id: UUID
+
+
+@answer
+class Transaction:
+    """The oldest transaction of the database server."""
+
+    pid: int
+    user: str | None
+    application: str | None
+    state: str | None
+    age_sec: float
+    query: Annotated[str | None, "its first 200 characters"]
+    holds_back_vacuum: bool
+
+
+@answer
+class VacuumHolder:
+    """The session or slot that holds back vacuum of the queue's tables; null: the service's role may not see it."""
+
+    kind: Annotated[str, "session, standby, prepared transaction, replication slot"]
+    pid: int | None
+    user: str | None
+    application: Annotated[str | None, "application_name, or the name of the transaction or slot"]
+    state: str | None
+    age_sec: float | None
+    xids: Annotated[int, "transactions since"]
+    query: Annotated[str | None, "its first 200 characters"]
+
+
+@answer
+class Database:
+    """The queue's database."""
+
+    version: str
+    database: str
+    size_bytes: int
+    connections: int
+    max_connections: int
+    queue_tables_bytes: int
+    dead_tuples: int
+    live_tuples: int
+    last_autovacuum: datetime | None
+    notify_usage: Annotated[float, "of the notification queue, 0 to 1"]
+    in_recovery: bool
+    oldest_transaction: Transaction | None
+    jobs_dead_tuples: int
+    jobs_live_tuples: int
+    held_by: VacuumHolder | None
+
+
+@answer
+class Health:
+    """The process answers."""
+
+    status: Literal["healthy"]
+
+
+@answer
+class Info:
+    """The service and its version."""
+
+    service: str
+    version: str
+    environment: str
+
+
+@answer
+class Running:
+    """How long this process has run, in seconds."""
+
+    status: Literal["running"]
+    service: str
+    version: str
+    uptime: float
+
+
+@answer
+class Checks:
+    """The checks of the service; all have passed, else the answer is a 503."""
+
+    database: Literal["ok"]
+    schema: Literal["ok"]
+    draining: Literal[False]
+
+
+@answer
+class Ready:
+    """Requests may be sent here."""
+
+    status: Literal["ready"]
+    checks: Checks
+
+
+@answer
+class Fault:
+    """One thing wrong in a request."""
+
+    pointer: Annotated[str, "JSON pointer (RFC 6901) into the body, `/name` of a parameter, or empty"]
+    code: str
+    message: str
+
+
+@answer
+class Problem:
+    """Every answer that is not a success (RFC 9457)."""
+
+    type: Annotated[str, "/problems/ and the kind, which never changes"]
+    title: str
+    status: int
+    detail: str
+    instance: str
+    request_id: str
+    errors: list[Fault]

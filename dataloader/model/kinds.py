@@ -1,0 +1,32 @@
+"""How an answer is declared, and types that several answers share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, dataclass_transform
+
+from annotated_types import Ge
+
+from dataloader.queue.job import TALLIED
+from dataloader.queue.job import Status as JobState
+
+# Kinds of alerts, the shapes of their messages, and the states of the partitions of a backfill.
+ALERTS = ("dead", "stuck", "deadline", "lag", "paused")
+SHAPES = ("json", "alertmanager", "slack")
+PARTITION_STATES = ("missing", "queued", "running", "succeeded", "failed", "lost", "canceled", "skipped")
+
+T = TypeVar("T")
+Document = Mapping[str, Any]
+Count = Annotated[int, Ge(0)]
+Seconds = Annotated[float, Ge(0)]
+JobStatus: TypeAlias = Literal[tuple(map(str, JobState))]  # type: ignore[valid-type]
+JobKind: TypeAlias = Literal[TALLIED]  # type: ignore[valid-type]
+PartitionState: TypeAlias = Literal[PARTITION_STATES]  # type: ignore[valid-type]
+Progress = Annotated[Any, "the pipeline's last report: an object, unless another service wrote it"]
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def answer(cls: type[T]) -> type[T]:
+    """A frozen dataclass; a text in the annotation of a field describes the field."""
+    return dataclass(frozen=True, kw_only=True)(cls)

@@ -1,0 +1,176 @@
+"""Schedules and backfills."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from dataloader.model.kinds import Count, JobStatus, PartitionState, Seconds, answer
+
+
+@answer
+class Schedule:
+    """A schedule, the fields of its jobs, its due times and its last job; secrets in `args` are masked."""
+
+    name: str
+    origin: Annotated[Literal["code", "people"], "code: a pipeline names it"]
+    cron: str | None
+    interval_sec: int | None
+    timezone: str
+    words: Annotated[str, "when it is due, for people"]
+    catch_up: Literal["none", "last", "all"]
+    overlap: Literal["skip", "queue", "cancel_old"]
+    jitter_sec: float
+    task: str
+    queue: str
+    lock_key: str
+    args: dict[str, Any]
+    priority: int
+    max_attempts: int | None
+    lease_ttl_sec: int
+    timeout_sec: int | None
+    partition_key: str
+    affinity_key: str | None
+    deadline: Annotated[str | None, "the time of the day by which its jobs should have ended, such as 07:00"]
+    deadline_sec: Annotated[int | None, "how long after the due time, in seconds"]
+    created_at: datetime
+    created_by: str
+    changed_at: Annotated[datetime | None, "by people: from then on code changes it no more"]
+    changed_by: str | None
+    paused_at: datetime | None
+    paused_by: str | None
+    retired_at: Annotated[datetime | None, "since when its pipeline names it no more, so it makes no jobs"]
+    next_due: datetime | None
+    next: Annotated[list[datetime], "its next due times; none while it makes no jobs"]
+    overdue_sec: Annotated[Seconds, "for how long a due time has waited for a reaper"]
+    last_due: datetime | None
+    last_job_id: UUID | None
+    last_job_status: Annotated[JobStatus | None, "null: there is no such job any more"]
+    skipped: Annotated[Count, "due times without a job, by its overlap"]
+    last_skipped: datetime | None
+    error: Annotated[str | None, "why its jobs cannot be made; the reaper tries again every minute"]
+    error_at: datetime | None
+
+
+@answer
+class Schedules:
+    """All schedules."""
+
+    schedules: list[Schedule]
+
+
+@answer
+class Removed:
+    """The schedule is gone; its jobs are not."""
+
+    name: str
+    removed: Literal[True]
+
+
+@answer
+class Backfill:
+    """A backfill, the fields of its jobs, and what became of its partitions; secrets in `args` are masked."""
+
+    name: str
+    task: str
+    queue: str
+    state: Literal["making", "running", "paused", "canceled", "done"]
+    since: Annotated[str | None, "of a range; null: its partitions were listed"]
+    until: str | None
+    step: str | None
+    total: Annotated[Count, "partitions"]
+    made: Annotated[Count, "of these, how many the reaper has come to: they have a job, or are skipped"]
+    counts: Annotated[
+        dict[PartitionState, Count],
+        "partitions by the status of their jobs; missing: there is no job, skipped: another backfill did it",
+    ]
+    eta_sec: Annotated[float | None, "until all have ended, by the pace of the last ten minutes"]
+    max_running: Annotated[Count | None, "so many of its jobs run at once; null: any number"]
+    skip_done: bool
+    code_version: str
+    args: dict[str, Any]
+    lock_key: str
+    partition_key: str
+    priority: int | str
+    max_attempts: int | None
+    lease_ttl_sec: int
+    timeout_sec: int | None
+    affinity_key: str | None
+    limits: list[str] | None
+    canceled: Annotated[Count, "the partitions to which a cancellation has come"]
+    created_at: datetime
+    created_by: str
+    started_at: Annotated[datetime | None, "of its first job"]
+    paused_at: datetime | None
+    paused_by: str | None
+    canceled_at: datetime | None
+    canceled_by: str | None
+    error: Annotated[str | None, "why its next jobs cannot be made; the reaper tries again"]
+    error_at: datetime | None
+    overdue_sec: Annotated[Seconds, "for how long its next jobs have waited for a reaper"]
+
+
+@answer
+class Backfills:
+    """The newest backfills."""
+
+    backfills: list[Backfill]
+
+
+@answer
+class BackfillSample:
+    """A job that a backfill would make."""
+
+    partition: str
+    args: dict[str, Any]
+    lock_key: str
+    partition_key: str
+    priority: int
+
+
+@answer
+class BackfillPreview:
+    """What a backfill would do; nothing is changed."""
+
+    name: str
+    task: str
+    queue: str
+    total: Annotated[Count, "partitions"]
+    skipped: Annotated[Count, "of these, how many are done already"]
+    samples: Annotated[list[BackfillSample], "the jobs of the first partitions and of the last one"]
+
+
+@answer
+class BackfillRetried:
+    """How many dead jobs are queued again; `next` is `after` of the request that goes on."""
+
+    changed: Count
+    next: int | None
+
+
+@answer
+class Partition:
+    """A partition of a backfill."""
+
+    place: Count
+    partition: str
+    status: PartitionState
+    job_id: UUID | None
+    finished_at: datetime | None
+
+
+@answer
+class Partitions:
+    """Some partitions of a backfill, in their order; `next` is `after` of the next page."""
+
+    partitions: list[Partition]
+    next: int | None
+
+
+@answer
+class BackfillRemoved:
+    """The backfill and its ledger are gone; its jobs are not."""
+
+    name: str
+    removed: Literal[True]

@@ -1,0 +1,91 @@
+"""PURE: a JSON document as a value of an answer's type, as the clients read it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import datetime
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+R = TypeVar("R")
+
+
+class NotUnderstood(ValueError):
+    """The document is no value of the type; the text names the field, and quotes no value."""
+
+
+def read(kind: type[R], document: Any) -> R:
+    """`document` as a value of `kind`; raises NotUnderstood.
+
+    Fields that the type does not know are left out: a newer service has added them. A field that an older service does
+    not have is None, or its default, where its type allows that.
+    """
+    found: R = _value(kind, document, kind.__name__)
+    return found
+
+
+def _value(wanted: Any, value: Any, name: str) -> Any:
+    origin, args = get_origin(wanted), get_args(wanted)
+    if wanted is Any:
+        return value
+    if origin is Annotated:
+        return _value(args[0], value, name)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        kinds = [kind for kind in args if kind is not type(None)]
+        return _value(kinds[0], value, name) if len(kinds) == 1 else value
+    if origin is Literal:
+        return value  # a newer service may know more words
+    if is_dataclass(wanted):
+        return _answer(wanted, value, name)
+    if origin is list and isinstance(value, list):
+        return [_value(args[0], each, name) for each in value]
+    if origin is dict and isinstance(value, dict):
+        return {key: _value(args[1], each, name) for key, each in value.items()}
+    return _plain(origin or wanted, value, name)
+
+
+def _plain(kind: Any, value: Any, name: str) -> Any:
+    try:
+        if kind is UUID or kind is datetime:
+            return UUID(value) if kind is UUID else datetime.fromisoformat(value)
+        if kind is float and isinstance(value, int):
+            return float(value)
+    except (TypeError, ValueError, AttributeError):
+        raise NotUnderstood(f"{name}: it is of another kind") from None
+    if not isinstance(value, Mapping if kind is Mapping else kind):
+        raise NotUnderstood(f"{name}: it is of another kind")
+    return value
+
+
+def _answer(kind: Any, document: Any, name: str) -> Any:
+    if not isinstance(document, dict):
+        raise NotUnderstood(f"{name}: it should be an object")
+    given = {}
+    for field, wanted, has_default, may_be_none in _fields(kind):
+        if field in document:
+            given[field] = _value(wanted, document[field], field)
+        elif not has_default:
+            if not may_be_none:
+                raise NotUnderstood(f"{name}: {field} is missing")
+            given[field] = None
+    return kind(**given)
+
+
+@cache
+def _fields(kind: Any) -> list[tuple[str, Any, bool, bool]]:
+    """The name, the type, whether there is a default and whether None is allowed, of each field."""
+    hints = get_type_hints(kind)
+    return [
+        (
+            each.name,
+            hints[each.name],
+            each.default is not MISSING or each.default_factory is not MISSING,
+            hints[each.name] is Any or type(None) in get_args(hints[each.name]),
+        )
+        for each in fields(kind)
+    ]

@@ -1,0 +1,68 @@
+"""What an error of the queue means to an asker: one table for HTTP, the command line, the dashboard and programs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dataloader.queue import enqueue, operations, parents
+from dataloader.queue.cursor import WrongCursor
+from dataloader.queue.plans import backfills, schedules
+from dataloader.queue.reports import keys
+
+# status: (the last part of the problem's type, title). A type, once published, never changes.
+KINDS = {
+    400: ("invalid-input", "The request is not valid"),
+    404: ("not-found", "There is nothing at this address"),
+    405: ("method-not-allowed", "This address does not take that method"),
+    409: ("conflict", "The state of the job or the queue does not allow it"),
+    411: ("length-required", "The request should say how long its body is"),
+    413: ("too-large", "The request is too large"),
+    429: ("queue-full", "The queue holds as many jobs as it may"),
+    500: ("internal-error", "The service has failed"),
+    503: ("unavailable", "The service cannot answer now"),
+}
+KEY_TAKEN = "key-taken", "The idempotency key belongs to a job of another producer"  # another 409
+NOT_ORDERED = "not-ordered", "The queue is not ordered"  # and another
+
+
+class Unknown(Exception):
+    """There is no such thing: a job, a limit, a schedule, a backfill, a webhook, a task."""
+
+    def __init__(self, noun: str) -> None:
+        super().__init__(f"there is no {noun} of this name" if noun != "job" else "there is no job with this job_id")
+
+
+class Meaning(NamedTuple):
+    """The HTTP status of an error, the code of the fault, and the parameter that is wrong."""
+
+    status: int
+    code: str
+    parameter: str = ""
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """The last part of the problem's type, and its title."""
+        return {"not-ordered": NOT_ORDERED, "key-taken": KEY_TAKEN}.get(self.code) or KINDS[self.status]
+
+
+MEANINGS: dict[type[Exception], Meaning] = {
+    Unknown: Meaning(404, "not-found"),
+    WrongCursor: Meaning(400, "cursor", "after"),
+    operations.WrongName: Meaning(400, "queue_name", "to"),
+    operations.WrongLimit: Meaning(400, "limit"),
+    operations.Contradiction: Meaning(400, "contradiction", "merge"),
+    operations.NotMovable: Meaning(409, "conflict"),
+    operations.Busy: Meaning(409, "conflict"),
+    keys.NotOrdered: Meaning(409, "not-ordered"),
+    schedules.Taken: Meaning(409, "conflict"),
+    backfills.Taken: Meaning(409, "conflict"),
+    backfills.NotNow: Meaning(409, "conflict"),
+    parents.UnknownParents: Meaning(400, "depends_on", "depends_on"),
+    enqueue.KeyTaken: Meaning(409, "key-taken", "idempotency_key"),
+    enqueue.QueueFull: Meaning(429, "queue-full"),
+}
+
+
+def meaning(error: BaseException) -> Meaning | None:
+    """The meaning of an error that an asker can mend; None for any other."""
+    return next((MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS), None)

@@ -1,0 +1,90 @@
+"""Limits of the fleet: how many jobs of a limit may run at once and start in a minute, on all hosts together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dataloader.model.queues import Limit, LimitRemoved, Limits
+from dataloader.ops.errors import Unknown
+from dataloader.ops.op import Call, made, op
+from dataloader.ops.types import Whole
+from dataloader.queue import operations
+from dataloader.queue.fields import LIMIT_NAME
+from dataloader.queue.reports import stats
+
+LimitName = Annotated[str, Field(min_length=1, max_length=LIMIT_NAME, description="of the limit")]
+
+
+@op(
+    "GET /limits",
+    command="limit list",
+    columns="name running most waiting per_minute burst tokens changed_at changed_by",
+    examples=("dataloader limit list",),
+)
+def limits(call: Call) -> Limits:
+    """List the limits: what each allows, how many of its jobs run, and how many wait for it."""
+    return made(Limits, {"limits": stats.limits(call.conn)})
+
+
+@op("GET /limits/{limit}", errors=(404,))
+def get_limit(call: Call, limit: LimitName) -> Limit:
+    """One limit."""
+    return _limit(call, limit)
+
+
+@op(
+    "PUT /limits/{limit}",
+    scope="operate",
+    command="limit set LIMIT",
+    done=lambda limit: f"the limit {limit.name} allows {allowed(limit)}",
+    examples=("dataloader limit set source:oracle --most 3 --per-minute 60",),
+)
+def set_limit(
+    call: Call,
+    limit: LimitName,
+    most: Annotated[Whole, Field(description="jobs that may run at once; null: any number")] | None = None,
+    per_minute: Annotated[float, Field(ge=0.001, le=1_000_000, description="jobs that may start in a minute")]
+    | None = None,
+    burst: Annotated[
+        int,
+        Field(
+            ge=1, le=1_000_000, description="so many of these may start at once after a pause; null: those of a second"
+        ),
+    ]
+    | None = None,
+) -> Limit:
+    """Make a limit, or replace what it allows, on all hosts at once; jobs that run go on."""
+    operations.set_limit(call.conn, limit, call.by, most, per_minute, burst)
+    return _limit(call, limit)
+
+
+@op(
+    "DELETE /limits/{limit}",
+    scope="operate",
+    command="limit remove LIMIT",
+    done="the limit {name} is removed: any number of its jobs may run",
+    examples=("dataloader limit remove source:oracle",),
+    errors=(404,),
+)
+def remove_limit(call: Call, limit: LimitName) -> LimitRemoved:
+    """Let any number of a limit's jobs run; the jobs keep its name."""
+    if not (operations.is_limit_name(limit) and operations.remove_limit(call.conn, limit, call.by)):
+        raise Unknown("limit")
+    return LimitRemoved(name=limit)
+
+
+def allowed(limit: Limit) -> str:
+    """The bounds of a limit in words."""
+    parts = [] if limit.most is None else [f"{limit.most} running job{'' if limit.most == 1 else 's'}"]
+    if limit.per_minute is not None:
+        parts.append(f"{limit.per_minute:g} starts a minute, {limit.burst} at once")
+    return " and ".join(parts)
+
+
+def _limit(call: Call, name: str) -> Limit:
+    rows = stats.limits(call.conn, name) if operations.is_limit_name(name) else []
+    if not rows:
+        raise Unknown("limit")
+    return made(Limit, rows[0])

@@ -1,0 +1,229 @@
+"""The declaration of an operation, the checks of its parameters, and its call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, create_model
+
+from dataloader.config import Settings
+from dataloader.ops.types import whole_number
+from dataloader.queue.db import Connection
+from dataloader.queue.reports.predictions import Outlook, outlook
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Scope = Literal["read", "trigger", "operate"]
+Done = str | Callable[..., str]  # a text with names in braces, or a function of the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A session of the queue's database, and the asker: `by` names it for the journal."""
+
+    conn: Connection
+    by: str
+    settings: Settings
+    may_read: bool = True  # names that the asker has not given
+    outlook: Callable[[Connection, str], Outlook] = outlook  # the API keeps those of the last seconds
+
+
+class Parameter(NamedTuple):
+    """A parameter of an operation; without a default it is required, or (`stays`) may be left out."""
+
+    name: str
+    annotation: Any
+    default: Any
+    stays: bool = False
+
+    @property
+    def is_required(self) -> bool:
+        """True for a parameter that every call names."""
+        return self.default is inspect.Parameter.empty and not self.stays
+
+
+class Input(BaseModel):
+    """The parameters of a call: each is known, and has its type."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation. `route` is a method and a path, `command` the words of the shell with its arguments in capitals."""
+
+    function: Callable[..., Any]
+    route: str
+    scope: tuple[Scope, ...]
+    command: str
+    done: Done
+    question: str
+    columns: str
+    examples: tuple[str, ...]
+    errors: tuple[int, ...]
+    repeatable: bool
+    links: str
+
+    @property
+    def name(self) -> str:
+        """The name in the clients, in OpenAPI and in the audit."""
+        return self.function.__name__
+
+    @property
+    def subject(self) -> str:
+        """The module, which is the tag in OpenAPI."""
+        return self.function.__module__.rpartition(".")[2]
+
+    @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return self.route.partition(" ")[0]
+
+    @property
+    def path(self) -> str:
+        """The path below /api/v1, with {parameters}."""
+        return self.route.partition(" ")[2]
+
+    @cached_property
+    def in_path(self) -> tuple[str, ...]:
+        """The parameters that the path names."""
+        return tuple(part[1:-1] for part in self.path.split("/") if part.startswith("{"))
+
+    @property
+    def is_change(self) -> bool:
+        """True for an operation that may change something."""
+        return self.method != "GET"
+
+    @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        """All parameters but the call; the keys of a `**words: Unpack[...]` are parameters that may be left out."""
+        return {each.name: each for each in self._parameters()}
+
+    def _parameters(self) -> Iterator[Parameter]:
+        hints = get_type_hints(self.function, include_extras=True)
+        for name, parameter in list(inspect.signature(self.function).parameters.items())[1:]:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                words = get_args(hints[name])[0]
+                for word, annotation in get_type_hints(words, include_extras=True).items():
+                    yield Parameter(word, annotation, parameter.empty, stays=True)
+            else:
+                yield Parameter(name, hints[name], parameter.default)
+
+    @cached_property
+    def answer(self) -> Any:
+        """The type of the answer."""
+        return get_type_hints(self.function)["return"]
+
+    @cached_property
+    def rows(self) -> str | None:
+        """The field of the answer that holds its rows, for an answer that is a list or a page of one."""
+        hints = get_type_hints(self.answer)
+        lists = [name for name, kind in hints.items() if get_origin(kind) is list]
+        others = {each.name for each in fields(self.answer)} - {"next", *lists}
+        return lists[0] if len(lists) == 1 and not others else None
+
+    @cached_property
+    def is_page(self) -> bool:
+        """True for an answer with `next`, the `after` of the call that goes on."""
+        return not self.is_change and any(each.name == "next" for each in fields(self.answer))
+
+    @cached_property
+    def input(self) -> type[BaseModel]:
+        """The model that checks all parameters of a call in process."""
+        return self.model(self.parameters, Input, "")
+
+    def model(
+        self, names: Iterable[str], base: type[BaseModel], suffix: str, *, is_text: bool = False
+    ) -> type[BaseModel]:
+        """A model of these parameters. Those of a query are texts (`is_text`), so a number is given in digits."""
+        wanted: dict[str, Any] = {}
+        for name in names:
+            each = self.parameters[name]
+            default = Field(default_factory=lambda: None) if each.stays else each.default
+            annotation = each.annotation
+            if is_text and plain_type(annotation) is int:
+                annotation = Annotated[annotation, BeforeValidator(whole_number)]
+            wanted[name] = (annotation, ... if each.is_required else default)
+        title = "".join(part.capitalize() for part in self.name.split("_")) + suffix
+        made: type[BaseModel] = create_model(title, __base__=base, **wanted)
+        return made
+
+    def run(self, call: Call, given: Mapping[str, Any]) -> Any:
+        """Call the operation with parameters that were checked; raises what the function raises."""
+        return self.function(call, **given)
+
+
+OPS: dict[str, Op] = {}
+
+
+def op(
+    route: str,
+    *,
+    scope: Scope | tuple[Scope, ...] = "read",
+    command: str = "",
+    done: Done = "",
+    question: str = "",
+    columns: str = "",
+    examples: tuple[str, ...] = (),
+    errors: tuple[int, ...] = (),
+    repeatable: bool = True,
+    links: str = "",
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Declare an operation.
+
+    `done` tells people of success: a text with the fields of the answer and the parameters in braces. `question` is
+    asked before an operation that destroys something. `columns` are the fields of a row that a table shows. `errors`
+    are HTTP statuses that do not follow from the signature. A call that is not `repeatable` is not sent twice. `links`
+    is the JSON pointer of a job's id in the answer.
+    """
+    scopes = scope if isinstance(scope, tuple) else (scope,)
+
+    def declare(function: Callable[P, R]) -> Callable[P, R]:
+        made = Op(function, route, scopes, command, done, question, columns, examples, errors, repeatable, links)
+        OPS[made.name] = made
+        return function
+
+    return declare
+
+
+def made(kind: type[R], row: Mapping[str, Any]) -> R:
+    """The answer of this type in a row; what the type does not declare is not shown."""
+    found: R = adapter(kind).validate_python(row)
+    return found
+
+
+def document(answer: Any) -> Any:
+    """An answer as dicts and lists; instants, ids and numbers stay what they are."""
+    return adapter(type(answer)).dump_python(answer)
+
+
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Reads and writes answers of this type."""
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
+
+
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+def may_be_none(annotation: Any) -> bool:
+    """Whether a parameter or a field may be null."""
+    if get_origin(annotation) is Annotated:
+        return may_be_none(get_args(annotation)[0])
+    return get_origin(annotation) in (Union, UnionType) and type(None) in get_args(annotation)
+
+
+def plain_type(annotation: Any) -> Any:
+    """The type of a parameter or a field without its bounds and texts, and without None."""
+    if get_origin(annotation) is Annotated:
+        return plain_type(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+        return plain_type(kinds[0]) if len(kinds) == 1 else annotation
+    return annotation

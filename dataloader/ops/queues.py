@@ -1,0 +1,228 @@
+"""Queues: their figures and keys; pause, resume and limit them, set their order, change many of their jobs.
+
+A change holds on all hosts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack
+
+from pydantic import Field
+
+from dataloader.model.jobs import QueuePrediction
+from dataloader.model.queues import Changed, Keys, Moved, Overview, Queues, QueueState
+from dataloader.model.runs import QueueRuns
+from dataloader.ops.op import Call, made, op
+from dataloader.ops.types import Cursor, NewQueueName, PageSize, QueueName, RangeName, Text, Whole
+from dataloader.queue import operations
+from dataloader.queue.reports import keys as keys_of
+from dataloader.queue.reports import predictions, runs, stats
+
+P = ParamSpec("P")
+R = TypeVar("R")
+AT_ONCE = 1_000  # jobs that one call changes
+PerKey = Annotated[int, Field(ge=1, le=1_000, description="the most jobs of a key in one delivery")]
+PerCall = Annotated[int, Field(ge=1, le=1_000, description="the most keys in one call; null: as the pipeline says")]
+
+
+class Order(TypedDict, total=False):
+    """The order of a queue's jobs (docs/ordered.md)."""
+
+    ordered: Annotated[bool, Field(description="the jobs of a key start in the order of their scores")]
+    merge: Annotated[bool, Field(description="one delivery takes all queued jobs of a key; needs `ordered`")]
+    merge_limit: PerKey
+    batch: PerCall | None
+    on_dead: Annotated[Literal["continue", "hold"], Field(description="hold: a dead job stops its key")]
+    fair_by: Annotated[
+        Literal["partition_key", "producer"] | None,
+        Field(description="jobs of different values start in turns; null: in their order"),
+    ]
+
+
+class Queued(TypedDict, total=False):
+    """Which jobs of a queue a change is for. Filters that are given must all hold."""
+
+    task: Annotated[Text, Field(description="of the queue's jobs only those of this task")] | None
+    lock_key: Annotated[Text, Field(description="of the queue's jobs only those with this key")] | None
+    partition_key: Annotated[Text, Field(description="of the queue's jobs only those of this partition")] | None
+
+
+class Tried(Queued, total=False):
+    """The same for jobs that have run: dead ones, and retries."""
+
+    error: Annotated[Text, Field(description="only those whose error contains this text; no pattern")] | None
+    error_group: Annotated[Text, Field(description="only those of this group of errors")] | None
+
+
+def order_of(queue: QueueState) -> str:
+    """The order of a queue's jobs in words."""
+    if not (queue.ordered or queue.fair_by):
+        return f"{queue.queue} is a plain queue: its jobs start by priority and age"
+    parts = {
+        "is ordered: the jobs of a key start in the order of their scores": queue.ordered,
+        f"is fair: jobs of different {queue.fair_by}s start in turns": queue.fair_by,
+        f"up to {queue.merge_limit} of a key in one delivery": queue.merge,
+        f"up to {queue.batch} keys in one call": queue.batch,
+        "a dead job stops its key": queue.on_dead == "hold",
+    }
+    return f"{queue.queue} " + ", ".join(words for words, holds in parts.items() if holds)
+
+
+@op("GET /queues")
+def queues(call: Call) -> Queues:
+    """Every queue that has jobs, a pause, a limit or a worker."""
+    return made(Queues, stats.overview(call.conn))
+
+
+@op("GET /stats")
+def overview(call: Call) -> Overview:
+    """Length, dead, lag and more, for each queue and in total."""
+    return made(Overview, stats.overview(call.conn))
+
+
+@op(
+    "GET /queues/{queue}/keys",
+    command="queue keys QUEUE",
+    columns="lock_key payloads job_id score attempt waiting_for",
+    examples=("dataloader queue keys orders --limit 200",),
+    errors=(409,),
+    links="/keys/0/job_id",
+)
+def keys(call: Call, queue: QueueName, limit: PageSize = 50, after: Cursor | None = None) -> Keys:
+    """List the keys of an ordered queue that have queued jobs: how many, and what the first job of each waits for.
+
+    A queue that is not ordered is a conflict.
+    """
+    page = keys_of.page(call.conn, queue, limit, after)
+    return made(Keys, {"keys": page.rows, "next": page.next})
+
+
+@op("GET /queues/{queue}/prediction")
+def predict_queue(call: Call, queue: QueueName) -> QueuePrediction:
+    """When all that is queued and runs now will have ended, its range, and how right such predictions were."""
+    return made(QueuePrediction, predictions.of_queue(call.outlook(call.conn, queue)))
+
+
+@op("GET /queues/{queue}/runs")
+def queue_runs(call: Call, queue: QueueName, range: RangeName = runs.USUAL) -> QueueRuns:
+    """How long the runs of a queue were: counts, failures, percentiles, a histogram, and the period before."""
+    return made(QueueRuns, runs.of_queue(call.conn, queue, range))
+
+
+@op(
+    "POST /queues/{queue}/pause",
+    scope="operate",
+    command="pause QUEUE",
+    done="{queue} is paused; what runs goes on. To go on: dataloader resume {queue!q}{flags}",
+    question="Pause this queue? No job of it starts, on any host, until it is resumed.",
+    examples=("dataloader pause etl.default",),
+)
+def pause(call: Call, queue: QueueName) -> QueueState:
+    """Start no job of a queue any more, on any host; what runs goes on."""
+    return _changed_state(call, queue, operations.pause)
+
+
+@op(
+    "POST /queues/{queue}/resume",
+    scope="operate",
+    command="resume QUEUE",
+    done="{queue} goes on",
+    examples=("dataloader resume etl.default",),
+)
+def resume(call: Call, queue: QueueName) -> QueueState:
+    """Start jobs of a paused queue again."""
+    return _changed_state(call, queue, operations.resume)
+
+
+@op(
+    "PUT /queues/{queue}/limit",
+    scope="operate",
+    command="limit queue QUEUE MAX_LENGTH",
+    done="{queue} may have {max_length:any number of} jobs",
+    examples=("dataloader limit queue etl.default 10000", "dataloader limit queue etl.default none"),
+)
+def limit(call: Call, queue: QueueName, max_length: Whole | None) -> QueueState:
+    """Refuse to trigger jobs (429) while so many of a queue wait; none takes the limit away."""
+    return _changed_state(call, queue, lambda conn, name, by: operations.limit_length(conn, name, max_length, by))
+
+
+@op(
+    "PUT /queues/{queue}",
+    scope="operate",
+    command="queue set QUEUE",
+    done=order_of,
+    examples=("dataloader queue set orders --ordered --merge", "dataloader queue set etl.default --fair-by producer"),
+)
+def set_queue(call: Call, queue: QueueName, **order: Unpack[Order]) -> QueueState:
+    """Change the order of a queue's jobs, while jobs run; what is not named stays."""
+    return _changed_state(call, queue, lambda conn, name, by: operations.set_order(conn, name, by, **order))
+
+
+def _many(route: str, **words: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """An order to all jobs of one kind in a queue, 1,000 in a call."""
+    return op(f"POST /queues/{{queue}}/{route}", scope="operate", repeatable=False, **words)
+
+
+@_many("requeue-dead", done="{queue}: {changed} jobs queued again")
+def requeue_dead(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Tried]) -> Changed:
+    """Queue the failed and lost jobs of a queue again, each with a fresh budget of attempts."""
+    return _changed(call, queue, operations.requeue_dead, only, after)
+
+
+@_many(
+    "delete-dead",
+    done="{queue}: {changed} jobs deleted",
+    question="Delete all failed and lost jobs of this queue, with their journal, for good?",
+)
+def delete_dead(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Tried]) -> Changed:
+    """Delete the failed and lost jobs of a queue, with their journal."""
+    return _changed(call, queue, operations.delete_dead, only, after)
+
+
+@_many("run-all", done="{queue}: {changed} jobs due now")
+def run_all(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Queued]) -> Changed:
+    """Make the jobs of a queue due whose time has not come."""
+    return _changed(call, queue, operations.run_all, only, after)
+
+
+@_many(
+    "kill-retries",
+    command="queue kill-retries QUEUE",
+    done="{queue}: {changed} jobs failed",
+    examples=("dataloader queue kill-retries etl.default --task load.csv",),
+)
+def kill_retries(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Tried]) -> Changed:
+    """Let the jobs of a queue be failed that were tried and wait for their next attempt."""
+    return _changed(call, queue, operations.kill_retries, only, after)
+
+
+@op(
+    "POST /queues/{queue}/move",
+    scope="operate",
+    command="queue move QUEUE TO",
+    done="{moved} jobs of {queue} are jobs of {to} now. {queue} stays paused; jobs that producers still add there wait:"
+    " run the command again\n    dataloader queue move {queue!q} {to!q}{flags}",
+    examples=("dataloader queue move orders orders_v2",),
+    errors=(409,),
+)
+def move(call: Call, queue: QueueName, to: NewQueueName) -> Moved:
+    """Make the queued, running and dead jobs of a queue those of another, in their order; what runs goes on.
+
+    Both queues are paused until the last job has moved; the first one stays paused.
+    """
+    moved, is_done = operations.move(call.conn, queue, to, call.by, AT_ONCE)
+    return Moved(queue=queue, to=to, moved=moved, is_done=is_done)
+
+
+def _changed_state(call: Call, queue: str, change: Callable[..., dict[str, Any]]) -> QueueState:
+    known = operations.known(call.conn, queue)  # asked before the change, which makes the queue known
+    row = change(call.conn, queue, call.by) | known | ({} if call.may_read else {"similar": []})
+    return made(QueueState, row)
+
+
+def _changed(
+    call: Call, queue: str, change: Callable[..., operations.Changed], only: Mapping[str, Any], after: str | None
+) -> Changed:
+    changed, following = change(call.conn, queue, call.by, AT_ONCE, operations.Filter(**only), after)
+    return Changed(queue=queue, changed=changed, next=following)

@@ -1,0 +1,164 @@
+"""Write dataloader/client/operations.py, the methods of the clients, from the operations.
+
+python -m tools.client          write the file
+python -m tools.client --check  exit with 1 where the file is not what it should be
+"""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from textwrap import indent
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+from dataloader import ops
+from dataloader.ops.op import Op, Parameter, may_be_none, plain_type
+
+FILE = Path(__file__).parent.parent / "dataloader/client/operations.py"
+HEAD = '''"""The methods of the clients, made from dataloader/ops by `python -m tools.client`: change them there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Literal, TypedDict, Unpack
+from uuid import UUID
+
+{imports}
+
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {{name: value for name, value in fields.items() if value is not None}}
+
+'''
+BASE = '''
+class Operations:
+    """The operations of a farm, a method each. Every method may raise ClientError."""
+
+    def _call(
+        self, route: str, answer: type[Any], given: dict[str, Any], field: str = "", *, once: bool = False
+    ) -> Any:
+        """Carry out the operation of this route; returns its answer, or one field of that."""
+        raise NotImplementedError
+
+    def _pages(self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None) -> Any:
+        """The rows of all pages, at most `limit`; pages are fetched as the rows are taken."""
+        raise NotImplementedError
+
+    def _total(self, route: str, answer: type[Any], given: dict[str, Any], field: str) -> Any:
+        """Repeat an operation until it has come to the end; returns the sum of this field of its answers."""
+        raise NotImplementedError
+'''
+
+
+def text() -> str:
+    """The whole file."""
+    found = list(ops.load().values())
+    words = {kind.__name__: kind for each in found if (kind := _words(each))}
+    imports = sorted({line for each in found for line in _imports(each)})
+    parts = [HEAD.format(imports="\n".join(imports)), *map(_typed_dict, words.values()), BASE, *map(_method, found)]
+    return _formatted("\n".join(parts))
+
+
+def _words(op: Op) -> Any:
+    """The TypedDict of the operation's `**words`; None: it has none."""
+    for name, parameter in inspect.signature(op.function).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return get_args(get_type_hints(op.function, include_extras=True)[name])[0]
+    return None
+
+
+def _typed_dict(kind: Any) -> str:
+    fields = [f"    {name}: {_plain(hint)}" for name, hint in get_type_hints(kind, include_extras=True).items()]
+    head = [f"class {kind.__name__}(TypedDict, total=False):", f'    """{kind.__doc__}"""', ""]
+    return "\n".join([*head, *fields, "", ""])
+
+
+def _imports(op: Op) -> Iterator[str]:
+    for kind in (op.answer, _row(op)):
+        if kind is not None and kind.__module__.startswith("dataloader.model"):
+            yield f"from {kind.__module__} import {kind.__name__}"
+
+
+def _row(op: Op) -> Any:
+    return plain_type(get_args(plain_type(get_type_hints(op.answer)[op.rows]))[0]) if op.rows else None
+
+
+def _method(op: Op) -> str:
+    answer, kind, field = op.answer.__name__, "_call", op.rows or ""
+    hints = get_type_hints(op.answer)
+    left_out = ("after", "limit") if op.is_page else ("after",)
+    parameters = [each for each in op.parameters.values() if not each.stays and each.name not in left_out]
+    returns = answer
+    if op.rows:
+        returns = f"list[{_name(_row(op))}]"
+    if op.rows and op.is_page:
+        kind, returns = "_pages", f"Iterator[{_name(_row(op))}]"
+    elif total := next((name for name in ("changed", "moved") if name in hints), None):
+        kind, field, returns = "_total", total, "int"
+    words = _words(op)
+    signature = ["self", *(_parameter(each) for each in parameters if each.is_required)]
+    named = [_parameter(each) for each in parameters if not each.is_required]
+    if kind == "_pages":
+        named.append("limit: int | None = None")
+    signature += ["*", *named] if named else []
+    signature += [f"**words: Unpack[{words.__name__}]"] if words else []
+    needed = ", ".join(f'"{each.name}": {_sent(each)}' for each in parameters if each.is_required)
+    optional = ", ".join(f"{each.name}={each.name}" for each in parameters if not each.is_required)
+    parts = [f"{{{needed}}}"] + ([f"given({optional})"] if optional else []) + (["words"] if words else [])
+    arguments = [repr(op.route), answer, " | ".join(part for part in parts if part != "{}") or "{}"]
+    arguments += [repr(field)] if field else []
+    arguments += ["limit"] if kind == "_pages" else []
+    arguments += ["once=True"] if not op.repeatable and kind == "_call" else []
+    doc = inspect.getdoc(op.function) or ""
+    body = f"        return self.{kind}({', '.join(arguments)})"
+    text = indent(f'"""{doc}' + ("\n" if "\n" in doc else "") + '"""', " " * 8)
+    return f"    def {op.name}({', '.join(signature)}) -> {returns}:\n{text}\n{body}\n"
+
+
+def _sent(parameter: Parameter) -> str:
+    return f"str({parameter.name})" if plain_type(parameter.annotation) is UUID else parameter.name
+
+
+def _parameter(each: Parameter) -> str:
+    default = "" if each.is_required else " = None"
+    kind = _plain(each.annotation)
+    return f"{each.name}: {kind}{' | None' if default and 'None' not in kind else ''}{default}"
+
+
+def _plain(annotation: Any) -> str:
+    """The type for a reader: without bounds; what has a text form in JSON may be given as text."""
+    kind, optional = plain_type(annotation), may_be_none(annotation)
+    if kind is datetime:
+        name = "datetime | str"
+    elif kind is UUID:
+        name = "UUID | str"
+    elif get_origin(kind) is Literal:
+        name = f"Literal[{', '.join(map(repr, get_args(kind)))}]"
+    elif get_origin(kind) in (list, dict):
+        name = f"{get_origin(kind).__name__}[{', '.join(_plain(each) for each in get_args(kind))}]"
+    else:
+        name = _name(kind)
+    return f"{name} | None" if optional else name
+
+
+def _name(kind: Any) -> str:
+    return "Any" if kind is Any else str(getattr(kind, "__name__", kind))
+
+
+def _formatted(source: str) -> str:
+    for words in (["check", "-q", "--fix-only", "--select", "I,F401"], ["format"]):
+        command = [sys.executable, "-m", "ruff", *words, "--stdin-filename", str(FILE), "-"]
+        source = subprocess.run(command, input=source, text=True, capture_output=True, check=True).stdout
+    return source
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(FILE.read_text() != text())
+    FILE.write_text(text())

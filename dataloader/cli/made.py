@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -20,6 +21,7 @@ from dataloader.ops.op import Op, Parameter, may_be_none, plain_type
 
 NONE = "none"  # the word for null
 ROWS = 50  # of a table, where the command does not say
+_DIGITS = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 WIDEST = 60  # characters of a cell
 
 
@@ -107,10 +109,11 @@ class _OrNone(click.ParamType[Any]):
         self.inner, self.name = inner, f"{inner.name}|{NONE}"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return value if value == NONE else self.inner.convert(value, param, ctx)
-        except click.BadParameter as e:
-            self.fail(f"{e.message.rstrip('.')}: it should be a number or {NONE}", param, ctx)
+        if value == NONE:
+            return value
+        if not _DIGITS.fullmatch(str(value)):
+            self.fail(f"{str(value)!r} should be a number or {NONE}", param, ctx)
+        return self.inner.convert(value, param, ctx)
 
 
 def _type(each: Parameter) -> click.ParamType[Any]:

@@ -198,8 +198,8 @@ def made(kind: type[R], row: Mapping[str, Any]) -> R:
 
 
 def document(answer: Any) -> Any:
-    """An answer as dicts and lists; instants, ids and numbers stay what they are."""
-    return adapter(type(answer)).dump_python(answer)
+    """An answer as dicts and lists, without fields that are at their default; instants, ids and numbers stay so."""
+    return adapter(type(answer)).dump_python(answer, exclude_defaults=True)
 
 
 def adapter(kind: Any) -> TypeAdapter[Any]:

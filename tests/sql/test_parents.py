@@ -19,7 +19,7 @@ from dataloader.farm.family import Family
 from dataloader.pipelines import PermanentError
 from dataloader.queue import db, lifecycle, operations, parents
 from dataloader.queue.enqueue import NewJob, enqueue_many
-from dataloader.queue.job import Delivery, Job, Status
+from dataloader.queue.job import ON_FAILURE, Delivery, Job, Status
 from dataloader.queue.parents import UnknownParents
 
 Workers = Callable[[], Worker]
@@ -114,7 +114,7 @@ def ends(conn: db.Connection, worker: Worker, foreign: Foreign) -> Ends:
 
 
 @pytest.mark.parametrize("how", SUCCESSES)
-@pytest.mark.parametrize("on", parents.ON_FAILURE)
+@pytest.mark.parametrize("on", ON_FAILURE)
 def test_a_success_lets_the_children_go(conn: db.Connection, ends: Ends, how: str, on: str) -> None:
     parent = enqueue(conn)
     job = child(conn, parent, on=on)

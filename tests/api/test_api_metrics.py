@@ -163,5 +163,5 @@ def test_the_alert_rules_ask_for_what_there_is(client: FlaskClient) -> None:
         words = set(re.findall(r"\b(?:up|dl_\w+)(?=[{)\[ ]|$)", rule["expr"].strip()))
         assert words
         assert words <= names, rule
-    in_api = set(re.findall(r"`(dl_[a-z_]+)`", (ROOT / "docs" / "api.md").read_text()))
-    assert in_api <= names
+    in_page = set(re.findall(r"`(dl_[a-z_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    assert in_page <= names

@@ -28,7 +28,7 @@ from dataloader.queue.reports import stats
 from dataloader.queue.reports.messages import TASK
 from tools import attack
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "operating.md"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "roles.md"
 ROLES = ("owner", "farm", "producer", "reader", "stranger")
 # Every function of the schema, and a call of it with nulls.
 # Nulls by subqueries: of a strict function with plain ones the planner makes a null, and asks for no right.
@@ -95,7 +95,7 @@ def test_the_suite_owns_the_queue_as_an_ordinary_role(conn: db.Connection, serve
 
 
 def documented() -> dict[str, dict[str, bool]]:
-    """The table of docs/operating.md: for each function, who may call it."""
+    """The table of docs/roles.md: for each function, who may call it."""
     lines = DOCS.read_text("utf-8").partition("| functions | owner | farm |")[2].splitlines()[2:]
     found = {}
     for line in lines[: lines.index("")]:

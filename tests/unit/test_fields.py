@@ -68,13 +68,6 @@ def columns() -> dict[str, str]:
     )
 
 
-def documented(page: str, header: str) -> set[str]:
-    """The names in the first column of a page's first table whose header begins so."""
-    behind = (ROOT / "docs" / page).read_text().split(f"\n{header}", 1)[1]
-    table = re.findall(r"(?:^\|.*\n)+", behind, re.MULTILINE)[0]
-    return {name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-
-
 def of_openapi() -> set[str]:
     return set(json.loads(OPENAPI.read_text())["components"]["schemas"]["Trigger"]["properties"])
 
@@ -155,11 +148,6 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
         PRODUCERS | {*LINKS},
     ),
     "docs/openapi.json": (of_openapi, PRODUCERS | {*LINKS}),
-    "docs/api.md, trigger": (lambda: documented("api.md", "| field | type |"), PRODUCERS | {*LINKS}),
-    "docs/api.md, status": (
-        lambda: documented("api.md", "| field | meaning |") - BESIDES,
-        STATUS,
-    ),
     "docs/producers.md, dl_enqueue": (
         lambda: re.findall(r"`(\w+)`", re.findall(r"The parameters are\n(.*?);", producers_page(), re.DOTALL)[0]),
         PRODUCERS,

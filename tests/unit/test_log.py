@@ -873,7 +873,7 @@ def test_the_documentation_names_every_event() -> None:
     assert {"worker.claim.backoff", "worker.claim.unheard", "reaper.requeued", "api.error"} <= events
     documented = set(
         re.findall(
-            r"^\| `([a-z_.]+)`", (root / "docs/logs.md").read_text("utf-8").split("## All events")[1], re.MULTILINE
+            r"^- `([a-z_.]+)`", (root / "docs/events.md").read_text("utf-8").split("## All events")[1], re.MULTILINE
         )
     )
     assert events - documented == set()

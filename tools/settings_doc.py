@@ -39,15 +39,15 @@ ENV_HEAD = """\
 
 
 def markdown() -> str:
-    """docs/settings.md: a table per group."""
+    """docs/settings.md: a list per group."""
     lines = [MARKDOWN_HEAD]
     for name, schema in _settings():
         if name in GROUPS:
             lines += [] if name == next(iter(GROUPS)) else [""]
-            lines += [f"## {GROUPS[name]}", "", "| variable | type | default | meaning |", "|---|---|---|---|"]
+            lines += [f"## {GROUPS[name]}", ""]
         default = _default(schema)
-        shown = f"`{default}`" if default else ""
-        lines.append(f"| `{name.upper()}` | {_type(schema)} | {shown} | {schema['description']} |")
+        shown = f"; `{default}`" if default else ""
+        lines.append(f"- `{name.upper()}` ({_type(schema)}{shown}): {schema['description']}")
     return "\n".join(lines) + "\n"
 
 

@@ -872,7 +872,7 @@ def test_the_documentation_names_every_event() -> None:
     events |= {f"reaper.{duty}.failed" for duty in duties}
     assert {"worker.claim.backoff", "worker.claim.unheard", "reaper.requeued", "api.error"} <= events
     listed = (root / "docs/events.md").read_text("utf-8").split("## All events")[1]
-    documented = set(re.findall(r"(?:^- |, |; |  )`([a-z_]+(?:\.[a-z_]+)+)`(?=,| \()", listed, re.MULTILINE))
+    documented = set(re.findall(r"(?:^- |, |; |  )`([a-z_]+(?:\.[a-z_]+)+)`(?=,|:)", listed, re.MULTILINE))
     assert events - documented == set()
     assert documented - events <= {"worker.job.finished", "worker.ownership.lost"}, "chosen by a condition"
 

@@ -46,8 +46,9 @@ def markdown() -> str:
             lines += [] if name == next(iter(GROUPS)) else [""]
             lines += [f"## {GROUPS[name]}", ""]
         default = _default(schema)
-        shown = f"; `{default}`" if default else ""
-        lines.append(f"- `{name.upper()}` ({_type(schema)}{shown}): {schema['description']}")
+        facts = [fact for fact in (_type(schema), f"`{default}`" if default else "") if fact not in ("", "text")]
+        shown = f" ({'; '.join(facts)})" if facts else ""
+        lines.append(f"- `{name.upper()}`{shown}: {schema['description']}")
     return "\n".join(lines) + "\n"
 
 
@@ -79,11 +80,11 @@ def _type(schema: dict[str, Any]) -> str:
     """What a person writes: the kind of value, with its bounds."""
     schema = next((part for part in schema.get("anyOf", []) if part["type"] != "null"), schema)
     if schema["type"] in ("integer", "number"):
-        return ("whole number" if schema["type"] == "integer" else "number") + _bounds(schema)
+        return ("integer" if schema["type"] == "integer" else "number") + _bounds(schema)
     if schema.get("items") == {"type": "string"}:
         return "text, with commas"
     named = {"path": "folder", "password": "text, secret"}.get(schema.get("format", ""))
-    return named or {"boolean": "true or false", "array": "JSON", "object": "JSON"}.get(schema["type"], "text")
+    return named or {"boolean": "boolean", "array": "JSON", "object": "JSON"}.get(schema["type"], "text")
 
 
 def _bounds(schema: dict[str, Any]) -> str:

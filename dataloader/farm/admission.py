@@ -198,7 +198,7 @@ class Admission:
         """What the runs use, and then what is free: what they take meanwhile counts rather twice."""
         if now() < self._measured_at + oldest_sec:
             return
-        workers = (os.getpid(), *(slot.fields.pid for slot in self._others()))
+        workers = (os.getpid(), *(slot.pid for slot in self._others()))
         self._used_mb = {pid: memory_used(pid) / MB for pid in workers}
         self._room = self._host.room(sum(self._used_mb.values()))
         self._load = self._host.load(workers)
@@ -211,7 +211,7 @@ class Admission:
         return fits(needs, self._used_mb[os.getpid()], self._room, runs, self._load.others)
 
     def _running(self, slot: Slot) -> Running:
-        pid = slot.fields.pid
+        pid = slot.pid
         return Running(slot.needs, self._used_mb.get(pid, 0.0), self._load.of_workers.get(pid, 0.0))
 
 

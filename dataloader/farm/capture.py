@@ -134,15 +134,15 @@ class Capture:
             structlog.get_logger("worker").warning("worker.logs.off", error=str(e))
             return
         self._echoes = [log.echo(fd) for fd in self._before]
-        self._slot.fields.log_files[:] = [output.fd for output in self._outputs]
+        self._slot.log_files[:] = [output.fd for output in self._outputs]
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # a pipeline's module may have put something else there
                 stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def begin(self, job: Job, is_wanted: bool) -> None:
         """A run begins: from now on the output of this process is its log, where that is wanted."""
-        fields = self._slot.fields
-        fields.logs = False
+        slot = self._slot
+        slot.logs = False
         if not self._outputs:
             return
         self._look(None)  # what a process has written that was started by an earlier run
@@ -153,7 +153,7 @@ class Capture:
         self._pause = LOOK_SEC[0]
         self.look_at, self.write_at = run.began + self._pause, run.began
         self._keep(run, [output.done for output in self._outputs])
-        fields.logs = True
+        slot.logs = True
         if not self._is_redirected:
             self._redirect([output.fd for output in self._outputs])
         log.divert(self._take_event)
@@ -175,7 +175,7 @@ class Capture:
 
         The keeper saves no last words of a worker that rests: the ends of its runs are written, and so are their logs.
         """
-        self._slot.fields.logs = False
+        self._slot.logs = False
         if self._is_redirected:
             self._redirect(self._before)
             self._look(None)
@@ -247,9 +247,9 @@ class Capture:
     def _keep(self, run: RunLog, places: list[int]) -> None:
         kept = (run.written, *places)
         if kept != self._kept:
-            self._kept, fields = kept, self._slot.fields
-            fields.log_line = run.written
-            fields.log_places[:] = places
+            self._kept = kept
+            self._slot.log_line = run.written
+            self._slot.log_places[:] = places
 
 
 def beyond() -> tuple[int, int] | None:

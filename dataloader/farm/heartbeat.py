@@ -114,7 +114,7 @@ class Heartbeat(threading.Thread):
         self._seen, self._has_key = self._batch.claimed_in, True
         # A beat marks jobs that were claimed ahead as begun (see dl_reap), unless the run is over sooner.
         is_shown = lease.job.job_id == self._batch.begun and len(lease.delivery.jobs) == 1
-        self._next_beat = min(lease.slot.renewed + interval, math.inf if is_shown else lease.began + TICK_SEC)
+        self._next_beat = min(lease.slot.last_renewed + interval, math.inf if is_shown else lease.began + TICK_SEC)
         lease.slot.show(f"job={lease.job.job_id} attempt={lease.job.attempt}")
         while not lease.released:
             try:
@@ -175,7 +175,7 @@ class Heartbeat(threading.Thread):
     def _unburden(self, lease: Lease, session: lifecycle.Session) -> bool:
         """Write ends that have waited for their batch, hand back jobs behind a long run; False: nothing was written."""
         if lease.began < now() - TICK_SEC:
-            lease.slot.fields.ahead = 0  # this thread is alive: the keeper need not do it
+            lease.slot.ahead = 0  # this thread is alive: the keeper need not do it
             self._batch.hand_back(TOOK_LONGER)
         if not self._batch.is_due(lease.began):
             return False

@@ -133,9 +133,9 @@ class Keeper:
         self._tell_stuck(conn)
         self._enforce_cancellations(conn)
         for slot in self.shared.used():
-            if slot.state is State.DEAD:
+            if slot.state == State.DEAD:
                 self._recover(conn, slot)
-            elif slot.fields.ahead:
+            elif slot.ahead:
                 self._take_back(conn, slot)
         self._show_workers(conn)
         if not self._hears_of_cancellations(conn):
@@ -175,7 +175,7 @@ class Keeper:
             lifecycle.tell_stuck(conn, *claim, each.silent_sec, each.stacks)
 
     def _cancel(self, slot: Slot, held: Held, is_forced: bool) -> None:
-        slot.ask_to_stop(held)
+        slot.asked = held.generation
         grace = 0.0 if is_forced else self.settings.dl_cancel_grace_sec
         if grace is not None:
             slot.cancel(held, now() + grace)
@@ -187,7 +187,7 @@ class Keeper:
         Where the database refuses that, these jobs wait for their leases and the reaper; the other slots go on.
         """
         try:
-            jobs = self._take_jobs(conn, slot) if slot.fields.worker else []
+            jobs = self._take_jobs(conn, slot) if slot.worker else []
         except psycopg.Error as e:
             if conn.closed or db.is_passing(e):
                 raise
@@ -218,12 +218,12 @@ class Keeper:
         worker takes the key again after the call.
         """
         held = slot.held()
-        if held is None or now() < slot.fields.renewed + SILENT_SEC or not slot.recall(held) or not slot.session:
+        if held is None or now() < slot.renewed + SILENT_SEC or not slot.recall(held) or not slot.session:
             return
         lifecycle.end_session(conn, *slot.session)
         jobs = lifecycle.take_back(conn, slot.worker, slot.waiting, TOOK_LONGER)
         self.log.info("keeper.taken_back", worker=slot.worker, job_id=str(held.job_id), jobs=jobs)
-        slot.fields.ahead = 0
+        slot.ahead = 0
 
     def _is_silent(self, held: Held) -> bool:
         """Whether the worker has missed a beat."""
@@ -233,11 +233,11 @@ class Keeper:
 
     def _renew(self, conn: db.Connection, slot: Slot, held: Held) -> None:
         """Renew for a worker that is not stopped, has its claim, and has no passed deadline."""
-        if kill_reason(slot, self.settings) or slot.fields.fence_by or not is_running(slot.fields.pid):
+        if kill_reason(slot, self.settings) or slot.fence_by or not is_running(slot.pid):
             return
         sent = now()
         if lifecycle.keep(conn, held.job_ids, held.attempts, slot.worker) and slot.held() is not None:
-            slot.fields.kept = sent
+            slot.kept = sent
 
     # --- the session ---
 
@@ -303,11 +303,11 @@ class Keeper:
                 continue
             slot.drain_until(now() + patience)
             if why := kill_reason(slot, self.settings):
-                slot.fields.why = why
-                kill_group(slot.fields.pid)
-            if not _exists(slot.fields.pid):
-                kill_group(slot.fields.pid)  # the processes that its job has started
-                slot.fields.exit_status = -signal.SIGKILL
+                slot.why = why
+                kill_group(slot.pid)
+            if not _exists(slot.pid):
+                kill_group(slot.pid)  # the processes that its job has started
+                slot.exit_status = -signal.SIGKILL
                 slot.state = State.DEAD
 
 
@@ -325,26 +325,25 @@ _REASONS = {
 
 def why_of_death(slot: Slot) -> Reason:
     """Why the slot's worker ended; a worker that has left by itself after the loss of its claim was fenced as well."""
-    has_left = slot.fields.exit_status == EXIT_FENCED and slot.fields.fence_by
-    return Reason.FENCED if has_left else Reason(slot.fields.why)
+    has_left = slot.exit_status == EXIT_FENCED and slot.fence_by
+    return Reason.FENCED if has_left else Reason(slot.why)
 
 
 def reason_of_death(slot: Slot) -> str:
     """How the slot's worker ended, for people."""
-    fields = slot.fields
-    if fields.why == Reason.MEMORY:
-        used, limit = fields.memory_used >> 20, fields.memory_limit >> 20
+    if slot.why == Reason.MEMORY:
+        used, limit = slot.memory_used >> 20, slot.memory_limit >> 20
         return f"out of memory: the run used {used} MB, max_memory_mb is {limit}, and was killed"
-    how = f"killed by signal {-fields.exit_status}" if fields.exit_status < 0 else f"exited with {fields.exit_status}"
+    how = f"killed by signal {-slot.exit_status}" if slot.exit_status < 0 else f"exited with {slot.exit_status}"
     return _REASONS.get(why_of_death(slot), f"worker {how}")
 
 
 def facts_of_death(slot: Slot) -> dict[str, float]:
     """The process's exit status for the journal, and its last run's cost where the supervisor has buried it."""
-    status = slot.fields.exit_status
+    status = slot.exit_status
     facts: dict[str, float] = {"signal": -status} if status < 0 else {"exit_status": status}
-    if slot.fields.peak_memory:
-        facts |= slot.cost(slot.fields.cpu, slot.fields.peak_memory)
+    if slot.peak_memory:
+        facts |= slot.cost(slot.cpu, slot.peak_memory)
     return facts
 
 
@@ -382,7 +381,7 @@ class StuckRuns:
     def look(self, slots: Sequence[Slot]) -> Iterator[Stuck]:
         """Ask newly stuck workers for their stacks; yields those that have answered, each silence once."""
         for slot in slots:
-            silent_since = float(slot.fields.reported_at)
+            silent_since = slot.reported_at
             if slot.stuck_at > now() or self._told.get(slot.index) == silent_since or not (held := slot.held()):
                 self._asked.pop(slot.index, None)
             elif self._asked.get(slot.index, (0.0, 0.0))[0] != silent_since:
@@ -398,7 +397,7 @@ def ask(slot: Slot) -> None:
     with suppress(OSError):
         if _is_dump(slot):
             os.truncate(_dump(slot), 0)
-            os.kill(slot.fields.pid, signal.SIGTTIN)
+            os.kill(slot.pid, signal.SIGTTIN)
 
 
 def stacks(slot: Slot) -> str:
@@ -416,7 +415,7 @@ def _is_dump(slot: Slot) -> bool:
 
 
 def _dump(slot: Slot) -> str:
-    return f"/proc/{slot.fields.pid}/fd/{slot.fields.stacks}"
+    return f"/proc/{slot.pid}/fd/{slot.stacks}"
 
 
 # --- the list of workers ---
@@ -449,17 +448,17 @@ class WorkerRegistry:
         if now() < self._looked + CHANGED_SEC:
             return
         self._looked = now()
-        present = {slot: _state(slot) for slot in slots if slot.state is not State.FREE and slot.worker}
-        seen = [(slot.worker, state, slot.runs) for slot, state in present.items()]
+        present = [(slot, _state(slot)) for slot in slots if slot.state != State.FREE and slot.worker]
+        seen = [(slot.worker, state, slot.runs) for slot, state in present]
         if seen == self._shown and now() < self._at + UNCHANGED_SEC:
             return
         self._shown, self._at = seen, now()
         since = now() - UNCHANGED_SEC
         recent = {each: made for each, made in self._rows.items() if each[1] == "idle" and made[0] > since}
         self._rows = {}
-        for each, (slot, state) in zip(seen, present.items(), strict=True):
+        for each, (slot, state) in zip(seen, present, strict=True):
             self._rows[each] = recent.get(each) or (now(), self._row(slot, state))
-        self._cpu = {slot.worker: self._cpu[slot.worker] for slot in present}
+        self._cpu = {slot.worker: self._cpu[slot.worker] for slot, _ in present}
         bound_mb = self._its_host.bound_mb
         rows = [row for _, row in self._rows.values()]
         stats.show_workers(conn, self.farm, self.host, rows, bound_mb if isfinite(bound_mb) else None)
@@ -472,21 +471,21 @@ class WorkerRegistry:
         held = slot.held()
         return {
             "worker": slot.worker,
-            "pid": slot.fields.pid,
+            "pid": slot.pid,
             "queue": slot.queues[0],
             "queues": slot.queues,
             "state": state,
             "job_id": held and str(held.job_id),
-            "silent_sec": now() - slot.fields.reported_at if held else None,
-            "memory_bytes": memory_used(slot.fields.pid),
+            "silent_sec": now() - slot.reported_at if held else None,
+            "memory_bytes": memory_used(slot.pid),
             "cpu_percent": self._cpu_percent(slot),
             "jobs": slot.runs,
-            "started_at": _started(slot.fields.pid),
+            "started_at": _started(slot.pid),
         }
 
     def _cpu_percent(self, slot: Slot) -> float:
         """Percent of one core since the last reading; the processes that a job has started count too."""
-        at, used = now(), cpu_used_by(slot.fields.pid)
+        at, used = now(), cpu_used_by(slot.pid)
         before, had_used = self._cpu.get(slot.worker, (at, used))
         self._cpu[slot.worker] = at, used
         return round(100 * max(0.0, used - had_used) / (at - before), 1) if at > before else 0.0
@@ -494,11 +493,11 @@ class WorkerRegistry:
 
 def _state(slot: Slot) -> str:
     """The state for people: a stopped process cannot show it itself; a resting one has yet to start to work."""
-    if slot.state is not State.DEAD and process.is_stopped(slot.fields.pid):
+    if slot.state != State.DEAD and process.is_stopped(slot.pid):
         return "stopped"
     if slot.stuck_at < now():
         return "stuck"
-    return "starting" if slot.state is State.RESTING else slot.state.name.lower()
+    return "starting" if slot.state == State.RESTING else State(slot.state).name.lower()
 
 
 def _started(pid: int) -> datetime | None:
@@ -531,19 +530,19 @@ class Salvage:
         A worker rings at its birth (SharedSlots.born), so that its first run may be its last.
         """
         for slot in slots:
-            pid = slot.fields.pid
+            pid = slot.pid
             is_known = self._files.get(slot.index, (0,))[0] == pid
-            if is_known or slot.state in (State.FREE, State.DEAD) or not slot.fields.log_files[0]:
+            if is_known or slot.state in (State.FREE, State.DEAD) or not slot.log_files[0]:
                 continue
             self.forget(slot)
             if len(self._files) < self._most_files:
                 with suppress(OSError):  # it has died meanwhile
-                    self._files[slot.index] = pid, _opened(pid, slot.fields.log_files)
+                    self._files[slot.index] = pid, _opened(pid, slot.log_files)
 
     def write(self, conn: Conn, slot: Slot) -> None:
         """Write what the latest run of a dead worker has left, if its job is still this worker's."""
         pid, files = self._files.get(slot.index, (0, []))
-        if pid != slot.fields.pid or not files or not slot.fields.logs or not (job_ids := slot.begun_last):
+        if pid != slot.pid or not files or not slot.logs or not (job_ids := slot.begun_last):
             return
         places = [*_places(slot, files)]
         if all(_begin(fd, at) == os.fstat(fd).st_size for fd, at, _ in places):
@@ -558,11 +557,11 @@ class Salvage:
             self._echo(said)
         finally:
             log.learn_job({})
-        slot.fields.logs = False  # once
+        slot.logs = False  # once
 
     def _run(self, slot: Slot, job_id: UUID) -> RunLog:
-        claim = Job(job_id, "", "", "{}", None, "", "", slot.begun_attempt, 0, 0, None, 0, slot.worker)
-        return RunLog(claim, self._most, now(), slot.fields.log_line)
+        claim = Job(job_id, "", "", "{}", None, "", "", slot.attempts[slot.place], 0, 0, None, 0, slot.worker)
+        return RunLog(claim, self._most, now(), slot.log_line)
 
     def _echo(self, said: Sequence[Text]) -> None:
         """The output goes on to where the worker's own had led."""
@@ -592,7 +591,7 @@ def _opened(pid: int, numbers: Sequence[int]) -> list[int]:
 
 
 def _places(slot: Slot, files: Sequence[int]) -> Iterator[tuple[int, int, str]]:
-    return zip(files, slot.fields.log_places, SOURCES, strict=True)
+    return zip(files, slot.log_places, SOURCES, strict=True)
 
 
 def last_words(fd: int, at: int, source: str) -> Iterator[Text]:

@@ -47,22 +47,22 @@ class Deadline(NamedTuple):
 
 def deadlines(slot: Slot, settings: Settings) -> list[Deadline]:
     """The deadlines of the slot's process, and of its run while there is one."""
-    fields, grace_sec = slot.fields, settings.dl_kill_grace_sec
+    grace_sec = settings.dl_kill_grace_sec
     found = []
-    if fields.drain_by:
-        found.append(Deadline(fields.drain_by - grace_sec, fields.drain_by, Reason.DRAIN))
-    if fields.state != State.BUSY:
+    if slot.drain_by:
+        found.append(Deadline(slot.drain_by - grace_sec, slot.drain_by, Reason.DRAIN))
+    if slot.state != State.BUSY:
         return found
     found.append(Deadline(slot.fence_at, slot.ends_by, Reason.FENCED))
     # A stalled worker cannot stop by itself: the keeper renews its lease up to here.
     if settings.dl_stall_sec:
-        found.append(Deadline(math.inf, fields.renewed + max(settings.dl_stall_sec, fields.stall_sec), Reason.STALLED))
-    if fields.ends_stuck:
+        found.append(Deadline(math.inf, slot.renewed + max(settings.dl_stall_sec, slot.stall_sec), Reason.STALLED))
+    if slot.ends_stuck:
         found.append(Deadline(math.inf, slot.stuck_at + STACKS_SEC, Reason.STUCK))
-    if fields.timeout_at:
-        found.append(Deadline(fields.timeout_at, fields.timeout_at + grace_sec, Reason.TIMEOUT))
-    if fields.canceled == fields.generation:
-        found.append(Deadline(fields.cancel_at, fields.cancel_at + grace_sec, Reason.CANCELED))
+    if slot.timeout_at:
+        found.append(Deadline(slot.timeout_at, slot.timeout_at + grace_sec, Reason.TIMEOUT))
+    if slot.canceled == slot.generation:
+        found.append(Deadline(slot.cancel_at, slot.cancel_at + grace_sec, Reason.CANCELED))
     return found
 
 
@@ -78,16 +78,16 @@ def kill_reason(slot: Slot, settings: Settings) -> Reason | None:
     at = now()
     passed = [(deadline.kill_at, deadline.reason) for deadline in deadlines(slot, settings) if deadline.kill_at < at]
     # A stopped process is no danger to the next run before it goes on, and it may be in a debugger.
-    killing = [reason for _, reason in sorted(passed) if reason is not Reason.FENCED or is_running(slot.fields.pid)]
+    killing = [reason for _, reason in sorted(passed) if reason is not Reason.FENCED or is_running(slot.pid)]
     return killing[0] if killing else _memory_reason(slot)
 
 
 def _memory_reason(slot: Slot) -> Reason | None:
-    limit = slot.fields.memory_limit if slot.state is State.BUSY else 0
-    used = memory_used(slot.fields.pid) if limit else 0
+    limit = slot.memory_limit if slot.state == State.BUSY else 0
+    used = memory_used(slot.pid) if limit else 0
     if used <= limit:
         return None  # the last figure stays: a process that is being killed frees its memory before it is gone
-    slot.fields.memory_used = used
+    slot.memory_used = used
     return Reason.MEMORY
 
 
@@ -135,15 +135,18 @@ class Lease:
     def limit(self, timeout_sec: float | None, max_memory_mb: float | None, what: str = "the run") -> None:
         """`what` begins now, and may take so many seconds and megabytes; None: any."""
         self._timeout_sec, self._limited = timeout_sec, what
-        self.slot.limit(timeout_sec, max_memory_mb)
+        self.slot.timeout_at = now() + timeout_sec if timeout_sec else 0.0
+        if max_memory_mb:
+            self.slot.memory_limit = int(max_memory_mb * 2**20)
 
     def watch(self, stall_sec: float | None, ends_stuck: bool) -> None:
         """The run is stuck once it has reported nothing for so long; None: for DL_STALL_SEC."""
-        self.slot.watch(self._settings.dl_stall_sec if stall_sec is None else stall_sec, ends_stuck)
+        self.slot.reported_at, self.slot.ends_stuck = now(), ends_stuck
+        self.slot.stall_sec = self._settings.dl_stall_sec if stall_sec is None else stall_sec
 
     def renewed(self, sent: float) -> None:
         """The database confirmed a renewal that was sent at this instant."""
-        self.slot.fields.renewed = sent
+        self.slot.renewed = sent
 
     def end(self, how: End, reason: str | None) -> None:
         """The run has to stop at its next safe point; a lost claim outweighs a cancellation."""
@@ -167,13 +170,13 @@ class Lease:
         """
         if (at := now()) < self._look_at:
             return self.stop is not None
-        self.slot.fields.reported_at = at
+        self.slot.reported_at = at
         return self.must_stop_now()
 
     def must_stop_now(self) -> bool:
         """The same, by a look at the deadlines: before a commit, and when the supervisor interrupts the run."""
         self._look_at = now() + LOOK_SEC
-        if self.stop is None and self.slot.is_asked_to_stop:
+        if self.stop is None and self.slot.asked == self.slot.generation:
             self.end(End.CANCELED, None)
         if self.goes_on and (reason := stop_reason(self.slot, self._settings)):
             self._pass(reason)

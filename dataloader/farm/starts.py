@@ -10,6 +10,7 @@ from dataloader import pipelines
 from dataloader.config import Settings
 from dataloader.farm.failures import headline, own_stack
 from dataloader.farm.runner import tell
+from dataloader.farm.slots import Slot
 from dataloader.pipelines import hooks
 from dataloader.pipelines.children import own_process
 from dataloader.queue.hooks import Hook, identity
@@ -24,12 +25,16 @@ class CannotStart(Exception):
 class Report:
     """The errors of a start, each logged once for the farm."""
 
-    def __init__(self, log: Any, is_first: Callable[[str], bool], begins: Callable[[str], None]) -> None:
+    def __init__(self, log: Any, is_first: Callable[[str], bool], slot: Slot) -> None:
         """`is_first`: whether no worker of the farm has asked about this text since the start or the reload.
 
-        `begins` tells the supervisor what the worker calls next: it may end the process without an exception.
+        The supervisor reads in `slot` which code the worker calls: it may end the process without an exception.
         """
-        self._log, self._is_first, self.begins = log, is_first, begins
+        self._log, self._is_first, self._slot = log, is_first, slot
+
+    def begins(self, call: str) -> None:
+        """The worker calls this code of the user's next; "": it has returned."""
+        self._slot.calling = call.encode()[:199]
 
     def failed(self, event: str, error: BaseException, **seen: str) -> None:
         """Log the error with the user's frames; again it is a debug line."""

@@ -99,7 +99,7 @@ class Child:
 
     def has_to_be_interrupted(self, settings: Settings) -> bool:
         """True once for each run that has to stop and may have no safe point."""
-        generation = self.slot.fields.generation
+        generation = self.slot.generation
         passed = [each.reason for each in deadlines(self.slot, settings) if each.stop_at < now()]
         if self.interrupted == generation or not set(passed) & set(INTERRUPTS):
             return False
@@ -196,7 +196,9 @@ class Supervisor:
             if pid == self._keeper:
                 self._keeper_died(exit_status)
             elif pid in self._workers:
-                self._workers[pid].slot.died_of(exit_status, usage)
+                slot = self._workers[pid].slot
+                slot.exit_status, slot.cpu = exit_status, usage.ru_utime + usage.ru_stime
+                slot.peak_memory = usage.ru_maxrss * 1024
                 self._worker_died(pid, exit_status)
             elif pid in self._orphans:
                 self._orphans.discard(pid)
@@ -213,8 +215,8 @@ class Supervisor:
         log = self._log.info if exit_status in (EXIT_OK, EXIT_RECYCLE) else self._log.warning
         log("supervisor.worker.exited", worker=child.slot.worker, worker_pid=pid, exit_status=exit_status)
         # No job is the cause of an error between two jobs, which would happen again at once.
-        is_ours = state is State.STARTING or (exit_status > 0 and state in (State.RESTING, State.AWAKE))
-        calling = child.slot.fields.starts.decode("utf-8", "replace")
+        is_ours = state == State.STARTING or (exit_status > 0 and state in (State.RESTING, State.AWAKE))
+        calling = child.slot.calling.decode("utf-8", "replace")
         if is_ours and not self._draining and (calling or exit_status not in (EXIT_OK, EXIT_RECYCLE)):
             self._start_failed("worker", self._backoffs[child.queues], exit_status, calling)
 
@@ -251,7 +253,7 @@ class Supervisor:
 
     def _note_readiness(self) -> None:
         for child in self._workers.values():
-            if child.slot.state is not State.STARTING:
+            if child.slot.state != State.STARTING:
                 self._ever_ready = True
                 self._backoffs[child.queues].succeeded(child.started)
         if not self._told_ready and sum(child.slot.is_ready for child in self._workers.values()) >= self._wish.total():
@@ -262,7 +264,7 @@ class Supervisor:
         """Kill overdue processes, which may be stuck, and interrupt runs that have to stop."""
         for pid, child in self._workers.items():
             if why := kill_reason(child.slot, self.settings):
-                child.slot.fields.why = why
+                child.slot.why = why
                 self._log.warning("supervisor.worker.killed", worker=child.slot.worker, why=why.name.lower())
                 kill_group(pid)
             elif child.has_to_be_interrupted(self.settings):
@@ -270,9 +272,9 @@ class Supervisor:
 
     def _pause(self) -> float:
         """Seconds until the next tick: no later than the next deadline."""
-        busy = [child.slot for child in self._workers.values() if child.slot.state is State.BUSY]
+        busy = [child.slot for child in self._workers.values() if child.slot.state == State.BUSY]
         ends = [at for slot in busy for deadline in deadlines(slot, self.settings) for at in deadline[:2] if at > now()]
-        tick = MEMORY_TICK_SEC if any(slot.fields.memory_limit for slot in busy) else TICK_SEC
+        tick = MEMORY_TICK_SEC if any(slot.memory_limit for slot in busy) else TICK_SEC
         return min([tick, *(max(0.05, end - now()) for end in ends)])
 
     # --- life ---
@@ -304,7 +306,7 @@ class Supervisor:
             return  # every dead worker's jobs wait for the keeper: the database is away
         number = self._numbers.setdefault(queues, len(self._numbers))
         slot.take(number, self._generation)
-        stacks = slot.fields.stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
+        stacks = slot.stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
         fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
 
         def main() -> int:
@@ -360,7 +362,7 @@ class Supervisor:
         resting = [child for child in older if child.slot.rests]
         if are_ready and resting:
             self._order(resting[0], Order.LEAVE)
-        idle = [child for child in older if child.slot.state is State.IDLE]
+        idle = [child for child in older if child.slot.state == State.IDLE]
         asked = (idle[:1] or older) if are_ready and not resting else []
         for child in older:
             if child.slot.works:
@@ -368,16 +370,16 @@ class Supervisor:
 
     def _let_claim(self, of_kind: list[Child], wished_for: int) -> None:
         """Give the free places of a kind to the workers that are ready, then to those that start; the newest first."""
-        at_work = [child for child in of_kind if child.slot.order is Order.WORK or child.slot.works]
-        others = [child for child in of_kind if child not in at_work and child.slot.order is Order.WAIT]
+        at_work = [child for child in of_kind if child.slot.order == Order.WORK or child.slot.works]
+        others = [child for child in of_kind if child not in at_work and child.slot.order == Order.WAIT]
         others.sort(key=lambda child: (not child.slot.rests, -child.generation))
         for child in others[: max(0, wished_for - len(at_work))]:
             self._order(child, Order.WORK)
 
     def _order(self, child: Child, order: Order) -> None:
-        if child.slot.order is not order:
+        if child.slot.order != order:
             child.slot.order = order
-            if child.slot.state is not State.BUSY:  # a busy worker looks at its slot after the run
+            if child.slot.state != State.BUSY:  # a busy worker looks at its slot after the run
                 os.kill(child.pid, signal.SIGHUP)
 
     # --- stacks ---
@@ -425,7 +427,7 @@ class Supervisor:
         return False
 
     def _has_dead(self) -> bool:
-        return any(slot.state is State.DEAD for slot in self._shared.slots)
+        return any(slot.state == State.DEAD for slot in self._shared.slots)
 
 
 def wished(settings: Settings) -> Counter[Queues]:

@@ -116,7 +116,7 @@ class Orders:
     @property
     def drain_by(self) -> float:
         """When a draining worker is killed (monotonic seconds); 0 while the worker does not drain."""
-        return float(self._slot.fields.drain_by)
+        return self._slot.drain_by
 
     @property
     def stopping(self) -> bool:
@@ -126,12 +126,12 @@ class Orders:
     @property
     def may_claim(self) -> bool:
         """False once the worker drains, and while another worker has its place."""
-        return not self.stopping and self._slot.order is Order.WORK
+        return not self.stopping and self._slot.order == Order.WORK
 
     @property
     def is_over(self) -> bool:
         """True once the worker drains or leaves."""
-        return self.stopping or self._slot.order is Order.LEAVE
+        return self.stopping or self._slot.order == Order.LEAVE
 
     @property
     def is_overdue(self) -> bool:
@@ -202,9 +202,9 @@ class Worker:
 
     def prepare(self) -> None:
         """Import the users' modules and call their hooks at a start; raises starts.CannotStart."""
-        reload = self.slot.fields.reload
+        reload = self.slot.reload
 
-        report = starts.Report(self.log, partial(self.shared.told.is_first, reload), self.slot.starts)
+        report = starts.Report(self.log, partial(self.shared.told.is_first, reload), self.slot)
 
         def start_farm() -> None:
             starts.call(hooks.ON_FARM_START, report)  # in one worker after the other
@@ -229,7 +229,7 @@ class Worker:
                     self._wait()
             except Lost:
                 self.orders.pause(self.session.pause_sec)
-        if self.slot.order is Order.LEAVE:
+        if self.slot.order == Order.LEAVE:
             self.slot.state = State.LEAVING
         self._write_last()
         self._release()
@@ -240,7 +240,7 @@ class Worker:
 
     def work_some(self) -> bool:
         """Write the ends of earlier runs, claim jobs, run them. True: claim again at once; False: wait."""
-        if self.slot.state is not State.AWAKE:
+        if self.slot.state != State.AWAKE:
             self.slot.state = State.AWAKE
             self.slot.show("works")
         most = self.batch.size_next(lambda: self.shared.siblings(self.slot))
@@ -310,7 +310,7 @@ class Worker:
         probe.require_session(conn, self._dsn)
         migrations.check(conn)
         session = lifecycle.open_session(conn, self.name)
-        self.slot.connected(session.backend_pid, session.backend_start)
+        self.slot.backend = f"{session.backend_pid} {session.backend_start.isoformat()}".encode()
         return session
 
     def _resume(self, session: lifecycle.Session, lost: Sequence[lifecycle.Session]) -> None:
@@ -419,7 +419,7 @@ class Worker:
         began, size = now(), len(delivery.jobs)
         self.slot.begin(delivery.place, size, delivery.lease_ttl_sec, sent, self._meter.cpu_sec, self.batch.ahead)
         if began > self.slot.fence_at:
-            self.slot.end()
+            self.slot.state = State.AWAKE
             self._hand_back(delivery, "not started: its lease ran out")
             return
         job = delivery.first
@@ -449,7 +449,7 @@ class Worker:
             written = self.capture.end(_error_of(outcome))
             self._meter.look()
             facts = self.slot.cost(self._meter.cpu_sec, self._meter.peak_memory)
-            self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
+            self.slot.state = State.AWAKE  # before the heartbeat lets go: it may be in the middle of a reconnect
         finally:
             self.heartbeat.leave(lease)
         if key:
@@ -508,7 +508,7 @@ class Worker:
         """Claim nothing until another order; the state RESTING tells the supervisor that no claim is under way."""
         if self.batch.owes:
             self.batch.step(session, 0)
-        if self.slot.state is not State.RESTING:
+        if self.slot.state != State.RESTING:
             self.capture.rest()
             self.slot.state = State.RESTING
             self.slot.show("waits to claim")

@@ -36,7 +36,7 @@ def test_an_idle_worker_that_ran_nothing_is_shown_again_but_not_read_again(
         return len(reads)
 
     assert looked_at() == 3
-    shared.slots[1].fields.runs += 1
+    shared.slots[1].runs += 1
     shared.slots[2].state = State.BUSY
     assert looked_at() == 2
     assert conn.execute(SHOWN).fetchall() == [("w0", "idle", 0, True), ("w1", "idle", 1, True), ("w2", "busy", 0, True)]

@@ -62,7 +62,7 @@ def shared() -> SharedSlots:
     made = SharedSlots(3)
     for slot, pid in zip(made.slots[:2], (os.getpid(), OTHERS), strict=True):
         slot.take(0)
-        slot.state, slot.fields.pid = State.BUSY, pid
+        slot.state, slot.pid = State.BUSY, pid
     return made
 
 

@@ -202,7 +202,7 @@ def test_a_worker_leaves_an_idle_sibling_what_takes_longer_than_to_hand_it_back(
     batch.claimed([job(key) for key in "klm"])
     batch.took(0.000_01, 1)
     sent = now() - seconds_each * runs
-    shared.slots[1].fields.looked_at = sent
+    shared.slots[1].looked_at = sent
     assert worker._goes_on(sent, sent, runs) is goes_on
     worker._glanced_at = now() + 60
     assert worker._goes_on(sent, sent, runs), "it has looked for siblings just now"

@@ -107,7 +107,7 @@ def test_a_worker_whose_second_file_cannot_be_opened_costs_no_descriptor() -> No
     slot, output, saved = SharedSlots(1).slots[0], Output(capture.NAMES[0]), Salvage(16)
     slot.take(1)
     other = os.open("/dev/null", os.O_RDONLY)
-    slot.fields.pid, slot.fields.log_files[:] = os.getpid(), (output.fd, other)
+    slot.pid, slot.log_files[:] = os.getpid(), (output.fd, other)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         saved.look([slot])

@@ -45,7 +45,7 @@ def busy_slot(fields: dict[str, Any]) -> Slot:
     slot.begin(0, 1, 60.0, now())
     for name, value in fields.items():
         is_time = name not in ("pid", "state", "canceled", "stall_sec", "ends_stuck")
-        setattr(slot.fields, name, now() + value if is_time else value)
+        setattr(slot, name, now() + value if is_time else value)
     return slot
 
 
@@ -58,12 +58,12 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
     held = slot.held()
     assert held is not None
     assert (held.job_ids, held.attempts, held.lease_ttl, held.renewed) == ([job], [3], 60.0, 5.0)
-    slot.fields.kept = 7.0
+    slot.kept = 7.0
     assert slot.held().renewed == 7.0  # type: ignore[union-attr]
-    slot.fields.generation += 1
+    slot.generation += 1
     assert slot.held() is None
-    slot.fields.generation += 1
-    slot.end()
+    slot.generation += 1
+    slot.state = State.AWAKE
     assert slot.held() is None
 
 
@@ -127,7 +127,7 @@ def test_the_earliest_end_of_a_drain_counts() -> None:
     slot.drain_until(10.0)
     slot.drain_until(5.0)
     slot.drain_until(7.0)
-    assert slot.fields.drain_by == 5.0
+    assert slot.drain_by == 5.0
 
 
 def test_a_slot_that_is_taken_remembers_nothing() -> None:
@@ -136,8 +136,8 @@ def test_a_slot_that_is_taken_remembers_nothing() -> None:
     slot.drain_until(10.0)
     slot.found_no_job(5.0, None)
     slot.take(2)
-    assert (slot.worker, slot.fields.drain_by, slot.state, slot.fields.kind) == ("", 0, State.STARTING, 2)
-    assert slot.fields.looked_at == 0
+    assert (slot.worker, slot.drain_by, slot.state, slot.kind) == ("", 0, State.STARTING, 2)
+    assert slot.looked_at == 0
 
 
 def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
@@ -156,12 +156,12 @@ def test_a_recalled_worker_knows_it_after_this_run_and_not_after_the_next() -> N
     slot.begin(0, 1, 60.0, 5.0, ahead=3)
     held = slot.held()
     assert held is not None
-    assert (slot.fields.ahead, slot.is_recalled) == (3, False)
+    assert (slot.ahead, slot.is_recalled) == (3, False)
     assert [slot.recall(held), slot.recall(held)] == [False, True]
-    slot.end()
+    slot.state = State.AWAKE
     assert (slot.is_recalled, slot.held()) == (True, None)
     slot.begin(1, 1, 60.0, 6.0)
-    assert (slot.is_recalled, slot.fields.ahead) == (False, 0)
+    assert (slot.is_recalled, slot.ahead) == (False, 0)
 
 
 def test_a_worker_knows_which_siblings_work_and_which_wait() -> None:
@@ -230,10 +230,10 @@ def test_e1_the_memory_of_a_run_that_was_ended_for_it_is_told_although_it_has_fr
     slot.take(os.getpid())
     slot.claim([uuid4()], [1])
     slot.begin(0, 1, 60.0, now())
-    slot.limit(None, 400)
+    slot.memory_limit = 400 << 20
     assert kill_reason(slot, LIMITS) is Reason.MEMORY
     assert kill_reason(slot, LIMITS) is None
-    assert slot.fields.memory_used == 500 << 20
+    assert slot.memory_used == 500 << 20
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -277,7 +277,7 @@ def test_a_slot_shows_the_jobs_of_a_run_and_those_behind_it() -> None:
     assert held is not None
     assert (held.job_ids, held.attempts, held.job_id) == (jobs[2:5], [2, 3, 4], jobs[2])
     assert (slot.begun_last, slot.waiting, slot.runs) == (jobs[2:5], jobs[5:], 1)
-    slot.end()
+    slot.state = State.AWAKE
     slot.claim(jobs[:1], [7])
     assert (slot.begun_last, slot.waiting) == ([], jobs[:1])
 

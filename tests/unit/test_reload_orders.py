@@ -35,10 +35,10 @@ class Worker:
             self.phase = "look" if self.phase == "rest" else "claim"
         elif self.phase == "claim":
             self.slot.state = self.chance.choice((State.BUSY, State.IDLE))
-            self.phase = "run" if self.slot.state is State.BUSY else "idle"
+            self.phase = "run" if self.slot.state == State.BUSY else "idle"
         elif self.phase == "gone":
             return
-        elif self.chance.random() < 0.1 or (self.phase == "idle" and self.slot.order is not Order.WORK):
+        elif self.chance.random() < 0.1 or (self.phase == "idle" and self.slot.order != Order.WORK):
             self.slot.state = State.AWAKE if self.phase == "run" else self.slot.state
             self.phase = "look"
 
@@ -86,8 +86,8 @@ class Farm:
                 self.chance.choice(list(self.workers.values())).step()
             assert sum(worker.phase in CLAIMS for worker in self.workers.values()) <= self.wished_for
             assert len(self.workers) <= self.wished_for + 1
-            leaving = [child.slot for child in self.children.values() if child.slot.order is Order.LEAVE]
-            assert all(slot.state is State.RESTING for slot in leaving), "the first to finish leaves, not one that runs"
+            leaving = [child.slot for child in self.children.values() if child.slot.order == Order.LEAVE]
+            assert all(slot.state == State.RESTING for slot in leaving), "the first to finish leaves, not one that runs"
 
     def generations(self) -> set[int]:
         """Those of the workers that are left."""
@@ -109,7 +109,7 @@ def test_every_worker_is_replaced_and_never_do_too_many_claim(farm: Farm) -> Non
     farm.go_on(3_000)
     assert farm.generations() == {2}
     assert len(farm.workers) == farm.wished_for
-    assert all(child.slot.order is Order.WORK for child in farm.children.values())
+    assert all(child.slot.order == Order.WORK for child in farm.children.values())
 
 
 def test_broken_code_keeps_the_old_workers_at_work(farm: Farm) -> None:
@@ -119,7 +119,7 @@ def test_broken_code_keeps_the_old_workers_at_work(farm: Farm) -> None:
     farm.is_broken = True
     farm.go_on(1_000)
     assert before.items() <= farm.workers.items()
-    assert all(farm.children[pid].slot.order is Order.WORK for pid in before)
+    assert all(farm.children[pid].slot.order == Order.WORK for pid in before)
 
 
 def test_one_worker_at_a_time_is_missing(farm: Farm) -> None:

@@ -9,7 +9,6 @@ from uuid import UUID
 
 import psycopg
 
-from dataloader.pipelines.children import of_this_process
 from dataloader.pipelines.context import GatherFailed, Parent, PermanentError, Suspended
 from dataloader.queue import db, parents, typed_args
 from dataloader.queue.job import Delivery, plain
@@ -28,7 +27,6 @@ class Family:
         self._schema = schema
         self._conn: db.Connection | None = None
         self._added = 0
-        self._open = of_this_process(self._opened)
 
     def close(self) -> None:
         """At the end of the run."""
@@ -79,7 +77,7 @@ class Family:
         found = parents.told(conn, parents.parents_of(conn, self._job.job_id))
         return [Parent(each.job_id, each.task, each.status, each.result) for each in found]
 
-    def _opened(self) -> db.Connection:
+    def _open(self) -> db.Connection:
         if self._conn is None:
             self._conn = self._connect()
         return self._conn

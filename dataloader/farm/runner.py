@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
 import structlog
 
-from dataloader import log, pipelines
+from dataloader import log, periods, pipelines
 from dataloader.config import Settings
 from dataloader.farm import fence
 from dataloader.farm.checkpoints import Checkpoints
 from dataloader.farm.failures import described, fingerprint, headline, message
 from dataloader.farm.family import Family
 from dataloader.farm.lease import Lease
+from dataloader.farm.process import now
 from dataloader.farm.warm import Place, Resource, WarmResources, prepared
 from dataloader.pipelines import PermanentError, Progress, Retry, Run, Stopped, UnknownTask, hooks
 from dataloader.pipelines.children import of_this_process, own_process
 from dataloader.pipelines.context import Suspended
 from dataloader.pipelines.registry import RETRY
-from dataloader.queue import db
+from dataloader.queue import db, lifecycle
 from dataloader.queue.hooks import Hook, identity
 from dataloader.queue.job import (
     Checkpoint,
@@ -45,6 +47,8 @@ from dataloader.queue.job import (
 
 RETRIED = (End.ERROR, End.TIMEOUT)  # the ends after which a job runs again while it has attempts
 NOTES_MOST, NOTE_MOST = 20, 500  # lines of a run that the journal keeps, and the characters of one
+LEAP_SEC = periods.seconds("LEAP_SEC", 10.0)  # for the answer to a leap
+T = TypeVar("T")
 _log = structlog.get_logger("worker")
 
 
@@ -55,60 +59,49 @@ class WrongPipeline(Exception):
 class Runner:
     """Runs one job at a time, in the worker's main thread."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        dsn: str,
-        leap: Callable[[Job, int], int | None] = lambda job, fence: None,
-    ) -> None:
-        """`dsn` is the queue's; `leap` returns a fencing token above a fence, or None when the claim is lost."""
-        self._settings = settings
+    def __init__(self, settings: Settings, dsn: str) -> None:
+        """`dsn` is the queue's."""
+        self.settings = settings
         self._dsn = dsn
-        self._target_dsn = settings.target_dsn or dsn
-        self._family: Family | None = None  # of the present run, once its context is made
-        self._leap = leap
-        self._tokens: dict[UUID, int] | None = None  # the fencing tokens of the present run's jobs, once it asks
-        self._interruptible: Lease | None = None  # the run of a plain function, or what prepares a resource
         self.warm = WarmResources(settings.dl_warm)
-        self._lent: tuple[Place, Resource] | None = None  # the resource of the present run
-        self._notes: list[str] = []  # for the journal of the present run
-        self._drops = False  # the pipeline does not want to have this resource again
-        self.has_prepared = False  # the present run has made its resource
         self.kept: Mapping[UUID, Checkpoint] = {}  # of jobs that have run before, as the queue has them
-        self._checkpoints: Checkpoints | None = None  # of the present run, where its pipeline wants a context
+        self.has_prepared = False  # the latest run has made its resource
+        self._interruptible: Lease | None = None  # the run of a plain function, or of what prepares a resource
 
     def run(self, delivery: Delivery, lease: Lease) -> Outcome:
         """Resolve and step the pipeline; every exception becomes an outcome, in which secrets are masked."""
-        self._tokens = None
-        self._notes = []
-        self._checkpoints = None
         self.has_prepared = False
         try:
             pipeline = pipelines.resolve(delivery.first.task)
         except UnknownTask as e:
             tell_failed(delivery, None, outcome := _failed(e, None))
             return outcome
-        by_key: dict[str, Outcome] = {}
+        execution = Execution(self, delivery, lease, pipeline)
         try:
             with own_process():
-                outcome = self._step(delivery, lease, pipeline, by_key)
+                outcome = execution.step()
         except BaseException as e:  # of the methods of what the pipeline has yielded or returned
             outcome = _failed(e, None)
-        if self._lent is not None:
-            self._give_back(lease)
-        if self._family is not None:
-            self._family.close()
-            self._family = None
-        if by_key and lease.stop is None:
-            outcome = outcome._replace(by_key={**outcome.by_key, **by_key})
-        if self._notes:
-            outcome = outcome._replace(notes=tuple(self._notes))
-        if self._checkpoints is not None and (latest := self._checkpoints.latest) and latest.text is not None:
-            is_free = pipeline.spares_attempts and outcome.end in RETRIED and self._checkpoints.has_moved
-            outcome = outcome._replace(checkpoint=latest, is_free=is_free)
+        outcome = execution.close(outcome)
         if outcome.end is not End.DONE or outcome.by_key:
             tell_failed(delivery, pipeline, outcome)
         return delayed(delivery, outcome, pipeline.retry_in) if pipeline.retry_in else outcome
+
+    def interrupt(self) -> None:
+        """In the signal handler of SIGUSR1: raise Stopped into a plain function, which has no safe point."""
+        lease = self._interruptible
+        if lease is not None and lease.must_stop_now():
+            self._interruptible = None
+            raise Stopped
+
+    def call(self, code: Callable[[], T], interruptible: Lease | None) -> T:
+        """Call the pipeline's code; the signal handler may raise Stopped into it where a lease is `interruptible`."""
+        self._interruptible = interruptible
+        try:
+            with own_process():
+                return code()
+        finally:
+            self._interruptible = None
 
     def tell_exhausted(self, job: Job) -> None:
         """The job is about to end `failed`: call its pipeline's `on_exhausted`, if it has one; never raises."""
@@ -121,16 +114,70 @@ class Runner:
                 except BaseException as e:
                     _log.error("pipeline.on_exhausted.failed", error=log.masked(headline(e)))
 
-    def _step(
-        self, delivery: Delivery, lease: Lease, pipeline: pipelines.Pipeline, by_key: dict[str, Outcome]
-    ) -> Outcome:
-        """Step the pipeline until it ends or has to stop; `by_key` gets what it decides for single keys."""
+    # --- databases ---
+
+    def queue_session(self) -> db.Connection:
+        """A session on the queue's database for the present run: the heartbeat has the worker's."""
+        schema, within = self.settings.pg_schema_queue, self.settings.pg_connect_timeout
+        return db.connect(self._dsn, name="dl-pipeline", schema=schema, connect_timeout=within, answer_within=30)
+
+    def target(self, dsn: str | None) -> str:
+        """Where a transaction goes whose pipeline asks for `dsn`, or for None."""
+        return dsn or self.settings.target_dsn or self._dsn
+
+    def leap(self, job: Job, fence: int, lease: Lease) -> int | None:
+        """A fencing token for this claim above the target's `fence`; None when the job is another worker's.
+
+        By a connection of its own: the heartbeat has the worker's, and may be replacing it after a failover, which is
+        when fences are ahead of the queue.
+        """
+        slot = lease.slot
+
+        def ask() -> int | None:
+            schema = self.settings.pg_schema_queue
+            with db.connect(self._dsn, name="dl-leap", schema=schema, answer_within=LEAP_SEC, lock_timeout=5) as conn:
+                return lifecycle.leap(conn, job, fence)
+
+        def is_too_late() -> bool:
+            return now() > slot.fence_at or 0 < slot.drain_by < now()
+
+        token = db.patiently(ask, sleep=time.sleep, give_up=is_too_late)
+        if token is not None:
+            _log.warning(
+                "worker.fence.ahead",
+                worker=job.claimed_by,
+                queue=job.queue,
+                fence=fence,
+                claim=job.claim,
+                leapt_to=token,
+            )
+        return token
+
+
+class Execution:
+    """One run: it steps the pipeline, and does what the pipeline's context asks for."""
+
+    def __init__(self, runner: Runner, delivery: Delivery, lease: Lease, pipeline: pipelines.Pipeline) -> None:
+        self._runner = runner
+        self._delivery = delivery
+        self._lease = lease
+        self._pipeline = pipeline
+        self._tokens: dict[UUID, int] | None = None  # the fencing tokens of the run's jobs, once it asks
+        self._checkpoints: Checkpoints | None = None  # where the pipeline wants a context
+        self._family: Family | None = None  # the same
+        self._by_key: dict[str, Outcome] = {}  # what the pipeline has decided for single keys
+        self._notes: list[str] = []  # for the journal
+        self._lent: tuple[Place, Resource] | None = None
+        self._drops_resource = False
+
+    def step(self) -> Outcome:
+        """Step the pipeline until it ends or has to stop."""
+        delivery, lease, pipeline = self._delivery, self._lease, self._pipeline
         try:
-            wants_context = pipeline.wants_context or pipeline.prepare
-            context = self._context(delivery, lease, pipeline, by_key) if wants_context else None
-            given = input_of(delivery, pipeline, by_key)
+            context = self._context() if pipeline.wants_context or pipeline.prepare else None
+            given = input_of(delivery, pipeline, self._by_key)
             if pipeline.prepare or delivery.first.affinity_key:
-                context = self._with_resource(delivery, lease, pipeline, given, context)
+                context = self._with_resource(given, context)
             lease.watch(pipeline.stall_sec, pipeline.on_stall == RETRY)
             lease.limit(
                 delivery.timeout_sec or pipeline.timeout_of(given, delivery.first.affinity_key), pipeline.max_memory_mb
@@ -140,14 +187,18 @@ class Runner:
                 steps = hooks.wrapped(_seen(delivery, given), steps)
             interruptible = None if pipeline.has_safe_points else lease
             while True:
-                item = self._next(steps, interruptible)
+                item = self._runner.call(steps.__next__, interruptible)
                 if isinstance(item, dict):
-                    self._yielded(steps, lease, item)
+                    try:
+                        self.report(item)
+                    except PermanentError:  # a checkpoint that cannot be kept
+                        steps.close()  # its transaction rolls back now, not when Python collects it
+                        raise
                 if lease.must_stop():
                     steps.close()
                     return _stopped(lease, _shown(lease.reported))
         except StopIteration as e:
-            return returned(delivery, pipeline, e.value, lease.reported, self._settings.dl_result_kb)
+            return returned(delivery, pipeline, e.value, lease.reported, self._runner.settings.dl_result_kb)
         except BaseException as e:
             progress = _shown(lease.reported)
             if lease.stop is not None:
@@ -156,88 +207,30 @@ class Runner:
                 return Outcome(End.HANDED_BACK, str(e), progress)
             return _failed(e, progress)
 
-    def _yielded(self, steps: pipelines.Steps, lease: Lease, document: dict[str, Any]) -> None:
-        """Keep what the pipeline has yielded; a checkpoint that cannot be kept ends the run at once."""
-        try:
-            self._report(lease, document)
-        except PermanentError:
-            steps.close()  # its transaction rolls back now, not when Python collects it
-            raise
+    def close(self, outcome: Outcome) -> Outcome:
+        """Give back what the run has used; returns the outcome with what the pipeline has said besides its end."""
+        lease = self._lease
+        if self._lent is not None:  # of a resource whose run had to stop nobody knows the state
+            self._runner.warm.give_back(*self._lent, is_sound=lease.stop is None and not self._drops_resource)
+        if self._family is not None:
+            self._family.close()
+        if self._by_key and lease.stop is None:
+            outcome = outcome._replace(by_key={**outcome.by_key, **self._by_key})
+        if self._notes:
+            outcome = outcome._replace(notes=tuple(self._notes))
+        if self._checkpoints is not None and (latest := self._checkpoints.latest) and latest.text is not None:
+            is_free = self._pipeline.spares_attempts and outcome.end in RETRIED and self._checkpoints.has_moved
+            outcome = outcome._replace(checkpoint=latest, is_free=is_free)
+        return outcome
 
-    def _report(self, lease: Lease, document: dict[str, Any]) -> None:
-        lease.report(document)
-        if not isinstance(document, Progress) or document.checkpoint is None:
-            return
-        if self._checkpoints is None:
-            raise PermanentError("a pipeline that saves a checkpoint should take a context, and read its checkpoint")
-        self._checkpoints.save(document.checkpoint)
-
-    def _with_resource(
-        self,
-        delivery: Delivery,
-        lease: Lease,
-        pipeline: pipelines.Pipeline,
-        given: Any,
-        context: pipelines.Context | None,
-    ) -> pipelines.Context | None:
-        """The context with the pipeline's resource: a warm one, else one that is prepared now, within its limit."""
-        place = pipeline.prepare, delivery.first.affinity_key or ""
-        name = f"{pipeline.task} {place[1]}".strip()
-        found = self.warm.get(place)
-        if found is None:
-            self.warm.make_room()
-            found = Resource(None, name)
-            if pipeline.prepare is not None:
-                lease.limit(pipeline.prepare_sec, pipeline.max_memory_mb, "prepare")
-                found = self._prepared(lease, name, partial(pipeline.prepare, given, context))
-        self._lent = place, found
-        return context and replace(context, resource=found.value)
-
-    def _prepared(self, lease: Lease, name: str, open_it: Callable[[], Any]) -> Resource:
-        self._interruptible = lease
-        self.has_prepared = True
-        try:
-            return prepared(name, open_it)
-        finally:
-            self._interruptible = None
-
-    def _give_back(self, lease: Lease) -> None:
-        """The run is over. Of a resource whose run had to stop nobody knows the state."""
-        assert self._lent is not None  # noqa: S101  the caller has looked
-        lent, self._lent = self._lent, None
-        self.warm.give_back(*lent, is_sound=lease.stop is None and not self._drops)
-        self._drops = False
-
-    def _note(self, text: str) -> None:
-        if len(self._notes) < NOTES_MOST:
-            self._notes.append(clip(log.masked(text))[:NOTE_MOST])
-
-    def _drop_resource(self) -> None:
-        self._drops = True
-
-    def _next(self, steps: pipelines.Steps, interruptible: Lease | None) -> Any:
-        """The pipeline's next step; the signal handler may raise Stopped into a step with an `interruptible` lease."""
-        self._interruptible = interruptible
-        try:
-            with own_process():
-                return next(steps)
-        finally:
-            self._interruptible = None
-
-    def interrupt(self) -> None:
-        """In the signal handler of SIGUSR1: raise Stopped into a plain function, which has no safe point."""
-        lease = self._interruptible
-        if lease is not None and lease.must_stop_now():
-            self._interruptible = None
-            raise Stopped
-
-    def _context(
-        self, delivery: Delivery, lease: Lease, pipeline: pipelines.Pipeline, by_key: dict[str, Outcome]
-    ) -> pipelines.Context:
-        job = delivery.first
-        self._family = Family(delivery, self._beside, self._settings.pg_schema_queue)
-        kept = self.kept.get(job.job_id, Checkpoint())
-        self._checkpoints = Checkpoints(lease, pipeline, kept, partial(self._ask_target, delivery, lease))
+    def _context(self) -> pipelines.Context:
+        delivery, lease, job = self._delivery, self._lease, self._delivery.first
+        self._family = Family(delivery, self._runner.queue_session, self._runner.settings.pg_schema_queue)
+        kept = self._runner.kept.get(job.job_id, Checkpoint())
+        self._checkpoints = Checkpoints(lease, self._pipeline, kept, self._target_checkpoint)
+        self.must_stop, self.queue_session = lease.must_stop, self._runner.queue_session
+        self.begin_at, self.save = self._checkpoints.begin, self._checkpoints.save
+        self.trigger, self.gather, self.parents = self._family.trigger, self._family.gather, self._family.parents
         return pipelines.Context(
             job_id=job.job_id,
             attempt=job.attempt,
@@ -245,49 +238,97 @@ class Runner:
             partition_key=job.partition_key,
             idempotency_key=job.idempotency_key,
             logger=logging.getLogger(f"pipeline.{job.task}"),
-            data_dir=self._settings.data_dir,
-            _stop_asked=of_this_process(lease.must_stop),
-            _report=of_this_process(partial(self._report, lease)),
-            _transaction=of_this_process(partial(self._transaction, delivery, lease)),
-            _checkpoint=of_this_process(self._checkpoints.begin),
-            _save=of_this_process(self._checkpoints.save),
-            _is_saved=of_this_process(lambda: lease.is_saved),
-            _stop_reason=of_this_process(lambda: lease.stop_for_others),
+            data_dir=self._runner.settings.data_dir,
             claim=job.claim,
-            _decide=of_this_process(partial(_decide_key, delivery, by_key)),
             affinity_key=job.affinity_key,
-            _drop=of_this_process(self._drop_resource),
-            _note=of_this_process(self._note),
-            _family=self._family,
-            _queue_session=self._beside,
+            _run=of_this_process(self),
         )
 
-    def _beside(self) -> db.Connection:
-        schema, within = self._settings.pg_schema_queue, self._settings.pg_connect_timeout
-        return db.connect(self._dsn, name="dl-pipeline", schema=schema, connect_timeout=within, answer_within=30)
+    def _with_resource(self, given: Any, context: pipelines.Context | None) -> pipelines.Context | None:
+        """The context with the pipeline's resource: a warm one, else one that is prepared now, within its limit."""
+        pipeline, runner, lease = self._pipeline, self._runner, self._lease
+        place = pipeline.prepare, self._delivery.first.affinity_key or ""
+        name = f"{pipeline.task} {place[1]}".strip()
+        resource = runner.warm.get(place)
+        if resource is None:
+            runner.warm.make_room()
+            resource = Resource(None, name)
+            if pipeline.prepare is not None:
+                lease.limit(pipeline.prepare_sec, pipeline.max_memory_mb, "prepare")
+                runner.has_prepared = True
+                prepare = partial(prepared, name, partial(pipeline.prepare, given, context))
+                resource = runner.call(prepare, lease)
+        self._lent = place, resource
+        return context and replace(context, resource=resource.value)
+
+    # --- what the context asks for ---
+
+    @property
+    def is_saved(self) -> bool:
+        """See Context."""
+        return self._lease.is_saved
+
+    @property
+    def stop_reason(self) -> End | None:
+        """See Context."""
+        return self._lease.stop_for_others
+
+    def report(self, document: dict[str, Any]) -> None:
+        """Keep progress, and the checkpoint that it carries."""
+        self._lease.report(document)
+        if not isinstance(document, Progress) or document.checkpoint is None:
+            return
+        if self._checkpoints is None:
+            raise PermanentError("a pipeline that saves a checkpoint should take a context, and read its checkpoint")
+        self._checkpoints.save(document.checkpoint)
+
+    def note(self, text: str) -> None:
+        """Keep a line for the journal."""
+        if len(self._notes) < NOTES_MOST:
+            self._notes.append(clip(log.masked(text))[:NOTE_MOST])
+
+    def drop_resource(self) -> None:
+        """No other run gets this run's resource."""
+        self._drops_resource = True
+
+    def decide(self, key: str, outcome: Outcome) -> None:
+        """How the run ends for one key of a batch."""
+        if key not in {job.lock_key for job in self._delivery.jobs}:
+            raise KeyError(f"{key!r} is no key of this run")
+        error = outcome.error if outcome.error is None else log.masked(outcome.error)
+        group = None if outcome.raised is None else _group_of(outcome.raised)
+        self._by_key[key] = outcome._replace(error=error, error_group=group)
 
     @contextmanager
-    def _transaction(self, delivery: Delivery, lease: Lease, dsn: str | None) -> Iterator[psycopg.Connection[Any]]:
+    def transaction(self, dsn: str | None) -> Iterator[psycopg.Connection[Any]]:
         """A transaction in the target database; it rolls back when the run has to stop before the commit."""
         checkpoints = self._checkpoints
         assert checkpoints is not None  # noqa: S101  the run has a context
         standing = checkpoints.standing(dsn is None)
-        with self._fenced(dsn, delivery, lease, standing) as conn, checkpoints.within(standing):
+        with self._fenced(dsn, standing) as conn, checkpoints.within(standing):
             with own_process():  # the session is the parent's
                 yield conn
-            if lease.must_stop_now():
+            if self._lease.must_stop_now():
                 raise Stopped
         checkpoints.committed(standing)
 
     @contextmanager
-    def _fenced(
-        self, dsn: str | None, delivery: Delivery, lease: Lease, standing: fence.Standing | None
-    ) -> Iterator[psycopg.Connection[Any]]:
+    def _fenced(self, dsn: str | None, standing: fence.Standing | None) -> Iterator[psycopg.Connection[Any]]:
         """A transaction that no run without its claim commits; such a run is over."""
+        jobs, lease = {job.job_id: job for job in self._delivery.jobs}, self._lease
         if self._tokens is None:
-            self._tokens = {job.job_id: job.claim for job in delivery.jobs}
-        where, schema, owner = self._where(dsn), self._settings.pg_schema, delivery.first.claimed_by
-        leap = partial(self._leap_over, delivery, lease)
+            self._tokens = {job_id: job.claim for job_id, job in jobs.items()}
+
+        def leap(job_id: UUID, height: int) -> int | None:
+            try:
+                return self._runner.leap(jobs[job_id], height, lease)
+            except psycopg.Error:
+                if lease.must_stop_now():  # the queue's database was away for too long
+                    raise Stopped from None
+                raise
+
+        where, schema = self._runner.target(dsn), self._runner.settings.pg_schema
+        owner = self._delivery.first.claimed_by
         try:
             with fence.transaction(where, schema, self._tokens, owner, leap, standing) as conn:
                 yield conn
@@ -295,24 +336,11 @@ class Runner:
             lease.give_up(End.GONE, "a newer run of the job has begun")
             raise Stopped from None
 
-    def _where(self, dsn: str | None) -> str:
-        return dsn or self._target_dsn
-
-    def _ask_target(self, delivery: Delivery, lease: Lease) -> Checkpoint:
+    def _target_checkpoint(self) -> Checkpoint:
         """The job's checkpoint in the target, behind which no run without its claim commits another."""
-        standing = fence.Standing(delivery.first.job_id)
-        with self._fenced(None, delivery, lease, standing):
+        standing = fence.Standing(self._delivery.first.job_id)
+        with self._fenced(None, standing):
             return standing.found
-
-    def _leap_over(self, delivery: Delivery, lease: Lease, job_id: UUID, fence: int) -> int | None:
-        """A token above a fence in the target; None when the claim is lost."""
-        (job,) = (job for job in delivery.jobs if job.job_id == job_id)
-        try:
-            return self._leap(job, fence)
-        except psycopg.Error:
-            if lease.must_stop_now():  # the queue's database was away for too long
-                raise Stopped from None
-            raise
 
 
 def returned(
@@ -447,14 +475,6 @@ def _of(delivery: Delivery, pipeline: pipelines.Pipeline | None) -> Run:
 def _seen(delivery: Delivery, given: Any) -> Run:
     job, job_ids = delivery.first, tuple([each.job_id for each in delivery.jobs])
     return Run(job.queue, job.task, job.lock_key, job.job_id, job.attempt, given, job_ids)
-
-
-def _decide_key(delivery: Delivery, by_key: dict[str, Outcome], key: str, outcome: Outcome) -> None:
-    if key not in {job.lock_key for job in delivery.jobs}:
-        raise KeyError(f"{key!r} is no key of this run")
-    error = outcome.error if outcome.error is None else log.masked(outcome.error)
-    group = None if outcome.raised is None else _group_of(outcome.raised)
-    by_key[key] = outcome._replace(error=error, error_group=group)
 
 
 def _stopped(lease: Lease, progress: dict[str, Any] | None) -> Outcome:

@@ -10,7 +10,6 @@ import math
 import os
 import random
 import signal
-import time
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
@@ -60,7 +59,6 @@ NO_ROOM = "not started: another run has taken the room that the host had for it"
 LEARN_SEC = periods.seconds("LEARN_SEC", 60.0)  # between two looks at what the runs of tasks have used
 ANSWER_SEC = periods.seconds("WORKER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
 LOCK_SEC = periods.seconds("WORKER_LOCK_SEC", 5.0)  # for a lock that another session has
-LEAP_SEC = periods.seconds("LEAP_SEC", 10.0)  # for the answer to a leap
 NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
@@ -133,11 +131,6 @@ class Orders:
         """True once the worker drains or leaves."""
         return self.stopping or self._slot.order == Order.LEAVE
 
-    @property
-    def is_overdue(self) -> bool:
-        """True once a draining worker has used up DL_DRAIN_SEC and DL_KILL_GRACE_SEC."""
-        return self.stopping and now() > self.drain_by
-
     def pause(self, seconds: float, *others: int) -> None:
         """Wait for `seconds`, a signal, the supervisor's death, or one of the file descriptors `others`."""
         life = [] if self._orphaned else [self._life]  # a pipe without a writer is readable for ever
@@ -174,7 +167,7 @@ class Worker:
         outage = FarmOutage(shared.outage, self.log)
         self.session = Session(self._open_session, self._resume, outage, "worker.session.lost")
         self._dsn = dsn
-        self.runner = Runner(settings, dsn, self._leap)
+        self.runner = Runner(settings, dsn)
         elsewhere = partial(shared.warm_elsewhere, slot)
         self.preference = Preference(settings, lambda: self.runner.warm.keys, elsewhere)
         self.admission = Admission(Host(settings), shared, slot, settings.dl_reserve_sec, self.log)
@@ -334,27 +327,6 @@ class Worker:
         schedules.tell(session.conn, pipelines.schedules(), self.settings.timezone)
         self.heartbeat.start()
         self.log.info("worker.started", pid=os.getpid())
-
-    def _leap(self, job: Job, fence: int) -> int | None:
-        """A fencing token for this claim above the target's `fence`; None when the job is another worker's.
-
-        By a connection of its own: the heartbeat has the worker's, and may be replacing it after a failover, which is
-        when fences are ahead of the queue.
-        """
-
-        def ask() -> int | None:
-            schema = self.settings.pg_schema_queue
-            with db.connect(
-                self._dsn, name="dl-leap", schema=schema, answer_within=LEAP_SEC, lock_timeout=LOCK_SEC
-            ) as conn:
-                return lifecycle.leap(conn, job, fence)
-
-        fence_token = db.patiently(
-            ask, sleep=time.sleep, give_up=lambda: now() > self.slot.fence_at or self.orders.is_overdue
-        )
-        if fence_token is not None:
-            self.log.warning("worker.fence.ahead", fence=fence, claim=job.claim, leapt_to=fence_token)
-        return fence_token
 
     def _agree(self, session: lifecycle.Session) -> None:
         """Make its queues what the settings say of their order; raises ConfigError when one is something else."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -32,19 +30,24 @@ class own_process:
             _end(error)
 
 
-def of_this_process(call: Callable[P, T]) -> Callable[P, T]:
-    """The same function for this process; it raises RuntimeError in a child, which has neither claim nor session."""
-    pid = os.getpid()
+class _OfThisProcess:
+    __slots__ = ("_pid", "_thing")
 
-    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        if os.getpid() != pid:
+    def __init__(self, thing: object) -> None:
+        self._thing, self._pid = thing, os.getpid()
+
+    def __getattr__(self, name: str) -> Any:
+        if os.getpid() != self._pid:
             raise RuntimeError(
                 "the context belongs to the process of the run, and this process was forked from it: let it return its"
                 " result to the run, and connect to a database by itself"
             )
-        return call(*args, **kwargs)
+        return getattr(self._thing, name)
 
-    return checked
+
+def of_this_process(thing: T) -> T:
+    """The same object for this process; its use raises RuntimeError in a child, which has neither claim nor session."""
+    return cast(T, _OfThisProcess(thing))
 
 
 def _end(error: BaseException | None) -> NoReturn:

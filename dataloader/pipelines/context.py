@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -73,21 +73,25 @@ class Parent(NamedTuple):
     result: Any
 
 
-class Relatives(Protocol):
-    """The other jobs that a run has to do with, as the farm or the testing kit knows them."""
+class Execution(Protocol):
+    """The run behind a context, as the farm or the testing kit knows it. Each member is as that of Context."""
 
-    def trigger(self, task: str, args: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> UUID:
-        """See Context.trigger."""
-
-    def gather(self, job_ids: Sequence[UUID]) -> list[Any]:
-        """See Context.gather."""
-
-    def parents(self) -> list[Parent]:
-        """See Context.parents."""
-
-
-def _no_queue() -> AbstractContextManager[psycopg.Connection[Any]]:
-    raise RuntimeError("this run has no database of a queue")
+    @property
+    def is_saved(self) -> bool: ...
+    @property
+    def stop_reason(self) -> End | None: ...
+    def must_stop(self) -> bool: ...
+    def report(self, document: dict[str, Any]) -> None: ...
+    def transaction(self, dsn: str | None) -> AbstractContextManager[psycopg.Connection[Any]]: ...
+    def queue_session(self) -> AbstractContextManager[psycopg.Connection[Any]]: ...
+    def decide(self, key: str, outcome: Outcome) -> None: ...
+    def note(self, text: str) -> None: ...
+    def drop_resource(self) -> None: ...
+    def begin_at(self) -> dict[str, Any] | None: ...
+    def save(self, checkpoint: dict[str, Any]) -> None: ...
+    def trigger(self, task: str, args: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> UUID: ...
+    def gather(self, job_ids: Sequence[UUID]) -> list[Any]: ...
+    def parents(self) -> list[Parent]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +106,9 @@ class Context:
     logger: Logger
     data_dir: Path
     claim: int  # the fence token: it grows with each start of the job, also with starts that are no attempt
-    _stop_asked: Callable[[], bool]
-    _report: Callable[[dict[str, Any]], None]
-    _transaction: Callable[[str | None], AbstractContextManager[psycopg.Connection[Any]]]
-    _decide: Callable[[str, Outcome], None]
+    _run: Execution
     resource: Any = None  # what the pipeline's `prepare` has made
     affinity_key: str | None = None
-    _drop: Callable[[], None] = lambda: None
-    _note: Callable[[str], None] = lambda text: None
-    _family: Relatives | None = None
-    _checkpoint: Callable[[], dict[str, Any] | None] = lambda: None
-    _save: Callable[[dict[str, Any]], None] = lambda checkpoint: None
-    _queue_session: Callable[[], AbstractContextManager[psycopg.Connection[Any]]] = _no_queue
-    _is_saved: Callable[[], bool] = lambda: True
-    _stop_reason: Callable[[], End | None] = lambda: None
 
     @property
     def checkpoint(self) -> dict[str, Any] | None:
@@ -124,7 +117,7 @@ class Context:
         Read it before the first transaction, also to save one. Raises PermanentError within a transaction, and in a
         call with several jobs.
         """
-        return self._checkpoint()
+        return self._run.begin_at()
 
     def save(self, checkpoint: dict[str, Any]) -> None:
         """Keep where the next run of the job goes on, after an error, a crash, a drain or a release of this one.
@@ -134,7 +127,7 @@ class Context:
         not read `checkpoint`, in a call with several jobs, and within two transactions at a time or one of another
         database than the target.
         """
-        self._save(checkpoint)
+        self._run.save(checkpoint)
 
     @property
     def is_saved(self) -> bool:
@@ -143,7 +136,7 @@ class Context:
         Then the next run gets it, however this one ends: an order to another system that must not be given twice may go
         out. It takes some ms, and up to a second where the run has saved before.
         """
-        return self._is_saved()
+        return self._run.is_saved
 
     @property
     def stop_reason(self) -> str | None:
@@ -152,7 +145,7 @@ class Context:
         After "handed back" and "gone" another run goes on with the job, so what this one has begun in other systems is
         the other's. It is "gone" too once the lease is over: the next run may have begun.
         """
-        return self._stop_reason()
+        return self._run.stop_reason
 
     def trigger(self, task: str, args: Mapping[str, Any] | None = None, **fields: Any) -> UUID:
         """Add a job and return its id; `fields` are those of `dataloader.enqueue`, its queue by default this job's.
@@ -160,8 +153,7 @@ class Context:
         Its idempotency key is made of this job's id and a number, so a later attempt of this job that triggers in the
         same order adds nothing twice. Raises PermanentError for fields that are not valid.
         """
-        assert self._family is not None  # noqa: S101  a farm's run has one
-        return self._family.trigger(task, args, fields)
+        return self._run.trigger(task, args, fields)
 
     def gather(self, job_ids: Sequence[UUID]) -> list[Any]:
         """The results of these jobs, in their order, once all have ended.
@@ -169,14 +161,12 @@ class Context:
         Until then the run ends at this call and frees its worker. Its job waits for the others, and then runs from its
         begin again; the attempt is given back. Raises GatherFailed where one has not succeeded.
         """
-        assert self._family is not None  # noqa: S101  a farm's run has one
-        return self._family.gather(job_ids)
+        return self._run.gather(job_ids)
 
     @property
     def parents(self) -> list[Parent]:
         """The jobs that this one has waited for, with their results: first those of `depends_on`, in its order."""
-        assert self._family is not None  # noqa: S101  a farm's run has one
-        return self._family.parents()
+        return self._run.parents()
 
     def fail(self, key: str, error: str | BaseException) -> None:
         """Decide that the run has failed for this key of a batch: its jobs are tried again while they have attempts.
@@ -186,43 +176,43 @@ class Context:
         """
         end = End.PERMANENT if isinstance(error, PermanentError) else End.ERROR
         raised = error if isinstance(error, BaseException) else None
-        self._decide(key, Outcome(end, str(error) or type(error).__name__, raised=raised))
+        self._run.decide(key, Outcome(end, str(error) or type(error).__name__, raised=raised))
 
     def retry(self, key: str, in_sec: float | timedelta) -> None:
         """Decide that this key of a batch is tried again after so many seconds; the attempt counts, as for `Retry`."""
         error = Retry(in_sec)
-        self._decide(key, Outcome(End.ERROR, str(error), delay_sec=error.in_sec))
+        self._run.decide(key, Outcome(End.ERROR, str(error), delay_sec=error.in_sec))
 
     def skip(self, key: str) -> None:
         """Decide that the run has left this key of a batch alone: its jobs go back uncounted, due after SKIP_SEC."""
-        self._decide(key, Outcome(End.HANDED_BACK, "skipped by its pipeline", delay_sec=SKIP_SEC))
+        self._run.decide(key, Outcome(End.HANDED_BACK, "skipped by its pipeline", delay_sec=SKIP_SEC))
 
     def note(self, text: str) -> None:
         """Keep a line in the job's journal, beside the end of this run: up to 20 of 500 characters, secrets masked."""
-        self._note(text)
+        self._run.note(text)
 
     def drop_resource(self) -> None:
         """Keep the resource of this run for no other one: the worker releases it behind the run."""
-        self._drop()
+        self._run.drop_resource()
 
     @property
     def stopping(self) -> bool:
         """True once the run has to end: it is canceled or over its time, its worker drains, or its claim is lost."""
-        return self._stop_asked()
+        return self._run.must_stop()
 
     def check(self) -> None:
         """A safe point for code that does not yield: raises Stopped when the run has to end."""
-        if self._stop_asked():
+        if self._run.must_stop():
             raise Stopped
 
     def progress(self, document: dict[str, Any]) -> None:
         """Report progress and check, as a `yield` does. The worker writes progress at most once a second."""
-        self._report(document)
+        self._run.report(document)
         self.check()
 
     def queue_session(self) -> AbstractContextManager[psycopg.Connection[Any]]:
         """A session of its own on the queue's database, for the built-in pipelines that read the farm's own tables."""
-        return self._queue_session()
+        return self._run.queue_session()
 
     def transaction(self, dsn: str | None = None) -> AbstractContextManager[psycopg.Connection[Any]]:
         """A transaction in the target database (DL_TARGET_DSN, or `dsn`), on a connection of its own.
@@ -231,4 +221,4 @@ class Context:
         the same job rolls it back too: each run notes its claim in the table `dl_fence` of the target database. The
         search_path is PG_SCHEMA.
         """
-        return self._transaction(dsn)
+        return self._run.transaction(dsn)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, repeat
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
 from dataloader import log, pipelines
@@ -50,6 +50,7 @@ from dataloader.queue.typed_args import Model, plain
 from dataloader.testing.processes import Deadlocked, begun, ended, forked
 
 Point = int | Literal["end"]
+T = TypeVar("T")
 Progress = dict[str, Any]
 Dsn = str | Callable[[], str] | None
 CRASHED = "crash"
@@ -425,7 +426,7 @@ class _Runner(Runner):
 
     def __init__(self, settings: Settings, target: Callable[[], str]) -> None:
         super().__init__(settings, "")
-        self._target = target
+        self._dsn_of_test = target
         self.raised: BaseException | None = None
         self.trouble: BaseException | None = None  # an error of the test, not of the pipeline
 
@@ -443,22 +444,25 @@ class _Runner(Runner):
         if trouble := self.trouble or (None if is_pipelines else self.raised):
             raise trouble
 
-    def _next(self, steps: pipelines.Steps, interruptible: Lease | None) -> Any:
+    def call(self, code: Callable[[], T], interruptible: Lease | None) -> T:
         try:
-            return super()._next(steps, interruptible)
+            return super().call(code, interruptible)
         except StopIteration:
             raise
         except BaseException as e:
             self.raised = e
             raise
 
-    def _beside(self) -> db.Connection:
-        self._dsn = self._where(None)
-        return super()._beside()
+    def queue_session(self) -> db.Connection:
+        self._dsn = self.target(None)
+        return super().queue_session()
 
-    def _where(self, dsn: str | None) -> str:
+    def leap(self, job: Job, fence: int, lease: Lease) -> int | None:
+        return None
+
+    def target(self, dsn: str | None) -> str:
         try:
-            return dsn or self._target()
+            return dsn or self._dsn_of_test()
         except BaseException as e:
             self.trouble = e
             raise

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -36,10 +37,12 @@ def context(dsn: str, tmp_path: Path) -> Context:
         logger=logging.getLogger("test"),
         data_dir=tmp_path,
         claim=1,
-        _stop_asked=lambda: False,
-        _report=lambda document: None,
-        _transaction=lambda other: fence.transaction(other or dsn, "public", {job_id: 1}, "test"),
-        _decide=lambda key, outcome: None,
+        _run=SimpleNamespace(  # type: ignore[arg-type]
+            must_stop=lambda: False,
+            report=lambda document: None,
+            transaction=lambda other: fence.transaction(other or dsn, "public", {job_id: 1}, "test"),
+            decide=lambda key, outcome: None,
+        ),
     )
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from dataloader import config
-from dataloader.farm.runner import Runner
+from dataloader.farm.runner import Execution
 from dataloader.pipelines import command
 from dataloader.pipelines.command import LONGEST_LINE, TAIL, Output
 from dataloader.testing import Result, run
@@ -46,7 +46,7 @@ def allow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Allow:
 def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The notes of the runs for their journals."""
     kept: list[str] = []
-    monkeypatch.setattr(Runner, "_note", lambda self, text: kept.append(text))
+    monkeypatch.setattr(Execution, "note", lambda self, text: kept.append(text))
     return kept
 
 

@@ -27,7 +27,7 @@ from fake_spark import FakeSpark
 from patience import PATIENCE, until
 
 from dataloader import config, log
-from dataloader.farm.runner import Runner
+from dataloader.farm.runner import Execution
 from dataloader.pipelines import http
 from dataloader.pipelines.engines.follow import (
     ARGS_MOST,
@@ -76,7 +76,7 @@ def job(tmp_path: Path) -> Job:
 def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The notes of the runs for their journals."""
     kept: list[str] = []
-    monkeypatch.setattr(Runner, "_note", lambda self, text: kept.append(text))
+    monkeypatch.setattr(Execution, "note", lambda self, text: kept.append(text))
     return kept
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -25,7 +26,8 @@ def context(stop: Callable[[], bool] = lambda: False, report: Callable[[Any], No
     def nowhere(_dsn: str | None) -> Any:
         raise AssertionError("no database here")
 
-    return Context(uuid4(), 1, "k", "", None, logging.getLogger("t"), Path("/"), 1, stop, report, nowhere, print)
+    execution: Any = SimpleNamespace(must_stop=stop, report=report, transaction=nowhere, decide=print)
+    return Context(uuid4(), 1, "k", "", None, logging.getLogger("t"), Path("/"), 1, execution)
 
 
 def run(function: Callable[..., Any], args: dict[str, Any] | None = None) -> tuple[list[Any], Any]:

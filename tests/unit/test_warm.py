@@ -14,11 +14,13 @@ from structlog.testing import capture_logs
 from dataloader.config import Settings
 from dataloader.farm import affinity
 from dataloader.farm.affinity import MARKS, Overdue, Preference
+from dataloader.farm.lease import Lease
+from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
 from dataloader.farm.slots import WARM_MOST, SharedSlots, State
 from dataloader.farm.warm import Resource, WarmResources, prepared
 from dataloader.pipelines import Context, register, resolve
-from dataloader.queue.job import Job
+from dataloader.queue.job import Delivery, Job
 from dataloader.queue.lifecycle import Reached
 from dataloader.testing import run
 
@@ -261,8 +263,18 @@ def test_a_wrong_option_is_refused(option: str, value: Any, error: str) -> None:
 
 
 def test_notes_are_few_short_and_storable() -> None:
-    runner = Runner(Settings.model_construct(), "")
-    runner._note("a\x00b" + "x" * 1_000)
-    for _ in range(30):
-        runner._note("y")
-    assert (len(runner._notes), runner._notes[0][:3], len(runner._notes[0])) == (20, "a\ufffdb", 500)
+    @register("t")
+    def talks(args: dict[str, Any], context: Context) -> None:
+        context.note("a\x00b" + "x" * 1_000)
+        for _ in range(30):
+            context.note("y")
+
+    delivery = Delivery((job(None),))
+    notes = Runner(Settings.model_construct(), "").run(delivery, lease_of(delivery)).notes
+    assert (len(notes), notes[0][:3], len(notes[0])) == (20, "a\ufffdb", 500)
+
+
+def lease_of(delivery: Delivery) -> Lease:
+    slot = SharedSlots(1).slots[0]
+    slot.begin(0, 1, 60, now())
+    return Lease(delivery, slot, Settings.model_construct(), wake=lambda: None, is_watched=lambda: True)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dataloader.farm.fence import Standing
-from dataloader.farm.lease import Lease
+from dataloader.farm.heartbeat import Lease
 from dataloader.pipelines import PermanentError, Pipeline, Stopped
 from dataloader.queue.job import Checkpoint, End, checkpoint_json
 

@@ -1,4 +1,4 @@
-"""The heartbeat: a thread that uses the worker's session while pipelines run.
+"""The lease of a run, and the heartbeat that keeps it: a thread that uses the worker's session while pipelines run.
 
 The thread renews the lease, writes progress, hears cancellations and replaces a lost session; where the claim is lost,
 the thread stops the run. A beat uses the session with the key's advisory lock, so a beat proves the lease and the lock.
@@ -23,18 +23,133 @@ from dataloader import log, periods
 from dataloader.config import Settings
 from dataloader.farm.batch import TICK_SEC, Batch
 from dataloader.farm.capture import Capture
-from dataloader.farm.lease import Lease
 from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
 from dataloader.farm.session import Lost, Session, read
-from dataloader.farm.slots import TOOK_LONGER, Slot
+from dataloader.farm.slots import TOOK_LONGER, Reason, Slot, stop_reason
 from dataloader.queue import lifecycle, logs
-from dataloader.queue.job import Delivery, End, as_progress, beat_interval, to_json
+from dataloader.queue.job import Checkpoint, Delivery, End, as_progress, beat_interval, to_json
 
+CHECK_SEC = 0.005  # between two checks of a run's deadlines
 REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress and checkpoints are written at most once in this time
 RETAKE_SEC = periods.seconds("RETAKE_SEC", 5.0)  # for taking the key again: the former session has 2 s to end
 LONG_SEC = 1.0  # a run that lasts so long until a beat leaves LISTEN: its triggers would cost the server for nothing
 LOST_SEC = 1.0  # until a run stops whose key another worker may have
+
+
+class Lease:
+    """One run's hold on its jobs, shared by the pipeline's thread and the heartbeat."""
+
+    def __init__(self, delivery: Delivery, slot: Slot, settings: Settings, heartbeat: Heartbeat | None = None) -> None:
+        """`slot` shows the run; without a `heartbeat` the lease is not renewed."""
+        self.delivery = delivery
+        self.job = delivery.first
+        self.slot = slot
+        self.began = now()
+        self.released = False  # the run is over
+        self.reported: dict[str, Any] | None = None  # the latest progress
+        self.progress: dict[str, Any] | None = None  # the same while it is not written
+        self.progress_at = 0.0  # when progress and checkpoints may be written again
+        self.checkpoint: Checkpoint | None = None  # the latest
+        self.written: Checkpoint | None = None  # the latest one in the queue
+        self.confirmed: Checkpoint | None = None  # the latest one in the queue behind which the claim still held
+        self.stop: End | None = None
+        self.reason: str | None = None
+        self._settings = settings
+        self._heartbeat = heartbeat
+        self._timeout = ""  # how a run ends that goes on for too long
+        self._check_at = self.began + CHECK_SEC
+
+    # --- the pipeline's thread ---
+
+    def limit(self, timeout_sec: float | None, max_memory_mb: float | None, what: str = "the run") -> None:
+        """`what` begins now, and may take so many seconds and megabytes; None: any."""
+        self._timeout = f"timeout: {what} took more than {timeout_sec or 0:g} s"
+        self.slot.timeout_at = now() + timeout_sec if timeout_sec else 0.0
+        if max_memory_mb:
+            self.slot.memory_limit = int(max_memory_mb * 2**20)
+
+    def watch(self, stall_sec: float | None, ends_stuck: bool) -> None:
+        """The run is stuck once it has reported nothing for so long; None: for DL_STALL_SEC."""
+        self.slot.reported_at, self.slot.ends_stuck = now(), ends_stuck
+        self.slot.stall_sec = self._settings.dl_stall_sec if stall_sec is None else stall_sec
+
+    def must_stop(self) -> bool:
+        """Whether the run has to stop; a safe point, so the run is not stuck.
+
+        Every `yield` asks, so this looks at the deadlines every CHECK_SEC at most.
+        """
+        if (at := now()) < self._check_at:
+            return self.stop is not None
+        self.slot.reported_at = at
+        return self.must_stop_now()
+
+    def must_stop_now(self) -> bool:
+        """The same, by a look at the deadlines: before a commit, and when the supervisor interrupts the run."""
+        self._check_at = now() + CHECK_SEC
+        if self.stop is None and self.slot.asked == self.slot.generation:
+            self.end(End.CANCELED, None)
+        if self.goes_on and (reason := stop_reason(self.slot, self._settings)):
+            if reason is Reason.TIMEOUT:
+                self.end(End.TIMEOUT, self._timeout)
+            elif reason is Reason.FENCED:
+                self.give_up(End.HANDED_BACK, "the lease ran out")
+            elif reason is Reason.DRAIN:
+                self.end(End.HANDED_BACK, "drain")
+            else:
+                self.end(End.CANCELED, "canceled by force")
+        if self.goes_on and self._heartbeat is not None and not self._heartbeat.is_alive():
+            self.give_up(End.HANDED_BACK, "the heartbeat is dead")
+        return self.stop is not None
+
+    def report(self, progress: dict[str, Any]) -> None:
+        """Keep progress for the next write; copied, because the pipeline may go on changing it."""
+        had_news = self.has_news
+        self.reported = self.progress = dict(progress)
+        if self._heartbeat is not None and not had_news:
+            self._heartbeat.hurry()
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint for the next write."""
+        had_news = self.has_news
+        self.checkpoint = checkpoint
+        if self._heartbeat is not None and not had_news:
+            self._heartbeat.hurry()
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the latest checkpoint is in the queue: the next run gets it, however this one ends."""
+        return self.checkpoint is self.confirmed
+
+    @property
+    def stop_for_others(self) -> End | None:
+        """How the run has to end, as far as work elsewhere is concerned: GONE once the lease is over.
+
+        Whatever has ended the run before, the next one may have begun by then, and such work may be its own.
+        """
+        return End.GONE if self.stop is not None and now() >= self.slot.fence_at else self.stop
+
+    # --- both threads ---
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is progress or a checkpoint that is not written."""
+        return self.progress is not None or self.checkpoint is not self.written
+
+    @property
+    def goes_on(self) -> bool:
+        """True while the claim holds and no deadline has passed; a requested cancellation changes neither."""
+        return self.stop in (None, End.CANCELED)
+
+    def end(self, how: End, reason: str | None) -> None:
+        """The run has to stop at its next safe point; a lost claim outweighs a cancellation."""
+        if self.stop is None or self.stop is End.CANCELED or how is End.GONE:
+            self.stop, self.reason = how, reason
+
+    def give_up(self, how: End, reason: str, within: float | None = None) -> None:
+        """The claim is lost: the run stops, or its process is killed `within` seconds (by default with the lease)."""
+        self.end(how, reason)
+        self.slot.give_up(self.slot.ends_by if within is None else min(self.slot.ends_by, now() + within))
 
 
 class Heartbeat(threading.Thread):
@@ -47,6 +162,7 @@ class Heartbeat(threading.Thread):
         self._settings = settings
         self._capture = capture
         self._lease: Lease | None = None  # of the run under way
+        self._interval = 0.0  # between two beats of this run
         self._next_beat = 0.0
         self._failed = False
         self._seen: lifecycle.Session | None = None  # the latest session of the run
@@ -56,69 +172,65 @@ class Heartbeat(threading.Thread):
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._log = structlog.get_logger("heartbeat")
 
+    # --- the worker's thread ---
+
     def attend(self, delivery: Delivery, slot: Slot) -> Lease:
         """Keep the leases of a run's jobs, which the worker's slot shows, until `leave`."""
-        self._lease = lease = Lease(delivery, slot, self._settings, self._hurry, self.is_alive)
+        self._lease = lease = Lease(delivery, slot, self._settings, self)
         if self._sleeps_until > lease.began + TICK_SEC:
-            self._wake()
+            os.write(self._write, b".")
         return lease
 
     def leave(self, lease: Lease) -> None:
         """The run is over."""
         lease.released = True
         self._lease = None
-        self._hurry()
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Wake the thread while it looks after this run; otherwise its next look is soon enough."""
+        if self._is_attending:
+            os.write(self._write, b".")
 
     @property
     def is_sound(self) -> bool:
         """False once the thread has ended or met an error that is not the database's absence."""
         return self.is_alive() and not self._failed
 
+    # --- the thread itself ---
+
     def run(self) -> None:
         """Look after each run, for the life of the worker."""
         seen = now()
         while True:
-            self._rest(now() - seen > REST_SEC)
+            is_idle = now() - seen > REST_SEC
+            self._sleeps_until = math.inf if is_idle else now() + TICK_SEC
+            if self._lease is None or not is_idle:  # a run that has just begun: its thread saw this one awake
+                self._pause(self._sleeps_until - now())
             self._is_attending = True
             if (lease := self._lease) is not None:
-                self._look_after(lease)
+                try:
+                    self._keep(lease)
+                except BaseException as e:  # after any error the run must not go on without a heartbeat
+                    self._failed = True
+                    self._log.exception("heartbeat.failed")
+                    lease.give_up(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
+                    self._wait_for_release(lease)
                 seen = now()
             self._is_attending = False
 
-    def _rest(self, is_idle: bool) -> None:
-        """Wait until the next look at the runs, or until another thread wakes this one."""
-        self._sleeps_until = math.inf if is_idle else now() + TICK_SEC
-        if self._lease is None or not is_idle:  # a run that has just begun: its thread saw this one awake
-            self._pause(self._sleeps_until - now())
-
-    def _look_after(self, lease: Lease) -> None:
-        try:
-            self._keep(lease)
-        except BaseException as e:  # after any error the run must not go on without a heartbeat
-            self._failed = True
-            self._log.exception("heartbeat.failed")
-            lease.give_up(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
-            self._wait_for_release(lease)
-
-    def _wake(self) -> None:
-        os.write(self._write, b".")
-
-    def _hurry(self) -> None:
-        """Wake the thread while it looks after this run; otherwise its next look is soon enough."""
-        if self._is_attending:
-            self._wake()
-
     def _keep(self, lease: Lease) -> None:
         """Beat until the run is over."""
-        interval = self._interval(lease)
+        self._interval = beat_interval(self._settings.dl_heartbeat_sec, lease.delivery.lease_ttl_sec)
         self._seen, self._has_key = self._batch.claimed_in, True
         # A beat marks jobs that were claimed ahead as begun (see dl_reap), unless the run is over sooner.
         is_shown = lease.job.job_id == self._batch.begun and len(lease.delivery.jobs) == 1
-        self._next_beat = min(lease.slot.last_renewed + interval, math.inf if is_shown else lease.began + TICK_SEC)
+        first_mark = math.inf if is_shown else lease.began + TICK_SEC
+        self._next_beat = min(lease.slot.last_renewed + self._interval, first_mark)
         lease.slot.show(f"job={lease.job.job_id} attempt={lease.job.attempt}")
         while not lease.released:
             try:
-                self._session.call(partial(self._beat_or_sleep, lease), answer_within=max(1.0, interval))
+                self._session.call(partial(self._write_or_sleep, lease), answer_within=max(1.0, self._interval))
             except Lost:
                 if lease.goes_on and now() > lease.slot.fence_at:
                     lease.give_up(End.HANDED_BACK, "the lease ran out while the database was away")
@@ -127,39 +239,69 @@ class Heartbeat(threading.Thread):
                 self._wait_for_release(lease)
         lease.slot.show("works")
 
-    def _interval(self, lease: Lease) -> float:
-        return beat_interval(self._settings.dl_heartbeat_sec, lease.delivery.lease_ttl_sec)
-
-    def _beat_or_sleep(self, lease: Lease, session: lifecycle.Session) -> None:
+    def _write_or_sleep(self, lease: Lease, session: lifecycle.Session) -> None:
         """Write what is due, else wait; the run may be over by the time that this thread has the session."""
         if lease.released:
             return
         try:
-            if not self._wrote_what_is_due(lease, session):
+            read(session.conn)  # notifications, and the server's farewell
+            if session is not self._seen:  # the claim's session was lost: take the key again before anything else
+                self._seen, self._has_key, self._next_beat = session, False, now()
+            is_beat_due = now() >= self._next_beat
+            if is_beat_due and not self._has_key and not self._regain(lease, session):
+                return
+            has_news = lease.has_news and now() >= lease.progress_at
+            if is_beat_due or has_news:
+                self._beat(lease, session, has_news, is_beat_due)
+            elif not self._write_log(session) and not self._unburden(lease, session):
                 self._sleep(lease, session)
         except errors.LockNotAvailable:
             self._next_beat = now() + 1.0  # another session has locked the row; ours is sound
 
-    def _wrote_what_is_due(self, lease: Lease, session: lifecycle.Session) -> bool:
-        """Write what is due; False when nothing was due, so that the thread may sleep."""
-        read(session.conn)  # notifications, and the server's farewell
-        if session is not self._seen:  # the claim's session was lost: take the key again before anything else
-            self._seen, self._has_key, self._next_beat = session, False, now()
-        due = now() >= self._next_beat
-        has_news = lease.has_news and now() >= lease.progress_at
-        if not (due or has_news):
-            return self._wrote_log(session) or self._unburden(lease, session)
-        if due and not self._has_key and not self._regain(lease, session):
-            return True
-        progress = self._take_news(lease, session) if has_news else None
-        self._beat(lease, session, progress, journal=due)
-        if due:
-            self._next_beat = now() + self._interval(lease)
+    def _beat(self, lease: Lease, session: lifecycle.Session, has_news: bool, is_beat_due: bool) -> None:
+        """Renew the lease and hear of a cancellation; write the news: at once, later ones every PROGRESS_SEC."""
+        jobs, document = lease.delivery.jobs, None
+        if has_news:
+            lease.progress_at = now() + PROGRESS_SEC
+            checkpoint = lease.checkpoint
+            if checkpoint is not None and checkpoint is not lease.written:
+                lifecycle.keep_checkpoint(session.conn, lease.job, checkpoint)
+                lease.written = checkpoint
+            progress, lease.progress = lease.progress, None
+            document = to_json(log.masked(as_progress(progress))) if progress else None
+            if progress and document is None:
+                self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
+        sent, written = now(), lease.written
+        answer = lifecycle.beat(session.conn, jobs, document, journal=is_beat_due)
+        if answer is None:
+            how = End.GONE if len(jobs) == 1 else End.HANDED_BACK  # the others' claims may hold
+            lease.give_up(how, "the claim belongs to another worker", within=LOST_SEC)
+        else:
+            lease.slot.renewed, lease.confirmed = sent, written
+            if answer:
+                lease.end(End.CANCELED, None)
+        if is_beat_due:
+            self._next_beat = now() + self._interval
             if session.is_listening and now() > lease.began + LONG_SEC:
                 lifecycle.unlisten(session)
+
+    def _regain(self, lease: Lease, session: lifecycle.Session) -> bool:
+        """Renew, and take the key for this session; a former session that cannot end keeps the key.
+
+        False: the claim or the key is lost, and the run has to stop.
+        """
+        patience, session.conn.answer_within = session.conn.answer_within, max(RETAKE_SEC, self._interval)
+        sent = now()
+        has_key = lifecycle.retake(session, lease.delivery.jobs)
+        session.conn.answer_within = patience
+        if has_key is False:
+            lease.give_up(End.HANDED_BACK, "the claim or its key was taken while the session was lost", LOST_SEC)
+            return False
+        self._has_key = has_key is True
+        lease.slot.renewed = sent
         return True
 
-    def _wrote_log(self, session: lifecycle.Session) -> bool:
+    def _write_log(self, session: lifecycle.Session) -> bool:
         """Write what the run has written, at most every second; False: there is nothing, or it is not due."""
         capture = self._capture
         if now() >= capture.look_at:
@@ -191,48 +333,6 @@ class Heartbeat(threading.Thread):
             until = min(until, now() + TICK_SEC)
         if self._read in readable([self._read, session.conn.fileno()], until - now()):
             drain_pipe(self._read)
-
-    def _take_news(self, lease: Lease, session: lifecycle.Session) -> dict[str, Any] | None:
-        """Write the checkpoint and return the progress: the first at once, later ones at most every PROGRESS_SEC."""
-        lease.progress_at = now() + PROGRESS_SEC
-        checkpoint = lease.checkpoint
-        if checkpoint is not None and checkpoint is not lease.written:
-            lifecycle.keep_checkpoint(session.conn, lease.job, checkpoint)
-            lease.written = checkpoint
-        progress, lease.progress = lease.progress, None
-        return progress
-
-    def _beat(self, lease: Lease, session: lifecycle.Session, progress: dict[str, Any] | None, journal: bool) -> None:
-        document = to_json(log.masked(as_progress(progress))) if progress else None
-        if progress and document is None:
-            self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
-        sent, written = now(), lease.written
-        jobs = lease.delivery.jobs
-        answer = lifecycle.beat(session.conn, jobs, document, journal)
-        if answer is None:
-            how = End.GONE if len(jobs) == 1 else End.HANDED_BACK  # the others' claims may hold
-            lease.give_up(how, "the claim belongs to another worker", within=LOST_SEC)
-            return
-        lease.renewed(sent)
-        lease.confirmed = written
-        if answer:
-            lease.end(End.CANCELED, None)
-
-    def _regain(self, lease: Lease, session: lifecycle.Session) -> bool:
-        """Renew, and take the key for this session; a former session that cannot end keeps the key.
-
-        False: the claim or the key is lost, and the run has to stop.
-        """
-        patience, session.conn.answer_within = session.conn.answer_within, max(RETAKE_SEC, self._interval(lease))
-        sent = now()
-        has_key = lifecycle.retake(session, lease.delivery.jobs)
-        session.conn.answer_within = patience
-        if has_key is False:
-            lease.give_up(End.HANDED_BACK, "the claim or its key was taken while the session was lost", LOST_SEC)
-            return False
-        self._has_key = has_key is True
-        lease.renewed(sent)
-        return True
 
     def _wait_for_release(self, lease: Lease) -> None:
         """Wait for the run's end; at its last instant end the process, for another worker may start the job then."""

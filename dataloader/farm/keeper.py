@@ -30,7 +30,6 @@ from dataloader.farm import identity, process
 from dataloader.farm.capture import NAMES, SOURCES
 from dataloader.farm.common_log import FarmOutage
 from dataloader.farm.host import Host
-from dataloader.farm.lease import Reason, kill_reason
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
     EXIT_FENCED,
@@ -45,7 +44,7 @@ from dataloader.farm.process import (
     unblock_signals,
 )
 from dataloader.farm.session import Lost, Plain, Session, read
-from dataloader.farm.slots import TOOK_LONGER, Held, SharedSlots, Slot, State
+from dataloader.farm.slots import TOOK_LONGER, Held, Reason, SharedSlots, Slot, State, kill_reason
 from dataloader.queue import db, lifecycle, logs, migrations, run_log
 from dataloader.queue.db import Conn
 from dataloader.queue.job import Job, beat_interval

@@ -22,7 +22,7 @@ from dataloader.farm import fence
 from dataloader.farm.checkpoints import Checkpoints
 from dataloader.farm.failures import described, fingerprint, headline, message
 from dataloader.farm.family import Family
-from dataloader.farm.lease import Lease
+from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
 from dataloader.farm.warm import Place, Resource, WarmResources, prepared
 from dataloader.pipelines import PermanentError, Progress, Retry, Run, Stopped, UnknownTask, hooks

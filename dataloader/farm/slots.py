@@ -1,7 +1,8 @@
 """The shared memory between a supervisor, its workers and its keeper: a slot for each worker.
 
 The worker writes its run and the last confirmed renewal; the keeper writes renewals and cancellations for the worker;
-the supervisor writes orders and the process's death. No SQL.
+the supervisor writes orders and the process's death. All three compute the same deadlines from the slot: each has a
+reason, the instant at which the run stops by itself, and the instant of the kill; the earliest wins. No SQL.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from uuid import UUID
 
 from setproctitle import setproctitle
 
-from dataloader.config import QUEUES_MOST
+from dataloader.config import QUEUES_MOST, Settings
 from dataloader.farm.common_log import Note, Once, Told
-from dataloader.farm.process import Bell, now
+from dataloader.farm.process import Bell, is_running, memory_used, now
 
 
 class State(IntEnum):
@@ -438,3 +439,78 @@ def files_needed(workers: int) -> int:
 def fence_margin(lease_ttl_sec: float) -> float:
     """Seconds from the instant at which a run stops by itself to the end of its unrenewed lease."""
     return min(5.0, lease_ttl_sec / 4)
+
+
+# --- deadlines of a process and its run ---
+
+
+class Reason(IntEnum):
+    """Why a run has to stop, or why its process was killed; the number stands in the slot."""
+
+    NONE = 0
+    DRAIN = 1
+    STALLED = 2
+    FENCED = 3
+    TIMEOUT = 4
+    CANCELED = 5
+    MEMORY = 6
+    STUCK = 7
+
+
+STACKS_SEC = 1.0  # from the instant at which a run is stuck to its end: the keeper reads its stacks
+INTERRUPTS = (Reason.TIMEOUT, Reason.CANCELED)  # the supervisor interrupts a run that has no safe point
+
+
+class Deadline(NamedTuple):
+    """From `stop_at` on the run stops at its next safe point; after `kill_at` its process is killed.
+
+    Both are monotonic seconds.
+    """
+
+    stop_at: float
+    kill_at: float
+    reason: Reason
+
+
+def deadlines(slot: Slot, settings: Settings) -> list[Deadline]:
+    """The deadlines of the slot's process, and of its run while there is one."""
+    grace_sec = settings.dl_kill_grace_sec
+    ends = []
+    if slot.drain_by:
+        ends.append(Deadline(slot.drain_by - grace_sec, slot.drain_by, Reason.DRAIN))
+    if slot.state != State.BUSY:
+        return ends
+    ends.append(Deadline(slot.fence_at, slot.ends_by, Reason.FENCED))
+    # A stalled worker cannot stop by itself: the keeper renews its lease up to here.
+    if settings.dl_stall_sec:
+        ends.append(Deadline(math.inf, slot.renewed + max(settings.dl_stall_sec, slot.stall_sec), Reason.STALLED))
+    if slot.ends_stuck:
+        ends.append(Deadline(math.inf, slot.stuck_at + STACKS_SEC, Reason.STUCK))
+    if slot.timeout_at:
+        ends.append(Deadline(slot.timeout_at, slot.timeout_at + grace_sec, Reason.TIMEOUT))
+    if slot.canceled == slot.generation:
+        ends.append(Deadline(slot.cancel_at, slot.cancel_at + grace_sec, Reason.CANCELED))
+    return ends
+
+
+def stop_reason(slot: Slot, settings: Settings) -> Reason | None:
+    """Why the run has to stop now, by the earliest of its deadlines; None while it may go on."""
+    at = now()
+    passed = [deadline for deadline in deadlines(slot, settings) if deadline.stop_at < at]
+    return min(passed).reason if passed else None
+
+
+def kill_reason(slot: Slot, settings: Settings) -> Reason | None:
+    """Why the process has to be killed now, by the earliest of its deadlines; None while it may live."""
+    at = now()
+    passed = [(deadline.kill_at, deadline.reason) for deadline in deadlines(slot, settings) if deadline.kill_at < at]
+    # A stopped process is no danger to the next run before it goes on, and it may be in a debugger.
+    killing = [reason for _, reason in sorted(passed) if reason is not Reason.FENCED or is_running(slot.pid)]
+    if killing:
+        return killing[0]
+    limit = slot.memory_limit if slot.state == State.BUSY else 0
+    used = memory_used(slot.pid) if limit else 0
+    if used <= limit:
+        return None  # the last figure stays: a process that is being killed frees its memory before it is gone
+    slot.memory_used = used
+    return Reason.MEMORY

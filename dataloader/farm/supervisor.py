@@ -20,7 +20,6 @@ from setproctitle import setproctitle
 
 from dataloader import log, periods
 from dataloader.config import ConfigError, Settings
-from dataloader.farm.lease import INTERRUPTS, deadlines, kill_reason
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
     EXIT_OK,
@@ -34,7 +33,7 @@ from dataloader.farm.process import (
     share_memory,
     tell_ready,
 )
-from dataloader.farm.slots import Order, SharedSlots, Slot, State, slots_wanted
+from dataloader.farm.slots import INTERRUPTS, Order, SharedSlots, Slot, State, deadlines, kill_reason, slots_wanted
 
 TICK_SEC = 0.5
 MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quickly

@@ -24,7 +24,7 @@ from uuid import UUID, uuid4
 from dataloader import log, pipelines
 from dataloader.config import Settings
 from dataloader.farm import process, starts
-from dataloader.farm.lease import Lease
+from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
 from dataloader.farm.slots import SharedSlots, Slot
@@ -472,7 +472,7 @@ class _Lease(Lease):
     """A lease that no other process can take; it ends at the safe point of its fate."""
 
     def __init__(self, delivery: Delivery, slot: Slot, fate: Fate, diary: IO[str] | None = None) -> None:
-        super().__init__(delivery, slot, Settings.model_construct(), wake=lambda: None, is_watched=lambda: True)
+        super().__init__(delivery, slot, Settings.model_construct())
         self.steps = 0
         self.is_met = False
         self._fate = fate
@@ -483,7 +483,7 @@ class _Lease(Lease):
         return self.must_stop_now()
 
     def must_stop_now(self) -> bool:
-        self.renewed(now())
+        self.slot.renewed = now()
         if not super().must_stop_now():
             self.steps += 1
             self.write(step=self.steps)

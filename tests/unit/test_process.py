@@ -13,10 +13,10 @@ from uuid import uuid4
 import pytest
 
 from dataloader.config import Settings
-from dataloader.farm import lease
-from dataloader.farm.lease import Lease, Reason, kill_reason, stop_reason
+from dataloader.farm import slots
+from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import drain_pipe, now
-from dataloader.farm.slots import JOBS_MOST, SharedSlots, Slot, State
+from dataloader.farm.slots import JOBS_MOST, Reason, SharedSlots, Slot, State, kill_reason, stop_reason
 from dataloader.queue.job import Checkpoint, Delivery, End, Job
 
 FAMILY = """
@@ -225,7 +225,7 @@ def test_e1_the_memory_of_a_run_that_was_ended_for_it_is_told_although_it_has_fr
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     used = iter([500 << 20, 0])
-    monkeypatch.setattr(lease, "memory_used", lambda pid: next(used))
+    monkeypatch.setattr(slots, "memory_used", lambda pid: next(used))
     slot = SharedSlots(1).slots[0]
     slot.take(os.getpid())
     slot.claim([uuid4()], [1])
@@ -320,13 +320,13 @@ def test_work_elsewhere_is_the_next_runs_once_the_lease_is_over(
     stop: End | None, renewed: float, reason: End | None
 ) -> None:
     """Also where a cancellation or a time limit has ended the run before, as after the machine's sleep."""
-    lease = Lease(Delivery((JOB,)), busy_slot({"renewed": renewed}), LIMITS, lambda: None, lambda: True)
+    lease = Lease(Delivery((JOB,)), busy_slot({"renewed": renewed}), LIMITS)
     lease.stop = stop
     assert lease.stop_for_others is reason
 
 
 def test_a_checkpoint_counts_as_saved_once_the_claim_has_held_behind_its_write() -> None:
-    lease = Lease(Delivery((JOB,)), busy_slot({}), LIMITS, lambda: None, lambda: True)
+    lease = Lease(Delivery((JOB,)), busy_slot({}), LIMITS)
     assert lease.is_saved
     lease.save(checkpoint := Checkpoint('{"at": 1}'))
     lease.written = checkpoint

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from dataloader.config import Settings
 from dataloader.farm import affinity
 from dataloader.farm.affinity import MARKS, Overdue, Preference
-from dataloader.farm.lease import Lease
+from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
 from dataloader.farm.slots import WARM_MOST, SharedSlots, State
@@ -277,4 +277,4 @@ def test_notes_are_few_short_and_storable() -> None:
 def lease_of(delivery: Delivery) -> Lease:
     slot = SharedSlots(1).slots[0]
     slot.begin(0, 1, 60, now())
-    return Lease(delivery, slot, Settings.model_construct(), wake=lambda: None, is_watched=lambda: True)
+    return Lease(delivery, slot, Settings.model_construct())

@@ -24,8 +24,6 @@ from psycopg import errors
 
 from dataloader import log, pipelines
 from dataloader.config import Settings, WorkerSpec
-from dataloader.farm.admission import Admission
-from dataloader.farm.affinity import Preference
 from dataloader.farm.process import now
 from dataloader.farm.slots import Siblings
 from dataloader.queue import db, lifecycle, probe
@@ -93,14 +91,7 @@ class Bookmark:
 class Batch:
     """The jobs and ends of one worker, and how many jobs its next claim asks for."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        queues: tuple[str, ...],
-        logger: Any,
-        preference: Preference,
-        admission: Admission,
-    ) -> None:
+    def __init__(self, settings: Settings, queues: tuple[str, ...], logger: Any) -> None:
         entries = [spec for spec in settings.workers if spec.served == queues]
         self._spec = max(entries, key=lambda spec: spec.prefetch, default=WorkerSpec(queues=list(queues)))
         self.claimed_in: lifecycle.Session | None = None  # the session that took the keys of the last claim
@@ -110,8 +101,6 @@ class Batch:
         self._turns = Turns(queues, self._spec.scheduler, random.Random())  # noqa: S311  whose turn it is, is no secret
         self._order = self._turns.order()
         self._log = logger
-        self._preference = preference
-        self._admission = admission
         self._most = self._spec.prefetch  # less where the server's lock table is small
         self._queue = queues[0]  # of the last claim that had jobs
         self._sizes = dict.fromkeys(queues, 1)  # of the next claim of a queue, as its last runs suggest
@@ -176,25 +165,21 @@ class Batch:
 
         Called with the session's turn, so that no new session hands back a job that is about to begin.
         """
-        delivery = self._next()
-        self.running = delivery.jobs if delivery else ()
-        return delivery
-
-    def _next(self) -> Delivery | None:
         try:
             first = self._waiting.popleft()
         except IndexError:  # the other thread has taken the last one
+            self.running = ()
             return None
         task, affinity_key = first.first.task, first.first.affinity_key
-        self._keys[self._queue] = keys = pipelines.batch_size(task)
-        if keys == 1:
-            return first
-        self._keys[self._queue] = keys = min(keys, self._keys_most or SIZE_MOST)
-        jobs = first.jobs
+        jobs, keys = first.jobs, pipelines.batch_size(task)
+        if keys > 1:
+            keys = min(keys, self._keys_most or SIZE_MOST)
+        self._keys[self._queue] = keys
         for _ in range(keys - 1):
             if (more := self._pop(task, affinity_key)) is None:
                 break
             jobs += more.jobs
+        self.running = jobs
         return first if jobs is first.jobs else Delivery(jobs, first.place)
 
     def _pop(self, task: str, affinity_key: str | None) -> Delivery | None:
@@ -225,7 +210,7 @@ class Batch:
         """How many keys of the last claim have not begun."""
         return len(self._waiting)
 
-    def took(self, seconds: float, runs: int) -> None:
+    def learn(self, seconds: float, runs: int) -> None:
         """The runs after the last claim took so many seconds together."""
         self._sizes[self._queue] = size_after(self._sizes[self._queue], seconds, runs)
 
@@ -253,11 +238,6 @@ class Batch:
         return bool(self._locked)
 
     @property
-    def has_ends(self) -> bool:
-        """True while ends wait for the next write, apart from those of locked rows."""
-        return bool(self._ends)
-
-    @property
     def retry_at(self) -> float:
         """When the ends of locked rows are due again (monotonic seconds); infinity without such ends."""
         return self._retry_at if self._locked else math.inf
@@ -276,10 +256,17 @@ class Batch:
 
     # --- writing, by whoever has the session ---
 
-    def step(self, session: lifecycle.Session, most: int) -> Step:
+    def step(
+        self,
+        session: lifecycle.Session,
+        most: int,
+        affinity: lifecycle.Affinity | None = None,
+        without: Collection[str] = (),
+    ) -> Step:
         """Write the ends and claim up to `most` jobs in one statement; after a failure write each end alone.
 
-        Raises psycopg.Error; then the batch still holds the ends that were not confirmed.
+        `affinity` and `without` are those of lifecycle.step. Raises psycopg.Error; then the batch still holds the ends
+        that were not confirmed.
         """
         if self._has_failed:
             self.write(session)
@@ -287,7 +274,6 @@ class Batch:
         ends = self._take()
         backoff_sec, queues = self._settings.dl_claim_backoff_sec, self._order
         start = self._bookmarks[queues[0]].start()
-        affinity, without = self._preference.next(), self._admission.without() if most else ()
         try:
             with self._kept_on_failure(ends):
                 step = lifecycle.step(
@@ -302,27 +288,24 @@ class Batch:
                 self.write(session)  # the database refuses an end: it costs none of the others
             elif not most or not is_of_a_row(e):
                 raise
-            elif not self._set_aside(session, e, most):
+            elif not self._set_aside(session, e, most, without):
                 return Step([], {}, 0, False, ASIDE_SEC)
             return Step([], {}, 0, True, None)
         self._found_fewer = len(step.jobs) < most  # of a merged queue sometimes fewer keys all the same
         if most and not (step.jobs or step.look_again):
             self._sizes = dict.fromkeys(self._sizes, 1)  # the next job may be of another kind: it is claimed alone
-        if most:
-            self._admission.passed(step.left_out, without)
         if step.jobs:
             self.claimed_in = session
             self._turns.took(step.jobs[0].queue)
-            self._preference.took(step.jobs, step.reached)
             self._bookmarks[step.jobs[0].queue].move(step.head)
         self._written(ends, step.ended, step.locked)
         if step.backoffs:
             self._log.info("worker.claim.backoff", keys=step.backoffs)
         return step
 
-    def _set_aside(self, session: lifecycle.Session, error: psycopg.Error, most: int) -> bool:
+    def _set_aside(self, session: lifecycle.Session, error: psycopg.Error, most: int, without: Collection[str]) -> bool:
         """Set the job aside on which the claim has failed; False while another worker does."""
-        by_lag, without = self._turns.by_lag, self._admission.without()
+        by_lag = self._turns.by_lag
         aside = set_aside(
             session.conn,
             self._order,

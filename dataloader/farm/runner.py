@@ -87,7 +87,7 @@ class Runner:
             tell_failed(delivery, pipeline, outcome)
         return delayed(delivery, outcome, pipeline.retry_in) if pipeline.retry_in else outcome
 
-    def interrupt(self) -> None:
+    def interrupt(self, *_: object) -> None:
         """In the signal handler of SIGUSR1: raise Stopped into a plain function, which has no safe point."""
         lease = self._interruptible
         if lease is not None and lease.must_stop_now():

@@ -1,21 +1,31 @@
-"""What a worker has prepared for its pipelines: a few resources stay warm, by the affinity keys of the jobs. No SQL."""
+"""What a worker has prepared for its pipelines, and which jobs its claims prefer for that. No SQL.
+
+A few resources stay warm, by the affinity keys of the jobs. Jobs with a warm key go first, within a bound.
+"""
 
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import structlog
 
-from dataloader import log
+from dataloader import log, periods
 from dataloader.farm.failures import headline
 from dataloader.farm.process import children, now
 from dataloader.pipelines.children import own_process
+from dataloader.queue.job import Job
+from dataloader.queue.lifecycle import Reached
 
 Place = tuple[Callable[..., Any] | None, str]  # a pipeline's `prepare`, and an affinity key
+# After a job with an affinity key a worker's claims ask for more of them.
+MEMORY_SEC = periods.seconds("MEMORY_SEC", 600.0)
+MARKS = 64  # within the longest wait: the bound is as exact as that
+PRIORITIES_MOST = 16  # classes whose bounds a worker keeps
 _log = structlog.get_logger("worker")
 
 
@@ -91,3 +101,54 @@ class WarmResources:
         """Release all."""
         while self._resources:
             self._resources.popitem()[1].release()
+
+
+class Overdue:
+    """Since when the claims of a worker have passed jobs over: the jobs that have waited so for long enough go first.
+
+    The age of a job is no measure. In a backlog of an hour every job is old, and each would load another resource.
+    """
+
+    def __init__(self, wait_sec: float) -> None:
+        self._wait_sec = wait_sec
+        self._marks: dict[int, deque[tuple[float, datetime]]] = {}
+
+    def passed(self, reached: Reached) -> None:
+        """A claim has passed over the jobs of this priority that were created before this instant."""
+        marks = self._marks.pop(reached.priority, deque())
+        self._marks[reached.priority] = marks  # the last
+        if not marks or (reached.since > marks[-1][1] and now() > marks[-1][0] + self._wait_sec / MARKS):
+            marks.append((now(), reached.since))
+        if len(self._marks) > PRIORITIES_MOST:
+            del self._marks[next(iter(self._marks))]
+
+    def instants(self) -> dict[int, datetime]:
+        """By priority: jobs that were created before that instant were passed over for as long as they may be."""
+        since, found = now() - self._wait_sec, {}
+        for priority, marks in self._marks.items():
+            while len(marks) > 1 and marks[1][0] <= since:
+                marks.popleft()
+            if marks[0][0] <= since:
+                found[priority] = marks[0][1]
+        return found
+
+
+class Preference:
+    """Whether the claims of a worker ask for its affinity keys first, and which jobs go before these."""
+
+    def __init__(self, is_wanted: bool, wait_sec: float) -> None:
+        """For no longer than `wait_sec` are other jobs passed over."""
+        self._is_wanted = is_wanted
+        self._overdue = Overdue(wait_sec)
+        self._until = 0.0
+
+    def overdue(self) -> dict[int, datetime] | None:
+        """See Overdue.instants; None: the next claim asks for no keys, as long as no job has one."""
+        return None if now() >= self._until else self._overdue.instants()
+
+    def claimed(self, jobs: Sequence[Job], reached: Reached | None) -> None:
+        """A claim has returned these jobs, and passed others over up to `reached`."""
+        if self._is_wanted and any([job.affinity_key for job in jobs]):
+            self._until = now() + MEMORY_SEC
+        if reached:
+            self._overdue.passed(reached)

@@ -21,7 +21,6 @@ from dataloader import log, periods, pipelines
 from dataloader.config import ConfigError, Settings
 from dataloader.farm import identity, starts
 from dataloader.farm.admission import Admission, needs_of
-from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import LOCKED_SEC, REPORT, Batch, facts_of
 from dataloader.farm.capture import Capture, beyond
 from dataloader.farm.common_log import FarmOutage
@@ -42,10 +41,11 @@ from dataloader.farm.process import (
 from dataloader.farm.runner import Runner
 from dataloader.farm.session import Lost, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
+from dataloader.farm.warm import Preference
 from dataloader.obs import runs
 from dataloader.pipelines import hooks
 from dataloader.queue import db, lifecycle, migrations, operations, probe
-from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Verb, decide
+from dataloader.queue.job import Delivery, End, Finish, Outcome, Verb, decide
 from dataloader.queue.lifecycle import Ended, Step
 from dataloader.queue.plans import schedules
 from dataloader.queue.reports import stats
@@ -94,11 +94,11 @@ def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlot
 class Orders:
     """SIGTERM, SIGINT and the supervisor's death drain the worker; SIGHUP makes the worker look at its slot."""
 
-    def __init__(self, settings: Settings, slot: Slot, life: int) -> None:
-        self._settings = settings
+    def __init__(self, slot: Slot, life: int, drain_sec: float) -> None:
+        """`life`: a pipe whose only writer is the supervisor; a draining worker is killed after `drain_sec`."""
         self._slot = slot
-        self._life = life  # a pipe whose only writer is the supervisor
-        self._supervisor = os.getppid()
+        self._life = life
+        self._drain_sec = drain_sec
         self._orphaned = False
         self.signals = Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
 
@@ -109,17 +109,12 @@ class Orders:
 
     def drain(self) -> None:
         """Claim nothing more; a running job has DL_DRAIN_SEC. Safe in a signal handler: the method only sets values."""
-        self._slot.drain_until(now() + self._settings.dl_drain_sec + self._settings.dl_kill_grace_sec)
-
-    @property
-    def drain_by(self) -> float:
-        """When a draining worker is killed (monotonic seconds); 0 while the worker does not drain."""
-        return self._slot.drain_by
+        self._slot.drain_until(now() + self._drain_sec)
 
     @property
     def stopping(self) -> bool:
         """True once the worker drains."""
-        return self.drain_by > 0
+        return self._slot.drain_by > 0
 
     @property
     def may_claim(self) -> bool:
@@ -137,10 +132,6 @@ class Orders:
         if self._life in self.signals.wait(seconds, *others, *life):
             self._orphaned = True
             self.drain()
-
-    def call_supervisor(self) -> None:
-        """Let the supervisor look at the slot now; otherwise its next tick does."""
-        call_parent(self._supervisor)
 
 
 class Worker:
@@ -160,21 +151,23 @@ class Worker:
         self.queues = tuple(queues)
         self.shared = shared
         self.slot = slot
-        self.name = name = identity.own_name()
-        slot.occupy(name, queues)
-        self.log = structlog.get_logger("worker").bind(worker=name, queue=", ".join(queues))
-        self.orders = Orders(settings, slot, life)
-        outage = FarmOutage(shared.outage, self.log)
-        self.session = Session(self._open_session, self._resume, outage, "worker.session.lost")
+        self.name = identity.own_name()
+        slot.occupy(self.name, queues)
+        self.log = structlog.get_logger("worker").bind(worker=self.name, queue=", ".join(queues))
         self._dsn = dsn
+        self._supervisor = os.getppid()
+        self._drain_sec = settings.dl_drain_sec + settings.dl_kill_grace_sec
+        self.orders = Orders(slot, life, self._drain_sec)
+        self.session = Session(
+            self._open_session, self._resume, FarmOutage(shared.outage, self.log), "worker.session.lost"
+        )
         self.runner = Runner(settings, dsn)
-        elsewhere = partial(shared.warm_elsewhere, slot)
-        self.preference = Preference(settings, lambda: self.runner.warm.keys, elsewhere)
+        self.preference = Preference(settings.dl_affinity, settings.dl_affinity_wait_sec)
         self.admission = Admission(Host(settings), shared, slot, settings.dl_reserve_sec, self.log)
-        self.batch = Batch(settings, self.queues, self.log, self.preference, self.admission)
+        self.batch = Batch(settings, self.queues, self.log)
         self.capture = capture
         self.heartbeat = Heartbeat(self.session, self.batch, settings, capture)
-        self.observed = runs.start(name)
+        self.observed = runs.start(self.name)
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
         self._sent = 0.0  # when the latest claim was sent
@@ -187,67 +180,59 @@ class Worker:
 
     def take_signals(self) -> Collection[int]:
         """Handle the worker's signals, whatever other code has made of them; returns their numbers."""
-        signal.signal(signal.SIGUSR1, self._interrupt)
+        signal.signal(signal.SIGUSR1, self.runner.interrupt)
         return {signal.SIGUSR1, *self.orders.signals.take()}
-
-    def _interrupt(self, *_: object) -> None:
-        self.runner.interrupt()
 
     def prepare(self) -> None:
         """Import the users' modules and call their hooks at a start; raises starts.CannotStart."""
         reload = self.slot.reload
-
         report = starts.Report(self.log, partial(self.shared.told.is_first, reload), self.slot)
 
         def start_farm() -> None:
             starts.call(hooks.ON_FARM_START, report)  # in one worker after the other
 
+        def may_wait() -> bool:
+            self.orders.pause(starts.TURN_SEC)
+            return not self.orders.is_over
+
         starts.load(self.settings, report)
-        if not hooks.ON_FARM_START or self.shared.farm_start.once(reload, start_farm, self._may_wait):
+        if not hooks.ON_FARM_START or self.shared.farm_start.once(reload, start_farm, may_wait):
             starts.call(hooks.ON_WORKER_START, report)
         self.take_signals()  # a module or a hook may have changed the handlers
         self.inspection = Inspection()
 
-    def _may_wait(self) -> bool:
-        self.orders.pause(starts.TURN_SEC)
-        return not self.orders.is_over
-
     def work(self) -> int:
-        """Claim until no job is claimable, then wait; a lost session is replaced by the next that is to be done."""
+        """Claim, run, and write the ends with the next claim, until an order to leave; returns the exit status.
+
+        A lost session is replaced by the next call that needs one.
+        """
         while self._sound and not self.orders.is_over:
             try:
                 if not self.orders.may_claim:
                     self.session.call(self._rest)
-                elif not self.work_some():
-                    self._wait()
+                    continue
+                self._show_awake()
+                step = self.session.call(self._write_and_claim)
+                if step.jobs:
+                    self._run_all(step)
+                elif not step.look_again:
+                    self._show_idle()
+                    self.session.call(self._wait)
             except Lost:
                 self.orders.pause(self.session.pause_sec)
         if self.slot.order == Order.LEAVE:
             self.slot.state = State.LEAVING
         self._write_last()
-        self._release()
+        if self.runner.warm.keys:
+            self.slot.drain_until(now() + self._drain_sec)  # the supervisor kills a worker that hangs in a release
+            self.runner.warm.close()
         if not self._sound:
             return EXIT_RECYCLE
         self.log.info("worker.stopped")
         return EXIT_OK
 
-    def work_some(self) -> bool:
-        """Write the ends of earlier runs, claim jobs, run them. True: claim again at once; False: wait."""
-        if self.slot.state != State.AWAKE:
-            self.slot.state = State.AWAKE
-            self.slot.show("works")
-        most = self.batch.size_next(lambda: self.shared.siblings(self.slot))
-        step = self.session.call(partial(self._claim, most))
-        if step.jobs:
-            self._run_batch(step, self._sent)
-            return True
-        self._due_in = step.due_in
-        if most and not step.look_again:
-            self.slot.found_no_job(self._sent, step.due_in)
-        return step.look_again
-
-    def _claim(self, most: int, session: lifecycle.Session) -> Step:
-        """Write the ends, claim up to `most` jobs, and learn what their runs need to know of them.
+    def _write_and_claim(self, session: lifecycle.Session) -> Step:
+        """Write the ends of earlier runs, claim jobs, and learn what their runs need to know of them.
 
         Where the session is lost in the midst of this, the next one hands the jobs back.
         """
@@ -256,21 +241,37 @@ class Worker:
             self._learn_at = now() + LEARN_SEC
         if session.is_listening:
             read(session.conn)  # what was notified before the claim is claimable by now
+        most = self.batch.size_next(lambda: self.shared.siblings(self.slot))
+        affinity, without = self._preferred(), self.admission.without() if most else ()
         self._sent = now()
-        step = self.batch.step(session, most)
+        step = self.batch.step(session, most, affinity, without)
         self._claim_sec += (now() - self._sent - self._claim_sec) / 4
+        if most:
+            self.admission.passed(step.left_out, without)
         if step.jobs:
+            self.preference.claimed(step.jobs, step.reached)
             again = [job.job_id for job in step.jobs if job.claim > 1 and pipelines.wants_context(job.task)]
             self.runner.kept = lifecycle.checkpoints(session.conn, again) if again else {}
             job_ids = [job.job_id for job in step.jobs]
             self.observed.learn(
                 lambda: lifecycle.traces(session.conn, job_ids), lambda: lifecycle.waits(session.conn, job_ids)
             )
+        else:
+            self._due_in = step.due_in
+            if most and not step.look_again:
+                self.slot.found_no_job(self._sent, step.due_in)
         return step
+
+    def _preferred(self) -> lifecycle.Affinity | None:
+        """The jobs that the next claim prefers; None: those that have waited longest."""
+        if (overdue := self.preference.overdue()) is None:
+            return None
+        elsewhere = self.shared.warm_elsewhere(self.slot)
+        return lifecycle.Affinity(self.runner.warm.keys, elsewhere, self.settings.dl_lookahead, overdue)
 
     def _write_last(self) -> None:
         """Write all ends before the worker leaves; raises Unwritten when it has to leave before."""
-        patience = now() + self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
+        patience = now() + self._drain_sec
         while self.batch.owes:
             why, spare = "their rows are locked", 2 * LOCKED_SEC
             try:
@@ -278,15 +279,9 @@ class Worker:
             except Lost as e:
                 why, spare = str(e), -4 * LOCKED_SEC  # a worker that is killed at the drain's end counts as drained
             if left := self.batch.owes:
-                if now() > (self.orders.drain_by or patience) - spare:
+                if now() > (self.slot.drain_by or patience) - spare:
                     raise Unwritten(f"the ends of {left} jobs could not be written: {why}")
                 self.orders.pause(max(self.session.pause_sec, LOCKED_SEC if self.batch.is_locked_out else 0.0))
-
-    def _release(self) -> None:
-        """Release the warm resources; the supervisor kills a worker that hangs in it."""
-        if self.runner.warm.keys:
-            self.slot.drain_until(now() + self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec)
-            self.runner.warm.close()
 
     # --- the session ---
 
@@ -321,70 +316,65 @@ class Worker:
             self.slot.show(doing)
 
     def _introduce(self, session: lifecycle.Session) -> None:
-        """With the first session: agree on the queues, and publish the tasks and schedules of the code."""
-        self._agree(session)
+        """With the first session: agree on the queues, and publish the tasks and schedules of the code.
+
+        Raises ConfigError where a queue is something else than the settings say of its order.
+        """
+        declared = ((queue, spec) for spec in self.settings.workers for queue in spec.served if queue in self.queues)
+        for queue, spec in declared:
+            try:
+                operations.agree(session.conn, queue, spec.ordered, spec.merge)
+            except operations.Contradiction as e:
+                raise ConfigError(str(e)) from None
         operations.tell_tasks(session.conn, pipelines.told())
         schedules.tell(session.conn, pipelines.schedules(), self.settings.timezone)
         self.heartbeat.start()
         self.log.info("worker.started", pid=os.getpid())
 
-    def _agree(self, session: lifecycle.Session) -> None:
-        """Make its queues what the settings say of their order; raises ConfigError when one is something else."""
-        said = ((queue, spec) for spec in self.settings.workers for queue in spec.served if queue in self.queues)
-        for queue, spec in said:
-            try:
-                operations.agree(session.conn, queue, spec.ordered, spec.merge)
-            except operations.Contradiction as e:
-                raise ConfigError(str(e)) from None
-
     # --- one run ---
 
-    def _run_batch(self, step: Step, sent: float) -> None:
+    def _run_all(self, step: Step) -> None:
         """Run claimed jobs, the best first; hand back the rest where the worker has to leave."""
         self.slot.claim([job.job_id for job in step.jobs], [job.attempt for job in step.jobs])
         self.batch.claimed(step.jobs, step.batch)
         self._meter.look()
         began, runs, has_room = now(), 0, True
-        while self._goes_on(sent, began, runs) and (delivery := self._next()):
+        while self._goes_on(self._sent, began, runs):
+            with self.session.turn:  # a new session hands back what has not begun by then
+                delivery = self.batch.next()
+            if delivery is None:
+                break
             if not (has_room := self.admission.enter(delivery.first.task)):
                 self._hand_back(delivery, NO_ROOM)
                 break
-            self._run(delivery, sent)
+            self._run(delivery, self._sent)
             self.admission.leave()
             runs += 1
         self.batch.running = ()
         self.orders.signals.take_wake_ups()
         if runs:
-            self.batch.took(now() - began, runs)
-        self.batch.hand_back(self._why_not_started() if has_room else NO_ROOM)
-
-    def _next(self) -> Delivery | None:
-        with self.session.turn:  # a new session hands back what has not begun by then
-            return self.batch.next()
+            self.batch.learn(now() - began, runs)
+        if not has_room:
+            why = NO_ROOM
+        elif self.orders.stopping:
+            why = "drain"
+        elif self.slot.is_recalled:
+            why = TOOK_LONGER
+        else:
+            why = f"not started: {'an idle worker may take it' if self._sound else 'the worker is replaced'}"
+        self.batch.hand_back(why)
 
     def _goes_on(self, sent: float, began: float, runs: int) -> bool:
         """Whether to begin another job of the claim `sent` then, of which so many have run since `began`."""
         if not self._sound or self.orders.stopping or (runs and self.slot.is_recalled):
             return False
-        # Not the first one, or two workers could hand it to each other for ever.
-        if not runs or not self._may_give((now() - began) / runs):
-            return True
-        return not self.shared.has_found_no_job(self.slot, sent)
-
-    def _may_give(self, seconds_each: float) -> bool:
-        """Whether the waiting jobs would be worth an idle sibling; True at most every GLANCE_SEC."""
         at = now()
-        if self.batch.waiting * seconds_each < GIVE_SEC or at < self._glanced_at + GLANCE_SEC:
-            return False
+        # Not the first one, or two workers could hand it to each other for ever. No more than a sibling is worth, and
+        # at most every GLANCE_SEC.
+        if not runs or self.batch.waiting * (at - began) / runs < GIVE_SEC or at < self._glanced_at + GLANCE_SEC:
+            return True
         self._glanced_at = at
-        return True
-
-    def _why_not_started(self) -> str:
-        if self.orders.stopping:
-            return "drain"
-        if self.slot.is_recalled:
-            return TOOK_LONGER
-        return "not started: an idle worker may take it" if self._sound else "not started: the worker is replaced"
+        return not self.shared.has_found_no_job(self.slot, sent)
 
     def _run(self, delivery: Delivery, sent: float) -> None:
         """Run the jobs of a delivery whose claim was sent at that instant; the batch keeps their ends."""
@@ -398,7 +388,10 @@ class Worker:
         with log.context(**facts_of(job)), self.observed.run(job) as report:
             outcome, facts, written = self._run_pipeline(delivery)
             report(outcome)
-            self._log_failure(delivery.first, outcome)
+            if error := _error_of(outcome):  # the stack; another line reports the job's status once that is written
+                head, _, rest = error.partition("\n")
+                stack = {"exception": rest.strip()} if rest else {}
+                self.log.warning("worker.job.failed", queue=job.queue, error=head, **stack)
             self._end(delivery, outcome, facts, now() - began, written)
 
     def _hand_back(self, delivery: Delivery, reason: str) -> None:
@@ -460,13 +453,6 @@ class Worker:
             else:
                 self.batch.add(Ended(job, end, None, report | {"job_id": job.job_id, "attempt": job.attempt} | NO_COST))
 
-    def _log_failure(self, job: Job, outcome: Outcome) -> None:
-        """The stack of a failed run; another line reports the job's status once that is written."""
-        if error := _error_of(outcome):
-            head, _, rest = error.partition("\n")
-            stack = {"exception": rest.strip()} if rest else {}
-            self.log.warning("worker.job.failed", queue=job.queue, error=head, **stack)
-
     def _is_worn_out(self) -> bool:
         """True when DL_MAX_JOBS or DL_MAX_RSS_MB ask for a fresh process."""
         most_jobs, most_mb = self.settings.dl_max_jobs, self.settings.dl_max_rss_mb
@@ -476,6 +462,18 @@ class Worker:
             self.log.info("worker.recycled", jobs=self._jobs, rss_mb=round(rss_mb))
         return worn_out
 
+    # --- waiting ---
+
+    def _show_awake(self) -> None:
+        if self.slot.state != State.AWAKE:
+            self.slot.state = State.AWAKE
+            self.slot.show("works")
+
+    def _show_idle(self) -> None:
+        self.capture.rest()
+        self.slot.state = State.IDLE
+        self.slot.show("idle")
+
     def _rest(self, session: lifecycle.Session) -> None:
         """Claim nothing until another order; the state RESTING tells the supervisor that no claim is under way."""
         if self.batch.owes:
@@ -484,21 +482,13 @@ class Worker:
             self.capture.rest()
             self.slot.state = State.RESTING
             self.slot.show("waits to claim")
-            self.orders.call_supervisor()
+            call_parent(self._supervisor)
         read(session.conn)
         if not (self.orders.may_claim or self.orders.is_over):
             self.orders.pause(REST_SEC, session.conn.fileno())
 
-    # --- waiting ---
-
-    def _wait(self) -> None:
+    def _wait(self, session: lifecycle.Session) -> None:
         """Until a job may be claimable for which no sibling has looked, the idle poll, or an order."""
-        self.capture.rest()
-        self.slot.state = State.IDLE
-        self.slot.show("idle")
-        self.session.call(self._wait_with)
-
-    def _wait_with(self, session: lifecycle.Session) -> None:
         if not session.is_listening:
             lifecycle.listen(session)
             return  # and claim once more: a job may have come before

@@ -164,7 +164,7 @@ def test_the_last_words_at_an_error_that_nobody_foresaw(farm: Farm, tmp_path: Pa
     broken = """
 from dataloader.farm.batch import Batch
 
-def step(self, session, most):
+def step(self, *_):
     raise OSError("no space left on device")
 
 Batch.step = step

@@ -13,10 +13,7 @@ import structlog
 
 from dataloader import pipelines
 from dataloader.config import Settings, WorkerSpec
-from dataloader.farm.admission import Admission
-from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import LOCKED_MOST, TICK_SEC, Batch, fair_share, size_after
-from dataloader.farm.host import Host
 from dataloader.farm.process import now
 from dataloader.farm.slots import SharedSlots, Siblings, State
 from dataloader.farm.worker import GIVE_SEC, Worker
@@ -25,9 +22,6 @@ from dataloader.queue.job import Finish, Job, Status
 from dataloader.queue.lifecycle import Ended, Session, Step, Written
 
 SETTINGS = Settings.model_construct(workers_json=[WorkerSpec(queue="q", concurrency=1, prefetch=100)])
-PREFERENCE = Preference(SETTINGS, list, list)
-SLOTS = SharedSlots(1)
-ADMISSION = Admission(Host(SETTINGS), SLOTS, SLOTS.slots[0], 0.0, None)  # of no task with needs
 
 
 def job(key: str = "key") -> Job:
@@ -39,7 +33,7 @@ ONE = Session(SimpleNamespace(), "host:1:a", 1, datetime.now(UTC))  # lent to a 
 
 
 def batch_of(settings: Settings = SETTINGS, queues: tuple[str, ...] = ("q",)) -> Batch:
-    return Batch(settings, queues, structlog.get_logger(), PREFERENCE, ADMISSION)
+    return Batch(settings, queues, structlog.get_logger())
 
 
 @pytest.fixture
@@ -71,12 +65,12 @@ def test_a_worker_begins_with_one_job_and_learns(batch: Batch) -> None:
     sizes = []
     for _ in range(9):
         sizes.append(batch.size_next())
-        batch.took(0.000_01, 10)
+        batch.learn(0.000_01, 10)
     assert sizes == [1, 2, 4, 8, 16, 32, 64, 100, 100]
     batch.limit(30, "a small lock table")
     batch.limit(50, "never more again")
     assert batch.size_next() == 30
-    batch.took(TICK_SEC * 3, 30)
+    batch.learn(TICK_SEC * 3, 30)
     assert batch.size_next() == 1
 
 
@@ -94,16 +88,16 @@ def test_the_runs_of_one_queue_do_not_size_the_claims_of_another(
         sizes.append(most := batch.size_next())
         batch.claimed(batch.step(ONE, most).jobs)
         if queue == "a":
-            batch.took(0.000_01, 1), batch.took(0.000_01, 1)
+            batch.learn(0.000_01, 1), batch.learn(0.000_01, 1)
         else:
-            batch.took(TICK_SEC * 3, 1)
+            batch.learn(TICK_SEC * 3, 1)
     assert [*sizes, batch.size_next()] == after
 
 
 def test_a_worker_that_was_idle_begins_with_one_job_again(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [Step([job()], {}, 0, False, None), Step([], {}, 0, True, None), Step([], {}, 0, False, None)]
     monkeypatch.setattr(lifecycle, "step", lambda *_: steps.pop(0))
-    batch.took(0.000_01, 10)
+    batch.learn(0.000_01, 10)
     sizes = []
     for most in (2, 2, 2):
         batch.step(ONE, most)
@@ -140,7 +134,7 @@ def test_the_lock_table_bounds_an_automatic_prefetch_without_a_word(
         batch = batch_of(settings)
         batch.fit(probe.LockTable(64, transactions))
     for _ in range(9):
-        batch.took(0.000_01, 10)
+        batch.learn(0.000_01, 10)
     assert (batch.size_next(), len(said)) == (most, lines)
 
 
@@ -156,7 +150,7 @@ def test_an_end_of_a_locked_row_is_kept_and_tried_again(batch: Batch, monkeypatc
     monkeypatch.setattr(lifecycle, "step", step)
     batch.add(ended)
     batch.step(ONE, 1)
-    assert (batch.owes, batch.has_ends) == (1, False)
+    assert batch.owes == 1
     assert now() < batch.retry_at < now() + 1
     batch.step(ONE, 1)
     batch._retry_at = 0.0
@@ -200,7 +194,7 @@ def test_a_worker_leaves_an_idle_sibling_what_takes_longer_than_to_hand_it_back(
     shared.slots[1].found_no_job(now(), None)
     shared.slots[1].state = State.IDLE if idle else State.BUSY
     batch.claimed([job(key) for key in "klm"])
-    batch.took(0.000_01, 1)
+    batch.learn(0.000_01, 1)
     sent = now() - seconds_each * runs
     shared.slots[1].looked_at = sent
     assert worker._goes_on(sent, sent, runs) is goes_on

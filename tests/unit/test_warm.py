@@ -1,4 +1,4 @@
-"""farm.warm, farm.affinity: what stays warm, and for how long jobs are passed over for it."""
+"""farm.warm: what stays warm, and for how long jobs are passed over for it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from dataloader.config import Settings
-from dataloader.farm import affinity
-from dataloader.farm.affinity import MARKS, Overdue, Preference
+from dataloader.farm import warm
 from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
 from dataloader.farm.slots import WARM_MOST, SharedSlots, State
-from dataloader.farm.warm import Resource, WarmResources, prepared
+from dataloader.farm.warm import MARKS, Overdue, Preference, Resource, WarmResources, prepared
 from dataloader.pipelines import Context, register, resolve
 from dataloader.queue.job import Delivery, Job
 from dataloader.queue.lifecycle import Reached
@@ -31,9 +30,9 @@ START = datetime(2026, 11, 23, tzinfo=UTC)
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the monotonic clock of farm.affinity."""
+    """Sets the monotonic clock of farm.warm."""
     at = [1_000.0]
-    monkeypatch.setattr(affinity, "now", lambda: at[0])
+    monkeypatch.setattr(warm, "now", lambda: at[0])
 
     def move(seconds: float) -> None:
         at[0] = 1_000.0 + seconds
@@ -151,22 +150,22 @@ def job(key: str | None) -> Job:
 
 
 def test_claims_prefer_nothing_before_there_is_an_affinity_key_and_long_after(clock: Callable[[float], None]) -> None:
-    preference = Preference(Settings.model_construct(), lambda: ["a"], lambda: ["b"])
-    assert preference.next() is None
-    preference.took([job(None)], None)
-    assert preference.next() is None
-    preference.took([job(None), job("a")], Reached(100, at(1)))
-    assert preference.next() == (["a"], ["b"], 50, {})
+    preference = Preference(True, 60)
+    assert preference.overdue() is None
+    preference.claimed([job(None)], None)
+    assert preference.overdue() is None
+    preference.claimed([job(None), job("a")], Reached(100, at(1)))
+    assert preference.overdue() == {}
     clock(61)
-    assert preference.next() == (["a"], ["b"], 50, {100: at(1)})
+    assert preference.overdue() == {100: at(1)}
     clock(601)
-    assert preference.next() is None
+    assert preference.overdue() is None
 
 
 def test_affinity_may_be_switched_off() -> None:
-    preference = Preference(Settings.model_construct(dl_affinity=False), list, list)
-    preference.took([job("a")], None)
-    assert preference.next() is None
+    preference = Preference(False, 60)
+    preference.claimed([job("a")], None)
+    assert preference.overdue() is None
 
 
 # --- what siblings see ---

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from dataloader import periods
+from dataloader.farm.common_log import Busy
 from dataloader.farm.host import MB, Host, Load, Room
 from dataloader.farm.process import memory_used, now
 from dataloader.farm.slots import NONE, Needs, SharedSlots, Slot
@@ -40,25 +41,21 @@ def fits(needs: Needs, own_mb: float, room: Room, runs: Sequence[Running], other
     """PURE: whether the host has room for a run of these needs, in a worker that uses `own_mb` already.
 
     What the runs under way use is a part of the memory that is not free; what they are still to use counts besides.
-    Others than these runs keep `others_cpus` processors busy.
+    Others than these runs keep `others_cpus` processors busy. The runs may need no more processors than there are, and
+    the load has to leave half of what this one needs. Half, for a host is never quite idle: two runs of a processor
+    each would never share two processors. With fewer than it needs a run is slow, and nothing kills it, so the first
+    one begins in any case.
     """
     if room.is_hot or needs.memory_mb > room.bound_mb:
         return False
     growth_mb = max(0.0, needs.memory_mb - own_mb)
     growing_mb = sum(max(0.0, run.needs.memory_mb - run.used_mb) for run in runs)
     has_memory = not needs.memory_mb or growth_mb + growing_mb <= room.free_mb
-    return has_memory and (not needs.cpus or _has_processors(needs.cpus, room.cpus, runs, others_cpus))
-
-
-def _has_processors(cpus: float, of_host: float, runs: Sequence[Running], others_cpus: float) -> bool:
-    """PURE: whether the runs need no more processors than there are, and the load leaves half of what this one needs.
-
-    Half, for a host is never quite idle: two runs of a processor each would never share two processors. With fewer
-    than it needs a run is slow, and nothing kills it, so the first one begins in any case.
-    """
+    if not (has_memory and needs.cpus):
+        return has_memory
     needed = sum(run.needs.cpus for run in runs)
     busy = others_cpus + sum(max(run.needs.cpus, run.used_cpus) for run in runs)
-    return not needed or (cpus + needed <= of_host and cpus * LEAST_SHARE + busy <= of_host)
+    return not needed or (needs.cpus + needed <= room.cpus and needs.cpus * LEAST_SHARE + busy <= room.cpus)
 
 
 class Patience:
@@ -118,9 +115,9 @@ class Admission:
             return ()
         if now() < self._closed_until:
             return list(self._needs)
-        oldest_sec = 0.0 if self._has_changed() else MEASURED_SEC  # room that a run has left is there at once
+        oldest_sec = 0.0 if self._state() != self._seen else MEASURED_SEC  # room that a run has left is there at once
         self._measure(oldest_sec)
-        self._seen, reserved = self._state(), self._reservation()
+        self._seen, reserved = self._state(), _standing(self._shared.room.read())
         return [task for task, needs in self._needs.items() if not self._has_room(task, needs, reserved)]
 
     def passed(self, left_out: LeftOut | None, without: Collection[str]) -> None:
@@ -130,8 +127,16 @@ class Admission:
         """
         self._patience.passed(left_out)
         self._left_out = frozenset(without if left_out else ())
-        if task := self._patience.over:  # as of now: at the next claim another worker may have begun that job
-            self._reserve(task)
+        task = self._patience.over  # as of now: at the next claim another worker may have begun that job
+        needs = self._needs.get(task) if task else None
+        if task is None or needs is None or needs.memory_mb > self._room.bound_mb:
+            return
+        with suppress(Busy), self._shared.room.changed(must=True) as note:
+            reserved = _standing(note)
+            if reserved is None:
+                self._log.info("worker.room.reserved", task=task, **needs._asdict())
+            if reserved is None or reserved.task == task:  # else another job's stands
+                note.update(task=task, needs=needs, until=now() + RESERVED_SEC)
 
     @property
     def look_in(self) -> float:
@@ -143,7 +148,7 @@ class Admission:
 
     def has_gained_room(self) -> bool:
         """Whether a task that the latest claim has passed over has room by now, because a run has ended."""
-        return bool(self._left_out) and self._has_changed() and not self._left_out <= {*self.without()}
+        return bool(self._left_out) and self._state() != self._seen and not self._left_out <= {*self.without()}
 
     def enter(self, task: str) -> bool:
         """Claim the room that a run of this task needs; False when there is none any more."""
@@ -158,7 +163,7 @@ class Admission:
                 self._slot.needs = needs
                 if reserved and reserved.task == task:
                     note.clear()
-        except TimeoutError:
+        except Busy:
             self._closed_until = now() + CLOSED_SEC
             return False
         return True
@@ -167,32 +172,14 @@ class Admission:
         """The run is over; its room is free for others."""
         self._slot.needs = NONE
 
-    def _reserve(self, task: str) -> None:
-        """Let room gather for the job that has been passed over for too long, unless another reservation stands."""
-        needs = self._needs.get(task)
-        if needs is None or needs.memory_mb > self._room.bound_mb:
-            return
-        with suppress(TimeoutError), self._shared.room.changed(must=True) as note:
-            reserved = _standing(note)
-            if reserved is None:
-                self._log.info("worker.room.reserved", task=task, **needs._asdict())
-            if reserved is None or reserved.task == task:
-                note.update(task=task, needs=needs, until=now() + RESERVED_SEC)
-
     def _others(self) -> list[Slot]:
         """The slots of the other workers whose runs have room."""
         return [slot for slot in self._shared.working() if slot.needs != NONE and slot is not self._slot]
 
-    def _reservation(self) -> Reservation | None:
-        return _standing(self._shared.room.read())
-
     def _state(self) -> tuple[object, ...]:
-        reserved = self._reservation()
+        """The runs with room, and whose reservation stands."""
+        reserved = _standing(self._shared.room.read())
         return *((slot.index, slot.needs) for slot in self._others()), reserved and reserved.task
-
-    def _has_changed(self) -> bool:
-        """Whether the runs with room, or the reservation, are others than at the latest look."""
-        return self._state() != self._seen
 
     def _measure(self, oldest_sec: float) -> None:
         """What the runs use, and then what is free: what they take meanwhile counts rather twice."""
@@ -205,14 +192,12 @@ class Admission:
         self._measured_at = now()
 
     def _has_room(self, task: str, needs: Needs, reserved: Reservation | None) -> bool:
-        runs = [*map(self._running, self._others())]
+        used_mb, load = self._used_mb, self._load
+        pids = [(slot.needs, slot.pid) for slot in self._others()]
+        runs = [Running(of_run, used_mb.get(pid, 0.0), load.of_workers.get(pid, 0.0)) for of_run, pid in pids]
         if reserved and reserved.task != task:
             runs.append(Running(reserved.needs, 0.0))
-        return fits(needs, self._used_mb[os.getpid()], self._room, runs, self._load.others)
-
-    def _running(self, slot: Slot) -> Running:
-        pid = slot.pid
-        return Running(slot.needs, self._used_mb.get(pid, 0.0), self._load.of_workers.get(pid, 0.0))
+        return fits(needs, used_mb[os.getpid()], self._room, runs, load.others)
 
 
 def _standing(note: Mapping[str, Any]) -> Reservation | None:

@@ -296,7 +296,7 @@ class Batch:
             self._sizes = dict.fromkeys(self._sizes, 1)  # the next job may be of another kind: it is claimed alone
         if step.jobs:
             self.claimed_in = session
-            self._turns.took(step.jobs[0].queue)
+            self._turns.claimed(step.jobs[0].queue)
             self._bookmarks[step.jobs[0].queue].move(step.head)
         self._written(ends, step.ended, step.locked)
         if step.backoffs:
@@ -349,27 +349,27 @@ class Batch:
         for each in lost:
             lifecycle.end_session(session.conn, each.backend_pid, each.backend_start)
         self._waiting.clear()
-        if self.owes:
-            self._drop_what_is_not_ours(session)
+        if ends := [*self._ends, *self._locked]:
+            ours = lifecycle.still_held(session.conn, session.worker, [end.job for end in ends])
+            for end in ends:  # the others were written by the lost statement, or their claim is another worker's
+                job_id = end.job.job_id
+                if job_id not in ours and not lifecycle.has_ended(session.conn, end.job):
+                    self._log.warning("worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
+            self._ends = deque(end for end in self._ends if end.job.job_id in ours)
+            self._locked = [end for end in self._locked if end.job.job_id in ours]
         holds = [*self.running, *(end.job for end in (*self._ends, *self._locked))]
         for job_id, status in lifecycle.hand_back(session.conn, session.worker, holds, "the session was lost"):
             self._log.warning("worker.claim.unheard", job_id=str(job_id), status=status)
 
-    def _drop_what_is_not_ours(self, session: lifecycle.Session) -> None:
-        """Forget the ends that the lost statement wrote, and those of claims that the database does not know."""
-        ends = [*self._ends, *self._locked]
-        ours = lifecycle.still_held(session.conn, session.worker, [end.job for end in ends])
-        for end in ends:
-            job = end.job
-            if job.job_id not in ours and not lifecycle.has_ended(session.conn, job):
-                self._log.warning("worker.ownership.lost", job_id=str(job.job_id), verb=end.finish.verb)
-        self._ends = deque(end for end in self._ends if end.job.job_id in ours)
-        self._locked = [end for end in self._locked if end.job.job_id in ours]
-
     def _written(self, ends: Sequence[Ended], ended: Mapping[UUID, Status], locked: Collection[UUID]) -> None:
         """Log the written ends, and keep those whose rows are locked."""
         if locked or self._reported:
-            self._keep_locked(ends, set(locked))
+            if not self._locked:
+                self._retry_at = now() + LOCKED_SEC
+            self._locked += [end for end in ends if end.job.job_id in locked]
+            if new := set(locked) - self._reported:
+                self._log.warning("worker.ends.locked", jobs=[str(job_id) for job_id in new])
+            self._reported = (self._reported | new) - {end.job.job_id for end in ends if end.job.job_id not in locked}
         for end in ends:
             job_id = end.job.job_id
             if status := ended.get(job_id):
@@ -377,14 +377,6 @@ class Batch:
             elif job_id not in locked:
                 level = logging.WARNING if end.report else logging.INFO  # a job that was not begun: nothing is lost
                 self._log.log(level, "worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
-
-    def _keep_locked(self, ends: Sequence[Ended], locked: set[UUID]) -> None:
-        if not self._locked:
-            self._retry_at = now() + LOCKED_SEC
-        self._locked += [end for end in ends if end.job.job_id in locked]
-        if new := locked - self._reported:
-            self._log.warning("worker.ends.locked", jobs=[str(job_id) for job_id in new])
-        self._reported = (self._reported | new) - {end.job.job_id for end in ends if end.job.job_id not in locked}
 
     def _log_finished(self, end: Ended, status: Status) -> None:
         """One line for each run; only a line with an error's text goes the long way through the log."""
@@ -425,7 +417,7 @@ class Turns:
         lots = [self._chance.random() ** (1 / self._scheduler[queue]) for queue in self._queues]
         return [queue for _, queue in sorted(zip(lots, self._queues, strict=True), reverse=True)]
 
-    def took(self, queue: str) -> None:
+    def claimed(self, queue: str) -> None:
         """The last claim has found jobs in this queue."""
         if self._scheduler == "sequential":
             self._next = (self._queues.index(queue) + 1) % len(self._queues)

@@ -9,18 +9,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
 
-from dataloader.farm.process import now
+from dataloader.farm.process import now, started
 from dataloader.log.outage import EVERY_SEC
 
 RELAPSE_SEC = 2.0  # a loss so soon after the end of an outage belongs to it: processes notice one restart in turn
 WAIT_SEC = 0.05  # for the lock, which is held for microseconds unless its holder is stopped
+
+
+class Busy(Exception):
+    """Another process has the note."""
 
 
 class Note:
@@ -37,11 +40,11 @@ class Note:
         """The dict, for this process alone; what the block changes in it is kept. Empty at first.
 
         A process that gets no turn within WAIT_SEC changes a copy that nobody sees: a line of the log too many does
-        less harm than a wait. With `must` it gets a TimeoutError.
+        less harm than a wait. With `must` it gets Busy.
         """
         is_ours = self._lock()
         if must and not is_ours:
-            raise TimeoutError
+            raise Busy
         try:
             found = self.read() if is_ours else {}
             yield found
@@ -145,60 +148,22 @@ class Told:
 
 def _away(note: dict[str, Any]) -> dict[str, float]:
     """The processes that have failed and are still there, each with the time of its latest failure."""
-    return {pid: at for pid, at in note.get("away", {}).items() if _exists(int(pid))}
+    return {pid: at for pid, at in note.get("away", {}).items() if started(int(pid)) is not None}
 
 
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # the number belongs to somebody else by now
-        return False
-    return True
+def once(note: Note, generation: int, action: Callable[[], None], may_wait: Callable[[], bool]) -> bool:
+    """Return True once `action` has returned for this generation, in this process or another that shares the note.
 
-
-_NOTE = struct.Struct("q")
-
-
-class Once:
-    """One of a supervisor's children does an action in each generation, while the others wait.
-
-    The children share a file in memory, which the supervisor makes before its first fork. The kernel's lock on the file
-    belongs to a process, so a crash frees it. The file holds the latest generation for which the action is done.
+    While the action goes on in another process, this one calls `may_wait` again and again: that waits a little, and its
+    False ends the wait and this call. An exception of `action` reaches the caller; the next process tries it.
     """
-
-    def __init__(self) -> None:
-        self._file = os.memfd_create("once", os.MFD_CLOEXEC)
-
-    def __del__(self) -> None:
-        os.close(self._file)
-
-    def once(self, generation: int, action: Callable[[], None], may_wait: Callable[[], bool]) -> bool:
-        """Return True once `action` has returned for this generation, in this process or another.
-
-        While the action goes on in another process, this one calls `may_wait` again and again: that waits a little, and
-        its False ends the wait and this call. An exception of `action` reaches the caller; the next process tries it.
-        """
-        while not self._is_done(generation):
-            if self._is_ours():
-                try:
-                    if not self._is_done(generation):
-                        action()
-                        os.pwrite(self._file, _NOTE.pack(generation), 0)
-                finally:
-                    fcntl.lockf(self._file, fcntl.LOCK_UN)
-            elif not may_wait():
-                return False
-        return True
-
-    def _is_done(self, generation: int) -> bool:
-        note = os.pread(self._file, _NOTE.size, 0)
-        return bool(note) and _NOTE.unpack(note)[0] >= generation
-
-    def _is_ours(self) -> bool:
+    while note.read().get("done", -1) < generation:
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+            with note.changed(must=True) as facts:
+                if facts.get("done", -1) < generation:
+                    action()
+                    facts["done"] = generation
+        except Busy:
+            if not may_wait():
+                return False
+    return True

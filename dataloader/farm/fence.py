@@ -76,12 +76,17 @@ def transaction(
         with conn.transaction():
             conn.execute(_SQL["unlimited"])
             yield conn
-            if standing is None or standing.to_save is None:
-                _hold(conn, where, "hold", _fences(tokens, owner))
+            saving = None if standing is None else standing.to_save
+            if standing is None or saving is None:
+                how, facts = "hold", _fences(tokens, owner)
             else:
-                _hold(conn, where, "hold_and_save", _saving(standing, tokens, owner))
-        if standing is not None and standing.to_save is not None:
-            standing.saved = standing.to_save._replace(claim=tokens[standing.job_id])
+                how, claim = "hold_and_save", {"job_id": standing.job_id, "claim": tokens[standing.job_id]}
+                facts = claim | {"checkpoint": saving.text, "number": saving.number, "owner": owner}
+            row = conn.execute(sql.SQL(_SQL[how]).format(schema=sql.Identifier(where)), facts).fetchone()
+            if row is None or not row[0]:
+                raise Overtaken
+        if standing is not None and saving is not None:
+            standing.saved = saving._replace(claim=tokens[standing.job_id])
 
 
 def _name(tokens: dict[UUID, int]) -> str:
@@ -92,12 +97,6 @@ def _name(tokens: dict[UUID, int]) -> str:
 
 def _fences(tokens: dict[UUID, int], owner: str) -> dict[str, Any]:
     return {"job_ids": list(tokens), "claims": list(tokens.values()), "owner": owner}
-
-
-def _saving(standing: Standing, tokens: dict[UUID, int], owner: str) -> dict[str, Any]:
-    assert standing.to_save is not None  # noqa: S101  the caller has looked
-    checkpoint = {"checkpoint": standing.to_save.text, "number": standing.to_save.number}
-    return checkpoint | {"job_id": standing.job_id, "claim": tokens[standing.job_id], "owner": owner}
 
 
 def _found(conn: db.Connection, job_id: UUID) -> Checkpoint:
@@ -142,9 +141,3 @@ def _make(conn: db.Connection, what: str) -> None:
     # Another run may create the table at the same time: IF NOT EXISTS does not prevent these errors.
     with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject, errors.DuplicateColumn):
         conn.execute(_SQL[what])
-
-
-def _hold(conn: db.Connection, where: str, how: str, fence: dict[str, Any]) -> None:
-    row = conn.execute(sql.SQL(_SQL[how]).format(schema=sql.Identifier(where)), fence).fetchone()
-    if row is None or not row[0]:
-        raise Overtaken

@@ -119,7 +119,8 @@ class Inspection:
             differing = (name for name, a, b in zip(Facts._fields, self._facts, facts, strict=True) if a != b)
             changed = [name for name in differing if name not in added]
             if "timers" in changed:
-                _disarm()  # not put back: it would go off before the end of the run is written
+                for timer in _TIMERS:  # not put back: one would go off before the end of the run is written
+                    signal.setitimer(timer, 0)
             self._facts = facts
         left, more = self._left(warm)
         until = now() + SETTLE_SEC
@@ -150,26 +151,23 @@ class Inspection:
                 added.append("threads")
         lowest = _lowest_free(self._tasks)
         if lowest != self._lowest:
-            if lowest is None or self._is_exhausted(lowest) or self._descriptors - _descriptors():
+            half = (self._first_free + resource.getrlimit(resource.RLIMIT_NOFILE)[0]) / 2  # of those free at first
+            if lowest is None or lowest > half or self._descriptors - _descriptors():
                 left.append("descriptors")
             elif self._lowest is not None and lowest > self._lowest:
                 added.append("descriptors")
         return left, added
 
-    def _is_exhausted(self, lowest: int) -> bool:
-        """Whether the runs have left more than half of the descriptors open that were free at first."""
-        return 2 * lowest > self._first_free + resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
 
 def _facts(umask: int) -> Facts:
-    decimals = decimal.getcontext()
+    decimals, timers = decimal.getcontext(), tuple(map(_signal.getitimer, _TIMERS))
     return Facts(
         _ENVIRONMENT._data.copy() if os.environ is _ENVIRONMENT else None,  # type: ignore[attr-defined]
         _folder(),
         os.umask(umask),  # it cannot be read without a write, and this one changes nothing where no run has
         tuple(map(_signal.getsignal, _SIGNALS)),
         _signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        _timers(),
+        () if timers == _NO_TIMERS else tuple(timer != (0.0, 0.0) for timer in timers),  # which ones are armed
         (
             *(decimals.prec, decimals.rounding, decimals.Emin, decimals.Emax, decimals.capitals, decimals.clamp),
             *decimals.traps.values(),
@@ -180,12 +178,6 @@ def _facts(umask: int) -> Facts:
         socket.getdefaulttimeout(),
         sys.getrecursionlimit(),
     )
-
-
-def _timers() -> tuple[object, ...]:
-    """Which timers are armed."""
-    timers = tuple(map(_signal.getitimer, _TIMERS))
-    return () if timers == _NO_TIMERS else tuple(timer != (0.0, 0.0) for timer in timers)
 
 
 def _folder() -> str | None:
@@ -205,11 +197,6 @@ def _additions(before: Facts, after: Facts) -> Iterator[str]:
 
 def _is_no_lower(before: tuple[int, int], after: tuple[int, int]) -> bool:
     return all(b == a or b == resource.RLIM_INFINITY or -1 < a < b for a, b in zip(before, after, strict=True))
-
-
-def _disarm() -> None:
-    for timer in _TIMERS:
-        signal.setitimer(timer, 0)
 
 
 def _links(tasks: int) -> int:

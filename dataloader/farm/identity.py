@@ -15,11 +15,6 @@ from pathlib import Path
 from dataloader.farm.process import has_ended, hostname, started
 
 
-def host() -> str:
-    """This host's name, as the names of its workers begin."""
-    return hostname()
-
-
 @cache
 def place() -> str:
     """A digest of this boot of the kernel and of this pid namespace; empty where the system hides them."""
@@ -34,7 +29,7 @@ def place() -> str:
 def own_name() -> str:
     """The name of this worker process, whose parent is its supervisor: host:pid:place-start-supervisor-start."""
     pid, parent = os.getpid(), os.getppid()
-    return f"{host()}:{pid}:{place()}-{started(pid) or 0}-{parent}-{started(parent) or 0}"
+    return f"{hostname()}:{pid}:{place()}-{started(pid) or 0}-{parent}-{started(parent) or 0}"
 
 
 def is_gone(worker: str) -> bool:
@@ -49,5 +44,5 @@ def is_gone(worker: str) -> bool:
         processes = [(int(pid), int(start)), (int(parent), int(parent_start))]
     except ValueError:
         return False
-    is_here = (named, where) == (host(), place()) and where != ""
+    is_here = (named, where) == (hostname(), place()) and where != ""
     return is_here and all(start > 0 and has_ended(pid, start) for pid, start in processes)

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psutil
 import psycopg
@@ -41,6 +41,7 @@ from dataloader.farm.process import (
     kill_group,
     memory_used,
     now,
+    started,
     unblock_signals,
 )
 from dataloader.farm.session import Lost, Plain, Session, read
@@ -111,43 +112,41 @@ class Keeper:
                     self._retry_at = now() + self._session.pause_sec
             else:
                 self._sleep(TICK_SEC)
-        self._close_registry()
-        return EXIT_OK
-
-    def _close_registry(self) -> None:
-        """Show that the farm has no workers any more, if the database is there."""
         with suppress(psycopg.Error, Lost):
             if self._session.is_open:
                 self._session.call(lambda session: self._registry.close(session.conn))
+        return EXIT_OK
 
     def _tick(self, session: Plain) -> None:
         """Look after all slots, then wait for TICK_SEC, or until a birth, a cancellation or a signal."""
         conn = session.conn
         # Renewals first: recovery may have to wait for a session's end.
         for slot in self.shared.used():
-            if (held := slot.held()) and self._is_silent(held):
-                self._renew(conn, slot, held)
+            if held := slot.held():
+                interval = beat_interval(self.settings.dl_heartbeat_sec, held.lease_ttl)
+                if now() - held.renewed > 1.5 * interval:  # the worker has missed a beat
+                    self._renew(conn, slot, held)
         if not self._has_settled:
             self._settle_the_gone(conn)
-        self._tell_stuck(conn)
+        for each in self._stuck.look(self.shared.used()):
+            facts = {"worker": each.worker, "job_id": str(each.held.job_id), "silent_sec": each.silent_sec}
+            self.log.warning("keeper.stuck", **facts)
+            claim = each.held.job_id, each.held.attempts[0], each.worker
+            lifecycle.tell_stuck(conn, *claim, each.silent_sec, each.stacks)
         self._enforce_cancellations(conn)
         for slot in self.shared.used():
             if slot.state == State.DEAD:
                 self._recover(conn, slot)
             elif slot.ahead:
                 self._take_back(conn, slot)
-        self._show_workers(conn)
-        if not self._hears_of_cancellations(conn):
-            self._sleep(TICK_SEC, conn.fileno())
-
-    def _show_workers(self, conn: db.Connection) -> None:
-        """For people only: a failure here changes no lease and closes no session."""
         try:
             self._registry.show(conn, self.shared.used())
-        except psycopg.Error as e:
+        except psycopg.Error as e:  # for people only: a failure here changes no lease and closes no session
             if conn.closed:
                 raise
             self.log.warning("keeper.census.failed", error=str(e).strip())
+        if not self._hears_of_cancellations(conn):
+            self._sleep(TICK_SEC, conn.fileno())
 
     def _enforce_cancellations(self, conn: db.Connection) -> None:
         """Let the supervisor interrupt cancelled runs: forced ones at once, others after DL_CANCEL_GRACE_SEC.
@@ -160,25 +159,15 @@ class Keeper:
         }
         asked = [job_id for job_id in holders if self._ask_all or str(job_id) in self._asked]
         for job_id, is_forced in (lifecycle.cancellations(conn, asked) if asked else {}).items():
-            self._cancel(*holders[job_id], is_forced)
+            slot, held = holders[job_id]
+            slot.asked = held.generation
+            grace = 0.0 if is_forced else self.settings.dl_cancel_grace_sec
+            if grace is not None:
+                slot.cancel(held, now() + grace)
+                call_parent(self._supervisor)  # it interrupts and ends runs
         self._ask_all = False
         done = set(map(str, asked))
         self._asked = {job: until for job, until in self._asked.items() if job not in done and until > now()}
-
-    def _tell_stuck(self, conn: db.Connection) -> None:
-        """Write the stacks of runs that have reported nothing for too long into their journals."""
-        for each in self._stuck.look(self.shared.used()):
-            facts = {"worker": each.worker, "job_id": str(each.held.job_id), "silent_sec": each.silent_sec}
-            self.log.warning("keeper.stuck", **facts)
-            claim = each.held.job_id, each.held.attempts[0], each.worker
-            lifecycle.tell_stuck(conn, *claim, each.silent_sec, each.stacks)
-
-    def _cancel(self, slot: Slot, held: Held, is_forced: bool) -> None:
-        slot.asked = held.generation
-        grace = 0.0 if is_forced else self.settings.dl_cancel_grace_sec
-        if grace is not None:
-            slot.cancel(held, now() + grace)
-            call_parent(self._supervisor)  # it interrupts and ends runs
 
     def _recover(self, conn: db.Connection, slot: Slot) -> None:
         """Recover the jobs of this slot's dead worker; then the slot is free.
@@ -186,7 +175,14 @@ class Keeper:
         Where the database refuses that, these jobs wait for their leases and the reaper; the other slots go on.
         """
         try:
-            jobs = self._take_jobs(conn, slot) if slot.worker else []
+            jobs = []
+            if slot.worker:
+                if slot.session:
+                    # First of all: a claim under way would commit after the look, and no worker would run its job.
+                    lifecycle.end_session(conn, *slot.session)
+                self._salvage.write(conn, slot)
+                end, facts = _ENDS.get(why_of_death(slot), "crash"), facts_of_death(slot)
+                jobs = lifecycle.settle(conn, slot.worker, end, reason_of_death(slot), facts, slot.begun_last)
         except psycopg.Error as e:
             if conn.closed or db.is_passing(e):
                 raise
@@ -194,21 +190,12 @@ class Keeper:
             jobs = []
         for job in jobs:
             if job.status:
-                facts = {"job_id": str(job.job_id), "status": job.status}
-                log.metric("job.run", outcome="died", **facts)
-                self.log.warning("keeper.settled", reason=reason_of_death(slot), worker=slot.worker, **facts)
+                became = {"job_id": str(job.job_id), "status": job.status}
+                log.metric("job.run", outcome="died", **became)
+                self.log.warning("keeper.settled", reason=reason_of_death(slot), worker=slot.worker, **became)
         if all(job.status for job in jobs):  # else a row is locked, and the next tick tries again
             self._salvage.forget(slot)
             slot.state = State.FREE
-
-    def _take_jobs(self, conn: db.Connection, slot: Slot) -> list[lifecycle.Settled]:
-        reason, facts = reason_of_death(slot), facts_of_death(slot)
-        if slot.session:
-            # First of all: a claim under way would commit after the look, and no worker would run its job.
-            lifecycle.end_session(conn, *slot.session)
-        self._salvage.write(conn, slot)
-        end = _ENDS.get(why_of_death(slot), "crash")
-        return lifecycle.settle(conn, slot.worker, end, reason, facts, slot.begun_last)
 
     def _take_back(self, conn: db.Connection, slot: Slot) -> None:
         """Hand back what a worker has claimed ahead of a run, where its heartbeat cannot: a C call holds the GIL.
@@ -223,12 +210,6 @@ class Keeper:
         jobs = lifecycle.take_back(conn, slot.worker, slot.waiting, TOOK_LONGER)
         self.log.info("keeper.taken_back", worker=slot.worker, job_id=str(held.job_id), jobs=jobs)
         slot.ahead = 0
-
-    def _is_silent(self, held: Held) -> bool:
-        """Whether the worker has missed a beat."""
-        silence = now() - held.renewed
-        interval = beat_interval(self.settings.dl_heartbeat_sec, held.lease_ttl)
-        return silence > 1.5 * interval
 
     def _renew(self, conn: db.Connection, slot: Slot, held: Held) -> None:
         """Renew for a worker that is not stopped, has its claim, and has no passed deadline."""
@@ -260,7 +241,7 @@ class Keeper:
     def _settle_the_gone(self, conn: db.Connection) -> None:
         """Once, recover what workers of this host held that are gone, and whose supervisors are: no keeper will."""
         self._has_settled = True
-        for worker in filter(identity.is_gone, lifecycle.holders(conn, identity.host())):
+        for worker in filter(identity.is_gone, lifecycle.holders(conn, process.hostname())):
             for job in lifecycle.settle_gone(conn, worker, GONE):
                 facts = {"job_id": str(job.job_id), "status": job.status}
                 self.log.warning("keeper.settled", reason=GONE, worker=worker, **facts)
@@ -304,7 +285,7 @@ class Keeper:
             if why := kill_reason(slot, self.settings):
                 slot.why = why
                 kill_group(slot.pid)
-            if not _exists(slot.pid):
+            if started(slot.pid) is None:
                 kill_group(slot.pid)  # the processes that its job has started
                 slot.exit_status = -signal.SIGKILL
                 slot.state = State.DEAD
@@ -346,13 +327,6 @@ def facts_of_death(slot: Slot) -> dict[str, float]:
     return facts
 
 
-def _exists(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
 # --- stuck runs ---
 
 
@@ -371,50 +345,38 @@ class Stuck:
 
 
 class StuckRuns:
-    """Which stuck runs the keeper has asked for their stacks, by slot: the silence's begin, and when it has asked."""
+    """The silences for which the keeper has asked a worker for its stacks, by slot."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, tuple[float, float]] = {}
-        self._told: dict[int, float] = {}  # the begin of the latest silence that was told
+        self._asked: dict[int, tuple[float, float]] = {}  # the silence's begin, and when the keeper has asked
+        self._reported: dict[int, float] = {}  # the begin of the latest silence that was reported
 
     def look(self, slots: Sequence[Slot]) -> Iterator[Stuck]:
         """Ask newly stuck workers for their stacks; yields those that have answered, each silence once."""
         for slot in slots:
-            silent_since = slot.reported_at
-            if slot.stuck_at > now() or self._told.get(slot.index) == silent_since or not (held := slot.held()):
+            since = slot.reported_at
+            if slot.stuck_at > now() or self._reported.get(slot.index) == since or not (held := slot.held()):
                 self._asked.pop(slot.index, None)
-            elif self._asked.get(slot.index, (0.0, 0.0))[0] != silent_since:
-                ask(slot)
-                self._asked[slot.index] = silent_since, now()
+            elif self._asked.get(slot.index, (0.0, 0.0))[0] != since:
+                with suppress(OSError):
+                    os.truncate(_dump(slot), 0)
+                    os.kill(slot.pid, signal.SIGTTIN)
+                self._asked[slot.index] = since, now()
             elif now() > self._asked[slot.index][1] + DUMP_SEC:
-                yield Stuck(slot.worker, held, round(now() - silent_since, 1), stacks(slot))
-                self._told[slot.index] = silent_since  # only now: the caller may have failed to write it
-
-
-def ask(slot: Slot) -> None:
-    """Let the slot's worker write the stacks of its threads."""
-    with suppress(OSError):
-        if _is_dump(slot):
-            os.truncate(_dump(slot), 0)
-            os.kill(slot.pid, signal.SIGTTIN)
-
-
-def stacks(slot: Slot) -> str:
-    """What the worker has written, the pipeline's thread first; empty when the process is gone."""
-    dump = ""
-    with suppress(OSError):
-        if _is_dump(slot):
-            dump = Path(_dump(slot)).read_bytes()[:STACKS_MOST].decode("utf-8", "replace")
-    return "\n\n".join(reversed(dump.strip().split("\n\n")))
-
-
-def _is_dump(slot: Slot) -> bool:
-    """Whether the worker's descriptor is the memory file: the process may be gone, and its number another's."""
-    return os.readlink(_dump(slot)).startswith("/memfd:stacks")
+                dump = ""
+                with suppress(OSError):
+                    dump = Path(_dump(slot)).read_bytes()[:STACKS_MOST].decode("utf-8", "replace")
+                stacks = "\n\n".join(reversed(dump.strip().split("\n\n")))  # the pipeline's thread is the last one
+                yield Stuck(slot.worker, held, round(now() - since, 1), stacks)
+                self._reported[slot.index] = since  # only now: the caller may have failed to write it
 
 
 def _dump(slot: Slot) -> str:
-    return f"/proc/{slot.pid}/fd/{slot.stacks}"
+    """The memory file of the worker's stacks; OSError: the process is gone, and its number may be another's."""
+    path = f"/proc/{slot.pid}/fd/{slot.stacks}"
+    if not os.readlink(path).startswith("/memfd:stacks"):
+        raise FileNotFoundError(path)
+    return path
 
 
 # --- the list of workers ---
@@ -479,7 +441,7 @@ class WorkerRegistry:
             "memory_bytes": memory_used(slot.pid),
             "cpu_percent": self._cpu_percent(slot),
             "jobs": slot.runs,
-            "started_at": _started(slot.pid),
+            "started_at": _started_at(slot.pid),
         }
 
     def _cpu_percent(self, slot: Slot) -> float:
@@ -499,7 +461,7 @@ def _state(slot: Slot) -> str:
     return "starting" if slot.state == State.RESTING else State(slot.state).name.lower()
 
 
-def _started(pid: int) -> datetime | None:
+def _started_at(pid: int) -> datetime | None:
     try:
         return datetime.fromtimestamp(psutil.Process(pid).create_time(), UTC)
     except psutil.Error:
@@ -543,30 +505,24 @@ class Salvage:
         pid, files = self._files.get(slot.index, (0, []))
         if pid != slot.pid or not files or not slot.logs or not (job_ids := slot.begun_last):
             return
-        places = [*_places(slot, files)]
+        places = [*zip(files, slot.log_places, SOURCES, strict=True)]
         if all(_begin(fd, at) == os.fstat(fd).st_size for fd, at, _ in places):
             return
-        run = self._run(slot, job_ids[0])
+        claim = Job(job_ids[0], "", "", "{}", None, "", "", slot.attempts[slot.place], 0, 0, None, 0, slot.worker)
+        run = RunLog(claim, self._most, now(), slot.log_line)
         args = [lifecycle.parsed(text) for text in logs.args_of_run(conn, job_ids, slot.worker)]
         log.learn_job({"jobs": args})
         try:
-            said = [each for place in places for each in last_words(*place)]
-            _add(run, said)
+            lines = [each for place in places for each in last_words(*place)]
+            for each in lines:
+                run.add(min(now(), each.at or now()), each.level, each.source, each.text)
             logs.write(conn, [run], now())
-            self._echo(said)
+            for each in lines:
+                if each.at is None:  # the output goes on to where the worker's own had led
+                    self._echoes[each.source](each.text.encode("utf-8", "backslashreplace") + b"\n")
         finally:
             log.learn_job({})
         slot.logs = False  # once
-
-    def _run(self, slot: Slot, job_id: UUID) -> RunLog:
-        claim = Job(job_id, "", "", "{}", None, "", "", slot.attempts[slot.place], 0, 0, None, 0, slot.worker)
-        return RunLog(claim, self._most, now(), slot.log_line)
-
-    def _echo(self, said: Sequence[Text]) -> None:
-        """The output goes on to where the worker's own had led."""
-        for each in said:
-            if each.at is None:
-                self._echoes[each.source](each.text.encode("utf-8", "backslashreplace") + b"\n")
 
     def forget(self, slot: Slot) -> None:
         """Close the files of the slot's worker."""
@@ -587,10 +543,6 @@ def _opened(pid: int, numbers: Sequence[int]) -> list[int]:
             os.close(fd)
         raise
     return found
-
-
-def _places(slot: Slot, files: Sequence[int]) -> Iterator[tuple[int, int, str]]:
-    return zip(files, slot.log_places, SOURCES, strict=True)
 
 
 def last_words(fd: int, at: int, source: str) -> Iterator[Text]:
@@ -620,8 +572,3 @@ def _begin(fd: int, at: int) -> int:
 def _lines(data: bytes) -> list[bytes]:
     splitter = Splitter()
     return [*splitter.feed(data.lstrip(b"\0")), *splitter.finish()]  # without memory that was given back
-
-
-def _add(run: RunLog, said: Sequence[Text]) -> None:
-    for each in said:
-        run.add(min(now(), each.at or now()), each.level, each.source, each.text)

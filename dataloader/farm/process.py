@@ -15,8 +15,6 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import NoReturn
 
-import psutil
-
 from dataloader import log
 from dataloader.exits import EXIT_CANNOT_START as EXIT_CANNOT_START
 from dataloader.exits import EXIT_FAILED as EXIT_FAILED
@@ -139,22 +137,12 @@ def hostname() -> str:
 
 def is_running(pid: int) -> bool:
     """Alive and not stopped (SIGSTOP, a debugger)."""
-    return _status(pid) not in (None, psutil.STATUS_ZOMBIE, *_STOPPED)
+    return _stat(pid)[:1] not in ([], ["T"], ["t"], ["Z"], ["X"])
 
 
 def is_stopped(pid: int) -> bool:
     """Alive, and stopped by SIGSTOP or a debugger."""
-    return _status(pid) in _STOPPED
-
-
-def _status(pid: int) -> str | None:
-    try:
-        return str(psutil.Process(pid).status())
-    except psutil.Error:
-        return None
-
-
-_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return _stat(pid)[:1] in (["T"], ["t"])
 
 
 def readable(fds: Iterable[int], timeout: float) -> list[int]:
@@ -254,7 +242,10 @@ def adopt_orphans() -> None:
 def children(pid: int) -> list[int]:
     """The pids of a process's children, from /proc."""
     found: list[int] = []
-    for task in _listed(f"/proc/{pid}/task"):
+    tasks: list[str] = []
+    with suppress(OSError):
+        tasks = os.listdir(f"/proc/{pid}/task")
+    for task in tasks:
         with suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
             found += map(int, file.read().split())
     return found
@@ -341,13 +332,6 @@ def _resident(pid: int) -> int:
             return int(file.read().split()[1]) * _PAGE
     except OSError:
         return 0
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def outcome(code: int) -> str:

@@ -145,9 +145,10 @@ class Reaper:
         self._uptime = Uptime()
         self._memory = Memory()
         self._schedules = Schedules(settings, log)
+        patience_sec = PATIENCE_SEC + settings.pg_connect_timeout
         # Each with the share of a round that it may take; a duty without a share stops by itself.
         self._duties: tuple[tuple[str, Duty, float], ...] = (
-            ("reap", self._reap, 1),
+            ("reap", lambda conn, _: reap(conn, log, self._uptime, patience_sec), 1),
             ("unpark", self._unpark, 1),
             ("schedules", self._make, 1),
             ("let_in", lambda conn, _: lifecycle.let_in(conn), 1),
@@ -202,7 +203,16 @@ class Reaper:
             self._do("pause", lambda conn, _: self._signals.wait(wake_at - now(), conn.fileno()))  # noqa: B023
 
     def _open_session(self) -> Plain:
-        return Plain(_connect(self._settings, self._dsn))
+        conn = db.connect(
+            self._dsn,
+            name="dl-reaper",
+            schema=self._settings.pg_schema_queue,
+            connect_timeout=self._settings.pg_connect_timeout,
+            answer_within=ANSWER_SEC,
+            lock_timeout=LOCK_SEC,
+        )
+        migrations.check(conn)
+        return Plain(conn)
 
     def _resume(self, session: Plain, lost: Sequence[Plain]) -> None:
         self._schedules.listen(session.conn)
@@ -210,9 +220,6 @@ class Reaper:
             self._is_known = True
             self._log.info("reaper.started")
             tell_ready()
-
-    def _reap(self, conn: db.Connection, _: float) -> None:
-        reap(conn, self._log, self._uptime, PATIENCE_SEC + self._settings.pg_connect_timeout)
 
     def _unpark(self, conn: db.Connection, _: float) -> None:
         memory = self._memory
@@ -251,44 +258,37 @@ class Schedules:
         is_told = bool(list(conn.notifies(timeout=0)))
         if not is_told and now() < self.due_at:
             return
-        made = self._make(conn) + self._backfill(conn) if self._has_hooks() else 0
+        made = self._made(conn)
         pause = 0.0 if made else LOOK_SEC  # another reaper is at it, or no job can be made
         left = [seconds for due_in in (schedules.due_in, backfills.due_in) if (seconds := due_in(conn)) is not None]
         self.due_at = now() + (max(min(left, default=math.inf), 0) or pause)
         if list(conn.notifies(timeout=0)):  # it came during a statement, and ends no wait
             self.due_at = -math.inf
 
-    def _make(self, conn: db.Connection) -> int:
-        """Make the jobs of what is due; returns of how many schedules."""
-        made = list(schedules.tick(conn, self._settings.dl_default_lease_ttl_sec))
+    def _made(self, conn: db.Connection) -> int:
+        """Make the jobs of what is due, of backfills one bunch; returns of how many schedules and backfills."""
+        try:
+            hooks.load(self._settings.hook_modules)  # without the functions around the adding of jobs none is made
+        except ConfigError as e:
+            if str(e) != self._hooks_error:
+                self._log.error("reaper.hooks.failed", error=str(e))
+            self._hooks_error = str(e)
+            return 0
+        lease_ttl_sec = self._settings.dl_default_lease_ttl_sec
+        made = list(schedules.tick(conn, lease_ttl_sec))
         for each in made:
             if each.error:
                 self._log.warning("reaper.schedule.failed", schedule=each.name, error=each.error)
             else:
                 self._log.info("reaper.schedule.made", schedule=each.name, jobs=each.jobs, skipped=each.skipped)
-        return len(made)
-
-    def _backfill(self, conn: db.Connection) -> int:
-        """One bunch of the backfill that has waited longest; returns of how many backfills."""
-        if (made := backfills.tick(conn, self._settings.dl_default_lease_ttl_sec)) is None:
-            return 0
-        if made.error:
-            self._log.warning("reaper.backfill.failed", backfill=made.name, error=made.error)
+        if (bunch := backfills.tick(conn, lease_ttl_sec)) is None:
+            return len(made)
+        if bunch.error:
+            self._log.warning("reaper.backfill.failed", backfill=bunch.name, error=bunch.error)
         else:
-            facts = {"jobs": made.jobs, "skipped": made.skipped, "canceled": made.canceled}
-            self._log.info("reaper.backfill.made", backfill=made.name, **facts)
-        return 1
-
-    def _has_hooks(self) -> bool:
-        """Whether the functions around the adding of jobs could be imported; without them no job is made."""
-        try:
-            hooks.load(self._settings.hook_modules)
-        except ConfigError as e:
-            if str(e) != self._hooks_error:
-                self._log.error("reaper.hooks.failed", error=str(e))
-            self._hooks_error = str(e)
-            return False
-        return True
+            facts = {"jobs": bunch.jobs, "skipped": bunch.skipped, "canceled": bunch.canceled}
+            self._log.info("reaper.backfill.made", backfill=bunch.name, **facts)
+        return len(made) + 1
 
 
 def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime, patience_sec: float) -> None:
@@ -352,7 +352,17 @@ def watch(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory
         lag_sec = stats.note_lengths(conn, period_sec / 2)
         memory.lag_sec = memory.lag_sec if lag_sec is None else lag_sec
         memory.note_at = now() + NOTE_SELDOM * (now() - began)
-    _report_vacuum(stats.vacuum(conn), log, memory)
+    vacuum = stats.vacuum(conn)
+    held = stats.slows_claims(vacuum, memory.lag_sec)
+    who = (held["kind"], held["pid"], held["application"]) if held else None
+    if held and (who != memory.held or now() >= memory.held_again_at):
+        facts = logs.masked({name: value for name, value in held.items() if name != "xids"})
+        dead, lag_sec = vacuum["jobs_dead_tuples"], round(memory.lag_sec, 1)
+        log.warning("reaper.vacuum.held_back", **facts, dead_tuples=dead, lag_sec=lag_sec)
+        memory.held_again_at = now() + HELD_AGAIN_SEC
+    elif memory.held and not held:
+        log.info("reaper.vacuum.released", dead_tuples=vacuum["jobs_dead_tuples"])
+    memory.held = who
 
 
 def predict(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, until: float) -> None:
@@ -388,19 +398,6 @@ def keep_log_days(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory
     memory.log_days_at = now() + LOG_DAYS_SEC
 
 
-def _report_vacuum(vacuum: dict[str, Any], log: structlog.stdlib.BoundLogger, memory: Memory) -> None:
-    held = stats.slows_claims(vacuum, memory.lag_sec)
-    who = (held["kind"], held["pid"], held["application"]) if held else None
-    if held and (who != memory.held or now() >= memory.held_again_at):
-        facts = logs.masked({name: value for name, value in held.items() if name != "xids"})
-        dead, lag_sec = vacuum["jobs_dead_tuples"], round(memory.lag_sec, 1)
-        log.warning("reaper.vacuum.held_back", **facts, dead_tuples=dead, lag_sec=lag_sec)
-        memory.held_again_at = now() + HELD_AGAIN_SEC
-    elif memory.held and not held:
-        log.info("reaper.vacuum.released", dead_tuples=vacuum["jobs_dead_tuples"])
-    memory.held = who
-
-
 def prune(
     conn: db.Connection,
     log: structlog.stdlib.BoundLogger,
@@ -433,16 +430,3 @@ def fitting(size: int, took: float) -> int:
     """How many jobs to delete at once, after `size` jobs took `took` seconds."""
     least, most = PRUNE_BATCH
     return max(least, min(most, int(size * PRUNE_SEC / max(took, 0.001))))
-
-
-def _connect(settings: Settings, dsn: str) -> db.Connection:
-    conn = db.connect(
-        dsn,
-        name="dl-reaper",
-        schema=settings.pg_schema_queue,
-        connect_timeout=settings.pg_connect_timeout,
-        answer_within=ANSWER_SEC,
-        lock_timeout=LOCK_SEC,
-    )
-    migrations.check(conn)
-    return conn

@@ -110,7 +110,11 @@ class Runner:
             if pipeline.on_exhausted:
                 try:
                     with own_process():
-                        pipeline.on_exhausted(_any_input_of(Delivery((job,)), pipeline))
+                        try:
+                            given = input_of(Delivery((job,)), pipeline, {})
+                        except PermanentError:  # args that the model refuses, as they are
+                            given = input_of(Delivery((job,)), replace(pipeline, args=None), {})
+                        pipeline.on_exhausted(given)
                 except BaseException as e:
                     _log.error("pipeline.on_exhausted.failed", error=log.masked(headline(e)))
 
@@ -385,39 +389,26 @@ def input_of(delivery: Delivery, pipeline: pipelines.Pipeline, by_key: dict[str,
     batch the other keys go on, and `by_key` gets how these end.
     """
     given = _parsed(delivery, pipeline)
-    log.learn_job(given if pipeline.batch_size is None else _in_one(given))
+    if pipeline.batch_size is None:
+        log.learn_job(given)
+    else:
+        args = [*chain.from_iterable(given.values())]
+        log.learn_job(args[0] if len(args) == 1 else {"jobs": args})
     if pipeline.args is None:
         return given
     model = partial(pipelines.validated, pipeline.args)
-    return model(given) if pipeline.batch_size is None else _all_modelled(given, model, by_key)
-
-
-def _all_modelled(
-    given: dict[str, list[dict[str, Any]]], model: Callable[[dict[str, Any]], Any], by_key: dict[str, Outcome]
-) -> dict[str, list[Any]]:
-    found = {}
+    if pipeline.batch_size is None:
+        return model(given)
+    modelled = {}
     for key, of_key in given.items():
         try:
-            found[key] = list(map(model, of_key))
+            modelled[key] = list(map(model, of_key))
         except PermanentError as e:
             by_key[key] = _failed(e, None)
             refused = e
-    if not found:
+    if not modelled:
         raise refused
-    return found
-
-
-def _any_input_of(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
-    """The same; args that the model refuses as they are."""
-    try:
-        return input_of(delivery, pipeline, {})
-    except PermanentError:
-        return input_of(delivery, replace(pipeline, args=None), {})
-
-
-def _in_one(given: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    args = [*chain.from_iterable(given.values())]
-    return args[0] if len(args) == 1 else {"jobs": args}
+    return modelled
 
 
 def _parsed(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:

@@ -62,7 +62,7 @@ class Session(Generic[L]):
         self._event = event
         self._current: L | None = None
         self._lost: list[L] = []  # their backends may still be at a statement
-        self._failures = 0  # without any success since
+        self.failures = 0  # calls that have lost the session since the last one that did not
         self._was_open = False
         self.tries = 0  # how often a session was opened, or was to be: its descriptor comes with the try
         self.turn = threading.RLock()  # held by whoever uses the session, or changes what `resume` reads
@@ -87,7 +87,7 @@ class Session(Generic[L]):
                     raise Lost(str(error).strip()) from error
                 self._forget_closed()
                 raise
-            self._failures = 0
+            self.failures = 0
             self._outage.ended()
             return done
 
@@ -99,15 +99,10 @@ class Session(Generic[L]):
     @property
     def pause_sec(self) -> float:
         """How long to wait before the next call after a loss: not at all at first, then longer, with jitter."""
-        if self._failures <= 1:
+        if self.failures <= 1:
             return 0.0
-        most = min(PAUSE_MOST, 0.1 * 2 ** min(self._failures, 10))
+        most = min(PAUSE_MOST, 0.1 * 2 ** min(self.failures, 10))
         return random.uniform(most / 2, most)  # noqa: S311  jitter
-
-    @property
-    def failures(self) -> int:
-        """How many calls have lost the session since the last one that did not."""
-        return self._failures
 
     def _open(self) -> L:
         self.tries += 1
@@ -129,7 +124,7 @@ class Session(Generic[L]):
         return session
 
     def _lose(self, error: BaseException) -> None:
-        self._failures += 1
+        self.failures += 1
         self._outage.failed(self._event, error)
         if self._current is not None:
             self._current.conn.close()

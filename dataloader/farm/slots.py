@@ -22,7 +22,7 @@ from uuid import UUID
 from setproctitle import setproctitle
 
 from dataloader.config import QUEUES_MOST, Settings
-from dataloader.farm.common_log import Note, Once, Told
+from dataloader.farm.common_log import Note, Told
 from dataloader.farm.process import Bell, is_running, memory_used, now
 
 
@@ -360,7 +360,7 @@ class SharedSlots:
     """The slots of one supervisor's children in anonymous shared memory, made before the first fork."""
 
     def __init__(self, size: int) -> None:
-        self.farm_start = Once()  # the hook on_farm_start, by generation
+        self.farm_start = Note()  # the hook on_farm_start, by generation
         self.told = Told()  # errors of imports and hooks at the start
         self.outage = Note()  # whether the database is away: FarmOutage
         self.room = Note()  # held while a worker enters a run's needs; the reservation of `farm/admission.py`

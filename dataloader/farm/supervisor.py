@@ -166,19 +166,19 @@ class Supervisor:
 
     def _obey(self) -> None:
         for number in _ORDERS:
-            if number in self.signals.received:
-                self.signals.received.discard(number)
-                self._carry_out(number)
-
-    def _carry_out(self, order: signal.Signals) -> None:
-        if order == signal.SIGHUP:
-            self._reload()
-        elif order == signal.SIGTTIN:
-            self._ask_for_stacks()
-        elif order == signal.SIGQUIT:
-            self._drain(within=0)
-        else:
-            self._drain(within=self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec)
+            if number not in self.signals.received:
+                continue
+            self.signals.received.discard(number)
+            if number == signal.SIGHUP:
+                self._reload()
+            elif number == signal.SIGTTIN:
+                for pid, child in self._workers.items():
+                    os.ftruncate(child.stacks, 0)
+                    os.kill(pid, signal.SIGTTIN)
+                self._read_stacks_at = now() + STACKS_SEC
+            else:
+                in_time = self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
+                self._drain(within=0 if number == signal.SIGQUIT else in_time)
 
     # --- death ---
 
@@ -193,7 +193,12 @@ class Supervisor:
                 return
             exit_status = os.waitstatus_to_exitcode(status)
             if pid == self._keeper:
-                self._keeper_died(exit_status)
+                self._keeper = None
+                if now() - self._keeper_started > BACKOFF_SEC[1]:
+                    self._keeper_backoff = Backoff()
+                if self._keeper_stop_at is None and exit_status != EXIT_OK:
+                    self._log.warning("supervisor.keeper.exited", exit_status=exit_status)
+                    self._start_failed("keeper", self._keeper_backoff, exit_status)
             elif pid in self._workers:
                 slot = self._workers[pid].slot
                 slot.exit_status, slot.cpu = exit_status, usage.ru_utime + usage.ru_stime
@@ -205,7 +210,8 @@ class Supervisor:
 
     def _worker_died(self, pid: int, exit_status: int) -> None:
         child = self._workers.pop(pid)
-        self._end_what_is_left(pid)
+        kill_group(pid)  # what its job has started; what has left the group is our child by now
+        self._kill_orphans()
         os.close(child.stacks)
         state = child.slot.state
         child.slot.state = State.DEAD
@@ -219,25 +225,12 @@ class Supervisor:
         if is_ours and not self._draining and (calling or exit_status not in (EXIT_OK, EXIT_RECYCLE)):
             self._start_failed("worker", self._backoffs[child.queues], exit_status, calling)
 
-    def _end_what_is_left(self, pid: int) -> None:
-        """Kill the processes that a dead worker's job has started; those outside its group are our children by now."""
-        kill_group(pid)
-        self._kill_orphans()
-
     def _kill_orphans(self) -> None:
         """Kill our unknown children; theirs become ours when they end, so this happens again at each burial."""
         found = set(children(os.getpid())) - self._workers.keys() - {self._keeper}
         for orphan in found:
             os.kill(orphan, signal.SIGKILL)
         self._orphans |= found
-
-    def _keeper_died(self, exit_status: int) -> None:
-        self._keeper = None
-        if now() - self._keeper_started > BACKOFF_SEC[1]:
-            self._keeper_backoff = Backoff()
-        if self._keeper_stop_at is None and exit_status != EXIT_OK:
-            self._log.warning("supervisor.keeper.exited", exit_status=exit_status)
-            self._start_failed("keeper", self._keeper_backoff, exit_status)
 
     def _start_failed(self, what: str, backoff: Backoff, exit_status: int, calling: str = "") -> None:
         """A child has died at its start; `calling`: what of the user's it was importing or calling."""
@@ -383,12 +376,6 @@ class Supervisor:
 
     # --- stacks ---
 
-    def _ask_for_stacks(self) -> None:
-        for pid, child in self._workers.items():
-            os.ftruncate(child.stacks, 0)
-            os.kill(pid, signal.SIGTTIN)
-        self._read_stacks_at = now() + STACKS_SEC
-
     def _log_stacks(self) -> None:
         if self._read_stacks_at is None or now() < self._read_stacks_at:
             return
@@ -417,16 +404,13 @@ class Supervisor:
         if not self._draining or self._workers:
             return False
         if self._keeper is None:
-            return self._keeper_stop_at is not None or not self._has_dead()
+            return self._keeper_stop_at is not None or all(slot.state != State.DEAD for slot in self._shared.slots)
         if self._keeper_stop_at is None:
             self._keeper_stop_at = now() + KEEPER_STOP_SEC
             os.kill(self._keeper, signal.SIGTERM)
         elif now() > self._keeper_stop_at:
             kill_group(self._keeper)
         return False
-
-    def _has_dead(self) -> bool:
-        return any(slot.state == State.DEAD for slot in self._shared.slots)
 
 
 def wished(settings: Settings) -> Counter[Queues]:

@@ -23,7 +23,7 @@ from dataloader.farm import identity, starts
 from dataloader.farm.admission import Admission, needs_of
 from dataloader.farm.batch import LOCKED_SEC, REPORT, Batch, facts_of
 from dataloader.farm.capture import Capture, beyond
-from dataloader.farm.common_log import FarmOutage
+from dataloader.farm.common_log import FarmOutage, once
 from dataloader.farm.guest import Inspection, keep_children_plain
 from dataloader.farm.heartbeat import Heartbeat
 from dataloader.farm.host import Host
@@ -196,7 +196,7 @@ class Worker:
             return not self.orders.is_over
 
         starts.load(self.settings, report)
-        if not hooks.ON_FARM_START or self.shared.farm_start.once(reload, start_farm, may_wait):
+        if not hooks.ON_FARM_START or once(self.shared.farm_start, reload, start_farm, may_wait):
             starts.call(hooks.ON_WORKER_START, report)
         self.take_signals()  # a module or a hook may have changed the handlers
         self.inspection = Inspection()

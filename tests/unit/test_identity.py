@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from dataloader.farm import identity
-from dataloader.farm.identity import host, is_gone, own_name, place
-from dataloader.farm.process import started
+from dataloader.farm.identity import is_gone, own_name, place
+from dataloader.farm.process import hostname, started
 
 NAME = "from dataloader.farm.identity import own_name; print(own_name(), flush=True)"
 
@@ -36,7 +36,7 @@ def test_a_worker_whose_supervisor_lives_is_left_to_its_keeper() -> None:
 
 def test_a_zombie_is_gone_and_a_stopped_process_is_not() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    name = f"{host()}:{child.pid}:{place()}-{started(child.pid)}-{child.pid}-{started(child.pid)}"
+    name = f"{hostname()}:{child.pid}:{place()}-{started(child.pid)}-{child.pid}-{started(child.pid)}"
     child.send_signal(19)
     assert not is_gone(name)
     child.kill()
@@ -48,10 +48,10 @@ def test_a_zombie_is_gone_and_a_stopped_process_is_not() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        lambda name: name.replace(host(), "other"),
+        lambda name: name.replace(hostname(), "other"),
         lambda name: name.replace(place(), "0" * 12),
         lambda name: name.replace(f"{place()}-", "-"),
-        lambda name: f"{host()}:4194300:0123456789ab",  # of a plain worker, or of an older one
+        lambda name: f"{hostname()}:4194300:0123456789ab",  # of a plain worker, or of an older one
         lambda name: f"{name}-1",
         lambda name: "",
         lambda name: "x" * 200,

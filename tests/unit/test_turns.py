@@ -20,13 +20,13 @@ def turns(scheduler: str | dict[str, int] | None, queues: tuple[str, ...] = QUEU
 def test_one_queue_is_always_first(scheduler: str | dict[str, int] | None) -> None:
     one = turns(scheduler, ("a",))
     assert (one.order(), one.by_lag) == (["a"], False)
-    one.took("a")
+    one.claimed("a")
     assert one.order() == ["a"]
 
 
 def test_strict_keeps_the_order() -> None:
     strict = turns("strict")
-    strict.took("b")
+    strict.claimed("b")
     assert (strict.order(), strict.by_lag) == (["a", "b", "c"], False)
 
 
@@ -35,8 +35,8 @@ def test_sequential_goes_on_behind_the_queue_that_had_jobs() -> None:
     sequential, found = turns("sequential"), []
     for _ in range(4):
         found.append(sequential.order()[0])
-        sequential.took(found[-1])
-    sequential.took("c")
+        sequential.claimed(found[-1])
+    sequential.claimed("c")
     assert (found, sequential.order()) == (["a", "b", "c", "a"], ["a", "b", "c"])
     assert sequential.order() == ["a", "b", "c"]  # a claim that has found nothing moves nothing
 
@@ -44,7 +44,7 @@ def test_sequential_goes_on_behind_the_queue_that_had_jobs() -> None:
 def test_by_lag_the_database_decides_and_the_bookmark_is_of_the_queue_that_had_jobs() -> None:
     lag = turns("lag")
     assert lag.by_lag
-    lag.took("b")
+    lag.claimed("b")
     assert lag.order() == ["b", "c", "a"]
 
 

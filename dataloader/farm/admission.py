@@ -211,11 +211,11 @@ def needs_of(
     declared: Mapping[str, tuple[float | None, float | None]], learned: Mapping[str, tuple[float, float]]
 ) -> dict[str, Needs]:
     """PURE: the needs of all tasks that have some. What a pipeline declares wins over what its runs have shown."""
-    found = {}
+    by_task = {}
     for task in {*declared, *learned}:
         of_runs = learned.get(task, (0.0, 0.0))
-        said = declared.get(task, (None, None))
-        needs = Needs(*(shown if word is None else word for word, shown in zip(said, of_runs, strict=True)))
+        own = declared.get(task, (None, None))
+        needs = Needs(*(shown if word is None else word for word, shown in zip(own, of_runs, strict=True)))
         if any(needs):
-            found[task] = needs
-    return found
+            by_task[task] = needs
+    return by_task

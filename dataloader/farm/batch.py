@@ -23,7 +23,7 @@ import psycopg
 from psycopg import errors
 
 from dataloader import log, pipelines
-from dataloader.config import Settings, WorkerSpec
+from dataloader.config import WorkerSpec
 from dataloader.farm.process import now
 from dataloader.farm.slots import Siblings
 from dataloader.queue import db, lifecycle, probe
@@ -83,21 +83,23 @@ class Bookmark:
             self.head, self._until = lifecycle.Head(), now() + HEAD_SEC
         return self.head
 
-    def move(self, found: lifecycle.Head | None) -> None:
+    def move(self, head: lifecycle.Head | None) -> None:
         """Follow what a claim has answered; None: the bookmark stays."""
-        self.head = found or self.head
+        self.head = head or self.head
 
 
 class Batch:
     """The jobs and ends of one worker, and how many jobs its next claim asks for."""
 
-    def __init__(self, settings: Settings, queues: tuple[str, ...], logger: Any) -> None:
-        entries = [spec for spec in settings.workers if spec.served == queues]
+    def __init__(self, machine: Sequence[WorkerSpec], queues: tuple[str, ...], backoff_sec: float, logger: Any) -> None:
+        """`machine` are all workers of this machine, `backoff_sec` DL_CLAIM_BACKOFF_SEC."""
+        entries = [spec for spec in machine if spec.served == queues]
         self._spec = max(entries, key=lambda spec: spec.prefetch, default=WorkerSpec(queues=list(queues)))
         self.claimed_in: lifecycle.Session | None = None  # the session that took the keys of the last claim
         self.running: tuple[Job, ...] = ()  # the jobs of the run under way, until their ends are here
         self.begun: UUID | None = None  # the first job of the last claim: the claim itself marks its row as begun
-        self._settings = settings
+        self._machine = machine
+        self._backoff_sec = backoff_sec
         self._turns = Turns(queues, self._spec.scheduler, random.Random())  # noqa: S311  whose turn it is, is no secret
         self._order = self._turns.order()
         self._log = logger
@@ -143,8 +145,8 @@ class Batch:
 
     def fit(self, table: probe.LockTable) -> None:
         """Claim at most as many jobs as the server's lock table has room for."""
-        workers, is_automatic = self._settings.workers, self._spec.is_automatic
-        most = probe.most_at_once(table, workers, is_automatic)
+        is_automatic = self._spec.is_automatic
+        most = probe.most_at_once(table, self._machine, is_automatic)
         if is_automatic:  # nobody has asked for more
             self._most = min(self._most, most)
         else:
@@ -272,12 +274,12 @@ class Batch:
             self.write(session)
             return Step([], {}, 0, True, None)
         ends = self._take()
-        backoff_sec, queues = self._settings.dl_claim_backoff_sec, self._order
+        queues = self._order
         start = self._bookmarks[queues[0]].start()
         try:
             with self._kept_on_failure(ends):
                 step = lifecycle.step(
-                    session, queues, backoff_sec, most, ends, start, self._turns.by_lag, affinity, without
+                    session, queues, self._backoff_sec, most, ends, start, self._turns.by_lag, affinity, without
                 )
         except psycopg.Error as e:
             if isinstance(e, errors.OutOfMemory):

@@ -63,16 +63,16 @@ class Output:
             yield from self.splitter.finish()  # else `done` would lie before the file's begin
         if size - self.at > FLOOD:
             yield self._count(size - CHUNK)
-        found = 0
+        lines_read = 0
         while self.at < size:
-            if found > FLOOD_LINES and size - self.at > CHUNK:
+            if lines_read > FLOOD_LINES and size - self.at > CHUNK:
                 yield self._count(size - CHUNK)
             data = os.pread(self.fd, min(CHUNK, size - self.at), self.at)
             if not data:
                 return
             self.at += len(data)
             lines = self.splitter.feed(data)
-            found += len(lines)
+            lines_read += len(lines)
             yield from lines
             self._free()
 
@@ -109,7 +109,7 @@ class Capture:
         """At most `most_kb` of each run. `beyond`: where the descriptors 1 and 2 had led; None: capture nothing."""
         self.run: RunLog | None = None  # of the run under way, if it has a log
         self.write_at = 0.0  # when lines may be written again
-        self.look_at = 0.0
+        self.read_at = 0.0
         self._most = most_kb * 1024
         self._slot = slot
         self._outputs: list[Output] = []
@@ -145,13 +145,13 @@ class Capture:
         slot.logs = False
         if not self._outputs:
             return
-        self._look(None)  # what a process has written that was started by an earlier run
+        self._read_files(None)  # what a process has written that was started by an earlier run
         self._keys = Keys()  # a key that was begun there ends there
         if not is_wanted:
             return self.rest()
         self.run = run = RunLog(job, self._most, now())
         self._pause = LOOK_SEC[0]
-        self.look_at, self.write_at = run.began + self._pause, run.began
+        self.read_at, self.write_at = run.began + self._pause, run.began
         self._keep(run, [output.done for output in self._outputs])
         slot.logs = True
         if not self._is_redirected:
@@ -165,7 +165,7 @@ class Capture:
             return None
         log.divert(None)
         self._flush()
-        self._look(run, is_over=True)
+        self._read_files(run, is_over=True)
         for line in (error or "").split("\n") if error else ():
             run.add(now(), "error", "log", line)
         return run if run.has_news else None
@@ -178,7 +178,7 @@ class Capture:
         self._slot.logs = False
         if self._is_redirected:
             self._redirect(self._before)
-            self._look(None)
+            self._read_files(None)
 
     def _redirect(self, fds: Sequence[int]) -> None:
         self._flush()
@@ -192,17 +192,17 @@ class Capture:
             sys.stderr.flush()
         _libc.fflush(None)
 
-    def look(self) -> None:
+    def read_output(self) -> None:
         """Read what has come, in the heartbeat's thread; again soon, where something has."""
         run = self.run
         if run is None:
             return
         before = run.number
-        self._look(run)
+        self._read_files(run)
         self._pause = LOOK_SEC[0] if run.number > before else min(2 * self._pause, LOOK_SEC[1])
-        self.look_at = now() + self._pause
+        self.read_at = now() + self._pause
 
-    def _look(self, run: RunLog | None, is_over: bool = False) -> None:
+    def _read_files(self, run: RunLog | None, is_over: bool = False) -> None:
         stdout, stderr = self._outputs
         if stdout.is_silent and stderr.is_silent:
             return
@@ -220,14 +220,14 @@ class Capture:
             if run is not None:
                 run.skip(raw)
             return
-        said = read(raw, source)
-        plain = harmless(said.text)  # before the masking: a color may stand within a secret
+        line = read(raw, source)
+        plain = harmless(line.text)  # before the masking: a color may stand within a secret
         text = self._keys.masked(log.masked(plain), log.MASK)
-        if said.at is None:  # a line of logging is in the log stream already
+        if line.at is None:  # a line of logging is in the log stream already
             echo((raw if text == plain else text.encode("utf-8", "backslashreplace")) + b"\n")
         if run is not None:
             at = now()
-            run.add(at if said.at is None else min(at, max(run.began, said.at)), said.level, said.source, text)
+            run.add(at if line.at is None else min(at, max(run.began, line.at)), line.level, line.source, text)
 
     def _take_event(self, level: str, whole: Mapping[str, Any]) -> None:
         """Write an event of logging among the lines of the run, also in a process that the pipeline has forked."""

@@ -43,8 +43,8 @@ class Checkpoints:
             if self._begin.number:  # the runs before have saved in the target
                 self._begin = max(self._begin, self._ask_target(), key=lambda checkpoint: checkpoint.mark)
             self.latest = self._begin
-        found: dict[str, Any] | None = self._begin.value
-        return found
+        value: dict[str, Any] | None = self._begin.value
+        return value
 
     def save(self, value: dict[str, Any]) -> None:
         """Keep `value`, with the data of the transaction under way if there is one; raises PermanentError."""
@@ -73,8 +73,8 @@ class Checkpoints:
     @contextmanager
     def within(self, standing: Standing | None) -> Iterator[None]:
         """The block of a transaction that has begun: what is saved is committed with it. Raises Stopped, see above."""
-        if standing is not None and self.latest is not None and standing.found.mark > self.latest.mark:
-            self._keep(standing.found)
+        if standing is not None and self.latest is not None and standing.newest.mark > self.latest.mark:
+            self._keep(standing.newest)
             self._lease.end(End.HANDED_BACK, TARGET_IS_AHEAD)
             raise Stopped
         self._open.append(standing)

@@ -46,10 +46,10 @@ class Note:
         if must and not is_ours:
             raise Busy
         try:
-            found = self.read() if is_ours else {}
-            yield found
+            content = self.read() if is_ours else {}
+            yield content
             if is_ours:
-                text = json.dumps(found).encode()
+                text = json.dumps(content).encode()
                 os.pwrite(self._file, text, 0)
                 os.ftruncate(self._file, len(text))
         finally:
@@ -59,10 +59,10 @@ class Note:
     def read(self) -> dict[str, Any]:
         """The dict as it is now; another process may be about to change it."""
         try:
-            found: dict[str, Any] = json.loads(os.pread(self._file, 1 << 20, 0) or b"{}")
+            content: dict[str, Any] = json.loads(os.pread(self._file, 1 << 20, 0) or b"{}")
         except ValueError:  # a process was killed while it wrote: begin anew
             return {}
-        return found
+        return content
 
     def _lock(self) -> bool:
         until = now() + WAIT_SEC
@@ -103,14 +103,15 @@ class FarmOutage:
             if is_due:
                 note["next_at"] = at + EVERY_SEC
                 note["is_told"] = True
-            told = {
+            facts = {
                 "failures": note["failures"],
                 "lasting_sec": round(at - note["began"]),
                 "processes": len(note["away"]),
             }
         text = str(error).strip()
         if is_due:
-            self._logger.warning("farm.database.lost", what=event, error=text, **(told if told["failures"] > 1 else {}))
+            shown = facts if facts["failures"] > 1 else {}
+            self._logger.warning("farm.database.lost", what=event, error=text, **shown)
         else:
             self._logger.debug(event, error=text)
 
@@ -123,9 +124,9 @@ class FarmOutage:
             note["away"] = away = {pid: at for pid, at in _away(note).items() if pid != str(os.getpid())}
             is_told = not away and note.pop("is_told", False)
             note["ended"] = now()
-            told = {"failures": note.get("failures", 0), "lasted_sec": round(now() - note.get("began", now()), 1)}
+            facts = {"failures": note.get("failures", 0), "lasted_sec": round(now() - note.get("began", now()), 1)}
         if is_told:
-            self._logger.info("farm.database.back", **told)
+            self._logger.info("farm.database.back", **facts)
 
 
 class Told:

@@ -54,17 +54,17 @@ def described(error: BaseException) -> str:
 def own_stack(error: BaseException) -> str:
     """The stack with the user's frames: without those of the import machinery and of this package around them."""
     try:
-        told = traceback.TracebackException.from_exception(error)
-        _keep_own(told, 0)
-        return "".join(told.format()).rstrip()
+        parts = traceback.TracebackException.from_exception(error)
+        _keep_own(parts, 0)
+        return "".join(parts.format()).rstrip()
     except BaseException:
         return type(error).__name__
 
 
-def _keep_own(told: traceback.TracebackException, depth: int) -> None:
-    if own := [frame for frame in told.stack if not _is_around(frame.filename)]:
-        told.stack = traceback.StackSummary.from_list(own)
-    for cause in filter(None, (told.__cause__, told.__context__)):
+def _keep_own(parts: traceback.TracebackException, depth: int) -> None:
+    if own := [frame for frame in parts.stack if not _is_around(frame.filename)]:
+        parts.stack = traceback.StackSummary.from_list(own)
+    for cause in filter(None, (parts.__cause__, parts.__context__)):
         if depth < CAUSES_MOST:
             _keep_own(cause, depth + 1)
 
@@ -76,9 +76,9 @@ def _is_around(path: str) -> bool:
 def headline(error: BaseException) -> str:
     """Type and message, without the notes that follow them; the exception's own methods may fail."""
     try:
-        told = traceback.TracebackException(type(error), error, None)
-        told.__notes__ = None
-        return [*told.format_exception_only()][-1].strip()
+        parts = traceback.TracebackException(type(error), error, None)
+        parts.__notes__ = None
+        return [*parts.format_exception_only()][-1].strip()
     except BaseException:
         return type(error).__name__
 
@@ -100,8 +100,8 @@ def fingerprint(error: BaseException, text: str) -> str:
     """
     place = own_frame(error)
     where = f" at {_named(place)}" if place else ""
-    said = general(text)
-    return f"{type(error).__name__}{where}{f': {said}' if said else ''}"[:GROUP_MOST]
+    common = general(text)
+    return f"{type(error).__name__}{where}{f': {common}' if common else ''}"[:GROUP_MOST]
 
 
 def general(text: str) -> str:

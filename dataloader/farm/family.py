@@ -57,12 +57,12 @@ class Family:
         """The results of these jobs once all have ended; until then the run ends, and the job waits for them."""
         if len(self._delivery.jobs) > 1:
             raise PermanentError("context.gather is for a run of one job, and this one has several")
-        found = parents.told(self._open(), job_ids)
-        if not all(each.has_ended for each in found):
+        jobs = parents.told(self._open(), job_ids)
+        if not all(each.has_ended for each in jobs):
             self._wait_for(job_ids)
-        if bad := [each for each in found if each.status != "succeeded"]:
-            raise GatherFailed(bad[0].job_id, bad[0].status, len(bad), len(found))
-        return [each.result for each in found]
+        if bad := [each for each in jobs if each.status != "succeeded"]:
+            raise GatherFailed(bad[0].job_id, bad[0].status, len(bad), len(jobs))
+        return [each.result for each in jobs]
 
     def _wait_for(self, job_ids: Sequence[UUID]) -> None:
         try:
@@ -74,8 +74,8 @@ class Family:
     def parents(self) -> list[Parent]:
         """The jobs that this one has waited for."""
         conn = self._open()
-        found = parents.told(conn, parents.parents_of(conn, self._job.job_id))
-        return [Parent(each.job_id, each.task, each.status, each.result) for each in found]
+        jobs = parents.told(conn, parents.parents_of(conn, self._job.job_id))
+        return [Parent(each.job_id, each.task, each.status, each.result) for each in jobs]
 
     def _open(self) -> db.Connection:
         if self._conn is None:

@@ -36,7 +36,7 @@ class Standing:
     """
 
     job_id: UUID
-    found: Checkpoint = NOWHERE
+    newest: Checkpoint = NOWHERE
     to_save: Checkpoint | None = None
     saved: Checkpoint | None = None
 
@@ -72,7 +72,7 @@ def transaction(
         where = _raise(conn, tokens, owner) or _leap(conn, tokens, owner, leap)
         conn.execute(_SQL["forget"])
         if standing is not None:
-            standing.found = _found(conn, standing.job_id)
+            standing.newest = _newest(conn, standing.job_id)
         with conn.transaction():
             conn.execute(_SQL["unlimited"])
             yield conn
@@ -99,7 +99,7 @@ def _fences(tokens: dict[UUID, int], owner: str) -> dict[str, Any]:
     return {"job_ids": list(tokens), "claims": list(tokens.values()), "owner": owner}
 
 
-def _found(conn: db.Connection, job_id: UUID) -> Checkpoint:
+def _newest(conn: db.Connection, job_id: UUID) -> Checkpoint:
     try:
         row = conn.execute(_SQL["standing"], {"job_id": job_id}).fetchone()
     except errors.UndefinedColumn:

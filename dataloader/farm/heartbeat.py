@@ -20,7 +20,6 @@ import structlog
 from psycopg import errors
 
 from dataloader import log, periods
-from dataloader.config import Settings
 from dataloader.farm.batch import TICK_SEC, Batch
 from dataloader.farm.capture import Capture
 from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
@@ -40,7 +39,7 @@ LOST_SEC = 1.0  # until a run stops whose key another worker may have
 class Lease:
     """One run's hold on its jobs, shared by the pipeline's thread and the heartbeat."""
 
-    def __init__(self, delivery: Delivery, slot: Slot, settings: Settings, heartbeat: Heartbeat | None = None) -> None:
+    def __init__(self, delivery: Delivery, slot: Slot, heartbeat: Heartbeat | None = None) -> None:
         """`slot` shows the run; without a `heartbeat` the lease is not renewed."""
         self.delivery = delivery
         self.job = delivery.first
@@ -55,7 +54,6 @@ class Lease:
         self.confirmed: Checkpoint | None = None  # the latest one in the queue behind which the claim still held
         self.stop: End | None = None
         self.reason: str | None = None
-        self._settings = settings
         self._heartbeat = heartbeat
         self._timeout = ""  # how a run ends that goes on for too long
         self._check_at = self.began + CHECK_SEC
@@ -72,7 +70,7 @@ class Lease:
     def watch(self, stall_sec: float | None, ends_stuck: bool) -> None:
         """The run is stuck once it has reported nothing for so long; None: for DL_STALL_SEC."""
         self.slot.reported_at, self.slot.ends_stuck = now(), ends_stuck
-        self.slot.stall_sec = self._settings.dl_stall_sec if stall_sec is None else stall_sec
+        self.slot.stall_sec = self.slot.silence_sec if stall_sec is None else stall_sec
 
     def must_stop(self) -> bool:
         """Whether the run has to stop; a safe point, so the run is not stuck.
@@ -89,7 +87,7 @@ class Lease:
         self._check_at = now() + CHECK_SEC
         if self.stop is None and self.slot.asked == self.slot.generation:
             self.end(End.CANCELED, None)
-        if self.goes_on and (reason := stop_reason(self.slot, self._settings)):
+        if self.goes_on and (reason := stop_reason(self.slot)):
             if reason is Reason.TIMEOUT:
                 self.end(End.TIMEOUT, self._timeout)
             elif reason is Reason.FENCED:
@@ -155,11 +153,12 @@ class Lease:
 class Heartbeat(threading.Thread):
     """The thread of one worker; it sleeps while no job runs."""
 
-    def __init__(self, session: Session[lifecycle.Session], batch: Batch, settings: Settings, capture: Capture) -> None:
+    def __init__(self, session: Session[lifecycle.Session], batch: Batch, capture: Capture, beat_sec: float) -> None:
+        """`beat_sec` is DL_HEARTBEAT_SEC."""
         super().__init__(name="heartbeat", daemon=True)
         self._session = session
         self._batch = batch
-        self._settings = settings
+        self._beat_sec = beat_sec
         self._capture = capture
         self._lease: Lease | None = None  # of the run under way
         self._interval = 0.0  # between two beats of this run
@@ -176,7 +175,7 @@ class Heartbeat(threading.Thread):
 
     def attend(self, delivery: Delivery, slot: Slot) -> Lease:
         """Keep the leases of a run's jobs, which the worker's slot shows, until `leave`."""
-        self._lease = lease = Lease(delivery, slot, self._settings, self)
+        self._lease = lease = Lease(delivery, slot, self)
         if self._sleeps_until > lease.began + TICK_SEC:
             os.write(self._write, b".")
         return lease
@@ -221,7 +220,7 @@ class Heartbeat(threading.Thread):
 
     def _keep(self, lease: Lease) -> None:
         """Beat until the run is over."""
-        self._interval = beat_interval(self._settings.dl_heartbeat_sec, lease.delivery.lease_ttl_sec)
+        self._interval = beat_interval(self._beat_sec, lease.delivery.lease_ttl_sec)
         self._seen, self._has_key = self._batch.claimed_in, True
         # A beat marks jobs that were claimed ahead as begun (see dl_reap), unless the run is over sooner.
         is_shown = lease.job.job_id == self._batch.begun and len(lease.delivery.jobs) == 1
@@ -304,8 +303,8 @@ class Heartbeat(threading.Thread):
     def _write_log(self, session: lifecycle.Session) -> bool:
         """Write what the run has written, at most every second; False: there is nothing, or it is not due."""
         capture = self._capture
-        if now() >= capture.look_at:
-            capture.look()
+        if now() >= capture.read_at:
+            capture.read_output()
         run = capture.run
         if run is None or not run.has_news or now() < capture.write_at:
             return False
@@ -328,7 +327,7 @@ class Heartbeat(threading.Thread):
         """Wait for the next beat, progress, the batch, the server, or the pipeline's thread."""
         until = min(self._next_beat, lease.progress_at) if lease.has_news else self._next_beat
         if self._capture.run is not None:
-            until = min(until, self._capture.look_at)
+            until = min(until, self._capture.read_at)
         if not self._batch.is_empty:
             until = min(until, now() + TICK_SEC)
         if self._read in readable([self._read, session.conn.fileno()], until - now()):

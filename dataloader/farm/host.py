@@ -119,9 +119,9 @@ class Host:
 
 def shares(text: str) -> tuple[float, float]:
     """PURE: the share of the host's memory that DL_HOST_MEMORY names, and the size in MB; one of them is 0."""
-    found = re.fullmatch(r"([\d.]+) ?([MG]B)?%?", text)
-    assert found  # noqa: S101  the settings are checked
-    number, unit = float(found[1]), found[2]
+    match = re.fullmatch(r"([\d.]+) ?([MG]B)?%?", text)
+    assert match  # noqa: S101  the settings are checked
+    number, unit = float(match[1]), match[2]
     return (0.0, number * _UNITS[unit]) if unit else (number / 100, 0.0)
 
 

@@ -103,7 +103,7 @@ class Keeper:
         """Renew, cancel and recover at each tick, until the keeper may leave."""
         while not self._may_leave():
             self._look_after_orphans()
-            self._salvage.look(self.shared.used())
+            self._salvage.open_new(self.shared.used())
             self.signals.received.discard(signal.SIGCHLD)
             if now() >= self._retry_at:
                 try:
@@ -128,7 +128,7 @@ class Keeper:
                     self._renew(conn, slot, held)
         if not self._has_settled:
             self._settle_the_gone(conn)
-        for each in self._stuck.look(self.shared.used()):
+        for each in self._stuck.answered(self.shared.used()):
             facts = {"worker": each.worker, "job_id": str(each.held.job_id), "silent_sec": each.silent_sec}
             self.log.warning("keeper.stuck", **facts)
             claim = each.held.job_id, each.held.attempts[0], each.worker
@@ -213,7 +213,7 @@ class Keeper:
 
     def _renew(self, conn: db.Connection, slot: Slot, held: Held) -> None:
         """Renew for a worker that is not stopped, has its claim, and has no passed deadline."""
-        if kill_reason(slot, self.settings) or slot.fence_by or not is_running(slot.pid):
+        if kill_reason(slot) or slot.fence_by or not is_running(slot.pid):
             return
         sent = now()
         if lifecycle.keep(conn, held.job_ids, held.attempts, slot.worker) and slot.held() is not None:
@@ -282,7 +282,7 @@ class Keeper:
             if slot.state in (State.FREE, State.DEAD):
                 continue
             slot.drain_until(now() + patience)
-            if why := kill_reason(slot, self.settings):
+            if why := kill_reason(slot):
                 slot.why = why
                 kill_group(slot.pid)
             if started(slot.pid) is None:
@@ -351,7 +351,7 @@ class StuckRuns:
         self._asked: dict[int, tuple[float, float]] = {}  # the silence's begin, and when the keeper has asked
         self._reported: dict[int, float] = {}  # the begin of the latest silence that was reported
 
-    def look(self, slots: Sequence[Slot]) -> Iterator[Stuck]:
+    def answered(self, slots: Sequence[Slot]) -> Iterator[Stuck]:
         """Ask newly stuck workers for their stacks; yields those that have answered, each silence once."""
         for slot in slots:
             since = slot.reported_at
@@ -485,7 +485,7 @@ class Salvage:
         # A keeper without a free descriptor could not reconnect.
         self._most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
-    def look(self, slots: Sequence[Slot]) -> None:
+    def open_new(self, slots: Sequence[Slot]) -> None:
         """Open the files of new workers; costs nothing for those that are known.
 
         A worker rings at its birth (SharedSlots.born), so that its first run may be its last.
@@ -531,18 +531,18 @@ class Salvage:
 
 
 def _opened(pid: int, numbers: Sequence[int]) -> list[int]:
-    found: list[int] = []
+    opened: list[int] = []
     try:
         for number, name in zip(numbers, NAMES, strict=True):
             path = f"/proc/{pid}/fd/{number}"
             if not os.readlink(path).startswith(f"/memfd:{name}"):
                 raise FileNotFoundError(path)  # the pid is another process's by now
-            found.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except OSError:
-        for fd in found:
+        for fd in opened:
             os.close(fd)
         raise
-    return found
+    return opened
 
 
 def last_words(fd: int, at: int, source: str) -> Iterator[Text]:
@@ -550,8 +550,8 @@ def last_words(fd: int, at: int, source: str) -> Iterator[Text]:
     begin = _begin(fd, at)
     keys = _keys(fd, begin)
     for raw in _lines(os.pread(fd, os.fstat(fd).st_size - begin, begin)):
-        said = run_log.read(raw, source)
-        yield said._replace(text=keys.masked(log.masked(harmless(said.text)), log.MASK))
+        line = run_log.read(raw, source)
+        yield line._replace(text=keys.masked(log.masked(harmless(line.text)), log.MASK))
 
 
 def _keys(fd: int, begin: int) -> Keys:

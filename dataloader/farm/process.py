@@ -97,10 +97,10 @@ class Signals:
         self.take_wake_ups()
         if self._were_taken:
             self._were_taken, timeout = False, 0
-        found = readable([self._read, *others], timeout)
-        if self._read in found:
+        ready = readable([self._read, *others], timeout)
+        if self._read in ready:
             drain_pipe(self._read)
-        return [fd for fd in found if fd != self._read]
+        return [fd for fd in ready if fd != self._read]
 
     def forget(self) -> None:
         """In a child after fork: undo everything, so that the child may install its own."""
@@ -215,7 +215,7 @@ class Meter:
         self._of_children = 0.0
         self._least: int | None = None  # the most memory right after it was last counted anew
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Note what has been used so far."""
         own, at = resource.getrusage(resource.RUSAGE_SELF), now()
         if at > self._looked_at + self.CHILD_SEC:
@@ -230,7 +230,7 @@ class Meter:
         if self._least is None or self.peak_memory > self._least + self.SLACK:
             with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
                 file.write("5")
-            self.look()
+            self.measure()
             self._least = self.peak_memory
 
 
@@ -241,20 +241,20 @@ def adopt_orphans() -> None:
 
 def children(pid: int) -> list[int]:
     """The pids of a process's children, from /proc."""
-    found: list[int] = []
+    pids: list[int] = []
     tasks: list[str] = []
     with suppress(OSError):
         tasks = os.listdir(f"/proc/{pid}/task")
     for task in tasks:
         with suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
-            found += map(int, file.read().split())
-    return found
+            pids += map(int, file.read().split())
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
     """The pids of a process's children, their children and so on."""
-    found = children(pid)
-    return found + [below for child in found for below in descendants(child)]
+    pids = children(pid)
+    return pids + [below for child in pids for below in descendants(child)]
 
 
 def memory_used(pid: int) -> int:
@@ -276,13 +276,13 @@ def strays(known: Collection[int], apart: Collection[int]) -> list[int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return []  # most runs cost this one system call
-    found = []
+    pids = []
     for pid in set(children(os.getpid())).difference(apart):
         if pid not in known:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        found += [pid, *descendants(pid)]
-    return [pid for pid in found if pid not in known and started(pid) is not None]
+        pids += [pid, *descendants(pid)]
+    return [pid for pid in pids if pid not in known and started(pid) is not None]
 
 
 def kill_all(find: Callable[[], Iterable[int]], within: float) -> None:

@@ -44,7 +44,7 @@ PREDICT_SHARE = 0.2  # of a round, for predicting
 LOG_DAYS_SEC = periods.seconds("LOG_DAYS_SEC", 600.0)  # between two looks at the partitions of logs
 LOG_DAYS_AGAIN_SEC = periods.seconds("LOG_DAYS_AGAIN_SEC", 60.0)  # the same after a failure
 PREDICT_SEC = periods.seconds("PREDICT_SEC", 60.0)  # from one look at all queues to the next
-NOTE_SELDOM = 20  # times as long as a count took: until the next count
+NOTE_SELDOM = 20  # times as long as a count: until the next count
 HELD_AGAIN_SEC = periods.seconds("HELD_AGAIN_SEC", 300.0)  # how often the same session that holds back vacuum is named
 DAY_SEC = 86_400
 # With PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes.
@@ -75,7 +75,7 @@ class Uptime:
         if self._unsure_since is None:
             self._unsure_since = sent
 
-    def found(self, at: float) -> None:
+    def is_there(self, at: float) -> None:
         """The database has answered by this instant. A session that is replaced within GAP_SEC was no absence of it."""
         if self._unsure_since is not None and at - self._unsure_since > GAP_SEC:
             self._back = at
@@ -87,7 +87,7 @@ class Uptime:
         Returns for how many seconds it has been available; 0.0 when it has just come back, or its clock has just jumped
         forwards.
         """
-        self.found(got)
+        self.is_there(got)
         jumped = clock - got > self._ahead + JUMP_SEC
         self._ahead = clock - sent
         if jumped or got - sent > SILENCE_SEC:
@@ -158,7 +158,7 @@ class Reaper:
             ("watch", lambda conn, _: watch(conn, log, self._memory, settings.dl_reaper_period_sec), 1),
             ("predict", lambda conn, until: predict(conn, log, self._memory, until), PREDICT_SHARE),
             ("schedules", self._make, 1),
-            ("alerts", lambda conn, _: tell(conn, log, Rules.of(settings)), 1),
+            ("alerts", lambda conn, _: publish_alerts(conn, log, Rules.of(settings)), 1),
             ("log_days", lambda conn, _: keep_log_days(conn, log, self._memory, settings.dl_retention_days), 1),
             ("prune", self._prune, PRUNE_SHARE),
         )
@@ -188,7 +188,7 @@ class Reaper:
             sent = now()
             try:
                 self._session.call(guarded)
-                return self._uptime.found(now())
+                return self._uptime.is_there(now())
             except Lost:
                 self._uptime.lost(sent)
                 self._signals.wait(self._session.pause_sec)
@@ -379,10 +379,10 @@ def predict(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memo
             log.warning("reaper.predict.failed", queue=noted.queue, error=noted.error)
 
 
-def tell(conn: db.Connection, log: structlog.stdlib.BoundLogger, rules: Rules) -> None:
+def publish_alerts(conn: db.Connection, log: structlog.stdlib.BoundLogger, rules: Rules) -> None:
     """Add a job for each message that is due to a webhook."""
-    if told := webhooks.tell(conn, rules):
-        log.info("reaper.alerts.told", count=told)
+    if published := webhooks.tell(conn, rules):
+        log.info("reaper.alerts.told", count=published)
 
 
 def keep_log_days(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, days: float | None) -> None:
@@ -414,19 +414,19 @@ def prune(
     since, size = "-infinity", PRUNE_BATCH[1]
     while now() < until and not signals.received:
         sent = now()
-        found, since = lifecycle.prune(conn, older_than_sec, since, size)
-        took = now() - sent
-        pruned += found
-        if found < size:
+        deleted, since = lifecycle.prune(conn, older_than_sec, since, size)
+        seconds = now() - sent
+        pruned += deleted
+        if deleted < size:
             break
-        size = fitting(size, took)
-        pause(PRUNE_PAUSE * took)
+        size = fitting(size, seconds)
+        pause(PRUNE_PAUSE * seconds)
     if pruned:
         log.info("reaper.pruned", count=pruned)
         logs.metric("jobs.pruned", count=pruned, duration_ms=round((now() - started) * 1_000, 1))
 
 
-def fitting(size: int, took: float) -> int:
-    """How many jobs to delete at once, after `size` jobs took `took` seconds."""
+def fitting(size: int, seconds: float) -> int:
+    """How many jobs to delete at once, after `size` jobs had this time."""
     least, most = PRUNE_BATCH
-    return max(least, min(most, int(size * PRUNE_SEC / max(took, 0.001))))
+    return max(least, min(most, int(size * PRUNE_SEC / max(seconds, 0.001))))

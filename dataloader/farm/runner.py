@@ -74,7 +74,7 @@ class Runner:
         try:
             pipeline = pipelines.resolve(delivery.first.task)
         except UnknownTask as e:
-            tell_failed(delivery, None, outcome := _failed(e, None))
+            report_failure(delivery, None, outcome := _failed(e, None))
             return outcome
         execution = Execution(self, delivery, lease, pipeline)
         try:
@@ -84,7 +84,7 @@ class Runner:
             outcome = _failed(e, None)
         outcome = execution.close(outcome)
         if outcome.end is not End.DONE or outcome.by_key:
-            tell_failed(delivery, pipeline, outcome)
+            report_failure(delivery, pipeline, outcome)
         return delayed(delivery, outcome, pipeline.retry_in) if pipeline.retry_in else outcome
 
     def interrupt(self, *_: object) -> None:
@@ -103,7 +103,7 @@ class Runner:
         finally:
             self._interruptible = None
 
-    def tell_exhausted(self, job: Job) -> None:
+    def report_exhausted(self, job: Job) -> None:
         """The job is about to end `failed`: call its pipeline's `on_exhausted`, if it has one; never raises."""
         with suppress(UnknownTask):
             pipeline = pipelines.resolve(job.task)
@@ -344,7 +344,7 @@ class Execution:
         """The job's checkpoint in the target, behind which no run without its claim commits another."""
         standing = fence.Standing(self._delivery.first.job_id)
         with self._fenced(None, standing):
-            return standing.found
+            return standing.newest
 
 
 def returned(
@@ -432,20 +432,20 @@ def _args_of(text: str) -> dict[str, Any]:
     return args
 
 
-def tell_failed(delivery: Delivery, pipeline: pipelines.Pipeline | None, outcome: Outcome) -> None:
+def report_failure(delivery: Delivery, pipeline: pipelines.Pipeline | None, outcome: Outcome) -> None:
     """Call `on_error` for the run's exception, and for those that the pipeline has given to `context.fail`."""
     if not hooks.ON_ERROR:
         return
     raised = TimeoutError(outcome.error) if outcome.end is End.TIMEOUT else outcome.raised
     if raised is not None:
-        tell(hooks.ON_ERROR, _of(delivery, pipeline), raised)
+        call_hook(hooks.ON_ERROR, _of(delivery, pipeline), raised)
     for key, jobs in delivery.keys().items() if outcome.by_key else ():
         each = outcome.by_key.get(key)
         if each is not None and each.raised is not None:
-            tell(hooks.ON_ERROR, _of(Delivery(tuple(jobs)), pipeline), each.raised)
+            call_hook(hooks.ON_ERROR, _of(Delivery(tuple(jobs)), pipeline), each.raised)
 
 
-def tell(hook: Hook, *facts: object) -> None:
+def call_hook(hook: Hook, *facts: object) -> None:
     """Call the functions of a hook; their own exceptions are logged and change nothing."""
     for function in hook:
         try:

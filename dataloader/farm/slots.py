@@ -21,7 +21,7 @@ from uuid import UUID
 
 from setproctitle import setproctitle
 
-from dataloader.config import QUEUES_MOST, Settings
+from dataloader.config import QUEUES_MOST
 from dataloader.farm.common_log import Note, Told
 from dataloader.farm.process import Bell, is_running, memory_used, now
 
@@ -113,6 +113,8 @@ class Slot(ctypes.Structure):
     asked: _Count  # the generation of the run whose cancellation the keeper has heard of: it stops at a safe point
     recalled: _Count  # the generation of the run behind which the worker begins no other job
     reported_at: _Seconds  # when the run came to its latest safe point
+    grace_sec: _Seconds  # DL_KILL_GRACE_SEC, from a deadline to the kill; by the supervisor, as the next one
+    silence_sec: _Seconds  # DL_STALL_SEC, without a beat until the worker counts as stalled; 0: it never does
     stall_sec: _Seconds  # after such a silence of the run it is stuck; 0: never
     ends_stuck: _Flag  # whether a stuck run is ended
     stacks: _Int  # the descriptor in the worker to which it dumps its stacks at SIGTTIN
@@ -361,7 +363,7 @@ class SharedSlots:
 
     def __init__(self, size: int) -> None:
         self.farm_start = Note()  # the hook on_farm_start, by generation
-        self.told = Told()  # errors of imports and hooks at the start
+        self.reported = Told()  # errors of imports and hooks at the start
         self.outage = Note()  # whether the database is away: FarmOutage
         self.room = Note()  # held while a worker enters a run's needs; the reservation of `farm/admission.py`
         self.born = Bell()  # a new worker rings it for the keeper, which opens the files of the worker's output
@@ -472,9 +474,9 @@ class Deadline(NamedTuple):
     reason: Reason
 
 
-def deadlines(slot: Slot, settings: Settings) -> list[Deadline]:
+def deadlines(slot: Slot) -> list[Deadline]:
     """The deadlines of the slot's process, and of its run while there is one."""
-    grace_sec = settings.dl_kill_grace_sec
+    grace_sec = slot.grace_sec
     ends = []
     if slot.drain_by:
         ends.append(Deadline(slot.drain_by - grace_sec, slot.drain_by, Reason.DRAIN))
@@ -482,8 +484,8 @@ def deadlines(slot: Slot, settings: Settings) -> list[Deadline]:
         return ends
     ends.append(Deadline(slot.fence_at, slot.ends_by, Reason.FENCED))
     # A stalled worker cannot stop by itself: the keeper renews its lease up to here.
-    if settings.dl_stall_sec:
-        ends.append(Deadline(math.inf, slot.renewed + max(settings.dl_stall_sec, slot.stall_sec), Reason.STALLED))
+    if slot.silence_sec:
+        ends.append(Deadline(math.inf, slot.renewed + max(slot.silence_sec, slot.stall_sec), Reason.STALLED))
     if slot.ends_stuck:
         ends.append(Deadline(math.inf, slot.stuck_at + STACKS_SEC, Reason.STUCK))
     if slot.timeout_at:
@@ -493,17 +495,17 @@ def deadlines(slot: Slot, settings: Settings) -> list[Deadline]:
     return ends
 
 
-def stop_reason(slot: Slot, settings: Settings) -> Reason | None:
+def stop_reason(slot: Slot) -> Reason | None:
     """Why the run has to stop now, by the earliest of its deadlines; None while it may go on."""
     at = now()
-    passed = [deadline for deadline in deadlines(slot, settings) if deadline.stop_at < at]
+    passed = [deadline for deadline in deadlines(slot) if deadline.stop_at < at]
     return min(passed).reason if passed else None
 
 
-def kill_reason(slot: Slot, settings: Settings) -> Reason | None:
+def kill_reason(slot: Slot) -> Reason | None:
     """Why the process has to be killed now, by the earliest of its deadlines; None while it may live."""
     at = now()
-    passed = [(deadline.kill_at, deadline.reason) for deadline in deadlines(slot, settings) if deadline.kill_at < at]
+    passed = [(deadline.kill_at, deadline.reason) for deadline in deadlines(slot) if deadline.kill_at < at]
     # A stopped process is no danger to the next run before it goes on, and it may be in a debugger.
     killing = [reason for _, reason in sorted(passed) if reason is not Reason.FENCED or is_running(slot.pid)]
     if killing:

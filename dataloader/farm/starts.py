@@ -9,7 +9,7 @@ from typing import Any
 from dataloader import pipelines
 from dataloader.config import Settings
 from dataloader.farm.failures import headline, own_stack
-from dataloader.farm.runner import tell
+from dataloader.farm.runner import call_hook
 from dataloader.farm.slots import Slot
 from dataloader.pipelines import hooks
 from dataloader.pipelines.children import own_process
@@ -76,5 +76,5 @@ def last_words() -> Iterator[None]:
     try:
         yield
     except BaseException as e:
-        tell(hooks.LAST_WORDS, e.__cause__ if isinstance(e, CannotStart) else e)
+        call_hook(hooks.LAST_WORDS, e.__cause__ if isinstance(e, CannotStart) else e)
         raise

@@ -96,10 +96,10 @@ class Child:
     stacks: int  # a memory file for its threads' stacks, which it dumps at SIGTTIN
     interrupted: int = 0  # the latest run that was interrupted, by its generation in the slot
 
-    def has_to_be_interrupted(self, settings: Settings) -> bool:
+    def has_to_be_interrupted(self) -> bool:
         """True once for each run that has to stop and may have no safe point."""
         generation = self.slot.generation
-        passed = [each.reason for each in deadlines(self.slot, settings) if each.stop_at < now()]
+        passed = [each.reason for each in deadlines(self.slot) if each.stop_at < now()]
         if self.interrupted == generation or not set(passed) & set(INTERRUPTS):
             return False
         self.interrupted = generation
@@ -132,7 +132,7 @@ class Supervisor:
         self._read_stacks_at: float | None = None
         self._draining = False
         self._ever_ready = False
-        self._told_ready = False
+        self._reported_ready = False
         self._log = structlog.get_logger("supervisor").bind(pid=os.getpid())
 
     def run(self) -> int:
@@ -248,24 +248,25 @@ class Supervisor:
             if child.slot.state != State.STARTING:
                 self._ever_ready = True
                 self._backoffs[child.queues].succeeded(child.started)
-        if not self._told_ready and sum(child.slot.is_ready for child in self._workers.values()) >= self._wish.total():
-            self._told_ready = True
+        are_ready = sum(child.slot.is_ready for child in self._workers.values())
+        if not self._reported_ready and are_ready >= self._wish.total():
+            self._reported_ready = True
             tell_ready()
 
     def _enforce(self) -> None:
         """Kill overdue processes, which may be stuck, and interrupt runs that have to stop."""
         for pid, child in self._workers.items():
-            if why := kill_reason(child.slot, self.settings):
+            if why := kill_reason(child.slot):
                 child.slot.why = why
                 self._log.warning("supervisor.worker.killed", worker=child.slot.worker, why=why.name.lower())
                 kill_group(pid)
-            elif child.has_to_be_interrupted(self.settings):
+            elif child.has_to_be_interrupted():
                 os.kill(pid, signal.SIGUSR1)
 
     def _pause(self) -> float:
         """Seconds until the next tick: no later than the next deadline."""
         busy = [child.slot for child in self._workers.values() if child.slot.state == State.BUSY]
-        ends = [at for slot in busy for deadline in deadlines(slot, self.settings) for at in deadline[:2] if at > now()]
+        ends = [at for slot in busy for deadline in deadlines(slot) for at in deadline[:2] if at > now()]
         tick = MEMORY_TICK_SEC if any(slot.memory_limit for slot in busy) else TICK_SEC
         return min([tick, *(max(0.05, end - now()) for end in ends)])
 
@@ -298,6 +299,7 @@ class Supervisor:
             return  # every dead worker's jobs wait for the keeper: the database is away
         number = self._numbers.setdefault(queues, len(self._numbers))
         slot.take(number, self._generation)
+        self._set_limits(slot)
         stacks = slot.stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
         fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
 
@@ -328,10 +330,15 @@ class Supervisor:
         log.configure(self.settings)
         self._wish = wished(self.settings)
         self._generation += 1
+        for child in self._workers.values():
+            self._set_limits(child.slot)
         self._backoffs.clear()  # the failures were the former code's
         if self._keeper is not None:
             os.kill(self._keeper, signal.SIGTERM)
         self._log.info("supervisor.reloaded", workers=_shown(self._wish), generation=self._generation)
+
+    def _set_limits(self, slot: Slot) -> None:
+        slot.grace_sec, slot.silence_sec = self.settings.dl_kill_grace_sec, self.settings.dl_stall_sec
 
     # --- who may claim ---
 

@@ -164,9 +164,9 @@ class Worker:
         self.runner = Runner(settings, dsn)
         self.preference = Preference(settings.dl_affinity, settings.dl_affinity_wait_sec)
         self.admission = Admission(Host(settings), shared, slot, settings.dl_reserve_sec, self.log)
-        self.batch = Batch(settings, self.queues, self.log)
+        self.batch = Batch(settings.workers, self.queues, settings.dl_claim_backoff_sec, self.log)
         self.capture = capture
-        self.heartbeat = Heartbeat(self.session, self.batch, settings, capture)
+        self.heartbeat = Heartbeat(self.session, self.batch, capture, settings.dl_heartbeat_sec)
         self.observed = runs.start(self.name)
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
@@ -186,7 +186,7 @@ class Worker:
     def prepare(self) -> None:
         """Import the users' modules and call their hooks at a start; raises starts.CannotStart."""
         reload = self.slot.reload
-        report = starts.Report(self.log, partial(self.shared.told.is_first, reload), self.slot)
+        report = starts.Report(self.log, partial(self.shared.reported.is_first, reload), self.slot)
 
         def start_farm() -> None:
             starts.call(hooks.ON_FARM_START, report)  # in one worker after the other
@@ -337,7 +337,7 @@ class Worker:
         """Run claimed jobs, the best first; hand back the rest where the worker has to leave."""
         self.slot.claim([job.job_id for job in step.jobs], [job.attempt for job in step.jobs])
         self.batch.claimed(step.jobs, step.batch)
-        self._meter.look()
+        self._meter.measure()
         began, runs, has_room = now(), 0, True
         while self._goes_on(self._sent, began, runs):
             with self.session.turn:  # a new session hands back what has not begun by then
@@ -412,7 +412,7 @@ class Worker:
             may_open = self.runner.has_prepared or self.session.tries != tries
             changed = self.inspection.changed(delivery.first.task, self.runner.warm.pids, may_open)
             written = self.capture.end(_error_of(outcome))
-            self._meter.look()
+            self._meter.measure()
             facts = self.slot.cost(self._meter.cpu_sec, self._meter.peak_memory)
             self.slot.state = State.AWAKE  # before the heartbeat lets go: it may be in the middle of a reconnect
         finally:
@@ -445,7 +445,7 @@ class Worker:
             RUN.write({"queue": job.queue, **report})
         for job, end in zip(delivery.jobs, decide(delivery, outcome), strict=True):
             if end and end.verb == Verb.FAIL:
-                self.runner.tell_exhausted(job)
+                self.runner.report_exhausted(job)
             if end is None:
                 self.log.warning("worker.ownership.lost", queue=job.queue)
             elif job is delivery.first:

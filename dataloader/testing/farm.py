@@ -321,7 +321,7 @@ class _Trial:
         ends = decide(delivery, outcome)
         for job, end in zip(delivery.jobs, ends, strict=True):
             if end and end.verb == Verb.FAIL:
-                runner.tell_exhausted(job)
+                runner.report_exhausted(job)
         after = [
             _after(job, end, was_canceled=fate.kind == "cancel" and job is delivery.first)
             for job, end in zip(delivery.jobs, ends, strict=True)
@@ -472,7 +472,7 @@ class _Lease(Lease):
     """A lease that no other process can take; it ends at the safe point of its fate."""
 
     def __init__(self, delivery: Delivery, slot: Slot, fate: Fate, diary: IO[str] | None = None) -> None:
-        super().__init__(delivery, slot, Settings.model_construct())
+        super().__init__(delivery, slot)
         self.steps = 0
         self.is_met = False
         self._fate = fate

@@ -303,14 +303,14 @@ def commit(dsn: str, job: UUID, claim: int, text: str, number: int, owner: str =
 def found(dsn: str, job: UUID, claim: int, owner: str = "w") -> Checkpoint:
     standing = Standing(job)
     with fence.transaction(dsn, "public", {job: claim}, owner, standing=standing):
-        return standing.found
+        return standing.newest
 
 
 def test_the_next_transaction_finds_what_was_committed(target: db.Connection, dsn: str) -> None:
     job, other = uuid4(), uuid4()
     assert found(dsn, job, 1) == Checkpoint()
     assert commit(dsn, job, 1, '{"at": 1}', 1).saved == Checkpoint('{"at": 1}', 1, 1)
-    assert commit(dsn, other, 5, '{"at": 9}', 4).found == Checkpoint()
+    assert commit(dsn, other, 5, '{"at": 9}', 4).newest == Checkpoint()
     assert (found(dsn, job, 1), found(dsn, job, 2)) == (Checkpoint('{"at": 1}', 1, 1),) * 2
     commit(dsn, job, 2, '{"at": 2}', 2)
     assert (found(dsn, job, 3), found(dsn, other, 5)) == (Checkpoint('{"at": 2}', 2, 2), Checkpoint('{"at": 9}', 5, 4))
@@ -387,7 +387,7 @@ def test_a_run_that_leaps_saves_by_its_new_number(target: db.Connection, dsn: st
     commit(dsn, job, 7, '{"at": 1}', 1, "before")
     standing, tokens = Standing(job), {job: 3}
     with fence.transaction(dsn, "public", tokens, "w", lambda job_id, height: height + 1, standing):
-        assert standing.found == Checkpoint('{"at": 1}', 7, 1)
+        assert standing.newest == Checkpoint('{"at": 1}', 7, 1)
         standing.to_save = Checkpoint('{"at": 2}', number=2)
     assert standing.saved == found(dsn, job, 8) == Checkpoint('{"at": 2}', 8, 2)
 

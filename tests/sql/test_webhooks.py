@@ -368,10 +368,10 @@ def test_the_reapers_round_goes_on_where_nothing_can_be_told(conn: db.Connection
     with psycopg.connect(dsn) as other:
         other.execute("LOCK TABLE dl_alerts IN ACCESS EXCLUSIVE MODE")
         with capture_logs() as lines, reaper.going_on(conn, log, "reaper.alerts.failed"):
-            reaper.tell(conn, log, RULES)
+            reaper.publish_alerts(conn, log, RULES)
         assert [line["event"] for line in lines] == ["reaper.alerts.failed"]
     with capture_logs() as lines:
-        reaper.tell(conn, log, RULES)
+        reaper.publish_alerts(conn, log, RULES)
     assert [(line["event"], line["count"]) for line in lines] == [("reaper.alerts.told", 1)]
 
 

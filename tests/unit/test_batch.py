@@ -33,7 +33,7 @@ ONE = Session(SimpleNamespace(), "host:1:a", 1, datetime.now(UTC))  # lent to a 
 
 
 def batch_of(settings: Settings = SETTINGS, queues: tuple[str, ...] = ("q",)) -> Batch:
-    return Batch(settings, queues, structlog.get_logger())
+    return Batch(settings.workers, queues, 1.0, structlog.get_logger())
 
 
 @pytest.fixture

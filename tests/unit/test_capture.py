@@ -110,7 +110,7 @@ def test_a_worker_whose_second_file_cannot_be_opened_costs_no_descriptor() -> No
     slot.pid, slot.log_files[:] = os.getpid(), (output.fd, other)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        saved.look([slot])
+        saved.open_new([slot])
     assert len(os.listdir("/proc/self/fd")) == before
     os.close(other)
 

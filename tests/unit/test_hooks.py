@@ -20,7 +20,7 @@ from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
 
 from dataloader import pipelines
-from dataloader.farm.runner import tell_failed
+from dataloader.farm.runner import report_failure
 from dataloader.pipelines import (
     Context,
     PermanentError,
@@ -389,7 +389,7 @@ def test_on_error_of_a_batch_sorts_its_jobs_by_key_once(seen: list[Any], monkeyp
     jobs = tuple(Job(UUID(int=n), "q", "t", "{}", None, f"k{n}", "", 1, 5, 60, None, 1, "w") for n in range(9))
     failed = {f"k{n}": Outcome(End.ERROR, raised=ValueError(f"k{n}")) for n in reversed(range(3, 9))}
     on_error(lambda run, exc: seen.append((run.lock_key, str(exc))))
-    tell_failed(Delivery(jobs), None, Outcome(End.DONE, by_key=failed | {"k1": Outcome(End.ERROR, "a text")}))
+    report_failure(Delivery(jobs), None, Outcome(End.DONE, by_key=failed | {"k1": Outcome(End.ERROR, "a text")}))
     assert seen == [(f"k{n}", f"k{n}") for n in range(3, 9)]
     assert sorted_jobs == [9]
 
@@ -399,8 +399,8 @@ def test_on_error_where_the_pipeline_could_be_given_nothing(seen: list[Any]) -> 
     register("t")(plain)
     job = Job(UUID(int=1), "q", "t", "[1]", None, "k", "", 1, 5, 60, None, 1, "w")
     error = PermanentError("args should be a JSON object")
-    tell_failed(Delivery((job,)), pipelines.resolve("t"), Outcome(End.PERMANENT, raised=error))
-    tell_failed(Delivery((job,)), None, Outcome(End.ERROR, raised=error))
+    report_failure(Delivery((job,)), pipelines.resolve("t"), Outcome(End.PERMANENT, raised=error))
+    report_failure(Delivery((job,)), None, Outcome(End.ERROR, raised=error))
     assert seen == [(None, error), (None, error)]
 
 

@@ -48,7 +48,7 @@ def ran(function: Callable[..., Any], delivery: Delivery | None = None, **option
     slot = SharedSlots(1).slots[0]
     slot.claim([job.job_id for job in delivery.jobs], [1] * len(delivery.jobs))
     slot.begin(0, len(delivery.jobs), 60, now())
-    lease = Lease(delivery, slot, Settings.model_construct())
+    lease = Lease(delivery, slot)
     function.lease = lease  # type: ignore[attr-defined]
     outcome = Runner(Settings.model_construct(dl_target_dsn=None, pg_schema="public"), "").run(delivery, lease)
     lease.progress = None  # as the heartbeat leaves it that has written an earlier report

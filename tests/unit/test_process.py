@@ -12,7 +12,6 @@ from uuid import uuid4
 
 import pytest
 
-from dataloader.config import Settings
 from dataloader.farm import slots
 from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import drain_pipe, now
@@ -33,13 +32,13 @@ fork(child); time.sleep(60)
 
 
 JOB = Job(uuid4(), "q", "t", "{}", None, "key", "", 1, 5, 60, None, 1, "host:1:a", None)
-LIMITS = Settings.model_construct(dl_stall_sec=100, dl_kill_grace_sec=5)
 
 
 def busy_slot(fields: dict[str, Any]) -> Slot:
     """A slot whose run began just now, with these fields; instants are relative to now."""
     slot = SharedSlots(1).slots[0]
     slot.take(0)
+    slot.grace_sec, slot.silence_sec = 5, 100
     slot.occupy("host:1:a")
     slot.claim([uuid4()], [1])
     slot.begin(0, 1, 60.0, now())
@@ -97,7 +96,7 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
     ],
 )
 def test_why_a_process_is_killed(fields: dict[str, Any], reason: Reason | None) -> None:
-    assert kill_reason(busy_slot(fields), LIMITS) is reason
+    assert kill_reason(busy_slot(fields)) is reason
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_why_a_process_is_killed(fields: dict[str, Any], reason: Reason | None) 
     ],
 )
 def test_why_a_run_stops_by_itself(fields: dict[str, Any], reason: Reason | None) -> None:
-    assert stop_reason(busy_slot(fields), LIMITS) is reason
+    assert stop_reason(busy_slot(fields)) is reason
 
 
 def test_the_earliest_end_of_a_drain_counts() -> None:
@@ -231,8 +230,8 @@ def test_e1_the_memory_of_a_run_that_was_ended_for_it_is_told_although_it_has_fr
     slot.claim([uuid4()], [1])
     slot.begin(0, 1, 60.0, now())
     slot.memory_limit = 400 << 20
-    assert kill_reason(slot, LIMITS) is Reason.MEMORY
-    assert kill_reason(slot, LIMITS) is None
+    assert kill_reason(slot) is Reason.MEMORY
+    assert kill_reason(slot) is None
     assert slot.memory_used == 500 << 20
 
 
@@ -320,13 +319,13 @@ def test_work_elsewhere_is_the_next_runs_once_the_lease_is_over(
     stop: End | None, renewed: float, reason: End | None
 ) -> None:
     """Also where a cancellation or a time limit has ended the run before, as after the machine's sleep."""
-    lease = Lease(Delivery((JOB,)), busy_slot({"renewed": renewed}), LIMITS)
+    lease = Lease(Delivery((JOB,)), busy_slot({"renewed": renewed}))
     lease.stop = stop
     assert lease.stop_for_others is reason
 
 
 def test_a_checkpoint_counts_as_saved_once_the_claim_has_held_behind_its_write() -> None:
-    lease = Lease(Delivery((JOB,)), busy_slot({}), LIMITS)
+    lease = Lease(Delivery((JOB,)), busy_slot({}))
     assert lease.is_saved
     lease.save(checkpoint := Checkpoint('{"at": 1}'))
     lease.written = checkpoint

@@ -35,7 +35,7 @@ def test_a_session_that_was_ended_and_replaced_at_once_is_no_outage() -> None:
     asked(uptime, 100)
     for at in range(110, 200):
         uptime.lost(at)
-        uptime.found(at + GAP_SEC / 2)
+        uptime.is_there(at + GAP_SEC / 2)
         uptime.lost(at + GAP_SEC)
         assert asked(uptime, at + 1.5 * GAP_SEC, took=0.1) > 1_000
 
@@ -43,7 +43,7 @@ def test_a_session_that_was_ended_and_replaced_at_once_is_no_outage() -> None:
 def test_the_absence_ends_with_the_first_answer() -> None:
     uptime = Uptime()
     uptime.lost(100)
-    uptime.found(104)
+    uptime.is_there(104)
     assert asked(uptime, 110) == 6
 
 

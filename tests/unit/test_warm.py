@@ -276,4 +276,4 @@ def test_notes_are_few_short_and_storable() -> None:
 def lease_of(delivery: Delivery) -> Lease:
     slot = SharedSlots(1).slots[0]
     slot.begin(0, 1, 60, now())
-    return Lease(delivery, slot, Settings.model_construct())
+    return Lease(delivery, slot)

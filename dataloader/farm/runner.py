@@ -212,7 +212,7 @@ class Execution:
             return _failed(e, progress)
 
     def close(self, outcome: Outcome) -> Outcome:
-        """Give back what the run has used; returns the outcome with what the pipeline has said besides its end."""
+        """Give back what the run has used; returns the outcome with the notes, checkpoint and ends of keys."""
         lease = self._lease
         if self._lent is not None:  # of a resource whose run had to stop nobody knows the state
             self._runner.warm.give_back(*self._lent, is_sound=lease.stop is None and not self._drops_resource)

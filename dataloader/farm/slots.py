@@ -93,8 +93,8 @@ class Held:
 class Slot(ctypes.Structure):
     """One worker's part of the shared memory; the annotated attributes are its fields.
 
-    A field is written by one process and read by others. The methods are what takes more than one field.
-    Instants are monotonic seconds.
+    One process writes a field, and others read it. A method exists where several fields belong together, or where the
+    order of the writes matters. Instants are monotonic seconds.
     """
 
     generation: _Count  # odd while the worker changes the claim below
@@ -140,7 +140,7 @@ class Slot(ctypes.Structure):
     due_at: _Seconds  # when the next row is due, by that claim's answer; written before looked_at
     exit_status: _Int
     identity: _Text  # what the worker writes to claimed_by
-    calling: _Text  # the user's code that the worker calls at its start: "import of my_pipelines"; empty: none
+    calling: _Text  # the user's code that the worker is calling at its start: "import of my_pipelines"; empty: none
     backend: _Text  # the pid and the start of the session's backend in PostgreSQL
     warm_json: Annotated[bytes, ctypes.c_char * WARM_MOST]  # the affinity keys of the worker's resources
     jobs: Annotated[bytes, ctypes.c_char * (16 * JOBS_MOST)]  # the ids of the worker's last claim, in its order

@@ -92,7 +92,7 @@ def _row(op: Op) -> Any:
 def _method(op: Op) -> str:
     answer, kind, field = op.answer.__name__, "_call", op.rows or ""
     hints = get_type_hints(op.answer)
-    left_out = ("after", "limit") if op.is_page else ("after",)
+    left_out = ("after", "limit") if op.is_page else ("after",) if op.is_change else ()
     parameters = [each for each in op.parameters.values() if not each.stays and each.name not in left_out]
     returns = answer
     if op.rows:

@@ -19,13 +19,10 @@ from dataloader.api.v1 import (
     backfills,
     bulk,
     contract,
-    errors,
-    farm,
     jobs,
     openapi,
     schedules,
     search,
-    webhooks,
 )
 from dataloader.api.web import auth, endpoint, problems
 from dataloader.api.web.json_body import BODY_LIMIT, Json
@@ -61,7 +58,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
     app.extensions["on_threads"] = [partial(_share, sessions, polls), lambda _: _push(app)]
     app.extensions["on_drain"] = [polls.stop, health.drain]
-    v1 = (contract, jobs, again, search, bulk, schedules, backfills, errors, webhooks, farm, openapi)
+    v1 = (contract, jobs, again, search, bulk, schedules, backfills, openapi)
     for module in (health, *v1, metrics, login, render, run_pages, actions, bulk_orders, trigger):
         app.register_blueprint(module.blueprint)
     app.register_blueprint(dispatch.routes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,6 +49,8 @@ def _view(op: Op) -> Any:
         if op.is_change:
             jobs = answer.get("changed", answer.get("moved"))
             g.changed = given if jobs is None else given | {"jobs": jobs}
+        if op.name in ops.UNMASKED:
+            return Response(json.dumps(answer), mimetype="application/json")
         return paged(answer, answer["next"]) if op.is_page else jsonify(answer)
 
     view.__name__, view.__doc__ = op.name, op.function.__doc__

@@ -21,28 +21,21 @@ from dataloader.cli.screen import as_json
 from dataloader.client import (
     Backfill,
     Conflict,
-    Database,
-    ErrorGroups,
     Event,
     Fault,
     Forbidden,
     Job,
     LogLine,
-    Names,
     NotFound,
     Partition,
     Preview,
     Refused,
-    Runs,
     Schedule,
     Started,
     Tally,
-    Task,
     Unavailable,
     Unexpected,
-    Webhook,
-    Webhooks,
-    Worker,
+    wire,
 )
 from dataloader.client.errors import ClientError, of_answer
 from dataloader.client.farm import LINES, PAGE, Farm
@@ -52,11 +45,10 @@ from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
 from dataloader.ops.errors import MEANINGS, meaning
-from dataloader.ops.op import Call
+from dataloader.ops.op import Call, document
 from dataloader.queue import again, args_schema, db, enqueue, hooks, lifecycle, logs, migrations, operations
 from dataloader.queue.plans import backfills, schedules
-from dataloader.queue.reports import bulk, errors, runs, stats, tallies, webhooks
-from dataloader.queue.reports.messages import Rules
+from dataloader.queue.reports import bulk, stats, tallies
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,10 +57,8 @@ T = TypeVar("T")
 STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
 NO_JOB = "there is no job with this job_id"
-NO_TASK = "no worker has shown a pipeline of this task"
 NO_SCHEDULE = "there is no schedule with this name"
 NO_BACKFILL = "there is no backfill with this name"
-NO_WEBHOOK = "there is no webhook of this name"
 LEDGER_PAGE = 1_000
 TIMES = ("since", "until")
 VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
@@ -113,6 +103,8 @@ class Direct(Farm):
             raise _refused(e) from None
         named = {name: getattr(checked, name) for name in checked.model_fields_set}
         found = self._ask(lambda conn: op.run(Call(conn, self._by, self._settings), named))
+        if op.name not in ops.UNMASKED:
+            found = wire.understood(answer, as_document(document(found)))
         return getattr(found, field) if field else found
 
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started:
@@ -142,15 +134,6 @@ class Direct(Farm):
         self._require_args(new)
         new_id, status = self._ask(again.add, old_id, new, self._by)
         return Started(new_id, status, {"job_id": str(new_id), "status": status})
-
-    def args_schema(self, task: str) -> Document | None:
-        known = self._ask(operations.args_schemas, [task])
-        if task not in known:
-            raise NotFound(NO_TASK, status=404)
-        text = known[task]
-        with suppress(args_schema.UnusableSchema):  # as the API answers then
-            return None if text is None else args_schema.read(text)
-        return None
 
     def _require_args(self, new: enqueue.NewJob) -> None:
         """Raise Refused for args that the task's schema refuses."""
@@ -218,21 +201,6 @@ class Direct(Farm):
         if not page.lines:
             self.status(job_id)  # raises NotFound for an unknown job
         return [_one(LogLine, row) for row in page.lines]
-
-    def workers(self) -> list[Worker]:
-        return [_one(Worker, row) for row in self._ask(stats.workers)]
-
-    def tasks(self, *, range: str | None = None) -> list[Task]:
-        return [_one(Task, row) for row in (self._ask(runs.of_tasks, range) if range else self._ask(stats.tasks))]
-
-    def task_runs(self, task: str, *, range: str = runs.USUAL) -> Runs:
-        return _one(Runs, self._ask(runs.of_task, task, range))
-
-    def names(self, *, queue: str | None = None, task: str | None = None) -> Names:
-        return _one(Names, self._ask(operations.names, queue, task))
-
-    def database(self) -> Database:
-        return _one(Database, self._ask(stats.postgres))
 
     def schedules(self, *, count: int = 5) -> list[Schedule]:
         return [_one(Schedule, row) for row in self._ask(schedules.listed, count)]
@@ -317,43 +285,12 @@ class Direct(Farm):
         except backfills.NotNow as e:
             raise Conflict("The backfill was not changed", str(e)) from None
 
-    def errors(
-        self, *, queue: str | None = None, task: str | None = None, since: datetime | str | None = None
-    ) -> ErrorGroups:
-        at = datetime.fromisoformat(since).astimezone() if isinstance(since, str) else since
-        found = self._ask(errors.groups, queue, task, at)
-        return _one(ErrorGroups, {"groups": found.groups, "is_cut": found.is_cut})
-
-    def write_error_note(self, task: str, error_group: str, note: str) -> None:
-        self._ask(errors.write_note, task, error_group, note, self._by)
-
     def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]:
         ids = [UUID(str(job_id)) for job_id in job_ids]
         return self._ask(VERBS[verb], ids, self._by, **({"force": True} if force else {}))
 
     def _change_some(self, verb: str, queue: str, only: Mapping[str, str], after: str | None) -> tuple[int, str | None]:
         return self._ask(GROUP_VERBS[verb], queue, self._by, only=operations.Filter(**only), after=after)
-
-    def webhooks(self) -> Webhooks:
-        queue = self._settings.dl_alerts_queue
-        found = {"queue": queue, "is_served": self._ask(webhooks.is_served, queue)}
-        return _one(Webhooks, found | {"webhooks": self._ask(webhooks.listed)})
-
-    def put_webhook(self, name: str, url: str, **fields: Any) -> Webhook:
-        return _one(Webhook, self._ask(webhooks.put, webhooks.Wanted(name, url, **fields), self._by))
-
-    def remove_webhook(self, name: str) -> None:
-        if not self._ask(webhooks.remove, name):
-            _known(None, NO_WEBHOOK)
-
-    def pause_webhook(self, name: str) -> Webhook:
-        return _one(Webhook, _known(self._ask(webhooks.pause, name, self._by), NO_WEBHOOK))
-
-    def resume_webhook(self, name: str) -> Webhook:
-        return _one(Webhook, _known(self._ask(webhooks.resume, name), NO_WEBHOOK))
-
-    def test_webhook(self, name: str) -> UUID:
-        return _known(self._ask(webhooks.send_test, name, Rules.of(self._settings)), NO_WEBHOOK)
 
     def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
         """Call `question` on the session; each failure becomes one of the client's errors."""

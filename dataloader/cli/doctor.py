@@ -110,7 +110,7 @@ def of_farm(
 ) -> Iterator[Finding]:
     """The faults of the farm, the grave ones first; `receivers` None: the asker may not see the webhooks."""
     queues = [asdict(queue) for queue in overview.queues]
-    for alert in alerts.of_farm({"queues": queues}, [asdict(each) for each in workers], database.document or None):
+    for alert in alerts.of_farm({"queues": queues}, [asdict(each) for each in workers], asdict(database)):
         yield Finding(f"{alert.text} {alert.advice}".strip(), ("ps",) if alert.queue is None else _command(alert))
     if receivers and receivers.webhooks and not receivers.is_served:
         text = f"No worker serves the queue {receivers.queue}, so webhooks are told nothing: name it in WORKERS_JSON."
@@ -213,8 +213,8 @@ def of_tasks(found: Sequence[Task]) -> Iterator[Finding]:
     """The tasks whose runs cost more workers than they should."""
     for each in found:
         if each.replaces:
-            runs, replaced = each.replaces["runs"], each.replaces["replaced"]
-            facts = ", ".join(screen.short(name, 40) for name in each.replaces["changed"][:10])
+            runs, replaced = each.replaces.runs, each.replaces.replaced
+            facts = ", ".join(screen.short(name, 40) for name in each.replaces.changed[:10])
             text = f"{replaced:,} of the last {runs:,} runs of task {screen.short(each.task)} have changed their"
             why = "so their workers were replaced: a run should leave its process as it was."
             yield Finding(f"{text} process ({facts}), {why}")
@@ -286,17 +286,17 @@ def _case(reached: Reached, job_id: UUID) -> Case:
         events,
         next((queue for queue in overview.queues if queue.queue == job.queue), None),
         _serving(workers),
-        [each for each in workers if job.queue in each.served and not each.is_live and each.state not in _GONE],
-        [each for each in workers if job.queue in each.served and each.is_live],
+        [each for each in workers if job.queue in each.queues and not each.is_live and each.state not in _GONE],
+        [each for each in workers if job.queue in each.queues and each.is_live],
         next((worker for worker in workers if worker.job_id == job_id), None),
-        stats.slows_claims(dict(database.document), overview.total.lag_sec) if database.held_by else None,
+        stats.slows_claims(asdict(database), overview.total.lag_sec) if database.held_by else None,
         overview.at,
     )
 
 
 def _serving(workers: Sequence[Worker]) -> list[str]:
     """The queues that have live workers."""
-    return sorted({queue for worker in workers if worker.is_live for queue in worker.served})
+    return sorted({queue for worker in workers if worker.is_live for queue in worker.queues})
 
 
 def _waiting(case: Case) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -33,6 +33,7 @@ class _Errors(base.Group):
 
 def _of_group(command: F) -> F:
     """The command, with the options that name a group."""
+    command = click.option("--yes", is_flag=True, help="do not ask for confirmation")(command)
     for name, how in (
         ("task", {"help": "only jobs of this task"}),
         ("queue", {"help": "only jobs of this queue"}),
@@ -59,7 +60,7 @@ def list_errors(reached: Reached, queue: str | None, task: str | None, since: st
     """List the groups of dead and retrying jobs, the largest first."""
     found = reached.farm.errors(queue=queue, task=task, since=instant("--since", since, reached.zone))
     if reached.as_json:
-        reached.print_json(found.document)
+        reached.print_json(found)
     else:
         screen.show(_table(found.groups))
     if not found.groups:
@@ -75,11 +76,11 @@ def list_errors(reached: Reached, queue: str | None, task: str | None, since: st
 @reaching
 def note(reached: Reached, group: str, task: str, text: str) -> None:
     """Write a note about a group of a task, for everybody; an empty TEXT removes it."""
-    reached.farm.write_error_note(task, group, text)
+    written = reached.farm.write_error_note(task, group, text)
     if reached.as_json:
-        reached.print_json({"task": task, "error_group": group, "note": text.strip() or None})
+        reached.print_json(written)
     else:
-        click.echo("the note is written" if text.strip() else "the note is removed")
+        click.echo("the note is written" if written.note else "the note is removed")
 
 
 def _named(reached: Reached, group: str, queue: str | None, task: str | None) -> list[ErrorGroup]:
@@ -92,61 +93,43 @@ def _named(reached: Reached, group: str, queue: str | None, task: str | None) ->
     return dead
 
 
-class _Order(NamedTuple):
-    """What may become of the dead jobs of a group: the order to a queue, what became of them, the help."""
-
-    verb: str
-    done: str
-    text: str
-
-
-_ORDERS = {
-    "requeue": _Order(
-        "requeue-dead", "queued again", "Queue the dead jobs of a group again, each with a fresh budget of attempts."
-    ),
-    "delete": _Order("delete-dead", "deleted", "Delete the dead jobs of a group, with their journal."),
-}
+@errors.command(examples=["dataloader errors requeue --group 'OSError: No space left' --task load.csv"])
+@_of_group
+@reaching
+def requeue(reached: Reached, **named: Any) -> None:
+    """Queue the dead jobs of a group again, each with a fresh budget of attempts."""
+    _change(reached, "Requeue", "queued again", reached.farm.requeue_dead, **named)
 
 
-def _command(name: str, order: _Order) -> click.Command:
-    """The command that gives an order to a group."""
-
-    @click.command(
-        name=name,
-        cls=base.Command,
-        help=order.text,
-        examples=[f"dataloader errors {name} --group 'OSError: No space left' --task load.csv"],
-    )
-    @_of_group
-    @click.option("--yes", is_flag=True, help="do not ask for confirmation")
-    @reaching
-    def change(reached: Reached, group: str, queue: str | None, task: str | None, yes: bool) -> None:
-        groups = _named(reached, group, queue, task)
-        for each in groups:
-            click.echo(f"{screen.plain(each.queue)}: {each.dead:,} dead jobs of {screen.plain(each.task)}", err=True)
-        if not yes:
-            count = sum(each.dead for each in groups)
-            click.confirm(f"{name.capitalize()} these {count:,} jobs?", abort=True, err=True)
-        _tell(reached, order, sum(_carry_out(reached, order, each) for each in groups))
-
-    made: click.Command = change
-    return made
+@errors.command(examples=["dataloader errors delete --group 'OSError: No space left' --task load.csv"])
+@_of_group
+@reaching
+def delete(reached: Reached, **named: Any) -> None:
+    """Delete the dead jobs of a group, with their journal."""
+    _change(reached, "Delete", "deleted", reached.farm.delete_dead, **named)
 
 
-for _name, _order in _ORDERS.items():
-    errors.add_command(_command(_name, _order))
-
-
-def _carry_out(reached: Reached, order: _Order, group: ErrorGroup) -> int:
-    only = {"task": group.task, "error_group": group.error_group}
-    return sum(reached.farm.change_all(order.verb, group.queue, **only))
-
-
-def _tell(reached: Reached, order: _Order, changed: int) -> None:
+def _change(
+    reached: Reached,
+    label: str,
+    done: str,
+    change: Callable[..., int],
+    group: str,
+    queue: str | None,
+    task: str | None,
+    yes: bool,
+) -> None:
+    groups = _named(reached, group, queue, task)
+    for each in groups:
+        click.echo(f"{screen.plain(each.queue)}: {each.dead:,} dead jobs of {screen.plain(each.task)}", err=True)
+    if not yes:
+        count = sum(each.dead for each in groups)
+        click.confirm(f"{label} these {count:,} jobs?", abort=True, err=True)
+    changed = sum(change(each.queue, task=each.task, error_group=each.error_group) for each in groups)
     if reached.as_json:
         reached.print_json({"changed": changed})
     else:
-        click.echo(f"{changed:,} jobs {order.done}")
+        click.echo(f"{changed:,} jobs {done}")
 
 
 def _table(groups: Sequence[ErrorGroup]) -> Any:

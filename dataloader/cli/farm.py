@@ -14,11 +14,13 @@ from rich.text import Text
 
 from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
-from dataloader.client import JobPrediction, Overview, Queue, QueuePrediction, Runs, Task, Worker
-from dataloader.client.results import Document, fraction
+from dataloader.client import JobPrediction, Overview, Queue, QueuePrediction, Task, TaskRuns, Worker
+from dataloader.client.results import fraction
 from dataloader.model.queues import QueueFigures, Total
+from dataloader.model.runs import Figures, Spread
+from dataloader.ops.types import RangeName
 from dataloader.queue.reports import predictions, words
-from dataloader.queue.reports.runs import RANGES, USUAL
+from dataloader.queue.reports.runs import RANGES
 from dataloader.queue.reports.stats import COUNTED
 from dataloader.queue.reports.words import percent
 
@@ -48,7 +50,7 @@ def ps(reached: Reached) -> None:
     """List the workers of all hosts, and what they run."""
     found = reached.farm.workers()
     if reached.as_json:
-        reached.print_json({"workers": [worker.document for worker in found]})
+        reached.print_json({"workers": found})
     else:
         screen.show(worker_table(found, datetime.now(UTC)))
 
@@ -59,40 +61,40 @@ def ps(reached: Reached) -> None:
     "--range", "range_", type=base.Choice(tuple(RANGES)), help="what the runs of this time took  [with NAME: 24h]"
 )
 @reaching
-def tasks(reached: Reached, name: str | None, range_: str | None) -> None:
+def tasks(reached: Reached, name: str | None, range_: RangeName | None) -> None:
     """List the tasks, and what a run of each needs of its host: declared by its pipeline, or learned from its runs.
 
     With --range, what the runs of each took. With NAME, what the runs of this task took.
     """
     if name is not None:
-        _show_runs(reached, reached.farm.task_runs(name, range=range_ or USUAL))
+        _show_runs(reached, reached.farm.task_runs(name, range=range_))
         return
     found = reached.farm.tasks(range=range_)
     if reached.as_json:
-        reached.print_json({"tasks": [task.document for task in found]})
+        reached.print_json({"tasks": found})
     elif range_:
         screen.show(run_table(found))
     else:
         screen.show(task_table(found, datetime.now(UTC)))
 
 
-def _show_runs(reached: Reached, found: Runs) -> None:
+def _show_runs(reached: Reached, found: TaskRuns) -> None:
     if reached.as_json:
-        reached.print_json(found.document)
+        reached.print_json(found)
         return
     if not found.is_known:
         click.echo(f"dataloader: no worker has a pipeline {screen.plain(found.task)}, and no run is known", err=True)
     screen.show(runs_table(found))
 
 
-def runs_table(found: Runs) -> Any:
+def runs_table(found: TaskRuns) -> Any:
     """The figures of a task or a queue, beside those of the time before."""
     both = (found.figures, found.before)
-    rows: list[tuple[str, ...]] = [("runs", *(f"{each['runs']:,}" for each in both)), ("failed", *map(_failed, both))]
+    rows: list[tuple[str, ...]] = [("runs", *(f"{each.runs:,}" for each in both)), ("failed", *map(_failed, both))]
     for label, name in (("run time", "run_sec"), ("waiting", "waiting_sec"), ("CPU time", "cpu_sec")):
-        rows += [(f"{label}, {which}", *(_seconds(each[name], which) for each in both)) for which in _SHOWN]
+        rows += [(f"{label}, {which}", *(_seconds(getattr(each, name), which) for each in both)) for which in _SHOWN]
     for which in _SHOWN:
-        rows.append((f"memory, {which}", *(_figure((each["memory_mb"] or {}).get(which), " MB") for each in both)))
+        rows.append((f"memory, {which}", *(_figure(_of(each.memory_mb, which), " MB") for each in both)))
     return screen.table(("", f"last {found.range}", "before"), rows, (f"last {found.range}", "before"))
 
 
@@ -102,27 +104,31 @@ _SHOWN = ("p50", "p95", "p99", "largest")
 def run_table(tasks: Sequence[Task]) -> Any:
     """The tasks with the run times of a range; those without runs are left out."""
     titles = ("task", "runs", "failed", "p50", "p95", "p99", "p95 before", "waiting p95")
-    return screen.table(titles, (_run_row(task) for task in tasks if task.figures), titles[1:])
+    rows = [_run_row(each.task, each.figures, each.before) for each in tasks if each.figures]
+    return screen.table(titles, rows, titles[1:])
 
 
-def _run_row(task: Task) -> Sequence[object]:
-    figures = task.figures
+def _run_row(task: str, figures: Figures, before: Figures | None) -> Sequence[object]:
     return (
-        screen.short(task.task, 60),
-        f"{figures['runs']:,}",
+        screen.short(task, 60),
+        f"{figures.runs:,}",
         _failed(figures),
-        *(_seconds(figures["run_sec"], p) for p in ("p50", "p95", "p99")),
-        _seconds(task.before["run_sec"], "p95"),
-        _seconds(figures["waiting_sec"], "p95"),
+        *(_seconds(figures.run_sec, p) for p in ("p50", "p95", "p99")),
+        _seconds(before.run_sec if before else None, "p95"),
+        _seconds(figures.waiting_sec, "p95"),
     )
 
 
-def _failed(figures: Document) -> str:
-    return percent(figures["failure_rate"])
+def _failed(figures: Figures) -> str:
+    return percent(figures.failure_rate)
 
 
-def _seconds(spread: Document | None, which: str) -> str:
-    return words.duration(spread[which]) if spread else ""
+def _seconds(spread: Spread | None, which: str) -> str:
+    return "" if spread is None else words.duration(getattr(spread, which))
+
+
+def _of(spread: Spread | None, which: str) -> float | None:
+    return None if spread is None else float(getattr(spread, which))
 
 
 @commands.command(examples=["dataloader predict etl.default", f"dataloader predict {base.EXAMPLE_ID}"])
@@ -167,7 +173,7 @@ def top(reached: Reached, every: float, once: bool) -> None:
     """Watch the farm: queues, and workers with what they run; q leaves."""
     if reached.as_json:
         overview, workers = reached.farm.overview(), reached.farm.workers()
-        reached.print_json({"overview": overview, "workers": [worker.document for worker in workers]})
+        reached.print_json({"overview": overview, "workers": workers})
         return
     from dataloader.cli import top as program
 
@@ -270,7 +276,7 @@ def _worker_row(worker: Worker, now: datetime) -> Sequence[object]:
     runs = screen.duration((now - worker.job_started_at).total_seconds()) if worker.job_started_at else ""
     return (
         f"{worker.host}:{worker.pid}",
-        screen.short(", ".join(worker.served), 40),
+        screen.short(", ".join(worker.queues), 40),
         screen.status(worker.state) if worker.is_live else Text(f"{screen.plain(worker.state)}, silent", style="red"),
         screen.size(worker.memory_bytes),
         "" if worker.cpu_percent is None else f"{worker.cpu_percent:.0f}%",

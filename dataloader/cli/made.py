@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
-from string import Formatter
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
@@ -25,20 +23,10 @@ _DIGITS = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 WIDEST = 60  # characters of a cell
 
 
-class _Sentence(Formatter):
-    """Fills in a text: `{name:word}` has the word for null, `{name!q}` is quoted for a shell."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        return format_spec if value is None else screen.plain(value)
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        return shlex.quote(str(value)) if conversion == "q" else super().convert_field(value, conversion)
-
-
-def add(root: click.Group) -> None:
-    """Add the commands of all operations to `root`, and to the groups that it has."""
+def add(root: click.Group, *subjects: str) -> None:
+    """Add the commands of the operations of these subjects to `root`, and to the groups that it has."""
     for op in ops.load().values():
-        if op.command:
+        if op.command and op.subject in subjects:
             *groups, name = [word for word in op.command.split() if not word.isupper()]
             parent = root
             for group in groups:
@@ -161,9 +149,7 @@ def _show(op: Op, reached: Reached, given: Mapping[str, Any], answer: Any) -> No
     if reached.as_json:
         reached.print_json(answer if not isinstance(answer, int) else _of_total(op, facts))
         return
-    click.echo(
-        op.done(answer) if callable(op.done) else _Sentence().vformat(op.done, (), facts | {"flags": reached.flags})
-    )
+    click.echo(op.sentence(answer, facts | {"flags": reached.flags}, screen.plain))
 
 
 def _facts(answer: Any) -> dict[str, Any]:

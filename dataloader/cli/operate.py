@@ -131,7 +131,7 @@ def queue() -> None:
     """A whole queue: the order of its jobs (docs/ordered.md), its keys, another name, its retries."""
 
 
-made.add(commands)
+made.add(commands, "queues", "limits")
 
 
 def _change(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dataloader.cli import base, names, screen
+from dataloader.cli import base, made, names, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Webhook, Webhooks
 from dataloader.client.operations import given
@@ -52,7 +52,10 @@ def add(
         names.require(reached, is_new, queue=queue)
     lists = {"kinds": list(kinds) or None, "queues": list(queues) or None}
     found = reached.farm.put_webhook(name, address, **given(**lists, **more))
-    _tell(reached, found, f"{name} is told of {_what(found)}. To try it: {reached.command('webhook', 'test', name)}")
+    if reached.as_json:
+        reached.print_json(found)
+    else:
+        click.echo(f"{name} is told of {_what(found)}. To try it: {reached.command('webhook', 'test', name)}")
     _warn(reached, reached.farm.webhooks())
 
 
@@ -62,7 +65,7 @@ def list_webhooks(reached: Reached) -> None:
     """List the receivers of alerts."""
     found = reached.farm.webhooks()
     if reached.as_json:
-        reached.print_json(found.document)
+        reached.print_json(found)
         return
     screen.show(_table(found))
     _warn(reached, found)
@@ -73,47 +76,15 @@ def list_webhooks(reached: Reached) -> None:
 @reaching
 def send_test(reached: Reached, name: str) -> None:
     """Send a test message to a receiver, also to a paused one."""
-    job_id = reached.farm.test_webhook(name)
+    sent = reached.farm.test_webhook(name)
     if reached.as_json:
-        reached.print_json({"name": name, "job_id": job_id})
+        reached.print_json(sent)
     else:
-        click.echo(f"the message is job {job_id}. Has it arrived?\n    {reached.command('wait', job_id)}")
+        click.echo(f"the message is job {sent.job_id}. Has it arrived?\n    {reached.command('wait', sent.job_id)}")
     _warn(reached, reached.farm.webhooks())
 
 
-@webhook.command(examples=["dataloader webhook remove ops"])
-@click.argument("name")
-@reaching
-def remove(reached: Reached, name: str) -> None:
-    """Remove a receiver; messages that wait for it are not sent any more."""
-    reached.farm.remove_webhook(name)
-    if reached.as_json:
-        reached.print_json({"name": name})
-    else:
-        click.echo(f"{screen.plain(name)} is removed")
-
-
-@webhook.command(examples=["dataloader webhook pause ops"])
-@click.argument("name")
-@reaching
-def pause(reached: Reached, name: str) -> None:
-    """Send a receiver nothing more; what happens meanwhile is not told later."""
-    _tell(reached, reached.farm.pause_webhook(name), f"{screen.plain(name)} is told nothing")
-
-
-@webhook.command(examples=["dataloader webhook resume ops"])
-@click.argument("name")
-@reaching
-def resume(reached: Reached, name: str) -> None:
-    """Send messages to a paused receiver again, also to one that was paused by its own answer 410."""
-    _tell(reached, reached.farm.resume_webhook(name), f"{screen.plain(name)} is told of alerts again")
-
-
-def _tell(reached: Reached, found: Webhook, words: str) -> None:
-    if reached.as_json:
-        reached.print_json(found.document)
-    else:
-        click.echo(words)
+made.add(commands, "alerts")
 
 
 def _warn(reached: Reached, found: Webhooks) -> None:

@@ -48,40 +48,33 @@ from dataloader.client.farm import BATCH, LINES, PAGE, Farm, new_key
 from dataloader.client.operations import given
 from dataloader.client.results import (
     Backfill,
-    Database,
     Document,
-    ErrorGroup,
-    ErrorGroups,
     Event,
     Job,
     LogLine,
-    Name,
-    Names,
     Partition,
     Preview,
     Result,
-    Runs,
     Schedule,
     Started,
     Tally,
-    Task,
-    Webhook,
-    Webhooks,
-    Worker,
     read,
     read_all,
 )
 from dataloader.client.transport import Transport
 from dataloader.client.watch import Watch
 from dataloader.client.wire import Answer, Request, Service, repetition
+from dataloader.model.farm import Database, Name, Names, Webhook, Webhooks, Worker
 from dataloader.model.jobs import JobPrediction, QueuePrediction
 from dataloader.model.queues import Key, Limit, Overview, Queue, QueueState
+from dataloader.model.runs import ArgsSchema, ErrorGroup, ErrorGroups, QueueRuns, Task, TaskRuns
 from dataloader.queue.typed_args import plain
 
 if TYPE_CHECKING:
     from dataloader.client.asynchronous import AsyncClient
 
 __all__ = [
+    "ArgsSchema",
     "AsyncClient",
     "Backfill",
     "Client",
@@ -108,13 +101,14 @@ __all__ = [
     "Queue",
     "QueueFull",
     "QueuePrediction",
+    "QueueRuns",
     "QueueState",
     "Refused",
-    "Runs",
     "Schedule",
     "Started",
     "Tally",
     "Task",
+    "TaskRuns",
     "Unauthorized",
     "Unavailable",
     "Unexpected",
@@ -185,10 +179,6 @@ class Client(Farm):
     def _run_again(self, job_id: UUID | str, fields: dict[str, Any]) -> Started:
         return self._ask(_one(Started), "POST", f"{_of(job_id)}/again", _json(fields), headers=_traced(obs.current()))
 
-    def args_schema(self, task: str) -> Document | None:
-        path, name = _of_task(task)
-        return self._ask(_schema, "GET", f"{path}/schema", query=name)
-
     def status(self, job_id: UUID | str) -> Job:
         return self._ask(_one(Job), "GET", f"{_of(job_id)}/status")
 
@@ -245,22 +235,6 @@ class Client(Farm):
     ) -> list[LogLine]:
         query = {"after": after, "attempt": attempt, "limit": limit}
         return self._ask(_many(LogLine, "lines"), "GET", f"{_of(job_id)}/logs", query=query)
-
-    def workers(self) -> list[Worker]:
-        return self._ask(_many(Worker, "workers"), "GET", "/workers")
-
-    def tasks(self, *, range: str | None = None) -> list[Task]:
-        return self._ask(_many(Task, "tasks"), "GET", "/tasks", query=_json(given(range=range)))
-
-    def task_runs(self, task: str, *, range: str = "24h") -> Runs:
-        path, name = _of_task(task)
-        return self._ask(_one(Runs), "GET", path, query=name | {"range": range})
-
-    def names(self, *, queue: str | None = None, task: str | None = None) -> Names:
-        return self._ask(_one(Names), "GET", "/names", query={"queue": queue, "task": task})
-
-    def database(self) -> Database:
-        return self._ask(_one(Database), "GET", "/database")
 
     def schedules(self, *, count: int = 5) -> list[Schedule]:
         return self._ask(_many(Schedule, "schedules"), "GET", "/schedules", query={"next": count})
@@ -320,15 +294,6 @@ class Client(Farm):
         query = {"after": after, "status": status}
         return self._ask(_page_of(Partition, "partitions"), "GET", f"{_backfill(name)}/partitions", query=query)
 
-    def errors(
-        self, *, queue: str | None = None, task: str | None = None, since: datetime | str | None = None
-    ) -> ErrorGroups:
-        query = _json(given(queue=queue, task=task, since=since))
-        return self._ask(_one(ErrorGroups), "GET", "/errors", query=query)
-
-    def write_error_note(self, task: str, error_group: str, note: str) -> None:
-        return self._ask(_nothing, "PUT", "/errors/note", {"task": task, "error_group": error_group, "note": note})
-
     def requeue(self, job_id: UUID | str) -> Job:
         """Queue a job that has ended again, with a fresh budget of attempts; Conflict for one that has not."""
         return self._once(_one(Job), "POST", f"{_of(job_id)}/requeue")
@@ -347,24 +312,6 @@ class Client(Farm):
 
     def _change_some(self, verb: str, queue: str, only: Mapping[str, str], after: str | None) -> tuple[int, str | None]:
         return self._once(_changed, "POST", _queue(queue, verb), given(**only, after=after or None))
-
-    def webhooks(self) -> Webhooks:
-        return self._ask(_one(Webhooks), "GET", "/webhooks")
-
-    def put_webhook(self, /, name: str, url: str, **fields: Any) -> Webhook:
-        return self._ask(_one(Webhook), "PUT", _webhook(name), {"url": url, **_json(fields)})
-
-    def remove_webhook(self, name: str) -> None:
-        return self._once(_nothing, "DELETE", _webhook(name))
-
-    def pause_webhook(self, name: str) -> Webhook:
-        return self._ask(_one(Webhook), "POST", _webhook(name, "/pause"))
-
-    def resume_webhook(self, name: str) -> Webhook:
-        return self._ask(_one(Webhook), "POST", _webhook(name, "/resume"))
-
-    def test_webhook(self, name: str) -> UUID:
-        return self._once(_job_id, "POST", _webhook(name, "/test"))
 
     def _call(
         self, route: str, answer: type[Any], given: dict[str, Any], field: str = "", *, once: bool = False
@@ -435,11 +382,6 @@ def _nothing(answer: Answer) -> None:
     """The answer says no more than its status."""
 
 
-def _schema(answer: Answer) -> Document | None:
-    found: Document | None = answer.document.get("schema")
-    return found
-
-
 def _result(answer: Answer) -> Any:
     return read(Result, answer.document).result
 
@@ -463,10 +405,6 @@ def _ordered(answer: Answer) -> tuple[int, str | None]:
 
 def _suggestions(answer: Answer) -> list[str]:
     return list(map(str, answer.document["suggestions"]))
-
-
-def _job_id(answer: Answer) -> UUID:
-    return UUID(answer.document["job_id"])
 
 
 def _whole(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -509,17 +447,6 @@ def _queue(queue: str, verb: str = "") -> str:
     if queue in (".", "..") or is_ambiguous:  # proxies remove these names from a path
         return f"/queues/-{rest}?name={quote(queue, safe='')}"
     return f"/queues/{quote(queue, safe='')}{rest}"
-
-
-def _of_task(task: str) -> tuple[str, dict[str, str]]:
-    """The path of a task, and the parameter for a name that clients and proxies take out of a path."""
-    if task in (".", ".."):
-        return "/tasks/-", {"name": task}
-    return f"/tasks/{quote(task, safe='')}", {}
-
-
-def _webhook(name: str, verb: str = "") -> str:
-    return f"/webhooks/{quote(name, safe='')}{verb}"
 
 
 def _traced(trace: str | None) -> dict[str, str] | None:

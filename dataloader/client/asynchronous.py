@@ -119,6 +119,8 @@ class AsyncClient:
     change_previewed = _iterated(Client.change_previewed)
     keys = _iterated(Client.keys)
     events = _awaited(Client.events)
+    farm_events = _awaited(Client.farm_events)
+    pace = _awaited(Client.pace)
     logs = _awaited(Client.logs)
     overview = _awaited(Client.overview)
     queues = _awaited(Client.queues)

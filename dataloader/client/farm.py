@@ -19,23 +19,15 @@ from dataloader.client import plans
 from dataloader.client.operations import Operations, given
 from dataloader.client.results import (
     Backfill,
-    Database,
     Document,
-    ErrorGroups,
     Event,
     Job,
     LogLine,
-    Names,
     Partition,
     Preview,
-    Runs,
     Schedule,
     Started,
     Tally,
-    Task,
-    Webhook,
-    Webhooks,
-    Worker,
 )
 from dataloader.client.watch import OUTAGE_SEC, Watched, waiting
 from dataloader.queue.typed_args import Model, plain
@@ -164,13 +156,6 @@ class Farm(Operations, ABC):
 
     @abstractmethod
     def _run_again(self, job_id: UUID | str, fields: dict[str, Any]) -> Started: ...
-
-    @abstractmethod
-    def args_schema(self, task: str) -> Document | None:
-        """The JSON Schema of a task's args; None: any object will do.
-
-        Raises NotFound for a task that no worker has shown.
-        """
 
     @abstractmethod
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started: ...
@@ -307,29 +292,6 @@ class Farm(Operations, ABC):
         """
 
     @abstractmethod
-    def workers(self) -> list[Worker]:
-        """The workers of all hosts that their keepers have reported in the last ten minutes."""
-
-    @abstractmethod
-    def tasks(self, *, range: str | None = None) -> list[Task]:
-        """The tasks that workers have pipelines for, or that have run, with what a run of each needs of its host.
-
-        With `range` (`1h`, `24h`, `7d`) each has the `figures` of its runs in that time, and of the time `before`.
-        """
-
-    @abstractmethod
-    def task_runs(self, task: str, *, range: str = "24h") -> Runs:
-        """What the runs of a task took in the last `1h`, `24h` or `7d`, compared with the time before."""
-
-    @abstractmethod
-    def names(self, *, queue: str | None = None, task: str | None = None) -> Names:
-        """Whether the farm knows a queue and a task: a mistyped name would make a new one."""
-
-    @abstractmethod
-    def database(self) -> Database:
-        """The queue's database, and the session that holds back its vacuum."""
-
-    @abstractmethod
     def schedules(self, *, count: int = 5) -> list[Schedule]:
         """All schedules by name, each with up to `count` (0 to 100) of its next due times."""
 
@@ -421,22 +383,6 @@ class Farm(Operations, ABC):
     @abstractmethod
     def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]: ...
 
-    @abstractmethod
-    def errors(
-        self, *, queue: str | None = None, task: str | None = None, since: datetime | str | None = None
-    ) -> ErrorGroups:
-        """Dead and retrying jobs in groups by queue, task and error, the largest first; `since` is of the failures.
-
-        The jobs of a group: `jobs(error_group=...)`, `change_all("requeue-dead", queue, task=..., error_group=...)`.
-        """
-
-    @abstractmethod
-    def write_error_note(self, task: str, error_group: str, note: str) -> None:
-        """Keep a note of up to 2,000 characters about a group of a task, in the place of an earlier one; "" removes it.
-
-        Raises Refused for a longer one.
-        """
-
     def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
         """`cancel`, `requeue`, `start-over`, `run-now` or `delete` jobs; `force` is for `cancel`.
 
@@ -462,34 +408,6 @@ class Farm(Operations, ABC):
     def _change_some(
         self, verb: str, queue: str, only: Mapping[str, str], after: str | None
     ) -> tuple[int, str | None]: ...
-
-    @abstractmethod
-    def webhooks(self) -> Webhooks:
-        """The receivers of alerts, and whether a worker serves the queue of their messages."""
-
-    @abstractmethod
-    def put_webhook(self, /, name: str, url: str, **fields: Any) -> Webhook:
-        """Add a receiver of alerts, or change the one of this name.
-
-        `fields` are `shape`, `signed_by`, `kinds`, `queues` and `lag_sec` (docs/alerts.md); the default counts for one
-        that is left out.
-        """
-
-    @abstractmethod
-    def remove_webhook(self, name: str) -> None:
-        """Remove a receiver of alerts; NotFound where there is none of this name."""
-
-    @abstractmethod
-    def pause_webhook(self, name: str) -> Webhook:
-        """Send a receiver nothing more; NotFound where there is none of this name."""
-
-    @abstractmethod
-    def resume_webhook(self, name: str) -> Webhook:
-        """Send a receiver messages again; NotFound where there is none of this name."""
-
-    @abstractmethod
-    def test_webhook(self, name: str) -> UUID:
-        """Send a receiver a test message; the id of the job that sends it. NotFound where there is no such receiver."""
 
 
 def new_key() -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack
 from uuid import UUID
 
-from dataloader.model.jobs import JobPrediction, QueuePrediction
+from dataloader.model.farm import Database, Names, RemovedWebhook, Tested, Webhook, Webhooks, Worker, Workers
+from dataloader.model.jobs import FarmEvent, FarmEvents, JobPrediction, QueuePrediction
 from dataloader.model.queues import (
     Changed,
     Key,
@@ -20,7 +22,7 @@ from dataloader.model.queues import (
     Queues,
     QueueState,
 )
-from dataloader.model.runs import QueueRuns
+from dataloader.model.runs import ArgsSchema, Bucket, ErrorGroups, ErrorNote, Pace, QueueRuns, Task, TaskRuns, Tasks
 
 
 def given(**fields: Any) -> dict[str, Any]:
@@ -159,3 +161,89 @@ class Operations:
     def remove_limit(self, limit: str) -> LimitRemoved:
         """Let any number of a limit's jobs run; the jobs keep its name."""
         return self._call("DELETE /limits/{limit}", LimitRemoved, {"limit": limit})
+
+    def workers(self) -> list[Worker]:
+        """The workers of all hosts that were seen in the last ten minutes, and what they run."""
+        return self._call("GET /workers", Workers, {}, "workers")
+
+    def tasks(self, *, range: Literal["1h", "24h", "7d"] | None = None) -> list[Task]:
+        """The memory and the processors that the runs of each task need; with `range` also what its runs have used.
+
+        A task is listed that workers have pipelines for, or that has run.
+        """
+        return self._call("GET /tasks", Tasks, given(range=range), "tasks")
+
+    def task_runs(self, task: str, *, range: Literal["1h", "24h", "7d"] | None = None) -> TaskRuns:
+        """How long the runs of a task were: counts, failures, percentiles, a histogram, and the period before."""
+        return self._call("GET /tasks/{task}", TaskRuns, {"task": task} | given(range=range))
+
+    def args_schema(self, task: str) -> ArgsSchema:
+        """The JSON Schema of a task's args, as the worker that started last has shown it; null: any object will do."""
+        return self._call("GET /tasks/{task}/schema", ArgsSchema, {"task": task})
+
+    def names(self, *, queue: str | None = None, task: str | None = None) -> Names:
+        """Whether the farm knows a queue and a task, before a mistyped name makes a new one; with similar names."""
+        return self._call("GET /names", Names, given(queue=queue, task=task))
+
+    def pace(self, *, minutes: int | None = None) -> list[Bucket]:
+        """How many jobs ended in each ten seconds of the last minutes."""
+        return self._call("GET /pace", Pace, given(minutes=minutes), "pace")
+
+    def farm_events(
+        self, *, after: int | None = None, queue: str | None = None, limit: int | None = None
+    ) -> list[FarmEvent]:
+        """The journal of all jobs, the oldest first; without `after` the newest rows."""
+        return self._call("GET /events", FarmEvents, given(after=after, queue=queue, limit=limit), "events")
+
+    def database(self) -> Database:
+        """The queue's database: size, sessions, dead rows, the oldest transaction, and what holds back its vacuum."""
+        return self._call("GET /database", Database, {})
+
+    def errors(
+        self, *, queue: str | None = None, task: str | None = None, since: datetime | str | None = None
+    ) -> ErrorGroups:
+        """The groups of dead and retrying jobs, the largest first: up to 100 by queue, task and error group."""
+        return self._call("GET /errors", ErrorGroups, given(queue=queue, task=task, since=since))
+
+    def write_error_note(self, task: str, error_group: str, note: str) -> ErrorNote:
+        """Write a note about a group of a task, in the place of an earlier one; an empty note removes that."""
+        return self._call("PUT /errors/note", ErrorNote, {"task": task, "error_group": error_group, "note": note})
+
+    def webhooks(self) -> Webhooks:
+        """The receivers of alerts, and whether a worker serves the queue of their messages."""
+        return self._call("GET /webhooks", Webhooks, {})
+
+    def put_webhook(
+        self,
+        webhook: str,
+        url: str,
+        *,
+        shape: Literal["json", "alertmanager", "slack"] | None = None,
+        signed_by: str | None = None,
+        kinds: list[Literal["dead", "stuck", "deadline", "lag", "paused"]] | None = None,
+        queues: list[str] | None = None,
+        lag_sec: float | None = None,
+    ) -> Webhook:
+        """Add a receiver of alerts, or change the one of this name; what the request leaves out has its default."""
+        return self._call(
+            "PUT /webhooks/{webhook}",
+            Webhook,
+            {"webhook": webhook, "url": url}
+            | given(shape=shape, signed_by=signed_by, kinds=kinds, queues=queues, lag_sec=lag_sec),
+        )
+
+    def remove_webhook(self, webhook: str) -> RemovedWebhook:
+        """Remove a receiver of alerts; messages that wait for it are not sent any more."""
+        return self._call("DELETE /webhooks/{webhook}", RemovedWebhook, {"webhook": webhook})
+
+    def pause_webhook(self, webhook: str) -> Webhook:
+        """Send a receiver no more messages; it does not hear later of what happens meanwhile."""
+        return self._call("POST /webhooks/{webhook}/pause", Webhook, {"webhook": webhook})
+
+    def resume_webhook(self, webhook: str) -> Webhook:
+        """Send messages to a paused receiver again, also to one that was paused by its own answer 410."""
+        return self._call("POST /webhooks/{webhook}/resume", Webhook, {"webhook": webhook})
+
+    def test_webhook(self, webhook: str) -> Tested:
+        """Send a receiver a test message, also while it is paused; the answer has the job that sends it."""
+        return self._call("POST /webhooks/{webhook}/test", Tested, {"webhook": webhook}, once=True)

@@ -130,87 +130,6 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """What the runs of a task or a queue took from `since` to `until`.
-
-    `figures` has `runs`, `failed`, `failure_rate` and more, and of `run_sec`, `waiting_sec`, `memory_mb`, `cpu_sec` the
-    `p50`, `p95`, `p99`, `mean` and `largest`, or None; `before` the same of the time before. `queues` are those of a
-    task, `tasks` those of a queue.
-    """
-
-    range: str
-    since: datetime
-    until: datetime
-    figures: Document
-    before: Document
-    task: str | None = None
-    queue: str | None = None
-    is_known: bool = True
-    histogram: Any = ()
-    by_time: Any = ()
-    queues: Any = ()
-    tasks: Any = ()
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorGroup:
-    """The dead and retrying jobs of a queue and a task whose errors are of one kind.
-
-    `error_group` is what they have in common: a filter of `jobs` and `change_all`. `by_hour` counts the failures of the
-    last 24 hours, the oldest hour first. `job_id` and `error` are of the latest job, `hosts` of the latest five.
-    """
-
-    queue: str
-    task: str
-    error_group: str
-    dead: int
-    retrying: int
-    first_at: datetime
-    last_at: datetime
-    job_id: UUID
-    error: str | None = None
-    by_hour: tuple[int, ...] = ()
-    hosts: tuple[str, ...] = ()
-    note: str | None = None
-    noted_by: str | None = None
-    noted_at: datetime | None = None
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """Whether the farm knows the queue or task of a name; `similar` are the known names most like an unknown one.
-
-    `count` is how many names of this kind the farm knows: 0 before it has begun.
-    """
-
-    name: str
-    is_known: bool
-    similar: tuple[str, ...] = ()
-    count: int = 0
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """What the farm knows of a queue and a task; None for the kind that it was not asked for."""
-
-    queue: Name | None = None
-    task: Name | None = None
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorGroups:
-    """The largest groups, up to 100; `is_cut`: of some queue only the latest jobs were counted."""
-
-    groups: tuple[ErrorGroup, ...] = ()
-    is_cut: bool = False
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Tally:
     """The counts beside a list of jobs: each job counts as one of `counts`.
 
@@ -254,62 +173,6 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
-    """A worker process and its job, by the last report of its keeper."""
-
-    worker: str
-    farm: str = ""
-    host: str = ""
-    pid: int | None = None
-    queue: str = ""
-    queues: tuple[str, ...] = ()
-    state: str = ""
-    is_live: bool = True
-    memory_bytes: int | None = None
-    cpu_percent: float | None = None
-    jobs: int = 0
-    started_at: datetime | None = None
-    seen_at: datetime | None = None
-    reported_at: datetime | None = None
-    job_id: UUID | None = None
-    task: str | None = None
-    lock_key: str | None = None
-    attempt: int | None = None
-    progress: Any = None
-    job_started_at: datetime | None = None
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def served(self) -> tuple[str, ...]:
-        """The queues that the worker takes jobs of; an older service names the first one alone."""
-        return self.queues or (self.queue,)
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """The needs of a task's runs: those that count, those that its pipeline declares, those that its runs show.
-
-    `replaces` tells of runs that have changed their process: `runs`, `replaced`, `changed`; None: there are few.
-    `figures` and `before` are as in Runs, None without `range` or runs.
-    """
-
-    task: str
-    max_attempts: int | None = None
-    memory_mb: float | None = None
-    cpus: float | None = None
-    declared_memory_mb: float | None = None
-    declared_cpus: float | None = None
-    learned_memory_mb: float | None = None
-    learned_cpus: float | None = None
-    runs: int = 0
-    learned_at: datetime | None = None
-    replaces: Document | None = None
-    figures: Any = None
-    before: Any = None
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Schedule:
     """A schedule: when it is due (`cron` or `interval_sec`, in `words`), the fields of its jobs, and how it goes.
 
@@ -343,34 +206,6 @@ class Schedule:
     last_skipped: datetime | None = None
     error: str | None = None
     error_at: datetime | None = None
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Webhook:
-    """A receiver of alerts; `kinds` and `queues` None: all; `signed_by` names the variable with its key."""
-
-    name: str
-    url: str = ""
-    shape: str = "json"
-    signed_by: str | None = None
-    kinds: tuple[str, ...] | None = None
-    queues: tuple[str, ...] | None = None
-    lag_sec: float = 0.0
-    added_at: datetime | None = None
-    added_by: str | None = None
-    paused_at: datetime | None = None
-    paused_by: str | None = None
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Webhooks:
-    """The receivers of alerts; `is_served` is False while no worker serves `queue`, which has their messages."""
-
-    queue: str
-    is_served: bool
-    webhooks: tuple[Webhook, ...] = ()
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -424,20 +259,6 @@ class Partition:
     status: str = ""
     job_id: UUID | None = None
     finished_at: datetime | None = None
-    document: Document = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Database:
-    """The queue's database: dead and live rows of dl_jobs, and the holder of its vacuum, if there is one.
-
-    The other fields of the answer stand in `document`.
-    """
-
-    version: str = ""
-    jobs_dead_tuples: int = 0
-    jobs_live_tuples: int = 0
-    held_by: Document | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -498,8 +319,6 @@ def _value(wanted: Any, value: Any, name: str) -> Any:
             if each_kind in (str, int):
                 return tuple(map(each_kind, value))
             return tuple(read(each_kind, each) for each in value)
-        if kind is Name:
-            return read(kind, value)
         if kind in (UUID, datetime):
             return UUID(value) if kind is UUID else datetime.fromisoformat(value)
         if kind is float:

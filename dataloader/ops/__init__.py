@@ -11,7 +11,9 @@ from importlib import import_module
 
 from dataloader.ops.op import OPS, Op
 
-SUBJECTS = ("jobs", "queues", "limits")
+SUBJECTS = ("jobs", "queues", "limits", "farm", "failures", "alerts")
+UNMASKED = frozenset({"args_schema"})  # operations: the schema of a property called password is no secret
+UNMASKED = frozenset({"args_schema"})  # operations: the schema of a property called password is no secret
 
 
 def load() -> dict[str, Op]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dataloader.queue import enqueue, operations, parents
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.plans import backfills, schedules
-from dataloader.queue.reports import keys
+from dataloader.queue.reports import keys, webhooks
 
 # status: (the last part of the problem's type, title). A type, once published, never changes.
 KINDS = {
@@ -29,7 +29,8 @@ class Unknown(Exception):
     """There is no such thing: a job, a limit, a schedule, a backfill, a webhook, a task."""
 
     def __init__(self, noun: str) -> None:
-        super().__init__(f"there is no {noun} of this name" if noun != "job" else "there is no job with this job_id")
+        special = {"job": "there is no job with this job_id", "task": "no worker has shown a pipeline of this task"}
+        super().__init__(special.get(noun, f"there is no {noun} of this name"))
 
 
 class Meaning(NamedTuple):
@@ -57,6 +58,7 @@ MEANINGS: dict[type[Exception], Meaning] = {
     schedules.Taken: Meaning(409, "conflict"),
     backfills.Taken: Meaning(409, "conflict"),
     backfills.NotNow: Meaning(409, "conflict"),
+    webhooks.WrongWebhook: Meaning(400, "webhook"),
     parents.UnknownParents: Meaning(400, "depends_on", "depends_on"),
     enqueue.KeyTaken: Meaning(409, "key-taken", "idempotency_key"),
     enqueue.QueueFull: Meaning(429, "queue-full"),
@@ -65,4 +67,5 @@ MEANINGS: dict[type[Exception], Meaning] = {
 
 def meaning(error: BaseException) -> Meaning | None:
     """The meaning of an error that an asker can mend; None for any other."""
-    return next((MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS), None)
+    found = next((MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS), None)
+    return found and found._replace(parameter=getattr(error, "field", found.parameter))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from string import Formatter
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -153,9 +155,26 @@ class Op:
         made: type[BaseModel] = create_model(title, __base__=base, **wanted)
         return made
 
+    def sentence(self, answer: Any, facts: Mapping[str, Any], shown: Callable[[Any], str] = str) -> str:
+        """Tell people of success; `facts` are the parameters and the fields of the answer, each as `shown`."""
+        return self.done(answer) if callable(self.done) else _Sentence(shown).vformat(self.done, (), facts)
+
     def run(self, call: Call, given: Mapping[str, Any]) -> Any:
         """Call the operation with parameters that were checked; raises what the function raises."""
         return self.function(call, **given)
+
+
+class _Sentence(Formatter):
+    """Fills in a text: `{name:word}` has the word for null, `{name!q}` is quoted for a shell."""
+
+    def __init__(self, shown: Callable[[Any], str]) -> None:
+        self.shown = shown
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return format_spec if value is None else self.shown(value)
+
+    def convert_field(self, value: Any, conversion: str | None) -> Any:
+        return shlex.quote(str(value)) if conversion == "q" else value
 
 
 OPS: dict[str, Op] = {}

@@ -33,11 +33,12 @@ def whole_number(text: Any) -> Any:
     return None if text is None else int(text)
 
 
-_Storable = AfterValidator(storable)
-Text = Annotated[str, Field(min_length=1, max_length=512), _Storable]
+Storable = AfterValidator(storable)
+Text = Annotated[str, Field(min_length=1, max_length=512), Storable]
 JobId = Annotated[UUID, Field(strict=False, description="the id of a job")]
-QueueName = Annotated[str, Field(min_length=1, max_length=512, description="the queue"), _Storable]
-NewQueueName = Annotated[str, Field(min_length=1, max_length=128, description="the name of the other queue"), _Storable]
+QueueName = Annotated[str, Field(min_length=1, max_length=512, description="the queue"), Storable]
+NewQueueName = Annotated[str, Field(min_length=1, max_length=128, description="the name of the other queue"), Storable]
+TaskName = Annotated[str, Field(min_length=1, max_length=2_400, description="the task"), Storable]
 RangeName: TypeAlias = Literal[tuple(RANGES)]  # type: ignore[valid-type]
 Whole = Annotated[int, Field(ge=0, le=INT4_MAX)]
 PageSize = Annotated[int, Field(ge=1, le=200, description="at most so many")]
@@ -50,5 +51,5 @@ Cursor = Annotated[
         description="`next` of the answer before; the rest as it was",
         json_schema_extra={"format": "cursor"},
     ),
-    _Storable,
+    Storable,
 ]

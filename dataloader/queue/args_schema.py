@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -121,6 +122,13 @@ def read(text: str) -> dict[str, Any]:
 
 
 # --- the check ---
+
+
+def readable(text: str | None) -> dict[str, Any] | None:
+    """The schema in this text; None where there is none, or it is none that can be checked."""
+    with suppress(UnusableSchema):
+        return None if text is None else read(text)
+    return None
 
 
 class Allowance:

@@ -74,7 +74,7 @@ def test_each_call_needs_one_of_its_scopes(
 READ, TRIGGERS, OPERATES = frozenset({"read"}), frozenset({"trigger"}), frozenset({"operate"})
 ONE, QUEUE = "/api/v1/jobs/<anything:job_id>", "/api/v1/queues/<anything:queue>"
 SCHEDULES = "/api/v1/schedules"
-WEBHOOK = "/api/v1/webhooks/<webhook>"
+WEBHOOK = "/api/v1/webhooks/<anything:webhook>"
 BACKFILLS = "/api/v1/backfills"
 # Every address there is, and the scopes of which one is needed; a new one is to be added here.
 SCOPES: dict[tuple[str, str], frozenset[str]] = {

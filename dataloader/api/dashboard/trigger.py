@@ -19,7 +19,7 @@ from dataloader.api.web import arguments, auth
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.json_body import document, pointer
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import db, enqueue, operations
+from dataloader.queue import args_schema, db, enqueue, operations
 from dataloader.queue.reports import stats
 
 blueprint = Blueprint("trigger", __name__)
@@ -93,7 +93,7 @@ class _Schema:
 
 def _schema(conn: db.Connection, task: str) -> _Schema:
     known = {} if "\0" in task else operations.args_schemas(conn, [task])
-    return _Schema(task in known, arguments.readable(known.get(task)))
+    return _Schema(task in known, args_schema.readable(known.get(task)))
 
 
 def _page(

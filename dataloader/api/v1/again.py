@@ -1,12 +1,11 @@
-"""/api/v1: what a task takes as args, and a job that is run again with changes."""
+"""/api/v1: a job that is run again with changes."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 from uuid import UUID
 
-from flask import Blueprint, Response, current_app, g, request
+from flask import Blueprint, current_app, g, request
 
 from dataloader.api.v1 import requests
 from dataloader.api.web import arguments, auth
@@ -14,26 +13,11 @@ from dataloader.api.web.endpoint import found, operation, session
 from dataloader.api.web.json_body import validated
 from dataloader.api.web.problems import Problem, invalid
 from dataloader.model.jobs import Triggered
-from dataloader.model.runs import ArgsSchema
-from dataloader.queue import again, db, operations
+from dataloader.queue import again, db
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.new_job import Trigger
 
 blueprint = Blueprint("again", __name__, url_prefix="/api/v1")
-
-
-@blueprint.get("/tasks/<anything:task>/schema")
-@auth.require("read", "trigger")
-@operation("farm", ArgsSchema, query=requests.NamedTask, errors=(404,))
-def get_schema(task: str, query: requests.NamedTask) -> Response:
-    """The JSON Schema of a task's args, as the worker that started last has shown it; null: any object will do."""
-    with session() as conn:
-        known = operations.args_schemas(conn, [task])
-    if task not in known:
-        raise Problem(404, "no worker has shown a pipeline of this task")
-    # Not by the masking JSON provider: the schema of a property called password is no secret.
-    answer = {"task": task, "schema": arguments.readable(known[task])}
-    return Response(json.dumps(answer), mimetype="application/json")
 
 
 @blueprint.post("/jobs/<anything:job_id>/again")

@@ -34,7 +34,7 @@ TAGS = {
     "schedules": "Schedules, of which the farm makes jobs by the clock.",
     "backfills": "Backfills: jobs of one task for many partitions, and what became of each.",
     "limits": "Limits of the fleet: how many jobs run at once, and start in a minute.",
-    "errors": "Dead and retrying jobs in groups by their errors, and notes about a group.",
+    "failures": "Dead and retrying jobs in groups by their errors, and notes about a group.",
     "alerts": "Webhooks: the receivers of alerts for dead jobs, stuck runs, late and paused queues.",
     "farm": "The farm as a whole.",
     "service": "This process, for probes and monitoring.",

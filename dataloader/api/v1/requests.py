@@ -19,7 +19,6 @@ from dataloader.api.web.endpoint import QUEUE_LIMIT
 from dataloader.api.web.json_body import BODY_LIMIT, PRINTABLE, UNSTORABLE, pointer, refusal, validated
 from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
-from dataloader.model.kinds import SHAPES
 from dataloader.queue.enqueue import Columns, NewJob
 from dataloader.queue.hooks import AROUND_ENQUEUE, WrongAnswer, identity
 from dataloader.queue.job import GROUPS, STATUSES
@@ -31,22 +30,16 @@ from dataloader.queue.plans.new_backfill import MaxRunning
 from dataloader.queue.plans.partitions import MOST
 from dataloader.queue.plans.partitions import STATUSES as OF_PARTITIONS
 from dataloader.queue.plans.schedules import NEXT, NEXT_MOST
-from dataloader.queue.reports import webhooks
 from dataloader.queue.reports.bulk import ORDERS, Target
-from dataloader.queue.reports.errors import NOTE_MOST
-from dataloader.queue.reports.messages import KINDS
-from dataloader.queue.reports.runs import RANGES, USUAL
 from dataloader.queue.reports.search import LENGTH
 from dataloader.queue.reports.stats import Wanted
 
 LIMIT = 200  # rows of one page
-MINUTES = 360
 BIGINT_MAX = 2**63 - 1
 BATCH_JOBS = 10_000
 BATCH_LIMIT = 16 * 1024 * 1024  # bytes
 BATCH_DEPTH = DEPTH_LIMIT + 2  # so each job may be nested as deep as a trigger's body
 BULK_JOBS = 1_000
-QUEUES_OF_WEBHOOK = 1_000
 KEY_LIMIT = 255
 WAIT_LIMIT = 30  # seconds that one request may wait for a job to change
 _NUMBER = re.compile(r"-?\d{1,19}", re.ASCII)
@@ -73,9 +66,7 @@ Text = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_stora
 SearchText = Annotated[Text, Field(json_schema_extra={"pattern": PRINTABLE, "format": "search"})]
 Instant = Annotated[datetime, BeforeValidator(instant)]
 Limit = Annotated[int, Field(ge=1, le=LIMIT, description="at most so many"), _AsNumber]
-RangeName: TypeAlias = Literal[tuple(RANGES)]  # type: ignore[valid-type]
 ListedBy: TypeAlias = Literal[STATUSES]  # type: ignore[valid-type]
-AfterEvent = Annotated[int, Field(ge=0, le=BIGINT_MAX, description="rows with a greater `event_id`"), _AsNumber]
 
 
 _JobId = Annotated[str, Field(pattern="^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")]
@@ -160,14 +151,6 @@ class JobLogs(Query):
     limit: Annotated[int, Field(ge=1, le=LINES_MOST, description="at most so many"), _AsNumber] = LINES_MOST
 
 
-class FarmEvents(Query):
-    """GET /api/v1/events. Without `after` the newest rows."""
-
-    after: AfterEvent | None = None
-    queue: Text | None = None
-    limit: Limit = LIMIT
-
-
 class OfQueue(Query):
     """The body of an order to one queue."""
 
@@ -181,60 +164,12 @@ class OfQueue(Query):
     )
 
 
-class Keys(OfQueue):
-    """GET /api/v1/queues/{queue}/keys."""
-
-    limit: Limit = 50
-    after: Annotated[str, Field(min_length=1, max_length=4_000), AfterValidator(_storable)] | None = Field(
-        default=None, description="`next` of the page before", json_schema_extra={"format": "cursor"}
-    )
-
-
-class Tasks(Query):
-    """GET /api/v1/tasks."""
-
-    range: RangeName | None = Field(default=None, description="adds what the runs of this time have used")
-
-
 class NamedTask(Query):
     """GET /api/v1/tasks/{task}/schema."""
 
     name: Literal[".", ".."] | None = Field(
         default=None, description="the task, for these two names, which clients and proxies take out of a path"
     )
-
-
-class OfTask(NamedTask):
-    """GET /api/v1/tasks/{task}."""
-
-    range: RangeName = USUAL
-
-
-class Runs(OfQueue):
-    """GET /api/v1/queues/{queue}/runs."""
-
-    range: RangeName = USUAL
-
-
-class Errors(Query):
-    """GET /api/v1/errors. Filters that are given must all hold."""
-
-    queue: Text | None = None
-    task: Text | None = None
-    since: Instant | None = Field(default=None, description="failed then or later")
-
-
-class Pace(Query):
-    """GET /api/v1/pace."""
-
-    minutes: Annotated[int, Field(ge=1, le=MINUTES, description="how far back"), _AsNumber] = 60
-
-
-class Names(Query):
-    """GET /api/v1/names."""
-
-    queue: Text | None = None
-    task: Text | None = None
 
 
 class Schedules(Query):
@@ -310,44 +245,6 @@ class Nothing(Body):
     """A body that may be left out and says nothing."""
 
 
-class OfQueued(Body):
-    """The body of an order to many jobs of a queue, which may be left out. Filters that are given must all hold."""
-
-    task: Text | None = None
-    lock_key: Text | None = None
-    partition_key: Text | None = None
-    after: Annotated[str, Field(min_length=1, max_length=2_000), AfterValidator(_storable)] | None = Field(
-        default=None,
-        description="`next` of the answer before; the filters as they were",
-        json_schema_extra={"format": "cursor"},
-    )
-
-
-class OfTried(OfQueued):
-    """The same for jobs that have run: dead ones, and retries."""
-
-    error: Text | None = Field(default=None, description="a text that the job's error contains; no pattern")
-    error_group: Text | None = Field(default=None, description="the group of the error, as /api/v1/errors has it")
-
-
-class ErrorNoteSet(Body):
-    """The body of PUT /api/v1/errors/note."""
-
-    task: Text
-    error_group: Text
-    note: Annotated[str, Field(max_length=NOTE_MOST), AfterValidator(_storable)] = Field(
-        description="for people; an empty one removes what is there"
-    )
-
-
-class Move(Body):
-    """The body of POST /api/v1/queues/{queue}/move."""
-
-    to: Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_storable)] = Field(
-        description="the name of the other queue, which need not be known"
-    )
-
-
 class Bulk(Body):
     """The jobs of a bulk request."""
 
@@ -412,65 +309,6 @@ class BulkOrder(BulkPreview):
     )
     after: Annotated[str, Field(min_length=1, max_length=2_000), AfterValidator(_storable)] | None = Field(
         default=None, description="`next` of the answer before", json_schema_extra={"format": "cursor"}
-    )
-
-
-class QueueLimit(Body):
-    """The body of PUT /api/v1/queues/{queue}/limit; null: no limit."""
-
-    max_length: int | None = Field(ge=0, le=INT4_MAX)
-
-
-class LimitSet(Body):
-    """The body of PUT /api/v1/limits/{limit}; at least one of `most` and `per_minute` should be given."""
-
-    most: int | None = Field(default=None, ge=0, le=INT4_MAX, description="jobs that may run at once; null: any number")
-    per_minute: float | None = Field(
-        default=None, ge=0.001, le=1_000_000, description="jobs that may start in a minute; null: any number"
-    )
-    burst: int | None = Field(
-        default=None,
-        ge=1,
-        le=1_000_000,
-        description="how many of these may start at once after a pause; null: as many as a second has, at least one",
-    )
-
-
-class QueueOrder(Body):
-    """The body of PUT /api/v1/queues/{queue}; a field that is left out stays as it is."""
-
-    ordered: bool = Field(default=False, description="the jobs of a key start in the order of their scores")
-    merge: bool = Field(default=False, description="one delivery takes all queued jobs of a key; needs `ordered`")
-    merge_limit: int = Field(default=1_000, ge=1, le=1_000, description="the most jobs of a key in one delivery")
-    batch: int | None = Field(
-        default=None, ge=1, le=1_000, description="the most keys in one call of a pipeline; null: as the pipeline says"
-    )
-    on_dead: Literal["continue", "hold"] = Field(default="continue", description="hold: a dead job stops its key")
-    fair_by: Literal["partition_key", "producer"] | None = Field(
-        default=None, description="jobs of different values start in turns; null: in their order"
-    )
-
-
-class NewWebhook(Body):
-    """The body of PUT /api/v1/webhooks/{webhook}."""
-
-    url: str = Field(
-        max_length=webhooks.URL_LIMIT,
-        pattern=r"^(https?://[!-~]+|\$\{DL_WEBHOOK_[A-Z0-9_]{1,64}\})$",
-        description="where messages go; `${DL_WEBHOOK_...}`: the variable of the workers that holds a secret URL",
-    )
-    shape: Literal[SHAPES] = Field(default="json", description="of the messages")  # type: ignore[valid-type]
-    signed_by: Annotated[str, Field(pattern="^DL_WEBHOOK_[A-Z0-9_]{1,64}$")] | None = Field(
-        default=None, description="the variable of the workers with the key that signs messages; null: none does"
-    )
-    kinds: Annotated[list[Literal[KINDS]], Field(min_length=1, max_length=len(KINDS))] | None = Field(  # type: ignore[valid-type]
-        default=None, description="of alerts; null: all"
-    )
-    queues: Annotated[list[Text], Field(min_length=1, max_length=QUEUES_OF_WEBHOOK)] | None = Field(
-        default=None, description="whose alerts; null: all"
-    )
-    lag_sec: float = Field(
-        default=webhooks.LAG_SEC, gt=0, le=1e9, description="from which queue latency on a queue is late"
     )
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
 from time import monotonic
-from typing import Any
 
 from dataloader.api.web.cache import kept
 from dataloader.api.web.json_body import pointer
@@ -77,13 +75,6 @@ def problem(faults: list[Fault]) -> Problem:
     """The 400 Problem of args with these faults."""
     detail = faults[0].message if len(faults) == 1 else f"{len(faults)} args are not valid, see errors"
     return Problem(400, detail, faults[:FAULTS_SHOWN])
-
-
-def readable(text: str | None) -> dict[str, Any] | None:
-    """The schema in this text; None where there is none, or it is none that can be checked."""
-    with suppress(args_schema.UnusableSchema):
-        return None if text is None else args_schema.read(text)
-    return None
 
 
 def _schemas() -> KnownSchemas:

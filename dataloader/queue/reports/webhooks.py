@@ -43,11 +43,11 @@ Row = dict[str, Any]
 
 
 class WrongWebhook(ValueError):
-    """A field of a webhook is wrong; `field` names it, the text says what would be right."""
+    """A field of a webhook is wrong; `field` names it ("" for its name), the text says what would be right."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(f"{field} {text}")
-        self.field = field
+        self.field = "" if field == "name" else field
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,117 @@
+"""Webhooks: the receivers of alerts (docs/alerts.md). Their secrets are no part of any request or answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from dataloader.model.farm import RemovedWebhook, Tested, Webhook, Webhooks
+from dataloader.model.kinds import ALERTS, SHAPES
+from dataloader.ops.errors import Unknown
+from dataloader.ops.op import Call, made, op
+from dataloader.ops.types import Text
+from dataloader.queue.reports import webhooks as of_alerts
+from dataloader.queue.reports.messages import Rules
+
+QUEUES = 1_000  # that a webhook may name
+WebhookName = Annotated[str, Field(description="of a receiver of alerts")]
+Shape: TypeAlias = Literal[SHAPES]  # type: ignore[valid-type]
+Kind: TypeAlias = Literal[ALERTS]  # type: ignore[valid-type]
+
+
+@op("GET /webhooks", scope="operate")
+def webhooks(call: Call) -> Webhooks:
+    """The receivers of alerts, and whether a worker serves the queue of their messages."""
+    queue = call.settings.dl_alerts_queue
+    found = {"queue": queue, "is_served": of_alerts.is_served(call.conn, queue)}
+    return made(Webhooks, found | {"webhooks": of_alerts.listed(call.conn)})
+
+
+@op("PUT /webhooks/{webhook}", scope="operate")
+def put_webhook(
+    call: Call,
+    webhook: WebhookName,
+    url: Annotated[
+        str,
+        Field(
+            max_length=of_alerts.URL_LIMIT,
+            json_schema_extra={"pattern": r"^(https?://[!-~]+|\$\{DL_WEBHOOK_[A-Z0-9_]{1,64}\})$"},
+            description="where messages go; `${DL_WEBHOOK_...}`: the variable of the workers that holds a secret URL",
+        ),
+    ],
+    shape: Annotated[Shape, Field(description="of the messages")] = "json",
+    signed_by: Annotated[
+        str,
+        Field(
+            json_schema_extra={"pattern": "^DL_WEBHOOK_[A-Z0-9_]{1,64}$"},
+            description="the variable of the workers with the key that signs messages; null: none does",
+        ),
+    ]
+    | None = None,
+    kinds: Annotated[list[Kind], Field(min_length=1, max_length=len(ALERTS), description="of alerts; null: all")]
+    | None = None,
+    queues: Annotated[list[Text], Field(min_length=1, max_length=QUEUES, description="whose alerts; null: all")]
+    | None = None,
+    lag_sec: Annotated[
+        float, Field(gt=0, le=1e9, description="from which queue latency on a queue is late")
+    ] = of_alerts.LAG_SEC,
+) -> Webhook:
+    """Add a receiver of alerts, or change the one of this name; what the request leaves out has its default."""
+    wanted = of_alerts.Wanted(webhook, url, shape, signed_by, kinds, queues, lag_sec)
+    return made(Webhook, of_alerts.put(call.conn, wanted, call.by))
+
+
+@op(
+    "DELETE /webhooks/{webhook}",
+    scope="operate",
+    command="webhook remove WEBHOOK",
+    done="{webhook} is removed",
+    examples=("dataloader webhook remove ops",),
+    errors=(404,),
+)
+def remove_webhook(call: Call, webhook: WebhookName) -> RemovedWebhook:
+    """Remove a receiver of alerts; messages that wait for it are not sent any more."""
+    if not of_alerts.remove(call.conn, webhook):
+        raise Unknown("webhook")
+    return RemovedWebhook(name=webhook)
+
+
+@op(
+    "POST /webhooks/{webhook}/pause",
+    scope="operate",
+    command="webhook pause WEBHOOK",
+    done="{webhook} is sent no messages",
+    examples=("dataloader webhook pause ops",),
+    errors=(404,),
+)
+def pause_webhook(call: Call, webhook: WebhookName) -> Webhook:
+    """Send a receiver no more messages; it does not hear later of what happens meanwhile."""
+    return _webhook(of_alerts.pause(call.conn, webhook, call.by))
+
+
+@op(
+    "POST /webhooks/{webhook}/resume",
+    scope="operate",
+    command="webhook resume WEBHOOK",
+    done="{webhook} is sent messages again",
+    examples=("dataloader webhook resume ops",),
+    errors=(404,),
+)
+def resume_webhook(call: Call, webhook: WebhookName) -> Webhook:
+    """Send messages to a paused receiver again, also to one that was paused by its own answer 410."""
+    return _webhook(of_alerts.resume(call.conn, webhook))
+
+
+@op("POST /webhooks/{webhook}/test", scope="operate", errors=(404,), repeatable=False, links="/job_id")
+def test_webhook(call: Call, webhook: WebhookName) -> Tested:
+    """Send a receiver a test message, also while it is paused; the answer has the job that sends it."""
+    if (job_id := of_alerts.send_test(call.conn, webhook, Rules.of(call.settings))) is None:
+        raise Unknown("webhook")
+    return Tested(name=webhook, job_id=job_id)
+
+
+def _webhook(row: of_alerts.Row | None) -> Webhook:
+    if row is None:
+        raise Unknown("webhook")
+    return made(Webhook, row)

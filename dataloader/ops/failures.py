@@ -1,0 +1,47 @@
+"""Dead and retrying jobs in groups by their errors, and what people have written about a group.
+
+The jobs of a group are requeued and deleted by the orders to its queue, which take `error_group` as a filter.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dataloader.model.runs import ErrorGroups, ErrorNote
+from dataloader.ops.op import Call, made, op
+from dataloader.ops.types import Instant, Storable, Text
+from dataloader.queue.reports import errors as of_errors
+
+
+@op("GET /errors")
+def errors(
+    call: Call,
+    queue: Text | None = None,
+    task: Text | None = None,
+    since: Annotated[Instant, Field(description="failed then or later")] | None = None,
+) -> ErrorGroups:
+    """The groups of dead and retrying jobs, the largest first: up to 100 by queue, task and error group."""
+    found = of_errors.groups(call.conn, queue, task, since)
+    return made(ErrorGroups, {"groups": found.groups, "is_cut": found.is_cut})
+
+
+@op(
+    "PUT /errors/note",
+    scope="operate",
+    done=lambda answer: "the note is written" if answer.note else "the note is removed",
+)
+def write_error_note(
+    call: Call,
+    task: Text,
+    error_group: Text,
+    note: Annotated[
+        str,
+        Field(max_length=of_errors.NOTE_MOST, description="for people; an empty one removes what is there"),
+        Storable,
+    ],
+) -> ErrorNote:
+    """Write a note about a group of a task, in the place of an earlier one; an empty note removes that."""
+    of_errors.write_note(call.conn, task, error_group, note, call.by)
+    return ErrorNote(task=task, error_group=error_group, note=note.strip() or None)

@@ -1,0 +1,85 @@
+"""The farm as a whole: its workers, tasks, names, pace, journal and database."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dataloader.model.farm import Database, Names, Workers
+from dataloader.model.jobs import FarmEvents
+from dataloader.model.runs import ArgsSchema, Pace, TaskRuns, Tasks
+from dataloader.ops.errors import Unknown
+from dataloader.ops.op import Call, made, op
+from dataloader.ops.types import PageSize, RangeName, TaskName, Text
+from dataloader.queue import args_schema as schemas
+from dataloader.queue import operations
+from dataloader.queue.reports import runs, stats
+
+MINUTES = 360
+BIGINT_MAX = 2**63 - 1
+
+
+@op("GET /workers")
+def workers(call: Call) -> Workers:
+    """The workers of all hosts that were seen in the last ten minutes, and what they run."""
+    return made(Workers, {"workers": stats.workers(call.conn)})
+
+
+@op("GET /tasks")
+def tasks(
+    call: Call,
+    range: Annotated[RangeName, Field(description="adds what the runs of this time have used")] | None = None,
+) -> Tasks:
+    """The memory and the processors that the runs of each task need; with `range` also what its runs have used.
+
+    A task is listed that workers have pipelines for, or that has run.
+    """
+    return made(Tasks, {"tasks": runs.of_tasks(call.conn, range) if range else stats.tasks(call.conn)})
+
+
+@op("GET /tasks/{task}")
+def task_runs(call: Call, task: TaskName, range: RangeName = runs.USUAL) -> TaskRuns:
+    """How long the runs of a task were: counts, failures, percentiles, a histogram, and the period before."""
+    return made(TaskRuns, runs.of_task(call.conn, task, range))
+
+
+@op("GET /tasks/{task}/schema", scope=("read", "trigger"), errors=(404,))
+def args_schema(call: Call, task: TaskName) -> ArgsSchema:
+    """The JSON Schema of a task's args, as the worker that started last has shown it; null: any object will do."""
+    known = operations.args_schemas(call.conn, [task])
+    if task not in known:
+        raise Unknown("task")
+    return ArgsSchema(task=task, schema=schemas.readable(known[task]))
+
+
+@op("GET /names", scope=("read", "trigger", "operate"))
+def names(call: Call, queue: Text | None = None, task: Text | None = None) -> Names:
+    """Whether the farm knows a queue and a task, before a mistyped name makes a new one; with similar names."""
+    found = operations.names(call.conn, queue, task)
+    if not call.may_read:
+        found = {kind: name and name | {"similar": []} for kind, name in found.items()}
+    return made(Names, found)
+
+
+@op("GET /pace")
+def pace(call: Call, minutes: Annotated[int, Field(ge=1, le=MINUTES, description="how far back")] = 60) -> Pace:
+    """How many jobs ended in each ten seconds of the last minutes."""
+    return made(Pace, {"pace": stats.pace(call.conn, minutes)})
+
+
+@op("GET /events")
+def farm_events(
+    call: Call,
+    after: Annotated[int, Field(ge=0, le=BIGINT_MAX, description="rows with a greater `event_id`")] | None = None,
+    queue: Text | None = None,
+    limit: PageSize = 200,
+) -> FarmEvents:
+    """The journal of all jobs, the oldest first; without `after` the newest rows."""
+    return made(FarmEvents, {"events": stats.latest_events(call.conn, after, limit, queue)})
+
+
+@op("GET /database")
+def database(call: Call) -> Database:
+    """The queue's database: size, sessions, dead rows, the oldest transaction, and what holds back its vacuum."""
+    return made(Database, stats.postgres(call.conn))

@@ -165,7 +165,7 @@ class Op:
 
 
 class _Sentence(Formatter):
-    """Fills in a text: `{name:word}` has the word for null, `{name!q}` is quoted for a shell."""
+    """Fills in a text: `{name:word}` has the word for null, `{name!q}` is quoted for a shell, `{name!j}` is `1 job`."""
 
     def __init__(self, shown: Callable[[Any], str]) -> None:
         self.shown = shown
@@ -174,6 +174,8 @@ class _Sentence(Formatter):
         return format_spec if value is None else self.shown(value)
 
     def convert_field(self, value: Any, conversion: str | None) -> Any:
+        if conversion == "j":
+            return "1 job" if value == 1 else f"{value:,} jobs"
         return shlex.quote(str(value)) if conversion == "q" else value
 
 
@@ -196,9 +198,9 @@ def op(
     """Declare an operation.
 
     `done` tells people of success: a text with the fields of the answer and the parameters in braces. `question` is
-    asked before an operation that destroys something. `columns` are the fields of a row that a table shows. `errors`
-    are HTTP statuses that do not follow from the signature. A call that is not `repeatable` is not sent twice. `links`
-    is the JSON pointer of a job's id in the answer.
+    asked before an operation that destroys something; `{jobs}` in it are the jobs that it is for. `columns` are the
+    fields of a row that a table shows. `errors` are HTTP statuses that do not follow from the signature. A call that is
+    not `repeatable` is not sent twice. `links` is the JSON pointer of a job's id in the answer.
     """
     scopes = scope if isinstance(scope, tuple) else (scope,)
 

@@ -152,6 +152,7 @@ def limit(call: Call, queue: QueueName, max_length: Whole | None) -> QueueState:
     scope="operate",
     command="queue set QUEUE",
     done=order_of,
+    question="Change the order of this queue's jobs? It holds on all hosts, from the next claim on; what runs goes on.",
     examples=("dataloader queue set orders --ordered --merge", "dataloader queue set etl.default --fair-by producer"),
 )
 def set_queue(call: Call, queue: QueueName, **order: Unpack[Order]) -> QueueState:
@@ -164,7 +165,11 @@ def _many(route: str, **words: Any) -> Callable[[Callable[P, R]], Callable[P, R]
     return op(f"POST /queues/{{queue}}/{route}", scope="operate", repeatable=False, **words)
 
 
-@_many("requeue-dead", done="{queue}: {changed} jobs queued again")
+@_many(
+    "requeue-dead",
+    done="{queue}: {changed!j} queued again",
+    question="Run {jobs} again, with a fresh budget of attempts?",
+)
 def requeue_dead(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Tried]) -> Changed:
     """Queue the failed and lost jobs of a queue again, each with a fresh budget of attempts."""
     return _changed(call, queue, operations.requeue_dead, only, after)
@@ -172,15 +177,19 @@ def requeue_dead(call: Call, queue: QueueName, after: Cursor | None = None, **on
 
 @_many(
     "delete-dead",
-    done="{queue}: {changed} jobs deleted",
-    question="Delete all failed and lost jobs of this queue, with their journal, for good?",
+    done="{queue}: {changed!j} deleted",
+    question="Delete {jobs}, with their journals, for good?",
 )
 def delete_dead(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Tried]) -> Changed:
     """Delete the failed and lost jobs of a queue, with their journal."""
     return _changed(call, queue, operations.delete_dead, only, after)
 
 
-@_many("run-all", done="{queue}: {changed} jobs due now")
+@_many(
+    "run-all",
+    done="{queue}: {changed!j} due now",
+    question="Let {jobs} run now, retries in their back-off too?",
+)
 def run_all(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Queued]) -> Changed:
     """Make the jobs of a queue due whose time has not come."""
     return _changed(call, queue, operations.run_all, only, after)
@@ -189,7 +198,8 @@ def run_all(call: Call, queue: QueueName, after: Cursor | None = None, **only: U
 @_many(
     "kill-retries",
     command="queue kill-retries QUEUE",
-    done="{queue}: {changed} jobs failed",
+    done="{queue}: {changed!j} failed",
+    question="Let {jobs} fail for good?",
     examples=("dataloader queue kill-retries etl.default --task load.csv",),
 )
 def kill_retries(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Tried]) -> Changed:

@@ -105,8 +105,6 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{("POST", f"/jobs/bulk{verb}"): OPERATES for verb in ("", "/preview")},
     ("GET", "/schedules"): READ,
     ("GET", "/postgres"): READ,
-    ("POST", "/schedules"): OPERATES,
-    ("POST", "/schedules/<name>/<any('pause', 'resume', 'run'):verb>"): OPERATES,
     **{("GET", path): READ for path in (SCHEDULES, f"{SCHEDULES}/<name>")},
     ("POST", SCHEDULES): OPERATES,
     **{(method, f"{SCHEDULES}/<name>"): OPERATES for method in ("PUT", "DELETE")},
@@ -114,7 +112,6 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/webhooks"): OPERATES,
     **{("GET", path): READ for path in (BACKFILLS, f"{BACKFILLS}/<backfill>", f"{BACKFILLS}/<backfill>/partitions")},
     **{("GET", path): READ for path in ("/backfills", "/backfills/<name>")},
-    ("POST", "/backfills/<name>/<any('pause', 'resume', 'cancel', 'retry'):verb>"): OPERATES,
     ("POST", f"{BACKFILLS}/dry-run"): READ,
     ("POST", BACKFILLS): OPERATES,
     **{(method, f"{BACKFILLS}/<backfill>"): OPERATES for method in ("PUT", "DELETE")},
@@ -169,14 +166,10 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/tasks/<anything:task>"): READ,
     ("PUT", "/api/v1/errors/note"): OPERATES,
     ("GET", f"{ONE}/logs"): READ,
-    ("POST", "/errors/note"): OPERATES,
     ("GET", "/api/v1/limits/<anything:limit>"): READ,
     ("PUT", "/api/v1/limits/<anything:limit>"): OPERATES,
     ("DELETE", "/api/v1/limits/<anything:limit>"): OPERATES,
-    ("POST", "/jobs/<uuid:job_id>/<any('cancel', 'force-cancel', 'run-now', 'requeue', 'delete'):verb>"): OPERATES,
-    ("POST", "/queues/<anything:queue>/<any('pause', 'resume'):verb>"): OPERATES,
-    **{("POST", f"/queues/<anything:queue>/{verb}"): OPERATES for verb in ("order", "limit")},
-    ("POST", "/queues/<anything:queue>/<any('run-all', 'kill-retries', 'requeue-dead', 'delete-dead'):verb>"): OPERATES,
+    ("POST", "/do/<name>"): OPERATES,
 }
 VALUES = {"job_id": JOB.rpartition("/")[2], "queue": "q", "name": "app.css", "filename": "start.js"}
 VALUES |= {"task": "t", "limit": "l", "webhook": "ops", "backfill": "b"}

@@ -153,7 +153,7 @@ def test_a_page_left_open_does_not_fill_the_logs(dsn: str, lines: Lines) -> None
             client.get(path, headers=headers)
         assert [line["event"] for line in lines("audit") + lines("metric")] == ["request.end", "http.request"]
         client.get("/health", headers=htmx)
-        client.post("/queues/q/pause", headers=htmx)
+        client.post("/do/pause?queue=q", headers=htmx)
         begin, end = lines("audit")[-2:]
-    assert (begin["event"], begin["path"]) == ("request.begin", "/queues/q/pause")
+    assert (begin["event"], begin["path"]) == ("request.begin", "/do/pause")
     assert (end["event"], end["queue"], end["action"]) == ("request.end", "q", "pause")

@@ -163,7 +163,7 @@ def test_the_buttons_of_the_page(client: FlaskClient, conn: db.Connection, verb:
     added(client)
     backfills.tick(conn)
     conn.execute("UPDATE dl_jobs SET status = 'lost', finished_at = now() WHERE partition_key = '2019-01-02'")
-    answer = client.post(f"/backfills/rates/{verb}", headers={"HX-Request": "true"})
+    answer = client.post(f"/do/{verb}_backfill?backfill=rates", headers={"HX-Request": "true"})
     assert answer.status_code == 200, answer.text
     assert words in answer.text
-    assert client.post(f"/backfills/nothing/{verb}", headers={"HX-Request": "true"}).status_code == 404
+    assert client.post(f"/do/{verb}_backfill?backfill=nothing", headers={"HX-Request": "true"}).status_code == 404

@@ -74,15 +74,18 @@ def test_assets_are_kept_for_as_long_as_their_content_is_theirs(client: FlaskCli
 
 def test_a_button_writes_who_pressed_it_and_only_once(client: FlaskClient, conn: db.Connection) -> None:
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
-    answer = client.post(f"/jobs/{job_id}/cancel", headers=HTMX)
+    answer = client.post(f"/do/cancel?job_id={job_id}", headers=HTMX)
     assert (answer.status_code, answer.headers["HX-Trigger"]) == (200, "refresh")
-    assert client.post(f"/jobs/{job_id}/run-now", headers=HTMX).text == "That was not done: the job is canceled by now."
-    assert client.post(f"/jobs/{uuid4()}/delete", headers=HTMX).status_code == 404
-    assert client.post("/queues/a%2Fb/pause", headers=HTMX).status_code == 200
+    assert (
+        client.post(f"/do/run_now?job_id={job_id}", headers=HTMX).text
+        == "That was not done: the job is canceled by now."
+    )
+    assert client.post(f"/do/delete?job_id={uuid4()}", headers=HTMX).status_code == 404
+    assert client.post("/do/pause?queue=a%2Fb", headers=HTMX).status_code == 200
     assert "Paused</strong> since" in client.get("/queues/a%2Fb").text
     assert "0+" not in client.get("/queues/never-heard-of").text
-    assert client.post("/queues/a%2Fb/resume", headers=HTMX).status_code == 200
-    assert "1 job deleted" not in client.post("/queues/q/delete-dead", headers=HTMX).text
+    assert client.post("/do/resume?queue=a%2Fb", headers=HTMX).status_code == 200
+    assert "1 job deleted" not in client.post("/do/delete_dead?queue=q", headers=HTMX).text
     rows = conn.execute("SELECT payload ->> 'by' FROM dl_job_events WHERE kind = 'canceled'").fetchall()
     assert rows == [("anonymous from 127.0.0.1",)]
 
@@ -136,7 +139,7 @@ def test_runs_before_and_after_a_requeue_are_told_apart_and_timed(client: FlaskC
 def test_from_elsewhere_nothing_is_pressed_and_no_button_shown(client: FlaskClient, conn: db.Connection) -> None:
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     afar = {"environ_base": {"REMOTE_ADDR": "10.0.0.7"}}
-    assert client.post(f"/jobs/{job_id}/cancel", headers=HTMX, **afar).status_code == 403
+    assert client.post(f"/do/cancel?job_id={job_id}", headers=HTMX, **afar).status_code == 403
     assert "hx-post" in client.get(f"/jobs/{job_id}").text
     assert "hx-post" not in client.get(f"/jobs/{job_id}", **afar).text
 

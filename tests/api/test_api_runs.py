@@ -132,7 +132,7 @@ def test_what_happened_is_told_once_for_many(client: FlaskClient, conn: db.Conne
 
 def test_a_limit_is_set_on_the_page(client: FlaskClient, conn: db.Connection) -> None:
     def press(number: str) -> Any:
-        return client.post("/queues/q/limit", data={"max_length": number}, headers={"HX-Request": "true"})
+        return client.post("/do/limit?queue=q", data={"max_length": number}, headers={"HX-Request": "true"})
 
     conn.execute("INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')")
     assert "from 7 queued on" in press("7").text

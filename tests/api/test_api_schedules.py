@@ -168,24 +168,24 @@ def test_the_page_lists_schedules_with_their_times_errors_and_buttons(client: Fl
     assert "There is no schedule yet" in client.get("/schedules").text
     added(client)
     added(client, name="paused")
-    client.post("/schedules/paused/pause", headers={"HX-Request": "true"})
+    client.post("/do/pause_schedule?name=paused", headers={"HX-Request": "true"})
     conn.execute("UPDATE dl_schedules SET next_due = now() - interval '10 min' WHERE name = 'nightly'")
     text = " ".join(client.get("/schedules").text.split())
     assert "At 03:00 on Monday through Friday, Europe/Moscow" in text
     assert "overdue for 10 min" in text
     assert "by anonymous from 127.0.0.1" in text
-    assert 'hx-post="/schedules/nightly/pause"' in text
-    assert 'hx-post="/schedules/paused/resume"' in text
-    answer = client.post("/schedules/nightly/run", headers={"HX-Request": "true"})
+    assert 'hx-post="/do/pause_schedule?name=nightly"' in text
+    assert 'hx-post="/do/resume_schedule?name=paused"' in text
+    answer = client.post("/do/run_schedule?name=nightly", headers={"HX-Request": "true"})
     assert "added" in answer.text
     conn.execute("UPDATE dl_schedules SET error = 'no <b> such thing', error_at = now()")
     assert "no &lt;b&gt; such thing" in client.get("/schedules").text
-    assert client.post("/schedules/unknown/run").status_code == 404
+    assert client.post("/do/run_schedule?name=unknown").status_code == 404
 
 
 def test_the_form_adds_a_schedule_and_says_what_is_wrong(client: FlaskClient, conn: db.Connection) -> None:
     form = {"name": "hourly", "task": "noop", "cron": "0 * * * *", "args": '{"a": 1}', "queue": "", "timezone": ""}
-    assert "hourly" in client.post("/schedules", data=form).text
+    assert "hourly" in client.post("/do/add_schedule", data=form).text
     assert [row["args"] for row in schedules.listed(conn)] == [{"a": 1}]
     for wrong, words in (
         ({"cron": "x"}, "five fields"),
@@ -195,7 +195,7 @@ def test_the_form_adds_a_schedule_and_says_what_is_wrong(client: FlaskClient, co
         ({"name": "x", "interval_sec": "5"}, "one of cron and interval_sec"),
         ({"name": "x", "cron": "", "interval_sec": "soon"}, "whole number"),
     ):
-        answer = client.post("/schedules", data=form | wrong, headers={"HX-Request": "true"})
+        answer = client.post("/do/add_schedule", data=form | wrong, headers={"HX-Request": "true"})
         assert answer.status_code in (400, 409)
         assert words in answer.text
     assert len(schedules.listed(conn)) == 1

@@ -71,7 +71,7 @@ def _press(visitor: Visitor, scene: Scene, job_id: UUID, label: str, then: str |
         assert found["attempt"] == 0
         visitor.expected.add("409")
         page.evaluate(
-            "(path) => htmx.ajax('POST', path, {source: '#live', target: '#flash'})", f"/jobs/{job_id}/requeue"
+            "(path) => htmx.ajax('POST', path, {source: '#live', target: '#flash'})", f"/do/requeue?job_id={job_id}"
         )
     expect(page.locator(".timeline")).to_contain_text("anonymous from 127.0.0.1")
     page.get_by_role("button", name="Dismiss this message").click()
@@ -95,7 +95,7 @@ def test_going_back_from_a_question_does_nothing(visitor: Visitor, scene: Scene)
     page.keyboard.press("Enter")
     expect(page.locator("dialog[open]")).to_have_count(0)
     assert scene.status(scene.dead) == "failed"
-    assert not [url for url, _ in visitor.asked if url.endswith("/delete")]
+    assert not [url for url, _ in visitor.asked if "/do/delete" in url]
 
 
 def test_a_job_that_has_changed_meanwhile_is_left_alone(visitor: Visitor, scene: Scene) -> None:
@@ -135,7 +135,7 @@ def test_a_queue_does_what_its_buttons_say(visitor: Visitor, scene: Scene) -> No
     scene.job(queue="steered", **LATER)
     expect(page.get_by_role("button", name="Run all now")).to_be_enabled()
     visitor.press("Run all now")
-    expect(flash).to_contain_text("1 job may run now.")
+    expect(flash).to_contain_text("1 job due now.")
     visitor.press("Delete all dead")
     expect(flash).to_contain_text("2 jobs deleted.")
     assert statuses() == [("queued", 1)]
@@ -164,7 +164,7 @@ def test_sign_in_and_what_only_a_reader_sees(scene: Scene, visit: Callable[[str]
         expect(page.locator(CHANGING)).to_have_count(0)
         expect(page.get_by_text("read only")).to_be_visible()
         assert made["reader"] not in page.content()
-        page.evaluate("(path) => htmx.ajax('POST', path, '#flash')", f"/jobs/{scene.dead}/delete")
+        page.evaluate("(path) => htmx.ajax('POST', path, '#flash')", f"/do/delete?job_id={scene.dead}")
         expect(page.locator("#flash .bad")).to_contain_text("This needs the scope operate")
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_label("Token")).to_be_visible()
@@ -186,7 +186,7 @@ def _cross_site(visitor: Visitor, cookies: Any, scene: Scene) -> None:
     visitor.context.add_cookies(cookies)
     visitor.expected.add("403")
     elsewhere = visitor.address.replace("127.0.0.1", "localhost")
-    form = f'<form method="post" action="{visitor.address}/jobs/{scene.dead}/delete"><button>Win</button></form>'
+    form = f'<form method="post" action="{visitor.address}/do/delete?job_id={scene.dead}"><button>Win</button></form>'
     visitor.page.route(f"{elsewhere}/**", lambda route: route.fulfill(body=form, content_type="text/html"))
     visitor.page.goto(f"{elsewhere}/prize")
     visitor.page.get_by_role("button", name="Win").click()

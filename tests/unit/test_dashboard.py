@@ -13,7 +13,6 @@ import pytest
 from dataloader.api import dashboard
 from dataloader.api.dashboard import actions, formats
 from dataloader.api.web.cache import SharedAnswer
-from dataloader.api.web.problems import Problem
 from dataloader.queue.job import FINAL
 from dataloader.queue.reports import alerts
 
@@ -127,14 +126,14 @@ def test_buttons_are_those_that_a_state_allows() -> None:
     def of(**more: Any) -> list[str]:
         return [button.name + "!" * bool(button.because) for button in actions.of_job(job | more)]
 
-    assert of() == ["run-now", "cancel", "delete"]
-    assert of(waiting_for={"reason": "lock"}) == ["run-now!", "cancel", "delete"]
-    assert of(status="running") == ["cancel", "force-cancel", "delete!"]
-    assert of(status="running", cancel_requested=True) == ["cancel!", "force-cancel", "delete!"]
+    assert of() == ["run_now", "cancel", "delete"]
+    assert of(waiting_for={"reason": "lock"}) == ["run_now!", "cancel", "delete"]
+    assert of(status="running") == ["cancel", "cancel", "delete!"]
+    assert of(status="running", cancel_requested=True) == ["cancel!", "cancel", "delete!"]
     for final in sorted(FINAL):
         assert of(status=final) == ["requeue", "delete"]
     names = [button.name + "!" * bool(button.because) for button in actions.of_queue(QUEUE)]
-    assert names == ["pause", "run-all!", "kill-retries!", "requeue-dead!", "delete-dead!"]
+    assert names == ["pause", "run_all!", "kill_retries!", "requeue_dead!", "delete_dead!"]
     paused = actions.of_queue(QUEUE | {"paused_at": NOW, "dead": 1, "scheduled": 2_000, "retries": 3})
     assert next(button.name for button in paused if not button.because) == "resume"
     assert "all 2,000 scheduled jobs" in paused[1].question
@@ -149,10 +148,10 @@ def test_buttons_of_a_list_are_for_all_that_its_filter_lets_through() -> None:
     def of(**more: str) -> list[str]:
         return [button.name + "!" * bool(button.because) for button in actions.of_list(given | more)]
 
-    assert of() == of(lock_key="k", partition_key="p") == ["requeue-dead", "delete-dead"]
-    assert (of(status="retries"), of(status="scheduled")) == (["kill-retries"], ["run-all"])
+    assert of() == of(lock_key="k", partition_key="p") == ["requeue_dead", "delete_dead"]
+    assert (of(status="retries"), of(status="scheduled")) == (["kill_retries"], ["run_all"])
     assert of(status="failed") == of(status="") == of(status="running") == []
-    assert of(producer="p") == of(since="2026-01-01") == of(queue="") == ["requeue-dead!", "delete-dead!"]
+    assert of(producer="p") == of(since="2026-01-01") == of(queue="") == ["requeue_dead!", "delete_dead!"]
 
 
 def test_viewers_share_an_answer_but_not_a_failure() -> None:
@@ -197,25 +196,6 @@ def test_arguments_are_brief_and_their_numbers_as_they_are() -> None:
         "1795411234.123456",
         "1e+300",
     ]
-
-
-FORM = {"merge_limit": "1000", "batch": " ", "on_dead": "hold"}
-
-
-def test_a_form_is_read_as_the_settings_of_a_queue() -> None:
-    found = actions.order_of(FORM | {"ordered": "on", "batch": "7"})
-    assert found == {
-        "ordered": True,
-        "merge": False,
-        "merge_limit": 1_000,
-        "batch": 7,
-        "on_dead": "hold",
-        "fair_by": None,
-    }
-    assert actions.order_of(FORM)["batch"] is None
-    for wrong in ({"merge_limit": ""}, {"merge_limit": "1001"}, {"batch": "-1"}, {"on_dead": ""}, {"fair_by": "task"}):
-        with pytest.raises(Problem, match="should be"):
-            actions.order_of(FORM | wrong)
 
 
 def test_bars_show_the_least_count_beside_the_largest() -> None:

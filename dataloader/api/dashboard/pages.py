@@ -16,7 +16,7 @@ from uuid import UUID
 from flask import Blueprint, Response, current_app, redirect, request, url_for
 from flask.typing import ResponseReturnValue
 
-from dataloader import periods
+from dataloader import ops, periods
 from dataloader.api.dashboard import actions, bulk, card, charts, first_steps, formats, heat, lately, throughput, zones
 from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web import auth
@@ -290,7 +290,7 @@ def jobs() -> ResponseReturnValue:
         matching=matching,
         orders=bulk.ORDERS,
         buttons=[asdict(button) for button in actions.of_list(given)],
-        only={name: given[name] for name in actions.FILTERS if given[name]},
+        only={name: given[name] for name in ("queue", *actions.FILTERS) if given[name]},
         **_neighbours(given, page.next),
     )
 
@@ -584,6 +584,7 @@ def queue(queue: str) -> Response:
         keys=_worded(first_keys),
         **_runs(queue),
         buttons=[asdict(button) for button in actions.of_queue(found)],
+        order_question=ops.load()["set_queue"].question,
     )
 
 

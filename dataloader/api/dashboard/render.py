@@ -105,6 +105,7 @@ def _of_every_page() -> dict[str, Any]:
     return {
         "asset": _asset,
         "queue_url": queue_url,
+        "action_url": action_url,
         "key_url": key_url,
         "task_url": task_url,
         "environment": settings.environment,
@@ -133,8 +134,13 @@ def _teach(state: BlueprintSetupState) -> None:
     environment.tests["instant"] = lambda value: isinstance(value, datetime)
 
 
-def queue_url(queue: str, verb: str = "", **parameters: str | None) -> str:
-    """The address of a queue's page, or of one of its buttons, with these parameters as far as they are given.
+def action_url(operation: str, /, **parameters: object) -> str:
+    """The address of a button that carries out an operation with these parameters."""
+    return url_for("actions.carry_out", name=operation) + (f"?{urlencode(parameters)}" if parameters else "")
+
+
+def queue_url(queue: str, **parameters: str | None) -> str:
+    """The address of a queue's page, with these parameters as far as they are given.
 
     A browser removes `.` and `..` from a path, also percent-encoded: these two names stand in the query.
     """
@@ -143,7 +149,7 @@ def queue_url(queue: str, verb: str = "", **parameters: str | None) -> str:
     query = urlencode(
         ({"name": queue} if is_dots else {}) | {name: value for name, value in parameters.items() if value}
     )
-    return path + (f"/{verb}" if verb else "") + (f"?{query}" if query else "")
+    return path + (f"?{query}" if query else "")
 
 
 def key_url(queue: str, lock_key: str) -> str:

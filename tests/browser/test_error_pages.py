@@ -68,7 +68,7 @@ def test_a_note_is_written_for_everybody(visitor: Visitor) -> None:
     page.get_by_text("Write a note").click()
     page.get_by_label("Note, empty to remove it").fill("known, see the wiki")
     visitor.press("Keep the note")
-    expect(page.locator("#flash")).to_contain_text("The note is kept.")
+    expect(page.locator("#flash")).to_contain_text("the note is written.")
     expect(page.locator("dd.note")).to_contain_text("known, see the wiki anonymous from 127.0.0.1")
 
 

@@ -37,6 +37,7 @@ from dataloader.client import (
     Worker,
 )
 from dataloader.model.queues import QueueState, Total
+from dataloader.model.runs import Replaces
 from dataloader.queue.reports.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -327,7 +328,11 @@ def test_how_long_a_job_took_is_said_of_its_last_run() -> None:
 def test_doctor_names_workers_that_show_themselves_no_more() -> None:
     """No process renews the rows of the workers: the machine is gone, or supervisor and keeper are stopped too."""
     job = a_job("queued", waiting_for={"reason": "no_worker", "queue": "q"})
-    silent = [Worker("w", host="vm-1", queue="q", state="idle", is_live=False, seen_at=NOW - timedelta(seconds=45))]
+    silent = [
+        filled(
+            Worker, worker="w", host="vm-1", queue="q", state="idle", is_live=False, seen_at=NOW - timedelta(seconds=45)
+        )
+    ]
     (finding, *_) = doctor.diagnose(case(job, silent=silent))
     assert "The last that was heard of 1 worker of this queue was 45 s ago (vm-1)" in finding.text
     assert "No worker is alive at all" not in finding.text
@@ -418,11 +423,26 @@ def test_doctor_names_who_makes_claims_slow() -> None:
 def test_doctor_says_that_the_workers_are_stuck() -> None:
     """Those of the job's queue; and of the job that hangs, where to find the stacks."""
     since = NOW - timedelta(minutes=12)
-    live = [Worker(f"w{number}", queue="q", state="stuck", reported_at=since) for number in range(10)]
+    live = [
+        filled(Worker, worker=f"w{number}", is_live=True, queue="q", state="stuck", reported_at=since)
+        for number in range(10)
+    ]
     waits = a_job("queued", waiting_for={"reason": "worker", "queue": "q", "workers": 10, "ahead": 9})
     texts = [finding.text for finding in doctor.diagnose(case(waits, live=live))]
     assert texts[-1] == "10 of 10 workers have reported nothing for 12 min 00 s."
-    assert len(list(doctor.diagnose(case(waits, live=[Worker("w", queue="q", state="busy", reported_at=since)])))) == 1
+    assert (
+        len(
+            list(
+                doctor.diagnose(
+                    case(
+                        waits,
+                        live=[filled(Worker, worker="w", is_live=True, queue="q", state="busy", reported_at=since)],
+                    )
+                )
+            )
+        )
+        == 1
+    )
     hangs = list(doctor.diagnose(case(a_job("running", attempt=1), attempt(1, None), worker=live[0])))
     assert any("reported nothing for 12 min 00 s, so it counts as stuck" in each.text for each in hangs)
 
@@ -511,7 +531,7 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
         case(
             a_job("running", attempt=1, cancel_requested=True, heartbeat_at=NOW - timedelta(seconds=300)),
             attempt(1, None),
-            worker=Worker("w", host="vm1", pid=42, is_live=False, memory_bytes=5_000_000_000),
+            worker=filled(Worker, worker="w", host="vm1", pid=42, is_live=False, memory_bytes=5_000_000_000),
         ),
         ["on vm1, process 42 for 1 min 30 s", "reported nothing", "5 min 00 s ago", "5,000 MB"],
         [("cancel", ID, "--force"), ("ps",)],
@@ -594,16 +614,22 @@ def interrupted(seconds: float) -> None:
 
 
 def group(error: str, dead: int, note: str | None = None) -> ErrorGroup:
-    return ErrorGroup("q", "load", error, dead, 1, NOW, NOW, UUID(ID), note=note)
+    return filled(
+        ErrorGroup, queue="q", task="load", error_group=error, dead=dead, retrying=1, job_id=UUID(ID), note=note
+    )
 
 
 def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     """The words are those of the dashboard's alerts; each has a command that shows more."""
     total = filled(Total)
     ill = filled(Queue, queue="q", length=3, dead=2, workers=1, max_length=3)
-    sick = Worker("h:1:b", host="h", queue="q", state="busy", is_live=False)
-    receivers = Webhooks("alerts", False, (Webhook("ops"),))
-    found = list(doctor.of_farm(Overview(at=NOW, total=total, queues=[ill]), [sick], Database(), receivers))
+    sick = filled(Worker, worker="h:1:b", host="h", queue="q", state="busy", is_live=False)
+    receivers = Webhooks(queue="alerts", is_served=False, webhooks=[filled(Webhook, name="ops")])
+    found = list(
+        doctor.of_farm(
+            Overview(at=NOW, total=total, queues=[ill]), [sick], filled(Database, max_connections=100), receivers
+        )
+    )
     assert [(finding.text.partition(".")[0], finding.command) for finding in found] == [
         ("1 worker has not been heard of (h)", ("ps",)),
         ("Queue q is full: 3 jobs", ("queues",)),
@@ -621,11 +647,15 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     assert again.command == ("errors", "requeue", "--group", "OSError: disk", "--queue", "q", "--task", "load")
     assert list(doctor.of_errors(groups[2:])) == list(doctor.of_errors([])) == []
     well = Overview(at=NOW, total=total, queues=[filled(Queue, queue="q", workers=1)])
-    for receivers in (Webhooks("alerts", False), Webhooks("alerts", True, (Webhook("ops"),)), None):
-        assert list(doctor.of_farm(well, [], Database(), receivers)) == []
+    for receivers in (
+        Webhooks(queue="alerts", is_served=False, webhooks=[]),
+        Webhooks(queue="alerts", is_served=True, webhooks=[filled(Webhook, name="ops")]),
+        None,
+    ):
+        assert list(doctor.of_farm(well, [], filled(Database, max_connections=100), receivers)) == []
 
 
 def test_doctor_names_the_tasks_whose_runs_replace_their_workers() -> None:
-    rude = Task("rude", replaces={"runs": 5, "replaced": 3, "changed": ["threads", "umask"]})
-    (found,) = doctor.of_tasks([Task("kind"), rude])
+    rude = filled(Task, task="rude", replaces=Replaces(runs=5, replaced=3, changed=["threads", "umask"]))
+    (found,) = doctor.of_tasks([filled(Task, task="kind"), rude])
     assert found.text.startswith("3 of the last 5 runs of task rude have changed their process (threads, umask)")

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from textwrap import indent
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from dataloader import ops
@@ -142,6 +143,8 @@ def _plain(annotation: Any) -> str:
         name = f"Literal[{', '.join(map(repr, get_args(kind)))}]"
     elif get_origin(kind) in (list, dict):
         name = f"{get_origin(kind).__name__}[{', '.join(_plain(each) for each in get_args(kind))}]"
+    elif get_origin(kind) in (Union, UnionType):
+        name = " | ".join(_plain(each) for each in get_args(kind) if each is not type(None))
     else:
         name = _name(kind)
     return f"{name} | None" if optional else name

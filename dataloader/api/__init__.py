@@ -16,12 +16,10 @@ from dataloader.api.dashboard import bulk as bulk_orders
 from dataloader.api.server import audit, health, metrics
 from dataloader.api.v1 import (
     again,
-    backfills,
     bulk,
     contract,
     jobs,
     openapi,
-    schedules,
     search,
 )
 from dataloader.api.web import auth, endpoint, problems
@@ -58,7 +56,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
     app.extensions["on_threads"] = [partial(_share, sessions, polls), lambda _: _push(app)]
     app.extensions["on_drain"] = [polls.stop, health.drain]
-    v1 = (contract, jobs, again, search, bulk, schedules, backfills, openapi)
+    v1 = (contract, jobs, again, search, bulk, openapi)
     for module in (health, *v1, metrics, login, render, run_pages, actions, bulk_orders, trigger):
         app.register_blueprint(module.blueprint)
     app.register_blueprint(dispatch.routes())

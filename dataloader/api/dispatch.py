@@ -10,10 +10,11 @@ from flask import Blueprint, Response, current_app, g, jsonify
 from pydantic import BaseModel
 
 from dataloader import ops
-from dataloader.api.v1.requests import Body, NamedTask, OfQueue, Query
+from dataloader.api.v1.requests import BATCH_JOBS, BATCH_LIMIT, Body, NamedTask, OfQueue, Query
 from dataloader.api.web import auth, cache
 from dataloader.api.web.endpoint import operation, paged, session
-from dataloader.ops.op import Call, Op, document
+from dataloader.api.web.json_body import BODY_LIMIT
+from dataloader.ops.op import Call, Op, Parameter, document, rules
 
 # A name may be any percent-encoded text; at the end of a path it is one that leads to no other address.
 _CONVERTERS = {"queue": "queue", "job_id": "job"}
@@ -43,12 +44,15 @@ def _view(op: Op) -> Any:
     def view(query: Query | None = None, body: Body | None = None, **path: Any) -> Response:
         given = path | _given(query, rest) | _given(body, rest)
         with session() as conn:
-            call = Call(conn, auth.who(), current_app.extensions["settings"], auth.may("read"), cache.outlook)
+            call = Call(
+                conn, auth.who(), current_app.extensions["settings"], auth.may("read"), cache.outlook, cache.counts
+            )
             found = op.run(call, given)
         answer = document(found)
         if op.is_change:
-            jobs = answer.get("changed", answer.get("moved"))
-            g.changed = given if jobs is None else given | {"jobs": jobs}
+            jobs, job_id = answer.get("changed", answer.get("moved")), answer.get("job_id")
+            g.changed = {name: value for name, value in given.items() if not isinstance(value, dict | list)}
+            g.changed |= {"jobs": jobs} if jobs is not None else {"job_id": str(job_id)} if job_id else {}
         if op.name in ops.UNMASKED:
             return Response(json.dumps(answer), mimetype="application/json")
         return paged(answer, answer["next"]) if op.is_page else jsonify(answer)
@@ -58,14 +62,20 @@ def _view(op: Op) -> Any:
         op.subject,
         op.answer,
         path=op.model([name for name in op.in_path if name not in (*_NAMED, "job_id")], Query, "Path"),
-        query=op.model(() if op.is_change else rest, base, "Query", is_text=True),
+        query=op.model(() if op.method != "GET" else rest, base, "Query", is_text=True),
         body=body,
         body_may_be_empty=body is not None and not any(op.parameters[name].is_required for name in rest),
+        body_limit=BATCH_LIMIT if any(map(_is_long, op.parameters.values())) else BODY_LIMIT,
         errors=op.errors,
         leads_to_jobs=op.links or None,
         keeps_query=True,
     )
     return auth.require(*op.scope)(declared(view))
+
+
+def _is_long(each: Parameter) -> bool:
+    """Whether the parameter is a list as long as a batch may be."""
+    return any(getattr(rule, "max_length", 0) >= BATCH_JOBS for rule in rules(each.annotation))
 
 
 def _given(model: BaseModel | None, names: Iterable[str]) -> dict[str, Any]:

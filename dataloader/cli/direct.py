@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from dataloader import log, obs, ops
 from dataloader.cli.screen import as_json
 from dataloader.client import (
-    Backfill,
     Conflict,
     Event,
     Fault,
@@ -27,10 +26,8 @@ from dataloader.client import (
     Job,
     LogLine,
     NotFound,
-    Partition,
     Preview,
     Refused,
-    Schedule,
     Started,
     Tally,
     Unavailable,
@@ -40,14 +37,13 @@ from dataloader.client import (
 from dataloader.client.errors import ClientError, of_answer
 from dataloader.client.farm import LINES, PAGE, Farm
 from dataloader.client.operations import given
-from dataloader.client.results import Document, Result, read
+from dataloader.client.results import Result, read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
 from dataloader.ops.errors import MEANINGS, meaning
 from dataloader.ops.op import Call, document
 from dataloader.queue import again, args_schema, db, enqueue, hooks, lifecycle, logs, migrations, operations
-from dataloader.queue.plans import backfills, schedules
 from dataloader.queue.reports import bulk, stats, tallies
 
 P = ParamSpec("P")
@@ -57,9 +53,6 @@ T = TypeVar("T")
 STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
 NO_JOB = "there is no job with this job_id"
-NO_SCHEDULE = "there is no schedule with this name"
-NO_BACKFILL = "there is no backfill with this name"
-LEDGER_PAGE = 1_000
 TIMES = ("since", "until")
 VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
     "cancel": operations.cancel,
@@ -202,89 +195,6 @@ class Direct(Farm):
             self.status(job_id)  # raises NotFound for an unknown job
         return [_one(LogLine, row) for row in page.lines]
 
-    def schedules(self, *, count: int = 5) -> list[Schedule]:
-        return [_one(Schedule, row) for row in self._ask(schedules.listed, count)]
-
-    def schedule(self, name: str, *, count: int = 5) -> Schedule:
-        return _scheduled(self._ask(schedules.schedule, name, count))
-
-    def add_schedule(self, name: str, task: str, **words: Any) -> Schedule:
-        from dataloader.queue.plans import new_schedule  # pydantic takes its time
-
-        try:
-            new = new_schedule.checked({"name": name, "task": task, **words}, self._settings.people_zone)
-            return _scheduled(self._ask(schedules.add, new, self._by))
-        except schedules.Taken as e:
-            raise Conflict("The schedule was not added", str(e)) from None
-        except ValueError as e:
-            raise Refused("The request is not valid", str(e)) from None
-
-    def change_schedule(self, name: str, **words: Any) -> Schedule:
-        return _scheduled(self._ask(schedules.change, name, words, self._settings.people_zone, self._by))
-
-    def remove_schedule(self, name: str) -> None:
-        _known(self._ask(schedules.remove, name), NO_SCHEDULE)
-
-    def pause_schedule(self, name: str) -> Schedule:
-        return _scheduled(self._ask(schedules.pause, name, self._by))
-
-    def resume_schedule(self, name: str) -> Schedule:
-        return _scheduled(self._ask(schedules.resume, name))
-
-    def run_schedule(self, name: str) -> Started:
-        lease_ttl_sec = self._settings.dl_default_lease_ttl_sec
-        job_id, status = _known(self._ask(schedules.run, name, self._by, lease_ttl_sec), NO_SCHEDULE)
-        return Started(job_id, status, {"job_id": str(job_id), "status": status})
-
-    def backfills(self) -> list[Backfill]:
-        return [_one(Backfill, row) for row in self._ask(backfills.listed)]
-
-    def backfill(self, name: str) -> Backfill:
-        return _backfilled(self._ask(backfills.backfill, name))
-
-    def add_backfill(self, name: str, task: str, **words: Any) -> Backfill:
-        new = _new_backfill({"name": name, "task": task, **words})
-        try:
-            return _backfilled(self._ask(backfills.add, new, self._by))
-        except backfills.Taken as e:
-            raise Conflict("The backfill was not added", str(e)) from None
-
-    def try_backfill(self, name: str, task: str, **words: Any) -> Document:
-        new = _new_backfill({"name": name, "task": task, **words})
-        found: Document = as_document(self._ask(backfills.preview, new))
-        return found
-
-    def set_backfill(self, name: str, max_running: int | None) -> Backfill:
-        return _backfilled(self._ask(backfills.set_most, name, max_running, self._by))
-
-    def pause_backfill(self, name: str) -> Backfill:
-        return _backfilled(self._now(backfills.pause, name))
-
-    def resume_backfill(self, name: str) -> Backfill:
-        return _backfilled(self._now(backfills.resume, name))
-
-    def cancel_backfill(self, name: str) -> Backfill:
-        return _backfilled(self._now(backfills.cancel, name))
-
-    def _retry_some(self, name: str, after: int) -> tuple[int, int | None]:
-        _known(self._ask(backfills.known, name), NO_BACKFILL)
-        changed, following = self._ask(backfills.retry, name, self._by, after)
-        return changed, None if following is None else int(following)
-
-    def remove_backfill(self, name: str) -> None:
-        _known(self._now(backfills.remove, name), NO_BACKFILL)
-
-    def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]:
-        _known(self._ask(backfills.known, name), NO_BACKFILL)
-        rows = self._ask(backfills.of_ledger, name, after, LEDGER_PAGE, status)
-        return [_one(Partition, row) for row in rows], rows[-1]["place"] if len(rows) == LEDGER_PAGE else None
-
-    def _now(self, change: Callable[[db.Connection, str, str], T], name: str) -> T:
-        try:
-            return self._ask(change, name, self._by)
-        except backfills.NotNow as e:
-            raise Conflict("The backfill was not changed", str(e)) from None
-
     def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]:
         ids = [UUID(str(job_id)) for job_id in job_ids]
         return self._ask(VERBS[verb], ids, self._by, **({"force": True} if force else {}))
@@ -418,28 +328,11 @@ def _target(named: Mapping[str, Any]) -> bulk.Target:
     return bulk.Target(_wanted(named["matching"]))
 
 
-def _scheduled(row: Any) -> Schedule:
-    return _one(Schedule, _known(row, NO_SCHEDULE))
-
-
 def _known(found: T | None, otherwise: str) -> T:
     """The value `found`; raises NotFound with the text `otherwise` where it is None."""
     if found is None:
         raise NotFound(otherwise, status=404)
     return found
-
-
-def _new_backfill(fields: dict[str, Any]) -> dict[str, Any]:
-    from dataloader.queue.plans import new_backfill  # pydantic takes its time
-
-    try:
-        return new_backfill.checked(fields)
-    except ValueError as e:
-        raise Refused("The request is not valid", str(e)) from None
-
-
-def _backfilled(row: Any) -> Backfill:
-    return _one(Backfill, _known(row, NO_BACKFILL))
 
 
 def _user() -> str:

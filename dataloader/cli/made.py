@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, get_args, get_origin
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Literal, get_args, get_origin
 
 import click
 from annotated_types import Ge, Le
@@ -14,13 +14,17 @@ from annotated_types import Ge, Le
 from dataloader import ops
 from dataloader.cli import base, names, screen, watch
 from dataloader.cli.connection import Reached, reaching
+from dataloader.cli.jobs import arguments
 from dataloader.model.queues import QueueState
-from dataloader.ops.op import Op, Parameter, may_be_none, plain_type
+from dataloader.ops.op import Op, Parameter, may_be_none, plain_type, rules
 
 NONE = "none"  # the word for null
 ROWS = 50  # of a table, where the command does not say
 _DIGITS = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 WIDEST = 60  # characters of a cell
+NEW_NAMES = ("schedules", "backfills")  # subjects whose words name the queue and the task of jobs to come
+_SPAN = re.compile(r"(\d{1,9}) ?(s|sec|min|h|d|)")
+_UNITS = {"": 1, "s": 1, "sec": 1, "min": 60, "h": 3_600, "d": 86_400}
 
 
 def add(root: click.Group, *subjects: str) -> None:
@@ -40,12 +44,14 @@ def _command(op: Op, name: str) -> click.Command:
     def run(reached: Reached, **options: Any) -> None:
         is_new = options.pop("is_new", None)
         given = {each: value for each, value in options.items() if value is not None and each in op.parameters}
-        given = {each: None if value == NONE else value for each, value in given.items()}
+        given = {each: _read(op.parameters[each], value) for each, value in given.items()}
         if op.is_page:
             given["limit"] = None if options["has_no_limit"] else options["limit"]
         if op.is_change and not any(each in given for each in op.parameters if each not in op.in_path) and _changes(op):
             raise click.UsageError(f"name what to change: {', '.join(_flag(each) for each in _changes(op))}")
-        if "queue" in given:
+        if op.subject in NEW_NAMES:
+            names.require(reached, is_new, queue=given.get("queue"), task=given.get("task"))
+        elif "queue" in given:
             names.require(reached, is_new, queue=given["queue"])
         _show(op, reached, given, getattr(reached.farm, op.name)(**given))
 
@@ -54,9 +60,17 @@ def _command(op: Op, name: str) -> click.Command:
         name, callback=reaching(run), params=list(_params(op)), help=f"{summary}\n{more}", examples=op.examples
     )
     made.params += getattr(made.callback, "__click_params__", [])[::-1]
-    if op.answer is QueueState:
+    if op.answer is QueueState or (op.subject in NEW_NAMES and "task" in op.parameters):
         names.may_be_new(made)
     return made
+
+
+def _read(each: Parameter, value: Any) -> Any:
+    """The value of an option: a word for null, the JSON of an object, or what click has read."""
+    kind = plain_type(each.annotation)
+    if value == NONE and NONE not in get_args(kind):
+        return None
+    return arguments(value) if get_origin(kind) is dict else value
 
 
 def _changes(op: Op) -> list[str]:
@@ -76,18 +90,39 @@ def _params(op: Op) -> Iterator[click.Parameter]:
             yield click.Option(["--limit"], type=click.IntRange(1), default=ROWS, show_default=True)
             yield click.Option(["--all", "has_no_limit"], is_flag=True, help="show all rows, without a limit")
         elif each.name != "after":
-            yield _option(each)
+            yield option(each)
 
 
-def _option(each: Parameter) -> click.Option:
-    if plain_type(each.annotation) is bool:
-        names = f"{_flag(each.name)}/--no-{each.name.replace('_', '-')}"
-        return click.Option([names], default=None, help=_text(each))
-    return click.Option([_flag(each.name), each.name], type=_type(each), help=_text(each))
+def option(each: Parameter) -> click.Option:
+    """The option of a parameter; one for a list may be given again and again."""
+    flag, kind = _flag(each.name), plain_type(each.annotation)
+    if kind is bool:
+        return click.Option([f"{flag}/--no-{each.name.replace('_', '-')}"], default=None, help=_text(each))
+    declared = [flag, each.name] + (["-q"] if each.name == "queue" else [])
+    if get_origin(kind) is list:
+        declared[0] = flag.removesuffix("s")
+        return click.Option(declared, multiple=True, callback=_listed, help=_text(each))
+    return click.Option(declared, type=_type(each), required=each.is_required, help=_text(each))
+
+
+def _listed(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[str] | None:
+    return list(values) or None
 
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+class _Span(click.IntRange):
+    """Seconds, or a span such as 30s, 15min, 2h or 1d."""
+
+    name = "span"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        span = _SPAN.fullmatch(str(value).strip())
+        if not span:
+            self.fail(f"{value!r} should be seconds, or a span such as 30s, 15min, 2h or 1d", param, ctx)
+        return super().convert(int(span[1]) * _UNITS[span[2]], param, ctx)
 
 
 class _OrNone(click.ParamType[Any]):
@@ -106,33 +141,22 @@ class _OrNone(click.ParamType[Any]):
 
 def _type(each: Parameter) -> click.ParamType[Any]:
     kind = plain_type(each.annotation)
-    bounds = {type(bound): bound for bound in _metadata(each.annotation)}
+    bounds = {type(bound): bound for bound in rules(each.annotation)}
     least, most = getattr(bounds.get(Ge), "ge", None), getattr(bounds.get(Le), "le", None)
     found: click.ParamType[Any] = click.STRING
     if get_origin(kind) is Literal:
-        words = [*get_args(kind), NONE] if may_be_none(each.annotation) else list(get_args(kind))
-        return base.Choice(words)
+        is_for_null = may_be_none(each.annotation) and each.default is not None  # left out, it is null anyhow
+        return base.Choice(dict.fromkeys([*get_args(kind), *([NONE] if is_for_null else [])]))
     if kind is int:
-        found = click.IntRange(least, most)
+        found = (_Span if each.name.endswith("_sec") else click.IntRange)(least, most)
     elif kind is float:
         found = base.Number(least, most)
     return _OrNone(found) if may_be_none(each.annotation) and kind in (int, float) else found
 
 
-def _metadata(annotation: Any) -> Iterator[Any]:
-    """The bounds and texts of an annotation, also of one that may be null."""
-    if get_origin(annotation) is Annotated:
-        for each in get_args(annotation)[1:]:
-            yield from getattr(each, "metadata", None) or [each]
-            yield each
-    for part in get_args(annotation):
-        if get_origin(part) is Annotated:
-            yield from _metadata(part)
-
-
 def _text(each: Parameter) -> str:
-    texts = [text for found in _metadata(each.annotation) if (text := getattr(found, "description", None))]
-    return str(texts[0]).replace("null", NONE) if texts else ""
+    texts = [text for found in rules(each.annotation) if (text := getattr(found, "description", None))]
+    return str(texts[-1]).replace("null", NONE) if texts else ""
 
 
 def _show(op: Op, reached: Reached, given: Mapping[str, Any], answer: Any) -> None:
@@ -149,7 +173,30 @@ def _show(op: Op, reached: Reached, given: Mapping[str, Any], answer: Any) -> No
     if reached.as_json:
         reached.print_json(answer if not isinstance(answer, int) else _of_total(op, facts))
         return
+    if not op.done:
+        screen.show(sheet(answer, reached.zone))
+        return
     click.echo(op.sentence(answer, facts | {"flags": reached.flags}, screen.plain))
+
+
+def sheet(answer: Any, zone: tzinfo) -> Any:
+    """The fields of an answer, but for those that are empty, one a line; a list has a line for each value."""
+    now, rows = datetime.now(UTC), []
+    for name, value in _facts(answer).items():
+        values = value if isinstance(value, list) else [value]
+        texts = [_value(name, each, now, zone) for each in values]
+        rows += [(name.replace("_", " ") if not number else "", text) for number, text in enumerate(texts)]
+    return screen.fields((name, text) for name, text in rows if text not in ("", None))
+
+
+def _value(name: str, value: Any, now: datetime, zone: tzinfo) -> Any:
+    if name == "counts":
+        return ", ".join(f"{each} {count:,}" for each, count in value.items() if count)
+    if isinstance(value, dict):
+        return screen.as_json(value, None) if value else ""
+    if isinstance(value, datetime):
+        return f"{screen.clock(value, zone)}, {screen.ago(value, now)}"
+    return value if isinstance(value, str) else _cell(name, value, now)
 
 
 def _facts(answer: Any) -> dict[str, Any]:
@@ -164,13 +211,15 @@ def _table(columns: list[str], rows: list[Any]) -> Any:
     now = datetime.now(UTC)
     numbers = [name.replace("_", " ") for name in columns if rows and isinstance(getattr(rows[0], name), int | float)]
     titles = [name.replace("_", " ") for name in columns]
-    cells = [[_cell(getattr(row, name), now) for name in columns] for row in rows]
+    cells = [[_cell(name, getattr(row, name), now) for name in columns] for row in rows]
     return screen.table(titles, cells, numbers, loose=[title for title in titles if title not in numbers])
 
 
-def _cell(value: Any, now: datetime) -> Any:
+def _cell(name: str, value: Any, now: datetime) -> Any:
     if value is None or value == "":
         return ""
+    if name.endswith("_sec"):
+        return screen.duration(value)
     if isinstance(value, datetime):
         return screen.ago(value, now)
     if isinstance(value, bool):

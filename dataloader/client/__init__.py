@@ -47,15 +47,11 @@ from dataloader.client.errors import (
 from dataloader.client.farm import BATCH, LINES, PAGE, Farm, new_key
 from dataloader.client.operations import given
 from dataloader.client.results import (
-    Backfill,
-    Document,
     Event,
     Job,
     LogLine,
-    Partition,
     Preview,
     Result,
-    Schedule,
     Started,
     Tally,
     read,
@@ -66,6 +62,7 @@ from dataloader.client.watch import Watch
 from dataloader.client.wire import Answer, Request, Service, repetition
 from dataloader.model.farm import Database, Name, Names, Webhook, Webhooks, Worker
 from dataloader.model.jobs import JobPrediction, QueuePrediction
+from dataloader.model.plans import Backfill, Partition, Schedule
 from dataloader.model.queues import Key, Limit, Overview, Queue, QueueState
 from dataloader.model.runs import ArgsSchema, ErrorGroup, ErrorGroups, QueueRuns, Task, TaskRuns
 from dataloader.queue.typed_args import plain
@@ -236,64 +233,6 @@ class Client(Farm):
         query = {"after": after, "attempt": attempt, "limit": limit}
         return self._ask(_many(LogLine, "lines"), "GET", f"{_of(job_id)}/logs", query=query)
 
-    def schedules(self, *, count: int = 5) -> list[Schedule]:
-        return self._ask(_many(Schedule, "schedules"), "GET", "/schedules", query={"next": count})
-
-    def schedule(self, name: str, *, count: int = 5) -> Schedule:
-        return self._ask(_one(Schedule), "GET", _schedule(name), query={"next": count})
-
-    def add_schedule(self, /, name: str, task: str, **words: Any) -> Schedule:
-        return self._once(_one(Schedule), "POST", "/schedules", {"name": name, "task": task, **words})
-
-    def change_schedule(self, /, name: str, **words: Any) -> Schedule:
-        return self._ask(_one(Schedule), "PUT", _schedule(name), words)
-
-    def remove_schedule(self, name: str) -> None:
-        return self._once(_nothing, "DELETE", _schedule(name))
-
-    def pause_schedule(self, name: str) -> Schedule:
-        return self._ask(_one(Schedule), "POST", f"{_schedule(name)}/pause")
-
-    def resume_schedule(self, name: str) -> Schedule:
-        return self._ask(_one(Schedule), "POST", f"{_schedule(name)}/resume")
-
-    def run_schedule(self, name: str) -> Started:
-        return self._once(_one(Started), "POST", f"{_schedule(name)}/run")
-
-    def backfills(self) -> list[Backfill]:
-        return self._ask(_many(Backfill, "backfills"), "GET", "/backfills")
-
-    def backfill(self, name: str) -> Backfill:
-        return self._ask(_one(Backfill), "GET", _backfill(name))
-
-    def add_backfill(self, /, name: str, task: str, **words: Any) -> Backfill:
-        return self._once(_one(Backfill), "POST", "/backfills", {"name": name, "task": task, **words})
-
-    def try_backfill(self, /, name: str, task: str, **words: Any) -> Document:
-        return self._ask(_document, "POST", "/backfills/dry-run", {"name": name, "task": task, **words})
-
-    def set_backfill(self, name: str, max_running: int | None) -> Backfill:
-        return self._ask(_one(Backfill), "PUT", _backfill(name), {"max_running": max_running})
-
-    def pause_backfill(self, name: str) -> Backfill:
-        return self._ask(_one(Backfill), "POST", f"{_backfill(name)}/pause")
-
-    def resume_backfill(self, name: str) -> Backfill:
-        return self._ask(_one(Backfill), "POST", f"{_backfill(name)}/resume")
-
-    def cancel_backfill(self, name: str) -> Backfill:
-        return self._ask(_one(Backfill), "POST", f"{_backfill(name)}/cancel")
-
-    def _retry_some(self, name: str, after: int) -> tuple[int, int | None]:
-        return self._once(_retried, "POST", f"{_backfill(name)}/retry", {"after": after})
-
-    def remove_backfill(self, name: str) -> None:
-        return self._once(_nothing, "DELETE", _backfill(name))
-
-    def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]:
-        query = {"after": after, "status": status}
-        return self._ask(_page_of(Partition, "partitions"), "GET", f"{_backfill(name)}/partitions", query=query)
-
     def requeue(self, job_id: UUID | str) -> Job:
         """Queue a job that has ended again, with a fresh budget of attempts; Conflict for one that has not."""
         return self._once(_one(Job), "POST", f"{_of(job_id)}/requeue")
@@ -373,21 +312,12 @@ def _whole_answer(answer: Answer) -> Answer:
     return answer
 
 
-def _document(answer: Answer) -> Document:
-    found: Document = answer.document
-    return found
-
-
 def _nothing(answer: Answer) -> None:
     """The answer says no more than its status."""
 
 
 def _result(answer: Answer) -> Any:
     return read(Result, answer.document).result
-
-
-def _retried(answer: Answer) -> tuple[int, int | None]:
-    return int(answer.document["changed"]), answer.document["next"]
 
 
 def _outcomes(answer: Answer) -> dict[UUID, str]:
@@ -431,14 +361,6 @@ def _plain(name: str, value: Any) -> Any:
 
 def _of(job_id: UUID | str) -> str:
     return f"/jobs/{quote(str(job_id), safe='')}"
-
-
-def _schedule(name: str) -> str:
-    return f"/schedules/{quote(name, safe='')}"
-
-
-def _backfill(name: str) -> str:
-    return f"/backfills/{quote(name, safe='')}"
 
 
 def _queue(queue: str, verb: str = "") -> str:

@@ -182,8 +182,8 @@ class AsyncClient:
     _add, _add_some, _ask, _once = Client._add, Client._add_some, Client._ask, Client._once
     _call, _pages, _total = Client._call, Client._pages, Client._total
     _run_again = Client._run_again
-    _page, _partitions, _change = Client._page, Client._partitions, Client._change
-    _change_some, _retry_some = Client._change_some, Client._retry_some
+    _page, _change = Client._page, Client._change
+    _change_some = Client._change_some
     _order_some = Client._order_some
 
     @staticmethod

@@ -18,14 +18,10 @@ from dataloader import obs
 from dataloader.client import plans
 from dataloader.client.operations import Operations, given
 from dataloader.client.results import (
-    Backfill,
-    Document,
     Event,
     Job,
     LogLine,
-    Partition,
     Preview,
-    Schedule,
     Started,
     Tally,
 )
@@ -290,98 +286,6 @@ class Farm(Operations, ABC):
 
         At most `limit` lines (up to 1,000), those behind the place `after`, which is the `place` of an earlier line.
         """
-
-    @abstractmethod
-    def schedules(self, *, count: int = 5) -> list[Schedule]:
-        """All schedules by name, each with up to `count` (0 to 100) of its next due times."""
-
-    @abstractmethod
-    def schedule(self, name: str, *, count: int = 5) -> Schedule:
-        """The schedule of this name; raises NotFound where there is none, as all that take a name."""
-
-    @abstractmethod
-    def add_schedule(self, /, name: str, task: str, **words: Any) -> Schedule:
-        """Add a schedule of a task: `cron` or `interval_sec`, and the other words of docs/schedules.md.
-
-        Raises Conflict where the name is taken, Refused for words that are not valid.
-        """
-
-    @abstractmethod
-    def change_schedule(self, /, name: str, **words: Any) -> Schedule:
-        """Change words of a schedule; None takes one back to its default. Raises Refused, having changed nothing."""
-
-    @abstractmethod
-    def remove_schedule(self, name: str) -> None:
-        """Remove a schedule; its jobs stay. One that a pipeline names comes back when a worker starts."""
-
-    @abstractmethod
-    def pause_schedule(self, name: str) -> Schedule:
-        """Make no jobs of a schedule until it is resumed."""
-
-    @abstractmethod
-    def resume_schedule(self, name: str) -> Schedule:
-        """End a schedule's pause; the due times of the pause get no job."""
-
-    @abstractmethod
-    def run_schedule(self, name: str) -> Started:
-        """Add a job of a schedule now; now is its due time."""
-
-    @abstractmethod
-    def backfills(self) -> list[Backfill]:
-        """The newest backfills, up to 100."""
-
-    @abstractmethod
-    def backfill(self, name: str) -> Backfill:
-        """The backfill of this name; raises NotFound where there is none, as all that take a name."""
-
-    @abstractmethod
-    def add_backfill(self, /, name: str, task: str, **words: Any) -> Backfill:
-        """Add a backfill of a task: `since`, `until` and `step`, or `partitions`; the other words of docs/backfills.md.
-
-        Its jobs are made behind the answer. Raises Conflict where the name is taken, Refused for words that are not
-        valid.
-        """
-
-    @abstractmethod
-    def try_backfill(self, /, name: str, task: str, **words: Any) -> Document:
-        """What `add_backfill` would do, having changed nothing: `total`, `skipped`, and `samples` of its jobs."""
-
-    @abstractmethod
-    def set_backfill(self, name: str, max_running: int | None) -> Backfill:
-        """Let so many jobs of a backfill run at once, from now on; None: any number."""
-
-    @abstractmethod
-    def pause_backfill(self, name: str) -> Backfill:
-        """Make and start no jobs of a backfill; those that run go on. Raises Conflict for a canceled one."""
-
-    @abstractmethod
-    def resume_backfill(self, name: str) -> Backfill:
-        """End a backfill's pause. Raises Conflict for a canceled one."""
-
-    @abstractmethod
-    def cancel_backfill(self, name: str) -> Backfill:
-        """Start no more jobs of a backfill; those that have not ended are cancelled behind the answer."""
-
-    def retry_backfill(self, name: str) -> int:
-        """Queue the dead jobs of a backfill again, with a fresh budget of attempts; returns how many."""
-        return self._carry_out(plans.total(partial(self._retry_some, name), 0))
-
-    @abstractmethod
-    def _retry_some(self, name: str, after: int) -> tuple[int, int | None]: ...
-
-    @abstractmethod
-    def remove_backfill(self, name: str) -> None:
-        """Remove a backfill with its ledger; its jobs stay. Raises Conflict while jobs of it are still to come."""
-
-    def partitions(self, name: str, *, status: str | None = None) -> Iterator[Partition]:
-        """The partitions of a backfill, in their order; pages are fetched as they are taken.
-
-        `status` is that of a job, `missing` (there is no job) or `skipped` (another backfill has done it).
-        """
-        return self._each(plans.follow(lambda after: self._partitions(name, after, status), 0))
-
-    @abstractmethod
-    def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]: ...
 
     def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
         """`cancel`, `requeue`, `start-over`, `run-now` or `delete` jobs; `force` is for `cancel`.

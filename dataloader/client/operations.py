@@ -8,7 +8,19 @@ from typing import Any, Literal, TypedDict, Unpack
 from uuid import UUID
 
 from dataloader.model.farm import Database, Names, RemovedWebhook, Tested, Webhook, Webhooks, Worker, Workers
-from dataloader.model.jobs import FarmEvent, FarmEvents, JobPrediction, QueuePrediction
+from dataloader.model.jobs import FarmEvent, FarmEvents, JobPrediction, QueuePrediction, Triggered
+from dataloader.model.plans import (
+    Backfill,
+    BackfillPreview,
+    BackfillRemoved,
+    BackfillRetried,
+    Backfills,
+    Partition,
+    Partitions,
+    Removed,
+    Schedule,
+    Schedules,
+)
 from dataloader.model.queues import (
     Changed,
     Key,
@@ -57,6 +69,73 @@ class Queued(TypedDict, total=False):
     task: str | None
     lock_key: str | None
     partition_key: str | None
+
+
+class ScheduleWords(TypedDict, total=False):
+    """When a schedule is due, and the fields of its jobs; null is the default (docs/schedules.md)."""
+
+    queue: str | None
+    args: dict[str, Any] | None
+    lock_key: str | None
+    partition_key: str | None
+    affinity_key: str | None
+    max_attempts: int | None
+    lease_ttl_sec: int | None
+    timeout_sec: int | None
+    cron: str | None
+    interval_sec: int | None
+    timezone: str | None
+    catch_up: Literal["none", "last", "all"] | None
+    overlap: Literal["skip", "queue", "cancel_old"] | None
+    jitter_sec: float | None
+    priority: int | None
+    deadline: str | None
+    deadline_sec: int | None
+
+
+class ScheduleChange(TypedDict, total=False):
+    """What is to be changed of a schedule; a field that is left out stays, null is its default."""
+
+    queue: str | None
+    args: dict[str, Any] | None
+    lock_key: str | None
+    partition_key: str | None
+    affinity_key: str | None
+    max_attempts: int | None
+    lease_ttl_sec: int | None
+    timeout_sec: int | None
+    cron: str | None
+    interval_sec: int | None
+    timezone: str | None
+    catch_up: Literal["none", "last", "all"] | None
+    overlap: Literal["skip", "queue", "cancel_old"] | None
+    jitter_sec: float | None
+    priority: int | None
+    deadline: str | None
+    deadline_sec: int | None
+    task: str
+
+
+class BackfillWords(TypedDict, total=False):
+    """A range (since, until, step) or a list of partitions, and the fields of the job of each (docs/backfills.md)."""
+
+    queue: str | None
+    args: dict[str, Any] | None
+    lock_key: str | None
+    partition_key: str | None
+    affinity_key: str | None
+    max_attempts: int | None
+    lease_ttl_sec: int | None
+    timeout_sec: int | None
+    since: str | None
+    until: str | None
+    step: str | None
+    partitions: list[str] | None
+    max_running: int | None
+    skip_done: bool | None
+    code_version: str | None
+    priority: int | str | None
+    limits: list[str] | None
 
 
 class Operations:
@@ -247,3 +326,95 @@ class Operations:
     def test_webhook(self, webhook: str) -> Tested:
         """Send a receiver a test message, also while it is paused; the answer has the job that sends it."""
         return self._call("POST /webhooks/{webhook}/test", Tested, {"webhook": webhook}, once=True)
+
+    def schedules(self, *, next: int | None = None) -> list[Schedule]:
+        """List the schedules: when they are due, their last jobs, what is wrong with them."""
+        return self._call("GET /schedules", Schedules, given(next=next), "schedules")
+
+    def schedule(self, name: str, *, next: int | None = None) -> Schedule:
+        """Show a schedule with its next due times."""
+        return self._call("GET /schedules/{name}", Schedule, {"name": name} | given(next=next))
+
+    def add_schedule(self, name: str, task: str, **words: Unpack[ScheduleWords]) -> Schedule:
+        """Add a schedule of a task; its first due time is the next one from now on."""
+        return self._call("POST /schedules", Schedule, {"name": name, "task": task} | words, once=True)
+
+    def change_schedule(self, name: str, **words: Unpack[ScheduleChange]) -> Schedule:
+        """Change a schedule; what is not named stays, null is the default. From then on code changes it no more.
+
+        A new timing counts from now on.
+        """
+        return self._call("PUT /schedules/{name}", Schedule, {"name": name} | words)
+
+    def remove_schedule(self, name: str) -> Removed:
+        """Remove a schedule; its jobs stay. One that a pipeline names comes back when a worker starts."""
+        return self._call("DELETE /schedules/{name}", Removed, {"name": name}, once=True)
+
+    def pause_schedule(self, name: str) -> Schedule:
+        """Make no jobs of a schedule until it is resumed; those that are made stay."""
+        return self._call("POST /schedules/{name}/pause", Schedule, {"name": name})
+
+    def resume_schedule(self, name: str) -> Schedule:
+        """End a schedule's pause; the due times of the pause get no job."""
+        return self._call("POST /schedules/{name}/resume", Schedule, {"name": name})
+
+    def run_schedule(self, name: str) -> Triggered:
+        """Add a job of a schedule now, paused or not; now is its due time."""
+        return self._call("POST /schedules/{name}/run", Triggered, {"name": name}, once=True)
+
+    def backfills(self) -> list[Backfill]:
+        """List the newest backfills, up to 100: how far they are, what is wrong with them."""
+        return self._call("GET /backfills", Backfills, {}, "backfills")
+
+    def backfill(self, backfill: str) -> Backfill:
+        """Show a backfill: its progress, when it will be done, its partitions by status."""
+        return self._call("GET /backfills/{backfill}", Backfill, {"backfill": backfill})
+
+    def partitions(
+        self,
+        backfill: str,
+        *,
+        status: Literal["missing", "queued", "running", "succeeded", "failed", "lost", "canceled", "skipped"]
+        | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Partition]:
+        """List the partitions of a backfill in their order, each with its job; `missing` ones have none."""
+        return self._pages(
+            "GET /backfills/{backfill}/partitions",
+            Partitions,
+            {"backfill": backfill} | given(status=status),
+            "partitions",
+            limit,
+        )
+
+    def add_backfill(self, name: str, task: str, **words: Unpack[BackfillWords]) -> Backfill:
+        """Add a backfill of a task. Its jobs are made behind the answer, some hundred at once."""
+        return self._call("POST /backfills", Backfill, {"name": name, "task": task} | words, once=True)
+
+    def try_backfill(self, name: str, task: str, **words: Unpack[BackfillWords]) -> BackfillPreview:
+        """What a backfill would do: how many partitions, how many are done already, some of the jobs."""
+        return self._call("POST /backfills/dry-run", BackfillPreview, {"name": name, "task": task} | words)
+
+    def set_backfill(self, backfill: str, max_running: int | None) -> Backfill:
+        """Let so many jobs of a backfill run at once, from now on; those that run go on."""
+        return self._call("PUT /backfills/{backfill}", Backfill, {"backfill": backfill, "max_running": max_running})
+
+    def remove_backfill(self, backfill: str) -> BackfillRemoved:
+        """Remove a backfill of which no job is to come, with its ledger; its jobs stay."""
+        return self._call("DELETE /backfills/{backfill}", BackfillRemoved, {"backfill": backfill}, once=True)
+
+    def pause_backfill(self, backfill: str) -> Backfill:
+        """Make and start no jobs of a backfill until it is resumed; those that run go on."""
+        return self._call("POST /backfills/{backfill}/pause", Backfill, {"backfill": backfill})
+
+    def resume_backfill(self, backfill: str) -> Backfill:
+        """End a backfill's pause."""
+        return self._call("POST /backfills/{backfill}/resume", Backfill, {"backfill": backfill})
+
+    def cancel_backfill(self, backfill: str) -> Backfill:
+        """Start no more jobs of a backfill; behind the answer the reaper cancels those that have not ended."""
+        return self._call("POST /backfills/{backfill}/cancel", Backfill, {"backfill": backfill})
+
+    def retry_backfill(self, backfill: str) -> int:
+        """Queue the failed and lost jobs of a backfill again, each with a fresh budget of attempts."""
+        return self._total("POST /backfills/{backfill}/retry", BackfillRetried, {"backfill": backfill}, "changed")

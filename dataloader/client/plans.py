@@ -93,18 +93,6 @@ def merged(calls: Sequence[Callable[[], dict[UUID, str]]]) -> Plan[dict[UUID, st
     return found
 
 
-def total(step: Callable[[A], tuple[int, A | None]], after: A) -> Plan[int]:
-    """The sum of all steps; each names the place of the next one."""
-    found: int = 0
-    place = after
-    while True:
-        changed, following = yield partial(step, place)
-        found += changed
-        if following is None:
-            return found
-        place = following
-
-
 def steps(step: Callable[[str | None], tuple[int, str | None]]) -> Series[int]:
     """The number of each step."""
     after: str | None = None
@@ -148,11 +136,3 @@ def walk(page: Callable[[int, str | None], tuple[list[R], str | None]], limit: i
         left -= len(found)
         if after is None:
             return
-
-
-def follow(page: Callable[[A], tuple[list[R], A | None]], after: A) -> Series[R]:
-    """The rows of all pages, from the place `after` on."""
-    place: A | None = after
-    while place is not None:
-        found, place = yield partial(page, place)
-        yield Rows(found)

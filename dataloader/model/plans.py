@@ -6,7 +6,11 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+from dataloader import periods
 from dataloader.model.kinds import Count, JobStatus, PartitionState, Seconds, answer
+
+OVERDUE_SEC = periods.seconds("SCHEDULE_OVERDUE_SEC", 120.0)  # from then on nobody seems to make the jobs
+ENDED = ("succeeded", "failed", "canceled", "lost", "skipped")  # the states of partitions that need no more work
 
 
 @answer
@@ -51,6 +55,19 @@ class Schedule:
     last_skipped: datetime | None
     error: Annotated[str | None, "why its jobs cannot be made; the reaper tries again every minute"]
     error_at: datetime | None
+
+    @property
+    def remark(self) -> str:
+        """Why a schedule makes no jobs; "" where it does."""
+        if self.paused_at:
+            return f"paused by {self.paused_by}"
+        if self.retired_at:
+            return "retired: its pipeline names it no more"
+        if self.error:
+            return f"its jobs cannot be made: {self.error}"
+        if self.overdue_sec > OVERDUE_SEC:
+            return f"overdue for {self.overdue_sec:.0f} s: no reaper makes its jobs"
+        return ""
 
 
 @answer
@@ -109,6 +126,16 @@ class Backfill:
     error: Annotated[str | None, "why its next jobs cannot be made; the reaper tries again"]
     error_at: datetime | None
     overdue_sec: Annotated[Seconds, "for how long its next jobs have waited for a reaper"]
+
+    @property
+    def ended(self) -> int:
+        """How many partitions need no more work: their jobs have ended, or they are skipped."""
+        return sum(self.counts.get(state, 0) for state in ENDED)
+
+    @property
+    def dead(self) -> int:
+        """How many partitions have jobs that are failed or lost."""
+        return self.counts.get("failed", 0) + self.counts.get("lost", 0)
 
 
 @answer

@@ -11,8 +11,7 @@ from importlib import import_module
 
 from dataloader.ops.op import OPS, Op
 
-SUBJECTS = ("jobs", "queues", "limits", "farm", "failures", "alerts")
-UNMASKED = frozenset({"args_schema"})  # operations: the schema of a property called password is no secret
+SUBJECTS = ("jobs", "queues", "limits", "farm", "failures", "alerts", "schedules", "backfills")
 UNMASKED = frozenset({"args_schema"})  # operations: the schema of a property called password is no secret
 
 

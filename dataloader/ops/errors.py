@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from dataloader.queue import enqueue, operations, parents
 from dataloader.queue.cursor import WrongCursor
-from dataloader.queue.plans import backfills, schedules
+from dataloader.queue.plans import plan
 from dataloader.queue.reports import keys, webhooks
 
 # status: (the last part of the problem's type, title). A type, once published, never changes.
@@ -55,9 +55,10 @@ MEANINGS: dict[type[Exception], Meaning] = {
     operations.NotMovable: Meaning(409, "conflict"),
     operations.Busy: Meaning(409, "conflict"),
     keys.NotOrdered: Meaning(409, "not-ordered"),
-    schedules.Taken: Meaning(409, "conflict"),
-    backfills.Taken: Meaning(409, "conflict"),
-    backfills.NotNow: Meaning(409, "conflict"),
+    plan.Unknown: Meaning(404, "not-found"),
+    plan.Taken: Meaning(409, "conflict"),
+    plan.NotNow: Meaning(409, "conflict"),
+    plan.Wrong: Meaning(400, "plan"),
     webhooks.WrongWebhook: Meaning(400, "webhook"),
     parents.UnknownParents: Meaning(400, "depends_on", "depends_on"),
     enqueue.KeyTaken: Meaning(409, "key-taken", "idempotency_key"),

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from dataloader.config import Settings
 from dataloader.ops.types import whole_number
 from dataloader.queue.db import Connection
+from dataloader.queue.plans import backfills
 from dataloader.queue.reports.predictions import Outlook, outlook
 
 P = ParamSpec("P")
@@ -33,6 +34,7 @@ class Call:
     settings: Settings
     may_read: bool = True  # names that the asker has not given
     outlook: Callable[[Connection, str], Outlook] = outlook  # the API keeps those of the last seconds
+    counts: backfills.Counts = backfills.counts  # the same for partitions of large backfills
 
 
 class Parameter(NamedTuple):
@@ -99,7 +101,7 @@ class Op:
     @property
     def is_change(self) -> bool:
         """True for an operation that may change something."""
-        return self.method != "GET"
+        return self.method != "GET" and self.scope != ("read",)
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
@@ -132,7 +134,8 @@ class Op:
     @cached_property
     def is_page(self) -> bool:
         """True for an answer with `next`, the `after` of the call that goes on."""
-        return not self.is_change and any(each.name == "next" for each in fields(self.answer))
+        is_list = self.rows is not None and not self.is_change
+        return is_list and any(each.name == "next" for each in fields(self.answer))
 
     @cached_property
     def input(self) -> type[BaseModel]:
@@ -248,3 +251,14 @@ def plain_type(annotation: Any) -> Any:
         kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
         return plain_type(kinds[0]) if len(kinds) == 1 else annotation
     return annotation
+
+
+def rules(annotation: Any) -> Iterator[Any]:
+    """The bounds and texts of an annotation, also of one that may be null."""
+    if get_origin(annotation) is Annotated:
+        for each in get_args(annotation)[1:]:
+            yield from getattr(each, "metadata", None) or [each]
+            yield each
+    for part in get_args(annotation):
+        if get_origin(part) is Annotated:
+            yield from rules(part)

@@ -90,7 +90,7 @@ def _parsed(value: object) -> datetime | None:
         return None
 
 
-def _no_internal_task(task: str) -> str:
+def no_internal_task(task: str) -> str:
     if task == fields.INTERNAL_TASK:
         raise PydanticCustomError(
             "internal_task", "Input should not be {task}: the farm alone adds jobs of this task", {"task": task}
@@ -98,7 +98,7 @@ def _no_internal_task(task: str) -> str:
     return task
 
 
-def _distinct(names: list[str] | None) -> list[str] | None:
+def distinct(names: list[str] | None) -> list[str] | None:
     if names and len(set(names)) < len(names):
         raise PydanticCustomError("distinct", "List should hold each name once")
     return names
@@ -115,10 +115,10 @@ _TYPES: dict[str, Any] = {
 }
 _CHECKS = {
     "queue": AfterValidator(printable),
-    "task": AfterValidator(_no_internal_task),
+    "task": AfterValidator(no_internal_task),
     "available_at": BeforeValidator(instant),
     "deadline": BeforeValidator(instant),
-    "limits": AfterValidator(_distinct),
+    "limits": AfterValidator(distinct),
 }
 
 

@@ -79,11 +79,6 @@ def test_a_backfill_that_is_not_valid_is_refused_with_what_would_be_right(
     assert client.get(PATH).get_json() == {"backfills": []}
 
 
-def test_a_name_that_is_taken_is_a_conflict(client: FlaskClient, refused: Refused) -> None:
-    added(client)
-    assert "rates already" in refused(client.post(PATH, json=RATES), 409, "conflict")["detail"]
-
-
 def test_pause_cap_resume_cancel_and_remove(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
     added(client)
     paused = ordered(client, "pause")
@@ -117,23 +112,6 @@ def test_the_partitions_come_page_by_page_each_with_its_job(client: FlaskClient,
     strict(BackfillRetried, retried)
     assert retried == {"changed": 1, "next": None}
     assert asked(client, f"{PATH}/rates", Backfill)["counts"]["queued"] == 5
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("GET", "", None),
-        ("GET", "/partitions", None),
-        ("PUT", "", {"max_running": 1}),
-        ("DELETE", "", None),
-        *(("POST", f"/{verb}", {}) for verb in ("pause", "resume", "cancel", "retry")),
-    ],
-)
-def test_an_unknown_backfill_is_not_found(
-    client: FlaskClient, refused: Refused, method: str, path: str, body: Any
-) -> None:
-    answer = client.open(f"{PATH}/nothing{path}", method=method, json=body)
-    assert refused(answer, 404, "not-found")["detail"] == "there is no backfill with this name"
 
 
 def test_the_page_shows_each_partition_as_a_cell_that_leads_to_its_job(

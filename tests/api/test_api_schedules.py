@@ -81,11 +81,6 @@ def test_a_schedule_that_is_not_valid_is_refused_with_what_would_be_right(
     assert client.get(PATH).get_json() == {"schedules": []}
 
 
-def test_a_name_that_is_taken_is_a_conflict(client: FlaskClient, refused: Refused) -> None:
-    added(client)
-    assert "nightly already" in refused(client.post(PATH, json=NIGHTLY), 409, "conflict")["detail"]
-
-
 def test_a_change_leaves_what_it_does_not_name_and_a_wrong_one_changes_nothing(
     client: FlaskClient, refused: Refused
 ) -> None:
@@ -103,15 +98,6 @@ def test_a_change_leaves_what_it_does_not_name_and_a_wrong_one_changes_nothing(
         problem = refused(client.put(f"{PATH}/nightly", json=body), 400, "invalid-input")
         assert words in problem["detail"] + str(problem["errors"])
     assert client.get(f"{PATH}/nightly").get_json() == changed
-
-
-def test_a_pause_and_its_end(client: FlaskClient) -> None:
-    added(client)
-    paused = client.post(f"{PATH}/nightly/pause").get_json()
-    strict(Schedule, paused)
-    assert (paused["paused_by"], paused["next"]) == ("anonymous from 127.0.0.1", [])
-    resumed = client.post(f"{PATH}/nightly/resume", json={}).get_json()
-    assert (resumed["paused_at"], len(resumed["next"])) == (None, 5)
 
 
 def test_run_now_adds_a_job_whose_page_names_schedule_and_due_time(client: FlaskClient) -> None:

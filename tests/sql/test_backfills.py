@@ -10,7 +10,7 @@ from hands import Worker, enqueue, value
 
 from dataloader.queue import db, operations
 from dataloader.queue.hooks import AROUND_ENQUEUE
-from dataloader.queue.plans import backfills, new_backfill
+from dataloader.queue.plans import backfills, new_backfill, plan
 from dataloader.queue.reports import stats
 
 
@@ -31,9 +31,9 @@ def add(conn: db.Connection, name: str = "b", **fields: Any) -> dict[str, Any]:
     return backfills.add(conn, new, "me")
 
 
-def tick(conn: db.Connection) -> list[backfills.Made]:
+def tick(conn: db.Connection) -> list[plan.Made]:
     """All that is to be done."""
-    made: list[backfills.Made] = []
+    made: list[plan.Made] = []
     while found := backfills.tick(conn):
         made.append(found)
         assert found.error is None, found
@@ -82,7 +82,7 @@ def test_each_partition_gets_one_job_with_its_args_its_key_and_its_limit(conn: d
 
 def test_a_name_that_is_taken_changes_nothing(conn: db.Connection) -> None:
     add(conn, max_running=3)
-    with pytest.raises(backfills.Taken, match="a backfill b already"):
+    with pytest.raises(plan.Taken, match="a backfill b already"):
         add(conn, max_running=7)
     assert value(conn, "SELECT most FROM dl_limits") == 3
     assert value(conn, "SELECT count(*) FROM dl_partitions") == 5
@@ -95,7 +95,7 @@ def test_the_jobs_come_in_bunches_in_turn_with_those_of_others_and_a_killed_bunc
     add(conn)
     add(conn, "c", partitions=["x", "y", "z"])
     with monkeypatch.context() as killed:
-        killed.setitem(backfills._SQL, "made", "SELECT 1 / 0")
+        killed.setitem(backfills._PLANS._sql, "made", "SELECT 1 / 0")
         failed = backfills.tick(conn)
     assert failed is not None
     assert (failed.name, failed.error) == ("b", "division by zero")
@@ -221,7 +221,7 @@ def test_a_canceled_backfill_makes_no_more_jobs_and_cancels_its_own_alone_in_bun
     assert counts(conn) == {"missing": 1, "running": 1, "canceled": 3}
     assert value(conn, "SELECT most FROM dl_limits WHERE name = 'backfill:b'") == 2, "for jobs that are requeued"
     for change in (backfills.pause, backfills.resume):
-        with pytest.raises(backfills.NotNow, match="is canceled"):
+        with pytest.raises(plan.NotNow, match="is canceled"):
             change(conn, "b", "me")
 
 
@@ -232,7 +232,7 @@ def test_retry_requeues_the_dead_jobs_alone_step_by_step(conn: db.Connection, mo
     end(conn, "lost", "2019-01-04")
     end(conn, "succeeded", "2019-01-05")
     monkeypatch.setattr(backfills, "RETRIED_AT_ONCE", 2)
-    assert backfills.retry(conn, "b", "me") == (2, "3")
+    assert backfills.retry(conn, "b", "me") == (2, 3)
     assert backfills.retry(conn, "b", "me", 3) == (1, None)
     assert counts(conn) == {"queued": 4, "succeeded": 1}
 
@@ -348,20 +348,19 @@ def test_hooks_around_the_adding_of_jobs_see_those_of_backfills(conn: db.Connect
 def test_a_backfill_is_removed_when_its_jobs_have_ended_and_they_stay(conn: db.Connection) -> None:
     add(conn, max_running=1)
     for _ in range(2):
-        with pytest.raises(backfills.NotNow, match="cancel it, and wait"):
+        with pytest.raises(plan.NotNow, match="cancel it, and wait"):
             backfills.remove(conn, "b", "me")
         tick(conn)
     end(conn, "succeeded", *(f"2019-01-0{day}" for day in range(1, 6)))
-    assert backfills.remove(conn, "b", "me")
-    assert backfills.backfill(conn, "b") is None
-    assert not backfills.remove(conn, "b", "me")
+    backfills.remove(conn, "b", "me")
+    with pytest.raises(plan.Unknown):
+        backfills.remove(conn, "b", "me")
     for table, left in (("dl_partitions", 0), ("dl_limits", 0), ("dl_jobs", 5)):
         assert value(conn, f"SELECT count(*) FROM {table}") == left
 
 
-@pytest.mark.parametrize("change", [backfills.pause, backfills.resume, backfills.cancel])
-def test_an_unknown_backfill_is_none(conn: db.Connection, change: Any) -> None:
-    assert change(conn, "nothing", "me") is None
-    assert backfills.set_most(conn, "nothing", 1, "me") is None
-    assert backfills.retry(conn, "nothing", "me") == (0, None)
+@pytest.mark.parametrize("change", [backfills.pause, backfills.resume, backfills.cancel, backfills.retry])
+def test_an_unknown_backfill_cannot_be_changed(conn: db.Connection, change: Any) -> None:
+    with pytest.raises(plan.Unknown, match="there is no backfill with this name"):
+        change(conn, "nothing", "me")
     assert backfills.listed(conn) == []

@@ -11,7 +11,7 @@ from hands import value
 
 from dataloader.queue import db, operations
 from dataloader.queue.hooks import AROUND_ENQUEUE
-from dataloader.queue.plans import new_schedule, schedules, times
+from dataloader.queue.plans import new_schedule, plan, schedules, times
 
 DAY = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
 JOBS = "SELECT * FROM dl_jobs ORDER BY created_at, idempotency_key"
@@ -36,7 +36,7 @@ def first(new: dict[str, Any], since: datetime) -> datetime | None:
     return times.first(times.Timing(new["cron"], new["interval_sec"], new["timezone"]), since)
 
 
-def tick(conn: db.Connection, now: datetime) -> list[schedules.Made]:
+def tick(conn: db.Connection, now: datetime) -> list[plan.Made]:
     return list(schedules.tick(conn, now=now))
 
 
@@ -60,7 +60,7 @@ def stored(conn: db.Connection, name: str = "nightly") -> dict[str, Any]:
 def test_a_due_time_has_one_job_however_often_reapers_look(conn: db.Connection) -> None:
     add(conn)
     assert tick(conn, at(2.9)) == []
-    assert tick(conn, at(3)) == [schedules.Made("nightly", 1)]
+    assert tick(conn, at(3)) == [plan.Made("nightly", 1)]
     assert tick(conn, at(3)) == tick(conn, at(20)) == []
     assert due(conn) == [at(3)]
     assert stored(conn)["next_due"] == at(3, 1)
@@ -119,9 +119,9 @@ def test_many_missed_due_times_are_made_in_bounded_steps_and_others_have_their_t
     monkeypatch.setattr(schedules, "AT_ONCE", 10)
     add(conn, "each", interval_sec=60, catch_up="all")
     add(conn, "zeroth", interval_sec=3_600)
-    assert tick(conn, at(0.4)) == [schedules.Made("each", 10)]
+    assert tick(conn, at(0.4)) == [plan.Made("each", 10)]
     assert schedules.due_in(conn, at(0.4)) == pytest.approx(-13 * 60)
-    assert tick(conn, at(1)) == [schedules.Made("each", 10), schedules.Made("zeroth", 1)]
+    assert tick(conn, at(1)) == [plan.Made("each", 10), schedules.Made("zeroth", 1)]
     while tick(conn, at(1)):
         pass
     each = [job["idempotency_key"] for job in jobs(conn) if job["task"] == "load" and "each" in job["lock_key"]]
@@ -143,8 +143,8 @@ def test_what_one_reaper_has_locked_another_leaves_alone(dsn: str, conn: db.Conn
     add(conn, "other")
     with db.connect(dsn, name="other", schema="public") as second, second.transaction():
         second.execute("SELECT FROM dl_schedules WHERE name = 'nightly' FOR UPDATE")
-        assert tick(conn, at(3)) == [schedules.Made("other", 1)]
-    assert tick(conn, at(3)) == [schedules.Made("nightly", 1)]
+        assert tick(conn, at(3)) == [plan.Made("other", 1)]
+    assert tick(conn, at(3)) == [plan.Made("nightly", 1)]
 
 
 def test_skip_leaves_due_times_without_a_job_while_the_one_before_has_not_ended(conn: db.Connection) -> None:
@@ -153,7 +153,7 @@ def test_skip_leaves_due_times_without_a_job_while_the_one_before_has_not_ended(
     assert due(conn) == [at(3)]
     assert (stored(conn)["skipped"], stored(conn)["last_skipped"]) == (1, at(3, 1))
     for day in (2, 3):
-        assert tick(conn, at(3, day)) == [schedules.Made("nightly", 0, 1)]
+        assert tick(conn, at(3, day)) == [plan.Made("nightly", 0, 1)]
     conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
     tick(conn, at(3, 4))
     assert due(conn) == [at(3), at(3, 4)]
@@ -193,13 +193,13 @@ def test_a_bad_schedule_keeps_its_error_and_stops_no_other(conn: db.Connection) 
     bad, good = tick(conn, at(3))
     assert bad.error is not None
     assert bad.error.startswith("priority: ")
-    assert good == schedules.Made("good", 1)
+    assert good == plan.Made("good", 1)
     assert stored(conn, "bad")["error"] == bad.error
     assert tick(conn, at(3)) == [], "it is tried again later, not at once"
     assert schedules.due_in(conn, at(3)) == schedules.RETRY_SEC
     assert stored(conn, "good")["error"] is None
     conn.execute("UPDATE dl_schedules SET job = job - 'priority' WHERE name = 'bad'")
-    assert tick(conn, at(3) + timedelta(seconds=schedules.RETRY_SEC)) == [schedules.Made("bad", 1)]
+    assert tick(conn, at(3) + timedelta(seconds=schedules.RETRY_SEC)) == [plan.Made("bad", 1)]
     assert (stored(conn, "bad")["error"], stored(conn, "bad")["error_at"]) == (None, None)
 
 
@@ -272,15 +272,14 @@ def test_run_now_adds_a_job_of_this_moment_and_leaves_the_next_due_time(conn: db
     add(conn, args={"due": "{{ due }}"}, jitter_sec=600)
     schedules.pause(conn, "nightly", "me")
     one, two = (schedules.run(conn, "nightly", "me") for _ in range(2))
-    assert one is not None
-    assert two is not None
     assert one[0] != two[0]
     assert (stored(conn)["last_job_id"], stored(conn)["next_due"]) == (two[0], at(3))
     job = jobs(conn)[0]
     assert abs(datetime.fromisoformat(job["args"]["due"]) - job["created_at"]) < timedelta(seconds=5)
     assert job["available_at"] <= job["created_at"]
     assert value(conn, "SELECT payload ->> 'by' FROM dl_job_events LIMIT 1") == "me"
-    assert schedules.run(conn, "unknown", "me") is None
+    with pytest.raises(plan.Unknown):
+        schedules.run(conn, "unknown", "me")
 
 
 def test_a_change_is_checked_as_a_whole_and_counts_from_now_on_only_where_the_timing_is_another(
@@ -288,7 +287,6 @@ def test_a_change_is_checked_as_a_whole_and_counts_from_now_on_only_where_the_ti
 ) -> None:
     add(conn)
     changed = schedules.change(conn, "nightly", {"args": {"a": 1}, "priority": 3}, "UTC", "me")
-    assert changed is not None
     assert (changed["args"], changed["priority"], changed["next_due"], changed["changed_by"]) == (
         {"a": 1},
         3,
@@ -298,18 +296,19 @@ def test_a_change_is_checked_as_a_whole_and_counts_from_now_on_only_where_the_ti
     with pytest.raises(ValueError, match=r"priority: .*greater than or equal to 0"):
         schedules.change(conn, "nightly", {"priority": -1}, "UTC", "me")
     changed = schedules.change(conn, "nightly", {"interval_sec": 60, "priority": None}, "UTC", "me")
-    assert changed is not None
     assert (changed["cron"], changed["interval_sec"], changed["priority"], changed["args"]) == (None, 60, 100, {"a": 1})
     assert timedelta(0) < changed["next_due"] - value(conn, "SELECT now()") <= timedelta(seconds=60)
-    assert schedules.change(conn, "unknown", {}, "UTC", "me") is None
+    with pytest.raises(plan.Unknown):
+        schedules.change(conn, "unknown", {}, "UTC", "me")
 
 
 def test_a_name_is_taken_once_and_free_again_when_its_schedule_is_removed(conn: db.Connection) -> None:
     add(conn)
-    with pytest.raises(schedules.Taken, match="nightly already"):
+    with pytest.raises(plan.Taken, match="nightly already"):
         add(conn)
-    assert schedules.remove(conn, "nightly")
-    assert not schedules.remove(conn, "nightly")
+    schedules.remove(conn, "nightly")
+    with pytest.raises(plan.Unknown):
+        schedules.remove(conn, "nightly")
     add(conn)
 
 

@@ -338,15 +338,19 @@ def test_doctor_names_workers_that_show_themselves_no_more() -> None:
     assert "No worker is alive at all" not in finding.text
 
 
+def a_schedule(**more: Any) -> Schedule:
+    return filled(Schedule, name="n", **more)
+
+
 @pytest.mark.parametrize(
     ("schedule", "words", "command"),
     [
-        (Schedule("n", paused_at=NOW, paused_by="me"), "paused by me", ("schedule", "resume", "n")),
-        (Schedule("n", retired_at=NOW), "names it no more", ("schedule", "remove", "n")),
-        (Schedule("n", error="priority: no"), "cannot be made: priority: no", ("schedule", "show", "n")),
-        (Schedule("n", next_due=NOW, overdue_sec=300), "5 min 00 s ago has no job: no reaper runs", ()),
-        (Schedule("n"), "No due time of it comes any more", ("schedule", "show", "n")),
-        (Schedule("n", next_due=NOW, overdue_sec=3, words="Every hour"), "as it should be: Every hour", None),
+        (a_schedule(paused_at=NOW, paused_by="me"), "paused by me", ("schedule", "resume", "n")),
+        (a_schedule(retired_at=NOW), "names it no more", ("schedule", "remove", "n")),
+        (a_schedule(error="priority: no"), "cannot be made: priority: no", ("schedule", "show", "n")),
+        (a_schedule(next_due=NOW, overdue_sec=300), "5 min 00 s ago has no job: no reaper runs", ()),
+        (a_schedule(), "No due time of it comes any more", ("schedule", "show", "n")),
+        (a_schedule(next_due=NOW, overdue_sec=3, words="Every hour"), "as it should be: Every hour", None),
     ],
 )
 def test_doctor_says_why_a_schedule_makes_no_jobs(
@@ -359,15 +363,15 @@ def test_doctor_says_why_a_schedule_makes_no_jobs(
 
 def test_doctor_names_the_last_job_of_a_schedule_and_what_it_skipped() -> None:
     job = UUID(ID)
-    late = Schedule("n", next_due=NOW, overlap="skip", skipped=3, last_job_id=job, last_job_status="running")
+    late = a_schedule(next_due=NOW, overlap="skip", skipped=3, last_job_id=job, last_job_status="running")
     assert "3 due times got no job" in [*doctor.diagnose_schedule(late)][-1].text
-    failed = Schedule("n", next_due=NOW, overlap="queue", last_job_id=job, last_job_status="failed")
+    failed = a_schedule(next_due=NOW, overlap="queue", last_job_id=job, last_job_status="failed")
     assert [*doctor.diagnose_schedule(failed)][-1] == doctor.Finding("Its last job is failed.", ("doctor", ID))
 
 
 def a_backfill(state: str, **more: Any) -> Backfill:
     counts = more.pop("counts", {"queued": 2, "running": 1, "succeeded": 4})
-    return Backfill("b", queue="q", state=state, total=7, made=7, counts=counts, **more)
+    return filled(Backfill, name="b", queue="q", state=state, total=7, made=7, counts=counts, **more)
 
 
 @pytest.mark.parametrize(

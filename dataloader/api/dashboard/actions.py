@@ -10,13 +10,14 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from time import monotonic
 from typing import Any
 
 from flask import Blueprint, Response, current_app, g, request
 
 from dataloader import ops
-from dataloader.api.dashboard import by_hand
+from dataloader.api.dashboard import by_hand, zones
 from dataloader.api.dashboard.render import action_url, done, failed
 from dataloader.api.v1.requests import Query
 from dataloader.api.web import auth, cache
@@ -104,11 +105,8 @@ def of_queue(queue: Mapping[str, Any]) -> list[Button]:
 
 def of_schedule(schedule: Mapping[str, Any]) -> list[Button]:
     """A schedule's buttons."""
-    pause = Button("pause_schedule", "Pause", "Pause this schedule? It makes no jobs until it is resumed.")
-    return [
-        Button("resume_schedule", "Resume") if schedule["paused_at"] else pause,
-        Button("run_schedule", "Run now"),
-    ]
+    pause = _button("resume_schedule", "Resume") if schedule["paused_at"] else _button("pause_schedule", "Pause")
+    return [pause, _button("run_schedule", "Run now")]
 
 
 def of_errors(group: Mapping[str, Any]) -> list[Button]:
@@ -123,17 +121,13 @@ def of_errors(group: Mapping[str, Any]) -> list[Button]:
 
 def of_backfill(backfill: Mapping[str, Any]) -> list[Button]:
     """A backfill's buttons; one without effect is disabled and says why."""
-    counts = backfill["counts"]
-    dead = counts["failed"] + counts["lost"]
+    dead = backfill["counts"]["failed"] + backfill["counts"]["lost"]
     over = {"done": "It is done.", "canceled": "It is canceled."}.get(backfill["state"], "")
-    asked = "Pause this backfill? It makes and starts no jobs until it is resumed."
-    pause = Button("pause_backfill", "Pause", asked, over)
-    retry = f"Run {_jobs(dead, 'dead')} again, with a fresh budget of attempts?"
-    cancel = "Cancel this backfill? The jobs that have not ended are canceled."
+    is_paused = backfill["paused_at"] and not over
     return [
-        Button("resume_backfill", "Resume") if backfill["paused_at"] and not over else pause,
-        Button("retry_backfill", "Retry failed", retry, "" if dead else "No job of it is dead."),
-        Button("cancel_backfill", "Cancel", cancel, over, is_grave=True),
+        _button("resume_backfill", "Resume") if is_paused else _button("pause_backfill", "Pause", over),
+        _button("retry_backfill", "Retry failed", "" if dead else "No job of it is dead.", _jobs(dead, "dead")),
+        _button("cancel_backfill", "Cancel", over, is_grave=True),
     ]
 
 
@@ -177,7 +171,7 @@ def carry_out(name: str) -> Response:
     given = _checked(op, texts)
     until, changed = monotonic() + ALL_SEC, 0
     with session() as conn:
-        call = Call(conn, auth.who(), current_app.extensions["settings"], auth.may("read"), cache.outlook)
+        call = Call(conn, auth.who(), current_app.extensions["settings"], auth.may("read"), cache.outlook, cache.counts)
         while True:
             answer = op.run(call, given)
             facts = {each.name: getattr(answer, each.name) for each in fields(answer)}
@@ -188,13 +182,15 @@ def carry_out(name: str) -> Response:
             given["after"] = after
     facts |= {"changed": changed} if "changed" in facts else {}
     g.changed = texts | {"action": name} | ({"jobs": changed} if "changed" in facts else {})
-    sentence = op.sentence(answer, given | facts | {"flags": ""}, _shown)
+    sentence = op.sentence(answer, given | facts | {"flags": ""}, _shown) or f"{facts['name']}: done"
     sentence += "" if facts.get("is_known", True) else ". No queue of this name is known now"
     more = action_url(name, **texts | {"after": after}) if after else ""
     return done(sentence + (". There may be more behind these" if more else "") + ".", more=more)
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, datetime):
+        return f"{value.astimezone(zones.chosen()):%Y-%m-%d %H:%M:%S}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -31,6 +31,7 @@ from dataloader.queue import logs as of_logs
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.job import FINAL, TALLIED
 from dataloader.queue.plans import backfills as of_backfills
+from dataloader.queue.plans import plan
 from dataloader.queue.plans import schedules as of_schedules
 from dataloader.queue.reports import alerts, predictions, runs, stats, tallies, waiting
 from dataloader.queue.reports import errors as of_errors
@@ -175,9 +176,10 @@ def backfill(name: str) -> Response:
     after = request.args.get("after", "0")
     if "\0" in name or not (after.isascii() and after.isdigit() and len(after) < 8):
         raise Problem(404, "There is no such backfill, or no such page of it.")
-    found, rows = _asked_lately(f"{name}?{after}", lambda: _read_backfill(name, int(after)))
-    if found is None:
-        raise Problem(404, "There is no backfill of this name.")
+    try:
+        found, rows = _asked_lately(f"{name}?{after}", lambda: _read_backfill(name, int(after)))
+    except plan.Unknown:
+        raise Problem(404, "There is no backfill of this name.") from None
     return show(
         "backfill.html",
         b=_with_ended(found),
@@ -188,7 +190,7 @@ def backfill(name: str) -> Response:
     )
 
 
-def _read_backfill(name: str, after: int) -> tuple[dict[str, Any] | None, Rows]:
+def _read_backfill(name: str, after: int) -> tuple[dict[str, Any], Rows]:
     with session() as conn:
         found = of_backfills.backfill(conn, name, counts)
         return found, of_backfills.of_ledger(conn, name, after, CELLS)

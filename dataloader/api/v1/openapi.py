@@ -22,7 +22,7 @@ from dataloader.model.farm import Problem
 from dataloader.ops.errors import KINDS
 from dataloader.queue.fields import LIMIT_NAME
 from dataloader.queue.new_job import Trigger
-from dataloader.queue.plans.new_schedule import NAME as SCHEDULE_NAME
+from dataloader.queue.plans.words import NAME as PLAN_NAME
 
 Node = dict[str, Any]
 REF = "#/components/schemas/{model}"
@@ -61,10 +61,10 @@ _PATH: dict[str, Node] = {
         "description": "percent-encoded",
         "schema": {"type": "string", "minLength": 1, "maxLength": TASK_LIMIT, "pattern": _STORABLE},
     },
-    "name": {"description": "of a schedule", "schema": {"type": "string", "minLength": 1, "pattern": SCHEDULE_NAME}},
+    "name": {"description": "of a schedule", "schema": {"type": "string", "minLength": 1, "pattern": PLAN_NAME}},
     "backfill": {
         "description": "its name",
-        "schema": {"type": "string", "minLength": 1, "pattern": SCHEDULE_NAME},
+        "schema": {"type": "string", "minLength": 1, "pattern": PLAN_NAME},
     },
     "limit": {
         "description": "of a limit, percent-encoded",

@@ -26,10 +26,6 @@ from dataloader.queue.logs import PAGE as LINES_MOST
 from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant, keyed
 from dataloader.queue.new_job import hooked as after_hooks
 from dataloader.queue.parents import Parents, fault
-from dataloader.queue.plans.new_backfill import MaxRunning
-from dataloader.queue.plans.partitions import MOST
-from dataloader.queue.plans.partitions import STATUSES as OF_PARTITIONS
-from dataloader.queue.plans.schedules import NEXT, NEXT_MOST
 from dataloader.queue.reports.bulk import ORDERS, Target
 from dataloader.queue.reports.search import LENGTH
 from dataloader.queue.reports.stats import Wanted
@@ -172,20 +168,6 @@ class NamedTask(Query):
     )
 
 
-class Schedules(Query):
-    """GET /api/v1/schedules, and one of them."""
-
-    next: Annotated[int, Field(ge=0, le=NEXT_MOST, description="how many due times of each"), _AsNumber] = NEXT
-
-
-class Partitions(Query):
-    """GET /api/v1/backfills/{backfill}/partitions."""
-
-    after: Annotated[int, Field(ge=0, le=MOST, description="`next` of the page before"), _AsNumber] = 0
-    limit: Annotated[int, Field(ge=1, le=1_000, description="partitions of a page"), _AsNumber] = 1_000
-    status: Literal[OF_PARTITIONS] | None = Field(default=None, description="only these")  # type: ignore[valid-type]
-
-
 class Body(BaseModel):
     """A body of which every field is known and has its type."""
 
@@ -227,18 +209,6 @@ class Cancel(Body):
     """The body of POST /api/v1/jobs/{job_id}/cancel, which may be left out."""
 
     force: bool = False
-
-
-class BackfillChange(Body):
-    """The body of PUT /api/v1/backfills/{backfill}."""
-
-    max_running: MaxRunning | None
-
-
-class BackfillRetry(Body):
-    """The body of POST /api/v1/backfills/{backfill}/retry, which may be left out."""
-
-    after: int = Field(default=0, ge=0, le=MOST, description="`next` of the answer before")
 
 
 class Nothing(Body):

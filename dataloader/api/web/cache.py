@@ -14,6 +14,7 @@ from dataloader import periods
 from dataloader.api.web.sessions import Sessions
 from dataloader.queue.db import Conn
 from dataloader.queue.plans import backfills
+from dataloader.queue.plans.plan import Rows
 from dataloader.queue.reports import predictions
 from dataloader.queue.reports.predictions import Outlook
 
@@ -119,7 +120,7 @@ def outlook(conn: Conn, queue: str) -> Outlook:
     return renewed.of(conn, queue)
 
 
-def counts(conn: Conn, backfill: str) -> backfills.Rows:
+def counts(conn: Conn, backfill: str) -> Rows:
     """The counts of a large backfill's partitions, in the same way."""
     sessions = current_app.extensions["sessions"]
     renewed = kept(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from dataloader.model.kinds import PARTITION_STATES
 
 STATUSES = PARTITION_STATES
+SPAN = ("since", "until", "step")
 MOST = 200_000  # of one backfill
 LONGEST = 150  # characters: the idempotency key of the job holds it, and the name of the backfill
 # What a job of a backfill has where the backfill says nothing else: it stands behind the jobs of others.
@@ -33,6 +34,11 @@ _SPANS = {
 _NUMBER = re.compile(r"-?\d{1,18}")
 _MOMENT = re.compile(r"\d{4}-\d\d(-\d\d([T ]\d\d:\d\d(:00)?)?)?")
 _SAFE_DAY = 28  # every month has it
+
+
+def limit_of(backfill: str) -> str:
+    """The limit that every job of this backfill names."""
+    return f"backfill:{backfill}"
 
 
 class Step(NamedTuple):

@@ -1,0 +1,154 @@
+"""Backfills: jobs of one task for many partitions (docs/backfills.md). The reaper makes their jobs, some at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, Unpack
+
+from pydantic import Field
+
+from dataloader.model.plans import Backfill, BackfillPreview, BackfillRemoved, BackfillRetried, Backfills, Partitions
+from dataloader.ops.op import Call, made, op
+from dataloader.ops.types import Text
+from dataloader.queue.plans import backfills as of_backfills
+from dataloader.queue.plans import new_backfill
+from dataloader.queue.plans.new_backfill import BackfillName, BackfillWords, MaxRunning
+from dataloader.queue.plans.partitions import MOST, STATUSES
+from dataloader.queue.plans.words import Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Name = Annotated[Text, Field(description="of the backfill")]
+After = Annotated[int, Field(ge=0, le=MOST, description="`next` of the answer before")]
+PartitionStatus: TypeAlias = Literal[STATUSES]  # type: ignore[valid-type]
+
+
+@op(
+    "GET /backfills",
+    command="backfill list",
+    columns="name task state ended total dead eta_sec error",
+    examples=("dataloader backfill list",),
+)
+def backfills(call: Call) -> Backfills:
+    """List the newest backfills, up to 100: how far they are, what is wrong with them."""
+    return made(Backfills, {"backfills": of_backfills.listed(call.conn, call.counts)})
+
+
+@op(
+    "GET /backfills/{backfill}",
+    command="backfill show BACKFILL",
+    examples=("dataloader backfill show history",),
+    errors=(404,),
+)
+def backfill(call: Call, backfill: Name) -> Backfill:
+    """Show a backfill: its progress, when it will be done, its partitions by status."""
+    return made(Backfill, of_backfills.backfill(call.conn, backfill, call.counts))
+
+
+@op(
+    "GET /backfills/{backfill}/partitions",
+    command="backfill partitions BACKFILL",
+    columns="partition status job_id",
+    examples=("dataloader backfill partitions history --status failed",),
+    errors=(404,),
+)
+def partitions(
+    call: Call,
+    backfill: Name,
+    status: Annotated[PartitionStatus, Field(description="only these")] | None = None,
+    limit: Annotated[int, Field(ge=1, le=1_000, description="partitions of a page")] = 1_000,
+    after: After = 0,
+) -> Partitions:
+    """List the partitions of a backfill in their order, each with its job; `missing` ones have none."""
+    rows = of_backfills.of_ledger(call.conn, backfill, after, limit, status)
+    following = rows[-1]["place"] if len(rows) == limit else None
+    return made(Partitions, {"partitions": rows, "next": following})
+
+
+@op("POST /backfills", scope="operate", errors=(409,), repeatable=False)
+def add_backfill(call: Call, name: BackfillName, task: Task, **words: Unpack[BackfillWords]) -> Backfill:
+    """Add a backfill of a task. Its jobs are made behind the answer, some hundred at once."""
+    new = new_backfill.checked({"name": name, "task": task, **words})
+    return made(Backfill, of_backfills.add(call.conn, new, call.by))
+
+
+@op("POST /backfills/dry-run")
+def try_backfill(call: Call, name: BackfillName, task: Task, **words: Unpack[BackfillWords]) -> BackfillPreview:
+    """What a backfill would do: how many partitions, how many are done already, some of the jobs."""
+    new = new_backfill.checked({"name": name, "task": task, **words})
+    return made(BackfillPreview, of_backfills.preview(call.conn, new))
+
+
+@op(
+    "PUT /backfills/{backfill}",
+    scope="operate",
+    command="backfill set BACKFILL",
+    done="up to {max_running:any number of} jobs of {backfill} run at once",
+    examples=("dataloader backfill set history --max-running 8",),
+    errors=(404,),
+)
+def set_backfill(call: Call, backfill: Name, max_running: MaxRunning | None) -> Backfill:
+    """Let so many jobs of a backfill run at once, from now on; those that run go on."""
+    return made(Backfill, of_backfills.set_most(call.conn, backfill, max_running, call.by))
+
+
+@op(
+    "DELETE /backfills/{backfill}",
+    scope="operate",
+    command="backfill remove BACKFILL",
+    done="{backfill} is removed; its jobs stay",
+    examples=("dataloader backfill remove history",),
+    errors=(404, 409),
+    repeatable=False,
+)
+def remove_backfill(call: Call, backfill: Name) -> BackfillRemoved:
+    """Remove a backfill of which no job is to come, with its ledger; its jobs stay."""
+    of_backfills.remove(call.conn, backfill, call.by)
+    return BackfillRemoved(name=backfill, removed=True)
+
+
+def _order(verb: str, **words: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """An order to one backfill."""
+    route, command = f"POST /backfills/{{backfill}}/{verb}", f"backfill {verb} BACKFILL"
+    errors = (404, *words.pop("errors", ()))
+    example = f"dataloader backfill {verb} history"
+    return op(route, scope="operate", command=command, examples=(example,), errors=errors, **words)
+
+
+@_order(
+    "pause",
+    errors=(409,),
+    done="{backfill} is paused; what runs goes on",
+    question="Pause this backfill? It makes and starts no jobs until it is resumed.",
+)
+def pause_backfill(call: Call, backfill: Name) -> Backfill:
+    """Make and start no jobs of a backfill until it is resumed; those that run go on."""
+    return made(Backfill, of_backfills.pause(call.conn, backfill, call.by))
+
+
+@_order("resume", errors=(409,), done="{backfill} goes on")
+def resume_backfill(call: Call, backfill: Name) -> Backfill:
+    """End a backfill's pause."""
+    return made(Backfill, of_backfills.resume(call.conn, backfill, call.by))
+
+
+@_order(
+    "cancel",
+    done="{backfill} is canceled; its jobs end within some seconds",
+    question="Cancel this backfill? The jobs that have not ended are canceled.",
+)
+def cancel_backfill(call: Call, backfill: Name) -> Backfill:
+    """Start no more jobs of a backfill; behind the answer the reaper cancels those that have not ended."""
+    return made(Backfill, of_backfills.cancel(call.conn, backfill, call.by))
+
+
+@_order(
+    "retry",
+    repeatable=False,
+    done="{backfill}: {changed!j} queued again",
+    question="Run {jobs} again, with a fresh budget of attempts?",
+)
+def retry_backfill(call: Call, backfill: Name, after: After = 0) -> BackfillRetried:
+    """Queue the failed and lost jobs of a backfill again, each with a fresh budget of attempts."""
+    changed, following = of_backfills.retry(call.conn, backfill, call.by, after)
+    return made(BackfillRetried, {"changed": changed, "next": following})

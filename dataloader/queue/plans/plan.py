@@ -1,0 +1,148 @@
+"""What schedules and backfills do in the same way: a template of jobs under a name, made into jobs by the reapers.
+
+`schedules` makes a job for each due time, `backfills` for each partition; both keep their rows, and why their next jobs
+cannot be made, by the statements of one file. Each function may raise psycopg.Error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from psycopg.rows import dict_row
+
+from dataloader.log import masked
+from dataloader.queue import db
+from dataloader.queue.db import Conn
+from dataloader.queue.enqueue import Asker, enqueue_columns, require_room_for
+from dataloader.queue.fields import OF_PRODUCER
+from dataloader.queue.job import clip
+
+Row = dict[str, Any]
+Rows = list[Row]
+_DEFAULTS = {field.name: field.default for field in OF_PRODUCER}
+_OF_JOB = ("args", "priority", "max_attempts", "lease_ttl_sec", "timeout_sec", "partition_key", "affinity_key")
+
+
+class Unknown(Exception):
+    """There is no schedule or backfill of this name."""
+
+
+class Taken(Exception):
+    """There is a schedule or backfill of this name already."""
+
+
+class NotNow(Exception):
+    """What a schedule or backfill is now forbids the change."""
+
+
+class Wrong(ValueError):
+    """Words that make no schedule or backfill; the text names every wrong one, and says what would be right."""
+
+
+class Made(NamedTuple):
+    """What a reaper has done with one of them: jobs made, left out by its rules, or canceled, or the error."""
+
+    name: str
+    jobs: int = 0
+    skipped: int = 0
+    canceled: int = 0
+    error: str | None = None
+
+
+class Plans:
+    """The schedules, or the backfills: `noun` names one of them, `file` has their statements.
+
+    `parts` are statements that stand in others, in the place of {their name}.
+    """
+
+    def __init__(self, noun: str, file: str, *parts: str) -> None:
+        self.noun = noun
+        self._sql = db.statements(file)
+        for part in parts:
+            text = self._sql[part].rstrip(";\n ")
+            self._sql = {name: each.replace(f"{{{part}}}", text) for name, each in self._sql.items()}
+
+    def do(self, conn: Conn, statement: str, **parameters: Any) -> None:
+        """Carry out a statement."""
+        conn.execute(self._sql[statement], parameters)
+
+    def rows(self, conn: Conn, statement: str, **parameters: Any) -> Rows:
+        """The rows of a statement."""
+        with conn.cursor(row_factory=dict_row) as cursor:
+            return cursor.execute(self._sql[statement], parameters).fetchall()
+
+    def value(self, conn: Conn, statement: str, **parameters: Any) -> Any:
+        """The first value of a statement; None without a row."""
+        row = conn.execute(self._sql[statement], parameters).fetchone()
+        return row[0] if row else None
+
+    def named(self, conn: Conn, name: str) -> Row:
+        """The one of this name, as people see it; raises Unknown."""
+        rows = self.rows(conn, self.noun, name=name)
+        if not rows:
+            raise Unknown(f"there is no {self.noun} with this name")
+        return rows[0]
+
+    @contextmanager
+    def locked(self, conn: Conn, name: str) -> Iterator[Row]:
+        """A transaction in which nobody else changes this one, neither people nor a reaper; raises Unknown."""
+        with conn.transaction():
+            rows = self.rows(conn, "lock", name=name)
+            if not rows:
+                raise Unknown(f"there is no {self.noun} with this name")
+            yield rows[0]
+
+    def add(self, conn: Conn, new: Mapping[str, Any], advice: str) -> None:
+        """Write a new one, and wake the reapers; raises Taken, which ends with the advice."""
+        if not conn.execute(self._sql["add"], new).fetchone():
+            raise Taken(f"there is a {self.noun} {new['name']} already: {advice}")
+
+    def next_made(self, conn: Conn, make: Callable[[Row], Made], retry_sec: float, **due: Any) -> Made | None:
+        """Make jobs of the next one that is due, in a transaction; None: none is.
+
+        One whose jobs cannot be made keeps the error, and is tried again `retry_sec` later; the others go on. Raises
+        psycopg.Error when the session is lost.
+        """
+        present: Row | None = None
+        try:
+            with conn.transaction():
+                present = next(iter(self.rows(conn, "lock_due", **due)), None)
+                return make(present) if present else None
+        except Exception as e:  # also what users' hooks raise
+            if present is None or conn.closed or db.is_passing(e):
+                raise
+            error = clip(masked(f"{e}".strip() or type(e).__name__))
+        self.do(conn, "failed", name=present["name"], error=error, retry_sec=retry_sec, **due)
+        return Made(present["name"], error=error)
+
+    def due_in(self, conn: Conn, now: datetime | None = None) -> float | None:
+        """In how many seconds `tick` has something to do; 0 or less: now, None: there is nothing."""
+        found: float | None = self.value(conn, "due_in", now=now)
+        return found
+
+    def listen(self, conn: Conn) -> None:
+        """From now on this session is notified of every change by which `tick` may have to do something earlier."""
+        self.do(conn, "listen")
+
+
+def add_jobs(conn: Conn, documents: Sequence[Row], by: str | None = None) -> list[tuple[UUID, str]]:
+    """Add these jobs; of one that is there already, that job. Returns ids and statuses; raises ValueError, QueueFull.
+
+    `by` signs them in the journal; without it the journal names their producer alone.
+    """
+    from dataloader.queue import new_job  # it needs pydantic, and a worker imports this module
+
+    if not documents:
+        return []
+    columns = new_job.all_checked(documents)
+    require_room_for(conn, columns)
+    return enqueue_columns(conn, columns, asker=Asker(by, sees_all=True) if by else None)
+
+
+def shown_job(template: Mapping[str, Any], **defaults: Any) -> Row:
+    """The fields of the jobs of a template, with their defaults."""
+    return {name: _DEFAULTS[name] for name in _OF_JOB} | defaults | dict(template)

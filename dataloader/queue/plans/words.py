@@ -1,0 +1,92 @@
+"""The words that schedules and backfills share: their names, and the fields of their jobs. It needs pydantic.
+
+`new_schedule` and `new_backfill` declare the others. The operations take the same words as parameters (dataloader/ops).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypedDict, get_type_hints
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import PydanticCustomError
+
+from dataloader.queue import new_job
+from dataloader.queue.fields import OF_PRODUCER
+from dataloader.queue.plans.plan import Wrong
+from dataloader.queue.plans.templates import filled, filled_text
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.:+@-]*$"
+DEFAULT_QUEUE = "etl.default"
+# In args and in these fields of a job `{{ due }}`, `{{ partition }}` and the like are filled in.
+TEMPLATES = ("lock_key", "partition_key", "affinity_key")
+_FIELDS = {field.name: field for field in OF_PRODUCER}
+
+
+def of_job(name: str) -> Any:
+    """The bounds and the text of a field of a job."""
+    field = _FIELDS[name]
+    names = ("min_length", "max_length") if field.type in ("text", "text[]") else ("ge", "le")
+    bounds: Any = dict(zip(names, (field.least, field.most), strict=True))
+    return Field(description=field.text, **{name: bound for name, bound in bounds.items() if bound is not None})
+
+
+def checks(code: Any, check: Callable[[str], object]) -> Any:
+    """A rule of pydantic of a check that raises ValueError, which says what would be right."""
+
+    def checked(text: str | None) -> str | None:
+        try:
+            if text is not None:
+                check(text)
+        except ValueError as e:
+            raise PydanticCustomError(code, "{what}", {"what": str(e)}) from None
+        return text
+
+    return AfterValidator(checked)
+
+
+def check_name(text: str) -> None:
+    """Raise ValueError, which says what would be right, unless `text` may name a schedule or a backfill."""
+    if not re.fullmatch(NAME, text):
+        raise ValueError("should be letters of A to Z, digits and . : + @ - _, and begin with a letter or a digit")
+
+
+Task = Annotated[str, of_job("task"), AfterValidator(new_job.no_internal_task)]
+Names = Annotated[list[new_job.LimitName], of_job("limits"), AfterValidator(new_job.distinct)]
+
+
+class JobWords(TypedDict, total=False):
+    """The fields of the jobs; null is the default of a job."""
+
+    queue: Annotated[str, of_job("queue"), AfterValidator(new_job.printable)] | None
+    args: Annotated[dict[str, Any] | None, of_job("args")]
+    lock_key: Annotated[str | None, of_job("lock_key")]
+    partition_key: Annotated[str | None, of_job("partition_key")]
+    affinity_key: Annotated[str | None, of_job("affinity_key")]
+    max_attempts: Annotated[int | None, of_job("max_attempts")]
+    lease_ttl_sec: Annotated[int | None, of_job("lease_ttl_sec")]
+    timeout_sec: Annotated[int | None, of_job("timeout_sec")]
+
+
+def model_of(title: str, words: type, **required: Any) -> type[BaseModel]:
+    """A model of these words, of which none has to be given, and of `required` ones."""
+    config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+    fields: Any = {name: (hint, None) for name, hint in get_type_hints(words, include_extras=True).items()}
+    fields |= {name: (hint, ...) for name, hint in required.items()}
+    made: type[BaseModel] = create_model(title, __config__=config, **fields)
+    return made
+
+
+def given(model: type[BaseModel], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The words that these fields give, but for null; raises plan.Wrong, which names every wrong one."""
+    try:
+        return {name: value for name, value in model.model_validate(dict(fields)) if value is not None}
+    except ValidationError as e:
+        raise Wrong(new_job.in_words(e)) from None
+
+
+def filled_in(job: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a job with the facts in its templates; raises ValueError for a template that names no fact."""
+    texts = {field: filled_text(job[field], facts) for field in TEMPLATES if field in job}
+    return {**job, **texts, "args": filled(job.get("args", {}), facts)}

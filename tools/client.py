@@ -17,15 +17,18 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
+from annotated_types import Le
+
 from dataloader import ops
-from dataloader.ops.op import Op, Parameter, may_be_none, plain_type
+from dataloader.ops.op import Op, Parameter, bounds, may_be_none, plain_type
+from dataloader.ops.types import Cursor
 
 FILE = Path(__file__).parent.parent / "dataloader/client/operations.py"
 HEAD = '''"""The methods of the clients, made from dataloader/ops by `python -m tools.client`: change them there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack
 from uuid import UUID
@@ -47,8 +50,10 @@ class Operations:
         """Carry out the operation of this route; returns its answer, or one field of that."""
         raise NotImplementedError
 
-    def _pages(self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None) -> Any:
-        """The rows of all pages, at most `limit`; pages are fetched as the rows are taken."""
+    def _pages(
+        self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None, most: int
+    ) -> Any:
+        """The rows of all pages, at most `limit`; a page of up to `most` is fetched as its rows are taken."""
         raise NotImplementedError
 
     def _total(self, route: str, answer: type[Any], given: dict[str, Any], field: str) -> Any:
@@ -93,9 +98,10 @@ def _row(op: Op) -> Any:
 def _method(op: Op) -> str:
     answer, kind, field = op.answer.__name__, "_call", op.rows or ""
     hints = get_type_hints(op.answer)
-    left_out = ("after", "limit") if op.is_page else ("after",) if op.is_change else ()
-    parameters = [each for each in op.parameters.values() if not each.stays and each.name not in left_out]
+    parameters = [each for each in op.parameters.values() if not (each.stays or _is_of_pages(op, each))]
     returns = answer
+    if plain_type(hints.get(op.name)) is Any:  # the rest of the answer is about it
+        field, returns = op.name, "Any"
     if op.rows:
         returns = f"list[{_name(_row(op))}]"
     if op.rows and op.is_page:
@@ -107,19 +113,26 @@ def _method(op: Op) -> str:
     named = [_parameter(each) for each in parameters if not each.is_required]
     if kind == "_pages":
         named.append("limit: int | None = None")
+        most = next(bound.le for bound in bounds(op.parameters["limit"].annotation) if isinstance(bound, Le))
     signature += ["*", *named] if named else []
     signature += [f"**words: Unpack[{words.__name__}]"] if words else []
     needed = ", ".join(f'"{each.name}": {_sent(each)}' for each in parameters if each.is_required)
     optional = ", ".join(f"{each.name}={each.name}" for each in parameters if not each.is_required)
-    parts = [f"{{{needed}}}"] + ([f"given({optional})"] if optional else []) + (["words"] if words else [])
+    parts = [f"{{{needed}}}"] + ([f"given({optional})"] if optional else []) + (["{**words}"] if words else [])
     arguments = [repr(op.route), answer, " | ".join(part for part in parts if part != "{}") or "{}"]
     arguments += [repr(field)] if field else []
-    arguments += ["limit"] if kind == "_pages" else []
+    arguments += ["limit", str(most)] if kind == "_pages" else []
     arguments += ["once=True"] if not op.repeatable and kind == "_call" else []
     doc = inspect.getdoc(op.function) or ""
     body = f"        return self.{kind}({', '.join(arguments)})"
     text = indent(f'"""{doc}' + ("\n" if "\n" in doc else "") + '"""', " " * 8)
     return f"    def {op.name}({', '.join(signature)}) -> {returns}:\n{text}\n{body}\n"
+
+
+def _is_of_pages(op: Op, each: Parameter) -> bool:
+    """True for a parameter that the client gives itself, where it goes from page to page."""
+    is_cursor = each.name == "after" and (op.is_change or Cursor in get_args(each.annotation))
+    return is_cursor or (each.name == "limit" and op.is_page)
 
 
 def _sent(parameter: Parameter) -> str:
@@ -142,7 +155,8 @@ def _plain(annotation: Any) -> str:
     elif get_origin(kind) is Literal:
         name = f"Literal[{', '.join(map(repr, get_args(kind)))}]"
     elif get_origin(kind) in (list, dict):
-        name = f"{get_origin(kind).__name__}[{', '.join(_plain(each) for each in get_args(kind))}]"
+        container = "Sequence" if get_origin(kind) is list else "dict"
+        name = f"{container}[{', '.join(_plain(each) for each in get_args(kind))}]"
     elif get_origin(kind) in (Union, UnionType):
         name = " | ".join(_plain(each) for each in get_args(kind) if each is not type(None))
     else:

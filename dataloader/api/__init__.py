@@ -16,11 +16,8 @@ from dataloader.api.dashboard import bulk as bulk_orders
 from dataloader.api.server import audit, health, metrics
 from dataloader.api.v1 import (
     again,
-    bulk,
     contract,
-    jobs,
     openapi,
-    search,
 )
 from dataloader.api.web import auth, endpoint, problems
 from dataloader.api.web.json_body import BODY_LIMIT, Json
@@ -56,7 +53,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
     app.extensions["on_threads"] = [partial(_share, sessions, polls), lambda _: _push(app)]
     app.extensions["on_drain"] = [polls.stop, health.drain]
-    v1 = (contract, jobs, again, search, bulk, openapi)
+    v1 = (contract, again, openapi)
     for module in (health, *v1, metrics, login, render, run_pages, actions, bulk_orders, trigger):
         app.register_blueprint(module.blueprint)
     app.register_blueprint(dispatch.routes())

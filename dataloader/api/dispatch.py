@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
 
 from flask import Blueprint, Response, current_app, g, jsonify
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from dataloader import ops
 from dataloader.api.v1.requests import BATCH_JOBS, BATCH_LIMIT, Body, NamedTask, OfQueue, Query
 from dataloader.api.web import auth, cache
 from dataloader.api.web.endpoint import operation, paged, session
 from dataloader.api.web.json_body import BODY_LIMIT
-from dataloader.ops.op import Call, Op, Parameter, document, rules
+from dataloader.model.reading import written
+from dataloader.ops.op import Call, Op, Parameter, bounds, plain_type
 
 # A name may be any percent-encoded text; at the end of a path it is one that leads to no other address.
 _CONVERTERS = {"queue": "queue", "job_id": "job"}
+BY_HAND = ("status",)  # the contract's own view has an ETag and waits (v1.contract)
 _NAMED: dict[str, type[Query]] = {"queue": OfQueue, "task": NamedTask}
 
 
@@ -25,15 +28,19 @@ def routes() -> Blueprint:
     """A blueprint with a route for each operation."""
     blueprint = Blueprint("operations", __name__, url_prefix="/api/v1")
     for each in ops.load().values():
-        blueprint.add_url_rule(_rule(each.path), each.name, _view(each), methods=[each.method])
+        if each.name in BY_HAND:
+            continue
+        blueprint.add_url_rule(_rule(each), each.name, _view(each), methods=[each.method])
     return blueprint
 
 
-def _rule(path: str) -> str:
-    *before, last = [part[1:-1] if part.startswith("{") else part for part in path.split("/")]
-    names = {part[1:-1] for part in path.split("/") if part.startswith("{")}
-    parts = [f"<anything:{part}>" if part in names else part for part in before]
-    return "/".join([*parts, f"<{_CONVERTERS.get(last, 'anything')}:{last}>" if last in names else last])
+def _rule(op: Op) -> str:
+    *before, last = [part[1:-1] if part.startswith("{") else part for part in op.path.split("/")]
+    parts = [f"<anything:{part}>" if part in op.in_path else part for part in before]
+    if last in op.in_path:
+        words = get_args(plain_type(op.parameters[last].annotation))
+        last = f"<any{words}:{last}>" if words else f"<{_CONVERTERS.get(last, 'anything')}:{last}>"
+    return "/".join([*parts, last])
 
 
 def _view(op: Op) -> Any:
@@ -48,11 +55,9 @@ def _view(op: Op) -> Any:
                 conn, auth.who(), current_app.extensions["settings"], auth.may("read"), cache.outlook, cache.counts
             )
             found = op.run(call, given)
-        answer = document(found)
+        answer = written(found)
         if op.is_change:
-            jobs, job_id = answer.get("changed", answer.get("moved")), answer.get("job_id")
-            g.changed = {name: value for name, value in given.items() if not isinstance(value, dict | list)}
-            g.changed |= {"jobs": jobs} if jobs is not None else {"job_id": str(job_id)} if job_id else {}
+            g.changed = _change(given, answer)
         if op.name in ops.UNMASKED:
             return Response(json.dumps(answer), mimetype="application/json")
         return paged(answer, answer["next"]) if op.is_page else jsonify(answer)
@@ -75,7 +80,24 @@ def _view(op: Op) -> Any:
 
 def _is_long(each: Parameter) -> bool:
     """Whether the parameter is a list as long as a batch may be."""
-    return any(getattr(rule, "max_length", 0) >= BATCH_JOBS for rule in rules(each.annotation))
+    return any(getattr(bound, "max_length", 0) >= BATCH_JOBS for bound in bounds(each.annotation))
+
+
+def _change(given: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What the audit says of a change: its parameters, how many jobs were changed, the first and the last of them."""
+    left_out = ("args", "verb", "confirmation", "after")
+    found = {name: value for name, value in given.items() if name not in left_out and not isinstance(value, list)}
+    jobs = answer.get("changed", answer.get("moved"))
+    if isinstance(answer.get("jobs"), list):
+        done = [each["job_id"] for each in answer["jobs"] if each["outcome"] == "done"]
+        found |= {"first_job_id": done[0], "last_job_id": done[-1]} if done else {}
+        jobs = len(done)
+    elif given.get("job_ids"):
+        found["named"] = len(given["job_ids"])
+    elif answer.get("job_id"):
+        found["job_id"] = answer["job_id"]
+    summary: dict[str, Any] = to_jsonable_python(found if jobs is None else found | {"jobs": jobs})
+    return summary
 
 
 def _given(model: BaseModel | None, names: Iterable[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import click
 from dataloader.cli import screen
 from dataloader.cli.connection import Reached
 from dataloader.client import Preview
+from dataloader.model.kinds import OrderName
 
 OPTIONS = ("query", "only_preview", "yes")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,19 +63,19 @@ def is_for_many(many: Mapping[str, Any], names_others: bool) -> bool:
     return True
 
 
-def order(reached: Reached, name: str, *, query: str, only_preview: bool, yes: bool) -> None:
+def order(reached: Reached, name: OrderName, *, query: str, only_preview: bool, yes: bool) -> None:
     """Preview an order, ask, and give it; prints how many jobs it has changed."""
-    preview = reached.farm.preview(name, q=query)
+    preview = reached.farm.preview(name, matching={"q": query})
     if only_preview:
         if reached.as_json:
-            reached.print_json(preview.document)
+            reached.print_json(preview)
         else:
             click.echo("\n".join(_words(preview)))
         return
     click.echo("\n".join(_words(preview)), err=True)
     if preview.count and not yes:
         click.confirm(f"{name} these {_count(preview)} jobs?", abort=True, err=True)
-    changed = _give(reached, preview) if preview.count or not preview.is_exact else 0
+    changed = _give(reached, preview, query) if preview.count or not preview.is_exact else 0
     if reached.as_json:
         reached.print_json({"order": name, "previewed": preview.count, "changed": changed})
     else:
@@ -85,16 +86,16 @@ def tell_tally(reached: Reached, filters: Mapping[str, Any]) -> None:
     """Print how many jobs of a list count as what."""
     found = reached.farm.tally(**filters)
     if reached.as_json:
-        reached.print_json(found.document)
+        reached.print_json(found)
         return
-    for kind, count in found.counts.items():
+    for kind, count in vars(found.counts).items():
         click.echo(f"{kind:<10} {count:>10,}{'+' if kind in found.at_least else ''}")
     click.echo(f"{'total':<10} {found.total:>10,}{'+' if found.at_least else ''}")
 
 
-def _give(reached: Reached, preview: Preview) -> int:
+def _give(reached: Reached, preview: Preview, query: str) -> int:
     changed = 0
-    for some in reached.farm.change_previewed(preview):
+    for some in reached.farm.change_previewed(preview, matching={"q": query}):
         changed += some
         if some:
             click.echo(f"dataloader: {changed:,} of {_count(preview)}", err=True)

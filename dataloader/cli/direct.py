@@ -6,10 +6,8 @@ import json
 import os
 import pwd
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -19,32 +17,25 @@ from pydantic import ValidationError
 from dataloader import log, obs, ops
 from dataloader.cli.screen import as_json
 from dataloader.client import (
-    Conflict,
-    Event,
     Fault,
     Forbidden,
-    Job,
-    LogLine,
     NotFound,
-    Preview,
     Refused,
     Started,
-    Tally,
+    Status,
     Unavailable,
     Unexpected,
-    wire,
 )
 from dataloader.client.errors import ClientError, of_answer
-from dataloader.client.farm import LINES, PAGE, Farm
-from dataloader.client.operations import given
-from dataloader.client.results import Result, read
+from dataloader.client.farm import Farm
 from dataloader.client.watch import Watched
+from dataloader.client.wire import understood
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
+from dataloader.model.reading import written
 from dataloader.ops.errors import MEANINGS, meaning
-from dataloader.ops.op import Call, document
-from dataloader.queue import again, args_schema, db, enqueue, hooks, lifecycle, logs, migrations, operations
-from dataloader.queue.reports import bulk, stats, tallies
+from dataloader.ops.op import Call
+from dataloader.queue import again, args_schema, db, enqueue, hooks, migrations, operations
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,21 +44,6 @@ T = TypeVar("T")
 STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
 NO_JOB = "there is no job with this job_id"
-TIMES = ("since", "until")
-VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
-    "cancel": operations.cancel,
-    "requeue": operations.requeue,
-    "start-over": operations.start_over,
-    "run-now": operations.run_now,
-    "delete": operations.delete,
-}
-
-GROUP_VERBS: dict[str, Callable[..., operations.Changed]] = {
-    "requeue-dead": operations.requeue_dead,
-    "delete-dead": operations.delete_dead,
-    "run-all": operations.run_all,
-    "kill-retries": operations.kill_retries,
-}
 
 
 class Direct(Farm):
@@ -97,7 +73,7 @@ class Direct(Farm):
         named = {name: getattr(checked, name) for name in checked.model_fields_set}
         found = self._ask(lambda conn: op.run(Call(conn, self._by, self._settings), named))
         if op.name not in ops.UNMASKED:
-            found = wire.understood(answer, as_document(document(found)))
+            found = understood(answer, as_document(written(found)))  # masked, as over HTTP
         return getattr(found, field) if field else found
 
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started:
@@ -115,10 +91,7 @@ class Direct(Farm):
 
     def _run_again(self, job_id: UUID | str, fields: dict[str, Any]) -> Started:
         old_id, changes, without = UUID(str(job_id)), fields.pop("args", {}), fields.pop("without", [])
-        try:
-            old = _known(self._ask(again.fields_of, old_id), NO_JOB)
-        except again.NotEnded as e:
-            raise Conflict("The job was not run again", str(e), status=409) from None
+        old = _known(self._ask(again.fields_of, old_id), NO_JOB)
         try:
             args = again.changed(old["args"], changes, without)
         except ValueError as e:
@@ -138,69 +111,8 @@ class Direct(Farm):
         faults = [Fault(_pointer("args", *each.path), each.code, str(each)) for each in wrong]
         raise Refused("The request is not valid", "see below", faults=tuple(faults))
 
-    def status(self, job_id: UUID | str) -> Job:
-        return _one(Job, self._ask(lifecycle.status, UUID(str(job_id))))
-
-    def job(self, job_id: UUID | str) -> Job:
-        return _one(Job, self._ask(stats.job, UUID(str(job_id))))
-
-    def result(self, job_id: UUID | str) -> Any:
-        return _one(Result, self._ask(stats.result, UUID(str(job_id)))).result
-
     def watch(self, job_id: UUID | str) -> Watched:
         return _Watch(self, job_id)
-
-    def cancel(self, job_id: UUID | str, *, force: bool = False) -> Job:
-        return _one(Job, self._ask(lifecycle.request_cancel, UUID(str(job_id)), force, by=self._by))
-
-    def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]:
-        page = self._ask(stats.jobs, stats.Wanted(**filters), limit, after)
-        return [_one(Job, row) for row in page.jobs], page.next
-
-    def tally(self, /, **filters: Any) -> Tally:
-        return _one(Tally, self._ask(tallies.tally, _wanted(filters)).document())
-
-    def suggest(self, q: str) -> list[str]:
-        return self._ask(tallies.suggest, q)
-
-    def preview(self, /, order: str, *, job_ids: Sequence[UUID | str] | None = None, **filters: Any) -> Preview:
-        target = _target({"job_ids": job_ids} if job_ids is not None else {"matching": filters})
-        found = _one(Preview, self._ask(bulk.preview, order, target).document())
-        named = {"matching": filters} if job_ids is None else {"job_ids": list(job_ids)}
-        return replace(found, target=named)
-
-    def _order_some(self, preview: Preview, after: str | None) -> tuple[int, str | None]:
-        try:
-            step = self._ask(bulk.change, preview.order, _target(preview.target), preview.confirmation, self._by, after)
-        except bulk.Grown as e:
-            raise Conflict("The jobs were not changed", str(e)) from None
-        return step.changed, step.next
-
-    def events(
-        self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = PAGE
-    ) -> list[Event]:
-        if job_id is None:
-            rows = self._ask(stats.latest_events, after, limit, queue)
-        else:
-            rows = self._ask(stats.events, UUID(str(job_id)), after or 0, limit)
-            if not rows:
-                self.status(job_id)  # raises NotFound for an unknown job
-        return [_one(Event, row) for row in rows]
-
-    def logs(
-        self, job_id: UUID | str, *, after: str | None = None, attempt: int | None = None, limit: int = LINES
-    ) -> list[LogLine]:
-        page = self._ask(logs.page, UUID(str(job_id)), after, attempt, limit)
-        if not page.lines:
-            self.status(job_id)  # raises NotFound for an unknown job
-        return [_one(LogLine, row) for row in page.lines]
-
-    def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]:
-        ids = [UUID(str(job_id)) for job_id in job_ids]
-        return self._ask(VERBS[verb], ids, self._by, **({"force": True} if force else {}))
-
-    def _change_some(self, verb: str, queue: str, only: Mapping[str, str], after: str | None) -> tuple[int, str | None]:
-        return self._ask(GROUP_VERBS[verb], queue, self._by, only=operations.Filter(**only), after=after)
 
     def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
         """Call `question` on the session; each failure becomes one of the client's errors."""
@@ -252,7 +164,7 @@ class _Watch:
     def __init__(self, farm: Direct, job_id: UUID | str) -> None:
         self._farm, self._job_id = farm, job_id
 
-    def look(self, within: float, patience: float) -> Job:
+    def look(self, within: float, patience: float) -> Status:
         until = time.monotonic() + patience
         while True:
             try:
@@ -306,26 +218,6 @@ def _pointer(*path: str | int) -> str:
 def _words(error: psycopg.Error) -> str:
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     return log.masked("; ".join(filter(None, lines)))
-
-
-def _one(kind: type[T], row: Any) -> T:
-    if row is None:
-        raise NotFound(NO_JOB, status=404)
-    return read(kind, as_document(row))
-
-
-def _wanted(filters: Mapping[str, Any]) -> stats.Wanted:
-    times = {name: datetime.fromisoformat(at) for name, at in filters.items() if name in TIMES and isinstance(at, str)}
-    return stats.Wanted(**{**filters, **times})
-
-
-def _target(named: Mapping[str, Any]) -> bulk.Target:
-    """The jobs that a preview names."""
-    if "job_ids" in named:
-        return bulk.Target(stats.Wanted(), tuple(dict.fromkeys(UUID(str(job_id)) for job_id in named["job_ids"])))
-    if not given(**named["matching"]):
-        raise Refused("The request is not valid", "an order needs a filter, such as status or q")
-    return bulk.Target(_wanted(named["matching"]))
 
 
 def _known(found: T | None, otherwise: str) -> T:

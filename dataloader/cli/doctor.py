@@ -300,7 +300,8 @@ def _serving(workers: Sequence[Worker]) -> list[str]:
 
 
 def _waiting(case: Case) -> Iterator[Finding]:
-    job, reason = case.job, (case.job.waiting_for or {}).get("reason")
+    job, why = case.job, case.job.waiting_for
+    reason = why.reason if why else None
     text = waits_for(job, case.now) or "It is queued, and nothing is known that keeps it from running."
     if reason == "paused":
         yield Finding(text, ("resume", job.queue))
@@ -308,7 +309,7 @@ def _waiting(case: Case) -> Iterator[Finding]:
         rest = " It rests after a run that ended badly." if case.runs else ""
         yield Finding(text + rest, ("run-now", str(job.job_id)))
     elif reason in ("lock", "order", "dead", "parent"):
-        yield Finding(text, ("doctor", str((job.waiting_for or {}).get("job_id"))))
+        yield Finding(text, ("doctor", str(why.job_id if why else None)))
     elif reason == "session":
         yield Finding(f"{text} When that session is not to have it, end it in PostgreSQL by pg_terminate_backend.")
     elif reason == "memory":

@@ -15,7 +15,7 @@ from rich.text import Text
 from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import JobPrediction, Overview, Queue, QueuePrediction, Task, TaskRuns, Worker
-from dataloader.client.results import fraction
+from dataloader.model.kinds import fraction
 from dataloader.model.queues import QueueFigures, Total
 from dataloader.model.runs import Figures, Spread
 from dataloader.ops.types import RangeName

@@ -128,7 +128,7 @@ def wait(reached: Reached, job_id: UUID, timeout: float | None) -> None:
 @reaching
 def status(reached: Reached, job_id: UUID) -> None:
     """Print a job's status."""
-    reached.print_json(reached.farm.status(job_id).document)
+    reached.print_json(reached.farm.status(job_id))
 
 
 @commands.command(examples=[f"dataloader result {base.EXAMPLE_ID}"])
@@ -159,7 +159,7 @@ def cancel(reached: Reached, job_id: UUID | None, force: bool, **many: Any) -> N
         return
     if job_id is None:
         raise click.UsageError("name a job, or jobs by --matching")
-    reached.print_json(reached.farm.cancel(job_id, force=force).document)
+    reached.print_json(reached.farm.cancel(job_id, force=force))
 
 
 @commands.command(examples=["dataloader jobs -q etl.default --status dead --since 1d"])
@@ -185,11 +185,12 @@ def jobs(
     """List jobs, the newest change first."""
     filters |= {"since": instant("--since", since, reached.zone), "until": instant("--until", until, reached.zone)}
     if tally:
-        bulk.tell_tally(reached, {name: value for name, value in given(**filters).items() if name != "sort"})
+        del filters["sort"]
+        bulk.tell_tally(reached, given(**filters))
         return
-    found = list(reached.farm.jobs(limit=None if has_no_limit else limit, **filters))
+    found = list(reached.farm.jobs(limit=None if has_no_limit else limit, **given(**filters)))
     if reached.as_json:
-        reached.print_json({"jobs": [job.document for job in found]})
+        reached.print_json({"jobs": found})
     else:
         screen.show(render.listed(found, datetime.now(UTC)))
     if not found:
@@ -206,7 +207,7 @@ def job(reached: Reached, job_id: UUID) -> None:
     found, events = reached.farm.job(job_id), journal.whole(reached.farm, job_id)
     if reached.as_json:
         runs = [attempt._asdict() for attempt in journal.attempts(events)]
-        reached.print_json({"job": found.document, "attempts": runs, "events": [e.document for e in events]})
+        reached.print_json({"job": found, "attempts": runs, "events": events})
         return
     screen.show(Group(*render.whole(found, events, reached.zone)))
 
@@ -232,14 +233,14 @@ def events(reached: Reached, job_id: UUID | None, queue: str | None, follow: boo
     if not found:
         names.hint(reached, queue=queue)
     if reached.as_json and not follow:
-        reached.print_json({"events": [event.document for event in found]})
+        reached.print_json({"events": found})
         return
     try:
         for event in journal.followed(reached.farm, job_id, queue, found) if follow else iter(found):
             if reached.as_json:
-                reached.print_json(event.document, None)
+                reached.print_json(event, None)
             else:
-                click.echo(render.line(event, reached.zone, job_id is None))
+                click.echo(render.line(event, reached.zone))
     except KeyboardInterrupt:
         return
 

@@ -23,13 +23,7 @@ LATE_SEC = 3.0  # the longest delay between the commits of two events in the wro
 
 def whole(farm: Farm, job_id: UUID) -> list[Event]:
     """The job's journal, up to MOST events."""
-    found: list[Event] = []
-    while len(found) < MOST:
-        page = farm.events(job_id, after=found[-1].event_id if found else None, limit=PAGE)
-        found += page
-        if len(page) < PAGE:
-            break
-    return found
+    return list(farm.job_events(job_id, limit=MOST))
 
 
 def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
@@ -40,7 +34,7 @@ def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
     return stats.attempts(row for row in rows if isinstance(row["payload"], dict | None))
 
 
-def followed(farm: Farm, job_id: UUID | None, queue: str | None, first: list[Event]) -> Iterator[Event]:
+def followed(farm: Farm, job_id: UUID | None, queue: str | None, first: Sequence[Event]) -> Iterator[Event]:
     """The events in `first` and then new ones; of one job until its end.
 
     PostgreSQL assigns ids before the commit, so a smaller id may appear later: each page begins LATE_SEC in the past.
@@ -77,7 +71,10 @@ def _has_ended(farm: Farm, job_id: UUID) -> bool:
 def _news(farm: Farm, job_id: UUID | None, queue: str | None, after: int) -> Iterator[Event]:
     """All events after the id `after`; none while the farm is away."""
     try:
-        while page := farm.events(job_id, after=after, queue=queue, limit=PAGE):
+        if job_id:
+            yield from farm.job_events(job_id, after=after)
+            return
+        while page := farm.events(after=after, queue=queue, limit=PAGE):
             yield from page
             after = page[-1].event_id
             if len(page) < PAGE:

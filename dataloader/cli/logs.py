@@ -12,7 +12,7 @@ import click
 from dataloader.cli import base, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import LogLine, Unavailable
-from dataloader.client.farm import LINES, Farm
+from dataloader.client.farm import Farm
 
 FOLLOW_SEC = 1.0
 
@@ -34,9 +34,9 @@ def logs(reached: Reached, job_id: UUID, follow: bool, attempt: int | None) -> N
     """
     run = 0
     try:
-        for line in _followed(reached.farm, job_id, attempt) if follow else _lines(reached.farm, job_id, attempt):
+        for line in _followed(reached.farm, job_id, attempt) if follow else reached.farm.logs(job_id, attempt=attempt):
             if reached.as_json:
-                reached.print_json(line.document, None)
+                reached.print_json(line, None)
                 continue
             if line.claim != run and attempt is None:
                 click.echo(f"--- attempt {line.attempt}")
@@ -53,22 +53,13 @@ def _show(line: LogLine, zone: tzinfo) -> None:
     click.echo(f"{screen.clock(line.at, zone)} {screen.plain(source):8} {screen.plain(line.text)}")
 
 
-def _lines(farm: Farm, job_id: UUID, attempt: int | None, after: str | None = None) -> Iterator[LogLine]:
-    """All lines that there are now behind a place."""
-    while page := farm.logs(job_id, after=after, attempt=attempt):
-        yield from page
-        after = page[-1].place
-        if len(page) < LINES:
-            return
-
-
 def _followed(farm: Farm, job_id: UUID, attempt: int | None) -> Iterator[LogLine]:
     """The lines as they come, until the job has ended; over a farm that is away for a while."""
     after, is_over = None, False
     while not is_over:
         try:
             is_over = farm.status(job_id).is_final  # before the look: its last lines are there then
-            for line in _lines(farm, job_id, attempt, after):
+            for line in farm.logs(job_id, attempt=attempt, after=after):
                 after = line.place
                 yield line
         except Unavailable as e:

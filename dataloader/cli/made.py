@@ -16,7 +16,7 @@ from dataloader.cli import base, names, screen, watch
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.jobs import arguments
 from dataloader.model.queues import QueueState
-from dataloader.ops.op import Op, Parameter, may_be_none, plain_type, rules
+from dataloader.ops.op import Op, Parameter, bounds, may_be_none, plain_type
 
 NONE = "none"  # the word for null
 ROWS = 50  # of a table, where the command does not say
@@ -45,7 +45,7 @@ def _command(op: Op, name: str) -> click.Command:
         is_new = options.pop("is_new", None)
         given = {each: value for each, value in options.items() if value is not None and each in op.parameters}
         given = {each: _read(op.parameters[each], value) for each, value in given.items()}
-        if op.is_page:
+        if op.is_page and op.rows:
             given["limit"] = None if options["has_no_limit"] else options["limit"]
         if op.is_change and not any(each in given for each in op.parameters if each not in op.in_path) and _changes(op):
             raise click.UsageError(f"name what to change: {', '.join(_flag(each) for each in _changes(op))}")
@@ -141,8 +141,8 @@ class _OrNone(click.ParamType[Any]):
 
 def _type(each: Parameter) -> click.ParamType[Any]:
     kind = plain_type(each.annotation)
-    bounds = {type(bound): bound for bound in rules(each.annotation)}
-    least, most = getattr(bounds.get(Ge), "ge", None), getattr(bounds.get(Le), "le", None)
+    limits = {type(bound): bound for bound in bounds(each.annotation)}
+    least, most = getattr(limits.get(Ge), "ge", None), getattr(limits.get(Le), "le", None)
     found: click.ParamType[Any] = click.STRING
     if get_origin(kind) is Literal:
         is_for_null = may_be_none(each.annotation) and each.default is not None  # left out, it is null anyhow
@@ -155,7 +155,7 @@ def _type(each: Parameter) -> click.ParamType[Any]:
 
 
 def _text(each: Parameter) -> str:
-    texts = [text for found in rules(each.annotation) if (text := getattr(found, "description", None))]
+    texts = [text for found in bounds(each.annotation) if (text := getattr(found, "description", None))]
     return str(texts[-1]).replace("null", NONE) if texts else ""
 
 

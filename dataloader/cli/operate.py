@@ -14,6 +14,7 @@ from dataloader.cli.connection import Reached, reaching
 from dataloader.client.farm import Farm
 from dataloader.client.operations import given
 from dataloader.exits import EXIT_FAILED
+from dataloader.model.kinds import OrderName
 
 LONG = 1_000  # jobs of a kind; an answer does not count more than these
 _DONE = {
@@ -136,7 +137,7 @@ made.add(commands, "queues", "limits")
 
 def _change(
     reached: Reached,
-    verb: str,
+    verb: OrderName,
     job_ids: tuple[str, ...],
     group_verb: str,
     queue: str | None,
@@ -162,7 +163,7 @@ def _change_group(reached: Reached, verb: str, queue: str, only: dict[str, str])
         click.echo(f"{screen.plain(queue)}: {changed} jobs {words}")
 
 
-def _change_these(reached: Reached, verb: str, job_ids: list[UUID]) -> None:
+def _change_these(reached: Reached, verb: OrderName, job_ids: list[UUID]) -> None:
     outcomes = reached.farm.change(verb, job_ids) if job_ids else {}
     if reached.as_json:
         reached.print_json({"jobs": [{"job_id": job_id, "outcome": what} for job_id, what in outcomes.items()]})

@@ -10,13 +10,16 @@ from rich.text import Text
 
 from dataloader.cli import screen, watch
 from dataloader.cli.journal import attempts
-from dataloader.client import Event, Job
+from dataloader.client import Event, FarmEvent, Job, ListedJob
 
 if TYPE_CHECKING:
     from dataloader.queue.reports import stats
 
 
-def listed(found: Sequence[Job], now: datetime) -> Any:
+FIRST = ("queue", "task", "lock_key", "partition_key", "priority")  # fields of a job, before the others
+
+
+def listed(found: Sequence[ListedJob], now: datetime) -> Any:
     titles = ("job", "status", "queue", "task", "key", "attempt", "changed", "says")
     return screen.table(
         titles,
@@ -28,7 +31,7 @@ def listed(found: Sequence[Job], now: datetime) -> Any:
                 screen.short(job.task, 40),
                 screen.short(job.lock_key, 40),
                 f"{job.attempt}/{job.max_attempts}",
-                screen.ago(job.changed_at or job.created_at, now),
+                screen.ago(job.changed_at, now),
                 screen.short(job.error, 60) if job.error else screen.progress(job.progress)[:60],
             )
             for job in found
@@ -53,12 +56,12 @@ def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
         yield attempts_table(runs, zone)
     yield Text("\njournal" + (" (its newest 20)" if len(events) > 20 else ""), style="bold")
     for event in events[-20:]:
-        yield Text(line(event, zone, False))
+        yield Text(line(event, zone))
 
 
 def _fields(job: Job, zone: tzinfo) -> Iterator[tuple[str, Any]]:
-    values: dict[str, Any] = {name: getattr(job, name) for name in Job.__slots__}
-    for name in ("document", "args", "error", "waiting_for", "job_id", "status", "progress"):
+    values = {name: getattr(job, name) for name in FIRST} | vars(job)
+    for name in ("args", "error", "waiting_for", "job_id", "status", "progress", "claims", "backoffs", "blocked_on"):
         del values[name]
     yield "job", str(job.job_id)
     yield "status", screen.status(job.status)
@@ -66,11 +69,9 @@ def _fields(job: Job, zone: tzinfo) -> Iterator[tuple[str, Any]]:
         yield "last run took", screen.duration(run_sec)
     for name, value in values.items():
         if name == "schedule" and value:
-            due = screen.clock(datetime.fromisoformat(value["due"]), zone)
-            yield "schedule", f"{screen.plain(value['name'])}, due {due}"
+            yield "schedule", f"{screen.plain(value.name)}, due {screen.clock(value.due, zone)}"
         elif name == "checkpoint" and value:
-            saved = screen.clock(datetime.fromisoformat(value["saved_at"]), zone)
-            yield "checkpoint", f"{value['bytes']:,} bytes, saved {saved}"
+            yield "checkpoint", f"{value.bytes:,} bytes, saved {screen.clock(value.saved_at, zone)}"
         elif value not in (None, "", False):
             yield name.replace("_", " "), screen.clock(value, zone) if isinstance(value, datetime) else value
     if job.progress:
@@ -108,8 +109,9 @@ def said(run: stats.Attempt) -> str:
     return "; ".join(part for part in (signal, status, reason, run.error) if part)
 
 
-def line(event: Event, zone: tzinfo, with_job: bool) -> str:
-    job = f"{event.job_id} {screen.plain(event.queue)}" if with_job else ""
+def line(event: Event, zone: tzinfo) -> str:
+    """An event on one line; one of the farm's journal names its job."""
+    job = f"{event.job_id} {screen.plain(event.queue)}" if isinstance(event, FarmEvent) else ""
     words = (screen.clock(event.ts, zone), job, screen.plain(event.kind), _payload(event.payload))
     return " ".join(filter(None, words))
 

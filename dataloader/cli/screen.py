@@ -10,7 +10,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import IO, Any, Literal
@@ -19,6 +18,8 @@ from uuid import UUID
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from dataloader.model.reading import written
 
 # Controls (C0, C1), marks of the direction of writing, invisible characters, surrogates.
 _UNSEEN = "\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
@@ -66,7 +67,7 @@ def _default(value: Any) -> Any:
     if isinstance(value, UUID):
         return str(value)
     if is_dataclass(value):
-        return {each.name: getattr(value, each.name) for each in fields_of(value)}
+        return written(value)
     return float(value)
 
 

@@ -16,8 +16,9 @@ from rich.text import Text
 
 from dataloader.cli import screen
 from dataloader.cli.connection import Reached
-from dataloader.client import Job, WaitTimeout
+from dataloader.client import Status, WaitTimeout
 from dataloader.client.watch import wait_for
+from dataloader.model.reading import written
 
 # Exit statuses by the job's end; 1 and 2 stand for a command that failed.
 EXITS = {"succeeded": 0, "failed": 10, "canceled": 11, "lost": 12}
@@ -26,15 +27,15 @@ EXIT_INTERRUPTED = 130
 LINE_SEC = 2.0  # between two lines of progress
 
 
-def tell_end(reached: Reached, job: Job) -> None:
+def tell_end(reached: Reached, job: Status) -> None:
     """Print the end of the job to stdout."""
     if reached.as_json or not screen.console().is_terminal:
-        reached.print_json(job.document)
+        reached.print_json(job)
     else:
         screen.show(_in_words(job))
 
 
-def tell_result(reached: Reached, job: Job) -> None:
+def tell_result(reached: Reached, job: Status) -> None:
     """Print what the pipeline has returned to stdout; the end of a job that has not succeeded goes to stderr."""
     if job.status == "succeeded":
         reached.print_json(reached.farm.result(job.job_id))
@@ -43,12 +44,12 @@ def tell_result(reached: Reached, job: Job) -> None:
 
 
 def to_its_end(
-    reached: Reached, job_id: UUID, timeout: float | None, tell: Callable[[Reached, Job], None] = tell_end
+    reached: Reached, job_id: UUID, timeout: float | None, tell: Callable[[Reached, Status], None] = tell_end
 ) -> int:
     """Watch the job on stderr until its end, then `tell` that. Returns the exit status, see EXITS."""
     err = screen.console(sys.stderr)
     again = reached.command("wait", job_id)
-    watching: AbstractContextManager[Callable[[Job], None]] = _as_bar(err) if err.is_terminal else _in_lines()
+    watching: AbstractContextManager[Callable[[Status], None]] = _as_bar(err) if err.is_terminal else _in_lines()
     try:
         with watching as show:
             job = wait_for(reached.farm.watch(job_id), timeout, show)
@@ -63,13 +64,13 @@ def to_its_end(
     return EXITS.get(job.status, 1)
 
 
-def _in_words(job: Job) -> Text:
+def _in_words(job: Status) -> Text:
     return Text.assemble(f"job {job.job_id} ", screen.status(job.status), _in_all(job))
 
 
-def waits_for(job: Job, now: datetime) -> str:
+def waits_for(job: Status, now: datetime) -> str:
     """The reason why a queued job does not run yet, in a sentence; "" without one."""
-    return reason(job.waiting_for, now)
+    return reason(written(job.waiting_for), now)
 
 
 def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:
@@ -85,7 +86,7 @@ def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:
         return f"It waits for: {found.get('reason')}."
 
 
-def doing(job: Job, now: datetime) -> str:
+def doing(job: Status, now: datetime) -> str:
     """The state of the job in a few words."""
     if job.status == "queued" and (why_not := waits_for(job, now)):
         return screen.plain(f"queued. {why_not}")
@@ -101,11 +102,11 @@ def doing(job: Job, now: datetime) -> str:
     return ", ".join(words)
 
 
-def failure_reporter(say: Callable[[str], object]) -> Callable[[Job], None]:
+def failure_reporter(say: Callable[[str], object]) -> Callable[[Status], None]:
     """A function for each state of a job: it reports each failed run that is retried, once."""
     said = None
 
-    def look(job: Job) -> None:
+    def look(job: Status) -> None:
         nonlocal said
         failure = (job.attempt, job.error)
         if job.status == "queued" and job.attempt and job.error and failure != said:
@@ -116,7 +117,7 @@ def failure_reporter(say: Callable[[str], object]) -> Callable[[Job], None]:
 
 
 @contextmanager
-def _as_bar(err: Console) -> Iterator[Callable[[Job], None]]:
+def _as_bar(err: Console) -> Iterator[Callable[[Status], None]]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(30))
@@ -124,7 +125,7 @@ def _as_bar(err: Console) -> Iterator[Callable[[Job], None]]:
         bar = drawn.add_task("asking", total=None)
         tell_failure = failure_reporter(lambda line: err.print(line, soft_wrap=True))
 
-        def show(job: Job) -> None:
+        def show(job: Status) -> None:
             tell_failure(job)
             text = screen.short(doing(job, datetime.now(UTC)), max(20, err.width - 55))
             total = None if job.fraction is None else 1.0
@@ -134,11 +135,11 @@ def _as_bar(err: Console) -> Iterator[Callable[[Job], None]]:
 
 
 @contextmanager
-def _in_lines() -> Iterator[Callable[[Job], None]]:
+def _in_lines() -> Iterator[Callable[[Status], None]]:
     last_status, last_time = "", 0.0
     tell_failure = failure_reporter(lambda line: click.echo(line, err=True))
 
-    def show(job: Job) -> None:
+    def show(job: Status) -> None:
         nonlocal last_status, last_time
         tell_failure(job)
         if job.status != last_status or time.monotonic() - last_time >= LINE_SEC:
@@ -148,7 +149,7 @@ def _in_lines() -> Iterator[Callable[[Job], None]]:
     yield show
 
 
-def _in_all(job: Job) -> str:
+def _in_all(job: Status) -> str:
     """The duration of the last run, its attempt and the error."""
     text = "" if job.run_sec is None else f" after {screen.duration(job.run_sec)}"
     if job.attempt > 1:

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -44,16 +43,9 @@ from dataloader.client.errors import (
     Unexpected,
     WaitTimeout,
 )
-from dataloader.client.farm import BATCH, LINES, PAGE, Farm, new_key
-from dataloader.client.operations import given
+from dataloader.client.farm import BATCH, Farm, new_key
 from dataloader.client.results import (
-    Event,
-    Job,
-    LogLine,
-    Preview,
-    Result,
     Started,
-    Tally,
     read,
     read_all,
 )
@@ -61,7 +53,19 @@ from dataloader.client.transport import Transport
 from dataloader.client.watch import Watch
 from dataloader.client.wire import Answer, Request, Service, repetition
 from dataloader.model.farm import Database, Name, Names, Webhook, Webhooks, Worker
-from dataloader.model.jobs import JobPrediction, QueuePrediction
+from dataloader.model.jobs import (
+    Event,
+    FarmEvent,
+    Finished,
+    Job,
+    JobPrediction,
+    ListedJob,
+    LogLine,
+    Preview,
+    QueuePrediction,
+    Status,
+    Tally,
+)
 from dataloader.model.plans import Backfill, Partition, Schedule
 from dataloader.model.queues import Key, Limit, Overview, Queue, QueueState
 from dataloader.model.runs import ArgsSchema, ErrorGroup, ErrorGroups, QueueRuns, Task, TaskRuns
@@ -81,13 +85,16 @@ __all__ = [
     "ErrorGroup",
     "ErrorGroups",
     "Event",
+    "FarmEvent",
     "Fault",
+    "Finished",
     "Forbidden",
     "Job",
     "JobFailed",
     "JobPrediction",
     "Key",
     "Limit",
+    "ListedJob",
     "LogLine",
     "Name",
     "Names",
@@ -103,6 +110,7 @@ __all__ = [
     "Refused",
     "Schedule",
     "Started",
+    "Status",
     "Tally",
     "Task",
     "TaskRuns",
@@ -176,15 +184,6 @@ class Client(Farm):
     def _run_again(self, job_id: UUID | str, fields: dict[str, Any]) -> Started:
         return self._ask(_one(Started), "POST", f"{_of(job_id)}/again", _json(fields), headers=_traced(obs.current()))
 
-    def status(self, job_id: UUID | str) -> Job:
-        return self._ask(_one(Job), "GET", f"{_of(job_id)}/status")
-
-    def job(self, job_id: UUID | str) -> Job:
-        return self._ask(_one(Job), "GET", _of(job_id))
-
-    def result(self, job_id: UUID | str) -> Any:
-        return self._ask(_result, "GET", f"{_of(job_id)}/result")
-
     def watch(self, job_id: UUID | str) -> Watch:
         def ask(seconds: int, headers: Mapping[str, str], patience: float) -> Answer:
             query = {"wait": seconds or None}
@@ -192,65 +191,6 @@ class Client(Farm):
             return self._ask(_whole_answer, "GET", path, query=query, headers=headers, extra=seconds, patience=patience)
 
         return Watch(ask, self._carry_out)
-
-    def cancel(self, job_id: UUID | str, *, force: bool = False) -> Job:
-        body = {"force": True} if force else {}
-        return self._ask(_one(Job), "POST", f"{_of(job_id)}/cancel", body)
-
-    def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]:
-        return self._ask(
-            _page_of(Job, "jobs"), "GET", "/jobs", query={**_json(filters), "limit": limit, "after": after}
-        )
-
-    def tally(self, /, **filters: Any) -> Tally:
-        return self._ask(_one(Tally), "GET", "/tally", query=_json(filters))
-
-    def suggest(self, q: str) -> list[str]:
-        return self._ask(_suggestions, "GET", "/suggestions", query={"q": q})
-
-    def preview(self, /, order: str, *, job_ids: Sequence[UUID | str] | None = None, **filters: Any) -> Preview:
-        target = {"matching": _json(filters)} if job_ids is None else {"job_ids": list(map(str, job_ids))}
-
-        def found(answer: Answer) -> Preview:
-            return replace(read(Preview, answer.document), target=target)
-
-        return self._ask(found, "POST", "/jobs/bulk/preview", {"order": order, **target})
-
-    def _order_some(self, preview: Preview, after: str | None) -> tuple[int, str | None]:
-        body = {"order": preview.order, "confirmation": preview.confirmation, **preview.target, **given(after=after)}
-        return self._ask(_ordered, "POST", "/jobs/bulk", body)
-
-    def events(
-        self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = PAGE
-    ) -> list[Event]:
-        path = "/events" if job_id is None else f"{_of(job_id)}/events"
-        query = {"after": after, "limit": limit, "queue": queue if job_id is None else None}
-        return self._ask(_many(Event, "events"), "GET", path, query=query)
-
-    def logs(
-        self, job_id: UUID | str, *, after: str | None = None, attempt: int | None = None, limit: int = LINES
-    ) -> list[LogLine]:
-        query = {"after": after, "attempt": attempt, "limit": limit}
-        return self._ask(_many(LogLine, "lines"), "GET", f"{_of(job_id)}/logs", query=query)
-
-    def requeue(self, job_id: UUID | str) -> Job:
-        """Queue a job that has ended again, with a fresh budget of attempts; Conflict for one that has not."""
-        return self._once(_one(Job), "POST", f"{_of(job_id)}/requeue")
-
-    def run_now(self, job_id: UUID | str) -> Job:
-        """Make a queued job due that waits for its time; Conflict for one that is not queued."""
-        return self._once(_one(Job), "POST", f"{_of(job_id)}/run-now")
-
-    def delete(self, job_id: UUID | str) -> None:
-        """Delete a job and its journal; Conflict for one that runs."""
-        return self._once(_nothing, "DELETE", _of(job_id))
-
-    def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]:
-        body = given(job_ids=[str(job_id) for job_id in job_ids], force=force or None)
-        return self._once(_outcomes, "POST", f"/jobs/bulk/{verb}", body)
-
-    def _change_some(self, verb: str, queue: str, only: Mapping[str, str], after: str | None) -> tuple[int, str | None]:
-        return self._once(_changed, "POST", _queue(queue, verb), given(**only, after=after or None))
 
     def _call(
         self, route: str, answer: type[Any], given: dict[str, Any], field: str = "", *, once: bool = False
@@ -261,10 +201,6 @@ class Client(Farm):
 
         method, path, query, body = wire.address(route, given)
         return self._send(Request(found, method, path, body, query, is_once=once))
-
-    def _once(self, read: Callable[[Answer], R], method: str, path: str, body: Any = None) -> R:
-        """A request that must not be sent twice."""
-        return self._send(Request(read, method, path, body, is_once=True))
 
     def _ask(
         self,
@@ -303,38 +239,8 @@ def _many(kind: type[T], name: str) -> Callable[[Answer], list[T]]:
     return lambda answer: read_all(kind, answer.document, name)
 
 
-def _page_of(kind: type[T], name: str) -> Callable[[Answer], tuple[list[T], Any]]:
-    """The rows of a page, and where the next one begins."""
-    return lambda answer: (read_all(kind, answer.document, name), answer.document.get("next"))
-
-
 def _whole_answer(answer: Answer) -> Answer:
     return answer
-
-
-def _nothing(answer: Answer) -> None:
-    """The answer says no more than its status."""
-
-
-def _result(answer: Answer) -> Any:
-    return read(Result, answer.document).result
-
-
-def _outcomes(answer: Answer) -> dict[UUID, str]:
-    return {UUID(each["job_id"]): str(each["outcome"]) for each in answer.document["jobs"]}
-
-
-def _changed(answer: Answer) -> tuple[int, str | None]:
-    changed = int(answer.document["changed"])
-    return changed, answer.document.get("next", "" if changed else None)  # an older service names no place to go on at
-
-
-def _ordered(answer: Answer) -> tuple[int, str | None]:
-    return int(answer.document["changed"]), answer.document["next"]
-
-
-def _suggestions(answer: Answer) -> list[str]:
-    return list(map(str, answer.document["suggestions"]))
 
 
 def _whole(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,14 +267,6 @@ def _plain(name: str, value: Any) -> Any:
 
 def _of(job_id: UUID | str) -> str:
     return f"/jobs/{quote(str(job_id), safe='')}"
-
-
-def _queue(queue: str, verb: str = "") -> str:
-    rest = f"/{verb}" if verb else ""
-    is_ambiguous = "/" in queue and not verb  # such as `a/move`
-    if queue in (".", "..") or is_ambiguous:  # proxies remove these names from a path
-        return f"/queues/-{rest}?name={quote(queue, safe='')}"
-    return f"/queues/{quote(queue, safe='')}{rest}"
 
 
 def _traced(trace: str | None) -> dict[str, str] | None:

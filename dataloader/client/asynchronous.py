@@ -19,8 +19,8 @@ from tenacity import AsyncRetrying
 from dataloader.client import Client, named_service
 from dataloader.client.errors import ClientError
 from dataloader.client.plans import Plan, Rows, Series
-from dataloader.client.results import Job
 from dataloader.client.wire import KEPT, Answer, Message, Request, Service, answer, checked_size, repetition
+from dataloader.model.jobs import Status
 
 try:
     import anyio
@@ -37,7 +37,7 @@ class AsyncWatched(Protocol):
 
     pause: float
 
-    async def look(self, within: float, patience: float) -> Job: ...
+    async def look(self, within: float, patience: float) -> Status: ...
 
 
 def _awaited(
@@ -116,12 +116,14 @@ class AsyncClient:
     tally = _awaited(Client.tally)
     suggest = _awaited(Client.suggest)
     preview = _awaited(Client.preview)
+    order_jobs = _awaited(Client.order_jobs)
     change_previewed = _iterated(Client.change_previewed)
     keys = _iterated(Client.keys)
     events = _awaited(Client.events)
-    farm_events = _awaited(Client.farm_events)
     pace = _awaited(Client.pace)
-    logs = _awaited(Client.logs)
+    job_events = _iterated(Client.job_events)
+    logs = _iterated(Client.logs)
+    family = _awaited(Client.family)
     overview = _awaited(Client.overview)
     queues = _awaited(Client.queues)
     workers = _awaited(Client.workers)
@@ -164,6 +166,8 @@ class AsyncClient:
     requeue = _awaited(Client.requeue)
     run_now = _awaited(Client.run_now)
     delete = _awaited(Client.delete)
+    cancel_jobs = _awaited(Client.cancel_jobs)
+    change_jobs = _awaited(Client.change_jobs)
     change = _awaited(Client.change)
     change_all = _iterated(Client.change_all)
     requeue_dead = _awaited(Client.requeue_dead)
@@ -179,12 +183,9 @@ class AsyncClient:
     test_webhook = _awaited(Client.test_webhook)
 
     # The methods above hand their requests and plans to these three.
-    _add, _add_some, _ask, _once = Client._add, Client._add_some, Client._ask, Client._once
-    _call, _pages, _total = Client._call, Client._pages, Client._total
+    _add, _add_some, _ask = Client._add, Client._add_some, Client._ask
+    _call, _pages, _total, _steps = Client._call, Client._pages, Client._total, Client._steps
     _run_again = Client._run_again
-    _page, _change = Client._page, Client._change
-    _change_some = Client._change_some
-    _order_some = Client._order_some
 
     @staticmethod
     async def _sleep(seconds: float) -> None:

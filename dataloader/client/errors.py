@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dataloader.client.results import Job
+    from dataloader.model.jobs import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,9 @@ class Unexpected(ClientError):
 class WaitTimeout(ClientError, TimeoutError):
     """The job has not ended within the given time; `job` is its last known state, or None."""
 
-    job: Job | None
+    job: Status | None
 
-    def __init__(self, job: Job | None, seconds: float) -> None:
+    def __init__(self, job: Status | None, seconds: float) -> None:
         self.job = job
         seen = f"the job is {job.status}" if job else "the service did not answer"
         super().__init__(f"after {seconds:g} s {seen}")
@@ -101,9 +101,9 @@ class WaitTimeout(ClientError, TimeoutError):
 class JobFailed(ClientError):
     """The job of `run` ended with another status than `succeeded`; `job` is its end."""
 
-    job: Job
+    job: Status
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Status) -> None:
         self.job = job
         super().__init__(f"job {job.job_id} ended {job.status}", job.error or "")
 

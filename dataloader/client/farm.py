@@ -16,19 +16,16 @@ from uuid import UUID, uuid4
 
 from dataloader import obs
 from dataloader.client import plans
-from dataloader.client.operations import Operations, given
+from dataloader.client.operations import Filters, Operations, given
 from dataloader.client.results import (
-    Event,
-    Job,
-    LogLine,
-    Preview,
     Started,
-    Tally,
 )
 from dataloader.client.watch import OUTAGE_SEC, Watched, waiting
+from dataloader.model.jobs import BulkChanged, Finished, Preview, Status
+from dataloader.model.kinds import OrderName
+from dataloader.model.queues import Changed
 from dataloader.queue.typed_args import Model, plain
 
-LINES = 1_000  # of a log, of one answer
 PAGE = plans.PAGE  # jobs or events of one answer
 BATCH = 1_000  # jobs of one change
 
@@ -49,11 +46,21 @@ class Farm(Operations, ABC):
     _each = staticmethod(plans.each)
     _sleep = staticmethod(time.sleep)
 
-    def _pages(self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None) -> Any:
-        def page(most: int, after: str | None) -> Any:
-            return self._call(route, answer, given | {"limit": most} | ({"after": after} if after else {}))
+    def _pages(
+        self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None, most: int
+    ) -> Any:
+        def page(size: int, after: Any) -> Any:
+            return self._call(route, answer, given | {"limit": size} | ({"after": after} if after else {}))
 
-        return self._each(plans.pages(page, field, limit))
+        return self._each(plans.pages(page, field, limit, most))
+
+    def _steps(self, route: str, answer: type[Any], given: dict[str, Any], *, once: bool = True) -> Any:
+        """The number of each step of a change."""
+
+        def step(after: str | None) -> Any:
+            return self._call(route, answer, given | ({"after": after} if after else {}), once=once)
+
+        return self._each(plans.steps(step))
 
     def _total(self, route: str, answer: type[Any], given: dict[str, Any], field: str) -> Any:
         def step(after: str | None) -> Any:
@@ -156,33 +163,21 @@ class Farm(Operations, ABC):
     @abstractmethod
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started: ...
 
-    def run(self, /, task: str, *, timeout: float | None = None, **fields: Any) -> Job:
+    def run(self, /, task: str, *, timeout: float | None = None, **fields: Any) -> Finished:
         """Trigger a job, wait until it ends, and return it, with its `result`.
 
         Raises JobFailed where the end is not `succeeded`.
         """
         return self._carry_out(plans.run(self, partial(self.trigger, task, **fields), timeout))
 
-    @abstractmethod
-    def status(self, job_id: UUID | str) -> Job:
-        """The job's present status, without its args and keys."""
-
-    @abstractmethod
-    def job(self, job_id: UUID | str) -> Job:
-        """All fields of the job; secrets in its args are masked."""
-
-    @abstractmethod
-    def result(self, job_id: UUID | str) -> Any:
-        """The JSON value that the job's pipeline has returned; None before the job has succeeded, or without one."""
-
     def wait(
         self,
         job_id: UUID | str,
         timeout: float | None = None,
-        on_progress: Callable[[Job], object] | None = None,
+        on_progress: Callable[[Status], object] | None = None,
         *,
         patience: float = OUTAGE_SEC,
-    ) -> Job:
+    ) -> Status:
         """Wait until the job has ended, and return it, whatever its end.
 
         `on_progress` is called with the job at first and after each change. Raises WaitTimeout after `timeout` seconds;
@@ -194,111 +189,28 @@ class Farm(Operations, ABC):
     def watch(self, job_id: UUID | str) -> Watched:
         """The job, to be looked at again and again."""
 
-    @abstractmethod
-    def cancel(self, job_id: UUID | str, *, force: bool = False) -> Job:
-        """Cancel a queued job at once. A running job stops at its next safe point, with `force` wherever it is.
-
-        A job that has ended stays as it is.
-        """
-
-    def jobs(
-        self,
-        *,
-        queue: str | None = None,
-        task: str | None = None,
-        status: str | None = None,
-        lock_key: str | None = None,
-        partition_key: str | None = None,
-        producer: str | None = None,
-        consumer_group: str | None = None,
-        error_group: str | None = None,
-        since: datetime | str | None = None,
-        until: datetime | str | None = None,
-        sort: str | None = None,
-        limit: int | None = None,
-        q: str | None = None,
-    ) -> Iterator[Job]:
-        """The jobs that pass all filters, the newest change first; pages are fetched as the jobs are taken.
-
-        `status` is a job's status, or `ready`, `scheduled`, `blocked`, `fresh`, `retries` or `dead`; `since` and
-        `until` bound the last change; `sort` is `changed` or `key`; `limit` is the largest number of jobs, None: all.
-        `q` is a search as in the dashboard's box: `"status:dead args.date:2024-05-01"`.
-        """
-        filters = given(
-            queue=queue,
-            task=task,
-            status=status,
-            lock_key=lock_key,
-            partition_key=partition_key,
-            producer=producer,
-            consumer_group=consumer_group,
-            error_group=error_group,
-            since=since,
-            until=until,
-            sort=sort,
-            q=q,
-        )
-        return self._each(plans.walk(partial(self._page, filters), limit))
-
-    @abstractmethod
-    def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]: ...
-
-    @abstractmethod
-    def tally(self, /, **filters: Any) -> Tally:
-        """The counts beside a list: how many jobs count as what. `filters` as `jobs` has them, without `sort`."""
-
-    @abstractmethod
-    def suggest(self, q: str) -> list[str]:
-        """How a search that ends so may go on, as whole searches."""
-
-    @abstractmethod
-    def preview(self, /, order: str, *, job_ids: Sequence[UUID | str] | None = None, **filters: Any) -> Preview:
-        """What `cancel`, `requeue`, `start-over`, `run-now` or `delete` would do to the jobs of a list; changes none.
-
-        `filters` as `jobs` has them, at least one; or `job_ids`, up to 1,000. Raises Refused for a wrong search.
-        """
-
-    def change_previewed(self, preview: Preview) -> Iterator[int]:
-        """Give the order of a preview, step by step; yields how many jobs each step has changed.
+    def change_previewed(
+        self, preview: Preview, *, matching: Filters | None = None, job_ids: Sequence[UUID | str] | None = None
+    ) -> Iterator[int]:
+        """Give the order of a preview to the same jobs, step by step; yields how many jobs each step has changed.
 
         Jobs that have changed since the preview stay as they are. Raises Conflict where the list has more jobs for the
         order than the preview had; then nothing is changed.
         """
-        return self._each(plans.steps(partial(self._order_some, preview)))
+        named = given(matching=matching, job_ids=job_ids)
+        words = {"order": preview.order, "confirmation": preview.confirmation} | named
+        steps: Iterator[int] = self._steps("POST /jobs/bulk", BulkChanged, words, once=False)
+        return steps
 
-    @abstractmethod
-    def _order_some(self, preview: Preview, after: str | None) -> tuple[int, str | None]: ...
-
-    @abstractmethod
-    def events(
-        self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = PAGE
-    ) -> list[Event]:
-        """The journal, the oldest event first: of one job, of a queue, or of the farm.
-
-        At most `limit` events, those after the id `after`; without a job and `after` the newest events.
-        """
-
-    @abstractmethod
-    def logs(
-        self, job_id: UUID | str, *, after: str | None = None, attempt: int | None = None, limit: int = LINES
-    ) -> list[LogLine]:
-        """What the runs of a job have written, or one attempt, the oldest line first.
-
-        At most `limit` lines (up to 1,000), those behind the place `after`, which is the `place` of an earlier line.
-        """
-
-    def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
+    def change(self, verb: OrderName, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
         """`cancel`, `requeue`, `start-over`, `run-now` or `delete` jobs; `force` is for `cancel`.
 
         `start-over` requeues jobs, which begin at the start and not at their checkpoints. The outcome of each is
         `done`, `unknown` or the status that forbids the change.
         """
+        change = partial(self.cancel_jobs, force=force) if verb == "cancel" else partial(self.change_jobs, verb)
         starts = range(0, len(job_ids), BATCH)
-        calls = [partial(self._change, verb, job_ids[start : start + BATCH], force) for start in starts]
-        return self._carry_out(plans.merged(calls))
-
-    @abstractmethod
-    def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]: ...
+        return self._carry_out(plans.merged([partial(change, job_ids[start : start + BATCH]) for start in starts]))
 
     def change_all(self, /, verb: str, queue: str, **only: str) -> Iterator[int]:
         """`requeue-dead`, `delete-dead`, `run-all` or `kill-retries`, step by step; yields how many each step changed.
@@ -306,12 +218,8 @@ class Farm(Operations, ABC):
         `only` filters by `task`, `lock_key`, `partition_key` and, but for `run-all`, `error`, a text that the error
         contains, and `error_group`. A job that comes back meanwhile may be changed again.
         """
-        return self._each(plans.steps(partial(self._change_some, verb, queue, only)))
-
-    @abstractmethod
-    def _change_some(
-        self, verb: str, queue: str, only: Mapping[str, str], after: str | None
-    ) -> tuple[int, str | None]: ...
+        steps: Iterator[int] = self._steps(f"POST /queues/{{queue}}/{verb}", Changed, {"queue": queue, **only})
+        return steps
 
 
 def new_key() -> str:

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack
 from uuid import UUID
 
 from dataloader.model.farm import Database, Names, RemovedWebhook, Tested, Webhook, Webhooks, Worker, Workers
-from dataloader.model.jobs import FarmEvent, FarmEvents, JobPrediction, QueuePrediction, Triggered
+from dataloader.model.jobs import (
+    BulkChanged,
+    BulkOutcome,
+    BulkOutcomes,
+    Deleted,
+    Event,
+    Family,
+    FarmEvent,
+    FarmEvents,
+    Job,
+    JobEvents,
+    JobLogs,
+    JobPrediction,
+    Jobs,
+    ListedJob,
+    LogLine,
+    Preview,
+    QueuePrediction,
+    Result,
+    Status,
+    Suggestions,
+    Tally,
+    Triggered,
+)
 from dataloader.model.plans import (
     Backfill,
     BackfillPreview,
@@ -40,6 +63,38 @@ from dataloader.model.runs import ArgsSchema, Bucket, ErrorGroups, ErrorNote, Pa
 def given(**fields: Any) -> dict[str, Any]:
     """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+class Filters(TypedDict, total=False):
+    """Which jobs a list has. Filters that are given must all hold."""
+
+    q: str | None
+    queue: str | None
+    task: str | None
+    status: (
+        Literal[
+            "queued",
+            "running",
+            "succeeded",
+            "failed",
+            "canceled",
+            "lost",
+            "ready",
+            "scheduled",
+            "blocked",
+            "fresh",
+            "retries",
+            "dead",
+        ]
+        | None
+    )
+    lock_key: str | None
+    partition_key: str | None
+    producer: str | None
+    consumer_group: str | None
+    error_group: str | None
+    since: datetime | str | None
+    until: datetime | str | None
 
 
 class Order(TypedDict, total=False):
@@ -130,12 +185,12 @@ class BackfillWords(TypedDict, total=False):
     since: str | None
     until: str | None
     step: str | None
-    partitions: list[str] | None
+    partitions: Sequence[str] | None
     max_running: int | None
     skip_done: bool | None
     code_version: str | None
     priority: int | str | None
-    limits: list[str] | None
+    limits: Sequence[str] | None
 
 
 class Operations:
@@ -147,17 +202,136 @@ class Operations:
         """Carry out the operation of this route; returns its answer, or one field of that."""
         raise NotImplementedError
 
-    def _pages(self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None) -> Any:
-        """The rows of all pages, at most `limit`; pages are fetched as the rows are taken."""
+    def _pages(
+        self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None, most: int
+    ) -> Any:
+        """The rows of all pages, at most `limit`; a page of up to `most` is fetched as its rows are taken."""
         raise NotImplementedError
 
     def _total(self, route: str, answer: type[Any], given: dict[str, Any], field: str) -> Any:
         """Repeat an operation until it has come to the end; returns the sum of this field of its answers."""
         raise NotImplementedError
 
+    def jobs(
+        self, *, sort: Literal["changed", "key"] | None = None, limit: int | None = None, **words: Unpack[Filters]
+    ) -> Iterator[ListedJob]:
+        """List the jobs that pass all filters, the newest change first (or by key)."""
+        return self._pages("GET /jobs", Jobs, given(sort=sort) | {**words}, "jobs", limit, 200)
+
+    def tally(self, **words: Unpack[Filters]) -> Tally:
+        """Count the jobs of a list: each job counts as one kind."""
+        return self._call("GET /tally", Tally, {**words})
+
+    def suggest(self, q: str) -> list[str]:
+        """How the text of a search box may go on: up to 8 each of fields, statuses, tasks, queues and keys."""
+        return self._call("GET /suggestions", Suggestions, {"q": q}, "suggestions")
+
+    def job(self, job_id: UUID | str) -> Job:
+        """One job with all that is known of it; secrets in its args are masked."""
+        return self._call("GET /jobs/{job_id}", Job, {"job_id": str(job_id)})
+
+    def status(self, job_id: UUID | str) -> Status:
+        """One job as it is now, without its args and keys."""
+        return self._call("GET /jobs/{job_id}/status", Status, {"job_id": str(job_id)})
+
+    def result(self, job_id: UUID | str) -> Any:
+        """The value that a job's pipeline has returned; null before the job has succeeded, or where that is None."""
+        return self._call("GET /jobs/{job_id}/result", Result, {"job_id": str(job_id)}, "result")
+
+    def family(self, job_id: UUID | str) -> Family:
+        """The first 50 jobs that this one waits for, or has waited for, and the first 50 that wait for this one."""
+        return self._call("GET /jobs/{job_id}/family", Family, {"job_id": str(job_id)})
+
     def predict(self, job_id: UUID | str) -> JobPrediction:
         """When a job will end, the range of that, and how right such predictions were in its queue."""
         return self._call("GET /jobs/{job_id}/prediction", JobPrediction, {"job_id": str(job_id)})
+
+    def job_events(self, job_id: UUID | str, *, after: int | None = None, limit: int | None = None) -> Iterator[Event]:
+        """The journal of one job, the oldest event first."""
+        return self._pages(
+            "GET /jobs/{job_id}/events", JobEvents, {"job_id": str(job_id)} | given(after=after), "events", limit, 200
+        )
+
+    def logs(
+        self, job_id: UUID | str, *, after: str | None = None, attempt: int | None = None, limit: int | None = None
+    ) -> Iterator[LogLine]:
+        """What the runs of one job have written, line by line, the oldest first."""
+        return self._pages(
+            "GET /jobs/{job_id}/logs",
+            JobLogs,
+            {"job_id": str(job_id)} | given(after=after, attempt=attempt),
+            "lines",
+            limit,
+            1000,
+        )
+
+    def cancel(self, job_id: UUID | str, *, force: bool | None = None) -> Status:
+        """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status.
+
+        A running job stops at its next safe point, with `force` wherever it is.
+        """
+        return self._call("POST /jobs/{job_id}/cancel", Status, {"job_id": str(job_id)} | given(force=force))
+
+    def requeue(self, job_id: UUID | str) -> Status:
+        """Queue a job that has ended again, with a fresh budget of attempts; any other is a conflict."""
+        return self._call("POST /jobs/{job_id}/requeue", Status, {"job_id": str(job_id)}, once=True)
+
+    def run_now(self, job_id: UUID | str) -> Status:
+        """Make a queued job due whose time has not come; one that is not queued is a conflict."""
+        return self._call("POST /jobs/{job_id}/run-now", Status, {"job_id": str(job_id)}, once=True)
+
+    def delete(self, job_id: UUID | str) -> Deleted:
+        """Delete a job that is not running, and its journal; one that runs is a conflict."""
+        return self._call("DELETE /jobs/{job_id}", Deleted, {"job_id": str(job_id)}, once=True)
+
+    def cancel_jobs(self, job_ids: Sequence[UUID | str], *, force: bool | None = None) -> list[BulkOutcome]:
+        """Cancel up to 1,000 jobs."""
+        return self._call(
+            "POST /jobs/bulk/cancel", BulkOutcomes, {"job_ids": job_ids} | given(force=force), "jobs", once=True
+        )
+
+    def change_jobs(
+        self, verb: Literal["requeue", "start-over", "run-now", "delete"], job_ids: Sequence[UUID | str]
+    ) -> list[BulkOutcome]:
+        """Change up to 1,000 jobs, each as the order to a single job does.
+
+        `start-over` requeues jobs, which begin at the start and not at their checkpoints.
+        """
+        return self._call("POST /jobs/bulk/{verb}", BulkOutcomes, {"verb": verb, "job_ids": job_ids}, "jobs", once=True)
+
+    def preview(
+        self,
+        order: Literal["requeue", "start-over", "cancel", "delete", "run-now"],
+        *,
+        matching: Filters | None = None,
+        job_ids: Sequence[UUID | str] | None = None,
+    ) -> Preview:
+        """Count what an order would change, and what it would leave alone and why; changes nothing.
+
+        The order is for the jobs of a list (`matching`), or for up to 1,000 named ones.
+        """
+        return self._call(
+            "POST /jobs/bulk/preview", Preview, {"order": order} | given(matching=matching, job_ids=job_ids)
+        )
+
+    def order_jobs(
+        self,
+        order: Literal["requeue", "start-over", "cancel", "delete", "run-now"],
+        confirmation: str,
+        *,
+        matching: Filters | None = None,
+        job_ids: Sequence[UUID | str] | None = None,
+    ) -> int:
+        """Change up to 1,000 of the jobs that a preview has counted; a job that has changed since stays as it is.
+
+        A list that has more jobs for the order than its preview had is a conflict.
+        """
+        return self._total(
+            "POST /jobs/bulk",
+            BulkChanged,
+            {"order": order, "confirmation": confirmation} | given(matching=matching, job_ids=job_ids),
+            "changed",
+        )
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs, a pause, a limit or a worker."""
@@ -172,7 +346,7 @@ class Operations:
 
         A queue that is not ordered is a conflict.
         """
-        return self._pages("GET /queues/{queue}/keys", Keys, {"queue": queue}, "keys", limit)
+        return self._pages("GET /queues/{queue}/keys", Keys, {"queue": queue}, "keys", limit, 200)
 
     def predict_queue(self, queue: str) -> QueuePrediction:
         """When all that is queued and runs now will have ended, its range, and how right such predictions were."""
@@ -196,23 +370,23 @@ class Operations:
 
     def set_queue(self, queue: str, **words: Unpack[Order]) -> QueueState:
         """Change the order of a queue's jobs, while jobs run; what is not named stays."""
-        return self._call("PUT /queues/{queue}", QueueState, {"queue": queue} | words)
+        return self._call("PUT /queues/{queue}", QueueState, {"queue": queue} | {**words})
 
     def requeue_dead(self, queue: str, **words: Unpack[Tried]) -> int:
         """Queue the failed and lost jobs of a queue again, each with a fresh budget of attempts."""
-        return self._total("POST /queues/{queue}/requeue-dead", Changed, {"queue": queue} | words, "changed")
+        return self._total("POST /queues/{queue}/requeue-dead", Changed, {"queue": queue} | {**words}, "changed")
 
     def delete_dead(self, queue: str, **words: Unpack[Tried]) -> int:
         """Delete the failed and lost jobs of a queue, with their journal."""
-        return self._total("POST /queues/{queue}/delete-dead", Changed, {"queue": queue} | words, "changed")
+        return self._total("POST /queues/{queue}/delete-dead", Changed, {"queue": queue} | {**words}, "changed")
 
     def run_all(self, queue: str, **words: Unpack[Queued]) -> int:
         """Make the jobs of a queue due whose time has not come."""
-        return self._total("POST /queues/{queue}/run-all", Changed, {"queue": queue} | words, "changed")
+        return self._total("POST /queues/{queue}/run-all", Changed, {"queue": queue} | {**words}, "changed")
 
     def kill_retries(self, queue: str, **words: Unpack[Tried]) -> int:
         """Let the jobs of a queue be failed that were tried and wait for their next attempt."""
-        return self._total("POST /queues/{queue}/kill-retries", Changed, {"queue": queue} | words, "changed")
+        return self._total("POST /queues/{queue}/kill-retries", Changed, {"queue": queue} | {**words}, "changed")
 
     def move(self, queue: str, to: str) -> int:
         """Make the queued, running and dead jobs of a queue those of another, in their order; what runs goes on.
@@ -268,7 +442,7 @@ class Operations:
         """How many jobs ended in each ten seconds of the last minutes."""
         return self._call("GET /pace", Pace, given(minutes=minutes), "pace")
 
-    def farm_events(
+    def events(
         self, *, after: int | None = None, queue: str | None = None, limit: int | None = None
     ) -> list[FarmEvent]:
         """The journal of all jobs, the oldest first; without `after` the newest rows."""
@@ -299,8 +473,8 @@ class Operations:
         *,
         shape: Literal["json", "alertmanager", "slack"] | None = None,
         signed_by: str | None = None,
-        kinds: list[Literal["dead", "stuck", "deadline", "lag", "paused"]] | None = None,
-        queues: list[str] | None = None,
+        kinds: Sequence[Literal["dead", "stuck", "deadline", "lag", "paused"]] | None = None,
+        queues: Sequence[str] | None = None,
         lag_sec: float | None = None,
     ) -> Webhook:
         """Add a receiver of alerts, or change the one of this name; what the request leaves out has its default."""
@@ -337,14 +511,14 @@ class Operations:
 
     def add_schedule(self, name: str, task: str, **words: Unpack[ScheduleWords]) -> Schedule:
         """Add a schedule of a task; its first due time is the next one from now on."""
-        return self._call("POST /schedules", Schedule, {"name": name, "task": task} | words, once=True)
+        return self._call("POST /schedules", Schedule, {"name": name, "task": task} | {**words}, once=True)
 
     def change_schedule(self, name: str, **words: Unpack[ScheduleChange]) -> Schedule:
         """Change a schedule; what is not named stays, null is the default. From then on code changes it no more.
 
         A new timing counts from now on.
         """
-        return self._call("PUT /schedules/{name}", Schedule, {"name": name} | words)
+        return self._call("PUT /schedules/{name}", Schedule, {"name": name} | {**words})
 
     def remove_schedule(self, name: str) -> Removed:
         """Remove a schedule; its jobs stay. One that a pipeline names comes back when a worker starts."""
@@ -376,24 +550,26 @@ class Operations:
         *,
         status: Literal["missing", "queued", "running", "succeeded", "failed", "lost", "canceled", "skipped"]
         | None = None,
+        after: int | None = None,
         limit: int | None = None,
     ) -> Iterator[Partition]:
         """List the partitions of a backfill in their order, each with its job; `missing` ones have none."""
         return self._pages(
             "GET /backfills/{backfill}/partitions",
             Partitions,
-            {"backfill": backfill} | given(status=status),
+            {"backfill": backfill} | given(status=status, after=after),
             "partitions",
             limit,
+            1000,
         )
 
     def add_backfill(self, name: str, task: str, **words: Unpack[BackfillWords]) -> Backfill:
         """Add a backfill of a task. Its jobs are made behind the answer, some hundred at once."""
-        return self._call("POST /backfills", Backfill, {"name": name, "task": task} | words, once=True)
+        return self._call("POST /backfills", Backfill, {"name": name, "task": task} | {**words}, once=True)
 
     def try_backfill(self, name: str, task: str, **words: Unpack[BackfillWords]) -> BackfillPreview:
         """What a backfill would do: how many partitions, how many are done already, some of the jobs."""
-        return self._call("POST /backfills/dry-run", BackfillPreview, {"name": name, "task": task} | words)
+        return self._call("POST /backfills/dry-run", BackfillPreview, {"name": name, "task": task} | {**words})
 
     def set_backfill(self, backfill: str, max_running: int | None) -> Backfill:
         """Let so many jobs of a backfill run at once, from now on; those that run go on."""

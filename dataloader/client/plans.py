@@ -7,14 +7,13 @@ A plan yields a call without arguments, and receives what the call has returned 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from dataloader.client.errors import JobFailed, NotFound
-from dataloader.client.results import Job
+from dataloader.model.jobs import BulkOutcome, Finished, Status
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -64,17 +63,17 @@ def each(series: Series[R]) -> Iterator[R]:
         return
 
 
-def run(farm: Any, trigger: Call, timeout: float | None) -> Plan[Job]:
+def run(farm: Any, trigger: Call, timeout: float | None) -> Plan[Finished]:
     """Trigger a job and wait for it; raises JobFailed where the end is not `succeeded`."""
     started = yield trigger
-    job: Job = yield lambda: farm.wait(started.job_id, timeout)
+    job: Status = yield lambda: farm.wait(started.job_id, timeout)
     if job.status != "succeeded":
         raise JobFailed(job)
     try:
         result = yield lambda: farm.result(job.job_id)
     except NotFound:  # deleted by now, or an older service
-        return job
-    return replace(job, result=result)
+        result = None
+    return Finished(**vars(job), result=result)
 
 
 def all_of(calls: Sequence[Callable[[], list[R]]]) -> Plan[list[R]]:
@@ -85,20 +84,22 @@ def all_of(calls: Sequence[Callable[[], list[R]]]) -> Plan[list[R]]:
     return found
 
 
-def merged(calls: Sequence[Callable[[], dict[UUID, str]]]) -> Plan[dict[UUID, str]]:
-    """The answers of these calls, in one dict."""
+def merged(calls: Sequence[Callable[[], Sequence[BulkOutcome]]]) -> Plan[dict[UUID, str]]:
+    """The outcomes that these calls return, by job."""
     found: dict[UUID, str] = {}
     for call in calls:
-        found |= yield call
+        outcomes = yield call
+        found |= {each.job_id: each.outcome for each in outcomes}
     return found
 
 
-def steps(step: Callable[[str | None], tuple[int, str | None]]) -> Series[int]:
-    """The number of each step."""
+def steps(step: Callable[[str | None], Any]) -> Series[int]:
+    """How many jobs each step has changed; each begins at the `next` of the one before."""
     after: str | None = None
     while True:
-        changed, after = yield partial(step, after)
-        yield Rows([changed])
+        answer = yield partial(step, after)
+        yield Rows([answer.changed])
+        after = answer.next
         if after is None:
             return
 
@@ -115,24 +116,13 @@ def summed(step: Callable[[str | None], Any], field: str) -> Plan[int]:
             return total
 
 
-def pages(page: Callable[[int, str | None], Any], field: str, limit: int | None) -> Series[Any]:
-    """The rows of all pages, at most `limit`."""
+def pages(page: Callable[[int, Any], Any], field: str, limit: int | None, most: int = PAGE) -> Series[Any]:
+    """The rows of all pages, at most `limit`; a page has up to `most`."""
     left, after = inf if limit is None else limit, None
     while left > 0:
-        answer = yield partial(page, int(min(PAGE, left)), after)
+        answer = yield partial(page, int(min(most, left)), after)
         rows = getattr(answer, field)
         yield Rows(rows)
         left, after = left - len(rows), answer.next
-        if after is None:
-            return
-
-
-def walk(page: Callable[[int, str | None], tuple[list[R], str | None]], limit: int | None) -> Series[R]:
-    """The rows of all pages, at most `limit`."""
-    left, after = inf if limit is None else limit, None
-    while left > 0:
-        found, after = yield partial(page, int(min(PAGE, left)), after)
-        yield Rows(found)
-        left -= len(found)
         if after is None:
             return

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from dataloader.client.errors import Unavailable, WaitTimeout
 from dataloader.client.plans import Plan, carry_out
-from dataloader.client.results import Job, read
-from dataloader.client.wire import Answer
+from dataloader.client.wire import Answer, understood
+from dataloader.model.jobs import Status
 
 POLL_SEC = 25  # the longest wait of one request for a change
 OUTAGE_SEC = 600.0  # the longest absence of the service that a wait tolerates
@@ -20,7 +20,7 @@ _QUICK = 0.3  # seconds; the service did not wait for a change before a faster a
 # Requests a job's status: the seconds to wait for a change, the headers, the seconds for repetitions.
 Ask = Callable[[int, Mapping[str, str], float], Answer]
 
-CarryOut = Callable[[Plan[Job]], Any]  # plans.carry_out, or one that is awaited
+CarryOut = Callable[[Plan[Status]], Any]  # plans.carry_out, or one that is awaited
 
 
 class Watch:
@@ -29,20 +29,20 @@ class Watch:
     def __init__(self, ask: Ask, carry_out: CarryOut = carry_out) -> None:
         self._ask, self._carry_out = ask, carry_out
         self._etag: str | None = None
-        self._job: Job | None = None
+        self._job: Status | None = None
         self.pause = 0.0  # seconds until the next request
 
-    def look(self, within: float, patience: float) -> Job:
+    def look(self, within: float, patience: float) -> Status:
         """The job, as soon as it differs from the last answer, or after `within` seconds."""
-        found: Job = self._carry_out(self._looking(within, patience))
+        found: Status = self._carry_out(self._looking(within, patience))
         return found
 
-    def _looking(self, within: float, patience: float) -> Plan[Job]:
+    def _looking(self, within: float, patience: float) -> Plan[Status]:
         begun = time.monotonic()
         seconds = int(within) if self._job else 0  # the first answer is always news
         headers = {"If-None-Match": self._etag} if self._etag else {}
         answer: Answer = yield partial(self._ask, seconds, headers, patience)
-        is_news = answer.status == 200 and (job := read(Job, answer.document)) != self._job
+        is_news = answer.status == 200 and (job := understood(Status, answer.document)) != self._job
         if is_news:
             self._job = job
         self._etag = answer.etag or self._etag
@@ -64,16 +64,16 @@ class Watched(Protocol):
 
     pause: float
 
-    def look(self, within: float, patience: float) -> Job: ...
+    def look(self, within: float, patience: float) -> Status: ...
 
 
 def wait_for(
     watch: Watched,
     timeout: float | None = None,
-    on_progress: Callable[[Job], object] | None = None,
+    on_progress: Callable[[Status], object] | None = None,
     *,
     patience: float = OUTAGE_SEC,
-) -> Job:
+) -> Status:
     """Wait for the end of a watched job; see Farm.wait."""
     return carry_out(waiting(watch, timeout, on_progress, patience=patience, sleep=time.sleep))
 
@@ -81,18 +81,18 @@ def wait_for(
 def waiting(
     watch: Watched,
     timeout: float | None,
-    on_progress: Callable[[Job], object] | None,
+    on_progress: Callable[[Status], object] | None,
     *,
     patience: float,
     sleep: Callable[[float], object],
-) -> Plan[Job]:
+) -> Plan[Status]:
     """The plan of `wait_for`."""
     until = inf if timeout is None else time.monotonic() + timeout
-    seen: Job | None = None
+    seen: Status | None = None
     while True:
         left = max(0.0, until - time.monotonic())
         try:
-            job: Job = yield partial(watch.look, min(POLL_SEC, left), min(patience, left))
+            job: Status = yield partial(watch.look, min(POLL_SEC, left), min(patience, left))
         except Unavailable as e:
             if e.is_lasting or patience < left:
                 raise

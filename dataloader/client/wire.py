@@ -174,6 +174,10 @@ def address(route: str, given: Mapping[str, Any]) -> tuple[str, str, dict[str, A
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, UUID):
         return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(key, each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(name, each) for each in value]
     if not isinstance(value, datetime):
         return value
     if value.utcoffset() is None:

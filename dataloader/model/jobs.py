@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from dataloader.model.kinds import Count, JobKind, JobStatus, Progress, Seconds, answer
+from dataloader.model.kinds import Count, JobKind, JobStatus, Progress, Seconds, answer, fraction
+from dataloader.queue.job import FINAL
 
 
 @answer
@@ -78,6 +79,16 @@ class Shown:
     limits: list[str] | None
     deadline: datetime | None
 
+    @property
+    def is_final(self) -> bool:
+        """True for a job that has ended: succeeded, failed, canceled or lost."""
+        return self.status in FINAL
+
+    @property
+    def fraction(self) -> float | None:
+        """The finished share, 0 to 1, where the progress has `processed` and `total`; else None."""
+        return fraction(self.progress)
+
 
 @answer
 class Status(Shown):
@@ -85,6 +96,13 @@ class Status(Shown):
 
     timeout_sec: int | None
     waiting_for: WaitingFor | None
+
+
+@answer
+class Finished(Status):
+    """A job that has ended, with what its pipeline has returned: two answers in one."""
+
+    result: Any = None
 
 
 @answer

@@ -20,10 +20,21 @@ T = TypeVar("T")
 Document = Mapping[str, Any]
 Count = Annotated[int, Ge(0)]
 Seconds = Annotated[float, Ge(0)]
+OrderName: TypeAlias = Literal["requeue", "start-over", "cancel", "delete", "run-now"]
 JobStatus: TypeAlias = Literal[tuple(map(str, JobState))]  # type: ignore[valid-type]
 JobKind: TypeAlias = Literal[TALLIED]  # type: ignore[valid-type]
 PartitionState: TypeAlias = Literal[PARTITION_STATES]  # type: ignore[valid-type]
 Progress = Annotated[Any, "the pipeline's last report: an object, unless another service wrote it"]
+
+
+def fraction(progress: Any) -> float | None:
+    """`processed` of `total`, 0 to 1, where both are numbers and `total` is positive; else None."""
+    if not isinstance(progress, dict):
+        return None
+    done, total = progress.get("processed"), progress.get("total")
+    if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
+        return min(1.0, max(0.0, done / total))
+    return None
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

@@ -1,4 +1,4 @@
-"""PURE: a JSON document as a value of an answer's type, as the clients read it."""
+"""PURE: a JSON document as a value of an answer's type, as the clients read it, and back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,19 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from uuid import UUID
 
 R = TypeVar("R")
+
+
+def written(answer: Any) -> Any:
+    """An answer as dicts and lists; instants, ids and numbers stay what they are.
+
+    A field whose default is None is left out where it is None.
+    """
+    if isinstance(answer, list):  # not deeper: what a pipeline wrote may be nested as deep as the table allows
+        return [written(each) if is_dataclass(each) else each for each in answer]
+    if not is_dataclass(answer):
+        return answer
+    given = {each.name: (getattr(answer, each.name), each.default) for each in fields(answer)}
+    return {name: written(value) for name, (value, usual) in given.items() if not (value is None and usual is None)}
 
 
 class NotUnderstood(ValueError):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dataloader.queue import enqueue, operations, parents
+from dataloader.queue import again, enqueue, operations, parents, run_log
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.plans import plan
-from dataloader.queue.reports import keys, webhooks
+from dataloader.queue.reports import bulk, keys, search, stats, webhooks
 
 # status: (the last part of the problem's type, title). A type, once published, never changes.
 KINDS = {
@@ -33,6 +33,14 @@ class Unknown(Exception):
         super().__init__(special.get(noun, f"there is no {noun} of this name"))
 
 
+class NotAllowed(Exception):
+    """The state of the job does not allow the change; the text says which state does."""
+
+
+class WrongMatching(ValueError):
+    """The search of an order says nothing that can be looked for."""
+
+
 class Meaning(NamedTuple):
     """The HTTP status of an error, the code of the fault, and the parameter that is wrong."""
 
@@ -48,7 +56,16 @@ class Meaning(NamedTuple):
 
 MEANINGS: dict[type[Exception], Meaning] = {
     Unknown: Meaning(404, "not-found"),
+    NotAllowed: Meaning(409, "conflict"),
     WrongCursor: Meaning(400, "cursor", "after"),
+    run_log.WrongPlace: Meaning(400, "cursor", "after"),
+    search.WrongSearch: Meaning(400, "search", "q"),
+    WrongMatching: Meaning(400, "search", "matching/q"),
+    stats.TooMany: Meaning(400, "too_many", "sort"),
+    bulk.WrongTarget: Meaning(400, "target", "matching"),
+    bulk.WrongConfirmation: Meaning(400, "confirmation", "confirmation"),
+    bulk.Grown: Meaning(409, "conflict"),
+    again.NotEnded: Meaning(409, "conflict"),
     operations.WrongName: Meaning(400, "queue_name", "to"),
     operations.WrongLimit: Meaning(400, "limit"),
     operations.Contradiction: Meaning(400, "contradiction", "merge"),

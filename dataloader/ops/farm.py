@@ -11,13 +11,12 @@ from dataloader.model.jobs import FarmEvents
 from dataloader.model.runs import ArgsSchema, Pace, TaskRuns, Tasks
 from dataloader.ops.errors import Unknown
 from dataloader.ops.op import Call, made, op
-from dataloader.ops.types import PageSize, RangeName, TaskName, Text
+from dataloader.ops.types import BIGINT_MAX, PageSize, RangeName, TaskName, Text
 from dataloader.queue import args_schema as schemas
 from dataloader.queue import operations
 from dataloader.queue.reports import runs, stats
 
 MINUTES = 360
-BIGINT_MAX = 2**63 - 1
 
 
 @op("GET /workers")
@@ -69,7 +68,7 @@ def pace(call: Call, minutes: Annotated[int, Field(ge=1, le=MINUTES, description
 
 
 @op("GET /events")
-def farm_events(
+def events(
     call: Call,
     after: Annotated[int, Field(ge=0, le=BIGINT_MAX, description="rows with a greater `event_id`")] | None = None,
     queue: Text | None = None,

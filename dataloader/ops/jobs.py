@@ -1,18 +1,308 @@
-"""Jobs: what is known of one, and what operators do to it."""
+"""Jobs: lists of them, what is known of one, and what operators do to one, to named ones, and to those of a search."""
 
 from __future__ import annotations
 
-from dataloader.model.jobs import JobPrediction
-from dataloader.ops.errors import Unknown
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias, Unpack
+from uuid import UUID
+
+from pydantic import Field
+from typing_extensions import TypedDict  # that of `typing` is no type for pydantic before Python 3.12
+
+from dataloader.model.jobs import (
+    BulkChanged,
+    BulkOutcomes,
+    Deleted,
+    Family,
+    Job,
+    JobEvents,
+    JobLogs,
+    JobPrediction,
+    Jobs,
+    Preview,
+    Result,
+    Status,
+    Suggestions,
+    Tally,
+)
+from dataloader.model.kinds import OrderName
+from dataloader.ops.errors import NotAllowed, Unknown, WrongMatching
 from dataloader.ops.op import Call, made, op
-from dataloader.ops.types import JobId
-from dataloader.queue.reports import predictions
+from dataloader.ops.types import BIGINT_MAX, Attempt, Cursor, Instant, JobId, PageSize, SearchText, Storable, Text
+from dataloader.queue import lifecycle, operations, parents
+from dataloader.queue import logs as logs_of
+from dataloader.queue.job import GROUPS, STATUSES
+from dataloader.queue.reports import bulk, predictions, stats, tallies
+from dataloader.queue.reports.search import LENGTH, WrongSearch
+
+NAMED_MOST = 1_000  # jobs that one request names
+ListedStatus: TypeAlias = Literal[STATUSES]  # type: ignore[valid-type]
+JobIds = Annotated[list[JobId], Field(max_length=NAMED_MOST, description="the jobs")]
+NamedJobs = Annotated[list[JobId], Field(min_length=1, max_length=NAMED_MOST, description="these jobs")]
 
 
-@op("GET /jobs/{job_id}/prediction", errors=(404,))
+class Filters(TypedDict, total=False):
+    """Which jobs a list has. Filters that are given must all hold."""
+
+    q: (
+        Annotated[
+            SearchText,
+            Field(
+                description="a search: words (parts of task, queue or key, or an id) and fields, such as `status:dead`,"
+                " `task:load.csv`, `args.date:2024-05-01`, `id:0190a5d`; quotes keep spaces and colons"
+            ),
+        ]
+        | None
+    )
+    queue: Text | None
+    task: Text | None
+    status: (
+        Annotated[
+            ListedStatus,
+            Field(description=f"a status, or {', '.join(f'{name} ({words})' for name, words in GROUPS.items())}"),
+        ]
+        | None
+    )
+    lock_key: Text | None
+    partition_key: Text | None
+    producer: Text | None
+    consumer_group: Text | None
+    error_group: Annotated[Text, Field(description="the group of the error, as /api/v1/errors has it")] | None
+    since: Annotated[Instant, Field(description="changed then or later")] | None
+    until: Annotated[Instant, Field(description="changed before")] | None
+
+
+Matching = Annotated[Filters, Field(description="the jobs of a list; at least one filter")]
+
+
+@op("GET /jobs", links="/jobs/0/job_id")
+def jobs(
+    call: Call,
+    sort: Literal["changed", "key"] = "changed",
+    limit: PageSize = 50,
+    after: Cursor | None = None,
+    **filters: Unpack[Filters],
+) -> Jobs:
+    """List the jobs that pass all filters, the newest change first (or by key)."""
+    page = stats.jobs(call.conn, stats.Wanted(sort=sort, **filters), limit, after)
+    return made(Jobs, {"jobs": page.jobs, "next": page.next, "advice": page.advice})
+
+
+@op("GET /tally")
+def tally(call: Call, **filters: Unpack[Filters]) -> Tally:
+    """Count the jobs of a list: each job counts as one kind."""
+    return made(Tally, tallies.tally(call.conn, stats.Wanted(**filters)).document())
+
+
+@op("GET /suggestions")
+def suggest(
+    call: Call,
+    q: Annotated[
+        str, Field(max_length=LENGTH, description="the text in the search box; its last word is completed"), Storable
+    ],
+) -> Suggestions:
+    """How the text of a search box may go on: up to 8 each of fields, statuses, tasks, queues and keys."""
+    return Suggestions(suggestions=tallies.suggest(call.conn, q))
+
+
+@op("GET /jobs/{job_id}")
+def job(call: Call, job_id: JobId) -> Job:
+    """One job with all that is known of it; secrets in its args are masked."""
+    return made(Job, _known(stats.job(call.conn, job_id)))
+
+
+@op("GET /jobs/{job_id}/status", scope=("read", "trigger"))
+def status(call: Call, job_id: JobId) -> Status:
+    """One job as it is now, without its args and keys."""
+    return made(Status, _known(lifecycle.status(call.conn, job_id)))
+
+
+@op("GET /jobs/{job_id}/result", scope=("read", "trigger"))
+def result(call: Call, job_id: JobId) -> Result:
+    """The value that a job's pipeline has returned; null before the job has succeeded, or where that is None."""
+    return made(Result, _known(stats.result(call.conn, job_id)))
+
+
+@op("GET /jobs/{job_id}/family")
+def family(call: Call, job_id: JobId) -> Family:
+    """The first 50 jobs that this one waits for, or has waited for, and the first 50 that wait for this one."""
+    _known(lifecycle.status(call.conn, job_id))
+    return made(Family, parents.family(call.conn, job_id))
+
+
+@op("GET /jobs/{job_id}/prediction")
 def predict(call: Call, job_id: JobId) -> JobPrediction:
     """When a job will end, the range of that, and how right such predictions were in its queue."""
-    job = predictions.job(call.conn, job_id)
-    if job is None:
+    row = _known(predictions.job(call.conn, job_id))
+    return made(JobPrediction, predictions.of_job(call.outlook(call.conn, row["queue"]), row))
+
+
+@op("GET /jobs/{job_id}/events")
+def job_events(
+    call: Call,
+    job_id: JobId,
+    after: Annotated[int, Field(ge=-BIGINT_MAX, le=BIGINT_MAX, description="rows with a greater `event_id`")]
+    | None = None,
+    limit: PageSize = 200,
+) -> JobEvents:
+    """The journal of one job, the oldest event first."""
+    rows = stats.events(call.conn, job_id, after or 0, limit)
+    if not rows:
+        _known(lifecycle.status(call.conn, job_id))
+    return made(JobEvents, {"events": rows, "next": rows[-1]["event_id"] if len(rows) == limit else None})
+
+
+@op("GET /jobs/{job_id}/logs")
+def logs(
+    call: Call,
+    job_id: JobId,
+    after: Annotated[
+        str,
+        Field(
+            max_length=40,
+            description="`next` of the page before, or the `place` of the last line, to go on later",
+            json_schema_extra={"pattern": r"^[0-9]{1,9}\.[0-9]{1,9}$"},
+        ),
+        Storable,
+    ]
+    | None = None,
+    attempt: Attempt | None = None,
+    limit: Annotated[int, Field(ge=1, le=logs_of.PAGE, description="at most so many")] = logs_of.PAGE,
+) -> JobLogs:
+    """What the runs of one job have written, line by line, the oldest first."""
+    page = logs_of.page(call.conn, job_id, after, attempt, limit)
+    if not page.lines:
+        _known(lifecycle.status(call.conn, job_id))
+    return made(JobLogs, {"lines": page.lines, "next": page.next})
+
+
+def _canceled(answer: Status) -> str:
+    if answer.is_final:
+        return "the job is canceled" if answer.status == "canceled" else f"the job is {answer.status} already"
+    return "the job is asked to stop"
+
+
+@op("POST /jobs/{job_id}/cancel", scope=("trigger", "operate"), done=_canceled)
+def cancel(
+    call: Call,
+    job_id: JobId,
+    force: Annotated[
+        bool, Field(description="interrupt a running job, and kill it where that does not stop it")
+    ] = False,
+) -> Status:
+    """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status.
+
+    A running job stops at its next safe point, with `force` wherever it is.
+    """
+    return made(Status, _known(lifecycle.request_cancel(call.conn, job_id, force, call.by)))
+
+
+@op(
+    "POST /jobs/{job_id}/requeue",
+    scope="operate",
+    done="the job is queued again, with a fresh budget of attempts",
+    errors=(409,),
+    repeatable=False,
+)
+def requeue(call: Call, job_id: JobId) -> Status:
+    """Queue a job that has ended again, with a fresh budget of attempts; any other is a conflict."""
+    return _changed(call, "requeue", job_id, "only a job that has ended can be requeued")
+
+
+@op("POST /jobs/{job_id}/run-now", scope="operate", done="the job may run now", errors=(409,), repeatable=False)
+def run_now(call: Call, job_id: JobId) -> Status:
+    """Make a queued job due whose time has not come; one that is not queued is a conflict."""
+    return _changed(call, "run-now", job_id, "only a queued job can be made due")
+
+
+@op(
+    "DELETE /jobs/{job_id}",
+    scope="operate",
+    done="the job is deleted, with its journal",
+    question="Delete this job, with its journal? Nothing of it remains.",
+    errors=(409,),
+    repeatable=False,
+)
+def delete(call: Call, job_id: JobId) -> Deleted:
+    """Delete a job that is not running, and its journal; one that runs is a conflict."""
+    _change(call, "delete", job_id, "a running job cannot be deleted: cancel it first")
+    return Deleted(job_id=job_id, deleted=True)
+
+
+@op("POST /jobs/bulk/cancel", scope=("trigger", "operate"), repeatable=False)
+def cancel_jobs(call: Call, job_ids: JobIds, force: bool = False) -> BulkOutcomes:
+    """Cancel up to 1,000 jobs."""
+    return _outcomes(job_ids, operations.change(call.conn, "cancel", job_ids, call.by, force=force))
+
+
+@op("POST /jobs/bulk/{verb}", scope="operate", repeatable=False)
+def change_jobs(
+    call: Call, verb: Literal["requeue", "start-over", "run-now", "delete"], job_ids: JobIds
+) -> BulkOutcomes:
+    """Change up to 1,000 jobs, each as the order to a single job does.
+
+    `start-over` requeues jobs, which begin at the start and not at their checkpoints.
+    """
+    return _outcomes(job_ids, operations.change(call.conn, verb, job_ids, call.by))
+
+
+@op("POST /jobs/bulk/preview", scope="operate")
+def preview(
+    call: Call, order: OrderName, matching: Matching | None = None, job_ids: NamedJobs | None = None
+) -> Preview:
+    """Count what an order would change, and what it would leave alone and why; changes nothing.
+
+    The order is for the jobs of a list (`matching`), or for up to 1,000 named ones.
+    """
+    target = bulk.target(matching, job_ids)
+    try:
+        return made(Preview, bulk.preview(call.conn, order, target).document())
+    except WrongSearch as e:
+        raise WrongMatching(str(e)) from None
+
+
+@op("POST /jobs/bulk", scope="operate", errors=(409,))
+def order_jobs(
+    call: Call,
+    order: OrderName,
+    confirmation: Annotated[
+        str, Field(min_length=1, max_length=1_000, description="`confirmation` of the preview"), Storable
+    ],
+    matching: Matching | None = None,
+    job_ids: NamedJobs | None = None,
+    after: Cursor | None = None,
+) -> BulkChanged:
+    """Change up to 1,000 of the jobs that a preview has counted; a job that has changed since stays as it is.
+
+    A list that has more jobs for the order than its preview had is a conflict.
+    """
+    target = bulk.target(matching, job_ids)
+    try:
+        step = bulk.change(call.conn, order, target, confirmation, call.by, after)
+    except WrongSearch as e:
+        raise WrongMatching(str(e)) from None
+    return BulkChanged(order=order, changed=step.changed, next=step.next)
+
+
+def _known(row: Any) -> Any:
+    if row is None:
         raise Unknown("job")
-    return made(JobPrediction, predictions.of_job(call.outlook(call.conn, job["queue"]), job))
+    return row
+
+
+def _change(call: Call, verb: str, job_id: UUID, rule: str) -> None:
+    outcome = operations.change(call.conn, verb, [job_id], call.by)[job_id]
+    if outcome == operations.UNKNOWN:
+        raise Unknown("job")
+    if outcome != operations.DONE:
+        raise NotAllowed(f"the job is {outcome}; {rule}")
+
+
+def _changed(call: Call, verb: str, job_id: UUID, rule: str) -> Status:
+    _change(call, verb, job_id, rule)
+    return status(call, job_id)
+
+
+def _outcomes(job_ids: Sequence[UUID], outcomes: Mapping[UUID, str]) -> BulkOutcomes:
+    """Each outcome, in the order of the request."""
+    return made(BulkOutcomes, {"jobs": [{"job_id": job_id, "outcome": outcomes[job_id]} for job_id in job_ids]})

@@ -128,7 +128,7 @@ class Op:
         """The field of the answer that holds its rows, for an answer that is a list or a page of one."""
         hints = get_type_hints(self.answer)
         lists = [name for name, kind in hints.items() if get_origin(kind) is list]
-        others = {each.name for each in fields(self.answer)} - {"next", *lists}
+        others = {each.name for each in fields(self.answer)} - {"next", "advice", *lists}
         return lists[0] if len(lists) == 1 and not others else None
 
     @cached_property
@@ -221,11 +221,6 @@ def made(kind: type[R], row: Mapping[str, Any]) -> R:
     return found
 
 
-def document(answer: Any) -> Any:
-    """An answer as dicts and lists, without fields that are at their default; instants, ids and numbers stay so."""
-    return adapter(type(answer)).dump_python(answer, exclude_defaults=True)
-
-
 def adapter(kind: Any) -> TypeAdapter[Any]:
     """Reads and writes answers of this type."""
     if kind not in _ADAPTERS:
@@ -253,7 +248,7 @@ def plain_type(annotation: Any) -> Any:
     return annotation
 
 
-def rules(annotation: Any) -> Iterator[Any]:
+def bounds(annotation: Any) -> Iterator[Any]:
     """The bounds and texts of an annotation, also of one that may be null."""
     if get_origin(annotation) is Annotated:
         for each in get_args(annotation)[1:]:
@@ -261,4 +256,4 @@ def rules(annotation: Any) -> Iterator[Any]:
             yield each
     for part in get_args(annotation):
         if get_origin(part) is Annotated:
-            yield from rules(part)
+            yield from bounds(part)

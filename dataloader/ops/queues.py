@@ -172,7 +172,7 @@ def _many(route: str, **words: Any) -> Callable[[Callable[P, R]], Callable[P, R]
 )
 def requeue_dead(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Tried]) -> Changed:
     """Queue the failed and lost jobs of a queue again, each with a fresh budget of attempts."""
-    return _changed(call, queue, operations.requeue_dead, only, after)
+    return _changed(call, queue, "requeue-dead", only, after)
 
 
 @_many(
@@ -182,7 +182,7 @@ def requeue_dead(call: Call, queue: QueueName, after: Cursor | None = None, **on
 )
 def delete_dead(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Tried]) -> Changed:
     """Delete the failed and lost jobs of a queue, with their journal."""
-    return _changed(call, queue, operations.delete_dead, only, after)
+    return _changed(call, queue, "delete-dead", only, after)
 
 
 @_many(
@@ -192,7 +192,7 @@ def delete_dead(call: Call, queue: QueueName, after: Cursor | None = None, **onl
 )
 def run_all(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Queued]) -> Changed:
     """Make the jobs of a queue due whose time has not come."""
-    return _changed(call, queue, operations.run_all, only, after)
+    return _changed(call, queue, "run-all", only, after)
 
 
 @_many(
@@ -204,7 +204,7 @@ def run_all(call: Call, queue: QueueName, after: Cursor | None = None, **only: U
 )
 def kill_retries(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Tried]) -> Changed:
     """Let the jobs of a queue be failed that were tried and wait for their next attempt."""
-    return _changed(call, queue, operations.kill_retries, only, after)
+    return _changed(call, queue, "kill-retries", only, after)
 
 
 @op(
@@ -231,8 +231,8 @@ def _changed_state(call: Call, queue: str, change: Callable[..., dict[str, Any]]
     return made(QueueState, row)
 
 
-def _changed(
-    call: Call, queue: str, change: Callable[..., operations.Changed], only: Mapping[str, Any], after: str | None
-) -> Changed:
-    changed, following = change(call.conn, queue, call.by, AT_ONCE, operations.Filter(**only), after)
+def _changed(call: Call, queue: str, verb: str, only: Mapping[str, Any], after: str | None) -> Changed:
+    changed, following = operations.change_queue(
+        call.conn, verb, queue, call.by, AT_ONCE, operations.Filter(**only), after
+    )
     return Changed(queue=queue, changed=changed, next=following)

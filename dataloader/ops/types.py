@@ -33,8 +33,11 @@ def whole_number(text: Any) -> Any:
     return None if text is None else int(text)
 
 
+BIGINT_MAX = 2**63 - 1
 Storable = AfterValidator(storable)
 Text = Annotated[str, Field(min_length=1, max_length=512), Storable]
+SearchText = Annotated[Text, Field(json_schema_extra={"pattern": PRINTABLE, "format": "search"})]
+Attempt = Annotated[int, Field(ge=1, le=INT4_MAX, description="of this attempt only")]
 JobId = Annotated[UUID, Field(strict=False, description="the id of a job")]
 QueueName = Annotated[str, Field(min_length=1, max_length=512, description="the queue"), Storable]
 NewQueueName = Annotated[str, Field(min_length=1, max_length=128, description="the name of the other queue"), Storable]

@@ -36,25 +36,18 @@ __all__ = [
     "WrongLimit",
     "WrongName",
     "args_schemas",
-    "cancel",
-    "delete",
-    "delete_dead",
+    "change",
+    "change_queue",
     "is_limit_name",
-    "kill_retries",
     "known",
     "limit_length",
     "move",
     "pause",
     "remove_limit",
-    "requeue",
-    "requeue_dead",
     "resume",
-    "run_all",
-    "run_now",
     "set_limit",
     "set_order",
     "settings",
-    "start_over",
     "tell_tasks",
 ]
 
@@ -73,6 +66,14 @@ _GROUPS = {
     "dead": ["-infinity", _FIRST_ID],
     "not_due": ["-infinity", "0", "-infinity", _FIRST_ID],
     "retried": ["-infinity", _FIRST_ID],
+}
+# What operators do to named jobs, and the statement of it; and to the jobs of a queue: their group, and the statement.
+VERBS = {"cancel": "", "requeue": "requeue", "start-over": "requeue", "run-now": "run_now", "delete": "delete"}
+QUEUE_VERBS = {
+    "requeue-dead": ("dead", "requeue"),
+    "delete-dead": ("dead", "delete"),
+    "run-all": ("not_due", "run_now"),
+    "kill-retries": ("retried", "kill"),
 }
 _CHOSEN = {
     name: _SQL["chosen"]
@@ -356,75 +357,56 @@ def _looked_up(conn: Conn, statement: str, kind: str, name: str) -> dict[str, An
     return {"name": name, "is_known": name in found, "similar": similar, "count": len(found)}
 
 
-def requeue(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
-    """Queue finished jobs again, due at once, with all their attempts.
+def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bool = False) -> Outcomes:
+    """Change jobs as the verb (VERBS) says. Returns for each job DONE, UNKNOWN, or the status that forbids it.
 
-    Returns for each job DONE, UNKNOWN, or the status that forbids it.
+    `cancel` ends queued jobs at once and asks running ones to stop, by `force` wherever they are (see
+    lifecycle.request_cancel); finished ones forbid it. `requeue` queues finished jobs again, due at once, with all
+    their attempts; after `start-over` they begin at the start and not at their checkpoints. `run-now` makes queued jobs
+    due; one that is due already counts as done. `delete` deletes jobs and their journal, unless they run.
     """
-    return _change(conn, "requeue", job_ids, by)
-
-
-def start_over(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
-    """The same as `requeue`, but they begin at the start and not at their checkpoints."""
-    with _transaction(conn):
-        outcomes = requeue(conn, job_ids, by)
-        conn.execute(_SQL["start_over"], {"job_ids": [job_id for job_id in outcomes if outcomes[job_id] == DONE]})
-    return outcomes
-
-
-def run_now(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
-    """Make queued jobs due now; a job that is due already counts as done."""
-    return _change(conn, "run_now", job_ids, by)
-
-
-def delete(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
-    """Delete jobs and their journal, unless they run."""
-    return _change(conn, "delete", job_ids, by)
-
-
-def cancel(conn: Conn, job_ids: Sequence[UUID], by: str, force: bool = False) -> Outcomes:
-    """Cancel queued jobs at once, ask running ones to stop (see queue.request_cancel); finished ones forbid it."""
     wanted = list(dict.fromkeys(job_ids))
     with _transaction(conn):
-        lifecycle.request_cancels(conn, wanted, force, by)
-        found = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
-    return {job_id: _of_cancellation(*found.get(job_id, (UNKNOWN, False))) for job_id in wanted}
+        if verb == "cancel":
+            lifecycle.request_cancels(conn, wanted, force, by)
+            found = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
+            return {job_id: _of_cancellation(*found.get(job_id, (UNKNOWN, False))) for job_id in wanted}
+        done = {row[0] for row in conn.execute(_SQL[VERBS[verb]], {"job_ids": wanted, "by": by})}
+        if verb == "start-over":
+            conn.execute(_SQL["start_over"], {"job_ids": list(done)})
+        left = [job_id for job_id in wanted if job_id not in done]
+        others = dict(conn.execute(_SQL["statuses"], {"job_ids": left}).fetchall()) if left else {}
+    return {job_id: DONE if job_id in done else others.get(job_id, UNKNOWN) for job_id in wanted}
 
 
-def requeue_dead(
-    conn: Conn, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
+def change_queue(
+    conn: Conn, verb: str, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
 ) -> Changed:
-    """Queue up to `limit` failed or lost jobs of the queue again, the oldest end first.
+    """Change up to `limit` jobs of a queue as the verb (QUEUE_VERBS) says, the oldest first.
 
-    `after` is the `next` of the call before; None: from the first one on. Raises ValueError for any other `after`.
+    `requeue-dead` and `delete-dead` are for failed and lost jobs, `run-all` for those whose time has not come;
+    `kill-retries` lets queued jobs that were tried before be failed. `after` is the `next` of the call before; None:
+    from the first one on. Raises ValueError for any other `after`, and for `run-all` with a filter by `error` or
+    `error_group`: most of these jobs have not run. Without a filter the call looks at no more jobs than it changes.
     """
-    return _change_next(conn, "dead", "requeue", queue, by, limit, only, after)
-
-
-def delete_dead(
-    conn: Conn, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
-) -> Changed:
-    """Delete up to `limit` failed or lost jobs of the queue; the rest as `requeue_dead`."""
-    return _change_next(conn, "dead", "delete", queue, by, limit, only, after)
-
-
-def run_all(
-    conn: Conn, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
-) -> Changed:
-    """Let up to `limit` jobs of the queue wait for their time no longer; the rest as `requeue_dead`.
-
-    Raises ValueError for a filter by `error` or `error_group` as well: most of these jobs have not run.
-    """
-    if only.error is not None or only.error_group is not None:
+    if verb == "run-all" and (only.error is not None or only.error_group is not None):
         raise ValueError("run-all has no filter error or error_group: jobs that have not run have none")
-    return _change_next(conn, "not_due", "run_now", queue, by, limit, only, after)
-
-
-def kill_retries(
-    conn: Conn, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
-) -> Changed:
-    """Let up to `limit` queued jobs of the queue that were tried before be failed; the rest as `requeue_dead`."""
-    return _change_next(conn, "retried", "kill", queue, by, limit, only, after)
+    group, step = QUEUE_VERBS[verb]
+    scan = limit if only == ALL else SCAN
+    place = _GROUPS[group] if after is None else cursor.parts(after, len(_GROUPS[group]))
+    parameters = asdict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
+    try:
+        with _transaction(conn):
+            conn.execute(_SQL["plans"])
+            found = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
+            job_ids = [row[0] for row in found if row[0]]
+            changed = conn.execute(_SQL[step], {"job_ids": job_ids, "by": by}).fetchall() if job_ids else []
+    except psycopg.DataError:
+        if after is None:
+            raise
+        raise cursor.WrongCursor from None
+    is_more = len(found) == limit or any(row[2] for row in found)
+    return Changed(len(changed), cursor.at(found[-1][1]) if is_more else None)
 
 
 def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> Moved:
@@ -547,36 +529,6 @@ def _unpark_stranded(conn: Conn) -> None:
     after = None
     while (after := lifecycle.unpark_stranded(conn, after, AT_ONCE)) is not None:
         pass
-
-
-def _change(conn: Conn, step: str, job_ids: Sequence[UUID], by: str) -> Outcomes:
-    wanted = list(dict.fromkeys(job_ids))
-    with _transaction(conn):
-        done = {row[0] for row in conn.execute(_SQL[step], {"job_ids": wanted, "by": by})}
-        left = [job_id for job_id in wanted if job_id not in done]
-        others = dict(conn.execute(_SQL["statuses"], {"job_ids": left}).fetchall()) if left else {}
-    return {job_id: DONE if job_id in done else others.get(job_id, UNKNOWN) for job_id in wanted}
-
-
-def _change_next(
-    conn: Conn, group: str, step: str, queue: str, by: str, limit: int, only: Filter, after: str | None
-) -> Changed:
-    """Without a filter the call looks at no more jobs than it changes."""
-    scan = limit if only == ALL else SCAN
-    place = _GROUPS[group] if after is None else cursor.parts(after, len(_GROUPS[group]))
-    parameters = asdict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
-    try:
-        with _transaction(conn):
-            conn.execute(_SQL["plans"])
-            found = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
-            job_ids = [row[0] for row in found if row[0]]
-            changed = conn.execute(_SQL[step], {"job_ids": job_ids, "by": by}).fetchall() if job_ids else []
-    except psycopg.DataError:
-        if after is None:
-            raise
-        raise cursor.WrongCursor from None
-    is_more = len(found) == limit or any(row[2] for row in found)
-    return Changed(len(changed), cursor.at(found[-1][1]) if is_more else None)
 
 
 def _of_cancellation(status: str, is_requested: bool) -> str:

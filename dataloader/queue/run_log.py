@@ -250,6 +250,10 @@ class Keys:
         return text
 
 
+class WrongPlace(ValueError):
+    """The text is no place in a log."""
+
+
 class Place(NamedTuple):
     """A place in the log of a job: behind this line of this claim. As text `claim.line`."""
 
@@ -258,12 +262,12 @@ class Place(NamedTuple):
 
     @classmethod
     def read(cls, text: str | None) -> Place:
-        """The place in an address; raises ValueError for another text."""
+        """The place in an address; raises WrongPlace for another text."""
         if text is None:
             return cls()
         found = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", text)
         if not found:
-            raise ValueError("should be `next` of the page before, such as 1.200")
+            raise WrongPlace("should be `next` of the page before, such as 1.200")
         return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:

@@ -149,7 +149,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("POST", f"{ONE}/cancel"): TRIGGERS | OPERATES,
     ("POST", "/api/v1/jobs/bulk/cancel"): TRIGGERS | OPERATES,
     **{("POST", f"/api/v1/jobs/bulk{verb}"): OPERATES for verb in ("", "/preview")},
-    **{("POST", f"/api/v1/jobs/bulk/{verb}"): OPERATES for verb in ("delete", "requeue", "run-now", "start-over")},
+    ("POST", "/api/v1/jobs/bulk/<any('requeue', 'start-over', 'run-now', 'delete'):verb>"): OPERATES,
     **{("POST", f"{ONE}/{verb}"): OPERATES for verb in ("requeue", "run-now")},
     ("DELETE", "/api/v1/jobs/<job:job_id>"): OPERATES,
     **{("POST", f"{QUEUE}/{verb}"): OPERATES for verb in ("pause", "resume", "run-all", "requeue-dead", "delete-dead")},

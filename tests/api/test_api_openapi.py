@@ -63,7 +63,7 @@ def test_each_operation_says_who_may_and_what_may_come(document: dict[str, Any])
             assert name == link["operationId"]
             assert name in names
     trigger = document["paths"]["/api/v1/jobs/trigger"]["post"]
-    assert {"status", "cancel", "get_job", "job_events"} <= set(trigger["responses"]["200"]["links"])
+    assert {"status", "cancel", "job", "job_events"} <= set(trigger["responses"]["200"]["links"])
     assert trigger["security"][0] == {"bearer": ["trigger"]}
 
 

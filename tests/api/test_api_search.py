@@ -165,7 +165,7 @@ def test_a_list_that_has_grown_is_a_409(client: FlaskClient, conn: db.Connection
         ({"order": "delete"}, "/confirmation"),
         ({"after": "x"}, "/after"),
         ({"matching": {}}, "/matching"),
-        ({"job_ids": [str(UUID(int=1))]}, ""),
+        ({"job_ids": [str(UUID(int=1))]}, "/matching"),
         ({"order": "x"}, "/order"),
         ({"confirmation": None}, "/confirmation"),
     ],

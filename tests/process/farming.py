@@ -248,7 +248,7 @@ class Farm:
         def is_idle() -> bool:
             self.conn.execute("DELETE FROM dl_jobs WHERE status <> 'running'")
             running = [job_id for (job_id,) in self.rows("SELECT job_id FROM dl_jobs")]
-            operations.cancel(self.conn, running, "test")
+            operations.change(self.conn, "cancel", running, "test")
             return not running
 
         until(is_idle, "the jobs to end")

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from farming import Farm, free_port, until
 
 from dataloader.cli import main
-from dataloader.client import Client, Conflict, Job, NotFound, QueueFull, Refused
+from dataloader.client import Client, Conflict, NotFound, QueueFull, Refused, Status
 from dataloader.queue.plans import backfills
 
 pytestmark = pytest.mark.long
@@ -688,7 +688,7 @@ def test_the_client_speaks_with_the_real_service(farm: Farm, url: str) -> None:
         assert client.run("noop", queue="q", lock_key=key, timeout=30).status == "succeeded"
         many = client.trigger_many([{"task": "noop", "queue": "many", "lock_key": key}] * 3)
         assert {job.job_id for job in client.jobs(queue="many")} == {started.job_id for started in many}
-        assert [event.kind for event in client.events(many[0].job_id)] == ["queued"]
+        assert [event.kind for event in client.job_events(many[0].job_id)] == ["queued"]
         assert client.job(many[0].job_id).args == {}
         assert set(client.change("delete", [each.job_id for each in many]).values()) == {"done"}
         with pytest.raises(NotFound):
@@ -724,8 +724,8 @@ def test_a_wait_survives_a_restart_of_the_api(farm: Farm, url: str) -> None:
     program = next(program for program in farm.programs if program.log.name.startswith("api"))
     with Client(url) as client:
         job_id = client.trigger("noop", queue="restart", lock_key="restart").job_id
-        seen: list[Job] = []
-        ended: list[Job] = []
+        seen: list[Status] = []
+        ended: list[Status] = []
         waiting = threading.Thread(target=lambda: ended.append(client.wait(job_id, 60, seen.append)))
         waiting.start()
         until(lambda: seen, "the first look")

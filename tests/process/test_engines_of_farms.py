@@ -142,10 +142,10 @@ def test_a_cancellation_ends_the_program_in_time(farm: Farm, cluster: Cluster) -
     it.ready()
     job = it.enqueue()
     first = is_canceled(it, job, 1)
-    operations.requeue(farm.conn, [job], "test")
+    operations.change(farm.conn, "requeue", [job], "test")
     second = is_canceled(it, job, 2)  # what was stopped is ordered anew
     assert min(first, second) < CANCEL_MOST_SEC
-    operations.requeue(farm.conn, [job], "test")
+    operations.change(farm.conn, "requeue", [job], "test")
     it.begun(3)
     it.go()
     it.succeeded(job)
@@ -178,7 +178,7 @@ def test_a_cancellation_between_two_attempts_ends_the_program(farm: Farm, cluste
     assert (farm.job(job)["status"], is_alive(pid)) == ("canceled", True)
     it.ready()
     is_cleaned_up(it, job, pid)
-    operations.requeue(farm.conn, [job], "test")
+    operations.change(farm.conn, "requeue", [job], "test")
     it.begun(2)  # what was stopped is ordered anew
     it.go()
     it.succeeded(job)
@@ -342,7 +342,7 @@ def test_the_output_is_the_jobs_log_and_a_job_that_succeeded_begins_anew(farm: F
     assert json.dumps({"processed": 3, "total": 6000}) not in said
     assert '"result"' not in said
     assert farm.rows("SELECT checkpoint FROM dl_checkpoints") == [(None,)]
-    operations.requeue(farm.conn, [job], "test")
+    operations.change(farm.conn, "requeue", [job], "test")
     it.begun(2)  # a job that has succeeded begins anew
     it.succeeded(job)
 

@@ -30,7 +30,7 @@ def test_runs_that_fail_for_one_cause_are_one_group_and_come_back_together(farm:
     assert len(groups) == 4
     assert farm.journal(same[0])[-1][1]["error_group"] == BOOM
     only = Filter(task="errs", error_group=BOOM)
-    assert operations.requeue_dead(farm.conn, "q", "test", only=only).changed == 3
+    assert operations.change_queue(farm.conn, "requeue-dead", "q", "test", only=only).changed == 3
     for job_id in same:
         farm.wait(job_id, "failed")
     assert errors.groups(farm.conn, task="errs").groups[0]["dead"] == 3

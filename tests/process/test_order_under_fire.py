@@ -93,7 +93,7 @@ class Fire:
             farms.append(self.start_farm())
         elif fault == "cancel":
             with suppress(psycopg.OperationalError):
-                operations.cancel(self.farm.conn, self.chance.sample(self.acknowledged, 3), "test")
+                operations.change(self.farm.conn, "cancel", self.chance.sample(self.acknowledged, 3), "test")
         else:
             self.database.restart(self.chance.choice([FAST, IMMEDIATE]))
             reconnect(self.farm)
@@ -116,7 +116,7 @@ class Fire:
         until(self._is_drained, "every job to end", patience=120)
 
     def _is_drained(self) -> bool:
-        operations.run_all(self.farm.conn, "fire", "test")  # the delays after crashes are long
+        operations.change_queue(self.farm.conn, "run-all", "fire", "test")  # the delays after crashes are long
         return self.farm.rows("SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')")[0][0] == 0
 
 

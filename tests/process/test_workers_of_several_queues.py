@@ -104,5 +104,5 @@ def test_a_reload_with_another_scheduler_starts_no_second_set_of_workers(farm: F
     program.signal(signal.SIGHUP)
     until(lambda: len(program.events("worker.started")) == 3 and program.children("waits to claim"), "the next one")
     assert farm.job(other)["status"] == "queued"
-    assert operations.cancel(farm.conn, [long], "test")
+    assert operations.change(farm.conn, "cancel", [long], "test")
     farm.wait(other, "succeeded")

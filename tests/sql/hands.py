@@ -195,7 +195,7 @@ def expire(conn: psycopg.Connection[Any], job_id: UUID) -> None:
 def remove(conn: db.Connection, job_id: UUID, by: str) -> None:
     """Delete a job that has ended: `by` an operator, by retention or by a plain delete."""
     if by == "operator":
-        operations.delete(conn, [job_id], "test")
+        operations.change(conn, "delete", [job_id], "test")
     elif by == "retention":
         age(conn, job_id, "finished_at", 8 * 86_400)
         assert lifecycle.prune(conn, 7 * 86_400.0, "-infinity", 10)[0] == 1

@@ -62,7 +62,7 @@ def test_a_canceled_job_that_is_queued_again_begins_at_the_start(
 ) -> None:
     lifecycle.request_cancel(conn, left)
     cleaned(conn)
-    operations.requeue(conn, [left], "test")
+    operations.change(conn, "requeue", [left], "test")
     assert lifecycle.checkpoints(conn, [left])[left].text is None
 
 
@@ -136,9 +136,9 @@ def test_reapers_at_once_add_one_each(dsn: str, conn: db.Connection, worker: Wor
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 80
 
 
-@pytest.mark.parametrize("how", [operations.requeue, operations.start_over])
+@pytest.mark.parametrize("how", ["requeue", "start-over"])
 def test_a_cleanup_that_people_queue_again_only_cleans_up(
-    conn: db.Connection, worker: Worker, left: UUID, how: Any
+    conn: db.Connection, worker: Worker, left: UUID, how: str
 ) -> None:
     lifecycle.request_cancel(conn, left)
     cleaned(conn)
@@ -146,7 +146,7 @@ def test_a_cleanup_that_people_queue_again_only_cleans_up(
     kept = lifecycle.checkpoints(conn, [cleanup.job_id])[cleanup.job_id]
     end = lifecycle.Ended(cleanup, Finish("succeed"), checkpoint=kept)
     lifecycle.finish_some(worker.conn, worker.name, [end])
-    how(conn, [cleanup.job_id], "test")
+    operations.change(conn, how, [cleanup.job_id], "test")
     assert worker.take().job_id == cleanup.job_id
     assert lifecycle.checkpoints(conn, [cleanup.job_id])[cleanup.job_id].text == kept.text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -74,7 +73,7 @@ def test_the_next_end_clears_the_group_as_it_clears_the_error(
     conn: db.Connection, worker: Worker, verb: str, group: str | None
 ) -> None:
     job_id = ended(conn, worker, "retry")
-    operations.run_now(conn, [job_id], "test")
+    operations.change(conn, "run-now", [job_id], "test")
     worker.finish(worker.take(), verb, error=None if verb == "cancel" else "a success has none")
     found = row(conn, job_id)
     assert (found["error_group"], found["error"] is None) == (group, group is None)
@@ -113,7 +112,7 @@ def test_a_job_without_attempts_keeps_the_group_of_what_spent_them(conn: db.Conn
 def test_a_killed_retry_keeps_its_group_and_one_without_an_error_gets_one(conn: db.Connection, worker: Worker) -> None:
     job_id, other = ended(conn, worker, "retry"), ended(conn, worker, "retry", lock_key="other")
     conn.execute("UPDATE dl_jobs SET error = NULL, error_group = NULL WHERE job_id = %s", (other,))
-    operations.kill_retries(conn, "q", "ann")
+    operations.change_queue(conn, "kill-retries", "q", "ann")
     assert row(conn, job_id)["error_group"] == BOOM
     assert (row(conn, other)["error"], row(conn, other)["error_group"]) == ("killed by ann", "killed by hand")
 
@@ -137,7 +136,7 @@ def test_a_dead_row_of_another_service_is_in_the_group_of_its_text(conn: db.Conn
     job_id = plain(conn, status="failed", task="old")
     conn.execute("UPDATE dl_jobs SET error = 'no file 5', error_group = NULL WHERE job_id = %s", (job_id,))
     assert shown(conn) == {("old", "no file #"): (1, 0)}
-    assert operations.requeue_dead(conn, "q", "ann", only=Filter(error_group="no file #")).changed == 1
+    assert operations.change_queue(conn, "requeue-dead", "q", "ann", only=Filter(error_group="no file #")).changed == 1
 
 
 def test_a_group_tells_its_jobs_times_hosts_and_latest_error(conn: db.Connection, worker: Worker) -> None:
@@ -180,9 +179,9 @@ def test_an_answer_that_does_not_count_all_says_so(
     assert (found.is_cut, found.groups[0]["dead"]) == (True, 120)
 
 
-@pytest.mark.parametrize(("change", "left"), [(operations.requeue_dead, "queued"), (operations.delete_dead, None)])
+@pytest.mark.parametrize(("change", "left"), [("requeue-dead", "queued"), ("delete-dead", None)])
 def test_a_change_of_a_group_leaves_all_others_alone(
-    conn: db.Connection, worker: Worker, change: Callable[..., operations.Changed], left: str | None
+    conn: db.Connection, worker: Worker, change: str, left: str | None
 ) -> None:
     mine = ended(conn, worker, "fail")
     others = [
@@ -192,7 +191,7 @@ def test_a_change_of_a_group_leaves_all_others_alone(
         ended(conn, worker, "fail", queue="r"),
     ]
     before = [row(conn, job_id)["status"] for job_id in others]
-    assert change(conn, "q", "ann", only=Filter(task="t", error_group=BOOM)).changed == 1
+    assert operations.change_queue(conn, change, "q", "ann", only=Filter(task="t", error_group=BOOM)).changed == 1
     assert [row(conn, job_id)["status"] for job_id in others] == before == ["failed", "failed", "queued", "failed"]
     assert value(conn, "SELECT min(status::text) FROM dl_jobs WHERE job_id = %s", mine) == left
     if left:
@@ -211,7 +210,7 @@ def test_the_list_of_jobs_has_a_groups_jobs_alone(conn: db.Connection, worker: W
 
 def test_scheduled_jobs_have_no_group_to_be_chosen_by(conn: db.Connection) -> None:
     with pytest.raises(ValueError, match="jobs that have not run have none"):
-        operations.run_all(conn, "q", "ann", only=Filter(error_group=BOOM))
+        operations.change_queue(conn, "run-all", "q", "ann", only=Filter(error_group=BOOM))
 
 
 def test_a_note_is_written_changed_and_cleared(conn: db.Connection, worker: Worker) -> None:

@@ -243,7 +243,7 @@ def test_deleting_a_job_forgets_its_log(conn: db.Connection, running: Any) -> No
     logs.write(conn, [written(job, "gone")], monotonic())
     put(conn, 0, "another's")
     worker.finish(job)
-    operations.delete(conn, [job.job_id], "test")
+    operations.change(conn, "delete", [job.job_id], "test")
     assert conn.execute("SELECT text FROM dl_job_logs").fetchall() == [("another's",)]
 
 

@@ -171,7 +171,7 @@ def test_a_job_that_comes_back_goes_on_unless_it_has_succeeded(
         lifecycle.keep_checkpoint(conn, each, saved)
         worker.finish(each, verb)
     if by == "operator":
-        operations.requeue(conn, [job_id], "test")
+        operations.change(conn, "requeue", [job_id], "test")
     else:
         conn.execute("UPDATE dl_jobs SET status = 'queued' WHERE job_id = %s", (job_id,))
     assert kept(conn, job_id) == (Checkpoint(None, claim=2) if verb == "succeed" else saved)
@@ -194,7 +194,7 @@ def test_a_success_of_another_service_spends_it_too(conn: db.Connection, worker:
     worker.finish(job, "hand_back")
     foreign.conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (job_id,))
     assert kept(conn, job_id) == FIRST
-    operations.requeue(conn, [job_id], "test")
+    operations.change(conn, "requeue", [job_id], "test")
     assert kept(conn, job_id) == Checkpoint(None, claim=2)
 
 
@@ -209,7 +209,7 @@ def test_an_operator_lets_a_job_begin_at_the_start(conn: db.Connection, worker: 
         if job.job_id != running:
             worker.finish(job, "fail")
     conn.execute("UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s", (fresh,))
-    outcomes = operations.start_over(conn, [saved, unheard, running, fresh], "test")
+    outcomes = operations.change(conn, "start-over", [saved, unheard, running, fresh], "test")
     assert list(outcomes.values()) == ["done", "done", "running", "done"]
     assert [state(conn, job_id) for job_id in (saved, unheard)] == [("queued", 0)] * 2
     assert lifecycle.checkpoints(conn, [saved, unheard, other, running, fresh]) == {

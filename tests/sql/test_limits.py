@@ -445,7 +445,7 @@ def test_a_cancelled_head_frees_its_key(conn: db.Connection, worker: Worker) -> 
     next_one = plain(conn, lock_key="k")
     assert claim(worker).job is None
     assert waits(conn, head, next_one) == ["limit:l", "key"]
-    operations.cancel(conn, [head], "test")
+    operations.change(conn, "cancel", [head], "test")
     assert worker.take().job_id == next_one
 
 

@@ -108,7 +108,7 @@ def test_what_ended_at_the_first_look_is_told_with_what_ended_at_a_later_one(
     ids_of = [plain(conn, lock_key=key, priority=place) for place, key in enumerate("abc")]
     canceled, held, running = step(one, 3).jobs
     assert ids([canceled, held, running]) == ids_of
-    operations.cancel(conn, [canceled.job_id], "test")
+    operations.change(conn, "cancel", [canceled.job_id], "test")
     ends = [Ended(canceled, DONE), Ended(held, DONE)]
     with freed_after_a_look(
         conn, one, other, held.job_id, lambda: lifecycle.finish_some(one.conn, one.name, ends)
@@ -217,19 +217,19 @@ def test_c5_a_bulk_cancel_beside_a_batchs_end_is_no_deadlock(
         ending.result()
 
 
-@pytest.mark.parametrize("change", [operations.requeue, operations.run_now, operations.delete])
+@pytest.mark.parametrize("verb", ["requeue", "run-now", "delete"])
 def test_c5_two_changes_of_the_same_rows_are_no_deadlock(
-    conn: db.Connection, dsn: str, workers: Workers, change: Callable[..., object]
+    conn: db.Connection, dsn: str, workers: Workers, verb: str
 ) -> None:
     one, other = workers(), workers()
     low, middle, high = (UUID(int=number) for number in range(1, 4))
     for job_id in (high, middle, low):  # in the table the other way round
-        plain(conn, job_id=job_id, in_sec=100, status="queued" if change is operations.run_now else "failed")
+        plain(conn, job_id=job_id, in_sec=100, status="queued" if verb == "run-now" else "failed")
     one.conn.execute("SET enable_indexscan = off; SET enable_bitmapscan = off; SET enable_seqscan = on")
     with locked(dsn, "job_id = %s", middle) as stranger, ThreadPoolExecutor(2) as pool:
-        first = pool.submit(change, one.conn, [low, middle, high], "test")
+        first = pool.submit(operations.change, one.conn, verb, [low, middle, high], "test")
         waiting_or_done(conn, one, first)
-        second = pool.submit(change, other.conn, [low, high], "test")
+        second = pool.submit(operations.change, other.conn, verb, [low, high], "test")
         waiting_or_done(conn, other, second)
         stranger.rollback()
         first.result(), second.result()

@@ -178,7 +178,7 @@ def test_a_dead_job_goes_on_to_hold_its_key(conn: db.Connection, worker: Worker)
     assert worker.claim("q").job is None
     move(conn)
     assert in_order(worker) == []
-    operations.delete(conn, [first], BY)
+    operations.change(conn, "delete", [first], BY)
     assert in_order(worker) == [second]
 
 

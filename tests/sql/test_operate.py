@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from hands import Worker, enqueue, heard, journal, keys_held, kinds, plain, quietly, row, started, state, value
@@ -153,7 +153,7 @@ def test_what_has_ended_is_queued_again_with_a_fresh_budget(conn: db.Connection,
     assert state(conn, job_id)[0] == status
     other.notes()
 
-    assert operations.requeue(conn, [job_id], BY) == {job_id: "done"}
+    assert operations.change(conn, "requeue", [job_id], BY) == {job_id: "done"}
     assert other.notes() == ["q"]
     found = row(conn, job_id)
     assert (found["status"], found["attempt"], found["error"], found["finished_at"]) == ("queued", 0, None, None)
@@ -170,23 +170,28 @@ def test_outcomes_say_what_forbids_it(conn: db.Connection, worker: Worker) -> No
     queued, done, unknown = enqueue(conn), plain(conn, status="succeeded", in_sec=60), uuid4()
     every = [running, queued, done, unknown]
     said = {running: "running", queued: "queued", unknown: "unknown"}
-    assert operations.requeue(conn, every, BY) == said | {done: "done"}
+    assert operations.change(conn, "requeue", every, BY) == said | {done: "done"}
     conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (done,))
-    assert operations.run_now(conn, every, BY) == said | {queued: "done", done: "succeeded"}
-    assert operations.cancel(conn, every, BY) == {
+    assert operations.change(conn, "run-now", every, BY) == said | {queued: "done", done: "succeeded"}
+    assert operations.change(conn, "cancel", every, BY) == {
         running: "done",
         queued: "done",
         done: "succeeded",
         unknown: "unknown",
     }
-    assert operations.delete(conn, every, BY) == {running: "running", queued: "done", done: "done", unknown: "unknown"}
+    assert operations.change(conn, "delete", every, BY) == {
+        running: "running",
+        queued: "done",
+        done: "done",
+        unknown: "unknown",
+    }
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 1
     assert value(conn, "SELECT count(DISTINCT job_id) FROM dl_job_events") == 1
 
 
 def test_an_ended_job_whose_time_is_ahead_is_not_made_due(conn: db.Connection) -> None:
     ended = plain(conn, status="canceled", in_sec=60)
-    assert operations.run_now(conn, [ended], BY) == {ended: "canceled"}
+    assert operations.change(conn, "run-now", [ended], BY) == {ended: "canceled"}
     assert "requeue" not in kinds(conn, ended)
 
 
@@ -195,7 +200,9 @@ def test_a_job_that_starts_while_it_is_deleted_stays(conn: db.Connection, worker
     with db.connect(dsn, name="operator", schema="public") as operator:
         worker.conn.execute("BEGIN")
         worker.take()
-        with started(lambda: operations.delete(operator, [job_id], BY), operator.info.backend_pid, conn) as deleted:
+        with started(
+            lambda: operations.change(operator, "delete", [job_id], BY), operator.info.backend_pid, conn
+        ) as deleted:
             worker.conn.execute("COMMIT")
             assert deleted.result() == {job_id: "running"}
     assert state(conn, job_id) == ("running", 1)
@@ -206,7 +213,7 @@ def test_what_waits_for_its_time_becomes_due_and_its_queue_is_told(conn: db.Conn
     retry = plain(conn, in_sec=600, attempt=2)
     assert worker.claim().job is None
     worker.notes()
-    assert operations.run_now(conn, [later, retry], BY) == {later: "done", retry: "done"}
+    assert operations.change(conn, "run-now", [later, retry], BY) == {later: "done", retry: "done"}
     assert "q" in worker.notes()
     assert journal(conn, retry)[-1] == ("requeue", {"attempt": 2, "by": BY, "reason": "made due by hand"})
     assert {worker.take().job_id, worker.take().job_id} == {later, retry}
@@ -217,8 +224,8 @@ def test_the_dead_of_a_queue_in_steps(conn: db.Connection) -> None:
     dead = [plain(conn, status=status) for status in ("failed", "lost", "failed", "lost", "failed")]
     elsewhere, fine = plain(conn, queue="other", status="failed"), plain(conn, status="succeeded")
     conn.execute("UPDATE dl_jobs SET finished_at = now()")
-    steps = (operations.requeue_dead, *[operations.delete_dead] * 3)
-    assert [step(conn, "q", BY, limit=2).changed for step in steps] == [2, 2, 1, 0]
+    steps = ("requeue-dead", *["delete-dead"] * 3)
+    assert [operations.change_queue(conn, step, "q", BY, limit=2).changed for step in steps] == [2, 2, 1, 0]
     left = {job_id for (job_id,) in conn.execute("SELECT job_id FROM dl_jobs")}
     assert len(left & set(dead)) == 2
     assert {elsewhere, fine} < left
@@ -229,7 +236,11 @@ def test_all_of_a_queue_that_wait_for_their_time(conn: db.Connection) -> None:
     for _ in range(3):
         plain(conn, in_sec=60)
     plain(conn, queue="other", in_sec=60)
-    assert [operations.run_all(conn, "q", BY, limit).changed for limit in (2, 1_000, 1_000)] == [2, 1, 0]
+    assert [operations.change_queue(conn, "run-all", "q", BY, limit).changed for limit in (2, 1_000, 1_000)] == [
+        2,
+        1,
+        0,
+    ]
     assert value(conn, "SELECT array_agg(DISTINCT queue) FROM dl_jobs WHERE blocked_on = 'time'") == ["other"]
 
 
@@ -237,7 +248,7 @@ def test_what_waits_for_a_retry_is_killed_and_nothing_else(conn: db.Connection, 
     tried, told = plain(conn, attempt=2, in_sec=60, error="no route"), plain(conn, attempt=1)
     fresh, running, elsewhere = plain(conn), plain(conn, priority=1), plain(conn, queue="other", attempt=1)
     assert worker.take().job_id == running
-    assert operations.kill_retries(conn, "q", BY) == (2, None)
+    assert operations.change_queue(conn, "kill-retries", "q", BY) == (2, None)
     assert [state(conn, job_id)[0] for job_id in (fresh, running, elsewhere)] == ["queued", "running", "queued"]
     found = row(conn, tried)
     assert (found["status"], found["attempt"], found["error"], found["blocked_on"]) == ("failed", 2, "no route", None)
@@ -245,15 +256,15 @@ def test_what_waits_for_a_retry_is_killed_and_nothing_else(conn: db.Connection, 
     assert journal(conn, tried)[-1] == ("failed", {"attempt": 2, "by": BY, "reason": "killed by hand"})
     assert kinds(conn, tried).count("failed") == 1
     assert row(conn, told)["error"] == f"killed by {BY}"
-    assert operations.requeue_dead(conn, "q", BY).changed == 2
+    assert operations.change_queue(conn, "requeue-dead", "q", BY).changed == 2
     assert state(conn, tried) == ("queued", 0)
 
 
 GROUPS = {
-    "run_all": (operations.run_all, {"in_sec": 60}),
-    "kill_retries": (operations.kill_retries, {"attempt": 1}),
-    "requeue_dead": (operations.requeue_dead, {"status": "failed", "error": "no route to host"}),
-    "delete_dead": (operations.delete_dead, {"status": "lost", "error": "no route to host"}),
+    "run-all": {"in_sec": 60},
+    "kill-retries": {"attempt": 1},
+    "requeue-dead": {"status": "failed", "error": "no route to host"},
+    "delete-dead": {"status": "lost", "error": "no route to host"},
 }
 
 
@@ -262,55 +273,55 @@ GROUPS = {
     "only", [{"task": "a"}, {"lock_key": "a"}, {"partition_key": "a"}, {"task": "a", "lock_key": "a"}]
 )
 def test_a_filter_is_for_what_passes_it(conn: db.Connection, name: str, only: dict[str, str]) -> None:
-    change, group = GROUPS[name]
+    group = GROUPS[name]
     fits = plain(conn, **group, **only)
     others = {plain(conn, **group, **{field: "b"}) for field in ("task", "lock_key", "partition_key")}
     others.add(plain(conn, **{field: "a" for field in only}))  # not one of the group
     before = {job_id: row(conn, job_id) for job_id in others}
-    assert change(conn, "q", BY, only=operations.Filter(**only)) == (1, None)
+    assert operations.change_queue(conn, name, "q", BY, only=operations.Filter(**only)) == (1, None)
     now = {"now": value(conn, "SELECT now()")}
     assert {job_id: row(conn, job_id) | now for job_id in others} == {
         job_id: was | now for job_id, was in before.items()
     }
-    assert value(conn, "SELECT count(*) FROM dl_jobs") == (4 if name == "delete_dead" else 5)
-    assert name == "delete_dead" or row(conn, fits)["journaled"] > 0
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == (4 if name == "delete-dead" else 5)
+    assert name == "delete-dead" or row(conn, fits)["journaled"] > 0
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_what_does_not_pass_takes_nobodys_place(conn: db.Connection, name: str) -> None:
-    change, group = GROUPS[name]
+    group = GROUPS[name]
     for task in "bba":
         plain(conn, **group, task=task)
-    assert change(conn, "q", BY, limit=2, only=operations.Filter(task="a")).changed == 1
+    assert operations.change_queue(conn, name, "q", BY, limit=2, only=operations.Filter(task="a")).changed == 1
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_call_with_a_filter_changes_no_more_than_its_limit(conn: db.Connection, name: str) -> None:
-    change, group = GROUPS[name]
+    group = GROUPS[name]
     for _ in range(3):
         plain(conn, **group, task="a")
-    assert change(conn, "q", BY, limit=2, only=operations.Filter(task="a")).changed == 2
+    assert operations.change_queue(conn, name, "q", BY, limit=2, only=operations.Filter(task="a")).changed == 2
 
 
 def test_a_filter_by_a_part_of_the_error_which_is_no_pattern(conn: db.Connection) -> None:
     for error in ("100% of disk", "1000 of disk", None):
         plain(conn, status="failed", error=error)
-    assert operations.delete_dead(conn, "q", BY, only=operations.Filter(error="0% o")).changed == 1
-    assert operations.delete_dead(conn, "q", BY, only=operations.Filter(error="_00")).changed == 0
-    assert operations.delete_dead(conn, "q", BY, only=operations.Filter(error=" of disk")).changed == 1
+    assert operations.change_queue(conn, "delete-dead", "q", BY, only=operations.Filter(error="0% o")).changed == 1
+    assert operations.change_queue(conn, "delete-dead", "q", BY, only=operations.Filter(error="_00")).changed == 0
+    assert operations.change_queue(conn, "delete-dead", "q", BY, only=operations.Filter(error=" of disk")).changed == 1
 
 
 def test_retries_are_killed_by_a_part_of_their_error(conn: db.Connection) -> None:
     for error in ("no route", "no space", None):
         plain(conn, attempt=1, in_sec=60, error=error)
-    assert operations.kill_retries(conn, "q", BY, only=operations.Filter(error="route")) == (1, None)
+    assert operations.change_queue(conn, "kill-retries", "q", BY, only=operations.Filter(error="route")) == (1, None)
     assert value(conn, "SELECT array_agg(error) FROM dl_jobs WHERE status = 'failed'") == ["no route"]
 
 
 def test_what_waits_for_its_time_is_not_filtered_by_its_error(conn: db.Connection) -> None:
     plain(conn, attempt=1, in_sec=60, error="no route")
     with pytest.raises(ValueError, match="run-all has no filter error"):
-        operations.run_all(conn, "q", BY, only=operations.Filter(error="route"))
+        operations.change_queue(conn, "run-all", "q", BY, only=operations.Filter(error="route"))
     assert value(conn, "SELECT blocked_on FROM dl_jobs") == "time"
 
 
@@ -319,21 +330,21 @@ def test_a_call_looks_at_some_and_says_how_far_it_came(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Each step begins behind the one before, also where many rows have one time."""
-    change, group = GROUPS[name]
+    group = GROUPS[name]
     monkeypatch.setattr(operations, "SCAN", 3)
     with conn.transaction():
         for number in range(10):
             plain(conn, **group, task="a" if number in (7, 8) else "b")
     only, after, steps = operations.Filter(task="a"), None, []
     while True:
-        changed, after = change(conn, "q", BY, only=only, after=after)
+        changed, after = operations.change_queue(conn, name, "q", BY, only=only, after=after)
         steps.append(changed)
         if after is None:
             break
     assert (sum(steps), len(steps)) == (2, 4)
     after, steps = None, []
     while True:
-        changed, after = change(conn, "q", BY, limit=3, after=after)
+        changed, after = operations.change_queue(conn, name, "q", BY, limit=3, after=after)
         steps.append(changed)
         if after is None:
             break
@@ -346,7 +357,7 @@ def test_a_call_looks_at_some_and_says_how_far_it_came(
 def test_a_place_that_is_none_is_refused(conn: db.Connection, after: str) -> None:
     plain(conn, status="failed")
     with pytest.raises(ValueError, match="after should be the `next`"):
-        operations.delete_dead(conn, "q", BY, after=after)
+        operations.change_queue(conn, "delete-dead", "q", BY, after=after)
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 1
 
 
@@ -381,31 +392,29 @@ def returned(node: dict[str, Any]) -> Iterator[float]:
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_rows_of_a_group_that_others_have_locked_stay(conn: db.Connection, worker: Worker, name: str) -> None:
-    change, group = GROUPS[name]
+    group = GROUPS[name]
     held, _ = plain(conn, **group), plain(conn, **group)
     conn.execute("SET lock_timeout = '2s'")
     with worker.conn.transaction():
         worker.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (held,))
-        assert change(conn, "q", BY).changed == 1
-    assert change(conn, "q", BY).changed == 1
+        assert operations.change_queue(conn, name, "q", BY).changed == 1
+    assert operations.change_queue(conn, name, "q", BY).changed == 1
 
 
-@pytest.mark.parametrize("change", [operations.cancel, operations.requeue, operations.run_now, operations.delete])
-def test_a_thousand_jobs_cost_few_round_trips(
-    conn: db.Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[UUID, str]]
-) -> None:
+@pytest.mark.parametrize("verb", ["cancel", "requeue", "run-now", "delete"])
+def test_a_thousand_jobs_cost_few_round_trips(conn: db.Connection, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     """Else a worker that ends some of them waits as long, and a distant database outlasts the request."""
     jobs = [enqueue(conn) for _ in range(50)]
     waits, wait = [], db.Connection.wait
     monkeypatch.setattr(db.Connection, "wait", lambda *args, **more: (waits.append(1), wait(*args, **more))[1])
-    change(conn, jobs, BY)
+    operations.change(conn, verb, jobs, BY)
     assert len(waits) <= 6
 
 
 def test_a_cancellation_says_who_asked(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
-    assert operations.cancel(conn, [job_id], BY, force=True) == {job_id: "done"}
+    assert operations.change(conn, "cancel", [job_id], BY, force=True) == {job_id: "done"}
     assert journal(conn, job_id)[-1] == ("cancel_requested", {"attempt": 1, "by": BY, "force": True})
     assert heard(worker.conn, "dl_cancel") == [str(job_id)]
 

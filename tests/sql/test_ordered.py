@@ -219,7 +219,7 @@ def test_a_job_whose_time_has_not_come_holds_its_key(ordered: db.Connection, wor
     later = enqueue(ordered, lock_key="k", available_at=value(ordered, "SELECT now() + interval '1 hour'"))
     waiting = enqueue(ordered, lock_key="k")
     assert step(worker).jobs == []
-    operations.run_now(ordered, [later], "test")
+    operations.change(ordered, "run-now", [later], "test")
     assert ids(step(worker)) == [later]
     assert state(ordered, waiting) == ("queued", 0)
 
@@ -241,9 +241,9 @@ def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: db.Connectio
     assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
     worker.notes()
     if leave == "cancel":
-        operations.cancel(ordered, [head], "test")
+        operations.change(ordered, "cancel", [head], "test")
     elif leave == "delete":
-        operations.delete(ordered, [head], "test")
+        operations.change(ordered, "delete", [head], "test")
     elif leave == "move":
         ordered.execute("UPDATE dl_jobs SET queue = 'other' WHERE job_id = %s", (head,))
     else:
@@ -262,8 +262,7 @@ def test_a_head_that_leaves_waits_for_the_claim_that_parks_behind_it(
     end_all(one, step(one).jobs, "retry", error="e", delay_sec=600.0)
     with one.conn.transaction():
         assert step(one).jobs == []
-        change = operations.cancel if leave == "cancel" else operations.delete
-        with started(lambda: change(operator.conn, [head], "test"), operator.pid, ordered) as left:
+        with started(lambda: operations.change(operator.conn, leave, [head], "test"), operator.pid, ordered) as left:
             one.conn.execute("COMMIT; BEGIN")
             left.result()
     assert waits(ordered, second) == [None]
@@ -749,7 +748,7 @@ def test_a_dead_job_that_is_requeued_makes_its_key_due_with_all_attempts(merged:
     first, second = step(worker).jobs
     step(worker, 0, Ended(first, Finish("fail", "e")), Ended(second, Finish("retry", "e", 600.0)))
     assert step(worker).jobs == []
-    operations.requeue(merged, [dead], "test")
+    operations.change(merged, "requeue", [dead], "test")
     found = step(worker)
     assert (ids(found), {job.attempt for job in found.jobs}) == ([dead, other], {1})
 
@@ -761,7 +760,7 @@ def test_a_dead_job_that_is_requeued_hastens_its_key_in_its_queue_alone(merged: 
     tried = [plain(merged, queue=queue, lock_key=key, score=2, attempt=1, in_sec=600) for queue, key in places]
     for queue in ("q", "no merge"):
         dead = plain(merged, queue=queue, lock_key="k", score=1, attempt=1, status="failed")
-        operations.requeue(merged, [dead], "test")
+        operations.change(merged, "requeue", [dead], "test")
     due = [value(merged, "SELECT available_at <= now() FROM dl_jobs WHERE job_id = %s", job_id) for job_id in tried]
     assert due == [True, False, False, False]
 
@@ -773,7 +772,7 @@ def test_a_job_that_is_made_due_takes_its_delivery_along_and_nothing_else(
     tried = [enqueue(merged, lock_key="k") for _ in range(2)] + [enqueue(merged, lock_key="l")]
     end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
     later = enqueue(merged, lock_key="k", available_at=value(merged, "SELECT now() + interval '1 hour'"))
-    operations.run_now(merged, tried[:1], "test")
+    operations.change(merged, "run-now", tried[:1], "test")
     assert waits(merged, *tried, later) == [None, None, "time", "time"]
     found = step(worker)
     assert ids(found) == [*tried[:2], later]
@@ -783,25 +782,25 @@ def test_a_job_that_is_made_due_hastens_its_key_where_its_queue_merges(merged: d
     """Nor what runs with its key."""
     operations.set_order(merged, "no merge", "test", ordered=True)
     tried = [plain(merged, queue="no merge", lock_key="k", attempt=1, in_sec=600) for _ in range(2)]
-    operations.run_now(merged, tried[:1], "test")
+    operations.change(merged, "run-now", tried[:1], "test")
     assert waits(merged, *tried) == [None, "time"]
     running = enqueue(merged, lock_key="k")
     assert ids(step(worker)) == [running]
     before = row(merged, running)["available_at"]
-    operations.run_now(merged, [plain(merged, lock_key="k", in_sec=600)], "test")
+    operations.change(merged, "run-now", [plain(merged, lock_key="k", in_sec=600)], "test")
     assert row(merged, running)["available_at"] == before
 
 
-@pytest.mark.parametrize(("change", "status"), [(operations.requeue, "failed"), (operations.run_now, "queued")])
+@pytest.mark.parametrize(("change", "status"), [("requeue", "failed"), ("run-now", "queued")])
 def test_jobs_of_a_key_that_another_session_has_locked_are_not_hastened(
-    merged: db.Connection, worker: Worker, change: Callable[..., dict[UUID, str]], status: str
+    merged: db.Connection, worker: Worker, change: str, status: str
 ) -> None:
     one = plain(merged, lock_key="k", status=status, attempt=1, in_sec=600)
     other = plain(merged, lock_key="k", attempt=1, in_sec=600)
     merged.execute("SET lock_timeout = '2s'")
     with worker.conn.transaction():
         worker.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (other,))
-        assert change(merged, [one], "test") == {one: operations.DONE}
+        assert operations.change(merged, change, [one], "test") == {one: operations.DONE}
     assert waits(merged, one, other) == [None, "time"]
 
 
@@ -835,7 +834,7 @@ def test_the_first_that_nobody_has_canceled_is_dead(merged: db.Connection, worke
     one, two = workers(), workers()
     jobs = [enqueue(merged, lock_key="k", max_attempts=1) for _ in range(3)]
     step(one)
-    operations.cancel(merged, jobs[:1], "test")
+    operations.change(merged, "cancel", jobs[:1], "test")
     lifecycle.settle(two.conn, one.name, end, "gone", running=jobs)
     assert [row(merged, job_id)["status"] for job_id in jobs] == [
         "canceled",
@@ -850,7 +849,7 @@ def test_a_canceled_job_of_a_delivery_that_is_tried_again_waits_for_nothing(
     one, two = workers(), workers()
     jobs = [enqueue(merged, lock_key="k") for _ in range(2)]
     step(one)
-    operations.cancel(merged, jobs[1:], "test")
+    operations.change(merged, "cancel", jobs[1:], "test")
     lifecycle.settle(two.conn, one.name, "timeout", "gone", running=jobs)
     assert ([row(merged, job_id)["status"] for job_id in jobs], waits(merged, *jobs)) == (
         ["queued", "canceled"],
@@ -944,7 +943,7 @@ def test_a_beat_renews_all_jobs_of_a_delivery_and_hears_of_each_cancellation(
     assert [row(merged, job_id)["progress"] for job_id in jobs] == [{"n": 1}, {}, {}]
     assert [kinds(merged, job_id).count("heartbeat") for job_id in jobs] == [1, 0, 0]
     assert all(row(merged, job_id)["heartbeat_at"] == row(merged, jobs[0])["heartbeat_at"] for job_id in jobs)
-    operations.cancel(merged, jobs[1:2], "test")
+    operations.change(merged, "cancel", jobs[1:2], "test")
     assert lifecycle.beat(worker.conn, delivery, None, False) is True
     end_all(worker, delivery, "hand_back", error="a job of the run was canceled")
     assert [state(merged, job_id) for job_id in jobs] == [("queued", 0), ("canceled", 0), ("queued", 0)]
@@ -1065,7 +1064,7 @@ def test_the_next_job_of_a_key_starts_when_the_retry_before_it_is_killed(
     assert ids(step(worker)) == []
     assert waits(ordered, first, second) == ["time", "key"]
     worker.notes()
-    assert operations.kill_retries(ordered, "q", "ops").changed == 1
+    assert operations.change_queue(ordered, "kill-retries", "q", "ops").changed == 1
     assert worker.notes() == ["q"]
     assert ids(step(worker)) == [second]
 
@@ -1074,10 +1073,10 @@ def test_a_retry_that_is_killed_holds_its_key_where_dead_jobs_do(conn: db.Connec
     order(conn, on_dead="hold")
     first, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
     end_all(worker, step(worker).jobs, "retry", delay_sec=60, error="no")
-    operations.kill_retries(conn, "q", "ops")
+    operations.change_queue(conn, "kill-retries", "q", "ops")
     assert ids(step(worker)) == []
     assert waits(conn, second) == ["key"]
-    operations.delete_dead(conn, "q", "ops")
+    operations.change_queue(conn, "delete-dead", "q", "ops")
     assert ids(step(worker)) == [second]
     assert state(conn, second) == ("running", 1)
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE job_id = %s", first) == 0
@@ -1090,7 +1089,7 @@ def test_a_delivery_that_waits_for_its_retry_is_killed_and_what_came_since_start
     end_all(worker, step(worker).jobs, "retry", delay_sec=60, error="no")
     since = enqueue(merged, lock_key="k")
     assert ids(step(worker)) == []
-    assert operations.kill_retries(merged, "q", "ops").changed == 3
+    assert operations.change_queue(merged, "kill-retries", "q", "ops").changed == 3
     assert [state(merged, job_id) for job_id in jobs] == [("failed", 1)] * 3
     assert ids(step(worker)) == [since]
     assert state(merged, since) == ("running", 1)

@@ -248,26 +248,26 @@ class Farm(RuleBasedStateMachine):
     @rule(number=picks)
     def cancel(self, number: int) -> None:
         if picked := self.pick(number, "queued", "running"):
-            operations.cancel(self.conn, [picked[0]], "test")
+            operations.change(self.conn, "cancel", [picked[0]], "test")
             self.model.request_cancel(picked[1])
 
     @rule(number=picks)
     def requeue(self, number: int) -> None:
         dead = self.pick(number, "failed", "lost")
         if picked := dead or self.pick(number, "canceled", "succeeded"):
-            operations.requeue(self.conn, [picked[0]], "test")
+            operations.change(self.conn, "requeue", [picked[0]], "test")
             self.model.requeue(picked[1])
 
     @rule(number=picks)
     def delete(self, number: int) -> None:
         if picked := self.pick(number, "queued", "failed", "lost"):
-            operations.delete(self.conn, [picked[0]], "test")
+            operations.change(self.conn, "delete", [picked[0]], "test")
             picked[1].status = "deleted"
 
     @rule(number=picks)
     def run_now(self, number: int) -> None:
         if picked := self.pick(number, "queued"):
-            operations.run_now(self.conn, [picked[0]], "test")
+            operations.change(self.conn, "run-now", [picked[0]], "test")
             self.model.run_now(picked[1])
 
     @rule()
@@ -311,7 +311,7 @@ class Farm(RuleBasedStateMachine):
             self.forget(other)
             lifecycle.settle(self.conn, other.name, "drain", "the end", running=[])
         dead = self.conn.execute("SELECT job_id FROM dl_jobs WHERE status IN ('failed', 'lost')").fetchall()
-        operations.delete(self.conn, [job_id for (job_id,) in dead], "test")
+        operations.change(self.conn, "delete", [job_id for (job_id,) in dead], "test")
         with quietly(self.conn):
             self.conn.execute("UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE status = 'queued'")
         left = value(self.conn, "SELECT count(*) FROM dl_jobs WHERE status = 'queued'")

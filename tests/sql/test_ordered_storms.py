@@ -175,7 +175,7 @@ def die(storm: Storm, chance: random.Random, worker: Worker, deliveries: list[De
             while not settled:
                 with conn.transaction():
                     found = lifecycle.settle(conn, worker.name, "crash", "died", running=begun)
-                    operations.run_now(conn, ids, "keeper")
+                    operations.change(conn, "run-now", ids, "keeper")
                 settled = all(each.status for each in found)
         else:
             for job_id in ids:
@@ -183,7 +183,7 @@ def die(storm: Storm, chance: random.Random, worker: Worker, deliveries: list[De
             while value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running' AND claimed_by = %s", worker.name):
                 with conn.transaction():
                     lifecycle.reap(conn)
-                    operations.run_now(conn, ids, "keeper")
+                    operations.change(conn, "run-now", ids, "keeper")
 
 
 def produce(storm: Storm, number: int) -> None:
@@ -216,13 +216,13 @@ def operate(storm: Storm, number: int) -> None:
         while not storm.over.is_set():
             match chance.randrange(3):
                 case 0:
-                    operations.cancel(conn, some(conn, "queued", "running"), "storm")
+                    operations.change(conn, "cancel", some(conn, "queued", "running"), "storm")
                 case 1 if storm.adding:  # the storm is to end
                     dead = some(conn, "failed", "lost", "canceled")
                     storm.move(*dead)
-                    operations.requeue(conn, dead, "storm")
+                    operations.change(conn, "requeue", dead, "storm")
                 case _:
-                    gone = operations.delete(conn, some(conn, "queued", "failed"), "storm")
+                    gone = operations.change(conn, "delete", some(conn, "queued", "failed"), "storm")
                     storm.deleted.update(job_id for job_id, outcome in gone.items() if outcome == "done")
             time.sleep(chance.random() * 0.02)
 

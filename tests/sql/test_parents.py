@@ -165,7 +165,7 @@ def test_a_held_job_goes_when_its_parent_has_succeeded_after_all(conn: db.Connec
     parent = enqueue(conn)
     job = child(conn, parent, on="hold")
     worker.finish(worker.take(), "fail", error="no")
-    operations.requeue(conn, [parent], "somebody")
+    operations.change(conn, "requeue", [parent], "somebody")
     assert place(conn, job) == WAITS
     worker.finish(worker.take())
     assert place(conn, job) == READY
@@ -250,7 +250,7 @@ def test_a_service_of_the_plain_protocol_does_not_start_a_job_that_waits(conn: d
 def test_somebody_makes_a_job_due_that_waits(conn: db.Connection, worker: Worker) -> None:
     parent = enqueue(conn, priority=200)
     job = child(conn, parent)
-    operations.run_now(conn, [job], "somebody")
+    operations.change(conn, "run-now", [job], "somebody")
     assert (place(conn, job), waiting(conn)) == (READY, 0)
     assert worker.take().job_id == job
     assert worker.take().job_id == parent

@@ -304,7 +304,7 @@ def by_request(conn: db.Connection, head: UUID) -> None:
 
 
 def by_operator(conn: db.Connection, head: UUID) -> None:
-    operations.delete(conn, [head], "test")
+    operations.change(conn, "delete", [head], "test")
 
 
 LEAVE = {

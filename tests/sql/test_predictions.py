@@ -372,7 +372,7 @@ def test_what_ended_otherwise_or_is_gone_or_is_old_is_forgotten(conn: db.Connect
     job = worker.take()
     assert job.job_id == failed
     worker.finish(job, "fail", error="no")
-    operations.delete(conn, [gone], "test")
+    operations.change(conn, "delete", [gone], "test")
     conn.execute("UPDATE dl_predictions SET ended_at = ended_at - interval '4 days'")
     noted_all(conn)
     assert value(conn, "SELECT count(*) FROM dl_predictions") == 0

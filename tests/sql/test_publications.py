@@ -46,7 +46,7 @@ def test_jobs_with_logs_are_deleted_and_pruned(own: db.Connection) -> None:
         own.execute(
             "INSERT INTO dl_job_logs VALUES (%s, 1, 1, 1, now() - %s::interval, 'info', 'log', 'x')", (job_id, ago)
         )
-    operations.delete(own, [job_id], "test")
+    operations.change(own, "delete", [job_id], "test")
     own.execute("UPDATE dl_jobs SET finished_at = now() - interval '2 days'")
     assert lifecycle.prune(own, DAY, "-infinity", 100)[0] == 1
     own.execute("INSERT INTO dl_job_logs VALUES (gen_random_uuid(), 1, 1, 1, '2020-01-01', 'info', 'log', 'x')")

@@ -179,7 +179,7 @@ def test_a_job_that_is_put_back_has_none_any_more(conn: db.Connection, worker: W
     for _ in range(2):
         worker.finish(worker.take(), result="1")
     if by == "operator":
-        operations.requeue(conn, [job_id], "test")
+        operations.change(conn, "requeue", [job_id], "test")
     else:
         conn.execute("UPDATE dl_jobs SET status = 'queued' WHERE job_id = %s", (job_id,))
     assert (result(conn, job_id), result(conn, other)) == (None, 1)

@@ -250,7 +250,7 @@ def test_a_farm_lives_with_its_role(conn: db.Connection, cast: Cast) -> None:
         assert operations.pause(farm, "q", "test")["paused_by"] == "test"
         stats.show_workers(farm, "farm", "host", [])
         stats.overview(farm)
-        assert operations.delete(farm, [done, lost], "test") == {done: "done", lost: "done"}
+        assert operations.change(farm, "delete", [done, lost], "test") == {done: "done", lost: "done"}
         assert value(farm, "SELECT count(*) FROM dl_job_events") == 0
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
 

@@ -318,7 +318,7 @@ def test_what_changes_after_the_preview_stays_as_it_is(conn: db.Connection) -> N
     preview = bulk.preview(conn, "requeue", Target(wanted))
     left, again = jobs[0], jobs[1]
     conn.execute("UPDATE dl_jobs SET task = 'x', queue = 'x', lock_key = 'x' WHERE job_id = %s", (left,))
-    operations.requeue(conn, [again], "bob")
+    operations.change(conn, "requeue", [again], "bob")
     conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = clock_timestamp() WHERE job_id = %s", (again,))
     assert given(conn, "requeue", Target(wanted), preview.confirmation) == len(jobs) - 2
     assert [states(conn)[job_id][0] for job_id in (left, again)] == ["failed", "failed"]

@@ -339,7 +339,7 @@ def test_the_attempts_that_a_journal_tells_of(conn: db.Connection, workers: Work
             finish = Finish(end, "what went wrong" if end == "retry" else None, 30)
             lifecycle.finish(worker.conn, job, finish, facts)
         if end != "succeed":
-            operations.run_now(conn, [job_id], "me")
+            operations.change(conn, "run-now", [job_id], "me")
     found = stats.attempts(stats.events(conn, job_id))
     assert [(a.attempt, a.end) for a in found] == [
         (1, "requeue"),
@@ -372,8 +372,8 @@ def test_runs_are_numbered_over_all_budgets_of_attempts(conn: db.Connection, wor
     for delay, end in ((True, "retry"), (False, "fail")):
         worker.finish(worker.take(), end)
         if delay:
-            operations.run_now(conn, [job_id], "me")  # puts no finished job back: the budget goes on
-    operations.requeue(conn, [job_id], "token ops from 10.0.0.7")
+            operations.change(conn, "run-now", [job_id], "me")  # puts no finished job back: the budget goes on
+    operations.change(conn, "requeue", [job_id], "token ops from 10.0.0.7")
     worker.finish(worker.take(), "fail")
     conn.execute("UPDATE dl_jobs SET status = 'queued', available_at = now() WHERE job_id = %s", (job_id,))
     worker.take()
@@ -395,7 +395,7 @@ def test_a_job_took_what_its_last_run_took(conn: db.Connection, worker: Worker) 
         "UPDATE dl_jobs SET started_at = started_at - interval '6 min' WHERE attempt > 0;"
         "UPDATE dl_job_events SET ts = ts - interval '6 min' WHERE kind IN ('picked', 'requeue')"
     )
-    operations.run_now(conn, [jobs["twice"]], "me")
+    operations.change(conn, "run-now", [jobs["twice"]], "me")
     worker.finish(worker.take("twice"))
     lifecycle.request_cancel(conn, jobs["dropped"])  # six minutes after its only run
     worker.finish(worker.take("once"), "fail")
@@ -411,7 +411,7 @@ def test_pages_of_journals(conn: db.Connection) -> None:
     first, second = enqueue(conn), enqueue(conn, queue="other")
     for _ in range(3):
         lifecycle.request_cancel(conn, first)
-        operations.requeue(conn, [first], "me")
+        operations.change(conn, "requeue", [first], "me")
     whole = stats.events(conn, first)
     assert [event["kind"] for event in whole] == ["queued", *["canceled", "requeue"] * 3]
     assert stats.events(conn, first, after=whole[1]["event_id"], limit=2) == whole[2:4]

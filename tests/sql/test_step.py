@@ -107,7 +107,7 @@ def test_what_is_not_ours_any_more_is_missing_and_the_rest_is_written(conn: db.C
 def test_a_step_says_what_there_is_to_say_also_of_one_thing_alone(conn: db.Connection, worker: Worker) -> None:
     enqueue(conn)
     (job,) = step(worker, 1).jobs
-    operations.cancel(conn, [job.job_id], "test")
+    operations.change(conn, "cancel", [job.job_id], "test")
     assert step(worker, 0, Ended(job, DONE)) == Step([], {job.job_id: Status.CANCELED}, locked=[])
     operations.set_order(conn, "q", "test", batch=3)
     enqueue(conn)

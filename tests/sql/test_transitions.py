@@ -39,7 +39,7 @@ STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
     "settle late": lambda worker, job: lifecycle.settle(worker.conn, BOOT, "timeout", "late"),
     "reap": lambda worker, job: lifecycle.reap(worker.conn),
     "wake": lambda worker, job: lifecycle.wake(worker.conn, 10),
-    "kill": lambda worker, job: operations.kill_retries(worker.conn, "q", "operator"),
+    "kill": lambda worker, job: operations.change_queue(worker.conn, "kill-retries", "q", "operator"),
 }
 # What each may do; everything else changes nothing.
 MAY = {

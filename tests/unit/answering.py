@@ -102,7 +102,11 @@ def problem(status: int, kind: str, detail: str = "", **more: Any) -> Answer:
 
 
 def state(status: str, **more: Any) -> dict[str, Any]:
-    return {"job_id": ID, "status": status, "attempt": 1, "error": None, "progress": {}} | more
+    """A job's status, or a job of a list, whose other fields are null."""
+    names = {"queue": "q", "task": "t", "lock_key": "k", "partition_key": "", "priority": 100, "max_attempts": 5}
+    times = dict.fromkeys(("created_at", "available_at", "changed_at"), "2026-01-01T00:00:00Z")
+    at = {"attempt": 1, "error": None, "progress": {}, "cancel_requested": False}
+    return {"job_id": ID, "status": status} | at | names | times | more
 
 
 def filled(kind: type[T], **given: Any) -> T:

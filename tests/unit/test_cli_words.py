@@ -36,7 +36,9 @@ from dataloader.client import (
     Webhooks,
     Worker,
 )
+from dataloader.model.jobs import WaitingFor
 from dataloader.model.queues import QueueState, Total
+from dataloader.model.reading import read
 from dataloader.model.runs import Replaces
 from dataloader.queue.reports.stats import Attempt
 
@@ -294,14 +296,13 @@ def test_progress_in_words() -> None:
 
 
 def test_what_a_job_is_at() -> None:
-    job = Job(
-        UUID(ID), "running", attempt=2, max_attempts=5, cancel_requested=True, progress={"processed": 1, "total": 2}
-    )
+    at = {"attempt": 2, "max_attempts": 5, "cancel_requested": True, "progress": {"processed": 1, "total": 2}}
+    job = a_job("running", **at)
     assert watch.doing(job, NOW) == "running, attempt 2 of 5, asked to stop, 1 of 2"
-    waiting = Job(UUID(ID), "queued", waiting_for={"reason": "no_worker", "queue": "q\x1b"})
+    waiting = a_job("queued", waiting_for={"reason": "no_worker", "queue": "q\x1b"})
     assert watch.doing(waiting, NOW).startswith("queued. No worker serves the queue q\\x1b")
-    assert watch.doing(Job(UUID(ID), "queued", waiting_for={"reason": "moon"}), NOW) == "queued. It waits for: moon."
-    assert watch.waits_for(Job(UUID(ID), "queued", waiting_for={"reason": "lock"}), NOW) == "It waits for: lock."
+    assert watch.doing(a_job("queued", waiting_for={"reason": "moon"}), NOW) == "queued. It waits for: moon."
+    assert watch.waits_for(a_job("queued", waiting_for={"reason": "lock"}), NOW) == "It waits for: lock."
 
 
 @pytest.mark.parametrize(("counted_at", "steps", "changed"), [(None, 3, 1_500), (NOW, 1, 1_000)])
@@ -311,7 +312,8 @@ def test_all_dead_jobs_of_a_queue_that_nobody_has_counted(
     """An answer counts up to a thousand jobs. Until a reaper counts the rest, the steps go on until none is left."""
     dead: dict[str, Any] = {"dead": 1_000, "counted_at": counted_at}
     overview = {"at": NOW.isoformat(), "total": shown(Total, **dead), "queues": [shown(Queue, queue="q", **dead)]}
-    some = [Answer(document={"queue": "q", "changed": number}) for number in (1_000, 500, 0)]
+    left = ((1_000, "c"), (500, "d"), (0, None))
+    some = [Answer(document={"queue": "q", "changed": number, "next": after}) for number, after in left]
     service.answers = [Answer(document=overview), *some]
     assert run("requeue", "--dead", "q").stdout == f"q: {changed} jobs queued again\n"
     assert len(service.asked) == 1 + steps
@@ -319,10 +321,10 @@ def test_all_dead_jobs_of_a_queue_that_nobody_has_counted(
 
 def test_how_long_a_job_took_is_said_of_its_last_run() -> None:
     ended = {"started_at": NOW - timedelta(minutes=6), "finished_at": NOW, "max_attempts": 5}
-    assert watch._in_all(Job(UUID(ID), "succeeded", attempt=1, run_sec=0.04, **ended)) == " after 0.0 s"
-    text = watch._in_all(Job(UUID(ID), "succeeded", attempt=3, run_sec=12.0, **ended))
+    assert watch._in_all(a_job("succeeded", attempt=1, run_sec=0.04, **ended)) == " after 0.0 s"
+    text = watch._in_all(a_job("succeeded", attempt=3, run_sec=12.0, **ended))
     assert text == " after 12 s, attempt 3 of 5, 6 min 00 s after its first start"
-    assert watch._in_all(Job(UUID(ID), "canceled")) == ""
+    assert watch._in_all(a_job("canceled")) == ""
 
 
 def test_doctor_names_workers_that_show_themselves_no_more() -> None:
@@ -473,10 +475,14 @@ def attempt(number: int, end: str | None, **more: Any) -> Attempt:
 
 
 def a_job(status: str, **more: Any) -> Job:
-    return Job(UUID(ID), status, queue="q", task="t", max_attempts=3, **more)
+    why = more.pop("waiting_for", None)
+    more = {"queue": "q", "task": "t", "max_attempts": 3, "waiting_for": why and read(WaitingFor, why)} | more
+    job: Job = filled(Job, job_id=UUID(ID), status=status, **more)
+    return job
 
 
 OTHER = str(UUID(int=7))
+HELD: dict[str, Any] = {"reason": "the key is held by another session"}
 PAUSED = {"reason": "paused", "queue": "q", "since": NOW.isoformat(), "by": "token ops from 10.0.0.7"}
 CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
     (case(a_job("queued", waiting_for=PAUSED)), ["is paused", "by token ops"], [("resume", "q")]),
@@ -554,7 +560,7 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
     ),
     (case(a_job("lost", attempt=1), attempt(1, "lost", signal=11)), ["its only attempt", "crashed the process"], []),
     (
-        case(a_job("canceled"), events=[Event(1, NOW, "canceled", {"by": "token ops"})]),
+        case(a_job("canceled"), events=[Event(event_id=1, ts=NOW, kind="canceled", payload={"by": "token ops"})]),
         ["canceled by token ops"],
         [("requeue", ID)],
     ),
@@ -562,9 +568,19 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
         case(
             a_job("queued", waiting_for={"reason": "session", "lock_key": "k", "until": NOW.isoformat()}),
             events=[
-                Event(1, NOW, "requeue", {"reason": "the key is held by another session", "backoffs": 1}),
-                Event(2, NOW, "requeue", {"reason": "error", "delay_sec": 30}),
-                Event(3, NOW, "requeue", {"reason": "the key is held by another session", "backoffs": 2}),
+                Event(
+                    event_id=1,
+                    ts=NOW,
+                    kind="requeue",
+                    payload={"reason": "the key is held by another session", "backoffs": 1},
+                ),
+                Event(event_id=2, ts=NOW, kind="requeue", payload={"reason": "error", "delay_sec": 30}),
+                Event(
+                    event_id=3,
+                    ts=NOW,
+                    kind="requeue",
+                    payload={"reason": "the key is held by another session", "backoffs": 2},
+                ),
             ],
         ),
         ["held by a database session", "found held by a session of another service 2 times"],

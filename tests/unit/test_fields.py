@@ -16,7 +16,7 @@ import pytest
 
 import dataloader
 from dataloader.cli import jobs
-from dataloader.client import Client, results
+from dataloader.client import Client
 from dataloader.model.jobs import Job, ListedJob, Status
 from dataloader.queue import db
 from dataloader.queue.enqueue import NewJob
@@ -27,8 +27,6 @@ PRODUCERS = {field.name for field in OF_PRODUCER}
 TRIGGERED = PRODUCERS | {field.name for field in FIELDS if field.by == "api"}
 INSERTED = TRIGGERED | {"job_id", "created_at", "turn_at", "blocked_on", "journaled"}
 STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} for place in ("status", "list", "page"))
-# The queue's own business, which the client leaves in `document`.
-UNTOLD = {"blocked_on", "backoffs", "claims"}
 # What documents tell besides, which is in no column.
 BESIDES = {"run_sec", "changed_at", "waiting_for", "schedule", "checkpoint"}
 OF_SQL = "sql/functions/enqueue.sql"
@@ -130,10 +128,6 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
         PRODUCERS | {*LINKS},
     ),
     "client/farm.py, Client.trigger": (lambda: parameters(Client.trigger) - {"self"}, TRIGGERED | {*LINKS}),
-    "client/results.py, Job": (
-        lambda: {field.name for field in of_dataclass(results.Job)} - {"document", "result", *BESIDES},
-        (STATUS | LIST | PAGE) - UNTOLD,
-    ),
     "model/jobs.py, Status": (lambda: set(get_type_hints(Status)) - BESIDES, STATUS),
     "model/jobs.py, Job": (
         lambda: set(get_type_hints(Job)) - set(get_type_hints(Status)) - BESIDES,

@@ -159,7 +159,7 @@ class History:
                 worker.finish(worker.take("special"), "retry", error=HOSTILE)
             job = worker.take("special")
             if kind == "canceled":
-                operations.cancel(self.conn, [job.job_id], OPERATOR)
+                operations.change(self.conn, "cancel", [job.job_id], OPERATOR)
             result = json.dumps({HOSTILE: HOSTILE}) if kind == "done" else None
             end = Finish(
                 verb, HOSTILE if kind == "dead" else None, progress=json.dumps({"step": HOSTILE}), result=result

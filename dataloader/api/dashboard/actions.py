@@ -17,7 +17,7 @@ from typing import Any
 from flask import Blueprint, Response, current_app, g, request
 
 from dataloader import ops
-from dataloader.api.dashboard import by_hand, zones
+from dataloader.api.dashboard import zones
 from dataloader.api.dashboard.render import action_url, done, failed
 from dataloader.api.v1.requests import Query
 from dataloader.api.web import auth, cache
@@ -53,13 +53,8 @@ def _button(name: str, label: str, because: str = "", jobs: str = "", *, is_grav
 def of_job(job: Mapping[str, Any]) -> list[Button]:
     """The buttons for a job in this state, the most likely one first."""
     is_running = job["status"] == "running"
-    delete = Button(
-        "delete",
-        "Delete",
-        "Delete this job, with its journal? Nothing of it remains.",
-        "A running job cannot be deleted. Cancel it first." if is_running else "",
-        is_grave=True,
-    )
+    because = "A running job cannot be deleted. Cancel it first." if is_running else ""
+    delete = _button("delete", "Delete", because, is_grave=True)
     if is_running:
         return [_cancel(job), _force(job), delete]
     if job["status"] == "queued":
@@ -160,11 +155,6 @@ def _jobs(number: int, kind: str) -> str:
 def carry_out(name: str) -> Response:
     """Carry out the operation of a button or a form; one that has more steps goes on for ALL_SEC."""
     texts = _changed_texts()
-    if name in by_hand.ORDERS:
-        with session() as conn:
-            sentence = by_hand.ORDERS[name](conn, texts)
-        g.changed = texts | {"action": name}
-        return done(sentence, is_gone=name == "delete")
     op = ops.load().get(name)
     if op is None or not op.is_change or "operate" not in op.scope:
         raise Problem(404, "There is no such action.")
@@ -185,7 +175,8 @@ def carry_out(name: str) -> Response:
     sentence = op.sentence(answer, given | facts | {"flags": ""}, _shown) or f"{facts['name']}: done"
     sentence += "" if facts.get("is_known", True) else ". No queue of this name is known now"
     more = action_url(name, **texts | {"after": after}) if after else ""
-    return done(sentence + (". There may be more behind these" if more else "") + ".", more=more)
+    sentence += ". There may be more behind these." if more else "."
+    return done(sentence, is_gone=name == "delete", more=more)
 
 
 def _shown(value: Any) -> str:

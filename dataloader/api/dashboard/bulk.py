@@ -9,12 +9,14 @@ from typing import Any
 
 from flask import Blueprint, Response, g, render_template, request
 
+from dataloader import ops
 from dataloader.api.dashboard.actions import ALL_SEC
 from dataloader.api.dashboard.render import failed
-from dataloader.api.v1 import requests
+from dataloader.api.v1.requests import Body
 from dataloader.api.web import auth, json_body
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
+from dataloader.ops.jobs import Filters
 from dataloader.queue.reports import bulk, stats, tallies
 from dataloader.queue.reports.search import LENGTH
 
@@ -31,7 +33,7 @@ ORDERS = {
 
 def matching(wanted: stats.Wanted) -> str:
     """The filters of a list as its page holds them for an order; "" where there is none."""
-    given = {name: getattr(wanted, name) for name in requests.Matching.model_fields}
+    given = {name: getattr(wanted, name) for name in Filters.__annotations__}
     told = {name: value if isinstance(value, str) else value.isoformat() for name, value in given.items() if value}
     return json.dumps(told) if told else ""
 
@@ -50,10 +52,10 @@ def suggestions() -> Response:
 @auth.require("operate")
 def preview_order() -> Response:
     """The preview says what an order would do, and has the button that gives the order."""
-    body = _read(requests.BulkPreview, request.form)
+    body = _read("preview", request.form)
     try:
         with session() as conn:
-            found = bulk.preview(conn, body.order, body.target)
+            found = bulk.preview(conn, body.order, bulk.target(body.matching, body.job_ids))
     except ValueError as e:
         raise Problem(400, f"That was not done: {e}.") from None
     return _part("preview.html", preview=found, target=request.form["target"], **_words(body.order))
@@ -64,13 +66,14 @@ def preview_order() -> Response:
 def order_jobs() -> Response:
     """Change jobs of a preview for up to ALL_SEC; the answer goes on by itself until all are."""
     form = request.form
-    body = _read(requests.BulkOrder, form)
+    body = _read("order_jobs", form)
     so_far, count = _number(form, "changed"), _number(form, "count")
     until, after, changed = monotonic() + ALL_SEC, body.after, 0
     try:
+        target = bulk.target(body.matching, body.job_ids)
         with session() as conn:
             while True:
-                step = bulk.change(conn, body.order, body.target, body.confirmation, auth.who(), after)
+                step = bulk.change(conn, body.order, target, body.confirmation, auth.who(), after)
                 changed, after = changed + step.changed, step.next
                 if after is None or monotonic() > until:
                     break
@@ -91,8 +94,8 @@ def _words(order: str) -> dict[str, Any]:
     return {"label": label, "done": done, "is_grave": is_grave}
 
 
-def _read(model: Any, form: Mapping[str, str]) -> Any:
-    """The form as the API would read it; raises a 400 Problem."""
+def _read(name: str, form: Mapping[str, str]) -> Any:
+    """The form as the body of the operation of this name; raises a 400 Problem."""
     try:
         target = json.loads(form.get("target", ""))
     except (ValueError, RecursionError):
@@ -100,7 +103,8 @@ def _read(model: Any, form: Mapping[str, str]) -> Any:
     if not isinstance(target, dict):
         raise Problem(400, "An order should name its jobs: tick some, or select all that match.")
     fields = {name: form[name] for name in ("order", "confirmation", "after") if form.get(name)}
-    return json_body.validated(model, {**target, **fields})
+    op = ops.load()[name]
+    return json_body.validated(op.model(op.parameters, Body, "Body"), {**target, **fields})
 
 
 def _number(form: Mapping[str, str], name: str) -> int:

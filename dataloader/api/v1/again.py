@@ -11,7 +11,7 @@ from dataloader.api.v1 import requests
 from dataloader.api.web import arguments, auth
 from dataloader.api.web.endpoint import found, operation, session
 from dataloader.api.web.json_body import validated
-from dataloader.api.web.problems import Problem, invalid
+from dataloader.api.web.problems import invalid
 from dataloader.model.jobs import Triggered
 from dataloader.queue import again, db
 from dataloader.queue.enqueue import NewJob
@@ -49,11 +49,8 @@ def run_again(job_id: UUID, body: requests.Again) -> dict[str, Any]:
 
 
 def fields_of(conn: db.Connection, job_id: UUID) -> dict[str, Any]:
-    """The fields of a job that has ended; raises a 404 or 409 Problem."""
-    try:
-        return found(again.fields_of(conn, job_id))
-    except again.NotEnded as e:
-        raise Problem(409, str(e)) from None
+    """The fields of a job that has ended; raises a 404 Problem, and NotEnded."""
+    return found(again.fields_of(conn, job_id))
 
 
 def add(old_id: UUID, fields: dict[str, Any]) -> tuple[UUID, str]:

@@ -1,4 +1,4 @@
-"""/api/v1, the contract: trigger a job or many, ask for its status, cancel it.
+"""/api/v1, the contract that is written by hand: trigger a job or many, ask for its status.
 
 Each view borrows a session and makes one call of `lifecycle` or `enqueue`.
 """
@@ -96,18 +96,6 @@ def status(job_id: UUID) -> Response:
     if outcome is Outcome.FULL:
         answer.headers["Retry-After"] = retry_after()
     return answer
-
-
-@blueprint.post("/jobs/<anything:job_id>/cancel")
-@auth.require("trigger", "operate")
-@operation("jobs", Status, body=requests.Cancel, body_may_be_empty=True)
-def cancel(job_id: UUID, body: requests.Cancel) -> dict[str, Any]:
-    """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status.
-
-    With `{"force": true}` a running one is interrupted, and killed where that does not stop it.
-    """
-    with session() as conn:
-        return found(lifecycle.request_cancel(conn, job_id, body.force, auth.who()))
 
 
 def _versioned(job_id: UUID) -> tuple[dict[str, Any], str]:

@@ -153,7 +153,7 @@ def operations(app: Flask) -> Iterator[tuple[Rule, str, Callable[..., Any]]]:
 
 def path_of(rule: Rule) -> str:
     """The route as OpenAPI writes it."""
-    return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
+    return re.sub(r"<(?:[^:>]+:)?(\w+)>", r"{\1}", rule.rule)
 
 
 def _operation(app: Flask, rule: Rule, view: Callable[..., Any]) -> Node:

@@ -9,63 +9,30 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeAlias
-from uuid import UUID
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dataloader.api.web.endpoint import QUEUE_LIMIT
-from dataloader.api.web.json_body import BODY_LIMIT, PRINTABLE, UNSTORABLE, pointer, refusal, validated
+from dataloader.api.web.json_body import BODY_LIMIT, pointer, refusal, validated
 from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
+from dataloader.ops.types import Text, whole_number
 from dataloader.queue.enqueue import Columns, NewJob
 from dataloader.queue.hooks import AROUND_ENQUEUE, WrongAnswer, identity
-from dataloader.queue.job import GROUPS, STATUSES
-from dataloader.queue.logs import PAGE as LINES_MOST
-from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant, keyed
+from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, keyed
 from dataloader.queue.new_job import hooked as after_hooks
 from dataloader.queue.parents import Parents, fault
-from dataloader.queue.reports.bulk import ORDERS, Target
-from dataloader.queue.reports.search import LENGTH
-from dataloader.queue.reports.stats import Wanted
 
-LIMIT = 200  # rows of one page
-BIGINT_MAX = 2**63 - 1
 BATCH_JOBS = 10_000
 BATCH_LIMIT = 16 * 1024 * 1024  # bytes
 BATCH_DEPTH = DEPTH_LIMIT + 2  # so each job may be nested as deep as a trigger's body
-BULK_JOBS = 1_000
 KEY_LIMIT = 255
 WAIT_LIMIT = 30  # seconds that one request may wait for a job to change
-_NUMBER = re.compile(r"-?\d{1,19}", re.ASCII)
 _SECONDS = re.compile("[0-9]{1,2}")
 _KEY = re.compile(r"[ -~]{1,255}")
 # W3C Trace Context: version, trace id, span id, flags; a later version may say more behind them.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<more>-.*)?")
-
-
-def _number(text: object) -> int:
-    if not isinstance(text, str) or not _NUMBER.fullmatch(text):
-        raise PydanticCustomError("int_parsing", "Input should be an integer, in decimal digits")
-    return int(text)
-
-
-def _storable(text: str) -> str:
-    if UNSTORABLE.search(text):
-        raise PydanticCustomError("unstorable_text", "text should hold no U+0000 and no lone surrogate")
-    return text
-
-
-_AsNumber = BeforeValidator(_number)
-Text = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_storable)]
-SearchText = Annotated[Text, Field(json_schema_extra={"pattern": PRINTABLE, "format": "search"})]
-Instant = Annotated[datetime, BeforeValidator(instant)]
-Limit = Annotated[int, Field(ge=1, le=LIMIT, description="at most so many"), _AsNumber]
-ListedBy: TypeAlias = Literal[STATUSES]  # type: ignore[valid-type]
-
-
-_JobId = Annotated[str, Field(pattern="^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")]
 
 
 class Query(BaseModel):
@@ -74,77 +41,14 @@ class Query(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class Filters(Query):
-    """Which jobs a list has. Filters that are given must all hold."""
-
-    q: SearchText | None = Field(
-        default=None,
-        description="a search: words (parts of task, queue or key, or an id) and fields, such as `status:dead`,"
-        " `task:load.csv`, `args.date:2024-05-01`, `id:0190a5d`; quotes keep spaces and colons",
-    )
-    queue: Text | None = None
-    task: Text | None = None
-    status: ListedBy | None = Field(
-        default=None, description=f"a status, or {', '.join(f'{name} ({words})' for name, words in GROUPS.items())}"
-    )
-    lock_key: Text | None = None
-    partition_key: Text | None = None
-    producer: Text | None = None
-    consumer_group: Text | None = None
-    error_group: Text | None = Field(default=None, description="the group of the error, as /api/v1/errors has it")
-    since: Instant | None = Field(default=None, description="changed then or later")
-    until: Instant | None = Field(default=None, description="changed before")
-
-
-class Jobs(Filters):
-    """GET /api/v1/jobs."""
-
-    sort: Literal["changed", "key"] = "changed"
-    limit: Limit = 50
-    after: Annotated[str, Field(min_length=1, max_length=2_000), AfterValidator(_storable)] | None = Field(
-        default=None,
-        description="`next` of the page before; the other parameters as they were",
-        json_schema_extra={"format": "cursor"},
-    )
-
-
-class Suggestions(Query):
-    """GET /api/v1/suggestions."""
-
-    q: Annotated[str, Field(max_length=LENGTH), AfterValidator(_storable)] = Field(
-        description="the text in the search box; its last word is completed"
-    )
-
-
 class Status(Query):
     """GET /api/v1/jobs/{job_id}/status, which ignores all others; seconds_to_wait reads it."""
 
-    wait: Annotated[int, Field(ge=0, le=WAIT_LIMIT), _AsNumber] | None = Field(
+    wait: Annotated[int, Field(ge=0, le=WAIT_LIMIT), BeforeValidator(whole_number)] | None = Field(
         default=None,
         description="for how many seconds to wait until the job is another than `If-None-Match` says, or, without that,"
         " until it has changed",
     )
-
-
-class JobEvents(Query):
-    """GET /api/v1/jobs/{job_id}/events."""
-
-    after: Annotated[int, Field(ge=-BIGINT_MAX, le=BIGINT_MAX), _AsNumber] | None = Field(
-        default=None, description="rows with a greater `event_id`"
-    )
-    limit: Limit = LIMIT
-
-
-class JobLogs(Query):
-    """GET /api/v1/jobs/{job_id}/logs."""
-
-    after: Annotated[str, Field(max_length=40), AfterValidator(_storable)] | None = Field(
-        default=None,
-        description="`next` of the page before, or the `place` of the last line, to go on later",
-        json_schema_extra={"pattern": r"^[0-9]{1,9}\.[0-9]{1,9}$"},
-    )
-    attempt: Annotated[int, Field(ge=1, le=INT4_MAX, description="of this attempt only"), _AsNumber] | None = None
-    limit: Annotated[int, Field(ge=1, le=LINES_MOST, description="at most so many"), _AsNumber] = LINES_MOST
 
 
 class OfQueue(Query):
@@ -203,83 +107,6 @@ class Again(Body):
     lock_key: Text | None = None
     priority: int | None = Field(default=None, ge=0, le=INT4_MAX)
     idempotency_key: Text | None = Field(default=None, description="so that the request may be sent again")
-
-
-class Cancel(Body):
-    """The body of POST /api/v1/jobs/{job_id}/cancel, which may be left out."""
-
-    force: bool = False
-
-
-class Nothing(Body):
-    """A body that may be left out and says nothing."""
-
-
-class Bulk(Body):
-    """The jobs of a bulk request."""
-
-    job_ids: list[_JobId] = Field(max_length=BULK_JOBS)
-
-    @property
-    def ids(self) -> list[UUID]:
-        """The ids, in their order."""
-        return [UUID(text) for text in self.job_ids]
-
-
-class BulkCancel(Bulk):
-    """The body of POST /api/v1/jobs/bulk/cancel."""
-
-    force: bool = False
-
-
-class Matching(Body):
-    """Filters of a list, as GET /api/v1/jobs has them; at least one should be given."""
-
-    q: SearchText | None = None
-    queue: Text | None = None
-    task: Text | None = None
-    status: ListedBy | None = None
-    lock_key: Text | None = None
-    partition_key: Text | None = None
-    producer: Text | None = None
-    consumer_group: Text | None = None
-    error_group: Text | None = None
-    since: Instant | None = None
-    until: Instant | None = None
-
-
-class BulkPreview(Body):
-    """The body of POST /api/v1/jobs/bulk/preview: one of `matching` and `job_ids`."""
-
-    order: Literal[tuple(ORDERS)]  # type: ignore[valid-type]
-    matching: Matching | None = Field(default=None, description="the jobs of a list; at least one filter")
-    job_ids: Annotated[list[_JobId], Field(min_length=1, max_length=BULK_JOBS)] | None = Field(
-        default=None, description="these jobs"
-    )
-
-    @property
-    def target(self) -> Target:
-        """The jobs that the order is for; raises a 400 Problem unless they are named, in one way."""
-        if (self.matching is None) == (self.job_ids is None):
-            raise invalid("", "target", "an order should name jobs by one of matching and job_ids")
-        if self.job_ids is not None:
-            return Target(Wanted(), tuple(dict.fromkeys(map(UUID, self.job_ids))))
-        filters = self.matching.model_dump(exclude_none=True) if self.matching else {}
-        if not filters:
-            message = "matching should have at least one filter, such as status or q: it would be for every job"
-            raise invalid("/matching", "target", message)
-        return Target(Wanted(**filters))
-
-
-class BulkOrder(BulkPreview):
-    """The body of POST /api/v1/jobs/bulk: that of the preview, and its confirmation."""
-
-    confirmation: Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(_storable)] = Field(
-        description="`confirmation` of the preview"
-    )
-    after: Annotated[str, Field(min_length=1, max_length=2_000), AfterValidator(_storable)] | None = Field(
-        default=None, description="`next` of the answer before", json_schema_extra={"format": "cursor"}
-    )
 
 
 def hooked(document: dict[str, Any], key: str | None) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def retry(conn: Conn, name: str, by: str, after: int = 0) -> tuple[int, int | No
     """Requeue up to RETRIED_AT_ONCE dead jobs of a backfill behind the place `after`; how many, and where to go on."""
     _PLANS.named(conn, name)
     rows = _PLANS.rows(conn, "dead", name=name, after=after, limit=RETRIED_AT_ONCE)
-    outcomes = operations.requeue(conn, [row["job_id"] for row in rows], by) if rows else {}
+    outcomes = operations.change(conn, "requeue", [row["job_id"] for row in rows], by) if rows else {}
     changed = sum(outcome == operations.DONE for outcome in outcomes.values())
     return changed, rows[-1]["place"] if len(rows) == RETRIED_AT_ONCE else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cache
@@ -30,9 +30,8 @@ _QUEUED = frozenset({"ready", "scheduled", "blocked"})
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What an order does to jobs by their ids, which kinds (job.TALLIED) it may change, and why not the others."""
+    """Which kinds of jobs (job.TALLIED) an order may change, and why not the others."""
 
-    change: Callable[[Conn, Sequence[UUID], str], operations.Outcomes]
     kinds: frozenset[str]
     reasons: Mapping[str, str]
 
@@ -43,12 +42,11 @@ def _because(reason: str, kinds: frozenset[str]) -> dict[str, str]:
 
 _NOT_ENDED = _because("has not ended: cancel it first", _QUEUED | {"running"})
 ORDERS: dict[str, Order] = {
-    "requeue": Order(operations.requeue, _FINAL, _NOT_ENDED),
-    "start-over": Order(operations.start_over, _FINAL, _NOT_ENDED),
-    "cancel": Order(operations.cancel, _QUEUED | {"running"}, _because("has ended", _FINAL)),
-    "delete": Order(operations.delete, _QUEUED | _FINAL, {"running": "runs: cancel it first"}),
+    "requeue": Order(_FINAL, _NOT_ENDED),
+    "start-over": Order(_FINAL, _NOT_ENDED),
+    "cancel": Order(_QUEUED | {"running"}, _because("has ended", _FINAL)),
+    "delete": Order(_QUEUED | _FINAL, {"running": "runs: cancel it first"}),
     "run-now": Order(
-        operations.run_now,
         frozenset({"scheduled"}),
         {
             "ready": "is due already",
@@ -58,6 +56,10 @@ ORDERS: dict[str, Order] = {
         },
     ),
 }
+
+
+class WrongTarget(ValueError):
+    """An order names no jobs, or names them in two ways."""
 
 
 class WrongConfirmation(ValueError):
@@ -74,6 +76,18 @@ class Target:
 
     wanted: stats.Wanted
     job_ids: tuple[UUID, ...] | None = None
+
+
+def target(matching: Mapping[str, Any] | None, job_ids: Sequence[UUID] | None) -> Target:
+    """The jobs of an order: those that pass the filters `matching`, or those of these ids; raises WrongTarget."""
+    if (matching is None) == (job_ids is None):
+        raise WrongTarget("an order should name jobs by one of matching and job_ids")
+    if job_ids is not None:
+        return Target(stats.Wanted(), tuple(dict.fromkeys(job_ids)))
+    filters = {name: value for name, value in (matching or {}).items() if value is not None}
+    if not filters:
+        raise WrongTarget("matching should have at least one filter, such as status or q: it would be for every job")
+    return Target(stats.Wanted(**filters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +161,7 @@ def change(
     with conn.transaction():
         found, following = _next(conn, seen, target, kinds, limit, after)
         chosen = _lock(conn, seen, target, found, kinds, as_of)
-        outcomes = ORDERS[order].change(conn, chosen, by) if chosen else {}
+        outcomes = operations.change(conn, order, chosen, by) if chosen else {}
     return Step(sum(outcome == operations.DONE for outcome in outcomes.values()), following)
 
 

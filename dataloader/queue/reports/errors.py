@@ -1,6 +1,6 @@
 """The errors of jobs in groups: dead jobs, and those that wait for a retry, by queue, task and error group.
 
-A function per statement of `sql/errors.sql`. The jobs of a group are changed by `operations.requeue_dead` and
+A function per statement of `sql/errors.sql`. The jobs of a group are changed by `operations.change_queue` and
 `delete_dead` with a Filter. Every function may raise psycopg.Error.
 """
 

@@ -135,7 +135,7 @@ def test_the_page_shows_each_partition_as_a_cell_that_leads_to_its_job(
 
 @pytest.mark.parametrize(
     ("verb", "words"),
-    [("retry", "1 job is queued again"), ("pause", "is paused"), ("cancel", "is canceled"), ("resume", "goes on")],
+    [("retry", "1 job queued again"), ("pause", "is paused"), ("cancel", "is canceled"), ("resume", "goes on")],
 )
 def test_the_buttons_of_the_page(client: FlaskClient, conn: db.Connection, verb: str, words: str) -> None:
     added(client)

@@ -78,7 +78,7 @@ def test_a_button_writes_who_pressed_it_and_only_once(client: FlaskClient, conn:
     assert (answer.status_code, answer.headers["HX-Trigger"]) == (200, "refresh")
     assert (
         client.post(f"/do/run_now?job_id={job_id}", headers=HTMX).text
-        == "That was not done: the job is canceled by now."
+        == "the job is canceled; only a queued job can be made due"
     )
     assert client.post(f"/do/delete?job_id={uuid4()}", headers=HTMX).status_code == 404
     assert client.post("/do/pause?queue=a%2Fb", headers=HTMX).status_code == 200

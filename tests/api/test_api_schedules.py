@@ -163,7 +163,7 @@ def test_the_page_lists_schedules_with_their_times_errors_and_buttons(client: Fl
     assert 'hx-post="/do/pause_schedule?name=nightly"' in text
     assert 'hx-post="/do/resume_schedule?name=paused"' in text
     answer = client.post("/do/run_schedule?name=nightly", headers={"HX-Request": "true"})
-    assert "added" in answer.text
+    assert "is queued" in answer.text
     conn.execute("UPDATE dl_schedules SET error = 'no <b> such thing', error_at = now()")
     assert "no &lt;b&gt; such thing" in client.get("/schedules").text
     assert client.post("/do/run_schedule?name=unknown").status_code == 404
@@ -179,7 +179,7 @@ def test_the_form_adds_a_schedule_and_says_what_is_wrong(client: FlaskClient, co
         ({"args": "{"}, "JSON object"),
         ({}, "already"),
         ({"name": "x", "interval_sec": "5"}, "one of cron and interval_sec"),
-        ({"name": "x", "cron": "", "interval_sec": "soon"}, "whole number"),
+        ({"name": "x", "cron": "", "interval_sec": "soon"}, "should be an integer"),
     ):
         answer = client.post("/do/add_schedule", data=form | wrong, headers={"HX-Request": "true"})
         assert answer.status_code in (400, 409)

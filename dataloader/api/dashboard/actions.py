@@ -219,5 +219,7 @@ def _value(parameter: Parameter | None, text: str) -> Any:
         return None
     if getattr(plain_type(parameter.annotation), "__origin__", None) is dict:
         with suppress(ValueError, RecursionError):
-            return json.loads(text)
+            text = json.loads(text)
+        if not isinstance(text, dict):
+            raise Problem(400, f"That was not done: {parameter.name} should be a JSON object.")
     return text

@@ -134,7 +134,7 @@ class _OrNone(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == NONE:
             return value
-        if not _DIGITS.fullmatch(str(value)):
+        if not isinstance(self.inner, _Span) and not _DIGITS.fullmatch(str(value)):
             self.fail(f"{str(value)!r} should be a number or {NONE}", param, ctx)
         return self.inner.convert(value, param, ctx)
 

@@ -105,17 +105,22 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{("POST", f"/jobs/bulk{verb}"): OPERATES for verb in ("", "/preview")},
     ("GET", "/schedules"): READ,
     ("GET", "/postgres"): READ,
-    **{("GET", path): READ for path in (SCHEDULES, f"{SCHEDULES}/<name>")},
+    **{("GET", path): READ for path in (SCHEDULES, f"{SCHEDULES}/<anything:name>")},
     ("POST", SCHEDULES): OPERATES,
-    **{(method, f"{SCHEDULES}/<name>"): OPERATES for method in ("PUT", "DELETE")},
-    **{("POST", f"{SCHEDULES}/<name>/{verb}"): OPERATES for verb in ("pause", "resume", "run")},
+    **{(method, f"{SCHEDULES}/<anything:name>"): OPERATES for method in ("PUT", "DELETE")},
+    **{("POST", f"{SCHEDULES}/<anything:name>/{verb}"): OPERATES for verb in ("pause", "resume", "run")},
     ("GET", "/webhooks"): OPERATES,
-    **{("GET", path): READ for path in (BACKFILLS, f"{BACKFILLS}/<backfill>", f"{BACKFILLS}/<backfill>/partitions")},
+    **{
+        ("GET", path): READ
+        for path in (BACKFILLS, f"{BACKFILLS}/<anything:backfill>", f"{BACKFILLS}/<anything:backfill>/partitions")
+    },
     **{("GET", path): READ for path in ("/backfills", "/backfills/<name>")},
     ("POST", f"{BACKFILLS}/dry-run"): READ,
     ("POST", BACKFILLS): OPERATES,
-    **{(method, f"{BACKFILLS}/<backfill>"): OPERATES for method in ("PUT", "DELETE")},
-    **{("POST", f"{BACKFILLS}/<backfill>/{verb}"): OPERATES for verb in ("pause", "resume", "cancel", "retry")},
+    **{(method, f"{BACKFILLS}/<anything:backfill>"): OPERATES for method in ("PUT", "DELETE")},
+    **{
+        ("POST", f"{BACKFILLS}/<anything:backfill>/{verb}"): OPERATES for verb in ("pause", "resume", "cancel", "retry")
+    },
     ("GET", "/jobs/<anything:job_id>"): READ,
     ("GET", "/queues/<anything:queue>"): READ,
     ("GET", f"{QUEUE}/keys"): READ,

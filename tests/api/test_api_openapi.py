@@ -74,6 +74,7 @@ def test_what_needs_a_token_is_closed_without_one(document: dict[str, Any]) -> N
     with running("postgresql://nobody@127.0.0.1:1/none", dl_api_tokens=json.dumps(entries)) as app:
         client = app.test_client()
         for path, methods in document["paths"].items():
+            path = path.replace("{verb}", "requeue")  # its words are part of the route
             for method, found in methods.items():
                 scopes = found["security"][0]["bearer"] if found["security"] else []
                 for scope in {*given} - {*scopes} if scopes else ():

@@ -431,7 +431,7 @@ def test_a_dead_job_holds_its_key_where_the_queue_says_so(conn: db.Connection, w
     found = lifecycle.status(conn, second)
     assert found is not None
     assert (found["waiting_for"]["reason"], found["waiting_for"]["job_id"]) == ("dead", dead)
-    getattr(operations, way)(conn, [dead], "test")
+    operations.change(conn, way, [dead], "test")
     assert ids(step(worker)) == [dead if way == "requeue" else second]
 
 

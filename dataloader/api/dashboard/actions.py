@@ -160,8 +160,10 @@ def carry_out(name: str) -> Response:
         raise Problem(404, "There is no such action.")
     given = _checked(op, texts)
     until, changed = monotonic() + ALL_SEC, 0
+    # The zone of the page is that of a schedule that names none.
+    settings = current_app.extensions["settings"].model_copy(update={"timezone": zones.chosen().key})
     with session() as conn:
-        call = Call(conn, auth.who(), current_app.extensions["settings"], auth.may("read"), cache.outlook, cache.counts)
+        call = Call(conn, auth.who(), settings, auth.may("read"), cache.outlook, cache.counts)
         while True:
             answer = op.run(call, given)
             facts = {each.name: getattr(answer, each.name) for each in fields(answer)}

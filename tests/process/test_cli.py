@@ -249,7 +249,7 @@ def test_a_backfill_is_tried_made_changed_and_waited_for(ask: Ask, farm: Farm, b
     assert f"dataloader backfill resume {backfill}" in ask("doctor", backfill).stdout
     assert answer(ask("backfill", "resume", backfill, "--json"))["state"] == "making"
     assert answer(ask("backfill", "set", backfill, "--max-running", "none", "--json"))["max_running"] is None
-    assert "not a valid integer" in ask("backfill", "set", backfill, "--max-running", "many").stderr
+    assert "should be a number or none" in ask("backfill", "set", backfill, "--max-running", "many").stderr
     make_jobs(farm)
     done = ask("backfill", "wait", backfill)
     assert (done.exit_code, "3 of 3 partitions, done" in done.stderr) == (0, True), done.output
@@ -675,7 +675,7 @@ def test_in_a_terminal_there_is_a_bar_and_a_live_view(farm: Farm, url: str) -> N
     assert status == 0, shown
     assert "━" in shown
     assert shown.rstrip().endswith("s")  # "job … succeeded after 0.2 s"
-    status, shown = typed(farm, url, ["top", "--interval-sec", "1"], {" workers": "q"})
+    status, shown = typed(farm, url, ["top", "--every", "1"], {" workers": "q"})
     assert status == 0, shown
     assert "\x1b[?1049l" in shown  # the screen that was there before is back
 

@@ -345,7 +345,7 @@ def test_a_call_looks_at_some_and_says_how_far_it_came(
 )
 def test_a_place_that_is_none_is_refused(conn: db.Connection, after: str) -> None:
     plain(conn, status="failed")
-    with pytest.raises(ValueError, match="after should be the `next`"):
+    with pytest.raises(ValueError, match="the cursor should be the `next`"):
         operations.delete_dead(conn, "q", BY, after=after)
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 1
 

@@ -51,8 +51,9 @@ from dataloader.client.results import Document, Result, read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
+from dataloader.model import reading
 from dataloader.ops.errors import MEANINGS, meaning
-from dataloader.ops.op import Call
+from dataloader.ops.op import Call, document
 from dataloader.queue import again, args_schema, db, enqueue, hooks, lifecycle, logs, migrations, operations
 from dataloader.queue.plans import backfills, schedules
 from dataloader.queue.reports import bulk, errors, runs, stats, tallies, webhooks
@@ -112,7 +113,8 @@ class Direct(Farm):
         except ValidationError as e:
             raise _refused(e) from None
         named = {name: getattr(checked, name) for name in checked.model_fields_set}
-        found = self._ask(lambda conn: op.run(Call(conn, self._by, self._settings), named))
+        row = document(self._ask(lambda conn: op.run(Call(conn, self._by, self._settings), named)))
+        found = reading.read(answer, as_document(row))  # masked, as over HTTP
         return getattr(found, field) if field else found
 
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started:

@@ -73,12 +73,13 @@ SELECT task, seconds FROM dl_durations WHERE task = ANY (%(tasks)s);
 -- How right the predictions of the last day were: the median of their errors, each as a share of the time that was left, and
 -- the share of ends within their ranges. `ratios` are of the last three days: the time that a job took that waited, divided by
 -- what was predicted. Of the newest predictions only. Served by ix_dl_predictions_ended.
+-- A difference of times that are not readable may be no interval.
 SELECT count(*) FILTER (WHERE is_of_today) AS predictions,
-       percentile_cont(0.5) WITHIN GROUP (ORDER BY abs(extract(epoch FROM ended_at - ends_at)) / took)
-         FILTER (WHERE is_of_today) AS error,
+       percentile_cont(0.5) WITHIN GROUP (ORDER BY missed / took) FILTER (WHERE is_of_today) AS error,
        avg((ended_at BETWEEN earliest AND latest)::int) FILTER (WHERE is_of_today)::float8 AS within,
        array_agg(took / plain_sec) FILTER (WHERE plain_sec > 0) AS ratios
-  FROM (SELECT *, greatest(extract(epoch FROM ended_at - made_at), 0.001)::float8 AS took,
+  FROM (SELECT *, greatest(extract(epoch FROM dl_readable(ended_at) - dl_readable(made_at)), 0.001)::float8 AS took,
+               abs(extract(epoch FROM dl_readable(ended_at) - dl_readable(ends_at)))::float8 AS missed,
                ended_at > now() - interval '1 day' AS is_of_today
           FROM dl_predictions
          WHERE queue = %(queue)s AND ended_at > now() - interval '3 days' AND ends_at IS NOT NULL
@@ -106,7 +107,7 @@ WITH over AS (
   SELECT p.job_id, j.status, j.finished_at FROM dl_predictions p LEFT JOIN dl_jobs j USING (job_id)
    WHERE p.ended_at IS NULL AND (j.job_id IS NULL OR j.finished_at IS NOT NULL)),
 ended AS (
-  UPDATE dl_predictions p SET ended_at = over.finished_at FROM over
+  UPDATE dl_predictions p SET ended_at = least(over.finished_at, now()) FROM over  -- others may write any time
    WHERE p.job_id = over.job_id AND over.status = 'succeeded' AND over.finished_at >= p.made_at)
 DELETE FROM dl_predictions
  WHERE job_id IN (SELECT job_id FROM over WHERE status IS DISTINCT FROM 'succeeded')

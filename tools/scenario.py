@@ -38,7 +38,6 @@ class Scenario:
             **os.environ,
             "DL_DB_DSN": dsn,
             "DL_HOME": str(folder),
-            "DL_HOST_ACCOUNT": str(folder / "host"),
             "DL_PIPELINES": "frozen_pipelines",
             "DL_REAPER_PERIOD_SEC": "0.2",
             "DL_HEARTBEAT_SEC": "1",

@@ -72,3 +72,12 @@ def test_the_command_takes_pairs(farm: Direct, conn: db.Connection, dsn: str, mo
     new_id = json.loads(done.stdout)["job_id"]
     assert args_of(conn, new_id) == {"a": 2, "b": "2026-01-31", "d": {"e": [1]}, "f": "NaN"}
     assert CliRunner().invoke(main, ["again", str(old.job_id), "--arg", "a"]).exit_code == 2
+
+
+def test_an_answer_of_a_declared_operation_is_masked_as_over_http(farm: Direct, conn: db.Connection) -> None:
+    """A limit's name is free text, so it may hold a connection string."""
+    secret = "postgresql://u:canary-canary@host/d"
+    conn.execute("INSERT INTO dl_limits (name, most, changed_by) VALUES (%s, 1, 'me')", (secret,))
+    (limit,) = farm.limits()
+    assert "canary" not in limit.name
+    assert limit.most == 1

@@ -15,24 +15,24 @@ def _networks() -> None:
         pytest.skip(why)
 
 
-def older_code_is_here() -> bool:
-    """False in a copy of the files, and in a clone without the history."""
+def older_code() -> str | None:
+    """The commit before the newest migration; while there is none, this one. None in a copy without the history."""
     from tools.fleet.site import before_newest_migration
 
     try:
         commit = before_newest_migration()
-        subprocess.run(["git", "-C", CHECKOUT, "cat-file", "-e", commit], check=True, capture_output=True)
-    except (subprocess.CalledProcessError, OSError, IndexError):
-        return False
-    return True
+    except SystemExit:
+        commit = "HEAD"
+    found = subprocess.run(["git", "-C", CHECKOUT, "cat-file", "-e", commit], capture_output=True, check=False)
+    return commit if found.returncode == 0 else None
 
 
 @pytest.mark.long
 def test_an_upgrade_host_by_host_loses_no_job_and_runs_none_twice() -> None:
     """The schema first, then each host; in between farms of both versions work side by side."""
-    if not older_code_is_here():
+    if (old := older_code()) is None:
         pytest.skip("git has no commit of the older code here")
-    keeps_its_promises("fleet", "upgrade", "--hosts", "2", "--workers", "2", "--rate", "5", patience=600)
+    keeps_its_promises("fleet", "upgrade", "--hosts", "2", "--workers", "2", "--rate", "5", "--old", old, patience=600)
 
 
 @pytest.mark.long

@@ -141,7 +141,8 @@ class Outages:
         hits = len(self.link.hit)
         self.link.arm(cells)
         before.touch()
-        runs += self.add(ALL_WORKERS, key="b")
+        if number % 3:  # else the workers whose runs end find no job, and LISTEN again
+            runs += self.add(ALL_WORKERS, key="b")
         armed = time.monotonic()
         processes = ALL_WORKERS + FARMS + REAPERS
         while len(self.link.hit) < hits + min(processes, len(cells)) and time.monotonic() < armed + ARMED_SEC:

@@ -478,3 +478,14 @@ def test_what_was_unknown_is_compared_by_its_first_real_prediction(conn: db.Conn
     assert (before["ends_at"], before["plain_sec"]) == (None, None)
     assert after["made_at"] > before["made_at"]
     assert after["plain_sec"] == pytest.approx(100, rel=0.1)
+
+
+@pytest.mark.parametrize("at", ["infinity", "294276-01-01", "-infinity", "4713-01-01 BC"])
+def test_a_time_whose_distance_is_no_interval_spoils_no_prediction(conn: db.Connection, at: str) -> None:
+    """Whoever may write the table may write any time into it."""
+    conn.execute(
+        "INSERT INTO dl_predictions (job_id, queue, made_at, ends_at, earliest, latest, ended_at)"
+        " VALUES (gen_random_uuid(), 'q', %s, %s, now(), now(), greatest(now(), %s))",
+        (at, at, at),
+    )
+    assert predictions.outlook(conn, "q").accuracy is not None

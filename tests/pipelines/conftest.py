@@ -42,6 +42,7 @@ def context(dsn: str, tmp_path: Path) -> Context:
             report=lambda document: None,
             transaction=lambda other: fence.transaction(other or dsn, "public", {job_id: 1}, "test"),
             decide=lambda key, outcome: None,
+            begin_at=lambda: None,
         ),
     )
 

@@ -867,7 +867,7 @@ def test_the_documentation_names_every_event() -> None:
     call = r"(?:\.(?:debug|info|warning|error|exception|metric|audit|failed)|\blog)\(\s*\"([a-z_]+(?:\.[a-z_]+)+)\""
     others = r"(?:\"event\": |going_on\(conn, [a-z_]+, |Outage\([a-z.]+, |Template\(\s*\"[a-z]+\",\s*)\"([a-z_.]+)\""
     events = {*re.findall(call, source), *re.findall(others, source)}
-    events |= set(re.findall(r"outage, \"([a-z.]+)\"\)", source))  # of a lost session
+    events |= set(re.findall(r"\"([a-z]+\.session\.lost)\"", source))
     duties = set(re.findall(r"^            \(\"([a-z_]+)\", ", source, re.MULTILINE))
     events |= {f"reaper.{duty}.failed" for duty in duties}
     assert {"worker.claim.backoff", "worker.claim.unheard", "reaper.requeued", "api.error"} <= events

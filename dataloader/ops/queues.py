@@ -139,7 +139,7 @@ def resume(call: Call, queue: QueueName) -> QueueState:
     "PUT /queues/{queue}/limit",
     scope="operate",
     command="limit queue QUEUE MAX_LENGTH",
-    done="{queue} may have {max_length:any number of} jobs",
+    done="{queue} takes new jobs until {max_length:any number} are queued",
     examples=("dataloader limit queue etl.default 10000", "dataloader limit queue etl.default none"),
 )
 def limit(call: Call, queue: QueueName, max_length: Whole | None) -> QueueState:

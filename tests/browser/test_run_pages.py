@@ -55,7 +55,7 @@ def test_a_queue_gets_a_limit_on_its_page(guest: Visitor, farm: Scene) -> None:
     page.get_by_text("Change the limit of this queue").click()
     page.get_by_label("Queued jobs, at most").fill("1234")
     guest.press("Set the limit")
-    expect(page.locator("#flash")).to_contain_text("The API refuses jobs from 1,234 queued on.")
+    expect(page.locator("#flash")).to_contain_text("takes new jobs until 1,234 are queued.")
     assert farm.conn.execute("SELECT max_length FROM dl_queues WHERE queue = 'load.orders'").fetchone() == (1234,)
     expect(page.locator("#settings")).to_contain_text("at most 1,234 queued jobs")
 

@@ -85,7 +85,7 @@ def test_a_wrong_limit_asks_for_nothing(service: Service, words: tuple[str, ...]
 @pytest.mark.parametrize("words", [("limit", "q", "7"), ("limit", "queue", "q", "7")])
 def test_the_length_of_a_queue_is_limited_as_before(service: Service, words: tuple[str, ...]) -> None:
     service.answers = [Answer(document=shown(QueueState, queue="q", max_length=7))]
-    assert run(*words).stdout == "q may have 7 jobs\n"
+    assert run(*words).stdout == "q takes new jobs until 7 are queued\n"
     assert (service.asked[0].path, service.asked[0].body) == ("/api/v1/queues/q/limit", {"max_length": 7})
 
 

@@ -30,7 +30,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "/api/v1/queues/<anything:queue>/keys queue": (ORDERED,),
     "/api/v1/jobs/<anything:job_id>/result job_id": ("done",),  # a kind of History.job_ids
     "/jobs/<uuid:job_id>/again job_id": ("done",),  # one that has ended
-    "/api/v1/schedules/<name> name": ("nightly-00",),
+    "/api/v1/schedules/<anything:name> name": ("nightly-00",),
     "/static/<path:name> name": ("app.css", "app.js"),
     "/docs/assets/<path:filename> filename": ("start.js",),
 }

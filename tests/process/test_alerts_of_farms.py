@@ -115,7 +115,7 @@ def test_the_command_line_refuses_what_is_wrong_and_says_what_would_be_right(far
     add(farm, receiver, "--kind", "dead", "--queue", "a", "--queue", "b", "--lag-sec", "60")
     (found,) = json.loads(ask(farm, "webhook", "list", "--json").stdout)["webhooks"]
     assert (found["kinds"], found["queues"], found["lag_sec"]) == (["dead"], ["a", "b"], 60)
-    assert "told nothing" in ask(farm, "webhook", "pause", "ops").stdout
+    assert "is sent no messages" in ask(farm, "webhook", "pause", "ops").stdout
     assert "paused" in ask(farm, "webhook", "list").stdout
     assert "again" in ask(farm, "webhook", "resume", "ops").stdout
     assert "is removed" in ask(farm, "webhook", "remove", "ops").stdout

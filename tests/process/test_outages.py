@@ -26,6 +26,7 @@ from farming import Farm, Program, until
 from judge import illegal
 from link import AFTER, BEFORE, REFUSES, SILENT, Cell, Link
 
+from dataloader.farm.heartbeat import LONG_SEC
 from dataloader.queue.plans import new_schedule, schedules
 
 # asyncio drops a connection that comes while the link's listener closes, without closing it.
@@ -55,6 +56,12 @@ CALM_SEC = 4.0  # some rounds of every loop
 COMMON = 3  # times that a statement passes in that time; one that is rarer need not come again
 ARMED_SEC = 1.0  # for the loops to come to their cuts; a lease must outlast it
 BACK_SEC = 5.0  # from the database's return until each worker and keeper has worked
+# Those of these runs that have not beaten so late that their workers have left LISTEN.
+WITHOUT_LATE_BEAT = """
+SELECT FROM dl_jobs j WHERE job_id = ANY(%s) AND NOT EXISTS (
+  SELECT FROM dl_job_events e WHERE e.job_id = j.job_id AND kind = 'heartbeat'
+     AND ts > started_at + %s * interval '1 s')
+"""
 STEP = "dl_step("  # the claim and the end of a run: many cases pass through one statement
 
 
@@ -138,10 +145,12 @@ class Outages:
         before, during, after = (self.farm.folder / f"{when}-{number}" for when in ("before", "during", "after"))
         runs = [job for go in (before, during, after) for job in self.add(ALL_WORKERS // 3, go=go, key=go.stem[0])]
         self.wait("the runs to begin", runs, lambda: self.begun() >= set(runs))
+        if number % 3 == 0:  # a worker sends UNLISTEN with such a beat, so it will LISTEN again
+            self.wait("the runs to be long", runs, lambda: not self.farm.rows(WITHOUT_LATE_BEAT, runs, 2 * LONG_SEC))
         hits = len(self.link.hit)
         self.link.arm(cells)
         before.touch()
-        if number % 3:  # else the workers whose runs end find no job, and LISTEN again
+        if number % 3:  # else the workers whose runs end find no job
             runs += self.add(ALL_WORKERS, key="b")
         armed = time.monotonic()
         processes = ALL_WORKERS + FARMS + REAPERS

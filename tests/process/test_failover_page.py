@@ -1,4 +1,4 @@
-"""docs/failover.md, typed into terminals as a reader types it, on servers and programs of its own."""
+"""docs/failover-exercise.md, typed into terminals as a reader types it, on servers and programs of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from servers import given_programs
 
 from dataloader.embedded import account, binaries
 
-PAGE = Path(__file__).parents[2] / "docs" / "failover.md"
+PAGE = Path(__file__).parents[2] / "docs" / "failover-exercise.md"
 PORTS = ("5441", "5442")  # those of the page
 
 

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Group
 
 from dataloader import config, ops
 from dataloader.cli import base, made, names, screen
 from dataloader.cli.connection import Reached, reaching
-from dataloader.cli.jobs import arguments
-from dataloader.client import Backfill
 from dataloader.client.operations import given
-from dataloader.model.plans import BackfillPreview
+from dataloader.model.plans import Backfill, BackfillPreview
 from dataloader.queue.plans.partitions import MOST
 
 _LOOK_SEC = 1.0  # between two looks of `wait`
@@ -104,21 +103,14 @@ def progress(found: Backfill) -> str:
 
 
 def _show(reached: Reached, found: Backfill) -> None:
-    if reached.as_json:
-        reached.print_json(found)
-    else:
-        screen.show(made.sheet(found, reached.zone))
+    reached.answer(found, lambda: screen.sheet(found, reached.zone))
 
 
 def _preview(reached: Reached, found: BackfillPreview) -> None:
-    if reached.as_json:
-        reached.print_json(found)
-        return
     skipped = f", of which {found.skipped:,} are done already" if found.skipped else ""
-    click.echo(f"{screen.plain(found.name)} would have {found.total:,} partitions{skipped}; nothing is changed")
-    titles = ("partition", "args", "lock key", "priority")
-    rows = ((each.partition, screen.as_json(each.args, None), each.lock_key, each.priority) for each in found.samples)
-    screen.show(screen.table(titles, rows, titles[3:]))
+    words = f"{screen.plain(found.name)} would have {found.total:,} partitions{skipped}; nothing is changed"
+    samples = [vars(each) | {"args": screen.as_json(each.args, None)} for each in found.samples]
+    reached.answer(found, lambda: Group(words, screen.listing("partition args lock_key priority", samples)))
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +120,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     if sum(map(bool, (listed, path, query))) > 1:
         raise click.UsageError("partitions come from one of --partition, --file and --query")
     if found["args"] is not None:
-        found["args"] = arguments(found["args"])
+        found["args"] = base.arguments(found["args"])
     priority = found["priority"] or ""
     found["priority"] = int(priority) if priority.isascii() and priority.isdigit() else priority or None
     found["partitions"] = _of_query(query, on) if query else _of_file(path) if path else list(listed) or None

@@ -6,11 +6,15 @@ word gets an answer with the right ones that are most like it, bounded and witho
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
@@ -26,6 +30,8 @@ SUMMARY_MOST = 1_000  # characters of a command's line in a list: click would cu
 WRONG_MOST = 1_000  # characters of the answer to a mistyped command line, which quotes its words
 LIKE_MOST = 3  # names that are offered in the place of a mistyped one
 _WORD = "dataloader.word"  # in a context: the first word behind the group
+UNITS = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}  # of spans of time, in seconds
+_SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|m|min|h|d)")
 EXAMPLE_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
@@ -172,6 +178,32 @@ def _harmless(text: str) -> str:
 
     text = log.masked(text)
     return text if len(text) <= WRONG_MOST else " ".join(clipped(text, WRONG_MOST).split())
+
+
+def arguments(text: str) -> Any:
+    """The JSON object of --args; raises click.BadParameter."""
+    try:
+        if text.startswith("@"):
+            text = sys.stdin.read() if text == "@-" else Path(text[1:]).read_text("utf-8")
+        args = json.loads(text)
+    except OSError as e:
+        raise click.BadParameter(f"{text[1:]} cannot be read: {e.strerror}", param_hint="--args") from None
+    except (ValueError, RecursionError) as e:
+        raise click.BadParameter(f"should be a JSON object: {e}", param_hint="--args") from None
+    if not isinstance(args, dict):
+        raise click.BadParameter("should be a JSON object", param_hint="--args")
+    return args
+
+
+def instant(text: str, zone: tzinfo) -> datetime:
+    """A time, or so long ago; without an offset it is in the zone of the people."""
+    if span := _SPAN.fullmatch(text.strip()):
+        return datetime.now(UTC) - timedelta(seconds=float(span[1]) * UNITS[span[2]])
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} should be 15min, 2h, 3d or a time such as 2026-01-31T06:30") from None
+    return at if at.tzinfo else at.replace(tzinfo=zone)
 
 
 def refuse(message: str, status: int) -> NoReturn:

@@ -20,7 +20,7 @@ import click
 
 from dataloader import config
 from dataloader.cli import base
-from dataloader.cli.screen import as_json, plain
+from dataloader.cli.screen import as_json, plain, show
 from dataloader.client import Client, ClientError, Forbidden, Unauthorized, Unavailable
 from dataloader.client.farm import Farm
 from dataloader.config import Settings
@@ -51,11 +51,27 @@ class Reached:
             text = json.dumps(json.loads(text), indent=indent)
         click.echo(text)
 
+    def answer(self, value: Any, shown: Callable[[], Any]) -> None:
+        """Print an answer: as JSON, or the text or the table that `shown` makes of it."""
+        if self.as_json:
+            self.print_json(value)
+        elif isinstance(text := shown(), str):
+            click.echo(text)
+        else:
+            show(text)
+
+    def answer_line(self, value: Any, shown: str) -> None:
+        """Print one of many answers on a line."""
+        if self.as_json:
+            self.print_json(value, None)
+        else:
+            click.echo(shown)
+
 
 def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that choose a farm; its first argument is a Reached."""
 
-    @click.option("--url", help="the API; default: DL_URL, else this machine's, by APP_HOST and APP_PORT")
+    @click.option("--url", "api_url", help="the API; default: DL_URL, else this machine's, by APP_HOST and APP_PORT")
     @click.option(
         "--token-file",
         type=click.File(),
@@ -68,14 +84,14 @@ def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def called(
         *args: Any,
-        url: str | None,
+        api_url: str | None,
         token_file: IO[str] | None,
         direct: bool,
         dsn: str | None,
         as_json: bool,
         **options: Any,
     ) -> Any:
-        reached = _reached(url, token_file, direct, dsn, as_json)
+        reached = _reached(api_url, token_file, direct, dsn, as_json)
         try:
             return command(reached, *args, **options)
         except ClientError as e:

@@ -17,26 +17,18 @@ from uuid import UUID
 import click
 from rich.text import Text
 
-from dataloader.cli import base, journal, screen
+from dataloader.cli import base, screen
 from dataloader.cli.connection import Reached, reaching
-from dataloader.cli.render import said
+from dataloader.cli.jobs import journal
+from dataloader.cli.render import attempts, said
 from dataloader.cli.watch import waits_for
-from dataloader.client import (
-    Backfill,
-    Database,
-    ErrorGroup,
-    Event,
-    Forbidden,
-    Job,
-    NotFound,
-    Overview,
-    Queue,
-    Schedule,
-    Task,
-    Webhooks,
-    Worker,
-)
+from dataloader.client import Forbidden, NotFound
 from dataloader.client.farm import Farm
+from dataloader.model.farm import Database, Webhooks, Worker
+from dataloader.model.jobs import Event, Job
+from dataloader.model.plans import Backfill, Schedule
+from dataloader.model.queues import Overview, Queue
+from dataloader.model.runs import ErrorGroup, Task
 from dataloader.queue.plans.schedules import OVERDUE_SEC
 from dataloader.queue.reports import alerts, stats, waiting
 
@@ -198,7 +190,7 @@ def of_errors(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
 
 def _again(group: ErrorGroup) -> tuple[str, ...]:
     """The command that queues the jobs of a group again."""
-    named = ("--group", group.error_group, "--queue", group.queue, "--task", group.task)
+    named = ("--error-group", group.error_group, "--queue", group.queue, "--task", group.task)
     return ("errors", "requeue", *named)
 
 
@@ -278,11 +270,11 @@ _RETIRED = (
 
 def _case(reached: Reached, job_id: UUID) -> Case:
     farm = reached.farm
-    job, events = farm.job(job_id), journal.whole(farm, job_id)
+    job, events = farm.job(job_id), journal(farm, job_id)
     overview, workers, database = farm.overview(), farm.workers(), farm.database()
     return Case(
         job,
-        journal.attempts(events),
+        attempts(events),
         events,
         next((queue for queue in overview.queues if queue.queue == job.queue), None),
         _serving(workers),

@@ -1,19 +1,7 @@
 """The command line: one command per process, and the commands that ask or change a farm.
 
-Messages go to stderr, answers to stdout; exit statuses are those of `process`. This module holds the programs, the
-modules beside it the other commands:
-
-    jobs      trigger, wait, status, result, cancel, jobs, job, events
-    again     again: a job that has ended, with changes
-    operate   requeue, run-now, delete, pause, resume, limit, queue
-    schedules schedule: jobs by the clock
-    backfills backfill: jobs of one task for many partitions
-    errors    errors: dead and retrying jobs in groups by their errors
-    logs      logs: what the runs of a job have written
-    farm      queues, ps, tasks, top (drawn by `top`), completion
-    search_index  search-index: the index for searches by arguments
-    webhooks  webhook: who is told of dead jobs, stuck runs, late and paused queues
-    doctor    doctor: why a job does not run, or runs badly; why a schedule makes none; what is wrong with the farm
+Messages go to stderr, answers to stdout; exit statuses are those of `process`. This module holds the programs,
+and `_MODULES` names the module of each other command. Most commands are made from the operations (`made`).
 """
 
 from __future__ import annotations
@@ -45,17 +33,11 @@ T = TypeVar("T")
 _MODULES = {
     name: module
     for module, names in {
-        "jobs": "trigger wait status result cancel jobs job events",
-        "again": "again",
+        "jobs": "trigger again wait status result job events logs",
+        "farm": "jobs queues ps tasks predict top completion",
         "doctor": "doctor",
-        "operate": "requeue run-now delete pause resume limit queue",
-        "schedules": "schedule",
+        "operate": "cancel requeue run-now delete pause resume limit queue schedule errors webhook search-index",
         "backfills": "backfill",
-        "errors": "errors",
-        "logs": "logs",
-        "farm": "queues ps tasks predict top completion",
-        "webhooks": "webhook",
-        "search_index": "search-index",
     }.items()
     for name in names.split()
 }

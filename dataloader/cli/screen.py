@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import IO, Any, Literal
@@ -19,6 +20,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dataloader.model.kinds import fraction
 from dataloader.model.reading import written
 
 # Controls (C0, C1), marks of the direction of writing, invisible characters, surrogates.
@@ -167,11 +169,6 @@ def clock(at: datetime | None, zone: tzinfo) -> str:
     return at.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z") if at else ""
 
 
-def number(value: float | None) -> str:
-    """A number as short as it can be without a loss: 3, 0.5, 1795411234.123456."""
-    return "" if value is None else repr(value).removesuffix(".0")
-
-
 def size(count: float | None) -> str:
     """Bytes in MB."""
     return "" if count is None else f"{count / 1_000_000:,.0f} MB"
@@ -197,3 +194,98 @@ def progress(document: Any) -> str:
 
 def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def listing(columns: str, rows: Sequence[Any]) -> Table:
+    """A table of answers, or of what `columns` names: fields, as `title=field` or with parts, as `p95=run_sec.p95`."""
+    now = datetime.now(UTC)
+    named = [(title, path or title) for title, _, path in (word.partition("=") for word in columns.split())]
+    values = [[part(row, path) for _, path in named] for row in rows]
+    numbers = [any(isinstance(row[place], int | float) for row in values) for place in range(len(named))]
+    titles = [title.replace("_", " ") for title, _ in named]
+    right = [title for title, is_number in zip(titles, numbers, strict=True) if is_number]
+    cells = [[cell(path, value, now) for (_, path), value in zip(named, row, strict=True)] for row in values]
+    return table(titles, cells, right, loose=[title for title in titles if title not in right])
+
+
+def part(row: Any, path: str) -> Any:
+    """The value of a field, or of a part of a field; None where one of them is not there."""
+    for name in path.split("."):
+        row = row.get(name) if isinstance(row, Mapping) else getattr(row, name, None)
+    return row
+
+
+def sheet(answer: Any, zone: tzinfo, but: Collection[str] = ()) -> Table:
+    """The fields of an answer that are not empty and not in `but`, one a line; a list has a line for each value."""
+    now, rows = datetime.now(UTC), []
+    for name, value in facts(answer).items():
+        values = [] if name in but else value if isinstance(value, list) else [value]
+        texts = [_told(name, each, now, zone) for each in values]
+        rows += [(name.replace("_", " ") if not number else "", text) for number, text in enumerate(texts)]
+    return fields((name, text) for name, text in rows if text not in ("", None))
+
+
+def _told(name: str, value: Any, now: datetime, zone: tzinfo) -> Any:
+    """A value of a sheet, which has more room than a cell."""
+    if name == "counts":
+        return ", ".join(f"{each} {count:,}" for each, count in value.items() if count)
+    if name == "progress":
+        return f"{bar(fraction(value))} {progress(value)}".strip()
+    if isinstance(value, dict):
+        return as_json(value, None) if value else ""
+    if isinstance(value, datetime):
+        return f"{clock(value, zone)}, {ago(value, now)}"
+    if is_dataclass(value) and not hasattr(value, "reason"):
+        parts = {each: _told(each, inner, now, zone) for each, inner in facts(value).items()}
+        return ", ".join(f"{each.replace('_', ' ')} {text}" for each, text in parts.items() if text not in ("", None))
+    return value if isinstance(value, str) else cell(name, value, now)
+
+
+def facts(answer: Any) -> dict[str, Any]:
+    """The fields of an answer."""
+    return {each.name: getattr(answer, each.name) for each in fields_of(answer)}
+
+
+def cell(path: str, value: Any, now: datetime) -> Any:
+    """A value as a cell, by its type and by the unit that its field's name ends with."""
+    name = path.rpartition(".")[2]
+    if value is None or value == "" or isinstance(value, Text):
+        return value
+    if isinstance(value, datetime):
+        return ago(value, now)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return _number(path, value)
+    if isinstance(value, list):
+        return short(", ".join(map(str, value)))
+    if name in ("status", "state", "end"):
+        return status(value)
+    if name in ("error_group", "url"):  # to be copied
+        return plain(value)
+    if hasattr(value, "reason"):
+        return short(reason({each: inner for each, inner in facts(value).items() if inner is not None}, now), 200)
+    return short(value)
+
+
+def _number(path: str, value: float) -> str:
+    units = {name.rpartition("_")[2] for name in path.split(".")}
+    if units & {"sec", "seconds"}:
+        return duration(value)
+    if "rate" in units:
+        return f"{value:.1%}" if 0 < value < 0.01 else f"{value:.0%}"
+    text = f"{value:,.1f}".removesuffix(".0") if isinstance(value, float) else f"{value:,}"
+    return f"{value:,.0f} MB" if "mb" in units else text
+
+
+def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:
+    """The sentence of a `waiting_for`; "" without one."""
+    if not waiting_for:
+        return ""
+    from dataloader.queue.reports import waiting  # not at the top: other questions need no driver
+
+    found = dict(waiting_for)
+    try:
+        return waiting.words(found, now)
+    except (KeyError, TypeError, ValueError):  # another version of the service has other reasons
+        return f"It waits for: {found.get('reason')}."

@@ -19,8 +19,9 @@ from rich.text import Text
 
 from dataloader.cli import screen
 from dataloader.cli.farm import length, queue_table, worker_table
-from dataloader.client import Overview, Unavailable
+from dataloader.client import Unavailable
 from dataloader.client.farm import Farm
+from dataloader.model.queues import Overview
 
 
 def run(farm: Farm, every: float) -> None:
@@ -47,7 +48,7 @@ def picture(farm: Farm) -> Any:
         blank,
         queue_table(overview),
         blank,
-        worker_table([worker for worker in workers if worker.state != "dead"], overview.at),
+        worker_table([worker for worker in workers if worker.state != "dead"]),
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
 import click
@@ -16,8 +15,8 @@ from rich.text import Text
 
 from dataloader.cli import screen
 from dataloader.cli.connection import Reached
-from dataloader.client import Status, WaitTimeout
-from dataloader.client.watch import wait_for
+from dataloader.client import WaitTimeout
+from dataloader.model.jobs import Status
 from dataloader.model.reading import written
 
 # Exit statuses by the job's end; 1 and 2 stand for a command that failed.
@@ -52,7 +51,7 @@ def to_its_end(
     watching: AbstractContextManager[Callable[[Status], None]] = _as_bar(err) if err.is_terminal else _in_lines()
     try:
         with watching as show:
-            job = wait_for(reached.farm.watch(job_id), timeout, show)
+            job = reached.farm.wait(job_id, timeout, show)
     except WaitTimeout as e:
         click.echo(f"dataloader: {screen.plain(e)}; the job goes on. To go on watching: {again}", err=True)
         return EXIT_TIMEOUT
@@ -70,20 +69,7 @@ def _in_words(job: Status) -> Text:
 
 def waits_for(job: Status, now: datetime) -> str:
     """The reason why a queued job does not run yet, in a sentence; "" without one."""
-    return reason(written(job.waiting_for), now)
-
-
-def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:
-    """The sentence of a `waiting_for`; "" without one."""
-    if not waiting_for:
-        return ""
-    from dataloader.queue.reports import waiting  # not at the top: other questions need no driver
-
-    found = dict(waiting_for)
-    try:
-        return waiting.words(found, now)
-    except (KeyError, TypeError, ValueError):  # another version of the service has other reasons
-        return f"It waits for: {found.get('reason')}."
+    return screen.reason(written(job.waiting_for), now)
 
 
 def doing(job: Status, now: datetime) -> str:

@@ -22,7 +22,8 @@ from click.testing import CliRunner, Result
 from farming import Farm, free_port, until
 
 from dataloader.cli import main
-from dataloader.client import Client, Conflict, NotFound, QueueFull, Refused, Status
+from dataloader.client import Client, Conflict, NotFound, QueueFull, Refused
+from dataloader.model.jobs import Status
 from dataloader.queue.plans import backfills
 
 pytestmark = pytest.mark.long
@@ -690,7 +691,7 @@ def test_the_client_speaks_with_the_real_service(farm: Farm, url: str) -> None:
         assert {job.job_id for job in client.jobs(queue="many")} == {started.job_id for started in many}
         assert [event.kind for event in client.job_events(many[0].job_id)] == ["queued"]
         assert client.job(many[0].job_id).args == {}
-        assert set(client.change("delete", [each.job_id for each in many]).values()) == {"done"}
+        assert {each.outcome for each in client.change_jobs("delete", [each.job_id for each in many])} == {"done"}
         with pytest.raises(NotFound):
             client.job(many[0].job_id)
         with pytest.raises(Conflict):
@@ -781,15 +782,19 @@ def test_an_error_group_is_listed_requeued_noted_and_deleted(ask: Ask, farm: Far
     assert [(group["error_group"], group["dead"]) for group in listed["groups"]] == [("of two", 2), ("of one", 1)]
     assert "of two" in ask("errors", "list", "--task", "grouping").stdout
     assert answer(ask("jobs", "--error-group", "of two", "--json"))["jobs"][0]["queue"] == "grouped"
-    refused = ask("errors", "requeue", "--group", "of two", input="n\n")
+    refused = ask("errors", "requeue", "--error-group", "of two", input="n\n")
     assert refused.exit_code == 1
     assert "grouped: 2 dead jobs of grouping" in refused.stderr
     assert (
-        ask("errors", "requeue", "--group", "of two", "--task", "grouping", "--yes").stdout == "2 jobs queued again\n"
+        ask("errors", "requeue", "--error-group", "of two", "--task", "grouping", "--yes").stdout
+        == "2 jobs queued again\n"
     )
-    assert ask("errors", "note", "--group", "of one", "--task", "grouping", "known").stdout == "the note is written\n"
+    assert (
+        ask("errors", "note", "--error-group", "of one", "--task", "grouping", "known").stdout
+        == "the note is written\n"
+    )
     assert answer(ask("errors", "--queue", "grouped", "--json"))["groups"][0]["note"] == "known"
-    assert ask("errors", "delete", "--group", "of one", input="y\n").stdout.endswith("1 jobs deleted\n")
-    unknown = ask("errors", "delete", "--group", "of one", "--yes")
+    assert ask("errors", "delete", "--error-group", "of one", input="y\n").stdout.endswith("1 jobs deleted\n")
+    unknown = ask("errors", "delete", "--error-group", "of one", "--yes")
     assert unknown.exit_code == 2
     assert "`dataloader errors` lists the groups" in unknown.stderr

@@ -20,26 +20,14 @@ import pytest
 from answering import ID, STARTED, TOKEN, Answer, Service, filled, problem, shown, state
 from click.testing import CliRunner, Result
 
-from dataloader.cli import doctor, journal, main, screen, watch
+from dataloader.cli import doctor, jobs, main, screen, watch
 from dataloader.cli.main import _MODULES
-from dataloader.client import (
-    Backfill,
-    Database,
-    ErrorGroup,
-    Event,
-    Job,
-    Overview,
-    Queue,
-    Schedule,
-    Task,
-    Webhook,
-    Webhooks,
-    Worker,
-)
-from dataloader.model.jobs import WaitingFor
-from dataloader.model.queues import QueueState, Total
+from dataloader.model.farm import Database, Webhook, Webhooks, Worker
+from dataloader.model.jobs import Event, Job, WaitingFor
+from dataloader.model.plans import Backfill, Schedule
+from dataloader.model.queues import Overview, Queue, QueueState, Total
 from dataloader.model.reading import read
-from dataloader.model.runs import Replaces
+from dataloader.model.runs import ErrorGroup, Replaces, Task
 from dataloader.queue.reports.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -303,20 +291,6 @@ def test_what_a_job_is_at() -> None:
     assert watch.doing(waiting, NOW).startswith("queued. No worker serves the queue q\\x1b")
     assert watch.doing(a_job("queued", waiting_for={"reason": "moon"}), NOW) == "queued. It waits for: moon."
     assert watch.waits_for(a_job("queued", waiting_for={"reason": "lock"}), NOW) == "It waits for: lock."
-
-
-@pytest.mark.parametrize(("counted_at", "steps", "changed"), [(None, 3, 1_500), (NOW, 1, 1_000)])
-def test_all_dead_jobs_of_a_queue_that_nobody_has_counted(
-    service: Service, counted_at: datetime | None, steps: int, changed: int
-) -> None:
-    """An answer counts up to a thousand jobs. Until a reaper counts the rest, the steps go on until none is left."""
-    dead: dict[str, Any] = {"dead": 1_000, "counted_at": counted_at}
-    overview = {"at": NOW.isoformat(), "total": shown(Total, **dead), "queues": [shown(Queue, queue="q", **dead)]}
-    left = ((1_000, "c"), (500, "d"), (0, None))
-    some = [Answer(document={"queue": "q", "changed": number, "next": after}) for number, after in left]
-    service.answers = [Answer(document=overview), *some]
-    assert run("requeue", "--dead", "q").stdout == f"q: {changed} jobs queued again\n"
-    assert len(service.asked) == 1 + steps
 
 
 def test_how_long_a_job_took_is_said_of_its_last_run() -> None:
@@ -623,7 +597,7 @@ def test_following_a_quiet_queue_begins_at_the_end_of_the_journal(
     now = {"ts": NOW.isoformat(), "kind": "queued", "payload": {}, "job_id": ID, "queue": "quiet"}
     answers = [[], [now | {"event_id": 7_000_000}], [now | {"event_id": 7_000_001}]]
     service.answers = [Answer(document={"events": events}) for events in answers]
-    monkeypatch.setattr(journal, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
     assert run("events", "--queue", "quiet", "--follow", "--json").stdout.count("7000001") == 1
     asked = [parse_qs(urlsplit(each.path).query) for each in service.asked]
     assert [each.get("after") for each in asked] == [None, None, ["7000000"]]
@@ -664,7 +638,7 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     assert worst.text.startswith("7 of 9 dead jobs have the same error: OSError: disk (task load, queue q).")
     assert "Its note: full." in worst.text
     assert worst.command == ("doctor", ID)
-    assert again.command == ("errors", "requeue", "--group", "OSError: disk", "--queue", "q", "--task", "load")
+    assert again.command == ("errors", "requeue", "--error-group", "OSError: disk", "--queue", "q", "--task", "load")
     assert list(doctor.of_errors(groups[2:])) == list(doctor.of_errors([])) == []
     well = Overview(at=NOW, total=total, queues=[filled(Queue, queue="q", workers=1)])
     for receivers in (

@@ -31,12 +31,9 @@ from dataloader.client import (
     Conflict,
     Forbidden,
     JobFailed,
-    Limit,
     NotFound,
     QueueFull,
-    QueueState,
     Refused,
-    Status,
     Unauthorized,
     Unavailable,
     Unexpected,
@@ -44,8 +41,9 @@ from dataloader.client import (
     wire,
 )
 from dataloader.model import reading
-from dataloader.model.jobs import Preview
+from dataloader.model.jobs import Status
 from dataloader.model.kinds import fraction
+from dataloader.model.queues import Limit, QueueState
 
 
 @pytest.fixture
@@ -87,7 +85,7 @@ def test_a_trigger_says_all_fields_and_makes_a_key_that_its_retries_share(servic
     service.answers = [problem(503, "unavailable"), Answer(close=True), Answer(document=STARTED | {"new": 1})]
     at = datetime(2026, 1, 31, 6, tzinfo=UTC)
     started = client.trigger("t", queue="q", args={"a": "ü"}, priority=0, available_at=at, trace="00-ab-cd-01")
-    assert (started.job_id, started.status, started.document["new"]) == (UUID(ID), "queued", 1)
+    assert (started.job_id, started.status) == (UUID(ID), "queued")
     assert len(service.asked) == 3
     assert len({asked.body["idempotency_key"] for asked in service.asked}) == 1
     last = service.asked[-1]
@@ -453,21 +451,11 @@ GIVEN: dict[str, Any] = {
     "job_id": ID,
     "job_ids": [ID],
     "jobs": [{"task": "t"}],
-    "verb": "requeue-dead",
     "max_length": 1,
     "max_running": 1,
     "queue": "a/b",
     "to": "c",
     "url": "http://x",
-    "preview": Preview(
-        order="requeue",
-        count=1,
-        is_exact=True,
-        changes={"failed": 1},
-        leaves=[],
-        as_of=datetime(2026, 1, 1, tzinfo=UTC),
-        confirmation="c",
-    ),
 }
 
 
@@ -475,18 +463,17 @@ def test_both_clients_have_the_same_methods_and_signatures() -> None:
     assert sorted(name for name in dir(AsyncClient) if not name.startswith("_")) == PUBLIC
     for name in PUBLIC:
         blocking, waiting = getattr(Client, name), getattr(AsyncClient, name)
-        if not callable(blocking) or name == "watch":
+        if not callable(blocking):
             continue
         assert inspect.signature(blocking).parameters == inspect.signature(waiting).parameters, name
         is_iterator = str(inspect.signature(blocking).return_annotation).startswith("Iterator")
         assert inspect.iscoroutinefunction(waiting) is not is_iterator, name
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in ("url", "close", "watch")])
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in ("close",)])
 def test_both_clients_send_the_same_request(
     name: str, service: Service, portal: BlockingPortal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataloader.client.new_key", lambda: "key")
     monkeypatch.setattr("dataloader.client.farm.new_key", lambda: "key")
     service.answers = [problem(404, "not-found")]
     needed = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -13,13 +12,14 @@ from uuid import UUID
 
 import psycopg
 from pydantic import ValidationError
+from tenacity import Retrying
 
 from dataloader import log, ops
 from dataloader.cli.screen import as_json
 from dataloader.client import Fault, Forbidden, NotFound, Refused, Unavailable, Unexpected
 from dataloader.client.errors import ClientError, of_answer
 from dataloader.client.farm import Farm, Look
-from dataloader.client.wire import understood
+from dataloader.client.wire import repetition, understood
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
 from dataloader.model.jobs import Triggered
@@ -106,14 +106,7 @@ class Direct(Farm):
         raise Refused("The request is not valid", "see below", faults=tuple(faults))
 
     def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Look:
-        until = time.monotonic() + patience
-        while True:
-            try:
-                return Look(self.status(job_id), pause=POLL_SEC)
-            except Unavailable:
-                if time.monotonic() + 1 > until:
-                    raise
-                time.sleep(1)
+        return Look(Retrying(**repetition(patience))(self.status, job_id), pause=POLL_SEC)
 
     def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
         """Call `question` on the session; each failure becomes one of the client's errors."""

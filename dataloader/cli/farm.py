@@ -38,9 +38,7 @@ _RUNS = (
 _LIST = [each for name, each in ops.load()["jobs"].parameters.items() if name not in ("limit", "after")]
 
 
-@click.group(cls=base.Group)
-def commands() -> None:
-    """About the farm."""
+commands = base.Group()
 
 
 @commands.command(examples=["dataloader jobs -q etl.default --status dead --since 1d"])

@@ -51,9 +51,7 @@ def _fields_of_producer(command: F) -> F:
     )
 
 
-@click.group(cls=base.Group)
-def commands() -> None:
-    """About jobs."""
+commands = base.Group()
 
 
 @commands.command(
@@ -118,7 +116,7 @@ def _started(
 
 
 @commands.command(examples=(f"dataloader again {base.EXAMPLE_ID} --arg day=2026-01-31 --arg limit=10",))
-@click.argument("job_id", type=base.JOB_ID)
+@click.argument("job_id", type=click.UUID)
 @click.option(
     "--arg", "pairs", multiple=True, metavar="NAME=VALUE", help="an arg to replace, JSON or text; again for more"
 )
@@ -151,7 +149,7 @@ def _refuse(constant: str) -> Any:
 
 
 @commands.command(examples=[f"dataloader wait {base.EXAMPLE_ID} --timeout 3600"])
-@click.argument("job_id", type=base.JOB_ID)
+@click.argument("job_id", type=click.UUID)
 @click.option("--timeout", type=float, help="stop waiting after so many seconds; exit status 13")
 @reaching
 def wait(reached: Reached, job_id: UUID, timeout: float | None) -> None:
@@ -164,7 +162,7 @@ def wait(reached: Reached, job_id: UUID, timeout: float | None) -> None:
 
 
 @commands.command(examples=[f"dataloader status {base.EXAMPLE_ID}"])
-@click.argument("job_id", type=base.JOB_ID)
+@click.argument("job_id", type=click.UUID)
 @reaching
 def status(reached: Reached, job_id: UUID) -> None:
     """Print a job's status."""
@@ -172,7 +170,7 @@ def status(reached: Reached, job_id: UUID) -> None:
 
 
 @commands.command(examples=[f"dataloader result {base.EXAMPLE_ID}"])
-@click.argument("job_id", type=base.JOB_ID)
+@click.argument("job_id", type=click.UUID)
 @reaching
 def result(reached: Reached, job_id: UUID) -> None:
     """Print what a job's pipeline has returned, as JSON; null before the job has succeeded."""
@@ -180,7 +178,7 @@ def result(reached: Reached, job_id: UUID) -> None:
 
 
 @commands.command(examples=[f"dataloader job {base.EXAMPLE_ID}"])
-@click.argument("job_id", type=base.JOB_ID)
+@click.argument("job_id", type=click.UUID)
 @reaching
 def job(reached: Reached, job_id: UUID) -> None:
     """Show all that is known of a job: fields, arguments, attempts, journal."""
@@ -198,7 +196,7 @@ def journal(farm: Farm, job_id: UUID) -> list[Event]:
 @commands.command(
     examples=[f"dataloader events {base.EXAMPLE_ID} --follow", "dataloader events -q etl.default --limit 100"]
 )
-@click.argument("job_id", type=base.JOB_ID, required=False)
+@click.argument("job_id", type=click.UUID, required=False)
 @click.option("--queue", "-q", help="show the events of all jobs of this queue")
 @click.option("--follow", is_flag=True, help="show new events as they come, until Ctrl-C or the job's end")
 @click.option(
@@ -276,7 +274,7 @@ def _followed(farm: Farm, job_id: UUID | None, news: Callable[[], Iterable[R]]) 
 
 
 @commands.command(examples=(f"dataloader logs -f {base.EXAMPLE_ID}",))
-@click.argument("job_id", type=base.JOB_ID)
+@click.argument("job_id", type=click.UUID)
 @click.option("--follow", "-f", is_flag=True, help="show new lines as they come, until Ctrl-C or the job's end")
 @click.option("--attempt", type=click.IntRange(1), help="only the lines of this attempt")
 @reaching

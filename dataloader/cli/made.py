@@ -99,7 +99,7 @@ def option(each: Parameter) -> click.Option:
     flag, kind = _flag(each.name), plain_type(each.annotation)
     if kind is bool:
         return click.Option([f"{flag}/--no-{each.name.replace('_', '-')}"], default=None, help=_text(each))
-    declared = [flag, each.name] + (["-q"] if each.name == "queue" else [])
+    declared = {"q": ["--search", "-s", "q"], "queue": [flag, "-q", "queue"]}.get(each.name, [flag, each.name])
     if get_origin(kind) is list:
         declared[0] = flag.removesuffix("s")
         of_one = _type(each._replace(annotation=get_args(kind)[0]))

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
 from uuid import UUID
 
 import click
 import psycopg
 
 from dataloader import config
-from dataloader.cli import base, made, names, screen
+from dataloader.cli import base, made, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client.farm import BATCH
-from dataloader.client.operations import given
 from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
 from dataloader.model.jobs import BulkOutcome, Preview
 from dataloader.model.kinds import OrderName
@@ -27,145 +25,75 @@ from dataloader.queue.reports import args_index
 MAKING_SEC = 86_400.0  # an index of many millions of jobs takes its time
 
 
-class _Order(NamedTuple):
-    """What an order does, to which jobs, and by which method and option to the jobs of a whole queue."""
-
-    done: str
-    rule: str
-    option: str = ""
-    whole: str = ""
-
-
-_ORDERS: dict[str, _Order] = {
-    "requeue": _Order("queued again", "only what has ended can be", "dead", "requeue_dead"),
-    "start-over": _Order("queued again, from the start", "only what has ended can be"),
-    "run-now": _Order("due now", "only what is queued can be", "all", "run_all"),
-    "delete": _Order("deleted, with their journal", "cancel it first", "dead", "delete_dead"),
-    "cancel": _Order("cancelled, or asked to stop", "it has ended"),
+commands = base.Group()
+_DONE = {
+    "requeue": "queued again",
+    "start-over": "queued again, from the start",
+    "run-now": "due now",
+    "delete": "deleted, with their journal",
+    "cancel": "cancelled, or asked to stop",
 }
-_GROUPS = {"dead": "all failed and lost jobs of this queue", "all": "all jobs of this queue that wait for their time"}
-_FILTERS = {
-    "task": "of this task",
-    "lock-key": "with this key",
-    "partition-key": "of this partition",
-    "error": "whose error contains this",
-}
+_RULES = {"run-now": "only what is queued can be", "delete": "cancel it first", "cancel": "it has ended"}
 
 
-@click.group(cls=base.Group)
-def commands() -> None:
-    """Changes."""
+def _order(name: OrderName, text: str, *more: click.Option) -> None:
+    """Make the command of an order to jobs: to named ones, or to those of a search."""
 
-
-def _ordering(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of an order, which is named as the function: to jobs, to those of a queue, or of a search."""
-
-    def make(function: Callable[..., Any]) -> click.Command:
-        name = function.__name__.replace("_", "-")
-        order = _ORDERS[name]
-        filters = [each for each in _FILTERS if order.option == "dead" or (order.option and each != "error")]
-        command = reaching(function)
-        for option in reversed(
-            [
-                click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -"),
-                *(
-                    [click.option(f"--{order.option}", "queue", metavar="QUEUE", help=_GROUPS[order.option])]
-                    if order.option
-                    else []
-                ),
-                *(
-                    click.option(f"--{each}", metavar="TEXT", help=f"of the queue's jobs only those {_FILTERS[each]}")
-                    for each in filters
-                ),
-                *options,
-                click.option("--matching", metavar="TEXT", help='all jobs of this search: "task:load.csv status:dead"'),
-                click.option(
-                    "--preview", "only_preview", is_flag=True, help="count the jobs of --matching, and why others stay"
-                ),
-                click.option("--yes", is_flag=True, help="do not ask for confirmation"),
-            ]
-        ):
-            command = option(command)
-        examples = [
+    @commands.command(
+        name=name,
+        help=f"{text}; - reads their ids from stdin.",
+        examples=[
             f"dataloader {name} {base.EXAMPLE_ID}",
-            f"dataloader {name} --matching 'task:load.orders' --preview",
-        ]
-        if order.option:
-            examples.append(f"dataloader {name} --{order.option} etl.default --task load.csv")
-        return commands.command(name=name, examples=examples)(command)
+            f"dataloader {name} --matching 'queue:etl.default task:load.csv'",
+        ],
+    )
+    @click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
+    @click.option("--matching", metavar="TEXT", help='all jobs of this search: "task:load.csv status:dead"')
+    @click.option("--preview", "only_preview", is_flag=True, help="count the jobs of --matching, and why others stay")
+    @click.option("--yes", is_flag=True, help="do not ask for confirmation")
+    @reaching
+    def change(
+        reached: Reached,
+        job_ids: tuple[str, ...],
+        matching: str | None,
+        only_preview: bool,
+        yes: bool,
+        force: bool = False,
+        from_scratch: bool = False,
+    ) -> None:
+        if bool(job_ids) == (matching is not None):
+            raise click.UsageError("name jobs, or a search by --matching: one of the two")
+        if matching is None and only_preview:
+            raise click.UsageError("--preview is for --matching")
+        if matching is not None and force:
+            raise click.UsageError("--force is for named jobs, not for those of --matching")
+        verb: OrderName = "start-over" if from_scratch else name
+        if matching is not None:
+            _change_matching(reached, verb, matching, only_preview, yes)
+        elif name == "cancel" and len(job_ids) == 1 and "-" not in job_ids:
+            reached.print_json(reached.farm.cancel(_ids(job_ids)[0], force=force))
+        else:
+            if name == "delete" and not yes:
+                if "-" in job_ids:
+                    raise click.UsageError("with ids from stdin nobody can be asked: add --yes")
+                click.confirm(f"Delete {len(job_ids)} jobs, with their journal, for good?", abort=True, err=True)
+            _change_named(reached, verb, _ids(job_ids), force)
 
-    return make
-
-
-@_ordering(click.option("--from-scratch", is_flag=True, help="begin at the start, not at the checkpoints"))
-def requeue(reached: Reached, from_scratch: bool, queue: str | None, **named: Any) -> None:
-    """Queue jobs that have ended again, each with a fresh budget of attempts; - reads their ids from stdin."""
-    if from_scratch and queue is not None:
-        raise click.UsageError("--from-scratch is for named jobs, not for those of a queue")
-    _carry_out(reached, "start-over" if from_scratch else "requeue", queue, **named)
-
-
-@_ordering()
-def run_now(reached: Reached, **named: Any) -> None:
-    """Make jobs due that wait for their time; - reads their ids from stdin."""
-    _carry_out(reached, "run-now", **named)
-
-
-@_ordering()
-def delete(reached: Reached, **named: Any) -> None:
-    """Delete jobs that do not run, with their journal; - reads their ids from stdin."""
-    _carry_out(reached, "delete", **named)
-
-
-@_ordering(click.option("--force", is_flag=True, help="do not wait for a safe point: interrupt the run, then kill it"))
-def cancel(reached: Reached, force: bool, job_ids: tuple[str, ...], matching: str | None, **named: Any) -> None:
-    """Cancel jobs: queued ones at once, running ones at their next safe point; - reads their ids from stdin."""
-    if force and matching is not None:
-        raise click.UsageError("--force is for named jobs, not for those of --matching")
-    if len(job_ids) == 1 and job_ids != ("-",) and matching is None:
-        reached.print_json(reached.farm.cancel(_ids(job_ids)[0], force=force))
-        return
-    _carry_out(reached, "cancel", None, job_ids, matching, force=force, **named)
+    change.params[1:1] = more
 
 
-def _carry_out(
-    reached: Reached,
-    verb: OrderName,
-    queue: str | None,
-    job_ids: tuple[str, ...],
-    matching: str | None,
-    only_preview: bool,
-    yes: bool,
-    *,
-    force: bool = False,
-    **filters: str | None,
-) -> None:
-    only = given(**filters)
-    if bool(job_ids) + (queue is not None) + (matching is not None) != 1:
-        raise click.UsageError("name jobs, or a queue by its option, or a search by --matching: one of them")
-    if only and queue is None:
-        raise click.UsageError(
-            f"--{next(iter(only)).replace('_', '-')} is for the jobs of a queue: a search has fields"
-        )
-    if only_preview and matching is None:
-        raise click.UsageError("--preview is for --matching")
-    if matching is not None:
-        _change_matching(reached, verb, matching, only_preview, yes)
-        return
-    names.require(reached, queue=queue)
-    if verb == "delete" and not yes:
-        if "-" in job_ids:
-            raise click.UsageError("with ids from stdin nobody can be asked: add --yes")
-        fit = " that pass the filter" if only else ""
-        what = f"all failed and lost jobs of {screen.plain(queue)}{fit}" if queue else f"{len(job_ids)} jobs"
-        click.confirm(f"Delete {what}, with their journal, for good?", abort=True, err=True)
-    order = _ORDERS[verb]
-    if queue is not None:
-        changed = getattr(reached.farm, order.whole)(queue, **only)
-        words = f"{screen.plain(queue)}: {changed} jobs {order.done.partition(',')[0]}"
-        reached.answer({"queue": queue, "changed": changed}, lambda: words)
-    else:
-        _change_named(reached, verb, _ids(job_ids), force)
+_order(
+    "requeue",
+    "Queue jobs that have ended again, each with a fresh budget of attempts",
+    click.Option(["--from-scratch"], is_flag=True, help="begin at the start, not at the checkpoints"),
+)
+_order("run-now", "Make jobs due that wait for their time")
+_order("delete", "Delete jobs that do not run, with their journal")
+_order(
+    "cancel",
+    "Cancel jobs: queued ones at once, running ones at their next safe point",
+    click.Option(["--force"], is_flag=True, help="do not wait for a safe point: interrupt the run, then kill it"),
+)
 
 
 def _change_named(reached: Reached, verb: OrderName, job_ids: list[UUID], force: bool) -> None:
@@ -184,9 +112,8 @@ def _change_named(reached: Reached, verb: OrderName, job_ids: list[UUID], force:
 
 
 def _outcome(verb: str, outcome: str) -> str:
-    done, rule = _ORDERS[verb][:2]
-    known = {"done": done.removesuffix(", with their journal"), "unknown": "there is no such job"}
-    return known.get(outcome) or f"is {screen.plain(outcome)}: {rule}"
+    known = {"done": _DONE[verb].removesuffix(", with their journal"), "unknown": "there is no such job"}
+    return known.get(outcome) or f"is {screen.plain(outcome)}: {_RULES.get(verb, 'only what has ended can be')}"
 
 
 def _change_matching(reached: Reached, verb: OrderName, query: str, only_preview: bool, yes: bool) -> None:
@@ -203,7 +130,7 @@ def _change_matching(reached: Reached, verb: OrderName, query: str, only_preview
     changed = 0
     if preview.count or not preview.is_exact:
         changed = reached.farm.order_jobs(verb, preview.confirmation, matching={"q": query})
-    words = f"{changed:,} jobs {_ORDERS[verb].done}"
+    words = f"{changed:,} jobs {_DONE[verb]}"
     reached.answer({"order": verb, "previewed": preview.count, "changed": changed}, lambda: words)
 
 
@@ -263,40 +190,12 @@ class _Errors(base.Group):
 
 @commands.group(cls=_Errors, examples=["dataloader errors -q etl.default --since 1d"])
 def errors() -> None:
-    """Dead and retrying jobs in groups by their errors: list them, requeue or delete a group, write a note.
+    """Dead and retrying jobs in groups by their errors, and notes about a group (docs/errors.md).
 
     `errors` alone is `errors list`.
     """
 
 
-def _of_group(name: str, done: str, text: str) -> None:
-    @errors.command(
-        name=name,
-        help=text,
-        examples=[f"dataloader errors {name} --error-group 'OSError: No space left' --task load.csv"],
-    )
-    @click.option("--error-group", metavar="TEXT", required=True, help="the group, as the list has it")
-    @click.option("--queue", "-q", help="only jobs of this queue")
-    @click.option("--task", help="only jobs of this task")
-    @click.option("--yes", is_flag=True, help="do not ask for confirmation")
-    @reaching
-    def change(reached: Reached, error_group: str, queue: str | None, task: str | None, yes: bool) -> None:
-        found = reached.farm.errors(queue=queue, task=task).groups
-        dead = [each for each in found if each.error_group == error_group and each.dead]
-        if not dead:
-            raise click.UsageError("no dead job is in this group; `dataloader errors` lists the groups")
-        for each in dead:
-            click.echo(f"{screen.plain(each.queue)}: {each.dead:,} dead jobs of {screen.plain(each.task)}", err=True)
-        if not yes:
-            count = sum(each.dead for each in dead)
-            click.confirm(f"{name.capitalize()} these {count:,} jobs?", abort=True, err=True)
-        order = getattr(reached.farm, f"{name}_dead")
-        changed = sum(order(each.queue, task=each.task, error_group=error_group) for each in dead)
-        reached.answer({"changed": changed}, lambda: f"{changed:,} jobs {done}")
-
-
-_of_group("requeue", "queued again", "Queue the dead jobs of a group again, each with a fresh budget of attempts.")
-_of_group("delete", "deleted", "Delete the dead jobs of a group, with their journal.")
 made.add(commands, "queues", "limits", "schedules", "failures", "alerts")
 
 

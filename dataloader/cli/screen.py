@@ -22,6 +22,7 @@ from rich.text import Text
 
 from dataloader.model.kinds import fraction
 from dataloader.model.reading import written
+from dataloader.queue.reports import words
 
 # Controls (C0, C1), marks of the direction of writing, invisible characters, surrogates.
 _UNSEEN = "\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
@@ -140,19 +141,8 @@ def short(text: object, width: int = 60) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as 0.4 s, 12 s, 3 min 20 s, 2 h 05 min or 3 d 4 h."""
-    if seconds is None:
-        return ""
-    if seconds < 10:
-        return f"{max(0.0, seconds):.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+    """Seconds by their two largest units; "" for None."""
+    return "" if seconds is None else words.duration(seconds)
 
 
 def ago(at: datetime | None, now: datetime | None = None) -> str:

@@ -446,17 +446,6 @@ def test_an_answer_that_is_too_large_is_not_kept(
 
 
 PUBLIC = sorted(name for name in dir(Client) if not name.startswith("_"))
-# What a method is called with where it needs arguments, by their names.
-GIVEN: dict[str, Any] = {
-    "job_id": ID,
-    "job_ids": [ID],
-    "jobs": [{"task": "t"}],
-    "max_length": 1,
-    "max_running": 1,
-    "queue": "a/b",
-    "to": "c",
-    "url": "http://x",
-}
 
 
 def test_both_clients_have_the_same_methods_and_signatures() -> None:
@@ -468,28 +457,6 @@ def test_both_clients_have_the_same_methods_and_signatures() -> None:
         assert inspect.signature(blocking).parameters == inspect.signature(waiting).parameters, name
         is_iterator = str(inspect.signature(blocking).return_annotation).startswith("Iterator")
         assert inspect.iscoroutinefunction(waiting) is not is_iterator, name
-
-
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in ("close",)])
-def test_both_clients_send_the_same_request(
-    name: str, service: Service, portal: BlockingPortal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dataloader.client.farm.new_key", lambda: "key")
-    service.answers = [problem(404, "not-found")]
-    needed = [
-        parameter.name
-        for parameter in list(inspect.signature(getattr(Client, name)).parameters.values())[1:]
-        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
-    for client in (Client(service.url), Blocking(AsyncClient(service.url), portal)):
-        with client, pytest.raises(NotFound):
-            list(getattr(client, name)(**{each: GIVEN.get(each, f"some {each}") for each in needed}))
-    one, other = service.asked
-    assert (one.method, one.path, one.body) == (other.method, other.path, other.body)
-    drop = {"accept-encoding", "connection", "host"}
-    assert {k: v for k, v in one.headers.items() if k not in drop} == {
-        k: v for k, v in other.headers.items() if k not in drop
-    }
 
 
 def test_an_asynchronous_wait_tells_coroutines_and_ends_when_it_is_cancelled(service: Service) -> None:

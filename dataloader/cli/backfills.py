@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 
 import click
 from rich.console import Group
@@ -41,7 +41,7 @@ def backfill() -> None:
 @click.option("--from", "since", metavar="FIRST", help="the first partition: 2019-01-31, 2019-01-31T06:00, 0")
 @click.option("--to", "until", metavar="LAST", help="the last partition begins here, or before")
 @click.option("--partition", "listed", multiple=True, help="a partition; again for more")
-@click.option("--file", type=click.File(encoding="utf-8"), metavar="FILE", help="a partition a line; - is stdin")
+@click.option("--file", type=click.File(encoding="utf-8", lazy=True), metavar="FILE", help="a partition a line; - is stdin")
 @click.option("--dry-run", is_flag=True, help="show what it would do, and change nothing")
 @names.may_be_new
 @reaching
@@ -63,7 +63,7 @@ def add(reached: Reached, task: str, name: str | None, dry_run: bool, is_new: bo
     reached.answer(found, lambda: Group(text, screen.listing("partition args lock_key priority", samples)))
 
 
-def _words(listed: tuple[str, ...], file: TextIO | None, priority: str | None, **others: Any) -> dict[str, Any]:
+def _words(listed: tuple[str, ...], file: Any | None, priority: str | None, **others: Any) -> dict[str, Any]:
     """The words of a backfill that the options give."""
     if listed and file:
         raise click.UsageError("partitions come from --partition or --file")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
@@ -16,12 +16,13 @@ from tenacity import Retrying
 
 from dataloader import log, ops
 from dataloader.cli.screen import as_json
-from dataloader.client import Fault, Forbidden, NotFound, Refused, Unavailable, Unexpected
+from dataloader.client import Forbidden, NotFound, Refused, Unavailable, Unexpected
 from dataloader.client.errors import ClientError, of_answer
 from dataloader.client.farm import Farm, Look
 from dataloader.client.wire import repetition, understood
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
+from dataloader.model.farm import Fault
 from dataloader.model.jobs import Triggered
 from dataloader.model.reading import written
 from dataloader.ops.errors import MEANINGS, meaning
@@ -102,8 +103,8 @@ class Direct(Farm):
             return
         if self._ask(enqueue.are_known, {new.idempotency_key}):
             return  # the job is there already
-        faults = [Fault("".join(f"/{step}" for step in ("args", *each.path)), each.code, str(each)) for each in wrong]
-        raise Refused("The request is not valid", "see below", faults=tuple(faults))
+        faults = ((("args", *each.path), each.code, str(each)) for each in wrong)
+        raise _with_faults("see below", faults)
 
     def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Look:
         return Look(Retrying(**repetition(patience))(self.status, job_id), pause=POLL_SEC)
@@ -164,8 +165,13 @@ def _in_words(error: Exception) -> ClientError:
 
 def _refused(error: ValidationError) -> Refused:
     """The client's exception for parameters that are not valid."""
-    faults = [Fault("/" + "/".join(map(str, each["loc"])), each["type"], each["msg"]) for each in error.errors()]
-    return Refused("The request is not valid", faults=tuple(faults))
+    return _with_faults("", ((each["loc"], each["type"], each["msg"]) for each in error.errors()))
+
+
+def _with_faults(detail: str, faults: Iterable[tuple[tuple[str | int, ...], str, str]]) -> Refused:
+    """The exception for places that are wrong: the path, the code and the message of each."""
+    told = [Fault(pointer="".join(f"/{step}" for step in path), code=code, message=text) for path, code, text in faults]
+    return Refused("The request is not valid", detail, faults=tuple(told))
 
 
 def as_document(row: Any) -> Any:

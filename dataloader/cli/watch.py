@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -48,9 +48,18 @@ def to_its_end(
     """Watch the job on stderr until its end, then `tell` that. Returns the exit status, see EXITS."""
     err = screen.console(sys.stderr)
     again = reached.command("wait", job_id)
-    watching: AbstractContextManager[Callable[[Status], None]] = _as_bar(err) if err.is_terminal else _in_lines()
+    said = None
     try:
-        with watching as show:
+        with _as_bar(err) if err.is_terminal else nullcontext(_in_lines()) as draw:
+
+            def show(job: Status) -> None:
+                nonlocal said
+                failure = (job.attempt, job.error)  # of a run that is tried again: told once
+                if job.status == "queued" and job.attempt and job.error and failure != said:
+                    said, tried = failure, f"attempt {job.attempt} of {job.max_attempts}"
+                    err.print(f"dataloader: {tried} failed: {screen.short(job.error, 400)}", soft_wrap=True)
+                draw(job)
+
             job = reached.farm.wait(job_id, timeout, show)
     except WaitTimeout as e:
         click.echo(f"dataloader: {screen.plain(e)}; the job goes on. To go on watching: {again}", err=True)
@@ -88,20 +97,6 @@ def doing(job: Status, now: datetime) -> str:
     return ", ".join(words)
 
 
-def failure_reporter(say: Callable[[str], object]) -> Callable[[Status], None]:
-    """A function for each state of a job: it reports each failed run that is retried, once."""
-    said = None
-
-    def look(job: Status) -> None:
-        nonlocal said
-        failure = (job.attempt, job.error)
-        if job.status == "queued" and job.attempt and job.error and failure != said:
-            said = failure
-            say(f"dataloader: attempt {job.attempt} of {job.max_attempts} failed: {screen.short(job.error, 400)}")
-
-    return look
-
-
 @contextmanager
 def _as_bar(err: Console) -> Iterator[Callable[[Status], None]]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -109,30 +104,25 @@ def _as_bar(err: Console) -> Iterator[Callable[[Status], None]]:
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(30))
     with Progress(*columns, TaskProgressColumn(), TimeElapsedColumn(), console=err, transient=True) as drawn:
         bar = drawn.add_task("asking", total=None)
-        tell_failure = failure_reporter(lambda line: err.print(line, soft_wrap=True))
 
-        def show(job: Status) -> None:
-            tell_failure(job)
+        def draw(job: Status) -> None:
             text = screen.short(doing(job, datetime.now(UTC)), max(20, err.width - 55))
             total = None if job.fraction is None else 1.0
             drawn.update(bar, description=text, total=total, completed=job.fraction or 0.0)
 
-        yield show
+        yield draw
 
 
-@contextmanager
-def _in_lines() -> Iterator[Callable[[Status], None]]:
+def _in_lines() -> Callable[[Status], None]:
     last_status, last_time = "", 0.0
-    tell_failure = failure_reporter(lambda line: click.echo(line, err=True))
 
-    def show(job: Status) -> None:
+    def draw(job: Status) -> None:
         nonlocal last_status, last_time
-        tell_failure(job)
         if job.status != last_status or time.monotonic() - last_time >= LINE_SEC:
             last_status, last_time = job.status, time.monotonic()
             click.echo(f"dataloader: {job.job_id} {doing(job, datetime.now(UTC))}", err=True)
 
-    yield show
+    return draw
 
 
 def _in_all(job: Status) -> str:

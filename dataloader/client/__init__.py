@@ -27,7 +27,6 @@ from dataloader.client import wire
 from dataloader.client.errors import (
     ClientError,
     Conflict,
-    Fault,
     Forbidden,
     JobFailed,
     NotFound,
@@ -51,7 +50,6 @@ __all__ = [
     "Client",
     "ClientError",
     "Conflict",
-    "Fault",
     "Forbidden",
     "JobFailed",
     "NotFound",

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
 import pytest
-from answering import ID, STARTED, TOKEN, Answer, Service, filled, problem, shown, state
+from answering import ID, STARTED, TOKEN, Answer, Service, filled, problem, state
 from click.testing import CliRunner, Result
 
 from dataloader.cli import doctor, jobs, main, screen, watch
@@ -25,7 +25,7 @@ from dataloader.cli.main import _MODULES
 from dataloader.model.farm import Database, Webhook, Webhooks, Worker
 from dataloader.model.jobs import Event, Job, WaitingFor
 from dataloader.model.plans import Backfill, Schedule
-from dataloader.model.queues import Overview, Queue, QueueState, Total
+from dataloader.model.queues import Overview, Queue, Total
 from dataloader.model.reading import read
 from dataloader.model.runs import ErrorGroup, Replaces, Task
 from dataloader.queue.reports.stats import Attempt
@@ -42,39 +42,6 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Service
     monkeypatch.delenv("DL_TOKEN", raising=False)
     yield made
     made.close()
-
-
-LIMIT: dict[str, Any] = {
-    **{"name": "source:oracle", "most": 3, "per_minute": 60.0, "burst": 1, "running": 2, "waiting": 1_000},
-    **{"tokens": 0.5, "room": 0, "changed_by": "me", "changed_at": NOW.isoformat()},
-}
-
-
-def test_limits_are_set_listed_and_removed(service: Service) -> None:
-    service.answers = [Answer(document=LIMIT), Answer(document={"limits": [LIMIT]}), Answer(document={"name": "a/b"})]
-    made = run("limit", "set", "source:oracle", "--most", "3", "--per-minute", "60")
-    assert made.stdout == "the limit source:oracle allows 3 running jobs and 60 starts a minute, 1 at once\n"
-    listed = run("limit", "list").stdout
-    assert all(word in listed for word in ("source:oracle", "1,000", "60", "0.5", "me"))
-    assert run("limit", "remove", "a/b").exit_code == 0
-    assert [(each.method, each.path, each.body) for each in service.asked] == [
-        ("PUT", "/api/v1/limits/source%3Aoracle", {"most": 3, "per_minute": 60.0}),
-        ("GET", "/api/v1/limits", None),
-        ("DELETE", "/api/v1/limits/a%2Fb", None),
-    ]
-
-
-@pytest.mark.parametrize("words", [(), ("--most", "-1"), ("--per-minute", "0"), ("--most", "1", "--burst", "0")])
-def test_a_wrong_limit_asks_for_nothing(service: Service, words: tuple[str, ...]) -> None:
-    assert run("limit", "set", "l", *words).exit_code == 2
-    assert service.asked == []
-
-
-@pytest.mark.parametrize("words", [("limit", "q", "7"), ("limit", "queue", "q", "7")])
-def test_the_length_of_a_queue_is_limited_as_before(service: Service, words: tuple[str, ...]) -> None:
-    service.answers = [Answer(document=shown(QueueState, queue="q", max_length=7))]
-    assert run(*words).stdout == "q may have 7 jobs\n"
-    assert (service.asked[0].path, service.asked[0].body) == ("/api/v1/queues/q/limit", {"max_length": 7})
 
 
 def run(*words: str, **given: Any) -> Result:
@@ -212,28 +179,6 @@ def test_the_help_tells_programs_from_what_people_ask() -> None:
         assert run(name, "--help").exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("statsu",), "No such command 'statsu'. Did you mean 'status'?"),
-        (("worker",), "No such command 'worker'. Did you mean 'workers'?"),
-        (("xyzzy",), "No such command 'xyzzy'."),
-        (("jobs", "--ststus", "dead"), "No such option '--ststus'. Did you mean '--status'?"),
-        (("jobs", "--status", "daed"), "'daed' is not one of"),
-    ],
-)
-def test_what_is_mistyped_is_told_with_what_may_be_meant(words: tuple[str, ...], said: str) -> None:
-    result = run(*words)
-    assert result.exit_code == 2
-    assert said in " ".join(result.stderr.split())
-
-
-def test_no_help_is_cut() -> None:
-    text = run("--help").stdout
-    assert "..." not in text.split("Programs:")[1]
-    assert "an embedded PostgreSQL when no database is configured." in " ".join(text.split())
-
-
 @pytest.mark.parametrize("command", [("jobs",), ("events",), ("trigger", "noop")])
 def test_a_queue_has_a_short_option(service: Service, command: tuple[str, ...]) -> None:
     service.answers = [Answer(document=STARTED | {"jobs": [], "events": []})]
@@ -257,22 +202,6 @@ def test_a_table_takes_no_markup_and_no_width_where_it_is_no_terminal(capsys: py
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "[red]x[/red]" + "y" * 150
     assert lines[2].startswith("\\x1b[1m ")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (-1, "0 s"),
-        (9.94, "9.9 s"),
-        (12, "12 s"),
-        (200, "3 min 20 s"),
-        (7500, "2 h 5 min"),
-        (273_600, "3 d 4 h"),
-        (None, ""),
-    ],
-)
-def test_durations(seconds: float | None, text: str) -> None:
-    assert screen.duration(seconds) == text
 
 
 def test_progress_in_words() -> None:

@@ -23,7 +23,6 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from both_clients import Blocking
 
 import dataloader
-from dataloader import client as module
 from dataloader.client import (
     AsyncClient,
     Client,
@@ -41,6 +40,7 @@ from dataloader.client import (
     wire,
 )
 from dataloader.model import reading
+from dataloader.model.farm import Fault
 from dataloader.model.jobs import Status
 from dataloader.model.kinds import fraction
 from dataloader.model.queues import Limit, QueueState
@@ -164,12 +164,12 @@ def test_a_refusal_has_the_fields_of_the_problem(service: Service, client: Any) 
         client.trigger("t")
     error = caught.value
     assert (error.status, error.kind, error.detail, error.request_id) == (400, "invalid-input", "one field", "r1")
-    assert error.faults[0] == module.Fault(**fault)
+    assert error.faults[0] == Fault(**fault)
     assert str(error) == "title invalid-input: one field\n  /queue: at least 1 character"
 
 
 def test_a_fault_of_the_whole_document_is_told_once() -> None:
-    whole = module.Fault("", "backfill", "until is missing")
+    whole = Fault(pointer="", code="backfill", message="until is missing")
     assert str(Refused("title", "one field", faults=(whole,))) == "title: one field\n  until is missing"
     assert str(Refused("title", "until is missing", faults=(whole,))) == "title: until is missing"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime, tzinfo
+from datetime import datetime, tzinfo
 from typing import Any
 from uuid import UUID
 
@@ -12,62 +12,21 @@ import click
 from click.shell_completion import get_completion_class
 from rich.text import Text
 
-from dataloader import ops
 from dataloader.cli import base, made, names, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.model.farm import Worker
 from dataloader.model.jobs import JobPrediction, QueuePrediction
 from dataloader.model.kinds import fraction
-from dataloader.model.queues import Overview, Queue, QueueFigures, Total
-from dataloader.model.runs import TaskRuns
-from dataloader.ops.types import RangeName
+from dataloader.model.queues import Overview, Queue, Total
 from dataloader.queue.reports import predictions
-from dataloader.queue.reports.runs import RANGES
 from dataloader.queue.reports.stats import COUNTED
 from dataloader.queue.reports.words import count, percent
 
 QUEUE_TITLES = ("queue", "length", "fresh", "retries", "scheduled", "busy", "dead", "lag", "workers", "")
-_JOBS = "job=job_id status queue task key=lock_key attempt changed=changed_at error progress"
-_NEEDS = (
-    "task memory=memory_mb CPUs=cpus learned_memory=learned_memory_mb learned_CPUs=learned_cpus runs learned=learned_at"
-)
-_RUNS = (
-    "task runs=figures.runs failed=figures.failure_rate p50=figures.run_sec.p50 p95=figures.run_sec.p95"
-    " p99=figures.run_sec.p99 p95_before=before.run_sec.p95 waiting_p95=figures.waiting_sec.p95"
-)
-_LIST = [each for name, each in ops.load()["jobs"].parameters.items() if name not in ("limit", "after")]
-
-
 commands = base.Group()
 
 
-@commands.command(examples=["dataloader jobs -q etl.default --status dead --since 1d"])
-@click.option("--limit", type=click.IntRange(1), default=made.ROWS, show_default=True)
-@click.option("--all", "has_no_limit", is_flag=True, help="show all jobs, without a limit")
-@click.option("--tally", is_flag=True, help="print how many jobs there are of each kind, and no job")
-@reaching
-def jobs(reached: Reached, limit: int, has_no_limit: bool, tally: bool, **options: Any) -> None:
-    """List jobs, the newest change first."""
-    filters = {
-        each.name: made.read(each, options[each.name], reached) for each in _LIST if options[each.name] is not None
-    }
-    if tally:
-        filters.pop("sort", None)
-        counted = reached.farm.tally(**filters)
-        rows = [*vars(counted.counts).items(), ("total", counted.total)]
-        is_more = {*counted.at_least, *(["total"] if counted.at_least else [])}
-        lines = [f"{kind:<10} {number:>10,}{'+' if kind in is_more else ''}" for kind, number in rows]
-        reached.answer(counted, lambda: "\n".join(lines))
-        return
-    found = list(reached.farm.jobs(limit=None if has_no_limit else limit, **filters))
-    reached.answer({"jobs": found}, lambda: screen.listing(_JOBS, found))
-    if not found:
-        names.hint(reached, queue=filters.get("queue"), task=filters.get("task"))
-    if len(found) == limit and not (has_no_limit or reached.as_json):
-        click.echo(f"dataloader: these are {limit}, there may be more: --limit N or --all", err=True)
-
-
-jobs.params[:0] = map(made.option, _LIST)
+made.add(commands, "jobs", "farm")
 
 
 @commands.command(examples=["dataloader queues"])
@@ -84,43 +43,6 @@ def ps(reached: Reached) -> None:
     """List the workers of all hosts, and what they run."""
     found = reached.farm.workers()
     reached.answer({"workers": found}, lambda: worker_table(found))
-
-
-@commands.command(examples=["dataloader tasks", "dataloader tasks --range 7d", "dataloader tasks load.csv"])
-@click.argument("name", required=False)
-@click.option(
-    "--range", "range_", type=base.Choice(tuple(RANGES)), help="what the runs of this time took  [with NAME: 24h]"
-)
-@reaching
-def tasks(reached: Reached, name: str | None, range_: RangeName | None) -> None:
-    """List the tasks, and what a run of each needs of its host: declared by its pipeline, or learned from its runs.
-
-    With --range, what the runs of each took. With NAME, what the runs of this task took.
-    """
-    if name is not None:
-        runs = reached.farm.task_runs(name, range=range_)
-        if not runs.is_known and not reached.as_json:
-            click.echo(f"dataloader: no worker has a pipeline {screen.plain(name)}, and no run is known", err=True)
-        reached.answer(runs, lambda: runs_table(runs))
-        return
-    found = reached.farm.tasks(range=range_)
-    ran = [each for each in found if each.figures or not range_]
-    reached.answer({"tasks": found}, lambda: screen.listing(_RUNS if range_ else _NEEDS, ran))
-
-
-def runs_table(found: TaskRuns) -> Any:
-    """The figures of a task or a queue, beside those of the time before."""
-    paths = ["runs", "failure_rate"]
-    paths += [f"{name}.{which}" for name in ("run_sec", "waiting_sec", "cpu_sec", "memory_mb") for which in _SHOWN]
-    both, now = (found.figures, found.before), datetime.now(UTC)
-    cells = [
-        (path.replace("_", " "), *(screen.cell(path, screen.part(each, path), now) for each in both)) for path in paths
-    ]
-    titles = ("", f"last {found.range}", "before")
-    return screen.table(titles, cells, titles[1:])
-
-
-_SHOWN = ("p50", "p95", "p99", "largest")
 
 
 @commands.command(examples=["dataloader predict etl.default", f"dataloader predict {base.EXAMPLE_ID}"])
@@ -200,7 +122,7 @@ def _queue_row(queue: Queue | Total, now: datetime) -> Sequence[object]:
         remarks.append(f"at most {queue.max_length:,}")
     return (
         Text("all", style="bold") if queue.queue is None else screen.short(queue.queue, 60),
-        length(queue),
+        count(queue.length, queue.length_is_exact, queue.counted_at),  # ~: counted before, +: or more
         f"{queue.fresh:,}",
         f"{queue.retries:,}",
         f"{queue.scheduled:,}",
@@ -210,11 +132,6 @@ def _queue_row(queue: Queue | Total, now: datetime) -> Sequence[object]:
         Text(str(queue.workers), style="red" if queue.length and not queue.workers else ""),
         Text(", ".join(remarks), style="yellow"),
     )
-
-
-def length(queue: QueueFigures) -> str:
-    """How many jobs wait: `~` where the reaper has counted them some time ago, `+` where there may be more."""
-    return count(queue.length, queue.length_is_exact, queue.counted_at)
 
 
 def worker_table(workers: Sequence[Worker]) -> Any:

@@ -91,7 +91,8 @@ def _params(op: Op) -> Iterator[click.Parameter]:
             yield click.Option(["--limit"], type=click.IntRange(1), default=ROWS, show_default=True)
             yield click.Option(["--all", "has_no_limit"], is_flag=True, help="show all rows, without a limit")
         elif each.name != "after":
-            yield option(each)
+            # Without a filter a question is for all; null is no other word for that.
+            yield option(each._replace(default=None, stays=False) if each.stays and not op.is_change else each)
 
 
 def option(each: Parameter) -> click.Option:
@@ -104,6 +105,8 @@ def option(each: Parameter) -> click.Option:
         declared[0] = flag.removesuffix("s")
         of_one = _type(each._replace(annotation=get_args(kind)[0]))
         return click.Option(declared, type=of_one, multiple=True, callback=_listed, help=_text(each))
+    if kind is datetime:
+        return click.Option(declared, metavar="TIME", help=f"{_text(each)}: 2h (min, h, d) ago, or a time")
     return click.Option(declared, type=_type(each), required=each.is_required, help=_text(each))
 
 

@@ -34,7 +34,7 @@ _MODULES = {
     name: module
     for module, names in {
         "jobs": "trigger again wait status result job events logs",
-        "farm": "jobs queues ps tasks predict top completion",
+        "farm": "jobs tally queues ps tasks task predict top completion",
         "doctor": "doctor",
         "operate": "cancel requeue run-now delete pause resume limit queue schedule errors webhook search-index",
         "backfills": "backfill",

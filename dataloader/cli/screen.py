@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
 from datetime import UTC, datetime, tzinfo
@@ -187,15 +187,19 @@ def _value(value: Any) -> str:
 
 
 def listing(columns: str, rows: Sequence[Any]) -> Table:
-    """A table of answers, or of what `columns` names: fields, as `title=field` or with parts, as `p95=run_sec.p95`."""
+    """A table of answers. `columns` names fields: `field`, `title=field`, or of a part `p95=run_sec.p95`.
+
+    A column without a value is left out.
+    """
     now = datetime.now(UTC)
     named = [(title, path or title) for title, _, path in (word.partition("=") for word in columns.split())]
     values = [[part(row, path) for _, path in named] for row in rows]
-    numbers = [any(isinstance(row[place], int | float) for row in values) for place in range(len(named))]
-    titles = [title.replace("_", " ") for title, _ in named]
-    right = [title for title, is_number in zip(titles, numbers, strict=True) if is_number]
-    cells = [[cell(path, value, now) for (_, path), value in zip(named, row, strict=True)] for row in values]
-    return table(titles, cells, right, loose=[title for title in titles if title not in right])
+    shown = [place for place in range(len(named)) if not rows or any(row[place] not in (None, "") for row in values)]
+    numbers = [place for place in shown if any(isinstance(row[place], int | float) for row in values)]
+    titles = {place: named[place][0].replace("_", " ") for place in shown}
+    cells = [[cell(named[place][1], row[place], now) for place in shown] for row in values]
+    loose = [title for place, title in titles.items() if place not in numbers]
+    return table([*titles.values()], cells, [titles[place] for place in numbers], loose)
 
 
 def part(row: Any, path: str) -> Any:
@@ -206,29 +210,36 @@ def part(row: Any, path: str) -> Any:
 
 
 def sheet(answer: Any, zone: tzinfo, but: Collection[str] = ()) -> Table:
-    """The fields of an answer that are not empty and not in `but`, one a line; a list has a line for each value."""
+    """The fields of an answer and its parts that are not empty and not in `but`; a list has a line for each value."""
     now, rows = datetime.now(UTC), []
-    for name, value in facts(answer).items():
-        values = [] if name in but else value if isinstance(value, list) else [value]
-        texts = [_told(name, each, now, zone) for each in values]
-        rows += [(name.replace("_", " ") if not number else "", text) for number, text in enumerate(texts)]
+    for path, value in _flat(answer):
+        values = [] if path in but else value if isinstance(value, list) else [value]
+        texts = [_told(path, each, now, zone) for each in values if not is_dataclass(each) or hasattr(each, "reason")]
+        label = path.replace(".", " ").replace("_", " ")
+        rows += [(label if not number else "", text) for number, text in enumerate(texts)]
     return fields((name, text) for name, text in rows if text not in ("", None))
 
 
-def _told(name: str, value: Any, now: datetime, zone: tzinfo) -> Any:
+def _flat(answer: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """The path and the value of each field, also of the parts of an answer."""
+    for name, value in facts(answer).items():
+        if is_dataclass(value) and not hasattr(value, "reason"):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield before + name, value
+
+
+def _told(path: str, value: Any, now: datetime, zone: tzinfo) -> Any:
     """A value of a sheet, which has more room than a cell."""
-    if name == "counts":
+    if path == "counts":
         return ", ".join(f"{each} {count:,}" for each, count in value.items() if count)
-    if name == "progress":
+    if path == "progress":
         return f"{bar(fraction(value))} {progress(value)}".strip()
     if isinstance(value, dict):
         return as_json(value, None) if value else ""
     if isinstance(value, datetime):
         return f"{clock(value, zone)}, {ago(value, now)}"
-    if is_dataclass(value) and not hasattr(value, "reason"):
-        parts = {each: _told(each, inner, now, zone) for each, inner in facts(value).items()}
-        return ", ".join(f"{each.replace('_', ' ')} {text}" for each, text in parts.items() if text not in ("", None))
-    return value if isinstance(value, str) else cell(name, value, now)
+    return value if isinstance(value, str) else cell(path, value, now)
 
 
 def facts(answer: Any) -> dict[str, Any]:

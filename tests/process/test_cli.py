@@ -185,7 +185,7 @@ def test_what_is_asked_can_be_read_by_people(ask: Ask) -> None:
     assert "picked worker=" in shown["events"]
     assert shown["farm's events"].count("\n") == 3
     assert "q " in shown["queues"]
-    assert shown["top"].splitlines()[0].endswith("workers")
+    assert "workers" in shown["top"]
 
 
 def test_schedules_are_made_changed_run_and_removed(ask: Ask) -> None:
@@ -203,7 +203,7 @@ def test_schedules_are_made_changed_run_and_removed(ask: Ask) -> None:
     assert (changed["words"], changed["priority"], changed["args"]) == ("Every 15 minutes", 7, {"sleep1": 0.01})
     job_id = answer(ask("schedule", "run", "at-three", "--json"))["job_id"]
     assert ask("wait", job_id).exit_code == 0
-    assert "at-three, due " in ask("job", job_id).stdout
+    assert re.search("schedule name +at-three", ask("job", job_id).stdout)
     assert "paused" in ask("schedule", "pause", "at-three").stdout
     told = ask("doctor", "at-three").stdout
     assert "It is paused by" in told
@@ -659,7 +659,7 @@ def test_in_a_terminal_there_is_a_bar_and_a_live_view(farm: Farm, url: str) -> N
     assert status == 0, shown
     assert "━" in shown
     assert shown.rstrip().endswith("s")  # "job … succeeded after 0.2 s"
-    status, shown = typed(farm, url, ["top", "--every", "1"], {" workers": "q"})
+    status, shown = typed(farm, url, ["top", "--every", "1"], {"idle": "q"})
     assert status == 0, shown
     assert "\x1b[?1049l" in shown  # the screen that was there before is back
 
@@ -731,9 +731,9 @@ def test_jobs_are_searched_counted_and_ordered_in_bulk(ask: Ask, farm: Farm) -> 
     search = "queue:searched status:dead"
     found = answer(ask("jobs", "--search", f'{search} key:"key 2" args.day:2', "--json"))["jobs"]
     assert [job["status"] for job in found] == ["failed"]
-    counts = answer(ask("jobs", "-s", "search.me", "--tally", "--json"))
+    counts = answer(ask("tally", "-s", "search.me", "--json"))
     assert (counts["counts"]["failed"], counts["counts"]["succeeded"], counts["total"]) == (2, 1, 3)
-    assert "failed              2" in ask("jobs", "-s", "search.me", "--tally").stdout
+    assert re.search("counts failed +2", ask("tally", "-s", "search.me").stdout)
     preview = ask("requeue", "--matching", "search.me status:dead", "--preview")
     assert preview.stdout == "requeue: 2 jobs (2 failed)\n"
     left = answer(ask("cancel", "--matching", "search.me", "--preview", "--json"))

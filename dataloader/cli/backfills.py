@@ -33,7 +33,7 @@ def backfill() -> None:
 @backfill.command(
     examples=[
         "dataloader backfill add load.csv --from 2019-01-01 --to 2026-11-01 --step day",
-        "dataloader backfill add load.csv --file days.txt --max-running 4 --dry-run",
+        "dataloader backfill add load.csv --file - --max-running 4 --dry-run",
     ]
 )
 @click.argument("task")
@@ -41,7 +41,7 @@ def backfill() -> None:
 @click.option("--from", "since", metavar="FIRST", help="the first partition: 2019-01-31, 2019-01-31T06:00, 0")
 @click.option("--to", "until", metavar="LAST", help="the last partition begins here, or before")
 @click.option("--partition", "listed", multiple=True, help="a partition; again for more")
-@click.option("--file", type=click.File("r", "utf-8", lazy=True), metavar="FILE", help="a partition a line; - is stdin")
+@click.option("--file", type=click.File("r", "utf-8"), metavar="FILE", help="a partition a line; - is stdin")
 @click.option("--dry-run", is_flag=True, help="show what it would do, and change nothing")
 @names.may_be_new
 @reaching

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from pathlib import Path
 from textwrap import indent
@@ -44,21 +44,9 @@ BASE = '''
 class Operations:
     """The operations of a farm, a method each. Every method may raise ClientError."""
 
-    def _call(
-        self, route: str, answer: type[Any], given: dict[str, Any], field: str = "", *, once: bool = False
-    ) -> Any:
-        """Carry out the operation of this route; returns its answer, or one field of that."""
-        raise NotImplementedError
-
-    def _pages(
-        self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None, most: int
-    ) -> Any:
-        """The rows of all pages, at most `limit`; a page of up to `most` is fetched as its rows are taken."""
-        raise NotImplementedError
-
-    def _total(self, route: str, answer: type[Any], given: dict[str, Any], field: str) -> Any:
-        """Repeat an operation until it has come to the end; returns the sum of this field of its answers."""
-        raise NotImplementedError
+    _call: Any  # carries out the operation of a route; returns its answer, or one field of that
+    _pages: Any  # the rows of all pages of a list
+    _total: Any  # repeats an operation until the end; the sum of a field of its answers
 '''
 
 
@@ -67,7 +55,9 @@ def text() -> str:
     found = list(ops.load().values())
     words = {kind.__name__: kind for each in found if (kind := _words(each))}
     imports = sorted({line for each in found for line in _imports(each)})
-    parts = [HEAD.format(imports="\n".join(imports)), *map(_typed_dict, words.values()), BASE, *map(_method, found)]
+    kinds = sorted(words.values(), key=lambda kind: len(get_type_hints(kind)))
+    dicts = [_typed_dict(kind, kinds) for kind in kinds]
+    parts = [HEAD.format(imports="\n".join(imports)), *dicts, BASE, *map(_method, found)]
     return _formatted("\n".join(parts))
 
 
@@ -79,10 +69,14 @@ def _words(op: Op) -> Any:
     return None
 
 
-def _typed_dict(kind: Any) -> str:
-    fields = [f"    {name}: {_plain(hint)}" for name, hint in get_type_hints(kind, include_extras=True).items()]
-    head = [f"class {kind.__name__}(TypedDict, total=False):", f'    """{kind.__doc__}"""', ""]
-    return "\n".join([*head, *fields, "", ""])
+def _typed_dict(kind: Any, others: Collection[Any]) -> str:
+    """The TypedDict; one of `others` of which it has all fields is its base."""
+    hints = get_type_hints(kind, include_extras=True)
+    bases = [other for other in others if get_type_hints(other, include_extras=True).items() < hints.items()]
+    inherited = get_type_hints(bases[0]) if bases else {}
+    head = f"class {kind.__name__}({bases[0].__name__ if bases else 'TypedDict'}, total=False):"
+    fields = [f"    {name}: {_plain(hint)}" for name, hint in hints.items() if name not in inherited]
+    return "\n".join([head, f'    """{kind.__doc__}"""', "", *fields, "", ""])
 
 
 def _imports(op: Op) -> Iterator[str]:

@@ -201,7 +201,8 @@ def served(app: Flask) -> Iterator[str]:
 
 def helps(command: click.Command = command_line, path: str = "dataloader") -> Iterator[str]:
     """The help of a command and of those below it."""
-    context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
+    widths = {"max_content_width": 100, "terminal_width": 100}
+    context = click.Context(command, info_name=path, help_option_names=["-h", "--help"], **widths)
     yield f"$ {path} --help\n{command.get_help(context)}\n\n"
     if isinstance(command, click.Group):
         for name in sorted(set(command.list_commands(context)) - LEFT_OUT):

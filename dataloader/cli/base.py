@@ -6,13 +6,16 @@ word gets an answer with the right ones that are most like it, bounded and witho
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-from uuid import UUID
 
 import click
 
@@ -25,38 +28,40 @@ if TYPE_CHECKING:
 SUMMARY_MOST = 1_000  # characters of a command's line in a list: click would cut it to its 80 columns
 WRONG_MOST = 1_000  # characters of the answer to a mistyped command line, which quotes its words
 LIKE_MOST = 3  # names that are offered in the place of a mistyped one
-_WORD = "dataloader.word"  # in a context: the first word behind the group
+UNITS = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}  # of spans of time, in seconds
+_SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|m|min|h|d)")
 EXAMPLE_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
-class Command(click.Command):
-    """A command with `examples`, each a line for a shell."""
+class _WithExamples(click.Command):
+    """A command with `examples`, each a line for a shell, which its help does not fold: they can be copied."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
         super().__init__(*args, **options)
         self.examples = tuple(examples)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples, not folded: they can be copied."""
+        """The examples."""
         super().format_epilog(ctx, formatter)
-        write_examples(formatter, self.examples)
+        if self.examples:
+            with formatter.section("Examples" if len(self.examples) > 1 else "Example"):
+                for line in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
-class Group(click.Group):
+class Command(_WithExamples):
+    """A command with `examples`."""
+
+
+class Group(_WithExamples, click.Group):
     """A group of commands. With `default`, a first word that is none of its commands belongs to this command."""
 
     command_class = Command
     group_class = type
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), default: str | None = None, **options: Any) -> None:
+    def __init__(self, *args: Any, default: str | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.examples = tuple(examples)
         self._default = default
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples."""
-        super().format_epilog(ctx, formatter)
-        write_examples(formatter, self.examples)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """All commands, each with its whole first sentence."""
@@ -66,26 +71,10 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command in `args`, else the default one; raises NoSuchCommand with similar names."""
-        ctx.meta[_WORD] = args[0]
-        if self._default and args[0] not in self.commands and not self._is_mistyped(args):
+        is_mistyped = len(args) == 1 and like(args[0], self.commands)  # the default one always needs another word
+        if self._default and args[0] not in self.commands and not is_mistyped:
             args = [self._default, *args]
         return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; where the default one does not understand its words, another may have been meant."""
-        try:
-            return super().invoke(ctx)
-        except click.exceptions.NoSuchCommand:
-            raise
-        except click.UsageError as e:
-            word = ctx.meta.get(_WORD, "")
-            if self._default and word not in self.commands and (meant := like(word, self.commands)):
-                raise click.UsageError(f"{e.format_message()} {did_you_mean(meant)}", e.ctx) from None
-            raise
-
-    def _is_mistyped(self, args: Sequence[str]) -> bool:
-        """Whether the only word is like a command: the default one always needs another word."""
-        return len(args) == 1 and bool(like(args[0], self.commands))
 
 
 class Choice(click.Choice[str]):
@@ -98,32 +87,15 @@ class Choice(click.Choice[str]):
         return f"{text} {did_you_mean(meant)}" if meant else text
 
 
-class _JobId(click.ParamType[UUID]):
-    name = "uuid"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> UUID:
-        try:
-            return value if isinstance(value, UUID) else UUID(str(value).strip())
-        except ValueError:
-            right = f"a job's id is a UUID such as {EXAMPLE_ID}; `dataloader jobs` lists them"
-            self.fail(f"{str(value)!r} is no job id: {right}", param, ctx)
-
-
-JOB_ID = _JobId()
-
-
 class Number(click.FloatRange):
     """A finite number in a range; for click, `nan` is in every range and `inf` in most."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number; refuses a text that is none."""
-        try:
-            number = float(value)
-        except ValueError:
-            self.fail(f"{str(value)!r} should be a number such as 1500 or 0.5", param, ctx)
+        number = float(super().convert(value, param, ctx))
         if not isfinite(number):
             self.fail(f"{str(value)!r} should be a finite number", param, ctx)
-        return float(super().convert(number, param, ctx))
+        return number
 
 
 def like(word: str, names: Iterable[str]) -> list[str]:
@@ -134,14 +106,6 @@ def like(word: str, names: Iterable[str]) -> list[str]:
 def did_you_mean(names: Sequence[str]) -> str:
     """The sentence that offers one name or several."""
     return f"Did you mean {' or '.join(map(repr, names))}?"
-
-
-def write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
-    """The section with the examples of a command; without any nothing."""
-    if examples:
-        with formatter.section("Examples" if len(examples) > 1 else "Example"):
-            for line in examples:
-                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
 def write_commands(
@@ -172,6 +136,32 @@ def _harmless(text: str) -> str:
 
     text = log.masked(text)
     return text if len(text) <= WRONG_MOST else " ".join(clipped(text, WRONG_MOST).split())
+
+
+def arguments(text: str) -> Any:
+    """The JSON object of --args; raises click.BadParameter."""
+    try:
+        if text.startswith("@"):
+            text = sys.stdin.read() if text == "@-" else Path(text[1:]).read_text("utf-8")
+        args = json.loads(text)
+    except OSError as e:
+        raise click.BadParameter(f"{text[1:]} cannot be read: {e.strerror}", param_hint="--args") from None
+    except (ValueError, RecursionError) as e:
+        raise click.BadParameter(f"should be a JSON object: {e}", param_hint="--args") from None
+    if not isinstance(args, dict):
+        raise click.BadParameter("should be a JSON object", param_hint="--args")
+    return args
+
+
+def instant(text: str, zone: tzinfo) -> datetime:
+    """A time, or so long ago; without an offset it is in the zone of the people."""
+    if span := _SPAN.fullmatch(text.strip()):
+        return datetime.now(UTC) - timedelta(seconds=float(span[1]) * UNITS[span[2]])
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} should be 15min, 2h, 3d or a time such as 2026-01-31T06:30") from None
+    return at if at.tzinfo else at.replace(tzinfo=zone)
 
 
 def refuse(message: str, status: int) -> NoReturn:

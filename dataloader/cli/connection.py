@@ -20,7 +20,7 @@ import click
 
 from dataloader import config
 from dataloader.cli import base
-from dataloader.cli.screen import as_json, plain
+from dataloader.cli.screen import as_json, plain, show
 from dataloader.client import Client, ClientError, Forbidden, Unauthorized, Unavailable
 from dataloader.client.farm import Farm
 from dataloader.config import Settings
@@ -51,11 +51,27 @@ class Reached:
             text = json.dumps(json.loads(text), indent=indent)
         click.echo(text)
 
+    def answer(self, value: Any, shown: Callable[[], Any]) -> None:
+        """Print an answer: as JSON, or the text or the table that `shown` makes of it."""
+        if self.as_json:
+            self.print_json(value)
+        elif isinstance(text := shown(), str):
+            click.echo(text)
+        else:
+            show(text)
+
+    def answer_line(self, value: Any, shown: str) -> None:
+        """Print one of many answers on a line."""
+        if self.as_json:
+            self.print_json(value, None)
+        else:
+            click.echo(shown)
+
 
 def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that choose a farm; its first argument is a Reached."""
 
-    @click.option("--url", help="the API; default: DL_URL, else this machine's, by APP_HOST and APP_PORT")
+    @click.option("--url", "api_url", help="the API; default: DL_URL, else this machine's, by APP_HOST and APP_PORT")
     @click.option(
         "--token-file",
         type=click.File(),
@@ -68,14 +84,14 @@ def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def called(
         *args: Any,
-        url: str | None,
+        api_url: str | None,
         token_file: IO[str] | None,
         direct: bool,
         dsn: str | None,
         as_json: bool,
         **options: Any,
     ) -> Any:
-        reached = _reached(url, token_file, direct, dsn, as_json)
+        reached = _reached(api_url, token_file, direct, dsn, as_json)
         try:
             return command(reached, *args, **options)
         except ClientError as e:
@@ -101,51 +117,38 @@ def in_words(error: ClientError, reached: Reached) -> str:
 def _reached(url: str | None, token_file: IO[str] | None, direct: bool, dsn: str | None, as_json: bool) -> Reached:
     if (direct or dsn) and (url or token_file):
         raise click.UsageError("--url and --token-file are for the API, --direct and --dsn for a database: choose one")
-    if dsn or direct:
-        return _direct(dsn, as_json)
-    return _remote(url, token_file, as_json)
-
-
-def _direct(dsn: str | None, as_json: bool) -> Reached:
-    if dsn:
-        _hide_arguments()
-    try:
-        settings = config.load(dl_db_dsn=dsn) if dsn else config.load()
-    except config.ConfigError as e:
-        base.refuse(str(e).replace("DL_DB_DSN:", "--dsn:") if dsn else str(e), EXIT_CANNOT_START)
-    masking.learn_configured(settings)
-    from dataloader.cli.direct import Direct  # a command for the API needs no driver
-
-    farm = Direct(base.dsn(settings), settings)
-    # Not the DSN, which may hold a password.
-    return Reached(farm, True, as_json, ZoneInfo(settings.people_zone), ' --dsn "$DSN"' if dsn else " --direct")
-
-
-def _remote(url: str | None, token_file: IO[str] | None, as_json: bool) -> Reached:
-    settings = _settings(url)
-    given, token = url, os.environ.get("DL_TOKEN")
+    settings = _settings(url, dsn)
+    zone = ZoneInfo(settings.people_zone if settings else config.machine_zone())
     if settings:
         masking.learn_configured(settings)
+    if settings and (dsn or direct):
+        from dataloader.cli.direct import Direct  # a command for the API needs no driver
+
+        # Not the DSN, which may hold a password.
+        flags = ' --dsn "$DSN"' if dsn else " --direct"
+        return Reached(Direct(base.dsn(settings), settings), True, as_json, zone, flags)
+    flags, token = f" --url {shlex.quote(url)}" if url else "", os.environ.get("DL_TOKEN")
+    if settings:
         url = url or settings.dl_url or settings.own_url
         token = settings.dl_token.get_secret_value() if settings.dl_token else None
     if token_file:
         token = token_file.read(10_000).strip()
     try:
-        farm = Client(url, token, timeout=30, patience=0)
+        return Reached(Client(url, token, timeout=30, patience=0), False, as_json, zone, flags)
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--url, DL_URL or DL_TOKEN") from None
-    zone = ZoneInfo(settings.people_zone if settings else config.machine_zone())
-    return Reached(farm, False, as_json, zone, f" --url {shlex.quote(given)}" if given else "")
 
 
-def _settings(url: str | None) -> Settings | None:
+def _settings(url: str | None, dsn: str | None) -> Settings | None:
     """This machine's settings; None where they are wrong and a URL is given."""
+    if dsn:
+        _hide_arguments()
     try:
-        return config.load()
+        return config.load(dl_db_dsn=dsn) if dsn else config.load()
     except config.ConfigError as e:
         if url:
             return None
-        base.refuse(str(e), EXIT_CANNOT_START)
+        base.refuse(str(e).replace("DL_DB_DSN:", "--dsn:") if dsn else str(e), EXIT_CANNOT_START)
 
 
 def _hide_arguments() -> None:

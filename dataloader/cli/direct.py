@@ -5,33 +5,25 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 import psycopg
 from pydantic import ValidationError
+from tenacity import Retrying
 
-from dataloader import log, obs, ops
+from dataloader import log, ops
 from dataloader.cli.screen import as_json
-from dataloader.client import (
-    Fault,
-    Forbidden,
-    NotFound,
-    Refused,
-    Started,
-    Status,
-    Unavailable,
-    Unexpected,
-)
+from dataloader.client import Forbidden, NotFound, Refused, Unavailable, Unexpected
 from dataloader.client.errors import ClientError, of_answer
-from dataloader.client.farm import Farm
-from dataloader.client.watch import Watched
-from dataloader.client.wire import understood
+from dataloader.client.farm import Farm, Look
+from dataloader.client.wire import repetition, understood
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
+from dataloader.model.farm import Fault
+from dataloader.model.jobs import Triggered
 from dataloader.model.reading import written
 from dataloader.ops.errors import MEANINGS, meaning
 from dataloader.ops.op import Call
@@ -39,24 +31,18 @@ from dataloader.queue import again, args_schema, db, enqueue, hooks, migrations,
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
-NO_JOB = "there is no job with this job_id"
 
 
 class Direct(Farm):
     """A farm on its database. The session opens at the first call, and again after it was lost."""
 
     def __init__(self, dsn: str, settings: Settings) -> None:
-        self._dsn, self._settings = dsn, settings
+        self._dsn, self._settings, self.url = dsn, settings, db.shown(dsn)
         self._conn: db.Connection | None = None
         self._by = f"{_user()}@{hostname()} (command line)"
-
-    @property
-    def url(self) -> str:
-        return db.shown(self._dsn)
 
     def close(self) -> None:
         if self._conn:
@@ -76,30 +62,39 @@ class Direct(Farm):
             found = understood(answer, as_document(written(found)))  # masked, as over HTTP
         return getattr(found, field) if field else found
 
-    def _add(self, fields: dict[str, Any], trace: str | None) -> Started:
-        new = self._new(fields, trace)
-        self._require_args(new)
-        job_id, status = self._ask(enqueue.enqueue, new, limited=True)
-        return Started(job_id, status, {"job_id": str(job_id), "status": status})
+    def _add(self, route: str, fields: dict[str, Any], trace: str | None) -> Triggered:
+        if route.endswith("/again"):
+            return self._run_again(fields, trace)
+        return _triggered(*self._ask(enqueue.enqueue, self._new(fields, trace), limited=True))
 
-    def _new(self, fields: dict[str, Any], trace: str | None) -> enqueue.NewJob:
-        try:
-            hooks.load(self._settings.hook_modules)
-        except ConfigError as e:
-            raise Refused("The job was not added", str(e)) from None
-        return _checked(fields, self._settings.dl_default_lease_ttl_sec, trace)
-
-    def _run_again(self, job_id: UUID | str, fields: dict[str, Any]) -> Started:
-        old_id, changes, without = UUID(str(job_id)), fields.pop("args", {}), fields.pop("without", [])
-        old = _known(self._ask(again.fields_of, old_id), NO_JOB)
+    def _run_again(self, fields: dict[str, Any], trace: str | None) -> Triggered:
+        old_id, changes, without = UUID(fields.pop("job_id")), fields.pop("args", {}), fields.pop("without", [])
+        if (old := self._ask(again.fields_of, old_id)) is None:
+            raise NotFound("there is no job with this job_id", status=404)
         try:
             args = again.changed(old["args"], changes, without)
         except ValueError as e:
             raise Refused("The request is not valid", str(e)) from None
-        new = self._new(old | fields | {"args": args}, obs.current())
+        new = self._new(old | fields | {"args": args}, trace)
+        return _triggered(*self._ask(again.add, old_id, new, self._by))
+
+    def _new(self, fields: dict[str, Any], trace: str | None) -> enqueue.NewJob:
+        """A new job, valid by the API's rules, hooks and the schema of its task; raises Refused."""
+        from dataloader.queue import new_job
+
+        try:
+            hooks.load(self._settings.hook_modules)
+            valid = new_job.Trigger.model_validate(fields)
+            if hooks.AROUND_ENQUEUE:
+                valid = new_job.Trigger.model_validate(new_job.hooked(fields))
+        except ValidationError as e:
+            raise _refused(e) from None
+        except (ConfigError, ValueError) as e:  # of a hook
+            raise Refused("The job was not added", str(e)) from None
+        named = {name: getattr(valid, name) for name in valid.model_fields_set}
+        new = enqueue.NewJob(**{"lease_ttl_sec": self._settings.dl_default_lease_ttl_sec, **named, "trace": trace})
         self._require_args(new)
-        new_id, status = self._ask(again.add, old_id, new, self._by)
-        return Started(new_id, status, {"job_id": str(new_id), "status": status})
+        return new
 
     def _require_args(self, new: enqueue.NewJob) -> None:
         """Raise Refused for args that the task's schema refuses."""
@@ -108,11 +103,11 @@ class Direct(Farm):
             return
         if self._ask(enqueue.are_known, {new.idempotency_key}):
             return  # the job is there already
-        faults = [Fault(_pointer("args", *each.path), each.code, str(each)) for each in wrong]
-        raise Refused("The request is not valid", "see below", faults=tuple(faults))
+        faults = ((("args", *each.path), each.code, str(each)) for each in wrong)
+        raise _with_faults("see below", faults)
 
-    def watch(self, job_id: UUID | str) -> Watched:
-        return _Watch(self, job_id)
+    def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Look:
+        return Look(Retrying(**repetition(patience))(self.status, job_id), pause=POLL_SEC)
 
     def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
         """Call `question` on the session; each failure becomes one of the client's errors."""
@@ -156,23 +151,8 @@ class Direct(Farm):
         self._conn = None
 
 
-class _Watch:
-    """One job, read every POLL_SEC."""
-
-    pause = POLL_SEC
-
-    def __init__(self, farm: Direct, job_id: UUID | str) -> None:
-        self._farm, self._job_id = farm, job_id
-
-    def look(self, within: float, patience: float) -> Status:
-        until = time.monotonic() + patience
-        while True:
-            try:
-                return self._farm.status(self._job_id)
-            except Unavailable:
-                if time.monotonic() + 1 > until:
-                    raise
-                time.sleep(1)
+def _triggered(job_id: UUID, status: Any) -> Triggered:
+    return Triggered(job_id=job_id, status=status)
 
 
 def _in_words(error: Exception) -> ClientError:
@@ -185,8 +165,13 @@ def _in_words(error: Exception) -> ClientError:
 
 def _refused(error: ValidationError) -> Refused:
     """The client's exception for parameters that are not valid."""
-    faults = [Fault("/" + "/".join(map(str, each["loc"])), each["type"], each["msg"]) for each in error.errors()]
-    return Refused("The request is not valid", faults=tuple(faults))
+    return _with_faults("", ((each["loc"], each["type"], each["msg"]) for each in error.errors()))
+
+
+def _with_faults(detail: str, faults: Iterable[tuple[tuple[str | int, ...], str, str]]) -> Refused:
+    """The exception for places that are wrong: the path, the code and the message of each."""
+    told = [Fault(pointer="".join(f"/{step}" for step in path), code=code, message=text) for path, code, text in faults]
+    return Refused("The request is not valid", detail, faults=tuple(told))
 
 
 def as_document(row: Any) -> Any:
@@ -194,37 +179,9 @@ def as_document(row: Any) -> Any:
     return json.loads(as_json(log.masked(row), None))
 
 
-def _checked(fields: dict[str, Any], lease_ttl_sec: int, trace: str | None) -> enqueue.NewJob:
-    """A new job, valid by the API's rules; raises Refused."""
-    from dataloader.queue import new_job  # pydantic takes its time
-
-    try:
-        valid = new_job.Trigger.model_validate(fields)
-        if hooks.AROUND_ENQUEUE:
-            valid = new_job.Trigger.model_validate(new_job.hooked(fields))
-    except ValidationError as e:
-        faults = [Fault("/" + "/".join(map(str, each["loc"])), each["type"], each["msg"]) for each in e.errors()]
-        raise Refused("The request is not valid", "see below", faults=tuple(faults)) from None
-    except ValueError as e:  # of a hook
-        raise Refused("The request is not valid", str(e)) from None
-    named = {name: getattr(valid, name) for name in valid.model_fields_set}
-    return enqueue.NewJob(**{"lease_ttl_sec": lease_ttl_sec, **named, "trace": trace})
-
-
-def _pointer(*path: str | int) -> str:
-    return "".join(f"/{step}" for step in path)
-
-
 def _words(error: psycopg.Error) -> str:
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     return log.masked("; ".join(filter(None, lines)))
-
-
-def _known(found: T | None, otherwise: str) -> T:
-    """The value `found`; raises NotFound with the text `otherwise` where it is None."""
-    if found is None:
-        raise NotFound(otherwise, status=404)
-    return found
 
 
 def _user() -> str:

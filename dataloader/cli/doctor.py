@@ -17,32 +17,23 @@ from uuid import UUID
 import click
 from rich.text import Text
 
-from dataloader.cli import base, journal, screen
+from dataloader.cli import base, screen
 from dataloader.cli.connection import Reached, reaching
-from dataloader.cli.render import said
+from dataloader.cli.jobs import journal
+from dataloader.cli.render import attempts, said
 from dataloader.cli.watch import waits_for
-from dataloader.client import (
-    Backfill,
-    Database,
-    ErrorGroup,
-    Event,
-    Forbidden,
-    Job,
-    NotFound,
-    Overview,
-    Queue,
-    Schedule,
-    Task,
-    Webhooks,
-    Worker,
-)
+from dataloader.client import Forbidden, NotFound
 from dataloader.client.farm import Farm
+from dataloader.model.farm import Database, Webhooks, Worker
+from dataloader.model.jobs import Event, Job
+from dataloader.model.plans import Backfill, Schedule
+from dataloader.model.queues import Overview, Queue
+from dataloader.model.runs import ErrorGroup, Task
 from dataloader.queue.plans.schedules import OVERDUE_SEC
 from dataloader.queue.reports import alerts, stats, waiting
 
 SILENT_SEC = 60.0  # without a heartbeat, which is sent every 10 s by default
 MUCH_MEMORY_MB = 1_000
-_GONE = ("dead", "leaving")
 
 
 class Finding(NamedTuple):
@@ -68,9 +59,7 @@ class Case:
     now: datetime
 
 
-@click.group(cls=base.Group)
-def commands() -> None:
-    """Diagnosis."""
+commands = base.Group()
 
 
 @commands.command(examples=["dataloader doctor", f"dataloader doctor {base.EXAMPLE_ID}"])
@@ -86,9 +75,10 @@ def doctor(reached: Reached, what: str | None) -> None:
     except ValueError:
         _named(reached, what)
         return
-    case = _case(reached, job_id)
-    title = Text.assemble(f"job {job_id} (", screen.short(case.job.task), "): ", screen.status(case.job.status))
-    _tell(reached, list(diagnose(case)), {"job_id": job_id, "status": case.job.status}, title)
+    case = _case(reached.farm, job_id)
+    job = case.job
+    title = Text.assemble(f"job {job.job_id} (", screen.short(job.task), "): ", screen.status(job.status))
+    _tell(reached, list(diagnose(case)), {"job_id": job.job_id, "status": job.status}, title)
 
 
 def _named(reached: Reached, name: str) -> None:
@@ -99,7 +89,8 @@ def _named(reached: Reached, name: str) -> None:
         try:
             found = reached.farm.backfill(name)
         except NotFound:
-            raise NotFound(_UNKNOWN, status=404) from None
+            unknown = "there is no schedule and no backfill with this name, and it is no job_id"
+            raise NotFound(unknown, status=404) from None
         overview, workers = reached.farm.overview(), reached.farm.workers()
         findings, kind = list(diagnose_backfill(found, overview.queues, _serving(workers))), "backfill"
     _tell(reached, findings, {kind: name}, Text(f"{kind} {name}"))
@@ -111,29 +102,21 @@ def of_farm(
     """The faults of the farm, the grave ones first; `receivers` None: the asker may not see the webhooks."""
     queues = [asdict(queue) for queue in overview.queues]
     for alert in alerts.of_farm({"queues": queues}, [asdict(each) for each in workers], asdict(database)):
-        yield Finding(f"{alert.text} {alert.advice}".strip(), ("ps",) if alert.queue is None else _command(alert))
+        command = ("jobs", "-q", alert.queue or "", "--status", alert.status) if alert.status else ("queues",)
+        yield Finding(f"{alert.text} {alert.advice}".strip(), ("ps",) if alert.queue is None else command)
     if receivers and receivers.webhooks and not receivers.is_served:
         text = f"No worker serves the queue {receivers.queue}, so webhooks are told nothing: name it in WORKERS_JSON."
         yield Finding(text, ("webhook", "list"))
 
 
-def _command(alert: alerts.Alert) -> tuple[str, ...]:
-    """Where to look at an alert of a queue."""
-    return ("jobs", "-q", alert.queue or "", "--status", alert.status) if alert.status else ("queues",)
-
-
 def _of_whole(farm: Farm) -> Iterator[Finding]:
     receivers = None
-    with suppress(Forbidden, NotFound):  # a token that may only read; an older service
+    with suppress(Forbidden):  # a token that may only read
         receivers = farm.webhooks()
     overview = farm.overview()
     found = list(of_farm(overview, farm.workers(), farm.database(), receivers))
-    if overview.total.dead:
-        with suppress(NotFound):  # an older service
-            found += of_errors(farm.errors().groups)
-    with suppress(NotFound):
-        found += of_backfills(farm.backfills())
-        found += of_tasks(farm.tasks())
+    found += of_errors(farm.errors().groups if overview.total.dead else [])
+    found += [*of_backfills(farm.backfills()), *of_tasks(farm.tasks())]
     yield from found or [Finding("Nothing is wrong with the farm.")]
 
 
@@ -198,8 +181,9 @@ def of_errors(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
 
 def _again(group: ErrorGroup) -> tuple[str, ...]:
     """The command that queues the jobs of a group again."""
-    named = ("--group", group.error_group, "--queue", group.queue, "--task", group.task)
-    return ("errors", "requeue", *named)
+    fields = {"error_group": group.error_group, "queue": group.queue, "task": group.task}
+    quoted = {name: text.replace("\\", r"\\").replace('"', r"\"") for name, text in fields.items()}
+    return ("requeue", "--matching", " ".join([*(f'{name}:"{text}"' for name, text in quoted.items()), "status:dead"]))
 
 
 def of_backfills(found: Sequence[Backfill]) -> Iterator[Finding]:
@@ -269,28 +253,27 @@ def _not_run(found: Backfill, queues: Sequence[Queue], serving: Collection[str])
         yield Finding(text, ("backfill", "set", found.name, "--max-running", str(2 * found.max_running)))
 
 
-_UNKNOWN = "there is no schedule and no backfill with this name, and it is no job_id"
 _RETIRED = (
     "Its pipeline names it no more, so it makes no jobs. When it should not come back, remove it; else name it again:"
     " @register(..., schedule=...)"
 )
 
 
-def _case(reached: Reached, job_id: UUID) -> Case:
-    farm = reached.farm
-    job, events = farm.job(job_id), journal.whole(farm, job_id)
+def _case(farm: Farm, job_id: UUID) -> Case:
+    job, events = farm.job(job_id), journal(farm, job_id)
     overview, workers, database = farm.overview(), farm.workers(), farm.database()
+    served = [each for each in workers if job.queue in each.queues]
     return Case(
-        job,
-        journal.attempts(events),
-        events,
-        next((queue for queue in overview.queues if queue.queue == job.queue), None),
-        _serving(workers),
-        [each for each in workers if job.queue in each.queues and not each.is_live and each.state not in _GONE],
-        [each for each in workers if job.queue in each.queues and each.is_live],
-        next((worker for worker in workers if worker.job_id == job_id), None),
-        stats.slows_claims(asdict(database), overview.total.lag_sec) if database.held_by else None,
-        overview.at,
+        job=job,
+        runs=attempts(events),
+        events=events,
+        queue=next((queue for queue in overview.queues if queue.queue == job.queue), None),
+        serving=_serving(workers),
+        silent=[each for each in served if not each.is_live and each.state not in ("dead", "leaving")],
+        live=[each for each in served if each.is_live],
+        worker=next((worker for worker in workers if worker.job_id == job_id), None),
+        held=stats.slows_claims(asdict(database), overview.total.lag_sec) if database.held_by else None,
+        now=overview.at,
     )
 
 
@@ -301,29 +284,30 @@ def _serving(workers: Sequence[Worker]) -> list[str]:
 
 def _waiting(case: Case) -> Iterator[Finding]:
     job, why = case.job, case.job.waiting_for
-    reason = why.reason if why else None
+    reason = why.reason if why else ""
     text = waits_for(job, case.now) or "It is queued, and nothing is known that keeps it from running."
-    if reason == "paused":
-        yield Finding(text, ("resume", job.queue))
-    elif reason == "time":
-        rest = " It rests after a run that ended badly." if case.runs else ""
-        yield Finding(text + rest, ("run-now", str(job.job_id)))
-    elif reason in ("lock", "order", "dead", "parent"):
-        yield Finding(text, ("doctor", str(why.job_id if why else None)))
-    elif reason == "session":
-        yield Finding(f"{text} When that session is not to have it, end it in PostgreSQL by pg_terminate_backend.")
-    elif reason == "memory":
-        remedy = (
-            " Start a worker of its queue on a larger host, or raise DL_HOST_MEMORY. Where a run needs less, declare"
-        )
-        yield Finding(f"{text}{remedy} its `memory_mb`.", ("tasks",))
-    elif reason == "limit":
-        yield Finding(text, ("limit", "list"))
-    elif reason == "no_worker":
-        yield Finding(text + _no_worker(case), ("ps",))
-    else:
-        yield Finding(text, ("top",))
-        yield from _stuck(case)
+    more = {
+        "time": " It rests after a run that ended badly." if case.runs else "",
+        "session": " When that session is not to have it, end it in PostgreSQL by pg_terminate_backend.",
+        "memory": " Start a worker of its queue on a larger host, or raise DL_HOST_MEMORY. Where a run needs less,"
+        " declare its `memory_mb`.",
+        "no_worker": _no_worker(case),
+    }
+    helps: dict[str, tuple[str, ...]] = {
+        "paused": ("resume", job.queue),
+        "time": ("run-now", str(job.job_id)),
+        "session": (),
+        "memory": ("tasks",),
+        "limit": ("limit", "list"),
+        "no_worker": ("ps",),
+        **dict.fromkeys(("lock", "order", "dead", "parent"), ("doctor", str(why.job_id if why else None))),
+    }
+    yield Finding(text + more.get(reason, ""), helps.get(reason, ("top",)))
+    if reason not in helps:
+        silences = [case.now - each.reported_at for each in case.live if each.state == "stuck" and each.reported_at]
+        if silences:
+            silence = screen.duration(min(silences).total_seconds())
+            yield Finding(waiting.stuck(len(silences), len(case.live), silence), ("ps",))
     if case.queue and case.queue.paused_at and reason != "paused":
         yield Finding(f"Besides, the queue {job.queue} is paused.", ("resume", job.queue))
     if case.held:
@@ -343,14 +327,6 @@ def _no_worker(case: Case) -> str:
             " their machine is off or cut off, or their supervisor and keeper were ended or stopped (kill -CONT)."
         )
     return f" There are workers for: {', '.join(case.serving)}." if case.serving else " No worker is alive at all."
-
-
-def _stuck(case: Case) -> Iterator[Finding]:
-    """Workers of its queue whose runs have reported nothing for too long."""
-    silences = [case.now - each.reported_at for each in case.live if each.state == "stuck" and each.reported_at]
-    if silences:
-        silence = screen.duration(min(silences).total_seconds())
-        yield Finding(waiting.stuck(len(silences), len(case.live), silence), ("ps",))
 
 
 def _running(case: Case) -> Iterator[Finding]:

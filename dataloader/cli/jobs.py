@@ -1,45 +1,46 @@
-"""Commands about jobs: trigger, wait, status, result, cancel, jobs, job, events."""
+"""Commands about one job: trigger, again, wait, status, result, job, events, logs."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, tzinfo
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import click
 from rich.console import Group
 
-from dataloader.cli import base, bulk, journal, names, render, screen, watch
+from dataloader.cli import base, names, render, screen, watch
 from dataloader.cli.connection import Reached, reaching
-from dataloader.client import Started, Unavailable
-from dataloader.client.farm import PAGE
+from dataloader.client import Unavailable
+from dataloader.client.farm import Farm
 from dataloader.client.operations import given
+from dataloader.model.jobs import Event, LogLine, Triggered
 from dataloader.queue.fields import OF_PRODUCER
-from dataloader.queue.job import ON_FAILURE, STATUSES
+from dataloader.queue.job import ON_FAILURE
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 QUEUE = "etl.default"  # of a job for which none is named
-_SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|m|min|h|d)")
-_UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+PAGE = 200  # events of one answer
+MOST = 10_000  # events read of one job's journal
+FOLLOW_SEC = 1.0
+LATE_SEC = 3.0  # the longest delay between the commits of two events in the wrong order of ids
 
 
 def _fields_of_producer(command: F) -> F:
     """An option for each field that a producer may set, but for those that have one of another shape."""
     for field in reversed(OF_PRODUCER):
-        if field.name not in ("task", "queue", "lock_key", "args", "available_at"):
-            if field.type == "text[]":  # one after the other: --limit a --limit b
-                command = click.option(
-                    f"--{field.name.removesuffix('s')}", field.name, multiple=True, callback=_listed, help=field.text
-                )(command)
-                continue
-            kind = {"int": int, "float8": float}.get(field.type, str)
-            command = click.option(f"--{field.name.replace('_', '-')}", type=kind, help=field.text)(command)
+        if field.name in ("task", "queue", "lock_key", "args", "available_at"):
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        options: dict[str, Any] = {"type": {"int": int, "float8": float}.get(field.type, str)}
+        if field.type == "text[]":  # one after the other: --limit a --limit b
+            flag, options = flag.removesuffix("s"), {"multiple": True}
+        command = click.option(flag, field.name, help=field.text, **options)(command)
     failure = click.option(
         "--on-parent-failure",
         type=base.Choice(ON_FAILURE),
@@ -50,13 +51,7 @@ def _fields_of_producer(command: F) -> F:
     )
 
 
-def _listed(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[str] | None:
-    return list(values) or None
-
-
-@click.group(cls=base.Group)
-def commands() -> None:
-    """About jobs."""
+commands = base.Group()
 
 
 @commands.command(
@@ -93,25 +88,68 @@ def trigger(
     **fields: Any,
 ) -> None:
     """Start a job and print its id and status."""
-    if timeout is not None and not waits:
-        raise click.UsageError("--timeout is for --wait; how long a run may take says --timeout-sec")
-    if only_result and not waits:
-        raise click.UsageError("--result is for --wait; of a job that has ended `dataloader result JOB` prints it")
-    fields["lock_key"] = fields["lock_key"] or task
-    fields["depends_on"] = fields["depends_on"] or None
-    fields["idempotency_key"] = fields["idempotency_key"] or f"cli-{uuid4()}"
-    args = arguments(args_json)
+    if (timeout is not None or only_result) and not waits:
+        other = "--timeout-sec limits a run" if timeout is not None else "`dataloader result JOB` prints that of a job"
+        raise click.UsageError(f"{'--result' if only_result else '--timeout'} is for --wait; {other}")
+    key = fields.pop("idempotency_key") or f"cli-{uuid4()}"
+    args = base.arguments(args_json)
     names.require(reached, is_new, queue=fields["queue"], task=task)
-    started = _triggered(reached, task, args, fields | {"queue": fields["queue"] or QUEUE})
+    named = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items() if value != ()}
+    try:
+        started = reached.farm.trigger(task, args=args, idempotency_key=key, **given(**named))
+    except Unavailable as e:
+        if e.is_open:
+            again = shlex.join(["--idempotency-key", key])
+            e.detail += f"\nwhether the job was added is not known; sent again with {again} it is added once"
+        raise
+    _started(reached, started, waits, timeout, watch.tell_result if only_result else watch.tell_end)
+
+
+def _started(
+    reached: Reached, started: Triggered, waits: bool, timeout: float | None = None, tell: Any = watch.tell_end
+) -> None:
     if not waits:
-        reached.print_json(started.document)
+        reached.print_json(started)
         return
     click.echo(f"dataloader: job {started.job_id}", err=True)
-    sys.exit(watch.to_its_end(reached, started.job_id, timeout, watch.tell_result if only_result else watch.tell_end))
+    sys.exit(watch.to_its_end(reached, started.job_id, timeout, tell))
+
+
+@commands.command(examples=(f"dataloader again {base.EXAMPLE_ID} --arg day=2026-01-31 --arg limit=10",))
+@click.argument("job_id", type=click.UUID)
+@click.option(
+    "--arg", "pairs", multiple=True, metavar="NAME=VALUE", help="an arg to replace, JSON or text; again for more"
+)
+@click.option("--args", "args_json", default="{}", help="args to replace, a JSON object; @FILE reads a file, @- stdin")
+@click.option("--without", multiple=True, metavar="NAME", help="an arg to leave out; again for more")
+@click.option("--queue", "-q", help="default: the job's")
+@click.option("--lock-key", help="default: the job's")
+@click.option("--priority", type=int, help="default: the job's")
+@click.option("--wait", "waits", is_flag=True, help="wait for the new job's end; the exit status is that of `wait`")
+@reaching
+def again(reached: Reached, job_id: UUID, pairs: tuple[str, ...], args_json: str, waits: bool, **fields: Any) -> None:
+    """Add a job with the fields of one that has ended, with changes; args that are masked stay as they are."""
+    args = base.arguments(args_json) | dict(map(_named, pairs))
+    _started(reached, reached.farm.again(job_id, args=args, **given(**fields)), waits)
+
+
+def _named(pair: str) -> tuple[str, Any]:
+    """The name and the value of NAME=VALUE; a value that is no JSON is a text."""
+    name, found, text = pair.partition("=")
+    if not (name and found):
+        raise click.BadParameter("should be NAME=VALUE, such as limit=10", param_hint="--arg")
+    try:
+        return name, json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return name, text
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)  # NaN and Infinity, which JSON cannot say: they are texts
 
 
 @commands.command(examples=[f"dataloader wait {base.EXAMPLE_ID} --timeout 3600"])
-@click.argument("job_id", type=base.JOB_ID)
+@click.argument("job_id", type=click.UUID)
 @click.option("--timeout", type=float, help="stop waiting after so many seconds; exit status 13")
 @reaching
 def wait(reached: Reached, job_id: UUID, timeout: float | None) -> None:
@@ -124,7 +162,7 @@ def wait(reached: Reached, job_id: UUID, timeout: float | None) -> None:
 
 
 @commands.command(examples=[f"dataloader status {base.EXAMPLE_ID}"])
-@click.argument("job_id", type=base.JOB_ID)
+@click.argument("job_id", type=click.UUID)
 @reaching
 def status(reached: Reached, job_id: UUID) -> None:
     """Print a job's status."""
@@ -132,93 +170,33 @@ def status(reached: Reached, job_id: UUID) -> None:
 
 
 @commands.command(examples=[f"dataloader result {base.EXAMPLE_ID}"])
-@click.argument("job_id", type=base.JOB_ID)
+@click.argument("job_id", type=click.UUID)
 @reaching
 def result(reached: Reached, job_id: UUID) -> None:
     """Print what a job's pipeline has returned, as JSON; null before the job has succeeded."""
     reached.print_json(reached.farm.result(job_id))
 
 
-@commands.command(
-    examples=[
-        f"dataloader cancel {base.EXAMPLE_ID}",
-        f"dataloader cancel {base.EXAMPLE_ID} --force",
-        "dataloader cancel --matching 'task:load.orders status:queued'",
-    ]
-)
-@click.argument("job_id", type=base.JOB_ID, required=False)
-@click.option("--force", is_flag=True, help="do not wait for a safe point: interrupt the run, then kill it")
-@bulk.matching("cancelled")
-@reaching
-def cancel(reached: Reached, job_id: UUID | None, force: bool, **many: Any) -> None:
-    """Cancel a job: a queued one at once, a running one at its next safe point."""
-    if bulk.is_for_many(many, job_id is not None):
-        if force:
-            raise click.UsageError("--force is for one job, not for those of --matching")
-        bulk.order(reached, "cancel", **many)
-        return
-    if job_id is None:
-        raise click.UsageError("name a job, or jobs by --matching")
-    reached.print_json(reached.farm.cancel(job_id, force=force))
-
-
-@commands.command(examples=["dataloader jobs -q etl.default --status dead --since 1d"])
-@click.option("--queue", "-q")
-@click.option("--task")
-@click.option("--status", type=base.Choice(STATUSES))
-@click.option("--lock-key")
-@click.option("--partition-key")
-@click.option("--producer")
-@click.option("--consumer-group")
-@click.option("--error-group", metavar="TEXT", help="only jobs of this group, as `dataloader errors` has it")
-@click.option("--since", metavar="TIME", help="only jobs that changed since then: 2h (min, h, d) ago, or a time")
-@click.option("--until", metavar="TIME", help="only jobs that changed before then")
-@click.option("--sort", type=base.Choice(["changed", "key"]), default="changed", show_default=True)
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True)
-@click.option("--all", "has_no_limit", is_flag=True, help="show all jobs, without a limit")
-@click.option("--search", "-s", "q", metavar="TEXT", help='as in the dashboard: "load args.date:2024-05-01"')
-@click.option("--tally", is_flag=True, help="print how many jobs there are of each kind, and no job")
-@reaching
-def jobs(
-    reached: Reached, since: str | None, until: str | None, limit: int, has_no_limit: bool, tally: bool, **filters: Any
-) -> None:
-    """List jobs, the newest change first."""
-    filters |= {"since": instant("--since", since, reached.zone), "until": instant("--until", until, reached.zone)}
-    if tally:
-        del filters["sort"]
-        bulk.tell_tally(reached, given(**filters))
-        return
-    found = list(reached.farm.jobs(limit=None if has_no_limit else limit, **given(**filters)))
-    if reached.as_json:
-        reached.print_json({"jobs": found})
-    else:
-        screen.show(render.listed(found, datetime.now(UTC)))
-    if not found:
-        names.hint(reached, queue=filters["queue"], task=filters["task"])
-    if len(found) == limit and not (has_no_limit or reached.as_json):
-        click.echo(f"dataloader: these are {limit}, there may be more: --limit N or --all", err=True)
-
-
 @commands.command(examples=[f"dataloader job {base.EXAMPLE_ID}"])
-@click.argument("job_id", type=base.JOB_ID)
+@click.argument("job_id", type=click.UUID)
 @reaching
 def job(reached: Reached, job_id: UUID) -> None:
     """Show all that is known of a job: fields, arguments, attempts, journal."""
-    found, events = reached.farm.job(job_id), journal.whole(reached.farm, job_id)
-    if reached.as_json:
-        runs = [attempt._asdict() for attempt in journal.attempts(events)]
-        reached.print_json({"job": found, "attempts": runs, "events": events})
-        return
-    screen.show(Group(*render.whole(found, events, reached.zone)))
+    found, events = reached.farm.job(job_id), journal(reached.farm, job_id)
+    runs = [attempt._asdict() for attempt in render.attempts(events)]
+    whole = {"job": found, "attempts": runs, "events": events}
+    reached.answer(whole, lambda: Group(*render.whole(found, events, reached.zone)))
+
+
+def journal(farm: Farm, job_id: UUID) -> list[Event]:
+    """The job's journal, up to MOST events."""
+    return list(farm.job_events(job_id, limit=MOST))
 
 
 @commands.command(
-    examples=[
-        f"dataloader events {base.EXAMPLE_ID} --follow",
-        "dataloader events -q etl.default --limit 100",
-    ]
+    examples=[f"dataloader events {base.EXAMPLE_ID} --follow", "dataloader events -q etl.default --limit 100"]
 )
-@click.argument("job_id", type=base.JOB_ID, required=False)
+@click.argument("job_id", type=click.UUID, required=False)
 @click.option("--queue", "-q", help="show the events of all jobs of this queue")
 @click.option("--follow", is_flag=True, help="show new events as they come, until Ctrl-C or the job's end")
 @click.option(
@@ -229,57 +207,95 @@ def events(reached: Reached, job_id: UUID | None, queue: str | None, follow: boo
     """Show the journal of a job, or of the farm; with --json and --follow a line for each event."""
     if job_id and queue:
         raise click.UsageError("a job's journal is of one queue: leave --queue out")
-    found = journal.whole(reached.farm, job_id)[-limit:] if job_id else reached.farm.events(queue=queue, limit=limit)
+    farm = reached.farm
+    found: Sequence[Event] = journal(farm, job_id)[-limit:] if job_id else farm.events(queue=queue, limit=limit)
     if not found:
         names.hint(reached, queue=queue)
     if reached.as_json and not follow:
         reached.print_json({"events": found})
         return
     try:
-        for event in journal.followed(reached.farm, job_id, queue, found) if follow else iter(found):
-            if reached.as_json:
-                reached.print_json(event, None)
-            else:
-                click.echo(render.line(event, reached.zone))
+        for event in found if not follow else _new_events(farm, job_id, queue, found):
+            reached.answer_line(event, render.line(event, reached.zone))
     except KeyboardInterrupt:
         return
 
 
-def _triggered(reached: Reached, task: str, args: Any, fields: dict[str, Any]) -> Started:
+def _new_events(farm: Farm, job_id: UUID | None, queue: str | None, first: Sequence[Event]) -> Iterator[Event]:
+    """The events in `first`, and new ones.
+
+    PostgreSQL assigns ids before the commit, so a smaller id may appear later: each page begins LATE_SEC in the past.
+    """
+    yield from first
+    seen = {event.event_id: time.monotonic() for event in first}
+    after = first[0].event_id - 1 if first else 0
+    if not first and not job_id:  # the last event of the queue may be far back: begin at the farm's newest
+        after = max((event.event_id for event in farm.events(limit=1)), default=0)
+
+    def news() -> Iterator[Event]:
+        nonlocal after, seen
+        after = max([after, *(number for number, at in seen.items() if time.monotonic() - at > LATE_SEC)])
+        seen = {number: at for number, at in seen.items() if number > after}
+        page, start = (
+            iter(farm.job_events(job_id, after=after) if job_id else _pages(farm, queue, after)),
+            time.monotonic(),
+        )
+        for event in page:
+            if event.event_id not in seen:
+                seen[event.event_id] = start
+                yield event
+
+    yield from _followed(farm, job_id, news)
+
+
+def _pages(farm: Farm, queue: str | None, after: int) -> Iterator[Event]:
+    while page := farm.events(after=after, queue=queue, limit=PAGE):
+        yield from page
+        after = page[-1].event_id
+        if len(page) < PAGE:
+            return
+
+
+def _followed(farm: Farm, job_id: UUID | None, news: Callable[[], Iterable[R]]) -> Iterator[R]:
+    """News as they come, until the job has ended; over a farm that is away for a while."""
+    while True:
+        is_over = False
+        try:
+            is_over = (
+                job_id is not None and farm.status(job_id).is_final
+            )  # before the look: its last news are there then
+            yield from news()
+        except Unavailable as e:
+            is_over = False
+            click.echo(f"dataloader: {screen.plain(str(e))}; trying again", err=True)
+        if is_over:
+            return
+        time.sleep(FOLLOW_SEC)
+
+
+@commands.command(examples=(f"dataloader logs -f {base.EXAMPLE_ID}",))
+@click.argument("job_id", type=click.UUID)
+@click.option("--follow", "-f", is_flag=True, help="show new lines as they come, until Ctrl-C or the job's end")
+@click.option("--attempt", type=click.IntRange(1), help="only the lines of this attempt")
+@reaching
+def logs(reached: Reached, job_id: UUID, follow: bool, attempt: int | None) -> None:
+    """Show what the runs of a job have written: its logging, its prints, the output of its programs.
+
+    With --json a line of JSON for each line.
+    """
+    run, after = 0, None
+
+    def news() -> Iterator[LogLine]:
+        nonlocal after
+        for line in reached.farm.logs(job_id, attempt=attempt, after=after):
+            after = line.place
+            yield line
+
     try:
-        return reached.farm.trigger(task, args=args, **fields)
-    except Unavailable as e:
-        if e.is_open:
-            again = shlex.join(["--idempotency-key", fields["idempotency_key"]])
-            e.detail += f"\nwhether the job was added is not known; sent again with {again} it is added once"
-        raise
-
-
-def arguments(text: str) -> Any:
-    """The JSON object of --args; raises click.BadParameter."""
-    try:
-        if text.startswith("@"):
-            text = sys.stdin.read() if text == "@-" else Path(text[1:]).read_text("utf-8")
-        args = json.loads(text)
-    except OSError as e:
-        raise click.BadParameter(f"{text[1:]} cannot be read: {e.strerror}", param_hint="--args") from None
-    except (ValueError, RecursionError) as e:
-        raise click.BadParameter(f"should be a JSON object: {e}", param_hint="--args") from None
-    if not isinstance(args, dict):
-        raise click.BadParameter("should be a JSON object", param_hint="--args")
-    return args
-
-
-def instant(name: str, text: str | None, zone: tzinfo) -> datetime | None:
-    """A time, or so long ago; without an offset it is in the zone of the people."""
-    if text is None:
-        return None
-    if span := _SPAN.fullmatch(text.strip()):
-        return datetime.now(UTC) - timedelta(seconds=float(span[1]) * _UNITS[span[2]])
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.BadParameter(
-            "should be 15min, 2h, 3d or a time such as 2026-01-31T06:30", param_hint=name
-        ) from None
-    return at if at.tzinfo else at.replace(tzinfo=zone)
+        for line in _followed(reached.farm, job_id, news) if follow else news():
+            if line.claim != run and attempt is None and not reached.as_json:
+                click.echo(f"--- attempt {line.attempt}")
+            run = line.claim
+            reached.answer_line(line, render.log_line(line, reached.zone))
+    except KeyboardInterrupt:
+        return

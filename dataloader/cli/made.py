@@ -5,26 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from datetime import UTC, datetime, tzinfo
+from datetime import datetime
 from typing import Any, Literal, get_args, get_origin
 
 import click
 from annotated_types import Ge, Le
+from rich.console import Group
 
 from dataloader import ops
-from dataloader.cli import base, names, screen, watch
+from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
-from dataloader.cli.jobs import arguments
 from dataloader.model.queues import QueueState
 from dataloader.ops.op import Op, Parameter, bounds, may_be_none, plain_type
 
 NONE = "none"  # the word for null
 ROWS = 50  # of a table, where the command does not say
 _DIGITS = re.compile(r"-?[0-9]+(\.[0-9]+)?")
-WIDEST = 60  # characters of a cell
-NEW_NAMES = ("schedules", "backfills")  # subjects whose words name the queue and the task of jobs to come
+NEW_NAMES = ("schedules", "backfills", "alerts")  # subjects whose words name queues and tasks to come
 _SPAN = re.compile(r"(\d{1,9}) ?(s|sec|min|h|d|)")
-_UNITS = {"": 1, "s": 1, "sec": 1, "min": 60, "h": 3_600, "d": 86_400}
 
 
 def add(root: click.Group, *subjects: str) -> None:
@@ -44,14 +42,15 @@ def _command(op: Op, name: str) -> click.Command:
     def run(reached: Reached, **options: Any) -> None:
         is_new = options.pop("is_new", None)
         given = {each: value for each, value in options.items() if value is not None and each in op.parameters}
-        given = {each: _read(op.parameters[each], value) for each, value in given.items()}
+        given = {each: read(op.parameters[each], value, reached) for each, value in given.items()}
         if op.is_page and op.rows:
             given["limit"] = None if options["has_no_limit"] else options["limit"]
         if op.is_change and not any(each in given for each in op.parameters if each not in op.in_path) and _changes(op):
             raise click.UsageError(f"name what to change: {', '.join(_flag(each) for each in _changes(op))}")
         if op.subject in NEW_NAMES:
-            names.require(reached, is_new, queue=given.get("queue"), task=given.get("task"))
-        elif "queue" in given:
+            for queue in given.get("queues", [given.get("queue")]):
+                names.require(reached, is_new, queue=queue, task=given.get("task"))
+        elif "queue" in op.in_path:
             names.require(reached, is_new, queue=given["queue"])
         _show(op, reached, given, getattr(reached.farm, op.name)(**given))
 
@@ -60,17 +59,19 @@ def _command(op: Op, name: str) -> click.Command:
         name, callback=reaching(run), params=list(_params(op)), help=f"{summary}\n{more}", examples=op.examples
     )
     made.params += getattr(made.callback, "__click_params__", [])[::-1]
-    if op.answer is QueueState or (op.subject in NEW_NAMES and "task" in op.parameters):
+    if op.answer is QueueState or (op.subject in NEW_NAMES and {"task", "queues"} & op.parameters.keys()):
         names.may_be_new(made)
     return made
 
 
-def _read(each: Parameter, value: Any) -> Any:
-    """The value of an option: a word for null, the JSON of an object, or what click has read."""
+def read(each: Parameter, value: Any, reached: Reached) -> Any:
+    """The value of an option: a word for null, the JSON of an object, a time, or what click has read."""
     kind = plain_type(each.annotation)
     if value == NONE and NONE not in get_args(kind):
         return None
-    return arguments(value) if get_origin(kind) is dict else value
+    if kind is datetime:
+        return base.instant(value, reached.zone)
+    return base.arguments(value) if get_origin(kind) is dict else value
 
 
 def _changes(op: Op) -> list[str]:
@@ -90,7 +91,8 @@ def _params(op: Op) -> Iterator[click.Parameter]:
             yield click.Option(["--limit"], type=click.IntRange(1), default=ROWS, show_default=True)
             yield click.Option(["--all", "has_no_limit"], is_flag=True, help="show all rows, without a limit")
         elif each.name != "after":
-            yield option(each)
+            # Without a filter a question is for all; null is no other word for that.
+            yield option(each._replace(default=None, stays=False) if each.stays and not op.is_change else each)
 
 
 def option(each: Parameter) -> click.Option:
@@ -98,10 +100,13 @@ def option(each: Parameter) -> click.Option:
     flag, kind = _flag(each.name), plain_type(each.annotation)
     if kind is bool:
         return click.Option([f"{flag}/--no-{each.name.replace('_', '-')}"], default=None, help=_text(each))
-    declared = [flag, each.name] + (["-q"] if each.name == "queue" else [])
+    declared = {"q": ["--search", "-s", "q"], "queue": [flag, "-q", "queue"]}.get(each.name, [flag, each.name])
     if get_origin(kind) is list:
         declared[0] = flag.removesuffix("s")
-        return click.Option(declared, multiple=True, callback=_listed, help=_text(each))
+        of_one = _type(each._replace(annotation=get_args(kind)[0]))
+        return click.Option(declared, type=of_one, multiple=True, callback=_listed, help=_text(each))
+    if kind is datetime:
+        return click.Option(declared, metavar="TIME", help=f"{_text(each)}: 2h (min, h, d) ago, or a time")
     return click.Option(declared, type=_type(each), required=each.is_required, help=_text(each))
 
 
@@ -122,7 +127,7 @@ class _Span(click.IntRange):
         span = _SPAN.fullmatch(str(value).strip())
         if not span:
             self.fail(f"{value!r} should be seconds, or a span such as 30s, 15min, 2h or 1d", param, ctx)
-        return super().convert(int(span[1]) * _UNITS[span[2]], param, ctx)
+        return super().convert(int(span[1]) * base.UNITS[span[2]], param, ctx)
 
 
 class _OrNone(click.ParamType[Any]):
@@ -162,73 +167,27 @@ def _text(each: Parameter) -> str:
 def _show(op: Op, reached: Reached, given: Mapping[str, Any], answer: Any) -> None:
     if op.rows:
         rows = list(answer)
-        if reached.as_json:
-            reached.print_json({op.rows: rows})
-            return
-        screen.show(_table(op.columns.split(), rows))
-        if op.is_page and len(rows) == given["limit"]:
+        reached.answer({op.rows: rows}, lambda: screen.listing(op.columns, rows))
+        if op.is_page and len(rows) == given["limit"] and not reached.as_json:
             click.echo(f"dataloader: these are {len(rows)}, there may be more: --limit N or --all", err=True)
-        return
-    facts = dict(given) | (_facts(answer) if not isinstance(answer, int) else {"changed": answer, "moved": answer})
-    if reached.as_json:
-        reached.print_json(answer if not isinstance(answer, int) else _of_total(op, facts))
-        return
-    if not op.done:
-        screen.show(sheet(answer, reached.zone))
-        return
-    click.echo(op.sentence(answer, facts | {"flags": reached.flags}, screen.plain))
+    elif op.columns:  # a list, and more
+        lists = [name for name, value in screen.facts(answer).items() if isinstance(value, list)]
+        rows = getattr(answer, lists[0])
+        more = screen.sheet(answer, reached.zone, lists)
+        reached.answer(answer, lambda: Group(screen.listing(op.columns, rows), "", more))
+    elif isinstance(answer, int):
+        facts = dict(given) | {"changed": answer, "moved": answer}
+        total = {each.name: facts[each.name] for each in fields(op.answer) if each.name in facts}
+        reached.answer(total, lambda: _sentence(op, reached, answer, facts))
+    else:
+        facts = dict(given) | screen.facts(answer)
+        reached.answer(
+            answer,
+            lambda: _sentence(op, reached, answer, facts) if op.done else screen.sheet(answer, reached.zone),
+        )
+    if (op.rows or op.columns) and not rows:
+        names.hint(reached, queue=given.get("queue"), task=given.get("task"))
 
 
-def sheet(answer: Any, zone: tzinfo) -> Any:
-    """The fields of an answer, but for those that are empty, one a line; a list has a line for each value."""
-    now, rows = datetime.now(UTC), []
-    for name, value in _facts(answer).items():
-        values = value if isinstance(value, list) else [value]
-        texts = [_value(name, each, now, zone) for each in values]
-        rows += [(name.replace("_", " ") if not number else "", text) for number, text in enumerate(texts)]
-    return screen.fields((name, text) for name, text in rows if text not in ("", None))
-
-
-def _value(name: str, value: Any, now: datetime, zone: tzinfo) -> Any:
-    if name == "counts":
-        return ", ".join(f"{each} {count:,}" for each, count in value.items() if count)
-    if isinstance(value, dict):
-        return screen.as_json(value, None) if value else ""
-    if isinstance(value, datetime):
-        return f"{screen.clock(value, zone)}, {screen.ago(value, now)}"
-    return value if isinstance(value, str) else _cell(name, value, now)
-
-
-def _facts(answer: Any) -> dict[str, Any]:
-    return {each.name: getattr(answer, each.name) for each in fields(answer)}
-
-
-def _of_total(op: Op, facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {each.name: facts[each.name] for each in fields(op.answer) if each.name in facts}
-
-
-def _table(columns: list[str], rows: list[Any]) -> Any:
-    now = datetime.now(UTC)
-    numbers = [name.replace("_", " ") for name in columns if rows and isinstance(getattr(rows[0], name), int | float)]
-    titles = [name.replace("_", " ") for name in columns]
-    cells = [[_cell(name, getattr(row, name), now) for name in columns] for row in rows]
-    return screen.table(titles, cells, numbers, loose=[title for title in titles if title not in numbers])
-
-
-def _cell(name: str, value: Any, now: datetime) -> Any:
-    if value is None or value == "":
-        return ""
-    if name.endswith("_sec"):
-        return screen.duration(value)
-    if isinstance(value, datetime):
-        return screen.ago(value, now)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.1f}" if value != int(value) else screen.number(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if hasattr(value, "reason"):
-        why = {name: each for name, each in _facts(value).items() if each is not None}
-        return screen.short(watch.reason(why, now), 200)
-    return screen.short(value, WIDEST)
+def _sentence(op: Op, reached: Reached, answer: Any, facts: Mapping[str, Any]) -> str:
+    return op.sentence(answer, {**facts, "flags": reached.flags}, screen.plain)

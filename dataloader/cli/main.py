@@ -1,19 +1,7 @@
 """The command line: one command per process, and the commands that ask or change a farm.
 
-Messages go to stderr, answers to stdout; exit statuses are those of `process`. This module holds the programs, the
-modules beside it the other commands:
-
-    jobs      trigger, wait, status, result, cancel, jobs, job, events
-    again     again: a job that has ended, with changes
-    operate   requeue, run-now, delete, pause, resume, limit, queue
-    schedules schedule: jobs by the clock
-    backfills backfill: jobs of one task for many partitions
-    errors    errors: dead and retrying jobs in groups by their errors
-    logs      logs: what the runs of a job have written
-    farm      queues, ps, tasks, top (drawn by `top`), completion
-    search_index  search-index: the index for searches by arguments
-    webhooks  webhook: who is told of dead jobs, stuck runs, late and paused queues
-    doctor    doctor: why a job does not run, or runs badly; why a schedule makes none; what is wrong with the farm
+Messages go to stderr, answers to stdout; exit statuses are those of `process`. This module holds the programs,
+and `_MODULES` names the module of each other command. Most commands are made from the operations (`made`).
 """
 
 from __future__ import annotations
@@ -21,9 +9,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,22 +29,15 @@ if TYPE_CHECKING:
     from dataloader.farm.slots import SharedSlots, Slot
     from dataloader.surroundings import Lack
 
-T = TypeVar("T")
 # The module of each command that asks or changes a farm.
 _MODULES = {
     name: module
     for module, names in {
-        "jobs": "trigger wait status result cancel jobs job events",
-        "again": "again",
+        "jobs": "trigger again wait status result job events logs",
+        "farm": "jobs tally queues ps tasks task predict top completion",
         "doctor": "doctor",
-        "operate": "requeue run-now delete pause resume limit queue",
-        "schedules": "schedule",
+        "operate": "cancel requeue run-now delete pause resume limit queue schedule errors webhook search-index",
         "backfills": "backfill",
-        "errors": "errors",
-        "logs": "logs",
-        "farm": "queues ps tasks predict top completion",
-        "webhooks": "webhook",
-        "search_index": "search-index",
     }.items()
     for name in names.split()
 }
@@ -191,12 +173,14 @@ def api(processes: int, threads: int) -> None:
     """Serve the HTTP API with gunicorn."""
     from dataloader import surroundings
     from dataloader.local import ports
+    from dataloader.queue import hooks
 
     settings = _settings()
     _check_host(surroundings.of_api())
     dsn = _dsn(settings)
     _check_database(settings, dsn, direct=False)
-    _check_hooks(settings)
+    with _refusing():
+        hooks.load(settings.hook_modules)
     try:
         bind = ports.wait_for(settings.app_host, settings.app_port)
     except ports.NotFree as e:
@@ -243,15 +227,16 @@ def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool) ->
         click.echo(migrations.grants(settings.pg_schema_queue, roles))
         return
     dsn, schema = _dsn(settings), settings.pg_schema_queue
-    if only_check:
-        todo = _reached(lambda: _refusing(lambda: _missing(dsn, schema)))
-        click.echo("\n".join(todo) or "up to date")
-        sys.exit(EXIT_FAILED if todo else 0)
-    names = _reached(lambda: _refusing(lambda: migrations.migrate(dsn, schema)))
-    click.echo("\n".join(f"applied: {name}" for name in names) or "up to date")
-    if roles:
-        _reached(lambda: _refusing(lambda: migrations.grant(dsn, schema, roles)))
-        click.echo("\n".join(f"granted: {role} is a {kind}" for kind, role in roles))
+    with _refusing():
+        if only_check:
+            todo = _missing(dsn, schema)
+            click.echo("\n".join(todo) or "up to date")
+            sys.exit(EXIT_FAILED if todo else 0)
+        names = migrations.migrate(dsn, schema)
+        click.echo("\n".join(f"applied: {name}" for name in names) or "up to date")
+        if roles:
+            migrations.grant(dsn, schema, roles)
+            click.echo("\n".join(f"granted: {role} is a {kind}" for kind, role in roles))
 
 
 @main.command(examples=["dataloader check"])
@@ -341,17 +326,6 @@ def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
         click.echo(f"dataloader: the database cannot be reached yet: {log.masked(str(e).strip())}", err=True)
 
 
-def _check_hooks(settings: Settings) -> None:
-    """Refuse, in one line, a module of DL_HOOKS that no API process could import."""
-    from dataloader import config
-    from dataloader.queue import hooks
-
-    try:
-        hooks.load(settings.hook_modules)
-    except config.ConfigError as e:
-        _refuse(str(e), EXIT_CANNOT_START)
-
-
 def _missing(dsn: str, schema: str) -> list[str]:
     from dataloader.queue import db, migrations
 
@@ -373,19 +347,17 @@ def _preload(settings: Settings) -> None:
             _refuse(f"DL_PRELOAD: {name} cannot be imported: {e}", EXIT_CANNOT_START)
 
 
-def _refusing(action: Callable[[], T]) -> T:
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Refuse in one line what fails here."""
+    import psycopg
+
+    from dataloader import config
     from dataloader.queue import migrations
 
     try:
-        return action()
-    except migrations.SchemaError as e:
+        yield
+    except (migrations.SchemaError, config.ConfigError) as e:
         _refuse(str(e), EXIT_CANNOT_START)
-
-
-def _reached(action: Callable[[], T]) -> T:
-    import psycopg
-
-    try:
-        return action()
     except psycopg.Error as e:
         _refuse(f"database: {str(e).strip()}", EXIT_FAILED)

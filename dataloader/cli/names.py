@@ -10,8 +10,9 @@ import click
 
 from dataloader.cli import base, screen
 from dataloader.cli.connection import Reached
-from dataloader.client import Forbidden, Name, NotFound
+from dataloader.client import Forbidden, NotFound
 from dataloader.exits import EXIT_FAILED
+from dataloader.model.farm import Name
 
 F = TypeVar("F", bound=Callable[..., Any])
 TO_TAKE_IT = " (--new takes it all the same)"

@@ -1,120 +1,156 @@
-"""Commands that change jobs, named or found: requeue, run-now, delete. Those for queues and limits are made."""
+"""Commands that change jobs: requeue, run-now, delete, cancel; those of queues, limits, schedules, errors and webhooks.
+
+The commands that are not written here are made from the operations (`made`).
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
 from uuid import UUID
 
 import click
+import psycopg
 
-from dataloader.cli import base, bulk, made, names, screen
+from dataloader import config
+from dataloader.cli import base, made, screen
 from dataloader.cli.connection import Reached, reaching
-from dataloader.client.farm import Farm
-from dataloader.client.operations import given
-from dataloader.exits import EXIT_FAILED
+from dataloader.client.farm import BATCH
+from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
+from dataloader.model.jobs import BulkOutcome, Preview
 from dataloader.model.kinds import OrderName
+from dataloader.queue import db
+from dataloader.queue.reports import args_index
 
-LONG = 1_000  # jobs of a kind; an answer does not count more than these
+MAKING_SEC = 86_400.0  # an index of many millions of jobs takes its time
+
+
+commands = base.Group()
 _DONE = {
     "requeue": "queued again",
     "start-over": "queued again, from the start",
     "run-now": "due now",
-    "delete": "deleted",
+    "delete": "deleted, with their journal",
+    "cancel": "cancelled, or asked to stop",
 }
-# The verbs for a whole queue: the figure that counts its group, and what became of the jobs.
-_GROUPS = {
-    "requeue-dead": ("dead", "queued again"),
-    "delete-dead": ("dead", "deleted"),
-    "run-all": ("scheduled", "due now"),
-}
-F = TypeVar("F", bound=Callable[..., Any])
+_RULES = {"run-now": "only what is queued can be", "delete": "cancel it first", "cancel": "it has ended"}
 
 
-def _filtered(command: F) -> F:
-    """The command, with a filter of the jobs of a queue."""
-    for name, what in (
-        ("partition-key", "of this partition"),
-        ("lock-key", "with this key"),
-        ("task", "of this task"),
-    ):
-        command = click.option(f"--{name}", metavar="TEXT", help=f"of the queue's jobs only those {what}")(command)
-    return command
+def _order(name: OrderName, text: str, *more: click.Option) -> None:
+    """Make the command of an order to jobs: to named ones, or to those of a search."""
+
+    @commands.command(
+        name=name,
+        help=f"{text}; - reads their ids from stdin.",
+        examples=[
+            f"dataloader {name} {base.EXAMPLE_ID}",
+            f"dataloader {name} --matching 'queue:etl.default task:load.csv'",
+        ],
+    )
+    @click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
+    @click.option("--matching", metavar="TEXT", help='all jobs of this search: "task:load.csv status:dead"')
+    @click.option("--preview", "only_preview", is_flag=True, help="count the jobs of --matching, and why others stay")
+    @click.option("--yes", is_flag=True, help="do not ask for confirmation")
+    @reaching
+    def change(
+        reached: Reached,
+        job_ids: tuple[str, ...],
+        matching: str | None,
+        only_preview: bool,
+        yes: bool,
+        force: bool = False,
+        from_scratch: bool = False,
+    ) -> None:
+        if bool(job_ids) == (matching is not None):
+            raise click.UsageError("name jobs, or a search by --matching: one of the two")
+        if matching is None and only_preview:
+            raise click.UsageError("--preview is for --matching")
+        if matching is not None and force:
+            raise click.UsageError("--force is for named jobs, not for those of --matching")
+        verb: OrderName = "start-over" if from_scratch else name
+        if matching is not None:
+            _change_matching(reached, verb, matching, only_preview, yes)
+        elif name == "cancel" and len(job_ids) == 1 and "-" not in job_ids:
+            reached.print_json(reached.farm.cancel(_ids(job_ids)[0], force=force))
+        else:
+            if name == "delete" and not yes:
+                if "-" in job_ids:
+                    raise click.UsageError("with ids from stdin nobody can be asked: add --yes")
+                click.confirm(f"Delete {len(job_ids)} jobs, with their journal, for good?", abort=True, err=True)
+            _change_named(reached, verb, _ids(job_ids), force)
+
+    change.params[1:1] = more
 
 
-_by_error = click.option("--error", metavar="TEXT", help="of the queue's jobs only those whose error contains this")
-
-
-@click.group(cls=base.Group)
-def commands() -> None:
-    """Changes."""
-
-
-@commands.command(
-    examples=[
-        f"dataloader requeue {base.EXAMPLE_ID}",
-        "dataloader requeue --dead etl.default --task load.csv --error 'No space left'",
-    ]
+_order(
+    "requeue",
+    "Queue jobs that have ended again, each with a fresh budget of attempts",
+    click.Option(["--from-scratch"], is_flag=True, help="begin at the start, not at the checkpoints"),
 )
-@click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
-@click.option("--dead", metavar="QUEUE", help="all failed and lost jobs of this queue")
-@_filtered
-@_by_error
-@click.option("--from-scratch", is_flag=True, help="named jobs begin at the start, not at their checkpoints")
-@bulk.matching("requeued")
-@reaching
-def requeue(reached: Reached, job_ids: tuple[str, ...], dead: str | None, from_scratch: bool, **only: Any) -> None:
-    """Queue jobs that have ended again, each with a fresh budget of attempts; - reads their ids from stdin."""
-    many = bulk.taken(only)
-    if bulk.is_for_many(many, bool(job_ids or dead is not None or given(**only))):
-        bulk.order(reached, "start-over" if from_scratch else "requeue", **many)
-        return
-    if from_scratch and dead is not None:
-        raise click.UsageError("--from-scratch is for named jobs, not for those of a queue")
-    _change(reached, "start-over" if from_scratch else "requeue", job_ids, "requeue-dead", dead, given(**only))
-
-
-@commands.command(
-    name="run-now",
-    examples=[f"dataloader run-now {base.EXAMPLE_ID}", "dataloader run-now --all etl.default"],
+_order("run-now", "Make jobs due that wait for their time")
+_order("delete", "Delete jobs that do not run, with their journal")
+_order(
+    "cancel",
+    "Cancel jobs: queued ones at once, running ones at their next safe point",
+    click.Option(["--force"], is_flag=True, help="do not wait for a safe point: interrupt the run, then kill it"),
 )
-@click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
-@click.option("--all", "scheduled", metavar="QUEUE", help="all jobs of this queue that wait for their time")
-@_filtered
-@bulk.matching("made due")
-@reaching
-def run_now(reached: Reached, job_ids: tuple[str, ...], scheduled: str | None, **only: Any) -> None:
-    """Make jobs due that wait for their time; - reads their ids from stdin."""
-    many = bulk.taken(only)
-    if bulk.is_for_many(many, bool(job_ids or scheduled is not None or given(**only))):
-        bulk.order(reached, "run-now", **many)
-        return
-    _change(reached, "run-now", job_ids, "run-all", scheduled, given(**only))
 
 
-@commands.command(examples=[f"dataloader delete {base.EXAMPLE_ID}", "dataloader delete --dead etl.default --yes"])
-@click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
-@click.option("--dead", metavar="QUEUE", help="all failed and lost jobs of this queue")
-@_filtered
-@_by_error
-@bulk.matching("deleted")
-@reaching
-def delete(reached: Reached, job_ids: tuple[str, ...], dead: str | None, **only: Any) -> None:
-    """Delete jobs that do not run, with their journal; - reads their ids from stdin."""
-    many = bulk.taken(only)
-    yes = many["yes"]
-    if bulk.is_for_many(many, bool(job_ids or dead is not None or given(**only))):
-        bulk.order(reached, "delete", **many)
+def _change_named(reached: Reached, verb: OrderName, job_ids: list[UUID], force: bool) -> None:
+    outcomes: list[BulkOutcome] = []
+    for start in range(0, len(job_ids), BATCH):
+        some = job_ids[start : start + BATCH]
+        outcomes += (
+            reached.farm.cancel_jobs(some, force=force) if verb == "cancel" else reached.farm.change_jobs(verb, some)
+        )
+    if outcomes or reached.as_json:
+        reached.answer(
+            {"jobs": outcomes}, lambda: "\n".join(f"{each.job_id} {_outcome(verb, each.outcome)}" for each in outcomes)
+        )
+    if any(each.outcome != "done" for each in outcomes):
+        sys.exit(EXIT_FAILED)
+
+
+def _outcome(verb: str, outcome: str) -> str:
+    known = {"done": _DONE[verb].removesuffix(", with their journal"), "unknown": "there is no such job"}
+    return known.get(outcome) or f"is {screen.plain(outcome)}: {_RULES.get(verb, 'only what has ended can be')}"
+
+
+def _change_matching(reached: Reached, verb: OrderName, query: str, only_preview: bool, yes: bool) -> None:
+    """Preview an order to the jobs of a search, ask, and give it."""
+    if not query.strip():
+        raise click.UsageError("--matching needs a search: an empty one would be for every job")
+    preview = reached.farm.preview(verb, matching={"q": query})
+    if only_preview:
+        reached.answer(preview, lambda: _previewed(preview))
         return
-    if not yes and "-" in job_ids:
-        raise click.UsageError("with ids from stdin nobody can be asked: add --yes")
-    names.require(reached, queue=dead)
-    if not yes and (job_ids or dead):
-        fit = " that pass the filter" if given(**only) else ""
-        what = f"all failed and lost jobs of {screen.plain(dead)}{fit}" if dead else f"{len(job_ids)} jobs"
-        click.confirm(f"Delete {what}, with their journal, for good?", abort=True, err=True)
-    _change(reached, "delete", job_ids, "delete-dead", dead, given(**only))
+    click.echo(_previewed(preview), err=True)
+    if preview.count and not yes:
+        click.confirm(f"{verb} these {_count(preview)} jobs?", abort=True, err=True)
+    changed = 0
+    if preview.count or not preview.is_exact:
+        changed = reached.farm.order_jobs(verb, preview.confirmation, matching={"q": query})
+    words = f"{changed:,} jobs {_DONE[verb]}"
+    reached.answer({"order": verb, "previewed": preview.count, "changed": changed}, lambda: words)
+
+
+def _count(preview: Preview) -> str:
+    return f"{preview.count:,}{'' if preview.is_exact else ' or more'}"
+
+
+def _previewed(preview: Preview) -> str:
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in preview.changes.items()) or "none"
+    left = [f"left alone: {each.count:,} {each.kind}, of which each {each.reason}" for each in preview.leaves]
+    return screen.plain("\n".join([f"{preview.order}: {_count(preview)} jobs ({kinds})", *left]), lines=True)
+
+
+def _ids(words: tuple[str, ...]) -> list[UUID]:
+    """The named ids; a - stands for the ids on stdin."""
+    texts = [text for word in words for text in (sys.stdin.read().split() if word == "-" else [word])]
+    try:
+        return list(dict.fromkeys(map(UUID, texts)))
+    except ValueError:
+        raise click.BadParameter(f"a job's id is a UUID such as {base.EXAMPLE_ID}") from None
 
 
 @commands.group(
@@ -127,85 +163,69 @@ def limit() -> None:
     """
 
 
-@commands.group(examples=["dataloader queue set orders --ordered --merge"])
-def queue() -> None:
+@commands.group(name="queue", examples=["dataloader queue set orders --ordered --merge"])
+def queue_group() -> None:
     """A whole queue: the order of its jobs (docs/ordered.md), its keys, another name, its retries."""
 
 
-made.add(commands, "queues", "limits")
+@commands.group(examples=["dataloader schedule add nightly load.csv --cron '0 3 * * MON-FRI'"])
+def schedule() -> None:
+    """Jobs by the clock (docs/schedules.md)."""
 
 
-def _change(
-    reached: Reached,
-    verb: OrderName,
-    job_ids: tuple[str, ...],
-    group_verb: str,
-    queue: str | None,
-    only: dict[str, str],
-) -> None:
-    if bool(job_ids) == (queue is not None):
-        raise click.UsageError("name jobs, or a queue by the option; one of the two")
-    if queue is not None:
-        _change_group(reached, group_verb, queue, only)
-        return
-    if only:
-        raise click.UsageError(f"--{next(iter(only)).replace('_', '-')} is for the jobs of a queue, not for named ones")
-    _change_these(reached, verb, _ids(job_ids))
+@commands.group(examples=["dataloader webhook add ops https://ops.example.com/alerts --signed-by DL_WEBHOOK_KEY"])
+def webhook() -> None:
+    """The receivers of alerts for dead jobs, stuck runs, late and paused queues (docs/alerts.md)."""
 
 
-def _change_group(reached: Reached, verb: str, queue: str, only: dict[str, str]) -> None:
-    names.require(reached, queue=queue)
-    figure, words = _GROUPS[verb]
-    changed = _change_all(reached.farm, verb, queue, figure, only)
-    if reached.as_json:
-        reached.print_json({"queue": queue, "changed": changed})
-    else:
-        click.echo(f"{screen.plain(queue)}: {changed} jobs {words}")
+class _Errors(base.Group):
+    """Takes `errors` alone, and `errors --queue NAME`, for `errors list`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments, with the command that they leave out."""
+        if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
 
 
-def _change_these(reached: Reached, verb: OrderName, job_ids: list[UUID]) -> None:
-    outcomes = reached.farm.change(verb, job_ids) if job_ids else {}
-    if reached.as_json:
-        reached.print_json({"jobs": [{"job_id": job_id, "outcome": what} for job_id, what in outcomes.items()]})
-    else:
-        for job_id, what in outcomes.items():
-            click.echo(f"{job_id} {_outcome(verb, what)}")
-    if set(outcomes.values()) - {"done"}:
-        sys.exit(EXIT_FAILED)
+@commands.group(cls=_Errors, examples=["dataloader errors -q etl.default --since 1d"])
+def errors() -> None:
+    """Dead and retrying jobs in groups by their errors, and notes about a group (docs/errors.md).
+
+    `errors` alone is `errors list`.
+    """
 
 
-def _outcome(verb: str, what: str) -> str:
-    if what == "done":
-        return _DONE[verb]
-    if what == "unknown":
-        return "there is no such job"
-    rule = {
-        "requeue": "only what has ended can be",
-        "start-over": "only what has ended can be",
-        "run-now": "only what is queued can be",
-        "delete": "cancel it first",
-    }
-    return f"is {screen.plain(what)}: {rule[verb]}"
+made.add(commands, "queues", "limits", "schedules", "failures", "alerts")
 
 
-def _change_all(farm: Farm, verb: str, queue: str, figure: str, only: dict[str, str]) -> int:
-    """Change the jobs in steps, at most as many as at the start: a changed job may return to the group."""
-    found = next((found for found in farm.overview().queues if found.queue == queue), None)
-    there = getattr(found, figure) if found else 0
-    if there >= LONG and found and found.counted_at is None:
-        there = sys.maxsize  # the answer is a lower bound
-    changed = 0
-    for some in farm.change_all(verb, queue, **only) if there else ():
-        changed += some
-        if changed >= there:
-            break
-    return changed
+@commands.group(name="search-index", examples=["dataloader search-index create"])
+def search_index() -> None:
+    """The index for searches by arguments, such as args.date:2024-05-01.
+
+    Without it such a search looks through 8,000 jobs a page. Each insert and each step of a job writes to it.
+    """
 
 
-def _ids(words: tuple[str, ...]) -> list[UUID]:
-    """The named ids; a - stands for the ids on stdin."""
-    texts = [text for word in words for text in (sys.stdin.read().split() if word == "-" else [word])]
+@search_index.command(examples=["dataloader search-index create"])
+def create() -> None:
+    """Make the index beside a working farm; needs the owner of the tables."""
+    click.echo("the index is made" if _change_index(args_index.create) else "the index is there already")
+
+
+@search_index.command(examples=["dataloader search-index remove"])
+def remove() -> None:
+    """Remove the index beside a working farm."""
+    click.echo("the index is removed" if _change_index(args_index.drop) else "there is no such index")
+
+
+def _change_index(change: Callable[[db.Conn], bool]) -> bool:
     try:
-        return list(dict.fromkeys(map(UUID, texts)))
-    except ValueError:
-        raise click.BadParameter(f"a job's id is a UUID such as {base.EXAMPLE_ID}") from None
+        settings = config.load()
+        with db.connect(base.dsn(settings), name="dl-search-index", schema=settings.pg_schema_queue) as conn:
+            conn.answer_within = MAKING_SEC
+            return change(conn)
+    except config.ConfigError as e:
+        base.refuse(str(e), EXIT_CANNOT_START)
+    except psycopg.Error as e:
+        base.refuse(f"the index was not changed: {e}", EXIT_FAILED)

@@ -1,4 +1,4 @@
-"""Jobs as text: a list, one job with all fields, its runs, a line of its journal."""
+"""A job as text: all its fields, its runs, a line of its journal or its log."""
 
 from __future__ import annotations
 
@@ -9,42 +9,29 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from dataloader.cli import screen, watch
-from dataloader.cli.journal import attempts
-from dataloader.client import Event, FarmEvent, Job, ListedJob
+from dataloader.model.jobs import Event, FarmEvent, Job, LogLine
 
 if TYPE_CHECKING:
     from dataloader.queue.reports import stats
 
+_RUNS = "run attempt started=started_at took=seconds end peak_memory=peak_mb CPU=cpu_sec worker reason=said"
+_APART = ("args", "error", "waiting_for", "claims", "backoffs", "blocked_on")  # fields that are not in the sheet
 
-FIRST = ("queue", "task", "lock_key", "partition_key", "priority")  # fields of a job, before the others
 
+def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
+    """The runs in the journal."""
+    from dataloader.queue.reports import stats  # not at the top: other questions need no driver
 
-def listed(found: Sequence[ListedJob], now: datetime) -> Any:
-    titles = ("job", "status", "queue", "task", "key", "attempt", "changed", "says")
-    return screen.table(
-        titles,
-        (
-            (
-                job.job_id,
-                screen.status(job.status),
-                screen.short(job.queue, 40),
-                screen.short(job.task, 40),
-                screen.short(job.lock_key, 40),
-                f"{job.attempt}/{job.max_attempts}",
-                screen.ago(job.changed_at, now),
-                screen.short(job.error, 60) if job.error else screen.progress(job.progress)[:60],
-            )
-            for job in found
-        ),
-        loose=titles[2:5] + titles[7:],
-    )
+    rows = [{"kind": event.kind, "ts": event.ts, "payload": event.payload} for event in events]
+    return stats.attempts(row for row in rows if isinstance(row["payload"], dict | None))
 
 
 def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
-    now = datetime.now(UTC)
-    yield screen.fields(_fields(job, zone))
+    """All that is known of a job."""
+    off = [name for name, value in vars(job).items() if value is False]
+    yield screen.sheet(job, zone, [*_APART, *off])
     if job.waiting_for:
-        yield Text("\n" + screen.plain(watch.waits_for(job, now)), style="yellow")
+        yield Text("\n" + screen.plain(watch.waits_for(job, datetime.now(UTC))), style="yellow")
     if job.args:
         yield Text("\nargs", style="bold")
         yield Text(screen.as_json(job.args))
@@ -53,52 +40,17 @@ def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
         yield Text(screen.plain(job.error.rstrip(), lines=True), style="red")
     if runs := attempts(events):
         yield Text("\nattempts", style="bold")
-        yield attempts_table(runs, zone)
+        yield screen.listing(_RUNS, [_run(run, zone) for run in runs])
     yield Text("\njournal" + (" (its newest 20)" if len(events) > 20 else ""), style="bold")
     for event in events[-20:]:
         yield Text(line(event, zone))
 
 
-def _fields(job: Job, zone: tzinfo) -> Iterator[tuple[str, Any]]:
-    values = {name: getattr(job, name) for name in FIRST} | vars(job)
-    for name in ("args", "error", "waiting_for", "job_id", "status", "progress", "claims", "backoffs", "blocked_on"):
-        del values[name]
-    yield "job", str(job.job_id)
-    yield "status", screen.status(job.status)
-    if (run_sec := values.pop("run_sec")) is not None:
-        yield "last run took", screen.duration(run_sec)
-    for name, value in values.items():
-        if name == "schedule" and value:
-            yield "schedule", f"{screen.plain(value.name)}, due {screen.clock(value.due, zone)}"
-        elif name == "checkpoint" and value:
-            yield "checkpoint", f"{value.bytes:,} bytes, saved {screen.clock(value.saved_at, zone)}"
-        elif value not in (None, "", False):
-            yield name.replace("_", " "), screen.clock(value, zone) if isinstance(value, datetime) else value
-    if job.progress:
-        yield "progress", f"{screen.bar(job.fraction)} {screen.progress(job.progress)}".strip()
-
-
-def attempts_table(runs: Sequence[stats.Attempt], zone: tzinfo) -> Any:
-    """The runs of a job, in their order."""
-    titles = ("run", "attempt", "started", "took", "end", "peak memory", "CPU", "worker", "what it said")
-    return screen.table(
-        titles,
-        (
-            (
-                run.run,
-                f"{run.attempt}, requeued by {screen.short(run.requeued_by, 40)}" if run.requeued_by else run.attempt,
-                screen.clock(run.started_at, zone),
-                screen.duration(run.seconds),
-                screen.status(run.end or "running"),
-                screen.size(run.peak_mb and run.peak_mb * 1_000_000),
-                screen.duration(run.cpu_sec),
-                run.worker,
-                screen.short(said(run), 80),
-            )
-            for run in runs
-        ),
-        loose=titles[7:],
-    )
+def _run(run: stats.Attempt, zone: tzinfo) -> dict[str, Any]:
+    again = f", requeued by {run.requeued_by}" if run.requeued_by else ""
+    begun = Text(screen.clock(run.started_at, zone))
+    words = {"attempt": f"{run.attempt}{again}", "started_at": begun, "end": run.end or "running"}
+    return run._asdict() | words | {"said": said(run)}
 
 
 def said(run: stats.Attempt) -> str:
@@ -122,3 +74,12 @@ def _payload(payload: Any) -> str:
         return "" if payload is None else screen.short(payload, 200)
     texts = {name: value if isinstance(value, str) else screen.as_json(value, None) for name, value in payload.items()}
     return " ".join(f"{screen.plain(name)}={screen.short(text, 120)}" for name, text in texts.items())
+
+
+def log_line(line: LogLine, zone: tzinfo) -> str:
+    """A line of a log, after the number of lines before it that were left out."""
+    source = line.level if line.source == "log" else line.source
+    text = f"{screen.clock(line.at, zone)} {screen.plain(source):8} {screen.plain(line.text)}"
+    if line.left_out:
+        return f"... {line.left_out:,} lines were left out: the log is larger than DL_JOB_LOG_KB\n{text}"
+    return text

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import IO, Any, Literal
@@ -19,7 +20,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dataloader.model.kinds import fraction
 from dataloader.model.reading import written
+from dataloader.queue.reports import words
 
 # Controls (C0, C1), marks of the direction of writing, invisible characters, surrogates.
 _UNSEEN = "\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
@@ -138,19 +141,8 @@ def short(text: object, width: int = 60) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as 0.4 s, 12 s, 3 min 20 s, 2 h 05 min or 3 d 4 h."""
-    if seconds is None:
-        return ""
-    if seconds < 10:
-        return f"{max(0.0, seconds):.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+    """Seconds by their two largest units; "" for None."""
+    return "" if seconds is None else words.duration(seconds)
 
 
 def ago(at: datetime | None, now: datetime | None = None) -> str:
@@ -165,11 +157,6 @@ def ago(at: datetime | None, now: datetime | None = None) -> str:
 def clock(at: datetime | None, zone: tzinfo) -> str:
     """Date and time of day in `zone`."""
     return at.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z") if at else ""
-
-
-def number(value: float | None) -> str:
-    """A number as short as it can be without a loss: 3, 0.5, 1795411234.123456."""
-    return "" if value is None else repr(value).removesuffix(".0")
 
 
 def size(count: float | None) -> str:
@@ -197,3 +184,109 @@ def progress(document: Any) -> str:
 
 def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def listing(columns: str, rows: Sequence[Any]) -> Table:
+    """A table of answers. `columns` names fields: `field`, `title=field`, or of a part `p95=run_sec.p95`.
+
+    A column without a value is left out.
+    """
+    now = datetime.now(UTC)
+    named = [(title, path or title) for title, _, path in (word.partition("=") for word in columns.split())]
+    values = [[part(row, path) for _, path in named] for row in rows]
+    shown = [place for place in range(len(named)) if not rows or any(row[place] not in (None, "") for row in values)]
+    numbers = [place for place in shown if any(isinstance(row[place], int | float) for row in values)]
+    titles = {place: named[place][0].replace("_", " ") for place in shown}
+    cells = [[cell(named[place][1], row[place], now) for place in shown] for row in values]
+    loose = [title for place, title in titles.items() if place not in numbers]
+    return table([*titles.values()], cells, [titles[place] for place in numbers], loose)
+
+
+def part(row: Any, path: str) -> Any:
+    """The value of a field, or of a part of a field; None where one of them is not there."""
+    for name in path.split("."):
+        row = row.get(name) if isinstance(row, Mapping) else getattr(row, name, None)
+    return row
+
+
+def sheet(answer: Any, zone: tzinfo, but: Collection[str] = ()) -> Table:
+    """The fields of an answer and its parts that are not empty and not in `but`; a list has a line for each value."""
+    now, rows = datetime.now(UTC), []
+    for path, value in _flat(answer):
+        values = [] if path in but else value if isinstance(value, list) else [value]
+        texts = [_told(path, each, now, zone) for each in values if not is_dataclass(each) or hasattr(each, "reason")]
+        label = path.replace(".", " ").replace("_", " ")
+        rows += [(label if not number else "", text) for number, text in enumerate(texts)]
+    return fields((name, text) for name, text in rows if text not in ("", None))
+
+
+def _flat(answer: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """The path and the value of each field, also of the parts of an answer."""
+    for name, value in facts(answer).items():
+        if is_dataclass(value) and not hasattr(value, "reason"):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield before + name, value
+
+
+def _told(path: str, value: Any, now: datetime, zone: tzinfo) -> Any:
+    """A value of a sheet, which has more room than a cell."""
+    if path == "counts":
+        return ", ".join(f"{each} {count:,}" for each, count in value.items() if count)
+    if path == "progress":
+        return f"{bar(fraction(value))} {progress(value)}".strip()
+    if isinstance(value, dict):
+        return as_json(value, None) if value else ""
+    if isinstance(value, datetime):
+        return f"{clock(value, zone)}, {ago(value, now)}"
+    return value if isinstance(value, str) else cell(path, value, now)
+
+
+def facts(answer: Any) -> dict[str, Any]:
+    """The fields of an answer."""
+    return {each.name: getattr(answer, each.name) for each in fields_of(answer)}
+
+
+def cell(path: str, value: Any, now: datetime) -> Any:
+    """A value as a cell, by its type and by the unit that its field's name ends with."""
+    name = path.rpartition(".")[2]
+    if value is None or value == "" or isinstance(value, Text):
+        return value
+    if isinstance(value, datetime):
+        return ago(value, now)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return _number(path, value)
+    if isinstance(value, list):
+        return short(", ".join(map(str, value)))
+    if name in ("status", "state", "end"):
+        return status(value)
+    if name in ("error_group", "url"):  # to be copied
+        return plain(value)
+    if hasattr(value, "reason"):
+        return short(reason({each: inner for each, inner in facts(value).items() if inner is not None}, now), 200)
+    return short(value)
+
+
+def _number(path: str, value: float) -> str:
+    units = {name.rpartition("_")[2] for name in path.split(".")}
+    if units & {"sec", "seconds"}:
+        return duration(value)
+    if "rate" in units:
+        return f"{value:.1%}" if 0 < value < 0.01 else f"{value:.0%}"
+    text = f"{value:,.1f}".removesuffix(".0") if isinstance(value, float) else f"{value:,}"
+    return f"{value:,.0f} MB" if "mb" in units else text
+
+
+def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:
+    """The sentence of a `waiting_for`; "" without one."""
+    if not waiting_for:
+        return ""
+    from dataloader.queue.reports import waiting  # not at the top: other questions need no driver
+
+    found = dict(waiting_for)
+    try:
+        return waiting.words(found, now)
+    except (KeyError, TypeError, ValueError):  # another version of the service has other reasons
+        return f"It waits for: {found.get('reason')}."

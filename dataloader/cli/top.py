@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from dataloader.cli import screen
-from dataloader.cli.farm import length, queue_table, worker_table
-from dataloader.client import Overview, Unavailable
+from dataloader.cli.farm import queue_table, worker_table
+from dataloader.client import Unavailable
 from dataloader.client.farm import Farm
 
 
@@ -39,15 +39,15 @@ def run(farm: Farm, every: float) -> None:
 
 
 def picture(farm: Farm) -> Any:
-    """A line of totals, the queues, the workers."""
+    """The time, the queues, the workers."""
     overview, workers = farm.overview(), farm.workers()
     blank = Text("")
     return Group(
-        _totals(overview),
+        Text(f"{overview.at:%H:%M:%S}Z", style="bold"),
         blank,
         queue_table(overview),
         blank,
-        worker_table([worker for worker in workers if worker.state != "dead"], overview.at),
+        worker_table([worker for worker in workers if worker.state != "dead"]),
     )
 
 
@@ -57,20 +57,6 @@ def _picture_or_words(farm: Farm, last: Any) -> Any:
     except Unavailable as e:
         words = Text(f"{datetime.now(UTC):%H:%M:%S}Z {screen.plain(str(e))}; trying again", style="red")
         return Group(words, *(last.renderables[1:] if isinstance(last, Group) else ()))
-
-
-def _totals(overview: Overview) -> Text:
-    total = overview.total
-    parts = (
-        f"{total.busy:,} busy",
-        f"{length(total)} queued",
-        f"{total.scheduled:,} scheduled",
-        f"{total.retries:,} retries",
-        f"{total.dead:,} dead",
-        f"lag {screen.duration(total.lag_sec)}",
-        f"{total.workers:,} workers",
-    )
-    return Text(f"{overview.at:%H:%M:%S}Z  " + "  ".join(parts), style="bold")
 
 
 @contextmanager

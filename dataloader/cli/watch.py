@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
 import click
@@ -16,8 +15,8 @@ from rich.text import Text
 
 from dataloader.cli import screen
 from dataloader.cli.connection import Reached
-from dataloader.client import Status, WaitTimeout
-from dataloader.client.watch import wait_for
+from dataloader.client import WaitTimeout
+from dataloader.model.jobs import Status
 from dataloader.model.reading import written
 
 # Exit statuses by the job's end; 1 and 2 stand for a command that failed.
@@ -49,10 +48,19 @@ def to_its_end(
     """Watch the job on stderr until its end, then `tell` that. Returns the exit status, see EXITS."""
     err = screen.console(sys.stderr)
     again = reached.command("wait", job_id)
-    watching: AbstractContextManager[Callable[[Status], None]] = _as_bar(err) if err.is_terminal else _in_lines()
+    said = None
     try:
-        with watching as show:
-            job = wait_for(reached.farm.watch(job_id), timeout, show)
+        with _as_bar(err) if err.is_terminal else nullcontext(_in_lines()) as draw:
+
+            def show(job: Status) -> None:
+                nonlocal said
+                failure = (job.attempt, job.error)  # of a run that is tried again: told once
+                if job.status == "queued" and job.attempt and job.error and failure != said:
+                    said, tried = failure, f"attempt {job.attempt} of {job.max_attempts}"
+                    err.print(f"dataloader: {tried} failed: {screen.short(job.error, 400)}", soft_wrap=True)
+                draw(job)
+
+            job = reached.farm.wait(job_id, timeout, show)
     except WaitTimeout as e:
         click.echo(f"dataloader: {screen.plain(e)}; the job goes on. To go on watching: {again}", err=True)
         return EXIT_TIMEOUT
@@ -70,20 +78,7 @@ def _in_words(job: Status) -> Text:
 
 def waits_for(job: Status, now: datetime) -> str:
     """The reason why a queued job does not run yet, in a sentence; "" without one."""
-    return reason(written(job.waiting_for), now)
-
-
-def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:
-    """The sentence of a `waiting_for`; "" without one."""
-    if not waiting_for:
-        return ""
-    from dataloader.queue.reports import waiting  # not at the top: other questions need no driver
-
-    found = dict(waiting_for)
-    try:
-        return waiting.words(found, now)
-    except (KeyError, TypeError, ValueError):  # another version of the service has other reasons
-        return f"It waits for: {found.get('reason')}."
+    return screen.reason(written(job.waiting_for), now)
 
 
 def doing(job: Status, now: datetime) -> str:
@@ -102,20 +97,6 @@ def doing(job: Status, now: datetime) -> str:
     return ", ".join(words)
 
 
-def failure_reporter(say: Callable[[str], object]) -> Callable[[Status], None]:
-    """A function for each state of a job: it reports each failed run that is retried, once."""
-    said = None
-
-    def look(job: Status) -> None:
-        nonlocal said
-        failure = (job.attempt, job.error)
-        if job.status == "queued" and job.attempt and job.error and failure != said:
-            said = failure
-            say(f"dataloader: attempt {job.attempt} of {job.max_attempts} failed: {screen.short(job.error, 400)}")
-
-    return look
-
-
 @contextmanager
 def _as_bar(err: Console) -> Iterator[Callable[[Status], None]]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -123,30 +104,25 @@ def _as_bar(err: Console) -> Iterator[Callable[[Status], None]]:
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(30))
     with Progress(*columns, TaskProgressColumn(), TimeElapsedColumn(), console=err, transient=True) as drawn:
         bar = drawn.add_task("asking", total=None)
-        tell_failure = failure_reporter(lambda line: err.print(line, soft_wrap=True))
 
-        def show(job: Status) -> None:
-            tell_failure(job)
+        def draw(job: Status) -> None:
             text = screen.short(doing(job, datetime.now(UTC)), max(20, err.width - 55))
             total = None if job.fraction is None else 1.0
             drawn.update(bar, description=text, total=total, completed=job.fraction or 0.0)
 
-        yield show
+        yield draw
 
 
-@contextmanager
-def _in_lines() -> Iterator[Callable[[Status], None]]:
+def _in_lines() -> Callable[[Status], None]:
     last_status, last_time = "", 0.0
-    tell_failure = failure_reporter(lambda line: click.echo(line, err=True))
 
-    def show(job: Status) -> None:
+    def draw(job: Status) -> None:
         nonlocal last_status, last_time
-        tell_failure(job)
         if job.status != last_status or time.monotonic() - last_time >= LINE_SEC:
             last_status, last_time = job.status, time.monotonic()
             click.echo(f"dataloader: {job.job_id} {doing(job, datetime.now(UTC))}", err=True)
 
-    yield show
+    return draw
 
 
 def _in_all(job: Status) -> str:

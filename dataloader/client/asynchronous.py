@@ -1,7 +1,7 @@
 """`AsyncClient`: the methods of `Client`, awaited, over httpx; for asyncio and trio. The extra `async`.
 
-A method of `Client` makes a request or a plan and hands it on. Here the same methods hand them to a client that waits:
-so each of them is declared once, and `AsyncClient.status` is `Client.status`, awaited.
+A method of `Client` makes a coroutine and carries it out. Here the same method returns the coroutine: so each of them
+is declared once, and `AsyncClient.status` is `Client.status`, awaited.
 """
 
 from __future__ import annotations
@@ -9,18 +9,12 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import wraps
-from inspect import isawaitable
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, cast
-from uuid import UUID
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from tenacity import AsyncRetrying
-
-from dataloader.client import Client, named_service
+from dataloader.client import Client
 from dataloader.client.errors import ClientError
-from dataloader.client.plans import Plan, Rows, Series
-from dataloader.client.wire import KEPT, Answer, Message, Request, Service, answer, checked_size, repetition
-from dataloader.model.jobs import Status
+from dataloader.client.wire import KEPT, Answer, Message, Request, Service, answer, checked_size
 
 try:
     import anyio
@@ -32,18 +26,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class AsyncWatched(Protocol):
-    """A job that can be requested again and again; `pause` is in seconds."""
-
-    pause: float
-
-    async def look(self, within: float, patience: float) -> Status: ...
-
-
 def _awaited(
     method: Callable[Concatenate[Any, P], R],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
-    """A method of `Client` that hands its request or plan to an AsyncClient, and awaits what comes of it."""
+    """A method of `Client`, which returns a coroutine here."""
 
     @wraps(method)
     async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -59,28 +45,73 @@ def _iterated(
     return cast("Callable[Concatenate[AsyncClient, P], AsyncIterator[R]]", method)
 
 
+class AsyncTransport:
+    """The connections of one event loop to one service; no redirect is followed, no proxy of the environment used."""
+
+    def __init__(self, service: Service, timeout: float, context: ssl.SSLContext | None = None) -> None:
+        self._service, self._timeout, self._context = service, timeout, context
+        self._kept: httpx.AsyncClient | None = None
+
+    async def call(self, request: Request) -> Answer:
+        """One exchange, as Transport.call makes it."""
+        message = self._service.message(request)
+        try:
+            with anyio.fail_after(self._timeout + request.extra):
+                if not request.is_once:
+                    self._kept = self._kept or self._new()
+                    return await self._exchange(self._kept, message)
+                async with self._new() as client:
+                    return await self._exchange(client, message)
+        except ClientError as e:
+            raise self._service.hidden(e) from None
+        except (OSError, httpx.HTTPError, httpx.InvalidURL, UnicodeError) as e:
+            raise self._service.no_answer(_cause(e)) from None
+
+    async def close(self) -> None:
+        """Close the connections; the transport may be used again."""
+        kept, self._kept = self._kept, None
+        if kept:
+            await kept.aclose()
+
+    def _new(self) -> httpx.AsyncClient:
+        if self._service.scheme == "https":
+            self._context = self._context or ssl.create_default_context()
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT)
+        # `call` limits the whole exchange; httpx would limit each of its waits.
+        return httpx.AsyncClient(verify=self._context or False, trust_env=False, timeout=None, limits=limits)  # noqa: S113
+
+    async def _exchange(self, client: httpx.AsyncClient, message: Message) -> Answer:
+        url = f"{self._service.origin}{message.target}"
+        headers = {"Accept-Encoding": "identity", **message.headers, **self._service.authorization()}
+        async with client.stream(message.method, url, content=message.content, headers=headers) as response:
+            parts, size = [], 0
+            async for part in response.aiter_raw():
+                parts.append(part)
+                size += len(part)
+                checked_size(size)
+        return answer(response.status_code, response.reason_phrase, response.headers, b"".join(parts))
+
+
+def _cause(error: Exception) -> Exception:
+    """The error of the system that httpx wraps, which is the innermost one; else httpx's own."""
+    found, cause = error, error.__cause__ or error.__context__
+    while isinstance(cause, Exception):
+        found = cause if isinstance(cause, OSError | UnicodeError) else found
+        cause = cause.__cause__ or cause.__context__
+    return found
+
+
 class AsyncClient:
     """A farm over its HTTP API, for asyncio and trio: the methods, arguments and promises of `Client`.
 
-    A method that returns an iterator there returns an asynchronous one here; all others are awaited, but for `watch`.
-    An `on_progress` may be a coroutine function. Tasks of one event loop may share a client.
+    A method that returns an iterator there returns an asynchronous one here; all others are awaited. An `on_progress`
+    may be a coroutine function. Tasks of one event loop may share a client.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        token: str | None = None,
-        *,
-        timeout: float = 10,
-        patience: float = 30,
-        context: ssl.SSLContext | None = None,
-    ) -> None:
-        self._service = named_service(url, token)
-        self._transport = AsyncTransport(self._service, timeout, context)
-        self._patience = patience
-
-    def __repr__(self) -> str:
-        return f"AsyncClient({self._service.url!r})"
+    url: str
+    _transport: AsyncTransport
+    _transport_kind = AsyncTransport
+    __init__, __repr__ = Client.__init__, Client.__repr__
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,17 +121,9 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    @property
-    def url(self) -> str:
-        return self._service.url
-
     async def close(self) -> None:
         """Close the connections; the client may be used again."""
         await self._transport.close()
-
-    def watch(self, job_id: UUID | str) -> AsyncWatched:
-        """The job, to be looked at again and again."""
-        return cast(AsyncWatched, Client.watch(cast(Client, self), job_id))
 
     trigger = _awaited(Client.trigger)
     trigger_many = _awaited(Client.trigger_many)
@@ -117,7 +140,6 @@ class AsyncClient:
     suggest = _awaited(Client.suggest)
     preview = _awaited(Client.preview)
     order_jobs = _awaited(Client.order_jobs)
-    change_previewed = _iterated(Client.change_previewed)
     keys = _iterated(Client.keys)
     events = _awaited(Client.events)
     pace = _awaited(Client.pace)
@@ -168,8 +190,6 @@ class AsyncClient:
     delete = _awaited(Client.delete)
     cancel_jobs = _awaited(Client.cancel_jobs)
     change_jobs = _awaited(Client.change_jobs)
-    change = _awaited(Client.change)
-    change_all = _iterated(Client.change_all)
     requeue_dead = _awaited(Client.requeue_dead)
     delete_dead = _awaited(Client.delete_dead)
     run_all = _awaited(Client.run_all)
@@ -182,110 +202,8 @@ class AsyncClient:
     resume_webhook = _awaited(Client.resume_webhook)
     test_webhook = _awaited(Client.test_webhook)
 
-    # The methods above hand their requests and plans to these three.
-    _add, _add_some, _ask = Client._add, Client._add_some, Client._ask
-    _call, _pages, _total, _steps = Client._call, Client._pages, Client._total, Client._steps
-    _run_again = Client._run_again
-
-    @staticmethod
-    async def _sleep(seconds: float) -> None:
-        await anyio.sleep(seconds)
-
-    async def _send(self, request: Request[R]) -> R:
-        if request.is_once:
-            return request.read(await self._transport.call(request))
-        patience = self._patience if request.patience is None else request.patience
-        return request.read(
-            await AsyncRetrying(**repetition(patience), sleep=anyio.sleep)(self._transport.call, request)
-        )
-
-    async def _carry_out(self, plan: Plan[R]) -> R:
-        """Make the calls of a plan and await them; returns what the plan returns."""
-        try:
-            call = next(plan)
-            while True:
-                try:
-                    found = await _made(call)
-                except Exception as e:
-                    call = plan.throw(e)
-                else:
-                    call = plan.send(found)
-        except StopIteration as e:
-            return cast(R, e.value)
-
-    async def _each(self, series: Series[R]) -> AsyncIterator[R]:
-        """The rows of a series; its calls are made as the rows are taken."""
-        found = None
-        while True:
-            try:
-                step = series.send(found)
-            except StopIteration:
-                return
-            found = None
-            if isinstance(step, Rows):
-                for row in step.rows:
-                    yield row
-            else:
-                found = await _made(step)
-
-
-async def _made(call: Callable[[], Any]) -> Any:
-    """Call the function and return its answer, awaited unless the user's function is a plain one."""
-    found = call()
-    return await found if isawaitable(found) else found
-
-
-class AsyncTransport:
-    """The connections of one event loop to one service; no redirect is followed, no proxy of the environment used."""
-
-    def __init__(self, service: Service, timeout: float, context: ssl.SSLContext | None = None) -> None:
-        self._service, self._timeout, self._context = service, timeout, context
-        self._kept: httpx.AsyncClient | None = None
-
-    async def call(self, request: Request[Any]) -> Answer:
-        """One exchange, as Transport.call makes it."""
-        message = self._service.message(request)
-        try:
-            with anyio.fail_after(self._timeout + request.extra):
-                if not request.is_once:
-                    self._kept = self._kept or self._new()
-                    return await self._exchange(self._kept, message)
-                async with self._new() as client:
-                    return await self._exchange(client, message)
-        except ClientError as e:
-            raise self._service.hidden(e) from None
-        except (OSError, httpx.HTTPError, httpx.InvalidURL, UnicodeError) as e:
-            raise self._service.no_answer(_cause(e)) from None
-
-    async def close(self) -> None:
-        """Close the connections; the transport may be used again."""
-        kept, self._kept = self._kept, None
-        if kept:
-            await kept.aclose()
-
-    def _new(self) -> httpx.AsyncClient:
-        if self._service.scheme == "https":
-            self._context = self._context or ssl.create_default_context()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT)
-        # `call` limits the whole exchange; httpx would limit each of its waits.
-        return httpx.AsyncClient(verify=self._context or False, trust_env=False, timeout=None, limits=limits)  # noqa: S113
-
-    async def _exchange(self, client: httpx.AsyncClient, message: Message) -> Answer:
-        url = f"{self._service.origin}{message.target}"
-        headers = {"Accept-Encoding": "identity", **message.headers, **self._service.authorization()}
-        async with client.stream(message.method, url, content=message.content, headers=headers) as response:
-            parts, size = [], 0
-            async for part in response.aiter_raw():
-                parts.append(part)
-                size += len(part)
-                checked_size(size)
-        return answer(response.status_code, response.reason_phrase, response.headers, b"".join(parts))
-
-
-def _cause(error: Exception) -> Exception:
-    """The error of the system that httpx wraps, which is the innermost one; else httpx's own."""
-    found, cause = error, error.__cause__ or error.__context__
-    while isinstance(cause, Exception):
-        found = cause if isinstance(cause, OSError | UnicodeError) else found
-        cause = cause.__cause__ or cause.__context__
-    return found
+    # How the methods above make their requests, and do not block.
+    _add, _add_many, _run, _wait, _look = Client._add, Client._add_many, Client._run, Client._wait, Client._look
+    _call, _pages, _total, _sent = Client._call, Client._pages, Client._total, Client._sent
+    _finished = _each = staticmethod(lambda work: work)
+    _sleep = staticmethod(anyio.sleep)

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from dataloader.model.farm import Fault
 
 if TYPE_CHECKING:
     from dataloader.model.jobs import Status
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault of a request: its place (a JSON pointer), a code for programs, a text for people."""
-
-    pointer: str
-    code: str
-    message: str
 
 
 class ClientError(Exception):
@@ -109,20 +101,16 @@ class JobFailed(ClientError):
 
 
 _KINDS: dict[int, type[ClientError]] = {
-    401: Unauthorized,
-    403: Forbidden,
-    404: NotFound,
-    409: Conflict,
-    429: Unavailable,
-    502: Unavailable,
-    503: Unavailable,
-    504: Unavailable,
+    **{401: Unauthorized, 403: Forbidden, 404: NotFound, 409: Conflict},
+    **dict.fromkeys((429, 502, 503, 504), Unavailable),
 }
 
 
 def of_answer(status: int, reason: str, document: Any, retry_after: float | None) -> ClientError:
     """The exception for an answer with this status; `document` is its JSON body, if it has one."""
     problem: Mapping[str, Any] = document if isinstance(document, dict) else {}
+    listed = problem.get("errors")
+    faults = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     kind = _text(problem.get("type")).rpartition("/")[2]
     named = QueueFull if status == 429 and "queue" in kind else _KINDS.get(status)
     made = named or (Refused if 400 <= status < 500 else Unexpected)
@@ -132,14 +120,12 @@ def of_answer(status: int, reason: str, document: Any, retry_after: float | None
         status=status,
         kind=kind,
         request_id=_text(problem.get("request_id")),
-        faults=tuple(_faults(problem.get("errors"))),
+        faults=tuple(
+            Fault(pointer=_text(each.get("pointer")), code=_text(each.get("code")), message=_text(each.get("message")))
+            for each in faults
+        ),
         retry_after=retry_after,
     )
-
-
-def _faults(listed: Any) -> list[Fault]:
-    found = listed if isinstance(listed, list) else []
-    return [Fault(*(_text(each.get(name)) for name in Fault.__slots__)) for each in found if isinstance(each, dict)]
 
 
 def _text(value: Any) -> str:

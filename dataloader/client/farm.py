@@ -1,37 +1,100 @@
-"""`Farm`: what programs and people ask of a job farm, declared once.
+"""`Farm`: the questions and orders to a job farm. `Client` is one over HTTP, `Direct` of the command line in process.
 
-`Client` implements it over HTTP, the command line's `Direct` on the queue's database.
+A method of several calls is a coroutine here. A farm that blocks carries it out at once (`finished`, `each`);
+`AsyncClient` returns it to its caller.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from inspect import isawaitable
+from math import inf
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
 from uuid import UUID, uuid4
 
 from dataloader import obs
-from dataloader.client import plans
-from dataloader.client.operations import Filters, Operations, given
-from dataloader.client.results import (
-    Started,
-)
-from dataloader.client.watch import OUTAGE_SEC, Watched, waiting
-from dataloader.model.jobs import BulkChanged, Finished, Preview, Status
-from dataloader.model.kinds import OrderName
-from dataloader.model.queues import Changed
+from dataloader.client.errors import JobFailed, NotFound, Unavailable, WaitTimeout
+from dataloader.client.operations import Operations, given
+from dataloader.model.jobs import Finished, Status, Triggered
 from dataloader.queue.typed_args import Model, plain
 
-PAGE = plans.PAGE  # jobs or events of one answer
-BATCH = 1_000  # jobs of one change
+R = TypeVar("R")
+BATCH = 1_000  # jobs of one request
+POLL_SEC = 25  # the longest wait of one request for a change
+OUTAGE_SEC = 600.0  # the longest absence of the service that a wait tolerates
+_QUICK = 0.3  # seconds; the service did not wait for a change before a faster answer without news
 
 
-class Farm(Operations, ABC):
+class JobFields(TypedDict, total=False):
+    """The fields of a new job; their bounds are the API's (docs/api.md)."""
+
+    queue: str
+    lock_key: str | None
+    args: Mapping[str, Any] | Model | None
+    idempotency_key: str | None
+    partition_key: str | None
+    priority: int | None
+    available_at: datetime | str | None
+    max_attempts: int | None
+    lease_ttl_sec: int | None
+    timeout_sec: int | None
+    score: float | None
+    producer: str | None
+    consumer_group: str | None
+    affinity_key: str | None
+    limits: Sequence[str] | None
+    deadline: datetime | str | None
+    depends_on: Sequence[UUID | str] | None
+    on_parent_failure: str | None
+
+
+class Look(NamedTuple):
+    """A job as it is now (None: as it was), its version, and the seconds to wait before the next look."""
+
+    job: Status | None
+    etag: str | None = None
+    pause: float | None = None
+
+
+def finished(work: Coroutine[Any, Any, R]) -> R:
+    """Carry out a coroutine whose calls all block; returns what it returns."""
+    try:
+        work.send(None)
+    except StopIteration as e:
+        result: R = e.value
+        return result
+    raise AssertionError("a call has not blocked")
+
+
+def each(rows: AsyncIterator[R]) -> Iterator[R]:
+    """The rows of an asynchronous iterator whose calls all block."""
+
+    async def following() -> R:
+        return await anext(rows)
+
+    while True:
+        try:
+            row = finished(following())
+        except StopAsyncIteration:
+            return
+        yield row
+
+
+async def made(found: Any) -> Any:
+    """The answer of a call, which is awaited where it does not block."""
+    return await found if isawaitable(found) else found
+
+
+class Farm(Operations):
     """A job farm. Every method may raise ClientError."""
+
+    _finished = staticmethod(finished)
+    _each = staticmethod(each)
+    _sleep = staticmethod(time.sleep)
+    url: str  # the address of the service or database, without secrets
 
     def __enter__(self) -> Self:
         return self
@@ -41,95 +104,18 @@ class Farm(Operations, ABC):
     ) -> None:
         self.close()
 
-    # How a plan is carried out and a pause is made; AsyncClient waits for both.
-    _carry_out = staticmethod(plans.carry_out)
-    _each = staticmethod(plans.each)
-    _sleep = staticmethod(time.sleep)
-
-    def _pages(
-        self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None, most: int
-    ) -> Any:
-        def page(size: int, after: Any) -> Any:
-            return self._call(route, answer, given | {"limit": size} | ({"after": after} if after else {}))
-
-        return self._each(plans.pages(page, field, limit, most))
-
-    def _steps(self, route: str, answer: type[Any], given: dict[str, Any], *, once: bool = True) -> Any:
-        """The number of each step of a change."""
-
-        def step(after: str | None) -> Any:
-            return self._call(route, answer, given | ({"after": after} if after else {}), once=once)
-
-        return self._each(plans.steps(step))
-
-    def _total(self, route: str, answer: type[Any], given: dict[str, Any], field: str) -> Any:
-        def step(after: str | None) -> Any:
-            return self._call(route, answer, given | ({"after": after} if after else {}), once=True)
-
-        return self._carry_out(plans.summed(step, field))
-
-    @property
-    @abstractmethod
-    def url(self) -> str:
-        """The address of the service or database, without secrets."""
-
-    @abstractmethod
     def close(self) -> None:
         """Close the connections."""
 
-    def trigger(
-        self,
-        task: str,
-        *,
-        queue: str = "etl.default",
-        lock_key: str | None = None,
-        args: Mapping[str, Any] | Model | None = None,
-        idempotency_key: str | None = None,
-        partition_key: str = "",
-        priority: int | None = None,
-        available_at: datetime | str | None = None,
-        max_attempts: int | None = None,
-        lease_ttl_sec: int | None = None,
-        timeout_sec: int | None = None,
-        score: float | None = None,
-        producer: str | None = None,
-        consumer_group: str | None = None,
-        affinity_key: str | None = None,
-        limits: list[str] | None = None,
-        deadline: datetime | str | None = None,
-        depends_on: Sequence[UUID | str] | None = None,
-        on_parent_failure: str | None = None,
-        trace: str | None = None,
-    ) -> Started:
+    def trigger(self, task: str, *, trace: str | None = None, **fields: Unpack[JobFields]) -> Triggered:
         """Add a job once, however often the request is repeated: an `idempotency_key` is made where none is given.
 
-        Jobs of one `lock_key` never run at the same time; the default is the task's name. `trace` is a W3C traceparent;
-        the default is the current OpenTelemetry span's. `args` may be an instance of the pipeline's model. The fields
-        and their bounds are the API's (docs/api.md). Raises Refused, which names the arguments, for args that the
-        task's schema refuses.
+        Jobs of one `lock_key` never run at the same time; the default is the task's name. The default queue is
+        `etl.default`. `args` may be an instance of the pipeline's model. `trace` is a W3C traceparent; the default is
+        the current OpenTelemetry span's. Raises Refused, which names the arguments, for args that the task's schema
+        refuses.
         """
-        fields = given(
-            task=task,
-            queue=queue,
-            lock_key=lock_key or task,
-            args=None if args is None else plain(args),
-            idempotency_key=idempotency_key or new_key(),
-            partition_key=partition_key or None,
-            priority=priority,
-            available_at=available_at,
-            max_attempts=max_attempts,
-            lease_ttl_sec=lease_ttl_sec,
-            timeout_sec=timeout_sec,
-            score=score,
-            producer=producer,
-            consumer_group=consumer_group,
-            affinity_key=affinity_key,
-            limits=limits,
-            deadline=deadline,
-            depends_on=None if depends_on is None else list(map(str, depends_on)),
-            on_parent_failure=on_parent_failure,
-        )
-        return self._add(fields, trace or obs.current())
+        return self._add("POST /jobs/trigger", document({"task": task, **fields}), trace or obs.current())
 
     def again(
         self,
@@ -141,13 +127,13 @@ class Farm(Operations, ABC):
         lock_key: str | None = None,
         priority: int | None = None,
         idempotency_key: str | None = None,
-    ) -> Started:
+    ) -> Triggered:
         """Add a job with the fields of one that has ended, with changes; the journals of the two name each other.
 
         `args` replace those of the same names, `without` names those to leave out. An arg that is masked where it is
         shown stays what it is. Raises Conflict for a job that has not ended.
         """
-        fields = given(
+        changes = given(
             args=None if args is None else plain(args),
             without=list(without) or None,
             queue=queue,
@@ -155,20 +141,27 @@ class Farm(Operations, ABC):
             priority=priority,
             idempotency_key=idempotency_key or new_key(),
         )
-        return self._run_again(job_id, fields)
+        return self._add("POST /jobs/{job_id}/again", {"job_id": str(job_id), **changes}, obs.current())
 
-    @abstractmethod
-    def _run_again(self, job_id: UUID | str, fields: dict[str, Any]) -> Started: ...
-
-    @abstractmethod
-    def _add(self, fields: dict[str, Any], trace: str | None) -> Started: ...
+    def _add(self, route: str, fields: dict[str, Any], trace: str | None) -> Triggered:
+        raise NotImplementedError
 
     def run(self, /, task: str, *, timeout: float | None = None, **fields: Any) -> Finished:
         """Trigger a job, wait until it ends, and return it, with its `result`.
 
         Raises JobFailed where the end is not `succeeded`.
         """
-        return self._carry_out(plans.run(self, partial(self.trigger, task, **fields), timeout))
+        return self._finished(self._run(task, timeout, fields))
+
+    async def _run(self, task: str, timeout: float | None, fields: dict[str, Any]) -> Finished:
+        started = await made(self.trigger(task, **fields))
+        job = await made(self.wait(started.job_id, timeout))
+        if job.status != "succeeded":
+            raise JobFailed(job)
+        try:
+            return Finished(**vars(job), result=await made(self.result(job.job_id)))
+        except NotFound:  # deleted by now
+            return Finished(**vars(job))
 
     def wait(
         self,
@@ -183,43 +176,87 @@ class Farm(Operations, ABC):
         `on_progress` is called with the job at first and after each change. Raises WaitTimeout after `timeout` seconds;
         the job goes on. A service that is away meanwhile is waited for, up to `patience` seconds.
         """
-        return self._carry_out(waiting(self.watch(job_id), timeout, on_progress, patience=patience, sleep=self._sleep))
+        return self._finished(self._wait(job_id, timeout, on_progress, patience))
 
-    @abstractmethod
-    def watch(self, job_id: UUID | str) -> Watched:
-        """The job, to be looked at again and again."""
+    async def _wait(
+        self, job_id: UUID | str, timeout: float | None, on_progress: Callable[[Status], object] | None, patience: float
+    ) -> Status:
+        until = inf if timeout is None else time.monotonic() + timeout
+        job: Status | None = None
+        etag, pause = None, 0.0
+        while True:
+            begun = time.monotonic()
+            left = max(0.0, until - begun)
+            seconds = int(min(POLL_SEC, left)) if job else 0  # the first answer is always news
+            try:
+                look: Look = await made(self._look(job_id, etag, seconds, min(patience, left)))
+            except Unavailable as e:
+                if e.is_lasting or patience < left:
+                    raise
+                raise WaitTimeout(job, timeout or 0) from None
+            is_news = look.job is not None and look.job != job
+            job, etag = look.job or job, look.etag or etag
+            assert job is not None  # noqa: S101  only a version that is known is left out
+            if is_news and on_progress:
+                await made(on_progress(job))
+            if job.is_final:
+                return job
+            if time.monotonic() >= until:
+                raise WaitTimeout(job, timeout or 0)
+            # A service that is busy does not wait for a change.
+            has_waited = is_news or time.monotonic() - begun > _QUICK
+            pause = look.pause or (0.05 if has_waited else min(2.0, max(0.1, 1.5 * pause)))
+            await made(self._sleep(min(pause, max(0.0, until - time.monotonic()))))
 
-    def change_previewed(
-        self, preview: Preview, *, matching: Filters | None = None, job_ids: Sequence[UUID | str] | None = None
-    ) -> Iterator[int]:
-        """Give the order of a preview to the same jobs, step by step; yields how many jobs each step has changed.
+    def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Any:
+        """A Look at the job: as soon as it has another version than `etag`, or after some seconds."""
+        raise NotImplementedError
 
-        Jobs that have changed since the preview stay as they are. Raises Conflict where the list has more jobs for the
-        order than the preview had; then nothing is changed.
-        """
-        named = given(matching=matching, job_ids=job_ids)
-        words = {"order": preview.order, "confirmation": preview.confirmation} | named
-        steps: Iterator[int] = self._steps("POST /jobs/bulk", BulkChanged, words, once=False)
-        return steps
+    def _pages(
+        self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None, most: int
+    ) -> Any:
+        """The rows of all pages, at most `limit`; a page of up to `most` is fetched as its rows are taken."""
 
-    def change(self, verb: OrderName, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
-        """`cancel`, `requeue`, `start-over`, `run-now` or `delete` jobs; `force` is for `cancel`.
+        async def rows() -> AsyncIterator[Any]:
+            left = inf if limit is None else limit
+            after: dict[str, Any] = {}
+            while left > 0:
+                page = await made(self._call(route, answer, given | {"limit": int(min(most, left))} | after))
+                found = getattr(page, field)
+                for row in found:
+                    yield row
+                left, after = left - len(found), {"after": page.next}
+                if page.next is None:
+                    return
 
-        `start-over` requeues jobs, which begin at the start and not at their checkpoints. The outcome of each is
-        `done`, `unknown` or the status that forbids the change.
-        """
-        change = partial(self.cancel_jobs, force=force) if verb == "cancel" else partial(self.change_jobs, verb)
-        starts = range(0, len(job_ids), BATCH)
-        return self._carry_out(plans.merged([partial(change, job_ids[start : start + BATCH]) for start in starts]))
+        return self._each(rows())
 
-    def change_all(self, /, verb: str, queue: str, **only: str) -> Iterator[int]:
-        """`requeue-dead`, `delete-dead`, `run-all` or `kill-retries`, step by step; yields how many each step changed.
+    def _total(self, route: str, answer: type[Any], given: dict[str, Any], field: str) -> Any:
+        """Repeat an operation until it has come to the end; returns the sum of this field of its answers."""
 
-        `only` filters by `task`, `lock_key`, `partition_key` and, but for `run-all`, `error`, a text that the error
-        contains, and `error_group`. A job that comes back meanwhile may be changed again.
-        """
-        steps: Iterator[int] = self._steps(f"POST /queues/{{queue}}/{verb}", Changed, {"queue": queue, **only})
-        return steps
+        async def total() -> int:
+            found: int = 0
+            after: dict[str, Any] = {}
+            while True:
+                step = await made(self._call(route, answer, given | after, once=True))
+                found += getattr(step, field)
+                following = getattr(step, "next", None)
+                if following is None and getattr(step, "is_done", True):
+                    return found
+                after = {"after": following} if following else {}
+
+        return self._finished(total())
+
+
+def document(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a new job, with those that the client fills in; null ones are left out."""
+    filled = {
+        "queue": job.get("queue") or "etl.default",
+        "lock_key": job.get("lock_key") or job.get("task"),
+        "args": None if job.get("args") is None else plain(job["args"]),
+        "idempotency_key": job.get("idempotency_key") or new_key(),
+    }
+    return {name: value for name, value in {**job, **filled}.items() if value is not None}
 
 
 def new_key() -> str:

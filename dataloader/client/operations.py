@@ -65,6 +65,35 @@ def given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+class Queued(TypedDict, total=False):
+    """Which jobs of a queue a change is for. Filters that are given must all hold."""
+
+    task: str | None
+    lock_key: str | None
+    partition_key: str | None
+
+
+class Tried(TypedDict, total=False):
+    """The same for jobs that have run: dead ones, and retries."""
+
+    task: str | None
+    lock_key: str | None
+    partition_key: str | None
+    error: str | None
+    error_group: str | None
+
+
+class Order(TypedDict, total=False):
+    """The order of a queue's jobs (docs/ordered.md)."""
+
+    ordered: bool
+    merge: bool
+    merge_limit: int
+    batch: int | None
+    on_dead: Literal["continue", "hold"]
+    fair_by: Literal["partition_key", "producer"] | None
+
+
 class Filters(TypedDict, total=False):
     """Which jobs a list has. Filters that are given must all hold."""
 
@@ -97,35 +126,6 @@ class Filters(TypedDict, total=False):
     until: datetime | str | None
 
 
-class Order(TypedDict, total=False):
-    """The order of a queue's jobs (docs/ordered.md)."""
-
-    ordered: bool
-    merge: bool
-    merge_limit: int
-    batch: int | None
-    on_dead: Literal["continue", "hold"]
-    fair_by: Literal["partition_key", "producer"] | None
-
-
-class Tried(TypedDict, total=False):
-    """The same for jobs that have run: dead ones, and retries."""
-
-    task: str | None
-    lock_key: str | None
-    partition_key: str | None
-    error: str | None
-    error_group: str | None
-
-
-class Queued(TypedDict, total=False):
-    """Which jobs of a queue a change is for. Filters that are given must all hold."""
-
-    task: str | None
-    lock_key: str | None
-    partition_key: str | None
-
-
 class ScheduleWords(TypedDict, total=False):
     """When a schedule is due, and the fields of its jobs; null is the default (docs/schedules.md)."""
 
@@ -146,6 +146,28 @@ class ScheduleWords(TypedDict, total=False):
     priority: int | None
     deadline: str | None
     deadline_sec: int | None
+
+
+class BackfillWords(TypedDict, total=False):
+    """A range (since, until, step) or a list of partitions, and the fields of the job of each (docs/backfills.md)."""
+
+    queue: str | None
+    args: dict[str, Any] | None
+    lock_key: str | None
+    partition_key: str | None
+    affinity_key: str | None
+    max_attempts: int | None
+    lease_ttl_sec: int | None
+    timeout_sec: int | None
+    since: str | None
+    until: str | None
+    step: str | None
+    partitions: Sequence[str] | None
+    max_running: int | None
+    skip_done: bool | None
+    code_version: str | None
+    priority: int | str | None
+    limits: Sequence[str] | None
 
 
 class ScheduleChange(TypedDict, total=False):
@@ -171,46 +193,12 @@ class ScheduleChange(TypedDict, total=False):
     task: str
 
 
-class BackfillWords(TypedDict, total=False):
-    """A range (since, until, step) or a list of partitions, and the fields of the job of each (docs/backfills.md)."""
-
-    queue: str | None
-    args: dict[str, Any] | None
-    lock_key: str | None
-    partition_key: str | None
-    affinity_key: str | None
-    max_attempts: int | None
-    lease_ttl_sec: int | None
-    timeout_sec: int | None
-    since: str | None
-    until: str | None
-    step: str | None
-    partitions: Sequence[str] | None
-    max_running: int | None
-    skip_done: bool | None
-    code_version: str | None
-    priority: int | str | None
-    limits: Sequence[str] | None
-
-
 class Operations:
     """The operations of a farm, a method each. Every method may raise ClientError."""
 
-    def _call(
-        self, route: str, answer: type[Any], given: dict[str, Any], field: str = "", *, once: bool = False
-    ) -> Any:
-        """Carry out the operation of this route; returns its answer, or one field of that."""
-        raise NotImplementedError
-
-    def _pages(
-        self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None, most: int
-    ) -> Any:
-        """The rows of all pages, at most `limit`; a page of up to `most` is fetched as its rows are taken."""
-        raise NotImplementedError
-
-    def _total(self, route: str, answer: type[Any], given: dict[str, Any], field: str) -> Any:
-        """Repeat an operation until it has come to the end; returns the sum of this field of its answers."""
-        raise NotImplementedError
+    _call: Any  # carries out the operation of a route; returns its answer, or one field of that
+    _pages: Any  # the rows of all pages of a list
+    _total: Any  # repeats an operation until the end; the sum of a field of its answers
 
     def jobs(
         self, *, sort: Literal["changed", "key"] | None = None, limit: int | None = None, **words: Unpack[Filters]

@@ -12,7 +12,6 @@ import socket
 import ssl
 import time
 from collections import deque
-from typing import Any
 
 from dataloader.client.errors import ClientError
 from dataloader.client.wire import KEPT, Answer, Message, Request, Service, answer, checked_size
@@ -25,7 +24,7 @@ class Transport:
         self._idle: deque[tuple[int, http.client.HTTPConnection]] = deque()
         self._service, self._timeout, self._context = service, timeout, context
 
-    def call(self, request: Request[Any]) -> Answer:
+    def call(self, request: Request) -> Answer:
         """One exchange within the timeout and the request's; raises ClientError for all but 200 and 304.
 
         A request that must not be sent twice has a new connection. The server may close a kept connection at the same

@@ -10,11 +10,11 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlencode, urlsplit
 from uuid import UUID
 
@@ -40,20 +40,15 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Request(Generic[R]):
-    """A request to the API, and how its answer is read.
+class Request:
+    """A request to the API. The exchange may take `extra` seconds more than the client's timeout."""
 
-    The exchange may take `extra` seconds more than the client's timeout. `patience` is in seconds, None: the client's.
-    """
-
-    read: Callable[[Answer], R]
     method: str
     path: str
     body: Any = None
-    query: Mapping[str, Any] | None = None
-    headers: Mapping[str, str] | None = None
+    query: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
     extra: float = 0
-    patience: float | None = None
     is_once: bool = False  # it must not be sent twice
 
 
@@ -101,15 +96,14 @@ class Service:
         self._token = Token(token) if token else None
         self._agent = f"dataloader-client/{dataloader.version()}"
 
-    def message(self, request: Request[Any]) -> Message:
+    def message(self, request: Request) -> Message:
         """The request as it is sent; raises ValueError for a body that JSON cannot say."""
-        given = {name: value for name, value in (request.query or {}).items() if value is not None}
+        given = {name: value for name, value in request.query.items() if value is not None}
         target = f"{self._path}/api/v1{request.path}" + (f"?{urlencode(given)}" if given else "")
-        body = {} if request.body is None and request.method == "POST" else request.body
-        headers = {"Accept": "application/json", "User-Agent": self._agent, **(request.headers or {})}
-        if body is None:
+        headers = {"Accept": "application/json", "User-Agent": self._agent, **request.headers}
+        if request.body is None:
             return Message(request.method, target, headers, None)
-        content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        content = json.dumps(request.body, ensure_ascii=False, allow_nan=False).encode()
         return Message(request.method, target, headers | {"Content-Type": "application/json"}, content)
 
     def authorization(self) -> dict[str, str]:
@@ -156,8 +150,8 @@ def understood(kind: type[R], document: Any) -> R:
         raise Unexpected("The answer is not understood", str(e)) from None
 
 
-def address(route: str, given: Mapping[str, Any]) -> tuple[str, str, dict[str, Any], dict[str, Any] | None]:
-    """Method, path, query and body of a request to the operation of this route."""
+def request(route: str, given: Mapping[str, Any], headers: Mapping[str, str], **more: Any) -> Request:
+    """The request to the operation of this route; what the path does not name is the body, or the query."""
     method, _, template = route.partition(" ")
     rest, query, path = dict(given), {}, ""
     for part in template.split("/")[1:]:
@@ -166,9 +160,10 @@ def address(route: str, given: Mapping[str, Any]) -> tuple[str, str, dict[str, A
         if text in (".", "..") or (part == "{queue}" and "%2F" in text and template.endswith(part)):
             text, query["name"] = "-", unquote(text)
         path += f"/{text}"
+    named = {name: _plain(name, value) for name, value in rest.items()}
     if method in ("POST", "PUT"):
-        return method, path, query, {name: _plain(name, value) for name, value in rest.items()}
-    return method, path, query | {name: _plain(name, value) for name, value in rest.items()}, None
+        return Request(method, path, named, query, headers, **more)
+    return Request(method, path, None, query | named, headers, **more)
 
 
 def _plain(name: str, value: Any) -> Any:

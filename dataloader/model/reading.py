@@ -52,7 +52,7 @@ def _value(wanted: Any, value: Any, name: str) -> Any:
         kinds = [kind for kind in args if kind is not type(None)]
         return _value(kinds[0], value, name) if len(kinds) == 1 else value
     if origin is Literal:
-        return value  # a newer service may know more words
+        return _plain(type(args[0]), value, name)  # a newer service may know more words
     if is_dataclass(wanted):
         return _answer(wanted, value, name)
     if origin is list and isinstance(value, list):

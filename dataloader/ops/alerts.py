@@ -20,7 +20,13 @@ Shape: TypeAlias = Literal[SHAPES]  # type: ignore[valid-type]
 Kind: TypeAlias = Literal[ALERTS]  # type: ignore[valid-type]
 
 
-@op("GET /webhooks", scope="operate")
+@op(
+    "GET /webhooks",
+    scope="operate",
+    command="webhook list",
+    columns="name shape url kinds queues late_after=lag_sec signed_by paused=paused_at by=paused_by",
+    examples=("dataloader webhook list",),
+)
 def webhooks(call: Call) -> Webhooks:
     """The receivers of alerts, and whether a worker serves the queue of their messages."""
     queue = call.settings.dl_alerts_queue
@@ -28,7 +34,13 @@ def webhooks(call: Call) -> Webhooks:
     return made(Webhooks, found | {"webhooks": of_alerts.listed(call.conn)})
 
 
-@op("PUT /webhooks/{webhook}", scope="operate")
+@op(
+    "PUT /webhooks/{webhook}",
+    scope="operate",
+    command="webhook add WEBHOOK URL",
+    done="{name} is sent messages. To try it: dataloader webhook test {name!q}{flags}",
+    examples=("dataloader webhook add ops https://ops.example.com/alerts --signed-by DL_WEBHOOK_KEY",),
+)
 def put_webhook(
     call: Call,
     webhook: WebhookName,
@@ -103,7 +115,16 @@ def resume_webhook(call: Call, webhook: WebhookName) -> Webhook:
     return _webhook(of_alerts.resume(call.conn, webhook))
 
 
-@op("POST /webhooks/{webhook}/test", scope="operate", errors=(404,), repeatable=False, links="/job_id")
+@op(
+    "POST /webhooks/{webhook}/test",
+    scope="operate",
+    command="webhook test WEBHOOK",
+    done="the message is job {job_id}. Has it arrived? dataloader wait {job_id}{flags}",
+    examples=("dataloader webhook test ops",),
+    errors=(404,),
+    repeatable=False,
+    links="/job_id",
+)
 def test_webhook(call: Call, webhook: WebhookName) -> Tested:
     """Send a receiver a test message, also while it is paused; the answer has the job that sends it."""
     if (job_id := of_alerts.send_test(call.conn, webhook, Rules.of(call.settings))) is None:

@@ -15,7 +15,12 @@ from dataloader.ops.types import Instant, Storable, Text
 from dataloader.queue.reports import errors as of_errors
 
 
-@op("GET /errors")
+@op(
+    "GET /errors",
+    command="errors list",
+    columns="queue task dead retrying last=last_at group=error_group note",
+    examples=("dataloader errors list -q etl.default --since 1d",),
+)
 def errors(
     call: Call,
     queue: Text | None = None,
@@ -30,6 +35,8 @@ def errors(
 @op(
     "PUT /errors/note",
     scope="operate",
+    command="errors note NOTE",
+    examples=("dataloader errors note --error-group 'OSError: No space left' --task load.csv 'the disk is full'",),
     done=lambda answer: "the note is written" if answer.note else "the note is removed",
 )
 def write_error_note(

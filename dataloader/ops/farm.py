@@ -25,7 +25,15 @@ def workers(call: Call) -> Workers:
     return made(Workers, {"workers": stats.workers(call.conn)})
 
 
-@op("GET /tasks")
+@op(
+    "GET /tasks",
+    command="tasks",
+    columns="task memory=memory_mb CPUs=cpus learned_memory=learned_memory_mb learned_CPUs=learned_cpus runs"
+    " learned=learned_at runs_since=figures.runs failed=figures.failure_rate p50=figures.run_sec.p50"
+    " p95=figures.run_sec.p95 p99=figures.run_sec.p99 p95_before=before.run_sec.p95"
+    " waiting_p95=figures.waiting_sec.p95",
+    examples=("dataloader tasks", "dataloader tasks --range 7d"),
+)
 def tasks(
     call: Call,
     range: Annotated[RangeName, Field(description="adds what the runs of this time have used")] | None = None,
@@ -37,7 +45,7 @@ def tasks(
     return made(Tasks, {"tasks": runs.of_tasks(call.conn, range) if range else stats.tasks(call.conn)})
 
 
-@op("GET /tasks/{task}")
+@op("GET /tasks/{task}", command="task TASK", examples=("dataloader task load.csv --range 7d",))
 def task_runs(call: Call, task: TaskName, range: RangeName = runs.USUAL) -> TaskRuns:
     """How long the runs of a task were: counts, failures, percentiles, a histogram, and the period before."""
     return made(TaskRuns, runs.of_task(call.conn, task, range))

@@ -75,7 +75,13 @@ class Filters(TypedDict, total=False):
 Matching = Annotated[Filters, Field(description="the jobs of a list; at least one filter")]
 
 
-@op("GET /jobs", links="/jobs/0/job_id")
+@op(
+    "GET /jobs",
+    command="jobs",
+    columns="job=job_id status queue task key=lock_key attempt changed=changed_at error progress",
+    examples=("dataloader jobs -q etl.default --status dead --since 1d",),
+    links="/jobs/0/job_id",
+)
 def jobs(
     call: Call,
     sort: Literal["changed", "key"] = "changed",
@@ -88,7 +94,7 @@ def jobs(
     return made(Jobs, {"jobs": page.jobs, "next": page.next, "advice": page.advice})
 
 
-@op("GET /tally")
+@op("GET /tally", command="tally", examples=("dataloader tally -s 'load status:dead'",))
 def tally(call: Call, **filters: Unpack[Filters]) -> Tally:
     """Count the jobs of a list: each job counts as one kind."""
     return made(Tally, tallies.tally(call.conn, stats.Wanted(**filters)).document())

@@ -11,7 +11,7 @@ from api_app import Refused
 from flask.testing import FlaskClient
 
 from dataloader.cli import farm
-from dataloader.client import JobPrediction, QueuePrediction
+from dataloader.model.jobs import JobPrediction, QueuePrediction
 from dataloader.model.reading import read
 from dataloader.queue import db
 from dataloader.queue.reports import predictions

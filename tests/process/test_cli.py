@@ -22,7 +22,8 @@ from click.testing import CliRunner, Result
 from farming import Farm, free_port, until
 
 from dataloader.cli import main
-from dataloader.client import Client, Conflict, NotFound, QueueFull, Refused, Status
+from dataloader.client import Client, Conflict, NotFound, QueueFull, Refused
+from dataloader.model.jobs import Status
 from dataloader.queue.plans import backfills
 
 pytestmark = pytest.mark.long
@@ -184,7 +185,7 @@ def test_what_is_asked_can_be_read_by_people(ask: Ask) -> None:
     assert "picked worker=" in shown["events"]
     assert shown["farm's events"].count("\n") == 3
     assert "q " in shown["queues"]
-    assert shown["top"].splitlines()[0].endswith("workers")
+    assert "workers" in shown["top"]
 
 
 def test_schedules_are_made_changed_run_and_removed(ask: Ask) -> None:
@@ -202,7 +203,7 @@ def test_schedules_are_made_changed_run_and_removed(ask: Ask) -> None:
     assert (changed["words"], changed["priority"], changed["args"]) == ("Every 15 minutes", 7, {"sleep1": 0.01})
     job_id = answer(ask("schedule", "run", "at-three", "--json"))["job_id"]
     assert ask("wait", job_id).exit_code == 0
-    assert "at-three, due " in ask("job", job_id).stdout
+    assert re.search("schedule name +at-three", ask("job", job_id).stdout)
     assert "paused" in ask("schedule", "pause", "at-three").stdout
     told = ask("doctor", "at-three").stdout
     assert "It is paused by" in told
@@ -283,11 +284,6 @@ def test_the_failed_partitions_of_a_backfill_are_told_and_retried(ask: Ask, farm
         (("--partition", "north", "--partition", "south"), ["north", "south"]),
         (("--file", "partitions"), ["north", "south"]),
         (("--file", "-"), ["west", "east"]),
-        (
-            ("--query", "SELECT date '2019-01-01' + n, 'more' FROM generate_series(0, 1) n"),
-            ["2019-01-01", "2019-01-02"],
-        ),
-        (("--query", "SELECT unnest('{queued,lost}'::dl_status[])", "--on", "queue"), ["queued", "lost"]),
         (("--from", "0", "--to", "1500", "--step", "1000"), ["0", "1000"]),
     ],
 )
@@ -307,17 +303,11 @@ def test_the_partitions_of_a_backfill_come_from_wherever_they_are_listed(
         (("--from", "2019-01-01", "--step", "day"), "until is missing"),
         ((*DAYS, "--partition", "x"), "one of a range (since, until and step) and partitions"),
         ((*DAYS, "--step", "fortnight"), "step should be such as day, 6 hours"),
-        (("--partition", "x", "--file", "y"), "one of --partition, --file and --query"),
+        (("--partition", "x", "--file", "/dev/null"), "come from --partition or --file"),
         (("--partition", "x", "--partition", "x"), "'x' comes 2 times"),
-        (("--file", "no-such-file"), "no-such-file cannot be read: No such file or directory"),
+        (("--file", "no-such-file"), "'no-such-file': No such file or directory"),
         (("--file", "/dev/null"), "there is no partition in it"),
-        (("--file", sys.executable), "cannot be read: it is not UTF-8"),
-        (("--query", "SELECT 1 WHERE false"), "there is no partition in it"),
-        (("--query", "SELEKT 1"), 'should be one SELECT that the target can read: syntax error at or near "SELEKT"'),
-        (("--query", "SELECT 1; SELECT 2"), "cannot insert multiple commands"),
-        (("--query", "DELETE FROM dl_jobs RETURNING 1"), "cannot execute DELETE in a read-only transaction"),
-        (("--query", "SET search_path = public"), "should be one SELECT that the target can read"),
-        (("--query", "SELECT generate_series(1, 200001)"), "at most 200000 items"),
+        (("--file", sys.executable), "it is not UTF-8"),
         ((*DAYS, "--args", "{"), "should be a JSON object"),
         ((*DAYS, "--args", '{"a": "{{ dete }}"}'), "{{ dete }} is not known"),
         ((*DAYS, "--max-running", "0"), "0 is not in the range 1<=x"),
@@ -409,8 +399,7 @@ def test_a_queue_that_nobody_knows_is_paused_only_as_a_new_one(ask: Ask) -> None
 
 UNKNOWN: list[tuple[object, ...]] = [
     *[("trigger", "noop", "-q", "qq"), ("trigger", "nop"), ("limit", "qq", 5), ("queue", "set", "qq", "--ordered")],
-    *[("queue", "keys", "qq"), ("queue", "kill-retries", "qq"), ("requeue", "--dead", "qq")],
-    *[("delete", "--dead", "qq", "--yes"), ("run-now", "--all", "qq"), ("predict", "qq")],
+    *[("queue", "keys", "qq"), ("queue", "kill-retries", "qq"), ("predict", "qq")],
     *[
         ("schedule", "add", "s", "nop", "--interval-sec", "1d"),
         ("schedule", "add", "s", "noop", "-q", "qq", "--interval-sec", "1d"),
@@ -510,15 +499,11 @@ def test_the_jobs_of_a_queue_are_changed_by_filter(ask: Ask, farm: Farm) -> None
         farm.conn.execute("UPDATE dl_jobs SET attempt = 1 WHERE queue = %s", (queue,))
     assert ask("queue", "kill-retries", queue, "--task", "b").stdout == f"{queue}: 2 jobs failed\n"
     assert answer(ask("queue", "kill-retries", queue, "--json")) == {"queue": queue, "changed": 1}
-    assert (
-        ask("requeue", "--dead", queue, "--error", "killed by", "--task", "a").stdout
-        == f"{queue}: 1 jobs queued again\n"
-    )
-    assert answer(ask("delete", "--dead", queue, "--yes", "--error", "no such", "--json"))["changed"] == 0
-    asked = ask("delete", "--dead", queue, "--task", "b", input="y\n")
-    assert f"Delete all failed and lost jobs of {queue} that pass the filter" in asked.stderr
-    assert asked.stdout == f"{queue}: 2 jobs deleted\n"
-    assert ask("run-now", "--all", queue, "--lock-key", "none").stdout == f"{queue}: 0 jobs due now\n"
+    named = f'queue:"{queue}" status:dead'
+    assert ask("requeue", "--matching", f"{named} task:a", "--yes").stdout == "1 jobs queued again\n"
+    asked = ask("delete", "--matching", f"{named} task:b", input="y\n")
+    assert "delete these 2 jobs?" in asked.stderr
+    assert asked.stdout == "2 jobs deleted, with their journal\n"
     assert answer(ask("status", jobs[0]))["status"] == "queued"
 
 
@@ -529,7 +514,8 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
     assert some.stdout == f"{first} queued again\n{UUID(int=1)} there is no such job\n"
     assert some.exit_code == 1
     assert ask("wait", first).exit_code == 10
-    assert int(answer(ask("requeue", "--dead", "q", "--json"))["changed"]) >= 2
+    dead = ("--matching", "queue:q status:dead", "--yes")
+    assert int(answer(ask("requeue", *dead, "--json"))["changed"]) >= 2
     assert [ask("wait", job_id).exit_code for job_id in (first, second)] == [10, 10]
     later = answer(ask("trigger", "noop", "--queue", "q", "--lock-key", uuid4(), "--at", "2030-01-01T00:00:00Z"))[
         "job_id"
@@ -542,14 +528,14 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
     assert answer(ask("delete", "-", "--yes", "--json", input=f"{later}\n"))["jobs"][0]["outcome"] == "done"
     gone = ask("status", later)
     assert (gone.exit_code, "there is no job with this job_id" in gone.stderr) == (1, True)
-    assert "jobs deleted" in ask("delete", "--dead", "q", "--yes").stdout
+    assert "jobs deleted" in ask("delete", *dead).stdout
     assert not answer(ask("jobs", "--status", "dead", "--queue", "q", "--json"))["jobs"]
 
 
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["status", "x"], 2, "'x' is no job id: a job's id is a UUID such as"),
+        (["status", "x"], 2, "'x' is not a valid UUID"),
         (["status", str(UUID(int=1)), "--url", "http://127.0.0.1:1"], 1, "Connection refused; is the API running?"),
         (["status", str(UUID(int=1)), "--url", "http://no.such.host.invalid"], 1, "is the API running?"),
         (["status", str(UUID(int=1)), "--url", "http://u:geheim@x"], 2, "should have no user or password"),
@@ -562,15 +548,13 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
         (["trigger", "noop", "--args", "@/no/such/file"], 2, "cannot be read"),
         (["trigger", "noop", "--max-attempts", "0"], 1, "/max_attempts: "),
         (["jobs", "--since", "yesterday"], 2, "should be 15min, 2h, 3d"),
-        (["requeue"], 2, "name jobs, or a queue"),
+        (["requeue"], 2, "name jobs, or a search"),
         (["requeue", "x"], 2, "is a UUID such as"),
         (["delete", "-"], 2, "add --yes"),
         (["events", str(UUID(int=1)), "--queue", "q"], 2, "leave --queue out"),
         (["limit", "q", "many"], 2, "should be a number or none"),
-        (["requeue", str(UUID(int=1)), "--lock-key", "k"], 2, "--lock-key is for the jobs of a queue"),
         (["queue", "move", "no such queue", "other"], 1, "no queue 'no such queue' is known"),
         (["trigger", "nop", "--wait"], 1, "no task 'nop' is known: no worker has shown it"),
-        (["run-now", "--all", "q", "--error", "no"], 2, "No such option"),
         (["queue", "set", "q"], 2, "name what to change: --ordered"),
         (["queue", "set", "q", "--batch", "many"], 2, "should be a number or none"),
     ],
@@ -675,7 +659,7 @@ def test_in_a_terminal_there_is_a_bar_and_a_live_view(farm: Farm, url: str) -> N
     assert status == 0, shown
     assert "━" in shown
     assert shown.rstrip().endswith("s")  # "job … succeeded after 0.2 s"
-    status, shown = typed(farm, url, ["top", "--every", "1"], {" workers": "q"})
+    status, shown = typed(farm, url, ["top", "--every", "1"], {"idle": "q"})
     assert status == 0, shown
     assert "\x1b[?1049l" in shown  # the screen that was there before is back
 
@@ -690,7 +674,7 @@ def test_the_client_speaks_with_the_real_service(farm: Farm, url: str) -> None:
         assert {job.job_id for job in client.jobs(queue="many")} == {started.job_id for started in many}
         assert [event.kind for event in client.job_events(many[0].job_id)] == ["queued"]
         assert client.job(many[0].job_id).args == {}
-        assert set(client.change("delete", [each.job_id for each in many]).values()) == {"done"}
+        assert {each.outcome for each in client.change_jobs("delete", [each.job_id for each in many])} == {"done"}
         with pytest.raises(NotFound):
             client.job(many[0].job_id)
         with pytest.raises(Conflict):
@@ -747,9 +731,9 @@ def test_jobs_are_searched_counted_and_ordered_in_bulk(ask: Ask, farm: Farm) -> 
     search = "queue:searched status:dead"
     found = answer(ask("jobs", "--search", f'{search} key:"key 2" args.day:2', "--json"))["jobs"]
     assert [job["status"] for job in found] == ["failed"]
-    counts = answer(ask("jobs", "-s", "search.me", "--tally", "--json"))
+    counts = answer(ask("tally", "-s", "search.me", "--json"))
     assert (counts["counts"]["failed"], counts["counts"]["succeeded"], counts["total"]) == (2, 1, 3)
-    assert "failed              2" in ask("jobs", "-s", "search.me", "--tally").stdout
+    assert re.search("counts failed +2", ask("tally", "-s", "search.me").stdout)
     preview = ask("requeue", "--matching", "search.me status:dead", "--preview")
     assert preview.stdout == "requeue: 2 jobs (2 failed)\n"
     left = answer(ask("cancel", "--matching", "search.me", "--preview", "--json"))
@@ -765,12 +749,12 @@ def test_jobs_are_searched_counted_and_ordered_in_bulk(ask: Ask, farm: Farm) -> 
         ("requeue", "--preview"),
         ("cancel",),
         ("delete", "--matching", " "),
-        ("requeue", "--matching", "a", "--dead", "q"),
+        ("requeue", "--matching", "a", str(UUID(int=1))),
     ):
         assert ask(*words).exit_code == 2, words
 
 
-def test_an_error_group_is_listed_requeued_noted_and_deleted(ask: Ask, farm: Farm) -> None:
+def test_an_error_group_is_listed_requeued_and_noted(ask: Ask, farm: Farm) -> None:
     for group, number in (("of two", 1), ("of two", 2), ("of one", 3)):
         farm.conn.execute(
             "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, error, error_group, finished_at)"
@@ -781,15 +765,10 @@ def test_an_error_group_is_listed_requeued_noted_and_deleted(ask: Ask, farm: Far
     assert [(group["error_group"], group["dead"]) for group in listed["groups"]] == [("of two", 2), ("of one", 1)]
     assert "of two" in ask("errors", "list", "--task", "grouping").stdout
     assert answer(ask("jobs", "--error-group", "of two", "--json"))["jobs"][0]["queue"] == "grouped"
-    refused = ask("errors", "requeue", "--group", "of two", input="n\n")
-    assert refused.exit_code == 1
-    assert "grouped: 2 dead jobs of grouping" in refused.stderr
+    requeued = ask("requeue", "--matching", 'error_group:"of two" task:grouping status:dead', "--yes")
+    assert requeued.stdout == "2 jobs queued again\n"
     assert (
-        ask("errors", "requeue", "--group", "of two", "--task", "grouping", "--yes").stdout == "2 jobs queued again\n"
+        ask("errors", "note", "--error-group", "of one", "--task", "grouping", "known").stdout
+        == "the note is written\n"
     )
-    assert ask("errors", "note", "--group", "of one", "--task", "grouping", "known").stdout == "the note is written\n"
     assert answer(ask("errors", "--queue", "grouped", "--json"))["groups"][0]["note"] == "known"
-    assert ask("errors", "delete", "--group", "of one", input="y\n").stdout.endswith("1 jobs deleted\n")
-    unknown = ask("errors", "delete", "--group", "of one", "--yes")
-    assert unknown.exit_code == 2
-    assert "`dataloader errors` lists the groups" in unknown.stderr

@@ -14,7 +14,6 @@ import pytest
 from dataloader.api.dashboard import pages
 from dataloader.api.server import metrics
 from dataloader.cli import watch
-from dataloader.client import results
 from dataloader.model.kinds import JobStatus
 from dataloader.queue.job import (
     DEAD,
@@ -85,7 +84,6 @@ PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
         lambda: re.findall(r"'reason', '(\w+)'", status_statement()),
         waiting.REASONS,
     ),
-    "client.results.FINAL": (lambda: results.FINAL, FINAL),
     "cli.watch.EXITS": (lambda: watch.EXITS, FINAL),
     "dashboard.pages.STATUSES": (lambda: dict(pages.STATUSES), STATUSES),
     "JobStatus": (lambda: JobStatus.__args__, Status),

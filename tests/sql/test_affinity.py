@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import BACKOFF_SEC, Worker, keys_held, many, plain, row, state, value
+from hands import BACKOFF_SEC, Worker, Workers, keys_held, many, plain, row, state, value
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.lifecycle import Affinity, Step
-
-Workers = Callable[[], Worker]
 
 
 def claim(

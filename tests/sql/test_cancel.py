@@ -7,11 +7,9 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from hands import Worker, enqueue, expire, heard, journal, kinds, plain, row, started, state
+from hands import Worker, Workers, enqueue, expire, heard, journal, kinds, plain, row, started, state
 
 from dataloader.queue import db, lifecycle
-
-Workers = Callable[[], Worker]
 
 
 def test_v12_a_queued_job_is_canceled_at_once_and_never_starts(conn: db.Connection, worker: Worker) -> None:

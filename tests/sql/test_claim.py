@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
 from foreign import Foreign
-from hands import Worker, age, enqueue, journal, kinds, many, plain, quietly, row, started, state, value
+from hands import Worker, Workers, age, enqueue, journal, kinds, many, plain, quietly, row, started, state, value
 from patience import PATIENCE
 
 from dataloader.queue import db, lifecycle
-
-Workers = Callable[[], Worker]
 
 
 def test_the_best_is_the_lowest_priority_then_the_oldest(conn: db.Connection, worker: Worker) -> None:

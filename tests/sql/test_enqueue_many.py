@@ -16,7 +16,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from hands import Worker, journal, row, started, value
+from hands import Worker, Workers, journal, row, started, value
 from patience import PATIENCE
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
@@ -25,8 +25,6 @@ from psycopg.rows import dict_row
 import dataloader
 from dataloader.queue import db, enqueue, migrations
 from dataloader.queue.enqueue import NewJob
-
-Workers = Callable[[], Worker]
 
 
 def jobs(number: int, **more: Any) -> list[NewJob]:

@@ -9,14 +9,13 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import Worker, age, buffers, enqueue, plain, quietly, row, value
+from hands import Worker, Workers, age, buffers, enqueue, plain, quietly, row, value
 
 from dataloader import enqueue as add_one
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue_many as add_many
 
-Workers = Callable[[], Worker]
 TODAY = datetime.now(UTC).replace(microsecond=0)
 
 

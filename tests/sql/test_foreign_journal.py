@@ -9,13 +9,12 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from foreign import REAP, Foreign
-from hands import Worker, enqueue, expire, journal, kinds, plain, quietly, row, value
+from hands import Worker, Workers, enqueue, expire, journal, kinds, plain, quietly, row, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from dataloader.queue import db
 
-Workers = Callable[[], Worker]
 READ = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'dl_job_events'"
 TELL = "INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', %s)"
 

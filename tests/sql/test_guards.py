@@ -11,7 +11,21 @@ from uuid import uuid4
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import BACKOFF_SEC, Worker, enqueue, heard, journal, kinds, plain, quietly, row, started, until, value
+from hands import (
+    BACKOFF_SEC,
+    Worker,
+    Workers,
+    enqueue,
+    heard,
+    journal,
+    kinds,
+    plain,
+    quietly,
+    row,
+    started,
+    until,
+    value,
+)
 from patience import PATIENCE
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -20,8 +34,6 @@ from test_order import BEFORE_THE_LOCK, at_gate
 from dataloader.farm import fence
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Status
-
-Workers = Callable[[], Worker]
 
 
 @pytest.fixture

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
-from hands import Worker, enqueue, kinds, started, value
+from hands import Worker, Workers, enqueue, kinds, started, value
 from patience import PATIENCE
 
 from dataloader.queue import db
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue as add
 
-Workers = Callable[[], Worker]
 NEW = NewJob("q", "t", "k", idempotency_key="once")
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
-from hands import Worker, enqueue, value
+from hands import Workers, enqueue, value
 
 from dataloader.queue import db, operations
 from dataloader.queue.reports import keys, stats
 
-Workers = Callable[[], Worker]
 HOSTILE = ["", "'", '"; DROP TABLE dl_jobs; --', "a/../b%2F?#", "<script>", "\u202eright", "line\nbreak", "ü" * 500]
 
 

@@ -6,12 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hands import Worker, enqueue, expire, journal, keys_held, kinds, many, plain, row, started, state, until, value
+from hands import (
+    Worker,
+    Workers,
+    enqueue,
+    expire,
+    journal,
+    keys_held,
+    kinds,
+    many,
+    plain,
+    row,
+    started,
+    state,
+    until,
+    value,
+)
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Job
-
-Workers = Callable[[], Worker]
 
 VERBS: dict[str, Callable[[Worker, Job], Any]] = {
     "beat": lambda worker, job: lifecycle.beat(worker.conn, [job], '{"p": 1}', True) is not None,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import BACKOFF_SEC, Worker, expire, many, plain, quietly, row, started, state, until, value
+from hands import BACKOFF_SEC, Worker, Workers, expire, many, plain, quietly, started, state, until, value, waits
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,7 +25,6 @@ from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended, Step
 from dataloader.queue.reports import stats
 
-Workers = Callable[[], Worker]
 RUNNING = "SELECT count(DISTINCT (lock_key, claimed_by)) FROM dl_jobs WHERE status = 'running' AND %s = ANY (limits)"
 
 
@@ -47,10 +45,6 @@ def claim(worker: Worker, most: int = 1, queue: str = "q") -> Step:
 def run(*workers: Worker) -> list[Job]:
     """A job for each of these workers."""
     return [worker.take() for worker in workers]
-
-
-def waits(conn: db.Connection, *job_ids: UUID) -> list[str | None]:
-    return [row(conn, job_id)["blocked_on"] for job_id in job_ids]
 
 
 def test_no_more_jobs_run_than_the_limit_says(conn: db.Connection, workers: Workers) -> None:

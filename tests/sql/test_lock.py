@@ -7,7 +7,6 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
@@ -19,6 +18,7 @@ import pytest
 from foreign import Foreign
 from hands import (
     Worker,
+    Workers,
     blocked,
     claim_buffers,
     enqueue,
@@ -38,7 +38,6 @@ from hands import (
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Job
 
-Workers = Callable[[], Worker]
 COLLIDING = ("customer:13679", "customer:78688")  # hashtext makes one of these two
 
 

@@ -12,37 +12,30 @@ import psycopg
 import pytest
 from hands import (
     BACKOFF_SEC,
+    DONE,
     Worker,
+    Workers,
     blocked,
     buffers,
     enqueue,
     expire,
+    ids,
     keys_held,
     many,
     plain,
     row,
     started,
     state,
+    step,
     until,
     value,
 )
 
 from dataloader.queue import db, lifecycle, operations
-from dataloader.queue.job import Finish, Job
-from dataloader.queue.lifecycle import Ended, Step
+from dataloader.queue.job import Job
+from dataloader.queue.lifecycle import Ended
 
 T = TypeVar("T")
-Workers = Callable[[], Worker]
-DONE = Finish("succeed")
-
-
-def step(worker: Worker, most: int, *ends: Ended) -> Step:
-    worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
-    return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, most, ends)
-
-
-def ids(jobs: Sequence[Job]) -> list[UUID]:
-    return [job.job_id for job in jobs]
 
 
 @contextmanager

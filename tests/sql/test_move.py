@@ -12,7 +12,22 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import BACKOFF_SEC, Worker, enqueue, journal, keys_held, many, plain, row, started, state, until, value
+from hands import (
+    BACKOFF_SEC,
+    Worker,
+    Workers,
+    enqueue,
+    ids,
+    journal,
+    keys_held,
+    many,
+    plain,
+    row,
+    started,
+    state,
+    until,
+    value,
+)
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob
@@ -20,7 +35,6 @@ from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended, Step
 
-Workers = Callable[[], Worker]
 BY = "ops"
 PAUSED = "SELECT array_agg(queue ORDER BY queue) FROM dl_queues WHERE paused_at IS NOT NULL"
 LEFT = "SELECT count(*) FROM dl_jobs WHERE queue = 'q' AND status IN ('queued', 'running', 'failed', 'lost')"
@@ -50,10 +64,6 @@ def step(worker: Worker, queue: str = "to", most: int = 10, *ends: Ended) -> Ste
 
 def end(worker: Worker, jobs: list[Job], verb: str = "succeed", **how: Any) -> None:
     step(worker, "none", 0, *(Ended(job, Finish(verb, **how)) for job in jobs))
-
-
-def ids(found: Step) -> list[UUID]:
-    return [job.job_id for job in found.jobs]
 
 
 def in_order(worker: Worker, queue: str = "to") -> list[UUID]:

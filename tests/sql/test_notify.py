@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker, enqueue, expire, heard, kinds, plain, row
+from hands import Worker, Workers, enqueue, expire, heard, kinds, plain, row
 
 from dataloader.queue import db, lifecycle
-
-Workers = Callable[[], Worker]
 
 
 @pytest.fixture

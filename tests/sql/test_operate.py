@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from hands import Worker, enqueue, heard, journal, keys_held, kinds, plain, quietly, row, started, state, value
+from hands import Worker, Workers, enqueue, heard, journal, keys_held, kinds, plain, quietly, row, started, state, value
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob, QueueFull, require_room
 from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.reports import stats, waiting
 
-Workers = Callable[[], Worker]
 BY = "token night from 10.0.0.7"
 
 

@@ -16,8 +16,10 @@ import pytest
 from hands import (
     BACKOFF_SEC,
     Worker,
+    Workers,
     ended_beside_locked_rows,
     expire,
+    ids,
     keys_held,
     plain,
     quietly,
@@ -29,9 +31,7 @@ from hands import (
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Job
-from dataloader.queue.lifecycle import Step
 
-Workers = Callable[[], Worker]
 GATE = """
 CREATE SCHEMA gate;
 CREATE FUNCTION gate.wait() RETURNS void LANGUAGE sql VOLATILE AS $$
@@ -59,10 +59,6 @@ def at_gate(conn: db.Connection, gate: str, worker: Worker, step: Callable[[], A
         finally:
             conn.execute("SELECT pg_advisory_unlock(7, 7)")
         found.result()
-
-
-def ids(step: Step) -> list[UUID]:
-    return [job.job_id for job in step.jobs]
 
 
 def two_of_a_key(conn: db.Connection) -> tuple[UUID, UUID]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -12,7 +11,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker, enqueue, expire, journal, plain, row, started, until, value
+from hands import Worker, Workers, enqueue, expire, journal, plain, row, started, until, value
 from patience import PATIENCE
 
 from dataloader.farm.family import Family
@@ -22,7 +21,6 @@ from dataloader.queue.enqueue import NewJob, enqueue_many
 from dataloader.queue.job import ON_FAILURE, Delivery, Job, Status
 from dataloader.queue.parents import UnknownParents
 
-Workers = Callable[[], Worker]
 Place = tuple[str, str | None]
 WAITS, READY, LATER = ("queued", "parent"), ("queued", None), ("queued", "time")
 CANCELED = ("canceled", None)

@@ -5,7 +5,6 @@ Every job begins after its parents have let it go, and nothing is left waiting. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from random import Random
@@ -16,13 +15,12 @@ from uuid import UUID
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker
+from hands import Worker, Workers
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.enqueue import NewJob, enqueue_many
 from dataloader.queue.job import Job
 
-Workers = Callable[[], Worker]
 THREADS = 4
 BATCH = 2_000
 FAMILY = 40  # jobs that may wait for each other: in one graph of all, one early failure may hold nearly all of them

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from uuid import UUID
 
 import pytest
-from foreign import Foreign
 from hands import (
-    BACKOFF_SEC,
+    DONE,
     Worker,
+    Workers,
     age,
     ended_beside_locked_rows,
     expire,
-    journal,
+    ids,
     kinds,
     many,
     plain,
     quietly,
     row,
-    started,
     state,
+    step,
     value,
+    waits,
 )
 
 from dataloader.queue import db, lifecycle, operations
-from dataloader.queue.job import Finish, Job
-from dataloader.queue.lifecycle import Ended, Head, Step
-
-Workers = Callable[[], Worker]
-DONE = Finish("succeed")
-
-
-def step(worker: Worker, most: int, head: Head = Head(), *, ends: Sequence[Ended] = ()) -> Step:  # noqa: B008
-    worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
-    return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, most, ends, head)
-
-
-def ids(found: Step) -> list[UUID]:
-    return [job.job_id for job in found.jobs]
+from dataloader.queue.job import Job
+from dataloader.queue.lifecycle import Ended
 
 
 def parked(conn: db.Connection, claimant: Worker, number: int, queue: str = "q", key: str = "k") -> list[UUID]:
@@ -47,10 +36,6 @@ def parked(conn: db.Connection, claimant: Worker, number: int, queue: str = "q",
     assert claimant.claim(queue).job is None
     assert waits(conn, *rows) == ["key"] * number
     return rows
-
-
-def waits(conn: db.Connection, *job_ids: UUID) -> list[str | None]:
-    return [row(conn, job_id)["blocked_on"] for job_id in job_ids]
 
 
 def run(conn: db.Connection, worker: Worker, queue: str = "q", key: str = "k") -> Job:
@@ -88,19 +73,6 @@ def test_a_row_is_parked_without_a_wait_for_anybody(conn: db.Connection, workers
         assert waits(conn, held, free, behind) == [None, "key", None]
     assert step(two, 5).due_in is None
     assert waits(conn, held, free, behind) == ["key"] * 3
-
-
-def test_an_end_waits_for_the_claim_that_parks_behind_its_run(conn: db.Connection, workers: Workers) -> None:
-    """Else it would look for parked rows before they are there."""
-    one, two = workers(), workers()
-    job = run(conn, one)
-    waiting = plain(conn, lock_key="k")
-    with two.conn.transaction():
-        assert two.claim().job is None
-        with started(lambda: one.finish(job), one.pid, conn) as end:
-            two.conn.execute("COMMIT; BEGIN")
-            assert end.result() == "succeeded"
-    assert waits(conn, waiting) == [None]
 
 
 def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: db.Connection, workers: Workers) -> None:
@@ -174,81 +146,47 @@ def test_the_end_of_a_run_makes_the_first_of_each_queue_ready_and_tells_it(
     assert [workers().claim(queue).job for queue in ("a", "c")] == [None, None]
 
 
-def by_finish(conn: db.Connection, worker: Worker, job: Job) -> None:
-    worker.finish(job)
-
-
-def by_heartbeat(conn: db.Connection, worker: Worker, job: Job) -> None:
-    lifecycle.finish_some(worker.conn, worker.name, [Ended(job, DONE)])
-
-
-def by_retry(conn: db.Connection, worker: Worker, job: Job) -> None:
-    worker.finish(job, "retry", delay_sec=60.0)
-
-
-def by_settle(conn: db.Connection, worker: Worker, job: Job) -> None:
-    lifecycle.settle(conn, worker.name, "drain", "gone")
-
-
-def by_crash(conn: db.Connection, worker: Worker, job: Job) -> None:
+def crash(conn: db.Connection, worker: Worker, job: Job) -> None:
     conn.execute("UPDATE dl_jobs SET attempt = attempt + 1 WHERE job_id = %s", (job.job_id,))  # later, then
     lifecycle.settle(conn, worker.name, "crash", "gone")
 
 
-def by_reap(conn: db.Connection, worker: Worker, job: Job) -> None:
+def lose(conn: db.Connection, worker: Worker, job: Job) -> None:
     conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
     expire(conn, job.job_id)
     assert lifecycle.reap(conn)
 
 
-def by_another_service(conn: db.Connection, worker: Worker, job: Job) -> None:
-    conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (job.job_id,))
+def by_statement(statement: str) -> Callable[..., object]:
+    return lambda conn, worker, job: conn.execute(f"{statement} WHERE job_id = %s", (job.job_id,))
 
 
-def by_an_end_that_clears_the_claim(conn: db.Connection, worker: Worker, job: Job) -> None:
-    conn.execute("UPDATE dl_jobs SET status = 'succeeded', claimed_by = NULL WHERE job_id = %s", (job.job_id,))
+ENDS: dict[str, Callable[[db.Connection, Worker, Job], object]] = {
+    "finish": lambda conn, worker, job: worker.finish(job),
+    "heartbeat": lambda conn, worker, job: lifecycle.finish_some(worker.conn, worker.name, [Ended(job, DONE)]),
+    "retry": lambda conn, worker, job: worker.finish(job, "retry", delay_sec=60.0),
+    "settle": lambda conn, worker, job: lifecycle.settle(conn, worker.name, "drain", "gone"),
+    "crash": crash,
+    "reap": lose,
+    "another service": by_statement("UPDATE dl_jobs SET status = 'succeeded'"),
+    "an end that clears the claim": by_statement("UPDATE dl_jobs SET status = 'succeeded', claimed_by = NULL"),
+    "put back": by_statement("UPDATE dl_jobs SET status = 'queued'"),
+    "move": by_statement("UPDATE dl_jobs SET lock_key = 'another'"),
+    "deletion": by_statement("DELETE FROM dl_jobs"),
+}
 
 
-def by_a_put_back(conn: db.Connection, worker: Worker, job: Job) -> None:
-    conn.execute("UPDATE dl_jobs SET status = 'queued' WHERE job_id = %s", (job.job_id,))
-
-
-def by_a_move(conn: db.Connection, worker: Worker, job: Job) -> None:
-    conn.execute("UPDATE dl_jobs SET lock_key = 'another' WHERE job_id = %s", (job.job_id,))
-
-
-def by_deletion(conn: db.Connection, worker: Worker, job: Job) -> None:
-    conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job.job_id,))
-
-
-ENDS = [by_finish, by_heartbeat, by_retry, by_settle, by_crash, by_reap]
-FOREIGN_ENDS = [by_another_service, by_an_end_that_clears_the_claim, by_a_put_back, by_a_move, by_deletion]
-
-
-@pytest.mark.parametrize("end", [*ENDS, *FOREIGN_ENDS])
-def test_whoever_ends_a_run_makes_the_next_row_ready(
-    conn: db.Connection, workers: Workers, end: Callable[[db.Connection, Worker, Job], None]
-) -> None:
+@pytest.mark.parametrize("end", ENDS)
+def test_whoever_ends_a_run_makes_the_next_row_ready(conn: db.Connection, workers: Workers, end: str) -> None:
     one, two = workers(), workers()
     job = run(conn, one)
     first, second = parked(conn, two, 2)
     two.notes()
-    end(conn, one, job)
-    is_back = state(conn, job.job_id)[0] == "queued" if end is not by_deletion else False
+    ENDS[end](conn, one, job)
+    is_back = state(conn, job.job_id)[0] == "queued" if end != "deletion" else False
     is_first = is_back and waits(conn, job.job_id) == [None]  # the job itself: it is the first of its key again
     assert waits(conn, first, second) == ["key" if is_first else None, "key"]
     assert "q" in two.notes()
-
-
-def test_another_services_run_ends_like_ours(conn: db.Connection, workers: Workers, foreign: Foreign) -> None:
-    worker = workers()
-    plain(conn, lock_key="k", priority=0)
-    found = foreign.claim()
-    assert found is not None
-    first, second = parked(conn, worker, 2)
-    foreign.finish(*found)
-    assert waits(conn, first, second) == [None, "key"]
-    assert worker.take().job_id == first
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
@@ -299,14 +237,6 @@ def test_the_reaper_makes_ready_what_no_run_keeps_parked(
 # --- the head leaves ---
 
 
-def by_request(conn: db.Connection, head: UUID) -> None:
-    lifecycle.request_cancel(conn, head)
-
-
-def by_operator(conn: db.Connection, head: UUID) -> None:
-    operations.change(conn, "delete", [head], "test")
-
-
 LEAVE = {
     "canceled": "UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s",
     "deleted": "DELETE FROM dl_jobs WHERE job_id = %s",
@@ -316,25 +246,21 @@ LEAVE = {
 }
 
 
-def by_statement(statement: str) -> Callable[[db.Connection, UUID], None]:
-    return lambda conn, head: conn.execute(statement.encode(), (head,)) and None
+BY_US: dict[str, Callable[[db.Connection, UUID], object]] = {
+    "canceled by us": lifecycle.request_cancel,
+    "deleted by an operator": lambda conn, head: operations.change(conn, "delete", [head], "test"),
+}
 
 
-@pytest.mark.parametrize(
-    "leave",
-    [by_request, by_operator, *map(by_statement, LEAVE.values())],
-    ids=["canceled by us", "deleted by an operator", *LEAVE],
-)
-def test_a_head_that_leaves_passes_its_place_on(
-    conn: db.Connection, workers: Workers, leave: Callable[[db.Connection, UUID], None]
-) -> None:
+@pytest.mark.parametrize("leave", [*BY_US, *LEAVE])
+def test_a_head_that_leaves_passes_its_place_on(conn: db.Connection, workers: Workers, leave: str) -> None:
     one, two = workers(), workers()
     job = run(conn, one)
     head, second, third = parked(conn, two, 3)
     one.finish(job)
     assert waits(conn, head, second, third) == [None, "key", "key"]
     two.notes()
-    leave(conn, head)
+    BY_US[leave](conn, head) if leave in BY_US else conn.execute(LEAVE[leave].encode(), (head,))
     assert waits(conn, second, third) == [None, "key"]
     assert "q" in two.notes()
     assert second in ids(step(two, 5))
@@ -391,24 +317,6 @@ def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: db.Con
     (waiting,) = parked(conn, two, 1)
     conn.execute("UPDATE dl_jobs SET available_at = available_at - interval '1 s' WHERE job_id = %s", (waiting,))
     assert waits(conn, waiting) == ["key"]
-
-
-def test_a_parked_row_that_is_canceled_by_its_column_is_set_aside_and_holds_up_nobody(
-    conn: db.Connection, workers: Workers
-) -> None:
-    one, two = workers(), workers()
-    job = run(conn, one)
-    canceled, second, third = parked(conn, two, 3)
-    conn.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", (canceled,))
-    one.finish(job)
-    found = two.claim().job  # or it has set the canceled one aside, and its own step notifies it
-    for job_id in (second, third):
-        found = found or two.take()
-        assert found.job_id == job_id
-        two.finish(found)
-        found = None
-    assert state(conn, canceled) == ("canceled", 0)
-    assert journal(conn, canceled)[-1] == ("canceled", {"attempt": 0, "by": "claim"})
 
 
 def test_a_row_that_may_not_start_is_passed_over_while_another_session_has_it_locked(
@@ -504,16 +412,6 @@ def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: db.Connecti
     assert value(conn, "SELECT count(*) FROM dl_freed") == 0
 
 
-def test_a_key_whose_parked_rows_are_locked_still_waits_for_its_next_try(conn: db.Connection, workers: Workers) -> None:
-    one, two = workers(), workers()
-    job = run(conn, one)
-    rows = parked(conn, two, 2)
-    with ended_beside_locked_rows(conn, one, job, *rows):
-        one.conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
-        assert step(two, 1).due_in == 1
-        assert value(one.conn, "SELECT count(*) FROM dl_freed WHERE since > now() - interval '1 s'") == 1
-
-
 def test_an_end_while_a_claim_tries_the_key_again_writes_its_own_row(conn: db.Connection, workers: Workers) -> None:
     """The claim may have looked before the end, and takes its row away at its commit."""
     one, two, three = workers(), workers(), workers()
@@ -537,18 +435,6 @@ def test_a_claim_leaves_a_freed_key_to_the_claim_that_tries_it(conn: db.Connecti
         assert step(two, 1).due_in == 1
 
 
-def test_where_the_first_parked_row_is_locked_the_next_one_waits_for_it(conn: db.Connection, workers: Workers) -> None:
-    one, two = workers(), workers()
-    job = run(conn, one)
-    first, second = parked(conn, two, 2)
-    with ended_beside_locked_rows(conn, one, job, first):
-        assert waits(one.conn, first, second) == ["key", "key"]
-        found = step(two, 1)
-        assert (found.jobs, found.due_in) == ([], 1)
-    conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
-    assert two.take().job_id == first
-
-
 # --- the bookmark ---
 
 
@@ -569,11 +455,11 @@ def test_a_claim_with_the_bookmark_finds_what_is_behind_it_and_later_what_is_bef
         assert found.head is not None
         assert found.head.priority == 2
         urgent = plain(conn, priority=0)
-        assert ids(step(worker, 5, found.head)) == behind[1:]
-        assert ids(step(worker, 1, found.head)) == [urgent]
-        nothing = step(worker, 1, found.head)
+        assert ids(step(worker, 5, head=found.head)) == behind[1:]
+        assert ids(step(worker, 1, head=found.head)) == [urgent]
+        nothing = step(worker, 1, head=found.head)
         assert (nothing.jobs, nothing.look_again, nothing.due_in) == ([], False, 0.1)
-    assert [job.lock_key for job in step(worker, 1, found.head).jobs] == ["locked-1"]
+    assert [job.lock_key for job in step(worker, 1, head=found.head).jobs] == ["locked-1"]
 
 
 def test_a_few_locked_rows_are_no_reason_to_pass_over_the_head(conn: db.Connection, workers: Workers) -> None:
@@ -596,15 +482,9 @@ def test_the_order_of_a_key_holds_across_the_bookmark(conn: db.Connection, worke
         head = step(worker, 1).head
         assert head is not None
         behind = plain(conn, lock_key="k", priority=2)
-        assert step(worker, 1, head).jobs == []
-    assert ids(step(worker, 1, head)) == [before]
+        assert step(worker, 1, head=head).jobs == []
+    assert ids(step(worker, 1, head=head)) == [before]
     assert state(conn, behind) == ("queued", 0)
-
-
-def test_a_bookmark_that_is_too_far_is_no_harm(conn: db.Connection, worker: Worker) -> None:
-    """What is before it is found once nothing is behind."""
-    rows = [plain(conn, priority=priority) for priority in range(3)]
-    assert ids(step(worker, 3, Head(500, "-infinity"))) == rows
 
 
 # --- other reasons to wait ---

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hands import (
     BACKOFF_SEC,
     Worker,
+    Workers,
     age,
     enqueue,
     expire,
@@ -24,8 +24,6 @@ from hands import (
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Job
-
-Workers = Callable[[], Worker]
 
 
 def test_a_live_lease_is_left_alone(conn: db.Connection, worker: Worker) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +15,6 @@ from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended
 from dataloader.queue.reports import stats
 
-Workers = Callable[[], Worker]
 DAY = 86_400.0
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from hands import Worker, journal, plain, row, state
+from hands import Worker, Workers, journal, plain, row, state
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Job
 
-Workers = Callable[[], Worker]
 GONE = "the worker was gone"
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
 from foreign import Foreign
-from hands import Worker, age, buffers, enqueue, journal, kinds, many, plain, quietly, row, state, value
+from hands import Worker, Workers, age, buffers, enqueue, journal, kinds, many, plain, quietly, row, state, value
 
 from dataloader.queue import db, lifecycle
 
-Workers = Callable[[], Worker]
 DAY = 86_400.0
 
 

@@ -14,7 +14,6 @@ from dataloader.queue import lifecycle, operations
 from dataloader.queue.lifecycle import Step
 from dataloader.queue.set_aside import Aside, is_of_a_row, set_aside
 
-Workers = Callable[[], Worker]
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "ordered": {"ordered": True},

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from hands import Worker, enqueue, journal, keys_held, plain, row, state, value
+from hands import Worker, Workers, enqueue, journal, keys_held, plain, row, state, value
 
 from dataloader.queue import db, lifecycle
 
-Workers = Callable[[], Worker]
 REASON = "worker killed by signal 9"
 
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from uuid import UUID
 
 import pytest
-from hands import BACKOFF_SEC, Worker, enqueue, plain, quietly, row, state, value
+from hands import BACKOFF_SEC, Worker, Workers, enqueue, ids, plain, quietly, row, state, value
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.lifecycle import Head, Step
 from dataloader.queue.reports import stats
 
-Workers = Callable[[], Worker]
-
 
 def claim(worker: Worker, *queues: str, most: int = 10, by_lag: bool = False, head: Head = Head()) -> Step:  # noqa: B008
     return lifecycle.step(worker.session, list(queues), BACKOFF_SEC, most, (), head, by_lag)
-
-
-def ids(found: Step) -> list[UUID]:
-    return [job.job_id for job in found.jobs]
 
 
 def due(conn: db.Connection, queue: str, since_sec: float) -> UUID:

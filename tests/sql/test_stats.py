@@ -14,15 +14,13 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import Worker, age, enqueue, expire, many, plain, quietly, row, until, value
+from hands import Worker, Workers, age, enqueue, expire, many, plain, quietly, row, until, value
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import STATUSES, Finish
 from dataloader.queue.reports import stats
 from dataloader.queue.reports.stats import Wanted
-
-Workers = Callable[[], Worker]
 
 
 def walk(conn: db.Connection, wanted: Wanted, limit: int) -> list[dict[str, Any]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from uuid import UUID
 
 import psycopg
 import pytest
 from hands import (
-    BACKOFF_SEC,
+    DONE,
     Worker,
+    Workers,
     enqueue,
     expire,
+    ids,
     journal,
     keys_held,
     kinds,
@@ -20,24 +21,14 @@ from hands import (
     quietly,
     row,
     state,
+    step,
     value,
 )
 from psycopg.types.json import Jsonb, set_json_loads
 
 from dataloader.queue import db, lifecycle, operations
-from dataloader.queue.job import Finish, Job, Status
+from dataloader.queue.job import Finish, Status
 from dataloader.queue.lifecycle import Ended, Step
-
-Workers = Callable[[], Worker]
-DONE = Finish("succeed")
-
-
-def step(worker: Worker, most: int, *ends: Ended, queue_name: str = "q") -> Step:
-    return lifecycle.step(worker.session, [queue_name], BACKOFF_SEC, most, ends)
-
-
-def ids(jobs: list[Job]) -> list[UUID]:
-    return [job.job_id for job in jobs]
 
 
 def test_it_claims_the_best_first_and_no_more_than_asked_for(conn: db.Connection, worker: Worker) -> None:

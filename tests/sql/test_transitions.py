@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import Worker, enqueue, expire, journal, kinds, row, value
+from hands import Worker, Workers, enqueue, expire, journal, kinds, row, value
 from judge import illegal
 
 from dataloader.queue import db, lifecycle, operations
@@ -17,7 +17,6 @@ from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.job import FINAL, TRANSITIONS, Finish, Job, Status
 
-Workers = Callable[[], Worker]
 BOOT = "host:1:boot"
 
 STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {

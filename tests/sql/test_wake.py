@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from hands import Worker, plain, quietly, row, value
+from hands import Worker, Workers, plain, quietly, row, value
 
 from dataloader.queue import db, lifecycle
-
-Workers = Callable[[], Worker]
 
 
 def come_due(conn: db.Connection) -> None:

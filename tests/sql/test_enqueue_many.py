@@ -19,7 +19,6 @@ import pytest
 from hands import Worker, Workers, journal, row, started, value
 from patience import PATIENCE
 from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
 import dataloader
@@ -64,38 +63,32 @@ EVERYTHING = {
 }
 
 
+BESIDE = [[], [NewJob("other", "other", "")], [NewJob("", "", "", idempotency_key="k")]]
+
+
 @pytest.mark.parametrize("key", [None, "once"])
-@pytest.mark.parametrize("beside", [[], [NewJob("other", "other", "")], [NewJob("", "", "", idempotency_key="k")]])
-def test_every_field_is_stored(conn: db.Connection, key: str | None, beside: list[NewJob]) -> None:
-    new = NewJob(**EVERYTHING, idempotency_key=key)
-    *_, (job_id, status) = enqueue.enqueue_many(conn, [*beside, new])
+@pytest.mark.parametrize("way", [*range(len(BESIDE)), "one", "sql"])
+def test_every_field_is_stored(
+    conn: db.Connection, lone: psycopg.Connection[Any], key: str | None, way: int | str
+) -> None:
+    """By a list, with jobs with and without keys beside it, by the call for one, and by SQL with any search_path."""
+    given = EVERYTHING | {"idempotency_key": key}
+    if way == "one":
+        job_id, _ = add(lone, **given)
+    elif way == "sql":
+        lone.execute("SET search_path = pg_catalog")
+        call = ", ".join(f"{name} => %({name})s" for name in given)
+        given["args"] = psycopg.types.json.Jsonb(EVERYTHING["args"])
+        job_id = lone.execute(f"SELECT public.dl_enqueue({call})".encode(), given).fetchone()[0]  # type: ignore[index]
+    else:
+        *_, (job_id, _) = enqueue.enqueue_many(conn, [*BESIDE[int(way)], NewJob(**given)])
     stored = row(conn, job_id)
     assert {name: stored[name] for name in EVERYTHING} == EVERYTHING
-    assert (status, stored["status"], stored["idempotency_key"], stored["journaled"]) == ("queued", "queued", key, 2)
+    assert (stored["status"], stored["idempotency_key"], job_id.version) == ("queued", key, 4 if way == "sql" else 7)
     assert journal(conn, job_id) == [("queued", {"producer": "billing", "user": conn.info.user})]
 
 
-ODD = [
-    "\t",
-    "\n",
-    "\r\n",
-    "\\",
-    "\\N",
-    "\\.",
-    "\\t",
-    "a,b",
-    "NULL",
-    "null",
-    '"',
-    "'",
-    "{}",
-    "},{",
-    "%s",
-    "%",
-    "ж",
-    "🚀",
-    "\x01\x7f",
-]
+ODD = [*"\t\n\\\"'%ж🚀", "\r\n", "\\N", "\\.", "\\t", "a,b", "NULL", "null", "{}", "},{", "%s", "\x01\x7f"]
 
 
 @pytest.mark.parametrize("keys", [False, True], ids=["no keys", "keys"])
@@ -111,26 +104,6 @@ def test_odd_texts_are_stored_as_they_are(conn: db.Connection, batches_of_three:
         assert (stored["args"], stored["idempotency_key"]) == (job.args, job.idempotency_key)
         assert journal(conn, job_id) == [("queued", {"producer": job.task, "user": conn.info.user})]
     assert value(conn, "SELECT count(*) FROM dl_jobs") == len(new)
-
-
-def test_lists_with_and_without_keys_leave_the_same_rows(conn: db.Connection) -> None:
-    """But for the keys: they take different ways through the database."""
-    new = [NewJob("q", "t", f"k{n}", {"n": n}, priority=n % 3, producer=[None, "p"][n % 2]) for n in range(1_300)]
-    plain = enqueue.enqueue_many(conn, new)
-    keyed = enqueue.enqueue_many(conn, [replace(job, idempotency_key=f"i{n}") for n, job in enumerate(new)])
-    differ = {"job_id", "idempotency_key", "created_at", "available_at", "now"}
-    for (one, _), (other, _) in list(zip(plain, keyed, strict=True))[::50]:
-        a, b = row(conn, one), row(conn, other)
-        assert {name: a[name] for name in a if name not in differ} == {
-            name: b[name] for name in b if name not in differ
-        }
-        assert journal(conn, one) == journal(conn, other)
-    for results in (plain, keyed):
-        by_age = conn.execute(
-            "SELECT job_id FROM dl_jobs WHERE job_id = ANY (%s) ORDER BY created_at",
-            ([job_id for job_id, _ in results],),
-        ).fetchall()
-        assert by_age == [(job_id,) for job_id, _ in results]
 
 
 @pytest.mark.parametrize("keys", [[None] * 3, ["a", "b", "c"], ["a", None, "c"]])
@@ -149,19 +122,6 @@ def test_what_is_left_out_is_as_for_one_job(conn: db.Connection, keys: list[str 
 def test_no_jobs_are_no_rows(conn: db.Connection) -> None:
     assert enqueue.enqueue_many(conn, []) == dataloader.enqueue_many(conn, []) == []
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
-
-
-def test_a_future_job_waits(conn: db.Connection, worker: Worker) -> None:
-    later = NewJob("q", "t", "a", available_at=datetime(2099, 1, 1, tzinfo=UTC))
-    ids = [job_id for job_id, _ in enqueue.enqueue_many(conn, [later, NewJob("q", "t", "b")])]
-    assert row(conn, ids[0])["blocked_on"] == "time"
-    assert worker.take().job_id == ids[1]
-    assert worker.claim().job is None
-
-
-def test_the_sleepers_are_told(conn: db.Connection, worker: Worker) -> None:
-    enqueue.enqueue_many(conn, jobs(3))
-    assert set(worker.notes()) == {"q"}
 
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["no keys", "keys"])
@@ -194,12 +154,6 @@ def test_a_long_list_takes_several_statements_and_keeps_its_order(conn: db.Conne
     assert all(results[n][0] == job_id for n, job_id in stored.items())
 
 
-def test_ten_thousand_and_one(conn: db.Connection) -> None:
-    results = enqueue.enqueue_many(conn, jobs(10_001))
-    assert len(set(results)) == value(conn, "SELECT count(*) FROM dl_jobs") == 10_001
-    assert order(conn) == list(range(10_001))
-
-
 def test_the_ids_grow_with_the_list(conn: db.Connection) -> None:
     ids = [job_id for _ in range(3) for job_id, _ in enqueue.enqueue_many(conn, jobs(50))]
     assert ids == sorted(ids)
@@ -219,21 +173,6 @@ def test_a_known_key_answers_with_its_job(conn: db.Connection, worker: Worker) -
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 3
     assert enqueue.enqueue_many(conn, keyed("done", "new")) == [results[1], results[0]]
     assert len(journal(conn, results[0][0])) == 1
-
-
-def test_a_key_whose_job_is_removed_meanwhile_is_free_again(conn: db.Connection) -> None:
-    old, _ = enqueue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="b", producer="old"))
-    conn.execute("""
-        CREATE FUNCTION public.remove() RETURNS trigger LANGUAGE plpgsql AS
-          $$ BEGIN DELETE FROM public.dl_jobs WHERE producer = 'old'; RETURN NULL; END $$;
-        CREATE TRIGGER remove AFTER INSERT ON dl_job_events EXECUTE FUNCTION public.remove()""")
-    try:
-        results = enqueue.enqueue_many(conn, keyed("a", "b", "c"))
-    finally:
-        conn.execute("DROP FUNCTION public.remove CASCADE")
-    assert old not in [job_id for job_id, _ in results]
-    assert [row(conn, job_id)["idempotency_key"] for job_id, _ in results] == ["a", "b", "c"]
-    assert value(conn, "SELECT count(*) FROM dl_job_events") == 3
 
 
 def test_lists_with_the_same_keys_at_once_are_one_list(
@@ -307,19 +246,6 @@ def test_the_transaction_stays_the_producers(
     assert value(conn, "SELECT count(*) FROM dl_jobs") == (4 if ends == "commit" else 0)
 
 
-def test_a_block_of_the_producers_is_joined(conn: db.Connection) -> None:
-    with conn.transaction(force_rollback=True):
-        dataloader.enqueue_many(conn, jobs(3), schema="public")
-        assert value(conn, "SELECT count(*) FROM dl_jobs") == 3
-    assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
-
-
-def test_autocommit_commits(dsn: str, conn: db.Connection) -> None:
-    with psycopg.connect(dsn, autocommit=True) as producer:
-        dataloader.enqueue_many(producer, jobs(3), schema="public")
-        assert value(conn, "SELECT count(*) FROM dl_jobs") == 3
-
-
 def test_another_schema(conn: db.Connection, elsewhere: str) -> None:
     job_id, _ = dataloader.enqueue(conn, queue="q", task="t", lock_key="k", schema=elsewhere)
     dataloader.enqueue_many(conn, keyed("a", "b", "a"), schema=elsewhere)
@@ -349,25 +275,6 @@ def lone(dsn: str) -> Iterator[psycopg.Connection[Any]]:
 
 def add(conn: psycopg.Connection[Any], **more: Any) -> tuple[UUID, str]:
     return dataloader.enqueue(conn, **({"queue": "q", "task": "t", "lock_key": "k", "schema": "public"} | more))
-
-
-@pytest.mark.parametrize("key", [None, "once"])
-def test_one_job_is_stored_with_every_field(
-    conn: db.Connection, lone: psycopg.Connection[Any], key: str | None
-) -> None:
-    job_id, status = add(lone, **EVERYTHING, idempotency_key=key)
-    stored = row(conn, job_id)
-    assert {name: stored[name] for name in EVERYTHING} == EVERYTHING
-    assert (status, stored["status"], stored["idempotency_key"], stored["journaled"]) == ("queued", "queued", key, 2)
-    assert journal(conn, job_id) == [("queued", {"producer": "billing", "user": conn.info.user})]
-    assert job_id.version == 7
-
-
-def test_one_job_is_as_a_list_of_one(conn: db.Connection, lone: psycopg.Connection[Any]) -> None:
-    differ = {"job_id", "idempotency_key", "created_at", "available_at", "now"}
-    one, many = row(conn, add(lone)[0]), row(conn, enqueue.enqueue_many(lone, [NewJob("q", "t", "k")])[0][0])
-    assert {name for name in one if one[name] != many[name]} <= differ
-    assert journal(conn, one["job_id"]) == journal(conn, many["job_id"]) == [("queued", {"user": conn.info.user})]
 
 
 @pytest.mark.parametrize("key", [None, "once"])
@@ -429,14 +336,17 @@ def remover(conn: db.Connection) -> Iterator[None]:
     conn.execute("DROP FUNCTION public.remove CASCADE")
 
 
-def test_the_key_of_one_job_that_is_removed_meanwhile_is_free_again(
-    conn: db.Connection, lone: psycopg.Connection[Any], request: pytest.FixtureRequest
+@pytest.mark.parametrize("many", [False, True])
+def test_a_key_whose_job_is_removed_meanwhile_is_free_again(
+    conn: db.Connection, lone: psycopg.Connection[Any], request: pytest.FixtureRequest, many: bool
 ) -> None:
-    old, _ = add(conn, idempotency_key="once", producer="old")
+    old, _ = add(conn, idempotency_key="b", producer="old")
     request.getfixturevalue("remover")
-    new, _ = add(lone, idempotency_key="once")
-    assert new != old
-    assert [kind for kind, _ in journal(conn, new)] == ["queued"]
+    results = enqueue.enqueue_many(lone, keyed("a", "b", "c")) if many else [add(lone, idempotency_key="b")]
+    new = [job_id for job_id, _ in results]
+    assert old not in new
+    assert [row(conn, job_id)["idempotency_key"] for job_id in new] == (["a", "b", "c"] if many else ["b"])
+    assert [kind for job_id in new for kind, _ in journal(conn, job_id)] == ["queued"] * len(new)
 
 
 def round_trips(conn: psycopg.Connection[Any], action: Callable[[], Any]) -> int:
@@ -456,27 +366,19 @@ def test_one_job_is_one_round_trip_and_so_is_a_list_without_keys(lone: psycopg.C
     assert round_trips(lone, lambda: dataloader.enqueue_many(lone, jobs(1_000), schema="public")) == 1
 
 
-def test_one_job_is_prepared_by_psycopgs_own_count(lone: psycopg.Connection[Any]) -> None:
-    for _ in range(7):
-        add(lone)
-    assert value(lone, "SELECT count(*) FROM pg_prepared_statements") == 1
-
-
-def test_one_job_is_not_prepared_on_a_session_that_a_pooler_may_have_opened(
-    lone: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_pooled", [False, True])
+def test_one_job_is_prepared_by_psycopgs_own_count_but_not_behind_a_pooler(
+    lone: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, is_pooled: bool
 ) -> None:
     """A pooler hands out process ids of its own making."""
-    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", 1)
+    if is_pooled:
+        monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", 1)
     for _ in range(7):
         add(lone)
-    assert value(lone, "SELECT count(*) FROM pg_prepared_statements") == 0
+    assert value(lone, "SELECT count(*) FROM pg_prepared_statements") == (0 if is_pooled else 1)
 
 
-class Untouchable:
-    """What any use of would fail."""
-
-
-NOBODY: Any = Untouchable()
+NOBODY: Any = object()  # any use of it fails
 GOOD: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
 
 
@@ -551,17 +453,6 @@ def test_dl_enqueue_needs_three_fields(conn: db.Connection, worker: Worker) -> N
     assert worker.take().job_id == job_id
 
 
-def test_dl_enqueue_takes_every_field_from_any_search_path(conn: db.Connection) -> None:
-    given = EVERYTHING | {"args": psycopg.types.json.Jsonb(EVERYTHING["args"]), "idempotency_key": "once"}
-    call = ", ".join(f"{name} => %({name})s" for name in given)
-    conn.execute("SET search_path = pg_catalog")
-    cursor = conn.execute(f"SELECT public.dl_enqueue({call})", given)  # type: ignore[arg-type]
-    job_id = cursor.fetchone()[0]  # type: ignore[index]
-    conn.execute("SET search_path = public")
-    stored = row(conn, job_id)
-    assert {name: stored[name] for name in EVERYTHING} == EVERYTHING
-
-
 def test_dl_enqueue_knows_a_key_again_and_keeps_the_order(conn: db.Connection) -> None:
     call = "SELECT dl_enqueue('q', 't', 'k', args => jsonb_build_object('n', %s::int), idempotency_key => %s)"
     with conn.transaction():
@@ -597,16 +488,6 @@ def test_dl_enqueue_names_what_is_wrong(conn: db.Connection, field: str, bad: An
     with pytest.raises(errors.InvalidParameterValue, match=rf"^dl_enqueue: {field} should be "):
         conn.execute(f"SELECT dl_enqueue({call})", given)  # type: ignore[arg-type]
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
-
-
-def test_dl_enqueue_needs_no_right_on_the_tables(
-    conn: db.Connection, dsn: str, make_role: Callable[[str], str]
-) -> None:
-    theirs = make_role(dsn)
-    conn.execute(f"GRANT EXECUTE ON FUNCTION dl_enqueue TO {conninfo_to_dict(theirs)['user']}".encode())
-    with psycopg.connect(theirs, autocommit=True) as producer:
-        job_id = value(producer, "SELECT dl_enqueue('q', 't', 'k')")
-    assert [kind for kind, _ in journal(conn, job_id)] == ["queued"]
 
 
 def test_importing_the_package_stays_light() -> None:

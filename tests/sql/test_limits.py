@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
 from foreign import Foreign
 from hands import BACKOFF_SEC, Worker, Workers, expire, many, plain, quietly, started, state, until, value, waits
@@ -45,16 +44,6 @@ def claim(worker: Worker, most: int = 1, queue: str = "q") -> Step:
 def run(*workers: Worker) -> list[Job]:
     """A job for each of these workers."""
     return [worker.take() for worker in workers]
-
-
-def test_no_more_jobs_run_than_the_limit_says(conn: db.Connection, workers: Workers) -> None:
-    allow(conn, most=2)
-    queued = jobs(conn, 4)
-    three = [workers() for _ in range(3)]
-    assert [job.job_id for job in run(*three[:2])] == queued[:2]
-    assert claim(three[2]).job is None
-    assert waits(conn, *queued[2:]) == ["limit:l"] * 2
-    assert value(conn, RUNNING, "l") == 2
 
 
 @pytest.mark.parametrize("verb", ["succeed", "retry", "fail", "hand_back"])
@@ -110,47 +99,6 @@ def test_a_parked_row_of_the_key_with_a_full_limit_does_not_start(conn: db.Conne
     assert state(conn, limited)[0] == "queued"
 
 
-def test_all_limits_of_a_job_count(conn: db.Connection, workers: Workers) -> None:
-    allow(conn, "a", most=2)
-    allow(conn, "b", most=1)
-    first, second = jobs(conn, 2, "a", "b")
-    (third,) = jobs(conn, 1, "a")
-    one, two, three = (workers() for _ in range(3))
-    assert [job.job_id for job in run(one, two)] == [first, third]
-    assert waits(conn, second) == ["limit:b"]
-    assert claim(three).job is None
-
-
-def test_a_place_goes_to_the_next_row_when_one_stops_at_another_limit(conn: db.Connection, workers: Workers) -> None:
-    allow(conn, "a", most=1)
-    allow(conn, "b", most=1)
-    holds_a, holds_b = jobs(conn, 1, "a") + jobs(conn, 1, "b")
-    one, two, three = (workers() for _ in range(3))
-    first, second = run(one, two)
-    assert (first.job_id, second.job_id) == (holds_a, holds_b)
-    (both,) = jobs(conn, 1, "a", "b")
-    (only_a,) = jobs(conn, 1, "a")
-    assert claim(three).job is None
-    assert waits(conn, both, only_a) == ["limit:a", "limit:a"]
-    one.finish(first)
-    third = three.take()
-    assert (third.job_id, waits(conn, both)) == (only_a, ["limit:a"])
-    two.finish(second)
-    three.finish(third)
-    assert two.take().job_id == both
-
-
-def test_a_worker_that_died_frees_its_place(conn: db.Connection, workers: Workers) -> None:
-    allow(conn, most=1)
-    (first,) = jobs(conn, 1, max_attempts=1)
-    (second,) = jobs(conn, 1)
-    one, two = workers(), workers()
-    run(one)
-    assert claim(two).job is None
-    assert lifecycle.settle(two.conn, one.name, "killed", "test")[0].job_id == first
-    assert waits(conn, second) == [None]
-
-
 def test_a_row_whose_lease_is_over_counts_until_it_is_recovered(conn: db.Connection, workers: Workers) -> None:
     allow(conn, most=1)
     first, second = jobs(conn, 2)
@@ -189,22 +137,6 @@ def test_a_row_that_leaves_without_a_start_hands_its_place_on(
     assert waits(conn, second, third) == [None, "limit:l"]
     conn.execute(f"UPDATE dl_jobs SET {leaves} WHERE job_id = %s".encode(), (second,))
     assert waits(conn, third) == [None]
-
-
-def test_a_row_parked_behind_its_key_hands_its_place_on(conn: db.Connection, workers: Workers) -> None:
-    allow(conn, most=2)
-    first, second = jobs(conn, 2, lock_key="k")
-    _, fourth, fifth = jobs(conn, 1), *jobs(conn, 2)
-    one, two, three, four = (workers() for _ in range(4))
-    (job, other) = run(one, two)
-    assert claim(three).job is None
-    assert waits(conn, fourth, fifth) == ["limit:l"] * 2
-    two.finish(other)
-    conn.execute("UPDATE dl_jobs SET blocked_on = NULL WHERE job_id = %s", (second,))
-    assert three.take().job_id == fourth
-    assert job.job_id == first
-    assert claim(four).job is None
-    assert waits(conn, second, fifth)[0] in ("key", "limit:l")
 
 
 def test_every_queue_has_a_row_for_the_room(conn: db.Connection, workers: Workers) -> None:
@@ -432,17 +364,6 @@ def test_a_delivery_ends_where_the_limits_differ(conn: db.Connection, worker: Wo
     assert [job.job_id for job in claim(worker).jobs] == [first, second]
 
 
-def test_a_cancelled_head_frees_its_key(conn: db.Connection, worker: Worker) -> None:
-    operations.set_order(conn, "q", "test", ordered=True)
-    allow(conn, most=0)
-    (head,) = jobs(conn, 1, lock_key="k")
-    next_one = plain(conn, lock_key="k")
-    assert claim(worker).job is None
-    assert waits(conn, head, next_one) == ["limit:l", "key"]
-    operations.change(conn, "cancel", [head], "test")
-    assert worker.take().job_id == next_one
-
-
 # --- why a job waits ---
 
 
@@ -466,18 +387,6 @@ def test_the_figures_of_a_limit(conn: db.Connection, workers: Workers) -> None:
     found = {each["name"]: each for each in stats.limits(conn)}
     assert [found["l"][name] for name in ("most", "running", "waiting", "room", "tokens")] == [1, 1, 2, 0, None]
     assert [found["rate"][name] for name in ("per_minute", "burst", "most", "running")] == [90.5, 2, None, 0]
-
-
-def test_a_claim_without_limits_asks_for_none(conn: db.Connection, worker: Worker) -> None:
-    """Nor does its end: their functions are not called, so it works without them."""
-    plain(conn)
-    with conn.transaction():
-        for name in ("dl_ask_limits", "dl_settle_limits", "dl_let_in"):
-            conn.execute(f"ALTER FUNCTION {name} RENAME TO {name}_gone".encode())
-        row_of = "SELECT job_id FROM dl_step('{q}', false, 'w', now(), 15, 1, 0, '-infinity', "
-        assert value(conn, row_of + ", ".join(["NULL"] * 8) + ") WHERE job_id IS NOT NULL")
-        conn.execute("SELECT pg_advisory_unlock_all()")
-        raise psycopg.Rollback
 
 
 # --- a model ---

@@ -41,38 +41,6 @@ from dataloader.queue.job import Job
 COLLIDING = ("customer:13679", "customer:78688")  # hashtext makes one of these two
 
 
-def test_a_running_key_is_passed_over_and_others_go_by(conn: db.Connection, workers: Workers) -> None:
-    one, two = workers(), workers()
-    first = enqueue(conn, lock_key="k", priority=0)
-    second = enqueue(conn, lock_key="k", priority=1)
-    other = enqueue(conn, lock_key="other", priority=2)
-    job = one.take()
-    assert job.job_id == first
-    assert two.take().job_id == other
-    claim = two.claim()
-    assert (claim.job, claim.backoffs, claim.look_again) == (None, 0, False)
-    assert state(conn, second) == ("queued", 0)
-    assert journal(conn, second)[1:] == []
-    one.finish(job)
-    assert two.take().job_id == second
-
-
-def test_a_key_excludes_across_queues(conn: db.Connection, workers: Workers) -> None:
-    one, two = workers(), workers()
-    plain(conn, queue="a", lock_key="k")
-    plain(conn, queue="b", lock_key="k")
-    job = one.take("a")
-    assert two.claim("b").job is None
-    one.finish(job)
-    assert two.take("b")
-
-
-def test_b7_a_job_of_the_future_does_not_reserve_its_key(conn: db.Connection, worker: Worker) -> None:
-    plain(conn, lock_key="k", in_sec=60, priority=0)
-    ready = plain(conn, lock_key="k")
-    assert worker.take().job_id == ready
-
-
 def test_b4_colliding_keys_exclude_each_other_and_nothing_worse(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     assert len({value(conn, "SELECT hashtext(%s)", key) for key in COLLIDING}) == 1
@@ -86,17 +54,6 @@ def test_b4_colliding_keys_exclude_each_other_and_nothing_worse(conn: db.Connect
     assert two.notes() == ["q"]
     two.finish(two.take())
     assert state(conn, first) == state(conn, second) == ("succeeded", 1)
-
-
-def test_b3_the_same_session_never_runs_two_jobs_of_one_key(conn: db.Connection, worker: Worker) -> None:
-    """An advisory lock would be granted a second time; the running row says no, and one unlock still frees all."""
-    for _ in range(2):
-        plain(conn, lock_key="k")
-    job = worker.take()
-    assert worker.claim().job is None
-    assert keys_held(conn) == [worker.pid]
-    worker.finish(job)
-    assert keys_held(conn) == []
 
 
 @pytest.mark.parametrize(
@@ -123,28 +80,6 @@ def test_b6_the_rows_of_one_busy_key_do_not_hide_another(conn: db.Connection, wo
     assert claim_buffers(conn) < rows / 50  # nothing left to claim, and what is parked costs nothing
 
 
-def test_b5_contention_burns_no_attempts(conn: db.Connection, workers: Workers) -> None:
-    many(conn, 50, "one key", max_attempts=2)
-    crew = [workers() for _ in range(8)]
-
-    def left() -> int:
-        return value(conn, "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')")
-
-    def work(worker: Worker) -> int:
-        refusals = 0
-        while left():
-            claim = worker.claim(backoff_sec=0.01)
-            refusals += claim.backoffs
-            if claim.job:
-                assert worker.finish(claim.job) == "succeeded"
-        return refusals
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, crew))
-    assert value(conn, "SELECT bool_and(status = 'succeeded' AND attempt = 1) FROM dl_jobs")
-    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'picked'") == 50
-
-
 def test_b1_a_lost_session_does_not_free_the_key_while_the_lease_is_live(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     first, second = plain(conn, lock_key="k"), plain(conn, lock_key="k")
@@ -155,16 +90,6 @@ def test_b1_a_lost_session_does_not_free_the_key_while_the_lease_is_live(conn: d
     assert keys_held(conn) == []
     assert state(conn, first) == ("running", 1)
     assert state(conn, second) == ("queued", 0)
-
-
-def test_a6_an_expired_lease_excludes_nobody(conn: db.Connection, workers: Workers) -> None:
-    one, two = workers(), workers()
-    first, second = plain(conn, lock_key="k"), plain(conn, lock_key="k")
-    one.take()
-    one.conn.close()
-    until(lambda: keys_held(conn) == [], "the lock to go with its session")
-    expire(conn, first)
-    assert two.take().job_id == second
 
 
 def test_a_zombies_session_holds_the_key_after_its_lease(conn: db.Connection, workers: Workers) -> None:
@@ -283,36 +208,6 @@ def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: db.Conn
     assert "b" in two.notes()
 
 
-def test_two_keys_free_at_once_wake_two_workers(conn: db.Connection, workers: Workers) -> None:
-    """One claim gets one of the rows; the worker that left before must hear of the other."""
-    one, three = workers(), workers()
-    for key in ("k", "l"):
-        plain(conn, queue="a", lock_key=key, priority=1)
-        plain(conn, queue="b", lock_key=key, priority=2)
-    ends = [one.take("a"), three.take("a")]
-    late, early = workers(), workers()
-    with one.conn.transaction():
-        one.finish(ends[0])
-        lifecycle.finish(one.conn, ends[1], lifecycle.Finish("succeed"))
-        with started(lambda: late.claim("b"), None, conn) as claim:
-            until(
-                lambda: claim.done() or stands(conn, late),
-                "the first claim to meet the finish",
-            )
-            nothing = early.claim("b")
-            assert nothing.job is None
-            early.notes()
-            one.conn.execute("COMMIT; BEGIN")
-            got = claim.result().job
-    three.conn.close()
-    told = early.notes()
-    assert got is None or got.queue == "b"
-    free = value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'queued'")
-    assert free == (1 if got else 2)
-    assert told or nothing.look_again or (nothing.due_in or 99) <= 0.1, "nobody told the worker that left too early"
-    assert early.take("b")
-
-
 def test_claims_that_cannot_park_beside_an_end_come_back_soon(conn: db.Connection, workers: Workers) -> None:
     """Nobody will tell them: the end that is not committed has found no parked row."""
     one, late, early = workers(), workers(), workers()
@@ -326,24 +221,6 @@ def test_claims_that_cannot_park_beside_an_end_come_back_soon(conn: db.Connectio
             assert (claim.job, claim.due_in) == (None, 0.1)
         assert early.notes() == []  # else the idle would wake each other without end
     assert late.take("b")
-
-
-def test_a_claim_that_leaves_while_another_parks_the_rows_before_it_is_told(
-    conn: db.Connection, workers: Workers
-) -> None:
-    """Claimable rows are left behind those that the other claim is parking."""
-    one, two, three = workers(), workers(), workers()
-    many(conn, 2_000, "busy", priority=1)
-    one.take()
-    for _ in range(3):
-        plain(conn, priority=2)
-    with two.conn.transaction():
-        assert two.claim().job
-        left = three.claim()
-        three.notes()
-    assert left.job or left.look_again or (left.due_in or 99) <= 0.1 or three.notes(), (
-        "claimable rows, an idle worker, no word"
-    )
 
 
 def test_more_due_rows_than_one_claim_wakes_are_looked_at_again(conn: db.Connection, workers: Workers) -> None:

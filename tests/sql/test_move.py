@@ -129,35 +129,6 @@ def test_a_failed_run_comes_back_to_the_target_before_its_successor(conn: db.Con
     assert in_order(other) == [first, second]
 
 
-def test_the_end_of_a_run_tells_the_target(conn: db.Connection, workers: Workers) -> None:
-    worker, other = workers(), workers()
-    enqueue(conn, lock_key="k")
-    job = worker.take("q")
-    second = enqueue(conn, lock_key="k")
-    move(conn)
-    assert other.claim("to").job is None
-    assert row(conn, second)["blocked_on"] == "key"
-    other.notes()
-    worker.finish(job)
-    assert "to" in other.notes()
-    assert in_order(other) == [second]
-
-
-@pytest.mark.parametrize("way", ["settle", "reap"])
-def test_a_lost_run_comes_back_to_the_target(conn: db.Connection, workers: Workers, way: str) -> None:
-    worker, other = workers(), workers()
-    job_id = enqueue(conn)
-    worker.take("q")
-    move(conn)
-    if way == "settle":
-        lifecycle.settle(conn, worker.name, "crash", "killed")
-    else:
-        conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 day'")
-        lifecycle.reap(conn)
-    assert queue_of(conn, job_id) == ["to"]
-    assert other.take("to").job_id == job_id
-
-
 def test_a_delivery_moves_as_one_and_goes_back_as_one(conn: db.Connection, workers: Workers) -> None:
     order(conn, merge=True)
     worker, other = workers(), workers()
@@ -328,16 +299,6 @@ def test_a_move_sees_the_claims_of_other_roles(
             conn.execute("SELECT pg_advisory_unlock(4711)")
 
 
-def test_a_producer_that_has_not_committed_is_not_waited_for(conn: db.Connection, dsn: str) -> None:
-    with db.connect(dsn, name="producer", schema="public") as producer:
-        with producer.transaction():
-            job_id = enqueue(producer)
-            enqueue(conn)
-            assert move(conn) == [1, 0]
-        assert queue_of(conn, job_id) == ["q"]
-    assert move(conn) == [1, 0]
-
-
 def test_a_row_that_a_worker_has_locked_is_tried_again(conn: db.Connection, worker: Worker) -> None:
     """Running ones at once, with nothing held: no deadlock with a worker that locks the rows of its run."""
     enqueue(conn)
@@ -414,17 +375,6 @@ def test_a_move_to_itself_and_of_an_unknown_queue_is_refused(conn: db.Connection
     with pytest.raises(operations.NotMovable, match="no queue p is known"):
         operations.move(conn, "p", "to", BY)
     assert value(conn, "SELECT count(*) FROM dl_queues") == 0
-
-
-@pytest.mark.parametrize(("source", "target"), [("to", "third"), ("to", "q"), ("third", "to"), ("third", "q")])
-def test_two_moves_with_one_queue_at_once_are_refused(conn: db.Connection, source: str, target: str) -> None:
-    """The end of the first would let the jobs of the other start before all of them are there."""
-    for queue in ("q", "q", "third"):
-        enqueue(conn, queue=queue)
-    assert operations.move(conn, "q", "to", BY, limit=1) == (1, False)
-    with pytest.raises(operations.NotMovable, match="is paused by a queue move"):
-        operations.move(conn, source, target, BY)
-    assert value(conn, PAUSED) == ["q", "to"]
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker, Workers, enqueue, expire, journal, plain, row, started, until, value
-from patience import PATIENCE
+from hands import Worker, Workers, enqueue, expire, journal, row, until, value
 
 from dataloader.farm.family import Family
 from dataloader.pipelines import PermanentError
@@ -132,33 +131,6 @@ def test_after_a_failure_the_child_does_as_it_says(
     assert (place(conn, job), waiting(conn)) == (then, 1 if then == WAITS else 0)
 
 
-def test_a_job_waits_for_the_last_of_its_parents(conn: db.Connection, worker: Worker) -> None:
-    first, second = enqueue(conn), enqueue(conn)
-    job = child(conn, first, second, first)
-    worker.finish(worker.take())
-    assert place(conn, job) == WAITS
-    worker.finish(worker.take())
-    assert place(conn, job) == READY
-    assert worker.take().job_id == job
-
-
-def test_many_parents_end_in_one_step(conn: db.Connection, worker: Worker) -> None:
-    of = [enqueue(conn) for _ in range(4)]
-    job = child(conn, *of)
-    jobs = lifecycle.step(worker.session, ["q"], 15, 4, None).jobs
-    lifecycle.step(worker.session, ["q"], 15, 0, [lifecycle.Ended(each, lifecycle.Finish("succeed")) for each in jobs])
-    assert (place(conn, job), waiting(conn)) == (READY, 0)
-
-
-def test_a_retry_of_the_parent_tells_nothing(conn: db.Connection, worker: Worker) -> None:
-    job = child(conn, enqueue(conn))
-    for _ in range(2):
-        worker.finish(worker.take(), "retry", error="once more")
-        assert place(conn, job) == WAITS
-    worker.finish(worker.take())
-    assert place(conn, job) == READY
-
-
 def test_a_held_job_goes_when_its_parent_has_succeeded_after_all(conn: db.Connection, worker: Worker) -> None:
     parent = enqueue(conn)
     job = child(conn, parent, on="hold")
@@ -236,15 +208,6 @@ def test_the_time_of_the_job_counts_behind_its_parents(conn: db.Connection, work
     assert row(conn, job)["available_at"] == later
 
 
-def test_a_service_of_the_plain_protocol_does_not_start_a_job_that_waits(conn: db.Connection, foreign: Foreign) -> None:
-    parent = enqueue(conn)
-    child(conn, parent)
-    claimed = foreign.claim()
-    assert claimed
-    assert claimed[0] == parent
-    assert foreign.claim() is None
-
-
 def test_somebody_makes_a_job_due_that_waits(conn: db.Connection, worker: Worker) -> None:
     parent = enqueue(conn, priority=200)
     job = child(conn, parent)
@@ -274,15 +237,6 @@ def test_a_change_of_a_job_that_waits_leaves_it_waiting(conn: db.Connection, wor
     assert (place(conn, job), waiting(conn)) == (WAITS, 1)
     worker.finish(worker.take())
     assert place(conn, job) == READY
-
-
-def test_a_move_to_another_queue_leaves_it_waiting(conn: db.Connection, worker: Worker) -> None:
-    job = child(conn, enqueue(conn, queue="of the parent"))
-    while not operations.move(conn, "q", "other", "somebody").is_done:
-        pass
-    assert (row(conn, job)["queue"], place(conn, job)) == ("other", WAITS)
-    worker.finish(worker.take("of the parent"))
-    assert worker.take("other").job_id == job
 
 
 def test_the_links_of_a_job_go_with_it(conn: db.Connection) -> None:
@@ -338,20 +292,6 @@ def test_a_transaction_with_one_snapshot_has_its_links_looked_at_later(conn: db.
         worker.finish(job)
     until(lambda: worker.claim().job, "a claim to find the child")
     assert row(conn, added)["status"] == "running"
-
-
-def test_two_parents_end_at_once(conn: db.Connection, workers: Workers) -> None:
-    """Neither end sees the other; one of them has the count locked."""
-    one, other = workers(), workers()
-    job = child(conn, enqueue(conn), enqueue(conn))
-    first, second = one.take(), other.take()
-    with one.conn.transaction():
-        one.finish(first)
-        with started(lambda: other.finish(second), None, conn) as ended:
-            assert ended.result(PATIENCE)
-    until(lambda: one.claim().job, "a claim to find the child")
-    assert row(conn, job)["status"] == "running"
-    assert waiting(conn) == 0
 
 
 def test_a_step_that_no_trigger_saw_is_found_by_the_reaper(conn: db.Connection) -> None:
@@ -450,13 +390,6 @@ def test_a_page_names_the_family(conn: db.Connection) -> None:
         (first, "a", "queued", False),
     ]
     assert [each["job_id"] for each in found["children"]] == [below]
-
-
-def test_an_inserted_row_of_another_service_may_be_a_parent(conn: db.Connection, ends: Ends) -> None:
-    parent = plain(conn)
-    job = child(conn, parent)
-    ends.by("success elsewhere", parent)
-    assert place(conn, job) == READY
 
 
 # --- what a run triggers ---

@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import Worker, Workers, age, enqueue, expire, many, plain, quietly, row, until, value
+from hands import Worker, Workers, age, enqueue, expire, many, plain, quietly, row, value
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader.queue import db, lifecycle, operations
@@ -174,15 +174,8 @@ def test_how_the_farm_stands(conn: db.Connection, worker: Worker) -> None:
     queues = {each["queue"]: each for each in found["queues"]}
     assert list(queues) == ["load", "old", "quiet", "runs", "serves"]
     load = queues["load"]
-    assert {name: load[name] for name in ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers")} == {
-        "length": 6,
-        "scheduled": 2,
-        "fresh": 5,
-        "retries": 1,
-        "busy": 0,
-        "dead": 0,
-        "workers": 0,
-    }
+    names = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers")
+    assert [load[name] for name in names] == [6, 2, 5, 1, 0, 0, 0]
     assert (load["max_length"], load["length_is_exact"]) == (9, True)
     assert 89 < load["lag_sec"] < 120, row(conn, late)
     assert (queues["old"]["dead"], queues["runs"]["busy"], queues["serves"]["workers"]) == (2, 1, 1)
@@ -235,60 +228,6 @@ def test_figures_are_counted_where_few_and_noted_where_many(
     assert (*(found[name] for name in shown), found["counted_at"] is not None) == told
 
 
-def test_the_overview_reads_no_more_of_a_longer_queue(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor of one that is being worked off faster than it is vacuumed: pages read, by the server's own count."""
-    monkeypatch.setattr(stats, "COUNTED", 100)
-    lengthen(conn, 2_000)
-    short = pages_after_vacuum(conn)
-    lengthen(conn, 18_000)
-    # An autovacuum's ANALYZE may hold back what a vacuum removes.
-    until(lambda: pages_after_vacuum(conn) < 1.2 * short + 20, "the overview of a longer queue to read no more")
-    with psycopg.connect(conn.info.dsn) as snapshot, quietly(conn):
-        snapshot.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        snapshot.execute("SELECT count(*) FROM dl_jobs")  # nothing can be removed from the indexes meanwhile
-        conn.execute(
-            "UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE available_at < (SELECT"
-            " percentile_disc(0.8) WITHIN GROUP (ORDER BY available_at) FROM dl_jobs)"
-        )
-        assert [queue["length"] for queue in stats.overview(conn)["queues"]] == [100] * 5
-        # What is left is the lag's: the oldest due job stands behind all that were taken.
-        taken = pages(conn, without_lag=True)
-    assert taken < 1.2 * short + 100, (short, taken)
-
-
-def lengthen(conn: db.Connection, jobs: int) -> None:
-    """So many more jobs, due for a minute at most, in five queues."""
-    with quietly(conn):
-        conn.execute(
-            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at, created_at)"
-            " SELECT gen_random_uuid(), 'q' || n %% 5, 't', 'k', now() - interval '1 min' + n * interval '1 ms',"
-            "        now() - interval '1 min' FROM generate_series(1, %s) n",
-            (jobs,),
-        )
-
-
-def pages_after_vacuum(conn: db.Connection) -> int:
-    conn.execute("VACUUM (ANALYZE) dl_jobs")
-    return pages(conn)
-
-
-def pages(conn: db.Connection, without_lag: bool = False) -> int:
-    """How many pages the statement of the overview touches."""
-    text = stats._SQL["queues"]
-    if without_lag:
-        text = text.replace("status = 'queued' AND blocked_on IS DISTINCT FROM 'time'", "false")
-    with conn.transaction(force_rollback=True):
-        conn.execute(stats._SQL["plans"])
-        explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}"
-        (plan,) = (
-            conn.execute(
-                explained.encode(), {"most": stats.COUNTED, "most_keys": stats.COUNTED}, prepare=False
-            ).fetchone()
-            or ()
-        )
-    return int(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
-
-
 def test_a_job_that_waits_for_its_key_counts_as_late(conn: db.Connection) -> None:
     """Not one that waits for its time."""
     plain(conn, lock_key="k", in_sec=-50, made_sec=-50)
@@ -309,19 +248,6 @@ def test_one_reaper_counts_at_a_time_and_not_what_another_has_just_counted(conn:
         assert stats.note_lengths(conn, 0) is not None
 
 
-def test_a_job_with_all_that_is_known(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(
-        conn, args={"n": 1, "big": 10**30}, idempotency_key="i", trace="00-" + "a" * 32 + "-" + "b" * 16 + "-01"
-    )
-    shown = stats.job(conn, job_id)
-    assert shown is not None
-    assert (shown["args"], shown["idempotency_key"], shown["claims"]) == ({"n": 1, "big": 10**30}, "i", 0)
-    assert shown["trace"].startswith("00-aaa")
-    worker.take()
-    assert (stats.job(conn, job_id) or {})["claimed_by"] == worker.name
-    assert stats.job(conn, UUID(int=5)) is None
-
-
 def test_the_attempts_that_a_journal_tells_of(conn: db.Connection, workers: Workers) -> None:
     job_id = enqueue(conn, max_attempts=9)
     for end in ("retry", "hand_back", "crash", "lease", "succeed"):
@@ -339,29 +265,16 @@ def test_the_attempts_that_a_journal_tells_of(conn: db.Connection, workers: Work
         if end != "succeed":
             operations.change(conn, "run-now", [job_id], "me")
     found = stats.attempts(stats.events(conn, job_id))
-    assert [(a.attempt, a.end) for a in found] == [
-        (1, "requeue"),
-        (2, "requeue"),
-        (2, "requeue"),
-        (3, "requeue"),
-        (4, "done"),
-    ]
+    assert [a.attempt for a in found] == [1, 2, 2, 3, 4]
+    assert [a.end for a in found] == [*["requeue"] * 4, "done"]
     assert (found[0].error, found[0].peak_mb, found[2].signal) == ("what went wrong", 5.0, 9)
     assert found[3].reason is not None
     assert found[3].reason.startswith("lease expired")
     assert all(a.seconds is not None and a.seconds >= 0 for a in found)
     assert stats.aggregate(conn) > 0
     counted = {each["kind"]: each["count"] for each in stats.totals(conn)}
-    assert counted == {
-        "queued": 1,
-        "picked": 5,
-        "retry": 1,
-        "handed_back": 1,
-        "crash": 1,
-        "lease": 1,
-        "done": 1,
-        "requeue": value(conn, "SELECT count(*) FROM dl_job_events WHERE payload ->> 'reason' = 'made due by hand'"),
-    }
+    del counted["requeue"]  # by hand
+    assert counted == dict.fromkeys(("queued", "retry", "handed_back", "crash", "lease", "done"), 1) | {"picked": 5}
 
 
 def test_runs_are_numbered_over_all_budgets_of_attempts(conn: db.Connection, worker: Worker) -> None:
@@ -405,20 +318,6 @@ def test_a_job_took_what_its_last_run_took(conn: db.Connection, worker: Worker) 
         assert status["run_sec"] is None if name in ("runs", "waits") else 0 <= status["run_sec"] < 60, name
 
 
-def test_pages_of_journals(conn: db.Connection) -> None:
-    first, second = enqueue(conn), enqueue(conn, queue="other")
-    for _ in range(3):
-        lifecycle.request_cancel(conn, first)
-        operations.change(conn, "requeue", [first], "me")
-    whole = stats.events(conn, first)
-    assert [event["kind"] for event in whole] == ["queued", *["canceled", "requeue"] * 3]
-    assert stats.events(conn, first, after=whole[1]["event_id"], limit=2) == whole[2:4]
-    newest = stats.latest_events(conn, None, 3)
-    assert [event["event_id"] for event in newest] == [event["event_id"] for event in whole[-3:]]
-    assert [event["job_id"] for event in stats.latest_events(conn, 0, 10, "other")] == [second]
-    assert stats.latest_events(conn, newest[-1]["event_id"], 10) == []
-
-
 def test_sums_of_the_journal_count_each_row_once(conn: db.Connection, worker: Worker) -> None:
     for _ in range(5):
         enqueue(conn)
@@ -426,13 +325,8 @@ def test_sums_of_the_journal_count_each_row_once(conn: db.Connection, worker: Wo
         worker.finish(worker.take(), verb)
     assert [stats.aggregate(conn) > 0, stats.aggregate(conn)] == [True, 0]
     totals = {each["kind"]: each for each in stats.totals(conn)}
-    assert {kind: each["count"] for kind, each in totals.items()} == {
-        "queued": 5,
-        "picked": 4,
-        "done": 2,
-        "failed": 1,
-        "retry": 1,
-    }
+    counts = {kind: each["count"] for kind, each in totals.items()}
+    assert counts == {"queued": 5, "picked": 4, "done": 2, "failed": 1, "retry": 1}
     assert sum(totals["done"]["buckets"]) == 2
     assert len(totals["done"]["buckets"]) == len(stats.BUCKETS_SEC) + 1
     pace = stats.pace(conn, 1)
@@ -600,17 +494,8 @@ def test_what_a_keeper_shows_replaces_what_it_showed(conn: db.Connection, worker
     job_id = enqueue(conn, queue="q")
     job = worker.take()
     lifecycle.beat(worker.conn, [job], '{"processed": 5}', False)
-    shown = {
-        "worker": worker.name,
-        "pid": 7,
-        "queue": "q",
-        "state": "busy",
-        "job_id": str(job_id),
-        "memory_bytes": 2**33,
-        "cpu_percent": 99.5,
-        "jobs": 3,
-        "started_at": datetime.now(UTC) - timedelta(hours=1),
-    }
+    shown = {"worker": worker.name, "pid": 7, "queue": "q", "state": "busy", "job_id": str(job_id), "jobs": 3}
+    shown |= {"memory_bytes": 2**33, "cpu_percent": 99.5, "started_at": datetime.now(UTC) - timedelta(hours=1)}
     idle = shown | {"worker": "h:8:b", "pid": 8, "state": "idle", "job_id": None}
     stats.show_workers(conn, "farm", "h", [shown, idle])
     stats.show_workers(conn, "another", "i", [idle | {"worker": "i:1:b"}])
@@ -652,11 +537,8 @@ def test_the_server_and_who_holds_back_its_vacuum(conn: db.Connection, dsn: str)
         forgotten.execute("INSERT INTO dl_queues (queue) VALUES ('x')")
         found = stats.postgres(conn)
         oldest = found["oldest_transaction"]
-        assert (oldest["application"], oldest["state"], oldest["holds_back_vacuum"]) == (
-            "forgotten",
-            "idle in transaction",
-            True,
-        )
+        assert (oldest["application"], oldest["state"]) == ("forgotten", "idle in transaction")
+        assert oldest["holds_back_vacuum"]
         assert "dl_queues" in oldest["query"]
         forgotten.rollback()
     assert 0 <= found["notify_usage"] < 1
@@ -735,9 +617,3 @@ def test_who_holds_back_vacuum_is_named_as_far_as_this_role_may_see(own_db: str,
         assert (held["age_sec"], held["state"]) == (None, None)
         report.rollback()
         assert stats.vacuum(conn)["held_by"] is None
-
-
-def test_ages_are_not_negative(conn: db.Connection) -> None:
-    job_id = enqueue(conn)
-    age(conn, job_id, "available_at", -0.0)
-    assert stats.overview(conn)["total"]["lag_sec"] >= 0

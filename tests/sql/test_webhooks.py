@@ -11,12 +11,9 @@ from uuid import UUID
 
 import psycopg
 import pytest
-import structlog
 from hands import Worker, enqueue, plain, quietly, started, value
 from patience import PATIENCE
-from structlog.testing import capture_logs
 
-from dataloader.farm import reaper
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.reports import predictions, stats, webhooks
 from dataloader.queue.reports.messages import TASK, Rules
@@ -361,20 +358,6 @@ def test_a_reaper_that_finds_another_one_at_it_waits_for_nothing(conn: db.Connec
     assert webhooks.tell(conn, RULES) == 1
 
 
-def test_the_reapers_round_goes_on_where_nothing_can_be_told(conn: db.Connection, dsn: str) -> None:
-    add(conn)
-    die(conn)
-    log = structlog.get_logger("reaper")
-    with psycopg.connect(dsn) as other:
-        other.execute("LOCK TABLE dl_alerts IN ACCESS EXCLUSIVE MODE")
-        with capture_logs() as lines, reaper.going_on(conn, log, "reaper.alerts.failed"):
-            reaper.publish_alerts(conn, log, RULES)
-        assert [line["event"] for line in lines] == ["reaper.alerts.failed"]
-    with capture_logs() as lines:
-        reaper.publish_alerts(conn, log, RULES)
-    assert [(line["event"], line["count"]) for line in lines] == [("reaper.alerts.told", 1)]
-
-
 def test_a_journal_that_begins_anew_is_followed(conn: db.Connection) -> None:
     add(conn)
     die(conn)
@@ -485,13 +468,6 @@ def test_a_change_is_for_one_webhook(conn: db.Connection) -> None:
     webhooks.resume(conn, "b")
     webhooks.remove(conn, "c")
     assert [(each["name"], each["paused_at"] is None) for each in webhooks.listed(conn)] == [("a", False), ("b", True)]
-
-
-def test_a_pause_of_a_webhook_keeps_its_time_and_author(conn: db.Connection) -> None:
-    add(conn)
-    first = webhooks.pause(conn, "ops", "first")
-    assert first is not None
-    assert webhooks.pause(conn, "ops", "second") == first
 
 
 def test_a_queue_without_jobs_may_be_paused_for_long(conn: db.Connection) -> None:

@@ -94,6 +94,11 @@ def waits(conn: psycopg.Connection[Any], *job_ids: UUID) -> list[str | None]:
     return [row(conn, job_id)["blocked_on"] for job_id in job_ids]
 
 
+def successor(new: Worker, old: Worker) -> lifecycle.Session:
+    """The session with which the old worker goes on, whose own was lost."""
+    return lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
+
+
 def heard(listener: psycopg.Connection[Any], channel: str = "dl_jobs") -> list[str]:
     """The payloads a listening session got since it was last asked.
 

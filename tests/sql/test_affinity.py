@@ -165,13 +165,6 @@ def test_a_job_that_waits_in_any_case_is_not_left_out(conn: db.Connection, worke
     assert claim(worker, without=["big"]).left_out is None
 
 
-def test_a_job_far_behind_is_not_left_out(conn: db.Connection, worker: Worker) -> None:
-    many(conn, 1_100, "key-%s")
-    plain(conn, task="big")
-    found = claim(worker, without=["big"])
-    assert (len(found.jobs), found.left_out) == (1, None)
-
-
 def test_a_claim_reads_a_thousand_jobs_that_it_passes_over_and_no_more(conn: db.Connection, worker: Worker) -> None:
     many(conn, 1_100, "key-%s")
     plain(conn, task="small")

@@ -9,7 +9,6 @@ import pytest
 from hands import Worker, enqueue, value
 
 from dataloader.queue import db, operations
-from dataloader.queue.hooks import AROUND_ENQUEUE
 from dataloader.queue.plans import backfills, new_backfill, plan
 from dataloader.queue.reports import stats
 
@@ -332,19 +331,6 @@ def test_jobs_count_for_the_limits_of_their_pipeline_too(conn: db.Connection) ->
     assert value(conn, "SELECT DISTINCT limits FROM dl_jobs") == ["cbr", "backfill:b"]
 
 
-def test_hooks_around_the_adding_of_jobs_see_those_of_backfills(conn: db.Connection) -> None:
-    def note(job: dict[str, Any]) -> dict[str, Any]:
-        return job | {"consumer_group": "seen"}
-
-    AROUND_ENQUEUE.add(note)
-    try:
-        add(conn)
-        tick(conn)
-    finally:
-        AROUND_ENQUEUE._functions.clear()
-    assert value(conn, "SELECT DISTINCT consumer_group FROM dl_jobs") == "seen"
-
-
 def test_a_backfill_is_removed_when_its_jobs_have_ended_and_they_stay(conn: db.Connection) -> None:
     add(conn, max_running=1)
     for _ in range(2):
@@ -357,10 +343,3 @@ def test_a_backfill_is_removed_when_its_jobs_have_ended_and_they_stay(conn: db.C
         backfills.remove(conn, "b", "me")
     for table, left in (("dl_partitions", 0), ("dl_limits", 0), ("dl_jobs", 5)):
         assert value(conn, f"SELECT count(*) FROM {table}") == left
-
-
-@pytest.mark.parametrize("change", [backfills.pause, backfills.resume, backfills.cancel, backfills.retry])
-def test_an_unknown_backfill_cannot_be_changed(conn: db.Connection, change: Any) -> None:
-    with pytest.raises(plan.Unknown, match="there is no backfill with this name"):
-        change(conn, "nothing", "me")
-    assert backfills.listed(conn) == []

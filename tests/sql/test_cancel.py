@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from uuid import uuid4
 
 import psycopg
 import pytest
-from hands import Worker, Workers, enqueue, expire, heard, journal, kinds, plain, row, started, state
+from hands import Worker, Workers, enqueue, heard, journal, kinds, plain, row, started, state
 
 from dataloader.queue import db, lifecycle
 
@@ -72,18 +71,6 @@ def test_v3_what_has_ended_stays_as_it_is(conn: db.Connection, status: str) -> N
     assert kinds(conn, job_id) == told
 
 
-def test_an_unknown_job_is_nothing(conn: db.Connection) -> None:
-    assert lifecycle.request_cancel(conn, uuid4()) is None
-
-
-def test_a_requeued_job_that_was_asked_to_cancel_does_not_start_again(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    worker.finish(worker.take(), "retry", delay_sec=60)
-    lifecycle.request_cancel(conn, job_id)
-    assert state(conn, job_id) == ("canceled", 1)
-    assert kinds(conn, job_id) == ["queued", "picked", "requeue", "canceled"]
-
-
 def test_a_queued_row_that_was_asked_already_by_plain_update_is_ended_by_the_request(conn: db.Connection) -> None:
     job_id = plain(conn)
     conn.execute("UPDATE dl_jobs SET cancel_requested = true")
@@ -103,52 +90,3 @@ def test_j2_a_cancel_that_meets_a_claim_tells_the_started_run(conn: db.Connectio
         assert row(conn, job_id)["cancel_requested"]
     assert heard(one.conn, "dl_cancel") == [str(job_id)]
     assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested"]
-
-
-def test_j2_a_claim_passes_a_row_that_is_being_canceled(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    with conn.transaction():
-        lifecycle.request_cancel(conn, job_id)
-        assert worker.claim().job is None
-    assert worker.claim().job is None
-    assert kinds(conn, job_id) == ["queued", "canceled"]
-
-
-@pytest.mark.parametrize(
-    ("verb", "end"), [("succeed", "succeeded"), ("fail", "failed"), ("retry", "canceled"), ("hand_back", "canceled")]
-)
-def test_j2_a_cancel_that_meets_a_finish_takes_what_the_finish_left(
-    conn: db.Connection, workers: Workers, verb: str, end: str
-) -> None:
-    """Its end stands when it was one; a job that came back to the queue is canceled there."""
-    one = workers()
-    job_id = enqueue(conn)
-    job = one.take()
-    with psycopg.connect(conn.info.dsn, autocommit=True) as api, one.conn.transaction():
-        one.finish(job, verb)
-        with started(lambda: lifecycle.request_cancel(api, job_id), api.info.backend_pid, conn) as cancel:
-            one.conn.execute("COMMIT; BEGIN")
-            assert cancel.result()["status"] == end
-
-
-@pytest.mark.parametrize("verb", ["succeed", "fail", "retry", "hand_back", "cancel"])
-def test_j2_a_finish_that_meets_a_cancel_ends_canceled(conn: db.Connection, workers: Workers, verb: str) -> None:
-    one = workers()
-    job_id = enqueue(conn)
-    job = one.take()
-    with conn.transaction():
-        lifecycle.request_cancel(conn, job_id)
-        with started(lambda: one.finish(job, verb), one.pid, workers().conn) as finish:
-            conn.execute("COMMIT; BEGIN")
-            assert finish.result() == "canceled"
-    assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested", "canceled"]
-
-
-def test_j2_a_reap_after_a_cancel_cancels(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    worker.take()
-    lifecycle.request_cancel(conn, job_id)
-    expire(conn, job_id)
-    found = lifecycle.reap(conn)
-    assert found is not None
-    assert (found.status, state(conn, job_id)) == ("canceled", ("canceled", 1))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
 
@@ -121,19 +119,6 @@ def test_a_reaper_that_has_looked_before_another_one_adds_no_second(conn: db.Con
     assert cleanups.add(conn, left) is not None
     assert cleanups.add(conn, left) is None
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 2
-
-
-def test_reapers_at_once_add_one_each(dsn: str, conn: db.Connection, worker: Worker) -> None:
-    for _ in range(40):
-        enqueue(conn)
-        keep(worker, worker.take(), LIVES_ON)
-    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL, cancel_requested = true")
-    assert len(lifecycle.settle(conn, worker.name, "crash", "killed")) == 40
-    with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
-        reapers = [stack.enter_context(db.connect(dsn, name=f"reaper {n}", schema="public")) for n in range(4)]
-        found = [job_id for done in pool.map(cleaned, reapers) for job_id in done]
-    assert len(found) == len(set(found)) == 40
-    assert value(conn, "SELECT count(*) FROM dl_jobs") == 80
 
 
 @pytest.mark.parametrize("how", ["requeue", "start-over"])

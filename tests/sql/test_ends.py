@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -29,76 +29,41 @@ def ended(conn: db.Connection, worker: Worker, verb: str, cancel: bool = False, 
     return found | {"kind": kind, "payload": payload, "story": [kind for kind, _ in journal(conn, job_id)]}
 
 
-def test_succeed(conn: db.Connection, worker: Worker) -> None:
-    end = ended(conn, worker, "succeed", progress='{"processed": 9}')
-    assert (end["status"], end["attempt"], end["error"]) == ("succeeded", 1, None)
-    assert end["progress"] == {"processed": 9}
-    assert end["finished_at"] >= end["started_at"]
-    assert end["story"] == ["queued", "picked", "done"]
-    assert end["payload"] == {"attempt": 1, "worker": worker.name}
+@pytest.mark.parametrize(
+    ("verb", "how", "status", "attempt", "kind", "told"),
+    [
+        ("succeed", {}, "succeeded", 1, "done", {}),
+        ("retry", {"error": "boom", "delay_sec": 60}, "queued", 1, "requeue",
+         {"reason": "error", "error": "boom", "delay_sec": 60}),
+        ("retry", {"error": "boom", "delay_sec": 86_400}, "queued", 1, "requeue",
+         {"reason": "error", "error": "boom", "delay_sec": 86_400}),
+        ("fail", {"error": "boom"}, "failed", 1, "failed", {"error": "boom"}),
+        ("cancel", {}, "canceled", 1, "canceled", {}),
+        ("hand_back", {"error": "drain"}, "queued", 0, "requeue", {"reason": "drain"}),
+    ],
+)  # fmt: skip
+def test_what_each_end_writes(
+    conn: db.Connection, worker: Worker, verb: str, how: Any, status: str, attempt: int, kind: str, told: Any
+) -> None:
+    end = ended(conn, worker, verb, **how)
+    assert (end["status"], end["attempt"], end["error"]) == (status, attempt, told.get("error"))
+    assert (end["finished_at"] is None) == (status == "queued")
+    assert end["story"] == ["queued", "picked", kind]
+    assert end["payload"] == {"attempt": attempt, "worker": worker.name} | told
+    if status == "queued":
+        wait = how.get("delay_sec", 0)
+        assert max((end["available_at"] - end["now"]).total_seconds(), 0) == pytest.approx(wait, abs=5)
+        assert end["blocked_on"] == ("time" if wait else None)
 
 
-def test_success_clears_the_error_of_an_earlier_attempt(conn: db.Connection, worker: Worker) -> None:
+@pytest.mark.parametrize(("verb", "error"), [("succeed", None), ("hand_back", "boom")])
+def test_the_error_of_an_earlier_attempt_is_cleared_by_success_alone(
+    conn: db.Connection, worker: Worker, verb: str, error: str | None
+) -> None:
     job_id = plain(conn)
     worker.finish(worker.take(), "retry", error="boom")
-    assert row(conn, job_id)["error"] == "boom"
-    worker.finish(worker.take(), "succeed")
-    found = row(conn, job_id)
-    assert (found["status"], found["error"], found["attempt"]) == ("succeeded", None, 2)
-
-
-def test_retry_waits_its_delay(conn: db.Connection, worker: Worker) -> None:
-    end = ended(conn, worker, "retry", error="boom", delay_sec=60)
-    assert (end["status"], end["attempt"], end["error"]) == ("queued", 1, "boom")
-    assert (end["available_at"] - end["now"]).total_seconds() == pytest.approx(60, abs=5)
-    assert (end["blocked_on"], end["finished_at"]) == ("time", None)
-    assert end["story"] == ["queued", "picked", "requeue"]
-    assert end["payload"] == {
-        "attempt": 1,
-        "worker": worker.name,
-        "reason": "error",
-        "error": "boom",
-        "delay_sec": 60,
-    }
-    assert worker.claim().due_in == pytest.approx(60, abs=5)
-
-
-def test_f3_the_longest_delay_can_be_written(conn: db.Connection, worker: Worker) -> None:
-    assert ended(conn, worker, "retry", delay_sec=86_400.0)["status"] == "queued"
-
-
-def test_fail_is_for_good(conn: db.Connection, worker: Worker) -> None:
-    end = ended(conn, worker, "fail", error="boom")
-    assert (end["status"], end["attempt"], end["error"]) == ("failed", 1, "boom")
-    assert end["finished_at"] is not None
-    assert end["story"] == ["queued", "picked", "failed"]
-    assert end["payload"] == {"attempt": 1, "worker": worker.name, "error": "boom"}
-    assert worker.claim().job is None
-
-
-def test_cancel(conn: db.Connection, worker: Worker) -> None:
-    end = ended(conn, worker, "cancel", progress='{"processed": 3}')
-    assert (end["status"], end["attempt"], end["error"]) == ("canceled", 1, None)
-    assert end["progress"] == {"processed": 3}
-    assert end["finished_at"] is not None
-    assert end["story"] == ["queued", "picked", "canceled"]
-
-
-def test_v11_hand_back_gives_the_attempt_back_and_is_due_at_once(conn: db.Connection, worker: Worker) -> None:
-    end = ended(conn, worker, "hand_back", error="drain")
-    assert (end["status"], end["attempt"], end["finished_at"]) == ("queued", 0, None)
-    assert (end["blocked_on"], end["available_at"] <= end["now"]) == (None, True)
-    assert end["story"] == ["queued", "picked", "requeue"]
-    assert end["payload"] == {"attempt": 0, "worker": worker.name, "reason": "drain"}
-    assert worker.take().attempt == 1
-
-
-def test_a_hand_back_keeps_the_error_of_an_earlier_attempt(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn)
-    worker.finish(worker.take(), "retry", error="boom")
-    worker.finish(worker.take(), "hand_back", error="drain")
-    found = row(conn, job_id)
-    assert (found["error"], found["attempt"]) == ("boom", 1)
+    worker.finish(worker.take(), verb, error="drain" if verb == "hand_back" else None)
+    assert row(conn, job_id)["error"] == error
 
 
 @pytest.mark.parametrize("verb", ENDS)
@@ -115,16 +80,6 @@ def test_progress_is_kept_unless_there_is_news(conn: db.Connection, worker: Work
     assert ended(conn, worker, verb)["progress"] == {"old": 1}
     conn.execute("TRUNCATE dl_jobs CASCADE")
     assert ended(conn, worker, verb, progress='{"new": 2}')["progress"] == {"new": 2}
-
-
-@pytest.mark.parametrize("verb", ENDS)
-def test_j2_what_was_asked_to_cancel_ends_canceled_and_is_never_tried_again(
-    conn: db.Connection, worker: Worker, verb: str
-) -> None:
-    end = ended(conn, worker, verb, cancel=True, error="boom" if verb in ("retry", "fail") else None)
-    assert (end["status"], end["kind"]) == ("canceled", "canceled")
-    assert end["finished_at"] is not None
-    assert worker.claim().job is None
 
 
 def test_v12_a_success_after_an_acknowledged_cancellation_says_that_its_work_stands(
@@ -260,18 +215,6 @@ def test_a9_an_end_whose_answer_was_lost_is_found(conn: db.Connection, worker: W
         assert worker.finish(job, verb) is None
         assert lifecycle.has_ended(conn, job)
         conn.execute("DELETE FROM dl_jobs")
-
-
-def test_a_finish_repeated_after_an_unknown_commit_writes_nothing_twice(
-    conn: db.Connection, workers: Callable[[], Worker]
-) -> None:
-    """A9: the reply to the first was lost; by its name the second finds that nothing is left to do."""
-    one, two = workers(), workers()
-    job_id = enqueue(conn)
-    job = one.take()
-    assert one.finish(job) == "succeeded"
-    assert two.finish(job) is None
-    assert [kind for kind, _ in journal(conn, job_id)] == ["queued", "picked", "done"]
 
 
 @pytest.mark.parametrize(("attempt", "sec"), [(0, 0), (1, 30), (2, 60), (2_880, 86_400), (2**31 - 1, 86_400)])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dataloader.farm import failures
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.operations import Filter
-from dataloader.queue.reports import errors, stats
+from dataloader.queue.reports import errors
 
 BOOM = "ValueError at load.py:step: row # is wrong"
 TEXTS = [
@@ -61,11 +61,6 @@ def test_an_end_whose_worker_tells_no_group_gets_it_from_the_text(
     conn: db.Connection, worker: Worker, verb: str
 ) -> None:
     assert row(conn, ended(conn, worker, verb, None))["error_group"] == "row # is wrong"
-
-
-def test_a_group_that_postgresql_cannot_store_does_not_lose_the_end(conn: db.Connection, worker: Worker) -> None:
-    job_id = ended(conn, worker, "fail", "a\0b")
-    assert (row(conn, job_id)["status"], row(conn, job_id)["error_group"]) == ("failed", "row # is wrong")
 
 
 @pytest.mark.parametrize(("verb", "group"), [("succeed", None), ("cancel", None), ("hand_back", BOOM)])
@@ -199,15 +194,6 @@ def test_a_change_of_a_group_leaves_all_others_alone(
         assert journal(conn, mine)[-1][1]["by"] == "ann"
 
 
-def test_the_list_of_jobs_has_a_groups_jobs_alone(conn: db.Connection, worker: Worker) -> None:
-    mine = ended(conn, worker, "fail")
-    ended(conn, worker, "fail", "another group")
-    enqueue(conn)
-    for status in ("dead", None):
-        found = stats.jobs(conn, stats.Wanted(error_group=BOOM, status=status)).jobs
-        assert [job["job_id"] for job in found] == [mine]
-
-
 def test_scheduled_jobs_have_no_group_to_be_chosen_by(conn: db.Connection) -> None:
     with pytest.raises(ValueError, match="jobs that have not run have none"):
         operations.change_queue(conn, "run-all", "q", "ann", only=Filter(error_group=BOOM))
@@ -227,13 +213,6 @@ def test_a_note_is_written_changed_and_cleared(conn: db.Connection, worker: Work
         f"other{BOOM}",
         "tother",
     ]
-
-
-def test_a_note_that_is_too_long_changes_nothing(conn: db.Connection) -> None:
-    errors.write_note(conn, "t", BOOM, "x" * errors.NOTE_MOST, "ann")
-    with pytest.raises(ValueError, match="at most 2,000 characters, not 2,001"):
-        errors.write_note(conn, "t", BOOM, "y" * 2_001, "bob")
-    assert value(conn, "SELECT by FROM dl_error_notes") == "ann"
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 from hands import Worker, Workers, age, buffers, enqueue, plain, quietly, row, value
 
@@ -85,16 +84,6 @@ def test_the_earliest_deadline_goes_first_and_then_those_without_one(
     urgent = add(conn, priority=1)
     assert order(worker, 4, "job_id") == [urgent, soon, late, none]
     assert row(conn, soon)["deadline"] == after(30)
-
-
-def test_a_deadline_in_the_past_counts_as_any_other(conn: db.Connection, worker: Worker) -> None:
-    none, soon, missed = enqueue(conn), enqueue(conn, deadline=after(1)), enqueue(conn, deadline=after(-1_000_000))
-    assert order(worker, 3, "job_id") == [missed, soon, none]
-
-
-def test_the_jobs_of_a_key_go_by_their_deadlines_too(conn: db.Connection, worker: Worker) -> None:
-    none, soon = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k", deadline=after(5))
-    assert order(worker, 2, "job_id") == [soon, none]
 
 
 def test_a_job_that_comes_back_keeps_its_deadline(conn: db.Connection, worker: Worker) -> None:
@@ -307,12 +296,6 @@ def test_a_job_that_comes_back_keeps_its_turn(conn: db.Connection, worker: Worke
     assert worker.take().job_id == job.job_id
 
 
-def test_a_job_of_another_queue_has_no_share(conn: db.Connection) -> None:
-    share_out(conn)
-    assert row(conn, plain(conn, queue="other"))["share"] is None
-    assert row(conn, plain(conn, queue="other"))["turn_at"] is None
-
-
 def test_a_row_that_stands_first_for_long_lets_no_newcomer_pass_the_others(
     conn: db.Connection, dsn: str, worker: Worker, workers: Workers
 ) -> None:
@@ -355,9 +338,3 @@ def test_the_backlog_of_a_share_costs_the_turns_of_others_nothing(conn: db.Conne
             " FROM generate_series(1, 20000) i"
         )
     assert cost("big") + cost("small") <= few + 30  # a level of each index; 20,000 rows have 300 pages
-
-
-@pytest.mark.parametrize("wrong", ["task", "lock_key", ""])
-def test_no_other_field_makes_shares(conn: db.Connection, wrong: str) -> None:
-    with pytest.raises(psycopg.errors.CheckViolation, match="dl_queues_chk_fair"):
-        conn.execute("INSERT INTO dl_queues (queue, fair_by) VALUES ('q', %s)", (wrong,))

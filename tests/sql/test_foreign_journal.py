@@ -124,20 +124,6 @@ def test_what_is_undone_or_deleted_leaves_no_trace(conn: db.Connection) -> None:
     assert value(conn, "SELECT count(*) FROM dl_job_events") == 0
 
 
-def test_many_rows_at_once_have_a_line_each(conn: db.Connection) -> None:
-    conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key)"
-        " SELECT gen_random_uuid(), 'q', 't', 'k' FROM generate_series(1, 500)"
-    )
-    conn.execute("UPDATE dl_jobs SET status = 'canceled'")
-    assert conn.execute(
-        "SELECT kind, count(DISTINCT job_id), count(*) FROM dl_job_events GROUP BY 1 ORDER BY 1"
-    ).fetchall() == [
-        ("canceled", 500, 500),
-        ("queued", 500, 500),
-    ]
-
-
 def test_a_producer_without_rights_on_the_journal_goes_on_as_before(
     conn: db.Connection, dsn: str, make_role: Callable[[str], str]
 ) -> None:

@@ -10,7 +10,6 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from foreign import Foreign
 from hands import (
     BACKOFF_SEC,
     Worker,
@@ -23,17 +22,16 @@ from hands import (
     quietly,
     row,
     started,
+    successor,
     until,
     value,
 )
 from patience import PATIENCE
-from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from test_order import BEFORE_THE_LOCK, at_gate
 
 from dataloader.farm import fence
 from dataloader.queue import db, lifecycle
-from dataloader.queue.job import Status
 
 
 @pytest.fixture
@@ -95,25 +93,7 @@ def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(
     assert lifecycle.cancellations(conn, [asked, forced, other, ended]) == {asked: False, forced: True}
 
 
-def test_a_start_has_a_token_that_grows_though_its_attempt_is_given_back(conn: db.Connection, worker: Worker) -> None:
-    enqueue(conn)
-    for claim in (1, 2, 3):
-        job = worker.take()
-        assert (job.claim, job.attempt) == (claim, 1)
-        worker.finish(job, "hand_back")
-
-
 # --- keys ---
-
-
-def test_a_job_that_another_service_ended_with_its_lease_left_holds_no_key(
-    conn: db.Connection, worker: Worker, foreign: Foreign
-) -> None:
-    plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
-    taken = foreign.claim()
-    assert taken is not None
-    foreign.finish(*taken)
-    assert worker.take().lock_key == "k"
 
 
 @pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
@@ -129,22 +109,6 @@ def test_a_key_that_a_session_holds_without_a_live_run_is_put_off(
     assert (claim.job, claim.backoffs, row(conn, waiting)["blocked_on"]) == (None, 1, "time")
 
 
-def test_a_refusal_leaves_the_rows_of_other_keys_alone(conn: db.Connection, workers: Workers) -> None:
-    """Also those of a busy key that could not be parked, for somebody has the running row locked."""
-    one, two = workers(), workers()
-    plain(conn, lock_key="busy", priority=0)
-    running = one.take()
-    foreign = workers()
-    foreign.conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
-    refused, waiting = plain(conn, lock_key="k", priority=1), plain(conn, lock_key="busy", priority=2)
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (running.job_id,))
-        claim = two.claim()
-    assert (claim.job, claim.backoffs) == (None, 1)
-    assert (row(conn, refused)["backoffs"], row(conn, refused)["blocked_on"]) == (1, "time")
-    assert (row(conn, waiting)["backoffs"], row(conn, waiting)["blocked_on"]) == (0, None)
-
-
 def test_a_refusal_waits_for_no_row_of_its_key(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
@@ -154,16 +118,6 @@ def test_a_refusal_waits_for_no_row_of_its_key(conn: db.Connection, workers: Wor
         with started(one.claim, None, conn) as claim:
             assert claim.result(PATIENCE).job is None
     assert (row(conn, refused)["backoffs"], row(conn, locked)["backoffs"]) == (1, 0)
-
-
-def test_a_claim_that_is_refused_many_keys_gets_the_free_one(conn: db.Connection, worker: Worker) -> None:
-    keys = [row(conn, enqueue(conn))["lock_key"] for _ in range(12)]
-    conn.execute("SELECT pg_advisory_lock(hashtext(key)) FROM unnest(%s::text[]) key", (keys[:11],))
-    assert worker.take().lock_key == keys[11]
-    claim = worker.claim()
-    assert (claim.job, claim.backoffs, claim.look_again) == (None, 11, False)
-    assert claim.due_in is not None
-    assert claim.due_in <= 0.1
 
 
 def test_a_session_has_the_keys_that_it_holds_and_no_others(conn: db.Connection, workers: Workers) -> None:
@@ -193,7 +147,7 @@ def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: db.Connection, w
     stale = plain(conn, lock_key="k", priority=1)
     job = one.take()
     conn.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() WHERE job_id = %s", (stale,))
-    session = lifecycle.Session(two.conn, one.name, two.session.backend_pid, two.session.backend_start)
+    session = successor(two, one)
     assert lifecycle.retake(session, [job])
 
 
@@ -238,12 +192,6 @@ def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: db.Conne
         lifecycle.beat(worker.conn, [job], None, False)
         assert lifecycle.settle(conn, worker.name, "crash", "gone") == [lifecycle.Settled(job_id, None)]
     assert [found.status for found in lifecycle.settle(conn, worker.name, "crash", "gone")] == ["queued"]
-
-
-def test_a_drain_ends_no_job_however_many_attempts_it_has_had(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn, max_attempts=0)
-    worker.take()
-    assert lifecycle.settle(conn, worker.name, "drain", "drain") == [lifecycle.Settled(job_id, Status.QUEUED)]
 
 
 @pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
@@ -353,16 +301,6 @@ def test_the_targets_sessions_of_another_role_are_let_be(conn: db.Connection, ds
         assert value(other, "SELECT 1") == 1
 
 
-def test_a_process_stopped_before_its_commit_holds_the_fence_for_seconds_only(conn: db.Connection, dsn: str) -> None:
-    job = uuid4()
-    with fence.transaction(dsn, "public", {job: 1}):
-        pass
-    hold = sql.SQL(db.statements("target.sql")["hold"]).format(schema=sql.Identifier("public"))
-    with conn.transaction():
-        conn.execute(hold, {"job_ids": [job], "claims": [1], "owner": ""})
-        assert value(conn, "SHOW idle_in_transaction_session_timeout") == "5s"
-
-
 def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: db.Connection, dsn: str) -> None:
     with fence.transaction(dsn, "public", {uuid4(): 1}):
         pass
@@ -395,10 +333,3 @@ def test_what_frees_no_key_tells_no_waiter_of_it(conn: db.Connection, workers: W
     lifecycle.request_cancel(conn, running)
     lifecycle.request_cancel(conn, queued)
     assert ear.notes() == []
-
-
-def test_a_row_that_comes_back_by_its_status_alone_is_told_of(conn: db.Connection, worker: Worker) -> None:
-    plain(conn, status="running", attempt=1)
-    worker.notes()
-    conn.execute("UPDATE dl_jobs SET status = 'queued'")
-    assert worker.notes() == ["q"]

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from hands import Worker, enqueue, value
 
-from dataloader.queue import db, lifecycle, logs, operations
+from dataloader.queue import db, lifecycle, logs
 from dataloader.queue.job import Job
 from dataloader.queue.run_log import RunLog
 
@@ -236,24 +236,6 @@ def test_two_reapers_do_not_stand_in_each_others_way(own: db.Connection, own_db:
     with psycopg.connect(own_db) as other:
         other.execute("SELECT dl_log_days(NULL)")
         assert logs.keep_days(own, None) is None
-
-
-def test_deleting_a_job_forgets_its_log(conn: db.Connection, running: Any) -> None:
-    worker, job = running
-    logs.write(conn, [written(job, "gone")], monotonic())
-    put(conn, 0, "another's")
-    worker.finish(job)
-    operations.change(conn, "delete", [job.job_id], "test")
-    assert conn.execute("SELECT text FROM dl_job_logs").fetchall() == [("another's",)]
-
-
-def test_retention_takes_the_log_with_the_job(conn: db.Connection, running: Any) -> None:
-    worker, job = running
-    logs.write(conn, [written(job, "gone")], monotonic())
-    worker.finish(job)
-    conn.execute("UPDATE dl_jobs SET finished_at = now() - interval '2 days'")
-    assert lifecycle.prune(conn, 86_400.0, "-infinity", 100)[0] == 1
-    assert value(conn, "SELECT count(*) FROM dl_job_logs") == 0
 
 
 def test_a_database_that_refuses_lines_loses_them_and_no_job(conn: db.Connection, running: Any) -> None:

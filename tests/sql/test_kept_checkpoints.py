@@ -16,7 +16,6 @@ from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import Checkpoint, Finish
 from dataloader.queue.lifecycle import Ended
 
-DAY = 86_400.0
 FIRST = Checkpoint('{"at": 1}')
 SECOND = Checkpoint('{"at": 2}')
 
@@ -148,15 +147,6 @@ def test_a_job_that_came_back_meanwhile_keeps_it(conn: db.Connection, worker: Wo
     lifecycle.keep_checkpoint(conn, worker.take(), FIRST)
     conn.execute(lifecycle._SQL["spend_checkpoints"], {"job_ids": [job_id]})
     assert kept(conn, job_id) == FIRST
-
-
-def test_a_run_without_one_costs_no_statement(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    with conn.transaction(force_rollback=True):
-        conn.execute("DROP TABLE dl_checkpoints")
-        lifecycle.finish_some(conn, worker.name, [])
-    worker.finish(worker.take())
-    assert (state(conn, job_id)[0], kept(conn, job_id)) == ("succeeded", None)
 
 
 @pytest.mark.parametrize("by", ["operator", "plain update"])
@@ -352,13 +342,6 @@ def test_a_fence_that_an_older_version_raised_lets_none_commit(target: db.Connec
     with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "w", standing=standing):  # noqa: PT012
         standing.to_save = Checkpoint("{}", number=1)
         target.execute("UPDATE dl_fence SET raised_at = raised_at + interval '1 s'")
-
-
-def test_only_its_jobs_row_has_it(target: db.Connection, dsn: str) -> None:
-    job, other = uuid4(), uuid4()
-    found(dsn, other, 1)
-    commit(dsn, job, 1, "{}", 1)
-    assert found(dsn, other, 1) == Checkpoint()
 
 
 def test_the_commit_of_a_stopped_process_holds_for_5_s_at_most(target: db.Connection, dsn: str) -> None:

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
 from hands import Workers, enqueue, value
 
@@ -128,12 +127,6 @@ def test_a_cursor_that_is_none_is_refused(ordered: db.Connection, after: str) ->
         keys.key(ordered, "q", "k", after=after)
 
 
-@pytest.mark.parametrize("place", [["x", "now", "y"], ["1", "2026-13-01", str(UUID(int=1))], ["1e999", "now", "1"]])
-def test_a_place_that_no_job_can_have_is_refused(ordered: db.Connection, place: list[str]) -> None:
-    with pytest.raises(ValueError, match="`next` of a page"):
-        keys.key(ordered, "q", "k", after=keys._as_cursor(place))
-
-
 def test_the_figures_count_the_keys_of_ordered_queues_alone(ordered: db.Connection) -> None:
     for number in range(6):
         put(ordered, f"k{number % 3}")
@@ -159,22 +152,6 @@ def test_many_keys_are_noted_by_the_reaper(ordered: db.Connection, monkeypatch: 
     assert (found["keys"], found["counted_at"] is None) == (8, False)
     monkeypatch.setattr(stats, "COUNTING_SEC", 0.0005)  # as where a server has too much to do
     assert stats._rows(ordered, "queues_as_noted")[0]["keys"] == 8
-
-
-def test_keys_that_take_too_long_to_count_leave_the_lengths_noted(
-    ordered: db.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(ordered, "k")
-
-    def slow(conn: db.Connection, name: str, **given: Any) -> Any:
-        if name == "keys":
-            raise psycopg.errors.QueryCanceled
-        return rows(conn, name, **given)
-
-    rows = stats._rows
-    monkeypatch.setattr(stats, "_rows", slow)
-    assert stats.note_lengths(ordered, 0) is not None
-    assert ordered.execute("SELECT length, keys FROM dl_lengths").fetchall() == [(1, None)]
 
 
 def test_dead_jobs_by_key_are_paged_and_too_many_refused(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:

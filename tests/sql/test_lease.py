@@ -19,6 +19,7 @@ from hands import (
     row,
     started,
     state,
+    successor,
     until,
     value,
 )
@@ -72,13 +73,6 @@ def test_a_beat_without_news_keeps_the_progress_and_may_stay_out_of_the_journal(
     lifecycle.beat(worker.conn, [job], None, False)
     assert row(conn, job_id)["progress"] == {"processed": 5}
     assert kinds(conn, job_id) == ["queued", "picked"]
-
-
-def test_a_beat_tells_of_a_cancellation(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn)
-    job = worker.take()
-    conn.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", (job_id,))
-    assert lifecycle.beat(worker.conn, [job], None, False) is True
 
 
 def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: db.Connection, worker: Worker) -> None:
@@ -141,47 +135,6 @@ def test_a_finish_that_comes_too_late_still_lets_go_of_the_key(conn: db.Connecti
     assert keys_held(conn) == []
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a1_a_stale_worker_cannot_touch_the_next_attempt(conn: db.Connection, workers: Workers, verb: str) -> None:
-    old, new, reaper = workers(), workers(), workers()
-    job_id = enqueue(conn)
-    stale = old.take()
-    expire(conn, job_id)
-    assert lifecycle.reap(reaper.conn)
-    fresh = new.take()
-    assert fresh.attempt == 2
-    before = everything(conn)
-    assert not VERBS[verb](reaper, stale)
-    assert everything(conn) == before
-    assert new.finish(fresh) == "succeeded"
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_attempt_given_back_does_not_let_its_old_worker_in_again(
-    conn: db.Connection, workers: Workers, verb: str
-) -> None:
-    """The next run has the same attempt; only the worker's name tells them apart."""
-    old, new = workers(), workers()
-    enqueue(conn)
-    stale = old.take()
-    old.finish(stale, "hand_back")
-    fresh = new.take()
-    assert (fresh.job_id, fresh.attempt) == (stale.job_id, stale.attempt)
-    before = everything(conn)
-    assert not VERBS[verb](old, stale)
-    assert everything(conn) == before
-
-
-def test_leaving_running_clears_the_claims_name(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn)
-    worker.finish(worker.take(), "retry", error="x")
-    found = row(conn, job_id)
-    assert (found["claimed_by"], found["claimed_pid"], found["claimed_backend_start"]) == (None, None, None)
-    worker.take()
-    conn.execute("UPDATE dl_jobs SET status = 'failed'")
-    assert row(conn, job_id)["claimed_by"] is None
-
-
 def test_c4_heartbeats_are_heap_only_updates(conn: db.Connection, workers: Workers) -> None:
     """No index holds what a heartbeat writes, in a table as full as a queue in use."""
     many(conn, 2_000, "k%s")
@@ -201,12 +154,6 @@ def test_c4_heartbeats_are_heap_only_updates(conn: db.Connection, workers: Worke
     assert hot - before[1] >= 150  # not one, were the lease in an index; a full page makes a row move now and then
 
 
-def test_no_index_holds_a_column_that_a_heartbeat_writes(conn: db.Connection) -> None:
-    written = ("heartbeat_at", "lease_expires_at", "progress")
-    rows = conn.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'dl_jobs'").fetchall()
-    assert [indexdef for (indexdef,) in rows if any(column in indexdef for column in written)] == []
-
-
 # --- a session that was lost ---
 
 
@@ -216,7 +163,7 @@ def test_b1_after_a_reconnect_the_key_is_held_again(conn: db.Connection, workers
     plain(conn, lock_key="k")
     job = old.take()
     old.conn.close()
-    session = lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
+    session = successor(new, old)
     assert lifecycle.retake(session, [job])
     found = row(conn, job_id)
     assert (found["claimed_pid"], found["claimed_backend_start"]) == (new.pid, new.session.backend_start)
@@ -232,24 +179,9 @@ def test_a_retake_ends_the_old_session_that_the_server_still_believes_in(conn: d
     plain(conn, lock_key="k")
     job = old.take()
     assert keys_held(conn) == [old.pid]
-    assert lifecycle.retake(
-        lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), [job]
-    )
+    assert lifecycle.retake(successor(new, old), [job])
     assert keys_held(conn) == [new.pid]
     assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", old.pid) == 0
-
-
-def test_a_retake_never_ends_another_backend_with_the_old_ones_number(conn: db.Connection, workers: Workers) -> None:
-    old, new, bystander = workers(), workers(), workers()
-    job_id = plain(conn, lock_key="k")
-    job = old.take()
-    old.conn.close()
-    until(lambda: keys_held(conn) == [], "the lock to go with its session")
-    conn.execute("UPDATE dl_jobs SET claimed_pid = %s WHERE job_id = %s", (bystander.pid, job_id))
-    assert lifecycle.retake(
-        lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), [job]
-    )
-    assert value(bystander.conn, "SELECT 1") == 1
 
 
 def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(
@@ -262,9 +194,7 @@ def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(
     until(lambda: keys_held(conn) == [], "the lock to go with its session")
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     before = row(conn, job_id) | {"now": None}
-    assert not lifecycle.retake(
-        lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), [job]
-    )
+    assert not lifecycle.retake(successor(new, old), [job])
     assert row(conn, job_id) | {"now": None} == before
     assert keys_held(conn) == [conn.info.backend_pid]
 
@@ -277,7 +207,7 @@ def delivered(conn: db.Connection, workers: Workers) -> tuple[list[Job], lifecyc
     jobs = lifecycle.step(old.session, ["q"], 15, 3).jobs
     old.conn.close()
     until(lambda: keys_held(conn) == [], "the locks to go with their session")
-    return jobs, lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
+    return jobs, successor(new, old)
 
 
 def test_a_run_whose_one_job_was_taken_from_it_gets_none_of_its_keys_again(
@@ -307,7 +237,7 @@ def test_a_retake_and_a_reap_are_never_both_right(conn: db.Connection, workers: 
     expire(conn, job_id)
     with reaper.conn.transaction():
         assert lifecycle.reap(reaper.conn)
-        session = lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
+        session = successor(new, old)
         with started(lambda: lifecycle.retake(session, [job]), new.pid, conn) as retake:
             reaper.conn.execute("COMMIT; BEGIN")
             assert retake.result() is False

@@ -31,6 +31,7 @@ from hands import (
     row,
     started,
     state,
+    successor,
     until,
     value,
 )
@@ -305,9 +306,7 @@ def test_a_retake_does_not_run_beside_another_run_of_its_key(conn: db.Connection
     assert two.take().lock_key == "k"
     two.conn.close()
     until(lambda: keys_held(conn) == [], "the lock to go with its session")
-    assert not lifecycle.retake(
-        lifecycle.Session(again.conn, one.name, again.session.backend_pid, again.session.backend_start), [job]
-    )
+    assert not lifecycle.retake(successor(again, one), [job])
     assert keys_held(conn) == []
 
 

@@ -16,14 +16,12 @@ from hands import (
     Worker,
     Workers,
     blocked,
-    buffers,
     enqueue,
     expire,
     ids,
     keys_held,
     many,
     plain,
-    row,
     started,
     state,
     step,
@@ -231,34 +229,6 @@ def test_c5_two_changes_of_the_same_rows_are_no_deadlock(
 # --- plans ---
 
 
-@pytest.mark.parametrize("before", ["", "ANALYZE dl_jobs"])
-def test_c3_ends_cost_the_same_in_a_session_that_planned_them_on_an_empty_table(
-    conn: db.Connection, worker: Worker, before: str
-) -> None:
-    conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
-    conn.execute(before or "SELECT 1")
-    try:
-        costs = [cost_of_ends(conn, worker, 10) for _ in range(8)]
-        many(conn, 20_000, "k%s")
-        costs.append(cost_of_ends(conn, worker, 10))
-    finally:
-        conn.execute("ALTER TABLE dl_jobs RESET (autovacuum_enabled)")
-    assert costs[-1] < 1_000, costs
-
-
-def cost_of_ends(conn: db.Connection, worker: Worker, number: int) -> int:
-    """The buffers of so many ends; their plan is the session's."""
-    many(conn, number, "of-ends-%s", priority=0)
-    jobs = step(worker, number).jobs
-    assert len(jobs) == number
-    return buffers(
-        worker.conn,
-        "SELECT * FROM dl_finish(%s, true, %s, array_fill(1, ARRAY[%s]), array_fill('succeed'::text, ARRAY[%s]), NULL,"
-        " NULL, NULL, NULL)",
-        *(worker.name, ids(jobs), number, number),
-    )
-
-
 # --- claims ---
 
 
@@ -316,19 +286,3 @@ def test_behind_locked_rows_no_later_job_of_their_keys_is_started(
     with locked(dsn, "priority = 1"):
         assert ids(step(worker, 20).jobs) == [other]
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 1
-
-
-def test_rows_of_busy_keys_between_locked_ones_are_passed_as_well(
-    conn: db.Connection, dsn: str, workers: Workers
-) -> None:
-    one, holder = workers(), workers()
-    plain(conn, lock_key="busy", priority=0)
-    holder.take()
-    many(conn, 1_100, "locked-%s", priority=1)
-    plain(conn, lock_key="busy", priority=2)
-    many(conn, 1_100, "locked-too-%s", priority=3)
-    free = plain(conn, priority=4)
-    with locked(dsn, "lock_key LIKE 'locked-%'"):
-        found = [one.claim() for _ in range(3)]
-        assert [job_id for each in found for job_id in ids(each.jobs)] == [free]
-    assert row(conn, free)["status"] == "running"

@@ -36,9 +36,6 @@ HOLDS = """
 SELECT true FROM pg_locks WHERE pid = %s AND granted = %s AND mode = 'ShareUpdateExclusiveLock'
    AND relation = 'dl_jobs'::regclass
 """
-READ = """
-SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = 'dl_jobs'
-"""
 
 
 class Traffic:
@@ -210,19 +207,3 @@ def test_c8_a_vacuum_makes_the_migration_wait_and_not_the_queue(contract: str, m
             assert migration.result(PATIENCE) == ALL
         with pytest.raises(psycopg.errors.QueryCanceled):
             vacuuming.result(PATIENCE)
-
-
-def test_a_finish_meanwhile_does_not_read_the_whole_table(contract: str, begin: Callable[[str], None]) -> None:
-    """The index is not there yet by which a finish finds those who wait for its key."""
-    with session(contract) as holder, session(contract) as conn, ThreadPoolExecutor(1) as pool:
-        job_id = plain(conn)
-        begin(contract)
-        with holder.transaction():
-            holder.execute("UPDATE dl_jobs SET priority = 1 WHERE lock_key = 'old-10'")
-            migration = pool.submit(migrations.migrate, contract, "public")
-            until(lambda: value(holder, MISPLACED) == 1, "the migration to fill the other rows")
-            with conn.transaction():
-                for status in ("running", "succeeded"):
-                    conn.execute("UPDATE dl_jobs SET status = %s WHERE job_id = %s", (status, job_id))
-                assert value(conn, READ) < 20
-        assert migration.result(PATIENCE) == ALL

@@ -53,12 +53,6 @@ def test_d1_one_transaction_tells_a_queue_once(conn: db.Connection, ear: Worker)
     assert sorted(ear.notes()) == ["q0", "q1"]
 
 
-def test_a_rollback_tells_nobody(conn: db.Connection, ear: Worker) -> None:
-    with conn.transaction(force_rollback=True):
-        plain(conn)
-    assert ear.notes() == []
-
-
 def test_an_update_of_its_time_tells_the_queue(conn: db.Connection, ear: Worker) -> None:
     job_id = plain(conn, in_sec=60)
     ear.notes()
@@ -130,18 +124,6 @@ def test_a_claim_that_parks_what_waits_for_a_busy_key_tells_nobody(
     assert ear.notes() == []
 
 
-@pytest.mark.parametrize("end", ["succeeded", "failed", "canceled", "lost", "queued"])
-def test_a_foreign_end_tells_like_any_other(conn: db.Connection, worker: Worker, ear: Worker, end: str) -> None:
-    job_id = plain(conn, queue="a", lock_key="k")
-    conn.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + interval '1 min'")
-    plain(conn, queue="b", lock_key="k")
-    assert worker.claim("b").job is None
-    ear.notes()
-    conn.execute("UPDATE dl_jobs SET status = %s WHERE job_id = %s", (end, job_id))
-    assert "b" in ear.notes()
-    assert worker.take("b")
-
-
 def test_a_foreign_claims_refusal_tells_its_queue(conn: db.Connection, dsn: str, ear: Worker) -> None:
     plain(conn, lock_key="k")
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
@@ -150,18 +132,6 @@ def test_a_foreign_claims_refusal_tells_its_queue(conn: db.Connection, dsn: str,
     assert other.claim() is None
     other.conn.close()
     assert ear.notes() == ["q"]
-
-
-def test_a_reaped_job_frees_its_key_for_the_waiters(conn: db.Connection, workers: Workers, ear: Worker) -> None:
-    one, two = workers(), workers()
-    job_id = plain(conn, queue="a", lock_key="k")
-    one.take("a")
-    plain(conn, queue="b", lock_key="k")
-    assert two.claim("b").job is None
-    expire(conn, job_id)
-    ear.notes()
-    assert lifecycle.reap(conn)
-    assert sorted(ear.notes()) == ["a", "b"]
 
 
 def test_d11_the_longest_queue_name_that_can_be_told(conn: db.Connection, ear: Worker) -> None:

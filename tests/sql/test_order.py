@@ -73,37 +73,25 @@ def parked(conn: db.Connection, claimant: Worker, **columns: Any) -> UUID:
     return job_id
 
 
-def hand_back(conn: db.Connection, worker: Worker, job: Job) -> None:
-    worker.finish(job, "hand_back", error="why")
+COME_BACK: dict[str, Callable[[db.Connection, Worker, Job], object]] = {
+    "hand_back": lambda conn, worker, job: worker.finish(job, "hand_back", error="why"),
+    "retry at once": lambda conn, worker, job: worker.finish(job, "retry", error="e", delay_sec=0.0),
+    "drain": lambda conn, worker, job: lifecycle.settle(conn, worker.name, "drain", "gone"),
+    "crash": lambda conn, worker, job: lifecycle.settle(conn, worker.name, "crash", "gone"),
+    "reap": lambda conn, worker, job: (expire(conn, job.job_id), lifecycle.reap(conn)),
+}
 
 
-def retry_at_once(conn: db.Connection, worker: Worker, job: Job) -> None:
-    worker.finish(job, "retry", error="e", delay_sec=0.0)
-
-
-def drain(conn: db.Connection, worker: Worker, job: Job) -> None:
-    lifecycle.settle(conn, worker.name, "drain", "gone")
-
-
-def crash(conn: db.Connection, worker: Worker, job: Job) -> None:
-    lifecycle.settle(conn, worker.name, "crash", "gone")
-
-
-def reap(conn: db.Connection, worker: Worker, job: Job) -> None:
-    expire(conn, job.job_id)
-    lifecycle.reap(conn)
-
-
-@pytest.mark.parametrize("come_back", [hand_back, retry_at_once, drain, crash, reap])
+@pytest.mark.parametrize("come_back", COME_BACK)
 def test_a_job_that_comes_back_beside_a_claim_goes_before_the_next_of_its_key(
-    conn: db.Connection, workers: Workers, come_back: Callable[[db.Connection, Worker, Job], None]
+    conn: db.Connection, workers: Workers, come_back: str
 ) -> None:
     """When the claim looked at the queue it was running; when the claim has its key, it waits again."""
     one, two = workers(), workers()
     old, _ = two_of_a_key(conn)
     job = one.take()
     with at_gate(conn, BEFORE_THE_LOCK, two, two.claim) as claim:
-        come_back(conn, one, job)
+        COME_BACK[come_back](conn, one, job)
     assert ids(claim.result()) == [old]
 
 

@@ -24,6 +24,7 @@ from hands import (
     started,
     state,
     step,
+    successor,
     until,
     value,
     waits,
@@ -607,7 +608,7 @@ def test_a_delivery_is_retaken_as_one(merged: db.Connection, workers: Workers) -
     for key in "kkl":
         enqueue(merged, lock_key=key)
     delivery = step(old).jobs
-    session = lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
+    session = successor(new, old)
     assert lifecycle.retake(session, delivery) is True
     assert keys_held(merged) == [new.pid] * 2
     assert set(lifecycle.finish_some(new.conn, old.name, [Ended(job, DONE) for job in delivery]).ended.values()) == {

@@ -5,9 +5,7 @@ Measured in buffers that a whole call touches, in a worker's session: with the p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 import psycopg
@@ -19,7 +17,6 @@ from dataloader.queue import db, lifecycle
 from dataloader.queue.reports import keys as of_keys
 from dataloader.queue.reports import stats
 
-RECOVER = (files("dataloader.sql.functions") / "recover.sql").read_text("utf-8")
 MILLION, THOUSAND = 1_000_000, 1_000
 KEYS = 64
 
@@ -140,6 +137,7 @@ CALLS = {
         900,
         f"SELECT set_config('t.ids', {ten('job_id', RUNS, 'hashtext(lock_key)')}::text, true)",
     ),
+    "dl_reap": Call("SELECT * FROM dl_reap(0, 15)", 450),
     "dl_give_back": Call(
         "SELECT dl_give_back((current_setting('t.ids')::uuid[])[1], 'crash', 'why', '{}')",
         120,
@@ -312,24 +310,6 @@ def test_c3_calls_cost_the_same_with_stale_statistics(forgotten: db.Connection) 
     """In a session of its own: the others' have their plans already."""
     forgotten.execute("DISCARD PLANS")
     assert too_dear(costs(forgotten)) == {}
-
-
-@a_million
-def test_the_reaper_reads_what_runs_and_not_what_ended(million: db.Connection) -> None:
-    (expired,) = re.findall(
-        r"SELECT \* INTO held (FROM dl_jobs\s+WHERE status = 'running'.*?)LIMIT 1", RECOVER, re.DOTALL
-    )
-    for variable, given in {
-        "p_up_sec": "0",
-        "p_patience_sec": "15",
-        "back": "now()",
-        "refused": "'{}'::uuid[]",
-    }.items():
-        expired = re.sub(rf"\b{variable}\b", given, expired)
-    query = f"SELECT * {expired} AND p_queue = '' LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED"
-    plan = plan_of(million, query, "", "force_custom_plan")
-    assert [node["Node Type"] for node in nodes(plan) if node["Node Type"] == "Seq Scan"] == []
-    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 250
 
 
 def with_keys(conn: db.Connection, names: int, each: int, long: int) -> None:

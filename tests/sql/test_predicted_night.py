@@ -7,14 +7,14 @@ that is stored into the past.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from heapq import heappop, heappush
 from random import Random
 from statistics import median
 from uuid import UUID
 
 import pytest
-from hands import Worker, enqueue, kinds, quietly
+from hands import Worker, enqueue, quietly
 
 from dataloader.queue import db
 from dataloader.queue.job import Job
@@ -109,12 +109,6 @@ def pass_night(farm: Farm, every: int, look: Callable[[], None]) -> None:
             return
 
 
-def due(farm: Farm, seconds: float) -> UUID:
-    """A job that goes behind all others and should have ended in so many seconds."""
-    deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-    return enqueue(farm.conn, task="short", priority=200, lease_ttl_sec=LEASE_SEC, deadline=deadline)
-
-
 @pytest.mark.long
 def test_a_night_is_predicted_within_ten_percent_by_what_the_night_before_has_taught(farm: Farm) -> None:
     """The error is |predicted - true end| as a share of the time from the prediction to the true end."""
@@ -139,24 +133,3 @@ def test_a_night_is_predicted_within_ten_percent_by_what_the_night_before_has_ta
     assert median(errors) <= 0.1
     assert kept["error"] <= 0.2, "a few jobs of each minute, among them those that are about to end"
     assert kept["within"] >= 0.5
-
-
-@pytest.mark.slow
-def test_deadlines_that_will_be_missed_are_told_hours_before_and_the_others_are_not(farm: Farm) -> None:
-    farm.add(JOBS)
-    pass_night(farm, JOBS, lambda: None)
-    farm.reap()
-    jobs = farm.add(JOBS)
-    took = farm.now  # as long as the night before
-    early, late = (due(farm, 0.5 * took), due(farm, 1.5 * took))
-    began = farm.now
-    farm.reap()
-    assert kinds(farm.conn, early)[-1] == "deadline", "told when the night begins"
-    assert "deadline" not in kinds(farm.conn, late)
-    pass_night(farm, 40, lambda: None)
-    while farm.end_one():
-        farm.start()
-    assert set(jobs) <= set(farm.ends)
-    assert farm.ends[early] - began > 0.5 * took, "it has missed its deadline indeed"
-    assert farm.ends[late] - began < 1.5 * took
-    assert "deadline" not in kinds(farm.conn, late)

@@ -159,13 +159,6 @@ def test_what_runs_in_another_queue_is_none_of_its_line(conn: db.Connection, wor
 
 
 @pytest.mark.usefixtures("known")
-def test_a_limit_of_starts_in_a_minute_alone_is_not_looked_at(conn: db.Connection) -> None:
-    operations.set_limit(conn, "source", "test", per_minute=1)
-    jobs = [enqueue(conn, limits=["source"]) for _ in range(2)]
-    assert seconds(conn, *jobs) == [100, 100]
-
-
-@pytest.mark.usefixtures("known")
 def test_a_key_that_is_busy_keeps_its_ready_jobs_in_the_line_once(
     conn: db.Connection, workers: Callable[[], Worker]
 ) -> None:
@@ -239,11 +232,6 @@ def test_each_reason_why_nothing_is_predicted(conn: db.Connection, worker: Worke
     assert of_job(conn, job_id)["reason"] == "over"
     operations.set_order(conn, "q", "test", ordered=True, merge=True)
     assert of_job(conn, new)["reason"] == "merge"
-
-
-def test_every_reason_has_its_sentence_and_no_other_is_given(conn: db.Connection) -> None:
-    assert predictions.job(conn, UUID(int=1)) is None
-    assert all(sentence.endswith(".") for sentence in predictions.REASONS.values())
 
 
 # --- what is learned ---

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from hands import (
     BACKOFF_SEC,
@@ -14,10 +12,8 @@ from hands import (
     expire,
     journal,
     keys_held,
-    many,
     plain,
     row,
-    started,
     state,
     value,
 )
@@ -111,23 +107,6 @@ def test_a_crash_waits_longer_each_time(conn: db.Connection, attempt: int, delay
     assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(delay, abs=2)
 
 
-def test_v6_spent_attempts_end_lost(conn: db.Connection, worker: Worker) -> None:
-    """E1: a job that kills its workers does not go round for ever."""
-    job_id = enqueue(conn, max_attempts=2)
-    for attempt, status in ((1, "queued"), (2, "lost")):
-        assert worker.take().attempt == attempt
-        worker.conn.execute("SELECT pg_advisory_unlock_all()")
-        expire(conn, job_id)
-        conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
-        found = lifecycle.reap(conn)
-        assert found is not None
-        assert found.status == status
-        conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued'")
-    assert row(conn, job_id)["finished_at"] is not None
-    assert journal(conn, job_id)[-1][0] == "lost"
-    assert worker.claim().job is None
-
-
 def test_a_running_row_without_a_lease_has_one_from_its_last_sign_of_life(conn: db.Connection) -> None:
     silent = plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-61)
     plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-59)
@@ -160,17 +139,6 @@ def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(
         age(conn, job_id, aged, 5 if aged == column else 100)
     assert lifecycle.reap(conn, 3, patience_sec=60) is None
     assert lifecycle.reap(conn, 10, patience_sec=60)
-
-
-def test_a_job_asked_to_cancel_is_canceled(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn, max_attempts=1)
-    worker.take()
-    conn.execute("UPDATE dl_jobs SET cancel_requested = true")
-    expire(conn, job_id)
-    found = lifecycle.reap(conn)
-    assert found is not None
-    assert found.status == "canceled"
-    assert journal(conn, job_id)[-1][0] == "canceled"
 
 
 def test_the_zombies_session_is_ended_and_with_it_the_key(conn: db.Connection, workers: Workers) -> None:
@@ -219,88 +187,3 @@ def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: db.Connect
         assert lifecycle.reap(conn) is None
     assert lifecycle.reap(conn) is None
     assert state(conn, held.job_id) == ("running", 1)
-
-
-def test_a3_a_beat_behind_a_reap_finds_the_claim_gone(conn: db.Connection, workers: Workers) -> None:
-    one, reaper = workers(), workers()
-    job_id = enqueue(conn)
-    job = one.take()
-    expire(conn, job_id)
-    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
-    with reaper.conn.transaction():
-        assert lifecycle.reap(reaper.conn)
-        with started(lambda: lifecycle.beat(one.conn, [job], None, False), one.pid, conn) as beat:
-            reaper.conn.execute("COMMIT; BEGIN")
-            assert beat.result() is None
-    assert state(conn, job_id) == ("queued", 1)
-
-
-def test_c6_one_expired_row_among_many_live_ones_is_found(conn: db.Connection) -> None:
-    many(conn, 3_000, "k%s")
-    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() + interval '1 hour'")
-    job_id = plain(conn)
-    conn.execute(
-        "UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'"
-        " WHERE job_id = %s",
-        (job_id,),
-    )
-    found = lifecycle.reap(conn)
-    assert found is not None
-    assert found.job_id == job_id
-
-
-def test_i14_reapers_side_by_side_take_each_job_once(conn: db.Connection, workers: Workers) -> None:
-    many(conn, 200, "k%s")
-    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'")
-
-    def reap(one: Worker) -> int:
-        taken = 0
-        while lifecycle.reap(one.conn):
-            taken += 1
-        return taken
-
-    with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(reap, [workers() for _ in range(4)])) == 200
-    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'requeue'") == 200
-    assert value(conn, "SELECT bool_and(status = 'queued' AND attempt = 1) FROM dl_jobs")
-
-
-def test_c5_reaping_beside_a_bulk_cancel_is_no_deadlock(conn: db.Connection, workers: Workers) -> None:
-    many(conn, 300, "k%s")
-    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'")
-    one, two = workers(), workers()
-
-    def reap() -> int:
-        taken = 0
-        while lifecycle.reap(one.conn):
-            taken += 1
-        return taken
-
-    def cancel() -> None:
-        for order in ("ASC", "DESC"):
-            two.conn.execute(
-                "WITH r AS (SELECT job_id FROM dl_jobs WHERE status = 'running' ORDER BY created_at "
-                + order
-                + " FOR NO KEY UPDATE)"
-                " UPDATE dl_jobs SET cancel_requested = true FROM r WHERE dl_jobs.job_id = r.job_id"
-            )
-
-    with ThreadPoolExecutor(2) as pool:
-        taken, canceled = pool.submit(reap), pool.submit(cancel)
-        canceled.result()
-        total = taken.result()
-    while lifecycle.reap(conn):
-        total += 1
-    assert total == 300
-
-
-def test_b10_a_recovered_job_keeps_its_priority(conn: db.Connection, worker: Worker) -> None:
-    """It comes before all that is less urgent, however long that has waited."""
-    urgent = enqueue(conn, priority=1)
-    worker.take()
-    worker.conn.execute("SELECT pg_advisory_unlock_all()")
-    expire(conn, urgent)
-    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
-    enqueue(conn, priority=2)
-    assert lifecycle.reap(conn)
-    assert worker.take().job_id == urgent

@@ -15,8 +15,6 @@ from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended
 from dataloader.queue.reports import stats
 
-DAY = 86_400.0
-
 
 def result(conn: db.Connection, job_id: UUID) -> Any:
     """As it is shown."""
@@ -58,37 +56,6 @@ def test_each_end_of_a_step_has_its_own(conn: db.Connection, worker: Worker) -> 
     ends = [returned(jobs[0], "1"), Ended(jobs[1], Finish("succeed")), returned(jobs[2], "[2]")]
     assert set(lifecycle.step(worker.session, ["q"], 15, 0, ends).ended.values()) == {"succeeded"}
     assert [result(conn, job.job_id) for job in jobs] == [1, None, [2]]
-
-
-def test_ends_that_are_written_without_a_claim_have_theirs(conn: db.Connection, worker: Worker) -> None:
-    enqueue(conn), enqueue(conn)
-    jobs = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
-    lifecycle.finish_some(worker.conn, worker.name, [returned(job, "1") for job in jobs])
-    assert [result(conn, job.job_id) for job in jobs] == [1, 1]
-
-
-def test_an_end_that_is_written_alone_beside_a_text_that_cannot_be_stored_has_its_own(
-    conn: db.Connection, worker: Worker
-) -> None:
-    enqueue(conn), enqueue(conn)
-    good, bad = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
-    ends = [returned(good, "1"), Ended(bad, Finish("fail", "NUL \x00"))]
-    written = lifecycle.finish_some(worker.conn, worker.name, ends)
-    assert written.ended == {good.job_id: "succeeded", bad.job_id: "failed"}
-    assert result(conn, good.job_id) == 1
-
-
-def test_a_result_that_cannot_be_stored_fails_its_job_and_no_other_one(conn: db.Connection, worker: Worker) -> None:
-    """No pipeline's result is one, for the farm has made it fit."""
-    enqueue(conn), enqueue(conn)
-    good, bad = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
-    ends = [returned(good, "1"), returned(bad, '"\\u0000"')]
-    with pytest.raises(psycopg.DataError):
-        lifecycle.step(worker.session, ["q"], 15, 0, ends)
-    assert kept(conn) == []
-    written = lifecycle.finish_some(worker.conn, worker.name, ends)
-    assert written.ended == {good.job_id: "succeeded", bad.job_id: "failed"}
-    assert (result(conn, good.job_id), result(conn, bad.job_id)) == (1, None)
 
 
 def test_it_is_there_before_the_end_and_does_not_show(conn: db.Connection, worker: Worker) -> None:
@@ -152,14 +119,6 @@ def test_that_of_a_later_claim_is_not_replaced_and_a_repetition_changes_nothing(
     conn.execute("UPDATE dl_results SET claim = 2, result = '\"later\"'")
     assert worker.finish(job, result='"first"') == "succeeded"
     assert (kept(conn), result(conn, job_id)) == ([(2, "later")], None)
-
-
-def test_a_claim_that_has_leapt_has_its_result(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    job = worker.take()
-    assert lifecycle.leap(conn, job, 40) == 41
-    worker.finish(job, result="1")
-    assert (kept(conn), result(conn, job_id)) == ([(41, 1)], 1)
 
 
 def test_a_canceled_job_shows_none(conn: db.Connection, worker: Worker) -> None:

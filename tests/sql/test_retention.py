@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
 from foreign import Foreign
-from hands import Worker, Workers, age, buffers, enqueue, journal, kinds, many, plain, quietly, row, state, value
+from hands import Worker, age, buffers, enqueue, journal, kinds, many, plain, quietly, row, state
 
 from dataloader.queue import db, lifecycle
 
@@ -79,13 +78,6 @@ def test_c7_an_end_that_another_service_gave_a_time_keeps_it(conn: db.Connection
     conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = '2020-02-02 00:00+00'")
     ended = row(conn, job.job_id)
     assert (ended["claimed_by"], ended["finished_at"].year) == (None, 2020)
-
-
-def test_c7_fractions_of_a_day_count(conn: db.Connection) -> None:
-    ended(conn, 0.6)
-    younger = ended(conn, 0.4)
-    assert prune(conn, 0.5) == 1
-    assert left(conn) == {younger}
 
 
 def test_c7_the_living_keep_their_journal_however_old(conn: db.Connection, worker: Worker) -> None:
@@ -164,24 +156,6 @@ def test_c7_nobody_waits_for_a_batch(conn: db.Connection, worker: Worker) -> Non
     assert left(conn).isdisjoint(old)
 
 
-def test_c7_reapers_side_by_side_delete_each_job_once(conn: db.Connection, workers: Workers) -> None:
-    many_ended(conn, 2_000, days_ago=30)
-    young = ended(conn, 1)
-
-    def pruned(one: Worker) -> int:
-        total, found, since = 0, 50, "-infinity"
-        while found:
-            found, since = lifecycle.prune(one.conn, 7 * DAY, since, 50)
-            total += found
-        return total
-
-    with ThreadPoolExecutor(4) as pool:
-        total = sum(pool.map(pruned, [workers() for _ in range(4)]))
-    assert total + prune(conn, limit=2_000) == 2_000
-    assert left(conn) == {young}
-    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE job_id <> %s", young) == 0
-
-
 def test_c7_a_batch_costs_the_same_whatever_the_table_and_its_statistics(own_db: str) -> None:
     """In a database of its own: statistics of a journal of one job, from another test, would say to read it whole."""
     call = "SELECT * FROM dl_prune(%s, '-infinity', %s)"
@@ -200,11 +174,3 @@ def least_buffers(conn: db.Connection, call: str) -> int:
             return buffers(conn, call, 7 * DAY, 10)
 
     return min(one() for _ in range(3))
-
-
-def test_c7_a_key_is_free_again_when_its_job_is_gone(conn: db.Connection) -> None:
-    job_id = enqueue(conn, idempotency_key="once")
-    assert enqueue(conn, idempotency_key="once") == job_id
-    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() - interval '30 days'")
-    assert prune(conn) == 1
-    assert enqueue(conn, idempotency_key="once") != job_id

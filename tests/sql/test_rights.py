@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -79,16 +78,6 @@ def cast(dsn: str, roles: Cast) -> Cast:
 def session(dsn: str) -> psycopg.Connection:
     """As any client opens it."""
     return psycopg.connect(dsn, autocommit=True)
-
-
-def test_the_suite_owns_the_queue_as_an_ordinary_role(conn: db.Connection, server_dsn: str) -> None:
-    """So each test of a migration, fresh or adopting, is one of an owner who is no superuser."""
-    with session(server_dsn) as server:
-        if not value(server, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"):
-            pytest.skip("the server's own role is an ordinary one")
-    attributes = "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls FROM pg_roles WHERE rolname = %s"
-    assert value(conn, attributes, conn.info.user) is False
-    assert value(conn, "SELECT bool_and(pg_get_userbyid(relowner) = current_user) FROM pg_class WHERE relname ~ '^dl_'")
 
 
 # --- functions ---
@@ -314,14 +303,6 @@ def test_a_producer_can_neither_write_nor_read_the_farms_messages(conn: db.Conne
                 producer.execute(statement.encode())
 
 
-def test_producers_in_python_are_told_before_the_connection_is_touched() -> None:
-    no_connection: Any = None
-    with pytest.raises(ValueError, match=f"task.*{TASK}"):
-        dataloader.enqueue(no_connection, queue="q", task=TASK, lock_key="k", schema="public")
-    with pytest.raises(ValueError, match=f"task.*{TASK}"):
-        dataloader.enqueue_many(no_connection, [NewJob("q", TASK, "k")], schema="public")
-
-
 def told(producer: psycopg.Connection, job_id: UUID) -> tuple[object, ...] | None:
     """What dl_job_status says to this role."""
     return producer.execute("SELECT * FROM dl_job_status(%s)", (job_id,)).fetchone()
@@ -404,19 +385,6 @@ def test_other_services_need_no_right_on_our_functions(
         assert heard(ours.conn) == ["other"]
         assert ours.take("other").job_id == second
     assert kinds(conn, first) == ["queued", "picked", "done"]
-
-
-def test_a_crash_tells_those_who_wait_for_its_key(conn: db.Connection, cast: Cast) -> None:
-    """Its step is journaled, so no trigger does."""
-    worker, other = Worker(cast.farm, "host:1:boot"), Worker(cast.farm, "host:2:boot")
-    first, _ = enqueue(conn, lock_key="k", max_attempts=1), enqueue(conn, lock_key="k", queue="other")
-    with other.conn:
-        with worker.conn:
-            assert worker.take().job_id == first
-            assert other.claim("other").job is None
-        other.notes()
-        lifecycle.settle(conn, "host:1:boot", "crash", "died", running=[first])
-        assert (state(conn, first)[0], heard(other.conn)) == ("lost", ["other"])
 
 
 # --- how the rights are given ---

@@ -169,13 +169,6 @@ def test_cancel_old_asks_those_before_to_stop(conn: db.Connection) -> None:
     assert found == [("running", True), ("canceled", True), ("queued", False)]
 
 
-def test_queue_adds_the_next_job_behind_the_one_before(conn: db.Connection) -> None:
-    add(conn)
-    for day in range(3):
-        tick(conn, at(3, day))
-    assert [(job["status"], job["lock_key"]) for job in jobs(conn)] == [("queued", "nightly")] * 3
-
-
 def test_jitter_delays_a_job_by_the_same_time_whoever_makes_it(conn: db.Connection) -> None:
     for name in ("a", "b"):
         add(conn, name, jitter_sec=600)

@@ -365,15 +365,6 @@ def test_ticked_jobs_are_changed_and_only_as_the_order_may(conn: db.Connection) 
     assert changed(conn, before) == expected
 
 
-def test_an_order_writes_its_author_to_the_journal(conn: db.Connection) -> None:
-    filled(conn, 9)
-    wanted = Wanted(status="dead")
-    given(conn, "requeue", Target(wanted), bulk.preview(conn, "requeue", Target(wanted)).confirmation)
-    assert conn.execute("SELECT DISTINCT payload ->> 'by' FROM dl_job_events WHERE kind = 'requeue'").fetchall() == [
-        ("ann",)
-    ]
-
-
 def test_the_index_for_arguments_comes_and_goes(conn: db.Connection) -> None:
     args_index.drop(conn)
     assert not stats.has_args_index(conn)

@@ -37,14 +37,6 @@ def test_the_dead_workers_session_is_ended_first(conn: db.Connection, workers: W
     assert (claim.backoffs, claim.job is None) == (0, False)
 
 
-def test_a_later_crash_waits(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn, attempt=2)
-    worker.take()
-    lifecycle.settle(conn, worker.name, "crash", REASON)
-    found = row(conn, job_id)
-    assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(25, abs=2)
-
-
 def test_i8_uncounted_gives_the_attempt_back(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn, max_attempts=1)
     worker.take()
@@ -72,14 +64,6 @@ def test_a_worker_that_held_nothing_settles_to_nothing(conn: db.Connection, work
     assert lifecycle.settle(conn, two.name, "crash", REASON) == []
     assert state(conn, job_id) == ("running", 1)
     assert value(one.conn, "SELECT 1") == 1
-
-
-def test_settling_twice_settles_once(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    worker.take()
-    assert lifecycle.settle(conn, worker.name, "crash", REASON)
-    assert lifecycle.settle(conn, worker.name, "crash", REASON) == []
-    assert [kind for kind, _ in journal(conn, job_id)] == ["queued", "picked", "requeue"]
 
 
 def test_e4_a_timeout_is_an_error_of_the_job(conn: db.Connection, workers: Workers) -> None:

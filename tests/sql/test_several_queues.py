@@ -81,20 +81,6 @@ def test_by_lag_each_queue_has_its_turn(conn: db.Connection, worker: Worker) -> 
     assert "".join(found) == "aaaaabababaa"
 
 
-def test_a_head_is_of_the_first_queue_alone(conn: db.Connection, worker: Worker) -> None:
-    behind, other = plain(conn, queue="a", priority=5), plain(conn, queue="b", priority=5)
-    head = Head(50)
-    assert ids(claim(worker, "b", "a", head=head)) == [other]
-    worker.conn.execute("SELECT pg_advisory_unlock_all()")
-    with quietly(conn):
-        conn.execute("UPDATE dl_jobs SET status = 'queued', attempt = 0, claimed_by = NULL")
-    conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (behind,))
-    first = plain(conn, queue="c", priority=60)
-    assert ids(claim(worker, "c", "b", head=head)) == [first]
-    later = plain(conn, queue="b", priority=60)
-    assert ids(claim(worker, "empty", "b", head=head)) == [other, later]
-
-
 def test_by_lag_a_paused_queue_is_the_last(conn: db.Connection, worker: Worker) -> None:
     """Though its job waits longest: else no head of another queue would count while it is paused."""
     due(conn, "b", -50)
@@ -156,11 +142,3 @@ def test_each_of_its_queues_has_the_worker(conn: db.Connection) -> None:
     }
     (shown,) = stats.workers(conn)
     assert (shown["queue"], shown["queues"]) == ("a", ["a", "b"])
-
-
-def test_a_worker_that_older_code_has_shown_serves_its_one_queue(conn: db.Connection) -> None:
-    conn.execute(
-        "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('w', 'f', 'h', 1, 'a, b', 'idle')"
-    )
-    assert stats.workers(conn)[0]["queues"] == ["a, b"]
-    assert value(conn, "SELECT queue FROM dl_served") == "a, b"

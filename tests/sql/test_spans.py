@@ -15,7 +15,7 @@ import pytest
 from hands import quietly, value
 
 from dataloader.queue import db
-from dataloader.queue.reports import runs, stats
+from dataloader.queue.reports import runs
 from dataloader.queue.reports.histogram import slot_of
 
 Key = tuple[str, str, datetime, str]
@@ -244,16 +244,3 @@ def test_two_fold_beside_each_other_and_lose_nothing(conn: db.Connection, dsn: s
         assert left == (spans - 1,)
     runs.fold(conn)
     assert stored(conn) == journal.slow(is_folded=True)
-
-
-def test_the_reaper_folds_too(conn: db.Connection) -> None:
-    import structlog
-
-    from dataloader.farm import reaper
-
-    journal = Journal(conn, 3)
-    journal.job(timedelta(hours=30), "load", "q")
-    journal.write()
-    reaper.aggregate(conn, structlog.get_logger("reaper"), 0.0)
-    assert stored(conn) == journal.slow(is_folded=True)
-    assert stats.aggregate(conn) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import psycopg
 import pytest
 from hands import (
     DONE,
@@ -39,14 +38,6 @@ def test_it_claims_the_best_first_and_no_more_than_asked_for(conn: db.Connection
     assert len(keys_held(conn)) == 3
     assert state(conn, last) == ("queued", 0)
     assert all(kinds(conn, job_id)[-1] == "picked" for job_id in (first, second, third))
-
-
-def test_it_claims_one_job_of_each_key_and_the_oldest(conn: db.Connection, worker: Worker) -> None:
-    for number in range(3):
-        many(conn, 4, f"key-{number}")
-    oldest = conn.execute("SELECT DISTINCT ON (lock_key) job_id FROM dl_jobs ORDER BY lock_key, created_at").fetchall()
-    assert set(ids(step(worker, 10).jobs)) == {job_id for (job_id,) in oldest}
-    assert step(worker, 0).jobs == []
 
 
 def test_ends_are_written_and_their_keys_free_for_the_same_step(conn: db.Connection, worker: Worker) -> None:
@@ -128,16 +119,6 @@ def test_a_step_that_sets_aside_for_long_comes_back(conn: db.Connection, worker:
     conn.execute("UPDATE dl_jobs SET attempt = max_attempts")
     worker.conn.execute("SET search_path = late, public, pg_catalog")
     assert step(worker, 1) == Step([], {}, look_again=True, locked=[])
-
-
-def test_an_end_that_cannot_be_stored_changes_nothing(conn: db.Connection, worker: Worker) -> None:
-    enqueue(conn), enqueue(conn)
-    good, bad = step(worker, 2).jobs
-    with pytest.raises(psycopg.DataError):
-        step(worker, 1, Ended(good, DONE), Ended(bad, Finish("fail", "a\x00b")))
-    assert state(conn, good.job_id) == ("running", 1)
-    ended = lifecycle.finish_some(worker.conn, worker.name, [Ended(good, DONE), Ended(bad, Finish("fail", "a\x00b"))])
-    assert ended.ended == {good.job_id: "succeeded", bad.job_id: "failed"}
 
 
 def test_some_ends_let_go_of_their_own_keys_only(conn: db.Connection, worker: Worker) -> None:

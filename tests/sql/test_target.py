@@ -165,16 +165,6 @@ def test_a6_a_fence_that_is_ahead_of_the_queue_is_leapt_over(table: db.Connectio
         pytest.fail("a fence that has risen again is a later run's")
 
 
-def test_a6_a_leap_ends_the_sessions_of_the_run_that_had_the_number(table: db.Connection, dsn: str) -> None:
-    job = uuid4()
-    with pytest.raises(psycopg.OperationalError), fence.transaction(dsn, "public", {job: 1}, "lost") as conn:  # noqa: PT012
-        conn.execute("LOCK TABLE written")
-        with fence.transaction(dsn, "public", {job: 1}, "heir", lambda job, fence: 2) as heir:
-            heir.execute("INSERT INTO written VALUES (2)")
-        conn.execute("INSERT INTO written VALUES (1)")
-    assert written(table) == [2]
-
-
 OF_BEFORE = """
 CREATE TABLE dl_fence (job_id uuid PRIMARY KEY, claim bigint NOT NULL, raised_at timestamptz NOT NULL DEFAULT now())
 """
@@ -284,14 +274,6 @@ def test_a_newer_run_of_any_of_its_jobs_overtakes_a_run_of_several(table: db.Con
                 other.execute("INSERT INTO written VALUES (2)")
         table.execute("DELETE FROM dl_fence WHERE job_id = %s", (second,))
     assert written(table) == [2, 2]
-
-
-def test_an_older_run_of_one_of_several_jobs_cannot_begin(table: db.Connection, dsn: str) -> None:
-    first, second = uuid4(), uuid4()
-    with fence.transaction(dsn, "public", {second: 5}):
-        pass
-    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {first: 9, second: 4}):
-        pytest.fail("began")
 
 
 def test_fences_of_several_jobs_are_raised_in_the_order_of_the_jobs(table: db.Connection, dsn: str) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-import pytest
-from hands import Worker, Workers, enqueue, expire, journal, kinds, row, value
+from hands import Worker, enqueue, journal, kinds, row
 from judge import illegal
 
 from dataloader.queue import db, lifecycle, operations
@@ -98,44 +96,6 @@ def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: db.Co
             assert told == [], case
     assert {name: done for name, done in steps.items() if done} == MAY
     assert {(Status(a), Status(b)) for done in steps.values() for a, b in done} == TRANSITIONS
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_v9_whatever_happens_the_journal_is_a_legal_story(conn: db.Connection, workers: Workers, seed: int) -> None:
-    """A walk of claims, beats, ends, crashes, cancellations and passing time over a few jobs."""
-    chance = random.Random(seed)
-    ids = [enqueue(conn, lock_key=chance.choice("kl"), max_attempts=chance.randint(1, 3)) for _ in range(6)]
-    crew, running = [workers() for _ in range(3)], {}
-    for _ in range(120):
-        one = chance.choice(crew)
-        job = running.get(one.name)
-        match chance.choice(("claim", "claim", "beat", "end", "end", "crash", "reap", "cancel", "time")):
-            case "claim" if job is None:
-                if claimed := one.claim(backoff_sec=0).job:
-                    running[one.name] = claimed
-            case "beat" if job:
-                lifecycle.beat(one.conn, [job], '{"p": 1}', True)
-            case "end" if job:
-                one.finish(running.pop(one.name), chance.choice(("succeed", "retry", "fail", "cancel", "hand_back")))
-            case "crash" if job:
-                del running[one.name]
-                conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
-                lifecycle.settle(conn, one.name, chance.choice(("crash", "timeout", "drain")), "gone")
-                one.conn.execute("SELECT pg_advisory_unlock_all()")
-            case "reap" if job and chance.random() < 0.5:
-                conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
-                expire(conn, job.job_id)
-                lifecycle.reap(conn)
-            case "cancel" if chance.random() < 0.2:
-                lifecycle.request_cancel(conn, chance.choice(ids))
-            case "time":
-                conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued' AND blocked_on = 'time'")
-    for job_id in ids:
-        found, story = row(conn, job_id), journal(conn, job_id)
-        assert illegal([kind for kind, _ in story], found["status"]) is None, story
-        assert found["attempt"] == attempts(story)
-        assert found["attempt"] <= found["max_attempts"]
-    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running' AND claimed_by IS NULL") == 0
 
 
 def attempts(story: list[tuple[str, dict[str, Any]]]) -> int:

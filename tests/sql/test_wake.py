@@ -39,13 +39,6 @@ def test_rows_whose_time_comes_at_one_instant_wake_in_the_order_of_the_claim(con
         assert row(conn, woken)["blocked_on"] is None
 
 
-def test_nothing_due_tells_nobody(conn: db.Connection, worker: Worker) -> None:
-    plain(conn, in_sec=60)
-    worker.notes()
-    assert lifecycle.wake(conn, 100) == 0
-    assert worker.notes() == []
-
-
 def test_each_queue_wakes_up_to_the_limit_the_oldest_first(conn: db.Connection) -> None:
     for name in ("a", "b"):
         for number in range(5):

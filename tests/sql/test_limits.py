@@ -499,11 +499,3 @@ def test_a_claim_asks_a_bounded_number_of_limits(conn: db.Connection, most_runni
 def test_names_without_a_bound_are_not_remembered(conn: db.Connection) -> None:
     conn.execute(NAMES)
     assert conn.execute(ASKED, (1_000,)).fetchone() == (400, 0, 400)
-
-
-def test_a_job_behind_thousands_of_full_limits_runs(conn: db.Connection, workers: Workers) -> None:
-    conn.execute(NAMES)
-    conn.execute("INSERT INTO dl_limits (name, most) SELECT DISTINCT unnest(limits), 0 FROM dl_jobs")
-    free, worker = plain(conn), workers()
-    found = until(lambda: claim(worker).jobs, "the job without a limit")
-    assert [job.job_id for job in found] == [free]

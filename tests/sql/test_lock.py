@@ -175,27 +175,6 @@ def test_b9_a_finish_wakes_the_other_queues_waiters_of_its_key(conn: db.Connecti
     assert two.notes() == ["b"]
 
 
-def test_a_finish_under_way_is_waited_for(conn: db.Connection, workers: Workers) -> None:
-    """It looked for parked rows before there was one; the claim must not park behind a run that is over."""
-    one, two = workers(), workers()
-    plain(conn, queue="a", lock_key="k")
-    waiting = plain(conn, queue="b", lock_key="k")
-    job = one.take("a")
-    with one.conn.transaction():
-        one.finish(job)
-        with started(lambda: two.claim("b"), None, conn) as claim:
-            until(
-                lambda: claim.done() or stands(conn, two),
-                "the claim to meet the finish",
-            )
-            one.conn.execute("COMMIT; BEGIN")
-            got = claim.result().job
-    assert got is None or got.job_id == waiting
-    if got is None:
-        assert "b" in two.notes() or (claim.result().due_in or 99) <= 0.1
-        assert two.take("b").job_id == waiting
-
-
 def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, queue="a", lock_key="k")
@@ -222,25 +201,6 @@ def test_claims_that_cannot_park_beside_an_end_come_back_soon(conn: db.Connectio
             assert (claim.job, claim.due_in) == (None, 0.1)
         assert early.notes() == []  # else the idle would wake each other without end
     assert late.take("b")
-
-
-def test_more_due_rows_than_one_claim_wakes_are_looked_at_again(conn: db.Connection, workers: Workers) -> None:
-    """look_again or a due time: without them a worker that is deaf to notifications waits for its poll."""
-    one, two = workers(), workers()
-    plain(conn, lock_key="busy", priority=0)
-    one.take()
-    conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)"
-        " SELECT gen_random_uuid(), 'q', 't', 'busy', clock_timestamp() + interval '0.1 s' FROM generate_series(1, 150)"
-    )
-    free = plain(conn, in_sec=0.11)
-    conn.execute("SELECT pg_sleep(0.12)")
-    for _ in range(5):
-        claim = two.claim()
-        if claim.job or not (claim.look_again or claim.due_in is not None):
-            break
-    assert claim.job, "rows are due and nothing says so"
-    assert claim.job.job_id == free
 
 
 def test_c5_a_bulk_change_of_running_rows_beside_an_idle_claim_is_no_deadlock(

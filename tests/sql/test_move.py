@@ -152,17 +152,6 @@ def test_a_plain_queue_moves_into_an_ordered_one(conn: db.Connection, worker: Wo
     assert in_order(worker) == [jobs[1], jobs[2], jobs[0]]
 
 
-def test_a_dead_job_goes_on_to_hold_its_key(conn: db.Connection, worker: Worker) -> None:
-    order(conn, on_dead="hold")
-    first, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
-    worker.finish(worker.take("q"), "fail", error="no")
-    assert worker.claim("q").job is None
-    move(conn)
-    assert in_order(worker) == []
-    operations.change(conn, "delete", [first], BY)
-    assert in_order(worker) == [second]
-
-
 def test_a_move_makes_its_own_parked_keys_ready_and_looks_at_no_others(conn: db.Connection, worker: Worker) -> None:
     """Of a million parked keys of other queues a look at each would take minutes, in one request."""
     order(conn)
@@ -198,18 +187,6 @@ def test_nothing_starts_before_all_have_moved(conn: db.Connection, worker: Worke
     assert move(conn) == [2, 0]
     assert value(conn, PAUSED) == ["q"]
     assert in_order(worker) == jobs
-
-
-def test_a_repeated_move_takes_what_was_added_since(conn: db.Connection, worker: Worker) -> None:
-    order(conn)
-    first = enqueue(conn, lock_key="k")
-    move(conn)
-    late = enqueue(conn, lock_key="k")
-    ours = enqueue(conn, queue="to", lock_key="k")
-    assert move(conn) == [1, 0]
-    assert in_order(worker) == [first, late, ours]
-    assert move(conn) == [0]
-    assert value(conn, PAUSED) == ["q"]
 
 
 def test_the_pause_of_somebody_else_stays(conn: db.Connection, worker: Worker) -> None:
@@ -350,14 +327,6 @@ def test_another_order_is_refused_and_nothing_changes(
         operations.move(conn, "q", "to", BY)
     assert conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall() == before
     assert queue_of(conn, job_id) == ["q"]
-
-
-def test_the_same_order_said_of_both_is_no_contradiction(conn: db.Connection) -> None:
-    order(conn, batch=3)
-    order(conn, "to", merge=False, merge_limit=1_000, on_dead="continue")
-    enqueue(conn)
-    assert move(conn) == [1, 0]
-    assert value(conn, "SELECT batch FROM dl_queues WHERE queue = 'to'") == 3
 
 
 @pytest.mark.parametrize("target", ["", "x" * 129, "a\nb", "\0", "\x9f"])

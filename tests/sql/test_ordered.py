@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from foreign import Foreign
 from hands import (
     DONE,
     Worker,
@@ -152,16 +151,16 @@ def test_priority_orders_the_keys(ordered: db.Connection, worker: Worker) -> Non
     assert ids(step(worker, 1)) == [low]
 
 
-@pytest.mark.parametrize("leave", ["cancel", "delete", "move", "foreign end"])
+@pytest.mark.parametrize("leave", ["cancel", "delete", "kill", "move", "foreign end"])
 def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: db.Connection, worker: Worker, leave: str) -> None:
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
     end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
     assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
     worker.notes()
-    if leave == "cancel":
-        operations.change(ordered, "cancel", [head], "test")
-    elif leave == "delete":
-        operations.change(ordered, "delete", [head], "test")
+    if leave in ("cancel", "delete"):
+        operations.change(ordered, leave, [head], "test")
+    elif leave == "kill":
+        operations.change_queue(ordered, "kill-retries", "q", "test")
     elif leave == "move":
         ordered.execute("UPDATE dl_jobs SET queue = 'other' WHERE job_id = %s", (head,))
     else:
@@ -184,17 +183,6 @@ def test_a_head_that_leaves_waits_for_the_claim_that_parks_behind_it(
             one.conn.execute("COMMIT; BEGIN")
             left.result()
     assert waits(ordered, second) == [None]
-
-
-def test_two_keys_of_one_hash_do_not_wait_for_each_others_retries(ordered: db.Connection, worker: Worker) -> None:
-    one, other = twins(ordered)
-    enqueue(ordered, lock_key=one), enqueue(ordered, lock_key=one, priority=1)
-    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
-    free = [enqueue(ordered, lock_key=other) for _ in range(3)]
-    seen: list[Job] = []
-    while found := step(worker, 10, *(Ended(job, DONE) for job in seen[-1:])).jobs:
-        seen += found
-    assert [job.job_id for job in seen] == free
 
 
 def test_the_end_of_a_run_makes_way_for_both_keys_of_its_hash(ordered: db.Connection, workers: Workers) -> None:
@@ -289,14 +277,6 @@ def test_a_run_of_another_queue_or_key_holds_as_long_as_its_lease(
         expire(ordered, running)
     waiting = enqueue(ordered, lock_key=key if whose == "queue" else twin)
     assert ids(step(two)) == ([] if holds else [waiting])
-
-
-def test_a_foreign_finish_lets_the_next_start(ordered: db.Connection, worker: Worker, foreign: Foreign) -> None:
-    first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
-    assert foreign.claim() == (first, "k")
-    assert step(worker).jobs == []
-    foreign.finish(first, "k")
-    assert ids(step(worker)) == [second]
 
 
 # --- a dead job ---
@@ -423,32 +403,6 @@ def test_a_delivery_waits_for_a_job_of_its_key_that_another_session_has_locked(
         assert 0.1 <= found.due_in <= 1
     found = step(two)
     assert [(job.job_id, job.attempt) for job in found.jobs] == [(job_id, 1) for job_id in jobs]
-
-
-@pytest.mark.parametrize(("hold", "leaves"), [
-    ("SELECT FROM dl_jobs WHERE job_id = %s FOR KEY SHARE", 0),
-    ("UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s", 1),
-    ("DELETE FROM dl_jobs WHERE job_id = %s", 1),
-])  # fmt: skip
-def test_a_delivery_waits_for_no_job_that_another_session_does_not_change(
-    merged: db.Connection, worker: Worker, hold: str, leaves: int
-) -> None:
-    jobs = [enqueue(merged, lock_key="k") for _ in range(4)]
-    with merged.transaction():
-        merged.execute(hold, (jobs[1],))
-        if not leaves:
-            assert ids(step(worker)) == jobs
-    if leaves:
-        assert ids(step(worker)) == [jobs[0], *jobs[2:]]
-
-
-def test_a_locked_job_that_no_delivery_would_take_keeps_none_waiting(conn: db.Connection, worker: Worker) -> None:
-    order(conn, merge=True, merge_limit=2)
-    first = [enqueue(conn, lock_key="k") for _ in range(2)]
-    beyond = enqueue(conn, lock_key="k")
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (beyond,))
-        assert ids(step(worker)) == first
 
 
 def test_a_delivery_that_waits_for_a_locked_job_uses_no_room_of_its_limits(
@@ -708,19 +662,6 @@ def test_a_queue_that_is_not_ordered_cannot_merge(conn: db.Connection) -> None:
 
 
 # --- retries that an operator kills ---
-
-
-def test_the_next_job_of_a_key_starts_when_the_retry_before_it_is_killed(
-    ordered: db.Connection, worker: Worker
-) -> None:
-    first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
-    end_all(worker, step(worker).jobs, "retry", delay_sec=60, error="no")
-    assert ids(step(worker)) == []
-    assert waits(ordered, first, second) == ["time", "key"]
-    worker.notes()
-    assert operations.change_queue(ordered, "kill-retries", "q", "ops").changed == 1
-    assert worker.notes() == ["q"]
-    assert ids(step(worker)) == [second]
 
 
 def test_a_delivery_that_waits_for_its_retry_is_killed_and_what_came_since_starts(

@@ -106,14 +106,6 @@ def test_a_list_has_each_job_once_and_in_order(conn: db.Connection, monkeypatch:
             assert [j["lock_key"] for j in by_key] == sorted(j["lock_key"] for j in by_key)
 
 
-def test_a_list_of_a_time(conn: db.Connection) -> None:
-    jobs = [plain(conn, made_sec=-60 * n) for n in range(1, 6)]
-    made = [row(conn, job_id)["created_at"] for job_id in jobs]
-    for sort in stats.SORTS:
-        found = walk(conn, Wanted(since=made[3], until=made[1], sort=sort), 2)
-        assert {job["job_id"] for job in found} == set(jobs[1:4])
-
-
 NUL = base64.urlsafe_b64encode(json.dumps(["a\x00b", str(UUID(int=1))]).encode()).decode().rstrip("=")
 
 
@@ -514,14 +506,6 @@ def test_what_a_keeper_shows_replaces_what_it_showed(conn: db.Connection, worker
     assert value(conn, "SELECT count(*) FROM dl_workers") == 0
 
 
-def test_a_replaced_keeper_speaks_for_the_workers_of_the_one_before(conn: db.Connection) -> None:
-    ours = {"worker": "h:7:a", "pid": 7, "queue": "q", "state": "idle", "jobs": 0}
-    stats.show_workers(conn, "before", "h", [ours])
-    stats.show_workers(conn, "after", "h", [ours])
-    stats.show_workers(conn, "after", "h", [])
-    assert stats.workers(conn) == []
-
-
 def test_a_locked_list_of_workers_does_not_hold_up_who_shows_them(conn: db.Connection, dsn: str) -> None:
     with psycopg.connect(dsn) as other:
         other.execute("LOCK TABLE dl_workers IN EXCLUSIVE MODE")
@@ -529,21 +513,6 @@ def test_a_locked_list_of_workers_does_not_hold_up_who_shows_them(conn: db.Conne
             stats.show_workers(conn, "farm", "h", [])
     stats.show_workers(conn, "farm", "h", [])
     assert value(conn, "SELECT current_setting('lock_timeout')") == "0"
-
-
-def test_the_server_and_who_holds_back_its_vacuum(conn: db.Connection, dsn: str) -> None:
-    assert stats.postgres(conn)["oldest_transaction"] is None
-    with psycopg.connect(dsn, application_name="forgotten") as forgotten:
-        forgotten.execute("INSERT INTO dl_queues (queue) VALUES ('x')")
-        found = stats.postgres(conn)
-        oldest = found["oldest_transaction"]
-        assert (oldest["application"], oldest["state"]) == ("forgotten", "idle in transaction")
-        assert oldest["holds_back_vacuum"]
-        assert "dl_queues" in oldest["query"]
-        forgotten.rollback()
-    assert 0 <= found["notify_usage"] < 1
-    assert found["size_bytes"] > found["queue_tables_bytes"] > 0
-    assert 0 < found["connections"] <= found["max_connections"]
 
 
 def test_queues_that_take_too_long_to_count_are_told_as_noted(

@@ -377,20 +377,6 @@ def test_secrets_in_errors_do_not_reach_the_message(conn: db.Connection) -> None
     assert "password=***" in message["jobs"][0]["error"]
 
 
-def test_what_is_new_is_found_by_its_index(conn: db.Connection) -> None:
-    """The journal has a thousand times as many rows as it has dead jobs."""
-    conn.execute(
-        "INSERT INTO dl_job_events (job_id, queue, kind, ts) SELECT gen_random_uuid(), 'q', 'done', now()"
-        "  FROM generate_series(1, 20000)"
-    )
-    conn.execute("ANALYZE dl_job_events")
-    given = {"after": 0, "bundle_sec": 60.0, "settle_sec": 10.0, "limit": 10_000}
-    with psycopg.ClientCursor(conn) as cursor:
-        plan = "\n".join(row[0] for row in cursor.execute("EXPLAIN " + webhooks._SQL["new_events"], given).fetchall())
-    assert "ix_dl_job_events_told" in plan
-    assert "Seq Scan on dl_job_events" not in plan
-
-
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [

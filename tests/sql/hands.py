@@ -25,6 +25,7 @@ from dataloader.queue.lifecycle import Ended, Head, Step
 
 BACKOFF_SEC = 15.0
 DONE = Finish("succeed")
+Conn = db.Connection
 _keys = itertools.count(1)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import psycopg
 import pytest
-from hands import Worker, Workers, enqueue, heard, journal, kinds, plain, row, started, state
+from hands import Conn, Worker, Workers, enqueue, heard, journal, kinds, plain, row, started, state
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import lifecycle
 
 
-def test_v12_a_queued_job_is_canceled_at_once_and_never_starts(conn: db.Connection, worker: Worker) -> None:
+def test_v12_a_queued_job_is_canceled_at_once_and_never_starts(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     status = lifecycle.request_cancel(conn, job_id)
     assert status is not None
@@ -23,7 +23,7 @@ def test_v12_a_queued_job_is_canceled_at_once_and_never_starts(conn: db.Connecti
 
 @pytest.mark.parametrize("place", [None, "time", "key"])
 def test_a_job_that_waits_is_canceled_wherever_it_stands(
-    conn: db.Connection, workers: Callable[[], Worker], place: str | None
+    conn: Conn, workers: Callable[[], Worker], place: str | None
 ) -> None:
     worker, other = workers(), workers()
     if place == "key":
@@ -39,7 +39,7 @@ def test_a_job_that_waits_is_canceled_wherever_it_stands(
     assert (claim.job, claim.due_in, claim.look_again) == (None, None, False)
 
 
-def test_a_running_job_is_told_by_its_row_and_by_a_notification(conn: db.Connection, worker: Worker) -> None:
+def test_a_running_job_is_told_by_its_row_and_by_a_notification(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     status = lifecycle.request_cancel(conn, job_id)
@@ -51,7 +51,7 @@ def test_a_running_job_is_told_by_its_row_and_by_a_notification(conn: db.Connect
     assert worker.finish(job, "cancel") == "canceled"
 
 
-def test_asking_twice_is_asking_once(conn: db.Connection, worker: Worker) -> None:
+def test_asking_twice_is_asking_once(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
     for _ in range(3):
@@ -61,7 +61,7 @@ def test_asking_twice_is_asking_once(conn: db.Connection, worker: Worker) -> Non
 
 
 @pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
-def test_v3_what_has_ended_stays_as_it_is(conn: db.Connection, status: str) -> None:
+def test_v3_what_has_ended_stays_as_it_is(conn: Conn, status: str) -> None:
     job_id = plain(conn, status=status)
     before, told = row(conn, job_id) | {"now": None}, kinds(conn, job_id)
     found = lifecycle.request_cancel(conn, job_id)
@@ -71,14 +71,14 @@ def test_v3_what_has_ended_stays_as_it_is(conn: db.Connection, status: str) -> N
     assert kinds(conn, job_id) == told
 
 
-def test_a_queued_row_that_was_asked_already_by_plain_update_is_ended_by_the_request(conn: db.Connection) -> None:
+def test_a_queued_row_that_was_asked_already_by_plain_update_is_ended_by_the_request(conn: Conn) -> None:
     job_id = plain(conn)
     conn.execute("UPDATE dl_jobs SET cancel_requested = true")
     lifecycle.request_cancel(conn, job_id)
     assert state(conn, job_id) == ("canceled", 0)
 
 
-def test_j2_a_cancel_that_meets_a_claim_tells_the_started_run(conn: db.Connection, workers: Workers) -> None:
+def test_j2_a_cancel_that_meets_a_claim_tells_the_started_run(conn: Conn, workers: Workers) -> None:
     one = workers()
     job_id = enqueue(conn)
     with psycopg.connect(conn.info.dsn, autocommit=True) as api:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hands import Worker, age, enqueue, journal, many, plain, quietly, row, state, value
+from hands import Conn, Worker, age, enqueue, journal, many, plain, quietly, row, state, value
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import lifecycle
 
 
-def test_the_best_is_the_lowest_priority_then_the_oldest(conn: db.Connection, worker: Worker) -> None:
+def test_the_best_is_the_lowest_priority_then_the_oldest(conn: Conn, worker: Worker) -> None:
     young = plain(conn, priority=50, made_sec=-10)
     late = plain(conn, priority=100, made_sec=-99)
     old = plain(conn, priority=50, made_sec=-20)
@@ -18,7 +18,7 @@ def test_the_best_is_the_lowest_priority_then_the_oldest(conn: db.Connection, wo
     assert worker.claim().job is None
 
 
-def test_a_row_of_the_contracts_columns_is_all_a_producer_needs(conn: db.Connection, worker: Worker) -> None:
+def test_a_row_of_the_contracts_columns_is_all_a_producer_needs(conn: Conn, worker: Worker) -> None:
     job_id = plain(conn, lock_key="k", args='{"a": 1}', partition_key="p", idempotency_key="i")
     job = worker.take()
     assert (job.job_id, job.queue, job.task, job.args_json) == (job_id, "q", "t", '{"a": 1}')
@@ -27,7 +27,7 @@ def test_a_row_of_the_contracts_columns_is_all_a_producer_needs(conn: db.Connect
     assert worker.finish(job) == "succeeded"
 
 
-def test_the_claim_is_recorded_with_lease_worker_and_backend(conn: db.Connection, worker: Worker) -> None:
+def test_the_claim_is_recorded_with_lease_worker_and_backend(conn: Conn, worker: Worker) -> None:
     job_id = plain(conn, lease_ttl_sec=77)
     worker.take()
     found = row(conn, job_id)
@@ -44,7 +44,7 @@ def test_the_claim_is_recorded_with_lease_worker_and_backend(conn: db.Connection
     assert journal(conn, job_id)[1:] == [("picked", {"attempt": 1, "worker": worker.name})]
 
 
-def test_started_at_is_kept_from_the_first_start(conn: db.Connection, worker: Worker) -> None:
+def test_started_at_is_kept_from_the_first_start(conn: Conn, worker: Worker) -> None:
     job_id = plain(conn)
     worker.finish(worker.take(), "retry", error="again")
     age(conn, job_id, "started_at", 3_600)
@@ -53,7 +53,7 @@ def test_started_at_is_kept_from_the_first_start(conn: db.Connection, worker: Wo
     assert row(conn, job_id)["started_at"] == first
 
 
-def test_a_row_of_the_future_is_not_claimed_and_its_time_is_told(conn: db.Connection, worker: Worker) -> None:
+def test_a_row_of_the_future_is_not_claimed_and_its_time_is_told(conn: Conn, worker: Worker) -> None:
     plain(conn, in_sec=3_600)
     soon = plain(conn, in_sec=500)
     claim = worker.claim()
@@ -63,7 +63,7 @@ def test_a_row_of_the_future_is_not_claimed_and_its_time_is_told(conn: db.Connec
     assert (row(conn, soon)["blocked_on"], state(conn, soon)) == ("time", ("queued", 0))
 
 
-def test_a_row_whose_time_came_is_claimed_without_anybody_waking_it(conn: db.Connection, worker: Worker) -> None:
+def test_a_row_whose_time_came_is_claimed_without_anybody_waking_it(conn: Conn, worker: Worker) -> None:
     """Its time passes in earnest: nothing but the clock makes it claimable."""
     job_id = plain(conn, in_sec=1)
     assert worker.claim().job is None
@@ -72,7 +72,7 @@ def test_a_row_whose_time_came_is_claimed_without_anybody_waking_it(conn: db.Con
     assert worker.take().job_id == job_id
 
 
-def test_a_plain_update_of_its_time_makes_a_row_claimable_or_not(conn: db.Connection, worker: Worker) -> None:
+def test_a_plain_update_of_its_time_makes_a_row_claimable_or_not(conn: Conn, worker: Worker) -> None:
     job_id = plain(conn, in_sec=3_600)
     age(conn, job_id, "available_at", 3_601)
     assert row(conn, job_id)["blocked_on"] is None
@@ -83,7 +83,7 @@ def test_a_plain_update_of_its_time_makes_a_row_claimable_or_not(conn: db.Connec
 
 
 @pytest.mark.parametrize("moment", ["infinity", "294276-01-01", "4714-11-24 BC", "-infinity"])
-def test_f6_dates_that_python_cannot_read_disturb_nobody(conn: db.Connection, worker: Worker, moment: str) -> None:
+def test_f6_dates_that_python_cannot_read_disturb_nobody(conn: Conn, worker: Worker, moment: str) -> None:
     job_id = plain(conn, available_at=moment, priority=0)
     other = plain(conn)
     past = moment.startswith(("4714", "-"))
@@ -95,7 +95,7 @@ def test_f6_dates_that_python_cannot_read_disturb_nobody(conn: db.Connection, wo
     assert status["status"] == ("running" if past else "queued")
 
 
-def test_spent_attempts_end_lost_at_the_claim_and_the_next_job_is_taken(conn: db.Connection, worker: Worker) -> None:
+def test_spent_attempts_end_lost_at_the_claim_and_the_next_job_is_taken(conn: Conn, worker: Worker) -> None:
     spent = plain(conn, attempt=3, max_attempts=3, error="boom", priority=0)
     good = plain(conn)
     assert worker.take().job_id == good
@@ -106,7 +106,7 @@ def test_spent_attempts_end_lost_at_the_claim_and_the_next_job_is_taken(conn: db
     assert journal(conn, spent)[1:] == [("lost", {"attempt": 3, "by": "claim"})]
 
 
-def test_v12_a_cancellation_by_plain_update_ends_a_queued_job_at_the_claim(conn: db.Connection, worker: Worker) -> None:
+def test_v12_a_cancellation_by_plain_update_ends_a_queued_job_at_the_claim(conn: Conn, worker: Worker) -> None:
     canceled = plain(conn, priority=0)
     conn.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", (canceled,))
     good = plain(conn)
@@ -117,7 +117,7 @@ def test_v12_a_cancellation_by_plain_update_ends_a_queued_job_at_the_claim(conn:
     assert journal(conn, canceled)[1:] == [("canceled", {"attempt": 0, "by": "claim"})]
 
 
-def test_c1_one_claim_never_takes_more_than_one_row(conn: db.Connection, worker: Worker) -> None:
+def test_c1_one_claim_never_takes_more_than_one_row(conn: Conn, worker: Worker) -> None:
     """With statistics of an empty table and plans that re-execute what they can."""
     conn.execute("ANALYZE dl_jobs")
     many(conn, 200, "k%s")
@@ -130,7 +130,7 @@ def test_c1_one_claim_never_takes_more_than_one_row(conn: db.Connection, worker:
 
 
 def test_a_row_younger_than_the_claim_that_sees_it_is_not_taken_for_one_of_the_future(
-    conn: db.Connection, worker: Worker
+    conn: Conn, worker: Worker
 ) -> None:
     """A claim that waited has an old now(); what was inserted meanwhile is due all the same."""
     with worker.conn.transaction():
@@ -139,7 +139,7 @@ def test_a_row_younger_than_the_claim_that_sees_it_is_not_taken_for_one_of_the_f
         assert worker.take().job_id == job_id
 
 
-def test_a_row_that_was_never_placed_is_put_right_not_chewed_for_ever(conn: db.Connection, worker: Worker) -> None:
+def test_a_row_that_was_never_placed_is_put_right_not_chewed_for_ever(conn: Conn, worker: Worker) -> None:
     """Triggers may be off where rows come from (a restore, a replica): a future row that looks claimable."""
     job_id = plain(conn, in_sec=3_600)
     conn.execute("UPDATE dl_jobs SET blocked_on = NULL WHERE job_id = %s", (job_id,))
@@ -148,7 +148,7 @@ def test_a_row_that_was_never_placed_is_put_right_not_chewed_for_ever(conn: db.C
     assert row(conn, job_id)["blocked_on"] == "time"
 
 
-def test_a_row_before_its_time_waits_for_it_also_with_max_attempts_0(conn: db.Connection, worker: Worker) -> None:
+def test_a_row_before_its_time_waits_for_it_also_with_max_attempts_0(conn: Conn, worker: Worker) -> None:
     """A job may run once, whatever its max_attempts."""
     job_id = plain(conn, in_sec=3_600, max_attempts=0)
     conn.execute("UPDATE dl_jobs SET blocked_on = NULL WHERE job_id = %s", (job_id,))
@@ -156,7 +156,7 @@ def test_a_row_before_its_time_waits_for_it_also_with_max_attempts_0(conn: db.Co
     assert (state(conn, job_id), row(conn, job_id)["blocked_on"]) == (("queued", 0), "time")
 
 
-def test_a_start_is_journaled_at_its_time_and_not_at_the_claims_beginning(conn: db.Connection, worker: Worker) -> None:
+def test_a_start_is_journaled_at_its_time_and_not_at_the_claims_beginning(conn: Conn, worker: Worker) -> None:
     """The row may be younger than the claim that finds it."""
     with worker.conn.transaction():
         worker.conn.execute("SELECT now()")
@@ -166,9 +166,7 @@ def test_a_start_is_journaled_at_its_time_and_not_at_the_claims_beginning(conn: 
     assert queued < picked
 
 
-def test_a_claim_that_wakes_only_rows_that_may_not_start_looks_again_for_more(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_a_claim_that_wakes_only_rows_that_may_not_start_looks_again_for_more(conn: Conn, worker: Worker) -> None:
     """A claim wakes a hundred due rows at most."""
     many(conn, 101, "k%s")
     good = plain(conn)

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hands import Worker, enqueue, expire, journal, keys_held, plain, row, state, value
+from hands import Conn, Worker, enqueue, expire, journal, keys_held, plain, row, state, value
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import LEADS_TO, Finish
@@ -17,7 +17,7 @@ from dataloader.queue.lifecycle import Ended
 ENDS = ("succeed", "retry", "fail", "cancel", "hand_back")
 
 
-def ended(conn: db.Connection, worker: Worker, verb: str, cancel: bool = False, **how: Any) -> dict[str, Any]:
+def ended(conn: Conn, worker: Worker, verb: str, cancel: bool = False, **how: Any) -> dict[str, Any]:
     """Run a job to this end and return its row, with the kind and payload of its last event."""
     job_id = enqueue(conn, lock_key="k")
     job = worker.take()
@@ -43,7 +43,7 @@ def ended(conn: db.Connection, worker: Worker, verb: str, cancel: bool = False, 
     ],
 )  # fmt: skip
 def test_what_each_end_writes(
-    conn: db.Connection, worker: Worker, verb: str, how: Any, status: str, attempt: int, kind: str, told: Any
+    conn: Conn, worker: Worker, verb: str, how: Any, status: str, attempt: int, kind: str, told: Any
 ) -> None:
     end = ended(conn, worker, verb, **how)
     assert (end["status"], end["attempt"], end["error"]) == (status, attempt, told.get("error"))
@@ -58,7 +58,7 @@ def test_what_each_end_writes(
 
 @pytest.mark.parametrize(("verb", "error"), [("succeed", None), ("hand_back", "boom")])
 def test_the_error_of_an_earlier_attempt_is_cleared_by_success_alone(
-    conn: db.Connection, worker: Worker, verb: str, error: str | None
+    conn: Conn, worker: Worker, verb: str, error: str | None
 ) -> None:
     job_id = plain(conn)
     worker.finish(worker.take(), "retry", error="boom")
@@ -67,24 +67,20 @@ def test_the_error_of_an_earlier_attempt_is_cleared_by_success_alone(
 
 
 @pytest.mark.parametrize("verb", ENDS)
-def test_every_end_clears_lease_and_claim_and_lets_go_of_the_key(
-    conn: db.Connection, worker: Worker, verb: str
-) -> None:
+def test_every_end_clears_lease_and_claim_and_lets_go_of_the_key(conn: Conn, worker: Worker, verb: str) -> None:
     end = ended(conn, worker, verb)
     assert (end["lease_expires_at"], end["claimed_by"], end["claimed_pid"]) == (None, None, None)
     assert keys_held(conn) == []
 
 
 @pytest.mark.parametrize("verb", ENDS)
-def test_progress_is_kept_unless_there_is_news(conn: db.Connection, worker: Worker, verb: str) -> None:
+def test_progress_is_kept_unless_there_is_news(conn: Conn, worker: Worker, verb: str) -> None:
     assert ended(conn, worker, verb)["progress"] == {"old": 1}
     conn.execute("TRUNCATE dl_jobs CASCADE")
     assert ended(conn, worker, verb, progress='{"new": 2}')["progress"] == {"new": 2}
 
 
-def test_v12_a_success_after_an_acknowledged_cancellation_says_that_its_work_stands(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_v12_a_success_after_an_acknowledged_cancellation_says_that_its_work_stands(conn: Conn, worker: Worker) -> None:
     end = ended(conn, worker, "succeed", cancel=True, progress='{"processed": 9}')
     assert end["status"] == "canceled"
     assert end["error"] == end["payload"]["reason"] == "canceled when the pipeline had finished: its work stands"
@@ -96,7 +92,7 @@ def test_v12_a_success_after_an_acknowledged_cancellation_says_that_its_work_sta
     ("error", "progress"), [("\x00", None), ("boom", '{"p": "\\u0000"}'), (None, '{"p": "\\ud800"}')]
 )
 def test_g1_what_cannot_be_stored_does_not_keep_a_job_from_ending(
-    conn: db.Connection, worker: Worker, verb: str, error: str | None, progress: str | None
+    conn: Conn, worker: Worker, verb: str, error: str | None, progress: str | None
 ) -> None:
     job_id = plain(conn)
     assert worker.finish(worker.take(), verb, error=error, progress=progress) is not None
@@ -105,14 +101,14 @@ def test_g1_what_cannot_be_stored_does_not_keep_a_job_from_ending(
 
 
 @pytest.fixture
-def own(own_db: str) -> Iterator[tuple[db.Connection, Worker]]:
+def own(own_db: str) -> Iterator[tuple[Conn, Worker]]:
     """A database whose tables the test may change, and a worker."""
     worker = Worker(own_db, "host:1:boot")
     with db.connect(own_db, name="test", schema="public") as conn, worker.conn:
         yield conn, worker
 
 
-def refuse(conn: db.Connection, timing: str, condition: str) -> None:
+def refuse(conn: Conn, timing: str, condition: str) -> None:
     """Let a trigger refuse writes to rows of the key `bad`, as a user's trigger or rule may."""
     conn.execute(
         f"""
@@ -145,7 +141,7 @@ BEFORE = "BEFORE UPDATE"
     ],
 )  # fmt: skip
 def test_an_end_that_is_refused_costs_no_other_one_and_fails_its_job_with_the_reason(
-    own: tuple[db.Connection, Worker], prepare: Any, end: Finish, reason: str
+    own: tuple[Conn, Worker], prepare: Any, end: Finish, reason: str
 ) -> None:
     conn, worker = own
     if prepare:
@@ -180,7 +176,7 @@ def test_an_end_that_is_refused_costs_no_other_one_and_fails_its_job_with_the_re
     ],
 )
 def test_what_is_said_of_a_run_besides_does_not_change_its_end(
-    conn: db.Connection, worker: Worker, end: Finish, facts: Any
+    conn: Conn, worker: Worker, end: Finish, facts: Any
 ) -> None:
     jobs = [enqueue(conn, lock_key=key) for key in ("bad", "good")]
     bad, good = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
@@ -192,7 +188,7 @@ def test_what_is_said_of_a_run_besides_does_not_change_its_end(
     assert keys_held(conn) == []
 
 
-def test_a_row_that_takes_no_end_is_left_to_the_reaper(own: tuple[db.Connection, Worker]) -> None:
+def test_a_row_that_takes_no_end_is_left_to_the_reaper(own: tuple[Conn, Worker]) -> None:
     conn, worker = own
     jobs = [enqueue(conn, lock_key=key) for key in ("bad", "good")]
     bad, good = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
@@ -205,7 +201,7 @@ def test_a_row_that_takes_no_end_is_left_to_the_reaper(own: tuple[db.Connection,
     assert lifecycle.reap(conn) is not None
 
 
-def test_a9_an_end_whose_answer_was_lost_is_found(conn: db.Connection, worker: Worker) -> None:
+def test_a9_an_end_whose_answer_was_lost_is_found(conn: Conn, worker: Worker) -> None:
     """The repeated finish changes nothing; the journal says that the first one stands."""
     for verb in ("succeed", "fail", "cancel", "hand_back", "retry"):
         enqueue(conn)
@@ -218,14 +214,12 @@ def test_a9_an_end_whose_answer_was_lost_is_found(conn: db.Connection, worker: W
 
 
 @pytest.mark.parametrize(("attempt", "sec"), [(0, 0), (1, 30), (2, 60), (2_880, 86_400), (2**31 - 1, 86_400)])
-def test_f3_the_delay_of_a_retry_grows_with_the_attempts_up_to_a_day(
-    conn: db.Connection, attempt: int, sec: int
-) -> None:
+def test_f3_the_delay_of_a_retry_grows_with_the_attempts_up_to_a_day(conn: Conn, attempt: int, sec: int) -> None:
     assert value(conn, "SELECT dl_retry_delay(%s)", attempt) == sec
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_a_retry_without_a_delay_waits_as_its_attempts_say(conn: db.Connection, worker: Worker, attempts: int) -> None:
+def test_a_retry_without_a_delay_waits_as_its_attempts_say(conn: Conn, worker: Worker, attempts: int) -> None:
     """Also one that its keeper has ended, which took too long."""
     job_id = plain(conn, attempt=attempts - 1)
     assert worker.finish(worker.take(), "retry", error="boom", delay_sec=None) == "queued"
@@ -241,7 +235,7 @@ def test_a_retry_without_a_delay_waits_as_its_attempts_say(conn: db.Connection, 
     assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(30 * attempts, abs=5)
 
 
-def test_a_cancelled_job_whose_run_failed_waits_for_no_retry(conn: db.Connection, worker: Worker) -> None:
+def test_a_cancelled_job_whose_run_failed_waits_for_no_retry(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     lifecycle.request_cancel(conn, job_id)

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from hands import Worker, Workers, journal, row, started, value
+from hands import Conn, Worker, Workers, journal, row, started, value
 from patience import PATIENCE
 from psycopg import errors
 from psycopg.rows import dict_row
@@ -34,7 +34,7 @@ def keyed(*keys: str | None) -> list[NewJob]:
     return [NewJob("q", "t", f"key-{i}", {"n": i}, idempotency_key=key) for i, key in enumerate(keys)]
 
 
-def order(conn: db.Connection) -> list[Any]:
+def order(conn: Conn) -> list[Any]:
     """What the jobs' args say, in the order in which claims take them."""
     rows = conn.execute("SELECT args -> 'n' FROM dl_jobs ORDER BY priority, created_at").fetchall()
     assert value(conn, "SELECT count(*) = count(DISTINCT created_at) FROM dl_jobs")
@@ -68,9 +68,7 @@ BESIDE = [[], [NewJob("other", "other", "")], [NewJob("", "", "", idempotency_ke
 
 @pytest.mark.parametrize("key", [None, "once"])
 @pytest.mark.parametrize("way", [*range(len(BESIDE)), "one", "sql"])
-def test_every_field_is_stored(
-    conn: db.Connection, lone: psycopg.Connection[Any], key: str | None, way: int | str
-) -> None:
+def test_every_field_is_stored(conn: Conn, lone: psycopg.Connection[Any], key: str | None, way: int | str) -> None:
     """By a list, with jobs with and without keys beside it, by the call for one, and by SQL with any search_path."""
     given = EVERYTHING | {"idempotency_key": key}
     if way == "one":
@@ -94,7 +92,7 @@ ODD = [*"\t\n\\\"'%ж🚀", "\r\n", "\\N", "\\.", "\\t", "a,b", "NULL", "null", 
 
 @pytest.mark.parametrize("keys", [False, True], ids=["no keys", "keys"])
 @pytest.mark.parametrize("alike", [False, True])
-def test_odd_texts_are_stored_as_they_are(conn: db.Connection, batches_of_three: None, keys: bool, alike: bool) -> None:
+def test_odd_texts_are_stored_as_they_are(conn: Conn, batches_of_three: None, keys: bool, alike: bool) -> None:
     names = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "affinity_key")
     texts = [text * 2 for text in ODD[-1:] * 10 if alike] or ODD
     new = [NewJob(**dict.fromkeys(names, text), args={text: [text, {text: {}}, {}]}) for text in texts]
@@ -108,7 +106,7 @@ def test_odd_texts_are_stored_as_they_are(conn: db.Connection, batches_of_three:
 
 
 @pytest.mark.parametrize("keys", [[None] * 3, ["a", "b", "c"], ["a", None, "c"]])
-def test_what_is_left_out_is_as_for_one_job(conn: db.Connection, keys: list[str | None]) -> None:
+def test_what_is_left_out_is_as_for_one_job(conn: Conn, keys: list[str | None]) -> None:
     differ = {"job_id", "idempotency_key", "created_at", "available_at", "now"}
     one = row(conn, enqueue.enqueue(conn, NewJob("q", "t", "key"))[0])
     for job_id, _ in enqueue.enqueue_many(conn, [NewJob("q", "t", "key", idempotency_key=key) for key in keys]):
@@ -120,15 +118,13 @@ def test_what_is_left_out_is_as_for_one_job(conn: db.Connection, keys: list[str 
         assert journal(conn, job_id) == [("queued", {"user": conn.info.user})]
 
 
-def test_no_jobs_are_no_rows(conn: db.Connection) -> None:
+def test_no_jobs_are_no_rows(conn: Conn) -> None:
     assert enqueue.enqueue_many(conn, []) == dataloader.enqueue_many(conn, []) == []
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
 
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["no keys", "keys"])
-def test_jobs_run_in_the_order_of_the_list_and_lists_in_theirs(
-    conn: db.Connection, worker: Worker, shuffled: bool
-) -> None:
+def test_jobs_run_in_the_order_of_the_list_and_lists_in_theirs(conn: Conn, worker: Worker, shuffled: bool) -> None:
     keys = random.Random(1).sample(range(1_000), 60) if shuffled else [None] * 60
     new = keyed(*(key and f"i{key}" for key in keys))
     with conn.transaction():
@@ -144,7 +140,7 @@ def test_jobs_run_in_the_order_of_the_list_and_lists_in_theirs(
     assert taken == [job_id for job_id, _ in results]
 
 
-def test_a_long_list_takes_several_statements_and_keeps_its_order(conn: db.Connection, batches_of_three: None) -> None:
+def test_a_long_list_takes_several_statements_and_keeps_its_order(conn: Conn, batches_of_three: None) -> None:
     keys = [None, "m", "z", "a", "b", None, "z", "y", "a", "c", None]
     results = enqueue.enqueue_many(conn, keyed(*keys))
     assert [results[6], results[8]] == [results[2], results[3]]
@@ -155,7 +151,7 @@ def test_a_long_list_takes_several_statements_and_keeps_its_order(conn: db.Conne
     assert all(results[n][0] == job_id for n, job_id in stored.items())
 
 
-def test_the_ids_grow_with_the_list(conn: db.Connection) -> None:
+def test_the_ids_grow_with_the_list(conn: Conn) -> None:
     ids = [job_id for _ in range(3) for job_id, _ in enqueue.enqueue_many(conn, jobs(50))]
     assert ids == sorted(ids)
     assert {job_id.version for job_id in ids} == {7}
@@ -164,7 +160,7 @@ def test_the_ids_grow_with_the_list(conn: db.Connection) -> None:
 # One key, one job.
 
 
-def test_a_known_key_answers_with_its_job(conn: db.Connection, worker: Worker) -> None:
+def test_a_known_key_answers_with_its_job(conn: Conn, worker: Worker) -> None:
     first, _ = enqueue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="done"))
     worker.finish(worker.take())
     results = enqueue.enqueue_many(conn, keyed("new", "done", None, "new"))
@@ -176,9 +172,7 @@ def test_a_known_key_answers_with_its_job(conn: db.Connection, worker: Worker) -
     assert len(journal(conn, results[0][0])) == 1
 
 
-def test_lists_with_the_same_keys_at_once_are_one_list(
-    conn: db.Connection, workers: Workers, batches_of_three: None
-) -> None:
+def test_lists_with_the_same_keys_at_once_are_one_list(conn: Conn, workers: Workers, batches_of_three: None) -> None:
     crew = [workers() for _ in range(4)]
     gate = Barrier(4)
 
@@ -203,7 +197,7 @@ def test_lists_with_the_same_keys_at_once_are_one_list(
 
 
 @pytest.mark.parametrize("bad", [0, 4])
-def test_one_bad_job_and_there_is_none(conn: db.Connection, batches_of_three: None, bad: int) -> None:
+def test_one_bad_job_and_there_is_none(conn: Conn, batches_of_three: None, bad: int) -> None:
     new = jobs(5)
     new[bad] = NewJob("q", "t", "k", priority=-1)
     with pytest.raises(errors.CheckViolation):
@@ -212,7 +206,7 @@ def test_one_bad_job_and_there_is_none(conn: db.Connection, batches_of_three: No
 
 
 @pytest.fixture
-def elsewhere(conn: db.Connection) -> str:
+def elsewhere(conn: Conn) -> str:
     """The name of a schema with a queue of its own, odd to quote."""
     name = 'Ferme "50%"'
     migrations.migrate(conn.info.dsn, schema=name)
@@ -237,7 +231,7 @@ def producer(request: pytest.FixtureRequest, dsn: str) -> Iterator[psycopg.Conne
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
 def test_the_transaction_stays_the_producers(
-    conn: db.Connection, producer: psycopg.Connection[Any], ends: str, batches_of_three: None
+    conn: Conn, producer: psycopg.Connection[Any], ends: str, batches_of_three: None
 ) -> None:
     one = dataloader.enqueue(producer, queue="q", task="t", lock_key="k", args={"n": 0}, schema="public")
     many = dataloader.enqueue_many(producer, keyed("a", None, "b", "a"), schema="public")
@@ -247,7 +241,7 @@ def test_the_transaction_stays_the_producers(
     assert value(conn, "SELECT count(*) FROM dl_jobs") == (4 if ends == "commit" else 0)
 
 
-def test_another_schema(conn: db.Connection, elsewhere: str) -> None:
+def test_another_schema(conn: Conn, elsewhere: str) -> None:
     job_id, _ = dataloader.enqueue(conn, queue="q", task="t", lock_key="k", schema=elsewhere)
     dataloader.enqueue_many(conn, keyed("a", "b", "a"), schema=elsewhere)
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
@@ -256,7 +250,7 @@ def test_another_schema(conn: db.Connection, elsewhere: str) -> None:
         assert value(there, "SELECT count(*) FROM dl_job_events") == 3
 
 
-def test_the_configured_schema_is_the_default(conn: db.Connection, dsn: str) -> None:
+def test_the_configured_schema_is_the_default(conn: Conn, dsn: str) -> None:
     migrations.migrate(dsn, schema="farm")
     script = "import sys, psycopg, dataloader; conn = psycopg.connect(sys.argv[1], autocommit=True);"
     script += "dataloader.enqueue(conn, queue='q', task='t', lock_key='k')"
@@ -279,9 +273,7 @@ def add(conn: psycopg.Connection[Any], **more: Any) -> tuple[UUID, str]:
 
 
 @pytest.mark.parametrize("key", [None, "once"])
-def test_single_jobs_run_in_the_order_of_the_calls_within_a_transaction_too(
-    conn: db.Connection, key: str | None
-) -> None:
+def test_single_jobs_run_in_the_order_of_the_calls_within_a_transaction_too(conn: Conn, key: str | None) -> None:
     with conn.transaction():
         for n in range(5):
             add(conn, args={"n": n}, idempotency_key=key and f"{key} {n}")
@@ -291,7 +283,7 @@ def test_single_jobs_run_in_the_order_of_the_calls_within_a_transaction_too(
 @pytest.mark.parametrize("key", [None, "once"])
 @pytest.mark.parametrize("ways", ["one", "many", "without checks"])
 def test_each_way_to_add_a_future_job_tells_its_queue_and_makes_it_wait(
-    conn: db.Connection, worker: Worker, ways: str, key: str | None
+    conn: Conn, worker: Worker, ways: str, key: str | None
 ) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     new = NewJob("q", "t", "k", available_at=later, idempotency_key=key)
@@ -305,7 +297,7 @@ def test_each_way_to_add_a_future_job_tells_its_queue_and_makes_it_wait(
     assert worker.notes() == ["q"]
 
 
-def test_a_known_key_tells_nobody(conn: db.Connection, worker: Worker) -> None:
+def test_a_known_key_tells_nobody(conn: Conn, worker: Worker) -> None:
     first = add(conn, idempotency_key="once")
     worker.notes()
     assert add(conn, idempotency_key="once", queue="other") == first
@@ -315,9 +307,7 @@ def test_a_known_key_tells_nobody(conn: db.Connection, worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_twin_of_one_job_is_waited_for(
-    conn: db.Connection, dsn: str, lone: psycopg.Connection[Any], commits: bool
-) -> None:
+def test_a_twin_of_one_job_is_waited_for(conn: Conn, dsn: str, lone: psycopg.Connection[Any], commits: bool) -> None:
     with psycopg.connect(dsn) as other:
         first = add(other, idempotency_key="once")
         with started(lambda: add(lone, idempotency_key="once"), lone.info.backend_pid, conn) as twin:
@@ -327,7 +317,7 @@ def test_a_twin_of_one_job_is_waited_for(
 
 
 @pytest.fixture
-def remover(conn: db.Connection) -> Iterator[None]:
+def remover(conn: Conn) -> Iterator[None]:
     """After each insert of jobs, of none too, the jobs of the producer `old` are deleted."""
     conn.execute("""
         CREATE FUNCTION public.remove() RETURNS trigger LANGUAGE plpgsql AS
@@ -339,7 +329,7 @@ def remover(conn: db.Connection) -> Iterator[None]:
 
 @pytest.mark.parametrize("many", [False, True])
 def test_a_key_whose_job_is_removed_meanwhile_is_free_again(
-    conn: db.Connection, lone: psycopg.Connection[Any], request: pytest.FixtureRequest, many: bool
+    conn: Conn, lone: psycopg.Connection[Any], request: pytest.FixtureRequest, many: bool
 ) -> None:
     old, _ = add(conn, idempotency_key="b", producer="old")
     request.getfixturevalue("remover")
@@ -425,7 +415,7 @@ def nested(depth: int) -> dict[str, Any]:
     return {"a": nested(depth - 1)} if depth > 1 else {}
 
 
-def test_args_may_be_nested_as_deep_as_over_http(conn: db.Connection) -> None:
+def test_args_may_be_nested_as_deep_as_over_http(conn: Conn) -> None:
     dataloader.enqueue(conn, **GOOD, args=nested(63), schema="public")
     dataloader.enqueue(conn, **GOOD, args={"flat": [{}] * 200}, schema="public")
     with pytest.raises(ValueError, match=r"^args: .*64 deep"):
@@ -435,7 +425,7 @@ def test_args_may_be_nested_as_deep_as_over_http(conn: db.Connection) -> None:
 
 
 @pytest.mark.parametrize("text", ["\\u0000", '"\\\\u0000', "\\\\ud800", "🚀"])
-def test_texts_that_only_look_unstorable_are_stored(conn: db.Connection, text: str) -> None:
+def test_texts_that_only_look_unstorable_are_stored(conn: Conn, text: str) -> None:
     job_id, _ = dataloader.enqueue(conn, **(GOOD | {"lock_key": text}), args={"text": text}, schema="public")
     stored = row(conn, job_id)
     assert (stored["lock_key"], stored["args"]) == (text, {"text": text})
@@ -444,7 +434,7 @@ def test_texts_that_only_look_unstorable_are_stored(conn: db.Connection, text: s
 # The function for everyone else.
 
 
-def test_dl_enqueue_needs_three_fields(conn: db.Connection, worker: Worker) -> None:
+def test_dl_enqueue_needs_three_fields(conn: Conn, worker: Worker) -> None:
     job_id = value(conn, "SELECT dl_enqueue(queue => 'q', task => 't', lock_key => 'k')")
     plain = row(conn, enqueue.enqueue(conn, NewJob("q", "t", "k"))[0])
     differ = {"job_id", "created_at", "available_at", "journaled", "now"}
@@ -454,7 +444,7 @@ def test_dl_enqueue_needs_three_fields(conn: db.Connection, worker: Worker) -> N
     assert worker.take().job_id == job_id
 
 
-def test_dl_enqueue_knows_a_key_again_and_keeps_the_order(conn: db.Connection) -> None:
+def test_dl_enqueue_knows_a_key_again_and_keeps_the_order(conn: Conn) -> None:
     call = "SELECT dl_enqueue('q', 't', 'k', args => jsonb_build_object('n', %s::int), idempotency_key => %s)"
     with conn.transaction():
         ids = [value(conn, call, n, f"i{n % 7}") for n in range(10)]
@@ -483,7 +473,7 @@ def test_dl_enqueue_knows_a_key_again_and_keeps_the_order(conn: db.Connection) -
         ("affinity_key", "m" * 201),
     ],
 )
-def test_dl_enqueue_names_what_is_wrong(conn: db.Connection, field: str, bad: Any) -> None:
+def test_dl_enqueue_names_what_is_wrong(conn: Conn, field: str, bad: Any) -> None:
     given = GOOD | {field: bad}
     call = ", ".join(f"{name} => %({name})s" for name in given)
     with pytest.raises(errors.InvalidParameterValue, match=rf"^dl_enqueue: {field} should be "):

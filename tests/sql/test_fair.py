@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import Worker, Workers, age, buffers, enqueue, plain, quietly, row, value
+from hands import Conn, Worker, Workers, age, buffers, enqueue, plain, quietly, row, value
 
 from dataloader import enqueue as add_one
 from dataloader.queue import db, lifecycle, operations
@@ -23,13 +23,13 @@ def after(minutes: float) -> datetime:
     return TODAY + timedelta(minutes=minutes)
 
 
-def add_all(conn: db.Connection, *jobs: dict[str, Any]) -> list[UUID]:
+def add_all(conn: Conn, *jobs: dict[str, Any]) -> list[UUID]:
     """Add these jobs in one list."""
     new = [NewJob(**{"queue": "q", "task": "t", "lock_key": str(uuid4())} | job) for job in jobs]
     return [job_id for job_id, _ in add_many(conn, new)]
 
 
-def by_sql(conn: db.Connection, **more: Any) -> UUID:
+def by_sql(conn: Conn, **more: Any) -> UUID:
     """Add a job by the SQL function for producers."""
     given = {"queue": "q", "task": "t", "lock_key": str(uuid4())} | more
     names = ", ".join(f"{name} => %({name})s" for name in given)
@@ -38,22 +38,22 @@ def by_sql(conn: db.Connection, **more: Any) -> UUID:
     return UUID(str(row[0]))
 
 
-def one(conn: db.Connection, **more: Any) -> UUID:
+def one(conn: Conn, **more: Any) -> UUID:
     """Add a job as a producer in Python does."""
     return add_one(conn, queue="q", task="t", lock_key=str(uuid4()), schema="public", **more)[0]
 
 
-def one_with_key(conn: db.Connection, **more: Any) -> UUID:
+def one_with_key(conn: Conn, **more: Any) -> UUID:
     """Add one with an idempotency key."""
     return one(conn, idempotency_key=str(uuid4()), **more)
 
 
-def listed(conn: db.Connection, **more: Any) -> UUID:
+def listed(conn: Conn, **more: Any) -> UUID:
     """Add a job in a list."""
     return add_all(conn, more)[0]
 
 
-def listed_with_key(conn: db.Connection, **more: Any) -> UUID:
+def listed_with_key(conn: Conn, **more: Any) -> UUID:
     """Add a job in a list, with an idempotency key."""
     return listed(conn, idempotency_key=str(uuid4()), **more)
 
@@ -61,7 +61,7 @@ def listed_with_key(conn: db.Connection, **more: Any) -> UUID:
 ADDERS = {add.__name__: add for add in (enqueue, one, one_with_key, listed, listed_with_key, by_sql, plain)}
 
 
-def share_out(conn: db.Connection, by: str | None = "partition_key") -> None:
+def share_out(conn: Conn, by: str | None = "partition_key") -> None:
     """Let the queue be fair."""
     operations.set_order(conn, "q", "test", fair_by=by)
 
@@ -78,7 +78,7 @@ def order(worker: Worker, number: int, column: str = "partition_key") -> list[An
 
 @pytest.mark.parametrize("add", ADDERS.values(), ids=ADDERS)
 def test_the_earliest_deadline_goes_first_and_then_those_without_one(
-    conn: db.Connection, worker: Worker, add: Callable[..., UUID]
+    conn: Conn, worker: Worker, add: Callable[..., UUID]
 ) -> None:
     none, late, soon = add(conn), add(conn, deadline=after(90)), add(conn, deadline=after(30))
     urgent = add(conn, priority=1)
@@ -86,13 +86,13 @@ def test_the_earliest_deadline_goes_first_and_then_those_without_one(
     assert row(conn, soon)["deadline"] == after(30)
 
 
-def test_a_job_that_comes_back_keeps_its_deadline(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_that_comes_back_keeps_its_deadline(conn: Conn, worker: Worker) -> None:
     none, soon = enqueue(conn), enqueue(conn, deadline=after(5))
     worker.finish(worker.take(), "retry", delay_sec=0.0)
     assert order(worker, 2, "job_id") == [soon, none]
 
 
-def test_a_parked_job_with_a_deadline_is_let_in_first(conn: db.Connection, worker: Worker, workers: Workers) -> None:
+def test_a_parked_job_with_a_deadline_is_let_in_first(conn: Conn, worker: Worker, workers: Workers) -> None:
     operations.set_limit(conn, "one", "test", most=1)
     running = enqueue(conn, limits=["one"])
     job = worker.take()
@@ -105,7 +105,7 @@ def test_a_parked_job_with_a_deadline_is_let_in_first(conn: db.Connection, worke
 
 @pytest.mark.parametrize("add", ADDERS.values(), ids=ADDERS)
 def test_one_share_does_not_wait_for_the_backlog_of_another(
-    conn: db.Connection, worker: Worker, add: Callable[..., UUID]
+    conn: Conn, worker: Worker, add: Callable[..., UUID]
 ) -> None:
     share_out(conn)
     for _ in range(20):
@@ -116,14 +116,14 @@ def test_one_share_does_not_wait_for_the_backlog_of_another(
     assert order(worker, 5).count("small") == 2
 
 
-def test_the_shares_start_in_turns(conn: db.Connection, worker: Worker) -> None:
+def test_the_shares_start_in_turns(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": share} for share in "aaaaaabbbbbbcccccc"])
     found = order(worker, 18)
     assert all(len(set(found[at : at + 3])) == 3 for at in range(0, 18, 3)), found
 
 
-def test_a_share_of_before_has_no_claim_on_the_time_when_it_wanted_nothing(conn: db.Connection, worker: Worker) -> None:
+def test_a_share_of_before_has_no_claim_on_the_time_when_it_wanted_nothing(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": "busy"}] * 40)
     enqueue(conn, partition_key="rare")
@@ -133,7 +133,7 @@ def test_a_share_of_before_has_no_claim_on_the_time_when_it_wanted_nothing(conn:
     assert found.count("busy") >= 4, found
 
 
-def test_deadlines_go_before_turns(conn: db.Connection, worker: Worker) -> None:
+def test_deadlines_go_before_turns(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     waits, soon = enqueue(conn, partition_key="a"), enqueue(conn, partition_key="a", deadline=after(5))
     assert row(conn, soon)["share"] is None
@@ -144,7 +144,7 @@ def test_deadlines_go_before_turns(conn: db.Connection, worker: Worker) -> None:
     "older", [{"queue": "other"}, {"priority": 1}, {"deadline": after(5)}], ids=["queue", "priority", "deadline"]
 )
 def test_the_clock_is_that_of_the_queue_and_priority_behind_the_deadlines(
-    conn: db.Connection, worker: Worker, older: dict[str, Any]
+    conn: Conn, worker: Worker, older: dict[str, Any]
 ) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": "big"}] * 5)
@@ -157,7 +157,7 @@ def test_the_clock_is_that_of_the_queue_and_priority_behind_the_deadlines(
     assert found.count("big") >= 2, found
 
 
-def test_what_runs_in_another_queue_says_nothing(conn: db.Connection, worker: Worker) -> None:
+def test_what_runs_in_another_queue_says_nothing(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     operations.set_order(conn, "other", "test", fair_by="partition_key")
     enqueue(conn, queue="other", partition_key="a")
@@ -166,21 +166,21 @@ def test_what_runs_in_another_queue_says_nothing(conn: db.Connection, worker: Wo
     assert row(conn, enqueue(conn, partition_key="a"))["turn_at"] <= row(conn, job.job_id)["now"]
 
 
-def test_priorities_are_apart(conn: db.Connection, worker: Worker) -> None:
+def test_priorities_are_apart(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": share, "priority": p} for share, p in (("a", 5), ("a", 5), ("b", 9), ("a", 9))])
     assert order(worker, 4, "priority") == [5, 5, 9, 9]
 
 
 @pytest.mark.parametrize("by", ["partition_key", "producer"])
-def test_the_shares_are_those_of_the_field(conn: db.Connection, worker: Worker, by: str) -> None:
+def test_the_shares_are_those_of_the_field(conn: Conn, worker: Worker, by: str) -> None:
     share_out(conn, by)
     other = {"partition_key": "producer", "producer": "partition_key"}[by]
     add_all(conn, *[{by: share, other: "same"} for share in "aaab"])
     assert "b" in order(worker, 2, by)
 
 
-def test_jobs_without_a_producer_are_one_share(conn: db.Connection, worker: Worker) -> None:
+def test_jobs_without_a_producer_are_one_share(conn: Conn, worker: Worker) -> None:
     share_out(conn, "producer")
     assert row(conn, enqueue(conn, priority=900))["share"] == ""
     assert row(conn, plain(conn, priority=900))["share"] == ""
@@ -189,7 +189,7 @@ def test_jobs_without_a_producer_are_one_share(conn: db.Connection, worker: Work
 
 
 @pytest.mark.parametrize("by", ["partition_key", "producer"])
-def test_a_backlog_is_shared_by_the_field_each_share_in_its_order(conn: db.Connection, worker: Worker, by: str) -> None:
+def test_a_backlog_is_shared_by_the_field_each_share_in_its_order(conn: Conn, worker: Worker, by: str) -> None:
     big = add_all(conn, *[{by: "big"}] * 5)
     small, none = enqueue(conn, **{by: "small"}), enqueue(conn)
     share_out(conn, by)
@@ -199,7 +199,7 @@ def test_a_backlog_is_shared_by_the_field_each_share_in_its_order(conn: db.Conne
     assert [job_id for job_id in found if job_id in big] == big
 
 
-def test_a_job_that_somebody_has_locked_is_left_when_its_queue_becomes_fair(conn: db.Connection, dsn: str) -> None:
+def test_a_job_that_somebody_has_locked_is_left_when_its_queue_becomes_fair(conn: Conn, dsn: str) -> None:
     locked, free = enqueue(conn, partition_key="a"), enqueue(conn, partition_key="a")
     with db.connect(dsn, name="stranger", schema="public") as stranger, stranger.transaction():
         stranger.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (locked,))
@@ -208,7 +208,7 @@ def test_a_job_that_somebody_has_locked_is_left_when_its_queue_becomes_fair(conn
     assert [row(conn, job_id)["share"] for job_id in (locked, free)] == [None, "a"]
 
 
-def test_a_backlog_has_its_turns_when_its_queue_becomes_fair(conn: db.Connection, worker: Worker) -> None:
+def test_a_backlog_has_its_turns_when_its_queue_becomes_fair(conn: Conn, worker: Worker) -> None:
     add_all(conn, *[{"partition_key": "big"}] * 30)
     enqueue(conn, partition_key="small")
     scheduled = enqueue(conn, partition_key="big", available_at=after(60))
@@ -223,7 +223,7 @@ def test_a_backlog_has_its_turns_when_its_queue_becomes_fair(conn: db.Connection
     assert "small" in order(worker, 2)
 
 
-def test_a_backlog_of_many_bunches_has_its_turns(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backlog_of_many_bunches_has_its_turns(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "TURNS_AT_ONCE", 3)
     add_all(conn, *[{"partition_key": "ab"[at % 2]} for at in range(10)])
     share_out(conn)
@@ -231,7 +231,7 @@ def test_a_backlog_of_many_bunches_has_its_turns(conn: db.Connection, monkeypatc
     assert all({a, b} == {("a",), ("b",)} for a, b in zip(found[::2], found[1::2], strict=True)), found
 
 
-def test_jobs_that_were_scheduled_have_their_turns_when_they_are_due(conn: db.Connection, worker: Worker) -> None:
+def test_jobs_that_were_scheduled_have_their_turns_when_they_are_due(conn: Conn, worker: Worker) -> None:
     """They do not go before all others for having been added long ago."""
     share_out(conn)
     many = add_all(conn, *[{"partition_key": "big", "available_at": after(60)}] * 20)
@@ -244,7 +244,7 @@ def test_jobs_that_were_scheduled_have_their_turns_when_they_are_due(conn: db.Co
 
 
 @pytest.mark.parametrize("by", ["partition_key", None])
-def test_jobs_that_become_ready_alone_have_turns_if_the_queue_is_fair_then(conn: db.Connection, by: str | None) -> None:
+def test_jobs_that_become_ready_alone_have_turns_if_the_queue_is_fair_then(conn: Conn, by: str | None) -> None:
     share_out(conn)
     job_id = enqueue(conn, partition_key="a", available_at=after(60))
     share_out(conn, by)
@@ -257,9 +257,7 @@ def test_jobs_that_become_ready_alone_have_turns_if_the_queue_is_fair_then(conn:
     assert by is None or found["turn_at"] <= found["now"]
 
 
-def test_a_job_that_is_scheduled_behind_its_parent_has_its_turn_when_it_is_due(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_a_job_that_is_scheduled_behind_its_parent_has_its_turn_when_it_is_due(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     parent = enqueue(conn)
     child = enqueue(conn, partition_key="a", depends_on=[parent], available_at=after(60))
@@ -267,7 +265,7 @@ def test_a_job_that_is_scheduled_behind_its_parent_has_its_turn_when_it_is_due(
     assert (row(conn, child)["blocked_on"], row(conn, child)["turn_at"]) == ("time", None)
 
 
-def test_jobs_that_waited_for_their_parents_have_their_turns_then(conn: db.Connection, worker: Worker) -> None:
+def test_jobs_that_waited_for_their_parents_have_their_turns_then(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     parent = enqueue(conn, priority=1)
     children = add_all(conn, *[{"partition_key": "big", "depends_on": [parent]} for _ in range(10)])
@@ -277,14 +275,14 @@ def test_jobs_that_waited_for_their_parents_have_their_turns_then(conn: db.Conne
     assert order(worker, 6).count("small") >= 3
 
 
-def test_a_job_that_waited_for_its_parents_keeps_its_deadline(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_that_waited_for_its_parents_keeps_its_deadline(conn: Conn, worker: Worker) -> None:
     none, parent = enqueue(conn), enqueue(conn, priority=1)
     soon = enqueue(conn, depends_on=[parent], deadline=after(5))
     assert order(worker, 3, "job_id") == [parent, soon, none]
 
 
 @pytest.mark.parametrize("delay_sec", [0.0, 60.0])
-def test_a_job_that_comes_back_keeps_its_turn(conn: db.Connection, worker: Worker, delay_sec: float) -> None:
+def test_a_job_that_comes_back_keeps_its_turn(conn: Conn, worker: Worker, delay_sec: float) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": "a"}] * 5)
     job = worker.take()
@@ -297,7 +295,7 @@ def test_a_job_that_comes_back_keeps_its_turn(conn: db.Connection, worker: Worke
 
 
 def test_a_row_that_stands_first_for_long_lets_no_newcomer_pass_the_others(
-    conn: db.Connection, dsn: str, worker: Worker, workers: Workers
+    conn: Conn, dsn: str, worker: Worker, workers: Workers
 ) -> None:
     """Locked by a stranger, say: the clock of the queue shows more than the turn of that row."""
     share_out(conn)
@@ -312,7 +310,7 @@ def test_a_row_that_stands_first_for_long_lets_no_newcomer_pass_the_others(
         worker.finish(job)
 
 
-def test_a_queue_that_is_no_longer_fair_goes_by_age(conn: db.Connection, worker: Worker) -> None:
+def test_a_queue_that_is_no_longer_fair_goes_by_age(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     share_out(conn, None)
     add_all(conn, *[{"partition_key": share} for share in "aaab"])
@@ -320,7 +318,7 @@ def test_a_queue_that_is_no_longer_fair_goes_by_age(conn: db.Connection, worker:
     assert value(conn, "SELECT count(share) FROM dl_jobs") == 0
 
 
-def test_the_backlog_of_a_share_costs_the_turns_of_others_nothing(conn: db.Connection) -> None:
+def test_the_backlog_of_a_share_costs_the_turns_of_others_nothing(conn: Conn) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": "big"}] * 10)
     conn.execute(f"RESET ALL; DISCARD PLANS; {lifecycle.PLANS}")

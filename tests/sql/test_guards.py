@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from hands import (
     BACKOFF_SEC,
+    Conn,
     Worker,
     Workers,
     enqueue,
@@ -43,12 +44,12 @@ def other_role(dsn: str, make_role: Callable[..., str]) -> str:
 # --- statements ---
 
 
-def test_our_own_inserts_say_that_they_are_journaled(conn: db.Connection) -> None:
+def test_our_own_inserts_say_that_they_are_journaled(conn: Conn) -> None:
     """Else the triggers do once more what the insert has done itself, and that costs."""
     assert row(conn, enqueue(conn))["journaled"] == 2
 
 
-def test_a_run_that_is_not_the_workers_any_more_is_not_told_to_be_stuck(conn: db.Connection, worker: Worker) -> None:
+def test_a_run_that_is_not_the_workers_any_more_is_not_told_to_be_stuck(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     for claim in ((uuid4(), 1, worker.name), (job_id, 2, worker.name), (job_id, 1, "somebody")):
@@ -61,7 +62,7 @@ def test_a_run_that_is_not_the_workers_any_more_is_not_told_to_be_stuck(conn: db
     assert kinds(conn, job_id).count("stuck") == 1
 
 
-def test_a_running_job_may_be_forced_later_and_once(conn: db.Connection, worker: Worker) -> None:
+def test_a_running_job_may_be_forced_later_and_once(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
     told = []
@@ -72,7 +73,7 @@ def test_a_running_job_may_be_forced_later_and_once(conn: db.Connection, worker:
     assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested", "cancel_requested"]
 
 
-def test_a_request_without_force_takes_no_force_back(conn: db.Connection) -> None:
+def test_a_request_without_force_takes_no_force_back(conn: Conn) -> None:
     """Another service put the job back that was forced to end."""
     job_id = enqueue(conn)
     conn.execute("UPDATE dl_jobs SET cancel_requested = true, cancel_forced = true")
@@ -81,9 +82,7 @@ def test_a_request_without_force_takes_no_force_back(conn: db.Connection) -> Non
     assert (found["status"], found["cancel_forced"]) == ("canceled", True)
 
 
-def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(conn: Conn, workers: Workers) -> None:
     asked, forced, other = (enqueue(conn, priority=priority) for priority in range(3))
     for _ in range(3):
         workers().take()
@@ -98,7 +97,7 @@ def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(
 
 @pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
 def test_a_key_that_a_session_holds_without_a_live_run_is_put_off(
-    conn: db.Connection, worker: Worker, status: str, lease: str
+    conn: Conn, worker: Worker, status: str, lease: str
 ) -> None:
     """A lease that is over, or was left behind by another service, is no run: nobody would make a parked row ready."""
     plain(conn, lock_key="k", status=status)
@@ -109,7 +108,7 @@ def test_a_key_that_a_session_holds_without_a_live_run_is_put_off(
     assert (claim.job, claim.backoffs, row(conn, waiting)["blocked_on"]) == (None, 1, "time")
 
 
-def test_a_refusal_waits_for_no_row_of_its_key(conn: db.Connection, workers: Workers) -> None:
+def test_a_refusal_waits_for_no_row_of_its_key(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     refused, locked = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
@@ -120,7 +119,7 @@ def test_a_refusal_waits_for_no_row_of_its_key(conn: db.Connection, workers: Wor
     assert (row(conn, refused)["backoffs"], row(conn, locked)["backoffs"]) == (1, 0)
 
 
-def test_a_session_has_the_keys_that_it_holds_and_no_others(conn: db.Connection, workers: Workers) -> None:
+def test_a_session_has_the_keys_that_it_holds_and_no_others(conn: Conn, workers: Workers) -> None:
     holder, other = workers(), workers()
     key_hashes = [-(2**31), -1, 0, 2**31 - 1]
     for key_hash in key_hashes:
@@ -141,7 +140,7 @@ def test_a_session_has_the_keys_that_it_holds_and_no_others(conn: db.Connection,
         holder.conn.execute("SELECT pg_advisory_unlock_all()")
 
 
-def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: db.Connection, workers: Workers) -> None:
+def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, lock_key="k", priority=0)
     stale = plain(conn, lock_key="k", priority=1)
@@ -158,9 +157,7 @@ def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: db.Connection, w
     "change", ["status = 'canceled'", "cancel_requested = true", "attempt = max_attempts", "blocked_on = 'time'",
                "available_at = now() + interval '1 h'", "queue = 'other'"]
 )  # fmt: skip
-def test_a_candidate_that_may_not_start_any_more_is_left_alone(
-    conn: db.Connection, worker: Worker, change: str
-) -> None:
+def test_a_candidate_that_may_not_start_any_more_is_left_alone(conn: Conn, worker: Worker, change: str) -> None:
     """The row changes between the claim's look at the queue and its lock on the key."""
     job_id, other = plain(conn, lock_key="k"), plain(conn, lock_key="l")
     step = partial(lifecycle.step, worker.session, ["q"], BACKOFF_SEC, 2)
@@ -171,9 +168,7 @@ def test_a_candidate_that_may_not_start_any_more_is_left_alone(
 
 
 @pytest.mark.parametrize(("lease", "begun"), [("1 h", 0), ("-1 s", 1)])
-def test_a_candidate_whose_key_is_busy_by_now_is_left_alone(
-    conn: db.Connection, worker: Worker, lease: str, begun: int
-) -> None:
+def test_a_candidate_whose_key_is_busy_by_now_is_left_alone(conn: Conn, worker: Worker, lease: str, begun: int) -> None:
     """By a running row whose session is lost, for as long as its lease lives."""
     other = plain(conn, lock_key="k", queue="other")
     plain(conn, lock_key="k")
@@ -185,7 +180,7 @@ def test_a_candidate_whose_key_is_busy_by_now_is_left_alone(
     assert len(claim.result().jobs) == begun
 
 
-def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: db.Connection, worker: Worker) -> None:
+def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     with worker.conn.transaction():
@@ -196,7 +191,7 @@ def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: db.Conne
 
 @pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
 def test_a_row_whose_key_is_free_and_that_another_claim_holds_is_worth_coming_back_for(
-    conn: db.Connection, workers: Workers, status: str, lease: str
+    conn: Conn, workers: Workers, status: str, lease: str
 ) -> None:
     """A lease that is over, or was left behind by another service, says nothing of the key."""
     one, two = workers(), workers()
@@ -211,7 +206,7 @@ def test_a_row_whose_key_is_free_and_that_another_claim_holds_is_worth_coming_ba
         assert claim.due_in <= 0.1
 
 
-def test_idle_claims_do_not_contend_with_each_other(conn: db.Connection, workers: Workers) -> None:
+def test_idle_claims_do_not_contend_with_each_other(conn: Conn, workers: Workers) -> None:
     """Each holds the running rows of what it waits for, and both may."""
     one, two, three = workers(), workers(), workers()
     plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
@@ -263,12 +258,12 @@ def test_a_row_that_changes_hands_while_another_is_settled_is_left_alone(own_db:
 # --- sessions ---
 
 
-def test_nobody_ends_his_own_session(conn: db.Connection, worker: Worker) -> None:
+def test_nobody_ends_his_own_session(conn: Conn, worker: Worker) -> None:
     lifecycle.end_session(worker.conn, worker.pid, worker.session.backend_start)
     assert value(worker.conn, "SELECT 1") == 1
 
 
-def test_an_ended_session_is_gone_when_the_caller_goes_on(conn: db.Connection, workers: Workers) -> None:
+def test_an_ended_session_is_gone_when_the_caller_goes_on(conn: Conn, workers: Workers) -> None:
     """Else the next claim would find its keys held."""
     caller, zombie = workers(), workers()
     os.kill(zombie.pid, signal.SIGSTOP)
@@ -285,14 +280,14 @@ def test_an_ended_session_is_gone_when_the_caller_goes_on(conn: db.Connection, w
     assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", zombie.pid) == 0
 
 
-def test_a_session_that_one_may_not_end_is_let_be(conn: db.Connection, worker: Worker, other_role: str) -> None:
+def test_a_session_that_one_may_not_end_is_let_be(conn: Conn, worker: Worker, other_role: str) -> None:
     conn.execute(f"GRANT EXECUTE ON FUNCTION dl_end_session TO {conninfo_to_dict(other_role)['user']}".encode())
     with psycopg.connect(other_role, autocommit=True) as theirs:
         lifecycle.end_session(theirs, worker.pid, worker.session.backend_start)
     assert value(worker.conn, "SELECT 1") == 1
 
 
-def test_the_targets_sessions_of_another_role_are_let_be(conn: db.Connection, dsn: str, other_role: str) -> None:
+def test_the_targets_sessions_of_another_role_are_let_be(conn: Conn, dsn: str, other_role: str) -> None:
     job = uuid4()
     theirs = make_conninfo(other_role, application_name=f"dl-job:{job}:1")
     with psycopg.connect(theirs, autocommit=True) as other:
@@ -301,7 +296,7 @@ def test_the_targets_sessions_of_another_role_are_let_be(conn: db.Connection, ds
         assert value(other, "SELECT 1") == 1
 
 
-def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: db.Connection, dsn: str) -> None:
+def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: Conn, dsn: str) -> None:
     with fence.transaction(dsn, "public", {uuid4(): 1}):
         pass
     conn.execute("UPDATE dl_fence SET raised_at = now() - interval '31 days'")
@@ -322,7 +317,7 @@ def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: db.Conn
 # --- notifications ---
 
 
-def test_what_frees_no_key_tells_no_waiter_of_it(conn: db.Connection, workers: Workers) -> None:
+def test_what_frees_no_key_tells_no_waiter_of_it(conn: Conn, workers: Workers) -> None:
     """A request to a running job, and the end of a parked one."""
     one, two, ear = workers(), workers(), workers()
     running, queued = enqueue(conn, queue="a", lock_key="k"), enqueue(conn, queue="c", lock_key="k")

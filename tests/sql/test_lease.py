@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hands import (
+    Conn,
     Worker,
     Workers,
     enqueue,
@@ -24,7 +25,7 @@ from hands import (
     value,
 )
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import lifecycle
 from dataloader.queue.job import Job
 
 VERBS: dict[str, Callable[[Worker, Job], Any]] = {
@@ -45,13 +46,13 @@ STRANGERS: dict[str, Callable[[Job], Job]] = {
 }
 
 
-def everything(conn: db.Connection) -> tuple[list[Any], list[Any]]:
+def everything(conn: Conn) -> tuple[list[Any], list[Any]]:
     """All rows and all events."""
     jobs = conn.execute("SELECT dl_jobs::text FROM dl_jobs ORDER BY job_id").fetchall()
     return jobs, conn.execute("SELECT dl_job_events::text FROM dl_job_events ORDER BY event_id").fetchall()
 
 
-def test_a_beat_renews_the_lease_and_stores_progress(conn: db.Connection, worker: Worker) -> None:
+def test_a_beat_renews_the_lease_and_stores_progress(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn, lease_ttl_sec=33)
     job = worker.take()
     expire(conn, job_id)
@@ -64,9 +65,7 @@ def test_a_beat_renews_the_lease_and_stores_progress(conn: db.Connection, worker
     assert journal(conn, job_id)[-1] == ("heartbeat", {"attempt": 1, "progress": {"processed": 5}})
 
 
-def test_a_beat_without_news_keeps_the_progress_and_may_stay_out_of_the_journal(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_a_beat_without_news_keeps_the_progress_and_may_stay_out_of_the_journal(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     lifecycle.beat(worker.conn, [job], '{"processed": 5}', False)
@@ -75,7 +74,7 @@ def test_a_beat_without_news_keeps_the_progress_and_may_stay_out_of_the_journal(
     assert kinds(conn, job_id) == ["queued", "picked"]
 
 
-def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: db.Connection, worker: Worker) -> None:
+def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: Conn, worker: Worker) -> None:
     job_id = plain(conn)
     job = worker.take()
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + interval '1 s'")
@@ -91,7 +90,7 @@ def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: db.Connection, wo
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_a1_a2_who_does_not_name_the_claim_changes_nothing(
-    conn: db.Connection, worker: Worker, verb: str, stranger: str
+    conn: Conn, worker: Worker, verb: str, stranger: str
 ) -> None:
     enqueue(conn)
     job = worker.take()
@@ -102,9 +101,7 @@ def test_a1_a2_who_does_not_name_the_claim_changes_nothing(
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("status", ["queued", "succeeded", "failed", "canceled", "lost"])
-def test_v3_nothing_is_written_to_a_job_that_does_not_run(
-    conn: db.Connection, worker: Worker, verb: str, status: str
-) -> None:
+def test_v3_nothing_is_written_to_a_job_that_does_not_run(conn: Conn, worker: Worker, verb: str, status: str) -> None:
     """Even where every other part of the claim's name still stands in the row."""
     job_id = enqueue(conn)
     job = worker.take()
@@ -115,7 +112,7 @@ def test_v3_nothing_is_written_to_a_job_that_does_not_run(
     assert everything(conn) == before
 
 
-def test_a6_a_claim_leaps_over_every_number_that_was_given_out(conn: db.Connection, worker: Worker) -> None:
+def test_a6_a_claim_leaps_over_every_number_that_was_given_out(conn: Conn, worker: Worker) -> None:
     """And the claims after it go on from there."""
     job_id = enqueue(conn)
     job = worker.take()
@@ -126,7 +123,7 @@ def test_a6_a_claim_leaps_over_every_number_that_was_given_out(conn: db.Connecti
 
 
 @pytest.mark.parametrize("verb", ["succeed", "retry", "fail", "cancel", "hand_back"])
-def test_a_finish_that_comes_too_late_still_lets_go_of_the_key(conn: db.Connection, worker: Worker, verb: str) -> None:
+def test_a_finish_that_comes_too_late_still_lets_go_of_the_key(conn: Conn, worker: Worker, verb: str) -> None:
     job_id = plain(conn)
     job = worker.take()
     conn.execute("UPDATE dl_jobs SET status = 'lost' WHERE job_id = %s", (job_id,))
@@ -135,7 +132,7 @@ def test_a_finish_that_comes_too_late_still_lets_go_of_the_key(conn: db.Connecti
     assert keys_held(conn) == []
 
 
-def test_c4_heartbeats_are_heap_only_updates(conn: db.Connection, workers: Workers) -> None:
+def test_c4_heartbeats_are_heap_only_updates(conn: Conn, workers: Workers) -> None:
     """No index holds what a heartbeat writes, in a table as full as a queue in use."""
     many(conn, 2_000, "k%s")
     crew = [workers() for _ in range(10)]
@@ -157,7 +154,7 @@ def test_c4_heartbeats_are_heap_only_updates(conn: db.Connection, workers: Worke
 # --- a session that was lost ---
 
 
-def test_b1_after_a_reconnect_the_key_is_held_again(conn: db.Connection, workers: Workers) -> None:
+def test_b1_after_a_reconnect_the_key_is_held_again(conn: Conn, workers: Workers) -> None:
     old, new, other = workers(), workers(), workers()
     job_id = plain(conn, lock_key="k")
     plain(conn, lock_key="k")
@@ -174,7 +171,7 @@ def test_b1_after_a_reconnect_the_key_is_held_again(conn: db.Connection, workers
     assert keys_held(conn) == []
 
 
-def test_a_retake_ends_the_old_session_that_the_server_still_believes_in(conn: db.Connection, workers: Workers) -> None:
+def test_a_retake_ends_the_old_session_that_the_server_still_believes_in(conn: Conn, workers: Workers) -> None:
     old, new = workers(), workers()
     plain(conn, lock_key="k")
     job = old.take()
@@ -184,9 +181,7 @@ def test_a_retake_ends_the_old_session_that_the_server_still_believes_in(conn: d
     assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", old.pid) == 0
 
 
-def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(conn: Conn, workers: Workers) -> None:
     old, new = workers(), workers()
     job_id = plain(conn, lock_key="k")
     job = old.take()
@@ -199,7 +194,7 @@ def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(
     assert keys_held(conn) == [conn.info.backend_pid]
 
 
-def delivered(conn: db.Connection, workers: Workers) -> tuple[list[Job], lifecycle.Session]:
+def delivered(conn: Conn, workers: Workers) -> tuple[list[Job], lifecycle.Session]:
     """A run of three jobs whose session is gone, and the session with which its worker goes on."""
     old, new = workers(), workers()
     for key in "abc":
@@ -210,9 +205,7 @@ def delivered(conn: db.Connection, workers: Workers) -> tuple[list[Job], lifecyc
     return jobs, successor(new, old)
 
 
-def test_a_run_whose_one_job_was_taken_from_it_gets_none_of_its_keys_again(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_a_run_whose_one_job_was_taken_from_it_gets_none_of_its_keys_again(conn: Conn, workers: Workers) -> None:
     jobs, session = delivered(conn, workers)
     expire(conn, jobs[1].job_id)
     assert lifecycle.reap(conn)
@@ -220,7 +213,7 @@ def test_a_run_whose_one_job_was_taken_from_it_gets_none_of_its_keys_again(
     assert keys_held(conn) == []
 
 
-def test_a_run_that_is_refused_one_of_its_keys_holds_none_of_the_others(conn: db.Connection, workers: Workers) -> None:
+def test_a_run_that_is_refused_one_of_its_keys_holds_none_of_the_others(conn: Conn, workers: Workers) -> None:
     jobs, session = delivered(conn, workers)
     for job in jobs:
         conn.execute("SELECT pg_advisory_lock(hashtext(%s))", (job.lock_key,))
@@ -229,7 +222,7 @@ def test_a_run_that_is_refused_one_of_its_keys_holds_none_of_the_others(conn: db
         conn.execute("SELECT pg_advisory_unlock_all()")
 
 
-def test_a_retake_and_a_reap_are_never_both_right(conn: db.Connection, workers: Workers) -> None:
+def test_a_retake_and_a_reap_are_never_both_right(conn: Conn, workers: Workers) -> None:
     old, new, reaper = workers(), workers(), workers()
     job_id = enqueue(conn, lock_key="k")
     job = old.take()

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from foreign import Foreign
 from hands import (
+    Conn,
     Worker,
     Workers,
     blocked,
@@ -36,13 +37,13 @@ from hands import (
     value,
 )
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import lifecycle
 from dataloader.queue.job import Job
 
 COLLIDING = ("customer:13679", "customer:78688")  # hashtext makes one of these two
 
 
-def test_b4_colliding_keys_exclude_each_other_and_nothing_worse(conn: db.Connection, workers: Workers) -> None:
+def test_b4_colliding_keys_exclude_each_other_and_nothing_worse(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     assert len({value(conn, "SELECT hashtext(%s)", key) for key in COLLIDING}) == 1
     first, second = (enqueue(conn, lock_key=key) for key in COLLIDING)
@@ -60,7 +61,7 @@ def test_b4_colliding_keys_exclude_each_other_and_nothing_worse(conn: db.Connect
 @pytest.mark.parametrize(
     "rows", [pytest.param(10_000, marks=pytest.mark.long), pytest.param(100_000, marks=pytest.mark.slow)]
 )
-def test_b6_the_rows_of_one_busy_key_do_not_hide_another(conn: db.Connection, workers: Workers, rows: int) -> None:
+def test_b6_the_rows_of_one_busy_key_do_not_hide_another(conn: Conn, workers: Workers, rows: int) -> None:
     one, two = workers(), workers()
     with quietly(conn):
         many(conn, rows, "busy", priority=1)
@@ -81,7 +82,7 @@ def test_b6_the_rows_of_one_busy_key_do_not_hide_another(conn: db.Connection, wo
     assert claim_buffers(conn) < rows / 50  # nothing left to claim, and what is parked costs nothing
 
 
-def test_b1_a_lost_session_does_not_free_the_key_while_the_lease_is_live(conn: db.Connection, workers: Workers) -> None:
+def test_b1_a_lost_session_does_not_free_the_key_while_the_lease_is_live(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     first, second = plain(conn, lock_key="k"), plain(conn, lock_key="k")
     one.take()
@@ -93,7 +94,7 @@ def test_b1_a_lost_session_does_not_free_the_key_while_the_lease_is_live(conn: d
     assert state(conn, second) == ("queued", 0)
 
 
-def test_a_zombies_session_holds_the_key_after_its_lease(conn: db.Connection, workers: Workers) -> None:
+def test_a_zombies_session_holds_the_key_after_its_lease(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     first, second = plain(conn, lock_key="k"), plain(conn, lock_key="k")
     one.take()
@@ -105,7 +106,7 @@ def test_a_zombies_session_holds_the_key_after_its_lease(conn: db.Connection, wo
     assert claim.due_in <= 0.1
 
 
-def test_a_key_held_by_a_foreign_session_backs_off_growing_to_the_bound(conn: db.Connection, worker: Worker) -> None:
+def test_a_key_held_by_a_foreign_session_backs_off_growing_to_the_bound(conn: Conn, worker: Worker) -> None:
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     job_id = plain(conn, lock_key="k", attempt=1)
     pauses = []
@@ -124,11 +125,11 @@ def test_a_key_held_by_a_foreign_session_backs_off_growing_to_the_bound(conn: db
     assert story[0][1] == {"reason": "the key is held by another session", "attempt": 1}
 
 
-def refused_at(conn: db.Connection, job_id: UUID) -> datetime:
+def refused_at(conn: Conn, job_id: UUID) -> datetime:
     return value(conn, "SELECT max(ts) FROM dl_job_events WHERE job_id = %s", job_id)
 
 
-def test_a_back_off_costs_no_attempt_and_is_forgotten_at_the_start(conn: db.Connection, worker: Worker) -> None:
+def test_a_back_off_costs_no_attempt_and_is_forgotten_at_the_start(conn: Conn, worker: Worker) -> None:
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     job_id = plain(conn, lock_key="k")
     worker.claim(backoff_sec=0)
@@ -137,9 +138,7 @@ def test_a_back_off_costs_no_attempt_and_is_forgotten_at_the_start(conn: db.Conn
     assert row(conn, job_id)["backoffs"] == 0
 
 
-def test_b8_a_lost_race_for_a_key_waits_for_its_winner_not_for_a_back_off(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_b8_a_lost_race_for_a_key_waits_for_its_winner_not_for_a_back_off(conn: Conn, workers: Workers) -> None:
     """The loser sees the lock before it sees the winner's row; the winner commits a moment later."""
     one, two = workers(), workers()
     first, second = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k")
@@ -157,14 +156,14 @@ def test_b8_a_lost_race_for_a_key_waits_for_its_winner_not_for_a_back_off(
     assert two.take().job_id == first
 
 
-def waits_on(conn: db.Connection, pid: int) -> str | None:
+def waits_on(conn: Conn, pid: int) -> str | None:
     return value(conn, "SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid)
 
 
 # --- no wake-up is lost ---
 
 
-def test_b9_a_finish_wakes_the_other_queues_waiters_of_its_key(conn: db.Connection, workers: Workers) -> None:
+def test_b9_a_finish_wakes_the_other_queues_waiters_of_its_key(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, queue="a", lock_key="k")
     plain(conn, queue="b", lock_key="k")
@@ -175,7 +174,7 @@ def test_b9_a_finish_wakes_the_other_queues_waiters_of_its_key(conn: db.Connecti
     assert two.notes() == ["b"]
 
 
-def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: db.Connection, workers: Workers) -> None:
+def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, queue="a", lock_key="k")
     plain(conn, queue="b", lock_key="k")
@@ -188,7 +187,7 @@ def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: db.Conn
     assert "b" in two.notes()
 
 
-def test_claims_that_cannot_park_beside_an_end_come_back_soon(conn: db.Connection, workers: Workers) -> None:
+def test_claims_that_cannot_park_beside_an_end_come_back_soon(conn: Conn, workers: Workers) -> None:
     """Nobody will tell them: the end that is not committed has found no parked row."""
     one, late, early = workers(), workers(), workers()
     plain(conn, queue="a", lock_key="k")
@@ -203,9 +202,7 @@ def test_claims_that_cannot_park_beside_an_end_come_back_soon(conn: db.Connectio
     assert late.take("b")
 
 
-def test_c5_a_bulk_change_of_running_rows_beside_an_idle_claim_is_no_deadlock(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_c5_a_bulk_change_of_running_rows_beside_an_idle_claim_is_no_deadlock(conn: Conn, workers: Workers) -> None:
     """Somebody cancels every job of two keys in one transaction while a claim holds and awaits their rows."""
     one, two, idle = workers(), workers(), workers()
     running = two_keys_busy(conn, one, two)
@@ -223,7 +220,7 @@ def test_c5_a_bulk_change_of_running_rows_beside_an_idle_claim_is_no_deadlock(
 
 
 def test_v15_a_foreign_transaction_left_open_on_one_running_row_stops_no_others_heartbeat(
-    conn: db.Connection, workers: Workers
+    conn: Conn, workers: Workers
 ) -> None:
     """An idle worker's look at the running rows must not wait with locks on other people's rows in its hands."""
     one, two, idle = workers(), workers(), workers()
@@ -242,7 +239,7 @@ def test_v15_a_foreign_transaction_left_open_on_one_running_row_stops_no_others_
                 assert claim.result().job is None
 
 
-def two_keys_busy(conn: db.Connection, one: Worker, two: Worker) -> list[Job]:
+def two_keys_busy(conn: Conn, one: Worker, two: Worker) -> list[Job]:
     """Two running jobs in one queue, and a job that waits for each in another."""
     for key in ("k", "l"):
         plain(conn, queue="a", lock_key=key)
@@ -250,12 +247,12 @@ def two_keys_busy(conn: db.Connection, one: Worker, two: Worker) -> list[Job]:
     return [one.take("a"), two.take("a")]
 
 
-def stands(conn: db.Connection, worker: Worker) -> bool:
+def stands(conn: Conn, worker: Worker) -> bool:
     """Does the worker wait for a lock, or pause before it looks again?"""
     return blocked(conn, worker.pid) or waits_on(conn, worker.pid) == "PgSleep"
 
 
-def test_a_retake_does_not_run_beside_another_run_of_its_key(conn: db.Connection, workers: Workers) -> None:
+def test_a_retake_does_not_run_beside_another_run_of_its_key(conn: Conn, workers: Workers) -> None:
     """Both sessions are gone; the lease of the first ran out and the second job of the key started."""
     one, two, again = workers(), workers(), workers()
     first, _ = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
@@ -383,7 +380,7 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_no_wake_up_is_lost_in_a_storm_of_claims_and_finishes(dsn: str, conn: db.Connection, seed: int) -> None:
+def test_no_wake_up_is_lost_in_a_storm_of_claims_and_finishes(dsn: str, conn: Conn, seed: int) -> None:
     """Two queues share keys, foreign workers finish without a guard; no wait may reach its poll, no lock be left."""
     Storm(dsn, seed).run()
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')") == 0
@@ -391,16 +388,14 @@ def test_no_wake_up_is_lost_in_a_storm_of_claims_and_finishes(dsn: str, conn: db
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_claimable_job_lies_beside_idle_workers_while_another_runs_long(
-    dsn: str, conn: db.Connection, seed: int
-) -> None:
+def test_no_claimable_job_lies_beside_idle_workers_while_another_runs_long(dsn: str, conn: Conn, seed: int) -> None:
     """What one claim leaves over must reach the workers that left before it, not wait for its next claim."""
     Storm(dsn, seed, long_jobs=True).run()
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')") == 0
 
 
 def test_a_key_that_a_session_holds_costs_one_wait_however_many_rows_it_has(
-    conn: db.Connection, worker: Worker, foreign: Foreign
+    conn: Conn, worker: Worker, foreign: Foreign
 ) -> None:
     """One refusal puts all of them off, and one line in the journal says so."""
     foreign.conn.execute("SELECT pg_advisory_lock(hashtext('k'))")

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from foreign import CONTRACT, CONTRACT_TRIGGERS
-from hands import PATIENCE, Worker, blocked, enqueue, plain, row, state, until, value
+from hands import PATIENCE, Conn, Worker, blocked, enqueue, plain, row, state, until, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -81,7 +81,7 @@ CATALOG = {
 
 
 @contextmanager
-def session(dsn: str, schema: str = "public") -> Iterator[db.Connection]:
+def session(dsn: str, schema: str = "public") -> Iterator[Conn]:
     """A connection for the block."""
     with db.connect(dsn, name="test", schema=schema) as conn:
         yield conn

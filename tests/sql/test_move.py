@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 from hands import (
     BACKOFF_SEC,
+    Conn,
     Worker,
     Workers,
     enqueue,
@@ -43,11 +44,11 @@ CLAIM = "DO $$ BEGIN PERFORM FROM dl_queues; PERFORM pg_advisory_lock_shared(471
 WAITS_FOR_4712 = "SELECT true FROM pg_locks WHERE locktype = 'advisory' AND objid = 4712 AND NOT granted AND pid = %s"
 
 
-def order(conn: db.Connection, queue: str = "q", **settings: Any) -> None:
+def order(conn: Conn, queue: str = "q", **settings: Any) -> None:
     operations.set_order(conn, queue, BY, **({"ordered": True} | settings))
 
 
-def move(conn: db.Connection, source: str = "q", target: str = "to", limit: int = 1_000) -> list[int]:
+def move(conn: Conn, source: str = "q", target: str = "to", limit: int = 1_000) -> list[int]:
     """As the command does; returns how many each call has moved."""
     conn.execute("SET lock_timeout = '5s'")
     steps, is_done = [], False
@@ -75,14 +76,14 @@ def in_order(worker: Worker, queue: str = "to") -> list[UUID]:
     return found
 
 
-def queue_of(conn: db.Connection, *job_ids: UUID) -> list[str]:
+def queue_of(conn: Conn, *job_ids: UUID) -> list[str]:
     return [row(conn, job_id)["queue"] for job_id in job_ids]
 
 
 # --- what moves ---
 
 
-def test_jobs_that_are_queued_run_or_are_dead_move_and_no_others(conn: db.Connection, worker: Worker) -> None:
+def test_jobs_that_are_queued_run_or_are_dead_move_and_no_others(conn: Conn, worker: Worker) -> None:
     running = enqueue(conn)
     worker.take()
     queued, later, retry = enqueue(conn), plain(conn, in_sec=60), plain(conn, in_sec=60, attempt=2)
@@ -99,7 +100,7 @@ def test_jobs_that_are_queued_run_or_are_dead_move_and_no_others(conn: db.Connec
     assert in_order(worker) == [queued]
 
 
-def test_the_order_of_a_key_is_kept_and_the_target_becomes_ordered(conn: db.Connection, worker: Worker) -> None:
+def test_the_order_of_a_key_is_kept_and_the_target_becomes_ordered(conn: Conn, worker: Worker) -> None:
     order(conn, batch=7, on_dead="hold")
     jobs = [enqueue(conn, lock_key="k", score=float(score)) for score in random.Random(1).sample(range(40), 40)]
     by_score = sorted(jobs, key=lambda job_id: row(conn, job_id)["score"])
@@ -114,7 +115,7 @@ def test_the_order_of_a_key_is_kept_and_the_target_becomes_ordered(conn: db.Conn
     assert queue_of(conn, by_score[0]) == ["to"]
 
 
-def test_a_failed_run_comes_back_to_the_target_before_its_successor(conn: db.Connection, workers: Workers) -> None:
+def test_a_failed_run_comes_back_to_the_target_before_its_successor(conn: Conn, workers: Workers) -> None:
     order(conn)
     worker, other = workers(), workers()
     first, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
@@ -129,7 +130,7 @@ def test_a_failed_run_comes_back_to_the_target_before_its_successor(conn: db.Con
     assert in_order(other) == [first, second]
 
 
-def test_a_delivery_moves_as_one_and_goes_back_as_one(conn: db.Connection, workers: Workers) -> None:
+def test_a_delivery_moves_as_one_and_goes_back_as_one(conn: Conn, workers: Workers) -> None:
     order(conn, merge=True)
     worker, other = workers(), workers()
     jobs = [enqueue(conn, lock_key="k", max_attempts=1) for _ in range(3)]
@@ -142,7 +143,7 @@ def test_a_delivery_moves_as_one_and_goes_back_as_one(conn: db.Connection, worke
     assert set(ids(step(other))) == {*jobs[1:], *others, later}
 
 
-def test_a_plain_queue_moves_into_an_ordered_one(conn: db.Connection, worker: Worker) -> None:
+def test_a_plain_queue_moves_into_an_ordered_one(conn: Conn, worker: Worker) -> None:
     """By the times of creation; what died before there was an order holds nothing."""
     order(conn, "to", on_dead="hold")
     dead = plain(conn, lock_key="k", status="failed")
@@ -152,7 +153,7 @@ def test_a_plain_queue_moves_into_an_ordered_one(conn: db.Connection, worker: Wo
     assert in_order(worker) == [jobs[1], jobs[2], jobs[0]]
 
 
-def test_a_move_makes_its_own_parked_keys_ready_and_looks_at_no_others(conn: db.Connection, worker: Worker) -> None:
+def test_a_move_makes_its_own_parked_keys_ready_and_looks_at_no_others(conn: Conn, worker: Worker) -> None:
     """Of a million parked keys of other queues a look at each would take minutes, in one request."""
     order(conn)
     jobs = [enqueue(conn, lock_key=key) for key in "aab"]
@@ -166,7 +167,7 @@ def test_a_move_makes_its_own_parked_keys_ready_and_looks_at_no_others(conn: db.
     assert in_order(worker) == [jobs[0], jobs[1], jobs[2], there]
 
 
-def test_at_most_a_thousand_in_a_transaction(conn: db.Connection) -> None:
+def test_at_most_a_thousand_in_a_transaction(conn: Conn) -> None:
     many(conn, 2_500, "k%s")
     steps = move(conn)
     assert steps == [1_000, 1_000, 500, 0]
@@ -176,7 +177,7 @@ def test_at_most_a_thousand_in_a_transaction(conn: db.Connection) -> None:
 # --- the pause ---
 
 
-def test_nothing_starts_before_all_have_moved(conn: db.Connection, worker: Worker) -> None:
+def test_nothing_starts_before_all_have_moved(conn: Conn, worker: Worker) -> None:
     """A move that dies leaves both queues paused; the next one completes it."""
     order(conn)
     jobs = [enqueue(conn, lock_key="k") for _ in range(4)]
@@ -189,7 +190,7 @@ def test_nothing_starts_before_all_have_moved(conn: db.Connection, worker: Worke
     assert in_order(worker) == jobs
 
 
-def test_the_pause_of_somebody_else_stays(conn: db.Connection, worker: Worker) -> None:
+def test_the_pause_of_somebody_else_stays(conn: Conn, worker: Worker) -> None:
     operations.pause(conn, "to", "night")
     enqueue(conn)
     move(conn)
@@ -197,7 +198,7 @@ def test_the_pause_of_somebody_else_stays(conn: db.Connection, worker: Worker) -
     assert value(conn, "SELECT paused_by FROM dl_queues WHERE queue = 'q'") == "queue move to to"
 
 
-def test_a_queue_that_is_resumed_meanwhile_is_paused_again(conn: db.Connection) -> None:
+def test_a_queue_that_is_resumed_meanwhile_is_paused_again(conn: Conn) -> None:
     enqueue(conn)
     enqueue(conn)
     operations.move(conn, "q", "to", BY, limit=1)
@@ -209,7 +210,7 @@ def test_a_queue_that_is_resumed_meanwhile_is_paused_again(conn: db.Connection) 
     assert value(conn, PAUSED) == ["q"]
 
 
-def test_the_target_is_told_when_it_goes_on(conn: db.Connection, worker: Worker) -> None:
+def test_the_target_is_told_when_it_goes_on(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     operations.move(conn, "q", "to", BY)
     worker.claim("to")
@@ -220,7 +221,7 @@ def test_the_target_is_told_when_it_goes_on(conn: db.Connection, worker: Worker)
 
 
 def test_a_claim_that_may_not_know_of_the_pause_is_waited_for(
-    conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+    conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "CLAIMS_SEC", 0.1)
     job_id = enqueue(conn)
@@ -235,7 +236,7 @@ def test_a_claim_that_may_not_know_of_the_pause_is_waited_for(
 
 
 def test_the_next_statement_of_a_transaction_is_not_waited_for(
-    conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+    conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It begins after the pause. A producer may send many in one transaction, and each reads the settings."""
     next_claim = CLAIM.replace("4711", "4712")
@@ -264,9 +265,7 @@ def test_the_next_statement_of_a_transaction_is_not_waited_for(
                 conn.execute("SELECT pg_advisory_unlock_all()")
 
 
-def test_a_move_sees_the_claims_of_other_roles(
-    conn: db.Connection, dsn: str, as_superuser: Callable[[str], str]
-) -> None:
+def test_a_move_sees_the_claims_of_other_roles(conn: Conn, dsn: str, as_superuser: Callable[[str], str]) -> None:
     """Of whose sessions the server hides most from a role without pg_read_all_stats."""
     with db.connect(as_superuser(dsn), name="claimer", schema="public") as claimer:
         conn.execute("SELECT pg_advisory_lock(4711)")
@@ -276,7 +275,7 @@ def test_a_move_sees_the_claims_of_other_roles(
             conn.execute("SELECT pg_advisory_unlock(4711)")
 
 
-def test_a_row_that_a_worker_has_locked_is_tried_again(conn: db.Connection, worker: Worker) -> None:
+def test_a_row_that_a_worker_has_locked_is_tried_again(conn: Conn, worker: Worker) -> None:
     """Running ones at once, with nothing held: no deadlock with a worker that locks the rows of its run."""
     enqueue(conn)
     job = worker.take("q")
@@ -290,7 +289,7 @@ def test_a_row_that_a_worker_has_locked_is_tried_again(conn: db.Connection, work
 
 
 def test_a_row_that_stays_locked_ends_the_move_and_the_next_completes(
-    conn: db.Connection, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    conn: Conn, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "OLDER_SEC", 0.05)
     conn.execute("SET statement_timeout = '10s'")  # what waits for the row fails, and does not hang
@@ -318,7 +317,7 @@ def test_a_row_that_stays_locked_ends_the_move_and_the_next_completes(
     ],
 )
 def test_another_order_is_refused_and_nothing_changes(
-    conn: db.Connection, source: dict[str, Any], target: dict[str, Any], words: str
+    conn: Conn, source: dict[str, Any], target: dict[str, Any], words: str
 ) -> None:
     operations.set_order(conn, "q", BY, **source)
     operations.set_order(conn, "to", BY, **target)
@@ -330,14 +329,14 @@ def test_another_order_is_refused_and_nothing_changes(
 
 
 @pytest.mark.parametrize("target", ["", "x" * 129, "a\nb", "\0", "\x9f"])
-def test_a_name_that_no_producer_can_use_is_refused(conn: db.Connection, target: str) -> None:
+def test_a_name_that_no_producer_can_use_is_refused(conn: Conn, target: str) -> None:
     enqueue(conn)
     with pytest.raises(operations.WrongName, match="should have 1 to 128 characters"):
         operations.move(conn, "q", target, BY)
     assert value(conn, "SELECT count(*) FROM dl_queues") == 0
 
 
-def test_a_move_to_itself_and_of_an_unknown_queue_is_refused(conn: db.Connection) -> None:
+def test_a_move_to_itself_and_of_an_unknown_queue_is_refused(conn: Conn) -> None:
     enqueue(conn)
     with pytest.raises(operations.WrongName, match="q would be moved to itself"):
         operations.move(conn, "q", "q", BY)
@@ -357,7 +356,7 @@ def test_a_move_to_itself_and_of_an_unknown_queue_is_refused(conn: db.Connection
     ],
 )
 def test_a_pause_by_hand_lets_no_two_moves_run_at_once(
-    conn: db.Connection, paused: str, first: tuple[str, str], second: tuple[str, str], words: str
+    conn: Conn, paused: str, first: tuple[str, str], second: tuple[str, str], words: str
 ) -> None:
     """They would split a key: some of its jobs in one queue, and some in another."""
     for queue in ("q", "q", "to", "to"):
@@ -372,7 +371,7 @@ def test_a_pause_by_hand_lets_no_two_moves_run_at_once(
 
 
 @pytest.mark.parametrize("status", ["queued", "running", "failed", "lost"])
-def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: db.Connection, status: str) -> None:
+def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: Conn, status: str) -> None:
     operations.pause(conn, "to", "night")
     for paused_by, queue in (("queue move to to", "x"), ("queue move to other", "y")):
         conn.execute("INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES (%s, now(), %s)", (queue, paused_by))
@@ -386,7 +385,7 @@ def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: db.Connection, 
         operations.move(conn, "fourth", "b2", BY)
 
 
-def test_a_move_that_is_over_hinders_none_on(conn: db.Connection, worker: Worker) -> None:
+def test_a_move_that_is_over_hinders_none_on(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     plain(conn, status="succeeded")
     operations.pause(conn, "to", "night")
@@ -395,7 +394,7 @@ def test_a_move_that_is_over_hinders_none_on(conn: db.Connection, worker: Worker
     assert in_order(worker, "third") == [job_id]
 
 
-def test_a_source_that_was_paused_before_keeps_the_time_of_its_pause(conn: db.Connection) -> None:
+def test_a_source_that_was_paused_before_keeps_the_time_of_its_pause(conn: Conn) -> None:
     paused_at = operations.pause(conn, "q", "night")["paused_at"]
     enqueue(conn)
     move(conn)
@@ -406,7 +405,7 @@ def test_a_source_that_was_paused_before_keeps_the_time_of_its_pause(conn: db.Co
 # --- a storm ---
 
 
-def test_a_move_under_work_breaks_no_order(conn: db.Connection, dsn: str) -> None:
+def test_a_move_under_work_breaks_no_order(conn: Conn, dsn: str) -> None:
     """Producers add to both queues, workers serve both, some runs fail; the journal tells in which order they began."""
     order(conn)
     keys, adding, over = 6, threading.Semaphore(0), threading.Event()

@@ -9,7 +9,22 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import Worker, Workers, enqueue, heard, journal, keys_held, kinds, plain, quietly, row, started, state, value
+from hands import (
+    Conn,
+    Worker,
+    Workers,
+    enqueue,
+    heard,
+    journal,
+    keys_held,
+    kinds,
+    plain,
+    quietly,
+    row,
+    started,
+    state,
+    value,
+)
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob, QueueFull, require_room
@@ -19,7 +34,7 @@ from dataloader.queue.reports import stats, waiting
 BY = "token night from 10.0.0.7"
 
 
-def test_a_paused_queue_starts_nothing_and_its_others_do(conn: db.Connection, workers: Workers) -> None:
+def test_a_paused_queue_starts_nothing_and_its_others_do(conn: Conn, workers: Workers) -> None:
     first, second = workers(), workers()
     enqueue(conn)
     other = enqueue(conn, queue="other")
@@ -31,7 +46,7 @@ def test_a_paused_queue_starts_nothing_and_its_others_do(conn: db.Connection, wo
     assert first.take("other").job_id == other
 
 
-def test_a_queue_is_known_by_its_jobs_workers_settings_or_journal(conn: db.Connection, worker: Worker) -> None:
+def test_a_queue_is_known_by_its_jobs_workers_settings_or_journal(conn: Conn, worker: Worker) -> None:
     def known(name: str) -> tuple[bool, list[str]]:
         found = operations.known(conn, name)
         return found["is_known"], found["similar"]
@@ -59,11 +74,11 @@ def test_a_queue_is_known_by_its_jobs_workers_settings_or_journal(conn: db.Conne
     assert known("later") == (False, [])  # its row is left and says nothing
 
 
-def test_a_pause_that_stands_keeps_its_time_and_author(conn: db.Connection) -> None:
+def test_a_pause_that_stands_keeps_its_time_and_author(conn: Conn) -> None:
     assert operations.pause(conn, "q", BY) == operations.pause(conn, "q", "somebody else")
 
 
-def test_resuming_wakes_the_sleepers_once_and_they_start(conn: db.Connection, worker: Worker) -> None:
+def test_resuming_wakes_the_sleepers_once_and_they_start(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     operations.pause(conn, "q", BY)
     worker.claim()
@@ -74,7 +89,7 @@ def test_resuming_wakes_the_sleepers_once_and_they_start(conn: db.Connection, wo
     assert worker.take().job_id == job_id
 
 
-def test_a_paused_queue_holds_no_key_and_its_due_rows_are_woken(conn: db.Connection, worker: Worker) -> None:
+def test_a_paused_queue_holds_no_key_and_its_due_rows_are_woken(conn: Conn, worker: Worker) -> None:
     enqueue(conn, lock_key="k")
     operations.pause(conn, "q", BY)
     assert worker.claim().job is None
@@ -83,14 +98,14 @@ def test_a_paused_queue_holds_no_key_and_its_due_rows_are_woken(conn: db.Connect
     assert worker.take("other").job_id == other
 
 
-def test_a_resume_keeps_the_limit_and_a_limit_the_pause(conn: db.Connection) -> None:
+def test_a_resume_keeps_the_limit_and_a_limit_the_pause(conn: Conn) -> None:
     operations.pause(conn, "q", BY)
     assert operations.limit_length(conn, "q", 5, BY)["paused_by"] == BY
     assert operations.resume(conn, "q", BY)["max_length"] == 5
     assert operations.resume(conn, "never seen", BY)["max_length"] is None
 
 
-def test_a_task_is_known_by_workers_and_jobs(conn: db.Connection, worker: Worker) -> None:
+def test_a_task_is_known_by_workers_and_jobs(conn: Conn, worker: Worker) -> None:
     def known(name: str) -> tuple[bool, list[str], int]:
         found = operations.names(conn, None, name)
         assert found["queue"] is None
@@ -111,7 +126,7 @@ def test_a_task_is_known_by_workers_and_jobs(conn: db.Connection, worker: Worker
     assert known("queued")[0] is True
 
 
-def test_a_full_queue_takes_no_more_but_known_keys(conn: db.Connection, worker: Worker) -> None:
+def test_a_full_queue_takes_no_more_but_known_keys(conn: Conn, worker: Worker) -> None:
     operations.limit_length(conn, "q", 2, BY)
     plain(conn, status="succeeded")
     known = add(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True)
@@ -129,7 +144,7 @@ def test_a_full_queue_takes_no_more_but_known_keys(conn: db.Connection, worker: 
 
 
 @pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
-def test_what_has_ended_is_queued_again_with_a_fresh_budget(conn: db.Connection, workers: Workers, status: str) -> None:
+def test_what_has_ended_is_queued_again_with_a_fresh_budget(conn: Conn, workers: Workers, status: str) -> None:
     worker, other = workers(), workers()
     job_id = enqueue(conn, max_attempts=1)
     job = worker.take()
@@ -154,7 +169,7 @@ def test_what_has_ended_is_queued_again_with_a_fresh_budget(conn: db.Connection,
     assert other.finish(again) == "succeeded"
 
 
-def test_outcomes_say_what_forbids_it(conn: db.Connection, worker: Worker) -> None:
+def test_outcomes_say_what_forbids_it(conn: Conn, worker: Worker) -> None:
     running = enqueue(conn)
     worker.take()
     queued, done, unknown = enqueue(conn), plain(conn, status="succeeded", in_sec=60), uuid4()
@@ -170,13 +185,13 @@ def test_outcomes_say_what_forbids_it(conn: db.Connection, worker: Worker) -> No
     assert value(conn, "SELECT count(DISTINCT job_id) FROM dl_job_events") == 1
 
 
-def test_an_ended_job_whose_time_is_ahead_is_not_made_due(conn: db.Connection) -> None:
+def test_an_ended_job_whose_time_is_ahead_is_not_made_due(conn: Conn) -> None:
     ended = plain(conn, status="canceled", in_sec=60)
     assert operations.change(conn, "run-now", [ended], BY) == {ended: "canceled"}
     assert "requeue" not in kinds(conn, ended)
 
 
-def test_a_job_that_starts_while_it_is_deleted_stays(conn: db.Connection, worker: Worker, dsn: str) -> None:
+def test_a_job_that_starts_while_it_is_deleted_stays(conn: Conn, worker: Worker, dsn: str) -> None:
     job_id = enqueue(conn)
     with db.connect(dsn, name="operator", schema="public") as operator:
         worker.conn.execute("BEGIN")
@@ -189,7 +204,7 @@ def test_a_job_that_starts_while_it_is_deleted_stays(conn: db.Connection, worker
     assert state(conn, job_id) == ("running", 1)
 
 
-def test_what_waits_for_its_time_becomes_due_and_its_queue_is_told(conn: db.Connection, worker: Worker) -> None:
+def test_what_waits_for_its_time_becomes_due_and_its_queue_is_told(conn: Conn, worker: Worker) -> None:
     later = enqueue(conn, available_at=datetime(2031, 1, 1, tzinfo=UTC))
     retry = plain(conn, in_sec=600, attempt=2)
     assert worker.claim().job is None
@@ -201,7 +216,7 @@ def test_what_waits_for_its_time_becomes_due_and_its_queue_is_told(conn: db.Conn
     assert kinds(conn, later) == ["queued", "requeue", "picked"]
 
 
-def test_the_dead_of_a_queue_in_steps(conn: db.Connection) -> None:
+def test_the_dead_of_a_queue_in_steps(conn: Conn) -> None:
     dead = [plain(conn, status=status) for status in ("failed", "lost", "failed", "lost", "failed")]
     elsewhere, fine = plain(conn, queue="other", status="failed"), plain(conn, status="succeeded")
     conn.execute("UPDATE dl_jobs SET finished_at = now()")
@@ -213,7 +228,7 @@ def test_the_dead_of_a_queue_in_steps(conn: db.Connection) -> None:
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND attempt = 0") == 2
 
 
-def test_all_of_a_queue_that_wait_for_their_time(conn: db.Connection) -> None:
+def test_all_of_a_queue_that_wait_for_their_time(conn: Conn) -> None:
     for _ in range(3):
         plain(conn, in_sec=60)
     plain(conn, queue="other", in_sec=60)
@@ -222,7 +237,7 @@ def test_all_of_a_queue_that_wait_for_their_time(conn: db.Connection) -> None:
     assert value(conn, "SELECT array_agg(DISTINCT queue) FROM dl_jobs WHERE blocked_on = 'time'") == ["other"]
 
 
-def test_what_waits_for_a_retry_is_killed_and_nothing_else(conn: db.Connection, worker: Worker) -> None:
+def test_what_waits_for_a_retry_is_killed_and_nothing_else(conn: Conn, worker: Worker) -> None:
     tried, told = plain(conn, attempt=2, in_sec=60, error="no route"), plain(conn, attempt=1)
     fresh, running, elsewhere = plain(conn), plain(conn, priority=1), plain(conn, queue="other", attempt=1)
     assert worker.take().job_id == running
@@ -250,7 +265,7 @@ GROUPS = {
 @pytest.mark.parametrize(
     "only", [{"task": "a"}, {"lock_key": "a"}, {"partition_key": "a"}, {"task": "a", "lock_key": "a"}]
 )
-def test_a_filter_is_for_what_passes_it(conn: db.Connection, name: str, only: dict[str, str]) -> None:
+def test_a_filter_is_for_what_passes_it(conn: Conn, name: str, only: dict[str, str]) -> None:
     group = GROUPS[name]
     fits = plain(conn, **group, **only)
     others = {plain(conn, **group, **{field: "b"}) for field in ("task", "lock_key", "partition_key")}
@@ -266,14 +281,14 @@ def test_a_filter_is_for_what_passes_it(conn: db.Connection, name: str, only: di
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_what_does_not_pass_takes_nobodys_place(conn: db.Connection, name: str) -> None:
+def test_what_does_not_pass_takes_nobodys_place(conn: Conn, name: str) -> None:
     """And a call changes no more than its limit."""
     for task in "bbaaa":
         plain(conn, **GROUPS[name], task=task)
     assert operations.change_queue(conn, name, "q", BY, limit=2, only=operations.Filter(task="a")).changed == 2
 
 
-def test_a_filter_by_a_part_of_the_error_which_is_no_pattern(conn: db.Connection) -> None:
+def test_a_filter_by_a_part_of_the_error_which_is_no_pattern(conn: Conn) -> None:
     for error in ("100% of disk", "1000 of disk", None):
         plain(conn, status="failed", error=error)
     assert operations.change_queue(conn, "delete-dead", "q", BY, only=operations.Filter(error="0% o")).changed == 1
@@ -281,7 +296,7 @@ def test_a_filter_by_a_part_of_the_error_which_is_no_pattern(conn: db.Connection
     assert operations.change_queue(conn, "delete-dead", "q", BY, only=operations.Filter(error=" of disk")).changed == 1
 
 
-def test_what_waits_for_its_time_is_not_filtered_by_its_error(conn: db.Connection) -> None:
+def test_what_waits_for_its_time_is_not_filtered_by_its_error(conn: Conn) -> None:
     plain(conn, attempt=1, in_sec=60, error="no route")
     with pytest.raises(ValueError, match="run-all has no filter error"):
         operations.change_queue(conn, "run-all", "q", BY, only=operations.Filter(error="route"))
@@ -289,9 +304,7 @@ def test_what_waits_for_its_time_is_not_filtered_by_its_error(conn: db.Connectio
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_a_call_looks_at_some_and_says_how_far_it_came(
-    conn: db.Connection, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_call_looks_at_some_and_says_how_far_it_came(conn: Conn, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Each step begins behind the one before, also where many rows have one time."""
     group = GROUPS[name]
     monkeypatch.setattr(operations, "SCAN", 3)
@@ -317,7 +330,7 @@ def test_a_call_looks_at_some_and_says_how_far_it_came(
 @pytest.mark.parametrize(
     "after", ["", "x", "bnVsbA", "W10", "WyIxIiwgIjIiXQ", "WzEsIDJd", "WyJub3ciLCAi4oKsIl0", "\0", "\udcff"]
 )
-def test_a_place_that_is_none_is_refused(conn: db.Connection, after: str) -> None:
+def test_a_place_that_is_none_is_refused(conn: Conn, after: str) -> None:
     plain(conn, status="failed")
     with pytest.raises(ValueError, match="the cursor should be the `next`"):
         operations.change_queue(conn, "delete-dead", "q", BY, after=after)
@@ -325,7 +338,7 @@ def test_a_place_that_is_none_is_refused(conn: db.Connection, after: str) -> Non
 
 
 @pytest.mark.parametrize("group", ["dead", "not_due", "retried"])
-def test_a_filter_reads_along_an_index_and_only_so_far(conn: db.Connection, group: str) -> None:
+def test_a_filter_reads_along_an_index_and_only_so_far(conn: Conn, group: str) -> None:
     with quietly(conn):
         conn.execute(
             "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, blocked_on, available_at, created_at,"
@@ -354,7 +367,7 @@ def returned(node: dict[str, Any]) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_rows_of_a_group_that_others_have_locked_stay(conn: db.Connection, worker: Worker, name: str) -> None:
+def test_rows_of_a_group_that_others_have_locked_stay(conn: Conn, worker: Worker, name: str) -> None:
     group = GROUPS[name]
     held, _ = plain(conn, **group), plain(conn, **group)
     conn.execute("SET lock_timeout = '2s'")
@@ -365,7 +378,7 @@ def test_rows_of_a_group_that_others_have_locked_stay(conn: db.Connection, worke
 
 
 @pytest.mark.parametrize("verb", ["cancel", "requeue", "run-now", "delete"])
-def test_a_thousand_jobs_cost_few_round_trips(conn: db.Connection, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_a_thousand_jobs_cost_few_round_trips(conn: Conn, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     """Else a worker that ends some of them waits as long, and a distant database outlasts the request."""
     jobs = [enqueue(conn) for _ in range(50)]
     waits, wait = [], db.Connection.wait
@@ -374,7 +387,7 @@ def test_a_thousand_jobs_cost_few_round_trips(conn: db.Connection, monkeypatch: 
     assert len(waits) <= 6
 
 
-def test_a_cancellation_says_who_asked(conn: db.Connection, worker: Worker) -> None:
+def test_a_cancellation_says_who_asked(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
     assert operations.change(conn, "cancel", [job_id], BY, force=True) == {job_id: "done"}
@@ -382,7 +395,7 @@ def test_a_cancellation_says_who_asked(conn: db.Connection, worker: Worker) -> N
     assert heard(worker.conn, "dl_cancel") == [str(job_id)]
 
 
-def test_why_a_job_waits(conn: db.Connection, workers: Workers) -> None:
+def test_why_a_job_waits(conn: Conn, workers: Workers) -> None:
     worker, stranger = workers(), workers()
 
     def reason(job_id: UUID) -> str:

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 from hands import (
     DONE,
+    Conn,
     Worker,
     Workers,
     end_all,
@@ -30,12 +31,12 @@ from hands import (
 )
 
 import dataloader
-from dataloader.queue import db, lifecycle, operations
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended
 
 
-def order(conn: db.Connection, queue: str = "q", **settings: Any) -> None:
+def order(conn: Conn, queue: str = "q", **settings: Any) -> None:
     """Let the queue be ordered, without a look at its rows."""
     columns = {"ordered": True} | settings
     conn.execute(
@@ -45,18 +46,18 @@ def order(conn: db.Connection, queue: str = "q", **settings: Any) -> None:
 
 
 @pytest.fixture
-def ordered(conn: db.Connection) -> db.Connection:
+def ordered(conn: Conn) -> Conn:
     order(conn)
     return conn
 
 
 @pytest.fixture
-def merged(conn: db.Connection) -> db.Connection:
+def merged(conn: Conn) -> Conn:
     order(conn, merge=True)
     return conn
 
 
-def due(conn: db.Connection, *job_ids: UUID) -> None:
+def due(conn: Conn, *job_ids: UUID) -> None:
     """Let the time of waiting jobs come, as the clock would: no trigger takes note."""
     conn.execute("SET session_replication_role = replica")
     conn.execute("UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE job_id = ANY (%s)", (list(job_ids),))
@@ -66,7 +67,7 @@ def due(conn: db.Connection, *job_ids: UUID) -> None:
 # --- the place of a job in its key ---
 
 
-def test_a_job_of_an_ordered_queue_has_a_score_whoever_adds_it(ordered: db.Connection) -> None:
+def test_a_job_of_an_ordered_queue_has_a_score_whoever_adds_it(ordered: Conn) -> None:
     """Its producer's, else its time of creation; a job of another queue has none."""
     given, ours, foreign = enqueue(ordered, score=2.5), enqueue(ordered), plain(ordered)
     by_sql, with_key = value(ordered, "SELECT dl_enqueue('q', 't', 'k')"), enqueue(ordered, idempotency_key="api")
@@ -86,14 +87,14 @@ def test_a_job_of_an_ordered_queue_has_a_score_whoever_adds_it(ordered: db.Conne
     assert row(ordered, enqueue(ordered, queue="other"))["score"] is None
 
 
-def test_a_job_that_is_moved_into_an_ordered_queue_gets_its_place(ordered: db.Connection) -> None:
+def test_a_job_that_is_moved_into_an_ordered_queue_gets_its_place(ordered: Conn) -> None:
     old = plain(ordered, queue="other", lock_key="k", made_sec=-60)
     new = plain(ordered, lock_key="k")
     ordered.execute("UPDATE dl_jobs SET queue = 'q' WHERE job_id = %s", (old,))
     assert row(ordered, old)["score"] < row(ordered, new)["score"]
 
 
-def test_a_job_that_is_moved_into_a_queue_without_order_gets_no_place(conn: db.Connection) -> None:
+def test_a_job_that_is_moved_into_a_queue_without_order_gets_no_place(conn: Conn) -> None:
     order(conn, "plain", ordered=False)
     job_id = plain(conn, lock_key="k")
     conn.execute("UPDATE dl_jobs SET queue = 'plain' WHERE job_id = %s", (job_id,))
@@ -104,7 +105,7 @@ def test_a_job_that_is_moved_into_a_queue_without_order_gets_no_place(conn: db.C
     assert (row(conn, odd)["status"], row(conn, odd)["score"]) == ("canceled", None)
 
 
-def test_a_row_without_a_score_gets_it_by_the_claim(ordered: db.Connection, worker: Worker) -> None:
+def test_a_row_without_a_score_gets_it_by_the_claim(ordered: Conn, worker: Worker) -> None:
     """A transaction that began before the queue was ordered has left it."""
     late, old = plain(ordered, lock_key="k", made_sec=-10), plain(ordered, lock_key="k", made_sec=-20)
     ordered.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER; UPDATE dl_jobs SET score = NULL")
@@ -117,9 +118,7 @@ def test_a_row_without_a_score_gets_it_by_the_claim(ordered: db.Connection, work
 
 
 @pytest.mark.parametrize("merge", [False, True])
-def test_the_order_of_a_key_has_nothing_of_another_queue_or_key(
-    conn: db.Connection, worker: Worker, merge: bool
-) -> None:
+def test_the_order_of_a_key_has_nothing_of_another_queue_or_key(conn: Conn, worker: Worker, merge: bool) -> None:
     for queue in ("other", "q"):
         order(conn, queue, merge=merge)
     own = [enqueue(conn, lock_key="k", score=score) for score in (2, 3)]
@@ -133,7 +132,7 @@ def test_the_order_of_a_key_has_nothing_of_another_queue_or_key(
     assert ids(step(worker, 1)) == (own if merge else own[:1])
 
 
-def test_a_queue_behind_an_ordered_one_has_its_own_settings(ordered: db.Connection, worker: Worker) -> None:
+def test_a_queue_behind_an_ordered_one_has_its_own_settings(ordered: Conn, worker: Worker) -> None:
     head, other = enqueue(ordered, lock_key="k"), enqueue(ordered, queue="other")
     nothing = ", ".join(["NULL"] * 8)
     claim = f"SELECT * FROM dl_step(ARRAY['q', 'other'], false, 'w', now(), 15, 5, 0, '-infinity', {nothing})"
@@ -144,7 +143,7 @@ def test_a_queue_behind_an_ordered_one_has_its_own_settings(ordered: db.Connecti
     assert row(ordered, other)["heartbeat_at"] is not None
 
 
-def test_priority_orders_the_keys(ordered: db.Connection, worker: Worker) -> None:
+def test_priority_orders_the_keys(ordered: Conn, worker: Worker) -> None:
     low = enqueue(ordered, lock_key="k", priority=9)
     high = enqueue(ordered, lock_key="l", priority=1)
     assert ids(step(worker, 1)) == [high]
@@ -152,7 +151,7 @@ def test_priority_orders_the_keys(ordered: db.Connection, worker: Worker) -> Non
 
 
 @pytest.mark.parametrize("leave", ["cancel", "delete", "kill", "move", "foreign end"])
-def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: db.Connection, worker: Worker, leave: str) -> None:
+def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: Conn, worker: Worker, leave: str) -> None:
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
     end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
     assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
@@ -171,7 +170,7 @@ def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: db.Connectio
 
 @pytest.mark.parametrize("leave", ["cancel", "delete"])
 def test_a_head_that_leaves_waits_for_the_claim_that_parks_behind_it(
-    ordered: db.Connection, workers: Workers, leave: str
+    ordered: Conn, workers: Workers, leave: str
 ) -> None:
     """Else it would look for parked rows before they are there."""
     one, operator = workers(), workers()
@@ -185,7 +184,7 @@ def test_a_head_that_leaves_waits_for_the_claim_that_parks_behind_it(
     assert waits(ordered, second) == [None]
 
 
-def test_the_end_of_a_run_makes_way_for_both_keys_of_its_hash(ordered: db.Connection, workers: Workers) -> None:
+def test_the_end_of_a_run_makes_way_for_both_keys_of_its_hash(ordered: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     key, twin = twins(ordered)
     _, second, *others = [enqueue(ordered, lock_key=name) for name in (key, key, twin, twin)]
@@ -195,7 +194,7 @@ def test_the_end_of_a_run_makes_way_for_both_keys_of_its_hash(ordered: db.Connec
     assert ids(step(two)) == others[:1]
 
 
-def twins(conn: db.Connection) -> tuple[str, str]:
+def twins(conn: Conn) -> tuple[str, str]:
     """Two keys with one hash."""
     found = conn.execute(
         "SELECT min(i::text), max(i::text) FROM generate_series(1, 300000) i GROUP BY hashtext(i::text)"
@@ -205,7 +204,7 @@ def twins(conn: db.Connection) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def test_a_claim_does_not_wait_for_a_locked_head_that_waits(ordered: db.Connection, worker: Worker) -> None:
+def test_a_claim_does_not_wait_for_a_locked_head_that_waits(ordered: Conn, worker: Worker) -> None:
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
     end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
     with ordered.transaction():
@@ -214,7 +213,7 @@ def test_a_claim_does_not_wait_for_a_locked_head_that_waits(ordered: db.Connecti
     assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
 
 
-def test_a_head_that_another_session_has_locked_keeps_its_key(ordered: db.Connection, workers: Workers) -> None:
+def test_a_head_that_another_session_has_locked_keeps_its_key(ordered: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
     with ordered.transaction():
@@ -224,9 +223,7 @@ def test_a_head_that_another_session_has_locked_keeps_its_key(ordered: db.Connec
     assert (ids(step(two)), state(ordered, second)) == ([head], ("queued", 0))
 
 
-def test_a_row_behind_the_head_that_another_session_has_locked_hinders_nobody(
-    ordered: db.Connection, worker: Worker
-) -> None:
+def test_a_row_behind_the_head_that_another_session_has_locked_hinders_nobody(ordered: Conn, worker: Worker) -> None:
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k", priority=1)
     with ordered.transaction():
         ordered.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (second,))
@@ -236,9 +233,7 @@ def test_a_row_behind_the_head_that_another_session_has_locked_hinders_nobody(
 @pytest.mark.parametrize(
     ("change", "becomes"), [("cancel_requested = true", "canceled"), ("attempt = max_attempts", "lost")]
 )
-def test_a_head_that_may_not_start_is_set_aside(
-    ordered: db.Connection, worker: Worker, change: str, becomes: str
-) -> None:
+def test_a_head_that_may_not_start_is_set_aside(ordered: Conn, worker: Worker, change: str, becomes: str) -> None:
     """Another service has changed it; it is parked, so no claim reads it first."""
     head, second = enqueue(ordered, lock_key="k", priority=200), enqueue(ordered, lock_key="k")
     ordered.execute(f"UPDATE dl_jobs SET {change}, blocked_on = 'key' WHERE job_id = %s", (head,))
@@ -247,7 +242,7 @@ def test_a_head_that_may_not_start_is_set_aside(
 
 
 @pytest.mark.parametrize("merge", [False, True])
-def test_jobs_without_attempts_run_once(conn: db.Connection, worker: Worker, merge: bool) -> None:
+def test_jobs_without_attempts_run_once(conn: Conn, worker: Worker, merge: bool) -> None:
     order(conn, merge=merge)
     jobs = [plain(conn, lock_key="k", max_attempts=0, score=score) for score in (1, 2)]
     assert ids(step(worker)) == jobs[: 2 if merge else 1]
@@ -263,7 +258,7 @@ def test_jobs_without_attempts_run_once(conn: db.Connection, worker: Worker, mer
     ],
 )
 def test_a_run_of_another_queue_or_key_holds_as_long_as_its_lease(
-    ordered: db.Connection, workers: Workers, whose: str, is_live: bool, holds: bool
+    ordered: Conn, workers: Workers, whose: str, is_live: bool, holds: bool
 ) -> None:
     """Its session has let go of the key; only its own key and queue wait for the reaper."""
     one, two = workers(), workers()
@@ -283,7 +278,7 @@ def test_a_run_of_another_queue_or_key_holds_as_long_as_its_lease(
 
 
 @pytest.mark.parametrize("way", ["requeue", "delete"])
-def test_a_dead_job_holds_its_key_where_the_queue_says_so(conn: db.Connection, worker: Worker, way: str) -> None:
+def test_a_dead_job_holds_its_key_where_the_queue_says_so(conn: Conn, worker: Worker, way: str) -> None:
     order(conn, on_dead="hold")
     dead, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
     end_all(worker, step(worker).jobs, "fail", error="e")
@@ -295,7 +290,7 @@ def test_a_dead_job_holds_its_key_where_the_queue_says_so(conn: db.Connection, w
     assert ids(step(worker)) == [dead if way == "requeue" else second]
 
 
-def test_a_dead_job_holds_no_key_but_its_own(conn: db.Connection, worker: Worker) -> None:
+def test_a_dead_job_holds_no_key_but_its_own(conn: Conn, worker: Worker) -> None:
     for queue in ("other", "q"):
         order(conn, queue, on_dead="hold")
     enqueue(conn, lock_key="l"), enqueue(conn, queue="other", lock_key="k")
@@ -304,7 +299,7 @@ def test_a_dead_job_holds_no_key_but_its_own(conn: db.Connection, worker: Worker
     assert ids(step(worker)) == [own]
 
 
-def test_a_job_that_was_dead_before_the_switch_holds_nothing(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_that_was_dead_before_the_switch_holds_nothing(conn: Conn, worker: Worker) -> None:
     dead = plain(conn, lock_key="k", status="failed")
     waiting = plain(conn, lock_key="k")
     operations.set_order(conn, "q", "test", ordered=True, on_dead="hold")
@@ -312,7 +307,7 @@ def test_a_job_that_was_dead_before_the_switch_holds_nothing(conn: db.Connection
     assert (row(conn, dead)["score"], ids(step(worker))) == (None, [waiting])
 
 
-def test_retention_keeps_the_dead_jobs_that_hold_their_keys(conn: db.Connection) -> None:
+def test_retention_keeps_the_dead_jobs_that_hold_their_keys(conn: Conn) -> None:
     settings = {"holds": (True, "hold"), "goes on": (True, "continue"), "plain again": (False, "hold")}
     for name, (is_ordered, on_dead) in settings.items():
         operations.set_order(conn, name, "test", ordered=is_ordered, on_dead=on_dead)
@@ -327,7 +322,7 @@ def test_retention_keeps_the_dead_jobs_that_hold_their_keys(conn: db.Connection)
     assert conn.execute("SELECT job_id FROM dl_jobs").fetchall() == [(holds,)]
 
 
-def test_a_job_behind_another_says_which(ordered: db.Connection, worker: Worker) -> None:
+def test_a_job_behind_another_says_which(ordered: Conn, worker: Worker) -> None:
     first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
     end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=60.0)
     found = lifecycle.status(ordered, second)
@@ -338,7 +333,7 @@ def test_a_job_behind_another_says_which(ordered: db.Connection, worker: Worker)
 # --- merge ---
 
 
-def test_a_delivery_takes_all_jobs_of_the_key_in_their_order(merged: db.Connection, worker: Worker) -> None:
+def test_a_delivery_takes_all_jobs_of_the_key_in_their_order(merged: Conn, worker: Worker) -> None:
     second, first = (enqueue(merged, lock_key="k", score=score, priority=9 - score) for score in (2, 1))
     other = enqueue(merged, lock_key="l", priority=200)
     later = enqueue(merged, lock_key="k", score=3, available_at=value(merged, "SELECT now() + interval '1 hour'"))
@@ -355,7 +350,7 @@ def test_a_delivery_takes_all_jobs_of_the_key_in_their_order(merged: db.Connecti
     ("change", "becomes"), [("cancel_requested = true", "canceled"), ("attempt = max_attempts", "lost")]
 )
 def test_a_delivery_goes_on_behind_a_job_that_may_not_start(
-    merged: db.Connection, worker: Worker, change: str, becomes: str
+    merged: Conn, worker: Worker, change: str, becomes: str
 ) -> None:
     jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
     merged.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (jobs[1],))
@@ -364,9 +359,7 @@ def test_a_delivery_goes_on_behind_a_job_that_may_not_start(
     assert state(merged, jobs[1])[0] == becomes
 
 
-def test_a_claim_of_large_keys_ends_with_the_key_that_makes_it_a_thousand(
-    merged: db.Connection, worker: Worker
-) -> None:
+def test_a_claim_of_large_keys_ends_with_the_key_that_makes_it_a_thousand(merged: Conn, worker: Worker) -> None:
     for key in "klm":
         many(merged, 600, key)
     assert [job.lock_key for job in step(worker).jobs] == ["k"] * 600 + ["l"] * 600
@@ -386,7 +379,7 @@ def test_a_claim_of_large_keys_ends_with_the_key_that_makes_it_a_thousand(
     ],
 )
 def test_a_delivery_waits_for_a_job_of_its_key_that_another_session_has_locked(
-    merged: db.Connection, workers: Workers, hold: str, place: int
+    merged: Conn, workers: Workers, hold: str, place: int
 ) -> None:
     """All jobs of the key or none, whatever becomes of the locked one; other keys go on, and the claim comes back."""
     one, two = workers(), workers()
@@ -405,9 +398,7 @@ def test_a_delivery_waits_for_a_job_of_its_key_that_another_session_has_locked(
     assert [(job.job_id, job.attempt) for job in found.jobs] == [(job_id, 1) for job_id in jobs]
 
 
-def test_a_delivery_that_waits_for_a_locked_job_uses_no_room_of_its_limits(
-    merged: db.Connection, worker: Worker
-) -> None:
+def test_a_delivery_that_waits_for_a_locked_job_uses_no_room_of_its_limits(merged: Conn, worker: Worker) -> None:
     operations.set_limit(merged, "one", "test", most=1)
     waiting, locked = (enqueue(merged, lock_key="k", limits=["one"]) for _ in range(2))
     other = enqueue(merged, lock_key="l", limits=["one"])
@@ -419,9 +410,7 @@ def test_a_delivery_that_waits_for_a_locked_job_uses_no_room_of_its_limits(
     assert ids(step(worker)) == [waiting, locked]
 
 
-def test_of_a_delivery_that_is_spent_the_first_is_dead_and_the_others_start_over(
-    merged: db.Connection, worker: Worker
-) -> None:
+def test_of_a_delivery_that_is_spent_the_first_is_dead_and_the_others_start_over(merged: Conn, worker: Worker) -> None:
     later = value(merged, "SELECT now() + interval '1 hour'")
     jobs = [enqueue(merged, lock_key="k", max_attempts=1, available_at=at) for at in (None, None, later)]
     first, *others = step(worker).jobs
@@ -433,7 +422,7 @@ def test_of_a_delivery_that_is_spent_the_first_is_dead_and_the_others_start_over
     assert ids(step(worker)) == jobs[1:]
 
 
-def test_a_dead_job_that_is_requeued_hastens_its_key_in_its_queue_alone(merged: db.Connection) -> None:
+def test_a_dead_job_that_is_requeued_hastens_its_key_in_its_queue_alone(merged: Conn) -> None:
     operations.set_order(merged, "other", "test", ordered=True, merge=True)
     operations.set_order(merged, "no merge", "test", ordered=True)
     places = [("q", "k"), ("q", "l"), ("other", "k"), ("no merge", "k")]
@@ -445,7 +434,7 @@ def test_a_dead_job_that_is_requeued_hastens_its_key_in_its_queue_alone(merged: 
     assert due == [True, False, False, False]
 
 
-def test_a_job_that_is_made_due_hastens_its_key_where_its_queue_merges(merged: db.Connection, worker: Worker) -> None:
+def test_a_job_that_is_made_due_hastens_its_key_where_its_queue_merges(merged: Conn, worker: Worker) -> None:
     """Nor what runs with its key."""
     operations.set_order(merged, "no merge", "test", ordered=True)
     tried = [plain(merged, queue="no merge", lock_key="k", attempt=1, in_sec=600) for _ in range(2)]
@@ -460,7 +449,7 @@ def test_a_job_that_is_made_due_hastens_its_key_where_its_queue_merges(merged: d
 
 @pytest.mark.parametrize(("change", "status"), [("requeue", "failed"), ("run-now", "queued")])
 def test_jobs_of_a_key_that_another_session_has_locked_are_not_hastened(
-    merged: db.Connection, worker: Worker, change: str, status: str
+    merged: Conn, worker: Worker, change: str, status: str
 ) -> None:
     one = plain(merged, lock_key="k", status=status, attempt=1, in_sec=600)
     other = plain(merged, lock_key="k", attempt=1, in_sec=600)
@@ -473,9 +462,7 @@ def test_jobs_of_a_key_that_another_session_has_locked_are_not_hastened(
 
 @pytest.mark.parametrize("spent", [False, True])
 @pytest.mark.parametrize("end", ["crash", "timeout", "drain"])
-def test_a_delivery_of_a_dead_worker_goes_back_as_one(
-    merged: db.Connection, workers: Workers, end: str, spent: bool
-) -> None:
+def test_a_delivery_of_a_dead_worker_goes_back_as_one(merged: Conn, workers: Workers, end: str, spent: bool) -> None:
     one, two = workers(), workers()
     jobs = [enqueue(merged, lock_key="k", max_attempts=1 if spent else 5) for _ in range(3)]
     assert ids(step(one)) == jobs
@@ -496,7 +483,7 @@ def test_a_delivery_of_a_dead_worker_goes_back_as_one(
     assert ids(step(two)) == (jobs[1:] if spent and end != "drain" else jobs)
 
 
-def test_a_locked_job_of_a_delivery_is_given_back_later(merged: db.Connection, workers: Workers) -> None:
+def test_a_locked_job_of_a_delivery_is_given_back_later(merged: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     jobs = [enqueue(merged, lock_key="k") for _ in range(2)]
     step(one)
@@ -512,9 +499,7 @@ def test_a_locked_job_of_a_delivery_is_given_back_later(merged: db.Connection, w
 
 
 @pytest.mark.parametrize("other", ["worker", "queue", "key of the hash"])
-def test_what_runs_beside_a_lost_job_is_not_given_back_with_it(
-    conn: db.Connection, workers: Workers, other: str
-) -> None:
+def test_what_runs_beside_a_lost_job_is_not_given_back_with_it(conn: Conn, workers: Workers, other: str) -> None:
     """Its lease was over, so a job of its key, or of one with its hash, has started."""
     one, two = workers(), workers()
     key, twin = twins(conn)
@@ -530,7 +515,7 @@ def test_what_runs_beside_a_lost_job_is_not_given_back_with_it(
     assert [state(conn, job_id) for job_id in (lost, beside)] == [("queued", 1), ("running", 1)]
 
 
-def test_a_delivery_that_is_lost_before_its_first_heartbeat_counts(merged: db.Connection, workers: Workers) -> None:
+def test_a_delivery_that_is_lost_before_its_first_heartbeat_counts(merged: Conn, workers: Workers) -> None:
     """Whichever of its jobs the reaper meets first; a delivery that was claimed ahead of it does not count."""
     one, two = workers(), workers()
     enqueue(merged, lock_key="k", score=1), enqueue(merged, lock_key="k", score=2), enqueue(merged, lock_key="l")
@@ -542,9 +527,7 @@ def test_a_delivery_that_is_lost_before_its_first_heartbeat_counts(merged: db.Co
     assert [state(merged, job_id) for job_id in (first, second, ahead)] == [("queued", 1), ("queued", 1), ("queued", 0)]
 
 
-def test_a_beat_renews_all_jobs_of_a_delivery_and_hears_of_each_cancellation(
-    merged: db.Connection, worker: Worker
-) -> None:
+def test_a_beat_renews_all_jobs_of_a_delivery_and_hears_of_each_cancellation(merged: Conn, worker: Worker) -> None:
     jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
     delivery = step(worker).jobs
     assert lifecycle.beat(worker.conn, delivery, '{"n": 1}', True) is False
@@ -557,7 +540,7 @@ def test_a_beat_renews_all_jobs_of_a_delivery_and_hears_of_each_cancellation(
     assert [state(merged, job_id) for job_id in jobs] == [("queued", 0), ("canceled", 0), ("queued", 0)]
 
 
-def test_a_delivery_is_retaken_as_one(merged: db.Connection, workers: Workers) -> None:
+def test_a_delivery_is_retaken_as_one(merged: Conn, workers: Workers) -> None:
     old, new = workers(), workers()
     for key in "kkl":
         enqueue(merged, lock_key=key)
@@ -574,7 +557,7 @@ def test_a_delivery_is_retaken_as_one(merged: db.Connection, workers: Workers) -
 # --- the switch ---
 
 
-def test_a_queue_with_a_backlog_is_switched_while_jobs_run(conn: db.Connection, workers: Workers) -> None:
+def test_a_queue_with_a_backlog_is_switched_while_jobs_run(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     jobs = [plain(conn, lock_key="k", priority=priority) for priority in (3, 2, 1)]
     other = plain(conn, queue="other")
@@ -591,7 +574,7 @@ def test_a_queue_with_a_backlog_is_switched_while_jobs_run(conn: db.Connection, 
     ]
 
 
-def test_scores_are_given_some_at_a_time_to_unlocked_jobs_of_the_queue(conn: db.Connection, workers: Workers) -> None:
+def test_scores_are_given_some_at_a_time_to_unlocked_jobs_of_the_queue(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     jobs = [plain(conn) for _ in range(3)]
     plain(conn, queue="other")
@@ -604,7 +587,7 @@ def test_scores_are_given_some_at_a_time_to_unlocked_jobs_of_the_queue(conn: db.
     assert [row(conn, job_id)["score"] is None for job_id in (*jobs, running.job_id)] == [True, False, False, True]
 
 
-def test_a_key_that_waits_goes_on_when_its_queue_is_no_longer_ordered(ordered: db.Connection, worker: Worker) -> None:
+def test_a_key_that_waits_goes_on_when_its_queue_is_no_longer_ordered(ordered: Conn, worker: Worker) -> None:
     enqueue(ordered, lock_key="k")
     second = enqueue(ordered, lock_key="k")
     end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
@@ -614,7 +597,7 @@ def test_a_key_that_waits_goes_on_when_its_queue_is_no_longer_ordered(ordered: d
 
 
 def test_a_transaction_that_began_before_the_switch_loses_its_job_no_place(
-    conn: db.Connection, workers: Workers, dsn: str
+    conn: Conn, workers: Workers, dsn: str
 ) -> None:
     one, old = workers(), workers()
     with old.conn.transaction():
@@ -641,7 +624,7 @@ def test_a_transaction_that_began_before_the_switch_loses_its_job_no_place(
     ],
 )
 def test_a_farm_and_the_database_agree_on_a_queue(
-    conn: db.Connection, said: dict[str, bool], ordered: bool | None, merge: bool | None, outcome: Any
+    conn: Conn, said: dict[str, bool], ordered: bool | None, merge: bool | None, outcome: Any
 ) -> None:
     if said:
         operations.set_order(conn, "q", "test", **said)
@@ -655,7 +638,7 @@ def test_a_farm_and_the_database_agree_on_a_queue(
         assert conn.execute("SELECT ordered, merge FROM dl_queues").fetchone() == outcome
 
 
-def test_a_queue_that_is_not_ordered_cannot_merge(conn: db.Connection) -> None:
+def test_a_queue_that_is_not_ordered_cannot_merge(conn: Conn) -> None:
     with pytest.raises(operations.Contradiction, match="should be ordered as well"):
         operations.set_order(conn, "q", "test", merge=True)
     assert conn.execute("SELECT FROM dl_queues").fetchall() == []
@@ -664,9 +647,7 @@ def test_a_queue_that_is_not_ordered_cannot_merge(conn: db.Connection) -> None:
 # --- retries that an operator kills ---
 
 
-def test_a_delivery_that_waits_for_its_retry_is_killed_and_what_came_since_starts(
-    merged: db.Connection, worker: Worker
-) -> None:
+def test_a_delivery_that_waits_for_its_retry_is_killed_and_what_came_since_starts(merged: Conn, worker: Worker) -> None:
     jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
     end_all(worker, step(worker).jobs, "retry", delay_sec=60, error="no")
     since = enqueue(merged, lock_key="k")

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 from hands import (
     DONE,
+    Conn,
     Worker,
     Workers,
     age,
@@ -30,7 +31,7 @@ from dataloader.queue.job import Job
 from dataloader.queue.lifecycle import Ended
 
 
-def parked(conn: db.Connection, claimant: Worker, number: int, queue: str = "q", key: str = "k") -> list[UUID]:
+def parked(conn: Conn, claimant: Worker, number: int, queue: str = "q", key: str = "k") -> list[UUID]:
     """Rows of a busy key, in their order, that a claim has found and parked."""
     rows = [plain(conn, queue=queue, lock_key=key, priority=priority) for priority in range(1, number + 1)]
     assert claimant.claim(queue).job is None
@@ -38,7 +39,7 @@ def parked(conn: db.Connection, claimant: Worker, number: int, queue: str = "q",
     return rows
 
 
-def run(conn: db.Connection, worker: Worker, queue: str = "q", key: str = "k") -> Job:
+def run(conn: Conn, worker: Worker, queue: str = "q", key: str = "k") -> Job:
     """A run of the key."""
     plain(conn, queue=queue, lock_key=key, priority=0)
     return worker.take(queue)
@@ -47,7 +48,7 @@ def run(conn: db.Connection, worker: Worker, queue: str = "q", key: str = "k") -
 # --- parked ---
 
 
-def test_only_the_rows_of_busy_keys_are_parked(conn: db.Connection, workers: Workers) -> None:
+def test_only_the_rows_of_busy_keys_are_parked(conn: Conn, workers: Workers) -> None:
     """Not those of a key whose lease is over, nor of another queue, nor of a key that a stranger's session has."""
     one, two = workers(), workers()
     run(conn, one)
@@ -61,7 +62,7 @@ def test_only_the_rows_of_busy_keys_are_parked(conn: db.Connection, workers: Wor
     assert kinds(conn, busy) == ["queued"]
 
 
-def test_a_row_is_parked_without_a_wait_for_anybody(conn: db.Connection, workers: Workers) -> None:
+def test_a_row_is_parked_without_a_wait_for_anybody(conn: Conn, workers: Workers) -> None:
     """A row that a stranger has locked stays ready, and so do all rows of a key whose running row is locked."""
     one, two = workers(), workers()
     jobs = [run(conn, one, key=key) for key in ("k", "l")]
@@ -75,7 +76,7 @@ def test_a_row_is_parked_without_a_wait_for_anybody(conn: db.Connection, workers
     assert waits(conn, held, free, behind) == ["key"] * 3
 
 
-def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: db.Connection, workers: Workers) -> None:
+def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     run(conn, one)
     many(conn, 200, "k", priority=1)
@@ -85,7 +86,7 @@ def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: db.Co
 
 
 @pytest.mark.parametrize("why", ["busy", "held", "canceled"])
-def test_a_claim_goes_on_until_nothing_is_in_its_way(conn: db.Connection, workers: Workers, why: str) -> None:
+def test_a_claim_goes_on_until_nothing_is_in_its_way(conn: Conn, workers: Workers, why: str) -> None:
     """It reads a thousand rows at a time."""
     one, two = workers(), workers()
     if why == "busy":
@@ -101,7 +102,7 @@ def test_a_claim_goes_on_until_nothing_is_in_its_way(conn: db.Connection, worker
     assert ids(found) == [good]
 
 
-def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: db.Connection, workers: Workers) -> None:
+def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: Conn, workers: Workers) -> None:
     """To park each row of a key whose turn is near would cost more than to pass it."""
     one, two = workers(), workers()
     run(conn, one)
@@ -114,9 +115,7 @@ def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: db.Connection, wor
 # --- the end of a run ---
 
 
-def test_a_claim_with_some_keys_does_not_read_on_for_long_among_busy_ones(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_a_claim_with_some_keys_does_not_read_on_for_long_among_busy_ones(conn: Conn, workers: Workers) -> None:
     """To park a row and make it ready again costs as much as to pass over it fifty times."""
     conn.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at)"
@@ -129,9 +128,7 @@ def test_a_claim_with_some_keys_does_not_read_on_for_long_among_busy_ones(
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == 0
 
 
-def test_the_end_of_a_run_makes_the_first_of_each_queue_ready_and_tells_it(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_the_end_of_a_run_makes_the_first_of_each_queue_ready_and_tells_it(conn: Conn, workers: Workers) -> None:
     one, two, ear = workers(), workers(), workers()
     job = run(conn, one)
     rows = {queue: parked(conn, two, 3, queue) for queue in ("a", "b", "c")}
@@ -146,12 +143,12 @@ def test_the_end_of_a_run_makes_the_first_of_each_queue_ready_and_tells_it(
     assert [workers().claim(queue).job for queue in ("a", "c")] == [None, None]
 
 
-def crash(conn: db.Connection, worker: Worker, job: Job) -> None:
+def crash(conn: Conn, worker: Worker, job: Job) -> None:
     conn.execute("UPDATE dl_jobs SET attempt = attempt + 1 WHERE job_id = %s", (job.job_id,))  # later, then
     lifecycle.settle(conn, worker.name, "crash", "gone")
 
 
-def lose(conn: db.Connection, worker: Worker, job: Job) -> None:
+def lose(conn: Conn, worker: Worker, job: Job) -> None:
     conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
     expire(conn, job.job_id)
     assert lifecycle.reap(conn)
@@ -161,7 +158,7 @@ def by_statement(statement: str) -> Callable[..., object]:
     return lambda conn, worker, job: conn.execute(f"{statement} WHERE job_id = %s", (job.job_id,))
 
 
-ENDS: dict[str, Callable[[db.Connection, Worker, Job], object]] = {
+ENDS: dict[str, Callable[[Conn, Worker, Job], object]] = {
     "finish": lambda conn, worker, job: worker.finish(job),
     "heartbeat": lambda conn, worker, job: lifecycle.finish_some(worker.conn, worker.name, [Ended(job, DONE)]),
     "retry": lambda conn, worker, job: worker.finish(job, "retry", delay_sec=60.0),
@@ -177,7 +174,7 @@ ENDS: dict[str, Callable[[db.Connection, Worker, Job], object]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_whoever_ends_a_run_makes_the_next_row_ready(conn: db.Connection, workers: Workers, end: str) -> None:
+def test_whoever_ends_a_run_makes_the_next_row_ready(conn: Conn, workers: Workers, end: str) -> None:
     one, two = workers(), workers()
     job = run(conn, one)
     first, second = parked(conn, two, 2)
@@ -191,7 +188,7 @@ def test_whoever_ends_a_run_makes_the_next_row_ready(conn: db.Connection, worker
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_an_end_by_a_transaction_with_an_older_snapshot_is_looked_at_by_a_claim(
-    conn: db.Connection, workers: Workers, isolation: str
+    conn: Conn, workers: Workers, isolation: str
 ) -> None:
     """Such a transaction does not see the rows that were parked after its snapshot."""
     one, two = workers(), workers()
@@ -211,7 +208,7 @@ def test_an_end_by_a_transaction_with_an_older_snapshot_is_looked_at_by_a_claim(
 
 
 def test_the_reaper_makes_ready_what_no_run_keeps_parked(
-    conn: db.Connection, workers: Workers, dsn: str, as_superuser: Callable[[str], str]
+    conn: Conn, workers: Workers, dsn: str, as_superuser: Callable[[str], str]
 ) -> None:
     """A run of the key `gone` has ended without the triggers; that of `k` goes on."""
     one, two = workers(), workers()
@@ -246,14 +243,14 @@ LEAVE = {
 }
 
 
-BY_US: dict[str, Callable[[db.Connection, UUID], object]] = {
+BY_US: dict[str, Callable[[Conn, UUID], object]] = {
     "canceled by us": lifecycle.request_cancel,
     "deleted by an operator": lambda conn, head: operations.change(conn, "delete", [head], "test"),
 }
 
 
 @pytest.mark.parametrize("leave", [*BY_US, *LEAVE])
-def test_a_head_that_leaves_passes_its_place_on(conn: db.Connection, workers: Workers, leave: str) -> None:
+def test_a_head_that_leaves_passes_its_place_on(conn: Conn, workers: Workers, leave: str) -> None:
     one, two = workers(), workers()
     job = run(conn, one)
     head, second, third = parked(conn, two, 3)
@@ -266,7 +263,7 @@ def test_a_head_that_leaves_passes_its_place_on(conn: db.Connection, workers: Wo
     assert second in ids(step(two, 5))
 
 
-def test_a_head_that_may_not_start_passes_its_place_on(conn: db.Connection, workers: Workers) -> None:
+def test_a_head_that_may_not_start_passes_its_place_on(conn: Conn, workers: Workers) -> None:
     """A service has set the column only: the claim ends the job, and makes the next row ready."""
     one, two = workers(), workers()
     job = run(conn, one)
@@ -282,7 +279,7 @@ def test_a_head_that_may_not_start_passes_its_place_on(conn: db.Connection, work
 
 
 @pytest.mark.parametrize("statement", LEAVE.values(), ids=LEAVE)
-def test_a_parked_row_that_leaves_takes_nobody_with_it(conn: db.Connection, workers: Workers, statement: str) -> None:
+def test_a_parked_row_that_leaves_takes_nobody_with_it(conn: Conn, workers: Workers, statement: str) -> None:
     one, two = workers(), workers()
     job = run(conn, one)
     first, second, third = parked(conn, two, 3)
@@ -292,7 +289,7 @@ def test_a_parked_row_that_leaves_takes_nobody_with_it(conn: db.Connection, work
     assert waits(conn, second, third) == [None, "key"]
 
 
-def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: db.Connection, workers: Workers) -> None:
+def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     run(conn, one)
     to_queue, to_key = parked(conn, two, 2)
@@ -302,7 +299,7 @@ def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: db.Connection, wo
     assert two.take().job_id == to_key
 
 
-def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: db.Connection, workers: Workers) -> None:
+def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     ended = plain(conn, lock_key="k", status="failed")
     run(conn, one)
@@ -311,7 +308,7 @@ def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: db.Connection, 
     assert waits(conn, waiting) == ["key"]
 
 
-def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: db.Connection, workers: Workers) -> None:
+def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     run(conn, one)
     (waiting,) = parked(conn, two, 1)
@@ -320,7 +317,7 @@ def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: db.Con
 
 
 def test_a_row_that_may_not_start_is_passed_over_while_another_session_has_it_locked(
-    conn: db.Connection, worker: Worker
+    conn: Conn, worker: Worker
 ) -> None:
     odd, good = plain(conn, priority=1, cancel_requested=True), plain(conn, priority=2)
     with conn.transaction():
@@ -329,7 +326,7 @@ def test_a_row_that_may_not_start_is_passed_over_while_another_session_has_it_lo
     assert state(conn, odd) == ("queued", 0)
 
 
-def test_a_row_before_its_time_that_stands_as_ready_waits_for_it(conn: db.Connection, worker: Worker) -> None:
+def test_a_row_before_its_time_that_stands_as_ready_waits_for_it(conn: Conn, worker: Worker) -> None:
     """No trigger saw its insert. That is no step, so the journal has no line."""
     with quietly(conn):
         early = plain(conn, in_sec=3_600)
@@ -338,9 +335,7 @@ def test_a_row_before_its_time_that_stands_as_ready_waits_for_it(conn: db.Connec
     assert (waits(conn, early), kinds(conn, early)) == (["time"], [])
 
 
-def test_a_parked_row_that_may_not_start_and_has_become_the_first_is_set_aside(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_a_parked_row_that_may_not_start_and_has_become_the_first_is_set_aside(conn: Conn, workers: Workers) -> None:
     """A plain UPDATE of these two columns fires no trigger."""
     one, two = workers(), workers()
     job = run(conn, one)
@@ -351,7 +346,7 @@ def test_a_parked_row_that_may_not_start_and_has_become_the_first_is_set_aside(
     assert state(conn, canceled) == ("canceled", 0)
 
 
-def test_a_row_that_may_start_again_by_now_is_not_set_aside(conn: db.Connection, workers: Workers) -> None:
+def test_a_row_that_may_start_again_by_now_is_not_set_aside(conn: Conn, workers: Workers) -> None:
     """Somebody has given it attempts since the claim's look; it goes on waiting for its key."""
     run(conn, workers())
     (waiting,) = parked(conn, workers(), 1)
@@ -359,9 +354,7 @@ def test_a_row_that_may_start_again_by_now_is_not_set_aside(conn: db.Connection,
     assert waits(conn, waiting) == ["key"]
 
 
-def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(conn: Conn, workers: Workers) -> None:
     """Were each put off by itself, each would cost a claim and its pauses."""
     one, two = workers(), workers()
     job = run(conn, one, key="held")
@@ -376,7 +369,7 @@ def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(
     assert row(conn, rows[0])["backoffs"] == 4
 
 
-def test_keys_that_sessions_hold_are_put_off_each_by_its_own_refusals(conn: db.Connection, worker: Worker) -> None:
+def test_keys_that_sessions_hold_are_put_off_each_by_its_own_refusals(conn: Conn, worker: Worker) -> None:
     often, never = plain(conn, lock_key="often"), plain(conn, lock_key="never")
     conn.execute("UPDATE dl_jobs SET backoffs = 3 WHERE job_id = %s", (often,))
     conn.execute("SELECT pg_advisory_lock(hashtext('often')), pg_advisory_lock(hashtext('never'))")
@@ -384,9 +377,7 @@ def test_keys_that_sessions_hold_are_put_off_each_by_its_own_refusals(conn: db.C
     assert [row(conn, job_id)["backoffs"] for job_id in (often, never)] == [4, 1]
 
 
-def test_rows_of_a_held_key_in_another_queue_are_left_to_that_queues_claims(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_rows_of_a_held_key_in_another_queue_are_left_to_that_queues_claims(conn: Conn, worker: Worker) -> None:
     here, there = plain(conn, lock_key="held"), plain(conn, queue="other", lock_key="held")
     conn.execute("SELECT pg_advisory_lock(hashtext('held'))")
     assert step(worker, 5).backoffs == 1
@@ -396,7 +387,7 @@ def test_rows_of_a_held_key_in_another_queue_are_left_to_that_queues_claims(
 # --- locked ---
 
 
-def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: db.Connection, workers: Workers) -> None:
+def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: Conn, workers: Workers) -> None:
     """Within a second, by the next claim of any queue; it says that there is something to come back for."""
     one, two = workers(), workers()
     job = run(conn, one)
@@ -412,7 +403,7 @@ def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: db.Connecti
     assert value(conn, "SELECT count(*) FROM dl_freed") == 0
 
 
-def test_an_end_while_a_claim_tries_the_key_again_writes_its_own_row(conn: db.Connection, workers: Workers) -> None:
+def test_an_end_while_a_claim_tries_the_key_again_writes_its_own_row(conn: Conn, workers: Workers) -> None:
     """The claim may have looked before the end, and takes its row away at its commit."""
     one, two, three = workers(), workers(), workers()
     job = run(conn, one)
@@ -427,7 +418,7 @@ def test_an_end_while_a_claim_tries_the_key_again_writes_its_own_row(conn: db.Co
         assert value(one.conn, "SELECT count(*) FROM dl_freed") == 2
 
 
-def test_a_claim_leaves_a_freed_key_to_the_claim_that_tries_it(conn: db.Connection, workers: Workers) -> None:
+def test_a_claim_leaves_a_freed_key_to_the_claim_that_tries_it(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     conn.execute("INSERT INTO dl_freed (key_hash, since) VALUES (hashtext('k'), now() - interval '1 min')")
     with one.conn.transaction():
@@ -438,12 +429,12 @@ def test_a_claim_leaves_a_freed_key_to_the_claim_that_tries_it(conn: db.Connecti
 # --- the bookmark ---
 
 
-def locked_head(conn: db.Connection, number: int = 80) -> None:
+def locked_head(conn: Conn, number: int = 80) -> None:
     many(conn, number, "locked-%s", priority=1)
 
 
 def test_a_claim_with_the_bookmark_finds_what_is_behind_it_and_later_what_is_before(
-    conn: db.Connection, workers: Workers
+    conn: Conn, workers: Workers
 ) -> None:
     worker, stranger = workers(), workers()
     locked_head(conn)
@@ -462,7 +453,7 @@ def test_a_claim_with_the_bookmark_finds_what_is_behind_it_and_later_what_is_bef
     assert [job.lock_key for job in step(worker, 1, head=found.head).jobs] == ["locked-1"]
 
 
-def test_a_few_locked_rows_are_no_reason_to_pass_over_the_head(conn: db.Connection, workers: Workers) -> None:
+def test_a_few_locked_rows_are_no_reason_to_pass_over_the_head(conn: Conn, workers: Workers) -> None:
     worker, stranger = workers(), workers()
     locked_head(conn, 10)
     plain(conn, priority=2)
@@ -471,7 +462,7 @@ def test_a_few_locked_rows_are_no_reason_to_pass_over_the_head(conn: db.Connecti
         assert step(worker, 1).head is None
 
 
-def test_the_order_of_a_key_holds_across_the_bookmark(conn: db.Connection, workers: Workers) -> None:
+def test_the_order_of_a_key_holds_across_the_bookmark(conn: Conn, workers: Workers) -> None:
     """What is before the bookmark may be free by now, and comes first; if it is not, what is behind waits for it."""
     worker, stranger = workers(), workers()
     locked_head(conn)
@@ -491,7 +482,7 @@ def test_the_order_of_a_key_holds_across_the_bookmark(conn: db.Connection, worke
 
 
 @pytest.mark.parametrize("change", ["available_at = now()", "queue = 'other'", "lock_key = 'other'"])
-def test_a_reason_to_wait_that_nobody_knows_is_left_alone(conn: db.Connection, worker: Worker, change: str) -> None:
+def test_a_reason_to_wait_that_nobody_knows_is_left_alone(conn: Conn, worker: Worker, change: str) -> None:
     job_id = plain(conn)
     conn.execute("UPDATE dl_jobs SET blocked_on = 'order' WHERE job_id = %s", (job_id,))
     conn.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (job_id,))
@@ -499,7 +490,7 @@ def test_a_reason_to_wait_that_nobody_knows_is_left_alone(conn: db.Connection, w
     assert (worker.claim().job, worker.claim("other").job) == (None, None)
 
 
-def test_a_time_goes_before_any_other_reason(conn: db.Connection, workers: Workers) -> None:
+def test_a_time_goes_before_any_other_reason(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     run(conn, one)
     (waiting,) = parked(conn, two, 1)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from hands import buffers, quietly, value
+from hands import Conn, buffers, quietly, value
 from psycopg import sql
 
 from dataloader.queue import db, lifecycle
@@ -154,7 +154,7 @@ def a_million(test: Callable[..., None]) -> Callable[..., None]:
 
 
 @pytest.fixture
-def thousand(dsn: str) -> Iterator[db.Connection]:
+def thousand(dsn: str) -> Iterator[Conn]:
     """A queue with a thousand rows, which nothing vacuums while a test counts what a call touches."""
     with db.connect(dsn, name="few", schema="public") as conn:
         conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
@@ -167,7 +167,7 @@ def thousand(dsn: str) -> Iterator[db.Connection]:
 
 
 @pytest.fixture(scope="module")
-def million_rows(module_db: str) -> Iterator[db.Connection]:
+def million_rows(module_db: str) -> Iterator[Conn]:
     """A queue with a million rows, in a database that the tests of this file share."""
     with db.connect(module_db, name="many", schema="public", answer_within=300) as conn:
         conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
@@ -177,14 +177,14 @@ def million_rows(module_db: str) -> Iterator[db.Connection]:
 
 
 @pytest.fixture
-def million(million_rows: db.Connection) -> db.Connection:
+def million(million_rows: Conn) -> Conn:
     """The million, with statistics that are true."""
     million_rows.execute("ANALYZE dl_jobs")
     return million_rows
 
 
 @pytest.fixture
-def forgotten(module_db: str, million_rows: db.Connection, as_superuser: Callable[[str], str]) -> db.Connection:
+def forgotten(module_db: str, million_rows: Conn, as_superuser: Callable[[str], str]) -> Conn:
     """The million, for a planner that last saw an empty table."""
     with db.connect(as_superuser(module_db), name="admin", schema="public") as admin:
         admin.execute("DELETE FROM pg_statistic WHERE starelid = 'dl_jobs'::regclass")
@@ -195,7 +195,7 @@ def forgotten(module_db: str, million_rows: db.Connection, as_superuser: Callabl
     return million_rows
 
 
-def filled(conn: db.Connection, rows: int, ids: str = "v4") -> None:
+def filled(conn: Conn, rows: int, ids: str = "v4") -> None:
     """Put the situations into an empty queue."""
     later = (
         []
@@ -232,7 +232,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @a_million
-def test_a_foreign_claim_is_index_served(million: db.Connection) -> None:
+def test_a_foreign_claim_is_index_served(million: Conn) -> None:
     """It sorts what is ready, for the protocol says so; but it never reads the whole table."""
     touched = {}
     for queue in ("ready", "future", "done"):
@@ -242,7 +242,7 @@ def test_a_foreign_claim_is_index_served(million: db.Connection) -> None:
     assert touched["done"] < 60
 
 
-def cost(conn: db.Connection, call: Call) -> int:
+def cost(conn: Conn, call: Call) -> int:
     """The buffers of a warm call, which is then undone."""
     found = 0
     with psycopg.connect(conn.info.dsn) as other:
@@ -255,13 +255,13 @@ def cost(conn: db.Connection, call: Call) -> int:
     return found
 
 
-def costs(conn: db.Connection, but: str = "") -> dict[str, int]:
+def costs(conn: Conn, but: str = "") -> dict[str, int]:
     """What each call costs, in a worker's session."""
     conn.execute(lifecycle.PLANS)
     return {name: cost(conn, call) for name, call in CALLS.items() if name != but}
 
 
-def anywhere(conn: db.Connection) -> dict[str, int]:
+def anywhere(conn: Conn) -> dict[str, int]:
     """What the calls of ANYWHERE cost, in a session of another service."""
     return {name: cost(conn, CALLS[name]) for name in ANYWHERE}
 
@@ -274,7 +274,7 @@ def too_dear(found: dict[str, int]) -> dict[str, int]:
 @pytest.mark.parametrize("before", [0, 600])
 @pytest.mark.parametrize("analyze", [False, True])
 def test_c3_a_session_that_planned_on_a_short_table_claims_and_ends_as_cheaply_on_a_long_one(
-    conn: db.Connection, dsn: str, ids: str, before: int, analyze: bool
+    conn: Conn, dsn: str, ids: str, before: int, analyze: bool
 ) -> None:
     """Its plans are cached, and nothing tells it that the table has grown."""
     with (
@@ -296,9 +296,7 @@ def test_c3_a_session_that_planned_on_a_short_table_claims_and_ends_as_cheaply_o
 
 
 @a_million
-def test_calls_cost_the_same_in_a_thousand_rows_and_in_a_million(
-    million: db.Connection, thousand: db.Connection
-) -> None:
+def test_calls_cost_the_same_in_a_thousand_rows_and_in_a_million(million: Conn, thousand: Conn) -> None:
     """An index may be two levels higher, and have versions that other calls left dead; nothing grows as the rows do."""
     few, many = costs(thousand), costs(million)
     assert {name: (few[name], many[name]) for name in few if many[name] > 5 * few[name] + 20} == {}
@@ -306,13 +304,13 @@ def test_calls_cost_the_same_in_a_thousand_rows_and_in_a_million(
 
 
 @a_million
-def test_c3_calls_cost_the_same_with_stale_statistics(forgotten: db.Connection) -> None:
+def test_c3_calls_cost_the_same_with_stale_statistics(forgotten: Conn) -> None:
     """In a session of its own: the others' have their plans already."""
     forgotten.execute("DISCARD PLANS")
     assert too_dear(costs(forgotten)) == {}
 
 
-def with_keys(conn: db.Connection, names: int, each: int, long: int) -> None:
+def with_keys(conn: Conn, names: int, each: int, long: int) -> None:
     """An ordered queue of so many keys with so many jobs each, beside one key with very many."""
     conn.execute("INSERT INTO dl_queues (queue, ordered) VALUES ('q', true)")
     with quietly(conn):
@@ -326,7 +324,7 @@ def with_keys(conn: db.Connection, names: int, each: int, long: int) -> None:
     conn.execute("VACUUM ANALYZE dl_jobs")
 
 
-def touched(conn: db.Connection, statement: str, **given: Any) -> int:
+def touched(conn: Conn, statement: str, **given: Any) -> int:
     """The buffers of a statement for people, planned as it is there."""
     with conn.transaction(force_rollback=True):
         conn.execute(of_keys._SQL["plans"])
@@ -343,7 +341,7 @@ def touched(conn: db.Connection, statement: str, **given: Any) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize("analyzed", [True, False])
 def test_a_page_of_keys_costs_the_same_beside_a_key_with_a_hundred_thousand_jobs(
-    conn: db.Connection, dsn: str, as_superuser: Callable[[str], str], analyzed: bool
+    conn: Conn, dsn: str, as_superuser: Callable[[str], str], analyzed: bool
 ) -> None:
     """Of that key it reads as many jobs as it counts, of each other those it has, and from one to the next it steps."""
     with_keys(conn, 1_000, 100, 100_000)
@@ -362,7 +360,7 @@ def test_a_page_of_keys_costs_the_same_beside_a_key_with_a_hundred_thousand_jobs
     assert touched(conn, stats._SQL["keys"], most=1_000) < 6_000
 
 
-def test_no_function_that_reads_by_indexes_alone_is_compiled(conn: db.Connection) -> None:
+def test_no_function_that_reads_by_indexes_alone_is_compiled(conn: Conn) -> None:
     """A plan with a sequential scan or a sort all the same seems to cost ten thousand million: it would be compiled."""
     without = "SELECT array_agg(proname) FROM pg_proc WHERE proconfig && %s AND NOT proconfig @> '{jit=off}'"
     assert value(conn, without, ["enable_seqscan=off", "enable_sort=off", "enable_bitmapscan=off"]) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hands import (
     BACKOFF_SEC,
+    Conn,
     Worker,
     Workers,
     age,
@@ -18,18 +19,18 @@ from hands import (
     value,
 )
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import lifecycle
 from dataloader.queue.job import Job
 
 
-def test_a_live_lease_is_left_alone(conn: db.Connection, worker: Worker) -> None:
+def test_a_live_lease_is_left_alone(conn: Conn, worker: Worker) -> None:
     job_id = plain(conn)
     worker.take()
     assert lifecycle.reap(conn) is None
     assert state(conn, job_id) == ("running", 1)
 
 
-def test_an_expired_one_is_queued_again_at_once_the_first_time(conn: db.Connection, worker: Worker) -> None:
+def test_an_expired_one_is_queued_again_at_once_the_first_time(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
     expire(conn, job_id)
@@ -46,7 +47,7 @@ def test_an_expired_one_is_queued_again_at_once_the_first_time(conn: db.Connecti
     assert lifecycle.reap(conn) is None
 
 
-def gone(conn: db.Connection, dead: Worker) -> list[tuple[str, int]]:
+def gone(conn: Conn, dead: Worker) -> list[tuple[str, int]]:
     """Its machine is gone: nobody settles what it held, and the leases run out. The jobs afterwards, by priority."""
     dead.conn.execute("SELECT pg_advisory_unlock_all()")
     conn.execute(
@@ -57,14 +58,14 @@ def gone(conn: db.Connection, dead: Worker) -> list[tuple[str, int]]:
     return conn.execute("SELECT status::text, attempt FROM dl_jobs ORDER BY priority").fetchall()
 
 
-def ahead(conn: db.Connection, worker: Worker, number: int, **more: int) -> list[Job]:
+def ahead(conn: Conn, worker: Worker, number: int, **more: int) -> list[Job]:
     """Claim so many jobs at once, which all may run once."""
     for priority in range(number):
         enqueue(conn, priority=priority, **({"max_attempts": 1} | more))
     return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, number).jobs
 
 
-def test_what_was_claimed_ahead_and_never_begun_is_not_counted(conn: db.Connection, worker: Worker) -> None:
+def test_what_was_claimed_ahead_and_never_begun_is_not_counted(conn: Conn, worker: Worker) -> None:
     jobs = ahead(conn, worker, 5)
     assert [row(conn, job.job_id)["heartbeat_at"] is None for job in jobs] == [False, True, True, True, True]
     assert gone(conn, worker) == [("lost", 1), *[("queued", 0)] * 4]
@@ -75,7 +76,7 @@ def test_what_was_claimed_ahead_and_never_begun_is_not_counted(conn: db.Connecti
 
 
 @pytest.mark.parametrize("sign", ["beat", "progress", "keep"])
-def test_what_was_claimed_ahead_and_begun_is_counted(conn: db.Connection, worker: Worker, sign: str) -> None:
+def test_what_was_claimed_ahead_and_begun_is_counted(conn: Conn, worker: Worker, sign: str) -> None:
     """Its worker has beaten for it, or the keeper has."""
     _, begun, _ = ahead(conn, worker, 3)
     if sign == "keep":
@@ -85,9 +86,7 @@ def test_what_was_claimed_ahead_and_begun_is_counted(conn: db.Connection, worker
     assert gone(conn, worker) == [("lost", 1), ("lost", 1), ("queued", 0)]
 
 
-def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(conn: Conn, workers: Workers) -> None:
     """It cannot be told from one that was not begun: each of its attempts is given back once."""
     enqueue(conn, priority=0, max_attempts=100), enqueue(conn, priority=1, max_attempts=2)
     worker, found = workers(), []
@@ -99,7 +98,7 @@ def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(
 
 
 @pytest.mark.parametrize(("attempt", "delay"), [(1, 0), (2, 5), (3, 25), (4, 125), (5, 600), (2_000_000, 600)])
-def test_a_crash_waits_longer_each_time(conn: db.Connection, attempt: int, delay: float) -> None:
+def test_a_crash_waits_longer_each_time(conn: Conn, attempt: int, delay: float) -> None:
     job_id = plain(conn, status="running", attempt=attempt, max_attempts=3_000_000)
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
     assert lifecycle.reap(conn)
@@ -107,7 +106,7 @@ def test_a_crash_waits_longer_each_time(conn: db.Connection, attempt: int, delay
     assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(delay, abs=2)
 
 
-def test_a_running_row_without_a_lease_has_one_from_its_last_sign_of_life(conn: db.Connection) -> None:
+def test_a_running_row_without_a_lease_has_one_from_its_last_sign_of_life(conn: Conn) -> None:
     silent = plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-61)
     plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-59)
     found = lifecycle.reap(conn)
@@ -116,7 +115,7 @@ def test_a_running_row_without_a_lease_has_one_from_its_last_sign_of_life(conn: 
     assert lifecycle.reap(conn) is None
 
 
-def test_after_an_outage_a_living_worker_has_time_to_come_back(conn: db.Connection, worker: Worker) -> None:
+def test_after_an_outage_a_living_worker_has_time_to_come_back(conn: Conn, worker: Worker) -> None:
     """For as long as it needs to reach the database, and a third of its lease, the longest pause between heartbeats."""
     job_id = enqueue(conn, lease_ttl_sec=30, max_attempts=1)
     worker.take()
@@ -129,9 +128,7 @@ def test_after_an_outage_a_living_worker_has_time_to_come_back(conn: db.Connecti
 
 
 @pytest.mark.parametrize("column", ["heartbeat_at", "lease_expires_at", "created_at"])
-def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(
-    conn: db.Connection, worker: Worker, column: str
-) -> None:
+def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(conn: Conn, worker: Worker, column: str) -> None:
     """What renewed the lease last may have been the keeper; what has begun since was begun by the living."""
     job_id = enqueue(conn, lease_ttl_sec=1)
     worker.take()
@@ -141,7 +138,7 @@ def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(
     assert lifecycle.reap(conn, 10, patience_sec=60)
 
 
-def test_the_zombies_session_is_ended_and_with_it_the_key(conn: db.Connection, workers: Workers) -> None:
+def test_the_zombies_session_is_ended_and_with_it_the_key(conn: Conn, workers: Workers) -> None:
     zombie, heir = workers(), workers()
     job_id = plain(conn, lock_key="k")
     zombie.take()
@@ -155,7 +152,7 @@ def test_the_zombies_session_is_ended_and_with_it_the_key(conn: db.Connection, w
     assert claim.job.attempt == 2
 
 
-def test_a_session_that_has_the_zombies_number_by_now_is_left_alone(conn: db.Connection, workers: Workers) -> None:
+def test_a_session_that_has_the_zombies_number_by_now_is_left_alone(conn: Conn, workers: Workers) -> None:
     zombie, bystander = workers(), workers()
     job_id = plain(conn)
     zombie.take()
@@ -165,7 +162,7 @@ def test_a_session_that_has_the_zombies_number_by_now_is_left_alone(conn: db.Con
     assert value(bystander.conn, "SELECT 1") == 1
 
 
-def test_a_foreign_workers_expired_job_is_taken_too(conn: db.Connection) -> None:
+def test_a_foreign_workers_expired_job_is_taken_too(conn: Conn) -> None:
     job_id = plain(conn)
     conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'")
     assert lifecycle.reap(conn)
@@ -173,7 +170,7 @@ def test_a_foreign_workers_expired_job_is_taken_too(conn: db.Connection) -> None
     assert row(conn, job_id)["error"] == "lease expired on attempt 1: no heartbeat since the start"
 
 
-def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: db.Connection, workers: Workers) -> None:
+def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn), plain(conn)
     held, other = one.take(), two.take()

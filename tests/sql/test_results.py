@@ -8,15 +8,15 @@ from uuid import UUID
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker, enqueue, expire, plain, remove, row, state, value
+from hands import Conn, Worker, enqueue, expire, plain, remove, row, state, value
 
-from dataloader.queue import db, lifecycle, operations
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended
 from dataloader.queue.reports import stats
 
 
-def result(conn: db.Connection, job_id: UUID) -> Any:
+def result(conn: Conn, job_id: UUID) -> Any:
     """As it is shown."""
     found = stats.result(conn, job_id)
     assert found is not None
@@ -24,7 +24,7 @@ def result(conn: db.Connection, job_id: UUID) -> Any:
     return found["result"]
 
 
-def kept(conn: db.Connection) -> list[Any]:
+def kept(conn: Conn) -> list[Any]:
     """The claims and results that are stored."""
     return conn.execute("SELECT claim, result FROM dl_results ORDER BY claim").fetchall()
 
@@ -34,14 +34,14 @@ def returned(job: Job, text: str) -> Ended:
 
 
 @pytest.mark.parametrize("text", ['{"a": [1, 0.5, "ü \\\\ \\""]}', "0", "false", '""', "[]", '"{\\"a\\": 1}"'])
-def test_any_json_comes_back_as_it_was(conn: db.Connection, worker: Worker, text: str) -> None:
+def test_any_json_comes_back_as_it_was(conn: Conn, worker: Worker, text: str) -> None:
     job_id = enqueue(conn)
     assert worker.finish(worker.take(), result=text) == "succeeded"
     assert result(conn, job_id) == lifecycle.parsed(text)
     assert stats.result(conn, job_id) == {"job_id": job_id, "status": "succeeded", "result": lifecycle.parsed(text)}
 
 
-def test_an_unknown_job_has_none_and_a_run_without_one_stores_nothing(conn: db.Connection, worker: Worker) -> None:
+def test_an_unknown_job_has_none_and_a_run_without_one_stores_nothing(conn: Conn, worker: Worker) -> None:
     assert stats.result(conn, UUID(int=7)) is None
     job_id = enqueue(conn)
     assert result(conn, job_id) is None
@@ -49,7 +49,7 @@ def test_an_unknown_job_has_none_and_a_run_without_one_stores_nothing(conn: db.C
     assert (result(conn, job_id), kept(conn)) == (None, [])
 
 
-def test_each_end_of_a_step_has_its_own(conn: db.Connection, worker: Worker) -> None:
+def test_each_end_of_a_step_has_its_own(conn: Conn, worker: Worker) -> None:
     for _ in range(3):
         enqueue(conn)
     jobs = lifecycle.step(worker.session, ["q"], 15, 3, None).jobs
@@ -58,7 +58,7 @@ def test_each_end_of_a_step_has_its_own(conn: db.Connection, worker: Worker) -> 
     assert [result(conn, job.job_id) for job in jobs] == [1, None, [2]]
 
 
-def test_it_is_there_before_the_end_and_does_not_show(conn: db.Connection, worker: Worker) -> None:
+def test_it_is_there_before_the_end_and_does_not_show(conn: Conn, worker: Worker) -> None:
     """The worker may die in between: then the job runs again, and the result is the later run's."""
     job_id = enqueue(conn)
     lifecycle.keep_results(worker.conn, [returned(worker.take(), '"of a dead run"')])
@@ -72,9 +72,7 @@ def test_it_is_there_before_the_end_and_does_not_show(conn: db.Connection, worke
     assert (kept(conn), result(conn, job_id)) == ([(2, "of its successor")], "of its successor")
 
 
-def test_that_of_a_dead_run_never_shows_where_the_next_one_returned_nothing(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_that_of_a_dead_run_never_shows_where_the_next_one_returned_nothing(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     first = worker.take()
     lifecycle.keep_results(worker.conn, [returned(first, "1")])
@@ -84,7 +82,7 @@ def test_that_of_a_dead_run_never_shows_where_the_next_one_returned_nothing(
 
 
 @pytest.mark.parametrize("field", ["attempt", "claimed_by"])
-def test_who_does_not_name_the_claim_stores_nothing(conn: db.Connection, worker: Worker, field: str) -> None:
+def test_who_does_not_name_the_claim_stores_nothing(conn: Conn, worker: Worker, field: str) -> None:
     enqueue(conn)
     job = worker.take()
     wrong = job._replace(**{field: {"attempt": 2, "claimed_by": "host:9:x"}[field]})
@@ -94,7 +92,7 @@ def test_who_does_not_name_the_claim_stores_nothing(conn: db.Connection, worker:
     assert kept(conn) == [(1, 1)]
 
 
-def test_nothing_is_stored_of_a_job_that_does_not_run(conn: db.Connection, worker: Worker) -> None:
+def test_nothing_is_stored_of_a_job_that_does_not_run(conn: Conn, worker: Worker) -> None:
     """Another service has ended it, and left the claim in the row."""
     job_id = enqueue(conn)
     job = worker.take()
@@ -106,9 +104,7 @@ def test_nothing_is_stored_of_a_job_that_does_not_run(conn: db.Connection, worke
     assert kept(conn) == []
 
 
-def test_that_of_a_later_claim_is_not_replaced_and_a_repetition_changes_nothing(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_that_of_a_later_claim_is_not_replaced_and_a_repetition_changes_nothing(conn: Conn, worker: Worker) -> None:
     """The first would be the statement of a worker that was stopped in its midst."""
     job_id = enqueue(conn)
     job = worker.take()
@@ -121,7 +117,7 @@ def test_that_of_a_later_claim_is_not_replaced_and_a_repetition_changes_nothing(
     assert (kept(conn), result(conn, job_id)) == ([(2, "later")], None)
 
 
-def test_a_canceled_job_shows_none(conn: db.Connection, worker: Worker) -> None:
+def test_a_canceled_job_shows_none(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     lifecycle.request_cancel(conn, job_id)
@@ -130,7 +126,7 @@ def test_a_canceled_job_shows_none(conn: db.Connection, worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("by", ["operator", "plain update"])
-def test_a_job_that_is_put_back_has_none_any_more(conn: db.Connection, worker: Worker, by: str) -> None:
+def test_a_job_that_is_put_back_has_none_any_more(conn: Conn, worker: Worker, by: str) -> None:
     job_id = enqueue(conn)
     other = enqueue(conn)
     for _ in range(2):
@@ -143,9 +139,7 @@ def test_a_job_that_is_put_back_has_none_any_more(conn: db.Connection, worker: W
     assert value(conn, "SELECT count(*) FROM dl_results") == 1
 
 
-def test_a_run_of_another_service_has_not_that_of_our_dead_run(
-    conn: db.Connection, worker: Worker, foreign: Foreign
-) -> None:
+def test_a_run_of_another_service_has_not_that_of_our_dead_run(conn: Conn, worker: Worker, foreign: Foreign) -> None:
     """Its claim does not count: the row's number is still that of ours."""
     job_id = plain(conn)
     job = worker.take()
@@ -157,7 +151,7 @@ def test_a_run_of_another_service_has_not_that_of_our_dead_run(
     assert (result(conn, job_id), kept(conn)) == (None, [])
 
 
-def test_a_change_of_a_job_that_has_succeeded_leaves_it_its_result(conn: db.Connection, worker: Worker) -> None:
+def test_a_change_of_a_job_that_has_succeeded_leaves_it_its_result(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.finish(worker.take(), result="1")
     conn.execute("UPDATE dl_jobs SET queue = 'other', status = 'succeeded' WHERE job_id = %s", (job_id,))
@@ -165,7 +159,7 @@ def test_a_change_of_a_job_that_has_succeeded_leaves_it_its_result(conn: db.Conn
 
 
 @pytest.mark.parametrize("by", ["operator", "retention", "plain delete"])
-def test_it_goes_with_its_job(conn: db.Connection, worker: Worker, by: str) -> None:
+def test_it_goes_with_its_job(conn: Conn, worker: Worker, by: str) -> None:
     job_id, other = enqueue(conn), enqueue(conn)
     for _ in range(2):
         worker.finish(worker.take(), result="1")
@@ -173,9 +167,7 @@ def test_it_goes_with_its_job(conn: db.Connection, worker: Worker, by: str) -> N
     assert conn.execute("SELECT job_id FROM dl_results").fetchall() == [(other,)]
 
 
-def test_a_row_that_somebody_has_locked_keeps_it_for_the_next_try(
-    conn: db.Connection, worker: Worker, dsn: str
-) -> None:
+def test_a_row_that_somebody_has_locked_keeps_it_for_the_next_try(conn: Conn, worker: Worker, dsn: str) -> None:
     """The result does not wait for the lock, and nor do the other ends."""
     job_id, other = enqueue(conn), enqueue(conn)
     jobs = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs

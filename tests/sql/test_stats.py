@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import Worker, Workers, age, enqueue, expire, many, plain, quietly, row, value
+from hands import Conn, Worker, Workers, age, enqueue, expire, many, plain, quietly, row, value
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader.queue import db, lifecycle, operations
@@ -23,7 +23,7 @@ from dataloader.queue.reports import stats
 from dataloader.queue.reports.stats import Wanted
 
 
-def walk(conn: db.Connection, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
+def walk(conn: Conn, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
     """All jobs of a list, page by page."""
     found: list[dict[str, Any]] = []
     after = None
@@ -36,7 +36,7 @@ def walk(conn: db.Connection, wanted: Wanted, limit: int) -> list[dict[str, Any]
     raise AssertionError("the list has no end")
 
 
-def varied(conn: db.Connection) -> None:
+def varied(conn: Conn) -> None:
     """Three hundred jobs in every state, many of them changed at the same instant."""
     chance = random.Random(7)
     with quietly(conn):
@@ -90,7 +90,7 @@ def matches(job: dict[str, Any], wanted: dict[str, str]) -> bool:
     return is_it and all(job[name] == text for name, text in rest.items())
 
 
-def test_a_list_has_each_job_once_and_in_order(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_has_each_job_once_and_in_order(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     """However small the pages are, and however few jobs are looked at for one."""
     varied(conn)
     every = [row(conn, job_id) for (job_id,) in conn.execute("SELECT job_id FROM dl_jobs").fetchall()]
@@ -110,13 +110,13 @@ NUL = base64.urlsafe_b64encode(json.dumps(["a\x00b", str(UUID(int=1))]).encode()
 
 
 @pytest.mark.parametrize("bad", ["", "x", "bnVsbA", "WzEsMl0", "é", "WyJhIiwiYiJd", "W10", "WyIyMDI2IiwgIngiXQ", NUL])
-def test_a_cursor_that_is_none(conn: db.Connection, bad: str) -> None:
+def test_a_cursor_that_is_none(conn: Conn, bad: str) -> None:
     for sort in stats.SORTS:
         with pytest.raises(ValueError, match="the cursor should be"):
             stats.jobs(conn, Wanted(sort=sort), 5, bad)
 
 
-def test_a_page_reads_what_it_shows(conn: db.Connection) -> None:
+def test_a_page_reads_what_it_shows(conn: Conn) -> None:
     """And of a filter that nothing passes a bounded part, whatever the statistics say."""
     with quietly(conn):
         many(conn, 50_000, "k%s")
@@ -132,7 +132,7 @@ def test_a_page_reads_what_it_shows(conn: db.Connection) -> None:
     assert (page.jobs, page.next is not None) == ([], True)
 
 
-def read(conn: db.Connection, question: Callable[[], Any]) -> int:
+def read(conn: Conn, question: Callable[[], Any]) -> int:
     """How many rows of the table a question has looked at."""
     rows = (
         "SELECT coalesce(sum(seq_tup_read + idx_tup_fetch), 0) FROM pg_stat_xact_user_tables WHERE relname = 'dl_jobs'"
@@ -143,7 +143,7 @@ def read(conn: db.Connection, question: Callable[[], Any]) -> int:
         return int(value(conn, rows) - before)
 
 
-def test_how_the_farm_stands(conn: db.Connection, worker: Worker) -> None:
+def test_how_the_farm_stands(conn: Conn, worker: Worker) -> None:
     for _ in range(3):
         enqueue(conn, queue="load")
     late = plain(conn, queue="load", in_sec=-90, made_sec=-100)
@@ -177,7 +177,7 @@ def test_how_the_farm_stands(conn: db.Connection, worker: Worker) -> None:
     assert total["lag_sec"] == load["lag_sec"]
 
 
-def test_a_count_ends_somewhere_and_says_so(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_ends_somewhere_and_says_so(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long queue is counted by the reaper; before it has done so, there are at least so many."""
     monkeypatch.setattr(stats, "COUNTED", 10)
     with quietly(conn):
@@ -220,7 +220,7 @@ def test_figures_are_counted_where_few_and_noted_where_many(
     assert (*(found[name] for name in shown), found["counted_at"] is not None) == told
 
 
-def test_a_job_that_waits_for_its_key_counts_as_late(conn: db.Connection) -> None:
+def test_a_job_that_waits_for_its_key_counts_as_late(conn: Conn) -> None:
     """Not one that waits for its time."""
     plain(conn, lock_key="k", in_sec=-50, made_sec=-50)
     conn.execute("UPDATE dl_jobs SET blocked_on = 'key'")
@@ -228,7 +228,7 @@ def test_a_job_that_waits_for_its_key_counts_as_late(conn: db.Connection) -> Non
     assert 50 <= stats.overview(conn)["total"]["lag_sec"] < 60
 
 
-def test_one_reaper_counts_at_a_time_and_not_what_another_has_just_counted(conn: db.Connection, dsn: str) -> None:
+def test_one_reaper_counts_at_a_time_and_not_what_another_has_just_counted(conn: Conn, dsn: str) -> None:
     enqueue(conn)
     age(conn, enqueue(conn), "available_at", 50)
     conn.execute("UPDATE dl_jobs SET created_at = available_at")
@@ -240,7 +240,7 @@ def test_one_reaper_counts_at_a_time_and_not_what_another_has_just_counted(conn:
         assert stats.note_lengths(conn, 0) is not None
 
 
-def test_the_attempts_that_a_journal_tells_of(conn: db.Connection, workers: Workers) -> None:
+def test_the_attempts_that_a_journal_tells_of(conn: Conn, workers: Workers) -> None:
     job_id = enqueue(conn, max_attempts=9)
     for end in ("retry", "hand_back", "crash", "lease", "succeed"):
         worker = workers()  # some lose their session on the way
@@ -269,7 +269,7 @@ def test_the_attempts_that_a_journal_tells_of(conn: db.Connection, workers: Work
     assert counted == dict.fromkeys(("queued", "retry", "handed_back", "crash", "lease", "done"), 1) | {"picked": 5}
 
 
-def test_runs_are_numbered_over_all_budgets_of_attempts(conn: db.Connection, worker: Worker) -> None:
+def test_runs_are_numbered_over_all_budgets_of_attempts(conn: Conn, worker: Worker) -> None:
     """After a requeue `attempt` begins at 1 again: the number of the run and who put the job back tell them apart."""
     job_id = enqueue(conn, max_attempts=2)
     for delay, end in ((True, "retry"), (False, "fail")):
@@ -289,7 +289,7 @@ def test_runs_are_numbered_over_all_budgets_of_attempts(conn: db.Connection, wor
     ]
 
 
-def test_a_job_took_what_its_last_run_took(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_took_what_its_last_run_took(conn: Conn, worker: Worker) -> None:
     """And not the time since its first start, with the pauses between its attempts."""
     jobs = {name: enqueue(conn, queue=name) for name in ("twice", "dropped", "once", "runs", "waits")}
     for name in ("twice", "dropped"):
@@ -310,7 +310,7 @@ def test_a_job_took_what_its_last_run_took(conn: db.Connection, worker: Worker) 
         assert status["run_sec"] is None if name in ("runs", "waits") else 0 <= status["run_sec"] < 60, name
 
 
-def test_sums_of_the_journal_count_each_row_once(conn: db.Connection, worker: Worker) -> None:
+def test_sums_of_the_journal_count_each_row_once(conn: Conn, worker: Worker) -> None:
     for _ in range(5):
         enqueue(conn)
     for verb in ("succeed", "succeed", "fail", "retry"):
@@ -329,7 +329,7 @@ def test_sums_of_the_journal_count_each_row_once(conn: db.Connection, worker: Wo
     assert {each["kind"]: each["count"] for each in stats.totals(conn)}["done"] == 3
 
 
-def test_throughput_has_each_step_once_up_to_the_present_one(conn: db.Connection, worker: Worker) -> None:
+def test_throughput_has_each_step_once_up_to_the_present_one(conn: Conn, worker: Worker) -> None:
     for verb in ("succeed", "fail", "retry"):
         enqueue(conn)
         worker.finish(worker.take(), verb)
@@ -342,7 +342,7 @@ def test_throughput_has_each_step_once_up_to_the_present_one(conn: db.Connection
         assert (sum(each["processed"] for each in steps), sum(each["failed"] for each in steps)) == (3, 2)
 
 
-def test_throughput_is_kept_for_eight_days(conn: db.Connection, worker: Worker) -> None:
+def test_throughput_is_kept_for_eight_days(conn: Conn, worker: Worker) -> None:
     conn.execute(
         "INSERT INTO dl_pace_long SELECT date_bin('5 min', now() - make_interval(days => day), '2000-01-01'), 'q', 1, 0"
         "  FROM unnest('{6, 7, 9}'::int[]) day"
@@ -355,7 +355,7 @@ def test_throughput_is_kept_for_eight_days(conn: db.Connection, worker: Worker) 
     assert sum(each["processed"] for each in stats.throughput(conn, 7 * 86_400, 3_600)) == 2
 
 
-def test_what_a_run_uses_is_that_of_its_worker_and_not_old(conn: db.Connection, worker: Worker) -> None:
+def test_what_a_run_uses_is_that_of_its_worker_and_not_old(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
     shown = {"worker": worker.name, "pid": 1, "queue": "q", "state": "busy", "job_id": str(job_id), "jobs": 1}
@@ -369,7 +369,7 @@ def test_what_a_run_uses_is_that_of_its_worker_and_not_old(conn: db.Connection, 
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.3, 0.8, 3, 10, 30, 100, 600, 2_000, 10_000, 50_000, 200_000])
-def test_how_long_a_run_took_falls_into_one_bucket(conn: db.Connection, worker: Worker, seconds: float) -> None:
+def test_how_long_a_run_took_falls_into_one_bucket(conn: Conn, worker: Worker, seconds: float) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     conn.execute(
@@ -384,7 +384,7 @@ def test_how_long_a_run_took_falls_into_one_bucket(conn: db.Connection, worker: 
     assert done["seconds"] == pytest.approx(seconds, abs=0.2)
 
 
-def test_a_cancellation_between_two_runs_is_the_end_of_none(conn: db.Connection, worker: Worker) -> None:
+def test_a_cancellation_between_two_runs_is_the_end_of_none(conn: Conn, worker: Worker) -> None:
     """Its last run ended before; the time it waited since, for days perhaps, is nobody's run."""
     job_id = enqueue(conn)
     worker.finish(worker.take(), "retry")
@@ -399,7 +399,7 @@ def test_a_cancellation_between_two_runs_is_the_end_of_none(conn: db.Connection,
     assert sum(each["processed"] for each in stats.pace(conn, 1)) == 1
 
 
-def test_a_row_that_is_committed_late_is_counted_too(conn: db.Connection, dsn: str) -> None:
+def test_a_row_that_is_committed_late_is_counted_too(conn: Conn, dsn: str) -> None:
     """Numbers are given out before they are visible: nothing is passed over but what stays away for long."""
     enqueue(conn)
     with psycopg.connect(dsn) as slow:
@@ -412,7 +412,7 @@ def test_a_row_that_is_committed_late_is_counted_too(conn: db.Connection, dsn: s
     assert stats.totals(conn)[0]["count"] == 3
 
 
-def test_a_number_that_never_comes_is_passed_after_a_while(conn: db.Connection) -> None:
+def test_a_number_that_never_comes_is_passed_after_a_while(conn: Conn) -> None:
     enqueue(conn)
     value(conn, "SELECT nextval('dl_job_events_event_id_seq')")
     enqueue(conn)
@@ -421,7 +421,7 @@ def test_a_number_that_never_comes_is_passed_after_a_while(conn: db.Connection) 
     assert [stats.aggregate(conn), stats.aggregate(conn)] == [1, 0]
 
 
-def test_rows_of_the_future_hold_up_no_sums(conn: db.Connection) -> None:
+def test_rows_of_the_future_hold_up_no_sums(conn: Conn) -> None:
     """The clock was set back by an hour; a gap among the rows of that hour is not waited for, for so long."""
     enqueue(conn)
     value(conn, "SELECT nextval('dl_job_events_event_id_seq')")
@@ -430,7 +430,7 @@ def test_rows_of_the_future_hold_up_no_sums(conn: db.Connection) -> None:
     assert [stats.aggregate(conn), stats.aggregate(conn)] == [2, 0]
 
 
-def test_sums_go_on_when_the_journal_is_numbered_anew(conn: db.Connection) -> None:
+def test_sums_go_on_when_the_journal_is_numbered_anew(conn: Conn) -> None:
     for _ in range(3):
         enqueue(conn)
     assert stats.aggregate(conn) == 3
@@ -441,7 +441,7 @@ def test_sums_go_on_when_the_journal_is_numbered_anew(conn: db.Connection) -> No
     assert [stats.aggregate(conn), stats.aggregate(conn)] == [2, 0]
 
 
-def test_a_journal_that_was_emptied_is_not_taken_for_one_that_is_numbered_anew(conn: db.Connection) -> None:
+def test_a_journal_that_was_emptied_is_not_taken_for_one_that_is_numbered_anew(conn: Conn) -> None:
     """Nor does it count a row twice."""
     kept = enqueue(conn)
     enqueue(conn)
@@ -454,7 +454,7 @@ def test_a_journal_that_was_emptied_is_not_taken_for_one_that_is_numbered_anew(c
     assert stats.aggregate(conn) == 1
 
 
-def test_a_part_is_summed_up_where_all_takes_too_long(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_summed_up_where_all_takes_too_long(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     with quietly(conn):
         many(conn, 5_000, "k%s")
     before = value(conn, "SELECT coalesce(sum(count), 0) FROM dl_totals")
@@ -462,7 +462,7 @@ def test_a_part_is_summed_up_where_all_takes_too_long(conn: db.Connection, monke
     taken = []
     rolled = stats._aggregate
 
-    def slow(conn: db.Connection, limit: int) -> int:
+    def slow(conn: Conn, limit: int) -> int:
         taken.append(limit)
         monkeypatch.setattr(stats, "AGGREGATING_SEC", 0.001 if limit == stats.AGGREGATED else 30)
         return rolled(conn, limit)
@@ -473,7 +473,7 @@ def test_a_part_is_summed_up_where_all_takes_too_long(conn: db.Connection, monke
     assert value(conn, "SELECT coalesce(sum(count), 0) FROM dl_totals") - before == stats.AGGREGATED // 20
 
 
-def test_one_sums_up_at_a_time_and_the_others_go_on(conn: db.Connection, dsn: str) -> None:
+def test_one_sums_up_at_a_time_and_the_others_go_on(conn: Conn, dsn: str) -> None:
     enqueue(conn)
     with db.connect(dsn, name="other", schema="public") as other, other.transaction():
         assert stats.aggregate(other) == 1
@@ -482,7 +482,7 @@ def test_one_sums_up_at_a_time_and_the_others_go_on(conn: db.Connection, dsn: st
     assert Counter(each["kind"] for each in stats.totals(conn)) == {"queued": 1}
 
 
-def test_what_a_keeper_shows_replaces_what_it_showed(conn: db.Connection, worker: Worker) -> None:
+def test_what_a_keeper_shows_replaces_what_it_showed(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn, queue="q")
     job = worker.take()
     lifecycle.beat(worker.conn, [job], '{"processed": 5}', False)
@@ -506,7 +506,7 @@ def test_what_a_keeper_shows_replaces_what_it_showed(conn: db.Connection, worker
     assert value(conn, "SELECT count(*) FROM dl_workers") == 0
 
 
-def test_a_locked_list_of_workers_does_not_hold_up_who_shows_them(conn: db.Connection, dsn: str) -> None:
+def test_a_locked_list_of_workers_does_not_hold_up_who_shows_them(conn: Conn, dsn: str) -> None:
     with psycopg.connect(dsn) as other:
         other.execute("LOCK TABLE dl_workers IN EXCLUSIVE MODE")
         with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -515,9 +515,7 @@ def test_a_locked_list_of_workers_does_not_hold_up_who_shows_them(conn: db.Conne
     assert value(conn, "SELECT current_setting('lock_timeout')") == "0"
 
 
-def test_queues_that_take_too_long_to_count_are_told_as_noted(
-    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queues_that_take_too_long_to_count_are_told_as_noted(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the database has to do: the answer comes in time and says from when it is."""
     with quietly(conn):
         many(conn, 20_000, "k%s")
@@ -526,7 +524,7 @@ def test_queues_that_take_too_long_to_count_are_told_as_noted(
     monkeypatch.setattr(stats, "NOTING_SEC", 0.002)
     counted, limits = stats._count, []
 
-    def slow(conn: db.Connection, most: int, within_sec: float) -> list[dict[str, Any]]:
+    def slow(conn: Conn, most: int, within_sec: float) -> list[dict[str, Any]]:
         limits.append(most)
         return counted(conn, most, 30 if most == 1_000 and len(limits) == 2 else within_sec)
 

@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from foreign import Foreign
-from hands import Worker, expire, plain, until, value
+from hands import Conn, Worker, expire, plain, until, value
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob, enqueue, enqueue_many
@@ -90,7 +90,7 @@ class Storm:
         with self.lock:
             self.moved.update(job_ids)
 
-    def begin(self, conn: db.Connection, jobs: tuple[Job, ...], startable: list[UUID]) -> None:
+    def begin(self, conn: Conn, jobs: tuple[Job, ...], startable: list[UUID]) -> None:
         """Judge a delivery that has just been claimed; these jobs of any key could start just before the claim."""
         at = time.monotonic()
         ids, key = [job.job_id for job in jobs], jobs[0].lock_key
@@ -240,7 +240,7 @@ def operate(storm: Storm, number: int) -> None:
             time.sleep(chance.random() * 0.02)
 
 
-def some(conn: db.Connection, *statuses: str) -> list[UUID]:
+def some(conn: Conn, *statuses: str) -> list[UUID]:
     """A few jobs of the keys that are not calm."""
     rows = conn.execute(
         "SELECT job_id FROM dl_jobs WHERE status::text = ANY (%s) AND lock_key::int %% 4 < 2 ORDER BY random() LIMIT 2",
@@ -288,7 +288,7 @@ KINDS = {"plain": (False, None), "ordered": (True, None), "merged by 3": (True, 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("keys", [4, 8, 40])
-def test_a_storm_breaks_no_order(conn: db.Connection, dsn: str, keys: int, kind: str) -> None:
+def test_a_storm_breaks_no_order(conn: Conn, dsn: str, keys: int, kind: str) -> None:
     ordered, limit = KINDS[kind]
     storm = Storm(dsn, 1, ordered, limit, keys)
     workers = 12 if limit == ALL else 4

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from hands import Worker, enqueue, journal, kinds, row
+from hands import Conn, Worker, enqueue, journal, kinds, row
 from judge import illegal
 
-from dataloader.queue import db, lifecycle, operations
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.job import FINAL, TRANSITIONS, Finish, Job, Status
@@ -57,7 +57,7 @@ RENEWING = {"beat", "retake", "keep"}
 SITUATIONS = list(itertools.product((False, True), (False, True), (False, True)))
 
 
-def placed(conn: db.Connection, status: Status, spent: bool, asked: bool, late: bool) -> tuple[UUID, Job]:
+def placed(conn: Conn, status: Status, spent: bool, asked: bool, late: bool) -> tuple[UUID, Job]:
     """A job of this status: its attempts spent, its cancellation asked for, its lease expired, or not."""
     job_id = enqueue(conn, lock_key="k", idempotency_key="i", max_attempts=1 if spent else 5)
     conn.execute(
@@ -70,7 +70,7 @@ def placed(conn: db.Connection, status: Status, spent: bool, asked: bool, late: 
     return job_id, Job(job_id, "q", "t", "{}", "i", "k", "", 1, 1 if spent else 5, 60, None, 1, BOOT)
 
 
-def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: db.Connection, worker: Worker) -> None:
+def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: Conn, worker: Worker) -> None:
     steps: dict[str, set[tuple[str, str]]] = {name: set() for name in STATEMENTS}
     for name, status, (spent, asked, late) in itertools.product(STATEMENTS, Status, SITUATIONS):
         conn.execute("DELETE FROM dl_jobs")

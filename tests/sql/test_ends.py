@@ -87,19 +87,6 @@ def test_v12_a_success_after_an_acknowledged_cancellation_says_that_its_work_sta
     assert end["progress"] == {"processed": 9}
 
 
-@pytest.mark.parametrize("verb", ENDS)
-@pytest.mark.parametrize(
-    ("error", "progress"), [("\x00", None), ("boom", '{"p": "\\u0000"}'), (None, '{"p": "\\ud800"}')]
-)
-def test_g1_what_cannot_be_stored_does_not_keep_a_job_from_ending(
-    conn: Conn, worker: Worker, verb: str, error: str | None, progress: str | None
-) -> None:
-    job_id = plain(conn)
-    assert worker.finish(worker.take(), verb, error=error, progress=progress) is not None
-    assert state(conn, job_id)[0] != "running"
-    assert keys_held(conn) == []
-
-
 @pytest.fixture
 def own(own_db: str) -> Iterator[tuple[Conn, Worker]]:
     """A database whose tables the test may change, and a worker."""

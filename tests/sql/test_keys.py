@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import Conn, Workers, enqueue, value
+from hands import Conn, Workers, enqueue
 
 from dataloader.queue import operations
 from dataloader.queue.reports import keys, stats
@@ -152,28 +152,3 @@ def test_many_keys_are_noted_by_the_reaper(ordered: Conn, monkeypatch: pytest.Mo
     assert (found["keys"], found["counted_at"] is None) == (8, False)
     monkeypatch.setattr(stats, "COUNTING_SEC", 0.0005)  # as where a server has too much to do
     assert stats._rows(ordered, "queues_as_noted")[0]["keys"] == 8
-
-
-def test_dead_jobs_by_key_are_paged_and_too_many_refused(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = [enqueue(conn, queue="q", lock_key=f"k{number % 4}") for number in range(12)]
-    conn.execute(
-        "UPDATE dl_jobs SET finished_at = now(),"
-        " status = CASE lock_key WHEN 'k1' THEN 'lost' ELSE 'failed' END::dl_status"
-    )
-    enqueue(conn, queue="q", lock_key="k1")
-    in_order = "SELECT job_id FROM dl_jobs WHERE job_id = ANY (%s) ORDER BY lock_key, job_id"
-    expected = [row[0] for row in conn.execute(in_order, (ids,))]
-    wanted = stats.Wanted(queue="q", status="dead", sort="key")
-    found: list[UUID] = []
-    after = None
-    while True:
-        page = stats.jobs(conn, wanted, 5, after)
-        found += [row["job_id"] for row in page.jobs]
-        if (after := page.next) is None:
-            break
-    assert found == expected
-    monkeypatch.setattr(stats, "SORTED", 11)
-    with pytest.raises(stats.TooMany, match="since and until"):
-        stats.jobs(conn, wanted)
-    assert len(stats.jobs(conn, stats.Wanted(queue="q", status="dead")).jobs) >= 10
-    assert value(conn, "SELECT count(*) FROM dl_jobs") == 13

@@ -19,7 +19,6 @@ from hands import (
     Workers,
     enqueue,
     ids,
-    journal,
     keys_held,
     many,
     plain,
@@ -113,21 +112,6 @@ def test_the_order_of_a_key_is_kept_and_the_target_becomes_ordered(conn: Conn, w
     assert in_order(worker) == []  # the first one runs
     lifecycle.settle(conn, worker.name, "drain", "the worker leaves")
     assert queue_of(conn, by_score[0]) == ["to"]
-
-
-def test_a_failed_run_comes_back_to_the_target_before_its_successor(conn: Conn, workers: Workers) -> None:
-    order(conn)
-    worker, other = workers(), workers()
-    first, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
-    job = worker.take("q")
-    assert move(conn) == [1, 1, 0]
-    assert other.claim("to").job is None
-    assert worker.finish(job, "retry", error="no") == "queued"
-    assert journal(conn, first)[-1][0] == "requeue"
-    assert (
-        value(conn, "SELECT queue FROM dl_job_events WHERE job_id = %s ORDER BY event_id DESC LIMIT 1", first) == "to"
-    )
-    assert in_order(other) == [first, second]
 
 
 def test_a_delivery_moves_as_one_and_goes_back_as_one(conn: Conn, workers: Workers) -> None:

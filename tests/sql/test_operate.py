@@ -105,27 +105,6 @@ def test_a_resume_keeps_the_limit_and_a_limit_the_pause(conn: Conn) -> None:
     assert operations.resume(conn, "never seen", BY)["max_length"] is None
 
 
-def test_a_task_is_known_by_workers_and_jobs(conn: Conn, worker: Worker) -> None:
-    def known(name: str) -> tuple[bool, list[str], int]:
-        found = operations.names(conn, None, name)
-        assert found["queue"] is None
-        assert found["task"]
-        return found["task"]["is_known"], found["task"]["similar"], found["task"]["count"]
-
-    assert known("count.customers") == (False, [], 0)
-    operations.tell_tasks(
-        conn, {"count.customers": dict.fromkeys(("max_attempts", "affinity", "limits", "memory_mb", "cpus"))}
-    )
-    assert known("count.customers") == (True, [], 1)
-    assert known("count.custmers") == (False, ["count.customers"], 1)
-    enqueue(conn, task="queued")
-    assert known("queued") == (True, [], 2)
-    worker.finish(worker.take())
-    assert known("queued")[0] is False  # until the reaper has summed up its journal
-    stats.aggregate(conn)
-    assert known("queued")[0] is True
-
-
 def test_a_full_queue_takes_no_more_but_known_keys(conn: Conn, worker: Worker) -> None:
     operations.limit_length(conn, "q", 2, BY)
     plain(conn, status="succeeded")

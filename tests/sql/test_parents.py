@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -10,7 +11,6 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from foreign import Foreign
 from hands import Conn, Worker, Workers, enqueue, expire, journal, row, until, value
 
 from dataloader.farm.family import Family
@@ -39,93 +39,72 @@ def waiting(conn: Conn) -> int:
     return int(value(conn, "SELECT count(*) FROM dl_waiting"))
 
 
-class Ends:
-    """Every way in which a job ends, by the one who ends it."""
-
-    def __init__(self, conn: Conn, worker: Worker, foreign: Foreign) -> None:
-        self.conn = conn
-        self._worker = worker
-        self._foreign = foreign
-
-    def by(self, how: str, job_id: UUID) -> None:
-        getattr(self, "_" + how.replace(" ", "_"))(job_id)
-
-    def _run(self, job_id: UUID) -> Job:
-        """The claimed job, which has to be the first of the queue."""
-        job = self._worker.take()
-        assert job.job_id == job_id
-        return job
-
-    def _success(self, job_id: UUID) -> None:
-        self._worker.finish(self._run(job_id))
-
-    def _failure(self, job_id: UUID) -> None:
-        self._worker.finish(self._run(job_id), "fail", error="no")
-
-    def _cancellation_of_a_run(self, job_id: UUID) -> None:
-        job = self._run(job_id)
-        lifecycle.request_cancel(self.conn, job_id)
-        self._worker.finish(job, "cancel")
-
-    def _cancellation_in_the_queue(self, job_id: UUID) -> None:
-        lifecycle.request_cancel(self.conn, job_id)
-
-    def _lost_worker(self, job_id: UUID) -> None:
-        self.conn.execute("UPDATE dl_jobs SET max_attempts = 1 WHERE job_id = %s", (job_id,))
-        self._run(job_id)
-        self.conn.execute("SELECT * FROM dl_settle(%s, %s, 'crash', 'killed', '{}')", (self._worker.name, [job_id]))
-
-    def _lost_lease(self, job_id: UUID) -> None:
-        self.conn.execute("UPDATE dl_jobs SET max_attempts = 1 WHERE job_id = %s", (job_id,))
-        self._run(job_id)
-        expire(self.conn, job_id)
-        self.conn.execute("SELECT * FROM dl_reap(1e9, 60)")
-
-    def _spent_attempts(self, job_id: UUID) -> None:
-        self.conn.execute("UPDATE dl_jobs SET attempt = 7 WHERE job_id = %s", (job_id,))
-        assert self._worker.claim().job is None
-
-    def _success_elsewhere(self, job_id: UUID) -> None:
-        claimed = self._foreign.claim()
-        assert claimed
-        self._foreign.finish(*claimed)
-
-    def _failure_elsewhere(self, job_id: UUID) -> None:
-        assert self._foreign.claim()
-        self.conn.execute("UPDATE dl_jobs SET status = 'failed' WHERE job_id = %s", (job_id,))
-
-    def _deletion(self, job_id: UUID) -> None:
-        self.conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,))
+def cancel_the_run(conn: Conn, worker: Worker, job_id: UUID) -> None:
+    job = worker.take()
+    lifecycle.request_cancel(conn, job_id)
+    worker.finish(job, "cancel")
 
 
-SUCCESSES = ("success", "success elsewhere")
-FAILURES = (
-    *("failure", "cancellation of a run", "cancellation in the queue", "lost worker", "lost lease", "spent attempts"),
-    *("failure elsewhere", "deletion"),
-)
+def lose_the_worker(conn: Conn, worker: Worker, job_id: UUID) -> None:
+    conn.execute("UPDATE dl_jobs SET max_attempts = 1 WHERE job_id = %s", (job_id,))
+    worker.take()
+    lifecycle.settle(conn, worker.name, "crash", "killed", running=[job_id])
 
 
-@pytest.fixture
-def ends(conn: Conn, worker: Worker, foreign: Foreign) -> Ends:
-    return Ends(conn, worker, foreign)
+def lose_the_lease(conn: Conn, worker: Worker, job_id: UUID) -> None:
+    conn.execute("UPDATE dl_jobs SET max_attempts = 1 WHERE job_id = %s", (job_id,))
+    worker.take()
+    expire(conn, job_id)
+    assert lifecycle.reap(conn)
+
+
+def spend_the_attempts(conn: Conn, worker: Worker, job_id: UUID) -> None:
+    conn.execute("UPDATE dl_jobs SET attempt = 7 WHERE job_id = %s", (job_id,))
+    assert worker.claim().job is None
+
+
+def by_another_service(status: str) -> Callable[[Conn, Worker, UUID], object]:
+    """It claims the job by a plain UPDATE, and ends it by one."""
+
+    def change(conn: Conn, worker: Worker, job_id: UUID) -> None:
+        for each in ("running", status):
+            conn.execute("UPDATE dl_jobs SET status = %s WHERE job_id = %s", (each, job_id))
+
+    return change
+
+
+SUCCESSES: dict[str, Callable[[Conn, Worker, UUID], object]] = {
+    "success": lambda conn, worker, job_id: worker.finish(worker.take()),
+    "success elsewhere": by_another_service("succeeded"),
+}
+FAILURES: dict[str, Callable[[Conn, Worker, UUID], object]] = {
+    "failure": lambda conn, worker, job_id: worker.finish(worker.take(), "fail", error="no"),
+    "cancellation of a run": cancel_the_run,
+    "cancellation in the queue": lambda conn, worker, job_id: lifecycle.request_cancel(conn, job_id),
+    "lost worker": lose_the_worker,
+    "lost lease": lose_the_lease,
+    "spent attempts": spend_the_attempts,
+    "failure elsewhere": by_another_service("failed"),
+    "deletion": lambda conn, worker, job_id: conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,)),
+}
 
 
 @pytest.mark.parametrize("how", SUCCESSES)
 @pytest.mark.parametrize("on", ON_FAILURE)
-def test_a_success_lets_the_children_go(conn: Conn, ends: Ends, how: str, on: str) -> None:
+def test_a_success_lets_the_children_go(conn: Conn, worker: Worker, how: str, on: str) -> None:
     parent = enqueue(conn)
     job = child(conn, parent, on=on)
     assert place(conn, job) == WAITS
-    ends.by(how, parent)
+    SUCCESSES[how](conn, worker, parent)
     assert (place(conn, job), waiting(conn)) == (READY, 0)
 
 
 @pytest.mark.parametrize("how", FAILURES)
 @pytest.mark.parametrize(("on", "then"), [("cancel", CANCELED), ("hold", WAITS), ("run", READY)])
-def test_after_a_failure_the_child_does_as_it_says(conn: Conn, ends: Ends, how: str, on: str, then: Place) -> None:
+def test_after_a_failure_the_child_does_as_it_says(conn: Conn, worker: Worker, how: str, on: str, then: Place) -> None:
     parent = enqueue(conn)
     job = child(conn, parent, on=on)
-    ends.by(how, parent)
+    FAILURES[how](conn, worker, parent)
     assert (place(conn, job), waiting(conn)) == (then, 1 if then == WAITS else 0)
 
 

@@ -196,30 +196,6 @@ def test_a_count_ends_somewhere_and_says_so(conn: Conn, monkeypatch: pytest.Monk
     assert value(conn, "SELECT count(*) FROM dl_lengths") == 0
 
 
-@pytest.mark.parametrize(
-    ("counted", "noted", "told"),
-    [
-        ((999, 0, 0, 0), None, (999, 0, 999, 0, 0, True, False)),
-        ((999, 0, 5, 0), (5_000, 9, 9, 9), (999, 0, 994, 5, 0, True, False)),  # short by now: as it is
-        ((1_000, 0, 5, 0), (5_000, 9, 9, 9), (5_000, 0, 4_995, 5, 0, False, True)),
-        ((1_000, 1_000, 1_000, 1_000), (5_000, 4_000, 3_000, 2_000), (5_000, 4_000, 2_000, 3_000, 2_000, False, True)),
-        ((1_000, 0, 0, 0), (7, 0, 0, 0), (1_000, 0, 1_000, 0, 0, False, True)),  # it has grown since
-        ((1_000, 0, 0, 0), None, (1_000, 0, 1_000, 0, 0, False, False)),
-        ((5, 0, 0, 1_000), (5, 0, 0, 70_000), (5, 0, 5, 0, 70_000, True, True)),
-    ],
-)
-def test_figures_are_counted_where_few_and_noted_where_many(
-    counted: tuple[int, ...], noted: tuple[int, ...] | None, told: tuple[Any, ...]
-) -> None:
-    names = ("length", "scheduled", "retries", "dead")
-    row: dict[str, Any] = dict(zip(names, counted, strict=True))
-    row |= {f"noted_{name}": n for name, n in zip(names, noted or (None,) * 4, strict=True)}
-    row |= {"keys": None, "noted_keys": None}
-    found = stats.figures(row | {"counted_at": noted and datetime.now(UTC)}, 1_000)
-    shown = ("length", "scheduled", "fresh", "retries", "dead", "length_is_exact")
-    assert (*(found[name] for name in shown), found["counted_at"] is not None) == told
-
-
 def test_a_job_that_waits_for_its_key_counts_as_late(conn: Conn) -> None:
     """Not one that waits for its time."""
     plain(conn, lock_key="k", in_sec=-50, made_sec=-50)

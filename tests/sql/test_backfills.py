@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hands import Conn, Worker, enqueue, value
+from hands import Conn, Workers, enqueue, value
 
 from dataloader.queue import db, operations
 from dataloader.queue.plans import backfills, new_backfill, plan
@@ -116,7 +115,7 @@ def test_two_reapers_do_not_make_the_same_bunch(conn: Conn, dsn: str) -> None:
 
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_beside_jobs_of_others_a_bunch_is_followed_by_a_rest_whichever_reaper_makes_the_next(
-    conn: Conn, workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch, has_ended: bool
+    conn: Conn, workers: Workers, monkeypatch: pytest.MonkeyPatch, has_ended: bool
 ) -> None:
     enqueue(conn, lock_key="of somebody else")
     worker = workers()
@@ -138,7 +137,7 @@ def test_beside_jobs_of_others_a_bunch_is_followed_by_a_rest_whichever_reaper_ma
 
 
 def test_beside_its_own_runs_and_what_ended_long_ago_a_backfill_is_made_without_a_rest(
-    conn: Conn, workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
+    conn: Conn, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfills, "AT_ONCE", 2)
     monkeypatch.setattr(backfills, "REST", 1e5)
@@ -172,7 +171,7 @@ def test_a_change_wakes_the_reapers(conn: Conn, dsn: str) -> None:
 
 
 def test_a_paused_backfill_makes_and_starts_no_jobs_and_a_new_cap_counts_from_its_end_on(
-    conn: Conn, workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
+    conn: Conn, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfills, "AT_ONCE", 3)
     add(conn, max_running=1)
@@ -200,7 +199,7 @@ def test_a_paused_backfill_makes_and_starts_no_jobs_and_a_new_cap_counts_from_it
 
 
 def test_a_canceled_backfill_makes_no_more_jobs_and_cancels_its_own_alone_in_bunches(
-    conn: Conn, workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
+    conn: Conn, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfills, "AT_ONCE", 2)
     add(conn, max_running=2)
@@ -292,15 +291,6 @@ def test_skip_done_leaves_out_what_another_backfill_has_done_with_the_same_args_
     assert sum(made.canceled for made in tick(conn)) == 3, "those of its own"
     assert counts(conn, "again") == {"skipped": 2, "canceled": 3}
     assert counts(conn)["succeeded"] == 2
-
-
-def test_a_dry_run_changes_nothing_and_shows_the_first_jobs_and_the_last(conn: Conn) -> None:
-    fields = {"name": "b", "task": "load", "since": "2019-01-01", "until": "2019-12-31", "step": "day"}
-    shown = backfills.preview(conn, new_backfill.checked(fields | {"args": {"day": "{{ date }}"}}))
-    assert (shown["total"], shown["skipped"]) == (365, 0)
-    assert [each["partition"] for each in shown["samples"]] == ["2019-01-01", "2019-01-02", "2019-01-03", "2019-12-31"]
-    assert shown["samples"][-1]["args"] == {"day": "2019-12-31"}
-    assert backfills.listed(conn) == []
 
 
 def test_a_full_queue_stops_a_backfill_until_there_is_room(conn: Conn) -> None:

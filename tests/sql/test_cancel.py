@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import psycopg
 import pytest
 from hands import Conn, Worker, Workers, enqueue, heard, journal, kinds, plain, row, started, state
@@ -22,9 +20,7 @@ def test_v12_a_queued_job_is_canceled_at_once_and_never_starts(conn: Conn, worke
 
 
 @pytest.mark.parametrize("place", [None, "time", "key"])
-def test_a_job_that_waits_is_canceled_wherever_it_stands(
-    conn: Conn, workers: Callable[[], Worker], place: str | None
-) -> None:
+def test_a_job_that_waits_is_canceled_wherever_it_stands(conn: Conn, workers: Workers, place: str | None) -> None:
     worker, other = workers(), workers()
     if place == "key":
         plain(conn, lock_key="k")
@@ -58,17 +54,6 @@ def test_asking_twice_is_asking_once(conn: Conn, worker: Worker) -> None:
         lifecycle.request_cancel(conn, job_id)
     assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested"]
     assert heard(worker.conn, "dl_cancel") == [str(job_id)]
-
-
-@pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
-def test_v3_what_has_ended_stays_as_it_is(conn: Conn, status: str) -> None:
-    job_id = plain(conn, status=status)
-    before, told = row(conn, job_id) | {"now": None}, kinds(conn, job_id)
-    found = lifecycle.request_cancel(conn, job_id)
-    assert found is not None
-    assert found["status"] == status
-    assert row(conn, job_id) | {"now": None} == before
-    assert kinds(conn, job_id) == told
 
 
 def test_a_queued_row_that_was_asked_already_by_plain_update_is_ended_by_the_request(conn: Conn) -> None:

@@ -164,12 +164,6 @@ def test_pages_follow_each_other_over_attempts(conn: Conn, running: Any) -> None
     assert logs.attempts(conn, job.job_id) == [1, 2]
 
 
-@pytest.mark.parametrize("after", ["", "1", "1.x", "-1.2", "1.2.3", "9" * 12 + ".1", "1.2\n"])
-def test_a_wrong_place_is_refused(conn: Conn, after: str) -> None:
-    with pytest.raises(ValueError, match="next"):
-        logs.page(conn, UUID(int=1), after)
-
-
 def days(conn: Conn) -> list[str]:
     rows = conn.execute(
         "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"

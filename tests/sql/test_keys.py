@@ -111,22 +111,6 @@ def test_long_arguments_stay_away_and_short_ones_are_parsed(ordered: Conn) -> No
     assert [row["args"] for row in keys.key(ordered, "q", "k").payloads.rows] == [{"version": 1}, None, None]
 
 
-def test_a_plain_queue_is_refused_with_the_way_out(conn: Conn) -> None:
-    enqueue(conn, queue="q")
-    for ask in (lambda: keys.page(conn, "q"), lambda: keys.key(conn, "q", "k"), lambda: keys.page(conn, "nobody's")):
-        with pytest.raises(keys.NotOrdered, match="--ordered"):
-            ask()
-
-
-@pytest.mark.parametrize("after", ["nonsense", "é", "A", "YQBi", "_w"])
-def test_a_cursor_that_is_none_is_refused(ordered: Conn, after: str) -> None:
-    put(ordered, "k")
-    with pytest.raises(ValueError, match="`next` of a page"):
-        keys.page(ordered, "q", after=after)
-    with pytest.raises(ValueError, match="`next` of a page"):
-        keys.key(ordered, "q", "k", after=after)
-
-
 def test_the_figures_count_the_keys_of_ordered_queues_alone(ordered: Conn) -> None:
     for number in range(6):
         put(ordered, f"k{number % 3}")

@@ -172,10 +172,7 @@ def test_a_limit_that_is_changed_holds_at_once(conn: Conn, workers: Workers) -> 
     ("wrong", "said"),
     [
         ({}, "a limit should say"),
-        ({"most": -1}, "most should be"),
-        ({"per_minute": 0}, "per_minute should be"),
         ({"per_minute": float("nan")}, "per_minute should be"),
-        ({"most": 1, "burst": 2}, "burst should be"),
         ({"per_minute": 1, "burst": 0}, "burst should be"),
     ],
 )

@@ -357,18 +357,6 @@ def test_a_claim_that_is_over_gathers_nothing(conn: Conn, worker: Worker) -> Non
     assert waiting(conn) == 0
 
 
-def test_a_page_names_the_family(conn: Conn) -> None:
-    first, second = enqueue(conn, task="a"), enqueue(conn, task="b")
-    job = child(conn, second, first, task="c")
-    below = child(conn, job, task="d")
-    found = parents.family(conn, job)
-    assert [(each["job_id"], each["task"], each["status"], each["is_over"]) for each in found["parents"]] == [
-        (second, "b", "queued", False),
-        (first, "a", "queued", False),
-    ]
-    assert [each["job_id"] for each in found["children"]] == [below]
-
-
 # --- what a run triggers ---
 
 

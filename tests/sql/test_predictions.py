@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
-from hands import Conn, Worker, enqueue, journal, kinds, many, quietly, row, value
+from hands import Conn, Worker, Workers, enqueue, journal, kinds, many, quietly, row, value
 
 from dataloader.queue import lifecycle, operations
 from dataloader.queue.reports import predictions, stats
@@ -82,7 +81,7 @@ def test_jobs_come_in_the_order_of_the_claim(conn: Conn) -> None:
 
 
 @pytest.mark.usefixtures("known")
-def test_what_is_parked_and_what_waits_for_its_time_is_in_the_line(conn: Conn, workers: Callable[[], Worker]) -> None:
+def test_what_is_parked_and_what_waits_for_its_time_is_in_the_line(conn: Conn, workers: Workers) -> None:
     running = enqueue(conn, lock_key="k")
     workers().take()
     parked, later = enqueue(conn, lock_key="k"), enqueue(conn, available_at=datetime.now(UTC) + timedelta(seconds=500))
@@ -92,7 +91,7 @@ def test_what_is_parked_and_what_waits_for_its_time_is_in_the_line(conn: Conn, w
 
 
 @pytest.mark.usefixtures("known")
-def test_jobs_at_a_full_limit_wait_for_each_other(conn: Conn, workers: Callable[[], Worker]) -> None:
+def test_jobs_at_a_full_limit_wait_for_each_other(conn: Conn, workers: Workers) -> None:
     operations.set_limit(conn, "source", "test", most=1)
     jobs = [enqueue(conn, limits=["source"]) for _ in range(3)]
     workers().take()
@@ -157,7 +156,7 @@ def test_what_runs_in_another_queue_is_none_of_its_line(conn: Conn, worker: Work
 
 
 @pytest.mark.usefixtures("known")
-def test_a_key_that_is_busy_keeps_its_ready_jobs_in_the_line_once(conn: Conn, workers: Callable[[], Worker]) -> None:
+def test_a_key_that_is_busy_keeps_its_ready_jobs_in_the_line_once(conn: Conn, workers: Workers) -> None:
     enqueue(conn, lock_key="k")
     workers().take()
     parked, ready = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")

@@ -47,16 +47,6 @@ def test_i8_uncounted_gives_the_attempt_back(conn: Conn, worker: Worker) -> None
     assert journal(conn, job_id)[-1] == ("requeue", {"reason": "drain", "attempt": 0})
 
 
-@pytest.mark.parametrize("end", ["drain", "crash", "timeout"])
-def test_a_job_asked_to_cancel_is_canceled(conn: Conn, worker: Worker, end: str) -> None:
-    job_id = enqueue(conn)
-    worker.take()
-    lifecycle.request_cancel(conn, job_id)
-    (found,) = lifecycle.settle(conn, worker.name, end, REASON)
-    assert (found.status, row(conn, job_id)["finished_at"] is None) == ("canceled", False)
-    assert journal(conn, job_id)[-1][0] == "canceled"
-
-
 def test_a_worker_that_held_nothing_settles_to_nothing(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     job_id = enqueue(conn)

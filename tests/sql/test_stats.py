@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
-import json
 import random
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -104,16 +102,6 @@ def test_a_list_has_each_job_once_and_in_order(conn: Conn, monkeypatch: pytest.M
             assert len(by_change) == len(by_key) == len(expected), wanted
             assert [j["changed_at"] for j in by_change] == sorted((j["changed_at"] for j in by_change), reverse=True)
             assert [j["lock_key"] for j in by_key] == sorted(j["lock_key"] for j in by_key)
-
-
-NUL = base64.urlsafe_b64encode(json.dumps(["a\x00b", str(UUID(int=1))]).encode()).decode().rstrip("=")
-
-
-@pytest.mark.parametrize("bad", ["", "x", "bnVsbA", "WzEsMl0", "é", "WyJhIiwiYiJd", "W10", "WyIyMDI2IiwgIngiXQ", NUL])
-def test_a_cursor_that_is_none(conn: Conn, bad: str) -> None:
-    for sort in stats.SORTS:
-        with pytest.raises(ValueError, match="the cursor should be"):
-            stats.jobs(conn, Wanted(sort=sort), 5, bad)
 
 
 def test_a_page_reads_what_it_shows(conn: Conn) -> None:

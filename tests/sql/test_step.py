@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hands import (
     DONE,
@@ -316,7 +314,7 @@ def test_what_another_service_has_ended_does_not_count_as_taken_back(conn: Conn,
     assert state(conn, ended) == ("succeeded", 1)
 
 
-def test_what_has_begun_or_is_locked_is_not_taken_back(conn: Conn, workers: Callable[[], Worker]) -> None:
+def test_what_has_begun_or_is_locked_is_not_taken_back(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     for _ in range(3):
         enqueue(conn)

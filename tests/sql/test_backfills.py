@@ -257,9 +257,7 @@ def test_the_state_and_the_time_left_follow_the_jobs(conn: Conn) -> None:
     assert (stored(conn)["state"], stored(conn)["eta_sec"]) == ("done", None)
 
 
-def test_skip_done_leaves_out_what_another_backfill_has_done_with_the_same_args_and_version(
-    conn: Conn,
-) -> None:
+def test_skip_done_leaves_out_what_is_done_with_the_same_args_and_version(conn: Conn) -> None:
     add(conn, code_version="1")
     tick(conn)
     end(conn, "succeeded", "2019-01-01", "2019-01-02")

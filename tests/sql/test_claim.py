@@ -129,9 +129,7 @@ def test_c1_one_claim_never_takes_more_than_one_row(conn: Conn, worker: Worker) 
         assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'picked'") == taken
 
 
-def test_a_row_younger_than_the_claim_that_sees_it_is_not_taken_for_one_of_the_future(
-    conn: Conn, worker: Worker
-) -> None:
+def test_a_row_younger_than_its_claim_is_not_taken_for_one_of_the_future(conn: Conn, worker: Worker) -> None:
     """A claim that waited has an old now(); what was inserted meanwhile is due all the same."""
     with worker.conn.transaction():
         value(worker.conn, "SELECT now()")

@@ -57,9 +57,7 @@ def test_what_each_end_writes(
 
 
 @pytest.mark.parametrize(("verb", "error"), [("succeed", None), ("hand_back", "boom")])
-def test_the_error_of_an_earlier_attempt_is_cleared_by_success_alone(
-    conn: Conn, worker: Worker, verb: str, error: str | None
-) -> None:
+def test_only_success_clears_the_error_of_before(conn: Conn, worker: Worker, verb: str, error: str | None) -> None:
     job_id = plain(conn)
     worker.finish(worker.take(), "retry", error="boom")
     worker.finish(worker.take(), verb, error="drain" if verb == "hand_back" else None)
@@ -162,9 +160,7 @@ def test_an_end_that_is_refused_costs_no_other_one_and_fails_its_job_with_the_re
         (Finish("retry", "e", error_group="\ud800"), None),
     ],
 )
-def test_what_is_said_of_a_run_besides_does_not_change_its_end(
-    conn: Conn, worker: Worker, end: Finish, facts: Any
-) -> None:
+def test_what_a_run_tells_besides_does_not_change_its_end(conn: Conn, worker: Worker, end: Finish, facts: Any) -> None:
     jobs = [enqueue(conn, lock_key=key) for key in ("bad", "good")]
     bad, good = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
     ends = [Ended(bad, end, facts), Ended(good, Finish("succeed"))]

@@ -282,9 +282,7 @@ def test_single_jobs_run_in_the_order_of_the_calls_within_a_transaction_too(conn
 
 @pytest.mark.parametrize("key", [None, "once"])
 @pytest.mark.parametrize("ways", ["one", "many", "without checks"])
-def test_each_way_to_add_a_future_job_tells_its_queue_and_makes_it_wait(
-    conn: Conn, worker: Worker, ways: str, key: str | None
-) -> None:
+def test_a_future_job_tells_its_queue_and_waits(conn: Conn, worker: Worker, ways: str, key: str | None) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     new = NewJob("q", "t", "k", available_at=later, idempotency_key=key)
     if ways == "one":

@@ -60,9 +60,7 @@ def test_an_end_whose_worker_tells_no_group_gets_it_from_the_text(conn: Conn, wo
 
 
 @pytest.mark.parametrize(("verb", "group"), [("succeed", None), ("cancel", None), ("hand_back", BOOM)])
-def test_the_next_end_clears_the_group_as_it_clears_the_error(
-    conn: Conn, worker: Worker, verb: str, group: str | None
-) -> None:
+def test_the_next_end_clears_the_group_with_the_error(conn: Conn, worker: Worker, verb: str, group: str | None) -> None:
     job_id = ended(conn, worker, "retry")
     operations.change(conn, "run-now", [job_id], "test")
     worker.finish(worker.take(), verb, error=None if verb == "cancel" else "a success has none")
@@ -74,7 +72,7 @@ def test_the_next_end_clears_the_group_as_it_clears_the_error(
     ("end", "group"),
     [("crash", "worker died on attempt #"), ("timeout", "worker died on attempt #"), ("drain", None)],
 )
-def test_the_end_of_a_dead_worker_has_the_group_of_its_reason(
+def test_a_dead_workers_end_has_the_group_of_its_reason(
     conn: Conn, worker: Worker, end: str, group: str | None
 ) -> None:
     job_id = enqueue(conn)

@@ -77,9 +77,7 @@ def order(worker: Worker, number: int, column: str = "partition_key") -> list[An
 
 
 @pytest.mark.parametrize("add", ADDERS.values(), ids=ADDERS)
-def test_the_earliest_deadline_goes_first_and_then_those_without_one(
-    conn: Conn, worker: Worker, add: Callable[..., UUID]
-) -> None:
+def test_the_earliest_deadline_goes_first(conn: Conn, worker: Worker, add: Callable[..., UUID]) -> None:
     none, late, soon = add(conn), add(conn, deadline=after(90)), add(conn, deadline=after(30))
     urgent = add(conn, priority=1)
     assert order(worker, 4, "job_id") == [urgent, soon, late, none]
@@ -104,9 +102,7 @@ def test_a_parked_job_with_a_deadline_is_let_in_first(conn: Conn, worker: Worker
 
 
 @pytest.mark.parametrize("add", ADDERS.values(), ids=ADDERS)
-def test_one_share_does_not_wait_for_the_backlog_of_another(
-    conn: Conn, worker: Worker, add: Callable[..., UUID]
-) -> None:
+def test_a_share_does_not_wait_for_the_backlog_of_another(conn: Conn, worker: Worker, add: Callable[..., UUID]) -> None:
     share_out(conn)
     for _ in range(20):
         add(conn, partition_key="big")
@@ -143,9 +139,7 @@ def test_deadlines_go_before_turns(conn: Conn, worker: Worker) -> None:
 @pytest.mark.parametrize(
     "older", [{"queue": "other"}, {"priority": 1}, {"deadline": after(5)}], ids=["queue", "priority", "deadline"]
 )
-def test_the_clock_is_that_of_the_queue_and_priority_behind_the_deadlines(
-    conn: Conn, worker: Worker, older: dict[str, Any]
-) -> None:
+def test_the_clock_is_that_of_the_queue_and_priority(conn: Conn, worker: Worker, older: dict[str, Any]) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": "big"}] * 5)
     with quietly(conn):
@@ -294,7 +288,7 @@ def test_a_job_that_comes_back_keeps_its_turn(conn: Conn, worker: Worker, delay_
     assert worker.take().job_id == job.job_id
 
 
-def test_a_row_that_stands_first_for_long_lets_no_newcomer_pass_the_others(
+def test_a_stuck_first_row_lets_no_newcomer_pass_the_others(
     conn: Conn, dsn: str, worker: Worker, workers: Workers
 ) -> None:
     """Locked by a stranger, say: the clock of the queue shows more than the turn of that row."""

@@ -116,9 +116,7 @@ def test_what_is_undone_or_deleted_leaves_no_trace(conn: Conn) -> None:
     assert value(conn, "SELECT count(*) FROM dl_job_events") == 0
 
 
-def test_a_producer_without_rights_on_the_journal_goes_on_as_before(
-    conn: Conn, dsn: str, make_role: Callable[[str], str]
-) -> None:
+def test_a_producer_needs_no_rights_on_the_journal(conn: Conn, dsn: str, make_role: Callable[[str], str]) -> None:
     """Nor does its search_path matter, nor a table of its own by the journal's name."""
     theirs = make_role(dsn)
     role = str(conninfo_to_dict(theirs)["user"])

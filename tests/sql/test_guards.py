@@ -96,9 +96,7 @@ def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(conn
 
 
 @pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
-def test_a_key_that_a_session_holds_without_a_live_run_is_put_off(
-    conn: Conn, worker: Worker, status: str, lease: str
-) -> None:
+def test_a_key_held_without_a_live_run_is_put_off(conn: Conn, worker: Worker, status: str, lease: str) -> None:
     """A lease that is over, or was left behind by another service, is no run: nobody would make a parked row ready."""
     plain(conn, lock_key="k", status=status)
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + %s::interval", (lease,))

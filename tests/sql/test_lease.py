@@ -89,9 +89,7 @@ def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: Conn, worker: Wor
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_a1_a2_who_does_not_name_the_claim_changes_nothing(
-    conn: Conn, worker: Worker, verb: str, stranger: str
-) -> None:
+def test_a1_a2_nothing_changes_without_the_claims_name(conn: Conn, worker: Worker, verb: str, stranger: str) -> None:
     enqueue(conn)
     job = worker.take()
     before = everything(conn)

@@ -219,7 +219,7 @@ def test_c5_a_bulk_change_of_running_rows_beside_an_idle_claim_is_no_deadlock(co
                 assert claim.result().job is None
 
 
-def test_v15_a_foreign_transaction_left_open_on_one_running_row_stops_no_others_heartbeat(
+def test_v15_an_open_foreign_transaction_on_a_running_row_stops_no_other_heartbeat(
     conn: Conn, workers: Workers
 ) -> None:
     """An idle worker's look at the running rows must not wait with locks on other people's rows in its hands."""
@@ -394,9 +394,7 @@ def test_no_claimable_job_lies_beside_idle_workers_while_another_runs_long(dsn: 
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')") == 0
 
 
-def test_a_key_that_a_session_holds_costs_one_wait_however_many_rows_it_has(
-    conn: Conn, worker: Worker, foreign: Foreign
-) -> None:
+def test_a_held_key_costs_one_wait_however_many_rows_it_has(conn: Conn, worker: Worker, foreign: Foreign) -> None:
     """One refusal puts all of them off, and one line in the journal says so."""
     foreign.conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     many(conn, 1_000, lock_key="k", priority=0)

@@ -253,9 +253,7 @@ def test_rows_that_are_locked_at_the_head_hide_nothing_behind_them(
     assert step(worker, 1).jobs[0].lock_key.startswith("locked-")
 
 
-def test_beside_locked_rows_alone_a_claim_comes_back_later_and_not_at_once(
-    conn: Conn, dsn: str, worker: Worker
-) -> None:
+def test_beside_locked_rows_alone_a_claim_comes_back_later(conn: Conn, dsn: str, worker: Worker) -> None:
     """Nobody will tell when they are free; to try them all costs, so the more there are the later."""
     many(conn, 2_500, "locked-%s")
     with locked(dsn, "true"):

@@ -160,9 +160,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("status", ["queued", "running"])
-def test_a_row_that_breaks_a_check_is_mended_and_named_and_can_be_seen_ended_canceled_and_deleted(
-    contract: str, status: str
-) -> None:
+def test_a_row_that_breaks_a_check_is_mended_and_can_be_ended_and_deleted(contract: str, status: str) -> None:
     with session(contract) as conn:
         columns = [{name: odd} for name, odd in UNFIT.items()]
         jobs = [plain(conn, status=status, **column) for column in columns]
@@ -239,9 +237,7 @@ def test_jobs_that_ended_without_a_time_get_their_last_sign_of_life(contract: st
         assert value(conn, wrong) == 0
 
 
-def test_no_limit_of_the_database_ends_a_step_that_waits_for_others(
-    contract: str, begin: Callable[[str], None]
-) -> None:
+def test_no_limit_of_the_database_ends_a_step_that_waits(contract: str, begin: Callable[[str], None]) -> None:
     """An index is built as soon as the transactions of before are over, however long they take."""
     begin(contract)
     with session(contract) as holder, session(contract) as conn, ThreadPoolExecutor(1) as pool:
@@ -494,9 +490,7 @@ DRIFTS = {
 
 
 @pytest.mark.parametrize("change", DRIFTS)
-def test_what_is_not_as_shipped_is_named_and_put_back(
-    own_db: str, dsn: str, change: str, as_superuser: Callable[[str], str]
-) -> None:
+def test_drift_is_named_and_put_back(own_db: str, dsn: str, change: str, as_superuser: Callable[[str], str]) -> None:
     with session(own_db) as conn, session(as_superuser(own_db) if change is INVALID else own_db) as other:
         assert migrations.drifted(conn) == []
         other.execute(change.encode())
@@ -542,7 +536,7 @@ def test_a_change_is_made_beside_a_working_queue(own_db: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "WIN1251"])
-def test_a_database_that_is_not_utf8_is_refused_and_left_as_it_is(
+def test_a_database_that_is_not_utf8_is_refused(
     empty_db: str, encoding: str, as_superuser: Callable[[str], str]
 ) -> None:
     name = f"{conninfo_to_dict(empty_db)['dbname']}_{encoding.lower()}"

@@ -204,9 +204,7 @@ def test_the_target_is_told_when_it_goes_on(conn: Conn, worker: Worker) -> None:
     assert in_order(worker) == [job_id]
 
 
-def test_a_claim_that_may_not_know_of_the_pause_is_waited_for(
-    conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_of_before_the_pause_is_waited_for(conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "CLAIMS_SEC", 0.1)
     job_id = enqueue(conn)
     with db.connect(dsn, name="claimer", schema="public") as claimer:
@@ -219,9 +217,7 @@ def test_a_claim_that_may_not_know_of_the_pause_is_waited_for(
     assert move(conn) == [1, 0]
 
 
-def test_the_next_statement_of_a_transaction_is_not_waited_for(
-    conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transactions_next_statement_is_not_waited_for(conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins after the pause. A producer may send many in one transaction, and each reads the settings."""
     next_claim = CLAIM.replace("4711", "4712")
     enqueue(conn)
@@ -272,9 +268,7 @@ def test_a_row_that_a_worker_has_locked_is_tried_again(conn: Conn, worker: Worke
     assert queue_of(conn, job.job_id) == ["to"]
 
 
-def test_a_row_that_stays_locked_ends_the_move_and_the_next_completes(
-    conn: Conn, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_stays_locked_ends_the_move(conn: Conn, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "OLDER_SEC", 0.05)
     conn.execute("SET statement_timeout = '10s'")  # what waits for the row fails, and does not hang
     enqueue(conn)
@@ -300,9 +294,7 @@ def test_a_row_that_stays_locked_ends_the_move_and_the_next_completes(
         ({"merge_limit": 5}, {"merge_limit": 6}, "q has merge_limit 5 and to has 6"),
     ],
 )
-def test_another_order_is_refused_and_nothing_changes(
-    conn: Conn, source: dict[str, Any], target: dict[str, Any], words: str
-) -> None:
+def test_another_order_is_refused(conn: Conn, source: dict[str, Any], target: dict[str, Any], words: str) -> None:
     operations.set_order(conn, "q", BY, **source)
     operations.set_order(conn, "to", BY, **target)
     job_id, before = enqueue(conn), conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall()

@@ -84,7 +84,7 @@ COME_BACK: dict[str, Callable[[Conn, Worker, Job], object]] = {
 
 
 @pytest.mark.parametrize("come_back", COME_BACK)
-def test_a_job_that_comes_back_beside_a_claim_goes_before_the_next_of_its_key(
+def test_a_job_that_comes_back_beside_a_claim_goes_before_the_next(
     conn: Conn, workers: Workers, come_back: str
 ) -> None:
     """When the claim looked at the queue it was running; when the claim has its key, it waits again."""
@@ -107,9 +107,7 @@ def test_what_comes_back_later_goes_last(conn: Conn, workers: Workers) -> None:
     assert row(conn, old)["blocked_on"] == "time"
 
 
-def test_a_parked_row_whose_key_becomes_free_beside_a_claim_goes_before_a_ready_one(
-    conn: Conn, workers: Workers
-) -> None:
+def test_a_parked_row_whose_key_becomes_free_beside_a_claim_goes_first(conn: Conn, workers: Workers) -> None:
     """It was parked when the claim looked, so it was no candidate; a later job of the key was one."""
     one, two = workers(), workers()
     plain(conn, lock_key="k", priority=0)

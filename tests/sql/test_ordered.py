@@ -169,9 +169,7 @@ def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: Conn, worker
 
 
 @pytest.mark.parametrize("leave", ["cancel", "delete"])
-def test_a_head_that_leaves_waits_for_the_claim_that_parks_behind_it(
-    ordered: Conn, workers: Workers, leave: str
-) -> None:
+def test_a_leaving_head_waits_for_the_claim_that_parks_behind_it(ordered: Conn, workers: Workers, leave: str) -> None:
     """Else it would look for parked rows before they are there."""
     one, operator = workers(), workers()
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
@@ -349,9 +347,7 @@ def test_a_delivery_takes_all_jobs_of_the_key_in_their_order(merged: Conn, worke
 @pytest.mark.parametrize(
     ("change", "becomes"), [("cancel_requested = true", "canceled"), ("attempt = max_attempts", "lost")]
 )
-def test_a_delivery_goes_on_behind_a_job_that_may_not_start(
-    merged: Conn, worker: Worker, change: str, becomes: str
-) -> None:
+def test_a_delivery_goes_on_behind_what_may_not_start(merged: Conn, worker: Worker, change: str, becomes: str) -> None:
     jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
     merged.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (jobs[1],))
     found = step(worker)
@@ -448,9 +444,7 @@ def test_a_job_that_is_made_due_hastens_its_key_where_its_queue_merges(merged: C
 
 
 @pytest.mark.parametrize(("change", "status"), [("requeue", "failed"), ("run-now", "queued")])
-def test_jobs_of_a_key_that_another_session_has_locked_are_not_hastened(
-    merged: Conn, worker: Worker, change: str, status: str
-) -> None:
+def test_locked_jobs_of_the_key_are_not_hastened(merged: Conn, worker: Worker, change: str, status: str) -> None:
     one = plain(merged, lock_key="k", status=status, attempt=1, in_sec=600)
     other = plain(merged, lock_key="k", attempt=1, in_sec=600)
     merged.execute("SET lock_timeout = '2s'")
@@ -596,9 +590,7 @@ def test_a_key_that_waits_goes_on_when_its_queue_is_no_longer_ordered(ordered: C
     assert ids(step(worker)) == [second]
 
 
-def test_a_transaction_that_began_before_the_switch_loses_its_job_no_place(
-    conn: Conn, workers: Workers, dsn: str
-) -> None:
+def test_a_transaction_of_before_the_switch_loses_its_job_no_place(conn: Conn, workers: Workers, dsn: str) -> None:
     one, old = workers(), workers()
     with old.conn.transaction():
         early = plain(old.conn, lock_key="k", priority=200)

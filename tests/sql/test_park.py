@@ -187,9 +187,7 @@ def test_whoever_ends_a_run_makes_the_next_row_ready(conn: Conn, workers: Worker
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_an_end_by_a_transaction_with_an_older_snapshot_is_looked_at_by_a_claim(
-    conn: Conn, workers: Workers, isolation: str
-) -> None:
+def test_an_end_in_an_older_snapshot_is_looked_at_by_a_claim(conn: Conn, workers: Workers, isolation: str) -> None:
     """Such a transaction does not see the rows that were parked after its snapshot."""
     one, two = workers(), workers()
     conn.execute("INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('w', 'f', 'h', 1, 'q', '-')")
@@ -207,7 +205,7 @@ def test_an_end_by_a_transaction_with_an_older_snapshot_is_looked_at_by_a_claim(
     assert two.take().job_id == waiting
 
 
-def test_the_reaper_makes_ready_what_no_run_keeps_parked(
+def test_the_reaper_unparks_the_stranded(
     conn: Conn, workers: Workers, dsn: str, as_superuser: Callable[[str], str]
 ) -> None:
     """A run of the key `gone` has ended without the triggers; that of `k` goes on."""
@@ -316,9 +314,7 @@ def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: Conn, 
     assert waits(conn, waiting) == ["key"]
 
 
-def test_a_row_that_may_not_start_is_passed_over_while_another_session_has_it_locked(
-    conn: Conn, worker: Worker
-) -> None:
+def test_a_locked_row_that_may_not_start_is_passed_over(conn: Conn, worker: Worker) -> None:
     odd, good = plain(conn, priority=1, cancel_requested=True), plain(conn, priority=2)
     with conn.transaction():
         conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (odd,))
@@ -433,9 +429,7 @@ def locked_head(conn: Conn, number: int = 80) -> None:
     many(conn, number, "locked-%s", priority=1)
 
 
-def test_a_claim_with_the_bookmark_finds_what_is_behind_it_and_later_what_is_before(
-    conn: Conn, workers: Workers
-) -> None:
+def test_a_claim_with_the_bookmark_finds_what_is_behind_and_later_what_is_before(conn: Conn, workers: Workers) -> None:
     worker, stranger = workers(), workers()
     locked_head(conn)
     behind = [plain(conn, priority=2) for _ in range(3)]

@@ -175,9 +175,7 @@ def test_a_worker_that_is_gone_or_stopped_does_not_count(conn: Conn) -> None:
 
 
 @pytest.mark.usefixtures("known")
-def test_of_a_long_queue_the_first_jobs_are_played_and_the_others_counted(
-    conn: Conn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_long_queue_the_first_jobs_are_played(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictions, "LINE", 100)
     many(conn, 1_000, "k%s")
     stats.note_lengths(conn, 0)

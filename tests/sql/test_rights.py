@@ -132,9 +132,7 @@ def test_functions_of_a_later_version_reach_those_who_had_the_others(
             assert may_call(theirs, "SELECT dl_new()") is may
 
 
-def test_who_may_delete_jobs_needs_no_right_on_their_journal(
-    conn: Conn, dsn: str, make_role: Callable[[str], str]
-) -> None:
+def test_a_deletion_needs_no_right_on_the_journal(conn: Conn, dsn: str, make_role: Callable[[str], str]) -> None:
     theirs = make_role(dsn)
     role = sql.Identifier(str(conninfo_to_dict(theirs)["user"]))
     conn.execute(sql.SQL("GRANT SELECT, DELETE ON dl_jobs TO {}").format(role))

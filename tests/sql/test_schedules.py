@@ -111,9 +111,7 @@ def test_a_due_time_of_the_last_minute_is_not_missed_and_stands_for_those_before
     assert due(conn) == [at(3, 2)]
 
 
-def test_many_missed_due_times_are_made_in_bounded_steps_and_others_have_their_turn(
-    conn: Conn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_missed_due_times_are_made_in_bounded_steps(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "AT_ONCE", 10)
     add(conn, "each", interval_sec=60, catch_up="all")
     add(conn, "zeroth", interval_sec=3_600)
@@ -127,9 +125,7 @@ def test_many_missed_due_times_are_made_in_bounded_steps_and_others_have_their_t
     assert schedules.due_in(conn, at(1)) == 60
 
 
-def test_a_clock_that_goes_back_makes_nothing_twice_and_one_that_jumps_ahead_leaves_nothing_out(
-    conn: Conn,
-) -> None:
+def test_a_clock_that_jumps_makes_nothing_twice_and_leaves_nothing_out(conn: Conn) -> None:
     add(conn, catch_up="all")
     for now in (at(3), at(1), at(3, 2), at(3), at(2, 2), at(4, 3)):
         tick(conn, now)
@@ -273,9 +269,7 @@ def test_run_now_adds_a_job_of_this_moment_and_leaves_the_next_due_time(conn: Co
         schedules.run(conn, "unknown", "me")
 
 
-def test_a_change_is_checked_as_a_whole_and_counts_from_now_on_only_where_the_timing_is_another(
-    conn: Conn,
-) -> None:
+def test_a_change_counts_from_now_on_only_where_the_timing_is_another(conn: Conn) -> None:
     add(conn)
     changed = schedules.change(conn, "nightly", {"args": {"a": 1}, "priority": 3}, "UTC", "me")
     assert (changed["args"], changed["priority"], changed["next_due"], changed["changed_by"]) == (
@@ -339,9 +333,7 @@ def test_a_schedule_of_people_with_the_name_of_a_task_stays_theirs(conn: Conn) -
     assert stored(conn, "load")["retired_at"] is None
 
 
-def test_a_schedule_that_its_pipeline_names_no_more_is_retired_and_comes_back_with_its_due_times(
-    conn: Conn,
-) -> None:
+def test_a_schedule_that_its_pipeline_names_no_more_is_retired(conn: Conn) -> None:
     schedules.tell(conn, {"load": told(), "other": told("other")}, "UTC")
     conn.execute("UPDATE dl_schedules SET next_due = %s", (at(3),))
     schedules.tell(conn, {"load": None}, "UTC")

@@ -171,9 +171,7 @@ def test_a_search_finds_what_a_slow_filter_does_and_its_tally_adds_up(conn: Conn
                 assert len(listed(conn, Wanted(q=text, status=kind))) == tally.counts[kind], (text, kind)
 
 
-def test_small_looks_find_the_same_and_a_tally_says_that_there_is_more(
-    conn: Conn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_looks_find_the_same_and_a_tally_says_so(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = filled(conn, 3)
     for name, most in (("SORTED_FOR_PAGE", 11), ("SCAN", 13), ("FOUND", 5)):
         monkeypatch.setattr(stats, name, most)
@@ -321,9 +319,7 @@ def test_what_changes_after_the_preview_stays_as_it_is(conn: Conn) -> None:
     assert [states(conn)[job_id][0] for job_id in (left, again)] == ["failed", "failed"]
 
 
-def test_a_job_that_leaves_the_list_while_it_is_chosen_is_spared(
-    conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_leaves_the_list_meanwhile_is_spared(conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look and the lock another session changes what the order looks at."""
     filled(conn, 7)
     wanted = Wanted(q="load", status="failed", error_group=GROUPS[0])

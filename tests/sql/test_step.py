@@ -134,9 +134,7 @@ def test_some_ends_let_go_of_their_own_keys_only(conn: Conn, worker: Worker) -> 
     assert (keys_held(conn), held) == ([worker.pid], True)
 
 
-def test_a_key_that_another_session_has_is_tried_once_whatever_the_number_of_its_jobs(
-    conn: Conn, worker: Worker
-) -> None:
+def test_a_key_that_another_session_has_is_tried_once(conn: Conn, worker: Worker) -> None:
     for _ in range(3):
         plain(conn, lock_key="held")
     conn.execute("SELECT pg_advisory_lock(hashtext('held'))")
@@ -164,9 +162,7 @@ def test_a_job_with_no_attempts_has_one_and_goes_with_the_others(conn: Conn, wor
     assert ids(step(worker, 5).jobs) == jobs
 
 
-def test_the_key_of_a_job_that_is_not_ours_any_more_is_let_go_while_another_of_the_batch_runs(
-    conn: Conn, workers: Workers
-) -> None:
+def test_the_key_of_a_lost_job_is_let_go_while_another_of_the_batch_runs(conn: Conn, workers: Workers) -> None:
     """The heartbeat writes such an end; the run of the other may go on for hours."""
     one, two = workers(), workers()
     plain(conn, lock_key="a", priority=1)
@@ -229,9 +225,7 @@ def test_where_keys_are_few_a_step_leaves_some_to_others(conn: Conn, workers: Wo
     assert [job.lock_key for job in step(two, 100).jobs] == ["key-30", "key-31"]
 
 
-def test_it_leaves_none_where_it_has_what_it_asked_for_or_no_job_waits_behind_them(
-    conn: Conn, workers: Workers
-) -> None:
+def test_it_leaves_none_where_it_has_enough_or_no_job_waits_behind(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     many(conn, 16, "%s")
     many(conn, 16, "%s")

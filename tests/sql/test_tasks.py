@@ -96,9 +96,7 @@ KEYS_OF_JOBS: list[tuple[str, dict[str, Any], str | None, str | None]] = [
 
 @KEYS
 @WAYS
-def test_the_affinity_key_is_the_producers_or_the_first_fit_arg_that_the_pipeline_names(
-    conn: Conn, add: Add, keys: bool
-) -> None:
+def test_the_affinity_key_is_the_producers_or_the_first_fit_arg_that_is_named(conn: Conn, add: Add, keys: bool) -> None:
     operations.tell_tasks(conn, HEAVY)
     jobs = [
         NewJob("q", task, f"{n:02}", args, idempotency_key=str(n) if keys else None, affinity_key=given)

@@ -255,6 +255,16 @@ def test_a_move_sees_the_claims_of_other_roles(conn: Conn, dsn: str, as_superuse
             conn.execute("SELECT pg_advisory_unlock(4711)")
 
 
+def test_a_producer_that_has_not_committed_is_not_waited_for(conn: Conn, dsn: str) -> None:
+    with db.connect(dsn, name="producer", schema="public") as producer:
+        with producer.transaction():
+            job_id = enqueue(producer)
+            enqueue(conn)
+            assert move(conn) == [1, 0]
+        assert queue_of(conn, job_id) == ["q"]
+    assert move(conn) == [1, 0]
+
+
 def test_a_row_that_a_worker_has_locked_is_tried_again(conn: Conn, worker: Worker) -> None:
     """Running ones at once, with nothing held: no deadlock with a worker that locks the rows of its run."""
     enqueue(conn)

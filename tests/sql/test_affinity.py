@@ -171,3 +171,10 @@ def test_a_claim_reads_a_thousand_jobs_that_it_passes_over_and_no_more(conn: Con
     found = claim(worker, without=["t"])
     assert (found.jobs, found.left_out is not None) == ([], True)
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on IS NOT NULL") == 0
+
+
+def test_a_job_far_behind_is_not_left_out(conn: Conn, worker: Worker) -> None:
+    many(conn, 1_100, "key-%s")
+    plain(conn, task="big")
+    found = claim(worker, without=["big"])
+    assert (len(found.jobs), found.left_out) == (1, None)

@@ -330,3 +330,9 @@ def test_the_backlog_of_a_share_costs_the_turns_of_others_nothing(conn: Conn) ->
             " FROM generate_series(1, 20000) i"
         )
     assert cost("big") + cost("small") <= few + 30  # a level of each index; 20,000 rows have 300 pages
+
+
+def test_a_job_of_another_queue_has_no_share(conn: Conn) -> None:
+    share_out(conn)
+    assert row(conn, plain(conn, queue="other"))["share"] is None
+    assert row(conn, plain(conn, queue="other"))["turn_at"] is None

@@ -99,6 +99,25 @@ def test_a_parked_row_of_the_key_with_a_full_limit_does_not_start(conn: Conn, wo
     assert state(conn, limited)[0] == "queued"
 
 
+def test_a_place_goes_to_the_next_row_when_one_stops_at_another_limit(conn: Conn, workers: Workers) -> None:
+    allow(conn, "a", most=1)
+    allow(conn, "b", most=1)
+    holds_a, holds_b = jobs(conn, 1, "a") + jobs(conn, 1, "b")
+    one, two, three = (workers() for _ in range(3))
+    first, second = run(one, two)
+    assert (first.job_id, second.job_id) == (holds_a, holds_b)
+    (both,) = jobs(conn, 1, "a", "b")
+    (only_a,) = jobs(conn, 1, "a")
+    assert claim(three).job is None
+    assert waits(conn, both, only_a) == ["limit:a", "limit:a"]
+    one.finish(first)
+    third = three.take()
+    assert (third.job_id, waits(conn, both)) == (only_a, ["limit:a"])
+    two.finish(second)
+    three.finish(third)
+    assert two.take().job_id == both
+
+
 def test_a_row_whose_lease_is_over_counts_until_it_is_recovered(conn: Conn, workers: Workers) -> None:
     allow(conn, most=1)
     first, second = jobs(conn, 2)
@@ -355,6 +374,17 @@ def test_a_delivery_ends_where_the_limits_differ(conn: Conn, worker: Worker) -> 
     first, second = plain(conn, lock_key="k"), plain(conn, lock_key="k")
     jobs(conn, 1, lock_key="k")
     assert [job.job_id for job in claim(worker).jobs] == [first, second]
+
+
+def test_a_cancelled_head_frees_its_key(conn: Conn, worker: Worker) -> None:
+    operations.set_order(conn, "q", "test", ordered=True)
+    allow(conn, most=0)
+    (head,) = jobs(conn, 1, lock_key="k")
+    next_one = plain(conn, lock_key="k")
+    assert claim(worker).job is None
+    assert waits(conn, head, next_one) == ["limit:l", "key"]
+    operations.change(conn, "cancel", [head], "test")
+    assert worker.take().job_id == next_one
 
 
 # --- why a job waits ---

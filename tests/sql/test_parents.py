@@ -11,7 +11,8 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import Conn, Worker, Workers, enqueue, expire, journal, row, until, value
+from hands import Conn, Worker, Workers, enqueue, expire, journal, row, started, until, value
+from patience import PATIENCE
 
 from dataloader.farm.family import Family
 from dataloader.pipelines import PermanentError
@@ -269,6 +270,20 @@ def test_a_transaction_with_one_snapshot_has_its_links_looked_at_later(conn: Con
         worker.finish(job)
     until(lambda: worker.claim().job, "a claim to find the child")
     assert row(conn, added)["status"] == "running"
+
+
+def test_two_parents_end_at_once(conn: Conn, workers: Workers) -> None:
+    """Neither end sees the other; one of them has the count locked."""
+    one, other = workers(), workers()
+    job = child(conn, enqueue(conn), enqueue(conn))
+    first, second = one.take(), other.take()
+    with one.conn.transaction():
+        one.finish(first)
+        with started(lambda: other.finish(second), None, conn) as ended:
+            assert ended.result(PATIENCE)
+    until(lambda: one.claim().job, "a claim to find the child")
+    assert row(conn, job)["status"] == "running"
+    assert waiting(conn) == 0
 
 
 def test_a_step_that_no_trigger_saw_is_found_by_the_reaper(conn: Conn) -> None:

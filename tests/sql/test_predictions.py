@@ -156,6 +156,13 @@ def test_what_runs_in_another_queue_is_none_of_its_line(conn: Conn, worker: Work
 
 
 @pytest.mark.usefixtures("known")
+def test_a_limit_of_starts_in_a_minute_alone_is_not_looked_at(conn: Conn) -> None:
+    operations.set_limit(conn, "source", "test", per_minute=1)
+    jobs = [enqueue(conn, limits=["source"]) for _ in range(2)]
+    assert seconds(conn, *jobs) == [100, 100]
+
+
+@pytest.mark.usefixtures("known")
 def test_a_key_that_is_busy_keeps_its_ready_jobs_in_the_line_once(conn: Conn, workers: Workers) -> None:
     enqueue(conn, lock_key="k")
     workers().take()

@@ -340,6 +340,13 @@ def test_a_fence_that_an_older_version_raised_lets_none_commit(target: Conn, dsn
         target.execute("UPDATE dl_fence SET raised_at = raised_at + interval '1 s'")
 
 
+def test_only_its_jobs_row_has_it(target: Conn, dsn: str) -> None:
+    job, other = uuid4(), uuid4()
+    found(dsn, other, 1)
+    commit(dsn, job, 1, "{}", 1)
+    assert found(dsn, other, 1) == Checkpoint()
+
+
 def test_the_commit_of_a_stopped_process_holds_for_5_s_at_most(target: Conn, dsn: str) -> None:
     job = uuid4()
     standing = Standing(job)

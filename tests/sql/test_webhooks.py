@@ -410,8 +410,8 @@ def test_the_address_of_slack_is_a_variable(conn: Conn) -> None:
 
 def test_a_webhook_is_changed_as_a_whole_but_for_its_pause(conn: Conn) -> None:
     add(conn, kinds=["dead"], queues=["a"], signed_by="DL_WEBHOOK_KEY", lag_sec=5)
-    webhooks.pause(conn, "ops", "first")
-    webhooks.pause(conn, "ops", "second")
+    first = webhooks.pause(conn, "ops", "first")
+    assert webhooks.pause(conn, "ops", "second") == first
     add(conn, url="${DL_WEBHOOK_AM}", shape="alertmanager")
     (found,) = webhooks.listed(conn)
     assert found["url"] == "${DL_WEBHOOK_AM}"

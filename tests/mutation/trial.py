@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,172 +24,8 @@ import pytest
 
 from .mutants import ROOT, Mutant, apply
 
-# Not test_migrations, to which any change is one; the long ones last.
-TESTS = [
-    *("lease", "ends", "park", "locked_rows", "cancel", "settle", "reap", "wake", "notify", "claim", "step"),
-    *("affinity", "limits", "order", "idempotency", "enqueue_many", "foreign_journal", "schemas", "rights"),
-    *(
-        "operate",
-        "move",
-        "stats",
-        "retention",
-        "tasks",
-        "schedules",
-        "backfills",
-        "target",
-        "results",
-        "kept_checkpoints",
-    ),
-    *(
-        "fair",
-        "several_queues",
-        "predictions",
-        "guards",
-        "transitions",
-        "lock",
-        "webhooks",
-        "ordered",
-        "ordered_model",
-        "model",
-        "parents",
-    ),
-    *("parents_model", "interleavings", "plans", "errors", "job_logs", "cleanups"),
-]
-# Where to look first, so that most runs are short.
-FIRST = {
-    **dict.fromkeys(("write", "leave_out"), "job_logs"),
-    **dict.fromkeys(("due", "take", "strike", "hand_over", "forget"), "cleanups"),
-    **dict.fromkeys(("dl_error_group", "groups", "write_note", "clear_note"), "errors"),
-    "dl_is_running": "guards park",
-    "dl_park": "park ordered lock guards",
-    "dl_unpark": "park ordered notify rights order",
-    "dl_unpark_freed": "park parents",
-    **dict.fromkeys(("dl_depend", "dl_link", "dl_gather", "dl_linked", "dl_concerned", "dl_resolve"), "parents rights"),
-    "dl_after": "parents",
-    **dict.fromkeys(("dl_tell", "dl_stepped", "dl_resolve_freed", "dl_resolve_stranded"), "parents parents_model"),
-    "dl_unpark_stranded": "park",
-    "dl_set_aside": "claim park step ordered errors",
-    "dl_put_off": "lock guards step",
-    "dl_lock_heads": "ordered ordered_model",
-    "dl_lock_delivery": "ordered ordered_model",
-    "dl_jobs_score": "fair ordered rights",
-    "dl_jobs_internal": "rights",
-    "dl_jobs_score_ins": "fair ordered rights",
-    **dict.fromkeys(("dl_turn", "dl_give_turns"), "fair"),
-    "dl_give_scores": "ordered",
-    **dict.fromkeys(
-        ("queue", "running", "waiting", "room", "accuracy", "compare", "note", "alert"),
-        "predictions",
-    ),
-    "dl_prune": "ordered retention",
-    "beat": "lease ordered cancel guards",
-    "dl_is_taken": "locked_rows order",
-    "dl_most_wanted": "affinity",
-    "dl_left_out": "affinity",
-    **dict.fromkeys(
-        (
-            "dl_limit_state",
-            "dl_ask_limits",
-            "dl_has_room",
-            "dl_use_room",
-            "dl_settle_limits",
-            "dl_spend_tokens",
-            "dl_hold_running",
-            "dl_let_in",
-            "dl_next_of_limit",
-            "dl_let_in_some",
-            "dl_let_in_later",
-            "dl_let_in_all",
-        ),
-        "limits",
-    ),
-    "dl_take_keys": "step affinity limits claim park order locked_rows",
-    "dl_finish": "step park ends lease locked_rows ordered ordered_model errors",
-    "dl_retry_delay": "ends",
-    "dl_by_lag": "several_queues",
-    "dl_step": "park claim step affinity ordered locked_rows lock wake operate several_queues",
-    "dl_give_back": "kept_checkpoints park settle reap ordered ordered_model order rights errors",
-    "dl_jobs_place": "wake retention",
-    "keep_results": "results",
-    "keep_checkpoint": "kept_checkpoints",
-    "spend_checkpoints": "kept_checkpoints",
-    "start_over": "kept_checkpoints",
-    "standing": "kept_checkpoints",
-    "hold_and_save": "kept_checkpoints",
-    "result": "results",
-    "dl_jobs_step": "kept_checkpoints park ordered foreign_journal notify retention rights errors",
-    "dl_jobs_gone": "results kept_checkpoints park ordered rights operate",
-    "dl_jobs_notify_upd": "park notify",
-    "enqueue": "guards idempotency enqueue_many operate tasks",
-    "request_cancel": "cancel guards locked_rows",
-    "cancellations": "guards",
-    "dl_end_session": "guards reap",
-    "dl_wake": "wake fair",
-    "keep": "reap lease",
-    "tell_stuck": "guards",
-    "dl_affinity": "tasks",
-    "tell_tasks": "tasks",
-    "dl_enqueue": "tasks enqueue_many rights",
-    "dl_enqueue_many": "tasks enqueue_many",
-    "dl_enqueue_one": "tasks enqueue_many rights ordered",
-    "dl_job_status": "rights",
-    "dl_set_trace": "rights",
-    "producer": "rights",
-    "spread": "rights",
-    "dl_settle": "settle step guards",
-    "take_back": "step",
-    "dl_reap": "reap ordered",
-    "dl_retake": "lease guards",
-    "dl_jobs_place_ins": "notify wake retention",
-    "notify_job_ready": "notify",
-    "dl_jobs_notify_ins": "notify",
-    "dl_jobs_journal": "foreign_journal rights",
-    "dl_jobs_journal_ins": "foreign_journal",
-    "leap": "lease",
-    "raise": "target guards",
-    "in_the_way": "target guards",
-    "hold": "target guards",
-    "forget": "target guards",
-    "end_older": "target guards",
-    "dl_is_full": "operate",
-    "dl_roll": "stats needs spans",
-    "dl_fold_spans": "spans",
-    "dl_journal_begins_anew": "stats",
-    "pause": "operate schedules webhooks backfills",
-    "resume": "operate schedules webhooks backfills",
-    **dict.fromkeys(("has_ended", "tell", "retire", "change", "due_in"), "schedules"),
-    **dict.fromkeys(("lock_due", "add", "failed", "made"), "schedules backfills"),
-    **dict.fromkeys(
-        ("status_of", "cancel", "is_open", "done", "jobs_behind", "note", "canceled", "has_company"), "backfills"
-    ),
-    "begin_here": "webhooks",
-    "remove": "webhooks",
-    "is_served": "webhooks",
-    "is_firing": "webhooks",
-    "position": "webhooks",
-    "new_events": "webhooks",
-    "begin_anew": "webhooks",
-    "queues": "webhooks",
-    "note_firing": "webhooks",
-    "note_resolved": "webhooks",
-    "requeue": "operate ordered ordered_model locked_rows errors",
-    "run_now": "operate ordered ordered_model locked_rows",
-    "delete": "operate locked_rows",
-    "dead": "operate backfills",
-    "not_due": "operate",
-    "retried": "operate",
-    "chosen": "operate",
-    "passes": "operate errors",
-    "kill": "operate transitions ordered errors",
-    "claims_under_way": "move",
-    "running_to_move": "move",
-    "queued_to_move": "move",
-    "dead_to_move": "move",
-    "move": "move",
-    "pause_source": "move",
-    "moves_to": "move",
-    "resume_own": "move",
-}
+# To these any change of the SQL is a mistake.
+NOT = ("test_migrations.py", "test_migrate_under_load.py")
 OPTIONS = [
     *("-x", "-q", "-rfE", "--no-header", "--tb=line", "--timeout=120"),
     *("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:schemathesis"),  # the last takes seconds to import
@@ -244,7 +81,10 @@ def remember(verdict: Verdict) -> None:
 
 
 def _fork(mutant: Mutant, folder: Path) -> int:
-    """Start a process that copies, mutates and runs the tests, those first that look at the guard; its pid."""
+    """Start a process that copies, mutates and runs the tests; its pid.
+
+    The test that caught the mutant the last time runs first, then the files that catch mutants of the same place.
+    """
     if pid := os.fork():
         return pid
     output = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
@@ -252,14 +92,17 @@ def _fork(mutant: Mutant, folder: Path) -> int:
         os.dup2(output, number)
     copy_checkout(folder)
     apply(folder / "dataloader" / "sql", mutant)
-    first = FIRST.get(str(mutant).split(":")[0], "").split()
-    rest = [test for test in TESTS if test not in first]
-    known = catchers().get(str(mutant))
-    if known and _run(mutant, folder, [known]) == CAUGHT_ONE:
+    known = catchers()
+    test = known.get(str(mutant))
+    if test and _run(mutant, folder, [test]) == CAUGHT_ONE:
         os._exit(CAUGHT_ONE)
-    status = _run(mutant, folder, [f"test_{test}.py" for test in first]) if first else 0
+    place = str(mutant).partition(":")[0] + ":"
+    likely = Counter(test.partition("::")[0] for name, test in known.items() if name.startswith(place))
+    first = [test for test, _ in likely.most_common() if (folder / "tests" / "sql" / test).exists()]
+    status = _run(mutant, folder, first) if first else 0
     if status == 0:
-        status = _run(mutant, folder, [f"test_{test}.py" for test in rest])
+        every = sorted(path.name for path in (folder / "tests" / "sql").glob("test_*.py"))
+        status = _run(mutant, folder, [test for test in every if test not in first and test not in NOT])
     os._exit(status)
 
 

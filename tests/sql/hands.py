@@ -6,7 +6,7 @@ A step that may block runs in a thread, and the test waits until PostgreSQL itse
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -21,9 +21,11 @@ from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.job import Finish, Job, Status
-from dataloader.queue.lifecycle import Step
+from dataloader.queue.lifecycle import Ended, Head, Step
 
 BACKOFF_SEC = 15.0
+DONE = Finish("succeed")
+Conn = db.Connection
 _keys = itertools.count(1)
 
 
@@ -67,6 +69,35 @@ class Worker:
     def notes(self) -> list[str]:
         """The queues this session was told of since it was last asked; nothing committed is still on its way."""
         return heard(self.conn)
+
+
+Workers = Callable[[], Worker]
+
+
+def step(worker: Worker, most: int = 10, *ends: Ended, queue: str = "q", head: Head = Head()) -> Step:  # noqa: B008
+    """End these runs and claim so many; a statement that waits for a row fails, and does not hang."""
+    worker.conn.execute("SET lock_timeout = '2s'")
+    return lifecycle.step(worker.session, [queue], BACKOFF_SEC, most, ends, head)
+
+
+def ids(jobs: Step | Iterable[Job]) -> list[UUID]:
+    """The jobs' ids, in their order."""
+    return [job.job_id for job in (jobs.jobs if isinstance(jobs, Step) else jobs)]
+
+
+def end_all(worker: Worker, jobs: Iterable[Job], verb: str = "succeed", **how: Any) -> Step:
+    """End the runs of these jobs, and claim nothing."""
+    return step(worker, 0, *(Ended(job, Finish(verb, **how)) for job in jobs))
+
+
+def waits(conn: psycopg.Connection[Any], *job_ids: UUID) -> list[str | None]:
+    """What each of these jobs waits for."""
+    return [row(conn, job_id)["blocked_on"] for job_id in job_ids]
+
+
+def successor(new: Worker, old: Worker) -> lifecycle.Session:
+    """The session with which the old worker goes on, whose own was lost."""
+    return lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
 
 
 def heard(listener: psycopg.Connection[Any], channel: str = "dl_jobs") -> list[str]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import BACKOFF_SEC, Worker, keys_held, many, plain, row, state, value
+from hands import BACKOFF_SEC, Conn, Worker, Workers, keys_held, many, plain, row, state, value
 
-from dataloader.queue import db, lifecycle, operations
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.lifecycle import Affinity, Step
-
-Workers = Callable[[], Worker]
 
 
 def claim(
@@ -30,7 +28,7 @@ def claim(
     return lifecycle.step(worker.session, [*queues], BACKOFF_SEC, most, None, affinity=affinity, without=without)
 
 
-def jobs(conn: db.Connection, models: str, **more: Any) -> list[UUID]:
+def jobs(conn: Conn, models: str, **more: Any) -> list[UUID]:
     """A job for each letter, in this order; a dot is a job without an affinity key."""
     return [plain(conn, affinity_key=None if model == "." else model, **more) for model in models]
 
@@ -55,40 +53,40 @@ def models(step: Step) -> str:
     ],
 )
 def test_which_job_a_claim_takes(
-    conn: db.Connection, worker: Worker, queued: str, warm: str | None, elsewhere: str, then: str
+    conn: Conn, worker: Worker, queued: str, warm: str | None, elsewhere: str, then: str
 ) -> None:
     """A warm one or one without a key; else one of most jobs, which no sibling has warm; of equals the oldest."""
     jobs(conn, queued)
     assert models(claim(worker, warm, elsewhere)) == then
 
 
-def test_a_claim_of_many_takes_what_is_warm_and_nothing_else(conn: db.Connection, worker: Worker) -> None:
+def test_a_claim_of_many_takes_what_is_warm_and_nothing_else(conn: Conn, worker: Worker) -> None:
     jobs(conn, "ab.cba")
     found = claim(worker, "a", most=10)
     assert models(found) == "a.a"
     assert len(keys_held(conn)) == 3
 
 
-def test_a_claim_looks_no_farther_than_it_may(conn: db.Connection, worker: Worker) -> None:
+def test_a_claim_looks_no_farther_than_it_may(conn: Conn, worker: Worker) -> None:
     jobs(conn, "bcbca")
     assert models(claim(worker, "a", lookahead=5)) == "a"
     jobs(conn, "a")
     assert models(claim(worker, "a", lookahead=4)) == "b"
 
 
-def test_no_job_goes_before_one_of_a_better_priority(conn: db.Connection, worker: Worker) -> None:
+def test_no_job_goes_before_one_of_a_better_priority(conn: Conn, worker: Worker) -> None:
     jobs(conn, "aa", priority=2)
     jobs(conn, "b", priority=1)
     assert models(claim(worker, "a")) == "b"
 
 
-def test_only_jobs_of_the_best_priority_count(conn: db.Connection, worker: Worker) -> None:
+def test_only_jobs_of_the_best_priority_count(conn: Conn, worker: Worker) -> None:
     jobs(conn, "ccc", priority=2)
     jobs(conn, "abb", priority=1)
     assert models(claim(worker, "")) == "b"
 
 
-def test_where_the_warm_ones_are_busy_the_queues_order_counts(conn: db.Connection, workers: Workers) -> None:
+def test_where_the_warm_ones_are_busy_the_queues_order_counts(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     jobs(conn, "bba", lock_key="k")
     assert models(claim(one, "a")) == "b"  # the first row of its key, whichever was the candidate
@@ -96,7 +94,7 @@ def test_where_the_warm_ones_are_busy_the_queues_order_counts(conn: db.Connectio
     assert models(claim(two, "a")) == "c"
 
 
-def test_where_others_have_locked_what_most_want_any_job_will_do(conn: db.Connection, worker: Worker) -> None:
+def test_where_others_have_locked_what_most_want_any_job_will_do(conn: Conn, worker: Worker) -> None:
     locked = jobs(conn, "bb")
     jobs(conn, "c")
     with conn.transaction():
@@ -104,14 +102,14 @@ def test_where_others_have_locked_what_most_want_any_job_will_do(conn: db.Connec
         assert models(claim(worker, "a")) == "c"
 
 
-def test_a_claim_says_up_to_where_it_has_passed_jobs_over(conn: db.Connection, worker: Worker) -> None:
+def test_a_claim_says_up_to_where_it_has_passed_jobs_over(conn: Conn, worker: Worker) -> None:
     _, taken = jobs(conn, "ba")
     reached = claim(worker, "a").reached
     assert reached == (100, row(conn, taken)["created_at"])
     assert claim(worker, "b").reached is None
 
 
-def test_an_overdue_job_goes_first(conn: db.Connection, worker: Worker) -> None:
+def test_an_overdue_job_goes_first(conn: Conn, worker: Worker) -> None:
     old, _, new = jobs(conn, "bab")
     instant = row(conn, new)["created_at"]
     assert claim(worker, "a", overdue={99: instant}).job.affinity_key == "a"  # type: ignore[union-attr]
@@ -120,7 +118,7 @@ def test_an_overdue_job_goes_first(conn: db.Connection, worker: Worker) -> None:
     assert models(claim(worker, "a", overdue={100: instant})) == "a", "what is younger than the instant waits"
 
 
-def test_each_queue_of_a_worker_begins_with_what_is_warm(conn: db.Connection, worker: Worker) -> None:
+def test_each_queue_of_a_worker_begins_with_what_is_warm(conn: Conn, worker: Worker) -> None:
     plain(conn, queue="p", affinity_key="x", lock_key="k")
     other = Affinity((), (), 50)
     lifecycle.step(worker.session, ["p"], BACKOFF_SEC, 1, None, affinity=other)
@@ -129,13 +127,13 @@ def test_each_queue_of_a_worker_begins_with_what_is_warm(conn: db.Connection, wo
     assert models(claim(worker, "a", queues=("p", "q"))) == "a"
 
 
-def test_an_ordered_queue_keeps_its_order(conn: db.Connection, worker: Worker) -> None:
+def test_an_ordered_queue_keeps_its_order(conn: Conn, worker: Worker) -> None:
     operations.set_order(conn, "q", "test", ordered=True)
     first, _ = (plain(conn, lock_key="k", affinity_key=key, score=score) for key, score in (("b", 1), ("a", 2)))
     assert claim(worker, "a").job.job_id == first  # type: ignore[union-attr]
 
 
-def test_jobs_of_some_tasks_are_passed_over_and_the_claim_says_so(conn: db.Connection, worker: Worker) -> None:
+def test_jobs_of_some_tasks_are_passed_over_and_the_claim_says_so(conn: Conn, worker: Worker) -> None:
     big = plain(conn, task="big")
     plain(conn, task="big")
     small = plain(conn, task="small")
@@ -148,35 +146,35 @@ def test_jobs_of_some_tasks_are_passed_over_and_the_claim_says_so(conn: db.Conne
     assert claim(worker).job.job_id == big  # type: ignore[union-attr]
 
 
-def test_what_is_left_out_hides_no_job_of_a_worse_priority(conn: db.Connection, worker: Worker) -> None:
+def test_what_is_left_out_hides_no_job_of_a_worse_priority(conn: Conn, worker: Worker) -> None:
     plain(conn, task="big", priority=1)
     small = plain(conn, task="small", priority=2)
     assert claim(worker, without=["big"]).job.job_id == small  # type: ignore[union-attr]
 
 
-def test_a_job_that_waited_for_its_time_is_due_since_then(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_that_waited_for_its_time_is_due_since_then(conn: Conn, worker: Worker) -> None:
     job_id = plain(conn, task="big", in_sec=-5, made_sec=-60)
     found = claim(worker, without=["big"])
     assert found.left_out is not None
     assert found.left_out.since - row(conn, job_id)["created_at"] == timedelta(seconds=55)
 
 
-def test_a_job_that_waits_in_any_case_is_not_left_out(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_that_waits_in_any_case_is_not_left_out(conn: Conn, worker: Worker) -> None:
     plain(conn, task="big", in_sec=60)
     plain(conn, task="big", queue="other")
     assert claim(worker, without=["big"]).left_out is None
 
 
-def test_a_job_far_behind_is_not_left_out(conn: db.Connection, worker: Worker) -> None:
-    many(conn, 1_100, "key-%s")
-    plain(conn, task="big")
-    found = claim(worker, without=["big"])
-    assert (len(found.jobs), found.left_out) == (1, None)
-
-
-def test_a_claim_reads_a_thousand_jobs_that_it_passes_over_and_no_more(conn: db.Connection, worker: Worker) -> None:
+def test_a_claim_reads_a_thousand_jobs_that_it_passes_over_and_no_more(conn: Conn, worker: Worker) -> None:
     many(conn, 1_100, "key-%s")
     plain(conn, task="small")
     found = claim(worker, without=["t"])
     assert (found.jobs, found.left_out is not None) == ([], True)
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on IS NOT NULL") == 0
+
+
+def test_a_job_far_behind_is_not_left_out(conn: Conn, worker: Worker) -> None:
+    many(conn, 1_100, "key-%s")
+    plain(conn, task="big")
+    found = claim(worker, without=["big"])
+    assert (len(found.jobs), found.left_out) == (1, None)

@@ -7,9 +7,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import row, value
+from hands import Conn, row, value
 
-from dataloader.queue import again, db, enqueue, operations
+from dataloader.queue import again, enqueue, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.reports import stats
 
@@ -18,18 +18,18 @@ SOURCE = {"url": "postgres://u:hunter3@h/d", "rows": 5, "many": 1}
 ARGS = {"day": "2026-01-31", "password": "hunter2", "source": SOURCE, "n": None}
 
 
-def ended(conn: db.Connection, status: str = "failed", **fields: Any) -> UUID:
+def ended(conn: Conn, status: str = "failed", **fields: Any) -> UUID:
     job_id, _ = enqueue.enqueue(conn, NewJob(**{"queue": "q", "task": "t", "lock_key": "k", "args": ARGS} | fields))
     conn.execute("UPDATE dl_jobs SET status = %s, finished_at = now() WHERE job_id = %s", (status, job_id))
     return job_id
 
 
-def journal(conn: db.Connection, job_id: UUID) -> list[tuple[str, Any]]:
+def journal(conn: Conn, job_id: UUID) -> list[tuple[str, Any]]:
     return [(event["kind"], event["payload"]) for event in stats.events(conn, job_id)]
 
 
 @pytest.mark.parametrize("status", ["failed", "lost", "succeeded", "canceled"])
-def test_the_fields_are_those_of_the_trigger(conn: db.Connection, status: str) -> None:
+def test_the_fields_are_those_of_the_trigger(conn: Conn, status: str) -> None:
     given: dict[str, Any] = {
         **{"priority": 7, "partition_key": "p", "max_attempts": 3, "timeout_sec": 60, "lease_ttl_sec": 90},
         **{"producer": "me", "consumer_group": "g", "limits": ["l"], "affinity_key": "gpu"},
@@ -39,7 +39,7 @@ def test_the_fields_are_those_of_the_trigger(conn: db.Connection, status: str) -
     assert fields == given | {"queue": "q", "task": "t", "lock_key": "k", "args": ARGS}
 
 
-def test_an_affinity_key_that_follows_from_the_args_is_found_anew(conn: db.Connection) -> None:
+def test_an_affinity_key_that_follows_from_the_args_is_found_anew(conn: Conn) -> None:
     operations.tell_tasks(conn, {"t": {"affinity": ["model"]}})
     job_id = ended(conn, args={"model": "a"})
     assert row(conn, job_id)["affinity_key"] == "a"
@@ -49,14 +49,14 @@ def test_an_affinity_key_that_follows_from_the_args_is_found_anew(conn: db.Conne
 
 
 @pytest.mark.parametrize("status", ["queued", "running"])
-def test_only_a_job_that_has_ended_is_run_again(conn: db.Connection, status: str) -> None:
+def test_only_a_job_that_has_ended_is_run_again(conn: Conn, status: str) -> None:
     job_id = ended(conn, status)
     with pytest.raises(again.NotEnded, match=f"the job is {status}; only a job that has ended"):
         again.fields_of(conn, job_id)
     assert again.fields_of(conn, UUID(int=1)) is None
 
 
-def test_the_journals_name_each_other_once(conn: db.Connection) -> None:
+def test_the_journals_name_each_other_once(conn: Conn) -> None:
     old_id = ended(conn)
     new = NewJob("q", "t", "k", args={"day": "2026-02-01"}, idempotency_key="again-1")
     new_id, status = again.add(conn, old_id, new, "me")
@@ -69,13 +69,13 @@ def test_the_journals_name_each_other_once(conn: db.Connection) -> None:
     assert row(conn, old_id)["status"] == "failed"
 
 
-def test_of_a_job_that_is_gone_only_the_new_one_tells(conn: db.Connection) -> None:
+def test_of_a_job_that_is_gone_only_the_new_one_tells(conn: Conn) -> None:
     new_id, _ = again.add(conn, UUID(int=1), NewJob("q", "t", "k"), "me")
     assert journal(conn, new_id)[0][1] == {"rerun_of": str(UUID(int=1))}
     assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'again'") == 0
 
 
-def test_a_full_queue_gets_nothing(conn: db.Connection) -> None:
+def test_a_full_queue_gets_nothing(conn: Conn) -> None:
     old_id = ended(conn)
     operations.limit_length(conn, "q", 0, "me")
     with pytest.raises(enqueue.QueueFull):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hands import Worker, enqueue, value
+from hands import Conn, Workers, enqueue, value
 
 from dataloader.queue import db, operations
-from dataloader.queue.hooks import AROUND_ENQUEUE
 from dataloader.queue.plans import backfills, new_backfill, plan
 from dataloader.queue.reports import stats
 
@@ -23,7 +21,7 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 JOBS = "SELECT partition_key, job_id, status::text, args FROM dl_jobs ORDER BY partition_key"
 
 
-def add(conn: db.Connection, name: str = "b", **fields: Any) -> dict[str, Any]:
+def add(conn: Conn, name: str = "b", **fields: Any) -> dict[str, Any]:
     """A backfill of five days, if nothing else is said."""
     span = {} if "partitions" in fields else {"since": "2019-01-01", "until": "2019-01-05", "step": "day"}
     args = {"day": "{{ partition }}"}
@@ -31,7 +29,7 @@ def add(conn: db.Connection, name: str = "b", **fields: Any) -> dict[str, Any]:
     return backfills.add(conn, new, "me")
 
 
-def tick(conn: db.Connection) -> list[plan.Made]:
+def tick(conn: Conn) -> list[plan.Made]:
     """All that is to be done."""
     made: list[plan.Made] = []
     while found := backfills.tick(conn):
@@ -41,22 +39,22 @@ def tick(conn: db.Connection) -> list[plan.Made]:
     return made
 
 
-def stored(conn: db.Connection, name: str = "b") -> dict[str, Any]:
+def stored(conn: Conn, name: str = "b") -> dict[str, Any]:
     found = backfills.backfill(conn, name)
     assert found is not None
     return found
 
 
-def counts(conn: db.Connection, name: str = "b") -> dict[str, int]:
+def counts(conn: Conn, name: str = "b") -> dict[str, int]:
     """The counts that are not 0."""
     return {status: count for status, count in stored(conn, name)["counts"].items() if count}
 
 
-def ledger(conn: db.Connection, name: str = "b", status: str | None = None) -> list[tuple[str, str]]:
+def ledger(conn: Conn, name: str = "b", status: str | None = None) -> list[tuple[str, str]]:
     return [(row["partition"], row["status"]) for row in backfills.of_ledger(conn, name, 0, 1_000, status)]
 
 
-def end(conn: db.Connection, status: str, *days: str) -> None:
+def end(conn: Conn, status: str, *days: str) -> None:
     """Let the jobs of these days have ended so."""
     conn.execute(
         "UPDATE dl_jobs SET status = %s::dl_status, finished_at = now(), started_at = now() - interval '10 s'"
@@ -65,7 +63,7 @@ def end(conn: db.Connection, status: str, *days: str) -> None:
     )
 
 
-def test_each_partition_gets_one_job_with_its_args_its_key_and_its_limit(conn: db.Connection) -> None:
+def test_each_partition_gets_one_job_with_its_args_its_key_and_its_limit(conn: Conn) -> None:
     added = add(conn, max_running=3)
     assert (added["state"], added["total"], added["counts"]["missing"]) == ("making", 5, 5)
     assert [(made.name, made.jobs) for made in tick(conn)] == [("b", 5)]
@@ -80,7 +78,7 @@ def test_each_partition_gets_one_job_with_its_args_its_key_and_its_limit(conn: d
     assert stored(conn)["state"] == "running"
 
 
-def test_a_name_that_is_taken_changes_nothing(conn: db.Connection) -> None:
+def test_a_name_that_is_taken_changes_nothing(conn: Conn) -> None:
     add(conn, max_running=3)
     with pytest.raises(plan.Taken, match="a backfill b already"):
         add(conn, max_running=7)
@@ -89,7 +87,7 @@ def test_a_name_that_is_taken_changes_nothing(conn: db.Connection) -> None:
 
 
 def test_the_jobs_come_in_bunches_in_turn_with_those_of_others_and_a_killed_bunch_comes_again(
-    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+    conn: Conn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfills, "AT_ONCE", 2)
     add(conn)
@@ -107,7 +105,7 @@ def test_the_jobs_come_in_bunches_in_turn_with_those_of_others_and_a_killed_bunc
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 8
 
 
-def test_two_reapers_do_not_make_the_same_bunch(conn: db.Connection, dsn: str) -> None:
+def test_two_reapers_do_not_make_the_same_bunch(conn: Conn, dsn: str) -> None:
     add(conn)
     with db.connect(dsn, name="other", schema="public") as other, other.transaction():
         other.execute("SELECT FROM dl_backfills FOR UPDATE")
@@ -117,7 +115,7 @@ def test_two_reapers_do_not_make_the_same_bunch(conn: db.Connection, dsn: str) -
 
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_beside_jobs_of_others_a_bunch_is_followed_by_a_rest_whichever_reaper_makes_the_next(
-    conn: db.Connection, workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch, has_ended: bool
+    conn: Conn, workers: Workers, monkeypatch: pytest.MonkeyPatch, has_ended: bool
 ) -> None:
     enqueue(conn, lock_key="of somebody else")
     worker = workers()
@@ -139,7 +137,7 @@ def test_beside_jobs_of_others_a_bunch_is_followed_by_a_rest_whichever_reaper_ma
 
 
 def test_beside_its_own_runs_and_what_ended_long_ago_a_backfill_is_made_without_a_rest(
-    conn: db.Connection, workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
+    conn: Conn, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfills, "AT_ONCE", 2)
     monkeypatch.setattr(backfills, "REST", 1e5)
@@ -155,7 +153,7 @@ def test_beside_its_own_runs_and_what_ended_long_ago_a_backfill_is_made_without_
     assert [made.jobs for made in tick(conn)] == [2, 1]
 
 
-def test_a_change_wakes_the_reapers(conn: db.Connection, dsn: str) -> None:
+def test_a_change_wakes_the_reapers(conn: Conn, dsn: str) -> None:
     backfills.listen(conn)
     with db.connect(dsn, name="people", schema="public") as people:
         for change in (
@@ -173,7 +171,7 @@ def test_a_change_wakes_the_reapers(conn: db.Connection, dsn: str) -> None:
 
 
 def test_a_paused_backfill_makes_and_starts_no_jobs_and_a_new_cap_counts_from_its_end_on(
-    conn: db.Connection, workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
+    conn: Conn, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfills, "AT_ONCE", 3)
     add(conn, max_running=1)
@@ -201,7 +199,7 @@ def test_a_paused_backfill_makes_and_starts_no_jobs_and_a_new_cap_counts_from_it
 
 
 def test_a_canceled_backfill_makes_no_more_jobs_and_cancels_its_own_alone_in_bunches(
-    conn: db.Connection, workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
+    conn: Conn, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfills, "AT_ONCE", 2)
     add(conn, max_running=2)
@@ -225,7 +223,7 @@ def test_a_canceled_backfill_makes_no_more_jobs_and_cancels_its_own_alone_in_bun
             change(conn, "b", "me")
 
 
-def test_retry_requeues_the_dead_jobs_alone_step_by_step(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_requeues_the_dead_jobs_alone_step_by_step(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     add(conn)
     tick(conn)
     end(conn, "failed", "2019-01-01", "2019-01-03")
@@ -237,7 +235,7 @@ def test_retry_requeues_the_dead_jobs_alone_step_by_step(conn: db.Connection, mo
     assert counts(conn) == {"queued": 4, "succeeded": 1}
 
 
-def test_the_ledger_keeps_how_deleted_jobs_had_ended(conn: db.Connection) -> None:
+def test_the_ledger_keeps_how_deleted_jobs_had_ended(conn: Conn) -> None:
     add(conn)
     tick(conn)
     end(conn, "succeeded", "2019-01-01")
@@ -248,7 +246,7 @@ def test_the_ledger_keeps_how_deleted_jobs_had_ended(conn: db.Connection) -> Non
     assert [status for _, status in ledger(conn)] == ["succeeded", "failed", "missing", "queued", "queued"]
 
 
-def test_the_state_and_the_time_left_follow_the_jobs(conn: db.Connection) -> None:
+def test_the_state_and_the_time_left_follow_the_jobs(conn: Conn) -> None:
     add(conn)
     tick(conn)
     end(conn, "succeeded", "2019-01-01", "2019-01-02")
@@ -259,9 +257,7 @@ def test_the_state_and_the_time_left_follow_the_jobs(conn: db.Connection) -> Non
     assert (stored(conn)["state"], stored(conn)["eta_sec"]) == ("done", None)
 
 
-def test_skip_done_leaves_out_what_another_backfill_has_done_with_the_same_args_and_version(
-    conn: db.Connection,
-) -> None:
+def test_skip_done_leaves_out_what_is_done_with_the_same_args_and_version(conn: Conn) -> None:
     add(conn, code_version="1")
     tick(conn)
     end(conn, "succeeded", "2019-01-01", "2019-01-02")
@@ -295,16 +291,7 @@ def test_skip_done_leaves_out_what_another_backfill_has_done_with_the_same_args_
     assert counts(conn)["succeeded"] == 2
 
 
-def test_a_dry_run_changes_nothing_and_shows_the_first_jobs_and_the_last(conn: db.Connection) -> None:
-    fields = {"name": "b", "task": "load", "since": "2019-01-01", "until": "2019-12-31", "step": "day"}
-    shown = backfills.preview(conn, new_backfill.checked(fields | {"args": {"day": "{{ date }}"}}))
-    assert (shown["total"], shown["skipped"]) == (365, 0)
-    assert [each["partition"] for each in shown["samples"]] == ["2019-01-01", "2019-01-02", "2019-01-03", "2019-12-31"]
-    assert shown["samples"][-1]["args"] == {"day": "2019-12-31"}
-    assert backfills.listed(conn) == []
-
-
-def test_a_full_queue_stops_a_backfill_until_there_is_room(conn: db.Connection) -> None:
+def test_a_full_queue_stops_a_backfill_until_there_is_room(conn: Conn) -> None:
     operations.limit_length(conn, "q", 1, "me")
     add(conn, "first", partitions=["x"])
     tick(conn)
@@ -322,7 +309,7 @@ def test_a_full_queue_stops_a_backfill_until_there_is_room(conn: db.Connection) 
     assert [made.jobs for made in tick(conn)] == [5]
 
 
-def test_jobs_count_for_the_limits_of_their_pipeline_too(conn: db.Connection) -> None:
+def test_jobs_count_for_the_limits_of_their_pipeline_too(conn: Conn) -> None:
     operations.tell_tasks(
         conn,
         {"load": {"max_attempts": None, "affinity": None, "limits": ["cbr"], "memory_mb": None, "cpus": None}},
@@ -332,20 +319,7 @@ def test_jobs_count_for_the_limits_of_their_pipeline_too(conn: db.Connection) ->
     assert value(conn, "SELECT DISTINCT limits FROM dl_jobs") == ["cbr", "backfill:b"]
 
 
-def test_hooks_around_the_adding_of_jobs_see_those_of_backfills(conn: db.Connection) -> None:
-    def note(job: dict[str, Any]) -> dict[str, Any]:
-        return job | {"consumer_group": "seen"}
-
-    AROUND_ENQUEUE.add(note)
-    try:
-        add(conn)
-        tick(conn)
-    finally:
-        AROUND_ENQUEUE._functions.clear()
-    assert value(conn, "SELECT DISTINCT consumer_group FROM dl_jobs") == "seen"
-
-
-def test_a_backfill_is_removed_when_its_jobs_have_ended_and_they_stay(conn: db.Connection) -> None:
+def test_a_backfill_is_removed_when_its_jobs_have_ended_and_they_stay(conn: Conn) -> None:
     add(conn, max_running=1)
     for _ in range(2):
         with pytest.raises(plan.NotNow, match="cancel it, and wait"):
@@ -357,10 +331,3 @@ def test_a_backfill_is_removed_when_its_jobs_have_ended_and_they_stay(conn: db.C
         backfills.remove(conn, "b", "me")
     for table, left in (("dl_partitions", 0), ("dl_limits", 0), ("dl_jobs", 5)):
         assert value(conn, f"SELECT count(*) FROM {table}") == left
-
-
-@pytest.mark.parametrize("change", [backfills.pause, backfills.resume, backfills.cancel, backfills.retry])
-def test_an_unknown_backfill_cannot_be_changed(conn: db.Connection, change: Any) -> None:
-    with pytest.raises(plan.Unknown, match="there is no backfill with this name"):
-        change(conn, "nothing", "me")
-    assert backfills.listed(conn) == []

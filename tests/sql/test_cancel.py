@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from uuid import uuid4
-
 import psycopg
 import pytest
-from hands import Worker, enqueue, expire, heard, journal, kinds, plain, row, started, state
+from hands import Conn, Worker, Workers, enqueue, heard, journal, kinds, plain, row, started, state
 
-from dataloader.queue import db, lifecycle
-
-Workers = Callable[[], Worker]
+from dataloader.queue import lifecycle
 
 
-def test_v12_a_queued_job_is_canceled_at_once_and_never_starts(conn: db.Connection, worker: Worker) -> None:
+def test_v12_a_queued_job_is_canceled_at_once_and_never_starts(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     status = lifecycle.request_cancel(conn, job_id)
     assert status is not None
@@ -25,9 +20,7 @@ def test_v12_a_queued_job_is_canceled_at_once_and_never_starts(conn: db.Connecti
 
 
 @pytest.mark.parametrize("place", [None, "time", "key"])
-def test_a_job_that_waits_is_canceled_wherever_it_stands(
-    conn: db.Connection, workers: Callable[[], Worker], place: str | None
-) -> None:
+def test_a_job_that_waits_is_canceled_wherever_it_stands(conn: Conn, workers: Workers, place: str | None) -> None:
     worker, other = workers(), workers()
     if place == "key":
         plain(conn, lock_key="k")
@@ -42,7 +35,7 @@ def test_a_job_that_waits_is_canceled_wherever_it_stands(
     assert (claim.job, claim.due_in, claim.look_again) == (None, None, False)
 
 
-def test_a_running_job_is_told_by_its_row_and_by_a_notification(conn: db.Connection, worker: Worker) -> None:
+def test_a_running_job_is_told_by_its_row_and_by_a_notification(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     status = lifecycle.request_cancel(conn, job_id)
@@ -54,7 +47,7 @@ def test_a_running_job_is_told_by_its_row_and_by_a_notification(conn: db.Connect
     assert worker.finish(job, "cancel") == "canceled"
 
 
-def test_asking_twice_is_asking_once(conn: db.Connection, worker: Worker) -> None:
+def test_asking_twice_is_asking_once(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
     for _ in range(3):
@@ -63,37 +56,14 @@ def test_asking_twice_is_asking_once(conn: db.Connection, worker: Worker) -> Non
     assert heard(worker.conn, "dl_cancel") == [str(job_id)]
 
 
-@pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
-def test_v3_what_has_ended_stays_as_it_is(conn: db.Connection, status: str) -> None:
-    job_id = plain(conn, status=status)
-    before, told = row(conn, job_id) | {"now": None}, kinds(conn, job_id)
-    found = lifecycle.request_cancel(conn, job_id)
-    assert found is not None
-    assert found["status"] == status
-    assert row(conn, job_id) | {"now": None} == before
-    assert kinds(conn, job_id) == told
-
-
-def test_an_unknown_job_is_nothing(conn: db.Connection) -> None:
-    assert lifecycle.request_cancel(conn, uuid4()) is None
-
-
-def test_a_requeued_job_that_was_asked_to_cancel_does_not_start_again(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    worker.finish(worker.take(), "retry", delay_sec=60)
-    lifecycle.request_cancel(conn, job_id)
-    assert state(conn, job_id) == ("canceled", 1)
-    assert kinds(conn, job_id) == ["queued", "picked", "requeue", "canceled"]
-
-
-def test_a_queued_row_that_was_asked_already_by_plain_update_is_ended_by_the_request(conn: db.Connection) -> None:
+def test_a_queued_row_that_was_asked_already_by_plain_update_is_ended_by_the_request(conn: Conn) -> None:
     job_id = plain(conn)
     conn.execute("UPDATE dl_jobs SET cancel_requested = true")
     lifecycle.request_cancel(conn, job_id)
     assert state(conn, job_id) == ("canceled", 0)
 
 
-def test_j2_a_cancel_that_meets_a_claim_tells_the_started_run(conn: db.Connection, workers: Workers) -> None:
+def test_j2_a_cancel_that_meets_a_claim_tells_the_started_run(conn: Conn, workers: Workers) -> None:
     one = workers()
     job_id = enqueue(conn)
     with psycopg.connect(conn.info.dsn, autocommit=True) as api:
@@ -105,52 +75,3 @@ def test_j2_a_cancel_that_meets_a_claim_tells_the_started_run(conn: db.Connectio
         assert row(conn, job_id)["cancel_requested"]
     assert heard(one.conn, "dl_cancel") == [str(job_id)]
     assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested"]
-
-
-def test_j2_a_claim_passes_a_row_that_is_being_canceled(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    with conn.transaction():
-        lifecycle.request_cancel(conn, job_id)
-        assert worker.claim().job is None
-    assert worker.claim().job is None
-    assert kinds(conn, job_id) == ["queued", "canceled"]
-
-
-@pytest.mark.parametrize(
-    ("verb", "end"), [("succeed", "succeeded"), ("fail", "failed"), ("retry", "canceled"), ("hand_back", "canceled")]
-)
-def test_j2_a_cancel_that_meets_a_finish_takes_what_the_finish_left(
-    conn: db.Connection, workers: Workers, verb: str, end: str
-) -> None:
-    """Its end stands when it was one; a job that came back to the queue is canceled there."""
-    one = workers()
-    job_id = enqueue(conn)
-    job = one.take()
-    with psycopg.connect(conn.info.dsn, autocommit=True) as api, one.conn.transaction():
-        one.finish(job, verb)
-        with started(lambda: lifecycle.request_cancel(api, job_id), api.info.backend_pid, conn) as cancel:
-            one.conn.execute("COMMIT; BEGIN")
-            assert cancel.result()["status"] == end
-
-
-@pytest.mark.parametrize("verb", ["succeed", "fail", "retry", "hand_back", "cancel"])
-def test_j2_a_finish_that_meets_a_cancel_ends_canceled(conn: db.Connection, workers: Workers, verb: str) -> None:
-    one = workers()
-    job_id = enqueue(conn)
-    job = one.take()
-    with conn.transaction():
-        lifecycle.request_cancel(conn, job_id)
-        with started(lambda: one.finish(job, verb), one.pid, workers().conn) as finish:
-            conn.execute("COMMIT; BEGIN")
-            assert finish.result() == "canceled"
-    assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested", "canceled"]
-
-
-def test_j2_a_reap_after_a_cancel_cancels(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    worker.take()
-    lifecycle.request_cancel(conn, job_id)
-    expire(conn, job_id)
-    found = lifecycle.reap(conn)
-    assert found is not None
-    assert (found.status, state(conn, job_id)) == ("canceled", ("canceled", 1))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import Worker, enqueue, remove, started, state, value
+from hands import Conn, Worker, enqueue, remove, started, state, value
 from patience import PATIENCE
 
 from dataloader.queue import cleanups, db, lifecycle, operations
@@ -23,7 +21,7 @@ def keep(worker: Worker, job: Job, checkpoint: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def left(conn: db.Connection, worker: Worker) -> UUID:
+def left(conn: Conn, worker: Worker) -> UUID:
     """A job that has left something behind, and waits for its next run."""
     job_id = enqueue(conn, args={"n": 1}, lock_key="k", partition_key="p", priority=7, lease_ttl_sec=33)
     job = worker.take()
@@ -32,18 +30,18 @@ def left(conn: db.Connection, worker: Worker) -> UUID:
     return job_id
 
 
-def cleaned(conn: db.Connection) -> list[UUID]:
+def cleaned(conn: Conn) -> list[UUID]:
     """What a reaper does in a round; the canceled jobs that have got a cleanup."""
     found = [job_id for job_id in cleanups.due(conn) if cleanups.add(conn, job_id)]
     cleanups.forget(conn)
     return found
 
 
-def listed(conn: db.Connection) -> list[UUID]:
+def listed(conn: Conn) -> list[UUID]:
     return [job_id for (job_id,) in conn.execute("SELECT job_id FROM dl_cleanups")]
 
 
-def test_a_canceled_job_is_cleaned_up_behind(conn: db.Connection, worker: Worker, left: UUID) -> None:
+def test_a_canceled_job_is_cleaned_up_behind(conn: Conn, worker: Worker, left: UUID) -> None:
     lifecycle.request_cancel(conn, left)
     assert cleaned(conn) == [left]
     cleanup = worker.take()
@@ -57,9 +55,7 @@ def test_a_canceled_job_is_cleaned_up_behind(conn: db.Connection, worker: Worker
     assert (cleaned(conn), listed(conn)) == ([], [])
 
 
-def test_a_canceled_job_that_is_queued_again_begins_at_the_start(
-    conn: db.Connection, worker: Worker, left: UUID
-) -> None:
+def test_a_canceled_job_that_is_queued_again_begins_at_the_start(conn: Conn, worker: Worker, left: UUID) -> None:
     lifecycle.request_cancel(conn, left)
     cleaned(conn)
     operations.change(conn, "requeue", [left], "test")
@@ -67,7 +63,7 @@ def test_a_canceled_job_that_is_queued_again_begins_at_the_start(
 
 
 @pytest.mark.parametrize("verb", ["retry", "fail", "hand_back"])
-def test_a_job_that_is_not_canceled_keeps_what_it_has(conn: db.Connection, worker: Worker, verb: str) -> None:
+def test_a_job_that_is_not_canceled_keeps_what_it_has(conn: Conn, worker: Worker, verb: str) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     keep(worker, job, LIVES_ON)
@@ -78,7 +74,7 @@ def test_a_job_that_is_not_canceled_keeps_what_it_has(conn: db.Connection, worke
     assert json.loads(lifecycle.checkpoints(conn, [job_id])[job_id].text or "") == LIVES_ON
 
 
-def test_a_run_that_has_cleaned_up_itself_leaves_nothing(conn: db.Connection, worker: Worker) -> None:
+def test_a_run_that_has_cleaned_up_itself_leaves_nothing(conn: Conn, worker: Worker) -> None:
     enqueue(conn)
     job = worker.take()
     keep(worker, job, LIVES_ON)
@@ -89,7 +85,7 @@ def test_a_run_that_has_cleaned_up_itself_leaves_nothing(conn: db.Connection, wo
     assert (cleaned(conn), listed(conn)) == ([], [])
 
 
-def test_a_worker_that_dies_at_a_cancellation_leaves_it_to_the_reaper(conn: db.Connection, worker: Worker) -> None:
+def test_a_worker_that_dies_at_a_cancellation_leaves_it_to_the_reaper(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     keep(worker, worker.take(), LIVES_ON)
     lifecycle.request_cancel(conn, job_id)
@@ -99,14 +95,12 @@ def test_a_worker_that_dies_at_a_cancellation_leaves_it_to_the_reaper(conn: db.C
     assert cleaned(conn) == [job_id]
 
 
-def test_nothing_stays_of_a_job_that_is_gone(conn: db.Connection, left: UUID) -> None:
+def test_nothing_stays_of_a_job_that_is_gone(conn: Conn, left: UUID) -> None:
     remove(conn, left, by="another service")
     assert (cleaned(conn), listed(conn)) == ([], [])
 
 
-def test_a_second_reaper_passes_a_job_over_that_the_first_one_has_locked(
-    dsn: str, conn: db.Connection, left: UUID
-) -> None:
+def test_a_second_reaper_passes_a_job_over_that_the_first_one_has_locked(dsn: str, conn: Conn, left: UUID) -> None:
     lifecycle.request_cancel(conn, left)
     with db.connect(dsn, name="other", schema="public") as other, other.transaction():
         assert cleanups.add(other, left) is not None
@@ -115,7 +109,7 @@ def test_a_second_reaper_passes_a_job_over_that_the_first_one_has_locked(
     assert (cleaned(conn), value(conn, "SELECT count(*) FROM dl_jobs")) == ([], 2)
 
 
-def test_a_reaper_that_has_looked_before_another_one_adds_no_second(conn: db.Connection, left: UUID) -> None:
+def test_a_reaper_that_has_looked_before_another_one_adds_no_second(conn: Conn, left: UUID) -> None:
     lifecycle.request_cancel(conn, left)
     assert cleanups.due(conn) == [left]
     assert cleanups.add(conn, left) is not None
@@ -123,23 +117,8 @@ def test_a_reaper_that_has_looked_before_another_one_adds_no_second(conn: db.Con
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 2
 
 
-def test_reapers_at_once_add_one_each(dsn: str, conn: db.Connection, worker: Worker) -> None:
-    for _ in range(40):
-        enqueue(conn)
-        keep(worker, worker.take(), LIVES_ON)
-    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL, cancel_requested = true")
-    assert len(lifecycle.settle(conn, worker.name, "crash", "killed")) == 40
-    with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
-        reapers = [stack.enter_context(db.connect(dsn, name=f"reaper {n}", schema="public")) for n in range(4)]
-        found = [job_id for done in pool.map(cleaned, reapers) for job_id in done]
-    assert len(found) == len(set(found)) == 40
-    assert value(conn, "SELECT count(*) FROM dl_jobs") == 80
-
-
 @pytest.mark.parametrize("how", ["requeue", "start-over"])
-def test_a_cleanup_that_people_queue_again_only_cleans_up(
-    conn: db.Connection, worker: Worker, left: UUID, how: str
-) -> None:
+def test_a_cleanup_that_people_queue_again_only_cleans_up(conn: Conn, worker: Worker, left: UUID, how: str) -> None:
     lifecycle.request_cancel(conn, left)
     cleaned(conn)
     cleanup = worker.take()
@@ -151,7 +130,7 @@ def test_a_cleanup_that_people_queue_again_only_cleans_up(
     assert lifecycle.checkpoints(conn, [cleanup.job_id])[cleanup.job_id].text == kept.text
 
 
-def test_a_job_that_may_leave_something_stays_listed(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_that_may_leave_something_stays_listed(conn: Conn, worker: Worker) -> None:
     """Else the list would lose a job that saves the key while the reaper looks."""
     job_id = enqueue(conn)
     job = worker.take()
@@ -166,7 +145,7 @@ def test_a_job_that_may_leave_something_stays_listed(conn: db.Connection, worker
     assert (cleaned(conn), listed(conn)) == ([], [])
 
 
-def test_a_full_queue_keeps_nothing_alive(conn: db.Connection, left: UUID) -> None:
+def test_a_full_queue_keeps_nothing_alive(conn: Conn, left: UUID) -> None:
     operations.limit_length(conn, "q", 1, "test")
     enqueue(conn)
     lifecycle.request_cancel(conn, left)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
-from hands import Worker, enqueue, expire, journal, keys_held, plain, row, state, value
+from hands import Conn, Worker, enqueue, expire, journal, keys_held, plain, row, state, value
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import LEADS_TO, Finish
@@ -17,7 +17,7 @@ from dataloader.queue.lifecycle import Ended
 ENDS = ("succeed", "retry", "fail", "cancel", "hand_back")
 
 
-def ended(conn: db.Connection, worker: Worker, verb: str, cancel: bool = False, **how: Any) -> dict[str, Any]:
+def ended(conn: Conn, worker: Worker, verb: str, cancel: bool = False, **how: Any) -> dict[str, Any]:
     """Run a job to this end and return its row, with the kind and payload of its last event."""
     job_id = enqueue(conn, lock_key="k")
     job = worker.take()
@@ -29,135 +29,71 @@ def ended(conn: db.Connection, worker: Worker, verb: str, cancel: bool = False, 
     return found | {"kind": kind, "payload": payload, "story": [kind for kind, _ in journal(conn, job_id)]}
 
 
-def test_succeed(conn: db.Connection, worker: Worker) -> None:
-    end = ended(conn, worker, "succeed", progress='{"processed": 9}')
-    assert (end["status"], end["attempt"], end["error"]) == ("succeeded", 1, None)
-    assert end["progress"] == {"processed": 9}
-    assert end["finished_at"] >= end["started_at"]
-    assert end["story"] == ["queued", "picked", "done"]
-    assert end["payload"] == {"attempt": 1, "worker": worker.name}
+@pytest.mark.parametrize(
+    ("verb", "how", "status", "attempt", "kind", "told"),
+    [
+        ("succeed", {}, "succeeded", 1, "done", {}),
+        ("retry", {"error": "boom", "delay_sec": 60}, "queued", 1, "requeue",
+         {"reason": "error", "error": "boom", "delay_sec": 60}),
+        ("retry", {"error": "boom", "delay_sec": 86_400}, "queued", 1, "requeue",
+         {"reason": "error", "error": "boom", "delay_sec": 86_400}),
+        ("fail", {"error": "boom"}, "failed", 1, "failed", {"error": "boom"}),
+        ("cancel", {}, "canceled", 1, "canceled", {}),
+        ("hand_back", {"error": "drain"}, "queued", 0, "requeue", {"reason": "drain"}),
+    ],
+)  # fmt: skip
+def test_what_each_end_writes(
+    conn: Conn, worker: Worker, verb: str, how: Any, status: str, attempt: int, kind: str, told: Any
+) -> None:
+    end = ended(conn, worker, verb, **how)
+    assert (end["status"], end["attempt"], end["error"]) == (status, attempt, told.get("error"))
+    assert (end["finished_at"] is None) == (status == "queued")
+    assert end["story"] == ["queued", "picked", kind]
+    assert end["payload"] == {"attempt": attempt, "worker": worker.name} | told
+    if status == "queued":
+        wait = how.get("delay_sec", 0)
+        assert max((end["available_at"] - end["now"]).total_seconds(), 0) == pytest.approx(wait, abs=5)
+        assert end["blocked_on"] == ("time" if wait else None)
 
 
-def test_success_clears_the_error_of_an_earlier_attempt(conn: db.Connection, worker: Worker) -> None:
+@pytest.mark.parametrize(("verb", "error"), [("succeed", None), ("hand_back", "boom")])
+def test_only_success_clears_the_error_of_before(conn: Conn, worker: Worker, verb: str, error: str | None) -> None:
     job_id = plain(conn)
     worker.finish(worker.take(), "retry", error="boom")
-    assert row(conn, job_id)["error"] == "boom"
-    worker.finish(worker.take(), "succeed")
-    found = row(conn, job_id)
-    assert (found["status"], found["error"], found["attempt"]) == ("succeeded", None, 2)
-
-
-def test_retry_waits_its_delay(conn: db.Connection, worker: Worker) -> None:
-    end = ended(conn, worker, "retry", error="boom", delay_sec=60)
-    assert (end["status"], end["attempt"], end["error"]) == ("queued", 1, "boom")
-    assert (end["available_at"] - end["now"]).total_seconds() == pytest.approx(60, abs=5)
-    assert (end["blocked_on"], end["finished_at"]) == ("time", None)
-    assert end["story"] == ["queued", "picked", "requeue"]
-    assert end["payload"] == {
-        "attempt": 1,
-        "worker": worker.name,
-        "reason": "error",
-        "error": "boom",
-        "delay_sec": 60,
-    }
-    assert worker.claim().due_in == pytest.approx(60, abs=5)
-
-
-def test_f3_the_longest_delay_can_be_written(conn: db.Connection, worker: Worker) -> None:
-    assert ended(conn, worker, "retry", delay_sec=86_400.0)["status"] == "queued"
-
-
-def test_fail_is_for_good(conn: db.Connection, worker: Worker) -> None:
-    end = ended(conn, worker, "fail", error="boom")
-    assert (end["status"], end["attempt"], end["error"]) == ("failed", 1, "boom")
-    assert end["finished_at"] is not None
-    assert end["story"] == ["queued", "picked", "failed"]
-    assert end["payload"] == {"attempt": 1, "worker": worker.name, "error": "boom"}
-    assert worker.claim().job is None
-
-
-def test_cancel(conn: db.Connection, worker: Worker) -> None:
-    end = ended(conn, worker, "cancel", progress='{"processed": 3}')
-    assert (end["status"], end["attempt"], end["error"]) == ("canceled", 1, None)
-    assert end["progress"] == {"processed": 3}
-    assert end["finished_at"] is not None
-    assert end["story"] == ["queued", "picked", "canceled"]
-
-
-def test_v11_hand_back_gives_the_attempt_back_and_is_due_at_once(conn: db.Connection, worker: Worker) -> None:
-    end = ended(conn, worker, "hand_back", error="drain")
-    assert (end["status"], end["attempt"], end["finished_at"]) == ("queued", 0, None)
-    assert (end["blocked_on"], end["available_at"] <= end["now"]) == (None, True)
-    assert end["story"] == ["queued", "picked", "requeue"]
-    assert end["payload"] == {"attempt": 0, "worker": worker.name, "reason": "drain"}
-    assert worker.take().attempt == 1
-
-
-def test_a_hand_back_keeps_the_error_of_an_earlier_attempt(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn)
-    worker.finish(worker.take(), "retry", error="boom")
-    worker.finish(worker.take(), "hand_back", error="drain")
-    found = row(conn, job_id)
-    assert (found["error"], found["attempt"]) == ("boom", 1)
+    worker.finish(worker.take(), verb, error="drain" if verb == "hand_back" else None)
+    assert row(conn, job_id)["error"] == error
 
 
 @pytest.mark.parametrize("verb", ENDS)
-def test_every_end_clears_lease_and_claim_and_lets_go_of_the_key(
-    conn: db.Connection, worker: Worker, verb: str
-) -> None:
+def test_every_end_clears_lease_and_claim_and_lets_go_of_the_key(conn: Conn, worker: Worker, verb: str) -> None:
     end = ended(conn, worker, verb)
     assert (end["lease_expires_at"], end["claimed_by"], end["claimed_pid"]) == (None, None, None)
     assert keys_held(conn) == []
 
 
 @pytest.mark.parametrize("verb", ENDS)
-def test_progress_is_kept_unless_there_is_news(conn: db.Connection, worker: Worker, verb: str) -> None:
+def test_progress_is_kept_unless_there_is_news(conn: Conn, worker: Worker, verb: str) -> None:
     assert ended(conn, worker, verb)["progress"] == {"old": 1}
     conn.execute("TRUNCATE dl_jobs CASCADE")
     assert ended(conn, worker, verb, progress='{"new": 2}')["progress"] == {"new": 2}
 
 
-@pytest.mark.parametrize("verb", ENDS)
-def test_j2_what_was_asked_to_cancel_ends_canceled_and_is_never_tried_again(
-    conn: db.Connection, worker: Worker, verb: str
-) -> None:
-    end = ended(conn, worker, verb, cancel=True, error="boom" if verb in ("retry", "fail") else None)
-    assert (end["status"], end["kind"]) == ("canceled", "canceled")
-    assert end["finished_at"] is not None
-    assert worker.claim().job is None
-
-
-def test_v12_a_success_after_an_acknowledged_cancellation_says_that_its_work_stands(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_v12_a_success_after_an_acknowledged_cancellation_says_that_its_work_stands(conn: Conn, worker: Worker) -> None:
     end = ended(conn, worker, "succeed", cancel=True, progress='{"processed": 9}')
     assert end["status"] == "canceled"
     assert end["error"] == end["payload"]["reason"] == "canceled when the pipeline had finished: its work stands"
     assert end["progress"] == {"processed": 9}
 
 
-@pytest.mark.parametrize("verb", ENDS)
-@pytest.mark.parametrize(
-    ("error", "progress"), [("\x00", None), ("boom", '{"p": "\\u0000"}'), (None, '{"p": "\\ud800"}')]
-)
-def test_g1_what_cannot_be_stored_does_not_keep_a_job_from_ending(
-    conn: db.Connection, worker: Worker, verb: str, error: str | None, progress: str | None
-) -> None:
-    job_id = plain(conn)
-    assert worker.finish(worker.take(), verb, error=error, progress=progress) is not None
-    assert state(conn, job_id)[0] != "running"
-    assert keys_held(conn) == []
-
-
 @pytest.fixture
-def own(own_db: str) -> Iterator[tuple[db.Connection, Worker]]:
+def own(own_db: str) -> Iterator[tuple[Conn, Worker]]:
     """A database whose tables the test may change, and a worker."""
     worker = Worker(own_db, "host:1:boot")
     with db.connect(own_db, name="test", schema="public") as conn, worker.conn:
         yield conn, worker
 
 
-def refuse(conn: db.Connection, timing: str, condition: str) -> None:
+def refuse(conn: Conn, timing: str, condition: str) -> None:
     """Let a trigger refuse writes to rows of the key `bad`, as a user's trigger or rule may."""
     conn.execute(
         f"""
@@ -190,7 +126,7 @@ BEFORE = "BEFORE UPDATE"
     ],
 )  # fmt: skip
 def test_an_end_that_is_refused_costs_no_other_one_and_fails_its_job_with_the_reason(
-    own: tuple[db.Connection, Worker], prepare: Any, end: Finish, reason: str
+    own: tuple[Conn, Worker], prepare: Any, end: Finish, reason: str
 ) -> None:
     conn, worker = own
     if prepare:
@@ -224,9 +160,7 @@ def test_an_end_that_is_refused_costs_no_other_one_and_fails_its_job_with_the_re
         (Finish("retry", "e", error_group="\ud800"), None),
     ],
 )
-def test_what_is_said_of_a_run_besides_does_not_change_its_end(
-    conn: db.Connection, worker: Worker, end: Finish, facts: Any
-) -> None:
+def test_what_a_run_tells_besides_does_not_change_its_end(conn: Conn, worker: Worker, end: Finish, facts: Any) -> None:
     jobs = [enqueue(conn, lock_key=key) for key in ("bad", "good")]
     bad, good = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
     ends = [Ended(bad, end, facts), Ended(good, Finish("succeed"))]
@@ -237,7 +171,7 @@ def test_what_is_said_of_a_run_besides_does_not_change_its_end(
     assert keys_held(conn) == []
 
 
-def test_a_row_that_takes_no_end_is_left_to_the_reaper(own: tuple[db.Connection, Worker]) -> None:
+def test_a_row_that_takes_no_end_is_left_to_the_reaper(own: tuple[Conn, Worker]) -> None:
     conn, worker = own
     jobs = [enqueue(conn, lock_key=key) for key in ("bad", "good")]
     bad, good = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
@@ -250,7 +184,7 @@ def test_a_row_that_takes_no_end_is_left_to_the_reaper(own: tuple[db.Connection,
     assert lifecycle.reap(conn) is not None
 
 
-def test_a9_an_end_whose_answer_was_lost_is_found(conn: db.Connection, worker: Worker) -> None:
+def test_a9_an_end_whose_answer_was_lost_is_found(conn: Conn, worker: Worker) -> None:
     """The repeated finish changes nothing; the journal says that the first one stands."""
     for verb in ("succeed", "fail", "cancel", "hand_back", "retry"):
         enqueue(conn)
@@ -262,27 +196,13 @@ def test_a9_an_end_whose_answer_was_lost_is_found(conn: db.Connection, worker: W
         conn.execute("DELETE FROM dl_jobs")
 
 
-def test_a_finish_repeated_after_an_unknown_commit_writes_nothing_twice(
-    conn: db.Connection, workers: Callable[[], Worker]
-) -> None:
-    """A9: the reply to the first was lost; by its name the second finds that nothing is left to do."""
-    one, two = workers(), workers()
-    job_id = enqueue(conn)
-    job = one.take()
-    assert one.finish(job) == "succeeded"
-    assert two.finish(job) is None
-    assert [kind for kind, _ in journal(conn, job_id)] == ["queued", "picked", "done"]
-
-
 @pytest.mark.parametrize(("attempt", "sec"), [(0, 0), (1, 30), (2, 60), (2_880, 86_400), (2**31 - 1, 86_400)])
-def test_f3_the_delay_of_a_retry_grows_with_the_attempts_up_to_a_day(
-    conn: db.Connection, attempt: int, sec: int
-) -> None:
+def test_f3_the_delay_of_a_retry_grows_with_the_attempts_up_to_a_day(conn: Conn, attempt: int, sec: int) -> None:
     assert value(conn, "SELECT dl_retry_delay(%s)", attempt) == sec
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_a_retry_without_a_delay_waits_as_its_attempts_say(conn: db.Connection, worker: Worker, attempts: int) -> None:
+def test_a_retry_without_a_delay_waits_as_its_attempts_say(conn: Conn, worker: Worker, attempts: int) -> None:
     """Also one that its keeper has ended, which took too long."""
     job_id = plain(conn, attempt=attempts - 1)
     assert worker.finish(worker.take(), "retry", error="boom", delay_sec=None) == "queued"
@@ -298,7 +218,7 @@ def test_a_retry_without_a_delay_waits_as_its_attempts_say(conn: db.Connection, 
     assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(30 * attempts, abs=5)
 
 
-def test_a_cancelled_job_whose_run_failed_waits_for_no_retry(conn: db.Connection, worker: Worker) -> None:
+def test_a_cancelled_job_whose_run_failed_waits_for_no_retry(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     lifecycle.request_cancel(conn, job_id)

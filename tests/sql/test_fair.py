@@ -7,16 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
-from hands import Worker, age, buffers, enqueue, plain, quietly, row, value
+from hands import Conn, Worker, Workers, age, buffers, enqueue, plain, quietly, row, value
 
 from dataloader import enqueue as add_one
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue_many as add_many
 
-Workers = Callable[[], Worker]
 TODAY = datetime.now(UTC).replace(microsecond=0)
 
 
@@ -25,13 +23,13 @@ def after(minutes: float) -> datetime:
     return TODAY + timedelta(minutes=minutes)
 
 
-def add_all(conn: db.Connection, *jobs: dict[str, Any]) -> list[UUID]:
+def add_all(conn: Conn, *jobs: dict[str, Any]) -> list[UUID]:
     """Add these jobs in one list."""
     new = [NewJob(**{"queue": "q", "task": "t", "lock_key": str(uuid4())} | job) for job in jobs]
     return [job_id for job_id, _ in add_many(conn, new)]
 
 
-def by_sql(conn: db.Connection, **more: Any) -> UUID:
+def by_sql(conn: Conn, **more: Any) -> UUID:
     """Add a job by the SQL function for producers."""
     given = {"queue": "q", "task": "t", "lock_key": str(uuid4())} | more
     names = ", ".join(f"{name} => %({name})s" for name in given)
@@ -40,22 +38,22 @@ def by_sql(conn: db.Connection, **more: Any) -> UUID:
     return UUID(str(row[0]))
 
 
-def one(conn: db.Connection, **more: Any) -> UUID:
+def one(conn: Conn, **more: Any) -> UUID:
     """Add a job as a producer in Python does."""
     return add_one(conn, queue="q", task="t", lock_key=str(uuid4()), schema="public", **more)[0]
 
 
-def one_with_key(conn: db.Connection, **more: Any) -> UUID:
+def one_with_key(conn: Conn, **more: Any) -> UUID:
     """Add one with an idempotency key."""
     return one(conn, idempotency_key=str(uuid4()), **more)
 
 
-def listed(conn: db.Connection, **more: Any) -> UUID:
+def listed(conn: Conn, **more: Any) -> UUID:
     """Add a job in a list."""
     return add_all(conn, more)[0]
 
 
-def listed_with_key(conn: db.Connection, **more: Any) -> UUID:
+def listed_with_key(conn: Conn, **more: Any) -> UUID:
     """Add a job in a list, with an idempotency key."""
     return listed(conn, idempotency_key=str(uuid4()), **more)
 
@@ -63,7 +61,7 @@ def listed_with_key(conn: db.Connection, **more: Any) -> UUID:
 ADDERS = {add.__name__: add for add in (enqueue, one, one_with_key, listed, listed_with_key, by_sql, plain)}
 
 
-def share_out(conn: db.Connection, by: str | None = "partition_key") -> None:
+def share_out(conn: Conn, by: str | None = "partition_key") -> None:
     """Let the queue be fair."""
     operations.set_order(conn, "q", "test", fair_by=by)
 
@@ -79,32 +77,20 @@ def order(worker: Worker, number: int, column: str = "partition_key") -> list[An
 
 
 @pytest.mark.parametrize("add", ADDERS.values(), ids=ADDERS)
-def test_the_earliest_deadline_goes_first_and_then_those_without_one(
-    conn: db.Connection, worker: Worker, add: Callable[..., UUID]
-) -> None:
+def test_the_earliest_deadline_goes_first(conn: Conn, worker: Worker, add: Callable[..., UUID]) -> None:
     none, late, soon = add(conn), add(conn, deadline=after(90)), add(conn, deadline=after(30))
     urgent = add(conn, priority=1)
     assert order(worker, 4, "job_id") == [urgent, soon, late, none]
     assert row(conn, soon)["deadline"] == after(30)
 
 
-def test_a_deadline_in_the_past_counts_as_any_other(conn: db.Connection, worker: Worker) -> None:
-    none, soon, missed = enqueue(conn), enqueue(conn, deadline=after(1)), enqueue(conn, deadline=after(-1_000_000))
-    assert order(worker, 3, "job_id") == [missed, soon, none]
-
-
-def test_the_jobs_of_a_key_go_by_their_deadlines_too(conn: db.Connection, worker: Worker) -> None:
-    none, soon = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k", deadline=after(5))
-    assert order(worker, 2, "job_id") == [soon, none]
-
-
-def test_a_job_that_comes_back_keeps_its_deadline(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_that_comes_back_keeps_its_deadline(conn: Conn, worker: Worker) -> None:
     none, soon = enqueue(conn), enqueue(conn, deadline=after(5))
     worker.finish(worker.take(), "retry", delay_sec=0.0)
     assert order(worker, 2, "job_id") == [soon, none]
 
 
-def test_a_parked_job_with_a_deadline_is_let_in_first(conn: db.Connection, worker: Worker, workers: Workers) -> None:
+def test_a_parked_job_with_a_deadline_is_let_in_first(conn: Conn, worker: Worker, workers: Workers) -> None:
     operations.set_limit(conn, "one", "test", most=1)
     running = enqueue(conn, limits=["one"])
     job = worker.take()
@@ -116,9 +102,7 @@ def test_a_parked_job_with_a_deadline_is_let_in_first(conn: db.Connection, worke
 
 
 @pytest.mark.parametrize("add", ADDERS.values(), ids=ADDERS)
-def test_one_share_does_not_wait_for_the_backlog_of_another(
-    conn: db.Connection, worker: Worker, add: Callable[..., UUID]
-) -> None:
+def test_a_share_does_not_wait_for_the_backlog_of_another(conn: Conn, worker: Worker, add: Callable[..., UUID]) -> None:
     share_out(conn)
     for _ in range(20):
         add(conn, partition_key="big")
@@ -128,14 +112,14 @@ def test_one_share_does_not_wait_for_the_backlog_of_another(
     assert order(worker, 5).count("small") == 2
 
 
-def test_the_shares_start_in_turns(conn: db.Connection, worker: Worker) -> None:
+def test_the_shares_start_in_turns(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": share} for share in "aaaaaabbbbbbcccccc"])
     found = order(worker, 18)
     assert all(len(set(found[at : at + 3])) == 3 for at in range(0, 18, 3)), found
 
 
-def test_a_share_of_before_has_no_claim_on_the_time_when_it_wanted_nothing(conn: db.Connection, worker: Worker) -> None:
+def test_a_share_of_before_has_no_claim_on_the_time_when_it_wanted_nothing(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": "busy"}] * 40)
     enqueue(conn, partition_key="rare")
@@ -145,7 +129,7 @@ def test_a_share_of_before_has_no_claim_on_the_time_when_it_wanted_nothing(conn:
     assert found.count("busy") >= 4, found
 
 
-def test_deadlines_go_before_turns(conn: db.Connection, worker: Worker) -> None:
+def test_deadlines_go_before_turns(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     waits, soon = enqueue(conn, partition_key="a"), enqueue(conn, partition_key="a", deadline=after(5))
     assert row(conn, soon)["share"] is None
@@ -155,9 +139,7 @@ def test_deadlines_go_before_turns(conn: db.Connection, worker: Worker) -> None:
 @pytest.mark.parametrize(
     "older", [{"queue": "other"}, {"priority": 1}, {"deadline": after(5)}], ids=["queue", "priority", "deadline"]
 )
-def test_the_clock_is_that_of_the_queue_and_priority_behind_the_deadlines(
-    conn: db.Connection, worker: Worker, older: dict[str, Any]
-) -> None:
+def test_the_clock_is_that_of_the_queue_and_priority(conn: Conn, worker: Worker, older: dict[str, Any]) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": "big"}] * 5)
     with quietly(conn):
@@ -169,7 +151,7 @@ def test_the_clock_is_that_of_the_queue_and_priority_behind_the_deadlines(
     assert found.count("big") >= 2, found
 
 
-def test_what_runs_in_another_queue_says_nothing(conn: db.Connection, worker: Worker) -> None:
+def test_what_runs_in_another_queue_says_nothing(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     operations.set_order(conn, "other", "test", fair_by="partition_key")
     enqueue(conn, queue="other", partition_key="a")
@@ -178,21 +160,21 @@ def test_what_runs_in_another_queue_says_nothing(conn: db.Connection, worker: Wo
     assert row(conn, enqueue(conn, partition_key="a"))["turn_at"] <= row(conn, job.job_id)["now"]
 
 
-def test_priorities_are_apart(conn: db.Connection, worker: Worker) -> None:
+def test_priorities_are_apart(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": share, "priority": p} for share, p in (("a", 5), ("a", 5), ("b", 9), ("a", 9))])
     assert order(worker, 4, "priority") == [5, 5, 9, 9]
 
 
 @pytest.mark.parametrize("by", ["partition_key", "producer"])
-def test_the_shares_are_those_of_the_field(conn: db.Connection, worker: Worker, by: str) -> None:
+def test_the_shares_are_those_of_the_field(conn: Conn, worker: Worker, by: str) -> None:
     share_out(conn, by)
     other = {"partition_key": "producer", "producer": "partition_key"}[by]
     add_all(conn, *[{by: share, other: "same"} for share in "aaab"])
     assert "b" in order(worker, 2, by)
 
 
-def test_jobs_without_a_producer_are_one_share(conn: db.Connection, worker: Worker) -> None:
+def test_jobs_without_a_producer_are_one_share(conn: Conn, worker: Worker) -> None:
     share_out(conn, "producer")
     assert row(conn, enqueue(conn, priority=900))["share"] == ""
     assert row(conn, plain(conn, priority=900))["share"] == ""
@@ -201,7 +183,7 @@ def test_jobs_without_a_producer_are_one_share(conn: db.Connection, worker: Work
 
 
 @pytest.mark.parametrize("by", ["partition_key", "producer"])
-def test_a_backlog_is_shared_by_the_field_each_share_in_its_order(conn: db.Connection, worker: Worker, by: str) -> None:
+def test_a_backlog_is_shared_by_the_field_each_share_in_its_order(conn: Conn, worker: Worker, by: str) -> None:
     big = add_all(conn, *[{by: "big"}] * 5)
     small, none = enqueue(conn, **{by: "small"}), enqueue(conn)
     share_out(conn, by)
@@ -211,7 +193,7 @@ def test_a_backlog_is_shared_by_the_field_each_share_in_its_order(conn: db.Conne
     assert [job_id for job_id in found if job_id in big] == big
 
 
-def test_a_job_that_somebody_has_locked_is_left_when_its_queue_becomes_fair(conn: db.Connection, dsn: str) -> None:
+def test_a_job_that_somebody_has_locked_is_left_when_its_queue_becomes_fair(conn: Conn, dsn: str) -> None:
     locked, free = enqueue(conn, partition_key="a"), enqueue(conn, partition_key="a")
     with db.connect(dsn, name="stranger", schema="public") as stranger, stranger.transaction():
         stranger.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (locked,))
@@ -220,7 +202,7 @@ def test_a_job_that_somebody_has_locked_is_left_when_its_queue_becomes_fair(conn
     assert [row(conn, job_id)["share"] for job_id in (locked, free)] == [None, "a"]
 
 
-def test_a_backlog_has_its_turns_when_its_queue_becomes_fair(conn: db.Connection, worker: Worker) -> None:
+def test_a_backlog_has_its_turns_when_its_queue_becomes_fair(conn: Conn, worker: Worker) -> None:
     add_all(conn, *[{"partition_key": "big"}] * 30)
     enqueue(conn, partition_key="small")
     scheduled = enqueue(conn, partition_key="big", available_at=after(60))
@@ -235,7 +217,7 @@ def test_a_backlog_has_its_turns_when_its_queue_becomes_fair(conn: db.Connection
     assert "small" in order(worker, 2)
 
 
-def test_a_backlog_of_many_bunches_has_its_turns(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backlog_of_many_bunches_has_its_turns(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "TURNS_AT_ONCE", 3)
     add_all(conn, *[{"partition_key": "ab"[at % 2]} for at in range(10)])
     share_out(conn)
@@ -243,7 +225,7 @@ def test_a_backlog_of_many_bunches_has_its_turns(conn: db.Connection, monkeypatc
     assert all({a, b} == {("a",), ("b",)} for a, b in zip(found[::2], found[1::2], strict=True)), found
 
 
-def test_jobs_that_were_scheduled_have_their_turns_when_they_are_due(conn: db.Connection, worker: Worker) -> None:
+def test_jobs_that_were_scheduled_have_their_turns_when_they_are_due(conn: Conn, worker: Worker) -> None:
     """They do not go before all others for having been added long ago."""
     share_out(conn)
     many = add_all(conn, *[{"partition_key": "big", "available_at": after(60)}] * 20)
@@ -256,7 +238,7 @@ def test_jobs_that_were_scheduled_have_their_turns_when_they_are_due(conn: db.Co
 
 
 @pytest.mark.parametrize("by", ["partition_key", None])
-def test_jobs_that_become_ready_alone_have_turns_if_the_queue_is_fair_then(conn: db.Connection, by: str | None) -> None:
+def test_jobs_that_become_ready_alone_have_turns_if_the_queue_is_fair_then(conn: Conn, by: str | None) -> None:
     share_out(conn)
     job_id = enqueue(conn, partition_key="a", available_at=after(60))
     share_out(conn, by)
@@ -269,9 +251,7 @@ def test_jobs_that_become_ready_alone_have_turns_if_the_queue_is_fair_then(conn:
     assert by is None or found["turn_at"] <= found["now"]
 
 
-def test_a_job_that_is_scheduled_behind_its_parent_has_its_turn_when_it_is_due(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_a_job_that_is_scheduled_behind_its_parent_has_its_turn_when_it_is_due(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     parent = enqueue(conn)
     child = enqueue(conn, partition_key="a", depends_on=[parent], available_at=after(60))
@@ -279,7 +259,7 @@ def test_a_job_that_is_scheduled_behind_its_parent_has_its_turn_when_it_is_due(
     assert (row(conn, child)["blocked_on"], row(conn, child)["turn_at"]) == ("time", None)
 
 
-def test_jobs_that_waited_for_their_parents_have_their_turns_then(conn: db.Connection, worker: Worker) -> None:
+def test_jobs_that_waited_for_their_parents_have_their_turns_then(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     parent = enqueue(conn, priority=1)
     children = add_all(conn, *[{"partition_key": "big", "depends_on": [parent]} for _ in range(10)])
@@ -289,14 +269,14 @@ def test_jobs_that_waited_for_their_parents_have_their_turns_then(conn: db.Conne
     assert order(worker, 6).count("small") >= 3
 
 
-def test_a_job_that_waited_for_its_parents_keeps_its_deadline(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_that_waited_for_its_parents_keeps_its_deadline(conn: Conn, worker: Worker) -> None:
     none, parent = enqueue(conn), enqueue(conn, priority=1)
     soon = enqueue(conn, depends_on=[parent], deadline=after(5))
     assert order(worker, 3, "job_id") == [parent, soon, none]
 
 
 @pytest.mark.parametrize("delay_sec", [0.0, 60.0])
-def test_a_job_that_comes_back_keeps_its_turn(conn: db.Connection, worker: Worker, delay_sec: float) -> None:
+def test_a_job_that_comes_back_keeps_its_turn(conn: Conn, worker: Worker, delay_sec: float) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": "a"}] * 5)
     job = worker.take()
@@ -308,14 +288,8 @@ def test_a_job_that_comes_back_keeps_its_turn(conn: db.Connection, worker: Worke
     assert worker.take().job_id == job.job_id
 
 
-def test_a_job_of_another_queue_has_no_share(conn: db.Connection) -> None:
-    share_out(conn)
-    assert row(conn, plain(conn, queue="other"))["share"] is None
-    assert row(conn, plain(conn, queue="other"))["turn_at"] is None
-
-
-def test_a_row_that_stands_first_for_long_lets_no_newcomer_pass_the_others(
-    conn: db.Connection, dsn: str, worker: Worker, workers: Workers
+def test_a_stuck_first_row_lets_no_newcomer_pass_the_others(
+    conn: Conn, dsn: str, worker: Worker, workers: Workers
 ) -> None:
     """Locked by a stranger, say: the clock of the queue shows more than the turn of that row."""
     share_out(conn)
@@ -330,7 +304,7 @@ def test_a_row_that_stands_first_for_long_lets_no_newcomer_pass_the_others(
         worker.finish(job)
 
 
-def test_a_queue_that_is_no_longer_fair_goes_by_age(conn: db.Connection, worker: Worker) -> None:
+def test_a_queue_that_is_no_longer_fair_goes_by_age(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     share_out(conn, None)
     add_all(conn, *[{"partition_key": share} for share in "aaab"])
@@ -338,7 +312,7 @@ def test_a_queue_that_is_no_longer_fair_goes_by_age(conn: db.Connection, worker:
     assert value(conn, "SELECT count(share) FROM dl_jobs") == 0
 
 
-def test_the_backlog_of_a_share_costs_the_turns_of_others_nothing(conn: db.Connection) -> None:
+def test_the_backlog_of_a_share_costs_the_turns_of_others_nothing(conn: Conn) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": "big"}] * 10)
     conn.execute(f"RESET ALL; DISCARD PLANS; {lifecycle.PLANS}")
@@ -358,7 +332,7 @@ def test_the_backlog_of_a_share_costs_the_turns_of_others_nothing(conn: db.Conne
     assert cost("big") + cost("small") <= few + 30  # a level of each index; 20,000 rows have 300 pages
 
 
-@pytest.mark.parametrize("wrong", ["task", "lock_key", ""])
-def test_no_other_field_makes_shares(conn: db.Connection, wrong: str) -> None:
-    with pytest.raises(psycopg.errors.CheckViolation, match="dl_queues_chk_fair"):
-        conn.execute("INSERT INTO dl_queues (queue, fair_by) VALUES ('q', %s)", (wrong,))
+def test_a_job_of_another_queue_has_no_share(conn: Conn) -> None:
+    share_out(conn)
+    assert row(conn, plain(conn, queue="other"))["share"] is None
+    assert row(conn, plain(conn, queue="other"))["turn_at"] is None

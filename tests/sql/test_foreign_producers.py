@@ -12,11 +12,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import row, value
+from hands import Conn, row, value
 from psycopg.conninfo import conninfo_to_dict
 
 from dataloader import NewJob, enqueue, enqueue_many
-from dataloader.queue import db
 from dataloader.queue.foreign import array
 from dataloader.queue.parents import UnknownParents
 
@@ -119,11 +118,11 @@ def _scoped(session: Any) -> Iterator[Any]:
     session.remove()
 
 
-def counted(conn: db.Connection) -> int:
+def counted(conn: Conn) -> int:
     return int(value(conn, "SELECT count(*) FROM dl_jobs"))
 
 
-def test_a_job_is_stored_field_by_field_as_psycopg_stores_it(conn: db.Connection, begin: Begin) -> None:
+def test_a_job_is_stored_field_by_field_as_psycopg_stores_it(conn: Conn, begin: Begin) -> None:
     with begin() as other:
         job_id, status = enqueue(other, **EVERYTHING)
         assert counted(conn) == 0, "the transaction is the producer's"
@@ -136,7 +135,7 @@ def test_a_job_is_stored_field_by_field_as_psycopg_stores_it(conn: db.Connection
         assert value(conn, "SELECT count(*) FROM dl_job_events WHERE job_id = %s", found) == 1
 
 
-def test_what_is_rolled_back_leaves_no_job(conn: db.Connection, begin: Begin) -> None:
+def test_what_is_rolled_back_leaves_no_job(conn: Conn, begin: Begin) -> None:
     with suppress(ZeroDivisionError), begin() as other:
         enqueue(other, queue="q", task="t", lock_key="k", idempotency_key="once")
         enqueue_many(other, [NewJob("q", "t", "k", idempotency_key=f"key {n}") for n in range(3)])
@@ -144,7 +143,7 @@ def test_what_is_rolled_back_leaves_no_job(conn: db.Connection, begin: Begin) ->
     assert counted(conn) == 0
 
 
-def test_bad_input_is_named_and_leaves_the_transaction_as_it_was(conn: db.Connection, begin: Begin) -> None:
+def test_bad_input_is_named_and_leaves_the_transaction_as_it_was(conn: Conn, begin: Begin) -> None:
     with begin() as other:
         with pytest.raises(ValueError, match=r"priority: .*greater than or equal to 0"):
             enqueue(other, queue="q", task="t", lock_key="k", priority=-1)
@@ -157,7 +156,7 @@ def test_bad_input_is_named_and_leaves_the_transaction_as_it_was(conn: db.Connec
     assert counted(conn) == 1
 
 
-def test_many_jobs_keep_their_order_keys_parents_and_traces(conn: db.Connection, begin: Begin) -> None:
+def test_many_jobs_keep_their_order_keys_parents_and_traces(conn: Conn, begin: Begin) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     with begin() as other:
         known = enqueue(other, queue="q", task="t", lock_key="k", idempotency_key="7")
@@ -172,7 +171,7 @@ def test_many_jobs_keep_their_order_keys_parents_and_traces(conn: db.Connection,
     assert value(conn, "SELECT blocked_on FROM dl_jobs WHERE task = 'report'") == "parent"
 
 
-def test_asyncpg_adds_jobs_by_run_sync(conn: db.Connection, dsn: str) -> None:
+def test_asyncpg_adds_jobs_by_run_sync(conn: Conn, dsn: str) -> None:
     async def produce() -> list[tuple[UUID, str]]:
         engine = asynchronous.create_async_engine(url_of(dsn, "asyncpg"))
         async with asynchronous.AsyncSession(engine) as session, session.begin():
@@ -191,7 +190,7 @@ def test_asyncpg_adds_jobs_by_run_sync(conn: db.Connection, dsn: str) -> None:
     assert counted(conn) == 2
 
 
-def test_a_connection_without_a_transaction_commits_where_its_library_does(conn: db.Connection, dsn: str) -> None:
+def test_a_connection_without_a_transaction_commits_where_its_library_does(conn: Conn, dsn: str) -> None:
     with engine_of(dsn, "psycopg") as engine:
         with engine.connect() as other:
             enqueue(other, queue="q", task="lost", lock_key="k")
@@ -210,7 +209,7 @@ def test_a_connection_without_a_transaction_commits_where_its_library_does(conn:
     assert conn.execute("SELECT task, count(*)::int FROM dl_jobs GROUP BY task").fetchall() == [("kept", 4)]
 
 
-def test_an_error_of_the_database_is_the_librarys_and_shows_no_args(conn: db.Connection, dsn: str) -> None:
+def test_an_error_of_the_database_is_the_librarys_and_shows_no_args(conn: Conn, dsn: str) -> None:
     canary = {"password": "canary-of-the-args"}
     with engine_of(dsn, "psycopg2") as engine, engine.connect() as other:
         with pytest.raises(sqlalchemy.exc.DBAPIError, match='schema "no:where" does not exist') as caught:
@@ -240,5 +239,5 @@ def test_a_producer_on_psycopg_loads_neither_library() -> None:
 
 
 @pytest.mark.parametrize("values", [[], ["a", None, 'b"\\,{}', "NULL", ""], ["{}", " "]])
-def test_a_list_is_read_back_as_it_was(conn: db.Connection, values: list[str | None]) -> None:
+def test_a_list_is_read_back_as_it_was(conn: Conn, values: list[str | None]) -> None:
     assert value(conn, "SELECT %s::text[]", array(values)) == values

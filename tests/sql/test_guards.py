@@ -10,18 +10,29 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from foreign import Foreign
-from hands import BACKOFF_SEC, Worker, enqueue, heard, journal, kinds, plain, quietly, row, started, until, value
+from hands import (
+    BACKOFF_SEC,
+    Conn,
+    Worker,
+    Workers,
+    enqueue,
+    heard,
+    journal,
+    kinds,
+    plain,
+    quietly,
+    row,
+    started,
+    successor,
+    until,
+    value,
+)
 from patience import PATIENCE
-from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from test_order import BEFORE_THE_LOCK, at_gate
 
 from dataloader.farm import fence
 from dataloader.queue import db, lifecycle
-from dataloader.queue.job import Status
-
-Workers = Callable[[], Worker]
 
 
 @pytest.fixture
@@ -33,12 +44,12 @@ def other_role(dsn: str, make_role: Callable[..., str]) -> str:
 # --- statements ---
 
 
-def test_our_own_inserts_say_that_they_are_journaled(conn: db.Connection) -> None:
+def test_our_own_inserts_say_that_they_are_journaled(conn: Conn) -> None:
     """Else the triggers do once more what the insert has done itself, and that costs."""
     assert row(conn, enqueue(conn))["journaled"] == 2
 
 
-def test_a_run_that_is_not_the_workers_any_more_is_not_told_to_be_stuck(conn: db.Connection, worker: Worker) -> None:
+def test_a_run_that_is_not_the_workers_any_more_is_not_told_to_be_stuck(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     for claim in ((uuid4(), 1, worker.name), (job_id, 2, worker.name), (job_id, 1, "somebody")):
@@ -51,7 +62,7 @@ def test_a_run_that_is_not_the_workers_any_more_is_not_told_to_be_stuck(conn: db
     assert kinds(conn, job_id).count("stuck") == 1
 
 
-def test_a_running_job_may_be_forced_later_and_once(conn: db.Connection, worker: Worker) -> None:
+def test_a_running_job_may_be_forced_later_and_once(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
     told = []
@@ -62,7 +73,7 @@ def test_a_running_job_may_be_forced_later_and_once(conn: db.Connection, worker:
     assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested", "cancel_requested"]
 
 
-def test_a_request_without_force_takes_no_force_back(conn: db.Connection) -> None:
+def test_a_request_without_force_takes_no_force_back(conn: Conn) -> None:
     """Another service put the job back that was forced to end."""
     job_id = enqueue(conn)
     conn.execute("UPDATE dl_jobs SET cancel_requested = true, cancel_forced = true")
@@ -71,9 +82,7 @@ def test_a_request_without_force_takes_no_force_back(conn: db.Connection) -> Non
     assert (found["status"], found["cancel_forced"]) == ("canceled", True)
 
 
-def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(conn: Conn, workers: Workers) -> None:
     asked, forced, other = (enqueue(conn, priority=priority) for priority in range(3))
     for _ in range(3):
         workers().take()
@@ -83,31 +92,11 @@ def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(
     assert lifecycle.cancellations(conn, [asked, forced, other, ended]) == {asked: False, forced: True}
 
 
-def test_a_start_has_a_token_that_grows_though_its_attempt_is_given_back(conn: db.Connection, worker: Worker) -> None:
-    enqueue(conn)
-    for claim in (1, 2, 3):
-        job = worker.take()
-        assert (job.claim, job.attempt) == (claim, 1)
-        worker.finish(job, "hand_back")
-
-
 # --- keys ---
 
 
-def test_a_job_that_another_service_ended_with_its_lease_left_holds_no_key(
-    conn: db.Connection, worker: Worker, foreign: Foreign
-) -> None:
-    plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
-    taken = foreign.claim()
-    assert taken is not None
-    foreign.finish(*taken)
-    assert worker.take().lock_key == "k"
-
-
 @pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
-def test_a_key_that_a_session_holds_without_a_live_run_is_put_off(
-    conn: db.Connection, worker: Worker, status: str, lease: str
-) -> None:
+def test_a_key_held_without_a_live_run_is_put_off(conn: Conn, worker: Worker, status: str, lease: str) -> None:
     """A lease that is over, or was left behind by another service, is no run: nobody would make a parked row ready."""
     plain(conn, lock_key="k", status=status)
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + %s::interval", (lease,))
@@ -117,23 +106,7 @@ def test_a_key_that_a_session_holds_without_a_live_run_is_put_off(
     assert (claim.job, claim.backoffs, row(conn, waiting)["blocked_on"]) == (None, 1, "time")
 
 
-def test_a_refusal_leaves_the_rows_of_other_keys_alone(conn: db.Connection, workers: Workers) -> None:
-    """Also those of a busy key that could not be parked, for somebody has the running row locked."""
-    one, two = workers(), workers()
-    plain(conn, lock_key="busy", priority=0)
-    running = one.take()
-    foreign = workers()
-    foreign.conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
-    refused, waiting = plain(conn, lock_key="k", priority=1), plain(conn, lock_key="busy", priority=2)
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (running.job_id,))
-        claim = two.claim()
-    assert (claim.job, claim.backoffs) == (None, 1)
-    assert (row(conn, refused)["backoffs"], row(conn, refused)["blocked_on"]) == (1, "time")
-    assert (row(conn, waiting)["backoffs"], row(conn, waiting)["blocked_on"]) == (0, None)
-
-
-def test_a_refusal_waits_for_no_row_of_its_key(conn: db.Connection, workers: Workers) -> None:
+def test_a_refusal_waits_for_no_row_of_its_key(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     refused, locked = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
@@ -144,17 +117,7 @@ def test_a_refusal_waits_for_no_row_of_its_key(conn: db.Connection, workers: Wor
     assert (row(conn, refused)["backoffs"], row(conn, locked)["backoffs"]) == (1, 0)
 
 
-def test_a_claim_that_is_refused_many_keys_gets_the_free_one(conn: db.Connection, worker: Worker) -> None:
-    keys = [row(conn, enqueue(conn))["lock_key"] for _ in range(12)]
-    conn.execute("SELECT pg_advisory_lock(hashtext(key)) FROM unnest(%s::text[]) key", (keys[:11],))
-    assert worker.take().lock_key == keys[11]
-    claim = worker.claim()
-    assert (claim.job, claim.backoffs, claim.look_again) == (None, 11, False)
-    assert claim.due_in is not None
-    assert claim.due_in <= 0.1
-
-
-def test_a_session_has_the_keys_that_it_holds_and_no_others(conn: db.Connection, workers: Workers) -> None:
+def test_a_session_has_the_keys_that_it_holds_and_no_others(conn: Conn, workers: Workers) -> None:
     holder, other = workers(), workers()
     key_hashes = [-(2**31), -1, 0, 2**31 - 1]
     for key_hash in key_hashes:
@@ -175,13 +138,13 @@ def test_a_session_has_the_keys_that_it_holds_and_no_others(conn: db.Connection,
         holder.conn.execute("SELECT pg_advisory_unlock_all()")
 
 
-def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: db.Connection, workers: Workers) -> None:
+def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, lock_key="k", priority=0)
     stale = plain(conn, lock_key="k", priority=1)
     job = one.take()
     conn.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() WHERE job_id = %s", (stale,))
-    session = lifecycle.Session(two.conn, one.name, two.session.backend_pid, two.session.backend_start)
+    session = successor(two, one)
     assert lifecycle.retake(session, [job])
 
 
@@ -192,9 +155,7 @@ def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: db.Connection, w
     "change", ["status = 'canceled'", "cancel_requested = true", "attempt = max_attempts", "blocked_on = 'time'",
                "available_at = now() + interval '1 h'", "queue = 'other'"]
 )  # fmt: skip
-def test_a_candidate_that_may_not_start_any_more_is_left_alone(
-    conn: db.Connection, worker: Worker, change: str
-) -> None:
+def test_a_candidate_that_may_not_start_any_more_is_left_alone(conn: Conn, worker: Worker, change: str) -> None:
     """The row changes between the claim's look at the queue and its lock on the key."""
     job_id, other = plain(conn, lock_key="k"), plain(conn, lock_key="l")
     step = partial(lifecycle.step, worker.session, ["q"], BACKOFF_SEC, 2)
@@ -205,9 +166,7 @@ def test_a_candidate_that_may_not_start_any_more_is_left_alone(
 
 
 @pytest.mark.parametrize(("lease", "begun"), [("1 h", 0), ("-1 s", 1)])
-def test_a_candidate_whose_key_is_busy_by_now_is_left_alone(
-    conn: db.Connection, worker: Worker, lease: str, begun: int
-) -> None:
+def test_a_candidate_whose_key_is_busy_by_now_is_left_alone(conn: Conn, worker: Worker, lease: str, begun: int) -> None:
     """By a running row whose session is lost, for as long as its lease lives."""
     other = plain(conn, lock_key="k", queue="other")
     plain(conn, lock_key="k")
@@ -219,7 +178,7 @@ def test_a_candidate_whose_key_is_busy_by_now_is_left_alone(
     assert len(claim.result().jobs) == begun
 
 
-def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: db.Connection, worker: Worker) -> None:
+def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     with worker.conn.transaction():
@@ -228,15 +187,9 @@ def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: db.Conne
     assert [found.status for found in lifecycle.settle(conn, worker.name, "crash", "gone")] == ["queued"]
 
 
-def test_a_drain_ends_no_job_however_many_attempts_it_has_had(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn, max_attempts=0)
-    worker.take()
-    assert lifecycle.settle(conn, worker.name, "drain", "drain") == [lifecycle.Settled(job_id, Status.QUEUED)]
-
-
 @pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
 def test_a_row_whose_key_is_free_and_that_another_claim_holds_is_worth_coming_back_for(
-    conn: db.Connection, workers: Workers, status: str, lease: str
+    conn: Conn, workers: Workers, status: str, lease: str
 ) -> None:
     """A lease that is over, or was left behind by another service, says nothing of the key."""
     one, two = workers(), workers()
@@ -251,7 +204,7 @@ def test_a_row_whose_key_is_free_and_that_another_claim_holds_is_worth_coming_ba
         assert claim.due_in <= 0.1
 
 
-def test_idle_claims_do_not_contend_with_each_other(conn: db.Connection, workers: Workers) -> None:
+def test_idle_claims_do_not_contend_with_each_other(conn: Conn, workers: Workers) -> None:
     """Each holds the running rows of what it waits for, and both may."""
     one, two, three = workers(), workers(), workers()
     plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
@@ -303,12 +256,12 @@ def test_a_row_that_changes_hands_while_another_is_settled_is_left_alone(own_db:
 # --- sessions ---
 
 
-def test_nobody_ends_his_own_session(conn: db.Connection, worker: Worker) -> None:
+def test_nobody_ends_his_own_session(conn: Conn, worker: Worker) -> None:
     lifecycle.end_session(worker.conn, worker.pid, worker.session.backend_start)
     assert value(worker.conn, "SELECT 1") == 1
 
 
-def test_an_ended_session_is_gone_when_the_caller_goes_on(conn: db.Connection, workers: Workers) -> None:
+def test_an_ended_session_is_gone_when_the_caller_goes_on(conn: Conn, workers: Workers) -> None:
     """Else the next claim would find its keys held."""
     caller, zombie = workers(), workers()
     os.kill(zombie.pid, signal.SIGSTOP)
@@ -325,14 +278,14 @@ def test_an_ended_session_is_gone_when_the_caller_goes_on(conn: db.Connection, w
     assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", zombie.pid) == 0
 
 
-def test_a_session_that_one_may_not_end_is_let_be(conn: db.Connection, worker: Worker, other_role: str) -> None:
+def test_a_session_that_one_may_not_end_is_let_be(conn: Conn, worker: Worker, other_role: str) -> None:
     conn.execute(f"GRANT EXECUTE ON FUNCTION dl_end_session TO {conninfo_to_dict(other_role)['user']}".encode())
     with psycopg.connect(other_role, autocommit=True) as theirs:
         lifecycle.end_session(theirs, worker.pid, worker.session.backend_start)
     assert value(worker.conn, "SELECT 1") == 1
 
 
-def test_the_targets_sessions_of_another_role_are_let_be(conn: db.Connection, dsn: str, other_role: str) -> None:
+def test_the_targets_sessions_of_another_role_are_let_be(conn: Conn, dsn: str, other_role: str) -> None:
     job = uuid4()
     theirs = make_conninfo(other_role, application_name=f"dl-job:{job}:1")
     with psycopg.connect(theirs, autocommit=True) as other:
@@ -341,17 +294,7 @@ def test_the_targets_sessions_of_another_role_are_let_be(conn: db.Connection, ds
         assert value(other, "SELECT 1") == 1
 
 
-def test_a_process_stopped_before_its_commit_holds_the_fence_for_seconds_only(conn: db.Connection, dsn: str) -> None:
-    job = uuid4()
-    with fence.transaction(dsn, "public", {job: 1}):
-        pass
-    hold = sql.SQL(db.statements("target.sql")["hold"]).format(schema=sql.Identifier("public"))
-    with conn.transaction():
-        conn.execute(hold, {"job_ids": [job], "claims": [1], "owner": ""})
-        assert value(conn, "SHOW idle_in_transaction_session_timeout") == "5s"
-
-
-def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: db.Connection, dsn: str) -> None:
+def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: Conn, dsn: str) -> None:
     with fence.transaction(dsn, "public", {uuid4(): 1}):
         pass
     conn.execute("UPDATE dl_fence SET raised_at = now() - interval '31 days'")
@@ -372,7 +315,7 @@ def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: db.Conn
 # --- notifications ---
 
 
-def test_what_frees_no_key_tells_no_waiter_of_it(conn: db.Connection, workers: Workers) -> None:
+def test_what_frees_no_key_tells_no_waiter_of_it(conn: Conn, workers: Workers) -> None:
     """A request to a running job, and the end of a parked one."""
     one, two, ear = workers(), workers(), workers()
     running, queued = enqueue(conn, queue="a", lock_key="k"), enqueue(conn, queue="c", lock_key="k")
@@ -383,10 +326,3 @@ def test_what_frees_no_key_tells_no_waiter_of_it(conn: db.Connection, workers: W
     lifecycle.request_cancel(conn, running)
     lifecycle.request_cancel(conn, queued)
     assert ear.notes() == []
-
-
-def test_a_row_that_comes_back_by_its_status_alone_is_told_of(conn: db.Connection, worker: Worker) -> None:
-    plain(conn, status="running", attempt=1)
-    worker.notes()
-    conn.execute("UPDATE dl_jobs SET status = 'queued'")
-    assert worker.notes() == ["q"]

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
-
 import pytest
-from hands import Worker, enqueue, kinds, started, value
-from patience import PATIENCE
+from hands import Conn, Worker, Workers, kinds, started, value
 
-from dataloader.queue import db
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue as add
 
-Workers = Callable[[], Worker]
 NEW = NewJob("q", "t", "k", idempotency_key="once")
 
 
-def test_a_new_job_is_queued_and_journalled(conn: db.Connection) -> None:
-    job_id, status = add(conn, NewJob("q", "t", "k", producer="me"))
-    assert status == "queued"
-    assert value(conn, "SELECT payload FROM dl_job_events WHERE job_id = %s", job_id) == {"producer": "me"}
-
-
-def test_the_same_key_is_the_same_job_whatever_else_it_says(conn: db.Connection, worker: Worker) -> None:
+def test_the_same_key_is_the_same_job_whatever_else_it_says(conn: Conn, worker: Worker) -> None:
     first = add(conn, NEW)
     assert add(conn, NewJob("other", "x", "y", {"a": 1}, idempotency_key="once")) == first
     worker.finish(worker.take())
@@ -32,12 +19,8 @@ def test_the_same_key_is_the_same_job_whatever_else_it_says(conn: db.Connection,
     assert kinds(conn, first[0]) == ["queued", "picked", "done"]
 
 
-def test_no_key_is_never_the_same(conn: db.Connection) -> None:
-    assert enqueue(conn) != enqueue(conn)
-
-
 @pytest.mark.parametrize("commits", [True, False])
-def test_j1_a_twin_under_way_is_waited_for(conn: db.Connection, workers: Workers, commits: bool) -> None:
+def test_j1_a_twin_under_way_is_waited_for(conn: Conn, workers: Workers, commits: bool) -> None:
     one, two = workers(), workers()
     with one.conn.transaction():
         first = add(one.conn, NEW)
@@ -49,25 +32,7 @@ def test_j1_a_twin_under_way_is_waited_for(conn: db.Connection, workers: Workers
     assert value(conn, "SELECT count(*) FROM dl_job_events") == 1
 
 
-def test_j1_many_twins_at_once_are_one_job(conn: db.Connection, workers: Workers) -> None:
-    crew = [workers() for _ in range(8)]
-    gate = Barrier(8)
-
-    def trigger(worker: Worker) -> list[str]:
-        found = []
-        for number in range(20):
-            gate.wait(PATIENCE)
-            found.append(str(add(worker.conn, NewJob("q", "t", "k", idempotency_key=f"i{number}"))[0]))
-        return found
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(trigger, crew))
-    assert all(answer == answers[0] for answer in answers)
-    assert value(conn, "SELECT count(*) FROM dl_jobs") == 20
-    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'queued'") == 20
-
-
-def test_a_key_is_free_again_when_its_job_is_removed(conn: db.Connection) -> None:
+def test_a_key_is_free_again_when_its_job_is_removed(conn: Conn) -> None:
     first = add(conn, NEW)
     conn.execute("DELETE FROM dl_jobs")
     assert add(conn, NEW) != first

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import Worker, blocked, enqueue, journal, row, until
+from hands import Conn, Worker, blocked, enqueue, journal, row, until
 from judge import illegal
 from test_transitions import attempts
 
@@ -64,7 +64,7 @@ class Actor:
 class Stage:
     """The actors, two jobs of one key, and what was promised to whom."""
 
-    def __init__(self, dsn: str, conn: db.Connection, close: ExitStack) -> None:
+    def __init__(self, dsn: str, conn: Conn, close: ExitStack) -> None:
         self.conn = conn
         conn.execute(HISTORY)
         self.actors = [Actor(dsn, name) for name in (ONE, TWO, "third", "fourth")]

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from hands import Worker, enqueue, value
+from hands import Conn, Worker, enqueue, value
 
-from dataloader.queue import db, lifecycle, logs, operations
+from dataloader.queue import db, lifecycle, logs
 from dataloader.queue.job import Job
 from dataloader.queue.run_log import RunLog
 
@@ -24,12 +24,12 @@ def written(job: Job, *texts: str, most: int = 65_536) -> RunLog:
     return run
 
 
-def texts(conn: db.Connection, job_id: UUID, **more: Any) -> list[str]:
+def texts(conn: Conn, job_id: UUID, **more: Any) -> list[str]:
     return [line["text"] for line in logs.page(conn, job_id, **more).lines]
 
 
 @pytest.fixture
-def running(conn: db.Connection, dsn: str) -> Any:
+def running(conn: Conn, dsn: str) -> Any:
     """A worker and its running job."""
     enqueue(conn)
     worker = Worker(dsn, "host:1:boot")
@@ -37,7 +37,7 @@ def running(conn: db.Connection, dsn: str) -> Any:
         yield worker, worker.take()
 
 
-def test_lines_have_the_databases_time_and_their_own_order(conn: db.Connection, running: Any) -> None:
+def test_lines_have_the_databases_time_and_their_own_order(conn: Conn, running: Any) -> None:
     _, job = running
     run = written(job)
     run.add(monotonic() - 30, "warning", "stderr", "half a minute old")
@@ -51,7 +51,7 @@ def test_lines_have_the_databases_time_and_their_own_order(conn: db.Connection, 
 
 
 @pytest.mark.parametrize("wrong", [{"attempt": 2}, {"claimed_by": "host:2:boot"}])
-def test_a_worker_without_the_claim_writes_nothing(conn: db.Connection, running: Any, wrong: dict[str, Any]) -> None:
+def test_a_worker_without_the_claim_writes_nothing(conn: Conn, running: Any, wrong: dict[str, Any]) -> None:
     _, job = running
     stale = written(job._replace(**wrong), "stale")
     logs.write(conn, [stale, written(job, "fresh")], monotonic())
@@ -59,14 +59,14 @@ def test_a_worker_without_the_claim_writes_nothing(conn: db.Connection, running:
     assert not stale.has_news
 
 
-def test_a_run_that_is_over_writes_nothing_more(conn: db.Connection, running: Any) -> None:
+def test_a_run_that_is_over_writes_nothing_more(conn: Conn, running: Any) -> None:
     worker, job = running
     worker.finish(job)
     logs.write(conn, [written(job, "late")], monotonic())
     assert texts(conn, job.job_id) == []
 
 
-def test_the_end_of_a_run_is_written_with_its_last_lines(conn: db.Connection, running: Any) -> None:
+def test_the_end_of_a_run_is_written_with_its_last_lines(conn: Conn, running: Any) -> None:
     worker, job = running
     ended = lifecycle.Ended(job, lifecycle.Finish("succeed"), log=written(job, "the last one"))
     lifecycle.finish_some(worker.conn, job.claimed_by, [ended])
@@ -74,7 +74,7 @@ def test_the_end_of_a_run_is_written_with_its_last_lines(conn: db.Connection, ru
     assert texts(conn, job.job_id) == ["the last one"]
 
 
-def test_a_job_that_another_service_has_ended_keeps_its_log_as_it_is(conn: db.Connection, running: Any) -> None:
+def test_a_job_that_another_service_has_ended_keeps_its_log_as_it_is(conn: Conn, running: Any) -> None:
     _, job = running
     run = written(job, *"abc")
     logs.write(conn, [run], monotonic())
@@ -85,7 +85,7 @@ def test_a_job_that_another_service_has_ended_keeps_its_log_as_it_is(conn: db.Co
         assert texts(conn, job.job_id) == [*"abc"]
 
 
-def test_only_lines_of_the_run_itself_are_left_out(conn: db.Connection, running: Any) -> None:
+def test_only_lines_of_the_run_itself_are_left_out(conn: Conn, running: Any) -> None:
     worker, job = running
     logs.write(conn, [written(job, *"abc")], monotonic())
     worker.finish(job, "retry", error="no")
@@ -98,7 +98,7 @@ def test_only_lines_of_the_run_itself_are_left_out(conn: db.Connection, running:
     assert texts(conn, job.job_id) == [*"abcf"]
 
 
-def test_what_was_written_in_doubt_is_there_once(conn: db.Connection, running: Any) -> None:
+def test_what_was_written_in_doubt_is_there_once(conn: Conn, running: Any) -> None:
     _, job = running
     run = written(job, "one")
     logs.write(conn, [run], monotonic())
@@ -111,7 +111,7 @@ def test_what_was_written_in_doubt_is_there_once(conn: db.Connection, running: A
     assert texts(conn, job.job_id) == ["one", "two", "three"]
 
 
-def test_lines_in_the_middle_go_while_newer_ones_come(conn: db.Connection, running: Any) -> None:
+def test_lines_in_the_middle_go_while_newer_ones_come(conn: Conn, running: Any) -> None:
     _, job = running
     run = RunLog(job, 8_192, monotonic())
     for part in range(6):
@@ -125,7 +125,7 @@ def test_lines_in_the_middle_go_while_newer_ones_come(conn: db.Connection, runni
         assert sum(line["left_out"] for line in found) + len(found) == (part + 1) * 20
 
 
-def test_another_runs_lines_stay_when_some_are_left_out(conn: db.Connection, dsn: str) -> None:
+def test_another_runs_lines_stay_when_some_are_left_out(conn: Conn, dsn: str) -> None:
     for number in range(2):
         enqueue(conn, lock_key=f"k{number}")
     one, two = Worker(dsn, "host:1:boot"), Worker(dsn, "host:2:boot")
@@ -141,7 +141,7 @@ def test_another_runs_lines_stay_when_some_are_left_out(conn: db.Connection, dsn
         assert texts(conn, second.job_id) == ["a", "b", "c"]
 
 
-def test_pages_follow_each_other_over_attempts(conn: db.Connection, running: Any) -> None:
+def test_pages_follow_each_other_over_attempts(conn: Conn, running: Any) -> None:
     worker, job = running
     logs.write(conn, [written(job, *"abc")], monotonic())
     worker.finish(job, "retry", error="no")
@@ -164,13 +164,7 @@ def test_pages_follow_each_other_over_attempts(conn: db.Connection, running: Any
     assert logs.attempts(conn, job.job_id) == [1, 2]
 
 
-@pytest.mark.parametrize("after", ["", "1", "1.x", "-1.2", "1.2.3", "9" * 12 + ".1", "1.2\n"])
-def test_a_wrong_place_is_refused(conn: db.Connection, after: str) -> None:
-    with pytest.raises(ValueError, match="next"):
-        logs.page(conn, UUID(int=1), after)
-
-
-def days(conn: db.Connection) -> list[str]:
+def days(conn: Conn) -> list[str]:
     rows = conn.execute(
         "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
         " WHERE i.inhparent = 'dl_job_logs'::regclass ORDER BY 1"
@@ -178,12 +172,12 @@ def days(conn: db.Connection) -> list[str]:
     return [name for (name,) in rows]
 
 
-def of_day(conn: db.Connection, ahead: int) -> str:
+def of_day(conn: Conn, ahead: int) -> str:
     today: datetime = value(conn, "SELECT now()")
     return f"dl_job_logs_{today.astimezone(UTC) + timedelta(days=ahead):%Y%m%d}"
 
 
-def put(conn: db.Connection, days_ago: float, text: str = "x") -> None:
+def put(conn: Conn, days_ago: float, text: str = "x") -> None:
     conn.execute(
         "INSERT INTO dl_job_logs SELECT gen_random_uuid(), 1, 1, 1, now() - %s * interval '1 day', 'info', 'log', %s",
         (days_ago, text),
@@ -196,7 +190,7 @@ def own(own_db: str) -> Any:
         yield conn
 
 
-def test_the_days_ahead_are_made_and_take_the_rows_of_the_default_partition(own: db.Connection) -> None:
+def test_the_days_ahead_are_made_and_take_the_rows_of_the_default_partition(own: Conn) -> None:
     put(own, 0, "of today")
     put(own, 400, "of long ago")
     assert logs.keep_days(own, None) == 3
@@ -209,7 +203,7 @@ def test_the_days_ahead_are_made_and_take_the_rows_of_the_default_partition(own:
     assert value(own, f"SELECT count(*) FROM pg_indexes WHERE tablename = '{of_day(own, 0)}'") == 1
 
 
-def test_old_days_are_dropped_and_old_rows_of_the_default_partition(own: db.Connection) -> None:
+def test_old_days_are_dropped_and_old_rows_of_the_default_partition(own: Conn) -> None:
     logs.keep_days(own, None)
     own.execute(
         "CREATE TABLE dl_job_logs_20250101 PARTITION OF dl_job_logs"
@@ -224,7 +218,7 @@ def test_old_days_are_dropped_and_old_rows_of_the_default_partition(own: db.Conn
     assert own.execute("SELECT text FROM dl_job_logs").fetchall() == [("young",)]
 
 
-def test_a_reader_who_holds_a_day_delays_the_change_only(own: db.Connection, own_db: str) -> None:
+def test_a_reader_who_holds_a_day_delays_the_change_only(own: Conn, own_db: str) -> None:
     with psycopg.connect(own_db) as reader:
         reader.execute("SELECT * FROM dl_job_logs")
         with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -232,31 +226,13 @@ def test_a_reader_who_holds_a_day_delays_the_change_only(own: db.Connection, own
     assert logs.keep_days(own, None) == 3
 
 
-def test_two_reapers_do_not_stand_in_each_others_way(own: db.Connection, own_db: str) -> None:
+def test_two_reapers_do_not_stand_in_each_others_way(own: Conn, own_db: str) -> None:
     with psycopg.connect(own_db) as other:
         other.execute("SELECT dl_log_days(NULL)")
         assert logs.keep_days(own, None) is None
 
 
-def test_deleting_a_job_forgets_its_log(conn: db.Connection, running: Any) -> None:
-    worker, job = running
-    logs.write(conn, [written(job, "gone")], monotonic())
-    put(conn, 0, "another's")
-    worker.finish(job)
-    operations.change(conn, "delete", [job.job_id], "test")
-    assert conn.execute("SELECT text FROM dl_job_logs").fetchall() == [("another's",)]
-
-
-def test_retention_takes_the_log_with_the_job(conn: db.Connection, running: Any) -> None:
-    worker, job = running
-    logs.write(conn, [written(job, "gone")], monotonic())
-    worker.finish(job)
-    conn.execute("UPDATE dl_jobs SET finished_at = now() - interval '2 days'")
-    assert lifecycle.prune(conn, 86_400.0, "-infinity", 100)[0] == 1
-    assert value(conn, "SELECT count(*) FROM dl_job_logs") == 0
-
-
-def test_a_database_that_refuses_lines_loses_them_and_no_job(conn: db.Connection, running: Any) -> None:
+def test_a_database_that_refuses_lines_loses_them_and_no_job(conn: Conn, running: Any) -> None:
     worker, job = running
     conn.execute("ALTER TABLE dl_job_logs ADD CONSTRAINT no_more CHECK (text <> 'refused')")
     try:

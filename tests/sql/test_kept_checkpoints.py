@@ -8,29 +8,28 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker, enqueue, expire, journal, remove, row, state, value
+from hands import Conn, Worker, enqueue, expire, journal, remove, row, state, value
 
 from dataloader.farm import fence
 from dataloader.farm.fence import Overtaken, Standing
-from dataloader.queue import db, lifecycle, operations
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.job import Checkpoint, Finish
 from dataloader.queue.lifecycle import Ended
 
-DAY = 86_400.0
 FIRST = Checkpoint('{"at": 1}')
 SECOND = Checkpoint('{"at": 2}')
 
 
-def kept(conn: db.Connection, job_id: UUID) -> Checkpoint | None:
+def kept(conn: Conn, job_id: UUID) -> Checkpoint | None:
     """As the next run gets it."""
     return lifecycle.checkpoints(conn, [job_id]).get(job_id)
 
 
-def stored(conn: db.Connection) -> list[Any]:
+def stored(conn: Conn) -> list[Any]:
     return conn.execute("SELECT claim, checkpoint FROM dl_checkpoints ORDER BY claim").fetchall()
 
 
-def crash(conn: db.Connection, worker: Worker, end: str = "crash") -> None:
+def crash(conn: Conn, worker: Worker, end: str = "crash") -> None:
     """The worker dies, and the keeper settles what it has."""
     conn.execute("UPDATE dl_jobs SET claimed_pid = NULL, heartbeat_at = now()")
     assert lifecycle.settle(conn, worker.name, end, "killed")
@@ -40,7 +39,7 @@ def crash(conn: db.Connection, worker: Worker, end: str = "crash") -> None:
 # In the queue
 
 
-def test_a_run_gets_what_the_one_before_has_kept(conn: db.Connection, worker: Worker) -> None:
+def test_a_run_gets_what_the_one_before_has_kept(conn: Conn, worker: Worker) -> None:
     job_id, other = enqueue(conn), enqueue(conn)
     job = worker.take()
     checkpoint = Checkpoint('{"at": 1}', claim=7, number=3, spares_attempt=True)
@@ -50,14 +49,14 @@ def test_a_run_gets_what_the_one_before_has_kept(conn: db.Connection, worker: Wo
 
 
 @pytest.mark.parametrize("field", ["attempt", "claimed_by"])
-def test_who_does_not_name_the_claim_keeps_nothing(conn: db.Connection, worker: Worker, field: str) -> None:
+def test_who_does_not_name_the_claim_keeps_nothing(conn: Conn, worker: Worker, field: str) -> None:
     enqueue(conn)
     job = worker.take()
     lifecycle.keep_checkpoint(conn, job._replace(**{field: {"attempt": 2, "claimed_by": "host:9:x"}[field]}), FIRST)
     assert stored(conn) == []
 
 
-def test_nothing_is_kept_of_a_job_that_does_not_run(conn: db.Connection, worker: Worker) -> None:
+def test_nothing_is_kept_of_a_job_that_does_not_run(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     conn.execute("SET session_replication_role = replica")
@@ -67,7 +66,7 @@ def test_nothing_is_kept_of_a_job_that_does_not_run(conn: db.Connection, worker:
     assert stored(conn) == []
 
 
-def test_that_of_a_later_claim_is_not_replaced(conn: db.Connection, worker: Worker) -> None:
+def test_that_of_a_later_claim_is_not_replaced(conn: Conn, worker: Worker) -> None:
     """As by the statement of a run that was stopped in its midst."""
     enqueue(conn)
     job = worker.take()
@@ -77,7 +76,7 @@ def test_that_of_a_later_claim_is_not_replaced(conn: db.Connection, worker: Work
     assert stored(conn) == [(2, {"at": 1})]
 
 
-def test_only_a_new_one_is_of_the_new_claim(conn: db.Connection, worker: Worker) -> None:
+def test_only_a_new_one_is_of_the_new_claim(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     lifecycle.keep_checkpoint(conn, job, FIRST)
@@ -98,7 +97,7 @@ def test_only_a_new_one_is_of_the_new_claim(conn: db.Connection, worker: Worker)
     assert stored(conn) == [(2, {"at": 2})]
 
 
-def test_each_save_has_its_time(conn: db.Connection, worker: Worker) -> None:
+def test_each_save_has_its_time(conn: Conn, worker: Worker) -> None:
     enqueue(conn)
     job = worker.take()
     lifecycle.keep_checkpoint(conn, job, FIRST)
@@ -109,9 +108,7 @@ def test_each_save_has_its_time(conn: db.Connection, worker: Worker) -> None:
 
 @pytest.mark.parametrize("by", ["step", "finish"])
 @pytest.mark.parametrize("verb", ["retry", "hand_back", "fail", "cancel"])
-def test_it_is_there_before_the_end_of_any_run_and_stays(
-    conn: db.Connection, worker: Worker, by: str, verb: str
-) -> None:
+def test_it_is_there_before_the_end_of_any_run_and_stays(conn: Conn, worker: Worker, by: str, verb: str) -> None:
     job_id = enqueue(conn)
     conn.execute(
         "CREATE FUNCTION looks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
@@ -134,7 +131,7 @@ def _end(worker: Worker, by: str, end: Ended) -> None:
 
 
 @pytest.mark.parametrize("by", ["step", "finish"])
-def test_success_spends_it_with_all_that_the_target_has(conn: db.Connection, worker: Worker, by: str) -> None:
+def test_success_spends_it_with_all_that_the_target_has(conn: Conn, worker: Worker, by: str) -> None:
     job_id, other = enqueue(conn), enqueue(conn)
     jobs = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
     lifecycle.keep_checkpoint(conn, jobs[1], FIRST)
@@ -143,27 +140,16 @@ def test_success_spends_it_with_all_that_the_target_has(conn: db.Connection, wor
     assert (kept(conn, job_id), kept(conn, other)) == (Checkpoint(None, claim=2), FIRST)
 
 
-def test_a_job_that_came_back_meanwhile_keeps_it(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_that_came_back_meanwhile_keeps_it(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     lifecycle.keep_checkpoint(conn, worker.take(), FIRST)
     conn.execute(lifecycle._SQL["spend_checkpoints"], {"job_ids": [job_id]})
     assert kept(conn, job_id) == FIRST
 
 
-def test_a_run_without_one_costs_no_statement(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    with conn.transaction(force_rollback=True):
-        conn.execute("DROP TABLE dl_checkpoints")
-        lifecycle.finish_some(conn, worker.name, [])
-    worker.finish(worker.take())
-    assert (state(conn, job_id)[0], kept(conn, job_id)) == ("succeeded", None)
-
-
 @pytest.mark.parametrize("by", ["operator", "plain update"])
 @pytest.mark.parametrize("verb", ["succeed", "fail"])
-def test_a_job_that_comes_back_goes_on_unless_it_has_succeeded(
-    conn: db.Connection, worker: Worker, by: str, verb: str
-) -> None:
+def test_a_job_that_comes_back_goes_on_unless_it_has_succeeded(conn: Conn, worker: Worker, by: str, verb: str) -> None:
     """The worker has died behind the end, before it could spend the checkpoint."""
     saved = FIRST._replace(claim=1, number=5)
     job_id, other = enqueue(conn), enqueue(conn)
@@ -178,7 +164,7 @@ def test_a_job_that_comes_back_goes_on_unless_it_has_succeeded(
     assert kept(conn, other) == saved
 
 
-def test_another_change_of_a_job_that_has_succeeded_leaves_it(conn: db.Connection, worker: Worker) -> None:
+def test_another_change_of_a_job_that_has_succeeded_leaves_it(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     lifecycle.keep_checkpoint(conn, job, FIRST)
@@ -187,7 +173,7 @@ def test_another_change_of_a_job_that_has_succeeded_leaves_it(conn: db.Connectio
     assert kept(conn, job_id) == FIRST
 
 
-def test_a_success_of_another_service_spends_it_too(conn: db.Connection, worker: Worker, foreign: Foreign) -> None:
+def test_a_success_of_another_service_spends_it_too(conn: Conn, worker: Worker, foreign: Foreign) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     lifecycle.keep_checkpoint(conn, job, FIRST)
@@ -198,7 +184,7 @@ def test_a_success_of_another_service_spends_it_too(conn: db.Connection, worker:
     assert kept(conn, job_id) == Checkpoint(None, claim=2)
 
 
-def test_an_operator_lets_a_job_begin_at_the_start(conn: db.Connection, worker: Worker) -> None:
+def test_an_operator_lets_a_job_begin_at_the_start(conn: Conn, worker: Worker) -> None:
     """Also one of which only the target may have a checkpoint."""
     saved, unheard, other = (enqueue(conn) for _ in range(3))
     running, fresh = enqueue(conn), enqueue(conn)
@@ -223,7 +209,7 @@ def test_an_operator_lets_a_job_begin_at_the_start(conn: db.Connection, worker: 
 
 
 @pytest.mark.parametrize("by", ["operator", "retention", "plain delete"])
-def test_it_goes_with_its_job(conn: db.Connection, worker: Worker, by: str) -> None:
+def test_it_goes_with_its_job(conn: Conn, worker: Worker, by: str) -> None:
     job_id, other = enqueue(conn), enqueue(conn)
     for each in lifecycle.step(worker.session, ["q"], 15, 2, None).jobs:
         lifecycle.keep_checkpoint(conn, each, FIRST)
@@ -236,7 +222,7 @@ def test_it_goes_with_its_job(conn: db.Connection, worker: Worker, by: str) -> N
 
 
 @pytest.mark.parametrize("end", ["crash", "timeout"])
-def test_a_dead_run_that_came_further_does_not_count(conn: db.Connection, worker: Worker, end: str) -> None:
+def test_a_dead_run_that_came_further_does_not_count(conn: Conn, worker: Worker, end: str) -> None:
     job_id = enqueue(conn, max_attempts=1)
     for number in range(1, 4):
         lifecycle.keep_checkpoint(conn, worker.take(), Checkpoint(f"[{number}]", spares_attempt=True))
@@ -249,7 +235,7 @@ def test_a_dead_run_that_came_further_does_not_count(conn: db.Connection, worker
     assert state(conn, job_id)[0] in ("lost", "failed")
 
 
-def test_nor_does_one_whose_lease_runs_out(conn: db.Connection, worker: Worker) -> None:
+def test_nor_does_one_whose_lease_runs_out(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn, max_attempts=1)
     lifecycle.keep_checkpoint(conn, worker.take(), FIRST._replace(spares_attempt=True))
     expire(conn, job_id)
@@ -259,7 +245,7 @@ def test_nor_does_one_whose_lease_runs_out(conn: db.Connection, worker: Worker) 
 
 
 @pytest.mark.parametrize("case", ["the same again", "another job's", "a pipeline that does not say so"])
-def test_a_dead_run_counts_else(conn: db.Connection, worker: Worker, case: str) -> None:
+def test_a_dead_run_counts_else(conn: Conn, worker: Worker, case: str) -> None:
     job_id = enqueue(conn, max_attempts=1)
     job = worker.take()
     saved = FIRST._replace(spares_attempt=case != "a pipeline that does not say so")
@@ -275,7 +261,7 @@ def test_a_dead_run_counts_else(conn: db.Connection, worker: Worker, case: str) 
     assert state(conn, job_id) == ("lost", 1)
 
 
-def test_a_canceled_one_is_canceled_all_the_same(conn: db.Connection, worker: Worker) -> None:
+def test_a_canceled_one_is_canceled_all_the_same(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     lifecycle.keep_checkpoint(conn, worker.take(), FIRST._replace(spares_attempt=True))
     lifecycle.request_cancel(conn, job_id)
@@ -287,7 +273,7 @@ def test_a_canceled_one_is_canceled_all_the_same(conn: db.Connection, worker: Wo
 
 
 @pytest.fixture
-def target(conn: db.Connection) -> db.Connection:
+def target(conn: Conn) -> Conn:
     conn.execute("DROP TABLE IF EXISTS dl_fence")
     return conn
 
@@ -306,7 +292,7 @@ def found(dsn: str, job: UUID, claim: int, owner: str = "w") -> Checkpoint:
         return standing.newest
 
 
-def test_the_next_transaction_finds_what_was_committed(target: db.Connection, dsn: str) -> None:
+def test_the_next_transaction_finds_what_was_committed(target: Conn, dsn: str) -> None:
     job, other = uuid4(), uuid4()
     assert found(dsn, job, 1) == Checkpoint()
     assert commit(dsn, job, 1, '{"at": 1}', 1).saved == Checkpoint('{"at": 1}', 1, 1)
@@ -316,7 +302,7 @@ def test_the_next_transaction_finds_what_was_committed(target: db.Connection, ds
     assert (found(dsn, job, 3), found(dsn, other, 5)) == (Checkpoint('{"at": 2}', 2, 2), Checkpoint('{"at": 9}', 5, 4))
 
 
-def test_a_transaction_that_saves_nothing_leaves_it(target: db.Connection, dsn: str) -> None:
+def test_a_transaction_that_saves_nothing_leaves_it(target: Conn, dsn: str) -> None:
     job = uuid4()
     commit(dsn, job, 1, '{"at": 1}', 1)
     with fence.transaction(dsn, "public", {job: 2}, "w"):
@@ -324,7 +310,7 @@ def test_a_transaction_that_saves_nothing_leaves_it(target: db.Connection, dsn: 
     assert found(dsn, job, 2) == Checkpoint('{"at": 1}', 1, 1)
 
 
-def test_it_rolls_back_with_the_data(target: db.Connection, dsn: str) -> None:
+def test_it_rolls_back_with_the_data(target: Conn, dsn: str) -> None:
     standing = Standing(job := uuid4())
     with pytest.raises(ZeroDivisionError), fence.transaction(dsn, "public", {job: 1}, "w", standing=standing):  # noqa: PT012
         standing.to_save = Checkpoint("{}", number=1)
@@ -333,7 +319,7 @@ def test_it_rolls_back_with_the_data(target: db.Connection, dsn: str) -> None:
 
 
 @pytest.mark.parametrize("overtaker", [(2, "w"), (1, "other")])
-def test_a_run_that_is_overtaken_commits_none(target: db.Connection, dsn: str, overtaker: tuple[int, str]) -> None:
+def test_a_run_that_is_overtaken_commits_none(target: Conn, dsn: str, overtaker: tuple[int, str]) -> None:
     """By a newer claim; or, after the queue was set back, by another run with a number that the row then has."""
     job = uuid4()
     standing = Standing(job)
@@ -346,7 +332,7 @@ def test_a_run_that_is_overtaken_commits_none(target: db.Connection, dsn: str, o
     assert value(target, "SELECT to_regclass('written')") is None
 
 
-def test_a_fence_that_an_older_version_raised_lets_none_commit(target: db.Connection, dsn: str) -> None:
+def test_a_fence_that_an_older_version_raised_lets_none_commit(target: Conn, dsn: str) -> None:
     job = uuid4()
     standing = Standing(job)
     with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "w", standing=standing):  # noqa: PT012
@@ -354,14 +340,14 @@ def test_a_fence_that_an_older_version_raised_lets_none_commit(target: db.Connec
         target.execute("UPDATE dl_fence SET raised_at = raised_at + interval '1 s'")
 
 
-def test_only_its_jobs_row_has_it(target: db.Connection, dsn: str) -> None:
+def test_only_its_jobs_row_has_it(target: Conn, dsn: str) -> None:
     job, other = uuid4(), uuid4()
     found(dsn, other, 1)
     commit(dsn, job, 1, "{}", 1)
     assert found(dsn, other, 1) == Checkpoint()
 
 
-def test_the_commit_of_a_stopped_process_holds_for_5_s_at_most(target: db.Connection, dsn: str) -> None:
+def test_the_commit_of_a_stopped_process_holds_for_5_s_at_most(target: Conn, dsn: str) -> None:
     job = uuid4()
     standing = Standing(job)
     timeout = "current_setting('idle_in_transaction_session_timeout')"
@@ -382,7 +368,7 @@ def test_the_commit_of_a_stopped_process_holds_for_5_s_at_most(target: db.Connec
     target.execute("DROP FUNCTION sees CASCADE")
 
 
-def test_a_run_that_leaps_saves_by_its_new_number(target: db.Connection, dsn: str) -> None:
+def test_a_run_that_leaps_saves_by_its_new_number(target: Conn, dsn: str) -> None:
     job = uuid4()
     commit(dsn, job, 7, '{"at": 1}', 1, "before")
     standing, tokens = Standing(job), {job: 3}
@@ -392,7 +378,7 @@ def test_a_run_that_leaps_saves_by_its_new_number(target: db.Connection, dsn: st
     assert standing.saved == found(dsn, job, 8) == Checkpoint('{"at": 2}', 8, 2)
 
 
-def test_a_fence_of_before_is_widened(target: db.Connection, dsn: str) -> None:
+def test_a_fence_of_before_is_widened(target: Conn, dsn: str) -> None:
     target.execute("CREATE TABLE dl_fence (job_id uuid PRIMARY KEY, claim bigint NOT NULL, raised_at timestamptz"
                    " NOT NULL DEFAULT now(), owner text, owned_at timestamptz)")  # fmt: skip
     job = uuid4()
@@ -404,15 +390,13 @@ def test_a_fence_of_before_is_widened(target: db.Connection, dsn: str) -> None:
     assert found(dsn, job, 1) == Checkpoint("{}", 1, 1)
 
 
-def _columns(target: db.Connection) -> list[str]:
+def _columns(target: Conn) -> list[str]:
     return [name for (name,) in target.execute(
         "SELECT attname FROM pg_attribute WHERE attrelid = 'dl_fence'::regclass AND attnum > 0"
     )]  # fmt: skip
 
 
-def test_a_role_that_may_not_widen_it_still_writes_without_checkpoints(
-    target: db.Connection, dsn: str, make_role: Any
-) -> None:
+def test_a_role_that_may_not_widen_it_still_writes_without_checkpoints(target: Conn, dsn: str, make_role: Any) -> None:
     target.execute("CREATE TABLE dl_fence (job_id uuid PRIMARY KEY, claim bigint NOT NULL, raised_at timestamptz"
                    " NOT NULL DEFAULT now(), owner text, owned_at timestamptz)")  # fmt: skip
     target.execute("GRANT ALL ON dl_fence TO PUBLIC")

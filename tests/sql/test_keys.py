@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
-from hands import Worker, enqueue, value
+from hands import Conn, Workers, enqueue
 
-from dataloader.queue import db, operations
+from dataloader.queue import operations
 from dataloader.queue.reports import keys, stats
 
-Workers = Callable[[], Worker]
 HOSTILE = ["", "'", '"; DROP TABLE dl_jobs; --', "a/../b%2F?#", "<script>", "\u202eright", "line\nbreak", "ü" * 500]
 
 
 @pytest.fixture
-def ordered(conn: db.Connection) -> db.Connection:
+def ordered(conn: Conn) -> Conn:
     """A database in which the queue `q` is ordered."""
     operations.set_order(conn, "q", "test", ordered=True)
     return conn
 
 
-def put(conn: db.Connection, lock_key: str, score: float | None = None, **more: Any) -> UUID:
+def put(conn: Conn, lock_key: str, score: float | None = None, **more: Any) -> UUID:
     return enqueue(conn, queue="q", lock_key=lock_key, score=score, **more)
 
 
-def walk(conn: db.Connection, limit: int) -> list[dict[str, Any]]:
+def walk(conn: Conn, limit: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     after = None
     for _ in range(1_000):
@@ -40,7 +37,7 @@ def walk(conn: db.Connection, limit: int) -> list[dict[str, Any]]:
     raise AssertionError("the list has no end")
 
 
-def test_a_key_is_shown_with_its_head_and_what_that_waits_for(ordered: db.Connection, workers: Workers) -> None:
+def test_a_key_is_shown_with_its_head_and_what_that_waits_for(ordered: Conn, workers: Workers) -> None:
     late = put(ordered, "order-7", 2.0)
     head = put(ordered, "order-7", 1.0, available_at=datetime.now(UTC) + timedelta(hours=1))
     put(ordered, "order-8", 5.0)
@@ -61,7 +58,7 @@ def test_a_key_is_shown_with_its_head_and_what_that_waits_for(ordered: db.Connec
     assert late in [row["job_id"] for row in keys.key(ordered, "q", "order-7").payloads.rows]
 
 
-def test_a_dead_head_that_holds_its_key_is_named(ordered: db.Connection, workers: Workers) -> None:
+def test_a_dead_head_that_holds_its_key_is_named(ordered: Conn, workers: Workers) -> None:
     operations.set_order(ordered, "q", "test", on_dead="hold")
     dead, waits = put(ordered, "k", 1.0), put(ordered, "k", 2.0)
     worker = workers()
@@ -75,7 +72,7 @@ def test_a_dead_head_that_holds_its_key_is_named(ordered: db.Connection, workers
 
 
 @pytest.mark.parametrize("limit", [1, 3, 200])
-def test_keys_are_paged_by_name_whatever_it_is(ordered: db.Connection, limit: int) -> None:
+def test_keys_are_paged_by_name_whatever_it_is(ordered: Conn, limit: int) -> None:
     names = sorted({*HOSTILE, *(f"k{number}" for number in range(20))})
     for name in names:
         put(ordered, name or "x")
@@ -90,7 +87,7 @@ def test_keys_are_paged_by_name_whatever_it_is(ordered: db.Connection, limit: in
 
 
 @pytest.mark.parametrize("limit", [1, 2, 50])
-def test_the_payloads_of_a_key_come_in_the_order_in_which_they_start(ordered: db.Connection, limit: int) -> None:
+def test_the_payloads_of_a_key_come_in_the_order_in_which_they_start(ordered: Conn, limit: int) -> None:
     ids = {score: put(ordered, "k", score) for score in (3.0, -1.5, 1e300, 2.0, 0.1, 7.0)}
     twin = put(ordered, "k", 2.0)
     ordered.execute("UPDATE dl_jobs SET attempt = 2 WHERE job_id = %s", (ids[7.0],))
@@ -107,36 +104,14 @@ def test_the_payloads_of_a_key_come_in_the_order_in_which_they_start(ordered: db
     assert found == [ids[-1.5], ids[0.1], ids[2.0], twin, ids[3.0], ids[7.0], ids[1e300]]
 
 
-def test_long_arguments_stay_away_and_short_ones_are_parsed(ordered: db.Connection) -> None:
+def test_long_arguments_stay_away_and_short_ones_are_parsed(ordered: Conn) -> None:
     put(ordered, "k", 1.0, args={"version": 1})
     put(ordered, "k", 2.0, args={"text": "x" * 5_000})
     put(ordered, "k", 3.0, args={"text": "".join(map(str, range(2_000)))})
     assert [row["args"] for row in keys.key(ordered, "q", "k").payloads.rows] == [{"version": 1}, None, None]
 
 
-def test_a_plain_queue_is_refused_with_the_way_out(conn: db.Connection) -> None:
-    enqueue(conn, queue="q")
-    for ask in (lambda: keys.page(conn, "q"), lambda: keys.key(conn, "q", "k"), lambda: keys.page(conn, "nobody's")):
-        with pytest.raises(keys.NotOrdered, match="--ordered"):
-            ask()
-
-
-@pytest.mark.parametrize("after", ["nonsense", "é", "A", "YQBi", "_w"])
-def test_a_cursor_that_is_none_is_refused(ordered: db.Connection, after: str) -> None:
-    put(ordered, "k")
-    with pytest.raises(ValueError, match="`next` of a page"):
-        keys.page(ordered, "q", after=after)
-    with pytest.raises(ValueError, match="`next` of a page"):
-        keys.key(ordered, "q", "k", after=after)
-
-
-@pytest.mark.parametrize("place", [["x", "now", "y"], ["1", "2026-13-01", str(UUID(int=1))], ["1e999", "now", "1"]])
-def test_a_place_that_no_job_can_have_is_refused(ordered: db.Connection, place: list[str]) -> None:
-    with pytest.raises(ValueError, match="`next` of a page"):
-        keys.key(ordered, "q", "k", after=keys._as_cursor(place))
-
-
-def test_the_figures_count_the_keys_of_ordered_queues_alone(ordered: db.Connection) -> None:
+def test_the_figures_count_the_keys_of_ordered_queues_alone(ordered: Conn) -> None:
     for number in range(6):
         put(ordered, f"k{number % 3}")
         enqueue(ordered, queue="plain", lock_key=f"k{number}")
@@ -150,7 +125,7 @@ def test_the_figures_count_the_keys_of_ordered_queues_alone(ordered: db.Connecti
     assert stats.overview(ordered)["total"]["keys"] is None
 
 
-def test_many_keys_are_noted_by_the_reaper(ordered: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_keys_are_noted_by_the_reaper(ordered: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(8):
         put(ordered, f"k{number}")
     monkeypatch.setattr(stats, "COUNTED", 5)
@@ -161,44 +136,3 @@ def test_many_keys_are_noted_by_the_reaper(ordered: db.Connection, monkeypatch: 
     assert (found["keys"], found["counted_at"] is None) == (8, False)
     monkeypatch.setattr(stats, "COUNTING_SEC", 0.0005)  # as where a server has too much to do
     assert stats._rows(ordered, "queues_as_noted")[0]["keys"] == 8
-
-
-def test_keys_that_take_too_long_to_count_leave_the_lengths_noted(
-    ordered: db.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(ordered, "k")
-
-    def slow(conn: db.Connection, name: str, **given: Any) -> Any:
-        if name == "keys":
-            raise psycopg.errors.QueryCanceled
-        return rows(conn, name, **given)
-
-    rows = stats._rows
-    monkeypatch.setattr(stats, "_rows", slow)
-    assert stats.note_lengths(ordered, 0) is not None
-    assert ordered.execute("SELECT length, keys FROM dl_lengths").fetchall() == [(1, None)]
-
-
-def test_dead_jobs_by_key_are_paged_and_too_many_refused(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = [enqueue(conn, queue="q", lock_key=f"k{number % 4}") for number in range(12)]
-    conn.execute(
-        "UPDATE dl_jobs SET finished_at = now(),"
-        " status = CASE lock_key WHEN 'k1' THEN 'lost' ELSE 'failed' END::dl_status"
-    )
-    enqueue(conn, queue="q", lock_key="k1")
-    in_order = "SELECT job_id FROM dl_jobs WHERE job_id = ANY (%s) ORDER BY lock_key, job_id"
-    expected = [row[0] for row in conn.execute(in_order, (ids,))]
-    wanted = stats.Wanted(queue="q", status="dead", sort="key")
-    found: list[UUID] = []
-    after = None
-    while True:
-        page = stats.jobs(conn, wanted, 5, after)
-        found += [row["job_id"] for row in page.jobs]
-        if (after := page.next) is None:
-            break
-    assert found == expected
-    monkeypatch.setattr(stats, "SORTED", 11)
-    with pytest.raises(stats.TooMany, match="since and until"):
-        stats.jobs(conn, wanted)
-    assert len(stats.jobs(conn, stats.Wanted(queue="q", status="dead")).jobs) >= 10
-    assert value(conn, "SELECT count(*) FROM dl_jobs") == 13

@@ -6,12 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hands import Worker, enqueue, expire, journal, keys_held, kinds, many, plain, row, started, state, until, value
+from hands import (
+    Conn,
+    Worker,
+    Workers,
+    enqueue,
+    expire,
+    journal,
+    keys_held,
+    kinds,
+    many,
+    plain,
+    row,
+    started,
+    state,
+    successor,
+    until,
+    value,
+)
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import lifecycle
 from dataloader.queue.job import Job
-
-Workers = Callable[[], Worker]
 
 VERBS: dict[str, Callable[[Worker, Job], Any]] = {
     "beat": lambda worker, job: lifecycle.beat(worker.conn, [job], '{"p": 1}', True) is not None,
@@ -31,13 +46,13 @@ STRANGERS: dict[str, Callable[[Job], Job]] = {
 }
 
 
-def everything(conn: db.Connection) -> tuple[list[Any], list[Any]]:
+def everything(conn: Conn) -> tuple[list[Any], list[Any]]:
     """All rows and all events."""
     jobs = conn.execute("SELECT dl_jobs::text FROM dl_jobs ORDER BY job_id").fetchall()
     return jobs, conn.execute("SELECT dl_job_events::text FROM dl_job_events ORDER BY event_id").fetchall()
 
 
-def test_a_beat_renews_the_lease_and_stores_progress(conn: db.Connection, worker: Worker) -> None:
+def test_a_beat_renews_the_lease_and_stores_progress(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn, lease_ttl_sec=33)
     job = worker.take()
     expire(conn, job_id)
@@ -50,9 +65,7 @@ def test_a_beat_renews_the_lease_and_stores_progress(conn: db.Connection, worker
     assert journal(conn, job_id)[-1] == ("heartbeat", {"attempt": 1, "progress": {"processed": 5}})
 
 
-def test_a_beat_without_news_keeps_the_progress_and_may_stay_out_of_the_journal(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_a_beat_without_news_keeps_the_progress_and_may_stay_out_of_the_journal(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     lifecycle.beat(worker.conn, [job], '{"processed": 5}', False)
@@ -61,14 +74,7 @@ def test_a_beat_without_news_keeps_the_progress_and_may_stay_out_of_the_journal(
     assert kinds(conn, job_id) == ["queued", "picked"]
 
 
-def test_a_beat_tells_of_a_cancellation(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn)
-    job = worker.take()
-    conn.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", (job_id,))
-    assert lifecycle.beat(worker.conn, [job], None, False) is True
-
-
-def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: db.Connection, worker: Worker) -> None:
+def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: Conn, worker: Worker) -> None:
     job_id = plain(conn)
     job = worker.take()
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + interval '1 s'")
@@ -83,9 +89,7 @@ def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: db.Connection, wo
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_a1_a2_who_does_not_name_the_claim_changes_nothing(
-    conn: db.Connection, worker: Worker, verb: str, stranger: str
-) -> None:
+def test_a1_a2_nothing_changes_without_the_claims_name(conn: Conn, worker: Worker, verb: str, stranger: str) -> None:
     enqueue(conn)
     job = worker.take()
     before = everything(conn)
@@ -95,9 +99,7 @@ def test_a1_a2_who_does_not_name_the_claim_changes_nothing(
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("status", ["queued", "succeeded", "failed", "canceled", "lost"])
-def test_v3_nothing_is_written_to_a_job_that_does_not_run(
-    conn: db.Connection, worker: Worker, verb: str, status: str
-) -> None:
+def test_v3_nothing_is_written_to_a_job_that_does_not_run(conn: Conn, worker: Worker, verb: str, status: str) -> None:
     """Even where every other part of the claim's name still stands in the row."""
     job_id = enqueue(conn)
     job = worker.take()
@@ -108,7 +110,7 @@ def test_v3_nothing_is_written_to_a_job_that_does_not_run(
     assert everything(conn) == before
 
 
-def test_a6_a_claim_leaps_over_every_number_that_was_given_out(conn: db.Connection, worker: Worker) -> None:
+def test_a6_a_claim_leaps_over_every_number_that_was_given_out(conn: Conn, worker: Worker) -> None:
     """And the claims after it go on from there."""
     job_id = enqueue(conn)
     job = worker.take()
@@ -119,7 +121,7 @@ def test_a6_a_claim_leaps_over_every_number_that_was_given_out(conn: db.Connecti
 
 
 @pytest.mark.parametrize("verb", ["succeed", "retry", "fail", "cancel", "hand_back"])
-def test_a_finish_that_comes_too_late_still_lets_go_of_the_key(conn: db.Connection, worker: Worker, verb: str) -> None:
+def test_a_finish_that_comes_too_late_still_lets_go_of_the_key(conn: Conn, worker: Worker, verb: str) -> None:
     job_id = plain(conn)
     job = worker.take()
     conn.execute("UPDATE dl_jobs SET status = 'lost' WHERE job_id = %s", (job_id,))
@@ -128,48 +130,7 @@ def test_a_finish_that_comes_too_late_still_lets_go_of_the_key(conn: db.Connecti
     assert keys_held(conn) == []
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a1_a_stale_worker_cannot_touch_the_next_attempt(conn: db.Connection, workers: Workers, verb: str) -> None:
-    old, new, reaper = workers(), workers(), workers()
-    job_id = enqueue(conn)
-    stale = old.take()
-    expire(conn, job_id)
-    assert lifecycle.reap(reaper.conn)
-    fresh = new.take()
-    assert fresh.attempt == 2
-    before = everything(conn)
-    assert not VERBS[verb](reaper, stale)
-    assert everything(conn) == before
-    assert new.finish(fresh) == "succeeded"
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_attempt_given_back_does_not_let_its_old_worker_in_again(
-    conn: db.Connection, workers: Workers, verb: str
-) -> None:
-    """The next run has the same attempt; only the worker's name tells them apart."""
-    old, new = workers(), workers()
-    enqueue(conn)
-    stale = old.take()
-    old.finish(stale, "hand_back")
-    fresh = new.take()
-    assert (fresh.job_id, fresh.attempt) == (stale.job_id, stale.attempt)
-    before = everything(conn)
-    assert not VERBS[verb](old, stale)
-    assert everything(conn) == before
-
-
-def test_leaving_running_clears_the_claims_name(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn)
-    worker.finish(worker.take(), "retry", error="x")
-    found = row(conn, job_id)
-    assert (found["claimed_by"], found["claimed_pid"], found["claimed_backend_start"]) == (None, None, None)
-    worker.take()
-    conn.execute("UPDATE dl_jobs SET status = 'failed'")
-    assert row(conn, job_id)["claimed_by"] is None
-
-
-def test_c4_heartbeats_are_heap_only_updates(conn: db.Connection, workers: Workers) -> None:
+def test_c4_heartbeats_are_heap_only_updates(conn: Conn, workers: Workers) -> None:
     """No index holds what a heartbeat writes, in a table as full as a queue in use."""
     many(conn, 2_000, "k%s")
     crew = [workers() for _ in range(10)]
@@ -188,22 +149,16 @@ def test_c4_heartbeats_are_heap_only_updates(conn: db.Connection, workers: Worke
     assert hot - before[1] >= 150  # not one, were the lease in an index; a full page makes a row move now and then
 
 
-def test_no_index_holds_a_column_that_a_heartbeat_writes(conn: db.Connection) -> None:
-    written = ("heartbeat_at", "lease_expires_at", "progress")
-    rows = conn.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'dl_jobs'").fetchall()
-    assert [indexdef for (indexdef,) in rows if any(column in indexdef for column in written)] == []
-
-
 # --- a session that was lost ---
 
 
-def test_b1_after_a_reconnect_the_key_is_held_again(conn: db.Connection, workers: Workers) -> None:
+def test_b1_after_a_reconnect_the_key_is_held_again(conn: Conn, workers: Workers) -> None:
     old, new, other = workers(), workers(), workers()
     job_id = plain(conn, lock_key="k")
     plain(conn, lock_key="k")
     job = old.take()
     old.conn.close()
-    session = lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
+    session = successor(new, old)
     assert lifecycle.retake(session, [job])
     found = row(conn, job_id)
     assert (found["claimed_pid"], found["claimed_backend_start"]) == (new.pid, new.session.backend_start)
@@ -214,34 +169,17 @@ def test_b1_after_a_reconnect_the_key_is_held_again(conn: db.Connection, workers
     assert keys_held(conn) == []
 
 
-def test_a_retake_ends_the_old_session_that_the_server_still_believes_in(conn: db.Connection, workers: Workers) -> None:
+def test_a_retake_ends_the_old_session_that_the_server_still_believes_in(conn: Conn, workers: Workers) -> None:
     old, new = workers(), workers()
     plain(conn, lock_key="k")
     job = old.take()
     assert keys_held(conn) == [old.pid]
-    assert lifecycle.retake(
-        lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), [job]
-    )
+    assert lifecycle.retake(successor(new, old), [job])
     assert keys_held(conn) == [new.pid]
     assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", old.pid) == 0
 
 
-def test_a_retake_never_ends_another_backend_with_the_old_ones_number(conn: db.Connection, workers: Workers) -> None:
-    old, new, bystander = workers(), workers(), workers()
-    job_id = plain(conn, lock_key="k")
-    job = old.take()
-    old.conn.close()
-    until(lambda: keys_held(conn) == [], "the lock to go with its session")
-    conn.execute("UPDATE dl_jobs SET claimed_pid = %s WHERE job_id = %s", (bystander.pid, job_id))
-    assert lifecycle.retake(
-        lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), [job]
-    )
-    assert value(bystander.conn, "SELECT 1") == 1
-
-
-def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(conn: Conn, workers: Workers) -> None:
     old, new = workers(), workers()
     job_id = plain(conn, lock_key="k")
     job = old.take()
@@ -249,14 +187,12 @@ def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(
     until(lambda: keys_held(conn) == [], "the lock to go with its session")
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     before = row(conn, job_id) | {"now": None}
-    assert not lifecycle.retake(
-        lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), [job]
-    )
+    assert not lifecycle.retake(successor(new, old), [job])
     assert row(conn, job_id) | {"now": None} == before
     assert keys_held(conn) == [conn.info.backend_pid]
 
 
-def delivered(conn: db.Connection, workers: Workers) -> tuple[list[Job], lifecycle.Session]:
+def delivered(conn: Conn, workers: Workers) -> tuple[list[Job], lifecycle.Session]:
     """A run of three jobs whose session is gone, and the session with which its worker goes on."""
     old, new = workers(), workers()
     for key in "abc":
@@ -264,12 +200,10 @@ def delivered(conn: db.Connection, workers: Workers) -> tuple[list[Job], lifecyc
     jobs = lifecycle.step(old.session, ["q"], 15, 3).jobs
     old.conn.close()
     until(lambda: keys_held(conn) == [], "the locks to go with their session")
-    return jobs, lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
+    return jobs, successor(new, old)
 
 
-def test_a_run_whose_one_job_was_taken_from_it_gets_none_of_its_keys_again(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_a_run_whose_one_job_was_taken_from_it_gets_none_of_its_keys_again(conn: Conn, workers: Workers) -> None:
     jobs, session = delivered(conn, workers)
     expire(conn, jobs[1].job_id)
     assert lifecycle.reap(conn)
@@ -277,7 +211,7 @@ def test_a_run_whose_one_job_was_taken_from_it_gets_none_of_its_keys_again(
     assert keys_held(conn) == []
 
 
-def test_a_run_that_is_refused_one_of_its_keys_holds_none_of_the_others(conn: db.Connection, workers: Workers) -> None:
+def test_a_run_that_is_refused_one_of_its_keys_holds_none_of_the_others(conn: Conn, workers: Workers) -> None:
     jobs, session = delivered(conn, workers)
     for job in jobs:
         conn.execute("SELECT pg_advisory_lock(hashtext(%s))", (job.lock_key,))
@@ -286,7 +220,7 @@ def test_a_run_that_is_refused_one_of_its_keys_holds_none_of_the_others(conn: db
         conn.execute("SELECT pg_advisory_unlock_all()")
 
 
-def test_a_retake_and_a_reap_are_never_both_right(conn: db.Connection, workers: Workers) -> None:
+def test_a_retake_and_a_reap_are_never_both_right(conn: Conn, workers: Workers) -> None:
     old, new, reaper = workers(), workers(), workers()
     job_id = enqueue(conn, lock_key="k")
     job = old.take()
@@ -294,7 +228,7 @@ def test_a_retake_and_a_reap_are_never_both_right(conn: db.Connection, workers: 
     expire(conn, job_id)
     with reaper.conn.transaction():
         assert lifecycle.reap(reaper.conn)
-        session = lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
+        session = successor(new, old)
         with started(lambda: lifecycle.retake(session, [job]), new.pid, conn) as retake:
             reaper.conn.execute("COMMIT; BEGIN")
             assert retake.result() is False

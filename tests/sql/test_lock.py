@@ -7,7 +7,6 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
@@ -18,7 +17,9 @@ import psycopg
 import pytest
 from foreign import Foreign
 from hands import (
+    Conn,
     Worker,
+    Workers,
     blocked,
     claim_buffers,
     enqueue,
@@ -31,50 +32,18 @@ from hands import (
     row,
     started,
     state,
+    successor,
     until,
     value,
 )
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import lifecycle
 from dataloader.queue.job import Job
 
-Workers = Callable[[], Worker]
 COLLIDING = ("customer:13679", "customer:78688")  # hashtext makes one of these two
 
 
-def test_a_running_key_is_passed_over_and_others_go_by(conn: db.Connection, workers: Workers) -> None:
-    one, two = workers(), workers()
-    first = enqueue(conn, lock_key="k", priority=0)
-    second = enqueue(conn, lock_key="k", priority=1)
-    other = enqueue(conn, lock_key="other", priority=2)
-    job = one.take()
-    assert job.job_id == first
-    assert two.take().job_id == other
-    claim = two.claim()
-    assert (claim.job, claim.backoffs, claim.look_again) == (None, 0, False)
-    assert state(conn, second) == ("queued", 0)
-    assert journal(conn, second)[1:] == []
-    one.finish(job)
-    assert two.take().job_id == second
-
-
-def test_a_key_excludes_across_queues(conn: db.Connection, workers: Workers) -> None:
-    one, two = workers(), workers()
-    plain(conn, queue="a", lock_key="k")
-    plain(conn, queue="b", lock_key="k")
-    job = one.take("a")
-    assert two.claim("b").job is None
-    one.finish(job)
-    assert two.take("b")
-
-
-def test_b7_a_job_of_the_future_does_not_reserve_its_key(conn: db.Connection, worker: Worker) -> None:
-    plain(conn, lock_key="k", in_sec=60, priority=0)
-    ready = plain(conn, lock_key="k")
-    assert worker.take().job_id == ready
-
-
-def test_b4_colliding_keys_exclude_each_other_and_nothing_worse(conn: db.Connection, workers: Workers) -> None:
+def test_b4_colliding_keys_exclude_each_other_and_nothing_worse(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     assert len({value(conn, "SELECT hashtext(%s)", key) for key in COLLIDING}) == 1
     first, second = (enqueue(conn, lock_key=key) for key in COLLIDING)
@@ -89,21 +58,10 @@ def test_b4_colliding_keys_exclude_each_other_and_nothing_worse(conn: db.Connect
     assert state(conn, first) == state(conn, second) == ("succeeded", 1)
 
 
-def test_b3_the_same_session_never_runs_two_jobs_of_one_key(conn: db.Connection, worker: Worker) -> None:
-    """An advisory lock would be granted a second time; the running row says no, and one unlock still frees all."""
-    for _ in range(2):
-        plain(conn, lock_key="k")
-    job = worker.take()
-    assert worker.claim().job is None
-    assert keys_held(conn) == [worker.pid]
-    worker.finish(job)
-    assert keys_held(conn) == []
-
-
 @pytest.mark.parametrize(
     "rows", [pytest.param(10_000, marks=pytest.mark.long), pytest.param(100_000, marks=pytest.mark.slow)]
 )
-def test_b6_the_rows_of_one_busy_key_do_not_hide_another(conn: db.Connection, workers: Workers, rows: int) -> None:
+def test_b6_the_rows_of_one_busy_key_do_not_hide_another(conn: Conn, workers: Workers, rows: int) -> None:
     one, two = workers(), workers()
     with quietly(conn):
         many(conn, rows, "busy", priority=1)
@@ -124,29 +82,7 @@ def test_b6_the_rows_of_one_busy_key_do_not_hide_another(conn: db.Connection, wo
     assert claim_buffers(conn) < rows / 50  # nothing left to claim, and what is parked costs nothing
 
 
-def test_b5_contention_burns_no_attempts(conn: db.Connection, workers: Workers) -> None:
-    many(conn, 50, "one key", max_attempts=2)
-    crew = [workers() for _ in range(8)]
-
-    def left() -> int:
-        return value(conn, "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')")
-
-    def work(worker: Worker) -> int:
-        refusals = 0
-        while left():
-            claim = worker.claim(backoff_sec=0.01)
-            refusals += claim.backoffs
-            if claim.job:
-                assert worker.finish(claim.job) == "succeeded"
-        return refusals
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, crew))
-    assert value(conn, "SELECT bool_and(status = 'succeeded' AND attempt = 1) FROM dl_jobs")
-    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'picked'") == 50
-
-
-def test_b1_a_lost_session_does_not_free_the_key_while_the_lease_is_live(conn: db.Connection, workers: Workers) -> None:
+def test_b1_a_lost_session_does_not_free_the_key_while_the_lease_is_live(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     first, second = plain(conn, lock_key="k"), plain(conn, lock_key="k")
     one.take()
@@ -158,17 +94,7 @@ def test_b1_a_lost_session_does_not_free_the_key_while_the_lease_is_live(conn: d
     assert state(conn, second) == ("queued", 0)
 
 
-def test_a6_an_expired_lease_excludes_nobody(conn: db.Connection, workers: Workers) -> None:
-    one, two = workers(), workers()
-    first, second = plain(conn, lock_key="k"), plain(conn, lock_key="k")
-    one.take()
-    one.conn.close()
-    until(lambda: keys_held(conn) == [], "the lock to go with its session")
-    expire(conn, first)
-    assert two.take().job_id == second
-
-
-def test_a_zombies_session_holds_the_key_after_its_lease(conn: db.Connection, workers: Workers) -> None:
+def test_a_zombies_session_holds_the_key_after_its_lease(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     first, second = plain(conn, lock_key="k"), plain(conn, lock_key="k")
     one.take()
@@ -180,7 +106,7 @@ def test_a_zombies_session_holds_the_key_after_its_lease(conn: db.Connection, wo
     assert claim.due_in <= 0.1
 
 
-def test_a_key_held_by_a_foreign_session_backs_off_growing_to_the_bound(conn: db.Connection, worker: Worker) -> None:
+def test_a_key_held_by_a_foreign_session_backs_off_growing_to_the_bound(conn: Conn, worker: Worker) -> None:
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     job_id = plain(conn, lock_key="k", attempt=1)
     pauses = []
@@ -199,11 +125,11 @@ def test_a_key_held_by_a_foreign_session_backs_off_growing_to_the_bound(conn: db
     assert story[0][1] == {"reason": "the key is held by another session", "attempt": 1}
 
 
-def refused_at(conn: db.Connection, job_id: UUID) -> datetime:
+def refused_at(conn: Conn, job_id: UUID) -> datetime:
     return value(conn, "SELECT max(ts) FROM dl_job_events WHERE job_id = %s", job_id)
 
 
-def test_a_back_off_costs_no_attempt_and_is_forgotten_at_the_start(conn: db.Connection, worker: Worker) -> None:
+def test_a_back_off_costs_no_attempt_and_is_forgotten_at_the_start(conn: Conn, worker: Worker) -> None:
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     job_id = plain(conn, lock_key="k")
     worker.claim(backoff_sec=0)
@@ -212,9 +138,7 @@ def test_a_back_off_costs_no_attempt_and_is_forgotten_at_the_start(conn: db.Conn
     assert row(conn, job_id)["backoffs"] == 0
 
 
-def test_b8_a_lost_race_for_a_key_waits_for_its_winner_not_for_a_back_off(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_b8_a_lost_race_for_a_key_waits_for_its_winner_not_for_a_back_off(conn: Conn, workers: Workers) -> None:
     """The loser sees the lock before it sees the winner's row; the winner commits a moment later."""
     one, two = workers(), workers()
     first, second = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k")
@@ -232,14 +156,14 @@ def test_b8_a_lost_race_for_a_key_waits_for_its_winner_not_for_a_back_off(
     assert two.take().job_id == first
 
 
-def waits_on(conn: db.Connection, pid: int) -> str | None:
+def waits_on(conn: Conn, pid: int) -> str | None:
     return value(conn, "SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid)
 
 
 # --- no wake-up is lost ---
 
 
-def test_b9_a_finish_wakes_the_other_queues_waiters_of_its_key(conn: db.Connection, workers: Workers) -> None:
+def test_b9_a_finish_wakes_the_other_queues_waiters_of_its_key(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, queue="a", lock_key="k")
     plain(conn, queue="b", lock_key="k")
@@ -250,28 +174,7 @@ def test_b9_a_finish_wakes_the_other_queues_waiters_of_its_key(conn: db.Connecti
     assert two.notes() == ["b"]
 
 
-def test_a_finish_under_way_is_waited_for(conn: db.Connection, workers: Workers) -> None:
-    """It looked for parked rows before there was one; the claim must not park behind a run that is over."""
-    one, two = workers(), workers()
-    plain(conn, queue="a", lock_key="k")
-    waiting = plain(conn, queue="b", lock_key="k")
-    job = one.take("a")
-    with one.conn.transaction():
-        one.finish(job)
-        with started(lambda: two.claim("b"), None, conn) as claim:
-            until(
-                lambda: claim.done() or stands(conn, two),
-                "the claim to meet the finish",
-            )
-            one.conn.execute("COMMIT; BEGIN")
-            got = claim.result().job
-    assert got is None or got.job_id == waiting
-    if got is None:
-        assert "b" in two.notes() or (claim.result().due_in or 99) <= 0.1
-        assert two.take("b").job_id == waiting
-
-
-def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: db.Connection, workers: Workers) -> None:
+def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, queue="a", lock_key="k")
     plain(conn, queue="b", lock_key="k")
@@ -284,37 +187,7 @@ def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: db.Conn
     assert "b" in two.notes()
 
 
-def test_two_keys_free_at_once_wake_two_workers(conn: db.Connection, workers: Workers) -> None:
-    """One claim gets one of the rows; the worker that left before must hear of the other."""
-    one, three = workers(), workers()
-    for key in ("k", "l"):
-        plain(conn, queue="a", lock_key=key, priority=1)
-        plain(conn, queue="b", lock_key=key, priority=2)
-    ends = [one.take("a"), three.take("a")]
-    late, early = workers(), workers()
-    with one.conn.transaction():
-        one.finish(ends[0])
-        lifecycle.finish(one.conn, ends[1], lifecycle.Finish("succeed"))
-        with started(lambda: late.claim("b"), None, conn) as claim:
-            until(
-                lambda: claim.done() or stands(conn, late),
-                "the first claim to meet the finish",
-            )
-            nothing = early.claim("b")
-            assert nothing.job is None
-            early.notes()
-            one.conn.execute("COMMIT; BEGIN")
-            got = claim.result().job
-    three.conn.close()
-    told = early.notes()
-    assert got is None or got.queue == "b"
-    free = value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'queued'")
-    assert free == (1 if got else 2)
-    assert told or nothing.look_again or (nothing.due_in or 99) <= 0.1, "nobody told the worker that left too early"
-    assert early.take("b")
-
-
-def test_claims_that_cannot_park_beside_an_end_come_back_soon(conn: db.Connection, workers: Workers) -> None:
+def test_claims_that_cannot_park_beside_an_end_come_back_soon(conn: Conn, workers: Workers) -> None:
     """Nobody will tell them: the end that is not committed has found no parked row."""
     one, late, early = workers(), workers(), workers()
     plain(conn, queue="a", lock_key="k")
@@ -329,46 +202,7 @@ def test_claims_that_cannot_park_beside_an_end_come_back_soon(conn: db.Connectio
     assert late.take("b")
 
 
-def test_a_claim_that_leaves_while_another_parks_the_rows_before_it_is_told(
-    conn: db.Connection, workers: Workers
-) -> None:
-    """Claimable rows are left behind those that the other claim is parking."""
-    one, two, three = workers(), workers(), workers()
-    many(conn, 2_000, "busy", priority=1)
-    one.take()
-    for _ in range(3):
-        plain(conn, priority=2)
-    with two.conn.transaction():
-        assert two.claim().job
-        left = three.claim()
-        three.notes()
-    assert left.job or left.look_again or (left.due_in or 99) <= 0.1 or three.notes(), (
-        "claimable rows, an idle worker, no word"
-    )
-
-
-def test_more_due_rows_than_one_claim_wakes_are_looked_at_again(conn: db.Connection, workers: Workers) -> None:
-    """look_again or a due time: without them a worker that is deaf to notifications waits for its poll."""
-    one, two = workers(), workers()
-    plain(conn, lock_key="busy", priority=0)
-    one.take()
-    conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)"
-        " SELECT gen_random_uuid(), 'q', 't', 'busy', clock_timestamp() + interval '0.1 s' FROM generate_series(1, 150)"
-    )
-    free = plain(conn, in_sec=0.11)
-    conn.execute("SELECT pg_sleep(0.12)")
-    for _ in range(5):
-        claim = two.claim()
-        if claim.job or not (claim.look_again or claim.due_in is not None):
-            break
-    assert claim.job, "rows are due and nothing says so"
-    assert claim.job.job_id == free
-
-
-def test_c5_a_bulk_change_of_running_rows_beside_an_idle_claim_is_no_deadlock(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_c5_a_bulk_change_of_running_rows_beside_an_idle_claim_is_no_deadlock(conn: Conn, workers: Workers) -> None:
     """Somebody cancels every job of two keys in one transaction while a claim holds and awaits their rows."""
     one, two, idle = workers(), workers(), workers()
     running = two_keys_busy(conn, one, two)
@@ -385,8 +219,8 @@ def test_c5_a_bulk_change_of_running_rows_beside_an_idle_claim_is_no_deadlock(
                 assert claim.result().job is None
 
 
-def test_v15_a_foreign_transaction_left_open_on_one_running_row_stops_no_others_heartbeat(
-    conn: db.Connection, workers: Workers
+def test_v15_an_open_foreign_transaction_on_a_running_row_stops_no_other_heartbeat(
+    conn: Conn, workers: Workers
 ) -> None:
     """An idle worker's look at the running rows must not wait with locks on other people's rows in its hands."""
     one, two, idle = workers(), workers(), workers()
@@ -405,7 +239,7 @@ def test_v15_a_foreign_transaction_left_open_on_one_running_row_stops_no_others_
                 assert claim.result().job is None
 
 
-def two_keys_busy(conn: db.Connection, one: Worker, two: Worker) -> list[Job]:
+def two_keys_busy(conn: Conn, one: Worker, two: Worker) -> list[Job]:
     """Two running jobs in one queue, and a job that waits for each in another."""
     for key in ("k", "l"):
         plain(conn, queue="a", lock_key=key)
@@ -413,12 +247,12 @@ def two_keys_busy(conn: db.Connection, one: Worker, two: Worker) -> list[Job]:
     return [one.take("a"), two.take("a")]
 
 
-def stands(conn: db.Connection, worker: Worker) -> bool:
+def stands(conn: Conn, worker: Worker) -> bool:
     """Does the worker wait for a lock, or pause before it looks again?"""
     return blocked(conn, worker.pid) or waits_on(conn, worker.pid) == "PgSleep"
 
 
-def test_a_retake_does_not_run_beside_another_run_of_its_key(conn: db.Connection, workers: Workers) -> None:
+def test_a_retake_does_not_run_beside_another_run_of_its_key(conn: Conn, workers: Workers) -> None:
     """Both sessions are gone; the lease of the first ran out and the second job of the key started."""
     one, two, again = workers(), workers(), workers()
     first, _ = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
@@ -429,9 +263,7 @@ def test_a_retake_does_not_run_beside_another_run_of_its_key(conn: db.Connection
     assert two.take().lock_key == "k"
     two.conn.close()
     until(lambda: keys_held(conn) == [], "the lock to go with its session")
-    assert not lifecycle.retake(
-        lifecycle.Session(again.conn, one.name, again.session.backend_pid, again.session.backend_start), [job]
-    )
+    assert not lifecycle.retake(successor(again, one), [job])
     assert keys_held(conn) == []
 
 
@@ -548,7 +380,7 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_no_wake_up_is_lost_in_a_storm_of_claims_and_finishes(dsn: str, conn: db.Connection, seed: int) -> None:
+def test_no_wake_up_is_lost_in_a_storm_of_claims_and_finishes(dsn: str, conn: Conn, seed: int) -> None:
     """Two queues share keys, foreign workers finish without a guard; no wait may reach its poll, no lock be left."""
     Storm(dsn, seed).run()
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')") == 0
@@ -556,17 +388,13 @@ def test_no_wake_up_is_lost_in_a_storm_of_claims_and_finishes(dsn: str, conn: db
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_claimable_job_lies_beside_idle_workers_while_another_runs_long(
-    dsn: str, conn: db.Connection, seed: int
-) -> None:
+def test_no_claimable_job_lies_beside_idle_workers_while_another_runs_long(dsn: str, conn: Conn, seed: int) -> None:
     """What one claim leaves over must reach the workers that left before it, not wait for its next claim."""
     Storm(dsn, seed, long_jobs=True).run()
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')") == 0
 
 
-def test_a_key_that_a_session_holds_costs_one_wait_however_many_rows_it_has(
-    conn: db.Connection, worker: Worker, foreign: Foreign
-) -> None:
+def test_a_held_key_costs_one_wait_however_many_rows_it_has(conn: Conn, worker: Worker, foreign: Foreign) -> None:
     """One refusal puts all of them off, and one line in the journal says so."""
     foreign.conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     many(conn, 1_000, lock_key="k", priority=0)

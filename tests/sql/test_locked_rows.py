@@ -12,37 +12,29 @@ import psycopg
 import pytest
 from hands import (
     BACKOFF_SEC,
+    DONE,
+    Conn,
     Worker,
+    Workers,
     blocked,
-    buffers,
     enqueue,
     expire,
+    ids,
     keys_held,
     many,
     plain,
-    row,
     started,
     state,
+    step,
     until,
     value,
 )
 
-from dataloader.queue import db, lifecycle, operations
-from dataloader.queue.job import Finish, Job
-from dataloader.queue.lifecycle import Ended, Step
+from dataloader.queue import lifecycle, operations
+from dataloader.queue.job import Job
+from dataloader.queue.lifecycle import Ended
 
 T = TypeVar("T")
-Workers = Callable[[], Worker]
-DONE = Finish("succeed")
-
-
-def step(worker: Worker, most: int, *ends: Ended) -> Step:
-    worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
-    return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, most, ends)
-
-
-def ids(jobs: Sequence[Job]) -> list[UUID]:
-    return [job.job_id for job in jobs]
 
 
 @contextmanager
@@ -57,7 +49,7 @@ def locked(dsn: str, where: str, *parameters: object) -> Iterator[psycopg.Connec
 # --- ends ---
 
 
-def test_a_locked_row_keeps_its_own_end_alone(conn: db.Connection, dsn: str, worker: Worker) -> None:
+def test_a_locked_row_keeps_its_own_end_alone(conn: Conn, dsn: str, worker: Worker) -> None:
     enqueue(conn), enqueue(conn), enqueue(conn)
     jobs = step(worker, 3).jobs
     following = enqueue(conn)
@@ -72,9 +64,7 @@ def test_a_locked_row_keeps_its_own_end_alone(conn: db.Connection, dsn: str, wor
     assert state(conn, jobs[0].job_id) == ("succeeded", 1)
 
 
-def test_a_locked_row_is_no_lost_one_and_a_lost_one_is_not_locked(
-    conn: db.Connection, dsn: str, worker: Worker
-) -> None:
+def test_a_locked_row_is_no_lost_one_and_a_lost_one_is_not_locked(conn: Conn, dsn: str, worker: Worker) -> None:
     enqueue(conn), enqueue(conn), enqueue(conn)
     held, lost, both = step(worker, 3).jobs
     conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
@@ -89,9 +79,7 @@ def test_a_locked_row_is_no_lost_one_and_a_lost_one_is_not_locked(
     assert worker.finish(held) == "succeeded"
 
 
-def test_an_end_waits_a_moment_for_a_claim_that_looks_at_its_row(
-    conn: db.Connection, workers: Workers, dsn: str
-) -> None:
+def test_an_end_waits_a_moment_for_a_claim_that_looks_at_its_row(conn: Conn, workers: Workers, dsn: str) -> None:
     """Where the row is free before the last look, the end is written, and nobody is told that it was locked."""
     one, other = workers(), workers()
     job_id = enqueue(conn)
@@ -100,9 +88,7 @@ def test_an_end_waits_a_moment_for_a_claim_that_looks_at_its_row(
         assert (end.result().ended, list(end.result().locked)) == ({job_id: "succeeded"}, [])
 
 
-def test_what_ended_at_the_first_look_is_told_with_what_ended_at_a_later_one(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_what_ended_at_the_first_look_is_told_with_what_ended_at_a_later_one(conn: Conn, workers: Workers) -> None:
     """And the keys of both are free: it is the heartbeat's write, in the middle of a run."""
     one, other = workers(), workers()
     ids_of = [plain(conn, lock_key=key, priority=place) for place, key in enumerate("abc")]
@@ -120,7 +106,7 @@ def test_what_ended_at_the_first_look_is_told_with_what_ended_at_a_later_one(
 
 @contextmanager
 def freed_after_a_look(
-    conn: db.Connection, worker: Worker, other: Worker, job_id: UUID, write: Callable[[], T]
+    conn: Conn, worker: Worker, other: Worker, job_id: UUID, write: Callable[[], T]
 ) -> Iterator[Future[T]]:
     """The worker's write, in a thread: it finds the job's row locked, and free when it looks again."""
     conn.execute(
@@ -141,9 +127,7 @@ def freed_after_a_look(
             yield end
 
 
-def test_the_row_of_a_run_whose_end_waits_still_speaks_for_its_key(
-    conn: db.Connection, dsn: str, workers: Workers
-) -> None:
+def test_the_row_of_a_run_whose_end_waits_still_speaks_for_its_key(conn: Conn, dsn: str, workers: Workers) -> None:
     one, other = workers(), workers()
     plain(conn, lock_key="k", priority=1), plain(conn, lock_key="k", priority=2)
     job = one.take()
@@ -155,7 +139,7 @@ def test_the_row_of_a_run_whose_end_waits_still_speaks_for_its_key(
     assert other.take().lock_key == "k"
 
 
-def test_a_late_end_takes_no_key_from_the_next_run(conn: db.Connection, dsn: str, worker: Worker) -> None:
+def test_a_late_end_takes_no_key_from_the_next_run(conn: Conn, dsn: str, worker: Worker) -> None:
     """Its lease ran out while its row was locked, so its own worker has claimed the next job of the key."""
     plain(conn, lock_key="k", priority=1), plain(conn, lock_key="k", priority=2)
     late = worker.take()
@@ -170,7 +154,7 @@ def test_a_late_end_takes_no_key_from_the_next_run(conn: db.Connection, dsn: str
 # --- dead-locks ---
 
 
-def waiting_or_done(conn: db.Connection, worker: Worker, future: Future[object]) -> None:
+def waiting_or_done(conn: Conn, worker: Worker, future: Future[object]) -> None:
     until(lambda: future.done() or blocked(conn, worker.pid), "a statement to end or wait")
 
 
@@ -186,7 +170,7 @@ def cancel(worker: Worker, job_ids: Sequence[UUID]) -> None:
 @pytest.mark.parametrize("ended", [1, -1])
 @pytest.mark.parametrize("scans", ["on", "off"])
 def test_c5_a_bulk_cancel_beside_a_batchs_end_is_no_deadlock(
-    conn: db.Connection,
+    conn: Conn,
     dsn: str,
     workers: Workers,
     claimed: int,
@@ -218,9 +202,7 @@ def test_c5_a_bulk_cancel_beside_a_batchs_end_is_no_deadlock(
 
 
 @pytest.mark.parametrize("verb", ["requeue", "run-now", "delete"])
-def test_c5_two_changes_of_the_same_rows_are_no_deadlock(
-    conn: db.Connection, dsn: str, workers: Workers, verb: str
-) -> None:
+def test_c5_two_changes_of_the_same_rows_are_no_deadlock(conn: Conn, dsn: str, workers: Workers, verb: str) -> None:
     one, other = workers(), workers()
     low, middle, high = (UUID(int=number) for number in range(1, 4))
     for job_id in (high, middle, low):  # in the table the other way round
@@ -238,34 +220,6 @@ def test_c5_two_changes_of_the_same_rows_are_no_deadlock(
 # --- plans ---
 
 
-@pytest.mark.parametrize("before", ["", "ANALYZE dl_jobs"])
-def test_c3_ends_cost_the_same_in_a_session_that_planned_them_on_an_empty_table(
-    conn: db.Connection, worker: Worker, before: str
-) -> None:
-    conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
-    conn.execute(before or "SELECT 1")
-    try:
-        costs = [cost_of_ends(conn, worker, 10) for _ in range(8)]
-        many(conn, 20_000, "k%s")
-        costs.append(cost_of_ends(conn, worker, 10))
-    finally:
-        conn.execute("ALTER TABLE dl_jobs RESET (autovacuum_enabled)")
-    assert costs[-1] < 1_000, costs
-
-
-def cost_of_ends(conn: db.Connection, worker: Worker, number: int) -> int:
-    """The buffers of so many ends; their plan is the session's."""
-    many(conn, number, "of-ends-%s", priority=0)
-    jobs = step(worker, number).jobs
-    assert len(jobs) == number
-    return buffers(
-        worker.conn,
-        "SELECT * FROM dl_finish(%s, true, %s, array_fill(1, ARRAY[%s]), array_fill('succeed'::text, ARRAY[%s]), NULL,"
-        " NULL, NULL, NULL)",
-        *(worker.name, ids(jobs), number, number),
-    )
-
-
 # --- claims ---
 
 
@@ -273,7 +227,7 @@ def cost_of_ends(conn: db.Connection, worker: Worker, number: int) -> int:
     ("most", "made_sec", "parked"), [(1, 0.001, False), (20, 0.001, False), (1, 0, True), (20, 0, False), (20, 0, True)]
 )
 def test_rows_that_are_locked_at_the_head_hide_nothing_behind_them(
-    conn: db.Connection, dsn: str, workers: Workers, most: int, made_sec: float, parked: bool
+    conn: Conn, dsn: str, workers: Workers, most: int, made_sec: float, parked: bool
 ) -> None:
     """Also where they were all made at one time, and where a parked row waits for its key."""
     worker, holder = workers(), workers()
@@ -299,9 +253,7 @@ def test_rows_that_are_locked_at_the_head_hide_nothing_behind_them(
     assert step(worker, 1).jobs[0].lock_key.startswith("locked-")
 
 
-def test_beside_locked_rows_alone_a_claim_comes_back_later_and_not_at_once(
-    conn: db.Connection, dsn: str, worker: Worker
-) -> None:
+def test_beside_locked_rows_alone_a_claim_comes_back_later(conn: Conn, dsn: str, worker: Worker) -> None:
     """Nobody will tell when they are free; to try them all costs, so the more there are the later."""
     many(conn, 2_500, "locked-%s")
     with locked(dsn, "true"):
@@ -314,28 +266,10 @@ def test_beside_locked_rows_alone_a_claim_comes_back_later_and_not_at_once(
         assert (found.jobs, found.look_again, found.due_in) == ([], False, 0.4)
 
 
-def test_behind_locked_rows_no_later_job_of_their_keys_is_started(
-    conn: db.Connection, dsn: str, worker: Worker
-) -> None:
+def test_behind_locked_rows_no_later_job_of_their_keys_is_started(conn: Conn, dsn: str, worker: Worker) -> None:
     many(conn, 1_200, "k%s", priority=1)
     many(conn, 5, "k%s", priority=2)
     other = plain(conn, priority=3)
     with locked(dsn, "priority = 1"):
         assert ids(step(worker, 20).jobs) == [other]
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 1
-
-
-def test_rows_of_busy_keys_between_locked_ones_are_passed_as_well(
-    conn: db.Connection, dsn: str, workers: Workers
-) -> None:
-    one, holder = workers(), workers()
-    plain(conn, lock_key="busy", priority=0)
-    holder.take()
-    many(conn, 1_100, "locked-%s", priority=1)
-    plain(conn, lock_key="busy", priority=2)
-    many(conn, 1_100, "locked-too-%s", priority=3)
-    free = plain(conn, priority=4)
-    with locked(dsn, "lock_key LIKE 'locked-%'"):
-        found = [one.claim() for _ in range(3)]
-        assert [job_id for each in found for job_id in ids(each.jobs)] == [free]
-    assert row(conn, free)["status"] == "running"

@@ -32,13 +32,6 @@ SELECT gen_random_uuid(), 'q', 't', 'old-' || i, '{"path": "a/file/somewhere.csv
                             WHEN i %% 20 = 18 THEN 'failed' WHEN i < 500 THEN 'running' ELSE 'canceled' END
                ::dl_status AS status) s
 """
-HOLDS = """
-SELECT true FROM pg_locks WHERE pid = %s AND granted = %s AND mode = 'ShareUpdateExclusiveLock'
-   AND relation = 'dl_jobs'::regclass
-"""
-READ = """
-SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = 'dl_jobs'
-"""
 
 
 class Traffic:
@@ -191,38 +184,3 @@ def test_c8_whoever_holds_something_makes_the_migration_wait_and_not_the_queue(
         assert migration.result(PATIENCE) == ALL
         assert value(conn, MISPLACED) == 0
     assert max(made.longest().values()) < 10, made.longest()
-
-
-def test_c8_a_vacuum_makes_the_migration_wait_and_not_the_queue(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits as long as it takes PostgreSQL to call off an autovacuum, in a way that nobody else notices."""
-    monkeypatch.setattr(migrations, "PAUSE_SEC", 0.1)
-    with session(contract) as vacuum, session(contract) as conn, ThreadPoolExecutor(2) as pool:
-        vacuum.execute("SET vacuum_cost_delay = 100; SET vacuum_cost_limit = 1")
-        vacuuming = pool.submit(vacuum.execute, "VACUUM (DISABLE_PAGE_SKIPPING) dl_jobs")
-        until(lambda: value(conn, HOLDS, vacuum.info.backend_pid, True), "the vacuum to begin")
-        with traffic(contract, 50) as made:
-            migration = pool.submit(migrations.migrate, contract, "public")
-            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
-            until(lambda: value(conn, HOLDS, pid, False), "the migration to wait for the vacuum")
-            made.goes_on(30)
-            assert value(conn, HOLDS, pid, False), "gave up before an autovacuum would"
-            vacuum.cancel()
-            assert migration.result(PATIENCE) == ALL
-        with pytest.raises(psycopg.errors.QueryCanceled):
-            vacuuming.result(PATIENCE)
-
-
-def test_a_finish_meanwhile_does_not_read_the_whole_table(contract: str, begin: Callable[[str], None]) -> None:
-    """The index is not there yet by which a finish finds those who wait for its key."""
-    with session(contract) as holder, session(contract) as conn, ThreadPoolExecutor(1) as pool:
-        job_id = plain(conn)
-        begin(contract)
-        with holder.transaction():
-            holder.execute("UPDATE dl_jobs SET priority = 1 WHERE lock_key = 'old-10'")
-            migration = pool.submit(migrations.migrate, contract, "public")
-            until(lambda: value(holder, MISPLACED) == 1, "the migration to fill the other rows")
-            with conn.transaction():
-                for status in ("running", "succeeded"):
-                    conn.execute("UPDATE dl_jobs SET status = %s WHERE job_id = %s", (status, job_id))
-                assert value(conn, READ) < 20
-        assert migration.result(PATIENCE) == ALL

@@ -12,7 +12,22 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import BACKOFF_SEC, Worker, enqueue, journal, keys_held, many, plain, row, started, state, until, value
+from hands import (
+    BACKOFF_SEC,
+    Conn,
+    Worker,
+    Workers,
+    enqueue,
+    ids,
+    keys_held,
+    many,
+    plain,
+    row,
+    started,
+    state,
+    until,
+    value,
+)
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob
@@ -20,7 +35,6 @@ from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended, Step
 
-Workers = Callable[[], Worker]
 BY = "ops"
 PAUSED = "SELECT array_agg(queue ORDER BY queue) FROM dl_queues WHERE paused_at IS NOT NULL"
 LEFT = "SELECT count(*) FROM dl_jobs WHERE queue = 'q' AND status IN ('queued', 'running', 'failed', 'lost')"
@@ -29,11 +43,11 @@ CLAIM = "DO $$ BEGIN PERFORM FROM dl_queues; PERFORM pg_advisory_lock_shared(471
 WAITS_FOR_4712 = "SELECT true FROM pg_locks WHERE locktype = 'advisory' AND objid = 4712 AND NOT granted AND pid = %s"
 
 
-def order(conn: db.Connection, queue: str = "q", **settings: Any) -> None:
+def order(conn: Conn, queue: str = "q", **settings: Any) -> None:
     operations.set_order(conn, queue, BY, **({"ordered": True} | settings))
 
 
-def move(conn: db.Connection, source: str = "q", target: str = "to", limit: int = 1_000) -> list[int]:
+def move(conn: Conn, source: str = "q", target: str = "to", limit: int = 1_000) -> list[int]:
     """As the command does; returns how many each call has moved."""
     conn.execute("SET lock_timeout = '5s'")
     steps, is_done = [], False
@@ -52,10 +66,6 @@ def end(worker: Worker, jobs: list[Job], verb: str = "succeed", **how: Any) -> N
     step(worker, "none", 0, *(Ended(job, Finish(verb, **how)) for job in jobs))
 
 
-def ids(found: Step) -> list[UUID]:
-    return [job.job_id for job in found.jobs]
-
-
 def in_order(worker: Worker, queue: str = "to") -> list[UUID]:
     """What the queue starts, one by one."""
     found = []
@@ -65,14 +75,14 @@ def in_order(worker: Worker, queue: str = "to") -> list[UUID]:
     return found
 
 
-def queue_of(conn: db.Connection, *job_ids: UUID) -> list[str]:
+def queue_of(conn: Conn, *job_ids: UUID) -> list[str]:
     return [row(conn, job_id)["queue"] for job_id in job_ids]
 
 
 # --- what moves ---
 
 
-def test_jobs_that_are_queued_run_or_are_dead_move_and_no_others(conn: db.Connection, worker: Worker) -> None:
+def test_jobs_that_are_queued_run_or_are_dead_move_and_no_others(conn: Conn, worker: Worker) -> None:
     running = enqueue(conn)
     worker.take()
     queued, later, retry = enqueue(conn), plain(conn, in_sec=60), plain(conn, in_sec=60, attempt=2)
@@ -89,7 +99,7 @@ def test_jobs_that_are_queued_run_or_are_dead_move_and_no_others(conn: db.Connec
     assert in_order(worker) == [queued]
 
 
-def test_the_order_of_a_key_is_kept_and_the_target_becomes_ordered(conn: db.Connection, worker: Worker) -> None:
+def test_the_order_of_a_key_is_kept_and_the_target_becomes_ordered(conn: Conn, worker: Worker) -> None:
     order(conn, batch=7, on_dead="hold")
     jobs = [enqueue(conn, lock_key="k", score=float(score)) for score in random.Random(1).sample(range(40), 40)]
     by_score = sorted(jobs, key=lambda job_id: row(conn, job_id)["score"])
@@ -104,51 +114,7 @@ def test_the_order_of_a_key_is_kept_and_the_target_becomes_ordered(conn: db.Conn
     assert queue_of(conn, by_score[0]) == ["to"]
 
 
-def test_a_failed_run_comes_back_to_the_target_before_its_successor(conn: db.Connection, workers: Workers) -> None:
-    order(conn)
-    worker, other = workers(), workers()
-    first, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
-    job = worker.take("q")
-    assert move(conn) == [1, 1, 0]
-    assert other.claim("to").job is None
-    assert worker.finish(job, "retry", error="no") == "queued"
-    assert journal(conn, first)[-1][0] == "requeue"
-    assert (
-        value(conn, "SELECT queue FROM dl_job_events WHERE job_id = %s ORDER BY event_id DESC LIMIT 1", first) == "to"
-    )
-    assert in_order(other) == [first, second]
-
-
-def test_the_end_of_a_run_tells_the_target(conn: db.Connection, workers: Workers) -> None:
-    worker, other = workers(), workers()
-    enqueue(conn, lock_key="k")
-    job = worker.take("q")
-    second = enqueue(conn, lock_key="k")
-    move(conn)
-    assert other.claim("to").job is None
-    assert row(conn, second)["blocked_on"] == "key"
-    other.notes()
-    worker.finish(job)
-    assert "to" in other.notes()
-    assert in_order(other) == [second]
-
-
-@pytest.mark.parametrize("way", ["settle", "reap"])
-def test_a_lost_run_comes_back_to_the_target(conn: db.Connection, workers: Workers, way: str) -> None:
-    worker, other = workers(), workers()
-    job_id = enqueue(conn)
-    worker.take("q")
-    move(conn)
-    if way == "settle":
-        lifecycle.settle(conn, worker.name, "crash", "killed")
-    else:
-        conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 day'")
-        lifecycle.reap(conn)
-    assert queue_of(conn, job_id) == ["to"]
-    assert other.take("to").job_id == job_id
-
-
-def test_a_delivery_moves_as_one_and_goes_back_as_one(conn: db.Connection, workers: Workers) -> None:
+def test_a_delivery_moves_as_one_and_goes_back_as_one(conn: Conn, workers: Workers) -> None:
     order(conn, merge=True)
     worker, other = workers(), workers()
     jobs = [enqueue(conn, lock_key="k", max_attempts=1) for _ in range(3)]
@@ -161,7 +127,7 @@ def test_a_delivery_moves_as_one_and_goes_back_as_one(conn: db.Connection, worke
     assert set(ids(step(other))) == {*jobs[1:], *others, later}
 
 
-def test_a_plain_queue_moves_into_an_ordered_one(conn: db.Connection, worker: Worker) -> None:
+def test_a_plain_queue_moves_into_an_ordered_one(conn: Conn, worker: Worker) -> None:
     """By the times of creation; what died before there was an order holds nothing."""
     order(conn, "to", on_dead="hold")
     dead = plain(conn, lock_key="k", status="failed")
@@ -171,18 +137,7 @@ def test_a_plain_queue_moves_into_an_ordered_one(conn: db.Connection, worker: Wo
     assert in_order(worker) == [jobs[1], jobs[2], jobs[0]]
 
 
-def test_a_dead_job_goes_on_to_hold_its_key(conn: db.Connection, worker: Worker) -> None:
-    order(conn, on_dead="hold")
-    first, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
-    worker.finish(worker.take("q"), "fail", error="no")
-    assert worker.claim("q").job is None
-    move(conn)
-    assert in_order(worker) == []
-    operations.change(conn, "delete", [first], BY)
-    assert in_order(worker) == [second]
-
-
-def test_a_move_makes_its_own_parked_keys_ready_and_looks_at_no_others(conn: db.Connection, worker: Worker) -> None:
+def test_a_move_makes_its_own_parked_keys_ready_and_looks_at_no_others(conn: Conn, worker: Worker) -> None:
     """Of a million parked keys of other queues a look at each would take minutes, in one request."""
     order(conn)
     jobs = [enqueue(conn, lock_key=key) for key in "aab"]
@@ -196,7 +151,7 @@ def test_a_move_makes_its_own_parked_keys_ready_and_looks_at_no_others(conn: db.
     assert in_order(worker) == [jobs[0], jobs[1], jobs[2], there]
 
 
-def test_at_most_a_thousand_in_a_transaction(conn: db.Connection) -> None:
+def test_at_most_a_thousand_in_a_transaction(conn: Conn) -> None:
     many(conn, 2_500, "k%s")
     steps = move(conn)
     assert steps == [1_000, 1_000, 500, 0]
@@ -206,7 +161,7 @@ def test_at_most_a_thousand_in_a_transaction(conn: db.Connection) -> None:
 # --- the pause ---
 
 
-def test_nothing_starts_before_all_have_moved(conn: db.Connection, worker: Worker) -> None:
+def test_nothing_starts_before_all_have_moved(conn: Conn, worker: Worker) -> None:
     """A move that dies leaves both queues paused; the next one completes it."""
     order(conn)
     jobs = [enqueue(conn, lock_key="k") for _ in range(4)]
@@ -219,19 +174,7 @@ def test_nothing_starts_before_all_have_moved(conn: db.Connection, worker: Worke
     assert in_order(worker) == jobs
 
 
-def test_a_repeated_move_takes_what_was_added_since(conn: db.Connection, worker: Worker) -> None:
-    order(conn)
-    first = enqueue(conn, lock_key="k")
-    move(conn)
-    late = enqueue(conn, lock_key="k")
-    ours = enqueue(conn, queue="to", lock_key="k")
-    assert move(conn) == [1, 0]
-    assert in_order(worker) == [first, late, ours]
-    assert move(conn) == [0]
-    assert value(conn, PAUSED) == ["q"]
-
-
-def test_the_pause_of_somebody_else_stays(conn: db.Connection, worker: Worker) -> None:
+def test_the_pause_of_somebody_else_stays(conn: Conn, worker: Worker) -> None:
     operations.pause(conn, "to", "night")
     enqueue(conn)
     move(conn)
@@ -239,7 +182,7 @@ def test_the_pause_of_somebody_else_stays(conn: db.Connection, worker: Worker) -
     assert value(conn, "SELECT paused_by FROM dl_queues WHERE queue = 'q'") == "queue move to to"
 
 
-def test_a_queue_that_is_resumed_meanwhile_is_paused_again(conn: db.Connection) -> None:
+def test_a_queue_that_is_resumed_meanwhile_is_paused_again(conn: Conn) -> None:
     enqueue(conn)
     enqueue(conn)
     operations.move(conn, "q", "to", BY, limit=1)
@@ -251,7 +194,7 @@ def test_a_queue_that_is_resumed_meanwhile_is_paused_again(conn: db.Connection) 
     assert value(conn, PAUSED) == ["q"]
 
 
-def test_the_target_is_told_when_it_goes_on(conn: db.Connection, worker: Worker) -> None:
+def test_the_target_is_told_when_it_goes_on(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     operations.move(conn, "q", "to", BY)
     worker.claim("to")
@@ -261,9 +204,7 @@ def test_the_target_is_told_when_it_goes_on(conn: db.Connection, worker: Worker)
     assert in_order(worker) == [job_id]
 
 
-def test_a_claim_that_may_not_know_of_the_pause_is_waited_for(
-    conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_of_before_the_pause_is_waited_for(conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "CLAIMS_SEC", 0.1)
     job_id = enqueue(conn)
     with db.connect(dsn, name="claimer", schema="public") as claimer:
@@ -276,9 +217,7 @@ def test_a_claim_that_may_not_know_of_the_pause_is_waited_for(
     assert move(conn) == [1, 0]
 
 
-def test_the_next_statement_of_a_transaction_is_not_waited_for(
-    conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transactions_next_statement_is_not_waited_for(conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins after the pause. A producer may send many in one transaction, and each reads the settings."""
     next_claim = CLAIM.replace("4711", "4712")
     enqueue(conn)
@@ -306,9 +245,7 @@ def test_the_next_statement_of_a_transaction_is_not_waited_for(
                 conn.execute("SELECT pg_advisory_unlock_all()")
 
 
-def test_a_move_sees_the_claims_of_other_roles(
-    conn: db.Connection, dsn: str, as_superuser: Callable[[str], str]
-) -> None:
+def test_a_move_sees_the_claims_of_other_roles(conn: Conn, dsn: str, as_superuser: Callable[[str], str]) -> None:
     """Of whose sessions the server hides most from a role without pg_read_all_stats."""
     with db.connect(as_superuser(dsn), name="claimer", schema="public") as claimer:
         conn.execute("SELECT pg_advisory_lock(4711)")
@@ -318,7 +255,7 @@ def test_a_move_sees_the_claims_of_other_roles(
             conn.execute("SELECT pg_advisory_unlock(4711)")
 
 
-def test_a_producer_that_has_not_committed_is_not_waited_for(conn: db.Connection, dsn: str) -> None:
+def test_a_producer_that_has_not_committed_is_not_waited_for(conn: Conn, dsn: str) -> None:
     with db.connect(dsn, name="producer", schema="public") as producer:
         with producer.transaction():
             job_id = enqueue(producer)
@@ -328,7 +265,7 @@ def test_a_producer_that_has_not_committed_is_not_waited_for(conn: db.Connection
     assert move(conn) == [1, 0]
 
 
-def test_a_row_that_a_worker_has_locked_is_tried_again(conn: db.Connection, worker: Worker) -> None:
+def test_a_row_that_a_worker_has_locked_is_tried_again(conn: Conn, worker: Worker) -> None:
     """Running ones at once, with nothing held: no deadlock with a worker that locks the rows of its run."""
     enqueue(conn)
     job = worker.take("q")
@@ -341,9 +278,7 @@ def test_a_row_that_a_worker_has_locked_is_tried_again(conn: db.Connection, work
     assert queue_of(conn, job.job_id) == ["to"]
 
 
-def test_a_row_that_stays_locked_ends_the_move_and_the_next_completes(
-    conn: db.Connection, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_stays_locked_ends_the_move(conn: Conn, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "OLDER_SEC", 0.05)
     conn.execute("SET statement_timeout = '10s'")  # what waits for the row fails, and does not hang
     enqueue(conn)
@@ -369,9 +304,7 @@ def test_a_row_that_stays_locked_ends_the_move_and_the_next_completes(
         ({"merge_limit": 5}, {"merge_limit": 6}, "q has merge_limit 5 and to has 6"),
     ],
 )
-def test_another_order_is_refused_and_nothing_changes(
-    conn: db.Connection, source: dict[str, Any], target: dict[str, Any], words: str
-) -> None:
+def test_another_order_is_refused(conn: Conn, source: dict[str, Any], target: dict[str, Any], words: str) -> None:
     operations.set_order(conn, "q", BY, **source)
     operations.set_order(conn, "to", BY, **target)
     job_id, before = enqueue(conn), conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall()
@@ -381,40 +314,21 @@ def test_another_order_is_refused_and_nothing_changes(
     assert queue_of(conn, job_id) == ["q"]
 
 
-def test_the_same_order_said_of_both_is_no_contradiction(conn: db.Connection) -> None:
-    order(conn, batch=3)
-    order(conn, "to", merge=False, merge_limit=1_000, on_dead="continue")
-    enqueue(conn)
-    assert move(conn) == [1, 0]
-    assert value(conn, "SELECT batch FROM dl_queues WHERE queue = 'to'") == 3
-
-
 @pytest.mark.parametrize("target", ["", "x" * 129, "a\nb", "\0", "\x9f"])
-def test_a_name_that_no_producer_can_use_is_refused(conn: db.Connection, target: str) -> None:
+def test_a_name_that_no_producer_can_use_is_refused(conn: Conn, target: str) -> None:
     enqueue(conn)
     with pytest.raises(operations.WrongName, match="should have 1 to 128 characters"):
         operations.move(conn, "q", target, BY)
     assert value(conn, "SELECT count(*) FROM dl_queues") == 0
 
 
-def test_a_move_to_itself_and_of_an_unknown_queue_is_refused(conn: db.Connection) -> None:
+def test_a_move_to_itself_and_of_an_unknown_queue_is_refused(conn: Conn) -> None:
     enqueue(conn)
     with pytest.raises(operations.WrongName, match="q would be moved to itself"):
         operations.move(conn, "q", "q", BY)
     with pytest.raises(operations.NotMovable, match="no queue p is known"):
         operations.move(conn, "p", "to", BY)
     assert value(conn, "SELECT count(*) FROM dl_queues") == 0
-
-
-@pytest.mark.parametrize(("source", "target"), [("to", "third"), ("to", "q"), ("third", "to"), ("third", "q")])
-def test_two_moves_with_one_queue_at_once_are_refused(conn: db.Connection, source: str, target: str) -> None:
-    """The end of the first would let the jobs of the other start before all of them are there."""
-    for queue in ("q", "q", "third"):
-        enqueue(conn, queue=queue)
-    assert operations.move(conn, "q", "to", BY, limit=1) == (1, False)
-    with pytest.raises(operations.NotMovable, match="is paused by a queue move"):
-        operations.move(conn, source, target, BY)
-    assert value(conn, PAUSED) == ["q", "to"]
 
 
 @pytest.mark.parametrize(
@@ -428,7 +342,7 @@ def test_two_moves_with_one_queue_at_once_are_refused(conn: db.Connection, sourc
     ],
 )
 def test_a_pause_by_hand_lets_no_two_moves_run_at_once(
-    conn: db.Connection, paused: str, first: tuple[str, str], second: tuple[str, str], words: str
+    conn: Conn, paused: str, first: tuple[str, str], second: tuple[str, str], words: str
 ) -> None:
     """They would split a key: some of its jobs in one queue, and some in another."""
     for queue in ("q", "q", "to", "to"):
@@ -443,7 +357,7 @@ def test_a_pause_by_hand_lets_no_two_moves_run_at_once(
 
 
 @pytest.mark.parametrize("status", ["queued", "running", "failed", "lost"])
-def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: db.Connection, status: str) -> None:
+def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: Conn, status: str) -> None:
     operations.pause(conn, "to", "night")
     for paused_by, queue in (("queue move to to", "x"), ("queue move to other", "y")):
         conn.execute("INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES (%s, now(), %s)", (queue, paused_by))
@@ -457,7 +371,7 @@ def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: db.Connection, 
         operations.move(conn, "fourth", "b2", BY)
 
 
-def test_a_move_that_is_over_hinders_none_on(conn: db.Connection, worker: Worker) -> None:
+def test_a_move_that_is_over_hinders_none_on(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     plain(conn, status="succeeded")
     operations.pause(conn, "to", "night")
@@ -466,7 +380,7 @@ def test_a_move_that_is_over_hinders_none_on(conn: db.Connection, worker: Worker
     assert in_order(worker, "third") == [job_id]
 
 
-def test_a_source_that_was_paused_before_keeps_the_time_of_its_pause(conn: db.Connection) -> None:
+def test_a_source_that_was_paused_before_keeps_the_time_of_its_pause(conn: Conn) -> None:
     paused_at = operations.pause(conn, "q", "night")["paused_at"]
     enqueue(conn)
     move(conn)
@@ -477,7 +391,7 @@ def test_a_source_that_was_paused_before_keeps_the_time_of_its_pause(conn: db.Co
 # --- a storm ---
 
 
-def test_a_move_under_work_breaks_no_order(conn: db.Connection, dsn: str) -> None:
+def test_a_move_under_work_breaks_no_order(conn: Conn, dsn: str) -> None:
     """Producers add to both queues, workers serve both, some runs fail; the journal tells in which order they began."""
     order(conn)
     keys, adding, over = 6, threading.Semaphore(0), threading.Event()

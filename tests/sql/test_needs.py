@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hands import Worker, enqueue, value
+from hands import Conn, Worker, enqueue, value
 
-from dataloader.queue import db, lifecycle, operations
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.reports import stats
 
 
-def ran(conn: db.Connection, worker: Worker, task: str, facts: dict[str, Any], sec: float = 10.0) -> None:
+def ran(conn: Conn, worker: Worker, task: str, facts: dict[str, Any], sec: float = 10.0) -> None:
     """A run of this task has taken so long, and told this of itself."""
     job_id = enqueue(conn, task=task)
     worker.finish(worker.take())
@@ -24,14 +24,14 @@ def ran(conn: db.Connection, worker: Worker, task: str, facts: dict[str, Any], s
     conn.execute(tells, (json.dumps(facts), job_id))
 
 
-def told(conn: db.Connection, task: str) -> dict[str, Any]:
+def told(conn: Conn, task: str) -> dict[str, Any]:
     """What people see of a task, once the journal is summed up."""
     while stats.aggregate(conn) > 0:
         pass
     return next(row for row in stats.tasks(conn) if row["task"] == task)
 
 
-def test_the_need_of_a_task_is_what_95_of_100_runs_have_used_at_most(conn: db.Connection, worker: Worker) -> None:
+def test_the_need_of_a_task_is_what_95_of_100_runs_have_used_at_most(conn: Conn, worker: Worker) -> None:
     for number in range(1, 21):
         ran(conn, worker, "heavy", {"peak_mb": number * 100.0, "cpu_sec": number * 2.0})
     found = told(conn, "heavy")
@@ -40,7 +40,7 @@ def test_the_need_of_a_task_is_what_95_of_100_runs_have_used_at_most(conn: db.Co
     assert stats.learned(conn) == {"heavy": (1_900, pytest.approx(3.8, rel=0.05))}
 
 
-def test_only_the_latest_200_runs_count(conn: db.Connection, worker: Worker) -> None:
+def test_only_the_latest_200_runs_count(conn: Conn, worker: Worker) -> None:
     ran(conn, worker, "heavy", {"peak_mb": 900.0, "cpu_sec": 20.0})
     told(conn, "heavy")
     conn.execute("UPDATE dl_needs SET peaks = array_fill(900::real, '{200}'), shares = array_fill(2::real, '{200}')")
@@ -53,7 +53,7 @@ def test_only_the_latest_200_runs_count(conn: db.Connection, worker: Worker) -> 
     assert value(conn, "SELECT peaks[1] || ' ' || peaks[200] FROM dl_needs") == "300 900"
 
 
-def test_what_every_worker_uses_is_no_need(conn: db.Connection, worker: Worker) -> None:
+def test_what_every_worker_uses_is_no_need(conn: Conn, worker: Worker) -> None:
     """Admission costs; tasks of small runs should not pay for it."""
     ran(conn, worker, "small", {"peak_mb": 127.0, "cpu_sec": 14.0})
     found = told(conn, "small")
@@ -68,7 +68,7 @@ def test_what_every_worker_uses_is_no_need(conn: db.Connection, worker: Worker) 
     assert stats.learned(conn)["large"] == (128, 0)
 
 
-def test_a_short_run_tells_nothing_of_processors(conn: db.Connection, worker: Worker) -> None:
+def test_a_short_run_tells_nothing_of_processors(conn: Conn, worker: Worker) -> None:
     ran(conn, worker, "quick", {"peak_mb": 200.0, "cpu_sec": 0.9}, sec=0.5)
     found = told(conn, "quick")
     assert (found["memory_mb"], found["learned_cpus"]) == (200, None)
@@ -79,21 +79,21 @@ def test_a_short_run_tells_nothing_of_processors(conn: db.Connection, worker: Wo
 
 
 @pytest.mark.parametrize("peak_mb", ["300", None, [300], {"mb": 300}, True])
-def test_what_others_write_into_the_journal_is_no_figure(conn: db.Connection, worker: Worker, peak_mb: Any) -> None:
+def test_what_others_write_into_the_journal_is_no_figure(conn: Conn, worker: Worker, peak_mb: Any) -> None:
     ran(conn, worker, "strange", {"peak_mb": peak_mb, "cpu_sec": "much"})
     ran(conn, worker, "usual", {"peak_mb": 300.0, "cpu_sec": "much"})
     assert (told(conn, "usual")["memory_mb"], told(conn, "usual")["learned_cpus"]) == (300, None)
     assert all(row["task"] != "strange" for row in stats.tasks(conn))
 
 
-def test_figures_are_within_bounds(conn: db.Connection, worker: Worker) -> None:
+def test_figures_are_within_bounds(conn: Conn, worker: Worker) -> None:
     ran(conn, worker, "endless", {})
     endless = '{"peak_mb": 1e400, "cpu_sec": -1e400}'
     conn.execute("UPDATE dl_job_events SET payload = %s::jsonb WHERE kind = 'done'", (endless,))
     assert told(conn, "endless")["memory_mb"] == 1e9
 
 
-def test_a_task_that_no_job_has_any_more_is_not_learned_of(conn: db.Connection, worker: Worker) -> None:
+def test_a_task_that_no_job_has_any_more_is_not_learned_of(conn: Conn, worker: Worker) -> None:
     ran(conn, worker, "gone", {"peak_mb": 300.0})
     conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
     conn.execute("DELETE FROM dl_jobs")
@@ -102,7 +102,7 @@ def test_a_task_that_no_job_has_any_more_is_not_learned_of(conn: db.Connection, 
     assert stats.tasks(conn) == []
 
 
-def test_the_word_of_the_pipeline_wins(conn: db.Connection, worker: Worker) -> None:
+def test_the_word_of_the_pipeline_wins(conn: Conn, worker: Worker) -> None:
     ran(conn, worker, "heavy", {"peak_mb": 300.0, "cpu_sec": 30.0})
     operations.tell_tasks(conn, {"heavy": {"max_attempts": 3, "memory_mb": 4_000}, "free": {"memory_mb": 0, "cpus": 2}})
     found = told(conn, "heavy")
@@ -115,7 +115,7 @@ def test_the_word_of_the_pipeline_wins(conn: db.Connection, worker: Worker) -> N
     assert told(conn, "heavy")["memory_mb"] == 300
 
 
-def test_a_job_says_that_no_host_of_its_queue_has_the_memory_for_it(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_says_that_no_host_of_its_queue_has_the_memory_for_it(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn, task="heavy")
     idle = {"queue": "q", "queues": ["q"], "state": "idle", "jobs": 0}
     shown = [{"worker": f"h:{pid}:a", "pid": pid, **idle} for pid in (1, 2)]
@@ -147,7 +147,7 @@ def test_a_job_says_that_no_host_of_its_queue_has_the_memory_for_it(conn: db.Con
     assert waiting_for() == {"reason": "memory", "task": "heavy", "need_mb": 3_001, "room_mb": 3_000}
 
 
-def test_a_task_is_shown_whose_runs_replace_more_than_one_worker_in_ten(conn: db.Connection, worker: Worker) -> None:
+def test_a_task_is_shown_whose_runs_replace_more_than_one_worker_in_ten(conn: Conn, worker: Worker) -> None:
     for number in range(20):
         changed = {"rude": ["umask"] if number % 5 else ["threads", "umask"], "seldom": ["umask"]}
         ran(conn, worker, "rude", {"cpu_sec": 0.1, "changed": changed["rude"]} if number < 3 else {"cpu_sec": 0.1})

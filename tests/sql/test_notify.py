@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker, enqueue, expire, heard, kinds, plain, row
+from hands import Conn, Worker, Workers, enqueue, expire, heard, kinds, plain, row
 
-from dataloader.queue import db, lifecycle
-
-Workers = Callable[[], Worker]
+from dataloader.queue import lifecycle
 
 
 @pytest.fixture
@@ -22,7 +20,7 @@ def ear(dsn: str) -> Iterator[Worker]:
     ear.conn.close()
 
 
-def test_a_new_row_tells_its_queue_now_or_later(conn: db.Connection, ear: Worker) -> None:
+def test_a_new_row_tells_its_queue_now_or_later(conn: Conn, ear: Worker) -> None:
     plain(conn, queue="a")
     plain(conn, queue="b", in_sec=60)
     enqueue(conn, queue="c")
@@ -32,22 +30,20 @@ def test_a_new_row_tells_its_queue_now_or_later(conn: db.Connection, ear: Worker
 @pytest.mark.parametrize(
     "journaled", [0, 1, 3], ids=["another service", "code of before 0021", "copy of a row that ran"]
 )
-def test_an_insert_that_leaves_it_to_the_triggers_is_placed_and_told(
-    conn: db.Connection, ear: Worker, journaled: int
-) -> None:
+def test_an_insert_that_leaves_it_to_the_triggers_is_placed_and_told(conn: Conn, ear: Worker, journaled: int) -> None:
     job_id = plain(conn, in_sec=60, journaled=journaled)
     assert ear.notes() == ["q"]
     assert row(conn, job_id)["blocked_on"] == "time"
     assert kinds(conn, job_id) == (["queued"] if journaled == 0 else [])
 
 
-def test_rows_that_are_not_queued_tell_nobody(conn: db.Connection, ear: Worker) -> None:
+def test_rows_that_are_not_queued_tell_nobody(conn: Conn, ear: Worker) -> None:
     for status in ("running", "succeeded", "failed", "canceled", "lost"):
         plain(conn, status=status)
     assert ear.notes() == []
 
 
-def test_d1_one_transaction_tells_a_queue_once(conn: db.Connection, ear: Worker) -> None:
+def test_d1_one_transaction_tells_a_queue_once(conn: Conn, ear: Worker) -> None:
     conn.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key)"
         " SELECT gen_random_uuid(), 'q' || i % 2, 't', i::text FROM generate_series(1, 1000) i"
@@ -55,13 +51,7 @@ def test_d1_one_transaction_tells_a_queue_once(conn: db.Connection, ear: Worker)
     assert sorted(ear.notes()) == ["q0", "q1"]
 
 
-def test_a_rollback_tells_nobody(conn: db.Connection, ear: Worker) -> None:
-    with conn.transaction(force_rollback=True):
-        plain(conn)
-    assert ear.notes() == []
-
-
-def test_an_update_of_its_time_tells_the_queue(conn: db.Connection, ear: Worker) -> None:
+def test_an_update_of_its_time_tells_the_queue(conn: Conn, ear: Worker) -> None:
     job_id = plain(conn, in_sec=60)
     ear.notes()
     conn.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s", (job_id,))
@@ -72,13 +62,13 @@ def test_an_update_of_its_time_tells_the_queue(conn: db.Connection, ear: Worker)
     assert ear.notes() == []
 
 
-def test_a_requeue_by_an_operators_plain_update_tells_the_queue(conn: db.Connection, ear: Worker) -> None:
+def test_a_requeue_by_an_operators_plain_update_tells_the_queue(conn: Conn, ear: Worker) -> None:
     plain(conn, status="failed", attempt=5)
     conn.execute("UPDATE dl_jobs SET status = 'queued', attempt = 0, available_at = now()")
     assert ear.notes() == ["q"]
 
 
-def test_claim_beat_and_finish_tell_nobody_when_nobody_waits(conn: db.Connection, worker: Worker, ear: Worker) -> None:
+def test_claim_beat_and_finish_tell_nobody_when_nobody_waits(conn: Conn, worker: Worker, ear: Worker) -> None:
     for verb in ("succeed", "fail", "cancel"):
         plain(conn)
         ear.notes()
@@ -89,7 +79,7 @@ def test_claim_beat_and_finish_tell_nobody_when_nobody_waits(conn: db.Connection
         assert ear.notes() == []
 
 
-def test_jobs_that_come_back_tell_their_queue(conn: db.Connection, worker: Worker, ear: Worker) -> None:
+def test_jobs_that_come_back_tell_their_queue(conn: Conn, worker: Worker, ear: Worker) -> None:
     plain(conn, queue="a")
     for verb in ("retry", "hand_back"):
         ear.notes()
@@ -100,9 +90,7 @@ def test_jobs_that_come_back_tell_their_queue(conn: db.Connection, worker: Worke
     assert ear.notes() == ["a"]
 
 
-def test_a_finish_tells_only_the_queues_that_wait_for_its_key(
-    conn: db.Connection, workers: Workers, ear: Worker
-) -> None:
+def test_a_finish_tells_only_the_queues_that_wait_for_its_key(conn: Conn, workers: Workers, ear: Worker) -> None:
     one, two = workers(), workers()
     plain(conn, queue="a", lock_key="k"), plain(conn, queue="a", lock_key="l")
     job, other = one.take("a"), two.take("a")
@@ -118,9 +106,7 @@ def test_a_finish_tells_only_the_queues_that_wait_for_its_key(
     assert ear.notes() == ["d"]
 
 
-def test_a_claim_that_parks_what_waits_for_a_busy_key_tells_nobody(
-    conn: db.Connection, workers: Workers, ear: Worker
-) -> None:
+def test_a_claim_that_parks_what_waits_for_a_busy_key_tells_nobody(conn: Conn, workers: Workers, ear: Worker) -> None:
     """For none of it is free."""
     one, two = workers(), workers()
     plain(conn, queue="a", lock_key="k")
@@ -132,19 +118,7 @@ def test_a_claim_that_parks_what_waits_for_a_busy_key_tells_nobody(
     assert ear.notes() == []
 
 
-@pytest.mark.parametrize("end", ["succeeded", "failed", "canceled", "lost", "queued"])
-def test_a_foreign_end_tells_like_any_other(conn: db.Connection, worker: Worker, ear: Worker, end: str) -> None:
-    job_id = plain(conn, queue="a", lock_key="k")
-    conn.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + interval '1 min'")
-    plain(conn, queue="b", lock_key="k")
-    assert worker.claim("b").job is None
-    ear.notes()
-    conn.execute("UPDATE dl_jobs SET status = %s WHERE job_id = %s", (end, job_id))
-    assert "b" in ear.notes()
-    assert worker.take("b")
-
-
-def test_a_foreign_claims_refusal_tells_its_queue(conn: db.Connection, dsn: str, ear: Worker) -> None:
+def test_a_foreign_claims_refusal_tells_its_queue(conn: Conn, dsn: str, ear: Worker) -> None:
     plain(conn, lock_key="k")
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     other = Foreign(dsn)
@@ -154,19 +128,7 @@ def test_a_foreign_claims_refusal_tells_its_queue(conn: db.Connection, dsn: str,
     assert ear.notes() == ["q"]
 
 
-def test_a_reaped_job_frees_its_key_for_the_waiters(conn: db.Connection, workers: Workers, ear: Worker) -> None:
-    one, two = workers(), workers()
-    job_id = plain(conn, queue="a", lock_key="k")
-    one.take("a")
-    plain(conn, queue="b", lock_key="k")
-    assert two.claim("b").job is None
-    expire(conn, job_id)
-    ear.notes()
-    assert lifecycle.reap(conn)
-    assert sorted(ear.notes()) == ["a", "b"]
-
-
-def test_d11_the_longest_queue_name_that_can_be_told(conn: db.Connection, ear: Worker) -> None:
+def test_d11_the_longest_queue_name_that_can_be_told(conn: Conn, ear: Worker) -> None:
     """A notification has room for 7,999 octets, and the table takes no name that is near to them."""
     name = "q" * 512
     plain(conn, queue=name)
@@ -175,7 +137,7 @@ def test_d11_the_longest_queue_name_that_can_be_told(conn: db.Connection, ear: W
         plain(conn, queue=name + "q")
 
 
-def test_a_cancellation_of_a_queued_job_tells_no_worker(conn: db.Connection, ear: Worker) -> None:
+def test_a_cancellation_of_a_queued_job_tells_no_worker(conn: Conn, ear: Worker) -> None:
     job_id = enqueue(conn)
     ear.notes()
     lifecycle.request_cancel(conn, job_id)

@@ -15,9 +15,12 @@ from uuid import UUID
 import pytest
 from hands import (
     BACKOFF_SEC,
+    Conn,
     Worker,
+    Workers,
     ended_beside_locked_rows,
     expire,
+    ids,
     keys_held,
     plain,
     quietly,
@@ -27,11 +30,9 @@ from hands import (
     value,
 )
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import lifecycle
 from dataloader.queue.job import Job
-from dataloader.queue.lifecycle import Step
 
-Workers = Callable[[], Worker]
 GATE = """
 CREATE SCHEMA gate;
 CREATE FUNCTION gate.wait() RETURNS void LANGUAGE sql VOLATILE AS $$
@@ -48,7 +49,7 @@ END $$;
 
 
 @contextmanager
-def at_gate(conn: db.Connection, gate: str, worker: Worker, step: Callable[[], Any]) -> Iterator[Future[Any]]:
+def at_gate(conn: Conn, gate: str, worker: Worker, step: Callable[[], Any]) -> Iterator[Future[Any]]:
     """A step of this worker that stands at the gate in the block; after it, it has ended."""
     conn.execute(GATE + gate)
     worker.conn.execute("SET search_path = gate, public, pg_catalog")
@@ -61,15 +62,11 @@ def at_gate(conn: db.Connection, gate: str, worker: Worker, step: Callable[[], A
         found.result()
 
 
-def ids(step: Step) -> list[UUID]:
-    return [job.job_id for job in step.jobs]
-
-
-def two_of_a_key(conn: db.Connection) -> tuple[UUID, UUID]:
+def two_of_a_key(conn: Conn) -> tuple[UUID, UUID]:
     return plain(conn, lock_key="k", priority=1), plain(conn, lock_key="k", priority=2)
 
 
-def parked(conn: db.Connection, claimant: Worker, **columns: Any) -> UUID:
+def parked(conn: Conn, claimant: Worker, **columns: Any) -> UUID:
     """A row of a busy key that a claim has found and parked."""
     job_id = plain(conn, **columns)
     assert claimant.claim().job is None
@@ -77,41 +74,29 @@ def parked(conn: db.Connection, claimant: Worker, **columns: Any) -> UUID:
     return job_id
 
 
-def hand_back(conn: db.Connection, worker: Worker, job: Job) -> None:
-    worker.finish(job, "hand_back", error="why")
+COME_BACK: dict[str, Callable[[Conn, Worker, Job], object]] = {
+    "hand_back": lambda conn, worker, job: worker.finish(job, "hand_back", error="why"),
+    "retry at once": lambda conn, worker, job: worker.finish(job, "retry", error="e", delay_sec=0.0),
+    "drain": lambda conn, worker, job: lifecycle.settle(conn, worker.name, "drain", "gone"),
+    "crash": lambda conn, worker, job: lifecycle.settle(conn, worker.name, "crash", "gone"),
+    "reap": lambda conn, worker, job: (expire(conn, job.job_id), lifecycle.reap(conn)),
+}
 
 
-def retry_at_once(conn: db.Connection, worker: Worker, job: Job) -> None:
-    worker.finish(job, "retry", error="e", delay_sec=0.0)
-
-
-def drain(conn: db.Connection, worker: Worker, job: Job) -> None:
-    lifecycle.settle(conn, worker.name, "drain", "gone")
-
-
-def crash(conn: db.Connection, worker: Worker, job: Job) -> None:
-    lifecycle.settle(conn, worker.name, "crash", "gone")
-
-
-def reap(conn: db.Connection, worker: Worker, job: Job) -> None:
-    expire(conn, job.job_id)
-    lifecycle.reap(conn)
-
-
-@pytest.mark.parametrize("come_back", [hand_back, retry_at_once, drain, crash, reap])
-def test_a_job_that_comes_back_beside_a_claim_goes_before_the_next_of_its_key(
-    conn: db.Connection, workers: Workers, come_back: Callable[[db.Connection, Worker, Job], None]
+@pytest.mark.parametrize("come_back", COME_BACK)
+def test_a_job_that_comes_back_beside_a_claim_goes_before_the_next(
+    conn: Conn, workers: Workers, come_back: str
 ) -> None:
     """When the claim looked at the queue it was running; when the claim has its key, it waits again."""
     one, two = workers(), workers()
     old, _ = two_of_a_key(conn)
     job = one.take()
     with at_gate(conn, BEFORE_THE_LOCK, two, two.claim) as claim:
-        come_back(conn, one, job)
+        COME_BACK[come_back](conn, one, job)
     assert ids(claim.result()) == [old]
 
 
-def test_what_comes_back_later_goes_last(conn: db.Connection, workers: Workers) -> None:
+def test_what_comes_back_later_goes_last(conn: Conn, workers: Workers) -> None:
     """Its time has not come, so nothing waits for it."""
     one, two = workers(), workers()
     old, new = two_of_a_key(conn)
@@ -122,9 +107,7 @@ def test_what_comes_back_later_goes_last(conn: db.Connection, workers: Workers) 
     assert row(conn, old)["blocked_on"] == "time"
 
 
-def test_a_parked_row_whose_key_becomes_free_beside_a_claim_goes_before_a_ready_one(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_a_parked_row_whose_key_becomes_free_beside_a_claim_goes_first(conn: Conn, workers: Workers) -> None:
     """It was parked when the claim looked, so it was no candidate; a later job of the key was one."""
     one, two = workers(), workers()
     plain(conn, lock_key="k", priority=0)
@@ -138,7 +121,7 @@ def test_a_parked_row_whose_key_becomes_free_beside_a_claim_goes_before_a_ready_
     assert len(keys_held(conn)) == 2
 
 
-def test_a_key_that_becomes_free_on_the_way_is_its_first_jobs(conn: db.Connection, worker: Worker) -> None:
+def test_a_key_that_becomes_free_on_the_way_is_its_first_jobs(conn: Conn, worker: Worker) -> None:
     """The first try at its lock fails, and no later one."""
     old, _ = two_of_a_key(conn)
     conn.execute(
@@ -155,7 +138,7 @@ def test_a_key_that_becomes_free_on_the_way_is_its_first_jobs(conn: db.Connectio
     assert value(worker.conn, "SELECT current_setting('gate.tries')::int") > 1
 
 
-def test_beside_a_row_that_is_being_changed_the_next_of_its_key_waits(conn: db.Connection, workers: Workers) -> None:
+def test_beside_a_row_that_is_being_changed_the_next_of_its_key_waits(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     old, new = two_of_a_key(conn)
     with one.conn.transaction():
@@ -167,9 +150,7 @@ def test_beside_a_row_that_is_being_changed_the_next_of_its_key_waits(conn: db.C
     assert ids(two.claim()) == [old]
 
 
-def test_a_parked_row_that_nobody_could_make_ready_goes_before_a_ready_one(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_a_parked_row_that_nobody_could_make_ready_goes_before_a_ready_one(conn: Conn, workers: Workers) -> None:
     """Somebody had it locked when the run of its key ended; a later job of the key is ready."""
     one, two = workers(), workers()
     plain(conn, lock_key="k", priority=0)
@@ -186,9 +167,7 @@ def test_a_parked_row_that_nobody_could_make_ready_goes_before_a_ready_one(
 @pytest.mark.parametrize(
     "odd", ["cancel_requested = true", "attempt = max_attempts", "available_at = now() + interval '1 h'"]
 )
-def test_a_parked_row_that_may_not_start_keeps_no_ready_one_waiting(
-    conn: db.Connection, workers: Workers, odd: str
-) -> None:
+def test_a_parked_row_that_may_not_start_keeps_no_ready_one_waiting(conn: Conn, workers: Workers, odd: str) -> None:
     one, two = workers(), workers()
     plain(conn, lock_key="k", priority=0)
     job = one.take()
@@ -202,7 +181,7 @@ def test_a_parked_row_that_may_not_start_keeps_no_ready_one_waiting(
     assert ids(two.claim()) == [new]
 
 
-def test_a_row_that_somebody_holds_on_to_hides_no_other_key(conn: db.Connection, workers: Workers) -> None:
+def test_a_row_that_somebody_holds_on_to_hides_no_other_key(conn: Conn, workers: Workers) -> None:
     """However many jobs of its key stand before the others: then the order has to wait."""
     one, two = workers(), workers()
     first = plain(conn, lock_key="k")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
 import pytest
-from foreign import Foreign
 from hands import (
-    BACKOFF_SEC,
+    DONE,
+    Conn,
     Worker,
+    Workers,
+    end_all,
     enqueue,
     expire,
+    ids,
     journal,
     keys_held,
     kinds,
@@ -21,21 +23,20 @@ from hands import (
     row,
     started,
     state,
+    step,
+    successor,
     until,
     value,
+    waits,
 )
 
 import dataloader
-from dataloader.queue import db, lifecycle, operations
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.job import Finish, Job
-from dataloader.queue.lifecycle import Ended, Step
-
-Workers = Callable[[], Worker]
-DONE = Finish("succeed")
-MODES = ("ordered", "merged")
+from dataloader.queue.lifecycle import Ended
 
 
-def order(conn: db.Connection, queue: str = "q", **settings: Any) -> None:
+def order(conn: Conn, queue: str = "q", **settings: Any) -> None:
     """Let the queue be ordered, without a look at its rows."""
     columns = {"ordered": True} | settings
     conn.execute(
@@ -45,46 +46,28 @@ def order(conn: db.Connection, queue: str = "q", **settings: Any) -> None:
 
 
 @pytest.fixture
-def ordered(conn: db.Connection) -> db.Connection:
+def ordered(conn: Conn) -> Conn:
     order(conn)
     return conn
 
 
 @pytest.fixture
-def merged(conn: db.Connection) -> db.Connection:
+def merged(conn: Conn) -> Conn:
     order(conn, merge=True)
     return conn
 
 
-def step(worker: Worker, most: int = 10, *ends: Ended) -> Step:
-    worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
-    return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, most, ends)
-
-
-def ids(found: Step) -> list[UUID]:
-    return [job.job_id for job in found.jobs]
-
-
-def end_all(worker: Worker, jobs: Sequence[Job], verb: str = "succeed", **how: Any) -> Step:
-    """End the runs of these jobs, and claim nothing."""
-    return step(worker, 0, *(Ended(job, Finish(verb, **how)) for job in jobs))
-
-
-def due(conn: db.Connection, *job_ids: UUID) -> None:
+def due(conn: Conn, *job_ids: UUID) -> None:
     """Let the time of waiting jobs come, as the clock would: no trigger takes note."""
     conn.execute("SET session_replication_role = replica")
     conn.execute("UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE job_id = ANY (%s)", (list(job_ids),))
     conn.execute("RESET session_replication_role")
 
 
-def waits(conn: db.Connection, *job_ids: UUID) -> list[str | None]:
-    return [row(conn, job_id)["blocked_on"] for job_id in job_ids]
-
-
 # --- the place of a job in its key ---
 
 
-def test_a_job_of_an_ordered_queue_has_a_score_whoever_adds_it(ordered: db.Connection) -> None:
+def test_a_job_of_an_ordered_queue_has_a_score_whoever_adds_it(ordered: Conn) -> None:
     """Its producer's, else its time of creation; a job of another queue has none."""
     given, ours, foreign = enqueue(ordered, score=2.5), enqueue(ordered), plain(ordered)
     by_sql, with_key = value(ordered, "SELECT dl_enqueue('q', 't', 'k')"), enqueue(ordered, idempotency_key="api")
@@ -104,14 +87,14 @@ def test_a_job_of_an_ordered_queue_has_a_score_whoever_adds_it(ordered: db.Conne
     assert row(ordered, enqueue(ordered, queue="other"))["score"] is None
 
 
-def test_a_job_that_is_moved_into_an_ordered_queue_gets_its_place(ordered: db.Connection) -> None:
+def test_a_job_that_is_moved_into_an_ordered_queue_gets_its_place(ordered: Conn) -> None:
     old = plain(ordered, queue="other", lock_key="k", made_sec=-60)
     new = plain(ordered, lock_key="k")
     ordered.execute("UPDATE dl_jobs SET queue = 'q' WHERE job_id = %s", (old,))
     assert row(ordered, old)["score"] < row(ordered, new)["score"]
 
 
-def test_a_job_that_is_moved_into_a_queue_without_order_gets_no_place(conn: db.Connection) -> None:
+def test_a_job_that_is_moved_into_a_queue_without_order_gets_no_place(conn: Conn) -> None:
     order(conn, "plain", ordered=False)
     job_id = plain(conn, lock_key="k")
     conn.execute("UPDATE dl_jobs SET queue = 'plain' WHERE job_id = %s", (job_id,))
@@ -122,7 +105,7 @@ def test_a_job_that_is_moved_into_a_queue_without_order_gets_no_place(conn: db.C
     assert (row(conn, odd)["status"], row(conn, odd)["score"]) == ("canceled", None)
 
 
-def test_a_row_without_a_score_gets_it_by_the_claim(ordered: db.Connection, worker: Worker) -> None:
+def test_a_row_without_a_score_gets_it_by_the_claim(ordered: Conn, worker: Worker) -> None:
     """A transaction that began before the queue was ordered has left it."""
     late, old = plain(ordered, lock_key="k", made_sec=-10), plain(ordered, lock_key="k", made_sec=-20)
     ordered.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER; UPDATE dl_jobs SET score = NULL")
@@ -134,42 +117,8 @@ def test_a_row_without_a_score_gets_it_by_the_claim(ordered: db.Connection, work
 # --- order ---
 
 
-@pytest.mark.parametrize("priority", [1, 100, 200])
-def test_the_smallest_score_starts_first_whatever_its_priority(
-    ordered: db.Connection, worker: Worker, priority: int
-) -> None:
-    second = enqueue(ordered, lock_key="k", score=2.0, priority=priority)
-    first, other = enqueue(ordered, lock_key="k", score=1.0), enqueue(ordered, lock_key="l", priority=150)
-    found = step(worker)
-    assert set(ids(found)) == {first, other}
-    assert ids(step(worker, 10, *(Ended(job, DONE) for job in found.jobs))) == [second]
-
-
-def test_equal_scores_start_in_the_order_of_their_creation(ordered: db.Connection, worker: Worker) -> None:
-    jobs = [enqueue(ordered, lock_key="k", score=1.0) for _ in range(3)]
-    seen: list[Job] = []
-    while found := step(worker, 10, *(Ended(job, DONE) for job in seen[-1:])).jobs:
-        seen += found
-    assert [job.job_id for job in seen] == jobs
-
-
-@pytest.mark.parametrize("attempts", [(0, 0, 0, 0, 0), (1, 1, 1, 1, 1), (0, 1, 1, 1, 0)])
-def test_new_and_tried_jobs_start_in_one_order(
-    ordered: db.Connection, worker: Worker, attempts: tuple[int, ...]
-) -> None:
-    jobs = [enqueue(ordered, lock_key="k", score=score) for score in (2, 1, 1, 3, 3)]
-    for job_id, attempt in zip(jobs, attempts, strict=True):
-        ordered.execute("UPDATE dl_jobs SET attempt = %s WHERE job_id = %s", (attempt, job_id))
-    seen: list[Job] = []
-    while found := step(worker, 10, *(Ended(job, DONE) for job in seen[-1:])).jobs:
-        seen += found
-    assert [jobs.index(job.job_id) for job in seen] == [1, 2, 0, 3, 4]
-
-
 @pytest.mark.parametrize("merge", [False, True])
-def test_the_order_of_a_key_has_nothing_of_another_queue_or_key(
-    conn: db.Connection, worker: Worker, merge: bool
-) -> None:
+def test_the_order_of_a_key_has_nothing_of_another_queue_or_key(conn: Conn, worker: Worker, merge: bool) -> None:
     for queue in ("other", "q"):
         order(conn, queue, merge=merge)
     own = [enqueue(conn, lock_key="k", score=score) for score in (2, 3)]
@@ -183,7 +132,7 @@ def test_the_order_of_a_key_has_nothing_of_another_queue_or_key(
     assert ids(step(worker, 1)) == (own if merge else own[:1])
 
 
-def test_a_queue_behind_an_ordered_one_has_its_own_settings(ordered: db.Connection, worker: Worker) -> None:
+def test_a_queue_behind_an_ordered_one_has_its_own_settings(ordered: Conn, worker: Worker) -> None:
     head, other = enqueue(ordered, lock_key="k"), enqueue(ordered, queue="other")
     nothing = ", ".join(["NULL"] * 8)
     claim = f"SELECT * FROM dl_step(ARRAY['q', 'other'], false, 'w', now(), 15, 5, 0, '-infinity', {nothing})"
@@ -194,56 +143,23 @@ def test_a_queue_behind_an_ordered_one_has_its_own_settings(ordered: db.Connecti
     assert row(ordered, other)["heartbeat_at"] is not None
 
 
-def test_priority_orders_the_keys(ordered: db.Connection, worker: Worker) -> None:
+def test_priority_orders_the_keys(ordered: Conn, worker: Worker) -> None:
     low = enqueue(ordered, lock_key="k", priority=9)
     high = enqueue(ordered, lock_key="l", priority=1)
     assert ids(step(worker, 1)) == [high]
     assert ids(step(worker, 1)) == [low]
 
 
-def test_nothing_of_a_key_starts_while_an_earlier_job_waits_for_its_retry(
-    ordered: db.Connection, worker: Worker
-) -> None:
-    first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
-    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=60.0)
-    third, other = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="l")
-    assert ids(step(worker)) == [other]
-    found = step(worker)
-    assert (found.jobs, waits(ordered, first, second, third)) == ([], ["time", "key", "key"])
-    assert found.due_in == pytest.approx(60, abs=5)
-    due(ordered, first)
-    assert ids(step(worker)) == [first]
-
-
-def test_a_job_whose_time_has_not_come_holds_its_key(ordered: db.Connection, worker: Worker) -> None:
-    later = enqueue(ordered, lock_key="k", available_at=value(ordered, "SELECT now() + interval '1 hour'"))
-    waiting = enqueue(ordered, lock_key="k")
-    assert step(worker).jobs == []
-    operations.change(ordered, "run-now", [later], "test")
-    assert ids(step(worker)) == [later]
-    assert state(ordered, waiting) == ("queued", 0)
-
-
-def test_a_later_arrival_with_a_smaller_score_goes_first(ordered: db.Connection, worker: Worker) -> None:
-    waiting = enqueue(ordered, lock_key="k", score=5.0)
-    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=60.0)
-    first = enqueue(ordered, lock_key="k", score=1.0)
-    found = step(worker)
-    assert ids(found) == [first]
-    end_all(worker, found.jobs)
-    assert (step(worker).jobs, waits(ordered, waiting)) == ([], ["time"])
-
-
-@pytest.mark.parametrize("leave", ["cancel", "delete", "move", "foreign end"])
-def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: db.Connection, worker: Worker, leave: str) -> None:
+@pytest.mark.parametrize("leave", ["cancel", "delete", "kill", "move", "foreign end"])
+def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: Conn, worker: Worker, leave: str) -> None:
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
     end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
     assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
     worker.notes()
-    if leave == "cancel":
-        operations.change(ordered, "cancel", [head], "test")
-    elif leave == "delete":
-        operations.change(ordered, "delete", [head], "test")
+    if leave in ("cancel", "delete"):
+        operations.change(ordered, leave, [head], "test")
+    elif leave == "kill":
+        operations.change_queue(ordered, "kill-retries", "q", "test")
     elif leave == "move":
         ordered.execute("UPDATE dl_jobs SET queue = 'other' WHERE job_id = %s", (head,))
     else:
@@ -253,9 +169,7 @@ def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: db.Connectio
 
 
 @pytest.mark.parametrize("leave", ["cancel", "delete"])
-def test_a_head_that_leaves_waits_for_the_claim_that_parks_behind_it(
-    ordered: db.Connection, workers: Workers, leave: str
-) -> None:
+def test_a_leaving_head_waits_for_the_claim_that_parks_behind_it(ordered: Conn, workers: Workers, leave: str) -> None:
     """Else it would look for parked rows before they are there."""
     one, operator = workers(), workers()
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
@@ -268,18 +182,7 @@ def test_a_head_that_leaves_waits_for_the_claim_that_parks_behind_it(
     assert waits(ordered, second) == [None]
 
 
-def test_two_keys_of_one_hash_do_not_wait_for_each_others_retries(ordered: db.Connection, worker: Worker) -> None:
-    one, other = twins(ordered)
-    enqueue(ordered, lock_key=one), enqueue(ordered, lock_key=one, priority=1)
-    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
-    free = [enqueue(ordered, lock_key=other) for _ in range(3)]
-    seen: list[Job] = []
-    while found := step(worker, 10, *(Ended(job, DONE) for job in seen[-1:])).jobs:
-        seen += found
-    assert [job.job_id for job in seen] == free
-
-
-def test_the_end_of_a_run_makes_way_for_both_keys_of_its_hash(ordered: db.Connection, workers: Workers) -> None:
+def test_the_end_of_a_run_makes_way_for_both_keys_of_its_hash(ordered: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     key, twin = twins(ordered)
     _, second, *others = [enqueue(ordered, lock_key=name) for name in (key, key, twin, twin)]
@@ -289,7 +192,7 @@ def test_the_end_of_a_run_makes_way_for_both_keys_of_its_hash(ordered: db.Connec
     assert ids(step(two)) == others[:1]
 
 
-def twins(conn: db.Connection) -> tuple[str, str]:
+def twins(conn: Conn) -> tuple[str, str]:
     """Two keys with one hash."""
     found = conn.execute(
         "SELECT min(i::text), max(i::text) FROM generate_series(1, 300000) i GROUP BY hashtext(i::text)"
@@ -299,22 +202,7 @@ def twins(conn: db.Connection) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def test_a_job_whose_lease_is_over_stays_before_its_successors_until_it_is_reaped(
-    ordered: db.Connection, workers: Workers
-) -> None:
-    one, two = workers(), workers()
-    first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
-    assert ids(step(one)) == [first]
-    one.conn.close()
-    expire(ordered, first)
-    assert step(two).jobs == []
-    lifecycle.reap(ordered)
-    due(ordered, first)
-    assert ids(step(two)) == [first]
-    assert state(ordered, second) == ("queued", 0)
-
-
-def test_a_claim_does_not_wait_for_a_locked_head_that_waits(ordered: db.Connection, worker: Worker) -> None:
+def test_a_claim_does_not_wait_for_a_locked_head_that_waits(ordered: Conn, worker: Worker) -> None:
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
     end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
     with ordered.transaction():
@@ -323,7 +211,7 @@ def test_a_claim_does_not_wait_for_a_locked_head_that_waits(ordered: db.Connecti
     assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
 
 
-def test_a_head_that_another_session_has_locked_keeps_its_key(ordered: db.Connection, workers: Workers) -> None:
+def test_a_head_that_another_session_has_locked_keeps_its_key(ordered: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
     with ordered.transaction():
@@ -333,9 +221,7 @@ def test_a_head_that_another_session_has_locked_keeps_its_key(ordered: db.Connec
     assert (ids(step(two)), state(ordered, second)) == ([head], ("queued", 0))
 
 
-def test_a_row_behind_the_head_that_another_session_has_locked_hinders_nobody(
-    ordered: db.Connection, worker: Worker
-) -> None:
+def test_a_row_behind_the_head_that_another_session_has_locked_hinders_nobody(ordered: Conn, worker: Worker) -> None:
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k", priority=1)
     with ordered.transaction():
         ordered.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (second,))
@@ -345,9 +231,7 @@ def test_a_row_behind_the_head_that_another_session_has_locked_hinders_nobody(
 @pytest.mark.parametrize(
     ("change", "becomes"), [("cancel_requested = true", "canceled"), ("attempt = max_attempts", "lost")]
 )
-def test_a_head_that_may_not_start_is_set_aside(
-    ordered: db.Connection, worker: Worker, change: str, becomes: str
-) -> None:
+def test_a_head_that_may_not_start_is_set_aside(ordered: Conn, worker: Worker, change: str, becomes: str) -> None:
     """Another service has changed it; it is parked, so no claim reads it first."""
     head, second = enqueue(ordered, lock_key="k", priority=200), enqueue(ordered, lock_key="k")
     ordered.execute(f"UPDATE dl_jobs SET {change}, blocked_on = 'key' WHERE job_id = %s", (head,))
@@ -355,28 +239,11 @@ def test_a_head_that_may_not_start_is_set_aside(
     assert state(ordered, head)[0] == becomes
 
 
-@pytest.mark.parametrize(
-    ("change", "outcome"),
-    [("cancel_requested = true", ("canceled", 0)), ("attempt = max_attempts", ("lost", 5))],
-)
-def test_a_parked_head_that_may_not_start_is_set_aside(
-    ordered: db.Connection, workers: Workers, change: str, outcome: tuple[str, int]
-) -> None:
-    """The row of its key that is ready, which the claim reads, is another."""
-    one, two = workers(), workers()
-    enqueue(ordered, lock_key="k")
-    run = step(one).jobs
-    head, second = enqueue(ordered, lock_key="k", priority=200), enqueue(ordered, lock_key="k")
-    assert (step(two).jobs, waits(ordered, head, second)) == ([], ["key", "key"])
-    ordered.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (head,))
-    end_all(one, run)
-    assert (waits(ordered, head, second), ids(step(two))) == (["key", None], [second])
-    assert state(ordered, head) == outcome
-
-
-def test_a_job_without_attempts_runs_once(ordered: db.Connection, worker: Worker) -> None:
-    job_id = plain(ordered, max_attempts=0)
-    assert ids(step(worker)) == [job_id]
+@pytest.mark.parametrize("merge", [False, True])
+def test_jobs_without_attempts_run_once(conn: Conn, worker: Worker, merge: bool) -> None:
+    order(conn, merge=merge)
+    jobs = [plain(conn, lock_key="k", max_attempts=0, score=score) for score in (1, 2)]
+    assert ids(step(worker)) == jobs[: 2 if merge else 1]
 
 
 @pytest.mark.parametrize(
@@ -389,7 +256,7 @@ def test_a_job_without_attempts_runs_once(ordered: db.Connection, worker: Worker
     ],
 )
 def test_a_run_of_another_queue_or_key_holds_as_long_as_its_lease(
-    ordered: db.Connection, workers: Workers, whose: str, is_live: bool, holds: bool
+    ordered: Conn, workers: Workers, whose: str, is_live: bool, holds: bool
 ) -> None:
     """Its session has let go of the key; only its own key and queue wait for the reaper."""
     one, two = workers(), workers()
@@ -405,25 +272,11 @@ def test_a_run_of_another_queue_or_key_holds_as_long_as_its_lease(
     assert ids(step(two)) == ([] if holds else [waiting])
 
 
-def test_a_foreign_finish_lets_the_next_start(ordered: db.Connection, worker: Worker, foreign: Foreign) -> None:
-    first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
-    assert foreign.claim() == (first, "k")
-    assert step(worker).jobs == []
-    foreign.finish(first, "k")
-    assert ids(step(worker)) == [second]
-
-
 # --- a dead job ---
 
 
-def test_a_dead_job_lets_its_key_go_on(ordered: db.Connection, worker: Worker) -> None:
-    enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
-    first = step(worker).jobs
-    assert len(step(worker, 5, *(Ended(job, Finish("fail", "e")) for job in first)).jobs) == 1
-
-
 @pytest.mark.parametrize("way", ["requeue", "delete"])
-def test_a_dead_job_holds_its_key_where_the_queue_says_so(conn: db.Connection, worker: Worker, way: str) -> None:
+def test_a_dead_job_holds_its_key_where_the_queue_says_so(conn: Conn, worker: Worker, way: str) -> None:
     order(conn, on_dead="hold")
     dead, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
     end_all(worker, step(worker).jobs, "fail", error="e")
@@ -435,16 +288,7 @@ def test_a_dead_job_holds_its_key_where_the_queue_says_so(conn: db.Connection, w
     assert ids(step(worker)) == [dead if way == "requeue" else second]
 
 
-def test_a_lost_job_holds_its_key_as_a_failed_one_does(conn: db.Connection, workers: Workers) -> None:
-    order(conn, on_dead="hold")
-    one, two = workers(), workers()
-    dead, second = enqueue(conn, lock_key="k", max_attempts=1), enqueue(conn, lock_key="k")
-    assert ids(step(one)) == [dead]
-    lifecycle.settle(two.conn, one.name, "crash", "gone", running=[dead])
-    assert (state(conn, dead)[0], step(two).jobs, waits(conn, second)) == ("lost", [], ["key"])
-
-
-def test_a_dead_job_holds_no_key_but_its_own(conn: db.Connection, worker: Worker) -> None:
+def test_a_dead_job_holds_no_key_but_its_own(conn: Conn, worker: Worker) -> None:
     for queue in ("other", "q"):
         order(conn, queue, on_dead="hold")
     enqueue(conn, lock_key="l"), enqueue(conn, queue="other", lock_key="k")
@@ -453,32 +297,7 @@ def test_a_dead_job_holds_no_key_but_its_own(conn: db.Connection, worker: Worker
     assert ids(step(worker)) == [own]
 
 
-def test_a_job_that_was_dead_before_its_queue_had_an_order_holds_nothing(conn: db.Connection, worker: Worker) -> None:
-    enqueue(conn, lock_key="k")
-    end_all(worker, step(worker).jobs, "fail", error="e")
-    order(conn, on_dead="hold")
-    second = enqueue(conn, lock_key="k")
-    assert ids(step(worker)) == [second]
-
-
-@pytest.mark.parametrize("end", ["failed", "lost"])
-def test_a_dead_job_holds_its_own_key_in_its_own_queue_only(conn: db.Connection, workers: Workers, end: str) -> None:
-    one, two = workers(), workers()
-    order(conn, on_dead="hold"), order(conn, "other", on_dead="hold")
-    dead, _ = enqueue(conn, lock_key="k", max_attempts=1), enqueue(conn, lock_key="k")
-    beside, elsewhere = enqueue(conn, lock_key="l"), enqueue(conn, lock_key="k", queue="other")
-    run = [job for job in step(one).jobs if job.job_id == dead]
-    if end == "failed":
-        end_all(one, run, "fail", error="e")
-    else:
-        lifecycle.settle(two.conn, one.name, "crash", "gone", running=[dead])
-    assert state(conn, dead)[0] == end
-    assert set(ids(step(two))) <= {beside}
-    assert state(conn, beside)[0] == "running"
-    assert ids(lifecycle.step(two.session, ["other"], BACKOFF_SEC, 10, None)) == [elsewhere]
-
-
-def test_a_job_that_was_dead_before_the_switch_holds_nothing(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_that_was_dead_before_the_switch_holds_nothing(conn: Conn, worker: Worker) -> None:
     dead = plain(conn, lock_key="k", status="failed")
     waiting = plain(conn, lock_key="k")
     operations.set_order(conn, "q", "test", ordered=True, on_dead="hold")
@@ -486,32 +305,22 @@ def test_a_job_that_was_dead_before_the_switch_holds_nothing(conn: db.Connection
     assert (row(conn, dead)["score"], ids(step(worker))) == (None, [waiting])
 
 
-def test_retention_keeps_a_dead_job_that_holds_its_key(conn: db.Connection, worker: Worker) -> None:
-    order(conn, on_dead="hold")
-    enqueue(conn, lock_key="k"), enqueue(conn, lock_key="l")
-    first, other = step(worker).jobs
-    end_all(worker, [first], "fail", error="e")
-    end_all(worker, [other])
-    conn.execute("UPDATE dl_jobs SET finished_at = now() - interval '9 days'")
-    assert lifecycle.prune(conn, 86_400.0, "-infinity", 100)[0] == 1
-    assert state(conn, first.job_id)[0] == "failed"
-
-
-def test_retention_keeps_no_dead_job_that_holds_nothing(conn: db.Connection) -> None:
+def test_retention_keeps_the_dead_jobs_that_hold_their_keys(conn: Conn) -> None:
     settings = {"holds": (True, "hold"), "goes on": (True, "continue"), "plain again": (False, "hold")}
     for name, (is_ordered, on_dead) in settings.items():
         operations.set_order(conn, name, "test", ordered=is_ordered, on_dead=on_dead)
     holds = plain(conn, queue="holds", status="failed", score=1)
     for name in ("goes on", "plain again", "plain"):
         plain(conn, queue=name, status="failed", score=1)
+    plain(conn, queue="holds", status="succeeded", score=1)
     no_place = plain(conn, queue="holds", status="failed")
     conn.execute("UPDATE dl_jobs SET finished_at = now() - interval '9 days'")
     conn.execute("UPDATE dl_jobs SET score = NULL WHERE job_id = %s", (no_place,))
-    assert lifecycle.prune(conn, 86_400.0, "-infinity", 100)[0] == 4
+    assert lifecycle.prune(conn, 86_400.0, "-infinity", 100)[0] == 5
     assert conn.execute("SELECT job_id FROM dl_jobs").fetchall() == [(holds,)]
 
 
-def test_a_job_behind_another_says_which(ordered: db.Connection, worker: Worker) -> None:
+def test_a_job_behind_another_says_which(ordered: Conn, worker: Worker) -> None:
     first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
     end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=60.0)
     found = lifecycle.status(ordered, second)
@@ -522,7 +331,7 @@ def test_a_job_behind_another_says_which(ordered: db.Connection, worker: Worker)
 # --- merge ---
 
 
-def test_a_delivery_takes_all_jobs_of_the_key_in_their_order(merged: db.Connection, worker: Worker) -> None:
+def test_a_delivery_takes_all_jobs_of_the_key_in_their_order(merged: Conn, worker: Worker) -> None:
     second, first = (enqueue(merged, lock_key="k", score=score, priority=9 - score) for score in (2, 1))
     other = enqueue(merged, lock_key="l", priority=200)
     later = enqueue(merged, lock_key="k", score=3, available_at=value(merged, "SELECT now() + interval '1 hour'"))
@@ -535,46 +344,10 @@ def test_a_delivery_takes_all_jobs_of_the_key_in_their_order(merged: db.Connecti
     assert keys_held(merged) == []
 
 
-def test_a_delivery_takes_as_many_as_the_queue_allows(conn: db.Connection, worker: Worker) -> None:
-    order(conn, merge=True, merge_limit=3)
-    jobs = [enqueue(conn, lock_key="k") for _ in range(5)]
-    found = step(worker)
-    assert ids(found) == jobs[:3]
-    assert ids(step(worker, 10, *(Ended(job, DONE) for job in found.jobs))) == jobs[3:]
-
-
-def test_a_delivery_of_new_and_tried_jobs_has_as_many_as_the_queue_allows(conn: db.Connection, worker: Worker) -> None:
-    order(conn, merge=True, merge_limit=3)
-    old = [enqueue(conn, lock_key="k", score=score) for score in (4, 5, 6)]
-    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=0.0)
-    new = [enqueue(conn, lock_key="k", score=score) for score in (1, 2)]
-    for _ in range(2):  # the second time all five were tried before
-        found = step(worker)
-        assert ids(found) == [*new, old[0]]
-        end_all(worker, found.jobs, "retry", error="e", delay_sec=0.0)
-
-
-def test_a_delivery_waits_for_the_first_of_its_retries(conn: db.Connection, worker: Worker) -> None:
-    """Not for one behind it, which may be due."""
-    order(conn, merge=True, merge_limit=1)
-    for score, delay_sec in ((2, 0.0), (1, 600.0)):
-        enqueue(conn, lock_key="k", score=score)
-        end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=delay_sec)
-    assert step(worker).jobs == []
-
-
-def test_a_new_job_that_is_due_starts_its_key_with_those_that_are_not(merged: db.Connection, worker: Worker) -> None:
-    later = enqueue(merged, lock_key="k", score=1, available_at=value(merged, "SELECT now() + interval '1 hour'"))
-    now = enqueue(merged, lock_key="k", score=2)
-    assert ids(step(worker)) == [later, now]
-
-
 @pytest.mark.parametrize(
     ("change", "becomes"), [("cancel_requested = true", "canceled"), ("attempt = max_attempts", "lost")]
 )
-def test_a_delivery_goes_on_behind_a_job_that_may_not_start(
-    merged: db.Connection, worker: Worker, change: str, becomes: str
-) -> None:
+def test_a_delivery_goes_on_behind_what_may_not_start(merged: Conn, worker: Worker, change: str, becomes: str) -> None:
     jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
     merged.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (jobs[1],))
     found = step(worker)
@@ -582,38 +355,11 @@ def test_a_delivery_goes_on_behind_a_job_that_may_not_start(
     assert state(merged, jobs[1])[0] == becomes
 
 
-def test_jobs_of_no_attempts_run_once_in_a_delivery_too(merged: db.Connection, worker: Worker) -> None:
-    jobs = [enqueue(merged, lock_key="k") for _ in range(2)]
-    merged.execute("UPDATE dl_jobs SET max_attempts = 0")
-    assert ids(step(worker)) == jobs
-
-
-def test_a_claim_of_large_keys_ends_with_the_key_that_makes_it_a_thousand(
-    merged: db.Connection, worker: Worker
-) -> None:
+def test_a_claim_of_large_keys_ends_with_the_key_that_makes_it_a_thousand(merged: Conn, worker: Worker) -> None:
     for key in "klm":
         many(merged, 600, key)
     assert [job.lock_key for job in step(worker).jobs] == ["k"] * 600 + ["l"] * 600
     assert len(keys_held(merged)) == 2
-
-
-def test_a_delivery_has_jobs_of_one_task(merged: db.Connection, worker: Worker) -> None:
-    jobs = [enqueue(merged, lock_key="k", task=task) for task in "aaba"]
-    found = step(worker)
-    assert ids(found) == jobs[:2]
-    found = step(worker, 10, *(Ended(job, DONE) for job in found.jobs))
-    assert ids(found) == jobs[2:3]
-    assert ids(step(worker, 10, *(Ended(job, DONE) for job in found.jobs))) == jobs[3:]
-
-
-def test_a_delivery_leaves_out_what_may_not_start(merged: db.Connection, worker: Worker) -> None:
-    """Another service has cancelled it by half."""
-    jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
-    merged.execute("UPDATE dl_jobs SET cancel_requested = true, blocked_on = 'key' WHERE job_id = %s", (jobs[1],))
-    found = step(worker)
-    assert ids(found) == [jobs[0], jobs[2]]
-    end_all(worker, found.jobs)
-    assert (step(worker).jobs, state(merged, jobs[1])) == ([], ("canceled", 0))
 
 
 @pytest.mark.parametrize("place", [0, 2, 3])
@@ -629,7 +375,7 @@ def test_a_delivery_leaves_out_what_may_not_start(merged: db.Connection, worker:
     ],
 )
 def test_a_delivery_waits_for_a_job_of_its_key_that_another_session_has_locked(
-    merged: db.Connection, workers: Workers, hold: str, place: int
+    merged: Conn, workers: Workers, hold: str, place: int
 ) -> None:
     """All jobs of the key or none, whatever becomes of the locked one; other keys go on, and the claim comes back."""
     one, two = workers(), workers()
@@ -648,46 +394,7 @@ def test_a_delivery_waits_for_a_job_of_its_key_that_another_session_has_locked(
     assert [(job.job_id, job.attempt) for job in found.jobs] == [(job_id, 1) for job_id in jobs]
 
 
-@pytest.mark.parametrize(("hold", "leaves"), [
-    ("SELECT FROM dl_jobs WHERE job_id = %s FOR KEY SHARE", 0),
-    ("UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s", 1),
-    ("DELETE FROM dl_jobs WHERE job_id = %s", 1),
-])  # fmt: skip
-def test_a_delivery_waits_for_no_job_that_another_session_does_not_change(
-    merged: db.Connection, worker: Worker, hold: str, leaves: int
-) -> None:
-    jobs = [enqueue(merged, lock_key="k") for _ in range(4)]
-    with merged.transaction():
-        merged.execute(hold, (jobs[1],))
-        if not leaves:
-            assert ids(step(worker)) == jobs
-    if leaves:
-        assert ids(step(worker)) == [jobs[0], *jobs[2:]]
-
-
-def test_a_locked_job_that_no_delivery_would_take_keeps_none_waiting(conn: db.Connection, worker: Worker) -> None:
-    order(conn, merge=True, merge_limit=2)
-    first = [enqueue(conn, lock_key="k") for _ in range(2)]
-    beyond = enqueue(conn, lock_key="k")
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (beyond,))
-        assert ids(step(worker)) == first
-
-
-def test_a_job_that_is_being_added_keeps_no_delivery_waiting(merged: db.Connection, workers: Workers) -> None:
-    one, two = workers(), workers()
-    jobs = [enqueue(merged, lock_key="k") for _ in range(2)]
-    with merged.transaction():
-        late = enqueue(merged, lock_key="k")
-        found = step(one)
-        assert ids(found) == jobs
-    end_all(one, found.jobs)
-    assert ids(step(two)) == [late]
-
-
-def test_a_delivery_that_waits_for_a_locked_job_uses_no_room_of_its_limits(
-    merged: db.Connection, worker: Worker
-) -> None:
+def test_a_delivery_that_waits_for_a_locked_job_uses_no_room_of_its_limits(merged: Conn, worker: Worker) -> None:
     operations.set_limit(merged, "one", "test", most=1)
     waiting, locked = (enqueue(merged, lock_key="k", limits=["one"]) for _ in range(2))
     other = enqueue(merged, lock_key="l", limits=["one"])
@@ -699,39 +406,7 @@ def test_a_delivery_that_waits_for_a_locked_job_uses_no_room_of_its_limits(
     assert ids(step(worker)) == [waiting, locked]
 
 
-def test_a_new_job_joins_a_key_that_waits_for_its_retry_and_hastens_nothing(
-    merged: db.Connection, worker: Worker
-) -> None:
-    old = [enqueue(merged, lock_key="k", score=score) for score in (2, 3)]
-    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=60.0)
-    new, newer = enqueue(merged, lock_key="k", score=1), enqueue(merged, lock_key="k", score=4)
-    found = step(worker)
-    assert (found.jobs, waits(merged, new, newer)) == ([], ["key", "key"])
-    assert found.due_in == pytest.approx(60, abs=5)
-    due(merged, *old)
-    found = step(worker)
-    assert ids(found) == [new, *old, newer]
-    assert {job.attempt for job in found.jobs} == {2}
-
-
-def test_a_head_before_its_time_keeps_no_delivery_waiting(merged: db.Connection, worker: Worker) -> None:
-    later = value(merged, "SELECT now() + interval '1 hour'")
-    head, second = enqueue(merged, lock_key="k", score=1, available_at=later), enqueue(merged, lock_key="k", score=2)
-    assert ids(step(worker)) == [head, second]
-
-
-def test_a_retry_of_the_key_in_another_queue_keeps_no_delivery_waiting(merged: db.Connection, worker: Worker) -> None:
-    order(merged, "other", merge=True)
-    enqueue(merged, lock_key="k", queue="other")
-    run = lifecycle.step(worker.session, ["other"], BACKOFF_SEC, 1, ()).jobs
-    end_all(worker, run, "retry", error="e", delay_sec=600.0)
-    here = enqueue(merged, lock_key="k")
-    assert ids(step(worker)) == [here]
-
-
-def test_of_a_delivery_that_is_spent_the_first_is_dead_and_the_others_start_over(
-    merged: db.Connection, worker: Worker
-) -> None:
+def test_of_a_delivery_that_is_spent_the_first_is_dead_and_the_others_start_over(merged: Conn, worker: Worker) -> None:
     later = value(merged, "SELECT now() + interval '1 hour'")
     jobs = [enqueue(merged, lock_key="k", max_attempts=1, available_at=at) for at in (None, None, later)]
     first, *others = step(worker).jobs
@@ -743,17 +418,7 @@ def test_of_a_delivery_that_is_spent_the_first_is_dead_and_the_others_start_over
     assert ids(step(worker)) == jobs[1:]
 
 
-def test_a_dead_job_that_is_requeued_makes_its_key_due_with_all_attempts(merged: db.Connection, worker: Worker) -> None:
-    dead, other = enqueue(merged, lock_key="k", score=1), enqueue(merged, lock_key="k", score=2)
-    first, second = step(worker).jobs
-    step(worker, 0, Ended(first, Finish("fail", "e")), Ended(second, Finish("retry", "e", 600.0)))
-    assert step(worker).jobs == []
-    operations.change(merged, "requeue", [dead], "test")
-    found = step(worker)
-    assert (ids(found), {job.attempt for job in found.jobs}) == ([dead, other], {1})
-
-
-def test_a_dead_job_that_is_requeued_hastens_its_key_in_its_queue_alone(merged: db.Connection) -> None:
+def test_a_dead_job_that_is_requeued_hastens_its_key_in_its_queue_alone(merged: Conn) -> None:
     operations.set_order(merged, "other", "test", ordered=True, merge=True)
     operations.set_order(merged, "no merge", "test", ordered=True)
     places = [("q", "k"), ("q", "l"), ("other", "k"), ("no merge", "k")]
@@ -765,20 +430,7 @@ def test_a_dead_job_that_is_requeued_hastens_its_key_in_its_queue_alone(merged: 
     assert due == [True, False, False, False]
 
 
-def test_a_job_that_is_made_due_takes_its_delivery_along_and_nothing_else(
-    merged: db.Connection, worker: Worker
-) -> None:
-    """Not a job that was never tried and has its own time, nor those of another key."""
-    tried = [enqueue(merged, lock_key="k") for _ in range(2)] + [enqueue(merged, lock_key="l")]
-    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
-    later = enqueue(merged, lock_key="k", available_at=value(merged, "SELECT now() + interval '1 hour'"))
-    operations.change(merged, "run-now", tried[:1], "test")
-    assert waits(merged, *tried, later) == [None, None, "time", "time"]
-    found = step(worker)
-    assert ids(found) == [*tried[:2], later]
-
-
-def test_a_job_that_is_made_due_hastens_its_key_where_its_queue_merges(merged: db.Connection, worker: Worker) -> None:
+def test_a_job_that_is_made_due_hastens_its_key_where_its_queue_merges(merged: Conn, worker: Worker) -> None:
     """Nor what runs with its key."""
     operations.set_order(merged, "no merge", "test", ordered=True)
     tried = [plain(merged, queue="no merge", lock_key="k", attempt=1, in_sec=600) for _ in range(2)]
@@ -792,9 +444,7 @@ def test_a_job_that_is_made_due_hastens_its_key_where_its_queue_merges(merged: d
 
 
 @pytest.mark.parametrize(("change", "status"), [("requeue", "failed"), ("run-now", "queued")])
-def test_jobs_of_a_key_that_another_session_has_locked_are_not_hastened(
-    merged: db.Connection, worker: Worker, change: str, status: str
-) -> None:
+def test_locked_jobs_of_the_key_are_not_hastened(merged: Conn, worker: Worker, change: str, status: str) -> None:
     one = plain(merged, lock_key="k", status=status, attempt=1, in_sec=600)
     other = plain(merged, lock_key="k", attempt=1, in_sec=600)
     merged.execute("SET lock_timeout = '2s'")
@@ -806,9 +456,7 @@ def test_jobs_of_a_key_that_another_session_has_locked_are_not_hastened(
 
 @pytest.mark.parametrize("spent", [False, True])
 @pytest.mark.parametrize("end", ["crash", "timeout", "drain"])
-def test_a_delivery_of_a_dead_worker_goes_back_as_one(
-    merged: db.Connection, workers: Workers, end: str, spent: bool
-) -> None:
+def test_a_delivery_of_a_dead_worker_goes_back_as_one(merged: Conn, workers: Workers, end: str, spent: bool) -> None:
     one, two = workers(), workers()
     jobs = [enqueue(merged, lock_key="k", max_attempts=1 if spent else 5) for _ in range(3)]
     assert ids(step(one)) == jobs
@@ -829,35 +477,7 @@ def test_a_delivery_of_a_dead_worker_goes_back_as_one(
     assert ids(step(two)) == (jobs[1:] if spent and end != "drain" else jobs)
 
 
-@pytest.mark.parametrize("end", ["crash", "timeout"])
-def test_the_first_that_nobody_has_canceled_is_dead(merged: db.Connection, workers: Workers, end: str) -> None:
-    one, two = workers(), workers()
-    jobs = [enqueue(merged, lock_key="k", max_attempts=1) for _ in range(3)]
-    step(one)
-    operations.change(merged, "cancel", jobs[:1], "test")
-    lifecycle.settle(two.conn, one.name, end, "gone", running=jobs)
-    assert [row(merged, job_id)["status"] for job_id in jobs] == [
-        "canceled",
-        "lost" if end == "crash" else "failed",
-        "queued",
-    ]
-
-
-def test_a_canceled_job_of_a_delivery_that_is_tried_again_waits_for_nothing(
-    merged: db.Connection, workers: Workers
-) -> None:
-    one, two = workers(), workers()
-    jobs = [enqueue(merged, lock_key="k") for _ in range(2)]
-    step(one)
-    operations.change(merged, "cancel", jobs[1:], "test")
-    lifecycle.settle(two.conn, one.name, "timeout", "gone", running=jobs)
-    assert ([row(merged, job_id)["status"] for job_id in jobs], waits(merged, *jobs)) == (
-        ["queued", "canceled"],
-        ["time", None],
-    )
-
-
-def test_a_locked_job_of_a_delivery_is_given_back_later(merged: db.Connection, workers: Workers) -> None:
+def test_a_locked_job_of_a_delivery_is_given_back_later(merged: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     jobs = [enqueue(merged, lock_key="k") for _ in range(2)]
     step(one)
@@ -873,9 +493,7 @@ def test_a_locked_job_of_a_delivery_is_given_back_later(merged: db.Connection, w
 
 
 @pytest.mark.parametrize("other", ["worker", "queue", "key of the hash"])
-def test_what_runs_beside_a_lost_job_is_not_given_back_with_it(
-    conn: db.Connection, workers: Workers, other: str
-) -> None:
+def test_what_runs_beside_a_lost_job_is_not_given_back_with_it(conn: Conn, workers: Workers, other: str) -> None:
     """Its lease was over, so a job of its key, or of one with its hash, has started."""
     one, two = workers(), workers()
     key, twin = twins(conn)
@@ -891,17 +509,7 @@ def test_what_runs_beside_a_lost_job_is_not_given_back_with_it(
     assert [state(conn, job_id) for job_id in (lost, beside)] == [("queued", 1), ("running", 1)]
 
 
-def test_a_delivery_whose_lease_is_over_goes_back_as_one(merged: db.Connection, workers: Workers) -> None:
-    one, two = workers(), workers()
-    jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
-    step(one)
-    merged.execute("UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() - interval '1 day'")
-    assert lifecycle.reap(two.conn) is not None
-    assert [state(merged, job_id) for job_id in jobs] == [("queued", 1)] * 3
-    assert lifecycle.reap(two.conn) is None
-
-
-def test_a_delivery_that_is_lost_before_its_first_heartbeat_counts(merged: db.Connection, workers: Workers) -> None:
+def test_a_delivery_that_is_lost_before_its_first_heartbeat_counts(merged: Conn, workers: Workers) -> None:
     """Whichever of its jobs the reaper meets first; a delivery that was claimed ahead of it does not count."""
     one, two = workers(), workers()
     enqueue(merged, lock_key="k", score=1), enqueue(merged, lock_key="k", score=2), enqueue(merged, lock_key="l")
@@ -913,30 +521,7 @@ def test_a_delivery_that_is_lost_before_its_first_heartbeat_counts(merged: db.Co
     assert [state(merged, job_id) for job_id in (first, second, ahead)] == [("queued", 1), ("queued", 1), ("queued", 0)]
 
 
-@pytest.mark.parametrize("by", ["worker", "keeper"])
-def test_a_job_that_joined_a_tried_key_is_not_lost_by_a_hand_back(
-    merged: db.Connection, workers: Workers, by: str
-) -> None:
-    """The delivery counts the attempts of the key, which may be all that this job may have."""
-    one, two = workers(), workers()
-    old = enqueue(merged, lock_key="k", score=1)
-    end_all(one, step(one).jobs, "retry", error="e", delay_sec=0.0)
-    later = value(merged, "SELECT now() + interval '1 hour'")
-    new = enqueue(merged, lock_key="k", score=2, max_attempts=1, available_at=later)
-    delivery = step(one).jobs
-    if by == "worker":
-        end_all(one, delivery, "hand_back")
-    else:
-        lifecycle.settle(two.conn, one.name, "drain", "gone")
-    assert [state(merged, job_id) for job_id in (old, new)] == [("queued", 1), ("queued", 0)]
-    assert waits(merged, old, new) == [None, None]
-    assert row(merged, new)["available_at"] <= row(merged, new)["now"]
-    assert ids(step(two)) == [old, new]
-
-
-def test_a_beat_renews_all_jobs_of_a_delivery_and_hears_of_each_cancellation(
-    merged: db.Connection, worker: Worker
-) -> None:
+def test_a_beat_renews_all_jobs_of_a_delivery_and_hears_of_each_cancellation(merged: Conn, worker: Worker) -> None:
     jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
     delivery = step(worker).jobs
     assert lifecycle.beat(worker.conn, delivery, '{"n": 1}', True) is False
@@ -949,12 +534,12 @@ def test_a_beat_renews_all_jobs_of_a_delivery_and_hears_of_each_cancellation(
     assert [state(merged, job_id) for job_id in jobs] == [("queued", 0), ("canceled", 0), ("queued", 0)]
 
 
-def test_a_delivery_is_retaken_as_one(merged: db.Connection, workers: Workers) -> None:
+def test_a_delivery_is_retaken_as_one(merged: Conn, workers: Workers) -> None:
     old, new = workers(), workers()
     for key in "kkl":
         enqueue(merged, lock_key=key)
     delivery = step(old).jobs
-    session = lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
+    session = successor(new, old)
     assert lifecycle.retake(session, delivery) is True
     assert keys_held(merged) == [new.pid] * 2
     assert set(lifecycle.finish_some(new.conn, old.name, [Ended(job, DONE) for job in delivery]).ended.values()) == {
@@ -966,7 +551,7 @@ def test_a_delivery_is_retaken_as_one(merged: db.Connection, workers: Workers) -
 # --- the switch ---
 
 
-def test_a_queue_with_a_backlog_is_switched_while_jobs_run(conn: db.Connection, workers: Workers) -> None:
+def test_a_queue_with_a_backlog_is_switched_while_jobs_run(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     jobs = [plain(conn, lock_key="k", priority=priority) for priority in (3, 2, 1)]
     other = plain(conn, queue="other")
@@ -983,7 +568,7 @@ def test_a_queue_with_a_backlog_is_switched_while_jobs_run(conn: db.Connection, 
     ]
 
 
-def test_scores_are_given_some_at_a_time_to_unlocked_jobs_of_the_queue(conn: db.Connection, workers: Workers) -> None:
+def test_scores_are_given_some_at_a_time_to_unlocked_jobs_of_the_queue(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     jobs = [plain(conn) for _ in range(3)]
     plain(conn, queue="other")
@@ -996,7 +581,7 @@ def test_scores_are_given_some_at_a_time_to_unlocked_jobs_of_the_queue(conn: db.
     assert [row(conn, job_id)["score"] is None for job_id in (*jobs, running.job_id)] == [True, False, False, True]
 
 
-def test_a_key_that_waits_goes_on_when_its_queue_is_no_longer_ordered(ordered: db.Connection, worker: Worker) -> None:
+def test_a_key_that_waits_goes_on_when_its_queue_is_no_longer_ordered(ordered: Conn, worker: Worker) -> None:
     enqueue(ordered, lock_key="k")
     second = enqueue(ordered, lock_key="k")
     end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
@@ -1005,9 +590,7 @@ def test_a_key_that_waits_goes_on_when_its_queue_is_no_longer_ordered(ordered: d
     assert ids(step(worker)) == [second]
 
 
-def test_a_transaction_that_began_before_the_switch_loses_its_job_no_place(
-    conn: db.Connection, workers: Workers, dsn: str
-) -> None:
+def test_a_transaction_of_before_the_switch_loses_its_job_no_place(conn: Conn, workers: Workers, dsn: str) -> None:
     one, old = workers(), workers()
     with old.conn.transaction():
         early = plain(old.conn, lock_key="k", priority=200)
@@ -1033,7 +616,7 @@ def test_a_transaction_that_began_before_the_switch_loses_its_job_no_place(
     ],
 )
 def test_a_farm_and_the_database_agree_on_a_queue(
-    conn: db.Connection, said: dict[str, bool], ordered: bool | None, merge: bool | None, outcome: Any
+    conn: Conn, said: dict[str, bool], ordered: bool | None, merge: bool | None, outcome: Any
 ) -> None:
     if said:
         operations.set_order(conn, "q", "test", **said)
@@ -1047,7 +630,7 @@ def test_a_farm_and_the_database_agree_on_a_queue(
         assert conn.execute("SELECT ordered, merge FROM dl_queues").fetchone() == outcome
 
 
-def test_a_queue_that_is_not_ordered_cannot_merge(conn: db.Connection) -> None:
+def test_a_queue_that_is_not_ordered_cannot_merge(conn: Conn) -> None:
     with pytest.raises(operations.Contradiction, match="should be ordered as well"):
         operations.set_order(conn, "q", "test", merge=True)
     assert conn.execute("SELECT FROM dl_queues").fetchall() == []
@@ -1056,35 +639,7 @@ def test_a_queue_that_is_not_ordered_cannot_merge(conn: db.Connection) -> None:
 # --- retries that an operator kills ---
 
 
-def test_the_next_job_of_a_key_starts_when_the_retry_before_it_is_killed(
-    ordered: db.Connection, worker: Worker
-) -> None:
-    first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
-    end_all(worker, step(worker).jobs, "retry", delay_sec=60, error="no")
-    assert ids(step(worker)) == []
-    assert waits(ordered, first, second) == ["time", "key"]
-    worker.notes()
-    assert operations.change_queue(ordered, "kill-retries", "q", "ops").changed == 1
-    assert worker.notes() == ["q"]
-    assert ids(step(worker)) == [second]
-
-
-def test_a_retry_that_is_killed_holds_its_key_where_dead_jobs_do(conn: db.Connection, worker: Worker) -> None:
-    order(conn, on_dead="hold")
-    first, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
-    end_all(worker, step(worker).jobs, "retry", delay_sec=60, error="no")
-    operations.change_queue(conn, "kill-retries", "q", "ops")
-    assert ids(step(worker)) == []
-    assert waits(conn, second) == ["key"]
-    operations.change_queue(conn, "delete-dead", "q", "ops")
-    assert ids(step(worker)) == [second]
-    assert state(conn, second) == ("running", 1)
-    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE job_id = %s", first) == 0
-
-
-def test_a_delivery_that_waits_for_its_retry_is_killed_and_what_came_since_starts(
-    merged: db.Connection, worker: Worker
-) -> None:
+def test_a_delivery_that_waits_for_its_retry_is_killed_and_what_came_since_starts(merged: Conn, worker: Worker) -> None:
     jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
     end_all(worker, step(worker).jobs, "retry", delay_sec=60, error="no")
     since = enqueue(merged, lock_key="k")

@@ -11,8 +11,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from foreign import Foreign
-from hands import Worker, enqueue, expire, journal, plain, row, started, until, value
+from hands import Conn, Worker, Workers, enqueue, expire, journal, row, started, until, value
 from patience import PATIENCE
 
 from dataloader.farm.family import Family
@@ -22,146 +21,95 @@ from dataloader.queue.enqueue import NewJob, enqueue_many
 from dataloader.queue.job import ON_FAILURE, Delivery, Job, Status
 from dataloader.queue.parents import UnknownParents
 
-Workers = Callable[[], Worker]
 Place = tuple[str, str | None]
 WAITS, READY, LATER = ("queued", "parent"), ("queued", None), ("queued", "time")
 CANCELED = ("canceled", None)
 
 
-def child(conn: db.Connection, *of: UUID, on: str = "cancel", **fields: Any) -> UUID:
+def child(conn: Conn, *of: UUID, on: str = "cancel", **fields: Any) -> UUID:
     return enqueue(conn, depends_on=of, on_parent_failure=on, **fields)
 
 
-def place(conn: db.Connection, job_id: UUID) -> Place:
+def place(conn: Conn, job_id: UUID) -> Place:
     """Its state, and what it waits for."""
     found = row(conn, job_id)
     return found["status"], found["blocked_on"]
 
 
-def waiting(conn: db.Connection) -> int:
+def waiting(conn: Conn) -> int:
     return int(value(conn, "SELECT count(*) FROM dl_waiting"))
 
 
-class Ends:
-    """Every way in which a job ends, by the one who ends it."""
-
-    def __init__(self, conn: db.Connection, worker: Worker, foreign: Foreign) -> None:
-        self.conn = conn
-        self._worker = worker
-        self._foreign = foreign
-
-    def by(self, how: str, job_id: UUID) -> None:
-        getattr(self, "_" + how.replace(" ", "_"))(job_id)
-
-    def _run(self, job_id: UUID) -> Job:
-        """The claimed job, which has to be the first of the queue."""
-        job = self._worker.take()
-        assert job.job_id == job_id
-        return job
-
-    def _success(self, job_id: UUID) -> None:
-        self._worker.finish(self._run(job_id))
-
-    def _failure(self, job_id: UUID) -> None:
-        self._worker.finish(self._run(job_id), "fail", error="no")
-
-    def _cancellation_of_a_run(self, job_id: UUID) -> None:
-        job = self._run(job_id)
-        lifecycle.request_cancel(self.conn, job_id)
-        self._worker.finish(job, "cancel")
-
-    def _cancellation_in_the_queue(self, job_id: UUID) -> None:
-        lifecycle.request_cancel(self.conn, job_id)
-
-    def _lost_worker(self, job_id: UUID) -> None:
-        self.conn.execute("UPDATE dl_jobs SET max_attempts = 1 WHERE job_id = %s", (job_id,))
-        self._run(job_id)
-        self.conn.execute("SELECT * FROM dl_settle(%s, %s, 'crash', 'killed', '{}')", (self._worker.name, [job_id]))
-
-    def _lost_lease(self, job_id: UUID) -> None:
-        self.conn.execute("UPDATE dl_jobs SET max_attempts = 1 WHERE job_id = %s", (job_id,))
-        self._run(job_id)
-        expire(self.conn, job_id)
-        self.conn.execute("SELECT * FROM dl_reap(1e9, 60)")
-
-    def _spent_attempts(self, job_id: UUID) -> None:
-        self.conn.execute("UPDATE dl_jobs SET attempt = 7 WHERE job_id = %s", (job_id,))
-        assert self._worker.claim().job is None
-
-    def _success_elsewhere(self, job_id: UUID) -> None:
-        claimed = self._foreign.claim()
-        assert claimed
-        self._foreign.finish(*claimed)
-
-    def _failure_elsewhere(self, job_id: UUID) -> None:
-        assert self._foreign.claim()
-        self.conn.execute("UPDATE dl_jobs SET status = 'failed' WHERE job_id = %s", (job_id,))
-
-    def _deletion(self, job_id: UUID) -> None:
-        self.conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,))
+def cancel_the_run(conn: Conn, worker: Worker, job_id: UUID) -> None:
+    job = worker.take()
+    lifecycle.request_cancel(conn, job_id)
+    worker.finish(job, "cancel")
 
 
-SUCCESSES = ("success", "success elsewhere")
-FAILURES = (
-    *("failure", "cancellation of a run", "cancellation in the queue", "lost worker", "lost lease", "spent attempts"),
-    *("failure elsewhere", "deletion"),
-)
+def lose_the_worker(conn: Conn, worker: Worker, job_id: UUID) -> None:
+    conn.execute("UPDATE dl_jobs SET max_attempts = 1 WHERE job_id = %s", (job_id,))
+    worker.take()
+    lifecycle.settle(conn, worker.name, "crash", "killed", running=[job_id])
 
 
-@pytest.fixture
-def ends(conn: db.Connection, worker: Worker, foreign: Foreign) -> Ends:
-    return Ends(conn, worker, foreign)
+def lose_the_lease(conn: Conn, worker: Worker, job_id: UUID) -> None:
+    conn.execute("UPDATE dl_jobs SET max_attempts = 1 WHERE job_id = %s", (job_id,))
+    worker.take()
+    expire(conn, job_id)
+    assert lifecycle.reap(conn)
+
+
+def spend_the_attempts(conn: Conn, worker: Worker, job_id: UUID) -> None:
+    conn.execute("UPDATE dl_jobs SET attempt = 7 WHERE job_id = %s", (job_id,))
+    assert worker.claim().job is None
+
+
+def by_another_service(status: str) -> Callable[[Conn, Worker, UUID], object]:
+    """It claims the job by a plain UPDATE, and ends it by one."""
+
+    def change(conn: Conn, worker: Worker, job_id: UUID) -> None:
+        for each in ("running", status):
+            conn.execute("UPDATE dl_jobs SET status = %s WHERE job_id = %s", (each, job_id))
+
+    return change
+
+
+SUCCESSES: dict[str, Callable[[Conn, Worker, UUID], object]] = {
+    "success": lambda conn, worker, job_id: worker.finish(worker.take()),
+    "success elsewhere": by_another_service("succeeded"),
+}
+FAILURES: dict[str, Callable[[Conn, Worker, UUID], object]] = {
+    "failure": lambda conn, worker, job_id: worker.finish(worker.take(), "fail", error="no"),
+    "cancellation of a run": cancel_the_run,
+    "cancellation in the queue": lambda conn, worker, job_id: lifecycle.request_cancel(conn, job_id),
+    "lost worker": lose_the_worker,
+    "lost lease": lose_the_lease,
+    "spent attempts": spend_the_attempts,
+    "failure elsewhere": by_another_service("failed"),
+    "deletion": lambda conn, worker, job_id: conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,)),
+}
 
 
 @pytest.mark.parametrize("how", SUCCESSES)
 @pytest.mark.parametrize("on", ON_FAILURE)
-def test_a_success_lets_the_children_go(conn: db.Connection, ends: Ends, how: str, on: str) -> None:
+def test_a_success_lets_the_children_go(conn: Conn, worker: Worker, how: str, on: str) -> None:
     parent = enqueue(conn)
     job = child(conn, parent, on=on)
     assert place(conn, job) == WAITS
-    ends.by(how, parent)
+    SUCCESSES[how](conn, worker, parent)
     assert (place(conn, job), waiting(conn)) == (READY, 0)
 
 
 @pytest.mark.parametrize("how", FAILURES)
 @pytest.mark.parametrize(("on", "then"), [("cancel", CANCELED), ("hold", WAITS), ("run", READY)])
-def test_after_a_failure_the_child_does_as_it_says(
-    conn: db.Connection, ends: Ends, how: str, on: str, then: Place
-) -> None:
+def test_after_a_failure_the_child_does_as_it_says(conn: Conn, worker: Worker, how: str, on: str, then: Place) -> None:
     parent = enqueue(conn)
     job = child(conn, parent, on=on)
-    ends.by(how, parent)
+    FAILURES[how](conn, worker, parent)
     assert (place(conn, job), waiting(conn)) == (then, 1 if then == WAITS else 0)
 
 
-def test_a_job_waits_for_the_last_of_its_parents(conn: db.Connection, worker: Worker) -> None:
-    first, second = enqueue(conn), enqueue(conn)
-    job = child(conn, first, second, first)
-    worker.finish(worker.take())
-    assert place(conn, job) == WAITS
-    worker.finish(worker.take())
-    assert place(conn, job) == READY
-    assert worker.take().job_id == job
-
-
-def test_many_parents_end_in_one_step(conn: db.Connection, worker: Worker) -> None:
-    of = [enqueue(conn) for _ in range(4)]
-    job = child(conn, *of)
-    jobs = lifecycle.step(worker.session, ["q"], 15, 4, None).jobs
-    lifecycle.step(worker.session, ["q"], 15, 0, [lifecycle.Ended(each, lifecycle.Finish("succeed")) for each in jobs])
-    assert (place(conn, job), waiting(conn)) == (READY, 0)
-
-
-def test_a_retry_of_the_parent_tells_nothing(conn: db.Connection, worker: Worker) -> None:
-    job = child(conn, enqueue(conn))
-    for _ in range(2):
-        worker.finish(worker.take(), "retry", error="once more")
-        assert place(conn, job) == WAITS
-    worker.finish(worker.take())
-    assert place(conn, job) == READY
-
-
-def test_a_held_job_goes_when_its_parent_has_succeeded_after_all(conn: db.Connection, worker: Worker) -> None:
+def test_a_held_job_goes_when_its_parent_has_succeeded_after_all(conn: Conn, worker: Worker) -> None:
     parent = enqueue(conn)
     job = child(conn, parent, on="hold")
     worker.finish(worker.take(), "fail", error="no")
@@ -171,7 +119,7 @@ def test_a_held_job_goes_when_its_parent_has_succeeded_after_all(conn: db.Connec
     assert place(conn, job) == READY
 
 
-def test_the_children_of_a_canceled_child_follow(conn: db.Connection, worker: Worker) -> None:
+def test_the_children_of_a_canceled_child_follow(conn: Conn, worker: Worker) -> None:
     """Each by what it says: of the last one here the parent was canceled, and it runs."""
     parent = enqueue(conn)
     first = child(conn, parent)
@@ -187,7 +135,7 @@ def test_the_children_of_a_canceled_child_follow(conn: db.Connection, worker: Wo
     assert waiting(conn) == 1
 
 
-def test_a_parent_that_has_ended_before_counts_at_once(conn: db.Connection, worker: Worker) -> None:
+def test_a_parent_that_has_ended_before_counts_at_once(conn: Conn, worker: Worker) -> None:
     done, dead, open_one = enqueue(conn), enqueue(conn), enqueue(conn, priority=200)
     worker.finish(worker.take())
     worker.finish(worker.take(), "fail", error="no")
@@ -198,7 +146,7 @@ def test_a_parent_that_has_ended_before_counts_at_once(conn: db.Connection, work
     assert place(conn, child(conn, dead, on="run")) == READY
 
 
-def test_a_list_names_its_own_jobs_by_their_places(conn: db.Connection, worker: Worker) -> None:
+def test_a_list_names_its_own_jobs_by_their_places(conn: Conn, worker: Worker) -> None:
     new = [NewJob("q", "t", f"k{n}") for n in range(4)]
     new[0] = NewJob("q", "t", "last", depends_on=[3, 1])
     new[3] = NewJob("q", "t", "k3", depends_on=[2])
@@ -212,7 +160,7 @@ def test_a_list_names_its_own_jobs_by_their_places(conn: db.Connection, worker: 
     assert order == [ids[1], ids[2], ids[3], ids[0]]
 
 
-def test_an_unknown_parent_is_refused_and_nothing_is_added(conn: db.Connection) -> None:
+def test_an_unknown_parent_is_refused_and_nothing_is_added(conn: Conn) -> None:
     nobody = uuid4()
     with pytest.raises(UnknownParents, match=str(nobody)):
         child(conn, nobody)
@@ -221,7 +169,7 @@ def test_an_unknown_parent_is_refused_and_nothing_is_added(conn: db.Connection) 
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
 
 
-def test_a_job_found_by_its_key_keeps_its_parents(conn: db.Connection) -> None:
+def test_a_job_found_by_its_key_keeps_its_parents(conn: Conn) -> None:
     parent, other = enqueue(conn), enqueue(conn)
     job = child(conn, parent, idempotency_key="once")
     assert child(conn, other, idempotency_key="once") == job
@@ -229,7 +177,7 @@ def test_a_job_found_by_its_key_keeps_its_parents(conn: db.Connection) -> None:
     assert parents.parents_of(conn, job) == [parent]
 
 
-def test_the_time_of_the_job_counts_behind_its_parents(conn: db.Connection, worker: Worker) -> None:
+def test_the_time_of_the_job_counts_behind_its_parents(conn: Conn, worker: Worker) -> None:
     later = value(conn, "SELECT now() + interval '1 hour'")
     job = child(conn, enqueue(conn), available_at=later)
     assert place(conn, job) == WAITS
@@ -238,16 +186,7 @@ def test_the_time_of_the_job_counts_behind_its_parents(conn: db.Connection, work
     assert row(conn, job)["available_at"] == later
 
 
-def test_a_service_of_the_plain_protocol_does_not_start_a_job_that_waits(conn: db.Connection, foreign: Foreign) -> None:
-    parent = enqueue(conn)
-    child(conn, parent)
-    claimed = foreign.claim()
-    assert claimed
-    assert claimed[0] == parent
-    assert foreign.claim() is None
-
-
-def test_somebody_makes_a_job_due_that_waits(conn: db.Connection, worker: Worker) -> None:
+def test_somebody_makes_a_job_due_that_waits(conn: Conn, worker: Worker) -> None:
     parent = enqueue(conn, priority=200)
     job = child(conn, parent)
     operations.change(conn, "run-now", [job], "somebody")
@@ -256,7 +195,7 @@ def test_somebody_makes_a_job_due_that_waits(conn: db.Connection, worker: Worker
     assert worker.take().job_id == parent
 
 
-def test_a_job_that_waits_is_canceled_and_put_back(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_that_waits_is_canceled_and_put_back(conn: Conn, worker: Worker) -> None:
     """Put back it runs: its parents do not count any more."""
     parent = enqueue(conn, priority=200)
     job = child(conn, parent)
@@ -270,7 +209,7 @@ def test_a_job_that_waits_is_canceled_and_put_back(conn: db.Connection, worker: 
 
 
 @pytest.mark.parametrize("change", ["queue = 'other'", "lock_key = 'other'", "priority = 7", "args = '{}'"])
-def test_a_change_of_a_job_that_waits_leaves_it_waiting(conn: db.Connection, worker: Worker, change: str) -> None:
+def test_a_change_of_a_job_that_waits_leaves_it_waiting(conn: Conn, worker: Worker, change: str) -> None:
     job = child(conn, enqueue(conn))
     conn.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (job,))
     assert (place(conn, job), waiting(conn)) == (WAITS, 1)
@@ -278,23 +217,14 @@ def test_a_change_of_a_job_that_waits_leaves_it_waiting(conn: db.Connection, wor
     assert place(conn, job) == READY
 
 
-def test_a_move_to_another_queue_leaves_it_waiting(conn: db.Connection, worker: Worker) -> None:
-    job = child(conn, enqueue(conn, queue="of the parent"))
-    while not operations.move(conn, "q", "other", "somebody").is_done:
-        pass
-    assert (row(conn, job)["queue"], place(conn, job)) == ("other", WAITS)
-    worker.finish(worker.take("of the parent"))
-    assert worker.take("other").job_id == job
-
-
-def test_the_links_of_a_job_go_with_it(conn: db.Connection) -> None:
+def test_the_links_of_a_job_go_with_it(conn: Conn) -> None:
     parent = enqueue(conn)
     job = child(conn, parent)
     conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job,))
     assert (waiting(conn), value(conn, "SELECT count(*) FROM dl_parents")) == (0, 0)
 
 
-def test_a_locked_child_is_told_a_little_later(conn: db.Connection, workers: Workers) -> None:
+def test_a_locked_child_is_told_a_little_later(conn: Conn, workers: Workers) -> None:
     """Its parent's end waits for nobody; the next claim tells the child."""
     worker, other = workers(), workers()
     job = child(conn, enqueue(conn))
@@ -307,7 +237,7 @@ def test_a_locked_child_is_told_a_little_later(conn: db.Connection, workers: Wor
     assert value(conn, "SELECT count(*) FROM dl_freed") == 0
 
 
-def test_a_child_that_is_added_while_its_parent_ends_is_told(conn: db.Connection, workers: Workers) -> None:
+def test_a_child_that_is_added_while_its_parent_ends_is_told(conn: Conn, workers: Workers) -> None:
     """The end of the parent is not committed when the child is added, and sees no child."""
     worker, other = workers(), workers()
     parent = enqueue(conn)
@@ -319,7 +249,7 @@ def test_a_child_that_is_added_while_its_parent_ends_is_told(conn: db.Connection
     assert row(conn, added)["status"] == "running"
 
 
-def test_a_parent_that_ends_while_its_child_is_added_tells_it(conn: db.Connection, workers: Workers) -> None:
+def test_a_parent_that_ends_while_its_child_is_added_tells_it(conn: Conn, workers: Workers) -> None:
     """The child is not committed when the parent ends; its commit looks again."""
     worker, other = workers(), workers()
     parent = enqueue(conn)
@@ -330,7 +260,7 @@ def test_a_parent_that_ends_while_its_child_is_added_tells_it(conn: db.Connectio
     assert (place(conn, added), waiting(conn)) == (READY, 0)
 
 
-def test_a_transaction_with_one_snapshot_has_its_links_looked_at_later(conn: db.Connection, workers: Workers) -> None:
+def test_a_transaction_with_one_snapshot_has_its_links_looked_at_later(conn: Conn, workers: Workers) -> None:
     worker, other = workers(), workers()
     parent = enqueue(conn)
     job = worker.take()
@@ -342,7 +272,7 @@ def test_a_transaction_with_one_snapshot_has_its_links_looked_at_later(conn: db.
     assert row(conn, added)["status"] == "running"
 
 
-def test_two_parents_end_at_once(conn: db.Connection, workers: Workers) -> None:
+def test_two_parents_end_at_once(conn: Conn, workers: Workers) -> None:
     """Neither end sees the other; one of them has the count locked."""
     one, other = workers(), workers()
     job = child(conn, enqueue(conn), enqueue(conn))
@@ -356,7 +286,7 @@ def test_two_parents_end_at_once(conn: db.Connection, workers: Workers) -> None:
     assert waiting(conn) == 0
 
 
-def test_a_step_that_no_trigger_saw_is_found_by_the_reaper(conn: db.Connection) -> None:
+def test_a_step_that_no_trigger_saw_is_found_by_the_reaper(conn: Conn) -> None:
     parent, other = enqueue(conn), enqueue(conn)
     jobs = [child(conn, parent), child(conn, other)]
     conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
@@ -368,7 +298,7 @@ def test_a_step_that_no_trigger_saw_is_found_by_the_reaper(conn: db.Connection) 
     assert [place(conn, job) for job in jobs] == [READY, WAITS]
 
 
-def test_a_thousand_children_in_a_chain_and_a_fan_are_canceled(conn: db.Connection, worker: Worker) -> None:
+def test_a_thousand_children_in_a_chain_and_a_fan_are_canceled(conn: Conn, worker: Worker) -> None:
     """What one step does not reach the next claims do."""
     new = [NewJob("q", "t", "root")]
     new += [NewJob("q", "t", f"chain {n}", depends_on=[n]) for n in range(60)]
@@ -384,7 +314,7 @@ def test_a_thousand_children_in_a_chain_and_a_fan_are_canceled(conn: db.Connecti
     assert (waiting(conn), value(conn, "SELECT count(*) FROM dl_freed")) == (0, 0)
 
 
-def test_a_gathering_run_goes_on_behind_its_jobs(conn: db.Connection, worker: Worker) -> None:
+def test_a_gathering_run_goes_on_behind_its_jobs(conn: Conn, worker: Worker) -> None:
     """Its attempt is given back, and whatever comes of the others, it runs again."""
     outer = enqueue(conn, priority=1)
     job = worker.take()
@@ -403,7 +333,7 @@ def test_a_gathering_run_goes_on_behind_its_jobs(conn: db.Connection, worker: Wo
     assert [(each.status, each.error) for each in found] == [("succeeded", None), ("failed", "no")]
 
 
-def test_a_run_whose_parts_end_before_it_is_handed_back_goes_on_at_once(conn: db.Connection, workers: Workers) -> None:
+def test_a_run_whose_parts_end_before_it_is_handed_back_goes_on_at_once(conn: Conn, workers: Workers) -> None:
     worker, other = workers(), workers()
     enqueue(conn, priority=1)
     job = worker.take()
@@ -415,7 +345,7 @@ def test_a_run_whose_parts_end_before_it_is_handed_back_goes_on_at_once(conn: db
     assert (place(conn, job.job_id), waiting(conn)) == (READY, 0)
 
 
-def test_a_crash_of_a_gathering_run_leaves_it_waiting(conn: db.Connection, worker: Worker) -> None:
+def test_a_crash_of_a_gathering_run_leaves_it_waiting(conn: Conn, worker: Worker) -> None:
     enqueue(conn, priority=1)
     job = worker.take()
     part = enqueue(conn)
@@ -424,7 +354,7 @@ def test_a_crash_of_a_gathering_run_leaves_it_waiting(conn: db.Connection, worke
     assert place(conn, job.job_id) == WAITS
 
 
-def test_a_circle_of_gathering_is_refused(conn: db.Connection, worker: Worker) -> None:
+def test_a_circle_of_gathering_is_refused(conn: Conn, worker: Worker) -> None:
     enqueue(conn)
     job = worker.take()
     below = child(conn, child(conn, job.job_id))
@@ -434,31 +364,12 @@ def test_a_circle_of_gathering_is_refused(conn: db.Connection, worker: Worker) -
         parents.gather(conn, job, [job.job_id])
 
 
-def test_a_claim_that_is_over_gathers_nothing(conn: db.Connection, worker: Worker) -> None:
+def test_a_claim_that_is_over_gathers_nothing(conn: Conn, worker: Worker) -> None:
     enqueue(conn)
     job, part = worker.take(), enqueue(conn)
     worker.finish(job)
     assert not parents.gather(conn, job, [part])
     assert waiting(conn) == 0
-
-
-def test_a_page_names_the_family(conn: db.Connection) -> None:
-    first, second = enqueue(conn, task="a"), enqueue(conn, task="b")
-    job = child(conn, second, first, task="c")
-    below = child(conn, job, task="d")
-    found = parents.family(conn, job)
-    assert [(each["job_id"], each["task"], each["status"], each["is_over"]) for each in found["parents"]] == [
-        (second, "b", "queued", False),
-        (first, "a", "queued", False),
-    ]
-    assert [each["job_id"] for each in found["children"]] == [below]
-
-
-def test_an_inserted_row_of_another_service_may_be_a_parent(conn: db.Connection, ends: Ends) -> None:
-    parent = plain(conn)
-    job = child(conn, parent)
-    ends.by("success elsewhere", parent)
-    assert place(conn, job) == READY
 
 
 # --- what a run triggers ---
@@ -475,7 +386,7 @@ def family_of(dsn: str) -> Family:
     return Family(Delivery((job,)), lambda: db.connect(dsn, name="test", schema="public"), "public")
 
 
-def test_a_run_triggers_with_whatever_has_an_obvious_form_in_json(conn: db.Connection, dsn: str) -> None:
+def test_a_run_triggers_with_whatever_has_an_obvious_form_in_json(conn: Conn, dsn: str) -> None:
     family = family_of(dsn)
     job_id = family.trigger("t", {"part": Part(date(2026, 1, 31), 2), "of": {3, 1}, "status": Status.LOST}, {})
     family.close()
@@ -483,9 +394,7 @@ def test_a_run_triggers_with_whatever_has_an_obvious_form_in_json(conn: db.Conne
 
 
 @pytest.mark.parametrize(("value", "why"), [(math.nan, "is nan"), (object(), "is of the type builtins.object")])
-def test_a_run_that_triggers_with_no_json_is_told_the_place(
-    conn: db.Connection, dsn: str, value: Any, why: str
-) -> None:
+def test_a_run_that_triggers_with_no_json_is_told_the_place(conn: Conn, dsn: str, value: Any, why: str) -> None:
     family = family_of(dsn)
     with pytest.raises(PermanentError, match=rf"^context\.trigger: args\.rows\[1\]\.total {why}"):
         family.trigger("t", {"rows": [{}, {"total": value}]}, {})

@@ -5,7 +5,6 @@ Every job begins after its parents have let it go, and nothing is left waiting. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from random import Random
@@ -16,13 +15,12 @@ from uuid import UUID
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker
+from hands import Conn, Worker, Workers
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.enqueue import NewJob, enqueue_many
 from dataloader.queue.job import Job
 
-Workers = Callable[[], Worker]
 THREADS = 4
 BATCH = 2_000
 FAMILY = 40  # jobs that may wait for each other: in one graph of all, one early failure may hold nearly all of them
@@ -51,7 +49,7 @@ SELECT c.job_id FROM dl_jobs c
             AND (p.status = 'queued' OR c.partition_key = 'hold' AND p.status <> 'succeeded'))"""
 
 
-def graph(conn: db.Connection, size: int, random: Random) -> list[UUID]:
+def graph(conn: Conn, size: int, random: Random) -> list[UUID]:
     """Jobs of which each waits for up to three earlier ones: of its family by place, of lists before by id."""
     ids: list[UUID] = []
     while len(ids) < size:
@@ -95,7 +93,7 @@ class Hand:
                     for job in jobs:
                         self.end(conn, job)
 
-    def end(self, conn: db.Connection, job: Job) -> None:
+    def end(self, conn: Conn, job: Job) -> None:
         """End a run in one of the ways."""
         match self.random.randrange(12):
             case 0:
@@ -113,7 +111,7 @@ class Hand:
             case _:
                 self.worker.finish(job)
 
-    def _crash(self, conn: db.Connection, job: Job) -> None:
+    def _crash(self, conn: Conn, job: Job) -> None:
         """As the keeper writes it; the worker's session stays, and lets the key go.
 
         By two statements: one that locks evaluates what it selects before it has the lock.
@@ -126,7 +124,7 @@ class Hand:
 
 
 @pytest.mark.parametrize("size", [400, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_a_random_graph_is_worked_off(dsn: str, conn: db.Connection, workers: Workers, size: int) -> None:
+def test_a_random_graph_is_worked_off(dsn: str, conn: Conn, workers: Workers, size: int) -> None:
     seed = Random().randrange(10**6)
     print(f"seed {seed}")
     random = Random(seed)

@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from uuid import UUID
 
 import pytest
-from foreign import Foreign
 from hands import (
-    BACKOFF_SEC,
+    DONE,
+    Conn,
     Worker,
+    Workers,
     age,
     ended_beside_locked_rows,
     expire,
-    journal,
+    ids,
     kinds,
     many,
     plain,
     quietly,
     row,
-    started,
     state,
+    step,
     value,
+    waits,
 )
 
 from dataloader.queue import db, lifecycle, operations
-from dataloader.queue.job import Finish, Job
-from dataloader.queue.lifecycle import Ended, Head, Step
-
-Workers = Callable[[], Worker]
-DONE = Finish("succeed")
+from dataloader.queue.job import Job
+from dataloader.queue.lifecycle import Ended
 
 
-def step(worker: Worker, most: int, head: Head = Head(), *, ends: Sequence[Ended] = ()) -> Step:  # noqa: B008
-    worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
-    return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, most, ends, head)
-
-
-def ids(found: Step) -> list[UUID]:
-    return [job.job_id for job in found.jobs]
-
-
-def parked(conn: db.Connection, claimant: Worker, number: int, queue: str = "q", key: str = "k") -> list[UUID]:
+def parked(conn: Conn, claimant: Worker, number: int, queue: str = "q", key: str = "k") -> list[UUID]:
     """Rows of a busy key, in their order, that a claim has found and parked."""
     rows = [plain(conn, queue=queue, lock_key=key, priority=priority) for priority in range(1, number + 1)]
     assert claimant.claim(queue).job is None
@@ -49,11 +39,7 @@ def parked(conn: db.Connection, claimant: Worker, number: int, queue: str = "q",
     return rows
 
 
-def waits(conn: db.Connection, *job_ids: UUID) -> list[str | None]:
-    return [row(conn, job_id)["blocked_on"] for job_id in job_ids]
-
-
-def run(conn: db.Connection, worker: Worker, queue: str = "q", key: str = "k") -> Job:
+def run(conn: Conn, worker: Worker, queue: str = "q", key: str = "k") -> Job:
     """A run of the key."""
     plain(conn, queue=queue, lock_key=key, priority=0)
     return worker.take(queue)
@@ -62,7 +48,7 @@ def run(conn: db.Connection, worker: Worker, queue: str = "q", key: str = "k") -
 # --- parked ---
 
 
-def test_only_the_rows_of_busy_keys_are_parked(conn: db.Connection, workers: Workers) -> None:
+def test_only_the_rows_of_busy_keys_are_parked(conn: Conn, workers: Workers) -> None:
     """Not those of a key whose lease is over, nor of another queue, nor of a key that a stranger's session has."""
     one, two = workers(), workers()
     run(conn, one)
@@ -76,7 +62,7 @@ def test_only_the_rows_of_busy_keys_are_parked(conn: db.Connection, workers: Wor
     assert kinds(conn, busy) == ["queued"]
 
 
-def test_a_row_is_parked_without_a_wait_for_anybody(conn: db.Connection, workers: Workers) -> None:
+def test_a_row_is_parked_without_a_wait_for_anybody(conn: Conn, workers: Workers) -> None:
     """A row that a stranger has locked stays ready, and so do all rows of a key whose running row is locked."""
     one, two = workers(), workers()
     jobs = [run(conn, one, key=key) for key in ("k", "l")]
@@ -90,20 +76,7 @@ def test_a_row_is_parked_without_a_wait_for_anybody(conn: db.Connection, workers
     assert waits(conn, held, free, behind) == ["key"] * 3
 
 
-def test_an_end_waits_for_the_claim_that_parks_behind_its_run(conn: db.Connection, workers: Workers) -> None:
-    """Else it would look for parked rows before they are there."""
-    one, two = workers(), workers()
-    job = run(conn, one)
-    waiting = plain(conn, lock_key="k")
-    with two.conn.transaction():
-        assert two.claim().job is None
-        with started(lambda: one.finish(job), one.pid, conn) as end:
-            two.conn.execute("COMMIT; BEGIN")
-            assert end.result() == "succeeded"
-    assert waits(conn, waiting) == [None]
-
-
-def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: db.Connection, workers: Workers) -> None:
+def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     run(conn, one)
     many(conn, 200, "k", priority=1)
@@ -113,7 +86,7 @@ def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: db.Co
 
 
 @pytest.mark.parametrize("why", ["busy", "held", "canceled"])
-def test_a_claim_goes_on_until_nothing_is_in_its_way(conn: db.Connection, workers: Workers, why: str) -> None:
+def test_a_claim_goes_on_until_nothing_is_in_its_way(conn: Conn, workers: Workers, why: str) -> None:
     """It reads a thousand rows at a time."""
     one, two = workers(), workers()
     if why == "busy":
@@ -129,7 +102,7 @@ def test_a_claim_goes_on_until_nothing_is_in_its_way(conn: db.Connection, worker
     assert ids(found) == [good]
 
 
-def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: db.Connection, workers: Workers) -> None:
+def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: Conn, workers: Workers) -> None:
     """To park each row of a key whose turn is near would cost more than to pass it."""
     one, two = workers(), workers()
     run(conn, one)
@@ -142,9 +115,7 @@ def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: db.Connection, wor
 # --- the end of a run ---
 
 
-def test_a_claim_with_some_keys_does_not_read_on_for_long_among_busy_ones(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_a_claim_with_some_keys_does_not_read_on_for_long_among_busy_ones(conn: Conn, workers: Workers) -> None:
     """To park a row and make it ready again costs as much as to pass over it fifty times."""
     conn.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at)"
@@ -157,9 +128,7 @@ def test_a_claim_with_some_keys_does_not_read_on_for_long_among_busy_ones(
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == 0
 
 
-def test_the_end_of_a_run_makes_the_first_of_each_queue_ready_and_tells_it(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_the_end_of_a_run_makes_the_first_of_each_queue_ready_and_tells_it(conn: Conn, workers: Workers) -> None:
     one, two, ear = workers(), workers(), workers()
     job = run(conn, one)
     rows = {queue: parked(conn, two, 3, queue) for queue in ("a", "b", "c")}
@@ -174,87 +143,51 @@ def test_the_end_of_a_run_makes_the_first_of_each_queue_ready_and_tells_it(
     assert [workers().claim(queue).job for queue in ("a", "c")] == [None, None]
 
 
-def by_finish(conn: db.Connection, worker: Worker, job: Job) -> None:
-    worker.finish(job)
-
-
-def by_heartbeat(conn: db.Connection, worker: Worker, job: Job) -> None:
-    lifecycle.finish_some(worker.conn, worker.name, [Ended(job, DONE)])
-
-
-def by_retry(conn: db.Connection, worker: Worker, job: Job) -> None:
-    worker.finish(job, "retry", delay_sec=60.0)
-
-
-def by_settle(conn: db.Connection, worker: Worker, job: Job) -> None:
-    lifecycle.settle(conn, worker.name, "drain", "gone")
-
-
-def by_crash(conn: db.Connection, worker: Worker, job: Job) -> None:
+def crash(conn: Conn, worker: Worker, job: Job) -> None:
     conn.execute("UPDATE dl_jobs SET attempt = attempt + 1 WHERE job_id = %s", (job.job_id,))  # later, then
     lifecycle.settle(conn, worker.name, "crash", "gone")
 
 
-def by_reap(conn: db.Connection, worker: Worker, job: Job) -> None:
+def lose(conn: Conn, worker: Worker, job: Job) -> None:
     conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
     expire(conn, job.job_id)
     assert lifecycle.reap(conn)
 
 
-def by_another_service(conn: db.Connection, worker: Worker, job: Job) -> None:
-    conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (job.job_id,))
+def by_statement(statement: str) -> Callable[..., object]:
+    return lambda conn, worker, job: conn.execute(f"{statement} WHERE job_id = %s", (job.job_id,))
 
 
-def by_an_end_that_clears_the_claim(conn: db.Connection, worker: Worker, job: Job) -> None:
-    conn.execute("UPDATE dl_jobs SET status = 'succeeded', claimed_by = NULL WHERE job_id = %s", (job.job_id,))
+ENDS: dict[str, Callable[[Conn, Worker, Job], object]] = {
+    "finish": lambda conn, worker, job: worker.finish(job),
+    "heartbeat": lambda conn, worker, job: lifecycle.finish_some(worker.conn, worker.name, [Ended(job, DONE)]),
+    "retry": lambda conn, worker, job: worker.finish(job, "retry", delay_sec=60.0),
+    "settle": lambda conn, worker, job: lifecycle.settle(conn, worker.name, "drain", "gone"),
+    "crash": crash,
+    "reap": lose,
+    "another service": by_statement("UPDATE dl_jobs SET status = 'succeeded'"),
+    "an end that clears the claim": by_statement("UPDATE dl_jobs SET status = 'succeeded', claimed_by = NULL"),
+    "put back": by_statement("UPDATE dl_jobs SET status = 'queued'"),
+    "move": by_statement("UPDATE dl_jobs SET lock_key = 'another'"),
+    "deletion": by_statement("DELETE FROM dl_jobs"),
+}
 
 
-def by_a_put_back(conn: db.Connection, worker: Worker, job: Job) -> None:
-    conn.execute("UPDATE dl_jobs SET status = 'queued' WHERE job_id = %s", (job.job_id,))
-
-
-def by_a_move(conn: db.Connection, worker: Worker, job: Job) -> None:
-    conn.execute("UPDATE dl_jobs SET lock_key = 'another' WHERE job_id = %s", (job.job_id,))
-
-
-def by_deletion(conn: db.Connection, worker: Worker, job: Job) -> None:
-    conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job.job_id,))
-
-
-ENDS = [by_finish, by_heartbeat, by_retry, by_settle, by_crash, by_reap]
-FOREIGN_ENDS = [by_another_service, by_an_end_that_clears_the_claim, by_a_put_back, by_a_move, by_deletion]
-
-
-@pytest.mark.parametrize("end", [*ENDS, *FOREIGN_ENDS])
-def test_whoever_ends_a_run_makes_the_next_row_ready(
-    conn: db.Connection, workers: Workers, end: Callable[[db.Connection, Worker, Job], None]
-) -> None:
+@pytest.mark.parametrize("end", ENDS)
+def test_whoever_ends_a_run_makes_the_next_row_ready(conn: Conn, workers: Workers, end: str) -> None:
     one, two = workers(), workers()
     job = run(conn, one)
     first, second = parked(conn, two, 2)
     two.notes()
-    end(conn, one, job)
-    is_back = state(conn, job.job_id)[0] == "queued" if end is not by_deletion else False
+    ENDS[end](conn, one, job)
+    is_back = state(conn, job.job_id)[0] == "queued" if end != "deletion" else False
     is_first = is_back and waits(conn, job.job_id) == [None]  # the job itself: it is the first of its key again
     assert waits(conn, first, second) == ["key" if is_first else None, "key"]
     assert "q" in two.notes()
 
 
-def test_another_services_run_ends_like_ours(conn: db.Connection, workers: Workers, foreign: Foreign) -> None:
-    worker = workers()
-    plain(conn, lock_key="k", priority=0)
-    found = foreign.claim()
-    assert found is not None
-    first, second = parked(conn, worker, 2)
-    foreign.finish(*found)
-    assert waits(conn, first, second) == [None, "key"]
-    assert worker.take().job_id == first
-
-
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_an_end_by_a_transaction_with_an_older_snapshot_is_looked_at_by_a_claim(
-    conn: db.Connection, workers: Workers, isolation: str
-) -> None:
+def test_an_end_in_an_older_snapshot_is_looked_at_by_a_claim(conn: Conn, workers: Workers, isolation: str) -> None:
     """Such a transaction does not see the rows that were parked after its snapshot."""
     one, two = workers(), workers()
     conn.execute("INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('w', 'f', 'h', 1, 'q', '-')")
@@ -272,8 +205,8 @@ def test_an_end_by_a_transaction_with_an_older_snapshot_is_looked_at_by_a_claim(
     assert two.take().job_id == waiting
 
 
-def test_the_reaper_makes_ready_what_no_run_keeps_parked(
-    conn: db.Connection, workers: Workers, dsn: str, as_superuser: Callable[[str], str]
+def test_the_reaper_unparks_the_stranded(
+    conn: Conn, workers: Workers, dsn: str, as_superuser: Callable[[str], str]
 ) -> None:
     """A run of the key `gone` has ended without the triggers; that of `k` goes on."""
     one, two = workers(), workers()
@@ -299,14 +232,6 @@ def test_the_reaper_makes_ready_what_no_run_keeps_parked(
 # --- the head leaves ---
 
 
-def by_request(conn: db.Connection, head: UUID) -> None:
-    lifecycle.request_cancel(conn, head)
-
-
-def by_operator(conn: db.Connection, head: UUID) -> None:
-    operations.change(conn, "delete", [head], "test")
-
-
 LEAVE = {
     "canceled": "UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s",
     "deleted": "DELETE FROM dl_jobs WHERE job_id = %s",
@@ -316,31 +241,27 @@ LEAVE = {
 }
 
 
-def by_statement(statement: str) -> Callable[[db.Connection, UUID], None]:
-    return lambda conn, head: conn.execute(statement.encode(), (head,)) and None
+BY_US: dict[str, Callable[[Conn, UUID], object]] = {
+    "canceled by us": lifecycle.request_cancel,
+    "deleted by an operator": lambda conn, head: operations.change(conn, "delete", [head], "test"),
+}
 
 
-@pytest.mark.parametrize(
-    "leave",
-    [by_request, by_operator, *map(by_statement, LEAVE.values())],
-    ids=["canceled by us", "deleted by an operator", *LEAVE],
-)
-def test_a_head_that_leaves_passes_its_place_on(
-    conn: db.Connection, workers: Workers, leave: Callable[[db.Connection, UUID], None]
-) -> None:
+@pytest.mark.parametrize("leave", [*BY_US, *LEAVE])
+def test_a_head_that_leaves_passes_its_place_on(conn: Conn, workers: Workers, leave: str) -> None:
     one, two = workers(), workers()
     job = run(conn, one)
     head, second, third = parked(conn, two, 3)
     one.finish(job)
     assert waits(conn, head, second, third) == [None, "key", "key"]
     two.notes()
-    leave(conn, head)
+    BY_US[leave](conn, head) if leave in BY_US else conn.execute(LEAVE[leave].encode(), (head,))
     assert waits(conn, second, third) == [None, "key"]
     assert "q" in two.notes()
     assert second in ids(step(two, 5))
 
 
-def test_a_head_that_may_not_start_passes_its_place_on(conn: db.Connection, workers: Workers) -> None:
+def test_a_head_that_may_not_start_passes_its_place_on(conn: Conn, workers: Workers) -> None:
     """A service has set the column only: the claim ends the job, and makes the next row ready."""
     one, two = workers(), workers()
     job = run(conn, one)
@@ -356,7 +277,7 @@ def test_a_head_that_may_not_start_passes_its_place_on(conn: db.Connection, work
 
 
 @pytest.mark.parametrize("statement", LEAVE.values(), ids=LEAVE)
-def test_a_parked_row_that_leaves_takes_nobody_with_it(conn: db.Connection, workers: Workers, statement: str) -> None:
+def test_a_parked_row_that_leaves_takes_nobody_with_it(conn: Conn, workers: Workers, statement: str) -> None:
     one, two = workers(), workers()
     job = run(conn, one)
     first, second, third = parked(conn, two, 3)
@@ -366,7 +287,7 @@ def test_a_parked_row_that_leaves_takes_nobody_with_it(conn: db.Connection, work
     assert waits(conn, second, third) == [None, "key"]
 
 
-def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: db.Connection, workers: Workers) -> None:
+def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     run(conn, one)
     to_queue, to_key = parked(conn, two, 2)
@@ -376,7 +297,7 @@ def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: db.Connection, wo
     assert two.take().job_id == to_key
 
 
-def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: db.Connection, workers: Workers) -> None:
+def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     ended = plain(conn, lock_key="k", status="failed")
     run(conn, one)
@@ -385,7 +306,7 @@ def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: db.Connection, 
     assert waits(conn, waiting) == ["key"]
 
 
-def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: db.Connection, workers: Workers) -> None:
+def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     run(conn, one)
     (waiting,) = parked(conn, two, 1)
@@ -393,27 +314,7 @@ def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: db.Con
     assert waits(conn, waiting) == ["key"]
 
 
-def test_a_parked_row_that_is_canceled_by_its_column_is_set_aside_and_holds_up_nobody(
-    conn: db.Connection, workers: Workers
-) -> None:
-    one, two = workers(), workers()
-    job = run(conn, one)
-    canceled, second, third = parked(conn, two, 3)
-    conn.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", (canceled,))
-    one.finish(job)
-    found = two.claim().job  # or it has set the canceled one aside, and its own step notifies it
-    for job_id in (second, third):
-        found = found or two.take()
-        assert found.job_id == job_id
-        two.finish(found)
-        found = None
-    assert state(conn, canceled) == ("canceled", 0)
-    assert journal(conn, canceled)[-1] == ("canceled", {"attempt": 0, "by": "claim"})
-
-
-def test_a_row_that_may_not_start_is_passed_over_while_another_session_has_it_locked(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_a_locked_row_that_may_not_start_is_passed_over(conn: Conn, worker: Worker) -> None:
     odd, good = plain(conn, priority=1, cancel_requested=True), plain(conn, priority=2)
     with conn.transaction():
         conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (odd,))
@@ -421,7 +322,7 @@ def test_a_row_that_may_not_start_is_passed_over_while_another_session_has_it_lo
     assert state(conn, odd) == ("queued", 0)
 
 
-def test_a_row_before_its_time_that_stands_as_ready_waits_for_it(conn: db.Connection, worker: Worker) -> None:
+def test_a_row_before_its_time_that_stands_as_ready_waits_for_it(conn: Conn, worker: Worker) -> None:
     """No trigger saw its insert. That is no step, so the journal has no line."""
     with quietly(conn):
         early = plain(conn, in_sec=3_600)
@@ -430,9 +331,7 @@ def test_a_row_before_its_time_that_stands_as_ready_waits_for_it(conn: db.Connec
     assert (waits(conn, early), kinds(conn, early)) == (["time"], [])
 
 
-def test_a_parked_row_that_may_not_start_and_has_become_the_first_is_set_aside(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_a_parked_row_that_may_not_start_and_has_become_the_first_is_set_aside(conn: Conn, workers: Workers) -> None:
     """A plain UPDATE of these two columns fires no trigger."""
     one, two = workers(), workers()
     job = run(conn, one)
@@ -443,7 +342,7 @@ def test_a_parked_row_that_may_not_start_and_has_become_the_first_is_set_aside(
     assert state(conn, canceled) == ("canceled", 0)
 
 
-def test_a_row_that_may_start_again_by_now_is_not_set_aside(conn: db.Connection, workers: Workers) -> None:
+def test_a_row_that_may_start_again_by_now_is_not_set_aside(conn: Conn, workers: Workers) -> None:
     """Somebody has given it attempts since the claim's look; it goes on waiting for its key."""
     run(conn, workers())
     (waiting,) = parked(conn, workers(), 1)
@@ -451,9 +350,7 @@ def test_a_row_that_may_start_again_by_now_is_not_set_aside(conn: db.Connection,
     assert waits(conn, waiting) == ["key"]
 
 
-def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(conn: Conn, workers: Workers) -> None:
     """Were each put off by itself, each would cost a claim and its pauses."""
     one, two = workers(), workers()
     job = run(conn, one, key="held")
@@ -468,7 +365,7 @@ def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(
     assert row(conn, rows[0])["backoffs"] == 4
 
 
-def test_keys_that_sessions_hold_are_put_off_each_by_its_own_refusals(conn: db.Connection, worker: Worker) -> None:
+def test_keys_that_sessions_hold_are_put_off_each_by_its_own_refusals(conn: Conn, worker: Worker) -> None:
     often, never = plain(conn, lock_key="often"), plain(conn, lock_key="never")
     conn.execute("UPDATE dl_jobs SET backoffs = 3 WHERE job_id = %s", (often,))
     conn.execute("SELECT pg_advisory_lock(hashtext('often')), pg_advisory_lock(hashtext('never'))")
@@ -476,9 +373,7 @@ def test_keys_that_sessions_hold_are_put_off_each_by_its_own_refusals(conn: db.C
     assert [row(conn, job_id)["backoffs"] for job_id in (often, never)] == [4, 1]
 
 
-def test_rows_of_a_held_key_in_another_queue_are_left_to_that_queues_claims(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_rows_of_a_held_key_in_another_queue_are_left_to_that_queues_claims(conn: Conn, worker: Worker) -> None:
     here, there = plain(conn, lock_key="held"), plain(conn, queue="other", lock_key="held")
     conn.execute("SELECT pg_advisory_lock(hashtext('held'))")
     assert step(worker, 5).backoffs == 1
@@ -488,7 +383,7 @@ def test_rows_of_a_held_key_in_another_queue_are_left_to_that_queues_claims(
 # --- locked ---
 
 
-def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: db.Connection, workers: Workers) -> None:
+def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: Conn, workers: Workers) -> None:
     """Within a second, by the next claim of any queue; it says that there is something to come back for."""
     one, two = workers(), workers()
     job = run(conn, one)
@@ -504,17 +399,7 @@ def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: db.Connecti
     assert value(conn, "SELECT count(*) FROM dl_freed") == 0
 
 
-def test_a_key_whose_parked_rows_are_locked_still_waits_for_its_next_try(conn: db.Connection, workers: Workers) -> None:
-    one, two = workers(), workers()
-    job = run(conn, one)
-    rows = parked(conn, two, 2)
-    with ended_beside_locked_rows(conn, one, job, *rows):
-        one.conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
-        assert step(two, 1).due_in == 1
-        assert value(one.conn, "SELECT count(*) FROM dl_freed WHERE since > now() - interval '1 s'") == 1
-
-
-def test_an_end_while_a_claim_tries_the_key_again_writes_its_own_row(conn: db.Connection, workers: Workers) -> None:
+def test_an_end_while_a_claim_tries_the_key_again_writes_its_own_row(conn: Conn, workers: Workers) -> None:
     """The claim may have looked before the end, and takes its row away at its commit."""
     one, two, three = workers(), workers(), workers()
     job = run(conn, one)
@@ -529,7 +414,7 @@ def test_an_end_while_a_claim_tries_the_key_again_writes_its_own_row(conn: db.Co
         assert value(one.conn, "SELECT count(*) FROM dl_freed") == 2
 
 
-def test_a_claim_leaves_a_freed_key_to_the_claim_that_tries_it(conn: db.Connection, workers: Workers) -> None:
+def test_a_claim_leaves_a_freed_key_to_the_claim_that_tries_it(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     conn.execute("INSERT INTO dl_freed (key_hash, since) VALUES (hashtext('k'), now() - interval '1 min')")
     with one.conn.transaction():
@@ -537,28 +422,14 @@ def test_a_claim_leaves_a_freed_key_to_the_claim_that_tries_it(conn: db.Connecti
         assert step(two, 1).due_in == 1
 
 
-def test_where_the_first_parked_row_is_locked_the_next_one_waits_for_it(conn: db.Connection, workers: Workers) -> None:
-    one, two = workers(), workers()
-    job = run(conn, one)
-    first, second = parked(conn, two, 2)
-    with ended_beside_locked_rows(conn, one, job, first):
-        assert waits(one.conn, first, second) == ["key", "key"]
-        found = step(two, 1)
-        assert (found.jobs, found.due_in) == ([], 1)
-    conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
-    assert two.take().job_id == first
-
-
 # --- the bookmark ---
 
 
-def locked_head(conn: db.Connection, number: int = 80) -> None:
+def locked_head(conn: Conn, number: int = 80) -> None:
     many(conn, number, "locked-%s", priority=1)
 
 
-def test_a_claim_with_the_bookmark_finds_what_is_behind_it_and_later_what_is_before(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_a_claim_with_the_bookmark_finds_what_is_behind_and_later_what_is_before(conn: Conn, workers: Workers) -> None:
     worker, stranger = workers(), workers()
     locked_head(conn)
     behind = [plain(conn, priority=2) for _ in range(3)]
@@ -569,14 +440,14 @@ def test_a_claim_with_the_bookmark_finds_what_is_behind_it_and_later_what_is_bef
         assert found.head is not None
         assert found.head.priority == 2
         urgent = plain(conn, priority=0)
-        assert ids(step(worker, 5, found.head)) == behind[1:]
-        assert ids(step(worker, 1, found.head)) == [urgent]
-        nothing = step(worker, 1, found.head)
+        assert ids(step(worker, 5, head=found.head)) == behind[1:]
+        assert ids(step(worker, 1, head=found.head)) == [urgent]
+        nothing = step(worker, 1, head=found.head)
         assert (nothing.jobs, nothing.look_again, nothing.due_in) == ([], False, 0.1)
-    assert [job.lock_key for job in step(worker, 1, found.head).jobs] == ["locked-1"]
+    assert [job.lock_key for job in step(worker, 1, head=found.head).jobs] == ["locked-1"]
 
 
-def test_a_few_locked_rows_are_no_reason_to_pass_over_the_head(conn: db.Connection, workers: Workers) -> None:
+def test_a_few_locked_rows_are_no_reason_to_pass_over_the_head(conn: Conn, workers: Workers) -> None:
     worker, stranger = workers(), workers()
     locked_head(conn, 10)
     plain(conn, priority=2)
@@ -585,7 +456,7 @@ def test_a_few_locked_rows_are_no_reason_to_pass_over_the_head(conn: db.Connecti
         assert step(worker, 1).head is None
 
 
-def test_the_order_of_a_key_holds_across_the_bookmark(conn: db.Connection, workers: Workers) -> None:
+def test_the_order_of_a_key_holds_across_the_bookmark(conn: Conn, workers: Workers) -> None:
     """What is before the bookmark may be free by now, and comes first; if it is not, what is behind waits for it."""
     worker, stranger = workers(), workers()
     locked_head(conn)
@@ -596,22 +467,16 @@ def test_the_order_of_a_key_holds_across_the_bookmark(conn: db.Connection, worke
         head = step(worker, 1).head
         assert head is not None
         behind = plain(conn, lock_key="k", priority=2)
-        assert step(worker, 1, head).jobs == []
-    assert ids(step(worker, 1, head)) == [before]
+        assert step(worker, 1, head=head).jobs == []
+    assert ids(step(worker, 1, head=head)) == [before]
     assert state(conn, behind) == ("queued", 0)
-
-
-def test_a_bookmark_that_is_too_far_is_no_harm(conn: db.Connection, worker: Worker) -> None:
-    """What is before it is found once nothing is behind."""
-    rows = [plain(conn, priority=priority) for priority in range(3)]
-    assert ids(step(worker, 3, Head(500, "-infinity"))) == rows
 
 
 # --- other reasons to wait ---
 
 
 @pytest.mark.parametrize("change", ["available_at = now()", "queue = 'other'", "lock_key = 'other'"])
-def test_a_reason_to_wait_that_nobody_knows_is_left_alone(conn: db.Connection, worker: Worker, change: str) -> None:
+def test_a_reason_to_wait_that_nobody_knows_is_left_alone(conn: Conn, worker: Worker, change: str) -> None:
     job_id = plain(conn)
     conn.execute("UPDATE dl_jobs SET blocked_on = 'order' WHERE job_id = %s", (job_id,))
     conn.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (job_id,))
@@ -619,7 +484,7 @@ def test_a_reason_to_wait_that_nobody_knows_is_left_alone(conn: db.Connection, w
     assert (worker.claim().job, worker.claim("other").job) == (None, None)
 
 
-def test_a_time_goes_before_any_other_reason(conn: db.Connection, workers: Workers) -> None:
+def test_a_time_goes_before_any_other_reason(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     run(conn, one)
     (waiting,) = parked(conn, two, 1)

@@ -5,21 +5,18 @@ Measured in buffers that a whole call touches, in a worker's session: with the p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from hands import buffers, quietly, value
+from hands import Conn, buffers, quietly, value
 from psycopg import sql
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.reports import keys as of_keys
 from dataloader.queue.reports import stats
 
-RECOVER = (files("dataloader.sql.functions") / "recover.sql").read_text("utf-8")
 MILLION, THOUSAND = 1_000_000, 1_000
 KEYS = 64
 
@@ -140,6 +137,7 @@ CALLS = {
         900,
         f"SELECT set_config('t.ids', {ten('job_id', RUNS, 'hashtext(lock_key)')}::text, true)",
     ),
+    "dl_reap": Call("SELECT * FROM dl_reap(0, 15)", 450),
     "dl_give_back": Call(
         "SELECT dl_give_back((current_setting('t.ids')::uuid[])[1], 'crash', 'why', '{}')",
         120,
@@ -156,7 +154,7 @@ def a_million(test: Callable[..., None]) -> Callable[..., None]:
 
 
 @pytest.fixture
-def thousand(dsn: str) -> Iterator[db.Connection]:
+def thousand(dsn: str) -> Iterator[Conn]:
     """A queue with a thousand rows, which nothing vacuums while a test counts what a call touches."""
     with db.connect(dsn, name="few", schema="public") as conn:
         conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
@@ -169,7 +167,7 @@ def thousand(dsn: str) -> Iterator[db.Connection]:
 
 
 @pytest.fixture(scope="module")
-def million_rows(module_db: str) -> Iterator[db.Connection]:
+def million_rows(module_db: str) -> Iterator[Conn]:
     """A queue with a million rows, in a database that the tests of this file share."""
     with db.connect(module_db, name="many", schema="public", answer_within=300) as conn:
         conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
@@ -179,14 +177,14 @@ def million_rows(module_db: str) -> Iterator[db.Connection]:
 
 
 @pytest.fixture
-def million(million_rows: db.Connection) -> db.Connection:
+def million(million_rows: Conn) -> Conn:
     """The million, with statistics that are true."""
     million_rows.execute("ANALYZE dl_jobs")
     return million_rows
 
 
 @pytest.fixture
-def forgotten(module_db: str, million_rows: db.Connection, as_superuser: Callable[[str], str]) -> db.Connection:
+def forgotten(module_db: str, million_rows: Conn, as_superuser: Callable[[str], str]) -> Conn:
     """The million, for a planner that last saw an empty table."""
     forget(as_superuser(module_db), 0)
     return million_rows
@@ -206,7 +204,7 @@ def forget(dsn: str, rows: int) -> None:
         )
 
 
-def filled(conn: db.Connection, rows: int, ids: str = "v4") -> None:
+def filled(conn: Conn, rows: int, ids: str = "v4") -> None:
     """Put the situations into an empty queue."""
     later = (
         []
@@ -243,7 +241,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @a_million
-def test_a_foreign_claim_is_index_served(million: db.Connection) -> None:
+def test_a_foreign_claim_is_index_served(million: Conn) -> None:
     """It sorts what is ready, for the protocol says so; but it never reads the whole table."""
     touched = {}
     for queue in ("ready", "future", "done"):
@@ -253,7 +251,7 @@ def test_a_foreign_claim_is_index_served(million: db.Connection) -> None:
     assert touched["done"] < 60
 
 
-def cost(conn: db.Connection, call: Call) -> int:
+def cost(conn: Conn, call: Call) -> int:
     """The buffers of a warm call, which is then undone."""
     found = 0
     with psycopg.connect(conn.info.dsn) as other:
@@ -266,13 +264,13 @@ def cost(conn: db.Connection, call: Call) -> int:
     return found
 
 
-def costs(conn: db.Connection, but: str = "") -> dict[str, int]:
+def costs(conn: Conn, but: str = "") -> dict[str, int]:
     """What each call costs, in a worker's session."""
     conn.execute(lifecycle.PLANS)
     return {name: cost(conn, call) for name, call in CALLS.items() if name != but}
 
 
-def anywhere(conn: db.Connection) -> dict[str, int]:
+def anywhere(conn: Conn) -> dict[str, int]:
     """What the calls of ANYWHERE cost, in a session of another service."""
     return {name: cost(conn, CALLS[name]) for name in ANYWHERE}
 
@@ -285,7 +283,7 @@ def too_dear(found: dict[str, int]) -> dict[str, int]:
 @pytest.mark.parametrize("before", [0, 600])
 @pytest.mark.parametrize("analyze", [False, True])
 def test_c3_a_session_that_planned_on_a_short_table_claims_and_ends_as_cheaply_on_a_long_one(
-    conn: db.Connection, dsn: str, as_superuser: Callable[[str], str], ids: str, before: int, analyze: bool
+    conn: Conn, dsn: str, as_superuser: Callable[[str], str], ids: str, before: int, analyze: bool
 ) -> None:
     """Its plans are cached, and nothing tells it that the table has grown."""
     with (
@@ -308,9 +306,7 @@ def test_c3_a_session_that_planned_on_a_short_table_claims_and_ends_as_cheaply_o
 
 
 @a_million
-def test_calls_cost_the_same_in_a_thousand_rows_and_in_a_million(
-    million: db.Connection, thousand: db.Connection
-) -> None:
+def test_calls_cost_the_same_in_a_thousand_rows_and_in_a_million(million: Conn, thousand: Conn) -> None:
     """An index may be two levels higher, and have versions that other calls left dead; nothing grows as the rows do."""
     few, many = costs(thousand), costs(million)
     assert {name: (few[name], many[name]) for name in few if many[name] > 5 * few[name] + 20} == {}
@@ -318,31 +314,13 @@ def test_calls_cost_the_same_in_a_thousand_rows_and_in_a_million(
 
 
 @a_million
-def test_c3_calls_cost_the_same_with_stale_statistics(forgotten: db.Connection) -> None:
+def test_c3_calls_cost_the_same_with_stale_statistics(forgotten: Conn) -> None:
     """In a session of its own: the others' have their plans already."""
     forgotten.execute("DISCARD PLANS")
     assert too_dear(costs(forgotten)) == {}
 
 
-@a_million
-def test_the_reaper_reads_what_runs_and_not_what_ended(million: db.Connection) -> None:
-    (expired,) = re.findall(
-        r"SELECT \* INTO held (FROM dl_jobs\s+WHERE status = 'running'.*?)LIMIT 1", RECOVER, re.DOTALL
-    )
-    for variable, given in {
-        "p_up_sec": "0",
-        "p_patience_sec": "15",
-        "back": "now()",
-        "refused": "'{}'::uuid[]",
-    }.items():
-        expired = re.sub(rf"\b{variable}\b", given, expired)
-    query = f"SELECT * {expired} AND p_queue = '' LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED"
-    plan = plan_of(million, query, "", "force_custom_plan")
-    assert [node["Node Type"] for node in nodes(plan) if node["Node Type"] == "Seq Scan"] == []
-    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 250
-
-
-def with_keys(conn: db.Connection, names: int, each: int, long: int) -> None:
+def with_keys(conn: Conn, names: int, each: int, long: int) -> None:
     """An ordered queue of so many keys with so many jobs each, beside one key with very many."""
     conn.execute("INSERT INTO dl_queues (queue, ordered) VALUES ('q', true)")
     with quietly(conn):
@@ -356,7 +334,7 @@ def with_keys(conn: db.Connection, names: int, each: int, long: int) -> None:
     conn.execute("VACUUM ANALYZE dl_jobs")
 
 
-def touched(conn: db.Connection, statement: str, **given: Any) -> int:
+def touched(conn: Conn, statement: str, **given: Any) -> int:
     """The buffers of a statement for people, planned as it is there."""
     with conn.transaction(force_rollback=True):
         conn.execute(of_keys._SQL["plans"])
@@ -373,7 +351,7 @@ def touched(conn: db.Connection, statement: str, **given: Any) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize("analyzed", [True, False])
 def test_a_page_of_keys_costs_the_same_beside_a_key_with_a_hundred_thousand_jobs(
-    conn: db.Connection, dsn: str, as_superuser: Callable[[str], str], analyzed: bool
+    conn: Conn, dsn: str, as_superuser: Callable[[str], str], analyzed: bool
 ) -> None:
     """Of that key it reads as many jobs as it counts, of each other those it has, and from one to the next it steps."""
     with_keys(conn, 1_000, 100, 100_000)
@@ -392,7 +370,7 @@ def test_a_page_of_keys_costs_the_same_beside_a_key_with_a_hundred_thousand_jobs
     assert touched(conn, stats._SQL["keys"], most=1_000) < 6_000
 
 
-def test_no_function_that_reads_by_indexes_alone_is_compiled(conn: db.Connection) -> None:
+def test_no_function_that_reads_by_indexes_alone_is_compiled(conn: Conn) -> None:
     """A plan with a sequential scan or a sort all the same seems to cost ten thousand million: it would be compiled."""
     without = "SELECT array_agg(proname) FROM pg_proc WHERE proconfig && %s AND NOT proconfig @> '{jit=off}'"
     assert value(conn, without, ["enable_seqscan=off", "enable_sort=off", "enable_bitmapscan=off"]) is None

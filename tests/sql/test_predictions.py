@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
-from hands import Worker, enqueue, journal, kinds, many, quietly, row, value
+from hands import Conn, Worker, Workers, enqueue, journal, kinds, many, quietly, row, value
 
-from dataloader.queue import db, lifecycle, operations
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.reports import predictions, stats
 from dataloader.queue.reports.predictions import outlook
 
@@ -19,13 +18,13 @@ SOON = timedelta(minutes=30)
 
 
 @pytest.fixture
-def known(conn: db.Connection) -> None:
+def known(conn: Conn) -> None:
     """Runs of the task t take 100 s, and two workers serve the queue q."""
     learn(conn, "t", 100.0)
     serve(conn, 2)
 
 
-def learn(conn: db.Connection, task: str, seconds: float) -> None:
+def learn(conn: Conn, task: str, seconds: float) -> None:
     conn.execute(
         "INSERT INTO dl_durations (task, seconds, runs, learned_at)"
         " VALUES (%s, array_fill(%s::real, ARRAY[200]), 200, now())",
@@ -33,26 +32,26 @@ def learn(conn: db.Connection, task: str, seconds: float) -> None:
     )
 
 
-def serve(conn: db.Connection, number: int, *queues: str) -> None:
+def serve(conn: Conn, number: int, *queues: str) -> None:
     served = list(queues or ["q"])
     alike = {"queue": served[0], "queues": served, "state": "idle", "jobs": 0}
     stats.show_workers(conn, "farm", "h", [alike | {"worker": f"h:{nth}:b", "pid": nth} for nth in range(number)])
 
 
-def seconds(conn: db.Connection, *job_ids: UUID, queue: str = "q") -> list[int | None]:
+def seconds(conn: Conn, *job_ids: UUID, queue: str = "q") -> list[int | None]:
     """In how many seconds these jobs are predicted to end, to the next ten."""
     seen = outlook(conn, queue)
     return [round(seen.ends[job_id].middle / 10) * 10 if job_id in seen.ends else None for job_id in job_ids]
 
 
-def of_job(conn: db.Connection, job_id: UUID) -> dict[str, Any]:
+def of_job(conn: Conn, job_id: UUID) -> dict[str, Any]:
     """What is told of a job."""
     job = predictions.job(conn, job_id)
     assert job is not None
     return predictions.of_job(outlook(conn, job["queue"]), job)
 
 
-def noted(conn: db.Connection, job_id: UUID) -> dict[str, Any] | None:
+def noted(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
     """The row of a job's prediction."""
     with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
         return cursor.execute("SELECT * FROM dl_predictions WHERE job_id = %s", (job_id,)).fetchone()
@@ -62,7 +61,7 @@ def noted(conn: db.Connection, job_id: UUID) -> dict[str, Any] | None:
 
 
 @pytest.mark.usefixtures("known")
-def test_a_queue_ends_when_its_workers_have_done_all_that_waits(conn: db.Connection) -> None:
+def test_a_queue_ends_when_its_workers_have_done_all_that_waits(conn: Conn) -> None:
     jobs = [enqueue(conn) for _ in range(4)]
     assert seconds(conn, *jobs) == [100, 100, 200, 200]
     told = predictions.of_queue(outlook(conn, "q"))
@@ -73,7 +72,7 @@ def test_a_queue_ends_when_its_workers_have_done_all_that_waits(conn: db.Connect
 
 
 @pytest.mark.usefixtures("known")
-def test_jobs_come_in_the_order_of_the_claim(conn: db.Connection) -> None:
+def test_jobs_come_in_the_order_of_the_claim(conn: Conn) -> None:
     last, first = enqueue(conn, priority=200), enqueue(conn, priority=1)
     serve(conn, 1)
     assert seconds(conn, first, last) == [100, 200]
@@ -82,9 +81,7 @@ def test_jobs_come_in_the_order_of_the_claim(conn: db.Connection) -> None:
 
 
 @pytest.mark.usefixtures("known")
-def test_what_is_parked_and_what_waits_for_its_time_is_in_the_line(
-    conn: db.Connection, workers: Callable[[], Worker]
-) -> None:
+def test_what_is_parked_and_what_waits_for_its_time_is_in_the_line(conn: Conn, workers: Workers) -> None:
     running = enqueue(conn, lock_key="k")
     workers().take()
     parked, later = enqueue(conn, lock_key="k"), enqueue(conn, available_at=datetime.now(UTC) + timedelta(seconds=500))
@@ -94,7 +91,7 @@ def test_what_is_parked_and_what_waits_for_its_time_is_in_the_line(
 
 
 @pytest.mark.usefixtures("known")
-def test_jobs_at_a_full_limit_wait_for_each_other(conn: db.Connection, workers: Callable[[], Worker]) -> None:
+def test_jobs_at_a_full_limit_wait_for_each_other(conn: Conn, workers: Workers) -> None:
     operations.set_limit(conn, "source", "test", most=1)
     jobs = [enqueue(conn, limits=["source"]) for _ in range(3)]
     workers().take()
@@ -104,7 +101,7 @@ def test_jobs_at_a_full_limit_wait_for_each_other(conn: db.Connection, workers: 
 
 
 @pytest.mark.usefixtures("known")
-def test_a_limit_that_jobs_of_another_queue_use_has_less_room(conn: db.Connection, worker: Worker) -> None:
+def test_a_limit_that_jobs_of_another_queue_use_has_less_room(conn: Conn, worker: Worker) -> None:
     operations.set_limit(conn, "source", "test", most=1)
     enqueue(conn, queue="other", limits=["source"])
     worker.take("other")
@@ -112,7 +109,7 @@ def test_a_limit_that_jobs_of_another_queue_use_has_less_room(conn: db.Connectio
 
 
 @pytest.mark.usefixtures("known")
-def test_a_run_that_tells_its_progress_ends_by_it(conn: db.Connection, worker: Worker) -> None:
+def test_a_run_that_tells_its_progress_ends_by_it(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '300 s' WHERE job_id = %s AND kind = 'picked'", (job_id,))
@@ -126,13 +123,13 @@ def test_a_run_that_tells_its_progress_ends_by_it(conn: db.Connection, worker: W
 
 
 @pytest.mark.usefixtures("known")
-def test_jobs_that_a_worker_has_claimed_ahead_run_after_its_first(conn: db.Connection, worker: Worker) -> None:
+def test_jobs_that_a_worker_has_claimed_ahead_run_after_its_first(conn: Conn, worker: Worker) -> None:
     jobs = [enqueue(conn) for _ in range(3)]
     assert len(lifecycle.step(worker.session, ["q"], 15, 3, None).jobs) == 3
     assert seconds(conn, *jobs) == [100, 200, 300]
 
 
-def test_a_worker_of_several_queues_counts_for_each_that_has_ready_jobs_by_its_part(conn: db.Connection) -> None:
+def test_a_worker_of_several_queues_counts_for_each_that_has_ready_jobs_by_its_part(conn: Conn) -> None:
     learn(conn, "t", 100.0)
     serve(conn, 2, "q", "other")
     jobs = [enqueue(conn) for _ in range(2)]
@@ -141,14 +138,14 @@ def test_a_worker_of_several_queues_counts_for_each_that_has_ready_jobs_by_its_p
     assert seconds(conn, *jobs) == [100, 200]
 
 
-def test_a_worker_of_other_queues_does_not_count(conn: db.Connection) -> None:
+def test_a_worker_of_other_queues_does_not_count(conn: Conn) -> None:
     learn(conn, "t", 100.0)
     serve(conn, 2, "other")
     job_id = enqueue(conn)
     assert of_job(conn, job_id)["reason"] == "no_worker"
 
 
-def test_what_runs_in_another_queue_is_none_of_its_line(conn: db.Connection, worker: Worker) -> None:
+def test_what_runs_in_another_queue_is_none_of_its_line(conn: Conn, worker: Worker) -> None:
     learn(conn, "t", 100.0)
     enqueue(conn, queue="other")
     worker.take("other")
@@ -159,16 +156,14 @@ def test_what_runs_in_another_queue_is_none_of_its_line(conn: db.Connection, wor
 
 
 @pytest.mark.usefixtures("known")
-def test_a_limit_of_starts_in_a_minute_alone_is_not_looked_at(conn: db.Connection) -> None:
+def test_a_limit_of_starts_in_a_minute_alone_is_not_looked_at(conn: Conn) -> None:
     operations.set_limit(conn, "source", "test", per_minute=1)
     jobs = [enqueue(conn, limits=["source"]) for _ in range(2)]
     assert seconds(conn, *jobs) == [100, 100]
 
 
 @pytest.mark.usefixtures("known")
-def test_a_key_that_is_busy_keeps_its_ready_jobs_in_the_line_once(
-    conn: db.Connection, workers: Callable[[], Worker]
-) -> None:
+def test_a_key_that_is_busy_keeps_its_ready_jobs_in_the_line_once(conn: Conn, workers: Workers) -> None:
     enqueue(conn, lock_key="k")
     workers().take()
     parked, ready = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
@@ -177,7 +172,7 @@ def test_a_key_that_is_busy_keeps_its_ready_jobs_in_the_line_once(
     assert sorted(outlook(conn, "q").jobs[:-1]) == sorted([parked, ready])
 
 
-def test_a_worker_that_is_gone_or_stopped_does_not_count(conn: db.Connection) -> None:
+def test_a_worker_that_is_gone_or_stopped_does_not_count(conn: Conn) -> None:
     learn(conn, "t", 100.0)
     serve(conn, 3)
     jobs = [enqueue(conn) for _ in range(2)]
@@ -187,9 +182,7 @@ def test_a_worker_that_is_gone_or_stopped_does_not_count(conn: db.Connection) ->
 
 
 @pytest.mark.usefixtures("known")
-def test_of_a_long_queue_the_first_jobs_are_played_and_the_others_counted(
-    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_long_queue_the_first_jobs_are_played(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictions, "LINE", 100)
     many(conn, 1_000, "k%s")
     stats.note_lengths(conn, 0)
@@ -202,7 +195,7 @@ def test_of_a_long_queue_the_first_jobs_are_played_and_the_others_counted(
     assert found["latest"] == pytest.approx(told["latest"], abs=SOON)
 
 
-def test_no_read_of_a_prediction_grows_with_the_queue(conn: db.Connection, dsn: str) -> None:
+def test_no_read_of_a_prediction_grows_with_the_queue(conn: Conn, dsn: str) -> None:
     with quietly(conn):
         many(conn, 20_000, "k%s")
     conn.execute("ANALYZE dl_jobs")
@@ -221,7 +214,7 @@ def test_no_read_of_a_prediction_grows_with_the_queue(conn: db.Connection, dsn: 
 
 
 @pytest.mark.usefixtures("known")
-def test_each_reason_why_nothing_is_predicted(conn: db.Connection, worker: Worker) -> None:
+def test_each_reason_why_nothing_is_predicted(conn: Conn, worker: Worker) -> None:
     assert predictions.of_queue(outlook(conn, "q"))["reason"] == "nothing"
     job_id, new = enqueue(conn), enqueue(conn, task="new")
     child = enqueue(conn, depends_on=[job_id])
@@ -241,15 +234,10 @@ def test_each_reason_why_nothing_is_predicted(conn: db.Connection, worker: Worke
     assert of_job(conn, new)["reason"] == "merge"
 
 
-def test_every_reason_has_its_sentence_and_no_other_is_given(conn: db.Connection) -> None:
-    assert predictions.job(conn, UUID(int=1)) is None
-    assert all(sentence.endswith(".") for sentence in predictions.REASONS.values())
-
-
 # --- what is learned ---
 
 
-def test_the_journal_teaches_how_long_runs_take(conn: db.Connection, worker: Worker) -> None:
+def test_the_journal_teaches_how_long_runs_take(conn: Conn, worker: Worker) -> None:
     for took in (50, 70):
         job_id = enqueue(conn)
         job = worker.take()
@@ -269,7 +257,7 @@ def test_the_journal_teaches_how_long_runs_take(conn: db.Connection, worker: Wor
     assert not [row for row in stats.totals(conn) if row["kind"] in ("stuck", "deadline")]
 
 
-def test_only_the_latest_200_runs_are_kept(conn: db.Connection, worker: Worker) -> None:
+def test_only_the_latest_200_runs_are_kept(conn: Conn, worker: Worker) -> None:
     learn(conn, "t", 100.0)
     enqueue(conn)
     worker.finish(worker.take())
@@ -282,7 +270,7 @@ def test_only_the_latest_200_runs_are_kept(conn: db.Connection, worker: Worker) 
 # --- what is noted, and how right it was ---
 
 
-def noted_all(conn: db.Connection) -> list[tuple[str, int]]:
+def noted_all(conn: Conn) -> list[tuple[str, int]]:
     """A round of the reaper: each queue's name, and how many jobs were told."""
     found, after = [], ""
     while done := predictions.note(conn, after):
@@ -292,14 +280,14 @@ def noted_all(conn: db.Connection) -> list[tuple[str, int]]:
     return found
 
 
-def with_lengths(conn: db.Connection) -> None:
+def with_lengths(conn: Conn) -> None:
     """The reaper has counted the queues."""
     conn.execute("DELETE FROM dl_lengths")
     stats.note_lengths(conn, 0)
 
 
 @pytest.mark.usefixtures("known")
-def test_a_round_notes_a_sample_of_each_queue(conn: db.Connection) -> None:
+def test_a_round_notes_a_sample_of_each_queue(conn: Conn) -> None:
     many(conn, 50, "k%s")
     enqueue(conn, queue="another")
     with_lengths(conn)
@@ -310,7 +298,7 @@ def test_a_round_notes_a_sample_of_each_queue(conn: db.Connection) -> None:
 
 
 @pytest.mark.usefixtures("known")
-def test_the_first_prediction_stays_and_is_compared_with_the_end(conn: db.Connection, worker: Worker) -> None:
+def test_the_first_prediction_stays_and_is_compared_with_the_end(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     with_lengths(conn)
     noted_all(conn)
@@ -330,7 +318,7 @@ def test_the_first_prediction_stays_and_is_compared_with_the_end(conn: db.Connec
     assert accuracy["error"] == pytest.approx(0.25, abs=0.01)
 
 
-def judged(conn: db.Connection, number: int, said_sec: float, took_sec: float, plain_sec: float | None = None) -> None:
+def judged(conn: Conn, number: int, said_sec: float, took_sec: float, plain_sec: float | None = None) -> None:
     """So many predictions of the last day, that jobs would end in some seconds, and when they did."""
     conn.execute(
         "INSERT INTO dl_predictions (job_id, queue, made_at, ends_at, earliest, latest, plain_sec, ended_at)"
@@ -343,7 +331,7 @@ def judged(conn: db.Connection, number: int, said_sec: float, took_sec: float, p
 
 
 @pytest.mark.usefixtures("known")
-def test_how_right_the_last_day_was_and_what_follows_for_what_waits(conn: db.Connection, worker: Worker) -> None:
+def test_how_right_the_last_day_was_and_what_follows_for_what_waits(conn: Conn, worker: Worker) -> None:
     judged(conn, 20, said_sec=100, took_sec=150, plain_sec=100)
     judged(conn, 10, said_sec=100, took_sec=100)
     running, waits = enqueue(conn, lock_key="k"), enqueue(conn)
@@ -363,7 +351,7 @@ def test_how_right_the_last_day_was_and_what_follows_for_what_waits(conn: db.Con
 
 
 @pytest.mark.usefixtures("known")
-def test_what_ended_otherwise_or_is_gone_or_is_old_is_forgotten(conn: db.Connection, worker: Worker) -> None:
+def test_what_ended_otherwise_or_is_gone_or_is_old_is_forgotten(conn: Conn, worker: Worker) -> None:
     canceled, failed, gone = (enqueue(conn, max_attempts=1) for _ in range(3))
     judged(conn, 1, 100, 100)
     with_lengths(conn)
@@ -379,7 +367,7 @@ def test_what_ended_otherwise_or_is_gone_or_is_old_is_forgotten(conn: db.Connect
 
 
 @pytest.mark.usefixtures("known")
-def test_one_reaper_at_a_time_predicts(conn: db.Connection, dsn: str) -> None:
+def test_one_reaper_at_a_time_predicts(conn: Conn, dsn: str) -> None:
     enqueue(conn)
     with_lengths(conn)
     with psycopg.connect(dsn) as other:
@@ -392,7 +380,7 @@ def test_one_reaper_at_a_time_predicts(conn: db.Connection, dsn: str) -> None:
 
 
 @pytest.mark.usefixtures("known")
-def test_a_deadline_that_is_going_to_be_missed_is_told_once_while_there_is_time(conn: db.Connection) -> None:
+def test_a_deadline_that_is_going_to_be_missed_is_told_once_while_there_is_time(conn: Conn) -> None:
     for _ in range(20):
         enqueue(conn, priority=1)
     late = enqueue(conn, deadline=datetime.now(UTC) + timedelta(seconds=500))
@@ -416,7 +404,7 @@ def test_a_deadline_that_is_going_to_be_missed_is_told_once_while_there_is_time(
 
 
 @pytest.mark.usefixtures("known")
-def test_a_job_is_at_risk_no_more_when_there_are_more_workers(conn: db.Connection) -> None:
+def test_a_job_is_at_risk_no_more_when_there_are_more_workers(conn: Conn) -> None:
     for _ in range(20):
         enqueue(conn, priority=1)
     job_id = enqueue(conn, deadline=datetime.now(UTC) + timedelta(seconds=500))
@@ -434,7 +422,7 @@ def test_a_job_is_at_risk_no_more_when_there_are_more_workers(conn: db.Connectio
 
 
 @pytest.mark.parametrize("why", ["paused", "no worker", "no runs"])
-def test_a_deadline_that_has_passed_is_told_though_nothing_could_be_predicted(conn: db.Connection, why: str) -> None:
+def test_a_deadline_that_has_passed_is_told_though_nothing_could_be_predicted(conn: Conn, why: str) -> None:
     if why != "no runs":
         learn(conn, "t", 100.0)
     if why != "no worker":
@@ -451,7 +439,7 @@ def test_a_deadline_that_has_passed_is_told_though_nothing_could_be_predicted(co
 
 
 @pytest.mark.usefixtures("known")
-def test_a_job_that_has_ended_meanwhile_is_not_told(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_that_has_ended_meanwhile_is_not_told(conn: Conn, worker: Worker) -> None:
     """Ends are compared at the begin of a round, and a round of many queues takes a while."""
     job_id = enqueue(conn, deadline=datetime.now(UTC) + SOON)
     with_lengths(conn)
@@ -464,7 +452,7 @@ def test_a_job_that_has_ended_meanwhile_is_not_told(conn: db.Connection, worker:
 
 
 @pytest.mark.usefixtures("known")
-def test_what_was_unknown_is_compared_by_its_first_real_prediction(conn: db.Connection) -> None:
+def test_what_was_unknown_is_compared_by_its_first_real_prediction(conn: Conn) -> None:
     operations.pause(conn, "q", "test")
     job_id = enqueue(conn, deadline=datetime.now(UTC) + SOON)
     with_lengths(conn)
@@ -481,7 +469,7 @@ def test_what_was_unknown_is_compared_by_its_first_real_prediction(conn: db.Conn
 
 
 @pytest.mark.parametrize("at", ["infinity", "294276-01-01", "-infinity", "4713-01-01 BC"])
-def test_a_time_whose_distance_is_no_interval_spoils_no_prediction(conn: db.Connection, at: str) -> None:
+def test_a_time_whose_distance_is_no_interval_spoils_no_prediction(conn: Conn, at: str) -> None:
     """Whoever may write the table may write any time into it."""
     conn.execute(
         "INSERT INTO dl_predictions (job_id, queue, made_at, ends_at, earliest, latest, ended_at)"

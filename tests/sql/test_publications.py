@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
-from hands import enqueue, plain, value
+from hands import Conn, enqueue, plain, value
 
 from dataloader.queue import db, lifecycle, logs, operations
 from dataloader.queue.reports import stats
@@ -24,7 +24,7 @@ SELECT relname FROM pg_class c
 
 
 @pytest.fixture
-def own(own_db: str, as_superuser: Callable[[str], str]) -> Iterator[db.Connection]:
+def own(own_db: str, as_superuser: Callable[[str], str]) -> Iterator[Conn]:
     """A session on a database whose tables are all published."""
     with psycopg.connect(as_superuser(own_db), autocommit=True) as superuser:
         superuser.execute("CREATE PUBLICATION everything FOR ALL TABLES")
@@ -38,7 +38,7 @@ def test_every_table_and_every_partition_has_a_replica_identity(own_db: str) -> 
         assert conn.execute(WITHOUT_IDENTITY).fetchall() == []
 
 
-def test_jobs_with_logs_are_deleted_and_pruned(own: db.Connection) -> None:
+def test_jobs_with_logs_are_deleted_and_pruned(own: Conn) -> None:
     logs.keep_days(own, None)
     for ago in ("0 s", "30 days"):
         job_id = enqueue(own)
@@ -54,7 +54,7 @@ def test_jobs_with_logs_are_deleted_and_pruned(own: db.Connection) -> None:
     assert value(own, "SELECT count(*) FROM dl_job_logs") == 0
 
 
-def test_the_reapers_notes_and_the_keys_that_became_free_go_on(own: db.Connection) -> None:
+def test_the_reapers_notes_and_the_keys_that_became_free_go_on(own: Conn) -> None:
     plain(own)
     own.execute("INSERT INTO dl_freed (key_hash, since) VALUES (1, '2001-01-01')")
     own.execute("INSERT INTO dl_freed (parent_id, since) VALUES (gen_random_uuid(), '2001-01-01')")

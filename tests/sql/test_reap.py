@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from hands import (
     BACKOFF_SEC,
+    Conn,
     Worker,
+    Workers,
     age,
     enqueue,
     expire,
     journal,
     keys_held,
-    many,
     plain,
     row,
-    started,
     state,
     value,
 )
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import lifecycle
 from dataloader.queue.job import Job
 
-Workers = Callable[[], Worker]
 
-
-def test_a_live_lease_is_left_alone(conn: db.Connection, worker: Worker) -> None:
+def test_a_live_lease_is_left_alone(conn: Conn, worker: Worker) -> None:
     job_id = plain(conn)
     worker.take()
     assert lifecycle.reap(conn) is None
     assert state(conn, job_id) == ("running", 1)
 
 
-def test_an_expired_one_is_queued_again_at_once_the_first_time(conn: db.Connection, worker: Worker) -> None:
+def test_an_expired_one_is_queued_again_at_once_the_first_time(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
     expire(conn, job_id)
@@ -52,7 +47,7 @@ def test_an_expired_one_is_queued_again_at_once_the_first_time(conn: db.Connecti
     assert lifecycle.reap(conn) is None
 
 
-def gone(conn: db.Connection, dead: Worker) -> list[tuple[str, int]]:
+def gone(conn: Conn, dead: Worker) -> list[tuple[str, int]]:
     """Its machine is gone: nobody settles what it held, and the leases run out. The jobs afterwards, by priority."""
     dead.conn.execute("SELECT pg_advisory_unlock_all()")
     conn.execute(
@@ -63,14 +58,14 @@ def gone(conn: db.Connection, dead: Worker) -> list[tuple[str, int]]:
     return conn.execute("SELECT status::text, attempt FROM dl_jobs ORDER BY priority").fetchall()
 
 
-def ahead(conn: db.Connection, worker: Worker, number: int, **more: int) -> list[Job]:
+def ahead(conn: Conn, worker: Worker, number: int, **more: int) -> list[Job]:
     """Claim so many jobs at once, which all may run once."""
     for priority in range(number):
         enqueue(conn, priority=priority, **({"max_attempts": 1} | more))
     return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, number).jobs
 
 
-def test_what_was_claimed_ahead_and_never_begun_is_not_counted(conn: db.Connection, worker: Worker) -> None:
+def test_what_was_claimed_ahead_and_never_begun_is_not_counted(conn: Conn, worker: Worker) -> None:
     jobs = ahead(conn, worker, 5)
     assert [row(conn, job.job_id)["heartbeat_at"] is None for job in jobs] == [False, True, True, True, True]
     assert gone(conn, worker) == [("lost", 1), *[("queued", 0)] * 4]
@@ -81,7 +76,7 @@ def test_what_was_claimed_ahead_and_never_begun_is_not_counted(conn: db.Connecti
 
 
 @pytest.mark.parametrize("sign", ["beat", "progress", "keep"])
-def test_what_was_claimed_ahead_and_begun_is_counted(conn: db.Connection, worker: Worker, sign: str) -> None:
+def test_what_was_claimed_ahead_and_begun_is_counted(conn: Conn, worker: Worker, sign: str) -> None:
     """Its worker has beaten for it, or the keeper has."""
     _, begun, _ = ahead(conn, worker, 3)
     if sign == "keep":
@@ -91,9 +86,7 @@ def test_what_was_claimed_ahead_and_begun_is_counted(conn: db.Connection, worker
     assert gone(conn, worker) == [("lost", 1), ("lost", 1), ("queued", 0)]
 
 
-def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(conn: Conn, workers: Workers) -> None:
     """It cannot be told from one that was not begun: each of its attempts is given back once."""
     enqueue(conn, priority=0, max_attempts=100), enqueue(conn, priority=1, max_attempts=2)
     worker, found = workers(), []
@@ -105,7 +98,7 @@ def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(
 
 
 @pytest.mark.parametrize(("attempt", "delay"), [(1, 0), (2, 5), (3, 25), (4, 125), (5, 600), (2_000_000, 600)])
-def test_a_crash_waits_longer_each_time(conn: db.Connection, attempt: int, delay: float) -> None:
+def test_a_crash_waits_longer_each_time(conn: Conn, attempt: int, delay: float) -> None:
     job_id = plain(conn, status="running", attempt=attempt, max_attempts=3_000_000)
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
     assert lifecycle.reap(conn)
@@ -113,24 +106,7 @@ def test_a_crash_waits_longer_each_time(conn: db.Connection, attempt: int, delay
     assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(delay, abs=2)
 
 
-def test_v6_spent_attempts_end_lost(conn: db.Connection, worker: Worker) -> None:
-    """E1: a job that kills its workers does not go round for ever."""
-    job_id = enqueue(conn, max_attempts=2)
-    for attempt, status in ((1, "queued"), (2, "lost")):
-        assert worker.take().attempt == attempt
-        worker.conn.execute("SELECT pg_advisory_unlock_all()")
-        expire(conn, job_id)
-        conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
-        found = lifecycle.reap(conn)
-        assert found is not None
-        assert found.status == status
-        conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued'")
-    assert row(conn, job_id)["finished_at"] is not None
-    assert journal(conn, job_id)[-1][0] == "lost"
-    assert worker.claim().job is None
-
-
-def test_a_running_row_without_a_lease_has_one_from_its_last_sign_of_life(conn: db.Connection) -> None:
+def test_a_running_row_without_a_lease_has_one_from_its_last_sign_of_life(conn: Conn) -> None:
     silent = plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-61)
     plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-59)
     found = lifecycle.reap(conn)
@@ -139,7 +115,7 @@ def test_a_running_row_without_a_lease_has_one_from_its_last_sign_of_life(conn: 
     assert lifecycle.reap(conn) is None
 
 
-def test_after_an_outage_a_living_worker_has_time_to_come_back(conn: db.Connection, worker: Worker) -> None:
+def test_after_an_outage_a_living_worker_has_time_to_come_back(conn: Conn, worker: Worker) -> None:
     """For as long as it needs to reach the database, and a third of its lease, the longest pause between heartbeats."""
     job_id = enqueue(conn, lease_ttl_sec=30, max_attempts=1)
     worker.take()
@@ -152,9 +128,7 @@ def test_after_an_outage_a_living_worker_has_time_to_come_back(conn: db.Connecti
 
 
 @pytest.mark.parametrize("column", ["heartbeat_at", "lease_expires_at", "created_at"])
-def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(
-    conn: db.Connection, worker: Worker, column: str
-) -> None:
+def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(conn: Conn, worker: Worker, column: str) -> None:
     """What renewed the lease last may have been the keeper; what has begun since was begun by the living."""
     job_id = enqueue(conn, lease_ttl_sec=1)
     worker.take()
@@ -164,18 +138,7 @@ def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(
     assert lifecycle.reap(conn, 10, patience_sec=60)
 
 
-def test_a_job_asked_to_cancel_is_canceled(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn, max_attempts=1)
-    worker.take()
-    conn.execute("UPDATE dl_jobs SET cancel_requested = true")
-    expire(conn, job_id)
-    found = lifecycle.reap(conn)
-    assert found is not None
-    assert found.status == "canceled"
-    assert journal(conn, job_id)[-1][0] == "canceled"
-
-
-def test_the_zombies_session_is_ended_and_with_it_the_key(conn: db.Connection, workers: Workers) -> None:
+def test_the_zombies_session_is_ended_and_with_it_the_key(conn: Conn, workers: Workers) -> None:
     zombie, heir = workers(), workers()
     job_id = plain(conn, lock_key="k")
     zombie.take()
@@ -189,7 +152,7 @@ def test_the_zombies_session_is_ended_and_with_it_the_key(conn: db.Connection, w
     assert claim.job.attempt == 2
 
 
-def test_a_session_that_has_the_zombies_number_by_now_is_left_alone(conn: db.Connection, workers: Workers) -> None:
+def test_a_session_that_has_the_zombies_number_by_now_is_left_alone(conn: Conn, workers: Workers) -> None:
     zombie, bystander = workers(), workers()
     job_id = plain(conn)
     zombie.take()
@@ -199,7 +162,7 @@ def test_a_session_that_has_the_zombies_number_by_now_is_left_alone(conn: db.Con
     assert value(bystander.conn, "SELECT 1") == 1
 
 
-def test_a_foreign_workers_expired_job_is_taken_too(conn: db.Connection) -> None:
+def test_a_foreign_workers_expired_job_is_taken_too(conn: Conn) -> None:
     job_id = plain(conn)
     conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'")
     assert lifecycle.reap(conn)
@@ -207,7 +170,7 @@ def test_a_foreign_workers_expired_job_is_taken_too(conn: db.Connection) -> None
     assert row(conn, job_id)["error"] == "lease expired on attempt 1: no heartbeat since the start"
 
 
-def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: db.Connection, workers: Workers) -> None:
+def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn), plain(conn)
     held, other = one.take(), two.take()
@@ -221,88 +184,3 @@ def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: db.Connect
         assert lifecycle.reap(conn) is None
     assert lifecycle.reap(conn) is None
     assert state(conn, held.job_id) == ("running", 1)
-
-
-def test_a3_a_beat_behind_a_reap_finds_the_claim_gone(conn: db.Connection, workers: Workers) -> None:
-    one, reaper = workers(), workers()
-    job_id = enqueue(conn)
-    job = one.take()
-    expire(conn, job_id)
-    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
-    with reaper.conn.transaction():
-        assert lifecycle.reap(reaper.conn)
-        with started(lambda: lifecycle.beat(one.conn, [job], None, False), one.pid, conn) as beat:
-            reaper.conn.execute("COMMIT; BEGIN")
-            assert beat.result() is None
-    assert state(conn, job_id) == ("queued", 1)
-
-
-def test_c6_one_expired_row_among_many_live_ones_is_found(conn: db.Connection) -> None:
-    many(conn, 3_000, "k%s")
-    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() + interval '1 hour'")
-    job_id = plain(conn)
-    conn.execute(
-        "UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'"
-        " WHERE job_id = %s",
-        (job_id,),
-    )
-    found = lifecycle.reap(conn)
-    assert found is not None
-    assert found.job_id == job_id
-
-
-def test_i14_reapers_side_by_side_take_each_job_once(conn: db.Connection, workers: Workers) -> None:
-    many(conn, 200, "k%s")
-    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'")
-
-    def reap(one: Worker) -> int:
-        taken = 0
-        while lifecycle.reap(one.conn):
-            taken += 1
-        return taken
-
-    with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(reap, [workers() for _ in range(4)])) == 200
-    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'requeue'") == 200
-    assert value(conn, "SELECT bool_and(status = 'queued' AND attempt = 1) FROM dl_jobs")
-
-
-def test_c5_reaping_beside_a_bulk_cancel_is_no_deadlock(conn: db.Connection, workers: Workers) -> None:
-    many(conn, 300, "k%s")
-    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'")
-    one, two = workers(), workers()
-
-    def reap() -> int:
-        taken = 0
-        while lifecycle.reap(one.conn):
-            taken += 1
-        return taken
-
-    def cancel() -> None:
-        for order in ("ASC", "DESC"):
-            two.conn.execute(
-                "WITH r AS (SELECT job_id FROM dl_jobs WHERE status = 'running' ORDER BY created_at "
-                + order
-                + " FOR NO KEY UPDATE)"
-                " UPDATE dl_jobs SET cancel_requested = true FROM r WHERE dl_jobs.job_id = r.job_id"
-            )
-
-    with ThreadPoolExecutor(2) as pool:
-        taken, canceled = pool.submit(reap), pool.submit(cancel)
-        canceled.result()
-        total = taken.result()
-    while lifecycle.reap(conn):
-        total += 1
-    assert total == 300
-
-
-def test_b10_a_recovered_job_keeps_its_priority(conn: db.Connection, worker: Worker) -> None:
-    """It comes before all that is less urgent, however long that has waited."""
-    urgent = enqueue(conn, priority=1)
-    worker.take()
-    worker.conn.execute("SELECT pg_advisory_unlock_all()")
-    expire(conn, urgent)
-    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
-    enqueue(conn, priority=2)
-    assert lifecycle.reap(conn)
-    assert worker.take().job_id == urgent

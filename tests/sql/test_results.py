@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker, enqueue, expire, plain, remove, row, state, value
+from hands import Conn, Worker, enqueue, expire, plain, remove, row, state, value
 
-from dataloader.queue import db, lifecycle, operations
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended
 from dataloader.queue.reports import stats
 
-Workers = Callable[[], Worker]
-DAY = 86_400.0
 
-
-def result(conn: db.Connection, job_id: UUID) -> Any:
+def result(conn: Conn, job_id: UUID) -> Any:
     """As it is shown."""
     found = stats.result(conn, job_id)
     assert found is not None
@@ -28,7 +24,7 @@ def result(conn: db.Connection, job_id: UUID) -> Any:
     return found["result"]
 
 
-def kept(conn: db.Connection) -> list[Any]:
+def kept(conn: Conn) -> list[Any]:
     """The claims and results that are stored."""
     return conn.execute("SELECT claim, result FROM dl_results ORDER BY claim").fetchall()
 
@@ -38,14 +34,14 @@ def returned(job: Job, text: str) -> Ended:
 
 
 @pytest.mark.parametrize("text", ['{"a": [1, 0.5, "ü \\\\ \\""]}', "0", "false", '""', "[]", '"{\\"a\\": 1}"'])
-def test_any_json_comes_back_as_it_was(conn: db.Connection, worker: Worker, text: str) -> None:
+def test_any_json_comes_back_as_it_was(conn: Conn, worker: Worker, text: str) -> None:
     job_id = enqueue(conn)
     assert worker.finish(worker.take(), result=text) == "succeeded"
     assert result(conn, job_id) == lifecycle.parsed(text)
     assert stats.result(conn, job_id) == {"job_id": job_id, "status": "succeeded", "result": lifecycle.parsed(text)}
 
 
-def test_an_unknown_job_has_none_and_a_run_without_one_stores_nothing(conn: db.Connection, worker: Worker) -> None:
+def test_an_unknown_job_has_none_and_a_run_without_one_stores_nothing(conn: Conn, worker: Worker) -> None:
     assert stats.result(conn, UUID(int=7)) is None
     job_id = enqueue(conn)
     assert result(conn, job_id) is None
@@ -53,7 +49,7 @@ def test_an_unknown_job_has_none_and_a_run_without_one_stores_nothing(conn: db.C
     assert (result(conn, job_id), kept(conn)) == (None, [])
 
 
-def test_each_end_of_a_step_has_its_own(conn: db.Connection, worker: Worker) -> None:
+def test_each_end_of_a_step_has_its_own(conn: Conn, worker: Worker) -> None:
     for _ in range(3):
         enqueue(conn)
     jobs = lifecycle.step(worker.session, ["q"], 15, 3, None).jobs
@@ -62,38 +58,7 @@ def test_each_end_of_a_step_has_its_own(conn: db.Connection, worker: Worker) -> 
     assert [result(conn, job.job_id) for job in jobs] == [1, None, [2]]
 
 
-def test_ends_that_are_written_without_a_claim_have_theirs(conn: db.Connection, worker: Worker) -> None:
-    enqueue(conn), enqueue(conn)
-    jobs = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
-    lifecycle.finish_some(worker.conn, worker.name, [returned(job, "1") for job in jobs])
-    assert [result(conn, job.job_id) for job in jobs] == [1, 1]
-
-
-def test_an_end_that_is_written_alone_beside_a_text_that_cannot_be_stored_has_its_own(
-    conn: db.Connection, worker: Worker
-) -> None:
-    enqueue(conn), enqueue(conn)
-    good, bad = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
-    ends = [returned(good, "1"), Ended(bad, Finish("fail", "NUL \x00"))]
-    written = lifecycle.finish_some(worker.conn, worker.name, ends)
-    assert written.ended == {good.job_id: "succeeded", bad.job_id: "failed"}
-    assert result(conn, good.job_id) == 1
-
-
-def test_a_result_that_cannot_be_stored_fails_its_job_and_no_other_one(conn: db.Connection, worker: Worker) -> None:
-    """No pipeline's result is one, for the farm has made it fit."""
-    enqueue(conn), enqueue(conn)
-    good, bad = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
-    ends = [returned(good, "1"), returned(bad, '"\\u0000"')]
-    with pytest.raises(psycopg.DataError):
-        lifecycle.step(worker.session, ["q"], 15, 0, ends)
-    assert kept(conn) == []
-    written = lifecycle.finish_some(worker.conn, worker.name, ends)
-    assert written.ended == {good.job_id: "succeeded", bad.job_id: "failed"}
-    assert (result(conn, good.job_id), result(conn, bad.job_id)) == (1, None)
-
-
-def test_it_is_there_before_the_end_and_does_not_show(conn: db.Connection, worker: Worker) -> None:
+def test_it_is_there_before_the_end_and_does_not_show(conn: Conn, worker: Worker) -> None:
     """The worker may die in between: then the job runs again, and the result is the later run's."""
     job_id = enqueue(conn)
     lifecycle.keep_results(worker.conn, [returned(worker.take(), '"of a dead run"')])
@@ -107,9 +72,7 @@ def test_it_is_there_before_the_end_and_does_not_show(conn: db.Connection, worke
     assert (kept(conn), result(conn, job_id)) == ([(2, "of its successor")], "of its successor")
 
 
-def test_that_of_a_dead_run_never_shows_where_the_next_one_returned_nothing(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_that_of_a_dead_run_never_shows_where_the_next_one_returned_nothing(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     first = worker.take()
     lifecycle.keep_results(worker.conn, [returned(first, "1")])
@@ -119,7 +82,7 @@ def test_that_of_a_dead_run_never_shows_where_the_next_one_returned_nothing(
 
 
 @pytest.mark.parametrize("field", ["attempt", "claimed_by"])
-def test_who_does_not_name_the_claim_stores_nothing(conn: db.Connection, worker: Worker, field: str) -> None:
+def test_who_does_not_name_the_claim_stores_nothing(conn: Conn, worker: Worker, field: str) -> None:
     enqueue(conn)
     job = worker.take()
     wrong = job._replace(**{field: {"attempt": 2, "claimed_by": "host:9:x"}[field]})
@@ -129,7 +92,7 @@ def test_who_does_not_name_the_claim_stores_nothing(conn: db.Connection, worker:
     assert kept(conn) == [(1, 1)]
 
 
-def test_nothing_is_stored_of_a_job_that_does_not_run(conn: db.Connection, worker: Worker) -> None:
+def test_nothing_is_stored_of_a_job_that_does_not_run(conn: Conn, worker: Worker) -> None:
     """Another service has ended it, and left the claim in the row."""
     job_id = enqueue(conn)
     job = worker.take()
@@ -141,9 +104,7 @@ def test_nothing_is_stored_of_a_job_that_does_not_run(conn: db.Connection, worke
     assert kept(conn) == []
 
 
-def test_that_of_a_later_claim_is_not_replaced_and_a_repetition_changes_nothing(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_that_of_a_later_claim_is_not_replaced_and_a_repetition_changes_nothing(conn: Conn, worker: Worker) -> None:
     """The first would be the statement of a worker that was stopped in its midst."""
     job_id = enqueue(conn)
     job = worker.take()
@@ -156,15 +117,7 @@ def test_that_of_a_later_claim_is_not_replaced_and_a_repetition_changes_nothing(
     assert (kept(conn), result(conn, job_id)) == ([(2, "later")], None)
 
 
-def test_a_claim_that_has_leapt_has_its_result(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    job = worker.take()
-    assert lifecycle.leap(conn, job, 40) == 41
-    worker.finish(job, result="1")
-    assert (kept(conn), result(conn, job_id)) == ([(41, 1)], 1)
-
-
-def test_a_canceled_job_shows_none(conn: db.Connection, worker: Worker) -> None:
+def test_a_canceled_job_shows_none(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
     lifecycle.request_cancel(conn, job_id)
@@ -173,7 +126,7 @@ def test_a_canceled_job_shows_none(conn: db.Connection, worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("by", ["operator", "plain update"])
-def test_a_job_that_is_put_back_has_none_any_more(conn: db.Connection, worker: Worker, by: str) -> None:
+def test_a_job_that_is_put_back_has_none_any_more(conn: Conn, worker: Worker, by: str) -> None:
     job_id = enqueue(conn)
     other = enqueue(conn)
     for _ in range(2):
@@ -186,9 +139,7 @@ def test_a_job_that_is_put_back_has_none_any_more(conn: db.Connection, worker: W
     assert value(conn, "SELECT count(*) FROM dl_results") == 1
 
 
-def test_a_run_of_another_service_has_not_that_of_our_dead_run(
-    conn: db.Connection, worker: Worker, foreign: Foreign
-) -> None:
+def test_a_run_of_another_service_has_not_that_of_our_dead_run(conn: Conn, worker: Worker, foreign: Foreign) -> None:
     """Its claim does not count: the row's number is still that of ours."""
     job_id = plain(conn)
     job = worker.take()
@@ -200,7 +151,7 @@ def test_a_run_of_another_service_has_not_that_of_our_dead_run(
     assert (result(conn, job_id), kept(conn)) == (None, [])
 
 
-def test_a_change_of_a_job_that_has_succeeded_leaves_it_its_result(conn: db.Connection, worker: Worker) -> None:
+def test_a_change_of_a_job_that_has_succeeded_leaves_it_its_result(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.finish(worker.take(), result="1")
     conn.execute("UPDATE dl_jobs SET queue = 'other', status = 'succeeded' WHERE job_id = %s", (job_id,))
@@ -208,7 +159,7 @@ def test_a_change_of_a_job_that_has_succeeded_leaves_it_its_result(conn: db.Conn
 
 
 @pytest.mark.parametrize("by", ["operator", "retention", "plain delete"])
-def test_it_goes_with_its_job(conn: db.Connection, worker: Worker, by: str) -> None:
+def test_it_goes_with_its_job(conn: Conn, worker: Worker, by: str) -> None:
     job_id, other = enqueue(conn), enqueue(conn)
     for _ in range(2):
         worker.finish(worker.take(), result="1")
@@ -216,9 +167,7 @@ def test_it_goes_with_its_job(conn: db.Connection, worker: Worker, by: str) -> N
     assert conn.execute("SELECT job_id FROM dl_results").fetchall() == [(other,)]
 
 
-def test_a_row_that_somebody_has_locked_keeps_it_for_the_next_try(
-    conn: db.Connection, worker: Worker, dsn: str
-) -> None:
+def test_a_row_that_somebody_has_locked_keeps_it_for_the_next_try(conn: Conn, worker: Worker, dsn: str) -> None:
     """The result does not wait for the lock, and nor do the other ends."""
     job_id, other = enqueue(conn), enqueue(conn)
     jobs = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs

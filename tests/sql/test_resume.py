@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from hands import Worker, journal, plain, row, state
+from hands import Conn, Worker, Workers, journal, plain, row, state
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import lifecycle
 from dataloader.queue.job import Job
 
-Workers = Callable[[], Worker]
 GONE = "the worker was gone"
 
 
@@ -19,7 +16,7 @@ def claimed(worker: Worker, count: int) -> list[Job]:
     return lifecycle.step(worker.session, ["q"], 15, count).jobs
 
 
-def test_what_a_worker_does_not_know_goes_back_uncounted(conn: db.Connection, worker: Worker) -> None:
+def test_what_a_worker_does_not_know_goes_back_uncounted(conn: Conn, worker: Worker) -> None:
     held, unknown = [plain(conn) for _ in range(2)]
     jobs = {job.job_id: job for job in claimed(worker, 2)}
     assert lifecycle.hand_back(conn, worker.name, [jobs[held]], "the session was lost") == [(unknown, "queued")]
@@ -27,7 +24,7 @@ def test_what_a_worker_does_not_know_goes_back_uncounted(conn: db.Connection, wo
     assert journal(conn, unknown)[-1] == ("requeue", {"reason": "not started: the session was lost", "attempt": 0})
 
 
-def test_a_claim_of_another_attempt_is_unknown(conn: db.Connection, worker: Worker) -> None:
+def test_a_claim_of_another_attempt_is_unknown(conn: Conn, worker: Worker) -> None:
     """A database that was set back has an older claim of this worker than the worker knows."""
     job_id = plain(conn)
     (job,) = claimed(worker, 1)
@@ -36,7 +33,7 @@ def test_a_claim_of_another_attempt_is_unknown(conn: db.Connection, worker: Work
     assert lifecycle.hand_back(conn, worker.name, [newer], "the session was lost") == [(job_id, "queued")]
 
 
-def test_what_others_hold_and_locked_rows_are_left_alone(conn: db.Connection, workers: Workers) -> None:
+def test_what_others_hold_and_locked_rows_are_left_alone(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     locked, other = plain(conn), plain(conn)
     (mine,) = claimed(one, 1)
@@ -49,7 +46,7 @@ def test_what_others_hold_and_locked_rows_are_left_alone(conn: db.Connection, wo
     assert state(conn, theirs.job_id) == ("running", 1)
 
 
-def test_of_a_dead_worker_only_what_it_had_begun_counts(conn: db.Connection, worker: Worker) -> None:
+def test_of_a_dead_worker_only_what_it_had_begun_counts(conn: Conn, worker: Worker) -> None:
     jobs = [plain(conn) for _ in range(3)]
     claimed(worker, 3)
     begun = [job_id for job_id in jobs if row(conn, job_id)["heartbeat_at"] is not None]
@@ -63,7 +60,7 @@ def test_of_a_dead_worker_only_what_it_had_begun_counts(conn: db.Connection, wor
     assert lifecycle.settle_gone(conn, worker.name, GONE) == []
 
 
-def test_a_job_that_ends_its_farm_at_once_is_handed_back_once(conn: db.Connection, workers: Workers) -> None:
+def test_a_job_that_ends_its_farm_at_once_is_handed_back_once(conn: Conn, workers: Workers) -> None:
     """It looks like one that was not begun, each time."""
     first, job_id = plain(conn, priority=1), plain(conn, priority=2)
     states = []
@@ -77,7 +74,7 @@ def test_a_job_that_ends_its_farm_at_once_is_handed_back_once(conn: db.Connectio
 
 
 @pytest.mark.parametrize(("host", "found"), [("host", True), ("hos", False), ("host:1", True), ("%", False)])
-def test_the_holders_of_a_host(conn: db.Connection, dsn: str, host: str, found: bool) -> None:
+def test_the_holders_of_a_host(conn: Conn, dsn: str, host: str, found: bool) -> None:
     worker = Worker(dsn, "host:1:a")
     plain(conn)
     worker.take()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
 from foreign import Foreign
-from hands import Worker, age, buffers, enqueue, journal, kinds, many, plain, quietly, row, state, value
+from hands import Conn, Worker, age, buffers, enqueue, journal, kinds, many, plain, quietly, row, state
 
 from dataloader.queue import db, lifecycle
 
-Workers = Callable[[], Worker]
 DAY = 86_400.0
 
 
-def ended(conn: db.Connection, days_ago: float, status: str = "succeeded") -> UUID:
+def ended(conn: Conn, days_ago: float, status: str = "succeeded") -> UUID:
     """A job with a journal that ended so long ago."""
     job_id = enqueue(conn)
     conn.execute("UPDATE dl_jobs SET status = %s, finished_at = now() WHERE job_id = %s", (status, job_id))
@@ -24,7 +21,7 @@ def ended(conn: db.Connection, days_ago: float, status: str = "succeeded") -> UU
     return job_id
 
 
-def many_ended(conn: db.Connection, number: int, days_ago: float, events: int = 1) -> None:
+def many_ended(conn: Conn, number: int, days_ago: float, events: int = 1) -> None:
     """Jobs that ended within a second, each with so many rows in the journal."""
     many(conn, number, "k%s")
     with quietly(conn):
@@ -40,18 +37,18 @@ def many_ended(conn: db.Connection, number: int, days_ago: float, events: int = 
         )
 
 
-def prune(conn: db.Connection, days: float = 7, limit: int = 500, since: str = "-infinity") -> int:
+def prune(conn: Conn, days: float = 7, limit: int = 500, since: str = "-infinity") -> int:
     """One batch; the number of jobs deleted."""
     return lifecycle.prune(conn, days * DAY, since, limit)[0]
 
 
-def left(conn: db.Connection) -> set[UUID]:
+def left(conn: Conn) -> set[UUID]:
     """The jobs that are there."""
     return {job_id for (job_id,) in conn.execute("SELECT job_id FROM dl_jobs")}
 
 
 @pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
-def test_c7_what_ended_long_ago_goes_with_its_journal(conn: db.Connection, status: str) -> None:
+def test_c7_what_ended_long_ago_goes_with_its_journal(conn: Conn, status: str) -> None:
     old, young = ended(conn, 7.01, status), ended(conn, 6.99, status)
     assert kinds(conn, old)
     assert prune(conn) == 1
@@ -59,7 +56,7 @@ def test_c7_what_ended_long_ago_goes_with_its_journal(conn: db.Connection, statu
     assert (journal(conn, old), bool(journal(conn, young))) == ([], True)
 
 
-def test_c7_an_end_that_another_service_gave_no_time_is_found_too(conn: db.Connection, foreign: Foreign) -> None:
+def test_c7_an_end_that_another_service_gave_no_time_is_found_too(conn: Conn, foreign: Foreign) -> None:
     """By an UPDATE or in a row that is inserted as finished. A time that the service gives stands."""
     updated = plain(conn)
     assert foreign.claim()
@@ -74,7 +71,7 @@ def test_c7_an_end_that_another_service_gave_no_time_is_found_too(conn: db.Conne
     assert given not in left(conn)
 
 
-def test_c7_an_end_that_another_service_gave_a_time_keeps_it(conn: db.Connection, worker: Worker) -> None:
+def test_c7_an_end_that_another_service_gave_a_time_keeps_it(conn: Conn, worker: Worker) -> None:
     """Also where the claim of our worker has to be taken off the row."""
     enqueue(conn)
     job = worker.take()
@@ -83,14 +80,7 @@ def test_c7_an_end_that_another_service_gave_a_time_keeps_it(conn: db.Connection
     assert (ended["claimed_by"], ended["finished_at"].year) == (None, 2020)
 
 
-def test_c7_fractions_of_a_day_count(conn: db.Connection) -> None:
-    ended(conn, 0.6)
-    younger = ended(conn, 0.4)
-    assert prune(conn, 0.5) == 1
-    assert left(conn) == {younger}
-
-
-def test_c7_the_living_keep_their_journal_however_old(conn: db.Connection, worker: Worker) -> None:
+def test_c7_the_living_keep_their_journal_however_old(conn: Conn, worker: Worker) -> None:
     """Also where a plain service has left the end of an earlier run in the row."""
     running = enqueue(conn)
     worker.take()
@@ -103,7 +93,7 @@ def test_c7_the_living_keep_their_journal_however_old(conn: db.Connection, worke
     assert worker.take().job_id == queued
 
 
-def test_c7_batches_are_bounded_and_go_on_where_the_last_one_was(conn: db.Connection) -> None:
+def test_c7_batches_are_bounded_and_go_on_where_the_last_one_was(conn: Conn) -> None:
     oldest, middle, newest = (ended(conn, days) for days in (30, 20, 10))
     young = ended(conn, 1)
     found, since = lifecycle.prune(conn, 7 * DAY, "-infinity", 2)
@@ -117,7 +107,7 @@ def test_c7_batches_are_bounded_and_go_on_where_the_last_one_was(conn: db.Connec
 
 
 @pytest.mark.parametrize("end", ["-infinity", "4000-01-01 BC"])
-def test_c7_an_end_that_python_cannot_read_is_no_obstacle(conn: db.Connection, end: str) -> None:
+def test_c7_an_end_that_python_cannot_read_is_no_obstacle(conn: Conn, end: str) -> None:
     job_id = ended(conn, 30)
     ended(conn, 10)
     conn.execute("UPDATE dl_jobs SET finished_at = %s WHERE job_id = %s", (end, job_id))
@@ -127,9 +117,7 @@ def test_c7_an_end_that_python_cannot_read_is_no_obstacle(conn: db.Connection, e
 
 
 @pytest.mark.parametrize("strength", ["KEY SHARE", "UPDATE"])
-def test_c7_a_row_that_somebody_holds_is_skipped_and_taken_later(
-    conn: db.Connection, worker: Worker, strength: str
-) -> None:
+def test_c7_a_row_that_somebody_holds_is_skipped_and_taken_later(conn: Conn, worker: Worker, strength: str) -> None:
     held, other = ended(conn, 30), ended(conn, 20)
     with worker.conn.transaction():
         worker.conn.execute(f"SELECT FROM dl_jobs WHERE job_id = %s FOR {strength}", (held,))
@@ -139,7 +127,7 @@ def test_c7_a_row_that_somebody_holds_is_skipped_and_taken_later(
     assert prune(conn) == 1
 
 
-def test_c7_a_job_that_is_put_back_is_left_alone(conn: db.Connection, worker: Worker) -> None:
+def test_c7_a_job_that_is_put_back_is_left_alone(conn: Conn, worker: Worker) -> None:
     job_id = ended(conn, 30)
     with worker.conn.transaction():
         worker.conn.execute("UPDATE dl_jobs SET status = 'queued', available_at = now()")
@@ -150,7 +138,7 @@ def test_c7_a_job_that_is_put_back_is_left_alone(conn: db.Connection, worker: Wo
     assert worker.take().job_id == job_id
 
 
-def test_c7_nobody_waits_for_a_batch(conn: db.Connection, worker: Worker) -> None:
+def test_c7_nobody_waits_for_a_batch(conn: Conn, worker: Worker) -> None:
     """Producers, claims, beats and ends go on beside an uncommitted batch of the same queue."""
     old = [ended(conn, 30) for _ in range(5)]
     mine = enqueue(conn)
@@ -166,24 +154,6 @@ def test_c7_nobody_waits_for_a_batch(conn: db.Connection, worker: Worker) -> Non
     assert left(conn).isdisjoint(old)
 
 
-def test_c7_reapers_side_by_side_delete_each_job_once(conn: db.Connection, workers: Workers) -> None:
-    many_ended(conn, 2_000, days_ago=30)
-    young = ended(conn, 1)
-
-    def pruned(one: Worker) -> int:
-        total, found, since = 0, 50, "-infinity"
-        while found:
-            found, since = lifecycle.prune(one.conn, 7 * DAY, since, 50)
-            total += found
-        return total
-
-    with ThreadPoolExecutor(4) as pool:
-        total = sum(pool.map(pruned, [workers() for _ in range(4)]))
-    assert total + prune(conn, limit=2_000) == 2_000
-    assert left(conn) == {young}
-    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE job_id <> %s", young) == 0
-
-
 def test_c7_a_batch_costs_the_same_whatever_the_table_and_its_statistics(own_db: str) -> None:
     """In a database of its own: statistics of a journal of one job, from another test, would say to read it whole."""
     call = "SELECT * FROM dl_prune(%s, '-infinity', %s)"
@@ -194,7 +164,7 @@ def test_c7_a_batch_costs_the_same_whatever_the_table_and_its_statistics(own_db:
         assert least_buffers(conn, call) < 10 * 30
 
 
-def least_buffers(conn: db.Connection, call: str) -> int:
+def least_buffers(conn: Conn, call: str) -> int:
     """Of three calls, each undone: the first plans, and another does when autovacuum has just been at the table."""
 
     def one() -> int:
@@ -202,11 +172,3 @@ def least_buffers(conn: db.Connection, call: str) -> int:
             return buffers(conn, call, 7 * DAY, 10)
 
     return min(one() for _ in range(3))
-
-
-def test_c7_a_key_is_free_again_when_its_job_is_gone(conn: db.Connection) -> None:
-    job_id = enqueue(conn, idempotency_key="once")
-    assert enqueue(conn, idempotency_key="once") == job_id
-    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() - interval '30 days'")
-    assert prune(conn) == 1
-    assert enqueue(conn, idempotency_key="once") != job_id

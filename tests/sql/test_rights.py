@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from click.testing import CliRunner
 from foreign import Foreign
-from hands import Worker, enqueue, heard, journal, kinds, plain, row, state, value
+from hands import Conn, Worker, enqueue, heard, journal, kinds, plain, row, state, value
 from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
@@ -81,16 +80,6 @@ def session(dsn: str) -> psycopg.Connection:
     return psycopg.connect(dsn, autocommit=True)
 
 
-def test_the_suite_owns_the_queue_as_an_ordinary_role(conn: db.Connection, server_dsn: str) -> None:
-    """So each test of a migration, fresh or adopting, is one of an owner who is no superuser."""
-    with session(server_dsn) as server:
-        if not value(server, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"):
-            pytest.skip("the server's own role is an ordinary one")
-    attributes = "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls FROM pg_roles WHERE rolname = %s"
-    assert value(conn, attributes, conn.info.user) is False
-    assert value(conn, "SELECT bool_and(pg_get_userbyid(relowner) = current_user) FROM pg_class WHERE relname ~ '^dl_'")
-
-
 # --- functions ---
 
 
@@ -116,7 +105,7 @@ def may_call(conn: psycopg.Connection, call: str) -> bool:
     return True
 
 
-def test_every_function_may_be_called_by_whom_the_documents_say(conn: db.Connection, cast: Cast) -> None:
+def test_every_function_may_be_called_by_whom_the_documents_say(conn: Conn, cast: Cast) -> None:
     calls = conn.execute(CALLS).fetchall()
     told = documented()
     assert told.keys() == {name for name, _ in calls}
@@ -143,9 +132,7 @@ def test_functions_of_a_later_version_reach_those_who_had_the_others(
             assert may_call(theirs, "SELECT dl_new()") is may
 
 
-def test_who_may_delete_jobs_needs_no_right_on_their_journal(
-    conn: db.Connection, dsn: str, make_role: Callable[[str], str]
-) -> None:
+def test_a_deletion_needs_no_right_on_the_journal(conn: Conn, dsn: str, make_role: Callable[[str], str]) -> None:
     theirs = make_role(dsn)
     role = sql.Identifier(str(conninfo_to_dict(theirs)["user"]))
     conn.execute(sql.SQL("GRANT SELECT, DELETE ON dl_jobs TO {}").format(role))
@@ -178,7 +165,7 @@ def test_the_owners_rights_cannot_be_had(
 
 @pytest.mark.parametrize("attack_", attack.OF_STRANGERS, ids=lambda attack_: attack_.__name__)
 def test_what_runs_as_the_owner_is_for_its_one_table_whoever_may_put_it_on_another(
-    conn: db.Connection, cast: Cast, attack_: attack.Attack
+    conn: Conn, cast: Cast, attack_: attack.Attack
 ) -> None:
     """The second wall, should EXECUTE be granted after all."""
     job_id = enqueue(conn)
@@ -212,7 +199,7 @@ def test_what_runs_as_the_owner_is_for_its_one_table_whoever_may_put_it_on_anoth
         "CREATE FUNCTION dl_mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
     ],
 )
-def test_only_a_farm_changes_what_there_is(conn: db.Connection, cast: Cast, role: str, statement: str) -> None:
+def test_only_a_farm_changes_what_there_is(conn: Conn, cast: Cast, role: str, statement: str) -> None:
     job_id = enqueue(conn)
     with session(getattr(cast, role)) as theirs, pytest.raises(errors.InsufficientPrivilege):
         theirs.execute(statement.encode())
@@ -222,7 +209,7 @@ def test_only_a_farm_changes_what_there_is(conn: db.Connection, cast: Cast, role
 # --- what each role is for ---
 
 
-def test_a_farm_stores_results_and_who_reads_jobs_reads_them_but_no_producer(conn: db.Connection, cast: Cast) -> None:
+def test_a_farm_stores_results_and_who_reads_jobs_reads_them_but_no_producer(conn: Conn, cast: Cast) -> None:
     job_id = enqueue(conn)
     worker = Worker(cast.farm, "host:1:boot")
     with worker.conn:
@@ -238,7 +225,7 @@ def test_a_farm_stores_results_and_who_reads_jobs_reads_them_but_no_producer(con
         assert value(farm, "SELECT count(*) FROM dl_results") == 0
 
 
-def test_a_farm_lives_with_its_role(conn: db.Connection, cast: Cast) -> None:
+def test_a_farm_lives_with_its_role(conn: Conn, cast: Cast) -> None:
     """A whole life, the deaths, and what keeper, reaper and operators do, without the owner's rights."""
     worker = Worker(cast.farm, "host:1:boot")
     with worker.conn, db.connect(cast.farm, name="farm", schema="public") as farm:
@@ -255,7 +242,7 @@ def test_a_farm_lives_with_its_role(conn: db.Connection, cast: Cast) -> None:
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
 
 
-def test_a_producer_adds_jobs_in_every_way_and_learns_of_its_own(conn: db.Connection, cast: Cast) -> None:
+def test_a_producer_adds_jobs_in_every_way_and_learns_of_its_own(conn: Conn, cast: Cast) -> None:
     by_insert = uuid4()
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     with session(cast.producer) as producer:
@@ -300,13 +287,13 @@ FORGERIES: dict[str, Callable[[psycopg.Connection], object]] = {
 
 @pytest.mark.parametrize("way", FORGERIES)
 @pytest.mark.parametrize("role", ["producer", "farm", "owner"])
-def test_only_the_reaper_adds_jobs_that_send_messages(conn: db.Connection, cast: Cast, role: str, way: str) -> None:
+def test_only_the_reaper_adds_jobs_that_send_messages(conn: Conn, cast: Cast, role: str, way: str) -> None:
     with session(getattr(cast, role)) as theirs, pytest.raises(errors.InvalidParameterValue, match=f"^task .*{TASK}"):
         FORGERIES[way](theirs)
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
 
 
-def test_a_producer_can_neither_write_nor_read_the_farms_messages(conn: db.Connection, cast: Cast) -> None:
+def test_a_producer_can_neither_write_nor_read_the_farms_messages(conn: Conn, cast: Cast) -> None:
     with session(cast.producer) as producer:
         for statement in ("SELECT FROM dl_messages", "INSERT INTO dl_messages VALUES (gen_random_uuid(), 'ops', '{}')",
                           "UPDATE dl_messages SET message = '{}'", "DELETE FROM dl_messages"):  # fmt: skip
@@ -314,20 +301,12 @@ def test_a_producer_can_neither_write_nor_read_the_farms_messages(conn: db.Conne
                 producer.execute(statement.encode())
 
 
-def test_producers_in_python_are_told_before_the_connection_is_touched() -> None:
-    no_connection: Any = None
-    with pytest.raises(ValueError, match=f"task.*{TASK}"):
-        dataloader.enqueue(no_connection, queue="q", task=TASK, lock_key="k", schema="public")
-    with pytest.raises(ValueError, match=f"task.*{TASK}"):
-        dataloader.enqueue_many(no_connection, [NewJob("q", TASK, "k")], schema="public")
-
-
 def told(producer: psycopg.Connection, job_id: UUID) -> tuple[object, ...] | None:
     """What dl_job_status says to this role."""
     return producer.execute("SELECT * FROM dl_job_status(%s)", (job_id,)).fetchone()
 
 
-def test_a_producer_lets_its_own_new_jobs_wait_and_no_others(conn: db.Connection, cast: Cast) -> None:
+def test_a_producer_lets_its_own_new_jobs_wait_and_no_others(conn: Conn, cast: Cast) -> None:
     theirs, parent = enqueue(conn), enqueue(conn)
     with session(cast.producer) as producer:
         with producer.transaction():
@@ -342,7 +321,7 @@ def test_a_producer_lets_its_own_new_jobs_wait_and_no_others(conn: db.Connection
     assert [row(conn, job_id)["blocked_on"] for job_id in (mine, one)] == ["parent"] * 2
 
 
-def test_a_producer_learns_nothing_of_the_jobs_of_others(conn: db.Connection, cast: Cast) -> None:
+def test_a_producer_learns_nothing_of_the_jobs_of_others(conn: Conn, cast: Cast) -> None:
     """Of a key that it guesses the id and the status, as over HTTP; a trace it cannot put on it."""
     with session(cast.other_producer) as other:
         theirs = value(other, "SELECT dl_enqueue('q', 't', 'k', idempotency_key => 'secret', args => '{\"n\": 1}')")
@@ -367,7 +346,7 @@ def test_a_producer_learns_nothing_of_the_jobs_of_others(conn: db.Connection, ca
     assert len(journal(conn, theirs)) == 1
 
 
-def test_a_reader_reads_everything_that_is_shown(conn: db.Connection, cast: Cast) -> None:
+def test_a_reader_reads_everything_that_is_shown(conn: Conn, cast: Cast) -> None:
     later = plain(conn, in_sec=3_600)
     enqueue(conn)
     worker = Worker(cast.farm, "host:1:boot")
@@ -387,9 +366,7 @@ def test_a_reader_reads_everything_that_is_shown(conn: db.Connection, cast: Cast
         assert [event["kind"] for event in stats.events(reader, running)] == ["queued", "picked"]
 
 
-def test_other_services_need_no_right_on_our_functions(
-    conn: db.Connection, cast: Cast, make_role: Callable[[str], str]
-) -> None:
+def test_other_services_need_no_right_on_our_functions(conn: Conn, cast: Cast, make_role: Callable[[str], str]) -> None:
     """A plain worker with the rights of the contract ends a job, and who waits for its key hears of it."""
     service = make_role(cast.owner)
     conn.execute(f"GRANT SELECT, UPDATE ON dl_jobs TO {conninfo_to_dict(service)['user']}".encode())
@@ -404,19 +381,6 @@ def test_other_services_need_no_right_on_our_functions(
         assert heard(ours.conn) == ["other"]
         assert ours.take("other").job_id == second
     assert kinds(conn, first) == ["queued", "picked", "done"]
-
-
-def test_a_crash_tells_those_who_wait_for_its_key(conn: db.Connection, cast: Cast) -> None:
-    """Its step is journaled, so no trigger does."""
-    worker, other = Worker(cast.farm, "host:1:boot"), Worker(cast.farm, "host:2:boot")
-    first, _ = enqueue(conn, lock_key="k", max_attempts=1), enqueue(conn, lock_key="k", queue="other")
-    with other.conn:
-        with worker.conn:
-            assert worker.take().job_id == first
-            assert other.claim("other").job is None
-        other.notes()
-        lifecycle.settle(conn, "host:1:boot", "crash", "died", running=[first])
-        assert (state(conn, first)[0], heard(other.conn)) == ("lost", ["other"])
 
 
 # --- how the rights are given ---

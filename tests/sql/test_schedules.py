@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hands import value
+from hands import Conn, value
 
 from dataloader.queue import db, operations
 from dataloader.queue.hooks import AROUND_ENQUEUE
@@ -22,7 +22,7 @@ def at(hour: float, day: int = 0) -> datetime:
     return DAY + timedelta(days=day, hours=hour)
 
 
-def add(conn: db.Connection, name: str = "nightly", since: datetime | None = DAY, **fields: Any) -> dict[str, Any]:
+def add(conn: Conn, name: str = "nightly", since: datetime | None = DAY, **fields: Any) -> dict[str, Any]:
     """A schedule at 03:00 in UTC, if nothing else is said, whose due times count from `since` on."""
     timing = {} if "interval_sec" in fields else {"cron": "0 3 * * *"}
     new = new_schedule.checked({"name": name, "task": "load", "queue": "q", **timing, **fields}, "UTC")
@@ -36,28 +36,28 @@ def first(new: dict[str, Any], since: datetime) -> datetime | None:
     return times.first(times.Timing(new["cron"], new["interval_sec"], new["timezone"]), since)
 
 
-def tick(conn: db.Connection, now: datetime) -> list[plan.Made]:
+def tick(conn: Conn, now: datetime) -> list[plan.Made]:
     return list(schedules.tick(conn, now=now))
 
 
-def due(conn: db.Connection) -> list[datetime]:
+def due(conn: Conn) -> list[datetime]:
     """The due times of all jobs, as their keys say."""
     keys = conn.execute("SELECT idempotency_key FROM dl_jobs").fetchall()
     return sorted(found[1] for (key,) in keys if (found := times.of_key(key)))
 
 
-def jobs(conn: db.Connection) -> list[dict[str, Any]]:
+def jobs(conn: Conn) -> list[dict[str, Any]]:
     with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
         return cursor.execute(JOBS).fetchall()
 
 
-def stored(conn: db.Connection, name: str = "nightly") -> dict[str, Any]:
+def stored(conn: Conn, name: str = "nightly") -> dict[str, Any]:
     found = schedules.schedule(conn, name)
     assert found is not None
     return found
 
 
-def test_a_due_time_has_one_job_however_often_reapers_look(conn: db.Connection) -> None:
+def test_a_due_time_has_one_job_however_often_reapers_look(conn: Conn) -> None:
     add(conn)
     assert tick(conn, at(2.9)) == []
     assert tick(conn, at(3)) == [plan.Made("nightly", 1)]
@@ -66,7 +66,7 @@ def test_a_due_time_has_one_job_however_often_reapers_look(conn: db.Connection) 
     assert stored(conn)["next_due"] == at(3, 1)
 
 
-def test_a_job_has_what_its_schedule_says_and_its_journal_and_key_name_the_schedule(conn: db.Connection) -> None:
+def test_a_job_has_what_its_schedule_says_and_its_journal_and_key_name_the_schedule(conn: Conn) -> None:
     args = {
         "day": "{{ date }}",
         "hour": "{{ hour }}",
@@ -96,7 +96,7 @@ def test_a_job_has_what_its_schedule_says_and_its_journal_and_key_name_the_sched
     ("catch_up", "made"),
     [("none", []), ("last", [at(3, 2)]), ("all", [at(3), at(3, 1), at(3, 2)])],
 )
-def test_missed_due_times_go_by_catch_up(conn: db.Connection, catch_up: str, made: list[datetime]) -> None:
+def test_missed_due_times_go_by_catch_up(conn: Conn, catch_up: str, made: list[datetime]) -> None:
     add(conn, catch_up=catch_up)
     tick(conn, at(12, 2))
     assert due(conn) == made
@@ -105,17 +105,13 @@ def test_missed_due_times_go_by_catch_up(conn: db.Connection, catch_up: str, mad
 
 
 @pytest.mark.parametrize("catch_up", ["none", "last"])
-def test_a_due_time_of_the_last_minute_is_not_missed_and_stands_for_those_before(
-    conn: db.Connection, catch_up: str
-) -> None:
+def test_a_due_time_of_the_last_minute_is_not_missed_and_stands_for_those_before(conn: Conn, catch_up: str) -> None:
     add(conn, catch_up=catch_up)
     tick(conn, at(3, 2) + timedelta(seconds=times.GRACE_SEC - 1))
     assert due(conn) == [at(3, 2)]
 
 
-def test_many_missed_due_times_are_made_in_bounded_steps_and_others_have_their_turn(
-    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_missed_due_times_are_made_in_bounded_steps(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "AT_ONCE", 10)
     add(conn, "each", interval_sec=60, catch_up="all")
     add(conn, "zeroth", interval_sec=3_600)
@@ -129,16 +125,14 @@ def test_many_missed_due_times_are_made_in_bounded_steps_and_others_have_their_t
     assert schedules.due_in(conn, at(1)) == 60
 
 
-def test_a_clock_that_goes_back_makes_nothing_twice_and_one_that_jumps_ahead_leaves_nothing_out(
-    conn: db.Connection,
-) -> None:
+def test_a_clock_that_jumps_makes_nothing_twice_and_leaves_nothing_out(conn: Conn) -> None:
     add(conn, catch_up="all")
     for now in (at(3), at(1), at(3, 2), at(3), at(2, 2), at(4, 3)):
         tick(conn, now)
     assert due(conn) == [at(3), at(3, 1), at(3, 2), at(3, 3)]
 
 
-def test_what_one_reaper_has_locked_another_leaves_alone(dsn: str, conn: db.Connection) -> None:
+def test_what_one_reaper_has_locked_another_leaves_alone(dsn: str, conn: Conn) -> None:
     add(conn)
     add(conn, "other")
     with db.connect(dsn, name="other", schema="public") as second, second.transaction():
@@ -147,7 +141,7 @@ def test_what_one_reaper_has_locked_another_leaves_alone(dsn: str, conn: db.Conn
     assert tick(conn, at(3)) == [plan.Made("nightly", 1)]
 
 
-def test_skip_leaves_due_times_without_a_job_while_the_one_before_has_not_ended(conn: db.Connection) -> None:
+def test_skip_leaves_due_times_without_a_job_while_the_one_before_has_not_ended(conn: Conn) -> None:
     add(conn, overlap="skip", catch_up="all")
     tick(conn, at(3, 1))
     assert due(conn) == [at(3)]
@@ -160,7 +154,7 @@ def test_skip_leaves_due_times_without_a_job_while_the_one_before_has_not_ended(
     assert (stored(conn)["skipped"], stored(conn)["last_skipped"]) == (3, at(3, 3))
 
 
-def test_cancel_old_asks_those_before_to_stop(conn: db.Connection) -> None:
+def test_cancel_old_asks_those_before_to_stop(conn: Conn) -> None:
     add(conn, overlap="cancel_old", catch_up="all")
     tick(conn, at(3))
     conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() + interval '1 h'")
@@ -169,14 +163,7 @@ def test_cancel_old_asks_those_before_to_stop(conn: db.Connection) -> None:
     assert found == [("running", True), ("canceled", True), ("queued", False)]
 
 
-def test_queue_adds_the_next_job_behind_the_one_before(conn: db.Connection) -> None:
-    add(conn)
-    for day in range(3):
-        tick(conn, at(3, day))
-    assert [(job["status"], job["lock_key"]) for job in jobs(conn)] == [("queued", "nightly")] * 3
-
-
-def test_jitter_delays_a_job_by_the_same_time_whoever_makes_it(conn: db.Connection) -> None:
+def test_jitter_delays_a_job_by_the_same_time_whoever_makes_it(conn: Conn) -> None:
     for name in ("a", "b"):
         add(conn, name, jitter_sec=600)
     tick(conn, at(3))
@@ -186,7 +173,7 @@ def test_jitter_delays_a_job_by_the_same_time_whoever_makes_it(conn: db.Connecti
     assert all(0 <= wait < 600 for wait in waits)
 
 
-def test_a_bad_schedule_keeps_its_error_and_stops_no_other(conn: db.Connection) -> None:
+def test_a_bad_schedule_keeps_its_error_and_stops_no_other(conn: Conn) -> None:
     add(conn, "bad")
     add(conn, "good")
     conn.execute("""UPDATE dl_schedules SET job = job || '{"priority": -1}' WHERE name = 'bad'""")
@@ -203,7 +190,7 @@ def test_a_bad_schedule_keeps_its_error_and_stops_no_other(conn: db.Connection) 
     assert (stored(conn, "bad")["error"], stored(conn, "bad")["error_at"]) == (None, None)
 
 
-def test_a_zone_that_is_gone_is_an_error_of_its_schedule_and_can_be_shown(conn: db.Connection) -> None:
+def test_a_zone_that_is_gone_is_an_error_of_its_schedule_and_can_be_shown(conn: Conn) -> None:
     add(conn)
     conn.execute("UPDATE dl_schedules SET timezone = 'Mars/Olympus'")
     (made,) = tick(conn, at(3))
@@ -211,7 +198,7 @@ def test_a_zone_that_is_gone_is_an_error_of_its_schedule_and_can_be_shown(conn: 
     assert "Mars/Olympus" in schedules.listed(conn)[0]["words"]
 
 
-def test_a_full_queue_takes_no_job_of_a_schedule_and_the_due_time_stays_due(conn: db.Connection) -> None:
+def test_a_full_queue_takes_no_job_of_a_schedule_and_the_due_time_stays_due(conn: Conn) -> None:
     add(conn)
     operations.limit_length(conn, "q", 0, "me")
     assert "q is full" in (tick(conn, at(3))[0].error or "")
@@ -220,7 +207,7 @@ def test_a_full_queue_takes_no_job_of_a_schedule_and_the_due_time_stays_due(conn
     assert due(conn) == [at(3)]
 
 
-def test_a_hook_around_the_adding_sees_the_jobs_of_schedules(conn: db.Connection) -> None:
+def test_a_hook_around_the_adding_sees_the_jobs_of_schedules(conn: Conn) -> None:
     def refuse(job: dict[str, Any]) -> dict[str, Any]:
         if job["lock_key"] == "no":
             raise ValueError("not today")
@@ -236,7 +223,7 @@ def test_a_hook_around_the_adding_sees_the_jobs_of_schedules(conn: db.Connection
     assert [job["args"] for job in jobs(conn)] == [{"by": "hook"}]
 
 
-def test_a_pause_leaves_out_its_due_times_and_stands_over_a_second_one(conn: db.Connection) -> None:
+def test_a_pause_leaves_out_its_due_times_and_stands_over_a_second_one(conn: Conn) -> None:
     add(conn)
     schedules.pause(conn, "nightly", "me")
     paused = schedules.pause(conn, "nightly", "you")
@@ -251,7 +238,7 @@ def test_a_pause_leaves_out_its_due_times_and_stands_over_a_second_one(conn: db.
     assert due(conn) == []
 
 
-def test_a_change_and_a_pause_are_of_one_schedule(conn: db.Connection) -> None:
+def test_a_change_and_a_pause_are_of_one_schedule(conn: Conn) -> None:
     add(conn)
     add(conn, "other")
     schedules.change(conn, "nightly", {"priority": 3}, "UTC", "me")
@@ -261,14 +248,14 @@ def test_a_change_and_a_pause_are_of_one_schedule(conn: db.Connection) -> None:
     assert stored(conn)["next_due"] == at(3)
 
 
-def test_to_resume_what_is_not_paused_changes_nothing(conn: db.Connection) -> None:
+def test_to_resume_what_is_not_paused_changes_nothing(conn: Conn) -> None:
     add(conn)
     before = stored(conn)["next_due"]
     schedules.resume(conn, "nightly")
     assert stored(conn)["next_due"] == before
 
 
-def test_run_now_adds_a_job_of_this_moment_and_leaves_the_next_due_time(conn: db.Connection) -> None:
+def test_run_now_adds_a_job_of_this_moment_and_leaves_the_next_due_time(conn: Conn) -> None:
     add(conn, args={"due": "{{ due }}"}, jitter_sec=600)
     schedules.pause(conn, "nightly", "me")
     one, two = (schedules.run(conn, "nightly", "me") for _ in range(2))
@@ -282,9 +269,7 @@ def test_run_now_adds_a_job_of_this_moment_and_leaves_the_next_due_time(conn: db
         schedules.run(conn, "unknown", "me")
 
 
-def test_a_change_is_checked_as_a_whole_and_counts_from_now_on_only_where_the_timing_is_another(
-    conn: db.Connection,
-) -> None:
+def test_a_change_counts_from_now_on_only_where_the_timing_is_another(conn: Conn) -> None:
     add(conn)
     changed = schedules.change(conn, "nightly", {"args": {"a": 1}, "priority": 3}, "UTC", "me")
     assert (changed["args"], changed["priority"], changed["next_due"], changed["changed_by"]) == (
@@ -302,7 +287,7 @@ def test_a_change_is_checked_as_a_whole_and_counts_from_now_on_only_where_the_ti
         schedules.change(conn, "unknown", {}, "UTC", "me")
 
 
-def test_a_name_is_taken_once_and_free_again_when_its_schedule_is_removed(conn: db.Connection) -> None:
+def test_a_name_is_taken_once_and_free_again_when_its_schedule_is_removed(conn: Conn) -> None:
     add(conn)
     with pytest.raises(plan.Taken, match="nightly already"):
         add(conn)
@@ -316,7 +301,7 @@ def told(task: str = "load", **words: Any) -> dict[str, Any]:
     return new_schedule.checked({"name": task, "task": task, "cron": "0 3 * * *"} | words, "")
 
 
-def test_code_tells_its_schedules_and_another_start_changes_only_what_is_new(conn: db.Connection) -> None:
+def test_code_tells_its_schedules_and_another_start_changes_only_what_is_new(conn: Conn) -> None:
     schedules.tell(conn, {"load": told(), "other": None}, "Europe/Moscow")
     one = stored(conn, "load")
     assert (one["origin"], one["timezone"], one["words"]) == (
@@ -331,7 +316,7 @@ def test_code_tells_its_schedules_and_another_start_changes_only_what_is_new(con
     assert stored(conn, "load")["next_due"] > value(conn, "SELECT now()")
 
 
-def test_what_people_have_changed_or_paused_outlives_the_next_start(conn: db.Connection) -> None:
+def test_what_people_have_changed_or_paused_outlives_the_next_start(conn: Conn) -> None:
     schedules.tell(conn, {"load": told(), "hourly": told("hourly", cron="0 * * * *")}, "UTC")
     schedules.change(conn, "load", {"cron": "0 5 * * *"}, "UTC", "me")
     schedules.pause(conn, "hourly", "me")
@@ -340,7 +325,7 @@ def test_what_people_have_changed_or_paused_outlives_the_next_start(conn: db.Con
     assert (stored(conn, "hourly")["cron"], stored(conn, "hourly")["paused_by"]) == ("30 * * * *", "me")
 
 
-def test_a_schedule_of_people_with_the_name_of_a_task_stays_theirs(conn: db.Connection) -> None:
+def test_a_schedule_of_people_with_the_name_of_a_task_stays_theirs(conn: Conn) -> None:
     add(conn, "load", args={"mine": True})
     schedules.tell(conn, {"load": told()}, "UTC")
     assert (stored(conn, "load")["origin"], stored(conn, "load")["args"]) == ("people", {"mine": True})
@@ -348,9 +333,7 @@ def test_a_schedule_of_people_with_the_name_of_a_task_stays_theirs(conn: db.Conn
     assert stored(conn, "load")["retired_at"] is None
 
 
-def test_a_schedule_that_its_pipeline_names_no_more_is_retired_and_comes_back_with_its_due_times(
-    conn: db.Connection,
-) -> None:
+def test_a_schedule_that_its_pipeline_names_no_more_is_retired(conn: Conn) -> None:
     schedules.tell(conn, {"load": told(), "other": told("other")}, "UTC")
     conn.execute("UPDATE dl_schedules SET next_due = %s", (at(3),))
     schedules.tell(conn, {"load": None}, "UTC")
@@ -361,7 +344,7 @@ def test_a_schedule_that_its_pipeline_names_no_more_is_retired_and_comes_back_wi
     assert [made.name for made in tick(conn, at(3))] == ["load"]
 
 
-def test_a_change_by_which_a_schedule_may_be_due_earlier_wakes_the_reapers(dsn: str, conn: db.Connection) -> None:
+def test_a_change_by_which_a_schedule_may_be_due_earlier_wakes_the_reapers(dsn: str, conn: Conn) -> None:
     with db.connect(dsn, name="reaper", schema="public") as ear:
         schedules.listen(ear)
 
@@ -383,7 +366,7 @@ def test_a_change_by_which_a_schedule_may_be_due_earlier_wakes_the_reapers(dsn: 
         assert not list(ear.notifies(timeout=0))
 
 
-def test_a_job_has_the_deadline_that_its_schedule_says(conn: db.Connection) -> None:
+def test_a_job_has_the_deadline_that_its_schedule_says(conn: Conn) -> None:
     add(conn, deadline="07:00", timezone="Europe/Moscow", since=at(-1))
     add(conn, "often", interval_sec=3_600, deadline_sec=600, since=at(0) - times.TICK)
     tick(conn, at(0))
@@ -404,7 +387,7 @@ def test_a_job_has_the_deadline_that_its_schedule_says(conn: db.Connection) -> N
         ({"deadline": "07:00", "deadline_sec": 60}, "should have one of deadline and deadline_sec, not both"),
     ],
 )
-def test_a_wrong_deadline_of_a_schedule_is_refused(conn: db.Connection, fields: dict[str, Any], said: str) -> None:
+def test_a_wrong_deadline_of_a_schedule_is_refused(conn: Conn, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         add(conn, **fields)
     assert schedules.listed(conn) == []

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from hands import Conn
 from psycopg.rows import dict_row
 
 from dataloader.log import masked
@@ -25,7 +26,7 @@ TASKS, QUEUES = ["load.csv", "Load.Parquet", "cbr.rates"], ["etl.default", "orde
 SOME = 300
 
 
-def filled(conn: db.Connection, seed: int, count: int = SOME) -> list[dict[str, Any]]:
+def filled(conn: Conn, seed: int, count: int = SOME) -> list[dict[str, Any]]:
     """Random rows of every kind, written without triggers; all of them."""
     rng = random.Random(seed)
     with conn.transaction():
@@ -63,7 +64,7 @@ def filled(conn: db.Connection, seed: int, count: int = SOME) -> list[dict[str, 
     return everything(conn)
 
 
-def everything(conn: db.Connection) -> list[dict[str, Any]]:
+def everything(conn: Conn) -> list[dict[str, Any]]:
     with conn.cursor(row_factory=dict_row) as cursor:
         return cursor.execute("SELECT * FROM dl_jobs").fetchall()
 
@@ -109,7 +110,7 @@ def _same(found: Any, wanted: Any) -> bool:
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
-def listed(conn: db.Connection, wanted: Wanted, limit: int = 50) -> list[UUID]:
+def listed(conn: Conn, wanted: Wanted, limit: int = 50) -> list[UUID]:
     """The ids of all pages, in their order."""
     found: list[UUID] = []
     after = None
@@ -144,7 +145,7 @@ SEARCHES = [
 
 
 @pytest.fixture(params=[False, True])
-def has_index(conn: db.Connection, request: pytest.FixtureRequest) -> Iterator[bool]:
+def has_index(conn: Conn, request: pytest.FixtureRequest) -> Iterator[bool]:
     """With the index for arguments, and without it, as all other tests have their database."""
     if request.param:
         args_index.create(conn)
@@ -153,9 +154,7 @@ def has_index(conn: db.Connection, request: pytest.FixtureRequest) -> Iterator[b
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_search_finds_what_a_slow_filter_does_and_its_tally_adds_up(
-    conn: db.Connection, seed: int, has_index: bool
-) -> None:
+def test_a_search_finds_what_a_slow_filter_does_and_its_tally_adds_up(conn: Conn, seed: int, has_index: bool) -> None:
     rows = filled(conn, seed)
     for text in SEARCHES:
         wanted, expected = Wanted(q=text), slow(rows, text.replace("2.00", "2"))
@@ -172,9 +171,7 @@ def test_a_search_finds_what_a_slow_filter_does_and_its_tally_adds_up(
                 assert len(listed(conn, Wanted(q=text, status=kind))) == tally.counts[kind], (text, kind)
 
 
-def test_small_looks_find_the_same_and_a_tally_says_that_there_is_more(
-    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_looks_find_the_same_and_a_tally_says_so(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = filled(conn, 3)
     for name, most in (("SORTED_FOR_PAGE", 11), ("SCAN", 13), ("FOUND", 5)):
         monkeypatch.setattr(stats, name, most)
@@ -191,9 +188,7 @@ def test_small_looks_find_the_same_and_a_tally_says_that_there_is_more(
         assert all(tally.counts[kind] == whole[kind] for kind in TALLIED if kind not in tally.at_least), text
 
 
-def test_a_tally_of_a_queue_reads_no_more_of_the_history_of_others(
-    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tally_of_a_queue_reads_no_more_of_the_history_of_others(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     """No index has the finished jobs of a queue, so those of a queue with few of them are not looked for on and on."""
     for queue, age in (("rare", 2), *(("busy", 1) for _ in range(5))):
         conn.execute(
@@ -221,7 +216,7 @@ SECRETS = [
 
 
 @pytest.mark.parametrize("text", SECRETS)
-def test_a_part_of_what_is_masked_finds_nothing(conn: db.Connection, text: str) -> None:
+def test_a_part_of_what_is_masked_finds_nothing(conn: Conn, text: str) -> None:
     secret = "canary7f3bhunter2canary7f3b"
     key = text.format(secret)
     assert secret not in masked(key)
@@ -243,7 +238,7 @@ PIECES = [
 ]
 
 
-def test_every_text_that_answers_mask_is_known_as_one(conn: db.Connection) -> None:
+def test_every_text_that_answers_mask_is_known_as_one(conn: Conn) -> None:
     rng = random.Random(5)
     texts = ["".join(rng.choices(PIECES, k=rng.randrange(2, 9))) for _ in range(30_000)]
     texts += ["postgresql://u:hun/ter2@h/db", "postgresql://u:hun/ter2", "http://h:80/a@b"]
@@ -258,11 +253,11 @@ def test_every_text_that_answers_mask_is_known_as_one(conn: db.Connection) -> No
     assert not conn.execute(statement, {"texts": plain}).fetchall()
 
 
-def states(conn: db.Connection) -> dict[UUID, tuple[str, str, str | None]]:
+def states(conn: Conn) -> dict[UUID, tuple[str, str, str | None]]:
     return {row["job_id"]: (kind_of(row), row["status"], row["queue"]) for row in everything(conn)}
 
 
-def changed(conn: db.Connection, before: dict[UUID, Any]) -> set[UUID]:
+def changed(conn: Conn, before: dict[UUID, Any]) -> set[UUID]:
     """Whose status is another now; a parked job of a key may have become ready meanwhile."""
     after = states(conn)
     canceled = {row["job_id"] for row in everything(conn) if row["cancel_requested"]}
@@ -281,7 +276,7 @@ ORDERED = [
 
 
 @pytest.mark.parametrize(("order", "wanted"), ORDERED)
-def test_an_order_changes_the_jobs_of_its_list_and_no_other(conn: db.Connection, order: str, wanted: Wanted) -> None:
+def test_an_order_changes_the_jobs_of_its_list_and_no_other(conn: Conn, order: str, wanted: Wanted) -> None:
     filled(conn, 5)
     kinds = bulk.ORDERS[order].kinds
     before = states(conn)
@@ -300,7 +295,7 @@ def test_an_order_changes_the_jobs_of_its_list_and_no_other(conn: db.Connection,
     assert states(conn) == left
 
 
-def given(conn: db.Connection, order: str, target: Target, confirmation: str, limit: int = 1_000) -> int:
+def given(conn: Conn, order: str, target: Target, confirmation: str, limit: int = 1_000) -> int:
     """Give an order to its end; how many jobs it has changed."""
     total, after = 0, None
     while True:
@@ -310,7 +305,7 @@ def given(conn: db.Connection, order: str, target: Target, confirmation: str, li
             return total
 
 
-def test_what_changes_after_the_preview_stays_as_it_is(conn: db.Connection) -> None:
+def test_what_changes_after_the_preview_stays_as_it_is(conn: Conn) -> None:
     """A job that has left the list, one that is changed since, and one that comes to it."""
     filled(conn, 6)
     wanted = Wanted(q="load", status="failed")
@@ -324,9 +319,7 @@ def test_what_changes_after_the_preview_stays_as_it_is(conn: db.Connection) -> N
     assert [states(conn)[job_id][0] for job_id in (left, again)] == ["failed", "failed"]
 
 
-def test_a_job_that_leaves_the_list_while_it_is_chosen_is_spared(
-    conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_leaves_the_list_meanwhile_is_spared(conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look and the lock another session changes what the order looks at."""
     filled(conn, 7)
     wanted = Wanted(q="load", status="failed", error_group=GROUPS[0])
@@ -353,7 +346,7 @@ def test_a_job_that_leaves_the_list_while_it_is_chosen_is_spared(
     assert set(jobs[: len(changes)]) <= states(conn).keys()
 
 
-def test_ticked_jobs_are_changed_and_only_as_the_order_may(conn: db.Connection) -> None:
+def test_ticked_jobs_are_changed_and_only_as_the_order_may(conn: Conn) -> None:
     rows = filled(conn, 8)
     job_ids = tuple(row["job_id"] for row in rows[:40])
     before = states(conn)
@@ -365,16 +358,7 @@ def test_ticked_jobs_are_changed_and_only_as_the_order_may(conn: db.Connection) 
     assert changed(conn, before) == expected
 
 
-def test_an_order_writes_its_author_to_the_journal(conn: db.Connection) -> None:
-    filled(conn, 9)
-    wanted = Wanted(status="dead")
-    given(conn, "requeue", Target(wanted), bulk.preview(conn, "requeue", Target(wanted)).confirmation)
-    assert conn.execute("SELECT DISTINCT payload ->> 'by' FROM dl_job_events WHERE kind = 'requeue'").fetchall() == [
-        ("ann",)
-    ]
-
-
-def test_the_index_for_arguments_comes_and_goes(conn: db.Connection) -> None:
+def test_the_index_for_arguments_comes_and_goes(conn: Conn) -> None:
     args_index.drop(conn)
     assert not stats.has_args_index(conn)
     assert args_index.create(conn)

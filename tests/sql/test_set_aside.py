@@ -14,7 +14,6 @@ from dataloader.queue import lifecycle, operations
 from dataloader.queue.lifecycle import Step
 from dataloader.queue.set_aside import Aside, is_of_a_row, set_aside
 
-Workers = Callable[[], Worker]
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "ordered": {"ordered": True},
@@ -61,9 +60,7 @@ def worker(own_db: str) -> Iterator[Worker]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", [0, 20, 39])
-def test_the_job_is_set_aside_and_the_others_run(
-    worker: Worker, poison: Callable[..., UUID], kind: str, place: int
-) -> None:
+def test_the_job_is_set_aside_alone(worker: Worker, poison: Callable[..., UUID], kind: str, place: int) -> None:
     if KINDS[kind]:
         operations.set_order(worker.conn, "q", "test", **KINDS[kind])
     jobs = [plain(worker.conn) if n != place else poison() for n in range(40)]
@@ -92,9 +89,7 @@ def test_each_of_several_is_found_and_fails_in_the_end(worker: Worker, poison: C
 
 
 @pytest.mark.parametrize("condition", ["NEW.task = 'bad' AND NEW.status = 'running'", "NEW.task = 'bad'"])
-def test_a_job_that_a_trigger_keeps_from_starting_or_from_any_change_is_set_aside(
-    worker: Worker, condition: str
-) -> None:
+def test_a_job_that_a_trigger_keeps_from_any_change_is_set_aside(worker: Worker, condition: str) -> None:
     with psycopg.connect(worker.conn.info.dsn, password=worker.conn.info.password, autocommit=True) as conn:
         conn.execute(RAISES.format(condition))
     bad = plain(worker.conn, task="bad", max_attempts=1)

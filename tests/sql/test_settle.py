@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from hands import Worker, enqueue, journal, keys_held, plain, row, state, value
+from hands import Conn, Worker, Workers, enqueue, journal, keys_held, plain, row, state, value
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import lifecycle
 
-Workers = Callable[[], Worker]
 REASON = "worker killed by signal 9"
 
 
-def test_e1_a_crash_is_a_spent_attempt(conn: db.Connection, workers: Workers) -> None:
+def test_e1_a_crash_is_a_spent_attempt(conn: Conn, workers: Workers) -> None:
     dead, heir = workers(), workers()
     job_id = enqueue(conn, lock_key="k", max_attempts=2)
     dead.take()
@@ -28,7 +25,7 @@ def test_e1_a_crash_is_a_spent_attempt(conn: db.Connection, workers: Workers) ->
     assert journal(conn, job_id)[-1] == ("lost", {"reason": f"{REASON} on attempt 2", "attempt": 2})
 
 
-def test_the_dead_workers_session_is_ended_first(conn: db.Connection, workers: Workers) -> None:
+def test_the_dead_workers_session_is_ended_first(conn: Conn, workers: Workers) -> None:
     """Its backend may outlive it for long when the machine or the link is gone."""
     dead, heir = workers(), workers()
     plain(conn, lock_key="k")
@@ -40,15 +37,7 @@ def test_the_dead_workers_session_is_ended_first(conn: db.Connection, workers: W
     assert (claim.backoffs, claim.job is None) == (0, False)
 
 
-def test_a_later_crash_waits(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn, attempt=2)
-    worker.take()
-    lifecycle.settle(conn, worker.name, "crash", REASON)
-    found = row(conn, job_id)
-    assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(25, abs=2)
-
-
-def test_i8_uncounted_gives_the_attempt_back(conn: db.Connection, worker: Worker) -> None:
+def test_i8_uncounted_gives_the_attempt_back(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn, max_attempts=1)
     worker.take()
     (found,) = lifecycle.settle(conn, worker.name, "drain", "drain")
@@ -58,17 +47,7 @@ def test_i8_uncounted_gives_the_attempt_back(conn: db.Connection, worker: Worker
     assert journal(conn, job_id)[-1] == ("requeue", {"reason": "drain", "attempt": 0})
 
 
-@pytest.mark.parametrize("end", ["drain", "crash", "timeout"])
-def test_a_job_asked_to_cancel_is_canceled(conn: db.Connection, worker: Worker, end: str) -> None:
-    job_id = enqueue(conn)
-    worker.take()
-    lifecycle.request_cancel(conn, job_id)
-    (found,) = lifecycle.settle(conn, worker.name, end, REASON)
-    assert (found.status, row(conn, job_id)["finished_at"] is None) == ("canceled", False)
-    assert journal(conn, job_id)[-1][0] == "canceled"
-
-
-def test_a_worker_that_held_nothing_settles_to_nothing(conn: db.Connection, workers: Workers) -> None:
+def test_a_worker_that_held_nothing_settles_to_nothing(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     job_id = enqueue(conn)
     one.take()
@@ -77,15 +56,7 @@ def test_a_worker_that_held_nothing_settles_to_nothing(conn: db.Connection, work
     assert value(one.conn, "SELECT 1") == 1
 
 
-def test_settling_twice_settles_once(conn: db.Connection, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    worker.take()
-    assert lifecycle.settle(conn, worker.name, "crash", REASON)
-    assert lifecycle.settle(conn, worker.name, "crash", REASON) == []
-    assert [kind for kind, _ in journal(conn, job_id)] == ["queued", "picked", "requeue"]
-
-
-def test_e4_a_timeout_is_an_error_of_the_job(conn: db.Connection, workers: Workers) -> None:
+def test_e4_a_timeout_is_an_error_of_the_job(conn: Conn, workers: Workers) -> None:
     first, second = workers(), workers()
     job_id = enqueue(conn, max_attempts=2)
     first.take()

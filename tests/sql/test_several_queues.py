@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from uuid import UUID
 
 import pytest
-from hands import BACKOFF_SEC, Worker, enqueue, plain, quietly, row, state, value
+from hands import BACKOFF_SEC, Conn, Worker, Workers, enqueue, ids, plain, quietly, row, state, value
 
-from dataloader.queue import db, lifecycle, operations
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.lifecycle import Head, Step
 from dataloader.queue.reports import stats
-
-Workers = Callable[[], Worker]
 
 
 def claim(worker: Worker, *queues: str, most: int = 10, by_lag: bool = False, head: Head = Head()) -> Step:  # noqa: B008
     return lifecycle.step(worker.session, list(queues), BACKOFF_SEC, most, (), head, by_lag)
 
 
-def ids(found: Step) -> list[UUID]:
-    return [job.job_id for job in found.jobs]
-
-
-def due(conn: db.Connection, queue: str, since_sec: float) -> UUID:
+def due(conn: Conn, queue: str, since_sec: float) -> UUID:
     return plain(conn, queue=queue, made_sec=since_sec, in_sec=since_sec)
 
 
-def test_the_jobs_are_those_of_the_first_queue_that_has_some(conn: db.Connection, worker: Worker) -> None:
+def test_the_jobs_are_those_of_the_first_queue_that_has_some(conn: Conn, worker: Worker) -> None:
     late, first, second = plain(conn, queue="c"), plain(conn, queue="b"), plain(conn, queue="b", priority=101)
     found = claim(worker, "a", "b", "c")
     assert (ids(found), {job.queue for job in found.jobs}) == ([first, second], {"b"})
     assert state(conn, late) == ("queued", 0)
 
 
-def test_a_paused_queue_and_one_whose_jobs_wait_are_passed_over(conn: db.Connection, workers: Workers) -> None:
+def test_a_paused_queue_and_one_whose_jobs_wait_are_passed_over(conn: Conn, workers: Workers) -> None:
     worker = workers()
     plain(conn, queue="busy", lock_key="k", priority=1)
     assert workers().take("busy")
@@ -44,7 +38,7 @@ def test_a_paused_queue_and_one_whose_jobs_wait_are_passed_over(conn: db.Connect
     assert ids(claim(worker, "paused", "later", "busy", "b")) == [job]
 
 
-def test_where_none_has_a_job_the_next_one_of_all_says_when(conn: db.Connection, worker: Worker) -> None:
+def test_where_none_has_a_job_the_next_one_of_all_says_when(conn: Conn, worker: Worker) -> None:
     plain(conn, queue="a", in_sec=60), plain(conn, queue="b", in_sec=20), plain(conn, queue="paused", in_sec=5)
     operations.pause(conn, "paused", "test")
     found = claim(worker, "a", "b", "paused", "empty")
@@ -54,9 +48,7 @@ def test_where_none_has_a_job_the_next_one_of_all_says_when(conn: db.Connection,
 
 
 @pytest.mark.parametrize("by_lag", [True, False])
-def test_by_lag_the_queue_comes_first_whose_job_has_waited_longest(
-    conn: db.Connection, worker: Worker, by_lag: bool
-) -> None:
+def test_by_lag_the_queue_comes_first_whose_job_has_waited_longest(conn: Conn, worker: Worker, by_lag: bool) -> None:
     """Not the one whose job is the oldest: that became due later."""
     due(conn, "a", -10)
     waits = due(conn, "b", -50)
@@ -65,9 +57,7 @@ def test_by_lag_the_queue_comes_first_whose_job_has_waited_longest(
     assert (ids(found) == [waits]) is by_lag
 
 
-def test_by_lag_a_job_counts_whose_time_has_come_and_that_no_claim_has_made_ready(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_by_lag_a_job_counts_whose_time_has_come_and_that_no_claim_has_made_ready(conn: Conn, worker: Worker) -> None:
     """Else a queue of retries would starve beside one that is never empty."""
     retry = plain(conn, queue="b", in_sec=60)
     with quietly(conn):
@@ -77,7 +67,7 @@ def test_by_lag_a_job_counts_whose_time_has_come_and_that_no_claim_has_made_read
     assert ids(claim(worker, "a", "b", by_lag=True)) == [retry]
 
 
-def test_by_lag_each_queue_has_its_turn(conn: db.Connection, worker: Worker) -> None:
+def test_by_lag_each_queue_has_its_turn(conn: Conn, worker: Worker) -> None:
     """A long queue of new jobs beside a short one of newer jobs."""
     for number in range(20):
         due(conn, "a", -100 + number)
@@ -87,21 +77,7 @@ def test_by_lag_each_queue_has_its_turn(conn: db.Connection, worker: Worker) -> 
     assert "".join(found) == "aaaaabababaa"
 
 
-def test_a_head_is_of_the_first_queue_alone(conn: db.Connection, worker: Worker) -> None:
-    behind, other = plain(conn, queue="a", priority=5), plain(conn, queue="b", priority=5)
-    head = Head(50)
-    assert ids(claim(worker, "b", "a", head=head)) == [other]
-    worker.conn.execute("SELECT pg_advisory_unlock_all()")
-    with quietly(conn):
-        conn.execute("UPDATE dl_jobs SET status = 'queued', attempt = 0, claimed_by = NULL")
-    conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (behind,))
-    first = plain(conn, queue="c", priority=60)
-    assert ids(claim(worker, "c", "b", head=head)) == [first]
-    later = plain(conn, queue="b", priority=60)
-    assert ids(claim(worker, "empty", "b", head=head)) == [other, later]
-
-
-def test_by_lag_a_paused_queue_is_the_last(conn: db.Connection, worker: Worker) -> None:
+def test_by_lag_a_paused_queue_is_the_last(conn: Conn, worker: Worker) -> None:
     """Though its job waits longest: else no head of another queue would count while it is paused."""
     due(conn, "b", -50)
     operations.pause(conn, "b", "test")
@@ -110,9 +86,7 @@ def test_by_lag_a_paused_queue_is_the_last(conn: db.Connection, worker: Worker) 
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_by_lag_a_head_counts_where_its_queue_is_the_first_one(
-    conn: db.Connection, worker: Worker, is_first: bool
-) -> None:
+def test_by_lag_a_head_counts_where_its_queue_is_the_first_one(conn: Conn, worker: Worker, is_first: bool) -> None:
     early, late = plain(conn, queue="a", priority=5), plain(conn, queue="a", priority=60)
     other = due(conn, "b", 10 if is_first else -50)
     with conn.transaction():
@@ -121,20 +95,20 @@ def test_by_lag_a_head_counts_where_its_queue_is_the_first_one(
     assert ids(found) == ([late] if is_first else [early, late])
 
 
-def test_by_lag_a_head_is_not_that_of_the_queue_in_its_place(conn: db.Connection, worker: Worker) -> None:
+def test_by_lag_a_head_is_not_that_of_the_queue_in_its_place(conn: Conn, worker: Worker) -> None:
     early, late = plain(conn, queue="b", priority=5), plain(conn, queue="b", priority=60)
     conn.execute("UPDATE dl_jobs SET created_at = now() - interval '1 min', available_at = now() - interval '1 min'")
     plain(conn, queue="a", priority=60)
     assert ids(claim(worker, "a", "b", by_lag=True, head=Head(50))) == [early, late]
 
 
-def test_a_head_of_a_paused_queue_is_not_that_of_the_next(conn: db.Connection, worker: Worker) -> None:
+def test_a_head_of_a_paused_queue_is_not_that_of_the_next(conn: Conn, worker: Worker) -> None:
     operations.pause(conn, "a", "test")
     early, late = plain(conn, queue="b", priority=5), plain(conn, queue="b", priority=60)
     assert ids(claim(worker, "a", "b", head=Head(50))) == [early, late]
 
 
-def test_the_batch_and_the_order_are_those_of_the_jobs_queue(conn: db.Connection, worker: Worker) -> None:
+def test_the_batch_and_the_order_are_those_of_the_jobs_queue(conn: Conn, worker: Worker) -> None:
     operations.set_order(conn, "a", "test", ordered=True, merge=True, batch=7)
     enqueue(conn, queue="a", lock_key="k", available_at=None)
     conn.execute("UPDATE dl_jobs SET available_at = now() + interval '1 min', blocked_on = 'time'")
@@ -143,13 +117,13 @@ def test_the_batch_and_the_order_are_those_of_the_jobs_queue(conn: db.Connection
     assert (ids(found), found.batch) == ([plainly[0]], None)
 
 
-def served(conn: db.Connection, queues: Sequence[str]) -> None:
+def served(conn: Conn, queues: Sequence[str]) -> None:
     shown = {"worker": "w", "pid": 1, "queue": queues[0], "queues": list(queues), "state": "idle"}
     nothing = {"job_id": None, "memory_bytes": 1, "cpu_percent": 0.0, "jobs": 0, "started_at": None}
     stats.show_workers(conn, "farm", "host", [shown | nothing])
 
 
-def test_each_of_its_queues_has_the_worker(conn: db.Connection) -> None:
+def test_each_of_its_queues_has_the_worker(conn: Conn) -> None:
     served(conn, ("a", "b"))
     jobs = {queue: plain(conn, queue=queue) for queue in ("a", "b", "c")}
     counts = {each["queue"]: each["workers"] for each in stats.overview(conn)["queues"]}
@@ -162,11 +136,3 @@ def test_each_of_its_queues_has_the_worker(conn: db.Connection) -> None:
     }
     (shown,) = stats.workers(conn)
     assert (shown["queue"], shown["queues"]) == ("a", ["a", "b"])
-
-
-def test_a_worker_that_older_code_has_shown_serves_its_one_queue(conn: db.Connection) -> None:
-    conn.execute(
-        "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('w', 'f', 'h', 1, 'a, b', 'idle')"
-    )
-    assert stats.workers(conn)[0]["queues"] == ["a, b"]
-    assert value(conn, "SELECT queue FROM dl_served") == "a, b"

@@ -12,10 +12,9 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import quietly, value
+from hands import Conn, quietly, value
 
-from dataloader.queue import db
-from dataloader.queue.reports import runs, stats
+from dataloader.queue.reports import runs
 from dataloader.queue.reports.histogram import slot_of
 
 Key = tuple[str, str, datetime, str]
@@ -30,7 +29,7 @@ def floor(at: datetime, minutes: int) -> datetime:
 class Journal:
     """A journal of jobs with one run or several, written as it comes, and the slow sums of it."""
 
-    def __init__(self, conn: db.Connection, seed: int) -> None:
+    def __init__(self, conn: Conn, seed: int) -> None:
         self.conn, self.chance = conn, random.Random(seed)
         self.now = value(conn, "SELECT now()")
         self.values: dict[Key, list[float]] = defaultdict(list)
@@ -109,20 +108,20 @@ class Journal:
         }
 
 
-def stored(conn: db.Connection) -> dict[Key, tuple[int, float, dict[int, int]]]:
+def stored(conn: Conn) -> dict[Key, tuple[int, float, dict[int, int]]]:
     rows = conn.execute("SELECT task, queue, at, figure, count, largest, slots, counts FROM dl_spans").fetchall()
     for row in rows:
         assert row[6] == sorted(set(row[6]))
     return {row[:4]: (row[4], row[5], dict(zip(row[6], row[7], strict=True))) for row in rows}
 
 
-def roll(conn: db.Connection, limit: int) -> None:
+def roll(conn: Conn, limit: int) -> None:
     while conn.execute("SELECT dl_roll(%s)", (limit,)).fetchone() != (0,):
         pass
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_spans_are_what_a_slow_look_at_the_journal_finds(conn: db.Connection, seed: int) -> None:
+def test_spans_are_what_a_slow_look_at_the_journal_finds(conn: Conn, seed: int) -> None:
     """Whatever the size of a bunch is, also when the calls between are rolled back, as after a crash."""
     journal = Journal(conn, seed)
     for part in range(3):
@@ -142,7 +141,7 @@ def test_spans_are_what_a_slow_look_at_the_journal_finds(conn: db.Connection, se
     assert total == sum(map(len, journal.values.values()))
 
 
-def test_a_late_row_joins_the_hour_that_its_span_has_gone_to(conn: db.Connection) -> None:
+def test_a_late_row_joins_the_hour_that_its_span_has_gone_to(conn: Conn) -> None:
     journal = Journal(conn, 1)
     for _ in range(3):
         journal.job(timedelta(hours=30), "load", "q")
@@ -153,7 +152,7 @@ def test_a_late_row_joins_the_hour_that_its_span_has_gone_to(conn: db.Connection
     assert value(conn, "SELECT bool_and(minutes = 60) FROM dl_spans")
 
 
-def test_spans_are_kept_for_90_days(conn: db.Connection) -> None:
+def test_spans_are_kept_for_90_days(conn: Conn) -> None:
     conn.execute(
         "INSERT INTO dl_spans SELECT 't', 'q', 60, now() - make_interval(days => d), 'cpu', 1, 1, 1, '{3}', '{1}'"
         " FROM unnest(ARRAY[1, 89, 91, 400]) d"
@@ -162,7 +161,7 @@ def test_spans_are_kept_for_90_days(conn: db.Connection) -> None:
     assert value(conn, "SELECT array_agg(now()::date - at::date ORDER BY at DESC) FROM dl_spans") == [1, 89]
 
 
-def test_rows_of_another_time_are_in_no_span(conn: db.Connection) -> None:
+def test_rows_of_another_time_are_in_no_span(conn: Conn) -> None:
     """Another service may write any time into the journal."""
     journal = Journal(conn, 1)
     for ago in (timedelta(days=91), timedelta(days=-2)):
@@ -173,7 +172,7 @@ def test_rows_of_another_time_are_in_no_span(conn: db.Connection) -> None:
     assert value(conn, "SELECT sum(count) FROM dl_totals") > 0
 
 
-def test_a_name_as_long_as_the_table_allows_stops_no_sums(conn: db.Connection) -> None:
+def test_a_name_as_long_as_the_table_allows_stops_no_sums(conn: Conn) -> None:
     """Whoever may insert a job would else end all statistics."""
     noise = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=2_000))
     journal = Journal(conn, 1)
@@ -184,7 +183,7 @@ def test_a_name_as_long_as_the_table_allows_stops_no_sums(conn: db.Connection) -
     assert {task for task, *_ in stored(conn)} >= {"load"}
 
 
-def test_a_job_that_was_put_back_tells_no_waiting_time(conn: db.Connection) -> None:
+def test_a_job_that_was_put_back_tells_no_waiting_time(conn: Conn) -> None:
     """Its row has the next due time by then."""
     journal = Journal(conn, 1)
     journal.job(timedelta(minutes=20), "load", "q")
@@ -194,7 +193,7 @@ def test_a_job_that_was_put_back_tells_no_waiting_time(conn: db.Connection) -> N
     assert {figure for *_, figure in stored(conn)} & {"waiting"} == set()
 
 
-def test_figures_compare_a_period_with_the_one_before(conn: db.Connection) -> None:
+def test_figures_compare_a_period_with_the_one_before(conn: Conn) -> None:
     journal = Journal(conn, 5)
     for number in range(200):
         journal.job(timedelta(minutes=10 + number), "load", "q")
@@ -228,7 +227,7 @@ def test_figures_compare_a_period_with_the_one_before(conn: db.Connection) -> No
     assert runs.listed(conn, "1h", "nobody's")["tasks"] == []
 
 
-def test_two_fold_beside_each_other_and_lose_nothing(conn: db.Connection, dsn: str) -> None:
+def test_two_fold_beside_each_other_and_lose_nothing(conn: Conn, dsn: str) -> None:
     journal = Journal(conn, 2)
     for _ in range(20):
         journal.job(timedelta(hours=30), "load", "q")
@@ -244,16 +243,3 @@ def test_two_fold_beside_each_other_and_lose_nothing(conn: db.Connection, dsn: s
         assert left == (spans - 1,)
     runs.fold(conn)
     assert stored(conn) == journal.slow(is_folded=True)
-
-
-def test_the_reaper_folds_too(conn: db.Connection) -> None:
-    import structlog
-
-    from dataloader.farm import reaper
-
-    journal = Journal(conn, 3)
-    journal.job(timedelta(hours=30), "load", "q")
-    journal.write()
-    reaper.aggregate(conn, structlog.get_logger("reaper"), 0.0)
-    assert stored(conn) == journal.slow(is_folded=True)
-    assert stats.aggregate(conn) == 0

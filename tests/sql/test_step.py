@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from uuid import UUID
-
-import psycopg
 import pytest
 from hands import (
-    BACKOFF_SEC,
+    DONE,
+    Conn,
     Worker,
+    Workers,
     enqueue,
     expire,
+    ids,
     journal,
     keys_held,
     kinds,
@@ -20,27 +19,17 @@ from hands import (
     quietly,
     row,
     state,
+    step,
     value,
 )
 from psycopg.types.json import Jsonb, set_json_loads
 
-from dataloader.queue import db, lifecycle, operations
-from dataloader.queue.job import Finish, Job, Status
+from dataloader.queue import lifecycle, operations
+from dataloader.queue.job import Finish, Status
 from dataloader.queue.lifecycle import Ended, Step
 
-Workers = Callable[[], Worker]
-DONE = Finish("succeed")
 
-
-def step(worker: Worker, most: int, *ends: Ended, queue_name: str = "q") -> Step:
-    return lifecycle.step(worker.session, [queue_name], BACKOFF_SEC, most, ends)
-
-
-def ids(jobs: list[Job]) -> list[UUID]:
-    return [job.job_id for job in jobs]
-
-
-def test_it_claims_the_best_first_and_no_more_than_asked_for(conn: db.Connection, worker: Worker) -> None:
+def test_it_claims_the_best_first_and_no_more_than_asked_for(conn: Conn, worker: Worker) -> None:
     last, first, third, second = (plain(conn, priority=priority) for priority in (4, 1, 3, 2))
     found = step(worker, 3)
     assert ids(found.jobs) == [first, second, third]
@@ -50,15 +39,7 @@ def test_it_claims_the_best_first_and_no_more_than_asked_for(conn: db.Connection
     assert all(kinds(conn, job_id)[-1] == "picked" for job_id in (first, second, third))
 
 
-def test_it_claims_one_job_of_each_key_and_the_oldest(conn: db.Connection, worker: Worker) -> None:
-    for number in range(3):
-        many(conn, 4, f"key-{number}")
-    oldest = conn.execute("SELECT DISTINCT ON (lock_key) job_id FROM dl_jobs ORDER BY lock_key, created_at").fetchall()
-    assert set(ids(step(worker, 10).jobs)) == {job_id for (job_id,) in oldest}
-    assert step(worker, 0).jobs == []
-
-
-def test_ends_are_written_and_their_keys_free_for_the_same_step(conn: db.Connection, worker: Worker) -> None:
+def test_ends_are_written_and_their_keys_free_for_the_same_step(conn: Conn, worker: Worker) -> None:
     plain(conn, lock_key="k"), plain(conn, lock_key="k"), plain(conn, lock_key="l")
     first = step(worker, 5)
     ends = [Ended(job, DONE, {"cpu_sec": 0.5}) for job in first.jobs]
@@ -70,7 +51,7 @@ def test_ends_are_written_and_their_keys_free_for_the_same_step(conn: db.Connect
     assert (kind, payload) == ("done", {"attempt": 1, "worker": worker.name, "cpu_sec": 0.5})
 
 
-def test_an_end_of_each_kind_may_be_among_them(conn: db.Connection, worker: Worker) -> None:
+def test_an_end_of_each_kind_may_be_among_them(conn: Conn, worker: Worker) -> None:
     verbs = {
         "succeed": "succeeded",
         "retry": "queued",
@@ -91,7 +72,7 @@ def test_an_end_of_each_kind_may_be_among_them(conn: db.Connection, worker: Work
     assert [row(conn, job.job_id)["blocked_on"] for job in jobs] == [None, "time", None, None, "time", None]
 
 
-def test_what_is_not_ours_any_more_is_missing_and_the_rest_is_written(conn: db.Connection, worker: Worker) -> None:
+def test_what_is_not_ours_any_more_is_missing_and_the_rest_is_written(conn: Conn, worker: Worker) -> None:
     enqueue(conn), enqueue(conn), enqueue(conn)
     lost, kept, canceled = step(worker, 3).jobs
     expire(conn, lost.job_id)
@@ -104,7 +85,7 @@ def test_what_is_not_ours_any_more_is_missing_and_the_rest_is_written(conn: db.C
     assert keys_held(conn) == []
 
 
-def test_a_step_says_what_there_is_to_say_also_of_one_thing_alone(conn: db.Connection, worker: Worker) -> None:
+def test_a_step_says_what_there_is_to_say_also_of_one_thing_alone(conn: Conn, worker: Worker) -> None:
     enqueue(conn)
     (job,) = step(worker, 1).jobs
     operations.change(conn, "cancel", [job.job_id], "test")
@@ -116,7 +97,7 @@ def test_a_step_says_what_there_is_to_say_also_of_one_thing_alone(conn: db.Conne
     assert step(worker, 0, Ended(found.jobs[0], DONE)) == Step([], {found.jobs[0].job_id: Status.SUCCEEDED})
 
 
-def test_what_a_step_says_is_read_whatever_a_pipeline_has_made_of_json(conn: db.Connection, worker: Worker) -> None:
+def test_what_a_step_says_is_read_whatever_a_pipeline_has_made_of_json(conn: Conn, worker: Worker) -> None:
     set_json_loads(lambda _: None, worker.conn)
     operations.set_order(conn, "q", "test", ordered=True, merge=True, batch=3)
     jobs = [plain(conn, lock_key="k", score=score) for score in (2, 1)]
@@ -124,7 +105,7 @@ def test_what_a_step_says_is_read_whatever_a_pipeline_has_made_of_json(conn: db.
     assert (ids(found.jobs), found.batch) == (jobs[::-1], 3)
 
 
-def test_a_step_that_sets_aside_for_long_comes_back(conn: db.Connection, worker: Worker) -> None:
+def test_a_step_that_sets_aside_for_long_comes_back(conn: Conn, worker: Worker) -> None:
     """No notification wakes the worker: the rows behind those that may not start are older than this claim."""
     conn.execute(
         """
@@ -139,17 +120,7 @@ def test_a_step_that_sets_aside_for_long_comes_back(conn: db.Connection, worker:
     assert step(worker, 1) == Step([], {}, look_again=True, locked=[])
 
 
-def test_an_end_that_cannot_be_stored_changes_nothing(conn: db.Connection, worker: Worker) -> None:
-    enqueue(conn), enqueue(conn)
-    good, bad = step(worker, 2).jobs
-    with pytest.raises(psycopg.DataError):
-        step(worker, 1, Ended(good, DONE), Ended(bad, Finish("fail", "a\x00b")))
-    assert state(conn, good.job_id) == ("running", 1)
-    ended = lifecycle.finish_some(worker.conn, worker.name, [Ended(good, DONE), Ended(bad, Finish("fail", "a\x00b"))])
-    assert ended.ended == {good.job_id: "succeeded", bad.job_id: "failed"}
-
-
-def test_some_ends_let_go_of_their_own_keys_only(conn: db.Connection, worker: Worker) -> None:
+def test_some_ends_let_go_of_their_own_keys_only(conn: Conn, worker: Worker) -> None:
     enqueue(conn), enqueue(conn)
     over, running = step(worker, 2).jobs
     lifecycle.finish_some(worker.conn, worker.name, [Ended(over, DONE)])
@@ -163,9 +134,7 @@ def test_some_ends_let_go_of_their_own_keys_only(conn: db.Connection, worker: Wo
     assert (keys_held(conn), held) == ([worker.pid], True)
 
 
-def test_a_key_that_another_session_has_is_tried_once_whatever_the_number_of_its_jobs(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_a_key_that_another_session_has_is_tried_once(conn: Conn, worker: Worker) -> None:
     for _ in range(3):
         plain(conn, lock_key="held")
     conn.execute("SELECT pg_advisory_lock(hashtext('held'))")
@@ -173,7 +142,7 @@ def test_a_key_that_another_session_has_is_tried_once_whatever_the_number_of_its
     assert value(worker.conn, refused) == [value(conn, "SELECT hashtext('held')")]
 
 
-def test_a_step_without_ends_lets_go_of_what_the_session_still_holds(conn: db.Connection, worker: Worker) -> None:
+def test_a_step_without_ends_lets_go_of_what_the_session_still_holds(conn: Conn, worker: Worker) -> None:
     """A key of a run that was no longer ours: its own lock would not refuse the session."""
     worker.conn.execute("SELECT pg_advisory_lock(1)")
     step(worker, 1)
@@ -181,21 +150,19 @@ def test_a_step_without_ends_lets_go_of_what_the_session_still_holds(conn: db.Co
 
 
 @pytest.mark.parametrize("odd", ["cancel_requested = true", "attempt = max_attempts"])
-def test_a_row_that_may_not_start_is_ended_though_others_may(conn: db.Connection, worker: Worker, odd: str) -> None:
+def test_a_row_that_may_not_start_is_ended_though_others_may(conn: Conn, worker: Worker, odd: str) -> None:
     first, second = plain(conn, priority=1), plain(conn, priority=2)
     conn.execute(f"UPDATE dl_jobs SET {odd} WHERE job_id = %s", (first,))
     assert ids(step(worker, 5).jobs) == [second]
     assert state(conn, first)[0] in ("canceled", "lost")
 
 
-def test_a_job_with_no_attempts_has_one_and_goes_with_the_others(conn: db.Connection, worker: Worker) -> None:
+def test_a_job_with_no_attempts_has_one_and_goes_with_the_others(conn: Conn, worker: Worker) -> None:
     jobs = [plain(conn, priority=1, max_attempts=0), plain(conn, priority=2)]
     assert ids(step(worker, 5).jobs) == jobs
 
 
-def test_the_key_of_a_job_that_is_not_ours_any_more_is_let_go_while_another_of_the_batch_runs(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_the_key_of_a_lost_job_is_let_go_while_another_of_the_batch_runs(conn: Conn, workers: Workers) -> None:
     """The heartbeat writes such an end; the run of the other may go on for hours."""
     one, two = workers(), workers()
     plain(conn, lock_key="a", priority=1)
@@ -207,7 +174,7 @@ def test_the_key_of_a_job_that_is_not_ours_any_more_is_let_go_while_another_of_t
     assert two.claim().job is None
 
 
-def test_a_row_that_somebody_holds_is_passed_over_and_its_key_let_go(conn: db.Connection, workers: Workers) -> None:
+def test_a_row_that_somebody_holds_is_passed_over_and_its_key_let_go(conn: Conn, workers: Workers) -> None:
     one, other = workers(), workers()
     held, free = plain(conn, priority=1), plain(conn, priority=2)
     with other.conn.transaction():
@@ -216,7 +183,7 @@ def test_a_row_that_somebody_holds_is_passed_over_and_its_key_let_go(conn: db.Co
         assert keys_held(conn) == [one.pid]
 
 
-def test_a_key_that_a_running_row_has_is_passed_over_and_let_go(conn: db.Connection, workers: Workers) -> None:
+def test_a_key_that_a_running_row_has_is_passed_over_and_let_go(conn: Conn, workers: Workers) -> None:
     """The holder has lost its session, and with it the lock; its lease still speaks for it."""
     one, other = workers(), workers()
     plain(conn, lock_key="k"), plain(conn, lock_key="k"), plain(conn, lock_key="l")
@@ -226,7 +193,7 @@ def test_a_key_that_a_running_row_has_is_passed_over_and_let_go(conn: db.Connect
     assert keys_held(conn) == [one.pid]
 
 
-def test_a_key_whose_lease_is_over_is_taken_with_the_others(conn: db.Connection, workers: Workers) -> None:
+def test_a_key_whose_lease_is_over_is_taken_with_the_others(conn: Conn, workers: Workers) -> None:
     """Its holder has lost its session too, and the reaper has not come by yet."""
     one, other = workers(), workers()
     first = plain(conn, lock_key="k")
@@ -237,7 +204,7 @@ def test_a_key_whose_lease_is_over_is_taken_with_the_others(conn: db.Connection,
     assert [job.lock_key for job in step(one, 5).jobs] == ["k", "l"]
 
 
-def test_two_steps_beside_each_other_share_what_is_there(conn: db.Connection, workers: Workers) -> None:
+def test_two_steps_beside_each_other_share_what_is_there(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     many(conn, 20, "%s")
     with one.conn.transaction():
@@ -246,7 +213,7 @@ def test_two_steps_beside_each_other_share_what_is_there(conn: db.Connection, wo
     assert len({*ids(first.jobs), *ids(second.jobs)}) == 20
 
 
-def test_where_keys_are_few_a_step_leaves_some_to_others(conn: db.Connection, workers: Workers) -> None:
+def test_where_keys_are_few_a_step_leaves_some_to_others(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     many(conn, 320, "key")
     conn.execute(
@@ -258,9 +225,7 @@ def test_where_keys_are_few_a_step_leaves_some_to_others(conn: db.Connection, wo
     assert [job.lock_key for job in step(two, 100).jobs] == ["key-30", "key-31"]
 
 
-def test_it_leaves_none_where_it_has_what_it_asked_for_or_no_job_waits_behind_them(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_it_leaves_none_where_it_has_enough_or_no_job_waits_behind(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     many(conn, 16, "%s")
     many(conn, 16, "%s")
@@ -270,7 +235,7 @@ def test_it_leaves_none_where_it_has_what_it_asked_for_or_no_job_waits_behind_th
     assert len(step(two, 100).jobs) == 16
 
 
-def test_it_sees_past_a_thousand_jobs_whose_keys_others_take(conn: db.Connection, worker: Worker) -> None:
+def test_it_sees_past_a_thousand_jobs_whose_keys_others_take(conn: Conn, worker: Worker) -> None:
     """Their claims are not committed, so the jobs still look as if they could be had."""
     many(conn, 1_000, "taken-%s", priority=1)
     many(conn, 10, "free-%s", priority=2)
@@ -278,7 +243,7 @@ def test_it_sees_past_a_thousand_jobs_whose_keys_others_take(conn: db.Connection
     assert [job.lock_key for job in step(worker, 5).jobs] == [f"free-{number}" for number in range(1, 6)]
 
 
-def test_large_arguments_are_held_once(conn: db.Connection, worker: Worker) -> None:
+def test_large_arguments_are_held_once(conn: Conn, worker: Worker) -> None:
     """And not by the cursor as well while the job runs."""
     for size, is_kept in ((10, True), (lifecycle.LARGE, False)):
         plain(conn, args=Jsonb({"text": "x" * size}))
@@ -286,7 +251,7 @@ def test_large_arguments_are_held_once(conn: db.Connection, worker: Worker) -> N
         assert ("repeating" in vars(worker.conn)) is is_kept
 
 
-def test_rows_that_were_parked_and_others_are_claimed_in_one_order(conn: db.Connection, workers: Workers) -> None:
+def test_rows_that_were_parked_and_others_are_claimed_in_one_order(conn: Conn, workers: Workers) -> None:
     worker, other = workers(), workers()
     keys = ["k", "l", "m"]
     for key in keys:
@@ -299,9 +264,7 @@ def test_rows_that_were_parked_and_others_are_claimed_in_one_order(conn: db.Conn
     assert ids(found) == [parked[0], others[0], parked[1], others[1]]
 
 
-def test_a_dead_workers_running_job_counts_and_what_it_had_not_begun_does_not(
-    conn: db.Connection, worker: Worker
-) -> None:
+def test_a_dead_workers_running_job_counts_and_what_it_had_not_begun_does_not(conn: Conn, worker: Worker) -> None:
     enqueue(conn), enqueue(conn), enqueue(conn)
     first, running, last = step(worker, 3).jobs
     settled = lifecycle.settle(conn, worker.name, "crash", "worker killed by signal 9", running=[running.job_id])
@@ -314,9 +277,7 @@ def test_a_dead_workers_running_job_counts_and_what_it_had_not_begun_does_not(
     assert journal(conn, running.job_id)[-1][1]["reason"] == "worker killed by signal 9 on attempt 1"
 
 
-def test_what_waits_behind_a_run_is_taken_back_uncounted_and_nothing_before_it(
-    conn: db.Connection, workers: Workers
-) -> None:
+def test_what_waits_behind_a_run_is_taken_back_uncounted_and_nothing_before_it(conn: Conn, workers: Workers) -> None:
     worker, other = workers(), workers()
     for number in range(7):
         enqueue(conn, priority=number, max_attempts=1)
@@ -335,7 +296,7 @@ def test_what_waits_behind_a_run_is_taken_back_uncounted_and_nothing_before_it(
     assert lifecycle.take_back(conn, worker.name, waiting, "it took longer") == 0
 
 
-def test_what_another_service_has_ended_does_not_count_as_taken_back(conn: db.Connection, workers: Workers) -> None:
+def test_what_another_service_has_ended_does_not_count_as_taken_back(conn: Conn, workers: Workers) -> None:
     """Its claim is still in the row, as services with the plain protocol leave it."""
     one, two = workers(), workers()
     enqueue(conn), enqueue(conn)
@@ -347,7 +308,7 @@ def test_what_another_service_has_ended_does_not_count_as_taken_back(conn: db.Co
     assert state(conn, ended) == ("succeeded", 1)
 
 
-def test_what_has_begun_or_is_locked_is_not_taken_back(conn: db.Connection, workers: Callable[[], Worker]) -> None:
+def test_what_has_begun_or_is_locked_is_not_taken_back(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     for _ in range(3):
         enqueue(conn)

@@ -7,15 +7,15 @@ from typing import Any
 
 import psycopg
 import pytest
-from hands import plain, row, value
+from hands import Conn, plain, row, value
 from psycopg.types.json import Jsonb
 
 import dataloader
-from dataloader.queue import db, enqueue, operations
+from dataloader.queue import enqueue, operations
 from dataloader.queue.enqueue import NewJob
 
 GIVEN = ("queue", "task", "lock_key", "args", "idempotency_key", "max_attempts", "affinity_key", "limits")
-Add = Callable[[db.Connection, list[NewJob]], Any]
+Add = Callable[[Conn, list[NewJob]], Any]
 
 
 def told(max_attempts: int | None = None, *affinity: str) -> dict[str, Any]:
@@ -27,17 +27,17 @@ SAID = {"twice": told(2), "once": told(1), "silent": told()}
 HEAVY = {"ask": told(None, "model"), "paint": told(None, "model", "category"), "silent": told()}
 
 
-def add_plainly(conn: db.Connection, jobs: list[NewJob]) -> None:
+def add_plainly(conn: Conn, jobs: list[NewJob]) -> None:
     for job in jobs:
         enqueue.enqueue(conn, job)
 
 
-def add_alone(conn: db.Connection, jobs: list[NewJob]) -> None:
+def add_alone(conn: Conn, jobs: list[NewJob]) -> None:
     for job in jobs:
         dataloader.enqueue(conn, schema="public", **{name: getattr(job, name) for name in GIVEN})
 
 
-def add_by_function(conn: db.Connection, jobs: list[NewJob]) -> None:
+def add_by_function(conn: Conn, jobs: list[NewJob]) -> None:
     call = "SELECT dl_enqueue(" + ", ".join(f"{name} => %({name})s" for name in GIVEN) + ")"
     for job in jobs:
         given = {name: getattr(job, name) for name in GIVEN}
@@ -48,7 +48,7 @@ WAYS = pytest.mark.parametrize("add", [add_plainly, add_alone, add_by_function, 
 KEYS = pytest.mark.parametrize("keys", [False, True], ids=["no keys", "keys"])
 
 
-def stored(conn: db.Connection, column: str) -> list[Any]:
+def stored(conn: Conn, column: str) -> list[Any]:
     """This column of all jobs, in the order of their keys."""
     found = conn.execute(f"SELECT {column} FROM dl_jobs ORDER BY lock_key".encode()).fetchall()
     return [each for (each,) in found]
@@ -56,7 +56,7 @@ def stored(conn: db.Connection, column: str) -> list[Any]:
 
 @KEYS
 @WAYS
-def test_the_attempts_are_the_triggers_or_the_pipelines_or_five(conn: db.Connection, add: Add, keys: bool) -> None:
+def test_the_attempts_are_the_triggers_or_the_pipelines_or_five(conn: Conn, add: Add, keys: bool) -> None:
     operations.tell_tasks(conn, SAID)
     wanted = {("twice", None): 2, ("twice", 7): 7, ("once", None): 1, ("silent", None): 5, ("unknown", None): 5}
     jobs = [
@@ -68,7 +68,7 @@ def test_the_attempts_are_the_triggers_or_the_pipelines_or_five(conn: db.Connect
 
 
 @pytest.mark.parametrize("said", [{"max_attempts": 3}, {"max_attempts": None}])
-def test_the_attempts_of_a_list_of_one_task(conn: db.Connection, said: dict[str, Any]) -> None:
+def test_the_attempts_of_a_list_of_one_task(conn: Conn, said: dict[str, Any]) -> None:
     """Its columns are as short as they can be: one task, one number, or a number for each."""
     operations.tell_tasks(conn, SAID)
     enqueue.enqueue_many(conn, [NewJob("q", "twice", f"k{n}", **said) for n in range(3)])
@@ -96,9 +96,7 @@ KEYS_OF_JOBS: list[tuple[str, dict[str, Any], str | None, str | None]] = [
 
 @KEYS
 @WAYS
-def test_the_affinity_key_is_the_producers_or_the_first_fit_arg_that_the_pipeline_names(
-    conn: db.Connection, add: Add, keys: bool
-) -> None:
+def test_the_affinity_key_is_the_producers_or_the_first_fit_arg_that_is_named(conn: Conn, add: Add, keys: bool) -> None:
     operations.tell_tasks(conn, HEAVY)
     jobs = [
         NewJob("q", task, f"{n:02}", args, idempotency_key=str(n) if keys else None, affinity_key=given)
@@ -109,14 +107,14 @@ def test_the_affinity_key_is_the_producers_or_the_first_fit_arg_that_the_pipelin
 
 
 @WAYS
-def test_without_a_task_that_names_args_the_affinity_key_is_the_producers(conn: db.Connection, add: Add) -> None:
+def test_without_a_task_that_names_args_the_affinity_key_is_the_producers(conn: Conn, add: Add) -> None:
     operations.tell_tasks(conn, SAID)
     args = {"model": "m"}
     add(conn, [NewJob("q", "once", "a", args), NewJob("q", "once", "b", args, affinity_key="k")])
     assert stored(conn, "affinity_key") == [None, "k"]
 
 
-def test_the_affinity_keys_of_a_list_of_one_task(conn: db.Connection) -> None:
+def test_the_affinity_keys_of_a_list_of_one_task(conn: Conn) -> None:
     """Its columns are as short as they can be: one task, one key, or a key for each."""
     operations.tell_tasks(conn, HEAVY)
     args = [{"model": f"m{n}"} for n in range(3)]
@@ -141,7 +139,7 @@ LIMITS_OF_JOBS: list[tuple[str, list[str] | None, list[str] | None]] = [
 
 @KEYS
 @WAYS
-def test_the_limits_are_the_producers_or_the_pipelines(conn: db.Connection, add: Add, keys: bool) -> None:
+def test_the_limits_are_the_producers_or_the_pipelines(conn: Conn, add: Add, keys: bool) -> None:
     operations.tell_tasks(conn, {"load": told() | {"limits": ["a", "b"]}, "silent": told()})
     jobs = [
         NewJob("q", task, f"{n:02}", idempotency_key=str(n) if keys else None, limits=given)
@@ -156,18 +154,18 @@ def test_the_limits_are_the_producers_or_the_pipelines(conn: db.Connection, add:
 
 @pytest.mark.parametrize("bad", [list("abcdefghi"), ["a", "a"], [""], ["n" * 101], ["a\nb"]])
 @pytest.mark.parametrize("add", [add_alone, add_by_function])
-def test_wrong_limits_of_a_job_are_refused(conn: db.Connection, add: Add, bad: list[str]) -> None:
+def test_wrong_limits_of_a_job_are_refused(conn: Conn, add: Add, bad: list[str]) -> None:
     with pytest.raises((ValueError, psycopg.DataError), match="limits"):
         add(conn, [NewJob("q", "t", "k", limits=bad)])
     assert stored(conn, "limits") == []
 
 
-def test_a_plain_insert_has_no_affinity_key(conn: db.Connection) -> None:
+def test_a_plain_insert_has_no_affinity_key(conn: Conn) -> None:
     operations.tell_tasks(conn, HEAVY)
     assert row(conn, plain(conn, task="ask", args=Jsonb({"model": "m"})))["affinity_key"] is None
 
 
-def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(conn: db.Connection) -> None:
+def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(conn: Conn) -> None:
     operations.tell_tasks(conn, SAID | HEAVY)
     before = conn.execute("SELECT task, xmin::text FROM dl_tasks ORDER BY task").fetchall()
     changed = {"once": told(9), "ask": told(None, "models"), "paint": told(), "new": told(1, "a", "b")}
@@ -186,7 +184,7 @@ def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(c
     assert value(conn, "SELECT max_attempts FROM dl_tasks WHERE task = 'once'") is None
 
 
-def test_the_schema_of_a_tasks_args_is_the_latest(conn: db.Connection) -> None:
+def test_the_schema_of_a_tasks_args_is_the_latest(conn: Conn) -> None:
     operations.tell_tasks(conn, {"typed": {"args_schema": "{}"}, "free": {}})
     assert operations.args_schemas(conn, ["typed", "free", "unknown"]) == {"typed": "{}", "free": None}
     for newer in ('{"type": "object"}', None):
@@ -196,7 +194,7 @@ def test_the_schema_of_a_tasks_args_is_the_latest(conn: db.Connection) -> None:
         operations.tell_tasks(conn, {"typed": {"args_schema": "x" * 65_537}})
 
 
-def test_the_order_of_the_args_counts(conn: db.Connection) -> None:
+def test_the_order_of_the_args_counts(conn: Conn) -> None:
     operations.tell_tasks(conn, {"paint": told(None, "category", "model")})
     operations.tell_tasks(conn, {"paint": told(None, "model", "category")})
     enqueue.enqueue(conn, NewJob("q", "paint", "k", {"category": "c", "model": "m"}))

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-import pytest
-from hands import Worker, enqueue, expire, journal, kinds, row, value
+from hands import Conn, Worker, enqueue, journal, kinds, row
 from judge import illegal
 
-from dataloader.queue import db, lifecycle, operations
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.job import FINAL, TRANSITIONS, Finish, Job, Status
 
-Workers = Callable[[], Worker]
 BOOT = "host:1:boot"
 
 STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
@@ -60,7 +57,7 @@ RENEWING = {"beat", "retake", "keep"}
 SITUATIONS = list(itertools.product((False, True), (False, True), (False, True)))
 
 
-def placed(conn: db.Connection, status: Status, spent: bool, asked: bool, late: bool) -> tuple[UUID, Job]:
+def placed(conn: Conn, status: Status, spent: bool, asked: bool, late: bool) -> tuple[UUID, Job]:
     """A job of this status: its attempts spent, its cancellation asked for, its lease expired, or not."""
     job_id = enqueue(conn, lock_key="k", idempotency_key="i", max_attempts=1 if spent else 5)
     conn.execute(
@@ -73,7 +70,7 @@ def placed(conn: db.Connection, status: Status, spent: bool, asked: bool, late: 
     return job_id, Job(job_id, "q", "t", "{}", "i", "k", "", 1, 1 if spent else 5, 60, None, 1, BOOT)
 
 
-def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: db.Connection, worker: Worker) -> None:
+def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: Conn, worker: Worker) -> None:
     steps: dict[str, set[tuple[str, str]]] = {name: set() for name in STATEMENTS}
     for name, status, (spent, asked, late) in itertools.product(STATEMENTS, Status, SITUATIONS):
         conn.execute("DELETE FROM dl_jobs")
@@ -99,44 +96,6 @@ def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: db.Co
             assert told == [], case
     assert {name: done for name, done in steps.items() if done} == MAY
     assert {(Status(a), Status(b)) for done in steps.values() for a, b in done} == TRANSITIONS
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_v9_whatever_happens_the_journal_is_a_legal_story(conn: db.Connection, workers: Workers, seed: int) -> None:
-    """A walk of claims, beats, ends, crashes, cancellations and passing time over a few jobs."""
-    chance = random.Random(seed)
-    ids = [enqueue(conn, lock_key=chance.choice("kl"), max_attempts=chance.randint(1, 3)) for _ in range(6)]
-    crew, running = [workers() for _ in range(3)], {}
-    for _ in range(120):
-        one = chance.choice(crew)
-        job = running.get(one.name)
-        match chance.choice(("claim", "claim", "beat", "end", "end", "crash", "reap", "cancel", "time")):
-            case "claim" if job is None:
-                if claimed := one.claim(backoff_sec=0).job:
-                    running[one.name] = claimed
-            case "beat" if job:
-                lifecycle.beat(one.conn, [job], '{"p": 1}', True)
-            case "end" if job:
-                one.finish(running.pop(one.name), chance.choice(("succeed", "retry", "fail", "cancel", "hand_back")))
-            case "crash" if job:
-                del running[one.name]
-                conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
-                lifecycle.settle(conn, one.name, chance.choice(("crash", "timeout", "drain")), "gone")
-                one.conn.execute("SELECT pg_advisory_unlock_all()")
-            case "reap" if job and chance.random() < 0.5:
-                conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
-                expire(conn, job.job_id)
-                lifecycle.reap(conn)
-            case "cancel" if chance.random() < 0.2:
-                lifecycle.request_cancel(conn, chance.choice(ids))
-            case "time":
-                conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued' AND blocked_on = 'time'")
-    for job_id in ids:
-        found, story = row(conn, job_id), journal(conn, job_id)
-        assert illegal([kind for kind, _ in story], found["status"]) is None, story
-        assert found["attempt"] == attempts(story)
-        assert found["attempt"] <= found["max_attempts"]
-    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running' AND claimed_by IS NULL") == 0
 
 
 def attempts(story: list[tuple[str, dict[str, Any]]]) -> int:

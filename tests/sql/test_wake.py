@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from hands import Conn, Worker, Workers, plain, quietly, row, value
 
-from hands import Worker, plain, quietly, row, value
-
-from dataloader.queue import db, lifecycle
-
-Workers = Callable[[], Worker]
+from dataloader.queue import lifecycle
 
 
-def come_due(conn: db.Connection) -> None:
+def come_due(conn: Conn) -> None:
     """Let the time of every waiting row come, as the clock does: without a word to any trigger."""
     with quietly(conn):
         conn.execute("UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE blocked_on = 'time'")
 
 
-def test_due_rows_of_every_queue_wake_and_their_sleepers_are_told_once(conn: db.Connection, worker: Worker) -> None:
+def test_due_rows_of_every_queue_wake_and_their_sleepers_are_told_once(conn: Conn, worker: Worker) -> None:
     for name in ("a", "a", "b", "c"):
         plain(conn, queue=name, in_sec=60)
     come_due(conn)
@@ -31,7 +27,7 @@ def test_due_rows_of_every_queue_wake_and_their_sleepers_are_told_once(conn: db.
     assert worker.notes() == []
 
 
-def test_rows_whose_time_comes_at_one_instant_wake_in_the_order_of_the_claim(conn: db.Connection) -> None:
+def test_rows_whose_time_comes_at_one_instant_wake_in_the_order_of_the_claim(conn: Conn) -> None:
     """A claim wakes some at a time; whatever woke first would start first."""
     with conn.transaction():
         last, second, first = (plain(conn, in_sec=60, priority=n, made_sec=s) for n, s in ((2, 0), (1, 0), (1, -5)))
@@ -43,14 +39,7 @@ def test_rows_whose_time_comes_at_one_instant_wake_in_the_order_of_the_claim(con
         assert row(conn, woken)["blocked_on"] is None
 
 
-def test_nothing_due_tells_nobody(conn: db.Connection, worker: Worker) -> None:
-    plain(conn, in_sec=60)
-    worker.notes()
-    assert lifecycle.wake(conn, 100) == 0
-    assert worker.notes() == []
-
-
-def test_each_queue_wakes_up_to_the_limit_the_oldest_first(conn: db.Connection) -> None:
+def test_each_queue_wakes_up_to_the_limit_the_oldest_first(conn: Conn) -> None:
     for name in ("a", "b"):
         for number in range(5):
             plain(conn, queue=name, in_sec=60, priority=number)
@@ -62,7 +51,7 @@ def test_each_queue_wakes_up_to_the_limit_the_oldest_first(conn: db.Connection) 
     assert lifecycle.wake(conn, 3) == 4
 
 
-def test_a_row_that_somebody_holds_is_woken_another_time(conn: db.Connection, worker: Worker) -> None:
+def test_a_row_that_somebody_holds_is_woken_another_time(conn: Conn, worker: Worker) -> None:
     held, free = plain(conn, in_sec=60), plain(conn, in_sec=60)
     come_due(conn)
     with conn.transaction():
@@ -72,7 +61,7 @@ def test_a_row_that_somebody_holds_is_woken_another_time(conn: db.Connection, wo
     assert lifecycle.wake(worker.conn, 100) == 1
 
 
-def test_a_claim_comes_back_for_due_rows_that_others_have_locked(conn: db.Connection, worker: Worker) -> None:
+def test_a_claim_comes_back_for_due_rows_that_others_have_locked(conn: Conn, worker: Worker) -> None:
     """Nobody notifies when they let go of them."""
     late = plain(conn, in_sec=60)
     come_due(conn)
@@ -83,7 +72,7 @@ def test_a_claim_comes_back_for_due_rows_that_others_have_locked(conn: db.Connec
     assert worker.take().job_id == late
 
 
-def test_a_claim_that_wakes_rows_tells_the_other_sleepers(conn: db.Connection, workers: Workers) -> None:
+def test_a_claim_that_wakes_rows_tells_the_other_sleepers(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, in_sec=60), plain(conn, in_sec=60)
     come_due(conn)
@@ -93,7 +82,7 @@ def test_a_claim_that_wakes_rows_tells_the_other_sleepers(conn: db.Connection, w
     assert two.take()
 
 
-def test_a_claim_that_wakes_as_many_as_it_may_looks_again(conn: db.Connection, workers: Workers) -> None:
+def test_a_claim_that_wakes_as_many_as_it_may_looks_again(conn: Conn, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, queue="a", lock_key="k")
     one.take("a")
@@ -104,7 +93,7 @@ def test_a_claim_that_wakes_as_many_as_it_may_looks_again(conn: db.Connection, w
     assert not two.claim().look_again
 
 
-def test_d7_a_row_that_comes_earlier_than_all_others_is_heard_of(conn: db.Connection, worker: Worker) -> None:
+def test_d7_a_row_that_comes_earlier_than_all_others_is_heard_of(conn: Conn, worker: Worker) -> None:
     plain(conn, in_sec=600)
     assert (worker.claim().due_in or 0) > 500
     worker.notes()
@@ -113,7 +102,7 @@ def test_d7_a_row_that_comes_earlier_than_all_others_is_heard_of(conn: db.Connec
     assert (worker.claim().due_in or 0) < 61
 
 
-def test_final_rows_with_a_future_time_are_never_woken(conn: db.Connection) -> None:
+def test_final_rows_with_a_future_time_are_never_woken(conn: Conn) -> None:
     for status in ("running", "succeeded", "failed", "canceled", "lost"):
         job_id = plain(conn, in_sec=60, status=status)
         assert row(conn, job_id)["blocked_on"] is None

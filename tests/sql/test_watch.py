@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 import structlog
-from hands import enqueue, many, quietly, until, value
+from hands import Conn, enqueue, many, quietly, until, value
 from structlog.testing import capture_logs
 
 from dataloader.farm import reaper
@@ -18,14 +18,14 @@ from dataloader.queue.reports import stats
 LOG = structlog.get_logger("reaper")
 
 
-def watched(conn: db.Connection, memory: reaper.Memory) -> list[Any]:
+def watched(conn: Conn, memory: reaper.Memory) -> list[Any]:
     """The events of one round."""
     with capture_logs() as lines, reaper.going_on(conn, LOG, "reaper.watch.failed"):
         reaper.watch(conn, LOG, memory, 0)
     return [line for line in lines if line["event"].startswith("reaper.")]
 
 
-def churn(conn: db.Connection) -> None:
+def churn(conn: Conn) -> None:
     """Make dead rows, and say so to the server's statistics at once."""
     conn.execute("UPDATE dl_jobs SET priority = priority + 1")
     conn.execute("SELECT pg_stat_force_next_flush()")
@@ -59,9 +59,7 @@ def test_who_holds_back_vacuum_is_told_once_and_when_it_is_over(own_db: str, mon
         assert watched(conn, memory) == []
 
 
-def test_each_round_counts_the_queues_but_seldom_what_takes_long(
-    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_round_counts_the_queues_but_seldom_what_takes_long(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue(conn)
     memory = reaper.Memory()
     watched(conn, memory)
@@ -78,7 +76,7 @@ def test_each_round_counts_the_queues_but_seldom_what_takes_long(
     assert memory.note_at > asked[0]
 
 
-def test_a_round_goes_on_where_the_queues_cannot_be_counted(conn: db.Connection, dsn: str) -> None:
+def test_a_round_goes_on_where_the_queues_cannot_be_counted(conn: Conn, dsn: str) -> None:
     enqueue(conn)
     memory = reaper.Memory()
     with psycopg.connect(dsn) as other:

@@ -11,12 +11,9 @@ from uuid import UUID
 
 import psycopg
 import pytest
-import structlog
-from hands import Worker, enqueue, plain, quietly, started, value
+from hands import Conn, Worker, enqueue, plain, quietly, started, value
 from patience import PATIENCE
-from structlog.testing import capture_logs
 
-from dataloader.farm import reaper
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.reports import predictions, stats, webhooks
 from dataloader.queue.reports.messages import TASK, Rules
@@ -27,11 +24,11 @@ URL = "https://ops.example.com/alerts"
 CANARY = "canary-5f2c"
 
 
-def add(conn: db.Connection, name: str = "ops", **more: Any) -> None:
+def add(conn: Conn, name: str = "ops", **more: Any) -> None:
     webhooks.put(conn, Wanted(name, more.pop("url", URL), **more), "test")
 
 
-def die(conn: db.Connection, number: int = 1, queue: str = "q", error: str = "no", age_sec: float = 70) -> list[UUID]:
+def die(conn: Conn, number: int = 1, queue: str = "q", error: str = "no", age_sec: float = 70) -> list[UUID]:
     """Jobs that have ended badly so many seconds ago."""
     with quietly(conn):
         found = [plain(conn, queue=queue, status="failed", attempt=5, error=error) for _ in range(number)]
@@ -53,7 +50,7 @@ def messages(conn: psycopg.Connection[Any], webhook: str = "ops") -> list[dict[s
     return [row[0] for row in rows.fetchall()]
 
 
-def noted(conn: db.Connection, queue: str, lag_sec: float) -> None:
+def noted(conn: Conn, queue: str, lag_sec: float) -> None:
     """The reaper has counted that the oldest due job of this queue has waited for so long."""
     conn.execute(
         "INSERT INTO dl_lengths (queue, length, scheduled, retries, dead, lag_sec) VALUES (%s, 1, 0, 0, 0, %s)"
@@ -62,7 +59,7 @@ def noted(conn: db.Connection, queue: str, lag_sec: float) -> None:
     )
 
 
-def test_a_job_that_dies_is_told_once(conn: db.Connection) -> None:
+def test_a_job_that_dies_is_told_once(conn: Conn) -> None:
     add(conn)
     (job_id,) = die(conn, error="no\nTraceback ...")
     assert webhooks.tell(conn, RULES) == 1
@@ -78,7 +75,7 @@ def test_a_job_that_dies_is_told_once(conn: db.Connection) -> None:
     assert row == ("alerts", webhooks.ATTEMPTS, {"webhook": "ops", "text": message["text"]})
 
 
-def test_a_run_that_ends_a_job_is_told_of_as_it_stands_in_the_journal(conn: db.Connection, worker: Worker) -> None:
+def test_a_run_that_ends_a_job_is_told_of_as_it_stands_in_the_journal(conn: Conn, worker: Worker) -> None:
     """Both ends of dead jobs, by the functions that write them."""
     add(conn)
     failed = enqueue(conn, max_attempts=1)
@@ -95,7 +92,7 @@ def test_a_run_that_ends_a_job_is_told_of_as_it_stands_in_the_journal(conn: db.C
     ]
 
 
-def test_a_thousand_dead_jobs_are_one_message_with_a_count_and_twenty_of_them(conn: db.Connection) -> None:
+def test_a_thousand_dead_jobs_are_one_message_with_a_count_and_twenty_of_them(conn: Conn) -> None:
     add(conn)
     jobs = die(conn, 600, "a") + die(conn, 400, "b")
     assert webhooks.tell(conn, RULES) == 1
@@ -106,7 +103,7 @@ def test_a_thousand_dead_jobs_are_one_message_with_a_count_and_twenty_of_them(co
     assert webhooks.tell(conn, RULES) == 0
 
 
-def test_more_than_a_round_takes_comes_in_the_next(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_a_round_takes_comes_in_the_next(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhooks, "TAKEN", 6)
     add(conn)
     die(conn, 10)
@@ -114,7 +111,7 @@ def test_more_than_a_round_takes_comes_in_the_next(conn: db.Connection, monkeypa
     assert [message["count"] for message in messages(conn)] == [6, 4]
 
 
-def test_the_first_waits_for_those_that_come_in_its_minute(conn: db.Connection) -> None:
+def test_the_first_waits_for_those_that_come_in_its_minute(conn: Conn) -> None:
     add(conn)
     die(conn, 1, age_sec=50)
     die(conn, 1, age_sec=30)
@@ -124,9 +121,7 @@ def test_the_first_waits_for_those_that_come_in_its_minute(conn: db.Connection) 
     assert messages(conn)[0]["count"] == 2
 
 
-def test_what_is_young_is_told_with_the_next_for_an_older_number_may_not_be_visible_yet(
-    conn: db.Connection, dsn: str
-) -> None:
+def test_what_is_young_is_told_with_the_next_for_an_older_number_may_not_be_visible_yet(conn: Conn, dsn: str) -> None:
     add(conn)
     die(conn, 1)
     with psycopg.connect(dsn) as other:
@@ -141,13 +136,13 @@ def test_what_is_young_is_told_with_the_next_for_an_older_number_may_not_be_visi
     assert [job["queue"] for job in messages(conn)[1]["jobs"]] == ["slow", "q"]
 
 
-def test_rows_of_a_clock_that_was_ahead_are_told(conn: db.Connection) -> None:
+def test_rows_of_a_clock_that_was_ahead_are_told(conn: Conn) -> None:
     add(conn)
     die(conn, 1, age_sec=-3_600)
     assert webhooks.tell(conn, RULES) == 1
 
 
-def test_a_dead_message_is_no_alert(conn: db.Connection) -> None:
+def test_a_dead_message_is_no_alert(conn: Conn) -> None:
     add(conn)
     (job_id,) = die(conn)
     conn.execute("UPDATE dl_jobs SET task = %s, args = '{}' WHERE job_id = %s", (TASK, job_id))
@@ -157,7 +152,7 @@ def test_a_dead_message_is_no_alert(conn: db.Connection) -> None:
     assert messages(conn)[0]["count"] == 1
 
 
-def test_the_first_webhook_is_not_told_of_the_past_and_a_second_not_again(conn: db.Connection) -> None:
+def test_the_first_webhook_is_not_told_of_the_past_and_a_second_not_again(conn: Conn) -> None:
     die(conn)
     assert webhooks.tell(conn, RULES) == 0
     add(conn)
@@ -169,14 +164,14 @@ def test_the_first_webhook_is_not_told_of_the_past_and_a_second_not_again(conn: 
     assert messages(conn, "late") == []
 
 
-def test_a_second_webhook_keeps_the_first_from_nothing(conn: db.Connection) -> None:
+def test_a_second_webhook_keeps_the_first_from_nothing(conn: Conn) -> None:
     add(conn)
     die(conn)
     add(conn, "late")
     assert webhooks.tell(conn, RULES) == 2
 
 
-def test_each_webhook_is_told_what_it_asks_for(conn: db.Connection) -> None:
+def test_each_webhook_is_told_what_it_asks_for(conn: Conn) -> None:
     add(conn, "all")
     add(conn, "stuck", kinds=["stuck"])
     add(conn, "b", queues=["b"])
@@ -194,7 +189,7 @@ def test_each_webhook_is_told_what_it_asks_for(conn: db.Connection) -> None:
     assert (stuck["text"], stuck["jobs"][0]["error"]) == ("1 run is stuck in queue a.", "no report for 1 min 15 s")
 
 
-def test_a_deadline_that_is_going_to_be_missed_is_told_once(conn: db.Connection) -> None:
+def test_a_deadline_that_is_going_to_be_missed_is_told_once(conn: Conn) -> None:
     add(conn)
     job_id = enqueue(conn, deadline=datetime.now(UTC) - timedelta(minutes=5))
     stats.note_lengths(conn, 0)
@@ -208,7 +203,7 @@ def test_a_deadline_that_is_going_to_be_missed_is_told_once(conn: db.Connection)
     assert message["jobs"][0]["error"].startswith("it should have ended at ")
 
 
-def test_a_paused_webhook_is_told_nothing_not_even_later(conn: db.Connection) -> None:
+def test_a_paused_webhook_is_told_nothing_not_even_later(conn: Conn) -> None:
     add(conn)
     webhooks.pause(conn, "ops", "test")
     die(conn)
@@ -219,7 +214,7 @@ def test_a_paused_webhook_is_told_nothing_not_even_later(conn: db.Connection) ->
     assert webhooks.tell(conn, RULES) == 1
 
 
-def test_a_late_queue_is_told_when_it_begins_and_when_it_is_over(conn: db.Connection) -> None:
+def test_a_late_queue_is_told_when_it_begins_and_when_it_is_over(conn: Conn) -> None:
     add(conn, lag_sec=300)
     noted(conn, "q", 299)
     assert webhooks.tell(conn, RULES) == 0
@@ -238,7 +233,7 @@ def test_a_late_queue_is_told_when_it_begins_and_when_it_is_over(conn: db.Connec
     assert value(conn, "SELECT count(*) FROM dl_alerts") == 0
 
 
-def test_a_queue_that_nobody_has_counted_lately_is_neither_late_nor_over(conn: db.Connection) -> None:
+def test_a_queue_that_nobody_has_counted_lately_is_neither_late_nor_over(conn: Conn) -> None:
     add(conn)
     noted(conn, "q", 720)
     conn.execute("UPDATE dl_lengths SET counted_at = now() - interval '11 min'")
@@ -251,7 +246,7 @@ def test_a_queue_that_nobody_has_counted_lately_is_neither_late_nor_over(conn: d
     assert webhooks.tell(conn, RULES) == 1
 
 
-def test_a_paused_queue_is_told_after_a_while_and_is_not_late_meanwhile(conn: db.Connection) -> None:
+def test_a_paused_queue_is_told_after_a_while_and_is_not_late_meanwhile(conn: Conn) -> None:
     add(conn)
     operations.pause(conn, "q", "token ops from 10.0.0.7")
     noted(conn, "q", 7_000)
@@ -267,7 +262,7 @@ def test_a_paused_queue_is_told_after_a_while_and_is_not_late_meanwhile(conn: db
     assert over["text"] == "Queue q is paused no more."
 
 
-def test_the_queue_of_the_messages_makes_none_of_its_own_conditions(conn: db.Connection) -> None:
+def test_the_queue_of_the_messages_makes_none_of_its_own_conditions(conn: Conn) -> None:
     add(conn)
     noted(conn, "alerts", 7_000)
     operations.pause(conn, "alerts", "test")
@@ -275,7 +270,7 @@ def test_the_queue_of_the_messages_makes_none_of_its_own_conditions(conn: db.Con
     assert webhooks.tell(conn, RULES) == 0
 
 
-def test_an_alertmanager_is_told_again_for_it_forgets_and_others_are_not(conn: db.Connection) -> None:
+def test_an_alertmanager_is_told_again_for_it_forgets_and_others_are_not(conn: Conn) -> None:
     add(conn, "json")
     add(conn, "am", shape="alertmanager")
     noted(conn, "q", 720)
@@ -289,7 +284,7 @@ def test_an_alertmanager_is_told_again_for_it_forgets_and_others_are_not(conn: d
     assert first["id"] != again["id"]
 
 
-def test_nobody_keeps_a_message_back_by_taking_its_key(conn: db.Connection) -> None:
+def test_nobody_keeps_a_message_back_by_taking_its_key(conn: Conn) -> None:
     """The id of a message follows from the journal, which readers know."""
     add(conn)
     die(conn)
@@ -301,7 +296,7 @@ def test_nobody_keeps_a_message_back_by_taking_its_key(conn: db.Connection) -> N
     assert messages(conn) == [message | {"at": messages(conn)[0]["at"]}]
 
 
-def test_a_message_goes_with_its_job(conn: db.Connection) -> None:
+def test_a_message_goes_with_its_job(conn: Conn) -> None:
     add(conn)
     die(conn)
     webhooks.tell(conn, RULES)
@@ -311,7 +306,7 @@ def test_a_message_goes_with_its_job(conn: db.Connection) -> None:
     assert value(conn, "SELECT count(*) FROM dl_messages") == 0
 
 
-def test_three_reapers_at_once_make_one_message(conn: db.Connection, dsn: str) -> None:
+def test_three_reapers_at_once_make_one_message(conn: Conn, dsn: str) -> None:
     add(conn)
     noted(conn, "q", 720)
     for _ in range(5):
@@ -332,7 +327,7 @@ def test_three_reapers_at_once_make_one_message(conn: db.Connection, dsn: str) -
 
 
 def test_a_reaper_that_dies_in_its_round_has_told_nothing_and_the_next_one_tells_all(
-    conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+    conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(conn)
     die(conn)
@@ -351,7 +346,7 @@ def test_a_reaper_that_dies_in_its_round_has_told_nothing_and_the_next_one_tells
     assert [message["kind"] for message in messages(conn)] == ["dead", "lag"]
 
 
-def test_a_reaper_that_finds_another_one_at_it_waits_for_nothing(conn: db.Connection, dsn: str) -> None:
+def test_a_reaper_that_finds_another_one_at_it_waits_for_nothing(conn: Conn, dsn: str) -> None:
     add(conn)
     die(conn)
     with psycopg.connect(dsn) as other:
@@ -361,21 +356,7 @@ def test_a_reaper_that_finds_another_one_at_it_waits_for_nothing(conn: db.Connec
     assert webhooks.tell(conn, RULES) == 1
 
 
-def test_the_reapers_round_goes_on_where_nothing_can_be_told(conn: db.Connection, dsn: str) -> None:
-    add(conn)
-    die(conn)
-    log = structlog.get_logger("reaper")
-    with psycopg.connect(dsn) as other:
-        other.execute("LOCK TABLE dl_alerts IN ACCESS EXCLUSIVE MODE")
-        with capture_logs() as lines, reaper.going_on(conn, log, "reaper.alerts.failed"):
-            reaper.publish_alerts(conn, log, RULES)
-        assert [line["event"] for line in lines] == ["reaper.alerts.failed"]
-    with capture_logs() as lines:
-        reaper.publish_alerts(conn, log, RULES)
-    assert [(line["event"], line["count"]) for line in lines] == [("reaper.alerts.told", 1)]
-
-
-def test_a_journal_that_begins_anew_is_followed(conn: db.Connection) -> None:
+def test_a_journal_that_begins_anew_is_followed(conn: Conn) -> None:
     add(conn)
     die(conn)
     assert webhooks.tell(conn, RULES) == 1
@@ -385,27 +366,13 @@ def test_a_journal_that_begins_anew_is_followed(conn: db.Connection) -> None:
     assert webhooks.tell(conn, RULES) == 1
 
 
-def test_secrets_in_errors_do_not_reach_the_message(conn: db.Connection) -> None:
+def test_secrets_in_errors_do_not_reach_the_message(conn: Conn) -> None:
     add(conn)
     die(conn, error=f"cannot reach https://user:{CANARY}@db/ with password={CANARY}")
     webhooks.tell(conn, RULES)
     (message,) = messages(conn)
     assert CANARY not in json.dumps(message)
     assert "password=***" in message["jobs"][0]["error"]
-
-
-def test_what_is_new_is_found_by_its_index(conn: db.Connection) -> None:
-    """The journal has a thousand times as many rows as it has dead jobs."""
-    conn.execute(
-        "INSERT INTO dl_job_events (job_id, queue, kind, ts) SELECT gen_random_uuid(), 'q', 'done', now()"
-        "  FROM generate_series(1, 20000)"
-    )
-    conn.execute("ANALYZE dl_job_events")
-    given = {"after": 0, "bundle_sec": 60.0, "settle_sec": 10.0, "limit": 10_000}
-    with psycopg.ClientCursor(conn) as cursor:
-        plan = "\n".join(row[0] for row in cursor.execute("EXPLAIN " + webhooks._SQL["new_events"], given).fetchall())
-    assert "ix_dl_job_events_told" in plan
-    assert "Seq Scan on dl_job_events" not in plan
 
 
 @pytest.mark.parametrize(
@@ -426,7 +393,7 @@ def test_what_is_new_is_found_by_its_index(conn: db.Connection) -> None:
         ("url", "http://a/" + "x" * 2_000),
     ],
 )  # fmt: skip
-def test_a_wrong_webhook_is_refused_and_changes_nothing(conn: db.Connection, field: str, wrong: Any) -> None:
+def test_a_wrong_webhook_is_refused_and_changes_nothing(conn: Conn, field: str, wrong: Any) -> None:
     given: dict[str, Any] = {"name": "ops", "url": URL, field: wrong}
     with pytest.raises(webhooks.WrongWebhook, match=rf"^{field} should|^{field} seems") as refusal:
         webhooks.put(conn, Wanted(**given), "test")
@@ -435,16 +402,16 @@ def test_a_wrong_webhook_is_refused_and_changes_nothing(conn: db.Connection, fie
     assert webhooks.listed(conn) == []
 
 
-def test_the_address_of_slack_is_a_variable(conn: db.Connection) -> None:
+def test_the_address_of_slack_is_a_variable(conn: Conn) -> None:
     with pytest.raises(webhooks.WrongWebhook, match="a variable of the workers that holds the whole URL"):
         add(conn, url="https://hooks.slack.com/services/T0/B0/canary-5f2c", shape="slack")
     add(conn, url="${DL_WEBHOOK_SLACK}", shape="slack")
 
 
-def test_a_webhook_is_changed_as_a_whole_but_for_its_pause(conn: db.Connection) -> None:
+def test_a_webhook_is_changed_as_a_whole_but_for_its_pause(conn: Conn) -> None:
     add(conn, kinds=["dead"], queues=["a"], signed_by="DL_WEBHOOK_KEY", lag_sec=5)
-    webhooks.pause(conn, "ops", "first")
-    webhooks.pause(conn, "ops", "second")
+    first = webhooks.pause(conn, "ops", "first")
+    assert webhooks.pause(conn, "ops", "second") == first
     add(conn, url="${DL_WEBHOOK_AM}", shape="alertmanager")
     (found,) = webhooks.listed(conn)
     assert found["url"] == "${DL_WEBHOOK_AM}"
@@ -452,7 +419,7 @@ def test_a_webhook_is_changed_as_a_whole_but_for_its_pause(conn: db.Connection) 
     assert (found["paused_by"], found["added_by"]) == ("first", "test")
 
 
-def test_a_webhook_that_is_removed_leaves_nothing(conn: db.Connection) -> None:
+def test_a_webhook_that_is_removed_leaves_nothing(conn: Conn) -> None:
     add(conn)
     noted(conn, "q", 720)
     webhooks.tell(conn, RULES)
@@ -464,7 +431,7 @@ def test_a_webhook_that_is_removed_leaves_nothing(conn: db.Connection) -> None:
     assert webhooks.send_test(conn, "ops", RULES) is None
 
 
-def test_whether_the_messages_have_a_worker(conn: db.Connection) -> None:
+def test_whether_the_messages_have_a_worker(conn: Conn) -> None:
     assert not webhooks.is_served(conn, "alerts")
     worker = {"worker": "h:1:b", "pid": 1, "queue": "q", "queues": ["q", "alerts"], "state": "idle", "silent_sec": None}
     shown = worker | dict.fromkeys(("job_id", "memory_bytes", "cpu_percent", "started_at")) | {"jobs": 0}
@@ -477,7 +444,7 @@ def test_whether_the_messages_have_a_worker(conn: db.Connection) -> None:
     assert not webhooks.is_served(conn, "alerts")
 
 
-def test_a_change_is_for_one_webhook(conn: db.Connection) -> None:
+def test_a_change_is_for_one_webhook(conn: Conn) -> None:
     for name in ("a", "b", "c"):
         add(conn, name)
     webhooks.pause(conn, "a", "test")
@@ -487,14 +454,7 @@ def test_a_change_is_for_one_webhook(conn: db.Connection) -> None:
     assert [(each["name"], each["paused_at"] is None) for each in webhooks.listed(conn)] == [("a", False), ("b", True)]
 
 
-def test_a_pause_of_a_webhook_keeps_its_time_and_author(conn: db.Connection) -> None:
-    add(conn)
-    first = webhooks.pause(conn, "ops", "first")
-    assert first is not None
-    assert webhooks.pause(conn, "ops", "second") == first
-
-
-def test_a_queue_without_jobs_may_be_paused_for_long(conn: db.Connection) -> None:
+def test_a_queue_without_jobs_may_be_paused_for_long(conn: Conn) -> None:
     add(conn)
     operations.pause(conn, "empty", "test")
     conn.execute("UPDATE dl_queues SET paused_at = now() - interval '61 min'")
@@ -502,7 +462,7 @@ def test_a_queue_without_jobs_may_be_paused_for_long(conn: db.Connection) -> Non
     assert messages(conn)[0]["queue"] == "empty"
 
 
-def test_each_condition_ends_by_itself(conn: db.Connection) -> None:
+def test_each_condition_ends_by_itself(conn: Conn) -> None:
     for name in ("a", "b"):
         add(conn, name)
     webhooks.pause(conn, "b", "test")
@@ -530,7 +490,7 @@ def test_each_condition_ends_by_itself(conn: db.Connection) -> None:
 @pytest.mark.parametrize(
     "other", [{"name": "b"}, {"kind": "paused"}, {"queue": "r"}, {"since": "2026-01-31T06:30:01Z"}]
 )
-def test_whether_a_condition_lasts(conn: db.Connection, other: dict[str, str]) -> None:
+def test_whether_a_condition_lasts(conn: Conn, other: dict[str, str]) -> None:
     add(conn, "a")
     add(conn, "b")
     since = "2026-01-31T06:30:00Z"

@@ -25,6 +25,7 @@ from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo, Format
+from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
@@ -372,6 +373,14 @@ def sql_folder() -> Traversable:
         return files("dataloader.sql")
     except ModuleNotFoundError:
         return Path(__file__).parents[2] / "sql"
+
+
+def rows(
+    conn: Conn, statement: str, parameters: Mapping[str, Any] | None = None, *, prepare: bool | None = None
+) -> list[Row]:
+    """The rows of a statement as dicts; with `prepare` False it is planned anew each time, for these values."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(statement.encode(), parameters, prepare=prepare).fetchall()
 
 
 @cache

@@ -1,8 +1,6 @@
 -- none -> queued: functions of producers, and of the API for many jobs.
 
-
--- Does the queue hold as many jobs as it may? Two producers that ask at once may both get a place. Served by
--- ix_dl_jobs_claim.
+-- Whether the queue holds as many jobs as it may; two producers at once may both get a place. Served by ix_dl_jobs_claim.
 CREATE OR REPLACE FUNCTION dl_is_full(p_queue text) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -13,9 +11,8 @@ BEGIN
 END
 $$;
 
-
--- The affinity_key of a job whose producer gives none: the first of the args that its pipeline names (dl_tasks.affinity)
--- that is a text of 1 to 200 characters. Strict, so that a task that names none costs no call.
+-- The affinity_key from args: the first named one (dl_tasks.affinity) that is a text of 1 to 200 characters. Strict: a task
+-- without names costs no call.
 CREATE OR REPLACE FUNCTION dl_affinity(p_names text[], p_args jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
   name text;
@@ -29,24 +26,19 @@ BEGIN
 END
 $$;
 
-
 -- A column of a batch as enqueue_many sends it: one value per job, or a single one for all of them.
 CREATE OR REPLACE FUNCTION dl_spread(p_values anyarray, p_size int) RETURNS anyarray LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN cardinality(p_values) = 1 THEN array_fill(p_values[1], ARRAY[p_size]) ELSE p_values END
 $$;
 
-
--- Add a batch: one row and one journal row per job, or nothing. The job ids are the caller's, one per job, growing, so
--- that the keys of both tables' indexes are inserted at their right edge. Each other array has one value per job or one
--- for all, but p_args (JSON) has one per job; those of p_limits are lists as PostgreSQL writes them. Returns the jobs that were not added: their place in the arrays (from 1),
--- and the id and status of the job that has their idempotency key; nulls when that job was deleted meanwhile.
+-- Add a batch, or nothing. Job ids grow, so that indexes take them at the right edge. The other arrays have one value per
+-- job or one for all; p_args (JSON) one per job; p_limits are lists as text. Returns the jobs that were not added: their
+-- place from 1, the id and status of the job with their key; nulls when that is gone.
 --
--- now() is the same all over a transaction, and jobs of one created_at run in no order. So each job is created a
--- microsecond after the one before it in the list, counted from p_since, or from the clock: an insert takes longer than
--- that, so the next batch of the session comes later still. p_place are the jobs' places in a list of several batches.
--- Keys are inserted in the order of their bytes: two batches that share keys wait for each other and never in a circle.
--- With the owner's rights, for a producer has none on the tables; so it trusts no search_path, nor pg_temp, and is
--- bound to this schema by its text. The journal says which role added the jobs: see dl_job_status.
+-- Each job is created a microsecond after the one before it, from p_since or the clock; p_place are places in a list of
+-- several batches. Keys are inserted in the order of their bytes, against deadlocks. With the owner's rights, so it trusts
+-- no search_path, and is bound to this schema by its text. The journal says which role added the jobs: dl_job_status. {words
+-- in braces}: queue/enqueue.py.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_many(
   p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
@@ -175,10 +167,8 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
--- Add one job as dl_enqueue_many does, at half of the cost that a batch of one has. Returns null when the job was added,
--- else the id and the status of the job that has its idempotency key, with a space between: a client reads a text faster
--- than a row or an array. An insert that need not look for a key is cheaper by a fifth.
+-- Add one job at half the cost of a batch of one. Returns null, or the id and status of the job with its key, as one text:
+-- that is read faster. An insert that looks for no key is cheaper by a fifth.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_one(
   p_job_id uuid, p_queue text, p_task text, p_lock_key text, p_args jsonb, p_idempotency_key text,
@@ -238,11 +228,8 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
--- Add one job, for producers in any language (docs/producers.md); returns its id, and for an idempotency key seen
--- before that of the job that has it. The parameters are dl_jobs' columns, by name; null counts as left out. Bad input
--- is refused with SQLSTATE 22023 and a message that names the parameter. Runs with the owner's rights, bound as
--- dl_enqueue_many: call it by its full name from anywhere. The journal is the trigger's.
+-- Add one job, for producers in any language (docs/producers.md); returns the id of the new job, or of the job that has the
+-- key. Null counts as left out. Bad input is refused with SQLSTATE 22023, and names the parameter. Bound as dl_enqueue_many.
 -- A version that adds a parameter drops this function first: no call could choose between two.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue(
@@ -319,9 +306,7 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
--- Store the trace of these jobs' trigger, for those that dl_enqueue_many has added for this role in this transaction. A
--- job found by its idempotency key keeps the trace of its first trigger.
+-- Store the trace of these jobs' trigger, if dl_enqueue_many has added them for this role in this transaction.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_set_trace(p_trace text, p_job_ids uuid[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import dict_row
 
 from dataloader import periods
 from dataloader.queue import cursor, db, lifecycle
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 from dataloader.queue.job import DEAD, FINAL, KINDS, TALLIED, Status
+from dataloader.queue.operations import DEFAULTS
 from dataloader.queue.plans import times
 from dataloader.queue.reports import search
 
@@ -75,7 +75,6 @@ _ENDS = _FINAL | {KINDS[Status.QUEUED]}
 _FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
 _BOUNDED = ("length", "scheduled", "retries", "dead", "keys")
 _SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers", "stopped", "at_risk")
-Row = dict[str, Any]
 
 
 class TooMany(ValueError):
@@ -150,26 +149,26 @@ class Attempt(NamedTuple):
 
 
 def overview(conn: Conn) -> Row:
-    """The farm in figures: `at`, `total` and `queues`, each with length, fresh, retries, busy, dead, lag_sec and more.
+    """The farm in figures: `at`, `total` and `queues`, whose fields model.queues describes.
 
-    Its cost does not grow with what is queued: of COUNTED jobs and more of a kind `length`, `scheduled`, `retries` and
-    `dead` are what the reaper has counted at `counted_at` (see note_lengths), or at least so many where that is None.
-    `length` counts all queued jobs, `scheduled` those of them whose time has not come, `dead` the failed and lost;
-    `at_risk` counts the jobs that are going to miss their deadlines, or have, as the reaper predicts once a minute;
-    `lag_sec` is for how long the oldest due job has waited; `keys` counts the keys of an ordered queue that have queued
-    jobs, as the others are counted, and is None for a plain one.
+    Its cost does not grow with what is queued: of COUNTED jobs and more of a kind a figure is what the reaper has
+    counted at `counted_at` (note_lengths), or at least so many where that is None. Where even short counts would
+    outlast a request, all figures are those that were noted.
     """
-    queues = _counted(conn)
-    return {"at": datetime.now(UTC), "total": _total(queues), "queues": queues}
-
-
-def _counted(conn: Conn) -> list[Row]:
-    """Each queue's figures; those that were noted where even short counts would outlast a request."""
     try:
         rows, most = _count(conn, COUNTED, COUNTING_SEC), COUNTED
     except psycopg.errors.QueryCanceled:
         rows, most = _rows(conn, "queues_as_noted"), 0
-    return sorted((figures(row, most) for row in rows), key=itemgetter("queue"))
+    queues = sorted((figures(row, most) for row in rows), key=itemgetter("queue"))
+    keys = [row["keys"] for row in queues if row["keys"] is not None]
+    total = dict.fromkeys(("queue", *DEFAULTS)) | {name: sum(row[name] for row in queues) for name in _SUMMED}
+    total |= {
+        "keys": sum(keys) if keys else None,
+        "length_is_exact": all(row["length_is_exact"] for row in queues),
+        "lag_sec": max((row["lag_sec"] for row in queues), default=0.0),
+        "counted_at": min((row["counted_at"] for row in queues if row["counted_at"]), default=None),
+    }
+    return {"at": datetime.now(UTC), "total": total, "queues": queues}
 
 
 def _count(conn: Conn, most: int, within_sec: float) -> list[Row]:
@@ -196,26 +195,25 @@ def figures(row: Row, most: int) -> Row:
 def note_lengths(conn: Conn, since_sec: float) -> float | None:
     """Called by the reaper: count every queue, for `overview`; returns the longest lag (seconds).
 
-    None: another one has done it within `since_sec`. Counts up to NOTED jobs of a kind and NOTED_KEYS keys of an
-    ordered queue, few where many take too long; raises rather than wait for a lock.
+    None: another one has done it within `since_sec`. Counts fewer jobs where many take too long; raises rather than
+    wait for a lock.
     """
+
+    def note(most: int) -> float | None:
+        with conn.transaction():
+            conn.execute(_SQL["briefly"])
+            row = conn.execute(_SQL["may_note"], {"lock": NOTE_LOCK, "since_sec": since_sec}).fetchone()
+            if row != (True,):
+                return None
+            counted, keys = _count(conn, most, NOTING_SEC), _keys(conn)
+            noted = [row | {"keys": keys.get(row["queue"])} for row in counted]
+            conn.execute(_SQL["note_lengths"], {"queues": json.dumps(noted, default=str)})
+        return max((row["lag_sec"] for row in counted), default=0.0)
+
     try:
-        return _note(conn, NOTED, since_sec)
+        return note(NOTED)
     except psycopg.errors.QueryCanceled:
-        return _note(conn, NOTED_ROUGHLY, since_sec)
-
-
-def _note(conn: Conn, most: int, since_sec: float) -> float | None:
-    with conn.transaction():
-        conn.execute(_SQL["briefly"])
-        row = conn.execute(_SQL["may_note"], {"lock": NOTE_LOCK, "since_sec": since_sec}).fetchone()
-        if row != (True,):
-            return None
-        counted = _count(conn, most, NOTING_SEC)
-        keys = _keys(conn)
-        noted = [row | {"keys": keys.get(row["queue"])} for row in counted]
-        conn.execute(_SQL["note_lengths"], {"queues": json.dumps(noted, default=str)})
-    return max((row["lag_sec"] for row in counted), default=0.0)
+        return note(NOTED_ROUGHLY)
 
 
 def _keys(conn: Conn) -> dict[str, int]:
@@ -226,33 +224,6 @@ def _keys(conn: Conn) -> dict[str, int]:
             conn.execute(_SQL["plans"])
             return {row["queue"]: row["keys"] for row in _rows(conn, "keys", most=most)}
     return {}
-
-
-def _total(queues: Sequence[Row]) -> Row:
-    sums = {name: sum(row[name] for row in queues) for name in _SUMMED}
-    return {
-        "queue": None,
-        **sums,
-        "keys": _sum(row["keys"] for row in queues),
-        "length_is_exact": all(row["length_is_exact"] for row in queues),
-        "lag_sec": max((row["lag_sec"] for row in queues), default=0.0),
-        "paused_at": None,
-        "paused_by": None,
-        "max_length": None,
-        "ordered": None,
-        "merge": None,
-        "merge_limit": None,
-        "batch": None,
-        "on_dead": None,
-        "fair_by": None,
-        "counted_at": min((row["counted_at"] for row in queues if row["counted_at"]), default=None),
-    }
-
-
-def _sum(counts: Iterable[int | None]) -> int | None:
-    """The sum of those that there are; None where there is none."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
 
 
 def beginning(conn: Conn) -> Row:
@@ -349,9 +320,8 @@ def throughput(conn: Conn, span_sec: int, step_sec: int) -> list[Row]:
     where the span is longer than LIVE_SPAN_SEC; dl_roll keeps eight days.
     """
     pace = "dl_pace" if span_sec <= LIVE_SPAN_SEC else "dl_pace_long"
-    with conn.cursor(row_factory=dict_row) as cursor:
-        statement = _SQL["throughput"].replace("{pace}", pace)
-        return cursor.execute(statement, {"span_sec": span_sec, "step_sec": step_sec}, prepare=False).fetchall()
+    statement = _SQL["throughput"].replace("{pace}", pace)
+    return db.rows(conn, statement, {"span_sec": span_sec, "step_sec": step_sec}, prepare=False)
 
 
 def totals(conn: Conn) -> list[Row]:
@@ -397,15 +367,8 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
     made_by = times.of_key(rest[0]["idempotency_key"])
     schedule = {"name": made_by[0], "due": made_by[1]} if made_by else None
     checkpoint = next(iter(_rows(conn, "checkpoint", job_id=job_id)), None)
-    return (
-        shown
-        | rest[0]
-        | {
-            "args": lifecycle.parsed(rest[0]["args"]),
-            "schedule": schedule,
-            "checkpoint": checkpoint,
-        }
-    )
+    args = db.parsed(rest[0]["args"])
+    return shown | rest[0] | {"args": args, "schedule": schedule, "checkpoint": checkpoint}
 
 
 def result(conn: Conn, job_id: UUID) -> Row | None:
@@ -414,7 +377,7 @@ def result(conn: Conn, job_id: UUID) -> Row | None:
     `result` is None where the job has not succeeded, or its pipeline has returned nothing.
     """
     rows = _rows(conn, "result", job_id=job_id)
-    return rows[0] | {"result": lifecycle.parsed(rows[0]["result"] or "null")} if rows else None
+    return rows[0] | {"result": db.parsed(rows[0]["result"] or "null")} if rows else None
 
 
 def events(conn: Conn, job_id: UUID, after: int = 0, limit: int = 200) -> list[Row]:
@@ -436,26 +399,17 @@ def attempts(events: Iterable[Row]) -> list[Attempt]:
     for event in events:
         kind, payload = event["kind"], event["payload"] or {}
         if kind == "picked":
-            found.append(_begun(event, len(found) + 1, requeued_by))
+            begun = (payload.get("attempt", 0), payload.get("worker"), event["ts"])
+            found.append(Attempt(len(found) + 1, requeued_by, *begun, *[None] * 9))
             requeued_by = None
         elif kind in _ENDS and found and found[-1].ended_at is None:
-            found[-1] = _ended(found[-1], event)
+            facts: dict[str, Any] = {name: payload.get(name) for name in _FACTS}
+            seconds = (event["ts"] - found[-1].started_at).total_seconds()
+            found[-1] = found[-1]._replace(ended_at=event["ts"], seconds=seconds, end=kind, **facts)
         elif kind == "requeue" and is_over:
             requeued_by = payload.get("by")
         is_over = kind in _FINAL or (is_over and kind not in ("requeue", "picked"))
     return found
-
-
-def _begun(event: Row, run: int, requeued_by: str | None) -> Attempt:
-    payload = event["payload"] or {}
-    return Attempt(run, requeued_by, payload.get("attempt", 0), payload.get("worker"), event["ts"], *[None] * 9)
-
-
-def _ended(attempt: Attempt, event: Row) -> Attempt:
-    payload = event["payload"] or {}
-    facts: dict[str, Any] = {name: payload.get(name) for name in _FACTS}
-    seconds = (event["ts"] - attempt.started_at).total_seconds()
-    return attempt._replace(ended_at=event["ts"], seconds=seconds, end=event["kind"], **facts)
 
 
 def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, scan: int | None = None) -> Page:
@@ -466,12 +420,17 @@ def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, 
     known. Raises ValueError for an `after` that is none, WrongSearch for a `q` that is none, TooMany where more than
     SORTED jobs would have to be sorted by key.
     """
-    wanted = wanted.whole
+    wanted, advice = wanted.whole, None
     by_key = wanted.sort == "key"
     page = _by_key(conn, wanted, limit, after) if by_key else _by_change(conn, wanted, limit, after, scan=scan)
     ran = [row["job_id"] for row in page.jobs if row["started_at"]]
     took = {row["job_id"]: row["run_sec"] for row in _rows(conn, "last_runs", job_ids=ran)} if ran else {}
-    return Page([row | {"run_sec": took.get(row["job_id"])} for row in page.jobs], page.next, _advice(conn, wanted))
+    if search.parsed(wanted.q).args and not has_args_index(conn):
+        advice = (
+            f"arguments are searched among {SCAN:,} jobs a page, the last change first: where that takes too long,"
+            " `dataloader search-index create` makes an index for them"
+        )
+    return Page([row | {"run_sec": took.get(row["job_id"])} for row in page.jobs], page.next, advice)
 
 
 def chosen(
@@ -490,15 +449,6 @@ def kind(status: str, blocked_on: str | None) -> str:
     if status != Status.QUEUED:
         return status
     return {None: "ready", "time": "scheduled"}.get(blocked_on, "blocked")
-
-
-def _advice(conn: Conn, wanted: Wanted) -> str | None:
-    if not search.parsed(wanted.q).args or has_args_index(conn):
-        return None
-    return (
-        f"arguments are searched among {SCAN:,} jobs a page, the last change first: where that takes too long,"
-        " `dataloader search-index create` makes an index for them"
-    )
 
 
 def has_args_index(conn: Conn) -> bool:
@@ -521,7 +471,8 @@ def _by_change(
         branches = [each for each in _branches(wanted.status) if _KINDS[each] & set(kinds)]
         branches, named = searched(conn, wanted, branches)
         for branch in branches:
-            conn.execute(_plans(branch))
+            sorts = "plans_that_sort" if branch in ("dead", "retries", "near") else "plans"
+            conn.execute(_SEARCH["plans_of_args"] if branch == "of_args" else _SQL[sorts])
             here = bounds | named | _latest(conn, wanted, branch, bounds)
             here["scan"] = min(here["scan"], scan or here["scan"])
             found += _rows(conn, branch, **filters(wanted) | here, limit=limit + 1)
@@ -546,33 +497,18 @@ def searched(conn: Conn, wanted: Wanted, branches: list[str]) -> tuple[list[str]
     Also the ids that the others leave to the branch `near`: none where there are too many of them.
     """
     asked = search.parsed(wanted.q)
-    if asked.args and finds_args(conn, asked.args):
-        branches = ["of_args"]
-    if asked.near and _are_few(conn, asked.near):
+
+    def are_few(plans: str, statement: str, **named: Any) -> bool:
+        conn.execute(plans)
+        row = conn.execute(_SEARCH[statement], named | {"most": FOUND}, prepare=False).fetchone()
+        return row is not None and row[0] <= FOUND
+
+    if asked.args and has_args_index(conn):
+        if are_few(_SEARCH["plans_of_args"], "few_of_args", args=list(asked.args)):
+            branches = ["of_args"]
+    if asked.near and are_few(_SQL["plans"], "few_near", near_from=asked.near.first, near_to=asked.near.last):
         return ["near"] if asked.ids else [*branches, "near"], {}
     return branches, {"near_from": None, "near_to": None}
-
-
-def _are_few(conn: Conn, ids: search.Range) -> bool:
-    conn.execute(_SQL["plans"])
-    named = {"near_from": ids.first, "near_to": ids.last, "most": FOUND}
-    row = conn.execute(_SEARCH["few_near"], named, prepare=False).fetchone()
-    return row is not None and row[0] <= FOUND
-
-
-def finds_args(conn: Conn, args: Sequence[str]) -> bool:
-    """Whether an index finds the jobs with these arguments, and they are few; called in a transaction."""
-    if not has_args_index(conn):
-        return False
-    conn.execute(_SEARCH["plans_of_args"])
-    row = conn.execute(_SEARCH["few_of_args"], {"args": list(args), "most": FOUND}, prepare=False).fetchone()
-    return row is not None and row[0] <= FOUND
-
-
-def _plans(branch: str) -> str:
-    if branch == "of_args":
-        return _SEARCH["plans_of_args"]
-    return _SQL["plans_that_sort" if branch in ("dead", "retries", "near") else "plans"]
 
 
 def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
@@ -647,8 +583,7 @@ def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | 
 
 
 def _instant(text: str) -> datetime:
-    instant = datetime.fromisoformat(text)
-    if instant.tzinfo is None:
+    if (instant := datetime.fromisoformat(text)).tzinfo is None:
         raise ValueError
     return instant
 
@@ -660,13 +595,12 @@ def _with_payload(rows: list[Row]) -> list[Row]:
 
 
 def _json(text: str | None) -> Any:
-    return None if text is None else lifecycle.parsed(text)
+    return None if text is None else db.parsed(text)
 
 
 def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:
     """Planned anew each time, for these values: a plan for any filter would be a bad one for most."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_statement(name), parameters, prepare=False).fetchall()
+    return db.rows(conn, _statement(name), parameters, prepare=False)
 
 
 @cache

@@ -1,16 +1,8 @@
 """PURE: the JSON Schema of a task's args: how the queue keeps it, and the check of args by it.
 
-Workers tell the queue the schemas of their pipelines (`operations.tell_tasks`, column `dl_tasks.args_schema`), so the
-API and the command line check args without the pipelines. Their check is early help: the promise is the worker's own
-look, by the model. A schema may come from whoever may write to the queue's tables, so it is read with care: only the
-keywords in `_KEYWORDS` count, no `pattern` is tried, no `$ref` leads out of the schema, and a check that takes more
-than STEPS steps ends without a fault. A step is some microseconds: a keyword that walks through values, compares them
-or writes one into a message takes more of them.
-
-jsonschema-rs has no bound of its work: 22 levels of definitions that each refer twice to the next took it 0.14 s, and
-each further level doubles the time. So the check stays here.
-
-Messages name the place and the rule; they never quote the args.
+The check is early help for API and command line; the promise is the worker's own look, by the model. A schema may come
+from anybody, so only _KEYWORDS count, no `pattern` is tried, no `$ref` leads out, and a check of more than STEPS steps
+ends without a fault (jsonschema-rs has no such bound). Messages name the place and the rule, and never quote the args.
 """
 
 from __future__ import annotations
@@ -65,10 +57,7 @@ class ArgFault:
 
 
 def written(schema: Mapping[str, Any]) -> str:
-    """The schema as the queue keeps it: without the defaults and examples of secrets, in ASCII.
-
-    Raises ValueError for one of more than SIZE_LIMIT bytes.
-    """
+    """The schema as the queue keeps it, without the samples of secrets; raises ValueError above SIZE_LIMIT bytes."""
     text = json.dumps(_without_secrets(schema), separators=(",", ":"))
     if len(text) > SIZE_LIMIT:
         raise ValueError(f"its JSON Schema has {len(text)} bytes; it should have at most {SIZE_LIMIT}")
@@ -147,10 +136,7 @@ class Allowance:
 
 
 def faults(text: str, args: Any, steps: int = STEPS) -> list[ArgFault]:
-    """The faults of args by the schema in `text`, at most FAULTS; [] where it cannot tell.
-
-    It cannot where the schema is none, or the check would take more than `steps` steps.
-    """
+    """The faults of args by the schema in `text`, at most FAULTS; [] where it cannot tell, also within `steps`."""
     return _faults(text, args, [steps])
 
 

@@ -1,8 +1,4 @@
-"""Whether triggers, indexes and functions of the queue are as they were shipped, and what puts them back.
-
-`sql/schema.sql` and `sql/functions/` are what was shipped; the server's catalogs say what there is. This module changes
-nothing.
-"""
+"""Whether triggers, indexes and functions of the queue are as they were shipped, and what puts them back."""
 
 from __future__ import annotations
 
@@ -30,11 +26,8 @@ _BLOCK = re.compile(r"^DO \$bound\$ BEGIN EXECUTE (format\(.*?\)); END \$bound\$
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One object that is not as shipped: what, how, and the statements that put it back.
-
-    `mend` is empty for a function: then all functions are to be applied again. `is_index`: its statements stand alone,
-    outside of a transaction.
-    """
+    """One object that is not as shipped, and the statements that put it back; none for a function: then all are
+    applied."""
 
     what: str
     how: str
@@ -69,11 +62,7 @@ class Function:
 
 
 def found(conn: db.Connection, functions: str) -> list[Drift]:
-    """The objects that are missing, switched off or changed in the schema that `conn` sees.
-
-    `functions` is the text of functions/. To be asked only of a schema that this code's migrations
-    have made. May raise psycopg.Error.
-    """
+    """The objects of a schema of this code that are missing, switched off or changed; `functions`: the shipped text."""
     schema = (db.sql_folder() / "schema.sql").read_text("utf-8")
     return [
         *_of_functions(shipped(_bound(conn, functions)), _rows(conn, "functions")),
@@ -88,10 +77,7 @@ def of_indexes(conn: db.Connection, schema: str) -> list[str]:
 
 
 def is_bound(conn: db.Connection) -> bool:
-    """Whether the functions whose text names their schema name the one that `conn` sees, and not one before a rename.
-
-    To be asked only of the functions that this code has made. May raise psycopg.Error.
-    """
+    """Whether functions that name their schema name the one that `conn` sees, and not one before a rename."""
     return bool(_rows(conn, "bound"))
 
 

@@ -1,9 +1,4 @@
-"""PURE: a job's fields, declared once: the columns of dl_jobs.
-
-The rules for a producer's fields (`new_job.Trigger`) and their options on the command line are made from this table.
-tests/unit/test_fields.py compares it with every other place that lists fields (SQL, the API's models, the client, the
-documents), and names the place that differs. So a new field costs its line here, a migration, and these places.
-"""
+"""PURE: a job's fields, declared once: the columns of dl_jobs. tests/unit/test_fields.py names places that differ."""
 
 from __future__ import annotations
 
@@ -27,11 +22,9 @@ LIMIT_NAME = 100  # characters of a limit's name
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a job, and the column of dl_jobs of the same name.
+    """One field of a job, and the column of dl_jobs of the same name; `type` is the column's.
 
-    `type` is the column's. `least` and `most` bound the characters of a text, the number, or the names of a list.
-    `default` is that of a job whose producer does not name the field. `by` sets it: the producer, the API (for the
-    producer), or the queue.
+    `least` and `most` bound a text's characters, a number, or a list's names. `by` sets it: producer, API or queue.
     """
 
     name: str

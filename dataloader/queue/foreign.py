@@ -1,8 +1,5 @@
-"""Producers' connections of other libraries, SQLAlchemy and Django: the statements of `enqueue` in their transactions.
-
-Their drivers differ (psycopg 3, psycopg2, asyncpg), so every parameter is sent as text, and the statement's own cast
-says what it is. This module imports neither library: who gives a connection of one has it.
-"""
+"""Producers' connections of SQLAlchemy and Django: `enqueue` in their transactions. Parameters go as text: drivers
+differ."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The rules of a new job, and the functions by which producers in Python add jobs in their own transactions.
-
-`dataloader.enqueue` and `dataloader.enqueue_many` are this module's. It needs pydantic, so no worker imports it.
-"""
+"""The rules of a new job, and dataloader.enqueue and enqueue_many. It needs pydantic, so no worker imports it."""
 
 from __future__ import annotations
 
@@ -200,15 +197,12 @@ def enqueue(
     on_parent_failure: str = "cancel",
     schema: str | None = None,
 ) -> tuple[UUID, str]:
-    """Add one job on `conn`, in the transaction that `conn` is in, if any; returns the job's id and status.
+    """Add one job on `conn`, in its transaction, if any; returns its id and status, or those of the job with its key.
 
-    `conn` is a connection of psycopg 3, of Django, or of SQLAlchemy on any of its drivers, or a session of SQLAlchemy.
-    The fields are the API's (docs/api.md); `available_at` and `deadline` need a time zone; `args` may be an instance of
-    the pipeline's model. A `lock_key` "" leaves it to a hook (`around_enqueue`), which sees the fields that are not as
-    by default. For an idempotency key seen before, the id and status of the job that has it. `schema` is the queue's,
-    by default PG_SCHEMA_QUEUE; the connection's search_path does not matter. Raises ValueError, which names every wrong
-    field, before `conn` is touched; TypeError for a `conn` that is none of these; UnknownParents for jobs in
-    `depends_on` that are not there; the errors of the library of `conn` (psycopg.Error) as any statement does.
+    `conn` is of psycopg 3, Django or SQLAlchemy, also a session. The fields are the API's (docs/api.md); times need a
+    zone; `args` may be an instance of the pipeline's model; a `lock_key` "" leaves it to a hook. `schema` is by default
+    PG_SCHEMA_QUEUE. Raises ValueError, which names every wrong field, before `conn` is touched; TypeError for another
+    `conn`; UnknownParents; the errors of its library.
     """
     given = locals() | {"args": {} if args is None else plain(args)}
     del given["conn"], given["schema"]
@@ -224,11 +218,7 @@ def enqueue(
 
 
 def enqueue_many(conn: ProducerConn, jobs: Sequence[NewJob], *, schema: str | None = None) -> list[tuple[UUID, str]]:
-    """Add jobs on `conn`, all or none, in the transaction that it is in, if any; returns ids and statuses, in order.
-
-    Jobs of equal priority run in the order of the list. A key may stand in it twice. Otherwise as `enqueue`; an error
-    in a list of several says `jobs[3].queue`.
-    """
+    """Add jobs on `conn`, all or none; ids and statuses in order. As `enqueue`; an error says `jobs[3].queue`."""
     if not jobs:
         return []
     if any(type(job.args) is not dict for job in jobs):
@@ -270,10 +260,7 @@ def checked(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def all_checked(documents: Sequence[Mapping[str, Any]]) -> Columns:
-    """The jobs of these fields as enqueue_columns takes them, each after every hook, as `enqueue` treats its job.
-
-    Raises ValueError, which names the wrong fields, of several jobs as `jobs[3].priority`.
-    """
+    """These documents as columns, each after every hook; raises ValueError, which names the wrong fields."""
     given = [dict(document) for document in documents]
     if AROUND_ENQUEUE:
         return _all_hooked([without_defaults(document) for document in given])
@@ -330,11 +317,8 @@ def _checked_one(given: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
-    """Documents as batch.enqueue_columns takes them, `lease_ttl_sec` for those that name none.
-
-    Raises pydantic.ValidationError; its places begin with the number of the document. Whether `args` can be stored is
-    not looked at.
-    """
+    """Documents as columns; raises ValidationError, whose places begin with a number. Whether `args` fit is not
+    checked."""
     defaults = _DEFAULTS | {"lease_ttl_sec": lease_ttl_sec}
     if set(map(type, documents)) <= {dict} and defaults.keys() >= set().union(*documents):
         try:
@@ -349,14 +333,9 @@ def _checked(columns: Columns) -> Columns:
     """Columns that meet the rules, those of one value shortened to it; `args` as JSON."""
     found = {name: _RULES[name].validate_python(merged(columns[name])) for name in _RULES if name != "args"}
     args = columns["args"]
-    if not _are_objects(args):
+    if not (set(map(type, args)) <= {dict} and set(map(type, chain.from_iterable(args))) <= {str}):
         args = _RULES["args"].validate_python(args)
     return columns | found | {"args": as_texts(args)}
-
-
-def _are_objects(values: list[Any]) -> bool:
-    """Whether these are plainly JSON objects; unlike the rule of `args` this look copies nothing."""
-    return set(map(type, values)) <= {dict} and set(map(type, chain.from_iterable(values))) <= {str}
 
 
 def _unfit(columns: Columns) -> list[str]:

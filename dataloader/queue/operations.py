@@ -1,8 +1,4 @@
-"""Operators' changes to jobs and queues: pause, resume, limit, order, move; requeue, run now, kill, delete, cancel.
-
-Every function takes `by`, the name and address of the asker, which the journal keeps. Each calls its statement of
-`sql/operate.sql`, and may raise psycopg.Error.
-"""
+"""Operators' changes to jobs and queues. `by` is the asker, for the journal. Every function may raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -129,10 +125,7 @@ class Busy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which jobs of a group a change is for; None is no filter.
-
-    `error` is a text that the job's error contains, `error_group` the group of that error (`errors.groups`).
-    """
+    """Which jobs of a group a change is for; None is no filter. `error` is a part of the job's error."""
 
     task: str | None = None
     lock_key: str | None = None
@@ -142,10 +135,7 @@ class Filter:
 
 
 class Changed(NamedTuple):
-    """How many jobs one call has changed, and where the next one is to go on (`after`); None: it has come to the end.
-
-    A call with a filter may have changed none and still have a `next`: it has looked at SCAN jobs.
-    """
+    """How many jobs one call has changed, perhaps none of SCAN, and the next one's `after`; None: it was the last."""
 
     changed: int
     next: str | None
@@ -162,10 +152,8 @@ ALL = Filter()
 
 
 def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
-    """Keep every claim that begins from now on, on any host, from starting a job of this queue; running jobs go on.
-
-    Returns the settings of the queue (DEFAULTS). Services with the plain protocol know nothing of it.
-    """
+    """Keep every claim from now on from starting a job of this queue; running jobs go on. Returns the queue's
+    settings."""
     return _one(conn, "pause", queue=queue, by=by)
 
 
@@ -183,12 +171,8 @@ def limit_length(conn: Conn, queue: str, max_length: int | None, by: str) -> dic
 def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]:
     """Change what a queue says of the order of its jobs (ORDER); the rest stays. Returns what `pause` does.
 
-    `ordered`: the jobs of a key start in the order of their scores. `merge`: one delivery takes all queued jobs of a
-    key, `merge_limit` (1 to 1,000) at most. `batch`: the most keys in one call of a pipeline; None: as the pipeline
-    says. `on_dead`: "hold" lets a dead job stop its key, "continue" does not. `fair_by`: jobs of different values of
-    this field ("partition_key" or "producer") start in turns, those of a priority; None: in their order. Jobs go on
-    meanwhile; from the return on the new settings hold for each claim. Jobs that are queued get their places by their
-    times of creation. Raises Contradiction for `merge` without `ordered`, having changed nothing.
+    Jobs go on meanwhile; from the return on each claim goes by it, and queued jobs have their places by their creation.
+    Raises Contradiction for `merge` without `ordered`, having changed nothing.
     """
     _change_order(conn, queue, changes)
     _unpark_stranded(conn)  # jobs that waited for one before them may not do so any more
@@ -213,10 +197,7 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
 
 
 def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> None:
-    """Let a queue be what a farm's settings say, where nobody has said it; None: the settings say nothing.
-
-    Raises Contradiction, which names both sides, when the queue is something else.
-    """
+    """Let a queue be what WORKERS_JSON says where nobody has said it; raises Contradiction, which names both sides."""
     wanted = {name: value for name, value in (("ordered", ordered), ("merge", merge)) if value is not None}
     row = conn.execute(_SQL["said"], {"queue": queue}).fetchone() if wanted else None
     said = dict(zip(("ordered", "merge"), row or (None, None), strict=True))
@@ -232,13 +213,7 @@ def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> N
 
 
 def tell_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
-    """Note for producers, by task, what its pipeline says of a job where its producer does not (`pipelines.told`).
-
-    `max_attempts`: how many runs it may have; None: 5. `affinity`: the args of which the first that is a text of 1 to
-    200 characters is its affinity_key; None: it has none. `limits`: the limits that its runs count for; None: it has
-    none. Jobs that are in the queue keep theirs. `args_schema`: the JSON Schema of its args, as text; None: any object
-    will do. `memory_mb`, `cpus`: for people, what a run needs; None: as its runs have shown.
-    """
+    """Note for producers, by task, what its pipeline says of a job (`pipelines.told`); queued jobs keep theirs."""
     conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
 
 
@@ -258,9 +233,8 @@ def set_limit(
 ) -> None:
     """Let at most `most` jobs of this limit run at once, and `per_minute` start in a minute, on all hosts together.
 
-    None: any number. `burst` jobs may start at once after a pause; by default as many as a second has. What the limit
-    said before is replaced. Holds for each claim from the return on; runs go on. Raises WrongLimit, having changed
-    nothing, for a name or a number out of bounds, and without a number.
+    None: any number. `burst`: by default as many as a second has. Runs go on. Raises WrongLimit, having changed
+    nothing.
     """
     if wrong := _wrong_limit(name, most, per_minute, burst):
         raise WrongLimit(wrong)
@@ -329,21 +303,14 @@ def _tries(within_sec: float) -> Iterator[None]:
 
 
 def known(conn: Conn, queue: str) -> dict[str, Any]:
-    """Whether a queue of this name is known now (`is_known`); if not, the names most like it (`similar`).
-
-    Known is a queue with jobs that wait, run or are dead, with a worker, a pause, a limit, or a journal that the reaper
-    has summed up. To be asked before a change that makes it known.
-    """
+    """Whether a queue of this name has jobs, a worker, a setting or a past (`is_known`); else `similar` names."""
     found = _looked_up(conn, "queue_names", "queue", queue)
     return {"is_known": found["is_known"], "similar": found["similar"]}
 
 
 def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str, Any] | None]:
-    """Whether the farm knows a queue and a task of these names, as `known` says it; of which it is not asked, None.
-
-    A known task is one that workers have shown, or that jobs name. `count` is how many names the farm knows, up to
-    NAMES: a farm that knows none has not begun, so an unknown name says nothing.
-    """
+    """What `known` says of a queue and of a task, and the `count` of known names: without any an unknown name is
+    normal."""
     return {
         "queue": None if queue is None else _looked_up(conn, "queue_names", "queue", queue),
         "task": None if task is None else _looked_up(conn, "task_names", "task", task),
@@ -360,10 +327,8 @@ def _looked_up(conn: Conn, statement: str, kind: str, name: str) -> dict[str, An
 def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bool = False) -> Outcomes:
     """Change jobs as the verb (VERBS) says. Returns for each job DONE, UNKNOWN, or the status that forbids it.
 
-    `cancel` ends queued jobs at once and asks running ones to stop, by `force` wherever they are (see
-    lifecycle.request_cancel); finished ones forbid it. `requeue` queues finished jobs again, due at once, with all
-    their attempts; after `start-over` they begin at the start and not at their checkpoints. `run-now` makes queued jobs
-    due; one that is due already counts as done. `delete` deletes jobs and their journal, unless they run.
+    `requeue` queues finished jobs with all attempts, `start-over` without their checkpoints; `run-now` makes due;
+    `delete` spares running jobs; `cancel` asks running ones, by `force` at once.
     """
     wanted = list(dict.fromkeys(job_ids))
     with _transaction(conn):
@@ -384,10 +349,7 @@ def change_queue(
 ) -> Changed:
     """Change up to `limit` jobs of a queue as the verb (QUEUE_VERBS) says, the oldest first.
 
-    `requeue-dead` and `delete-dead` are for failed and lost jobs, `run-all` for those whose time has not come;
-    `kill-retries` lets queued jobs that were tried before be failed. `after` is the `next` of the call before; None:
-    from the first one on. Raises ValueError for any other `after`, and for `run-all` with a filter by `error` or
-    `error_group`: most of these jobs have not run. Without a filter the call looks at no more jobs than it changes.
+    `after` is the `next` of the call before. Raises ValueError for another, and for `run-all` with a filter by error.
     """
     if verb == "run-all" and (only.error is not None or only.error_group is not None):
         raise ValueError("run-all has no filter error or error_group: jobs that have not run have none")
@@ -412,13 +374,9 @@ def change_queue(
 def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> Moved:
     """Make up to `limit` queued, running and dead jobs of `source` jobs of `target`; to be called until `is_done`.
 
-    The order of each key is kept: both queues are paused meanwhile, and no claim goes on that began before. Running
-    jobs go on. `target` gets the settings of the order (ORDER) that nobody has said of it. In the end `target` goes
-    on, unless somebody else has paused it; `source` stays paused, by the move, whoever had paused it before. A
-    repeated call completes what was interrupted, and moves what was added to `source` since. Raises, having changed
-    nothing, WrongName for a `target` that no producer can name or that is `source`, and NotMovable for an unknown
-    `source`, a `target` that says another order, and beside another move of one of the queues; Busy, with both queues
-    paused, where other sessions are in the way.
+    Each key keeps its order: both queues are paused meanwhile. `target` gets the ORDER that nobody has said of it, and
+    goes on in the end; `source` stays paused. A repeated call completes what was interrupted. Raises WrongName and
+    NotMovable, having changed nothing; Busy, with both queues paused, where other sessions are in the way.
     """
     if not _NAME.fullmatch(target):
         raise WrongName("the other queue's name should have 1 to 128 characters, none of them a control character")
@@ -429,7 +387,10 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     if changes := _pause_both(conn, source, target):
         _change_order(conn, target, changes)  # from the defaults, so no job is parked that should be ready
     _wait_for_claims(conn, source, target)
-    return _move_patiently(conn, source, target, limit)
+    for _ in _tries(OLDER_SEC):
+        with suppress(errors.LockNotAvailable):
+            return _move_some(conn, source, target, limit)
+    raise Busy(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")
 
 
 def _pause_both(conn: Conn, source: str, target: str) -> dict[str, Any]:
@@ -470,10 +431,7 @@ def _author_of_source(target: str) -> str:
 
 
 def inherited(source: str, of_source: _Settings, target: str, of_target: _Settings) -> dict[str, Any]:
-    """PURE: the settings of the order that a move brings to `target`: those that nobody has said of it.
-
-    None is not said. Raises NotMovable where something has been said of both queues and is not the same.
-    """
+    """PURE: the settings of the order that a move brings to `target`; raises NotMovable where the two contradict."""
     if all(of_source[name] is None for name in ORDER):
         return {}
     for name in ORDER:
@@ -499,13 +457,6 @@ def _wait_for_claims(conn: Conn, source: str, target: str) -> None:
         f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
         " and may not know it: move again when it has ended"
     )
-
-
-def _move_patiently(conn: Conn, source: str, target: str, limit: int) -> Moved:
-    for _ in _tries(OLDER_SEC):
-        with suppress(errors.LockNotAvailable):
-            return _move_some(conn, source, target, limit)
-    raise Busy(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")
 
 
 def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:

@@ -79,10 +79,7 @@ def key_of(name: str, partition: str) -> str:
 
 
 def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of dl_backfills of a backfill with these fields, and its `partitions`: name, task and BackfillWords.
-
-    Raises plan.Wrong, which names every wrong field.
-    """
+    """The columns of dl_backfills and the `partitions` of name, task and BackfillWords; raises plan.Wrong."""
     words = given(_NewBackfill, fields)
     span = {name: words.pop(name) for name in SPAN if name in words}
     own = {name: words.pop(name) for name in ("name", "task")}
@@ -112,10 +109,7 @@ def _chosen(span: Mapping[str, str], listed: Sequence[str] | None) -> list[str]:
 def job_of(
     backfill: Mapping[str, Any], partition: str, place: int, of_task: Sequence[str] = (), lease_ttl_sec: int = 60
 ) -> dict[str, Any]:
-    """The fields of the job of a partition, unchecked; raises ValueError for a template that names no fact.
-
-    `of_task` are the limits that the pipeline names, for a job that names none.
-    """
+    """The fields of a partition's job, unchecked; `of_task`: limits of a job that names none. Raises ValueError."""
     name = backfill["name"]
     facts = partitions.facts(partition, place, name, backfill["task"], backfill["span"])
     job = {"lease_ttl_sec": lease_ttl_sec, **partitions.OF_JOBS, **backfill["job"]}

@@ -90,10 +90,7 @@ _NewSchedule = model_of("NewSchedule", ScheduleWords, name=ScheduleName, task=Ta
 
 
 def checked(fields: Mapping[str, Any], zone: str) -> dict[str, Any]:
-    """The columns of dl_schedules of a schedule with these fields: name, task and ScheduleWords.
-
-    `zone` is the time zone of one that names none. Raises plan.Wrong, which names every wrong field.
-    """
+    """The columns of dl_schedules of name, task and ScheduleWords; `zone` is the default. Raises plan.Wrong."""
     words = given(_NewSchedule, fields)
     for names in (TIMINGS, DEADLINES):
         if all(name in words for name in names) or (names is TIMINGS and not any(name in words for name in names)):
@@ -116,10 +113,7 @@ def job_of(name: str, schedule: Mapping[str, Any], facts: Mapping[str, Any]) -> 
 
 
 def with_changes(schedule: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields from which `checked` makes this schedule, with changes.
-
-    Null takes a field back to its default; a new timing or deadline replaces the old one.
-    """
+    """The fields from which `checked` makes this schedule, with changes; null is the default, a new timing replaces."""
     found = {name: schedule[name] for name in ("name", *OWN)} | schedule["job"]
     for names in (TIMINGS, DEADLINES):
         if any(changes.get(name) is not None for name in names):

@@ -1,8 +1,5 @@
-"""PURE: the partitions of a backfill, and what the job of each may name.
-
-A partition is a text. Those of a range are instants without a time zone or whole numbers, one a step: the first is
-`since`, the last one begins at `until` or before it.
-"""
+"""PURE: the partitions of a backfill, texts: listed, or a step from `since` to `until`; and what the job of each may
+name."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Schedules: their reading, their changes, and the jobs of their due times.
 
-Any number of reapers call `tick`. A due time has one job: a reaper locks the schedule, adds the jobs and writes the
-next due time in one transaction, and the job's idempotency key names the schedule and the due time. Each function calls
-its statements of `sql/schedules.sql`, and may raise psycopg.Error; one that takes a name may raise plan.Unknown. `by`
-is the name and address of the asker. `now` is for tests: a clock in place of the database's.
+Any number of reapers call `tick`; a due time has one job, whose idempotency key names both. Functions may raise
+psycopg.Error and plan.Unknown. `now` is for tests: a clock in place of the database's.
 """
 
 from __future__ import annotations
@@ -52,11 +50,7 @@ def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
 
 
 def change(conn: Conn, name: str, changes: Mapping[str, Any], zone: str, by: str) -> Row:
-    """Change fields of a schedule, as `new_schedule.with_changes`.
-
-    From then on a schedule of code is what people say, whatever the code says. Raises plan.Wrong, having changed
-    nothing, which names every wrong field.
-    """
+    """Change fields as `new_schedule.with_changes`; from then on code does not change it. Raises plan.Wrong before."""
     from dataloader.queue.plans import new_schedule  # it needs pydantic, and a worker imports this module
 
     with _PLANS.locked(conn, name) as present:
@@ -87,10 +81,7 @@ def resume(conn: Conn, name: str) -> Row:
 
 
 def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, str]:
-    """Add a job of the schedule now, paused or not, for which now is the due time; returns its id and status.
-
-    Raises plan.NotNow for fields that make no valid job any more, QueueFull.
-    """
+    """Add a job of the schedule now, for which now is the due time; id and status. Raises plan.NotNow, QueueFull."""
     with _PLANS.locked(conn, name) as present:
         try:
             [found] = _add(conn, present | {"jitter_sec": 0}, [present["now"]], by, lease_ttl_sec)
@@ -101,11 +92,8 @@ def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, 
 
 
 def tell(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:
-    """Note what pipelines say of their schedules: by task a `new_schedule.checked`, or None.
-
-    `zone` is the time zone of one that names none. A schedule that its pipeline names no more is retired: it stays, and
-    makes no jobs until a pipeline names it again.
-    """
+    """Note what pipelines say of their schedules, by task; one that its pipeline names no more is retired, and
+    stays."""
     named = [{**each, "timezone": each["timezone"] or zone} for each in said.values() if each]
     with conn.transaction():
         _PLANS.do(conn, "retire", tasks=list(said), names=[each["name"] for each in named])
@@ -116,10 +104,7 @@ def tell(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) ->
 
 
 def tick(conn: Conn, lease_ttl_sec: int = 60, now: datetime | None = None) -> Iterator[Made]:
-    """Make the jobs of all schedules that are due, one schedule a transaction, up to AT_ONCE jobs each; yields each.
-
-    `lease_ttl_sec` is that of jobs whose schedule names none. Errors as `Plans.next_made` has them.
-    """
+    """Make the jobs of all due schedules, one a transaction, up to AT_ONCE jobs each. Errors as `Plans.next_made`."""
     after = ""
     while made := _PLANS.next_made(
         conn, lambda present: _make(conn, present, lease_ttl_sec), RETRY_SEC, now=now, after=after

@@ -11,10 +11,10 @@ _PLACE = re.compile(r"\{\{\s*(.*?)\s*\}\}", re.DOTALL)
 
 
 def filled(value: Any, facts: Mapping[str, Any]) -> Any:
-    """`value` with the fact of its name for each `{{ name }}` in a text, at any depth; keys of objects stay.
+    """`value` with the fact of its name for each `{{ name }}` in a text, at any depth; raises ValueError for an unknown
+    name.
 
-    A text that is one place and nothing else becomes the fact itself, with its type; within a longer text a fact that
-    is no text stands as JSON. Raises ValueError, which lists the known names, for a name that is not among `facts`.
+    A text that is one place becomes the fact itself; within a longer text it stands as text or JSON.
     """
     if isinstance(value, str):
         whole = _PLACE.fullmatch(value)

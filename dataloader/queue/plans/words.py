@@ -1,7 +1,4 @@
-"""The words that schedules and backfills share: their names, and the fields of their jobs. It needs pydantic.
-
-`new_schedule` and `new_backfill` declare the others. The operations take the same words as parameters (dataloader/ops).
-"""
+"""The words that schedules and backfills share: names, and the fields of their jobs. It needs pydantic."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What happened lately: dead jobs, recoveries, what operators did, starts of farms.
-
-Every function may raise psycopg.Error.
-"""
+"""What happened lately: dead jobs, recoveries, operators' steps, starts of farms. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -46,11 +43,7 @@ KINDS = {
 
 
 def read(conn: Conn) -> list[Row]:
-    """The latest entries, the newest first, up to SHOWN; see `gathered`.
-
-    `step` is one of KINDS. Requeues, cancellations and recoveries are looked for in the latest SCAN rows of the
-    journal. A pause is shown while it lasts.
-    """
+    """The latest entries, the newest first, up to SHOWN, of the latest SCAN rows of the journal; see `gathered`."""
     with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
         cursor.execute(_SQL["plans"])
         jobs = cursor.execute(_SQL["dead"], {"most": MOST}).fetchall()
@@ -61,10 +54,7 @@ def read(conn: Conn) -> list[Row]:
 
 
 def gathered(rows: Iterable[Row]) -> list[Row]:
-    """PURE: rows of one kind, queue, task and author within TOGETHER as one entry with their `count`.
-
-    It has the job, the words and the time of the latest of them.
-    """
+    """PURE: rows of one kind, queue, task and author within TOGETHER as one entry with `count`, as of the latest."""
     found: list[Row] = []
     latest: dict[tuple[Any, ...], Row] = {}
     for row in sorted(rows, key=lambda row: row["at"], reverse=True):

@@ -1,8 +1,4 @@
-"""PURE: what is wrong with a farm, by the figures of `stats`: for pages, `dataloader doctor` and webhooks.
-
-`of_farm` says it in words for people who look now. `conditions` says of which faults webhooks are told that they have
-begun and that they are over, by the same decisions.
-"""
+"""PURE: what is wrong with a farm by its figures: `of_farm` for people, `conditions` for webhooks."""
 
 from __future__ import annotations
 
@@ -48,10 +44,7 @@ def is_late(queue: Row, lag_sec: float) -> bool:
 
 
 def conditions(queue: Row, lag_sec: float, paused_sec: float, now: datetime) -> Iterator[Condition]:
-    """The faults of a queue that last at this instant, by the seconds from which on they count.
-
-    A new kind of such faults begins here; its name also stands in webhooks.KINDS.
-    """
+    """The faults of a queue that last now, by the seconds from which on they count; kinds are in webhooks.KINDS."""
     name, waits = queue["queue"], queue["lag_sec"] or 0.0
     if is_late(queue, lag_sec):
         text = f"The oldest due job of queue {name} has waited {duration(waits)}."

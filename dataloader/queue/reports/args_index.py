@@ -1,8 +1,4 @@
-"""The index for searches by arguments (`args.date:2024-05-01`), which operators make where they want it.
-
-Each insert and each change of a job's status writes to it, so no migration makes it. Both functions work beside a
-running farm, need the owner of dl_jobs, and may raise psycopg.Error.
-"""
+"""The index for searches by arguments. It makes each write dearer, so only operators make it, beside a running farm."""
 
 from __future__ import annotations
 

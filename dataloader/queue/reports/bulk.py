@@ -1,8 +1,6 @@
-"""Orders to all jobs of a list, or to the ticked ones of it: a preview, then the change, some jobs at a time.
+"""Orders to all jobs of a list, or to the ticked ones: a preview, then the change, some jobs at a time.
 
-The preview counts what the order would change and what it would leave alone, and has a confirmation. With this the
-order is given: it changes no job that has changed since, and none that the list does not have now. `operations` alone
-says what becomes of a job. Every function may raise psycopg.Error.
+The preview's confirmation changes no job that has changed since or left the list. Functions may raise psycopg.Error.
 """
 
 from __future__ import annotations
@@ -92,10 +90,7 @@ def target(matching: Mapping[str, Any] | None, job_ids: Sequence[UUID] | None) -
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What an order would do: how many jobs of each kind it would change, and how many it would leave, and why.
-
-    `at_least`: there are more of these kinds than were counted. `confirmation` is for `change`.
-    """
+    """What an order would change and leave, by kind. `at_least`: there are more than were counted."""
 
     order: str
     changes: dict[str, int]
@@ -149,18 +144,22 @@ def change(
 ) -> Step:
     """Change up to `limit` of the previewed jobs, the last change first; `after` is the `next` of the call before.
 
-    A job that has changed since the preview, or has left the list, stays as it is: so a call that is repeated changes
-    no job twice. Raises WrongConfirmation, Grown, WrongSearch, and ValueError for an `after` that is none, having
-    changed nothing.
+    A repeated call changes no job twice. Raises WrongConfirmation, Grown, WrongSearch, ValueError, having changed
+    nothing.
     """
     as_of, count = _read(confirmation, order, target)
     if after is None and count is not None:
-        _check_size(conn, order, target, as_of, count)
+        tally = _tally(conn, target, as_of)
+        now = sum(tally.counts[kind] for kind in ORDERS[order].kinds)
+        if now > count:
+            raise Grown(f"the preview had {count:,} jobs to {order}, and there are {now:,} now: ask for a new preview")
     seen = replace(target.wanted, until=min(as_of, target.wanted.until or as_of), sort="changed")
     kinds = sorted(ORDERS[order].kinds)
     with conn.transaction():
         found, following = _next(conn, seen, target, kinds, limit, after)
-        chosen = _lock(conn, seen, target, found, kinds, as_of)
+        parameters = stats.filters(seen.whole) | stats.bounds(seen)
+        parameters |= {"chosen": found, "kinds": list(kinds), "as_of": as_of, "job_ids": _ids(target)}
+        chosen = [row[0] for row in conn.execute(_chosen(), parameters, prepare=False)] if found else []
         outcomes = operations.change(conn, order, chosen, by) if chosen else {}
     return Step(sum(outcome == operations.DONE for outcome in outcomes.values()), following)
 
@@ -181,22 +180,6 @@ def _place(after: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", number):
         raise cursor.WrongCursor
     return int(number)
-
-
-def _lock(
-    conn: Conn, wanted: stats.Wanted, target: Target, found: list[UUID], kinds: Sequence[str], as_of: datetime
-) -> list[UUID]:
-    """Those of the jobs that the order may still change."""
-    parameters = stats.filters(wanted.whole) | stats.bounds(wanted)
-    parameters |= {"chosen": found, "kinds": list(kinds), "as_of": as_of, "job_ids": _ids(target)}
-    return [row[0] for row in conn.execute(_chosen(), parameters, prepare=False)] if found else []
-
-
-def _check_size(conn: Conn, order: str, target: Target, as_of: datetime, count: int) -> None:
-    tally = _tally(conn, target, as_of)
-    now = sum(tally.counts[kind] for kind in ORDERS[order].kinds)
-    if now > count:
-        raise Grown(f"the preview had {count:,} jobs to {order}, and there are {now:,} now: ask for a new preview")
 
 
 def _tally(conn: Conn, target: Target, as_of: datetime) -> tallies.Tally:

@@ -1,8 +1,4 @@
-"""The errors of jobs in groups: dead jobs, and those that wait for a retry, by queue, task and error group.
-
-A function per statement of `sql/errors.sql`. The jobs of a group are changed by `operations.change_queue` and
-`delete_dead` with a Filter. Every function may raise psycopg.Error.
-"""
+"""The errors of dead and retrying jobs in groups, by queue, task and error group. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -33,11 +29,7 @@ class Groups:
 
 
 def groups(conn: Conn, queue: str | None = None, task: str | None = None, since: datetime | None = None) -> Groups:
-    """The groups of dead and retrying jobs, the largest first, up to GROUPS; None is no filter.
-
-    `since` leaves out what failed before. `by_hour` counts a group's failures in the last HOURS, the oldest hour first;
-    of a job the latest failure counts. `job_id` and `error` are of the latest job.
-    """
+    """The groups since then, the largest first, up to GROUPS. `by_hour` counts failures of HOURS, the oldest first."""
     wanted = {"queue": queue, "task": task, "since": since, "most": GROUPS, "scan": SCAN, "scan_retried": SCAN_RETRIED}
     with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
         cursor.execute(_SQL["plans"])
@@ -48,10 +40,7 @@ def groups(conn: Conn, queue: str | None = None, task: str | None = None, since:
 
 
 def write_note(conn: Conn, task: str, error_group: str, note: str, by: str) -> None:
-    """Keep a text of 1 to NOTE_MOST characters about a group, in the place of an earlier one; "" removes that.
-
-    Raises ValueError for a longer text.
-    """
+    """Keep a note about a group in the place of an earlier one; "" removes it. Raises ValueError above NOTE_MOST."""
     if len(note) > NOTE_MOST:
         raise ValueError(f"a note should have at most {NOTE_MOST:,} characters, not {len(note):,}")
     named = {"task": task, "error_group": error_group, "note": note.strip(), "by": by}

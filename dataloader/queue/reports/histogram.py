@@ -1,8 +1,6 @@
-"""PURE: histograms with slots of a fixed logarithmic scale, as dl_spans has them, and the percentiles that they tell.
+"""PURE: histograms with slots of a fixed logarithmic scale, as in dl_spans, and their percentiles (within 10 percent).
 
-Slot n has the values above `LEAST * RATIO ** (n - 1)` up to `LEAST * RATIO ** n`; slot 0 all up to LEAST. A percentile
-is interpolated within its slot, so it is off by less than 10 percent of the exact one (nearest rank), or by less than
-LEAST.
+Slot n has the values above `LEAST * RATIO ** (n - 1)` up to `LEAST * RATIO ** n`; slot 0 all up to LEAST.
 """
 
 from __future__ import annotations
@@ -73,10 +71,7 @@ def upper(slot: int) -> float:
 
 
 def bars(*histograms: Histogram) -> list[list[Bar]]:
-    """Each histogram as up to BARS bars of the same bounds for all; none where no value is.
-
-    Every bar has as many slots as the others.
-    """
+    """Each histogram as up to BARS bars of the same bounds and as many slots for all; none where no value is."""
     slots = [slot for histogram in histograms for slot in histogram.counts]
     if not slots:
         return [[] for _ in histograms]

@@ -1,8 +1,4 @@
-"""The keys of an ordered queue for people: which wait, behind what, and the jobs of one key in their order.
-
-A function per question, by the statements of `sql/keys.sql`; none changes a job. Rows are dicts, instants datetimes.
-Every function may raise psycopg.Error, and NotOrdered for a queue that is not ordered.
-"""
+"""The keys of an ordered queue for people. Functions may raise psycopg.Error, and NotOrdered."""
 
 from __future__ import annotations
 
@@ -42,10 +38,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The jobs of one key: `payloads` (queued) in their order, `running`, some `dead`, and how many payloads there are.
-
-    `head` is the first payload of all, with the reason why it does not run yet as `waiting_for`; None: none is queued.
-    """
+    """The jobs of one key, queued `payloads` in their order; `head` is the first with its `waiting_for`."""
 
     payloads: Page
     length: int
@@ -56,12 +49,7 @@ class Key:
 
 
 def page(conn: Conn, queue: str, limit: int = 50, after: str | None = None) -> Page:
-    """Up to `limit` keys that have queued jobs, by name; `after` is the `next` of the page before.
-
-    Each has lock_key, payloads (its queued jobs, counted up to COUNTED) and payloads_is_exact; and of its head, the job
-    that starts first, job_id, score, attempt, available_at and waiting_for. Raises WrongCursor for an `after` that is
-    none.
-    """
+    """Up to `limit` keys with queued jobs, by name: their counts up to COUNTED and their heads. Raises WrongCursor."""
     (since,) = _parts(after, 1) if after else ("",)
     with conn.transaction():
         _check(conn, queue)
@@ -72,10 +60,7 @@ def page(conn: Conn, queue: str, limit: int = 50, after: str | None = None) -> P
 
 
 def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | None = None, others: int = 10) -> Key:
-    """The jobs of one key: a page of up to `limit` payloads, up to `others` running and dead jobs each.
-
-    Raises WrongCursor for an `after` that is none.
-    """
+    """The jobs of one key: a page of payloads, up to `others` running and dead ones. Raises WrongCursor."""
     of = {"queue": queue, "lock_key": lock_key, "long": LONG}
     with conn.transaction():
         _check(conn, queue)

@@ -1,8 +1,4 @@
-"""PURE: the messages that webhooks get: which are due, and their documents, whatever shape they are sent in.
-
-A message tells of events (dead jobs, stuck runs, deadlines: many in one message), or that a condition of a queue has
-begun (`firing`) or is over (`resolved`). docs/alerts.md describes the document; `version` changes when a field does.
-"""
+"""PURE: the messages that webhooks get: of events, and that a condition is `firing` or `resolved` (docs/alerts.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The health of the queue's server, for people: sessions, transactions, tables, WAL, replication.
-
-A function per statement of `sql/postgres.sql` would say no more than the statements: `health` asks them all.
-"""
+"""The health of the queue's server, for people."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ class Section:
 
 
 def health(conn: Conn) -> dict[str, Section]:
-    """The sections by their names (SECTIONS). What this role may not see is said there.
-
-    Raises psycopg.Error only where the server does not answer at all.
-    """
+    """The sections by name (SECTIONS), with what this role may not see; raises only where the server is silent."""
     return {name: _section(conn, name) for name in SECTIONS}
 
 

@@ -1,12 +1,8 @@
 """PURE: when the jobs of a queue will end, by what runs, what waits before them, and how long such runs have taken.
 
-The queue's future is played through several times. In each play free workers take the waiting jobs in the claim's
-order; a job that finds its key or its limit taken lets later ones pass. A run takes as long as one of the latest runs
-of its task, drawn at random. A job's predicted end is the median of its ends, and its range has eight of ten of them.
-
-A play does not know what will be added later, what will fail or be canceled, and which workers will come or go. The
-effect of all that on a queue shows in its earlier predictions: a `Correction` says how they related to the ends that
-came.
+The future is played several times: free workers take jobs in the claim's order, and a run takes as long as a drawn one
+of its task. An end is the median of the plays, its range has eight of ten. What plays do not know (new jobs, failures,
+other workers) shows in earlier predictions, of which a `Correction` follows.
 """
 
 from __future__ import annotations
@@ -34,10 +30,7 @@ Durations = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A queued job: what it takes for its run (its key, its limits), and in how many seconds it may start.
-
-    `job` is any name that tells it from others.
-    """
+    """A queued job: any name `job`, what its run takes (key, limits), and in how many seconds it may start."""
 
     job: Any
     task: str
@@ -47,11 +40,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job that a worker has claimed, and for how many seconds it has run.
-
-    `share` is what is done of it, from 0 to 1, None where its run does not tell. Of several jobs of one worker the
-    first runs, and the others follow in their order.
-    """
+    """A claimed job; `share` of it is done. Of several jobs of one worker the first runs, the others follow."""
 
     job: Any
     task: str
@@ -63,10 +52,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is known of a queue: `waiting` in the claim's order, `beyond` further jobs behind those.
-
-    `room` says how many runs may have taken a limit at once; a name that is not in it is a key, which one run takes.
-    """
+    """What is known of a queue: `waiting` in order, `beyond` further jobs; `room` of limits, a key has room for one."""
 
     workers: int
     running: Sequence[Running] = ()
@@ -76,10 +62,7 @@ class Line:
 
 
 class Range(NamedTuple):
-    """An end, in seconds from now: of ten plays one came to it before `low`, five by `middle`, one after `high`.
-
-    Infinite: by what is known it never comes.
-    """
+    """An end, in seconds: of ten plays one before `low`, five by `middle`, one after `high`; infinite: never."""
 
     low: float
     middle: float
@@ -87,11 +70,8 @@ class Range(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """How the time that jobs took relates to what was predicted of them while they waited.
-
-    One in ten took less than `low` times the predicted time, half of them up to `middle` times, one in ten more than
-    `high` times.
-    """
+    """By which factors jobs took longer than predicted: one in ten less than `low`, half up to `middle`, one in ten
+    more."""
 
     low: float = 1.0
     middle: float = 1.0
@@ -106,11 +86,9 @@ class Forecast(NamedTuple):
 
 
 def forecast(line: Line, durations: Durations, asked: Collection[Any] = (), seed: int = 0) -> Forecast | None:
-    """When these jobs will end, and all of the line, as played; None where no run is known, or nothing can run.
+    """When these jobs will end, and all of the line; None where no run is known, or nothing can run.
 
-    `durations` has the seconds of the latest runs of each task; a task that is not in it is taken for one of the
-    others. The same arguments give the same answer. The cost grows with the line only beyond RUNS / PLAYS[0] jobs:
-    before that a longer line is played fewer times.
+    `durations` are of the latest runs by task. Deterministic; its cost is bounded by RUNS.
     """
     known = {task: seconds for task, seconds in durations.items() if seconds}
     if not known or not (line.workers or line.running):
@@ -142,10 +120,7 @@ def between(first: Range, last: Range) -> Range:
 
 
 def correction(ratios: Sequence[float]) -> Correction:
-    """The correction that follows from earlier predictions; fewer than ENOUGH say nothing.
-
-    Each ratio is the time that a job took from its prediction to its end, divided by the time that was predicted.
-    """
+    """The correction of earlier predictions, by the ratios of taken to predicted time; none below ENOUGH."""
     if len(ratios) < ENOUGH:
         return Correction()
     low, middle, high = (min(max(ratio, FACTORS[0]), FACTORS[1]) for ratio in _range(list(ratios)))
@@ -204,11 +179,8 @@ def _doubt(seconds: Sequence[float]) -> float:
 
 
 class _Play:
-    """One play of the queue's future: `ends` has that of each job, the waiting ones first.
-
-    A job's place among them is also its place in the claim's order. An event is an instant, a number that keeps events
-    of one instant in order, a place, and whether a run of that job ends then; else the job becomes due.
-    """
+    """One play of the queue's future: `ends` has that of each job, the waiting ones first, by place in the claim's
+    order."""
 
     def __init__(self, line: Line, drawing: _Drawing) -> None:
         self._jobs: Sequence[Waiting | Running] = [*line.waiting, *line.running]

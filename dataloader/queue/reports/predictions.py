@@ -1,8 +1,4 @@
-"""Predicted ends of jobs and queues: what the queue tells, what the reaper notes, and how right it was.
-
-`prediction` plays the future; this module reads what it needs by `sql/predictions.sql` and tells the
-answer. Every function may raise psycopg.Error.
-"""
+"""Predicted ends of jobs and queues: what is told, what the reaper notes, how right it was. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -46,10 +42,7 @@ Row = dict[str, Any]
 class Outlook:
     """What is predicted of a queue at the instant `at`, in seconds from then; `reason` (of REASONS): why nothing is.
 
-    `jobs` are those of the line. `ends` has each of them whose task has run before, `line` is for all that is queued
-    and runs; both are corrected, and `plain` has the predicted time of each waiting job before that. `last` is the end
-    of the line's last job. `accuracy` tells how right the predictions of the last day were: their number
-    (`predictions`), the median `error` as a share of the time that was left, the share of ends `within` their ranges.
+    `ends` and `line` are corrected, `plain` is not; `last` is the end of the line's last job.
     """
 
     queue: str
@@ -137,10 +130,7 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
 
 
 def of_job(seen: Outlook, job: Row) -> Row:
-    """PURE: when a job will end, by the outlook on its queue, as people and programs are told.
-
-    A queued job that is not among the first LINE ends behind the last of them, and by the end of the queue.
-    """
+    """PURE: when a job will end, as people are told; one beyond LINE ends behind it and by the end of the queue."""
     found, reason = seen.ends.get(job["job_id"]), _why_not(job) or seen.reason
     if found is None and not reason:
         found, reason = _beyond(seen, job)
@@ -167,13 +157,13 @@ def _told(seen: Outlook, found: Range | None, reason: str | None) -> Row:
     """The instants of a range, or the reason why there is none."""
     if found and found.middle > NEVER_SEC:
         found, reason = None, "held"
-    ends = [None, None, None] if reason or not found else [_instant(seen.at, end) for end in found]
+    ends = (
+        [None, None, None]
+        if reason or not found
+        else [(seen.at + timedelta(seconds=min(end, NEVER_SEC))) for end in found]
+    )
     told = dict(zip(("earliest", "ends_at", "latest"), ends, strict=True))
     return {"at": seen.at, **told, "reason": reason, "accuracy": seen.accuracy}
-
-
-def _instant(at: datetime, seconds: float) -> datetime:
-    return at + timedelta(seconds=min(seconds, NEVER_SEC))
 
 
 class Noted(NamedTuple):
@@ -185,12 +175,9 @@ class Noted(NamedTuple):
 
 
 def note(conn: Conn, after: str) -> Noted | None:
-    """Called by the reaper: note what is predicted of the next queue behind the name `after`.
+    """Called by the reaper: note what is predicted of the next queue behind the name `after`, and at "" compare.
 
-    Before the first queue, "", note what became of earlier predictions. Notes the jobs with a deadline among the first
-    LINE, and a sample of the others; those that are going to miss their deadlines, or have, are told in the journal,
-    once each. None: no queue is left, or another reaper is at it. Raises rather than wait for a lock; what fails for
-    one queue is told, so that the caller goes on behind it.
+    Jobs that miss their deadlines are told in the journal once. None: no queue is left, or another reaper is at it.
     """
     with conn.transaction():
         if not _rows(conn, "may_predict", lock=LOCK)[0]["pg_try_advisory_xact_lock"]:

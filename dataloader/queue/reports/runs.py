@@ -1,8 +1,5 @@
-"""What the runs of tasks and queues took in the last hour, day or week, compared with the period before.
-
-From dl_spans, which the reaper fills from the journal. A function per question, with statements of `sql/runs.sql`.
-Every function may raise psycopg.Error.
-"""
+"""What the runs of tasks and queues took lately, compared with the period before, from dl_spans. May raise
+psycopg.Error."""
 
 from __future__ import annotations
 
@@ -56,10 +53,8 @@ USUAL = "24h"
 
 
 def fold(conn: Conn) -> int:
-    """Called by the reaper: make old spans those of an hour, delete what is too old; returns how many.
-
-    FOLDED or more: there may be more to do.
-    """
+    """Called by the reaper: make old spans those of an hour, delete what is too old; how many, FOLDED: there may be
+    more."""
     with conn.transaction():
         conn.execute("SELECT set_config('statement_timeout', %s, true)", (f"{FOLDING_SEC * 1_000:.0f}ms",))
         row = conn.execute(_SQL["fold"], {"limit": FOLDED}).fetchone()
@@ -67,10 +62,7 @@ def fold(conn: Conn) -> int:
 
 
 def of_task(conn: Conn, task: str, range_: str = USUAL) -> Row:
-    """The runs of a task in one of RANGES: `figures`, and `before` of the period before it.
-
-    `histogram` and `by_time` are for charts; `queues` has the queues of these runs.
-    """
+    """The runs of a task in one of RANGES: `figures`, `before`, `histogram`, `by_time`, and its `queues`."""
     with conn.transaction():
         known = _rows(conn, "is_known", "of_task", task=task)[0]["is_known"]
         return {"task": task, "is_known": known} | _runs(conn, "of_task", range_, ("queues", "queue"), task=task)
@@ -83,10 +75,8 @@ def of_queue(conn: Conn, queue: str, range_: str = USUAL) -> Row:
 
 
 def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
-    """The tasks with runs in this period or the one before, those with the most time first, up to TASKS.
-
-    Each has `queues`, `figures` and `before`. `like` is a text that the name contains, in any case.
-    """
+    """The tasks with runs in both periods, those with the most time first, up to TASKS; `like` is a part of the
+    name."""
     with conn.transaction():
         period = _period(conn, range_)
         found = _rows(conn, "tasks", "of_all", **period, like=like or None, most=TASKS + 1)
@@ -156,10 +146,7 @@ def _compared(period: Row, sums: Iterable[Row], slots: Iterable[Row]) -> Row:
 
 
 def figures(found: Mapping[str, Histogram], length: timedelta) -> Row:
-    """PURE: the figures of a period: counts, runs an hour, the share of failed runs, and the spread of each figure.
-
-    `failure_rate` is None without a run; a spread without a value.
-    """
+    """PURE: counts, runs an hour, the share of failed runs, and spreads; None without a run, or a value."""
     counts = {end: found[end].count if end in found else 0 for end in ENDS}
     runs = sum(counts.values())
     return {

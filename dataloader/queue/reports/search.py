@@ -1,7 +1,6 @@
-"""PURE: the language of the search box: words, and fields with a value such as `status:dead` or `args.date:2024-05-01`.
+"""PURE: the language of the search box: words, and fields such as `status:dead`, `args.date:2024-05-01`, `key:"a b"`.
 
-Whatever a search says must hold. A word is a part of a job's task, queue or key, or its id. Quotes keep spaces and
-colons: `key:"orders of May"`. No search finds what answers mask: an argument with a secret's name is refused.
+All of it must hold; a word is a part of a task, queue or key, or an id. No search finds what answers mask.
 """
 
 from __future__ import annotations
@@ -61,10 +60,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a job must have: the exact values of `fields`, all `words`, one of the documents `args` in its arguments.
-
-    `ids` bounds its id. `like_id` is a word that may be the begin or the end of an id, or a part of a text as well.
-    """
+    """What a job must have; `like_id` is a word that may be a part of an id, or of a text as well."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
@@ -254,10 +250,7 @@ def lowered(text: str) -> str:
 
 
 def parameters(search: Search) -> dict[str, Any]:
-    """The parameters of the conditions `found` in search.sql; None is no condition.
-
-    The texts of a job follow its id there, each behind a newline, and the id follows U+0001.
-    """
+    """The parameters of the conditions `found` in search.sql, where an id follows U+0001 and texts newlines."""
     ids, near, like_id = search.ids, search.near, search.like_id
     return {
         "patterns": list(map(pattern, search.words)) or None,

@@ -1,9 +1,4 @@
-"""Reports for people and monitoring: the farm in figures, lists of jobs, the journal.
-
-A function per statement of `sql/stats.sql`; none changes a job. Besides: the notes that some answers come from, which
-keepers (`show_workers`) and the reaper (`aggregate`, `note_lengths`) write. Rows are dicts, instants datetimes. Every
-function may raise psycopg.Error.
-"""
+"""Reports for people and monitoring: the farm in figures, lists of jobs, the journal. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -83,11 +78,7 @@ class TooMany(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which jobs a list is to have, and its order; None is no filter.
-
-    `error_group` is that of a job's error (`errors.groups`). `status` is one of job.STATUSES; `since` and `until` bound
-    the last change; `sort` is one of SORTS. `q` is a search (search.py), which a field that it names is a part of.
-    """
+    """Which jobs a list is to have, and its order; None is no filter. `q` is a search, `status` of job.STATUSES."""
 
     queue: str | None = None
     task: str | None = None
@@ -114,11 +105,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some jobs of a list, and where the next page begins; None: there is none.
-
-    A page may have fewer jobs than were asked for, even none, and still have a next one: it has looked at SCAN jobs.
-    `advice` says what would make the next page of such a search come faster; None: nothing would.
-    """
+    """Some jobs of a list, perhaps none of those looked at, the next place, and `advice` for a faster search."""
 
     jobs: list[Row]
     next: str | None
@@ -126,11 +113,7 @@ class Page:
 
 
 class Attempt(NamedTuple):
-    """One run of a job, as the journal tells of it; `ended_at` None while it runs.
-
-    `run` counts all runs from 1. `attempt` begins at 1 again when a finished job is put back; `requeued_by` names the
-    person or program that did so before this run, else None.
-    """
+    """One run of a job; `attempt` begins at 1 again when a finished job is put back, by `requeued_by`."""
 
     run: int
     requeued_by: str | None
@@ -151,9 +134,7 @@ class Attempt(NamedTuple):
 def overview(conn: Conn) -> Row:
     """The farm in figures: `at`, `total` and `queues`, whose fields model.queues describes.
 
-    Its cost does not grow with what is queued: of COUNTED jobs and more of a kind a figure is what the reaper has
-    counted at `counted_at` (note_lengths), or at least so many where that is None. Where even short counts would
-    outlast a request, all figures are those that were noted.
+    Its cost is bounded: what it cannot count itself is as the reaper has noted at `counted_at`, or a lower bound.
     """
     try:
         rows, most = _count(conn, COUNTED, COUNTING_SEC), COUNTED
@@ -193,11 +174,7 @@ def figures(row: Row, most: int) -> Row:
 
 
 def note_lengths(conn: Conn, since_sec: float) -> float | None:
-    """Called by the reaper: count every queue, for `overview`; returns the longest lag (seconds).
-
-    None: another one has done it within `since_sec`. Counts fewer jobs where many take too long; raises rather than
-    wait for a lock.
-    """
+    """Called by the reaper: count every queue; returns the longest lag, None: it was done within `since_sec`."""
 
     def note(most: int) -> float | None:
         with conn.transaction():
@@ -237,18 +214,12 @@ def workers(conn: Conn) -> list[Row]:
 
 
 def used(conn: Conn, job_id: UUID, worker: str | None) -> Row | None:
-    """What the run of a job on this worker uses now: `memory_bytes`, `cpu_percent` of one core, both as of `seen_at`.
-
-    None where no keeper has shown it within 30 s: the job is not on this worker, or another service runs it.
-    """
+    """What the run of a job on this worker uses, as of `seen_at`; None where no keeper has shown it within 30 s."""
     return next(iter(_rows(conn, "used", job_id=job_id, worker=worker)), None)
 
 
 def tasks(conn: Conn) -> list[Row]:
-    """What the pipelines of all farms say of their tasks, and what the runs of these have used (see dl_needs).
-
-    `memory_mb` and `cpus` are what counts as a run's need: as declared, else as learned where it is worth counting.
-    """
+    """What pipelines say of their tasks and what runs have used; `memory_mb` and `cpus` are what counts."""
     return _rows(conn, "tasks")
 
 
@@ -260,10 +231,7 @@ def learned(conn: Conn) -> dict[str, tuple[float, float]]:
 def show_workers(
     conn: Conn, farm: str, host: str, workers: Sequence[Mapping[str, Any]], host_memory_mb: float | None = None
 ) -> None:
-    """Called by a farm's keeper: store the farm's present workers, and the MB that runs may use together on their host.
-
-    None: any number. Raises rather than wait for a lock.
-    """
+    """Called by a keeper: store the farm's workers and their host's MB for runs. Raises rather than wait for a lock."""
     present = json.dumps(list(workers), default=str)
     shown = {"farm": farm, "host": host, "workers": present, "host_memory_mb": host_memory_mb}
     with conn.transaction():
@@ -277,20 +245,12 @@ def postgres(conn: Conn) -> Row:
 
 
 def vacuum(conn: Conn) -> Row:
-    """`jobs_dead_tuples` and `jobs_live_tuples` of dl_jobs, and `held_by`, the holder of its vacuum, or None.
-
-    `held_by` has kind (session, standby, prepared transaction, replication slot), pid, user, application, state,
-    age_sec, xids (transactions since), query; what this role may not see is None, and the query says so.
-    """
+    """Dead and living tuples of dl_jobs, and `held_by`, the holder of its vacuum as far as this role may see it."""
     return _rows(conn, "vacuum")[0]
 
 
 def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
-    """PURE: the holder of vacuum that slows claims down; None without a holder, or while the harm is small.
-
-    Decided by the rows that a claim has to pass: dead rows that vacuum cannot remove. Age alone does not decide: beside
-    an idle queue a transaction of a day does no harm, at 200 jobs/s a transaction of some minutes does.
-    """
+    """PURE: the holder of vacuum, where dead rows slow down claims; age alone does no harm beside an idle queue."""
     held, dead = vacuum["held_by"], vacuum["jobs_dead_tuples"]
     if held is None or (held["xids"] < HELD_XIDS if held["age_sec"] is None else held["age_sec"] < HELD_SEC):
         return None
@@ -300,11 +260,7 @@ def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
 
 
 def limits(conn: Conn, name: str | None = None) -> list[Row]:
-    """What each limit allows (`most` at once, `per_minute`, `burst`), and how it stands; None: all, by name.
-
-    `running` jobs, `waiting` ones counted up to COUNTED, the `tokens` of its rate (None: it has none), and the `room`
-    for starts now, counted up to 100.
-    """
+    """What each limit allows and how it stands; `waiting` counts up to COUNTED, `room` up to 100."""
     return _rows(conn, "limits", wanted=name, most=COUNTED)
 
 
@@ -314,32 +270,20 @@ def pace(conn: Conn, minutes: int) -> list[Row]:
 
 
 def throughput(conn: Conn, span_sec: int, step_sec: int) -> list[Row]:
-    """How many runs ended, and how many of them badly, in each step (seconds) of a span that ends with the present one.
-
-    The oldest step comes first, and the last one is not over. A step is a multiple of ten seconds, or of five minutes
-    where the span is longer than LIVE_SPAN_SEC; dl_roll keeps eight days.
-    """
+    """Ended and failed runs in each step of a span up to now; steps of 10 s, beyond LIVE_SPAN_SEC of 5 minutes."""
     pace = "dl_pace" if span_sec <= LIVE_SPAN_SEC else "dl_pace_long"
     statement = _SQL["throughput"].replace("{pace}", pace)
     return db.rows(conn, statement, {"span_sec": span_sec, "step_sec": step_sec}, prepare=False)
 
 
 def totals(conn: Conn) -> list[Row]:
-    """The journal's sums since its first aggregation, by queue, task and kind of step.
-
-    Kinds are queued, picked, done, failed, canceled, lost, cancel_requested and, for a requeue, its cause: retry,
-    crash, lease, backoff, handed_back, requeue. `seconds` and `buckets` (see BUCKETS_SEC) are of the runs that it
-    ended.
-    """
+    """The journal's sums by queue, task and kind; `seconds` and `buckets` (BUCKETS_SEC) are of ended runs."""
     return _rows(conn, "totals")
 
 
 def aggregate(conn: Conn) -> int:
-    """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most AGGREGATED.
-
-    ANEW: the journal's sequence has been set back; the next call goes on behind the rows that are there. Takes few rows
-    where many take too long, and raises rather than wait for a lock.
-    """
+    """Add new rows of the journal to the sums; how many, at most AGGREGATED, or ANEW. Raises rather than wait for a
+    lock."""
     try:
         return _aggregate(conn, AGGREGATED)
     except psycopg.errors.QueryCanceled:
@@ -355,11 +299,7 @@ def _aggregate(conn: Conn, limit: int) -> int:
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
-    """Every field of one job, its arguments included; None for an unknown id.
-
-    `schedule` is the schedule that has made the job, with its due time, `checkpoint` when the job's checkpoint was
-    saved and how many bytes it has; None where there is none.
-    """
+    """Every field of one job, its arguments, `schedule` and `checkpoint` included; None for an unknown id."""
     shown = lifecycle.status(conn, job_id)
     rest = _rows(conn, "job", job_id=job_id)
     if not shown or not rest:
@@ -372,10 +312,7 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
 
 
 def result(conn: Conn, job_id: UUID) -> Row | None:
-    """`job_id`, `status` and `result`: what the job's pipeline has returned; None for an unknown id.
-
-    `result` is None where the job has not succeeded, or its pipeline has returned nothing.
-    """
+    """`job_id`, `status` and `result`, None unless the job has succeeded; None for an unknown id."""
     rows = _rows(conn, "result", job_id=job_id)
     return rows[0] | {"result": db.parsed(rows[0]["result"] or "null")} if rows else None
 
@@ -415,10 +352,7 @@ def attempts(events: Iterable[Row]) -> list[Attempt]:
 def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, scan: int | None = None) -> Page:
     """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
 
-    The last change comes first, or the jobs come in the order of their keys; by change, at most `scan` jobs of each
-    status are looked at (None: as many as usual). `run_sec` is how long a job's last run took, None where it is not
-    known. Raises ValueError for an `after` that is none, WrongSearch for a `q` that is none, TooMany where more than
-    SORTED jobs would have to be sorted by key.
+    By change at most `scan` jobs of each status are looked at. Raises ValueError for `after`, WrongSearch, TooMany.
     """
     wanted, advice = wanted.whole, None
     by_key = wanted.sort == "key"
@@ -436,10 +370,7 @@ def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, 
 def chosen(
     conn: Conn, wanted: Wanted, kinds: Collection[str], limit: int, after: str | None = None
 ) -> tuple[list[UUID], str | None]:
-    """The next jobs of a list, without those that count as none of `kinds` (job.TALLIED), and where to go on.
-
-    Raises what `jobs` does.
-    """
+    """The next jobs of a list that count as one of `kinds`, and where to go on. Raises what `jobs` does."""
     page = _by_change(conn, wanted.whole, limit, after, kinds)
     return [row["job_id"] for row in page.jobs if kind(row["status"], row["blocked_on"]) in kinds], page.next
 
@@ -492,10 +423,7 @@ def _latest(conn: Conn, wanted: Wanted, branch: str, bounds: Row) -> Row:
 
 
 def searched(conn: Conn, wanted: Wanted, branches: list[str]) -> tuple[list[str], Row]:
-    """The branches of a list, or those that find the few jobs that its search names; called in a transaction.
-
-    Also the ids that the others leave to the branch `near`: none where there are too many of them.
-    """
+    """The branches that find what the search names, and the ids left to the branch `near`; in a transaction."""
     asked = search.parsed(wanted.q)
 
     def are_few(plans: str, statement: str, **named: Any) -> bool:
@@ -503,9 +431,9 @@ def searched(conn: Conn, wanted: Wanted, branches: list[str]) -> tuple[list[str]
         row = conn.execute(_SEARCH[statement], named | {"most": FOUND}, prepare=False).fetchone()
         return row is not None and row[0] <= FOUND
 
-    if asked.args and has_args_index(conn):
-        if are_few(_SEARCH["plans_of_args"], "few_of_args", args=list(asked.args)):
-            branches = ["of_args"]
+    is_indexed = bool(asked.args) and has_args_index(conn)
+    if is_indexed and are_few(_SEARCH["plans_of_args"], "few_of_args", args=list(asked.args)):
+        branches = ["of_args"]
     if asked.near and are_few(_SQL["plans"], "few_near", near_from=asked.near.first, near_to=asked.near.last):
         return ["near"] if asked.ids else [*branches, "near"], {}
     return branches, {"near_from": None, "near_to": None}

@@ -1,7 +1,4 @@
-"""Counts beside a list of jobs, and what a search box suggests; each looks at a bounded number of rows.
-
-The statements are in `sql/search.sql`. Every function may raise psycopg.Error.
-"""
+"""Counts beside a list of jobs, and suggestions of a search box; each looks at a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -49,10 +46,7 @@ _GROUPS = {
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many jobs of a list count as what: `counts` has each of job.TALLIED, and every job counts once.
-
-    A kind of `at_least` has more jobs than were looked at: so many fit of those that were.
-    """
+    """How many jobs count as what (job.TALLIED); of a kind of `at_least` there are more."""
 
     counts: Mapping[str, int]
     at_least: frozenset[str]
@@ -74,10 +68,8 @@ class Tally:
 
 
 def tally(conn: Conn, wanted: stats.Wanted, job_ids: Sequence[UUID] | None = None) -> Tally:
-    """Count the jobs of a list, whatever its order; of each kind the first SCAN or COUNTED.
-
-    With `job_ids` only these jobs of it. Raises WrongSearch.
-    """
+    """Count the jobs of a list, of each kind the first SCAN or COUNTED; with `job_ids` only these. Raises
+    WrongSearch."""
     wanted = wanted.whole
     parameters = stats.filters(wanted) | stats.bounds(wanted) | {"job_ids": job_ids and list(job_ids)}
     is_plain = wanted in (stats.Wanted(queue=wanted.queue, sort=wanted.sort),) and job_ids is None
@@ -89,13 +81,11 @@ def tally(conn: Conn, wanted: stats.Wanted, job_ids: Sequence[UUID] | None = Non
             for row in rows:
                 if row["kind"] in kinds:
                     counts[row["kind"]] += row["count"]
-            if sum(row["looked_at"] for row in rows) >= most or (source == "of_parent" and _many_wait(conn, most)):
+            if sum(row["looked_at"] for row in rows) >= most or (
+                source == "of_parent" and (conn.execute(_SQL["waiting"], {"scan": most}).fetchone() == (True,))
+            ):
                 at_least |= kinds
     return Tally(counts, frozenset(at_least))
-
-
-def _many_wait(conn: Conn, most: int) -> bool:
-    return conn.execute(_SQL["waiting"], {"scan": most}).fetchone() == (True,)
 
 
 def _rows(
@@ -115,10 +105,7 @@ def kinds_of(status: str | None) -> set[str]:
 
 
 def suggest(conn: Conn, text: str) -> list[str]:
-    """How the search in a box may go on, as whole searches, at most SUGGESTED of each kind.
-
-    Suggests fields, statuses, and tasks, queues and keys with the part that the text ends with; none that answers mask.
-    """
+    """How a search may go on, as whole searches, at most SUGGESTED of each kind, and none that answers mask."""
     last = search.unfinished(text)
     if last is None:
         return []

@@ -34,10 +34,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The runs of a time, by their start.
-
-    The journal was read from `since` on, which is later than asked for where it `is_cut`.
-    """
+    """The runs of a time, by their start; `is_cut`: the journal was read from later than asked for."""
 
     since: datetime
     until: datetime
@@ -58,12 +55,8 @@ def read(conn: Conn, hours: int) -> Timeline:
 
 
 def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> list[Run]:
-    """PURE: the runs that these rows of the journal tell of, the oldest first.
-
-    `events` come in their order. A run that began before `since` begins there; one whose end names no worker, and
-    whose begin is not among the rows, is left out. A begin that another begin of the job follows has no known end, and
-    is left out as well, like one of a job that does not run any more.
-    """
+    """PURE: the runs that these rows of the journal, in their order, tell of; one whose begin or end is unknown is
+    left out."""
     begun: dict[UUID, Row] = {row["job_id"]: row for row in running if row["ts"] < since}
     now_running = {row["job_id"] for row in running}
     found: list[Run] = []
@@ -74,7 +67,15 @@ def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> li
         start = begun.pop(event["job_id"], None) or event
         if worker := start["worker"]:
             at = max(start["ts"], since) if start is not event else since
-            found.append(_run(start, worker, at, event["ts"], _outcome(event)))
+            found.append(
+                _run(
+                    start,
+                    worker,
+                    at,
+                    event["ts"],
+                    _OUTCOMES.get(event["kind"], "retry" if event["step"] == "retry" else "requeued"),
+                )
+            )
     for job_id, start in begun.items():
         if job_id in now_running and start["worker"]:
             found.append(_run(start, start["worker"], max(start["ts"], since), None, "running"))
@@ -83,10 +84,6 @@ def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> li
 
 def _run(start: Row, worker: str, at: datetime, ended_at: datetime | None, outcome: str) -> Run:
     return Run(worker, start["job_id"], start["task"] or "", start["queue"], at, ended_at, outcome)
-
-
-def _outcome(event: Row) -> str:
-    return _OUTCOMES.get(event["kind"], "retry" if event["step"] == "retry" else "requeued")
 
 
 def busy(runs: Iterable[Run], since: datetime, until: datetime) -> float:

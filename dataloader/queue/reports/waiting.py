@@ -1,7 +1,4 @@
-"""PURE: the reasons for which a queued job does not run yet, each with its sentence; the holder of vacuum.
-
-The statement `status` of sql/queue.sql finds the reason, for the field `waiting_for` of lifecycle.status.
-"""
+"""PURE: the reasons of `waiting_for` (lifecycle.status), each with its sentence; the holder of vacuum."""
 
 from __future__ import annotations
 

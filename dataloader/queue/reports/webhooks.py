@@ -1,7 +1,6 @@
-"""Webhooks: the receivers of alerts, and the reaper's round that adds a job for each message that is due.
+"""Webhooks, the receivers of alerts, and the reaper's round that adds a job for each message that is due.
 
-A webhook is a row of `dl_webhooks`, as a dict. Its secrets stand in the environment of the workers; the row has the
-names of their variables. `messages` decides what is due. Every function may raise psycopg.Error.
+A row has the names of the variables that hold its secrets. Every function may raise psycopg.Error.
 """
 
 from __future__ import annotations
@@ -52,13 +51,8 @@ class WrongWebhook(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a webhook should be.
-
-    A `url` with a secret is ${DL_WEBHOOK_...}, the variable that holds the URL; `signed_by` is the name of the variable
-    with the key.
-
-    `kinds` and `queues` None: all. `lag_sec`: from which queue latency on, in seconds, a queue is late.
-    """
+    """What a webhook should be; None: all. A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names the key's
+    variable."""
 
     name: str
     url: str
@@ -80,10 +74,8 @@ def find(conn: Conn, name: str) -> Row | None:
 
 
 def put(conn: Conn, wanted: Wanted, by: str) -> Row:
-    """Add a webhook, or change the one of this name; returns it. Raises WrongWebhook, having changed nothing.
-
-    The first webhook is told of what happens from now on. `by` is the name and address of the asker.
-    """
+    """Add or change the webhook of this name; the first one is told of what happens from now on. Raises
+    WrongWebhook."""
     check(wanted)
     lists = {
         name: list(given) if (given := getattr(wanted, name)) is not None else None for name in ("kinds", "queues")
@@ -133,11 +125,7 @@ def is_firing(conn: Conn, name: str, message: Message) -> bool:
 
 
 def tell(conn: Conn, rules: Rules) -> int:
-    """Called by the reaper in each round: add a job for each message that is due; returns their number.
-
-    Any number of reapers may call it; one at a time does the work, and no message comes twice. Raises rather than wait
-    for a lock.
-    """
+    """Called by the reaper: add a job for each due message, once whatever reapers call; raises rather than wait."""
     if not (found := listed(conn)):
         return 0
     with conn.transaction():
@@ -233,11 +221,7 @@ def _told(conn: Conn) -> dict[str, list[Firing]]:
 
 
 def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:
-    """The message, and the job that sends it.
-
-    The job's args are for people. It has no idempotency key: a producer that foresees the key could take it, and the
-    message would never be sent.
-    """
+    """The message and its job, without an idempotency key: a producer could take a foreseen one."""
     args = {"webhook": name, "text": message["text"]}
     job = enqueue.NewJob(rules.queue, TASK, f"webhook {name}", args, max_attempts=ATTEMPTS, producer="alerts")
     job_id = enqueue.new_id(conn)

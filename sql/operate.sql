@@ -271,7 +271,7 @@ SELECT concat_ws(' ', l.virtualtransaction, a.query_start), l.pid, a.application
    AND (%(statements)s::text[] IS NULL OR concat_ws(' ', l.virtualtransaction, a.query_start) = ANY (%(statements)s));
 
 -- name: running_to_move
--- Running jobs: all of one key, or several keys up to `limit`. NOWAIT: waiting with some rows locked could be a deadlock.
+-- Running jobs: all of one key, or several keys up to `limit`. Does not wait: with some rows locked that could be a deadlock.
 SELECT job_id FROM dl_jobs
  WHERE job_id = ANY (ARRAY(
          SELECT job_id FROM (

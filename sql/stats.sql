@@ -3,6 +3,21 @@
 -- name: give_up_after
 SELECT set_config('statement_timeout', %(time)s, true);
 
+-- name: live
+-- In the place of {live}: who runs and serves, and what the reaper has predicted (ix_dl_predictions_open).
+running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
+serving AS (
+  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served
+   WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
+risks AS (
+  SELECT queue, count(*) AS at_risk FROM dl_predictions
+   WHERE ended_at IS NULL AND deadline IS NOT NULL AND (expected_at > deadline OR deadline < now()) GROUP BY queue),
+
+-- name: of_settings
+coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_risk, 0) AS at_risk, paused_at, paused_by, max_length,
+       coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
+       coalesce(on_dead, 'continue') AS on_dead, fair_by;
+
 -- name: queues
 -- A row for each queue with queued, running or dead jobs, a setting or a live worker. The cost does not grow with the queue:
 -- loose scans, each count ends at `most` and then takes what the reaper noted within ten minutes. Scans come from an index's
@@ -21,13 +36,7 @@ dead (queue) AS (
   SELECT (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < dead.queue
            ORDER BY queue DESC, finished_at DESC LIMIT 1)
     FROM dead WHERE queue IS NOT NULL),
-running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
-serving AS (
-  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served
-   WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
-risks AS (  -- as the reaper has predicted: served by ix_dl_predictions_open
-  SELECT queue, count(*) AS at_risk FROM dl_predictions
-   WHERE ended_at IS NULL AND deadline IS NOT NULL AND (expected_at > deadline OR deadline < now()) GROUP BY queue),
+{live}
 known AS (
   SELECT queue FROM waiting UNION SELECT queue FROM dead UNION SELECT queue FROM running UNION SELECT queue FROM serving
   UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered)
@@ -37,9 +46,7 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
          SELECT dl_readable(greatest(j.available_at, j.created_at)) FROM dl_jobs j
           WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS DISTINCT FROM 'time'
           ORDER BY j.queue, j.available_at LIMIT 1)), 0))::float8 AS lag_sec,
-       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_risk, 0) AS at_risk, paused_at, paused_by, max_length,
-       coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
-       coalesce(on_dead, 'continue') AS on_dead, fair_by,
+       {of_settings},
        CASE WHEN ordered THEN (
          WITH RECURSIVE found (lock_key, nth) AS (
            (SELECT lock_key, 1 FROM dl_jobs j
@@ -76,21 +83,13 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
 
 -- name: queues_as_noted
 -- The same without a look at any queue, where counting takes too long: vacuum is held back or the server has too much to do.
-WITH running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
-serving AS (
-  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served
-   WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
-risks AS (  -- as the reaper has predicted: served by ix_dl_predictions_open
-  SELECT queue, count(*) AS at_risk FROM dl_predictions
-   WHERE ended_at IS NULL AND deadline IS NOT NULL AND (expected_at > deadline OR deadline < now()) GROUP BY queue),
+WITH {live}
 known AS (
   SELECT queue FROM dl_lengths UNION SELECT queue FROM running UNION SELECT queue FROM serving
   UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered)
 SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled, coalesce(retries, 0) AS retries,
        coalesce(busy, 0) AS busy, coalesce(dead, 0) AS dead, coalesce(lag_sec, 0) AS lag_sec,
-       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_risk, 0) AS at_risk, paused_at, paused_by, max_length,
-       coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
-       coalesce(on_dead, 'continue') AS on_dead, fair_by, CASE WHEN ordered THEN keys END AS keys,
+       {of_settings}, CASE WHEN ordered THEN keys END AS keys,
        length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
        keys AS noted_keys, counted_at
   FROM known LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN risks USING (queue)
@@ -420,18 +419,8 @@ SELECT false AS is_edge, true AS is_wanted, {shown}, dl_readable(changed_at) AS 
  WHERE {matches} AND ((j).lock_key, job_id) > (%(key)s, %(after_id)s)
  ORDER BY (j).lock_key, job_id LIMIT %(limit)s;
 
--- name: dead_in_time
--- How many dead jobs a list would have to sort, counted up to one more than `most`. Served by ix_dl_jobs_dead.
-SELECT count(*) FROM (
-  SELECT FROM dl_jobs
-   WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
-     AND finished_at >= %(since)s AND finished_at <= %(until)s LIMIT %(most)s + 1) n;
-
--- name: dead_by_key
--- A page of dead jobs in the order of their keys: `most` of them are sorted. Served by ix_dl_jobs_dead.
-SELECT false AS is_edge, true AS is_wanted, {shown}, changed_at
-  FROM (SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
-         WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
-           AND finished_at >= %(since)s AND finished_at <= %(until)s LIMIT %(most)s) dead
- WHERE {matches} AND ((j).lock_key, job_id) > (%(key)s, %(before)s)
- ORDER BY (j).lock_key, job_id LIMIT %(limit)s;
+-- name: any_dead
+-- In any order, for a list by key. Served by ix_dl_jobs_dead.
+SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
+ WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
+   AND finished_at >= %(since)s AND finished_at <= %(until)s LIMIT %(scan)s;

@@ -11,7 +11,7 @@ from dataloader import config
 from dataloader.cli import base
 from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
 from dataloader.queue import db
-from dataloader.queue.reports import args_index
+from dataloader.queue.reports import stats
 
 MAKING_SEC = 86_400.0  # an index of many millions of jobs takes its time
 
@@ -32,13 +32,13 @@ def search_index() -> None:
 @search_index.command(examples=["dataloader search-index create"])
 def create() -> None:
     """Make the index beside a working farm; needs the owner of the tables."""
-    click.echo("the index is made" if _change(args_index.create) else "the index is there already")
+    click.echo("the index is made" if _change(stats.create_args_index) else "the index is there already")
 
 
 @search_index.command(examples=["dataloader search-index remove"])
 def remove() -> None:
     """Remove the index beside a working farm."""
-    click.echo("the index is removed" if _change(args_index.drop) else "there is no such index")
+    click.echo("the index is removed" if _change(stats.drop_args_index) else "there is no such index")
 
 
 def _change(change: Callable[[db.Conn], bool]) -> bool:

@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import UUID
 
-from psycopg.rows import dict_row
-
 from dataloader import log
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
@@ -26,7 +24,7 @@ class NotEnded(Exception):
 def fields_of(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
     """The fields of a trigger that adds the job once more, secrets included; None for an unknown id. Raises
     NotEnded."""
-    row = conn.cursor(row_factory=dict_row).execute(_SQL["fields"].encode(), {"job_id": job_id}).fetchone()
+    row = next(iter(db.rows(conn, _SQL["fields"], {"job_id": job_id})), None)
     if row is None:
         return None
     status = row.pop("status")

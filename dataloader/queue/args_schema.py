@@ -53,9 +53,6 @@ class ArgFault:
         return f"{'.'.join(map(str, self.path))[:100] or 'args'} {self.message}"
 
 
-# --- the schema of a pipeline ---
-
-
 def written(schema: Mapping[str, Any]) -> str:
     """The schema as the queue keeps it, without the samples of secrets; raises ValueError above SIZE_LIMIT bytes."""
     text = json.dumps(_without_secrets(schema), separators=(",", ":"))
@@ -64,41 +61,28 @@ def written(schema: Mapping[str, Any]) -> str:
     return text
 
 
-def _without_secrets(schema: Any) -> Any:
+def _without_secrets(schema: Any, is_secret: bool = False) -> Any:
+    """Without samples where the schema is a secret's, with masked ones elsewhere."""
     if isinstance(schema, list):
-        return [_without_secrets(item) for item in schema]
+        return [_without_secrets(item, is_secret) for item in schema]
     if not isinstance(schema, dict):
-        return masking.masked(schema)
-    return {
-        name: {each: _of_name(each, item) for each, item in value.items()}
-        if name in _NAMED and isinstance(value, dict)
-        else masking.masked(value)
-        if name in _SAMPLES
-        else _without_secrets(value)
-        for name, value in schema.items()
-    }
+        return schema if is_secret else masking.masked(schema)
+    found: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in _NAMED and isinstance(value, dict):
+            found[keyword] = {
+                name: _without_secrets(each, is_secret or _is_secret(name, each)) for name, each in value.items()
+            }
+        elif keyword not in _SAMPLES:
+            found[keyword] = _without_secrets(value, is_secret)
+        elif not is_secret:
+            found[keyword] = masking.masked(value)
+    return found
 
 
-def _of_name(name: str, schema: Any) -> Any:
-    """The schema of a property, or of a definition, of this name."""
-    if isinstance(schema, dict) and (masking.is_secret(name, "text") or schema.get("writeOnly")):
-        schema = _without_samples(schema)
-    return _without_secrets(schema)
-
-
-def _without_samples(schema: Any) -> Any:
-    """The schema of a secret: its choices and its items may have examples of their own."""
-    if isinstance(schema, list):
-        return [_without_samples(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        keyword: {name: _without_samples(item) for name, item in value.items()}
-        if keyword in _NAMED and isinstance(value, dict)
-        else _without_samples(value)
-        for keyword, value in schema.items()
-        if keyword not in _SAMPLES
-    }
+def _is_secret(name: str, schema: Any) -> bool:
+    """Whether a property, or a definition, is a secret."""
+    return isinstance(schema, dict) and bool(masking.is_secret(name, "text") or schema.get("writeOnly"))
 
 
 def read(text: str) -> dict[str, Any]:
@@ -108,9 +92,6 @@ def read(text: str) -> dict[str, Any]:
         raise UnusableSchema(validator)
     schema: dict[str, Any] = validator.schema
     return schema
-
-
-# --- the check ---
 
 
 def readable(text: str | None) -> dict[str, Any] | None:
@@ -124,29 +105,21 @@ class Allowance:
     """The steps that the jobs of one request share."""
 
     def __init__(self, steps: int = STEPS_AT_ONCE) -> None:
-        self._left = steps
+        self.left = steps
 
     def faults(self, text: str, args: Any) -> list[ArgFault]:
         """As `faults`, within what is left."""
-        allowed = min(STEPS, self._left)
-        left = [allowed]
-        found = _faults(text, args, left)
-        self._left -= allowed - max(left[0], 0)
-        return found
+        return faults(text, args, min(STEPS, self.left), self)
 
 
-def faults(text: str, args: Any, steps: int = STEPS) -> list[ArgFault]:
+def faults(text: str, args: Any, steps: int = STEPS, allowance: Allowance | None = None) -> list[ArgFault]:
     """The faults of args by the schema in `text`, at most FAULTS; [] where it cannot tell, also within `steps`."""
-    return _faults(text, args, [steps])
-
-
-def _faults(text: str, args: Any, left: list[int]) -> list[ArgFault]:
     from referencing.exceptions import Unresolvable
 
     validator = _validator(text)
     if isinstance(validator, str):
         return []
-    token = _steps_left.set(left)
+    token = _steps_left.set([steps])
     found: dict[ArgFault, None] = {}  # the library names an object once for each name that it lacks
     try:
         for error in validator.iter_errors(args):
@@ -156,6 +129,8 @@ def _faults(text: str, args: Any, left: list[int]) -> list[ArgFault]:
     except (_Exhausted, RecursionError, Unresolvable, ArithmeticError):
         pass  # the worker checks with the model itself
     finally:
+        if allowance:
+            allowance.left -= steps - max(_steps_left.get()[0], 0)
         _steps_left.reset(token)
     return [*found][:FAULTS]
 
@@ -183,7 +158,7 @@ def _validator(text: str) -> Any:
     if len(text) > SIZE_LIMIT:
         return f"it has more than {SIZE_LIMIT} bytes"
     try:
-        schema = json.loads(text, parse_constant=_refuse)
+        schema = json.loads(text, parse_constant=lambda constant: int(constant))
         if trouble := _trouble(schema):
             return trouble[:200]
         # To find a place by its name, the library reads the whole schema for each reference.
@@ -193,10 +168,6 @@ def _validator(text: str) -> Any:
     if away:
         return f"a $ref should lead into the schema itself, not to {away[:100]}"
     return _validator_class()(schema, registry=Registry(), format_checker=_formats())
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)  # NaN and Infinity, which are no JSON
 
 
 def _trouble(schema: Any) -> str | None:
@@ -298,9 +269,6 @@ def _formats() -> Any:
     for name, is_right in (("date", is_date), ("date-time", is_time), ("uuid", UUID)):
         formats.checks(name, raises=ValueError)(checking(is_right))
     return formats
-
-
-# --- its words ---
 
 
 def _described(error: ValidationError, before: tuple[str | int, ...]) -> Iterator[ArgFault]:

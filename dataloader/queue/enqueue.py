@@ -146,44 +146,39 @@ def enqueue(
     `job_id`: a `new_id`. `limited`: raises QueueFull for a full queue. Raises KeyTaken and UnknownParents for jobs that
     the `asker` may not see.
     """
+    job_id = job_id or new_id(conn)
+    parameters = {name: get(new) for name, get in _GETTERS.items()}
+    parameters |= {"job_id": job_id, "args": as_json(new.args), "limited": limited, "by": asker and asker.by}
     with _in_one_transaction(conn) if new.depends_on else nullcontext():
-        return _enqueue(conn, new, limited, asker, job_id or new_id(conn))
+        while True:
+            if conn.execute(_ENQUEUE.encode(), parameters).fetchone():
+                if new.depends_on:
+                    _depend(conn, links([new.depends_on], [new.on_parent_failure], [job_id]), None, asker)
+                return job_id, "queued"
+            # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
+            if row := conn.execute(_SQL["find"], {"idempotency_key": new.idempotency_key}).fetchone():
+                if asker and not_for(conn, asker, [row[0]]):
+                    raise KeyTaken
+                return row[0], row[1]
+            if limited:
+                require_room(conn, [new.queue])
+            # The job that had the key was deleted between the two: the key is free again.
 
 
 def new_id(conn: Conn) -> UUID:
     """The id of a job that will be added."""
     return next(_new_ids(1))
 
-
-def _enqueue(conn: Conn, new: NewJob, limited: bool, asker: Asker | None, job_id: UUID) -> tuple[UUID, str]:
-    parameters = {name: get(new) for name, get in _GETTERS.items()}
-    parameters |= {"job_id": job_id, "args": as_json(new.args), "limited": limited, "by": asker and asker.by}
-    while True:
-        if conn.execute(_ENQUEUE.encode(), parameters).fetchone():
-            if new.depends_on:
-                _depend(conn, links([new.depends_on], [new.on_parent_failure], [job_id]), None, asker)
-            return job_id, "queued"
-        # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
-        if found := _of_key(conn, new.idempotency_key, asker):
-            return found
-        if limited:
-            require_room(conn, [new.queue])
-        # The job that had the key was deleted between the two: the key is free again.
-
-
-def _of_key(conn: Conn, key: str | None, asker: Asker | None) -> tuple[UUID, str] | None:
-    """The job of this idempotency key and its status; None where there is none. Raises KeyTaken, as enqueue does."""
-    row = conn.execute(_SQL["find"], {"idempotency_key": key}).fetchone()
-    if row and asker and not_for(conn, asker, [row[0]]):
-        raise KeyTaken
-    return (row[0], row[1]) if row else None
+    # The job that had the key was deleted between the two: the key is free again.
 
 
 def enqueue_one(conn: Conn, fields: Mapping[str, Any], schema: str | None = None) -> tuple[UUID, str]:
     """Add one job as enqueue_many does, in one statement; `fields` has a value for each field, `args` as JSON."""
     job_id, is_direct = next(_new_ids(1)), conn in _direct
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
-    cursor.execute(_enqueue_one(schema), {**fields, "job_id": job_id}, prepare=None if is_direct else False)
+    cursor.execute(
+        _in_schema(_ENQUEUE_ONE, schema).encode(), {**fields, "job_id": job_id}, prepare=None if is_direct else False
+    )
     ((known, backend_pid),) = cursor.fetchall()
     if not is_direct and backend_pid == conn.info.backend_pid:
         _direct.add(conn)
@@ -191,11 +186,6 @@ def enqueue_one(conn: Conn, fields: Mapping[str, Any], schema: str | None = None
         return job_id, "queued"
     known_id, status = known.split()
     return UUID(known_id), status
-
-
-@cache
-def _enqueue_one(schema: str | None) -> bytes:
-    return _in_schema(_ENQUEUE_ONE, schema).encode()
 
 
 def not_for(conn: Conn | Foreign, asker: Asker, job_ids: Collection[UUID]) -> set[UUID]:
@@ -271,7 +261,9 @@ def enqueue_columns(
         )
         else nullcontext()
     ):
-        since = _now(conn) if count > AT_ONCE else None
+        since = None
+        if count > AT_ONCE:
+            ((since,),) = _execute(conn, "SELECT clock_timestamp()::text", {})
         while left:
             left = _add(conn, columns, results, found, left, since, schema)
         _set_traces(conn, columns, results, schema)
@@ -347,7 +339,18 @@ def _add(
     with nullcontext() if isinstance(conn, Foreign) or len(steps) == 1 else conn.pipeline():
         for step in steps:  # while the server adds one, the next is made ready here
             ids = list(islice(new_ids, len(step)))
-            sent.append(_execute(conn, statement, _parameters(columns, ids, step, since)))
+            in_a_row = isinstance(step, range)
+            parameters: dict[str, Any] = {
+                name: values
+                if len(values) == 1
+                else values[step.start : step.stop]
+                if isinstance(step, range)
+                else [values[number] for number in step]
+                for name, values in columns.items()
+            }
+            parameters |= {"job_id": ids, "since": since, "before": step[0] if in_a_row else 0}
+            parameters["place"] = None if in_a_row or since is None else [number + 1 for number in step]
+            sent.append(_execute(conn, statement, parameters))
             for number, new_id in zip(step, ids, strict=True):
                 results[number] = new_id, "queued"
         for step, cursor in zip(steps, sent, strict=True):
@@ -368,23 +371,6 @@ def _steps(wanted: Sequence[int]) -> list[Sequence[int]]:
     return [wanted[start:end] for start, end in zip(starts, [*starts[1:], len(wanted)], strict=True)]
 
 
-def _parameters(columns: Columns, ids: list[UUID], numbers: Sequence[int], since: str | None) -> dict[str, Any]:
-    """Those of one statement: these jobs, with these ids."""
-    found: dict[str, Any] = {name: _chosen(values, numbers) for name, values in columns.items()}
-    in_a_row = isinstance(numbers, range)
-    place = None if in_a_row or since is None else [number + 1 for number in numbers]
-    return found | {"job_id": ids, "since": since, "before": numbers[0] if in_a_row else 0, "place": place}
-
-
-def _chosen(values: list[Any], numbers: Sequence[int]) -> list[Any]:
-    """The values of these jobs, or the one of all of them."""
-    if len(values) == 1:
-        return values
-    if isinstance(numbers, range):
-        return values[numbers.start : numbers.stop]
-    return [values[number] for number in numbers]
-
-
 def _execute(conn: Conn | Foreign, statement: str, parameters: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
     """Tuples from any connection, whatever its owner has made its rows. Nothing is prepared: for poolers."""
     if isinstance(conn, Foreign):
@@ -392,6 +378,7 @@ def _execute(conn: Conn | Foreign, statement: str, parameters: Mapping[str, Any]
     return psycopg.Cursor(conn, row_factory=tuple_row).execute(statement.encode(), parameters, prepare=False)
 
 
+@cache
 def _in_schema(statement: str, schema: str | None) -> str:
     """The statement with the function that it calls named in full."""
     if schema is None:
@@ -406,11 +393,6 @@ def _in_one_transaction(conn: Conn | Foreign) -> AbstractContextManager[Any]:
         return conn.in_one_transaction()
     idle = conn.info.transaction_status == TransactionStatus.IDLE
     return conn.transaction() if conn.autocommit and idle else nullcontext()
-
-
-def _now(conn: Conn | Foreign) -> Any:
-    ((at,),) = _execute(conn, "SELECT clock_timestamp()::text", {})
-    return at
 
 
 def _new_ids(count: int) -> Iterator[UUID]:

@@ -41,6 +41,10 @@ def _given(name: str, type: str, seen: frozenset[str], text: str, default: Any, 
     return Field(name, type, text, seen, "producer", default, *bounds)
 
 
+_AFFINITY = "names the heavy resource that the job needs; default: as the pipeline says, or none"
+_LIMITS = "the limits of the fleet that its runs count for; default: as the pipeline says, or none"
+_ATTEMPTS = "how many runs it may have; default: as the pipeline says, or 5"
+_TIMEOUT = "how long one run may take; default: what the pipeline says"
 FIELDS = (
     _given("queue", "text", EVERYWHERE, "the queue, whose workers run the job", REQUIRED, 1, 128),
     _given("task", "text", EVERYWHERE, "the pipeline's name", REQUIRED, 1, 200),
@@ -50,40 +54,14 @@ FIELDS = (
     _given("partition_key", "text", EVERYWHERE, "stored, shown and filtered by", "", None, 255),
     _given("priority", "int", EVERYWHERE, "the lower runs first; default: 100", 100, 0, INT4_MAX),
     _given("available_at", "timestamptz", EVERYWHERE, "not before then; default: now", None),
-    _given(
-        "max_attempts",
-        "int",
-        EVERYWHERE,
-        "how many runs it may have; default: as the pipeline says, or 5",
-        None,
-        1,
-        INT4_MAX,
-    ),
+    _given("max_attempts", "int", EVERYWHERE, _ATTEMPTS, None, 1, INT4_MAX),
     _given("lease_ttl_sec", "int", PAGE, "for how long a silent worker keeps the job", 60, 1, 86_400),
-    _given(
-        "timeout_sec", "int", STATUS, "how long one run may take; default: what the pipeline says", None, 1, MONTH_SEC
-    ),
+    _given("timeout_sec", "int", STATUS, _TIMEOUT, None, 1, MONTH_SEC),
     _given("score", "float8", EVERYWHERE, "place among the jobs of its key in an ordered queue; default: now", None),
     _given("producer", "text", EVERYWHERE, "the program that asks for the job; stored and shown", None, None, 255),
     _given("consumer_group", "text", EVERYWHERE, "stored, shown and filtered by", None, None, 255),
-    _given(
-        "affinity_key",
-        "text",
-        EVERYWHERE,
-        "names the heavy resource that the job needs; default: as the pipeline says, or none",
-        None,
-        1,
-        200,
-    ),
-    _given(
-        "limits",
-        "text[]",
-        EVERYWHERE,
-        "the limits of the fleet that its runs count for; default: as the pipeline says, or none",
-        None,
-        None,
-        LIMITS_MOST,
-    ),
+    _given("affinity_key", "text", EVERYWHERE, _AFFINITY, None, 1, 200),
+    _given("limits", "text[]", EVERYWHERE, _LIMITS, None, None, LIMITS_MOST),
     _given(
         "deadline", "timestamptz", EVERYWHERE, "when the job should have ended: of its priority it goes before", None
     ),

@@ -38,7 +38,17 @@ class Hook:
     def add(self, function: F) -> F:
         """Register the function, once, or in the place of one imported before; raises TypeError where it cannot be
         called."""
-        if fault := self._fault(function):
+        fault, is_generator = None, inspect.isgeneratorfunction(function)
+        try:
+            inspect.signature(function).bind(*[None] * self._count)
+        except (TypeError, ValueError):
+            fault = f"a function that can be called as {self._call}"
+        if not fault and (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+            fault = "a plain function, without async"
+        elif not fault and is_generator is not self._wraps:
+            with_one = f"a generator function, called as {self._call}, with one yield"
+            fault = with_one if self._wraps else "a function without yield"
+        if fault:
             raise TypeError(f"@{self.name}: {identity(function)} should be {fault}")
         functions: list[Callable[..., Any]] = [*self, function]
         place = next((n for n, known in enumerate(self) if _is_imported_anew(function, known)), None)
@@ -46,18 +56,6 @@ class Hook:
             functions[place] = functions.pop()
         self._functions = {id(each): each for each in functions}
         return function
-
-    def _fault(self, function: Callable[..., Any]) -> str | None:
-        """The text of what the hook expects in place of this function; None where the hook can call the function."""
-        if not callable(function) or not _takes(function, self._count):
-            return f"a function that can be called as {self._call}"
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            return "a plain function, without async"
-        if inspect.isgeneratorfunction(function) and not self._wraps:
-            return "a function without yield"
-        if self._wraps and not inspect.isgeneratorfunction(function):
-            return f"a generator function, called as {self._call}, with one yield"
-        return None
 
 
 def identity(function: Callable[..., Any]) -> str:
@@ -76,14 +74,6 @@ def _is_imported_anew(function: Callable[..., Any], known: Callable[..., Any]) -
     if code.co_name == "<lambda>" and code != older:  # a line may hold several
         return False
     return (identity(function), code.co_firstlineno) == (identity(known), older.co_firstlineno)
-
-
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    try:
-        inspect.signature(function).bind(*[None] * count)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 class WrongAnswer(TypeError):

@@ -392,7 +392,10 @@ def _plain(value: Any, instead: Callable[[Any, str], Any]) -> Any:
         case str():
             return storable(value)
         case Mapping():
-            return {_key(name): _item(name, item, instead) for name, item in value.items()}
+            return {
+                storable(str(name.value if isinstance(name, Enum) else name)): _item(name, item, instead)
+                for name, item in value.items()
+            }
         case list() | tuple():
             return [_item(place, item, instead) for place, item in enumerate(value)]
         case Set():
@@ -405,11 +408,7 @@ def _plain(value: Any, instead: Callable[[Any, str], Any]) -> Any:
             return storable(str(value))
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: _item(each.name, getattr(value, each.name), instead) for each in fields(value)}
-    return _plain_of_library(value, instead)
-
-
-def _plain_of_library(value: Any, instead: Callable[[Any, str], Any]) -> Any:
-    """Of pydantic and numpy by their methods: nobody pays for an import that the pipeline has not made."""
+    # Of pydantic and numpy by their methods: nobody pays for an import that the pipeline has not made.
     kind = type(value)
     if hasattr(kind, "model_dump"):
         return _plain(value.model_dump(mode="json", by_alias=True), instead)
@@ -432,10 +431,6 @@ def _item(place: Any, item: Any, instead: Callable[[Any, str], Any]) -> Any:
         raise NotJson("is nested too deep, or holds itself").at(_place(place)) from None
     except (Exception, SystemExit) as e:  # whatever a value's own methods raise, or the pipeline changes meanwhile
         raise NotJson(f"cannot be read ({type(e).__name__})").at(_place(place)) from None
-
-
-def _key(name: Any) -> str:
-    return storable(str(name.value if isinstance(name, Enum) else name))
 
 
 def _place(place: Any) -> str:

@@ -9,12 +9,11 @@ from uuid import UUID
 
 import psycopg
 import structlog
-from psycopg.rows import dict_row
 
 from dataloader import periods
 from dataloader.queue import db
 from dataloader.queue.db import Conn, Row
-from dataloader.queue.run_log import Line, Place, RunLog, Unwritten
+from dataloader.queue.run_log import Line, Place, RunLog
 
 PAGE = 1_000  # lines of one answer
 # Between the clocks of a worker and of PostgreSQL, as far as they differ in a run.
@@ -46,10 +45,6 @@ def write(conn: Conn, runs: Collection[RunLog], at: float) -> None:
         if db.is_passing(e):
             raise
         _log.warning("worker.logs.failed", error=str(e).strip())
-    _confirm(todo)
-
-
-def _confirm(todo: Sequence[tuple[RunLog, Unwritten]]) -> None:
     for run, unwritten in todo:
         run.confirm(unwritten)
 
@@ -110,8 +105,7 @@ def keep_days(conn: Conn, days: float | None) -> int | None:
 
 
 def _rows(conn: Conn, statement: str, parameters: dict[str, Any]) -> list[Row]:
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_SQL[statement], parameters).fetchall()
+    return db.rows(conn, _SQL[statement], parameters)
 
 
 def _with_gaps(rows: Sequence[Row], before: Place) -> Iterator[Row]:

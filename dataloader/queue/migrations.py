@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import LiteralString, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from psycopg import errors, sql
@@ -45,6 +45,8 @@ _ADOPT = {
     for name, text in _ADOPT.items()
 }
 _HEADER = re.compile(r"^-- (oldest code|outside a transaction|functions)(?:: (.*))?$", re.MULTILINE)
+# Behind a function: a part of it that stands in several places, each as {its name}; it ends with an empty line.
+_PART = re.compile(r"^-- part: (\w+)\n(.*?)\n\n", re.MULTILINE | re.DOTALL)
 # A semicolon at a line's end closes a statement, unless it is inside a dollar-quoted body.
 _STATEMENT = re.compile(r"(?>(\$\w*\$).*?\1|.)+?(?:;[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -88,8 +90,10 @@ def functions() -> Migration:
     """All of functions/, which follows the numbered ones, and the rights on what it makes."""
     folder = db.sql_folder() / "functions"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    texts = [(folder / name).read_text("utf-8") for name in names]
-    return Migration(0, "functions", "\n".join([*texts, f"{_rights()['spread']};\n"]))
+    text = "\n".join((folder / name).read_text("utf-8") for name in names)
+    for part in _PART.finditer(text):
+        text = text.replace(part[0], "").replace(f"{{{part[1]}}}", part[2].strip())
+    return Migration(0, "functions", f"{text}\n{_rights()['spread']};\n")
 
 
 def migrate(dsn: str, schema: str) -> list[str]:
@@ -108,7 +112,12 @@ def migrate(dsn: str, schema: str) -> list[str]:
             done.append(migration.name)
         for (index,) in conn.execute(_ADOPT["old_indexes"]).fetchall():
             conn.execute(sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}").format(sql.Identifier(index)))
-        return [*done, *_validate(conn), *_mend(conn)]
+        if checks := conn.execute(_ADOPT["unvalidated"]).fetchall():
+            done += _fit(conn)  # what came between the first mending and the checks
+        for (check,) in checks:  # they hold for all rows from now on
+            text = sql.SQL("ALTER TABLE dl_jobs VALIDATE CONSTRAINT {}").format(sql.Identifier(check))
+            _patiently(conn, check, text.as_string())
+        return [*done, *_mend(conn)]
 
 
 def grants(schema: str, roles: Iterable[tuple[str, str]]) -> str:
@@ -289,17 +298,6 @@ def _mend(conn: db.Connection) -> list[str]:
     return [f"{each.what}, which {each.how}" for each in drifts]
 
 
-def _validate(conn: db.Connection) -> list[str]:
-    """Let the checks of dl_jobs hold for all of its rows; returns the rows that were mended for it, in words."""
-    if not (checks := conn.execute(_ADOPT["unvalidated"]).fetchall()):
-        return []
-    mended = _fit(conn)  # what came between the first mending and the checks
-    for (check,) in checks:
-        text = sql.SQL("ALTER TABLE dl_jobs VALIDATE CONSTRAINT {}").format(sql.Identifier(check))
-        _patiently(conn, check, text.as_string())
-    return mended
-
-
 def _fit(conn: db.Connection) -> list[str]:
     """Mend the rows that break a check of dl_jobs; returns them in words."""
     mended = _in_batches(conn, "unfit", "fit")
@@ -327,7 +325,7 @@ def _in_batches(conn: db.Connection, listing: str, change: str) -> list[UUID]:
 def _alone(conn: db.Connection) -> Iterator[None]:
     """Hold the migrations' lock. Polled: a waiting statement's snapshot would stop CREATE INDEX CONCURRENTLY."""
     deadline = time.monotonic() + WAIT_SEC
-    while not _value(conn, "SELECT pg_try_advisory_lock(%s)"):
+    while conn.execute("SELECT pg_try_advisory_lock(%s)", (ADVISORY_LOCK,)).fetchone() != (True,):
         if time.monotonic() > deadline:
             raise SchemaError(f"another migration has been running for more than {WAIT_SEC:g} s")
         time.sleep(0.1)
@@ -335,12 +333,7 @@ def _alone(conn: db.Connection) -> Iterator[None]:
         yield
     finally:
         if not conn.closed:
-            _value(conn, "SELECT pg_advisory_unlock(%s)")
-
-
-def _value(conn: db.Connection, statement: LiteralString) -> bool:
-    row = conn.execute(statement, (ADVISORY_LOCK,)).fetchone()
-    return bool(row and row[0])
+            conn.execute("SELECT pg_advisory_unlock(%s)", (ADVISORY_LOCK,))
 
 
 def _apply(conn: db.Connection, migration: Migration) -> None:

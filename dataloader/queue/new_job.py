@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -62,7 +63,14 @@ def instant(value: object) -> datetime | None:
     """The instant that an RFC 3339 text names, or a datetime, in UTC, when it is one that the queue can keep."""
     if value is None:
         return None
-    at = _aware(value) if isinstance(value, datetime) else _parsed(value)
+    at = None
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise PydanticCustomError("time_zone", "Input should be a datetime with a time zone")
+        at = value
+    elif isinstance(value, str) and _RFC3339.fullmatch(value):
+        with suppress(ValueError, OverflowError):
+            at = datetime.fromisoformat(value.upper()).astimezone(UTC)
     if at is None:
         raise PydanticCustomError(
             "rfc3339", "Input should be an RFC 3339 time with an offset, such as 2026-01-31T06:30:00+03:00"
@@ -70,21 +78,6 @@ def instant(value: object) -> datetime | None:
     if not EARLIEST <= at <= datetime.now(UTC) + HORIZON:
         raise PydanticCustomError("time_range", "Input should be from 2000 to ten years from now")
     return at
-
-
-def _aware(at: datetime) -> datetime:
-    if at.utcoffset() is None:
-        raise PydanticCustomError("time_zone", "Input should be a datetime with a time zone")
-    return at
-
-
-def _parsed(value: object) -> datetime | None:
-    if not isinstance(value, str) or not _RFC3339.fullmatch(value):
-        return None
-    try:
-        return datetime.fromisoformat(value.upper()).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def no_internal_task(task: str) -> str:
@@ -223,7 +216,11 @@ def enqueue_many(conn: ProducerConn, jobs: Sequence[NewJob], *, schema: str | No
         return []
     if any(type(job.args) is not dict for job in jobs):
         jobs = [replace(job, args=plain(job.args)) for job in jobs]
-    columns = _many_hooked(jobs) if AROUND_ENQUEUE else _all_checked(lambda: spread(jobs), map(_document_of, jobs))
+    if AROUND_ENQUEUE:
+        columns = _all_hooked([without_defaults(_document_of(job)) for job in jobs])
+        columns |= {"trace": [job.trace for job in jobs]}
+    else:
+        columns = _all_checked(lambda: spread(jobs), map(_document_of, jobs))
     return enqueue_columns(opened(conn), columns, _configured_schema() if schema is None else schema)
 
 
@@ -279,11 +276,6 @@ def _all_hooked(documents: list[dict[str, Any]]) -> Columns:
     return _all_checked(lambda: _columns_of(documents), documents)
 
 
-def _many_hooked(jobs: Sequence[NewJob]) -> Columns:
-    columns = _all_hooked([without_defaults(_document_of(job)) for job in jobs])
-    return columns | {"trace": [job.trace for job in jobs]}
-
-
 def _columns_of(documents: Sequence[dict[str, Any]]) -> Columns:
     """Documents as _checked takes them; raises ValueError for a field that is not known."""
     if not _DEFAULTS.keys() >= set().union(*documents):
@@ -298,7 +290,14 @@ def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]
     except (ValueError, TypeError, RecursionError):
         found = {}
     if not found or _unfit(found):
-        raise ValueError("; ".join(_complaints(list(documents))))
+        jobs, faults = list(documents), list[str]()  # as `jobs[3].queue: the rule`
+        for number, job in enumerate(jobs):
+            where = f"jobs[{number}]." if len(jobs) > 1 else ""
+            faults += [where + complaint for complaint in _complaints_of(job)]
+            if len(faults) > FAULTS_SHOWN:
+                faults = [*faults[:FAULTS_SHOWN], "and more"]
+                break
+        raise ValueError("; ".join(faults))
     if wrong := fault(found["depends_on"], len(found["args"])):
         raise ValueError(wrong)
     return found
@@ -369,17 +368,6 @@ def is_deep(value: Any, room: int = DEPTH_LIMIT - 1) -> bool:
         level = [item for item in inside if isinstance(item, _NESTING)]
         room -= 1
     return bool(level)
-
-
-def _complaints(jobs: Sequence[dict[str, Any]]) -> list[str]:
-    """The faults of these jobs, as `jobs[3].queue: the rule`."""
-    found: list[str] = []
-    for number, job in enumerate(jobs):
-        where = f"jobs[{number}]." if len(jobs) > 1 else ""
-        found += [where + complaint for complaint in _complaints_of(job)]
-        if len(found) > FAULTS_SHOWN:
-            return [*found[:FAULTS_SHOWN], "and more"]
-    return found
 
 
 def _document_of(job: NewJob) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -15,37 +15,11 @@ from uuid import UUID
 
 import psycopg
 from psycopg import errors
-from psycopg.rows import dict_row, tuple_row
 
 from dataloader import periods
 from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn
 from dataloader.queue.fields import INT4_MAX, LIMIT_NAME
-
-__all__ = [
-    "Busy",
-    "Changed",
-    "Contradiction",
-    "Filter",
-    "Moved",
-    "NotMovable",
-    "WrongLimit",
-    "WrongName",
-    "args_schemas",
-    "change",
-    "change_queue",
-    "is_limit_name",
-    "known",
-    "limit_length",
-    "move",
-    "pause",
-    "remove_limit",
-    "resume",
-    "set_limit",
-    "set_order",
-    "settings",
-    "tell_tasks",
-]
 
 DONE = "done"
 UNKNOWN = "unknown"
@@ -175,7 +149,9 @@ def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]
     Raises Contradiction for `merge` without `ordered`, having changed nothing.
     """
     _change_order(conn, queue, changes)
-    _unpark_stranded(conn)  # jobs that waited for one before them may not do so any more
+    after = None  # jobs that waited for one before them may not do so any more
+    while (after := lifecycle.unpark_stranded(conn, after, AT_ONCE)) is not None:
+        pass
     return settings(conn, queue)
 
 
@@ -189,7 +165,10 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
         transaction = conn.execute(_SQL["set_order"], {"queue": queue} | said).fetchone()
     assert transaction is not None  # noqa: S101  its row is locked
     if changes.get("ordered") or changes.get("fair_by"):
-        _wait_for_older(conn, transaction[1])
+        for _ in _tries(OLDER_SEC):  # until no transaction is left that may add jobs without seeing this one
+            row = conn.execute(_SQL["is_past"], {"transaction": transaction[1]}).fetchone()
+            if row and row[0]:
+                break
     if changes.get("ordered"):
         _give(conn, "give_scores", queue, SCORES_AT_ONCE)
     if changes.get("fair_by"):
@@ -219,24 +198,29 @@ def tell_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
 
 def args_schemas(conn: Conn, tasks: Collection[str]) -> dict[str, str | None]:
     """The JSON Schema of the args of each of these tasks that workers have shown, as text; None: any object will do."""
-    cursor = conn.cursor(row_factory=tuple_row)
-    return dict(cursor.execute(_SQL["args_schemas"], {"tasks": list(tasks)}).fetchall())
+    return {row["task"]: row["args_schema"] for row in db.rows(conn, _SQL["args_schemas"], {"tasks": list(tasks)})}
 
 
 def set_limit(
-    conn: Conn,
-    name: str,
-    by: str,
-    most: int | None = None,
-    per_minute: float | None = None,
-    burst: int | None = None,
+    conn: Conn, name: str, by: str, most: int | None = None, per_minute: float | None = None, burst: int | None = None
 ) -> None:
     """Let at most `most` jobs of this limit run at once, and `per_minute` start in a minute, on all hosts together.
 
     None: any number. `burst`: by default as many as a second has. Runs go on. Raises WrongLimit, having changed
     nothing.
     """
-    if wrong := _wrong_limit(name, most, per_minute, burst):
+    wrong = None
+    if not is_limit_name(name):
+        wrong = f"a limit's name should have 1 to {LIMIT_NAME} characters, none of them a control character"
+    elif most is None and per_minute is None:
+        wrong = "a limit should say how many jobs may run at once (most), or start in a minute (per_minute), or both"
+    elif most is not None and not 0 <= most <= INT4_MAX:
+        wrong = f"most should be a whole number from 0 to {INT4_MAX}"
+    elif per_minute is not None and not RATES[0] <= per_minute <= RATES[1]:
+        wrong = f"per_minute should be a number from {RATES[0]} to {RATES[1]}"
+    elif burst is not None and (per_minute is None or not 1 <= burst <= RATES[1]):
+        wrong = f"burst should be a whole number from 1 to {RATES[1]}, beside per_minute"
+    if wrong:
         raise WrongLimit(wrong)
     allows = {"most": most, "per_minute": per_minute, "burst": burst or max(1, math.ceil((per_minute or 0) / 60))}
     with conn.transaction():
@@ -249,21 +233,6 @@ def set_limit(
 def is_limit_name(name: str) -> bool:
     """PURE: whether a limit may have this name."""
     return _LIMIT.fullmatch(name) is not None
-
-
-def _wrong_limit(name: str, most: int | None, per_minute: float | None, burst: int | None) -> str | None:
-    """PURE: what is wrong with these values, and what would be right."""
-    if not is_limit_name(name):
-        return f"a limit's name should have 1 to {LIMIT_NAME} characters, none of them a control character"
-    if most is None and per_minute is None:
-        return "a limit should say how many jobs may run at once (most), or start in a minute (per_minute), or both"
-    if most is not None and not 0 <= most <= INT4_MAX:
-        return f"most should be a whole number from 0 to {INT4_MAX}"
-    if per_minute is not None and not RATES[0] <= per_minute <= RATES[1]:
-        return f"per_minute should be a number from {RATES[0]} to {RATES[1]}"
-    if burst is not None and (per_minute is None or not 1 <= burst <= RATES[1]):
-        return f"burst should be a whole number from 1 to {RATES[1]}, beside per_minute"
-    return None
 
 
 def remove_limit(conn: Conn, name: str, by: str) -> bool:
@@ -280,17 +249,8 @@ def _give(conn: Conn, statement: str, queue: str, limit: int) -> None:
     """Give the queue's jobs their scores or their turns by this statement, up to `limit` at a time."""
     after: str | None = "-infinity"
     while after:
-        row = conn.execute(_SQL[statement], {"queue": queue, "after": after, "limit": limit}).fetchone()
-        assert row is not None  # noqa: S101  both statements always answer
-        after = row[1] if row[0] else None
-
-
-def _wait_for_older(conn: Conn, transaction: str) -> None:
-    """Wait until no transaction is left that may add jobs without seeing this one; not for ever."""
-    for _ in _tries(OLDER_SEC):
-        row = conn.execute(_SQL["is_past"], {"transaction": transaction}).fetchone()
-        if row and row[0]:
-            return
+        ((given, reached),) = conn.execute(_SQL[statement], {"queue": queue, "after": after, "limit": limit})
+        after = reached if given else None
 
 
 def _tries(within_sec: float) -> Iterator[None]:
@@ -331,11 +291,14 @@ def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bo
     `delete` spares running jobs; `cancel` asks running ones, by `force` at once.
     """
     wanted = list(dict.fromkeys(job_ids))
-    with _transaction(conn):
+    with conn.transaction():
         if verb == "cancel":
             lifecycle.request_cancels(conn, wanted, force, by)
             found = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
-            return {job_id: _of_cancellation(*found.get(job_id, (UNKNOWN, False))) for job_id in wanted}
+            told = {job_id: found.get(job_id, (UNKNOWN, False)) for job_id in wanted}
+            return {
+                job: DONE if is_asked or status == "canceled" else status for job, (status, is_asked) in told.items()
+            }
         done = {row[0] for row in conn.execute(_SQL[VERBS[verb]], {"job_ids": wanted, "by": by})}
         if verb == "start-over":
             conn.execute(_SQL["start_over"], {"job_ids": list(done)})
@@ -358,7 +321,7 @@ def change_queue(
     place = _GROUPS[group] if after is None else cursor.parts(after, len(_GROUPS[group]))
     parameters = asdict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
     try:
-        with _transaction(conn):
+        with conn.transaction():
             conn.execute(_SQL["plans"])
             found = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
             job_ids = [row[0] for row in found if row[0]]
@@ -384,50 +347,45 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
         raise WrongName(f"{source} would be moved to itself: name another queue")
     if not known(conn, source)["is_known"]:
         raise NotMovable(f"no queue {source} is known now: it has no job, no worker and no setting")
-    if changes := _pause_both(conn, source, target):
+    authors = _authors(source, target)
+    with conn.transaction():
+        said = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
+        for queue, author in authors.items():
+            paused_by = said[queue]["paused_by"]
+            if paused_by and paused_by.startswith(_MOVE) and paused_by != author:
+                raise NotMovable(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
+        # The pause of another move to `source` may have been replaced by hand.
+        is_unknown = said[source]["paused_at"] is not None and said[source]["paused_by"] != authors[source]
+        if is_unknown and (row := conn.execute(_SQL["moves_to"], {"by": f"{_MOVE}to {source}"}).fetchone()):
+            raise NotMovable(
+                f"{row[0]} is paused by a {_MOVE}to {source} and has jobs left: complete that, or"
+                f" `dataloader resume {row[0]}`"
+            )
+        changes = inherited(source, said[source], target, said[target])
+        _one(conn, "pause_source", queue=source, by=authors[source])
+        pause(conn, target, authors[target])
+    if changes:
         _change_order(conn, target, changes)  # from the defaults, so no job is parked that should be ready
-    _wait_for_claims(conn, source, target)
+    # Until no claim is left that may not have seen the pause.
+    statements = [row[0] for row in conn.execute(_SQL["claims_under_way"], {"statements": None}).fetchall()]
+    for _ in _tries(CLAIMS_SEC):
+        if not (found := conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()):
+            break
+    else:
+        _, pid, application = found[0]
+        raise Busy(
+            f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
+            " and may not know it: move again when it has ended"
+        )
     for _ in _tries(OLDER_SEC):
         with suppress(errors.LockNotAvailable):
             return _move_some(conn, source, target, limit)
     raise Busy(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")
 
 
-def _pause_both(conn: Conn, source: str, target: str) -> dict[str, Any]:
-    """Pause both queues for the move; returns what is to be said of the order of `target`."""
-    with conn.transaction():
-        said = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
-        authors = _authors(source, target)
-        for queue, author in authors.items():
-            paused_by = said[queue]["paused_by"]
-            if paused_by and paused_by.startswith(_MOVE) and paused_by != author:
-                raise NotMovable(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
-        _check_not_a_target(conn, source, said[source], authors[source])
-        changes = inherited(source, said[source], target, said[target])
-        _one(conn, "pause_source", queue=source, by=authors[source])
-        pause(conn, target, authors[target])
-    return changes
-
-
-def _check_not_a_target(conn: Conn, source: str, said: _Settings, author: str) -> None:
-    """Raise Contradiction where another move to `source` is not over; its pause by hand says nothing of that."""
-    if said["paused_at"] is None or said["paused_by"] == author:
-        return
-    if row := conn.execute(_SQL["moves_to"], {"by": _author_of_source(source)}).fetchone():
-        (other,) = row
-        raise NotMovable(
-            f"{other} is paused by a {_author_of_source(source)} and has jobs left: complete that, or"
-            f" `dataloader resume {other}`"
-        )
-
-
 def _authors(source: str, target: str) -> dict[str, str]:
     """Who pauses the queues of a move, so that the same move knows its pauses again."""
-    return {source: _author_of_source(target), target: f"{_MOVE}from {source}"}
-
-
-def _author_of_source(target: str) -> str:
-    return f"{_MOVE}to {target}"
+    return {source: f"{_MOVE}to {target}", target: f"{_MOVE}from {source}"}
 
 
 def inherited(source: str, of_source: _Settings, target: str, of_target: _Settings) -> dict[str, Any]:
@@ -442,21 +400,6 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
                 f"{source} has {name} {says} and {target} has {is_said}: let them agree by `dataloader queue set`"
             )
     return {name: of_source[name] for name in ORDER if of_source[name] is not None and of_target[name] is None}
-
-
-def _wait_for_claims(conn: Conn, source: str, target: str) -> None:
-    """Wait until no claim is left that may not have seen the pause; raises Busy."""
-    found = conn.execute(_SQL["claims_under_way"], {"statements": None}).fetchall()
-    statements = [row[0] for row in found]
-    for _ in _tries(CLAIMS_SEC):
-        found = conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()
-        if not found:
-            return
-    _, pid, application = found[0]
-    raise Busy(
-        f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
-        " and may not know it: move again when it has ended"
-    )
 
 
 def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
@@ -476,29 +419,11 @@ def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
     return Moved(0, True)
 
 
-def _unpark_stranded(conn: Conn) -> None:
-    after = None
-    while (after := lifecycle.unpark_stranded(conn, after, AT_ONCE)) is not None:
-        pass
-
-
-def _of_cancellation(status: str, is_requested: bool) -> str:
-    return DONE if status == "canceled" or is_requested else status
-
-
 def settings(conn: Conn, queue: str) -> dict[str, Any]:
     """What operators have set of a queue; DEFAULTS where nobody has."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute(_SQL["queue"], {"queue": queue}).fetchone()
-    return row or DEFAULTS | {"queue": queue}
+    return next(iter(db.rows(conn, _SQL["queue"], {"queue": queue})), DEFAULTS | {"queue": queue})
 
 
 def _one(conn: Conn, name: str, **parameters: Any) -> dict[str, Any]:
-    with conn.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute(_SQL[name], parameters).fetchone()
-    assert row is not None  # noqa: S101  the statement always returns its row
+    (row,) = db.rows(conn, _SQL[name], parameters)
     return row
-
-
-def _transaction(conn: Conn) -> AbstractContextManager[Any]:
-    return conn.transaction()

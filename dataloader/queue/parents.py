@@ -9,8 +9,6 @@ from itertools import cycle
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from psycopg.rows import dict_row
-
 from dataloader.queue import db
 from dataloader.queue.db import Conn
 from dataloader.queue.job import FINAL, Job
@@ -93,8 +91,7 @@ def gather(conn: Conn, job: Job, parent_ids: Sequence[UUID]) -> bool:
 
 def family(conn: Conn, job_id: UUID) -> Mapping[str, list[dict[str, Any]]]:
     """The first SHOWN `parents` and `children` of a job."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(_SQL["family"], {"job_id": job_id, "most": SHOWN}).fetchall()
+    rows = db.rows(conn, _SQL["family"], {"job_id": job_id, "most": SHOWN})
     found: dict[str, list[dict[str, Any]]] = {"parents": [], "children": []}
     for row in rows:
         found["parents" if row.pop("is_parent") else "children"].append(row)

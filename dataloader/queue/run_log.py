@@ -50,11 +50,7 @@ def harmless(text: str) -> str:
     if text.isprintable():
         return text
     text = _SEQUENCE.sub("", text.rstrip("\r").rpartition("\r")[2])
-    return _CONTROL.sub(_escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def clipped(text: str, most: int) -> str:
@@ -191,7 +187,8 @@ class Splitter:
         """The lines that end in these bytes."""
         *lines, rest = (self._rest + data).split(b"\n")
         if lines and self._cut:
-            lines[0], self._cut = self._closed(lines[0]), 0
+            kept = lines[0][: self.LONGEST]
+            lines[0], self._cut = kept + _told(self._cut + len(lines[0]) - len(kept)), 0
         self._rest = rest[: self.LONGEST]
         self._cut += len(rest) - len(self._rest)
         return [
@@ -209,10 +206,6 @@ class Splitter:
     def waiting(self) -> int:
         """Bytes of the line that has no end yet."""
         return len(self._rest) + self._cut
-
-    def _closed(self, line: bytes) -> bytes:
-        kept = line[: self.LONGEST]
-        return kept + _told(self._cut + len(line) - len(kept))
 
 
 def _told(cut: int) -> bytes:

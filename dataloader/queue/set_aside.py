@@ -58,23 +58,19 @@ def set_aside(
             raise error
         job_id, failure = _culprit(conn, jobs, claim, failure)
         text = clip(masked(f"no worker can claim the job: {failure.diag.message_primary or failure}"))
-        changed = _fail(conn, job_id, text)
-        return Aside(job_id, *changed, text) if changed else None
+        parameters = {"job_id": job_id, "error": text}
+        try:
+            changed = conn.execute(_SQL["fail"], parameters).fetchone()
+        except psycopg.Error as e:
+            if not is_of_a_row(e):
+                raise
+            changed = conn.execute(_SQL["replace"], parameters).fetchone()
+        return Aside(job_id, changed[0], changed[1], text) if changed else None
     except _Disturbed:
         return None
     finally:
         if not conn.closed:
             conn.execute(_SQL["let_go"])
-
-
-def _fail(conn: db.Connection, job_id: UUID, text: str) -> tuple[str, str] | None:
-    parameters = {"job_id": job_id, "error": text}
-    try:
-        return conn.execute(_SQL["fail"], parameters).fetchone()
-    except psycopg.Error as e:
-        if not is_of_a_row(e):
-            raise
-        return conn.execute(_SQL["replace"], parameters).fetchone()
 
 
 def _culprit(

@@ -80,32 +80,7 @@ BEGIN
   END IF;
   IF array_remove(p_idempotency_key, NULL) = '{}' THEN
     -- Nothing can be in the way, and an insert that need not look is cheaper by a tenth.
-    INSERT INTO %1$I.dl_jobs (
-           job_id, queue, task, args, lock_key, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at, turn_at, blocked_on,
-           journaled)
-    SELECT n.job_id, queue, task, args::jsonb, lock_key, partition_key, priority, coalesce(available_at, now()),
-           max_attempts, lease_ttl_sec, timeout_sec,
-           coalesce(score, CASE WHEN queue = ANY (ordered)
-                                THEN extract(epoch FROM since + coalesce(n.place, nth) * interval '1 microsecond') END),
-           producer, consumer_group, affinity_key, nullif(limits, '{}')::text[], deadline,
-           since + coalesce(n.place, nth) * interval '1 microsecond', CASE WHEN queue = ANY (fair) THEN timestamptz 'infinity' END,
-           CASE WHEN available_at > now() THEN 'time' END, 2
-      FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
-                   unnest(%1$I.dl_spread(p_task, size)) AS task, unnest(%1$I.dl_spread(p_lock_key, size)) AS lock_key,
-                   unnest(%1$I.dl_spread(p_partition_key, size)) AS partition_key,
-                   unnest(%1$I.dl_spread(p_priority, size)) AS priority,
-                   unnest(%1$I.dl_spread(p_available_at, size)) AS available_at,
-                   unnest(%1$I.dl_spread(p_max_attempts, size)) AS max_attempts,
-                   unnest(%1$I.dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
-                   unnest(%1$I.dl_spread(p_timeout_sec, size)) AS timeout_sec,
-                   unnest(%1$I.dl_spread(p_score, size)) AS score,
-                   unnest(%1$I.dl_spread(p_producer, size)) AS producer,
-                   unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group,
-                   unnest(%1$I.dl_spread(p_affinity_key, size)) AS affinity_key,
-                   unnest(%1$I.dl_spread(p_limits, size)) AS limits,
-                   unnest(%1$I.dl_spread(p_deadline, size)) AS deadline, unnest(p_args) AS args,
-                   unnest(p_place) AS place, generate_series(1, size) AS nth) n;
+    {many_jobs};
     INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
     SELECT n.job_id, queue, 'queued',
            CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
@@ -116,6 +91,31 @@ BEGIN
   END IF;
 
   WITH added AS (
+    {many_jobs}
+     ORDER BY idempotency_key COLLATE "C", nth
+    ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING job_id, queue, producer)
+  INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+  SELECT added.job_id, queue, 'queued',
+         CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
+    FROM added;
+  GET DIAGNOSTICS written = ROW_COUNT;
+  IF written > 0 THEN
+    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT unnest(p_queue) AS queue) told;
+  END IF;
+  IF written < size THEN
+    -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
+    RETURN QUERY
+    SELECT nth::int, j.job_id, j.status::text
+      FROM unnest(p_job_id, %1$I.dl_spread(p_idempotency_key, size)) WITH ORDINALITY AS n (job_id, idempotency_key, nth)
+      LEFT JOIN %1$I.dl_jobs j USING (idempotency_key)
+     WHERE idempotency_key IS NOT NULL AND j.job_id IS DISTINCT FROM n.job_id;
+  END IF;
+END
+$$
+$function$, current_schema()); END $bound$;
+
+-- part: many_jobs
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
            lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at,
@@ -144,28 +144,7 @@ BEGIN
                    unnest(%1$I.dl_spread(p_limits, size)) AS limits,
                    unnest(%1$I.dl_spread(p_deadline, size)) AS deadline, unnest(p_args) AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n
-     ORDER BY idempotency_key COLLATE "C", nth
-    ON CONFLICT (idempotency_key) DO NOTHING
-    RETURNING job_id, queue, producer)
-  INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
-  SELECT added.job_id, queue, 'queued',
-         CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
-    FROM added;
-  GET DIAGNOSTICS written = ROW_COUNT;
-  IF written > 0 THEN
-    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT unnest(p_queue) AS queue) told;
-  END IF;
-  IF written < size THEN
-    -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
-    RETURN QUERY
-    SELECT nth::int, j.job_id, j.status::text
-      FROM unnest(p_job_id, %1$I.dl_spread(p_idempotency_key, size)) WITH ORDINALITY AS n (job_id, idempotency_key, nth)
-      LEFT JOIN %1$I.dl_jobs j USING (idempotency_key)
-     WHERE idempotency_key IS NOT NULL AND j.job_id IS DISTINCT FROM n.job_id;
-  END IF;
-END
-$$
-$function$, current_schema()); END $bound$;
+
 
 -- Add one job at half the cost of a batch of one. Returns null, or the id and status of the job with its key, as one text:
 -- that is read faster. An insert that looks for no key is cheaper by a fifth.
@@ -182,33 +161,10 @@ DECLARE
   at timestamptz := clock_timestamp();
 BEGIN
   IF p_idempotency_key IS NULL THEN
-    INSERT INTO %1$I.dl_jobs (
-           job_id, queue, task, lock_key, args, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at, turn_at, blocked_on,
-           journaled)
-    SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_partition_key, p_priority, coalesce(p_available_at, now()),
-           coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
-           coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
-           p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
-           nullif(coalesce(p_limits, said.limits), '{}'), p_deadline, at,
-           (SELECT timestamptz 'infinity' FROM %1$I.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),
-           CASE WHEN p_available_at > now() THEN 'time' END, 2
-      FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task);
+    {one_job};
   ELSE
     LOOP
-      INSERT INTO %1$I.dl_jobs (
-             job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-             lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at,
-             turn_at, blocked_on, journaled)
-      SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority,
-             coalesce(p_available_at, now()),
-             coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
-             coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
-             p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
-             nullif(coalesce(p_limits, said.limits), '{}'), p_deadline, at,
-             (SELECT timestamptz 'infinity' FROM %1$I.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),
-             CASE WHEN p_available_at > now() THEN 'time' END, 2
-        FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
+      {one_job}
       ON CONFLICT (idempotency_key) DO NOTHING;
       EXIT WHEN FOUND;
       -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
@@ -227,6 +183,22 @@ BEGIN
 END
 $$
 $function$, current_schema()); END $bound$;
+
+-- part: one_job
+    INSERT INTO %1$I.dl_jobs (
+           job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
+           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at,
+           turn_at, blocked_on, journaled)
+    SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority,
+           coalesce(p_available_at, now()),
+           coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
+           coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
+           p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
+           nullif(coalesce(p_limits, said.limits), '{}'), p_deadline, at,
+           (SELECT timestamptz 'infinity' FROM %1$I.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),
+           CASE WHEN p_available_at > now() THEN 'time' END, 2
+      FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
+
 
 -- Add one job, for producers in any language (docs/producers.md); returns the id of the new job, or of the job that has the
 -- key. Null counts as left out. Bad input is refused with SQLSTATE 22023, and names the parameter. Bound as dl_enqueue_many.

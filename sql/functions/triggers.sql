@@ -85,18 +85,21 @@ BEGIN
   IF TG_RELID <> %2$L::regclass THEN
     RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_journal is for dl_jobs';
   END IF;
-  INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+  {journal};
+  RETURN NULL;
+END
+$$
+$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+
+-- part: journal
+INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, step, jsonb_strip_nulls(jsonb_build_object(
            'attempt', NEW.attempt, 'by', 'another service', 'user', session_user,
            'application', nullif(current_setting('application_name'), '')))
     FROM %1$I.dl_jobs WHERE job_id = NEW.job_id  -- it may be deleted by now
      AND NOT EXISTS (
        SELECT FROM %1$I.dl_job_events e
-        WHERE e.job_id = NEW.job_id AND e.kind = step AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid));
-  RETURN NULL;
-END
-$$
-$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+        WHERE e.job_id = NEW.job_id AND e.kind = step AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid))
 
 -- A step of another service or an operator, at the commit: the row takes its place, workers are notified, the journal gets
 -- its line, the next row of the key becomes ready. A finished job that is put back gets fresh attempts and loses its
@@ -158,14 +161,7 @@ BEGIN
     PERFORM pg_notify('dl_jobs', NEW.queue);
   END IF;
   IF NEW.status <> OLD.status AND NEW.journaled = OLD.journaled THEN
-    INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
-    SELECT job_id, queue, step, jsonb_strip_nulls(jsonb_build_object(
-             'attempt', NEW.attempt, 'by', 'another service', 'user', session_user,
-             'application', nullif(current_setting('application_name'), '')))
-      FROM %1$I.dl_jobs WHERE job_id = NEW.job_id  -- it may be deleted by now
-       AND NOT EXISTS (
-         SELECT FROM %1$I.dl_job_events e
-          WHERE e.job_id = NEW.job_id AND e.kind = step AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid));
+    {journal};
   END IF;
   -- A run has ended, or a ready row has left, or one of an ordered queue: it may have stood for parked ones.
   stays := OLD.status = NEW.status AND NEW.status = 'queued' AND NEW.available_at <= now() AND NOT has_moved;

@@ -138,7 +138,7 @@ SAID_ALONE = "unfinished, canceled, locked, backoffs, look_again, due_in, from_t
 SAID = SAID_ALONE.split(", ")
 STEP_BEGINS = "  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,"
 
-# What dl_enqueue_one does for a job without an idempotency key and, two spaces further, for one with a key.
+# What dl_enqueue_one does for a job.
 OF_TASKS = "LEFT JOIN %1$I.dl_tasks USING (task) ORDER BY nth"
 OF_TASK = "FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said"
 IN_ENQUEUE_ONE = [
@@ -1940,11 +1940,7 @@ MUTANTS: list[Mutant] = [
         ("with the caller's rights", "SECURITY DEFINER"),
         ("with others' operators", "search_path = pg_catalog", "search_path = %1$I"),
         ("all of a transaction at one time", "at timestamptz := clock_timestamp()", "at timestamptz := now()"),
-        *(
-            (what + keys, f"\n{indent}{old}", f"\n{indent}{new}")
-            for keys, indent in (("", " " * 6), (" with keys", " " * 8))
-            for what, old, new in IN_ENQUEUE_ONE
-        ),
+        *IN_ENQUEUE_ONE,
         ("tells nobody", "PERFORM pg_notify('dl_jobs', p_queue)", "NULL"),
         ("fails on a twin", "\n      ON CONFLICT (idempotency_key) DO NOTHING"),
     ),

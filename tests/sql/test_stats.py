@@ -276,7 +276,7 @@ def pages_after_vacuum(conn: db.Connection) -> int:
 
 def pages(conn: db.Connection, without_lag: bool = False) -> int:
     """How many pages the statement of the overview touches."""
-    text = stats._SQL["queues"]
+    text = stats._statement("queues")
     if without_lag:
         text = text.replace("status = 'queued' AND blocked_on IS DISTINCT FROM 'time'", "false")
     with conn.transaction(force_rollback=True):

@@ -193,8 +193,7 @@ def _rest(conn: Conn, name: str) -> float:
 
 def _done(conn: Conn, fingerprints: Sequence[UUID]) -> dict[UUID, UUID]:
     """By fingerprint the job that has done this work."""
-    rows = _PLANS.rows(conn, "done", fingerprints=list(fingerprints))
-    return {row["fingerprint"]: row["job_id"] for row in rows}
+    return {row["fingerprint"]: row["job_id"] for row in _PLANS.rows(conn, "done", fingerprints=list(fingerprints))}
 
 
 def _allow(conn: Conn, name: str, most: int | None, by: str) -> None:

@@ -8,16 +8,14 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from psycopg.rows import dict_row
-
 from dataloader.log import masked
 from dataloader.queue import db
 from dataloader.queue.db import Conn
+from dataloader.queue.db import Row as Row
 from dataloader.queue.enqueue import Asker, enqueue_columns, require_room_for
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import clip
 
-Row = dict[str, Any]
 Rows = list[Row]
 _DEFAULTS = {field.name: field.default for field in OF_PRODUCER}
 _OF_JOB = ("args", "priority", "max_attempts", "lease_ttl_sec", "timeout_sec", "partition_key", "affinity_key")
@@ -66,8 +64,7 @@ class Plans:
 
     def rows(self, conn: Conn, statement: str, **parameters: Any) -> Rows:
         """The rows of a statement."""
-        with conn.cursor(row_factory=dict_row) as cursor:
-            return cursor.execute(self._sql[statement], parameters).fetchall()
+        return db.rows(conn, self._sql[statement], parameters)
 
     def value(self, conn: Conn, statement: str, **parameters: Any) -> Any:
         """The first value of a statement; None without a row."""

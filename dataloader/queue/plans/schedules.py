@@ -44,7 +44,7 @@ def schedule(conn: Conn, name: str, count: int = NEXT) -> Row:
 def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
     """Add a schedule, a `new_schedule.checked`; its first due time is the next one from now on. Raises plan.Taken."""
     with conn.transaction():
-        next_due = times.first(_timing(new), _clock(conn))
+        next_due = times.first(_timing(new), _PLANS.value(conn, "clock", now=None))
         _PLANS.add(conn, _written(new) | {"next_due": next_due, "by": by}, "change it, or choose another name")
     return schedule(conn, new["name"])
 
@@ -84,7 +84,8 @@ def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, 
     """Add a job of the schedule now, for which now is the due time; id and status. Raises plan.NotNow, QueueFull."""
     with _PLANS.locked(conn, name) as present:
         try:
-            [found] = _add(conn, present | {"jitter_sec": 0}, [present["now"]], by, lease_ttl_sec)
+            documents = _documents(present | {"jitter_sec": 0}, [present["now"]], lease_ttl_sec)
+            [found] = add_jobs(conn, list(documents), by)
         except ValueError as e:
             raise NotNow(str(e)) from None
         _PLANS.do(conn, "ran", name=name, job_id=found[0])
@@ -98,7 +99,7 @@ def tell(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) ->
     with conn.transaction():
         _PLANS.do(conn, "retire", tasks=list(said), names=[each["name"] for each in named])
         if named:
-            now = _clock(conn)
+            now = _PLANS.value(conn, "clock", now=None)
             told = [each | {"next_due": times.first(_timing(each), now)} for each in named]
             _PLANS.do(conn, "tell", schedules=json.dumps(told, default=str))
 
@@ -120,7 +121,8 @@ def _make(conn: Conn, present: Row, lease_ttl_sec: int) -> Made:
     if overlap == "skip":
         due = due[:1] if last_job_id is None or _PLANS.value(conn, "has_ended", job_id=last_job_id) else []
     skipped = chosen.due[len(due) :]
-    job_ids = [job_id for job_id, _ in _add(conn, present, due, f"schedule {name}", lease_ttl_sec)]
+    documents = list(_documents(present, due, lease_ttl_sec)) if due else []
+    job_ids = [job_id for job_id, _ in add_jobs(conn, documents, f"schedule {name}")]
     if overlap == "cancel_old" and job_ids:
         old = [job_id for job_id in (last_job_id, *job_ids[:-1]) if job_id]
         lifecycle.request_cancels(conn, old, False, f"schedule {name}: a later due time has come")
@@ -135,11 +137,6 @@ def _make(conn: Conn, present: Row, lease_ttl_sec: int) -> Made:
         last_skipped=skipped[-1] if skipped else None,
     )
     return Made(name, len(job_ids), len(skipped))
-
-
-def _add(conn: Conn, present: Row, due: Sequence[datetime], by: str, lease_ttl_sec: int) -> list[tuple[UUID, str]]:
-    """Add the jobs of these due times; of one that has a job already, that job. Returns ids and statuses."""
-    return add_jobs(conn, list(_documents(present, due, lease_ttl_sec)), by) if due else []
 
 
 def _documents(present: Row, due: Sequence[datetime], lease_ttl_sec: int) -> Iterator[Row]:
@@ -175,8 +172,3 @@ def _timing(row: Mapping[str, Any]) -> Timing:
 
 def _written(new: Mapping[str, Any]) -> Row:
     return {**new, "job": json.dumps(new["job"])}
-
-
-def _clock(conn: Conn) -> datetime:
-    found: datetime = _PLANS.value(conn, "clock", now=None)
-    return found

@@ -166,16 +166,11 @@ def facts(name: str, timing: Timing, due: datetime, previous: datetime | None) -
 def words(timing: Timing) -> str:
     """When the schedule is due, for people: `At 03:00 from Monday through Friday, Europe/Moscow`."""
     if timing.interval_sec:
-        return f"Every {_span(timing.interval_sec)}"
+        unit, size = next((unit, size) for unit, size in _UNITS if timing.interval_sec % size == 0)
+        times = timing.interval_sec // size
+        return f"Every {unit}" if times == 1 else f"Every {times} {unit}s"
     assert timing.cron is not None  # noqa: S101  one of the two is there
     return f"{CronSim(timing.cron, _EPOCH).explain()}, {timing.zone}"
-
-
-def _span(seconds: int) -> str:
-    """`90 seconds`, `15 minutes`, `hour`: in the largest unit without a rest."""
-    unit, size = next((unit, size) for unit, size in _UNITS if seconds % size == 0)
-    count = seconds // size
-    return unit if count == 1 else f"{count} {unit}s"
 
 
 def _by_interval(interval_sec: int, at: datetime) -> Iterator[datetime]:

@@ -6,17 +6,14 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from dataloader.queue import db
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 
 SHOWN = 100
 MOST = 300  # of each source
 SCAN = 10_000  # rows of the journal that are looked at for what is rare in it
 TOGETHER = timedelta(minutes=5)
 _SQL = db.statements("timeline.sql")
-Row = dict[str, Any]
 # What each kind of entry says; the state of its mark.
 KINDS = {
     "failed": ("dead: failed", "bad"),
@@ -44,11 +41,10 @@ KINDS = {
 
 def read(conn: Conn) -> list[Row]:
     """The latest entries, the newest first, up to SHOWN, of the latest SCAN rows of the journal; see `gathered`."""
-    with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
-        cursor.execute(_SQL["plans"])
-        jobs = cursor.execute(_SQL["dead"], {"most": MOST}).fetchall()
-        jobs += cursor.execute(_SQL["steps"], {"most": MOST, "scan": SCAN}).fetchall()
-        states = cursor.execute(_SQL["states"], {"most": SHOWN}).fetchall()
+    with conn.transaction():
+        conn.execute(_SQL["plans"])
+        jobs = db.rows(conn, _SQL["dead"], {"most": MOST}) + db.rows(conn, _SQL["steps"], {"most": MOST, "scan": SCAN})
+        states = db.rows(conn, _SQL["states"], {"most": SHOWN})
     found = gathered(jobs) + [row | {"task": None, "job_id": None} for row in states]
     return sorted(found, key=lambda row: row["at"], reverse=True)[:SHOWN]
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from functools import cache
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
@@ -34,15 +33,11 @@ class Order:
     reasons: Mapping[str, str]
 
 
-def _because(reason: str, kinds: frozenset[str]) -> dict[str, str]:
-    return dict.fromkeys(kinds, reason)
-
-
-_NOT_ENDED = _because("has not ended: cancel it first", _QUEUED | {"running"})
+_NOT_ENDED = dict.fromkeys(_QUEUED | {"running"}, "has not ended: cancel it first")
 ORDERS: dict[str, Order] = {
     "requeue": Order(_FINAL, _NOT_ENDED),
     "start-over": Order(_FINAL, _NOT_ENDED),
-    "cancel": Order(_QUEUED | {"running"}, _because("has ended", _FINAL)),
+    "cancel": Order(_QUEUED | {"running"}, dict.fromkeys(_FINAL, "has ended")),
     "delete": Order(_QUEUED | _FINAL, {"running": "runs: cancel it first"}),
     "run-now": Order(
         frozenset({"scheduled"}),
@@ -50,7 +45,7 @@ ORDERS: dict[str, Order] = {
             "ready": "is due already",
             "blocked": "waits for its key, other jobs or a limit, not for its time",
             "running": "runs already",
-            **_because("has ended: requeue it", _FINAL),
+            **dict.fromkeys(_FINAL, "has ended: requeue it"),
         },
     ),
 }
@@ -156,39 +151,32 @@ def change(
     seen = replace(target.wanted, until=min(as_of, target.wanted.until or as_of), sort="changed")
     kinds = sorted(ORDERS[order].kinds)
     with conn.transaction():
-        found, following = _next(conn, seen, target, kinds, limit, after)
+        if target.job_ids is None:
+            found, following = stats.chosen(conn, seen, kinds, limit, after)
+        else:
+            (number,) = cursor.parts(after, 1) if after else ("0",)
+            if not re.fullmatch("[0-9]{1,9}", number):
+                raise cursor.WrongCursor
+            stop = int(number) + limit
+            found = list(target.job_ids[int(number) : stop])
+            following = cursor.at([str(stop)]) if stop < len(target.job_ids) else None
         parameters = stats.filters(seen.whole) | stats.bounds(seen)
-        parameters |= {"chosen": found, "kinds": list(kinds), "as_of": as_of, "job_ids": _ids(target)}
-        chosen = [row[0] for row in conn.execute(_chosen(), parameters, prepare=False)] if found else []
+        parameters |= {
+            "chosen": found,
+            "kinds": list(kinds),
+            "as_of": as_of,
+            "job_ids": None if target.job_ids is None else list(target.job_ids),
+        }
+        chosen = (
+            [row[0] for row in conn.execute(stats.spliced(_SQL["chosen"]), parameters, prepare=False)] if found else []
+        )
         outcomes = operations.change(conn, order, chosen, by) if chosen else {}
     return Step(sum(outcome == operations.DONE for outcome in outcomes.values()), following)
 
 
-def _next(
-    conn: Conn, wanted: stats.Wanted, target: Target, kinds: Sequence[str], limit: int, after: str | None
-) -> tuple[list[UUID], str | None]:
-    """The jobs that the order looks at next, and where it goes on."""
-    if target.job_ids is None:
-        return stats.chosen(conn, wanted, kinds, limit, after)
-    start = _place(after) if after else 0
-    stop = start + limit
-    return list(target.job_ids[start:stop]), cursor.at([str(stop)]) if stop < len(target.job_ids) else None
-
-
-def _place(after: str) -> int:
-    (number,) = cursor.parts(after, 1)
-    if not re.fullmatch("[0-9]{1,9}", number):
-        raise cursor.WrongCursor
-    return int(number)
-
-
 def _tally(conn: Conn, target: Target, as_of: datetime) -> tallies.Tally:
     until = min(as_of, target.wanted.until or as_of)
-    return tallies.tally(conn, replace(target.wanted, until=until), _ids(target))
-
-
-def _ids(target: Target) -> list[UUID] | None:
-    return None if target.job_ids is None else list(target.job_ids)
+    return tallies.tally(conn, replace(target.wanted, until=until), target.job_ids)
 
 
 def _confirmation(order: str, target: Target, as_of: datetime, count: int | None) -> str:
@@ -212,8 +200,3 @@ def _digest(target: Target) -> str:
     given: dict[str, Any] = asdict(replace(target.wanted, sort="changed"))
     named = [given, None if target.job_ids is None else sorted(map(str, target.job_ids))]
     return sha256(json.dumps(named, default=str, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@cache
-def _chosen() -> str:
-    return stats.spliced(_SQL["chosen"])

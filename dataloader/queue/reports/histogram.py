@@ -43,7 +43,9 @@ class Histogram:
         rank = max(1, math.ceil(round(share * self.count, 6)))
         for slot, count in sorted(self.counts.items()):
             if rank <= count:
-                return min(_within(slot, (rank - 0.5) / count), self.largest)
+                low, high = bounds(slot)
+                part = (rank - 0.5) / count  # of the slot: on a logarithmic scale, on a plain one in slot 0
+                return min(high * part if slot <= 0 else low * (high / low) ** part, self.largest)
             rank -= count
         return None
 
@@ -78,7 +80,17 @@ def bars(*histograms: Histogram) -> list[list[Bar]]:
     first, last = min(slots), max(slots)
     wide = -(-(last - first + 1) // BARS)
     edges = range(first, last + 1, wide)
-    return [[_bar(histogram, begin, begin + wide - 1) for begin in edges] for histogram in histograms]
+    return [
+        [
+            Bar(
+                bounds(begin)[0],
+                upper(begin + wide - 1),
+                sum(histogram.counts.get(slot, 0) for slot in range(begin, begin + wide)),
+            )
+            for begin in edges
+        ]
+        for histogram in histograms
+    ]
 
 
 def merged(parts: Iterable[Histogram]) -> Histogram:
@@ -90,13 +102,3 @@ def merged(parts: Iterable[Histogram]) -> Histogram:
             counts[slot] = counts.get(slot, 0) + count
         total, largest = total + part.total, max(largest, part.largest)
     return Histogram(counts, total, largest if counts else math.inf)
-
-
-def _bar(histogram: Histogram, begin: int, end: int) -> Bar:
-    return Bar(bounds(begin)[0], upper(end), sum(histogram.counts.get(slot, 0) for slot in range(begin, end + 1)))
-
-
-def _within(slot: int, part: float) -> float:
-    """The value at this part (0 to 1) of a slot, on a logarithmic scale; on a plain one in slot 0."""
-    low, high = bounds(slot)
-    return high * part if slot <= 0 else low * (high / low) ** part

@@ -9,11 +9,10 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import dict_row
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.cursor import WrongCursor, in_base64, of_base64
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import stats
 
 COUNTED = 1_000  # jobs of one key that an answer counts
@@ -21,7 +20,6 @@ LONG = 4_000  # bytes of arguments; longer ones stand on the job's own page alon
 _SQL = db.statements("keys.sql")
 _SQL = {name: text.replace("{shown}", _SQL["shown"]) for name, text in _SQL.items()}
 _FIRST = ("-Infinity", "-infinity", str(UUID(int=0)))  # the place before all
-Row = dict[str, Any]
 
 
 class NotOrdered(Exception):
@@ -56,7 +54,13 @@ def page(conn: Conn, queue: str, limit: int = 50, after: str | None = None) -> P
         found = _rows(conn, "keys", queue=queue, since=since, limit=limit + 1, most=COUNTED)
     following = _as_cursor([found[limit]["lock_key"]]) if len(found) > limit else None
     reasons = lifecycle.reasons(conn, [row["job_id"] for row in found[:limit]])
-    return Page([_counted(row) | {"waiting_for": reasons.get(row["job_id"])} for row in found[:limit]], following)
+    return Page(
+        [
+            row | {"payloads_is_exact": row["payloads"] < COUNTED, "waiting_for": reasons.get(row["job_id"])}
+            for row in found[:limit]
+        ],
+        following,
+    )
 
 
 def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | None = None, others: int = 10) -> Key:
@@ -69,7 +73,9 @@ def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | Non
         first = _payloads(conn, of, 1, None) if after else payloads
         dead = _rows(conn, "dead", **of, limit=others)
     running = stats.jobs(conn, stats.Wanted(lock_key=lock_key, status="running"), others).jobs
-    head = _head(conn, first.rows)
+    heads = first.rows[:1]
+    reasons = lifecycle.reasons(conn, [row["job_id"] for row in heads])
+    head = next((row | {"waiting_for": reasons.get(row["job_id"])} for row in heads), None)
     return Key(payloads, count["count"], count["count"] < COUNTED, head, running, [_read(row) for row in dead])
 
 
@@ -84,12 +90,6 @@ def _payloads(conn: Conn, of: Row, limit: int, after: str | None) -> Page:
     return Page([_read(row) for row in found[:limit]], following)
 
 
-def _head(conn: Conn, rows: Sequence[Row]) -> Row | None:
-    if not rows:
-        return None
-    return rows[0] | {"waiting_for": lifecycle.reasons(conn, [rows[0]["job_id"]]).get(rows[0]["job_id"])}
-
-
 def _check(conn: Conn, queue: str) -> None:
     conn.execute(_SQL["plans"])
     row = conn.execute(_SQL["is_ordered"], {"queue": queue}).fetchone()
@@ -100,13 +100,9 @@ def _check(conn: Conn, queue: str) -> None:
         )
 
 
-def _counted(row: Row) -> Row:
-    return row | {"payloads_is_exact": row["payloads"] < COUNTED}
-
-
 def _read(row: Row) -> Row:
     left = {name: value for name, value in row.items() if name != "place"}
-    return left | {"args": None if row["args"] is None else lifecycle.parsed(row["args"])}
+    return left | {"args": None if row["args"] is None else db.parsed(row["args"])}
 
 
 def _as_cursor(parts: Sequence[str]) -> str:
@@ -123,5 +119,4 @@ def _parts(text: str, count: int) -> list[str]:
 
 def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:
     """Planned anew each time, for these values."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_SQL[name], parameters, prepare=False).fetchall()
+    return db.rows(conn, _SQL[name], parameters, prepare=False)

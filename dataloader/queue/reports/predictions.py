@@ -10,10 +10,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from psycopg.rows import dict_row
-
-from dataloader.queue import db, lifecycle
-from dataloader.queue.db import Conn
+from dataloader.queue import db
+from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import prediction
 from dataloader.queue.reports.prediction import Correction, Line, Range, Running, Waiting
 from dataloader.queue.reports.words import share
@@ -35,7 +33,6 @@ REASONS = {
     "nothing": "No job of the queue runs or waits.",
 }
 _SQL = db.statements("predictions.sql")
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +65,15 @@ def outlook(conn: Conn, queue: str) -> Outlook:
         room = {row["name"]: row["room"] for row in _rows(conn, "room", queue=queue)}
     correction = prediction.correction(accuracy.pop("ratios") or [])
     line = line_of(facts, waiting, running, room)
-    seen = Outlook(queue, facts["at"], accuracy, _hindrance(facts, line), [row["job_id"] for row in waiting + running])
-    return seen if seen.reason else _played(seen, line, durations, correction)
-
-
-def _hindrance(facts: Row, line: Line) -> str | None:
-    """Why nothing can be predicted, whatever is known of runs."""
     hindrances = {
         "nothing": not line.waiting and not line.running,
         "paused": facts["is_paused"],
         "merge": facts["merges"],
         "no_worker": not line.workers and not line.running,
     }
-    return next((reason for reason, holds in hindrances.items() if holds), None)
+    reason = next((reason for reason, holds in hindrances.items() if holds), None)
+    seen = Outlook(queue, facts["at"], accuracy, reason, [row["job_id"] for row in waiting + running])
+    return seen if seen.reason else _played(seen, line, durations, correction)
 
 
 def _played(seen: Outlook, line: Line, durations: prediction.Durations, by: Correction) -> Outlook:
@@ -98,20 +91,22 @@ def _played(seen: Outlook, line: Line, durations: prediction.Durations, by: Corr
 
 def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Mapping[str, int]) -> Line:
     """PURE: the rows of a queue as a line to be played."""
+
+    def done(row: Row) -> float | None:
+        # A run that has begun at a checkpoint, or after another one, does not tell by its progress how fast it is.
+        return share(db.parsed(row["progress"])) if row["claims"] <= 1 else None
+
     due = sum(row["due_sec"] <= 0 for row in waiting)
     return Line(
         max(round(facts["workers"]), 1) if facts["workers"] else 0,
-        [Running(*_of_run(row), _takes(row, room)) for row in running],
+        [
+            Running(row["job_id"], row["task"], row["worker"], row["ran_sec"], done(row), _takes(row, room))
+            for row in running
+        ],
         [Waiting(row["job_id"], row["task"], _takes(row, room), row["due_sec"]) for row in waiting],
         max(facts["length"] - due, 0) if len(waiting) >= LINE else 0,
         room,
     )
-
-
-def _of_run(row: Row) -> tuple[UUID, str, str, float, float | None]:
-    """A run that has begun at a checkpoint, or after another one, does not tell by its progress how fast it is."""
-    done = share(lifecycle.parsed(row["progress"])) if row["claims"] <= 1 else None
-    return row["job_id"], row["task"], row["worker"], row["ran_sec"], done
 
 
 def _takes(row: Row, room: Mapping[str, int]) -> list[str]:
@@ -131,19 +126,17 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
 
 def of_job(seen: Outlook, job: Row) -> Row:
     """PURE: when a job will end, as people are told; one beyond LINE ends behind it and by the end of the queue."""
-    found, reason = seen.ends.get(job["job_id"]), _why_not(job) or seen.reason
+    found, reason = seen.ends.get(job["job_id"]), seen.reason
+    if job["status"] not in ("queued", "running"):
+        reason = "over"
+    elif job["blocked_on"] == "parent":
+        reason = "parents"
     if found is None and not reason:
         found, reason = _beyond(seen, job)
     told = _told(seen, found, reason)
     is_late = bool(job["deadline"] and told["ends_at"] and told["ends_at"] > job["deadline"])
     shown = {name: job[name] for name in ("job_id", "queue", "status", "deadline")}
     return {**shown, **told, "is_late": is_late}
-
-
-def _why_not(job: Row) -> str | None:
-    if job["status"] not in ("queued", "running"):
-        return "over"
-    return "parents" if job["blocked_on"] == "parent" else None
 
 
 def _beyond(seen: Outlook, job: Row) -> tuple[Range | None, str | None]:
@@ -217,5 +210,4 @@ def _noted(conn: Conn, seen: Outlook) -> Iterator[Row]:
 
 
 def _rows(conn: Conn, statement: str, **parameters: Any) -> list[Row]:
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_SQL[statement], parameters, prepare=False).fetchall()
+    return db.rows(conn, _SQL[statement], parameters, prepare=False)

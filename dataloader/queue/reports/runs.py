@@ -7,13 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from dataloader.queue import db
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import stats
 from dataloader.queue.reports.histogram import Histogram, bars, merged
 
@@ -36,7 +33,6 @@ _NEEDS = (
     "replaces",
 )
 _SQL = db.statements("runs.sql")
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +86,13 @@ def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
     tasks = [
         {"task": row["task"], "queues": row["queues"], **_compared(period, *both[row["task"]])} for row in found[:TASKS]
     ]
-    return {**_told(range_, period), "tasks": tasks, "is_cut": len(found) > TASKS}
+    return {
+        "range": range_,
+        "since": period["since"],
+        "until": period["until"],
+        "tasks": tasks,
+        "is_cut": len(found) > TASKS,
+    }
 
 
 def of_tasks(conn: Conn, range_: str) -> list[Row]:
@@ -112,11 +114,16 @@ def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **what: str) 
     sums, slots = _rows(conn, "sums", of, **asked), _rows(conn, "slots", of, **asked)
     found = _histograms((row for row in sums if row["is_now"]), (row for row in slots if row["is_now"]))
     named, column = part
+    known: dict[datetime, Row] = {row["at"]: row for row in _rows(conn, "by_time", of, **asked)}
+    step = timedelta(seconds=RANGES[range_].bin_sec)
+    columns = [period["since"] + n * step for n in range((period["until"] - period["since"]) // step + 1)]
     return {
-        **_told(range_, period),
+        "range": range_,
+        "since": period["since"],
+        "until": period["until"],
         **_compared(period, sums, slots),
         "histogram": _drawn(found),
-        "by_time": _filled(_rows(conn, "by_time", of, **asked), period, RANGES[range_].bin_sec),
+        "by_time": [known.get(at, {"at": at, "runs": 0, "failed": 0}) for at in columns],
         named: _rows(conn, "parts", of, part=column, **asked),
     }
 
@@ -125,10 +132,6 @@ def _period(conn: Conn, range_: str) -> Row:
     conn.execute(_SQL["plans"])
     of = RANGES[range_]
     return _rows(conn, "period", "of_all", seconds=of.seconds, span_sec=of.span_sec)[0]
-
-
-def _told(range_: str, period: Row) -> Row:
-    return {"range": range_, "since": period["since"], "until": period["until"]}
 
 
 def _compared(period: Row, sums: Iterable[Row], slots: Iterable[Row]) -> Row:
@@ -180,22 +183,7 @@ def _drawn(found: Mapping[str, Histogram]) -> list[Row]:
     ]
 
 
-def _filled(rows: Iterable[Row], period: Row, bin_sec: int) -> list[Row]:
-    """All columns of the period, those without a run too."""
-    known: dict[datetime, Row] = {row["at"]: row for row in rows}
-    step, at, found = timedelta(seconds=bin_sec), period["since"], []
-    while at <= period["until"]:
-        found.append(known.get(at, {"at": at, "runs": 0, "failed": 0}))
-        at += step
-    return found
-
-
 def _rows(conn: Conn, name: str, of: str, part: str = "", **parameters: Any) -> list[Row]:
     """Planned anew each time, for these values."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_statement(name, of, part), parameters, prepare=False).fetchall()
-
-
-@cache
-def _statement(name: str, of: str, part: str) -> str:
-    return _SQL[name].replace("{of}", _SQL[of].strip().removesuffix(";")).replace("{part}", part)
+    statement = _SQL[name].replace("{of}", _SQL[of]).replace("{part}", part)
+    return db.rows(conn, statement, parameters, prepare=False)

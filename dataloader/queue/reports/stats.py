@@ -182,7 +182,12 @@ def note_lengths(conn: Conn, since_sec: float) -> float | None:
             row = conn.execute(_SQL["may_note"], {"lock": NOTE_LOCK, "since_sec": since_sec}).fetchone()
             if row != (True,):
                 return None
-            counted, keys = _count(conn, most, NOTING_SEC), _keys(conn)
+            counted, keys = _count(conn, most, NOTING_SEC), dict[str, int]()
+            for most_keys in (NOTED_ROUGHLY, NOTED_KEYS):  # none where even a few take too long
+                with suppress(psycopg.errors.QueryCanceled), conn.transaction(force_rollback=True):
+                    conn.execute(_SQL["give_up_after"], {"time": f"{NOTING_SEC * 1_000:.0f}ms"})
+                    conn.execute(_SQL["plans"])
+                    keys = {row["queue"]: row["keys"] for row in _rows(conn, "keys", most=most_keys)}
             noted = [row | {"keys": keys.get(row["queue"])} for row in counted]
             conn.execute(_SQL["note_lengths"], {"queues": json.dumps(noted, default=str)})
         return max((row["lag_sec"] for row in counted), default=0.0)
@@ -191,16 +196,6 @@ def note_lengths(conn: Conn, since_sec: float) -> float | None:
         return note(NOTED)
     except psycopg.errors.QueryCanceled:
         return note(NOTED_ROUGHLY)
-
-
-def _keys(conn: Conn) -> dict[str, int]:
-    """How many keys of each ordered queue wait; none where even a few take too long."""
-    for most in (NOTED_KEYS, NOTED_ROUGHLY):
-        with suppress(psycopg.errors.QueryCanceled), conn.transaction(force_rollback=True):
-            conn.execute(_SQL["give_up_after"], {"time": f"{NOTING_SEC * 1_000:.0f}ms"})
-            conn.execute(_SQL["plans"])
-            return {row["queue"]: row["keys"] for row in _rows(conn, "keys", most=most)}
-    return {}
 
 
 def beginning(conn: Conn) -> Row:
@@ -387,13 +382,24 @@ def has_args_index(conn: Conn) -> bool:
     return conn.execute(_SEARCH["args_index"]).fetchone() == (True,)
 
 
+def create_args_index(conn: Conn) -> bool:
+    """Make the index, outside of any transaction; False: it was there. Only operators do: each write pays for it."""
+    if has_args_index(conn):
+        return False
+    conn.execute(_SEARCH["drop_args_index"])  # an invalid one
+    conn.execute(_SEARCH["create_args_index"])
+    return True
+
+
+def drop_args_index(conn: Conn) -> bool:
+    """Remove the index, outside of any transaction; False: there was none."""
+    found = conn.execute(_SEARCH["args_index"]).fetchone()
+    conn.execute(_SEARCH["drop_args_index"])
+    return found is not None
+
+
 def _by_change(
-    conn: Conn,
-    wanted: Wanted,
-    limit: int,
-    after: str | None,
-    kinds: Collection[str] = TALLIED,
-    scan: int | None = None,
+    conn: Conn, wanted: Wanted, limit: int, after: str | None, kinds: Collection[str] = TALLIED, scan: int | None = None
 ) -> Page:
     until, before = _cursor(after, _instant) or (wanted.until or _NEVER, _LAST_ID)
     bounds = {"since": wanted.since or _EVER, "until": until, "before": before}
@@ -441,25 +447,19 @@ def searched(conn: Conn, wanted: Wanted, branches: list[str]) -> tuple[list[str]
 
 def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
     key, after_id = _cursor(after, str) or ("", _FIRST_ID)
-    bounds = {"since": wanted.since or _EVER, "until": wanted.until or _NEVER, "key": key}
+    asked = (
+        filters(wanted) | bounds(wanted) | {"key": key, "after_id": after_id, "before": _LAST_ID, "scan": SORTED + 1}
+    )
+    branches = [{"dead": "any_dead"}.get(branch, branch) for branch in _branches(wanted.status)]
     with conn.transaction():
         conn.execute(_SQL["plans_that_sort"])
-        if (branches := _branches(wanted.status)) == ("dead",):
-            counted = {**filters(wanted), **bounds, "before": after_id, "most": SORTED}
-            _refuse_many("dead jobs", _rows(conn, "dead_in_time", **counted))
-            return _page(_rows(conn, "dead_by_key", **counted, limit=limit + 1), limit, itemgetter("lock_key"))
-        bounds |= {"before": _LAST_ID, "after_id": after_id, "scan": SORTED + 1}
-        _refuse_many("jobs", _rows(conn, " ".join(["in_time", *branches]), **bounds, **filters(wanted)))
-        found = _rows(conn, " ".join(["by_key", *branches]), **bounds, **filters(wanted), limit=limit + 1)
+        if _rows(conn, " ".join(["in_time", *branches]), **asked)[0]["count"] > SORTED:
+            raise TooMany(
+                f"more than {SORTED:,} jobs are too many to sort by key: name a queue or a status, bound their time by"
+                " since and until, or sort by change"
+            )
+        found = _rows(conn, " ".join(["by_key", *branches]), **asked, limit=limit + 1)
     return _page(found, limit, itemgetter("lock_key"))
-
-
-def _refuse_many(what: str, counted: Sequence[Row]) -> None:
-    if counted[0]["count"] > SORTED:
-        raise TooMany(
-            f"more than {SORTED:,} {what} are too many to sort by key: name a queue or a status, bound their time by"
-            " since and until, or sort by change"
-        )
 
 
 def _branches(status: str | None) -> tuple[str, ...]:
@@ -536,6 +536,8 @@ def _statement(name: str) -> str:
     """A statement of stats.sql; the parts that lists share stand there once."""
     first, *branches = ["listed", name] if name in _BRANCHES else name.split()
     text = _SQL[first].replace("{branch}", " UNION ALL ".join(f"({_SQL[branch]})" for branch in branches))
+    for part in ("live", "of_settings"):
+        text = text.replace(f"{{{part}}}", _SQL[part])
     return spliced(text, name)
 
 

@@ -8,8 +8,6 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from psycopg.rows import dict_row
-
 from dataloader.log import masked
 from dataloader.queue import db
 from dataloader.queue.db import Conn
@@ -36,12 +34,7 @@ _APART = {"near": "of_near"}  # what a list's branch is called here
 _QUEUED = {"ready", "scheduled", "blocked"}
 _NOT_QUEUED = ("of_running", "of_dead", "of_finished")
 # What the jobs of a status that is none of TALLIED count as.
-_GROUPS = {
-    "queued": _QUEUED,
-    "fresh": _QUEUED,
-    "retries": _QUEUED,
-    "dead": set(map(str, DEAD)),
-}
+_GROUPS = {"queued": _QUEUED, "fresh": _QUEUED, "retries": _QUEUED, "dead": set(map(str, DEAD))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +64,17 @@ def tally(conn: Conn, wanted: stats.Wanted, job_ids: Sequence[UUID] | None = Non
     """Count the jobs of a list, of each kind the first SCAN or COUNTED; with `job_ids` only these. Raises
     WrongSearch."""
     wanted = wanted.whole
-    parameters = stats.filters(wanted) | stats.bounds(wanted) | {"job_ids": job_ids and list(job_ids)}
+    parameters = stats.filters(wanted) | stats.bounds(wanted) | {"job_ids": None if job_ids is None else list(job_ids)}
     is_plain = wanted in (stats.Wanted(queue=wanted.queue, sort=wanted.sort),) and job_ids is None
     counts, at_least = dict.fromkeys(TALLIED, 0), set[str]()
     with conn.transaction():
         sources, named = ([("of_ids", set(TALLIED))], {}) if job_ids is not None else _sources(conn, wanted)
         for source, kinds in sources:
-            rows, most = _rows(conn, source, kinds, parameters | named, is_plain and len(kinds) == 1)
+            is_counted = is_plain and len(kinds) == 1
+            most = COUNTED if is_counted else SCAN
+            asked = parameters | named | {"scan": most, "kind": min(kinds)}
+            conn.execute(_SQL["plans_of_args"] if source == "of_args" else _PLANS)
+            rows = db.rows(conn, _statement(source, is_counted), asked, prepare=False)
             for row in rows:
                 if row["kind"] in kinds:
                     counts[row["kind"]] += row["count"]
@@ -86,17 +83,6 @@ def tally(conn: Conn, wanted: stats.Wanted, job_ids: Sequence[UUID] | None = Non
             ):
                 at_least |= kinds
     return Tally(counts, frozenset(at_least))
-
-
-def _rows(
-    conn: Conn, source: str, kinds: set[str], parameters: dict[str, Any], is_counted: bool
-) -> tuple[list[dict[str, Any]], int]:
-    """The counts of a source by kind, and how many jobs it looks at."""
-    most = COUNTED if is_counted else SCAN
-    asked = parameters | {"scan": most, "kind": min(kinds)}
-    with conn.cursor(row_factory=dict_row) as cursor:
-        cursor.execute(_SQL["plans_of_args"] if source == "of_args" else _PLANS)
-        return cursor.execute(_statement(source, is_counted), asked, prepare=False).fetchall(), most
 
 
 def kinds_of(status: str | None) -> set[str]:
@@ -121,16 +107,13 @@ def _terms(conn: Conn, last: search.Unfinished) -> Iterator[str]:
         yield from (f"status:{status}" for status in STATUSES if part in status)
     for name, field in (("task", "task"), ("queue", "queue"), ("key", "lock_key")):
         if last.name == field or (last.name is None and len(part) > 1):
-            yield from (f"{name}:{search.quoted(value)}" for value in _values(conn, field, part))
-
-
-def _values(conn: Conn, field: str, part: str) -> list[str]:
-    """The values of a field with this part; a value that answers mask is none, for the part may be of its secret."""
-    asked = {"field": field, "pattern": search.pattern(part), "most": 2 * SUGGESTED, "scan": SUGGESTING}
-    with conn.transaction():
-        conn.execute(_PLANS)
-        rows = conn.execute(_SQL["suggested_keys" if field == "lock_key" else "suggested_names"], asked, prepare=False)
-        return [name for (name,) in rows if masked(name) == name][:SUGGESTED]
+            # A value that answers mask is none, for the part may be of its secret.
+            asked = {"field": field, "pattern": search.pattern(part), "most": 2 * SUGGESTED, "scan": SUGGESTING}
+            statement = _SQL["suggested_keys" if field == "lock_key" else "suggested_names"]
+            with conn.transaction():
+                conn.execute(_PLANS)
+                values = [value for (value,) in conn.execute(statement, asked, prepare=False) if masked(value) == value]
+            yield from (f"{name}:{search.quoted(value)}" for value in values[:SUGGESTED])
 
 
 def _sources(conn: Conn, wanted: stats.Wanted) -> tuple[list[tuple[str, set[str]]], dict[str, Any]]:

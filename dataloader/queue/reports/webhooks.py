@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
 import structlog
-from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from dataloader import log, periods
@@ -23,6 +22,7 @@ from dataloader.config import WEBHOOK_SECRETS
 from dataloader.model.kinds import SHAPES
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
+from dataloader.queue.db import Row as Row
 from dataloader.queue.reports import messages
 from dataloader.queue.reports.messages import KINDS, TASK, Firing, Message, Rules
 
@@ -38,7 +38,6 @@ WHOLE = re.compile(rf"\$\{{({_VARIABLE.pattern})\}}", re.ASCII)  # a `url` that 
 _log = structlog.get_logger("reaper")
 _SQL = db.statements("alerts.sql")
 _SQL = {name: text.replace("{shown}", _SQL["shown"].rstrip(";")) for name, text in _SQL.items()}
-Row = dict[str, Any]
 
 
 class WrongWebhook(ValueError):
@@ -77,13 +76,10 @@ def put(conn: Conn, wanted: Wanted, by: str) -> Row:
     """Add or change the webhook of this name; the first one is told of what happens from now on. Raises
     WrongWebhook."""
     check(wanted)
-    lists = {
-        name: list(given) if (given := getattr(wanted, name)) is not None else None for name in ("kinds", "queues")
-    }
-    fields = {name: getattr(wanted, name) for name in ("name", "url", "shape", "signed_by", "lag_sec")}
+    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(wanted).items()}
     with conn.transaction():
         conn.execute(_SQL["begin_here"])
-        return _rows(conn, "put", **fields | lists, by=by)[0]
+        return _rows(conn, "put", **fields, by=by)[0]
 
 
 def remove(conn: Conn, name: str) -> bool:
@@ -132,27 +128,25 @@ def tell(conn: Conn, rules: Rules) -> int:
         conn.execute(_SQL["briefly"])
         if (row := conn.execute(_SQL["position"]).fetchone()) is None:
             return 0
-        events, now = _new_events(conn, row[0], rules.bundle_sec), row[1]
+        now, wait = row[1], {"bundle_sec": rules.bundle_sec, "settle_sec": min(SETTLE_SEC, rules.bundle_sec)}
+        if events := _rows(conn, "new_events", after=row[0], **wait, limit=TAKEN):
+            conn.execute(_SQL["go_on_behind"], {"last_event": events[-1]["event_id"]})
+        else:
+            conn.execute(_SQL["begin_anew"])
         queues, told = _rows(conn, "queues"), _told(conn)
         sent = 0
         for each in found:
             try:
                 with conn.transaction():
                     due = messages.due(each, events, queues, told[each["name"]], rules, now)
-                    sent += _tell_one(conn, each["name"], due, rules)
+                    for message in due:
+                        _add(conn, each["name"], log.masked(message), rules)
+                        _note(conn, each["name"], message)
+                        sent += 1
             except Exception as e:  # whatever the row of a webhook may cause
                 if conn.closed:
                     raise
                 _log.warning("reaper.alerts.failed", webhook=each["name"], error=f"{type(e).__name__}: {e}".strip())
-    return sent
-
-
-def _tell_one(conn: Conn, name: str, due: Iterable[Message], rules: Rules) -> int:
-    sent = 0
-    for message in due:
-        _add(conn, name, log.masked(message), rules)
-        _note(conn, name, message)
-        sent += 1
     return sent
 
 
@@ -162,7 +156,18 @@ def check(wanted: Wanted) -> None:
         raise WrongWebhook("name", "should be 1 to 64 letters, digits, dots, hyphens and underscores, as ops-chat")
     if wanted.shape not in SHAPES:
         raise WrongWebhook("shape", f"should be one of {', '.join(SHAPES)}")
-    _check_url(wanted.url, wanted.shape)
+    # The texts show nothing of the URL: it may hold a secret in a wrong place.
+    whole, wrong = f"${{{WEBHOOK_SECRETS}...}}, a variable of the workers that holds the whole URL", ""
+    if "${" in wanted.url:
+        wrong = f"should be {whole}: so a secret goes to no other host than its own"
+    elif not is_address(wanted.url):
+        wrong = f"should be a URL such as https://ops.example.com/alerts, without #; or {whole}"
+    elif "@" in urlsplit(wanted.url).netloc or log.masked(wanted.url) != wanted.url:
+        wrong = f"seems to hold a secret: it should be {whole}"
+    elif wanted.shape == "slack":
+        wrong = f"is a secret where the shape is slack: it should be {whole}"
+    if wrong and not WHOLE.fullmatch(wanted.url):
+        raise WrongWebhook("url", wrong)
     if wanted.signed_by is not None and not _VARIABLE.fullmatch(wanted.signed_by):
         text = f"should be the name of an environment variable of the workers, as {WEBHOOK_SECRETS}KEY, not the key"
         raise WrongWebhook("signed_by", text)
@@ -172,21 +177,6 @@ def check(wanted: Wanted) -> None:
         raise WrongWebhook("queues", "should name one queue or more; leave it out for all")
     if not 0 < wanted.lag_sec <= 10**9:
         raise WrongWebhook("lag_sec", "should be a number of seconds above 0")
-
-
-def _check_url(url: str, shape: str) -> None:
-    """The texts show nothing of the URL: it may hold a secret in a wrong place."""
-    if WHOLE.fullmatch(url):
-        return
-    whole = f"${{{WEBHOOK_SECRETS}...}}, a variable of the workers that holds the whole URL"
-    if "${" in url:
-        raise WrongWebhook("url", f"should be {whole}: so a secret goes to no other host than its own")
-    if not is_address(url):
-        raise WrongWebhook("url", f"should be a URL such as https://ops.example.com/alerts, without #; or {whole}")
-    if "@" in urlsplit(url).netloc or log.masked(url) != url:
-        raise WrongWebhook("url", f"seems to hold a secret: it should be {whole}")
-    if shape == "slack":
-        raise WrongWebhook("url", f"is a secret where the shape is slack: it should be {whole}")
 
 
 def is_address(url: str) -> bool:
@@ -199,17 +189,6 @@ def is_address(url: str) -> bool:
     except ValueError:  # of the port, or of brackets
         return False
     return is_right and bool(re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname or ""))
-
-
-def _new_events(conn: Conn, after: int, bundle_sec: float) -> list[Row]:
-    """What webhooks have not been told of yet, once it is time to; the position moves behind it."""
-    settle_sec = min(SETTLE_SEC, bundle_sec)
-    rows = _rows(conn, "new_events", after=after, bundle_sec=bundle_sec, settle_sec=settle_sec, limit=TAKEN)
-    if rows:
-        conn.execute(_SQL["go_on_behind"], {"last_event": rows[-1]["event_id"]})
-    else:
-        conn.execute(_SQL["begin_anew"])
-    return rows
 
 
 def _told(conn: Conn) -> dict[str, list[Firing]]:
@@ -243,5 +222,4 @@ def _one(conn: Conn, statement: str, name: str, **parameters: Any) -> Row | None
 
 
 def _rows(conn: Conn, statement: str, /, **parameters: Any) -> list[Row]:
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_SQL[statement], parameters).fetchall()
+    return db.rows(conn, _SQL[statement], parameters)

@@ -66,7 +66,7 @@ def _without_secrets(schema: Any, is_secret: bool = False) -> Any:
     if isinstance(schema, list):
         return [_without_secrets(item, is_secret) for item in schema]
     if not isinstance(schema, dict):
-        return schema if is_secret else masking.masked(schema)
+        return masking.masked(schema)
     found: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in _NAMED and isinstance(value, dict):

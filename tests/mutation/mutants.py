@@ -1437,14 +1437,6 @@ MUTANTS: list[Mutant] = [
             "NEW.status <> OLD.status",
             "the function finds our row, of the same transaction, and adds none",
         ),
-        (
-            "a deleted job",
-            "FROM %1$I.dl_jobs WHERE job_id = NEW.job_id  --",
-            "FROM (SELECT NEW.job_id job_id, '' queue) j WHERE true  --",
-        ),
-        ("repeats what a service told", "AND NOT EXISTS (", "AND true OR false AND EXISTS ("),
-        ("no look at the instant", "e.ts = now() OR "),
-        ("no look at the transaction", " OR e.xmin = pg_current_xact_id()::xid"),
         ("makes nobody ready", "PERFORM %1$I.dl_unpark(ARRAY[hashtext(OLD.lock_key)])", "NULL"),
         ("after a parked row too", "IF OLD.blocked_on IS NULL OR OLD.score IS NOT NULL\n", "IF true\n"),
         (

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
-
-from dataloader.queue.reports.words import duration
 
 
 def words(waiting_for: dict[str, Any] | None, now: datetime) -> str:
@@ -35,6 +33,17 @@ def release(held: dict[str, Any]) -> str:
         "replication slot": "let its reader go on, or pg_drop_replication_slot",
     }
     return ends.get(held["kind"], "see docs/troubleshooting.md")
+
+
+def duration(length: timedelta) -> str:
+    """A length of time as people say it, in whole seconds, by its two largest units: 3 d 4 h, 12 min 5 s, 0 s."""
+    left = max(0, round(length.total_seconds()))
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
 
 
 def _paused(why: dict[str, Any], now: datetime) -> str:

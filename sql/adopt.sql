@@ -1,5 +1,5 @@
--- The adoption of the contract's tables, with rows in them and beside other services that insert, claim and finish; called
--- by dataloader/queue/migrations.py, which says the order. Everything here may be run again after a failure.
+-- The adoption of the contract's tables beside other services; migrations.py says the order. Everything may run again after
+-- a failure.
 
 -- name: tables
 -- Is there a table dl_jobs, and has `begin` been there?
@@ -7,8 +7,8 @@ SELECT count(*) > 0 AS there, count(*) FILTER (WHERE attname = 'blocked_on') > 0
   FROM pg_attribute WHERE attrelid = to_regclass(quote_ident(current_schema()) || '.dl_jobs') AND NOT attisdropped;
 
 -- name: begin
--- After `columns` of schema.sql and dl_jobs_place, in one transaction: from now on each row takes its place. The contract's
--- index for the claim goes on serving under another name, until ours is built.
+-- After `columns` of schema.sql and dl_jobs_place, in one transaction: each row takes its place. The old claim index serves
+-- until ours is built.
 CREATE TRIGGER dl_jobs_place BEFORE INSERT OR UPDATE OF status, available_at ON dl_jobs
   FOR EACH ROW EXECUTE FUNCTION dl_jobs_place();
 ALTER INDEX IF EXISTS ix_dl_jobs_claim RENAME TO ix_dl_jobs_claim_old;
@@ -35,7 +35,7 @@ SELECT (SELECT array_agg(job_id) FROM done) AS done,
 
 -- name: finish
 -- Before `triggers` of schema.sql, in one transaction. A foreign key would read and lock the job for each row of its
--- journal; dl_jobs_forget does what it did for a deleted job.
+-- journal.
 DO $adopt$
 DECLARE
   name text;
@@ -66,13 +66,12 @@ SELECT conname FROM pg_constraint WHERE conrelid = 'dl_jobs'::regclass AND conty
  OR octet_length(consumer_group) > 1020);
 
 -- name: unfit
--- Rows of before that break a check. PostgreSQL checks them at each update, so nobody could claim, renew, cancel or end
--- such a job.
+-- Rows that break a check: PostgreSQL checks at each update, so nobody could claim, renew, cancel or end such a job.
 SELECT job_id FROM dl_jobs WHERE {breaks};
 
 -- name: fit
--- Mend some of these rows, as far as nobody has them locked. Each keeps its status, so it can be seen, run, canceled and
--- deleted as before. A text that is too long is cut; a hash at its end keeps different keys different.
+-- Mend some of these rows, unless others have them locked. A text that is too long is cut; a hash at its end keeps different
+-- keys different.
 WITH done AS (
   UPDATE dl_jobs SET
          queue = CASE WHEN octet_length(queue) > 512 THEN left(queue, 90) || '…' || md5(queue) ELSE queue END,

@@ -1,8 +1,8 @@
 -- Jobs that are run again with changes; called by dataloader/queue/again.py.
 
 -- name: fields
--- The fields of a job as a trigger would name them. Left out: what was for the first time only (its time, its deadline, its
--- idempotency key, its place), and an affinity key that follows from the args.
+-- The fields of a trigger that adds the job again: without its time, deadline, idempotency key and place, and without an
+-- affinity key that follows from the args.
 SELECT status::text, queue, task, lock_key, args::text AS args, partition_key, priority, j.max_attempts, lease_ttl_sec, timeout_sec,
        producer, consumer_group, j.limits,
        CASE WHEN affinity_key IS DISTINCT FROM dl_affinity(said.affinity, args) THEN affinity_key END AS affinity_key

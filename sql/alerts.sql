@@ -62,10 +62,8 @@ SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout'
 SELECT last_event, now() FROM dl_alerted LIMIT 1 FOR UPDATE SKIP LOCKED;
 
 -- name: new_events
--- The dead jobs, stuck runs and deadlines behind a place in the journal, once the first of them is `bundle_sec` old: what comes in
--- that time becomes one message. Rows become visible in the order of their commits, not of their numbers, so the answer
--- ends before the first row that is younger than `settle_sec`: a transaction that is still under way may have a smaller
--- number. A row from as far ahead counts as old as well: the clock was set back. Served by ix_dl_job_events_told.
+-- Events behind a place, once the first is `bundle_sec` old. Rows become visible in the order of commits, so the answer ends
+-- before the first row younger than `settle_sec`; a row from the future counts as old. Served by ix_dl_job_events_told.
 WITH near AS (
   SELECT event_id, job_id, queue, ts, kind, payload,
          abs(extract(epoch FROM clock_timestamp() - ts)) < %(settle_sec)s AS is_young
@@ -88,8 +86,7 @@ UPDATE dl_alerted SET last_event = (SELECT coalesce(max(event_id), 0) FROM dl_jo
  WHERE dl_journal_begins_anew(last_event);
 
 -- name: queues
--- What the conditions are decided by: the reaper's latest counts, and the pauses. A lag that was counted too long ago is
--- null. A queue without jobs has no count.
+-- What the conditions are decided by: the reaper's counts and the pauses. A lag that was counted too long ago is null.
 SELECT queue, CASE WHEN counted_at IS NULL OR counted_at > now() - interval '10 min' THEN coalesce(lag_sec, 0) END AS lag_sec,
        paused_at, paused_by
   FROM dl_lengths FULL JOIN dl_queues USING (queue)

@@ -1,5 +1,4 @@
--- Backfills: their reading, their changes, and the bunches of which the reaper makes jobs; called by the functions of the
--- same name in dataloader/queue/plans/backfills.py.
+-- Backfills; called by the functions of the same name in dataloader/queue/plans/backfills.py.
 
 -- name: shown
 -- In the place of {shown}: a backfill as people see it, without its counts.
@@ -16,14 +15,13 @@ SELECT name, task, queue, span, job, code_version, skip_done, max_running, total
 {shown} WHERE name = %(name)s;
 
 -- name: status_of
--- In the place of {status_of}: what became of a partition, of the ledger's p and the jobs' j. `missing`: there is no job,
--- also where it was deleted before its end.
+-- In the place of {status_of}: what became of a partition. `missing`: its job is gone.
 CASE WHEN p.is_skipped THEN 'skipped' WHEN j.status IS NOT NULL THEN j.status::text
      WHEN p.last_status IN ('succeeded', 'failed', 'lost', 'canceled') THEN p.last_status ELSE 'missing' END;
 
 -- name: counts
--- How many partitions there are of each status; how many have ended in the last so many seconds, and since when they run.
--- Reads the whole ledger of the backfill: 100,000 partitions take some tenths of a second.
+-- Counts by status, how many ended lately, and since when they run. Reads the whole ledger: 100,000 partitions take some
+-- tenths of a second.
 SELECT {status_of} AS status, count(*)::int AS partitions,
        (count(*) FILTER (WHERE j.finished_at > now() - make_interval(secs => %(lately_sec)s)
                            AND NOT p.is_skipped))::int AS lately,
@@ -93,8 +91,7 @@ SELECT p.place, p.job_id FROM dl_partitions p JOIN dl_jobs j USING (job_id)
  ORDER BY p.place LIMIT %(limit)s;
 
 -- name: by_index
--- For this transaction: tables that grow fast are not analysed yet, and a plan for a few rows would read each row of them.
--- Where a small table has to be read whole, the plan looks so dear that it would be compiled, which takes 0.1 s.
+-- A table that grows fast has no statistics yet; a dear plan would be compiled, which takes 0.1 s.
 SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
 
 -- name: lock_due
@@ -102,15 +99,15 @@ SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
 SELECT * FROM dl_backfills WHERE next_at <= clock_timestamp() ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED;
 
 -- name: has_company
--- Whether a job that does not count for this limit runs, or has ended in the last second: somebody claims beside the
--- backfill. Served by ix_dl_jobs_running and ix_dl_jobs_finished.
+-- Whether a job outside of this limit runs, or ended in the last second. Served by ix_dl_jobs_running and
+-- ix_dl_jobs_finished.
 SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND %(limit)s <> ALL (coalesce(limits, '{}')))
     OR EXISTS (SELECT FROM dl_jobs
                 WHERE finished_at > now() - interval '1 s' AND %(limit)s <> ALL (coalesce(limits, '{}')));
 
 -- name: unmade
--- The next partitions that have no jobs yet. Both ends are named, here and in the statements of a bunch below: with one, or
--- with none, the first bunches of a ledger that nobody has analysed would each read the whole of it.
+-- The next partitions without jobs. Both ends are named here and below: without them the first bunches would read the whole
+-- ledger.
 SELECT place, partition FROM dl_partitions
  WHERE backfill = %(name)s AND place > %(made)s AND place <= %(upto)s ORDER BY place;
 
@@ -125,15 +122,15 @@ SELECT p.fingerprint, p.job_id FROM dl_partitions p LEFT JOIN dl_jobs j USING (j
    AND coalesce(j.status::text, p.last_status) = 'succeeded';
 
 -- name: note
--- The ledger of a bunch: which job does each partition. One that is skipped has the job that did it.
+-- The ledger of a bunch; a skipped partition has the job that did it.
 UPDATE dl_partitions p SET job_id = made.job_id, fingerprint = made.fingerprint, is_skipped = made.is_skipped
   FROM unnest(%(places)s::int[], %(job_ids)s::uuid[], %(fingerprints)s::uuid[], %(are_skipped)s::boolean[])
        AS made (place, job_id, fingerprint, is_skipped)
  WHERE p.backfill = %(name)s AND p.place > %(made)s AND p.place <= %(upto)s AND p.place = made.place;
 
 -- name: made
--- Up to this place all have jobs; where that is not all, the next bunch comes `rest` times the time that this transaction
--- took later, whichever reaper makes it: claims are to go on as fast as before. Meanwhile others have their turn.
+-- Up to this place all have jobs. The next bunch comes `rest` times the length of this transaction later, so that claims go
+-- on as fast as before.
 UPDATE dl_backfills SET made = %(upto)s, error = NULL, error_at = NULL,
                         next_at = CASE WHEN %(upto)s < total
                                        THEN clock_timestamp() + %(rest)s * (clock_timestamp() - now()) END

@@ -1,5 +1,4 @@
--- The questions of `dataloader check` to the server: catalogs, and of the queue's tables `merging`; nothing is changed.
--- Each returns facts; dataloader/check decides.
+-- The questions of `dataloader check`; nothing is changed, and dataloader/check decides.
 
 -- name: schema_rights
 -- May this role use and create in the schema, or make it? Who else may create there, and is this role a superuser?
@@ -25,8 +24,7 @@ WHERE n.nspname = %(schema)s AND c.relname LIKE 'dl\_%%' AND c.relkind IN ('r', 
 ORDER BY c.relname;
 
 -- name: function_rights
--- The queue's functions, as far as its owner has made them, that this role may not call, and those that lend everybody
--- the owner's rights. Those of triggers are not called.
+-- The queue's functions that this role may not call, and those that lend everybody the owner's rights.
 SELECT p.proname AS name, bool_or(p.prorettype <> 'trigger'::regtype AND NOT has_function_privilege(p.oid, 'EXECUTE')) AS lacking,
        bool_or(p.prosecdef AND has_function_privilege('public', p.oid, 'EXECUTE')) AS open_to_all
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'dl_jobs'
@@ -43,8 +41,7 @@ WHERE a.datname = current_database() AND a.application_name LIKE 'dl-worker:%%'
 ORDER BY r.rolname;
 
 -- name: sessions
--- The limits on sessions and how many there are; `here` are our own processes that run on this machine already.
--- A limit of -1 is none; a superuser has only the server's.
+-- The limits on sessions (-1: none), how many there are, and `here` our own on this machine.
 SELECT current_setting('max_connections')::int
          - current_setting('superuser_reserved_connections')::int
          - coalesce(current_setting('reserved_connections', true)::int, 0) AS server_limit,
@@ -65,8 +62,7 @@ SELECT count(*)::int AS workers, count(DISTINCT coalesce(queues, ARRAY[queue])):
   FROM dl_workers WHERE seen_at > now() - interval '30 s' AND host <> %(here)s GROUP BY farm;
 
 -- name: fleet_sessions
--- The sessions of farms that are there now, and of other machines the reapers and those with an API. This machine's own
--- are counted by its settings. An address that is null is this machine's.
+-- The sessions of farms, and of other machines the reapers and API hosts. An address that is null is this machine's.
 SELECT count(*)::int AS of_farms,
        count(*) FILTER (WHERE application_name = 'dl-reaper' AND is_elsewhere)::int AS reapers,
        count(DISTINCT client_addr) FILTER (WHERE application_name = 'dl-api' AND is_elsewhere)::int AS api_hosts
@@ -82,8 +78,7 @@ SELECT count(*)::int AS of_others FROM pg_locks l LEFT JOIN pg_stat_activity a U
                     AND a.client_addr IS NOT DISTINCT FROM inet_client_addr(), false);
 
 -- name: merging
--- What has been said of whether these queues merge, and the tasks of the first queued jobs of each. Served by
--- ix_dl_jobs_claim.
+-- Whether these queues merge, and the tasks of the first queued jobs of each. Served by ix_dl_jobs_claim.
 SELECT queue, q.merge, ARRAY(
          SELECT DISTINCT task FROM (
            SELECT task FROM dl_jobs j WHERE j.queue = served.queue AND status = 'queued'

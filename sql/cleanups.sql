@@ -1,5 +1,5 @@
--- What canceled jobs have left behind, as their checkpoints say (`on_cancel`). The checkpoints are asked for job by job: a
--- join would begin with all of them, of which the planner knows only that few have the key.
+-- What canceled jobs have left behind (`on_cancel` in a checkpoint). Asked job by job: a join would begin with all
+-- checkpoints.
 
 -- name: due
 -- The jobs that have ended canceled and left something behind.
@@ -14,17 +14,16 @@ SELECT queue, task, partition_key, lease_ttl_sec, timeout_sec
   FROM dl_jobs WHERE job_id = %(job_id)s AND status = 'canceled' FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: strike
--- A statement of its own behind the lock, so that it sees what other reapers have committed. No row: one of them has added
--- the cleanup, or the job has left nothing behind since.
+-- A statement of its own behind the lock, to see what other reapers have committed. No row: the cleanup is there, or not
+-- needed.
 DELETE FROM dl_cleanups c
  WHERE job_id = %(job_id)s
    AND (SELECT checkpoint ? 'on_cancel' FROM dl_checkpoints k WHERE k.job_id = c.job_id)
 RETURNING job_id;
 
 -- name: hand_over
--- The cleanup has the args of the canceled job, and goes on at its checkpoint. The canceled job begins at its start, should
--- it be queued again. A worker asks for a checkpoint from a job's second claim on: with one claim counted beforehand, the
--- cleanup's first claim is its second.
+-- The cleanup has the job's args and checkpoint; the job would begin at its start again. A worker asks for a checkpoint from
+-- the second claim on, so one claim is counted beforehand.
 WITH spent AS (
   UPDATE dl_checkpoints c SET checkpoint = NULL, target_claim = j.claims + 1, target_number = 0
     FROM dl_checkpoints before JOIN dl_jobs j USING (job_id)

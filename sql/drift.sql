@@ -1,5 +1,4 @@
--- The present state of the objects that migrations make, from the catalogs; dataloader/queue/drift.py compares it to the
--- shipped texts.
+-- The present state of triggers, indexes and functions; dataloader/queue/drift.py compares it to the shipped texts.
 
 -- name: triggers
 -- Each trigger of the queue's tables: whether it fires in ordinary sessions, and the function of this schema that it calls.
@@ -14,8 +13,7 @@ SELECT relname AS name, indisvalid AND indisready AS works
   FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE relnamespace = quote_ident(current_schema())::regnamespace;
 
 -- name: functions
--- The text of each function as it was given, which no version of the server writes otherwise, and the names of the
--- parameters that it sets.
+-- The text of each function as it was given, and the names of the parameters that it sets.
 SELECT proname AS name, prosrc AS body, lanname AS language, prosecdef AS by_owner,
        ARRAY(SELECT split_part(setting, '=', 1) FROM unnest(proconfig) setting) AS settings
   FROM pg_proc p JOIN pg_language l ON l.oid = prolang WHERE pronamespace = quote_ident(current_schema())::regnamespace;

@@ -5,11 +5,9 @@
 SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;
 
 -- name: groups
--- The groups of dead jobs and of those that wait for a retry, the largest first. Of each queue it reads the latest jobs
--- alone, so many that all queues together come to `scan` dead ones and `scan_retried` others; is_cut says that there are
--- more. A queue's share is never below a hundred. A job that waits for a retry has failed when the journal says so. by_hour
--- counts those of the last day by how many hours ago they failed. The hosts are those of the latest five jobs.
--- Served by ix_dl_jobs_dead, ix_dl_jobs_retried, ix_dl_job_events_job.
+-- The groups of dead jobs and of those that wait for a retry, the largest first. Reads of each queue its latest jobs, `scan`
+-- dead and `scan_retried` others in all, at least a hundred each; is_cut: there are more. Hosts are those of the latest five
+-- jobs. Served by ix_dl_jobs_dead, ix_dl_jobs_retried, ix_dl_job_events_job.
 WITH RECURSIVE
 with_dead (queue) AS (
   (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)

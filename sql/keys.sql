@@ -1,7 +1,5 @@
--- The keys of an ordered queue; called by the functions of dataloader/queue/reports/keys.py. None changes a job. All are served by
--- ix_dl_jobs_order and run with `plans`, so a page costs the same however many jobs a key has: the keys are found by a
--- loose scan, and each count is bounded. Only the entries of dead jobs that lie between two keys are read one by one. The
--- orders are whole where rows are counted too: no other index has them.
+-- The keys of an ordered queue, for dataloader/queue/reports/keys.py. All is served by ix_dl_jobs_order: loose scans and
+-- bounded counts, so that a page costs the same however many jobs a key has. Orders are whole, for no other index has them.
 
 -- name: plans
 SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL enable_sort = off;
@@ -10,8 +8,7 @@ SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit
 SELECT coalesce(ordered, false) FROM dl_queues WHERE queue = %(queue)s;
 
 -- name: keys
--- The keys that have queued jobs, by name from `since` on. Of each: how many jobs, counted up to `most`, and its head, the
--- job that dl_lock_heads would choose.
+-- Keys with queued jobs from `since` on: their jobs, counted up to `most`, and the head that dl_lock_heads would choose.
 WITH RECURSIVE found (lock_key, nth) AS (
   (SELECT lock_key, 1 FROM dl_jobs
     WHERE queue = %(queue)s AND status = 'queued' AND score IS NOT NULL AND lock_key >= %(since)s

@@ -1,8 +1,7 @@
 -- The logs of jobs (dl_job_logs): how workers write them, and how people read them; called by dataloader/queue/logs.py.
 
 -- name: write
--- Lines of runs, each only while its claim holds: what a worker writes that has lost its job appears nowhere. The times
--- are PostgreSQL's: a line says how old it is.
+-- Lines of runs, each only while its claim holds. The times are PostgreSQL's: a line says how old it is.
 INSERT INTO dl_job_logs (job_id, claim, attempt, line, at, level, source, text)
 SELECT j.job_id, j.claims, j.attempt, l.line, clock_timestamp() - l.age_sec * interval '1 s', l.level, l.source, l.text
   FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[], %(claimed_by)s::text[], %(lines)s::int[], %(ages_sec)s::float8[],
@@ -12,8 +11,8 @@ SELECT j.job_id, j.claims, j.attempt, l.line, clock_timestamp() - l.age_sec * in
                 AND j.status::text = 'running';
 
 -- name: leave_out
--- Lines of a run that is under way: from its middle, for newer ones; or all behind the last one that was confirmed, before
--- these are written again. A run is not older than `age_sec`, so that PostgreSQL looks at its days only.
+-- Lines of a running run: from its middle, or all behind the last confirmed one. `age_sec` bounds the partitions that are
+-- read.
 DELETE FROM dl_job_logs l USING dl_jobs j
  WHERE j.job_id = %(job_id)s AND j.attempt = %(attempt)s AND j.claimed_by = %(claimed_by)s AND j.status::text = 'running'
    AND l.job_id = j.job_id AND l.claim BETWEEN %(claim)s AND j.claims AND l.line BETWEEN %(first)s AND %(last)s

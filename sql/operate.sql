@@ -1,6 +1,5 @@
--- Operators' changes to jobs and queues; called by the functions of the same name in dataloader/queue/operations.py.
--- Each writes its own journal rows, with the name of the asker. Rows are locked in the order of job_id, as by
--- `request_cancel`.
+-- Operators' changes; called by the functions of the same name in dataloader/queue/operations.py. Each writes its journal
+-- rows, and locks rows in the order of job_id, as `request_cancel`.
 
 -- name: pause
 -- From the next claim on no job of the queue starts, on any host. A pause that stands keeps its time and its author.
@@ -50,8 +49,7 @@ SELECT pg_notify('dl_jobs', queue), pg_current_xact_id()::text FROM changed;
 SELECT given, reached::text FROM dl_give_scores(%(queue)s, %(after)s::timestamptz, %(limit)s);
 
 -- name: give_turns
--- Turns for queued jobs of a queue that is fair now, some at a time, the oldest first; see dl_give_turns. Served by
--- ix_dl_jobs_queued.
+-- Turns for queued jobs of a queue that is fair now, the oldest first (dl_give_turns). Served by ix_dl_jobs_queued.
 SELECT dl_give_turns(array_agg(job_id)), max(created_at)::text
   FROM (SELECT job_id, created_at FROM dl_jobs
          WHERE enum_eq(status, 'queued') AND created_at >= %(after)s::timestamptz AND queue = %(queue)s AND share IS NULL
@@ -104,9 +102,8 @@ SELECT dl_let_in(ARRAY[%(name)s]);
 SELECT %(transaction)s::xid8 < pg_snapshot_xmin(pg_current_snapshot());
 
 -- name: task_names
--- The tasks that workers have shown, and those of jobs: by their runs, by the journal's sums, and of the queued ones the
--- newest. This one is looked for by itself, for there may be more than `most`. Served by the keys of the small tables
--- and by ix_dl_jobs_queued.
+-- The tasks of workers, journal and newest queued jobs, and this one by itself. Served by small tables and
+-- ix_dl_jobs_queued.
 (SELECT task FROM dl_tasks UNION SELECT task FROM dl_needs UNION SELECT task FROM dl_totals
  UNION SELECT task FROM (SELECT task FROM dl_jobs WHERE enum_eq(status, 'queued') ORDER BY created_at DESC LIMIT 100) new
  LIMIT %(most)s)
@@ -114,8 +111,7 @@ UNION SELECT task FROM dl_tasks WHERE task = %(task)s
 UNION (SELECT task FROM dl_totals WHERE task = %(task)s LIMIT 1);
 
 -- name: queue_names
--- The queues that workers serve, that have settings, or that the journal's sums name; and this one, when it has jobs
--- that wait, run or are dead. Served by the keys of the small tables, and for the last by ix_dl_jobs_claim,
+-- The queues with workers, settings or sums, and this one when it has jobs. Served by small tables, ix_dl_jobs_claim,
 -- ix_dl_jobs_running and ix_dl_jobs_dead.
 (SELECT queue FROM dl_served UNION SELECT queue FROM dl_totals
  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered LIMIT %(most)s)
@@ -132,8 +128,7 @@ SELECT job_id, status::text FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
 SELECT job_id, status::text, cancel_requested FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
 
 -- name: requeue
--- final -> queued, due at once, with a fresh budget: the trigger takes back the cancellation that had ended the job. In a
--- merged queue the same for the jobs of its key that wait for a retry: they go as one. Others' locked ones stay.
+-- final -> queued, due at once, with a fresh budget; in a merged queue also the jobs of its key that wait for a retry.
 WITH again AS (
   UPDATE dl_jobs SET status = 'queued', available_at = now(), attempt = 0, error = NULL, error_group = NULL, progress = '{}',
          backoffs = 0, journaled = journaled + 1
@@ -154,16 +149,14 @@ journal AS (
 SELECT job_id FROM again;
 
 -- name: start_over
--- Behind `requeue`: the next runs of these jobs begin at the start. The target may have a checkpoint of which the queue has
--- none, so each job that has run gets a row: what is there of its claims counts no more.
+-- Behind `requeue`: the next runs begin at the start. The target may know a checkpoint, so each job that has run gets a row.
 INSERT INTO dl_checkpoints AS c (job_id, claim, target_claim, target_number, spares_attempt)
 SELECT job_id, claims, claims + 1, 0, false FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND claims > 0
 ON CONFLICT (job_id) DO UPDATE SET checkpoint = NULL, target_claim = excluded.target_claim, target_number = 0
  WHERE (c.checkpoint ? 'canceled') IS NOT TRUE;  -- a cleanup stays one: queue/cleanups.py
 
 -- name: run_now
--- queued -> queued: what waits for its time becomes due. One that is due already stays as it is. In a merged queue the
--- same for the jobs of its key that wait for a retry. Others' locked ones stay.
+-- queued -> queued: what waits for its time becomes due; in a merged queue also the jobs of its key that wait for a retry.
 WITH due AS (
   UPDATE dl_jobs SET available_at = now(), journaled = journaled + 1
    WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
@@ -191,8 +184,8 @@ DELETE FROM dl_jobs
 RETURNING job_id;
 
 -- name: kill
--- queued -> failed: what was tried and waits for its next attempt; with a requested cancellation queued -> canceled. The
--- trigger makes the next row of the key ready.
+-- queued -> failed: what waits for its next attempt; canceled where that was asked. The trigger makes the next row of the
+-- key ready.
 WITH killed AS (
   UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'failed' END::dl_status,
          finished_at = now(), blocked_on = NULL, journaled = journaled + 1,
@@ -209,11 +202,8 @@ journal AS (
 SELECT job_id FROM killed;
 
 -- name: chosen
--- The next jobs of a group of a queue that pass a filter, for one of the statements above: up to `limit` of the first
--- `scan` rows behind a place in the group's order. {group} is one of the statements below, {still} what makes a row one
--- of the group. `place` is where each row stands; the row with is_edge is the last that was looked at. Locks the rows,
--- for they may leave the group meanwhile; job_id is null of a row that has, that another session has locked, or that
--- does not pass.
+-- The next jobs of a group that pass a filter: up to `limit` of the first `scan` rows behind a place. is_edge marks the last
+-- row that was looked at. job_id is null of a row that has left the group, is locked, or does not pass.
 SELECT got.job_id, looked_at.place, looked_at.nth = %(scan)s AS is_edge
   FROM (SELECT * FROM ({group}) near WHERE passes OR nth = %(scan)s ORDER BY nth LIMIT %(limit)s) looked_at
   LEFT JOIN LATERAL (
@@ -271,11 +261,8 @@ SELECT job_id, ARRAY[created_at::text, job_id::text] AS place,
 status::text = 'queued' AND attempt > 0;
 
 -- name: claims_under_way
--- The statements that run now in transactions that have begun to read the settings of queues, each by its transaction and
--- its begin; with `statements` those of these that are left. A claim among them may not have seen a pause, though that is
--- committed. A statement that begins later has a later snapshot, also in the same transaction: the lock is the
--- transaction's, so its next statements are here too. Until a claim locks a row it has no xid, so a snapshot's xmin would
--- not tell. The state and the begin of another role's statement may be hidden: then the whole transaction counts.
+-- Statements that have begun to read the settings of queues, by transaction and begin; with `statements` those that are
+-- left. One of them may not have seen a pause. Another role's may be hidden: then the whole transaction counts.
 SELECT concat_ws(' ', l.virtualtransaction, a.query_start), l.pid, a.application_name
   FROM pg_locks l JOIN pg_stat_activity a USING (pid)
  WHERE l.locktype = 'relation' AND l.relation = 'dl_queues'::regclass AND l.mode = 'AccessShareLock'
@@ -284,9 +271,7 @@ SELECT concat_ws(' ', l.virtualtransaction, a.query_start), l.pid, a.application
    AND (%(statements)s::text[] IS NULL OR concat_ws(' ', l.virtualtransaction, a.query_start) = ANY (%(statements)s));
 
 -- name: running_to_move
--- Jobs of a queue that run: all of one key, or of several keys up to `limit`, for those of a delivery go back together.
--- Fails at once where another session has one locked: waiting here with some rows locked, for a worker that has locked
--- others, could be a deadlock. Served by ix_dl_jobs_running.
+-- Running jobs: all of one key, or several keys up to `limit`. Does not wait: with some rows locked that could be a deadlock.
 SELECT job_id FROM dl_jobs
  WHERE job_id = ANY (ARRAY(
          SELECT job_id FROM (
@@ -305,8 +290,8 @@ SELECT job_id FROM dl_jobs WHERE queue = %(from)s AND status IN ('failed', 'lost
  ORDER BY queue, finished_at LIMIT %(limit)s;
 
 -- name: move
--- Another queue, and nothing else: a running job goes on. Writes what the trigger would write else, row by row: a parked
--- row is ready until a claim parks it again; where there is an order, a row that may start has its place.
+-- Another queue, and nothing else. Writes what the trigger would write row by row: a parked row is ready until a claim parks
+-- it again, and in an order each row has its place.
 UPDATE dl_jobs SET queue = %(to)s,
        blocked_on = CASE WHEN status <> 'queued' THEN NULL
                          WHEN blocked_on = 'parent' THEN 'parent'
@@ -325,8 +310,7 @@ UPDATE dl_queues SET paused_at = coalesce(paused_at, now()), paused_by = %(by)s 
 RETURNING {settings};
 
 -- name: moves_to
--- A queue that a move with this author has paused, and that still has jobs for it. Served by ix_dl_jobs_claim,
--- ix_dl_jobs_running and ix_dl_jobs_dead.
+-- A queue that a move with this author has paused, and that still has jobs for it.
 SELECT queue FROM dl_queues q
  WHERE paused_by = %(by)s
    AND coalesce((SELECT queue FROM dl_jobs j WHERE j.queue = q.queue AND status = 'queued'

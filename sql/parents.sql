@@ -1,5 +1,4 @@
--- Jobs that wait for other jobs; called by the functions of dataloader/queue/parents.py. What ends a wait is in
--- functions/parents.sql.
+-- Jobs that wait for other jobs, for dataloader/queue/parents.py; what ends a wait is in functions/parents.sql.
 
 -- name: depend
 -- The parents that are not known; see dl_depend.

@@ -1,5 +1,5 @@
--- The health of the server, for the page of the dashboard; called by dataloader/queue/reports/postgres.py, a statement a section. A
--- role without pg_read_all_stats sees of other roles' sessions that they are there, and nothing of what they do.
+-- The health of the server, a statement a section, for dataloader/queue/reports/postgres.py. Without pg_read_all_stats the
+-- sessions of other roles are only counted.
 
 -- name: server
 SELECT current_setting('server_version') AS version, current_database() AS database, current_user AS role,
@@ -33,8 +33,8 @@ SELECT pid, usename AS "user", application_name AS application, state, wait_even
  ORDER BY xact_start LIMIT %(most)s;
 
 -- name: tables
--- Our tables by size. `vacuum_at`: the dead rows from which on autovacuum comes. `bloat_bytes` is estimated, as planners
--- see the table: what its pages have beyond its rows by their average width, at its fillfactor; null: nothing is known.
+-- Our tables by size. `vacuum_at`: dead rows from which autovacuum comes. `bloat_bytes`: what pages have beyond the rows'
+-- average width; null: unknown.
 SELECT c.relname AS name, pg_total_relation_size(c.oid) AS total_bytes, pg_relation_size(c.oid) AS heap_bytes,
        pg_indexes_size(c.oid) AS index_bytes, s.n_live_tup AS live_rows, s.n_dead_tup AS dead_rows,
        (coalesce(o.threshold, current_setting('autovacuum_vacuum_threshold')::float8)

@@ -5,8 +5,7 @@
 SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;
 
 -- name: queue
--- What a prediction needs of a queue besides its jobs. A worker of several queues counts for each of them by its part, as
--- far as the others have ready jobs as well. `length` is the reaper's count.
+-- What a prediction needs of a queue. A worker of several busy queues counts by its part. `length` is the reaper's count.
 WITH serving AS (
   SELECT coalesce(queues, ARRAY[queue]) AS served FROM dl_workers
    WHERE seen_at > now() - interval '30 s' AND state NOT IN ('dead', 'leaving', 'stopped')
@@ -20,8 +19,8 @@ SELECT now() AS at, coalesce(paused_at IS NOT NULL, false) AS is_paused, coalesc
   FROM (SELECT) one LEFT JOIN dl_queues ON queue = %(queue)s;
 
 -- name: running
--- The running jobs of a queue: on each worker the one that runs first, then those that it has claimed ahead, in the order in
--- which it begins them. Few: served by ix_dl_jobs_running, their journals by ix_dl_job_events_job.
+-- Running jobs: on each worker the one that runs, then those claimed ahead, in their order. Few: ix_dl_jobs_running,
+-- ix_dl_job_events_job.
 SELECT job_id, task, lock_key, limits, progress::text AS progress, claims, coalesce(claimed_by, job_id::text) AS worker,
        greatest(extract(epoch FROM clock_timestamp() - coalesce(picked.ts, started_at)), 0)::float8 AS ran_sec
   FROM dl_jobs j
@@ -31,9 +30,8 @@ SELECT job_id, task, lock_key, limits, progress::text AS progress, claims, coale
  ORDER BY claimed_by, heartbeat_at IS NULL, priority, coalesce(turn_at, created_at), job_id;
 
 -- name: waiting
--- The first queued jobs in the order of the claim, up to `most` of each kind: ready ones, those that wait for their time, those
--- parked behind running jobs of their keys, those parked at limits. A job that waits for parents is not among them: nobody
--- knows when it may start. Served by ix_dl_jobs_turn, ix_dl_jobs_time, ix_dl_jobs_key_turn, ix_dl_jobs_limit_turn.
+-- The first queued jobs in the claim's order, up to `most` of each kind, without those that wait for parents. Served by
+-- ix_dl_jobs_turn, ix_dl_jobs_time, ix_dl_jobs_key_turn, ix_dl_jobs_limit_turn.
 WITH found AS (
   (SELECT job_id, task, lock_key, limits, 0.0::float8 AS due_sec, priority, coalesce(turn_at, created_at) AS turn, blocked_on
      FROM dl_jobs WHERE queue = %(queue)s AND status = 'queued' AND blocked_on IS NULL
@@ -70,10 +68,8 @@ SELECT name, greatest(most - (SELECT count(*) FROM dl_jobs WHERE status = 'runni
 SELECT task, seconds FROM dl_durations WHERE task = ANY (%(tasks)s);
 
 -- name: accuracy
--- How right the predictions of the last day were: the median of their errors, each as a share of the time that was left, and
--- the share of ends within their ranges. `ratios` are of the last three days: the time that a job took that waited, divided by
--- what was predicted. Of the newest predictions only. Served by ix_dl_predictions_ended.
--- A difference of times that are not readable may be no interval.
+-- The errors of the last day's predictions as shares of the time that was left, and the share of ends within their ranges;
+-- `ratios` of three days: time taken by time predicted. Served by ix_dl_predictions_ended.
 SELECT count(*) FILTER (WHERE is_of_today) AS predictions,
        percentile_cont(0.5) WITHIN GROUP (ORDER BY missed / took) FILTER (WHERE is_of_today) AS error,
        avg((ended_at BETWEEN earliest AND latest)::int) FILTER (WHERE is_of_today)::float8 AS within,
@@ -91,8 +87,7 @@ SELECT job_id, queue, status::text AS status, blocked_on, deadline,
   FROM dl_jobs WHERE job_id = %(job_id)s;
 
 -- name: may_predict
--- One reaper at a time, and not again after another reaper's fresh predictions. For the rest of the transaction: the reaper has
--- one session for this and for leases, which must not wait for it.
+-- One reaper at a time. Its one session also serves leases, which must not wait.
 SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout', '1s', true),
        pg_try_advisory_xact_lock(%(lock)s);
 
@@ -101,8 +96,7 @@ SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout'
 SELECT queue FROM dl_lengths WHERE length > 0 UNION SELECT queue FROM dl_jobs WHERE status = 'running' ORDER BY queue;
 
 -- name: compare
--- Jobs have ended of which something was predicted. What did not end by itself, and what is gone, says nothing of a
--- prediction; what has ended serves for three days.
+-- Jobs have ended of which something was predicted. What did not end by itself says nothing of a prediction.
 WITH over AS (
   SELECT p.job_id, j.status, j.finished_at FROM dl_predictions p LEFT JOIN dl_jobs j USING (job_id)
    WHERE p.ended_at IS NULL AND (j.job_id IS NULL OR j.finished_at IS NOT NULL)),
@@ -118,8 +112,7 @@ SELECT job_id, deadline FROM dl_jobs
  WHERE job_id = ANY (%(job_ids)s) AND deadline IS NOT NULL ORDER BY deadline LIMIT %(most)s;
 
 -- name: note
--- The first prediction of a job stays, to be compared with its end; of one with a deadline the newest end as well, or null
--- where nothing is known of it.
+-- The first prediction of a job stays, to be compared with its end; with a deadline the newest is kept as well.
 INSERT INTO dl_predictions AS p (job_id, queue, made_at, ends_at, earliest, latest, plain_sec, deadline, expected_at)
 SELECT job_id, queue, %(made_at)s, ends_at, earliest, latest, plain_sec, deadline,
        CASE WHEN deadline IS NOT NULL THEN ends_at END

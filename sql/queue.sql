@@ -1,14 +1,10 @@
--- The statements in a job's life, in its order; called by the functions of the same name in dataloader/queue/.
--- Statements that need several snapshots are in functions/. Every statement writes its own journal row; one that changes the
--- status says so by `journaled`, else the trigger for other services' steps would write another. A write to a running
--- job names the claim: job_id, attempt, claimed_by, status = 'running'. No row changed means that the claim is over.
+-- The statements in a job's life, in its order; called by the functions of the same name in dataloader/queue/. Each writes
+-- its journal row; one that changes the status counts it in `journaled`, else the trigger would write another. A write to a
+-- running job names the claim: no row changed means that the claim is over.
 
 -- name: enqueue
--- none -> queued. No row when the idempotency key exists: DO NOTHING waits for a twin under way, then `find` reads it.
--- None either when a limit is to be kept and the queue is full.
--- {columns} and {values}: of the fields of a new job, and of their parameters (queue/enqueue.py). `said`: what the task's
--- pipeline says of its jobs.
--- Created by the clock and not at now(): several jobs of one transaction run in the order in which they were added.
+-- none -> queued. No row when the idempotency key exists (`find` then reads the twin), or a limited queue is full. {columns}
+-- and {values}: queue/enqueue.py. Created by the clock: jobs of one transaction run in the order in which they were added.
 WITH added AS (
   INSERT INTO dl_jobs (job_id, created_at, turn_at, blocked_on, journaled, {columns})
   SELECT %(job_id)s, clock_timestamp(),
@@ -28,8 +24,8 @@ SELECT pg_notify('dl_jobs', queue) FROM added;
 SELECT dl_enqueue_one(p_job_id => %(job_id)s, {values}), pg_backend_pid();
 
 -- name: enqueue_many
--- none -> queued, for each job of a batch; a row for each that was not added (see dl_enqueue_many). {arrays}: a list
--- for each field of a producer.
+-- none -> queued for each job of a batch; a row for each that was not added (dl_enqueue_many). {arrays}: a list for each
+-- field.
 SELECT place, job_id::text, status FROM dl_enqueue_many(
   p_job_id => %(job_id)b::uuid[], {arrays},
   p_place => %(place)b::int[], p_since => %(since)s::timestamptz + %(before)s::int * interval '1 microsecond');
@@ -63,12 +59,8 @@ SELECT count(*) FROM dl_jobs WHERE idempotency_key = ANY (%(keys)s);
 SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s;
 
 -- name: status
--- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, its parents, the
--- running job that holds its key, the session that refuses it, in an ordered queue the dead job or the earlier job of its
--- key, a full limit, the jobs before it (as far as they are worth counting), or workers, which may all be stopped, or on hosts without the memory
--- that it needs. Far-off dates that Python
--- cannot read are cut to the year 9999. `version` is a short text that changes with all that is shown, but for what
--- cannot change and for the figures: how many workers there are, how many jobs go before.
+-- Jobs as the API shows them. A queued one says the first reason why it waits, in the order below. Far-off dates that Python
+-- cannot read are cut. `version` changes with all that is shown, but for what cannot change and for figures.
 SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started_at,
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
@@ -148,9 +140,8 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
  WHERE j.job_id = ANY (%(job_ids)s);
 
 -- name: request_cancel
--- queued -> canceled at once; a running job is told, by its row and by a notification; once more when it is to be
--- forced now. Final states stay. The rows are locked in the order of job_id, as by all that wait for many rows: two
--- such statements never wait for each other.
+-- queued -> canceled at once; a running job is told by its row and a notification, again when forced. Rows are locked in the
+-- order of job_id, so two such statements never wait for each other.
 WITH asked AS (
   UPDATE dl_jobs SET cancel_requested = true, cancel_forced = cancel_forced OR %(force)s, journaled = journaled + 1,
          status = CASE status WHEN 'queued' THEN 'canceled' ELSE status END,
@@ -179,14 +170,13 @@ SELECT * FROM dl_step(
 SELECT job_id, trace FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND trace IS NOT NULL;
 
 -- name: waits
--- For how many seconds these jobs have been due; asked only by workers that send metrics. A job added by the clock of
--- another statement of its transaction may be due before it was created.
+-- For how many seconds these jobs have been due; a job of a long transaction may be due before it was created.
 SELECT job_id, greatest(0, extract(epoch FROM clock_timestamp() - greatest(available_at, created_at)))::float8
   FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
 
 -- name: beat
--- running -> running: the leases of a run's jobs are renewed. Progress is written where there is any, and the journal at
--- a regular heartbeat, both for the first of the jobs. Changes no indexed column, so these can be heap-only updates.
+-- running -> running: leases are renewed; progress and the regular journal row are of the first job. Heap-only: changes no
+-- indexed column.
 WITH renewed AS (
   UPDATE dl_jobs j SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
          progress = CASE WHEN j.job_id = (%(job_ids)s::uuid[])[1] THEN coalesce(%(progress)s::jsonb, progress) ELSE progress END
@@ -204,8 +194,8 @@ SELECT count(*), coalesce(bool_or(cancel_requested), false) FROM renewed;
 SELECT dl_retake(%(job_ids)s::uuid[], %(attempts)s::int[], %(claimed_by)s, %(backend_start)s);
 
 -- name: leap
--- running -> running: a new number for this claim, above that of a fence in its target. The queue was restored from an
--- older state, so another run had this number or a higher one. No row: the claim is over.
+-- running -> running: a number for this claim above a fence in its target, after the queue was restored from an older state.
+-- No row: the claim is over.
 UPDATE dl_jobs SET claims = greatest(claims, %(fence)s) + 1
  WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
 RETURNING claims;
@@ -217,9 +207,8 @@ SELECT * FROM dl_finish(
   %(delays_sec)s::float8[], %(progress)s::text[], %(facts)s::text[]);
 
 -- name: keep_results
--- What runs have returned, each in a row of its own; committed before the ends of the runs, which make it show. Only of
--- claims that hold, by the row's number, for a leap may have changed it. A run that was stopped in the midst of this
--- statement may come behind the run of a later claim: it replaces nothing. A repetition changes nothing.
+-- What runs have returned, committed before their ends. Only of claims that hold; a stopped run that comes later replaces
+-- nothing.
 INSERT INTO dl_results (job_id, claim, result)
 SELECT job_id, claims, %(result)s::jsonb FROM dl_jobs
  WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
@@ -232,10 +221,8 @@ SELECT job_id, checkpoint::text, target_claim, target_number, spares_attempt FRO
  WHERE job_id = ANY (%(job_ids)s);
 
 -- name: keep_checkpoint
--- running -> running: how far a run has come, of a claim that holds. A run that was stopped in the midst of this statement
--- may come behind the run of a later claim: it replaces nothing. The claim tells dl_give_back which run has come further,
--- so a repetition leaves it as it is, and a new mark of the same checkpoint too. What the job would leave behind if it
--- were canceled is listed (queue/cleanups.py).
+-- running -> running: how far a run has come, of a claim that holds. A stopped run that comes later replaces nothing; a
+-- repetition changes nothing. What would be left behind by a cancellation is listed (queue/cleanups.py).
 WITH kept AS (
   INSERT INTO dl_checkpoints AS c (job_id, claim, checkpoint, target_claim, target_number, spares_attempt)
   SELECT job_id, claims, %(text)s::jsonb, %(token)s, %(number)s, %(spares_attempt)s FROM dl_jobs
@@ -251,8 +238,7 @@ WITH kept AS (
 INSERT INTO dl_cleanups SELECT job_id FROM kept WHERE checkpoint ? 'on_cancel' ON CONFLICT DO NOTHING;
 
 -- name: spend_checkpoints
--- Of jobs that have succeeded: if they run again, they begin at the start. What the target has of their claims, and no
--- statement here can take back, counts no more.
+-- Of jobs that have succeeded: a further run begins at the start, and what the target has of their claims counts no more.
 UPDATE dl_checkpoints c SET checkpoint = NULL, target_claim = j.claims + 1, target_number = 0
   FROM dl_jobs j WHERE c.job_id = ANY (%(job_ids)s) AND j.job_id = c.job_id AND j.status = 'succeeded'
    AND (c.checkpoint ? 'canceled') IS NOT TRUE;  -- a cleanup stays one: queue/cleanups.py
@@ -264,8 +250,8 @@ SELECT kind <> 'picked' FROM dl_job_events
    AND payload ->> 'worker' = %(claimed_by)s ORDER BY event_id DESC LIMIT 1;
 
 -- name: keep
--- running -> running: the keeper renews the leases of a worker that is alive but silent (a C call holds its GIL).
--- Not once the lease is over: by then another job may have the key. It marks the jobs as begun, as a heartbeat would.
+-- running -> running: the keeper renews the leases of a silent worker, not once a lease is over: another job may have the
+-- key.
 UPDATE dl_jobs j SET lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
        heartbeat_at = coalesce(heartbeat_at, now())
   FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[]) AS run (job_id, attempt)
@@ -307,8 +293,7 @@ SELECT j.job_id FROM dl_jobs j
  WHERE claimed_by = %(worker)s AND status::text = 'running';
 
 -- name: hand_back
--- running -> queued: what a living worker has claimed and does not know, for its session was lost with the answer, and
--- what it has not begun. A claim of the same job by another attempt is none that it knows.
+-- running -> queued: what a living worker has claimed and does not know, or has not begun.
 WITH unknown AS MATERIALIZED (
   SELECT job_id FROM dl_jobs j
    WHERE status = 'running' AND claimed_by = %(worker)s
@@ -322,9 +307,9 @@ SELECT job_id, dl_give_back(job_id, 'drain', %(reason)s, '{}')::text FROM unknow
 SELECT DISTINCT claimed_by FROM dl_jobs WHERE status = 'running' AND starts_with(claimed_by, %(host)s || ':');
 
 -- name: settle_gone
--- running -> queued, lost, failed or canceled: the jobs of a worker that is gone, as dl_settle does for the keeper that saw
--- a death. The worker began those of which there was a heartbeat, or one of whose delivery. A job that ends its host
--- before its first heartbeat looks the same as one that was not begun: so a job is handed back so once for each attempt.
+-- running -> queued, lost, failed or canceled: the jobs of a worker that is gone. It began those with a heartbeat in their
+-- delivery. A job that ends its host before its first heartbeat looks like one not begun: it is handed back so once for each
+-- attempt.
 SELECT job_id, status::text FROM dl_settle(%(worker)s, ARRAY(
   SELECT j.job_id FROM dl_jobs j
    WHERE j.status = 'running' AND j.claimed_by = %(worker)s
@@ -360,6 +345,5 @@ SELECT dl_resolve_stranded(%(after)s, %(limit)s);
 SELECT dl_let_in_all();
 
 -- name: prune
--- finished -> gone, with their journal: some jobs that ended long ago; see dl_prune. The times are text, for Python
--- does not know all of them.
+-- finished -> gone, with their journal (dl_prune). The times are text, for Python does not know all of them.
 SELECT pruned, reached::text FROM dl_prune(%(older_than_sec)s, %(since)s::timestamptz, %(limit)s);

@@ -1,7 +1,5 @@
--- The rights of each role on the queue. `farm`, `producer` and `reader` are granted by `dataloader migrate --roles`,
--- and `spread` after them. `spread` also follows the functions whenever either of the two changes: it finds the roles
--- by the rights that they have, so that new functions and tables reach them. docs/operating.md has the outcome as a
--- table; a test compares.
+-- The rights of each role. `migrate --roles` grants the first three; `spread` also follows the functions at each change, and
+-- finds the roles by their rights. docs/operating.md has the outcome; a test compares.
 
 -- name: farm
 GRANT USAGE ON SCHEMA {schema} TO {role};
@@ -9,8 +7,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON dl_jobs, dl_job_events TO {role};
 GRANT SELECT ON dl_migrations TO {role};
 
 -- name: producer
--- By column (the fields of a new job, see queue/fields.py): a producer says what is to be done. The farm alone says
--- whether a job runs, by which worker and until when.
+-- By column (queue/fields.py): a producer says what is to be done, the farm alone whether and where it runs.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT ({columns}) ON dl_jobs TO {role};
 

@@ -4,8 +4,7 @@
 SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
 
 -- name: period
--- The period that ends now and the one before it. Its begin is that of a span, so that no span is in both: with spans of
--- an hour the period may be up to an hour longer than asked for.
+-- The period that ends now and the one before it; both begin with a span, so no span is in both.
 SELECT now() AS until, since, since - make_interval(secs => %(seconds)s) AS before
   FROM date_bin(make_interval(secs => %(span_sec)s), now() - make_interval(secs => %(seconds)s), '2000-01-01 00:00+00') since;
 

@@ -1,5 +1,4 @@
--- Schedules: their reading, their changes, and the due times of which the reaper makes jobs; called by the functions of
--- the same name in dataloader/queue/plans/schedules.py. `now` is the database's clock; a test may give another one.
+-- Schedules; called by the functions of the same name in dataloader/queue/plans/schedules.py. A test may give another `now`.
 
 -- name: clock
 -- The time of the transaction.
@@ -59,8 +58,8 @@ WITH resumed AS (
 SELECT pg_notify('dl_schedules', name) FROM resumed;
 
 -- name: tell
--- What pipelines say of their schedules, at the start of a worker. What people have changed stays theirs, and a name that
--- they have given. Where the timing is as before, what is due stays due.
+-- What pipelines say of their schedules. What people have changed or named stays; with the same timing, what is due stays
+-- due.
 WITH told AS (
   INSERT INTO dl_schedules AS s (name, origin, cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due,
                                  created_by)
@@ -84,8 +83,7 @@ WITH told AS (
 SELECT pg_notify('dl_schedules', '') FROM told LIMIT 1;
 
 -- name: retire
--- Schedules of code of these tasks: those that their pipelines name no more make no more jobs, those that they name again
--- do. A task that this worker does not know is none of its business.
+-- Schedules of code that their pipelines name no more make no jobs, those named again do; unknown tasks are left alone.
 WITH other AS (
   UPDATE dl_schedules SET retired_at = CASE WHEN name = ANY (%(names)s::text[]) THEN NULL ELSE now() END
    WHERE origin = 'code' AND job ->> 'task' = ANY (%(tasks)s::text[])

@@ -1,10 +1,9 @@
--- Searches among jobs: the conditions of dataloader/queue/reports/search.py, which lists, tallies and bulk orders share, the tallies,
--- and what a search box suggests. Called by dataloader/queue/reports/{stats,tallies,bulk,args_index}.py.
+-- The conditions of searches, tallies and suggestions, for
+-- dataloader/queue/reports/{search,stats,tallies,bulk}.py.
 
 -- name: found
--- In the place of {found}: whether the job `j` has what the search asks for; null is no condition. Words are parts of its
--- task, queue and key. A text that answers mask may be found by no part of it, for its secret could be found out so, letter
--- by letter: of a job with such texts the others count alone.
+-- In the place of {found}: whether the job `j` has what the search asks for; null is no condition. Of a job with texts that
+-- answers mask only the other texts count: a secret could be found out letter by letter.
 (%(id_from)s::uuid IS NULL OR (j).job_id BETWEEN %(id_from)s::uuid AND %(id_to)s::uuid)
 AND (%(args)s::jsonb[] IS NULL OR (j).args @> ANY (%(args)s::jsonb[]))
 AND (%(patterns)s::text[] IS NULL
@@ -25,9 +24,8 @@ concat_ws(E'\n', CASE WHEN (j).task !~* {secret} THEN (j).task END, CASE WHEN (j
           CASE WHEN (j).lock_key !~* {secret} THEN (j).lock_key END);
 
 -- name: secret
--- In the place of {secret}: what a text may have that masking.py changes. A word of a secret's name with a value behind it,
--- the user of a URL or a password that may be cut, which is no port, a token of the service, a key. Spaces and letters
--- beyond ASCII are what a locale says, so they count as either.
+-- In the place of {secret}: what masking.py may change in a text. Spaces and letters beyond ASCII depend on a locale, so
+-- they count as either.
 '(pass|pwd|secret|token|authorization|cookie|credential|bearer|jwt|(api|access|private|auth|signing|encryption)[-_]?key)[\w-]*\W*([=:''"[:space:]]|[^\u0020-\u007f]|%%3[ad])|://[^\s/]*@|://[^\s:/@]*:(\S*@|(?!\d{1,5}([/?#,;:)\s]|$))\S+$)|dl_[a-z0-9_-]{30}|private key';
 
 -- name: secret_words
@@ -49,8 +47,7 @@ coalesce((j).finished_at, CASE (j).status WHEN 'running' THEN (j).started_at END
 (%(near_from)s::uuid IS NULL OR (j).job_id NOT BETWEEN %(near_from)s::uuid AND %(near_to)s::uuid);
 
 -- name: tallied
--- How many jobs of a list count as what, among the first `scan` jobs of {source}, one of those below; looked_at says whether
--- there may be more. {far} and {of_queue} are left out where they would not help.
+-- How many jobs of a list count as what, among the first `scan` jobs of {source}; looked_at tells whether there may be more.
 SELECT kind, count(*) FILTER (WHERE fits) AS count, count(*) AS looked_at FROM (
   SELECT {kind} AS kind, {matches} AND {changed_at} BETWEEN %(since)s AND %(until)s AS fits FROM dl_jobs j
    WHERE {far} AND {of_queue} AND {source} LIMIT %(scan)s) near
@@ -63,8 +60,8 @@ SELECT %(kind)s::text AS kind, count(*) AS count, count(*) AS looked_at FROM (
    WHERE {of_queue} AND {source} LIMIT %(scan)s) near;
 
 -- name: of_queue
--- In the place of {of_queue}, where the index of the source has the queue. No index has it for jobs that ended well: of these
--- the latest are looked at whatever their queue, or a queue with few of them would have the whole history read.
+-- In the place of {of_queue}, where the source's index has the queue. Jobs that ended well have no such index: the latest
+-- are looked at.
 (%(queue)s::text IS NULL OR queue = %(queue)s);
 
 -- name: of_queued
@@ -104,8 +101,7 @@ status = 'running';
 status IN ('failed', 'lost');
 
 -- name: of_finished
--- Of the succeeded and canceled jobs the latest; the dead ones among them are counted by the source before. Served by
--- ix_dl_jobs_finished.
+-- The latest succeeded and canceled jobs. Served by ix_dl_jobs_finished.
 finished_at IS NOT NULL AND finished_at >= %(since)s AND finished_at <= %(until)s ORDER BY finished_at DESC;
 
 -- name: of_near
@@ -165,8 +161,7 @@ SELECT DISTINCT lock_key AS name FROM (
 SELECT clock_timestamp();
 
 -- name: chosen
--- Of these jobs the ones that an order may still change, locked: those that the list has now, that count as one of `kinds`,
--- and that have not changed since its preview (`as_of`).
+-- Of these jobs those that the list has now, that count as one of `kinds`, and that have not changed since `as_of`; locked.
 SELECT job_id FROM dl_jobs j
  WHERE job_id = ANY (%(chosen)s) AND {matches} AND {kind} = ANY (%(kinds)s)
    AND {changed_at} BETWEEN %(since)s AND %(until)s AND {changed_at} <= %(as_of)s

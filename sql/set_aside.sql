@@ -17,8 +17,7 @@ SELECT DISTINCT job_id FROM unnest(%(queues)s::text[]) AS served (its_queue) CRO
   (SELECT job_id FROM dl_jobs WHERE queue = its_queue AND status = 'queued' ORDER BY queue, available_at LIMIT %(most)s)) near;
 
 -- name: hide
--- In a transaction that is rolled back, so that no claim, of whatever kind its queue is, finds these jobs. Not by an update,
--- which the row in question may refuse.
+-- In a transaction that is rolled back. Not by an update, which the row in question may refuse.
 DELETE FROM dl_jobs WHERE job_id IN (
   SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND status::text = 'queued' FOR UPDATE SKIP LOCKED);
 

@@ -1,17 +1,28 @@
--- Reports for people; called by the functions of the same name in dataloader/queue/reports/stats.py. None of them changes a
--- job. Besides: the notes that some reports read (workers shown by keepers, sums of the journal).
+-- Reports for people; called by the functions of the same name in dataloader/queue/reports/stats.py. None changes a job.
 
 -- name: give_up_after
 SELECT set_config('statement_timeout', %(time)s, true);
 
+-- name: live
+-- In the place of {live}: who runs and serves, and what the reaper has predicted (ix_dl_predictions_open).
+running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
+serving AS (
+  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served
+   WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
+risks AS (
+  SELECT queue, count(*) AS at_risk FROM dl_predictions
+   WHERE ended_at IS NULL AND deadline IS NOT NULL AND (expected_at > deadline OR deadline < now()) GROUP BY queue),
+
+-- name: of_settings
+coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_risk, 0) AS at_risk, paused_at, paused_by, max_length,
+       coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
+       coalesce(on_dead, 'continue') AS on_dead, fair_by;
+
 -- name: queues
--- A row for each queue that has queued, running or dead jobs, a pause, a limit or a live worker. What this reads does
--- not grow with what is queued: the queues are found by loose scans, each count is of one index and ends at `most`, and
--- beyond that counts what the reaper has noted within ten minutes (`counted_at` says when). All scans but the one for
--- the lag come from an index's end, where a queue that is being worked off has its living jobs: at its begin are those
--- that were taken and not vacuumed yet. In the plans of `plans`. Served by ix_dl_jobs_claim, ix_dl_jobs_time,
--- ix_dl_jobs_retried, ix_dl_jobs_dead, ix_dl_jobs_running; the keys of an ordered queue by ix_dl_jobs_order, of which the
--- scan begins anew behind each key.
+-- A row for each queue with queued, running or dead jobs, a setting or a live worker. The cost does not grow with the queue:
+-- loose scans, each count ends at `most` and then takes what the reaper noted within ten minutes. Scans come from an index's
+-- end, where the living jobs are. Served by ix_dl_jobs_claim, ix_dl_jobs_time, ix_dl_jobs_retried, ix_dl_jobs_dead,
+-- ix_dl_jobs_running and ix_dl_jobs_order.
 WITH RECURSIVE
 waiting (queue) AS (
   (SELECT queue FROM dl_jobs WHERE status = 'queued' ORDER BY queue DESC, available_at DESC LIMIT 1)
@@ -25,13 +36,7 @@ dead (queue) AS (
   SELECT (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < dead.queue
            ORDER BY queue DESC, finished_at DESC LIMIT 1)
     FROM dead WHERE queue IS NOT NULL),
-running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
-serving AS (
-  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served
-   WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
-risks AS (  -- as the reaper has predicted: served by ix_dl_predictions_open
-  SELECT queue, count(*) AS at_risk FROM dl_predictions
-   WHERE ended_at IS NULL AND deadline IS NOT NULL AND (expected_at > deadline OR deadline < now()) GROUP BY queue),
+{live}
 known AS (
   SELECT queue FROM waiting UNION SELECT queue FROM dead UNION SELECT queue FROM running UNION SELECT queue FROM serving
   UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered)
@@ -41,9 +46,7 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
          SELECT dl_readable(greatest(j.available_at, j.created_at)) FROM dl_jobs j
           WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS DISTINCT FROM 'time'
           ORDER BY j.queue, j.available_at LIMIT 1)), 0))::float8 AS lag_sec,
-       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_risk, 0) AS at_risk, paused_at, paused_by, max_length,
-       coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
-       coalesce(on_dead, 'continue') AS on_dead, fair_by,
+       {of_settings},
        CASE WHEN ordered THEN (
          WITH RECURSIVE found (lock_key, nth) AS (
            (SELECT lock_key, 1 FROM dl_jobs j
@@ -79,23 +82,14 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
  WHERE queue IS NOT NULL;
 
 -- name: queues_as_noted
--- The same without a look at any queue: for when even the first jobs of each take too long to count, because a
--- transaction holds back vacuum or the server has too much to do.
-WITH running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
-serving AS (
-  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served
-   WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
-risks AS (  -- as the reaper has predicted: served by ix_dl_predictions_open
-  SELECT queue, count(*) AS at_risk FROM dl_predictions
-   WHERE ended_at IS NULL AND deadline IS NOT NULL AND (expected_at > deadline OR deadline < now()) GROUP BY queue),
+-- The same without a look at any queue, where counting takes too long: vacuum is held back or the server has too much to do.
+WITH {live}
 known AS (
   SELECT queue FROM dl_lengths UNION SELECT queue FROM running UNION SELECT queue FROM serving
   UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered)
 SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled, coalesce(retries, 0) AS retries,
        coalesce(busy, 0) AS busy, coalesce(dead, 0) AS dead, coalesce(lag_sec, 0) AS lag_sec,
-       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_risk, 0) AS at_risk, paused_at, paused_by, max_length,
-       coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
-       coalesce(on_dead, 'continue') AS on_dead, fair_by, CASE WHEN ordered THEN keys END AS keys,
+       {of_settings}, CASE WHEN ordered THEN keys END AS keys,
        length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
        keys AS noted_keys, counted_at
   FROM known LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN risks USING (queue)
@@ -103,8 +97,7 @@ SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled
   LEFT JOIN dl_lengths USING (queue);
 
 -- name: keys
--- For the reaper: how many keys of each ordered queue have queued jobs, counted up to `most`. A loose scan of
--- ix_dl_jobs_order.
+-- For the reaper: the keys of each ordered queue with queued jobs, up to `most`, by a loose scan of ix_dl_jobs_order.
 SELECT queue, (
   WITH RECURSIVE found (lock_key, nth) AS (
     (SELECT lock_key, 1 FROM dl_jobs j
@@ -154,15 +147,13 @@ SELECT w.worker, w.farm, w.host, w.pid, w.queue, coalesce(w.queues, ARRAY[w.queu
  ORDER BY w.host, w.queue, w.worker;
 
 -- name: used
--- What the run of a job uses now, as the keeper of its worker last showed it; no row: nobody has shown it lately. Served by
--- the primary key of dl_workers.
+-- What the run of a job uses now; no row: nobody has shown it lately. Served by the primary key of dl_workers.
 SELECT memory_bytes, cpu_percent, seen_at FROM dl_workers
  WHERE worker = %(worker)s AND job_id = %(job_id)s AND seen_at > now() - interval '30 s';
 
 -- name: tasks
--- What pipelines say of their tasks, and what their runs have used. What counts as a need: the word of the pipeline, else
--- what was learned, where it is worth counting. `replaces`: the task has changed the process of more than one in ten of its
--- runs, among the newest 10,000 rows of the journal; most journals tell of no such run, and then nothing is counted.
+-- What pipelines say of their tasks and what runs have used; the pipeline's word counts first. `replaces`: the task has
+-- changed the process of more than one in ten of its runs among the newest 10,000 journal rows.
 WITH ends AS MATERIALIZED (
   SELECT job_id, CASE jsonb_typeof(payload -> 'changed') WHEN 'array' THEN payload -> 'changed' END AS changed
     FROM (SELECT job_id, payload FROM dl_job_events ORDER BY event_id DESC LIMIT 10000) newest
@@ -181,8 +172,7 @@ SELECT task, t.max_attempts, coalesce(t.memory_mb, dl_counted(n.memory_mb, NULL)
   FROM dl_tasks t FULL JOIN dl_needs n USING (task) FULL JOIN replacing r USING (task) ORDER BY task;
 
 -- name: limits
--- Each limit with what it allows, how many of its jobs run, the tokens that its rate has, and how many jobs wait for it,
--- counted up to `most`. Served by ix_dl_jobs_limit_turn.
+-- Each limit, its running jobs and tokens, and how many wait, up to `most`. Served by ix_dl_jobs_limit_turn.
 SELECT l.name, l.most, l.per_minute, CASE WHEN l.per_minute IS NOT NULL THEN l.burst END AS burst,
        s.running, s.tokens, s.room, l.changed_by, l.changed_at,
        (SELECT count(*) FROM (
@@ -197,13 +187,11 @@ SELECT task, coalesce(dl_counted(memory_mb, NULL), 0) AS memory_mb, coalesce(dl_
   FROM dl_needs WHERE dl_counted(memory_mb, cpus) IS NOT NULL;
 
 -- name: briefly
--- For the rest of the transaction: keeper and reaper have one session for this and for leases, which must not wait for
--- it.
+-- Keeper and reaper have one session for this and for leases, which must not wait.
 SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout', '500ms', true);
 
 -- name: show_workers
--- A farm's keeper shows its workers: those in the list, and no others of this farm. Rows of farms that are gone go
--- after a day. Not waited for: after a crash of the server the next one comes in seconds.
+-- A keeper shows its workers, and no others of this farm; rows of farms that are gone go after a day.
 WITH shown AS (
   INSERT INTO dl_workers AS w (
          worker, farm, host, pid, queue, queues, state, job_id, memory_bytes, cpu_percent, jobs, started_at, reported_at,
@@ -223,8 +211,7 @@ DELETE FROM dl_workers
     OR seen_at < now() - interval '1 day';
 
 -- name: postgres
--- The server as an operator needs to know it. The oldest transaction is that which holds back vacuum, or the oldest of
--- all.
+-- The server for an operator. The oldest transaction is the one that holds back vacuum, or the oldest of all.
 SELECT current_setting('server_version') AS version, current_database() AS database,
        pg_database_size(current_database()) AS size_bytes,
        (SELECT sum(numbackends)::int FROM pg_stat_database) AS connections,
@@ -245,8 +232,8 @@ SELECT current_setting('server_version') AS version, current_database() AS datab
      ORDER BY (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) DESC, xact_start LIMIT 1) o ON true;
 
 -- name: vacuum
--- The dead and living rows of dl_jobs, and the holder of vacuum there: the oldest snapshot or transaction. The server
--- shows the names of other roles' sessions, but their age and query only to a member of pg_read_all_stats.
+-- Dead and living rows of dl_jobs, and the holder of vacuum: the oldest snapshot. Other roles' age and query need
+-- pg_read_all_stats.
 SELECT n_dead_tup AS jobs_dead_tuples, n_live_tup AS jobs_live_tuples, to_jsonb(h) AS held_by
   FROM pg_stat_user_tables
   LEFT JOIN LATERAL (
@@ -276,8 +263,7 @@ SELECT bucket AS at, coalesce(sum(processed), 0)::bigint AS processed, coalesce(
  GROUP BY bucket ORDER BY bucket;
 
 -- name: throughput
--- The runs that ended in each step of a span up to now, those without a run too; the last step is not over. Served by the
--- primary key of the table in the place of {pace}.
+-- Runs that ended in each step of a span, those without a run too. Served by the key of {pace}.
 WITH ended AS (
   SELECT date_bin(make_interval(secs => %(step_sec)s), at, '2000-01-01 00:00+00') AS at,
          sum(processed)::bigint AS processed, sum(failed)::bigint AS failed
@@ -328,11 +314,9 @@ SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS pa
 SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS payload FROM dl_job_events
  WHERE event_id > %(after)s AND (%(queue)s::text IS NULL OR queue = %(queue)s) ORDER BY event_id LIMIT %(limit)s;
 
--- A page of jobs, the last change first, is merged of `finished`, `dead`, `running`, `queued`, `retries`: each reads
--- its own jobs in that order, from an index, and stands in `listed` in the place of {branch}. `near`, for the jobs that an id
--- in a search may mean, and `of_args`, for the few that have some arguments, read and sort theirs. A job has changed when it
--- ended; while it runs, when it started first; while it is queued, when it was added. No statement looks at more than
--- `scan` jobs: a filter that hardly anything passes ends too, with a row that says up to where it came (is_edge).
+-- A page of jobs is merged of `finished`, `dead`, `running`, `queued`, `retries`, each read in the order of change from an
+-- index, in `listed` in the place of {branch}. `near` and `of_args` read and sort the few that a search names. A job changed
+-- when it ended, started first, or was added. At most `scan` jobs are looked at; is_edge says up to where.
 
 -- name: plans
 -- For these: what they should be, whatever the statistics say. Only `dead` and `retries` may sort.
@@ -379,8 +363,7 @@ SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
  ORDER BY finished_at DESC, job_id DESC LIMIT %(scan)s;
 
 -- name: dead_from
--- When the last of the next `scan` dead jobs ended, of those before `until`: `dead` of all queues together need not sort
--- older ones. An index-only scan of ix_dl_jobs_dead.
+-- When the last of the next `scan` dead jobs ended: older ones need not be sorted. Index-only: ix_dl_jobs_dead.
 SELECT finished_at FROM dl_jobs
  WHERE status IN ('failed', 'lost') AND finished_at >= %(since)s AND finished_at < %(until)s
  ORDER BY finished_at DESC OFFSET %(scan)s - 1 LIMIT 1;
@@ -436,18 +419,8 @@ SELECT false AS is_edge, true AS is_wanted, {shown}, dl_readable(changed_at) AS 
  WHERE {matches} AND ((j).lock_key, job_id) > (%(key)s, %(after_id)s)
  ORDER BY (j).lock_key, job_id LIMIT %(limit)s;
 
--- name: dead_in_time
--- How many dead jobs a list would have to sort, counted up to one more than `most`. Served by ix_dl_jobs_dead.
-SELECT count(*) FROM (
-  SELECT FROM dl_jobs
-   WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
-     AND finished_at >= %(since)s AND finished_at <= %(until)s LIMIT %(most)s + 1) n;
-
--- name: dead_by_key
--- A page of dead jobs in the order of their keys: `most` of them are sorted. Served by ix_dl_jobs_dead.
-SELECT false AS is_edge, true AS is_wanted, {shown}, changed_at
-  FROM (SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
-         WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
-           AND finished_at >= %(since)s AND finished_at <= %(until)s LIMIT %(most)s) dead
- WHERE {matches} AND ((j).lock_key, job_id) > (%(key)s, %(before)s)
- ORDER BY (j).lock_key, job_id LIMIT %(limit)s;
+-- name: any_dead
+-- In any order, for a list by key. Served by ix_dl_jobs_dead.
+SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
+ WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
+   AND finished_at >= %(since)s AND finished_at <= %(until)s LIMIT %(scan)s;

@@ -1,11 +1,7 @@
--- A run's statements in its target database, the queue's or another: a fence against runs that have lost their claim.
--- `claim` grows with each start of the job, also over those that are given back, so the newest run has the highest. But
--- a queue that was set back (an asynchronous failover, a backup) gives the same numbers out again. So the fence has an
--- owner; a run that finds the fence at its own number or above, and not its own, asks the queue whose the job is
--- (`leap` in queue.sql). Never do two runs hold one number: the second to raise it finds the first one's.
---
--- A run may also commit, with its data, how far it has come: its checkpoint. Once the next run has raised the fence, no
--- other checkpoint can come; so what it then finds here is what the data are.
+-- A run's statements in its target database: a fence against runs that have lost their claim. `claim` grows with each start,
+-- so the newest run has the highest. A queue that was set back gives numbers again, so the fence has an owner; a run that
+-- finds its own number or a higher one asks the queue (`leap`). The second to raise a fence finds the first one's. A run may
+-- commit its checkpoint with its data; once the next run has raised the fence, no other can come.
 
 -- name: create
 -- On first use, in the first schema of the search_path (PG_SCHEMA).
@@ -30,8 +26,8 @@ ALTER TABLE dl_fence ADD COLUMN IF NOT EXISTS checkpoint jsonb, ADD COLUMN IF NO
   ADD COLUMN IF NOT EXISTS checkpoint_number int;
 
 -- name: raise
--- From now on no run with a smaller claim to one of these jobs can commit. No row for a job: its fence stands higher, or is
--- another's. In the order of the jobs, so two runs that share some never wait for each other.
+-- From now on no run with a smaller claim can commit. No row: the fence stands higher or is another's. In the order of jobs,
+-- against deadlocks.
 INSERT INTO dl_fence AS f (job_id, claim, owner, owned_at)
 SELECT job_id, claim, %(owner)s, now() FROM unnest(%(job_ids)s::uuid[], %(claims)s::bigint[]) AS run (job_id, claim)
  ORDER BY job_id
@@ -50,8 +46,8 @@ SELECT job_id, f.claim FROM dl_fence f JOIN unnest(%(job_ids)s::uuid[], %(claims
 SELECT set_config('application_name', %(name)s, false);
 
 -- name: end_older
--- The sessions of older runs, which may hold locks on the target's rows. Best effort: another role's are left alone, and
--- a run of several jobs is found by the first of them.
+-- The sessions of older runs, which may hold locks. Best effort: another role's are left alone, and a batch is found by its
+-- first job.
 SELECT pg_terminate_backend(pid, 2000)
   FROM (SELECT pid, regexp_match(application_name, '^dl-job:([0-9a-f-]{36}):([0-9]{1,18})$') AS name FROM pg_stat_activity
          WHERE usename = current_user) session
@@ -64,13 +60,11 @@ DELETE FROM dl_fence WHERE job_id IN (
   SELECT job_id FROM dl_fence WHERE raised_at < now() - interval '30 days' LIMIT 100 FOR UPDATE SKIP LOCKED);
 
 -- name: unlimited
--- The first statement of the transaction: it may last, whatever the role's default says (PostgreSQL 17 and later),
--- unless the DSN's own options say it. Not in the session's options, which a server that does not know it would refuse.
+-- The first statement: no transaction_timeout (PostgreSQL 17), unless the DSN sets it.
 SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout' AND source <> 'client';
 
 -- name: hold
--- The last statement of the transaction: true while no newer run has raised a fence of these. The rows stay locked until
--- the commit, so a newer run waits for it; a process that is stopped in between holds it up for 5 s at most.
+-- The last statement: true while no newer run has raised a fence. The rows stay locked until the commit, for 5 s at most.
 WITH fence AS (
   SELECT FROM {schema}.dl_fence f JOIN unnest(%(job_ids)s::uuid[], %(claims)s::bigint[]) AS run (job_id, claim) USING (job_id)
    WHERE f.claim = run.claim AND owner = %(owner)s AND owned_at = raised_at ORDER BY job_id FOR SHARE OF f)

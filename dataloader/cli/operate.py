@@ -20,7 +20,7 @@ from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
 from dataloader.model.jobs import BulkOutcome, Preview
 from dataloader.model.kinds import OrderName
 from dataloader.queue import db
-from dataloader.queue.reports import args_index
+from dataloader.queue.reports import stats
 
 MAKING_SEC = 86_400.0  # an index of many millions of jobs takes its time
 
@@ -210,13 +210,13 @@ def search_index() -> None:
 @search_index.command(examples=["dataloader search-index create"])
 def create() -> None:
     """Make the index beside a working farm; needs the owner of the tables."""
-    click.echo("the index is made" if _change_index(args_index.create) else "the index is there already")
+    click.echo("the index is made" if _change_index(stats.create_args_index) else "the index is there already")
 
 
 @search_index.command(examples=["dataloader search-index remove"])
 def remove() -> None:
     """Remove the index beside a working farm."""
-    click.echo("the index is removed" if _change_index(args_index.drop) else "there is no such index")
+    click.echo("the index is removed" if _change_index(stats.drop_args_index) else "there is no such index")
 
 
 def _change_index(change: Callable[[db.Conn], bool]) -> bool:

@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import UUID
 
-from psycopg.rows import dict_row
-
 from dataloader import log
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
@@ -24,11 +22,9 @@ class NotEnded(Exception):
 
 
 def fields_of(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
-    """The fields of a trigger that adds the job once more, secrets in `args` included; None for an unknown id.
-
-    A field that is null is left out. Raises NotEnded.
-    """
-    row = conn.cursor(row_factory=dict_row).execute(_SQL["fields"].encode(), {"job_id": job_id}).fetchone()
+    """The fields of a trigger that adds the job once more, secrets included; None for an unknown id. Raises
+    NotEnded."""
+    row = next(iter(db.rows(conn, _SQL["fields"], {"job_id": job_id})), None)
     if row is None:
         return None
     status = row.pop("status")
@@ -39,10 +35,8 @@ def fields_of(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
 
 
 def changed(args: Any, changes: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
-    """PURE: args with these changes, and without the args of these names; what is masked in a change stays as it was.
-
-    Raises ValueError for a name in `without` that is no argument, or is changed as well, and as `restored`.
-    """
+    """PURE: args with these changes, and without these names; a mask stays what it was. Raises ValueError for a
+    wrong name."""
     old = args if isinstance(args, dict) else {}
     if wrong := [name for name in without if name not in old or name in changes]:
         raise ValueError(
@@ -53,12 +47,8 @@ def changed(args: Any, changes: Mapping[str, Any], without: Collection[str] = ()
 
 
 def restored(new: Any, old: Any, name: str = "") -> Any:
-    """PURE: `new`, where each part that is as the pages show that part of `old` is the part of `old`.
-
-    Pages mask secrets. `name` is that of the argument, which may be what makes it a secret. Raises ValueError for
-    what is masked in one part and changed in another, so that nobody knows which secret is meant: a text, a list of
-    another length, an object with the mask under a new name.
-    """
+    """PURE: `new`, with the parts of `old` where `new` has what pages show of them. Raises ValueError for a mask
+    whose secret is not clear, in a changed text or list or under a new name."""
     (shown,) = log.masked({name: old}).values()
     if _written(new) == _written(shown):  # 1 and true are equal, and not the same
         return old
@@ -84,10 +74,7 @@ def _written(value: Any) -> str:
 
 
 def add(conn: Conn, old_id: UUID, new: NewJob, by: str, asker: Asker | None = None) -> tuple[UUID, str]:
-    """Add `new`, which runs `old_id` again; its id and status, or those of the job that has its idempotency key.
-
-    Raises what `enqueue.enqueue` raises for a job that is limited.
-    """
+    """Add `new`, which runs `old_id` again; its id and status, as `enqueue.enqueue` of a limited job."""
     with conn.transaction():
         known = enqueue.are_known(conn, {new.idempotency_key})
         job_id, status = enqueue.enqueue(conn, new, limited=True, asker=asker)

@@ -1,16 +1,8 @@
 """PURE: the JSON Schema of a task's args: how the queue keeps it, and the check of args by it.
 
-Workers tell the queue the schemas of their pipelines (`operations.tell_tasks`, column `dl_tasks.args_schema`), so the
-API and the command line check args without the pipelines. Their check is early help: the promise is the worker's own
-look, by the model. A schema may come from whoever may write to the queue's tables, so it is read with care: only the
-keywords in `_KEYWORDS` count, no `pattern` is tried, no `$ref` leads out of the schema, and a check that takes more
-than STEPS steps ends without a fault. A step is some microseconds: a keyword that walks through values, compares them
-or writes one into a message takes more of them.
-
-jsonschema-rs has no bound of its work: 22 levels of definitions that each refer twice to the next took it 0.14 s, and
-each further level doubles the time. So the check stays here.
-
-Messages name the place and the rule; they never quote the args.
+The check is early help for API and command line; the promise is the worker's own look, by the model. A schema may come
+from anybody, so only _KEYWORDS count, no `pattern` is tried, no `$ref` leads out, and a check of more than STEPS steps
+ends without a fault (jsonschema-rs has no such bound). Messages name the place and the rule, and never quote the args.
 """
 
 from __future__ import annotations
@@ -61,55 +53,36 @@ class ArgFault:
         return f"{'.'.join(map(str, self.path))[:100] or 'args'} {self.message}"
 
 
-# --- the schema of a pipeline ---
-
-
 def written(schema: Mapping[str, Any]) -> str:
-    """The schema as the queue keeps it: without the defaults and examples of secrets, in ASCII.
-
-    Raises ValueError for one of more than SIZE_LIMIT bytes.
-    """
+    """The schema as the queue keeps it, without the samples of secrets; raises ValueError above SIZE_LIMIT bytes."""
     text = json.dumps(_without_secrets(schema), separators=(",", ":"))
     if len(text) > SIZE_LIMIT:
         raise ValueError(f"its JSON Schema has {len(text)} bytes; it should have at most {SIZE_LIMIT}")
     return text
 
 
-def _without_secrets(schema: Any) -> Any:
+def _without_secrets(schema: Any, is_secret: bool = False) -> Any:
+    """Without samples where the schema is a secret's, with masked ones elsewhere."""
     if isinstance(schema, list):
-        return [_without_secrets(item) for item in schema]
+        return [_without_secrets(item, is_secret) for item in schema]
     if not isinstance(schema, dict):
         return masking.masked(schema)
-    return {
-        name: {each: _of_name(each, item) for each, item in value.items()}
-        if name in _NAMED and isinstance(value, dict)
-        else masking.masked(value)
-        if name in _SAMPLES
-        else _without_secrets(value)
-        for name, value in schema.items()
-    }
+    found: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in _NAMED and isinstance(value, dict):
+            found[keyword] = {
+                name: _without_secrets(each, is_secret or _is_secret(name, each)) for name, each in value.items()
+            }
+        elif keyword not in _SAMPLES:
+            found[keyword] = _without_secrets(value, is_secret)
+        elif not is_secret:
+            found[keyword] = masking.masked(value)
+    return found
 
 
-def _of_name(name: str, schema: Any) -> Any:
-    """The schema of a property, or of a definition, of this name."""
-    if isinstance(schema, dict) and (masking.is_secret(name, "text") or schema.get("writeOnly")):
-        schema = _without_samples(schema)
-    return _without_secrets(schema)
-
-
-def _without_samples(schema: Any) -> Any:
-    """The schema of a secret: its choices and its items may have examples of their own."""
-    if isinstance(schema, list):
-        return [_without_samples(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        keyword: {name: _without_samples(item) for name, item in value.items()}
-        if keyword in _NAMED and isinstance(value, dict)
-        else _without_samples(value)
-        for keyword, value in schema.items()
-        if keyword not in _SAMPLES
-    }
+def _is_secret(name: str, schema: Any) -> bool:
+    """Whether a property, or a definition, is a secret."""
+    return isinstance(schema, dict) and bool(masking.is_secret(name, "text") or schema.get("writeOnly"))
 
 
 def read(text: str) -> dict[str, Any]:
@@ -119,9 +92,6 @@ def read(text: str) -> dict[str, Any]:
         raise UnusableSchema(validator)
     schema: dict[str, Any] = validator.schema
     return schema
-
-
-# --- the check ---
 
 
 def readable(text: str | None) -> dict[str, Any] | None:
@@ -135,32 +105,21 @@ class Allowance:
     """The steps that the jobs of one request share."""
 
     def __init__(self, steps: int = STEPS_AT_ONCE) -> None:
-        self._left = steps
+        self.left = steps
 
     def faults(self, text: str, args: Any) -> list[ArgFault]:
         """As `faults`, within what is left."""
-        allowed = min(STEPS, self._left)
-        left = [allowed]
-        found = _faults(text, args, left)
-        self._left -= allowed - max(left[0], 0)
-        return found
+        return faults(text, args, min(STEPS, self.left), self)
 
 
-def faults(text: str, args: Any, steps: int = STEPS) -> list[ArgFault]:
-    """The faults of args by the schema in `text`, at most FAULTS; [] where it cannot tell.
-
-    It cannot where the schema is none, or the check would take more than `steps` steps.
-    """
-    return _faults(text, args, [steps])
-
-
-def _faults(text: str, args: Any, left: list[int]) -> list[ArgFault]:
+def faults(text: str, args: Any, steps: int = STEPS, allowance: Allowance | None = None) -> list[ArgFault]:
+    """The faults of args by the schema in `text`, at most FAULTS; [] where it cannot tell, also within `steps`."""
     from referencing.exceptions import Unresolvable
 
     validator = _validator(text)
     if isinstance(validator, str):
         return []
-    token = _steps_left.set(left)
+    token = _steps_left.set([steps])
     found: dict[ArgFault, None] = {}  # the library names an object once for each name that it lacks
     try:
         for error in validator.iter_errors(args):
@@ -170,6 +129,8 @@ def _faults(text: str, args: Any, left: list[int]) -> list[ArgFault]:
     except (_Exhausted, RecursionError, Unresolvable, ArithmeticError):
         pass  # the worker checks with the model itself
     finally:
+        if allowance:
+            allowance.left -= steps - max(_steps_left.get()[0], 0)
         _steps_left.reset(token)
     return [*found][:FAULTS]
 
@@ -197,7 +158,7 @@ def _validator(text: str) -> Any:
     if len(text) > SIZE_LIMIT:
         return f"it has more than {SIZE_LIMIT} bytes"
     try:
-        schema = json.loads(text, parse_constant=_refuse)
+        schema = json.loads(text, parse_constant=lambda constant: int(constant))
         if trouble := _trouble(schema):
             return trouble[:200]
         # To find a place by its name, the library reads the whole schema for each reference.
@@ -207,10 +168,6 @@ def _validator(text: str) -> Any:
     if away:
         return f"a $ref should lead into the schema itself, not to {away[:100]}"
     return _validator_class()(schema, registry=Registry(), format_checker=_formats())
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)  # NaN and Infinity, which are no JSON
 
 
 def _trouble(schema: Any) -> str | None:
@@ -312,9 +269,6 @@ def _formats() -> Any:
     for name, is_right in (("date", is_date), ("date-time", is_time), ("uuid", UUID)):
         formats.checks(name, raises=ValueError)(checking(is_right))
     return formats
-
-
-# --- its words ---
 
 
 def _described(error: ValidationError, before: tuple[str | int, ...]) -> Iterator[ArgFault]:

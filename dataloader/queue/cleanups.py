@@ -1,10 +1,7 @@
-"""Cleanups: jobs that end what canceled jobs have left behind elsewhere.
+"""Cleanups: jobs that end what canceled jobs have left behind elsewhere, as their checkpoints say by `on_cancel`.
 
-A run that is canceled cleans up itself. A job that is canceled between two runs cannot, nor can one whose worker dies.
-So a checkpoint with the key `on_cancel` says that something of the job lives on elsewhere, for instance a program on a
-cluster. Where such a job has ended canceled, the reaper adds a job of the same task, args and queue. Its runs have this
-checkpoint, with `canceled`, the id of the canceled job, in the place of `on_cancel`. Every function may raise
-psycopg.Error.
+The reaper adds a job of the same task, args and queue; its checkpoint has `canceled`, the id of the canceled job, in
+the place of `on_cancel`. A run that is canceled cleans up itself. Every function may raise psycopg.Error.
 """
 
 from __future__ import annotations
@@ -29,11 +26,8 @@ def due(conn: Conn) -> list[UUID]:
 
 
 def add(conn: Conn, job_id: UUID) -> UUID | None:
-    """Add the cleanup of a canceled job, also to a full queue; returns its id.
-
-    Returns None where the job has one or needs none any more, or where somebody has the job's row locked. Any number of
-    reapers may call it.
-    """
+    """Add the cleanup of a canceled job, also to a full queue; its id, or None where it is not needed or the row is
+    locked."""
     with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
         job = cursor.execute(_SQL["take"], {"job_id": job_id}).fetchone()
         if job is None or cursor.execute(_SQL["strike"], {"job_id": job_id}).fetchone() is None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
 from collections.abc import Sequence
 
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+from dataloader.queue.job import storable
 
 
 class WrongCursor(ValueError):
@@ -29,11 +28,10 @@ def parts(text: str, count: int) -> list[str]:
         found = json.loads(of_base64(text))
     except (ValueError, RecursionError):
         raise WrongCursor from None
-    if not isinstance(found, list) or len(found) != count:
+    is_place = isinstance(found, list) and len(found) == count
+    if not is_place or any(not isinstance(part, str) or storable(part) != part for part in found):
         raise WrongCursor
-    if any(not isinstance(part, str) or _UNSTORABLE.search(part) for part in found):
-        raise WrongCursor
-    return found
+    return list(found)
 
 
 def in_base64(text: str) -> str:

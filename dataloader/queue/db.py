@@ -1,8 +1,4 @@
-"""PostgreSQL connections: how to open one, how long a server may stay silent, which errors pass.
-
-Only this module opens connections to the queue, reads the named statements of `sql/`, and imports psycopg's connection
-machinery.
-"""
+"""PostgreSQL connections: how to open one, how long a server may stay silent, which errors pass; named statements."""
 
 from __future__ import annotations
 
@@ -25,6 +21,7 @@ from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo, Format
+from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
@@ -64,11 +61,9 @@ class Silence(errors.OperationalError):
 
 
 class Connection(psycopg.Connection[Any]):
-    """A psycopg connection whose every wait ends.
+    """A psycopg connection whose every wait ends: after its deadline it is closed, and raises Silence.
 
-    A stopped backend or a dead host whose kernel still acknowledges is seen by neither TCP keepalives nor
-    `statement_timeout`, which the server enforces. So each wait for an answer has a deadline here; when it
-    passes the connection is closed and Silence (an OperationalError) raised.
+    Neither TCP keepalives nor `statement_timeout` see a stopped backend, or a dead host whose kernel acknowledges.
     """
 
     answer_within: float = 60.0  # seconds, for each answer
@@ -77,10 +72,9 @@ class Connection(psycopg.Connection[Any]):
 
     @cached_property
     def is_direct(self) -> bool:
-        """True when PostgreSQL itself opened this session; a pooler hands out cancellation keys of its own making.
+        """True when PostgreSQL itself opened this session: a pooler hands out cancellation keys of its own making.
 
-        Asked for once, by one round trip. Only from then on, and only on a direct session, statements are prepared:
-        behind a pooler in transaction mode the name of a prepared statement may be another client's.
+        One round trip, once. Statements are prepared from then on; behind a pooler a name may be another client's.
         """
         is_direct: bool = self.execute("SELECT pg_backend_pid()").fetchone() == (self.info.backend_pid,)
         if is_direct:
@@ -107,21 +101,14 @@ class Connection(psycopg.Connection[Any]):
             raise Silence(f"no answer from the database within {seconds:.1f} s") from None
         except BaseException as e:
             if not isinstance(e, Exception):
-                self._abandon()
+                with suppress(Error):
+                    self.cancel_safe(timeout=CANCEL_SEC)
+                self.pgconn.finish()
             raise
-
-    def _abandon(self) -> None:
-        """Close the connection after an exception from outside, which left an answer unread."""
-        with suppress(Error):
-            self.cancel_safe(timeout=CANCEL_SEC)
-        self.pgconn.finish()
 
 
 class _Readable(Loader):
-    """Reads a time that Python does not know, such as infinity, as the earliest or latest that it does.
-
-    A day less than that, for people's time zones. A row of any service may hold such a time, in any of its columns.
-    """
+    """Reads a time that Python does not know, such as infinity, as the nearest that people's time zones can show."""
 
     def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
         super().__init__(oid, context)
@@ -176,11 +163,9 @@ def connect(
 ) -> Connection:
     """Open an autocommit session on `schema`, in UTC, that notices a dead link within some 15 s.
 
-    `name` becomes application_name; the times are in seconds. 0 is without limit, whatever the role's default is,
-    unless the DSN's own options set a limit. With `keeps_defaults` the role's isolation level, date style and encoding
-    stay: for the statements of pipelines. A multi-host DSN finds the writable primary. Nothing is prepared on it,
-    whatever a statement asks for, before `is_direct` was asked. Raises psycopg.OperationalError; psycopg keeps the
-    password out of its text.
+    Times are in seconds; 0 is without limit, unless the DSN's own options set one. `keeps_defaults`: the role's
+    settings stay, for pipelines. A multi-host DSN finds the writable primary. Raises OperationalError, without the
+    password.
     """
     limits = {
         "statement_timeout": statement_timeout,
@@ -208,10 +193,8 @@ def pool(
     max_lifetime: float = 1800,
     configure: Callable[[Connection], None] = lambda conn: None,
 ) -> ConnectionPool[Connection]:
-    """A pool, not yet open, of sessions as `connect` makes them; an idle one is tested before it is lent.
-
-    Where one is found dead its idle siblings are too, and not worth a test each: the pool is emptied.
-    """
+    """A pool, not yet open, of sessions as `connect` makes them. Where a tested one is found dead, the pool is
+    emptied."""
 
     def check(conn: Connection) -> None:
         try:
@@ -248,8 +231,7 @@ def pool(
 def in_force(conn: Connection) -> Iterator[None]:
     """For this block the settings hold that `conn` was opened with, its search_path among them.
 
-    A pooler drops them. Behind one the block is a transaction, which sets them for itself: a setting of the session
-    would stay with the pooler's session, and meet other clients. May raise psycopg.Error.
+    A pooler drops them, so behind one the block is a transaction that sets them for itself.
     """
     if conn.is_direct:
         yield
@@ -345,11 +327,7 @@ def patiently(
     give_up: Callable[[], bool] = lambda: False,
     on_error: Callable[[BaseException], None] = lambda error: None,
 ) -> T:
-    """Call `attempt` until it succeeds, over passing errors, with jittered pauses that grow to RECONNECT_SEC.
-
-    `sleep` pauses (seconds) and may return early; after each failure `on_error` hears of it, and once
-    `give_up()` is true the error is raised.
-    """
+    """Call `attempt` until it succeeds, over passing errors, with pauses up to RECONNECT_SEC, unless `give_up()`."""
 
     def failed(state: RetryCallState) -> None:
         if state.outcome and (error := state.outcome.exception()):
@@ -372,6 +350,14 @@ def sql_folder() -> Traversable:
         return files("dataloader.sql")
     except ModuleNotFoundError:
         return Path(__file__).parents[2] / "sql"
+
+
+def rows(
+    conn: Conn, statement: str, parameters: Mapping[str, Any] | None = None, *, prepare: bool | None = None
+) -> list[Row]:
+    """The rows of a statement as dicts; with `prepare` False it is planned anew each time, for these values."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(statement.encode(), parameters, prepare=prepare).fetchall()
 
 
 @cache

@@ -1,21 +1,14 @@
-"""Whether triggers, indexes and functions of the queue are as they were shipped, and what puts them back.
-
-`sql/schema.sql` and `sql/functions/` are what was shipped; the server's catalogs say what there is. This module changes
-nothing.
-"""
+"""Whether triggers, indexes and functions of the queue are as they were shipped, and what puts them back."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
-
-from psycopg.rows import dict_row
 
 from dataloader.queue import db
+from dataloader.queue.db import Row
 
-Row = dict[str, Any]
 _SQL = db.statements("drift.sql")
 _TRIGGER = re.compile(
     r"^CREATE (?:CONSTRAINT )?TRIGGER (\w+) .*? ON (\w+)\b.*?EXECUTE FUNCTION (\w+)\(\);$", re.DOTALL | re.MULTILINE
@@ -30,11 +23,8 @@ _BLOCK = re.compile(r"^DO \$bound\$ BEGIN EXECUTE (format\(.*?\)); END \$bound\$
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One object that is not as shipped: what, how, and the statements that put it back.
-
-    `mend` is empty for a function: then all functions are to be applied again. `is_index`: its statements stand alone,
-    outside of a transaction.
-    """
+    """One object that is not as shipped, and the statements that put it back; none for a function: then all are
+    applied."""
 
     what: str
     how: str
@@ -56,27 +46,27 @@ class Function:
 
     def is_in(self, found: Iterable[Row]) -> bool:
         """Whether one of these rows is this function, with nothing in it changed."""
-        return any(self._is(row) for row in found)
-
-    def _is(self, row: Row) -> bool:
         language = re.search(r"LANGUAGE (\w+)", self.head)
-        return (
+        settings = set(re.findall(r"\bSET ([\w.]+)", self.head))
+        return any(
             self.body == row["body"]
             and (language is None or language[1] == row["language"])
             and ("SECURITY DEFINER" in self.head) == row["by_owner"]
-            and set(re.findall(r"\bSET ([\w.]+)", self.head)) == set(row["settings"])
+            and settings == set(row["settings"])
+            for row in found
         )
 
 
 def found(conn: db.Connection, functions: str) -> list[Drift]:
-    """The objects that are missing, switched off or changed in the schema that `conn` sees.
-
-    `functions` is the text of functions/. To be asked only of a schema that this code's migrations
-    have made. May raise psycopg.Error.
-    """
+    """The objects of a schema of this code that are missing, switched off or changed; `functions`: the shipped text."""
     schema = (db.sql_folder() / "schema.sql").read_text("utf-8")
+    there, changed = _rows(conn, "functions"), []
+    for function in shipped(_bound(conn, functions)):
+        of_name = [row for row in there if row["name"] == function.name]
+        if not function.is_in(of_name):
+            changed.append(Drift(f"function {function.name}", "is changed" if of_name else "is missing"))
     return [
-        *_of_functions(shipped(_bound(conn, functions)), _rows(conn, "functions")),
+        *changed,
         *_of_triggers(schema, {row["name"]: row for row in _rows(conn, "triggers")}),
         *_of_indexes(conn, schema),
     ]
@@ -88,10 +78,7 @@ def of_indexes(conn: db.Connection, schema: str) -> list[str]:
 
 
 def is_bound(conn: db.Connection) -> bool:
-    """Whether the functions whose text names their schema name the one that `conn` sees, and not one before a rename.
-
-    To be asked only of the functions that this code has made. May raise psycopg.Error.
-    """
+    """Whether functions that name their schema name the one that `conn` sees, and not one before a rename."""
     return bool(_rows(conn, "bound"))
 
 
@@ -110,13 +97,6 @@ def _bound(conn: db.Connection, functions: str) -> str:
     row = conn.execute(f"SELECT {', '.join(_BLOCK.findall(functions))}".encode()).fetchone()
     statements = iter(row or ())
     return _BLOCK.sub(lambda _: f"{next(statements)};", functions)
-
-
-def _of_functions(wanted: Iterable[Function], there: list[Row]) -> Iterator[Drift]:
-    for function in wanted:
-        of_name = [row for row in there if row["name"] == function.name]
-        if not function.is_in(of_name):
-            yield Drift(f"function {function.name}", "is changed" if of_name else "is missing")
 
 
 def _of_triggers(schema: str, there: dict[str, Row]) -> Iterator[Drift]:
@@ -143,5 +123,4 @@ def _of_indexes(conn: db.Connection, schema: str) -> Iterator[Drift]:
 
 
 def _rows(conn: db.Connection, name: str) -> list[Row]:
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_SQL[name]).fetchall()
+    return db.rows(conn, _SQL[name])

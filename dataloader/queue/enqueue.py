@@ -1,8 +1,5 @@
-"""How jobs are added: one by one (`enqueue`), or many by columns, in a few statements that share one transaction.
-
-A thousand jobs cost a few round trips and little CPU, so the cost of each job counts here: one call makes the JSON of
-all of them, another one their time-ordered ids. Every function may raise psycopg.Error.
-"""
+"""How jobs are added: one (`enqueue`), or many by columns, where the cost of each job counts. May raise
+psycopg.Error."""
 
 from __future__ import annotations
 
@@ -86,12 +83,8 @@ Columns = dict[str, list[Any]]
 class NewJob:
     """A job as its producer asks for it; the fields are those of `fields.OF_NEW_JOB`.
 
-    `available_at` None means now; `max_attempts` and `timeout_sec` None leave the limit to the pipeline, which is 5
-    attempts unless it says more. `affinity_key` None leaves it to the pipeline, which may say from which of the args
-    it follows. `limits` None leaves them to the pipeline; [] is none. `score` None means the time of creation, in an
-    ordered queue. A job with a `deadline`, when it should have ended, starts before those of its priority without
-    one. A `lock_key` "" leaves it to a hook (`around_enqueue`). The job starts when the jobs `depends_on` have ended;
-    `on_parent_failure`, one of job.ON_FAILURE, says what comes of it where one has not succeeded.
+    None leaves a field to its default or to the pipeline; `limits` [] is none. A `lock_key` "" leaves it to a hook
+    (`around_enqueue`). The job starts when the jobs `depends_on` have ended; `on_parent_failure` is of job.ON_FAILURE.
     """
 
     queue: str
@@ -150,53 +143,42 @@ def enqueue(
 ) -> tuple[UUID, str]:
     """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it.
 
-    `job_id` is a `new_id` where the caller needs the id beforehand. `limited`: raises QueueFull, having added nothing,
-    when the queue holds as many jobs as it may. Raises KeyTaken when that job is none that the `asker` may see, and
-    UnknownParents for a parent that is none of these.
+    `job_id`: a `new_id`. `limited`: raises QueueFull for a full queue. Raises KeyTaken and UnknownParents for jobs that
+    the `asker` may not see.
     """
+    job_id = job_id or new_id(conn)
+    parameters = {name: get(new) for name, get in _GETTERS.items()}
+    parameters |= {"job_id": job_id, "args": as_json(new.args), "limited": limited, "by": asker and asker.by}
     with _in_one_transaction(conn) if new.depends_on else nullcontext():
-        return _enqueue(conn, new, limited, asker, job_id or new_id(conn))
+        while True:
+            if conn.execute(_ENQUEUE.encode(), parameters).fetchone():
+                if new.depends_on:
+                    _depend(conn, links([new.depends_on], [new.on_parent_failure], [job_id]), None, asker)
+                return job_id, "queued"
+            # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
+            if row := conn.execute(_SQL["find"], {"idempotency_key": new.idempotency_key}).fetchone():
+                if asker and not_for(conn, asker, [row[0]]):
+                    raise KeyTaken
+                return row[0], row[1]
+            if limited:
+                require_room(conn, [new.queue])
+            # The job that had the key was deleted between the two: the key is free again.
 
 
 def new_id(conn: Conn) -> UUID:
     """The id of a job that will be added."""
     return next(_new_ids(1))
 
-
-def _enqueue(conn: Conn, new: NewJob, limited: bool, asker: Asker | None, job_id: UUID) -> tuple[UUID, str]:
-    parameters = {name: get(new) for name, get in _GETTERS.items()}
-    parameters |= {"job_id": job_id, "args": as_json(new.args), "limited": limited, "by": asker and asker.by}
-    while True:
-        if conn.execute(_ENQUEUE.encode(), parameters).fetchone():
-            if new.depends_on:
-                _depend(conn, links([new.depends_on], [new.on_parent_failure], [job_id]), None, asker)
-            return job_id, "queued"
-        # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
-        if found := _of_key(conn, new.idempotency_key, asker):
-            return found
-        if limited:
-            require_room(conn, [new.queue])
-        # The job that had the key was deleted between the two: the key is free again.
-
-
-def _of_key(conn: Conn, key: str | None, asker: Asker | None) -> tuple[UUID, str] | None:
-    """The job of this idempotency key and its status; None where there is none. Raises KeyTaken, as enqueue does."""
-    row = conn.execute(_SQL["find"], {"idempotency_key": key}).fetchone()
-    if row and asker and not_for(conn, asker, [row[0]]):
-        raise KeyTaken
-    return (row[0], row[1]) if row else None
+    # The job that had the key was deleted between the two: the key is free again.
 
 
 def enqueue_one(conn: Conn, fields: Mapping[str, Any], schema: str | None = None) -> tuple[UUID, str]:
-    """Add one job as enqueue_many does, in one statement whatever happens; returns its id and status.
-
-    `fields` are a value for each field of a producer, `args` as JSON. For an idempotency key seen before, the id and
-    status of the job that has it. The connection's own `prepare_threshold` says when the statement is prepared; behind
-    a pooler it never is.
-    """
+    """Add one job as enqueue_many does, in one statement; `fields` has a value for each field, `args` as JSON."""
     job_id, is_direct = next(_new_ids(1)), conn in _direct
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
-    cursor.execute(_enqueue_one(schema), {**fields, "job_id": job_id}, prepare=None if is_direct else False)
+    cursor.execute(
+        _in_schema(_ENQUEUE_ONE, schema).encode(), {**fields, "job_id": job_id}, prepare=None if is_direct else False
+    )
     ((known, backend_pid),) = cursor.fetchall()
     if not is_direct and backend_pid == conn.info.backend_pid:
         _direct.add(conn)
@@ -204,11 +186,6 @@ def enqueue_one(conn: Conn, fields: Mapping[str, Any], schema: str | None = None
         return job_id, "queued"
     known_id, status = known.split()
     return UUID(known_id), status
-
-
-@cache
-def _enqueue_one(schema: str | None) -> bytes:
-    return _in_schema(_ENQUEUE_ONE, schema).encode()
 
 
 def not_for(conn: Conn | Foreign, asker: Asker, job_ids: Collection[UUID]) -> set[UUID]:
@@ -227,11 +204,9 @@ def require_room(conn: Conn, queues: Iterable[str]) -> None:
 
 
 def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) -> list[tuple[UUID, str]]:
-    """Add jobs, all or none; for each, in the order of the list, what `enqueue` returns.
+    """Add jobs, all or none, on any connection, in its transaction if any; for each what `enqueue` returns, in order.
 
-    Jobs of equal priority run in the order of the list. A key may stand in the list twice. Any connection will do: one
-    in a transaction stays in it, one without autocommit is left in one; `schema` is the queue's where the connection's
-    search_path does not lead to it. Lists of more than AT_ONCE jobs take several statements, sent without waiting.
+    `schema` is the queue's where the search_path does not lead to it. Above AT_ONCE jobs several statements are sent.
     """
     return enqueue_columns(conn, columns(jobs), schema)
 
@@ -266,19 +241,29 @@ def as_texts(objects: list[Mapping[str, Any]]) -> list[str]:
 def enqueue_columns(
     conn: Conn | Foreign, columns: Columns, schema: str | None = None, asker: Asker | None = None
 ) -> list[tuple[UUID, str]]:
-    """Add jobs as enqueue_many does, from a list for each field.
+    """Add jobs as enqueue_many does, from a list for each field: of values for each job, or of one for all.
 
-    `args` are JSON texts, one for each job; the other lists have a value for each job or one for all of them. Raises
-    KeyTaken, having added nothing, for a key whose job the `asker` may not see, UnknownParents for such a parent. The
-    journal of jobs with keys names the asker.
+    `args` are JSON texts. Raises KeyTaken and UnknownParents, having added nothing; the journal of jobs names the
+    asker.
     """
     columns = columns | {"limits": [None if names is None else array(names) for names in columns["limits"]]}
     count = len(columns["args"])
     results = [(_NOT_YET, "queued")] * count
     found: set[int] = set()
     left = _fixed_order(columns["idempotency_key"], count)
-    with _in_one_transaction(conn) if _needs_several(columns) else nullcontext():
-        since = _now(conn) if count > AT_ONCE else None
+    with (
+        _in_one_transaction(conn)
+        if (
+            len(columns["args"]) > AT_ONCE
+            or columns["idempotency_key"] != [None]
+            or any(columns.get("depends_on", ()))
+            or any(columns.get("trace", ()))
+        )
+        else nullcontext()
+    ):
+        since = None
+        if count > AT_ONCE:
+            ((since,),) = _execute(conn, "SELECT clock_timestamp()::text", {})
         while left:
             left = _add(conn, columns, results, found, left, since, schema)
         _set_traces(conn, columns, results, schema)
@@ -286,27 +271,13 @@ def enqueue_columns(
             job_ids = [job_id for job_id, _ in results]
             _depend(conn, links(columns["depends_on"], columns["on_parent_failure"], job_ids), schema, asker)
         if asker and columns["idempotency_key"] != [None]:
-            _sign(conn, results, found, asker)
+            # See that the jobs that were `found` are the asker's, and note that the others are.
+            added = {result[0] for number, result in enumerate(results) if number not in found}
+            taken = not_for(conn, asker, {results[number][0] for number in found} - added)
+            if taken:
+                raise KeyTaken(min(number for number in found if results[number][0] in taken))
+            _execute(conn, _SQL["sign"], {"by": asker.by, "job_ids": list(added)})
     return results
-
-
-def _needs_several(columns: Columns) -> bool:
-    """Whether these jobs may take several statements; one is a transaction by itself."""
-    return (
-        len(columns["args"]) > AT_ONCE
-        or columns["idempotency_key"] != [None]
-        or any(columns.get("depends_on", ()))
-        or any(columns.get("trace", ()))
-    )
-
-
-def _sign(conn: Conn | Foreign, results: list[tuple[UUID, str]], found: set[int], asker: Asker) -> None:
-    """See that the jobs that were `found` are the asker's, and note that the others are."""
-    added = {result[0] for number, result in enumerate(results) if number not in found}
-    taken = not_for(conn, asker, {results[number][0] for number in found} - added)
-    if taken:
-        raise KeyTaken(min(number for number in found if results[number][0] in taken))
-    _execute(conn, _SQL["sign"], {"by": asker.by, "job_ids": list(added)})
 
 
 def require_room_for(conn: Conn, columns: Columns) -> None:
@@ -360,17 +331,26 @@ def _add(
     since: str | None,
     schema: str | None,
 ) -> list[int]:
-    """Add the jobs of these numbers; `results` learn of them, also of those that were `found` by their keys.
-
-    Returns the numbers of those whose key's job was deleted while we looked: the key is free again.
-    """
+    """Add the jobs of these numbers to `results`; returns those whose key's job was deleted meanwhile: the key is
+    free."""
     statement, steps = _in_schema(_ENQUEUE_MANY, schema), _steps(wanted)
     new_ids = _new_ids(len(wanted))
     sent, gone = [], []
     with nullcontext() if isinstance(conn, Foreign) or len(steps) == 1 else conn.pipeline():
         for step in steps:  # while the server adds one, the next is made ready here
             ids = list(islice(new_ids, len(step)))
-            sent.append(_execute(conn, statement, _parameters(columns, ids, step, since)))
+            in_a_row = isinstance(step, range)
+            parameters: dict[str, Any] = {
+                name: values
+                if len(values) == 1
+                else values[step.start : step.stop]
+                if isinstance(step, range)
+                else [values[number] for number in step]
+                for name, values in columns.items()
+            }
+            parameters |= {"job_id": ids, "since": since, "before": step[0] if in_a_row else 0}
+            parameters["place"] = None if in_a_row or since is None else [number + 1 for number in step]
+            sent.append(_execute(conn, statement, parameters))
             for number, new_id in zip(step, ids, strict=True):
                 results[number] = new_id, "queued"
         for step, cursor in zip(steps, sent, strict=True):
@@ -391,33 +371,14 @@ def _steps(wanted: Sequence[int]) -> list[Sequence[int]]:
     return [wanted[start:end] for start, end in zip(starts, [*starts[1:], len(wanted)], strict=True)]
 
 
-def _parameters(columns: Columns, ids: list[UUID], numbers: Sequence[int], since: str | None) -> dict[str, Any]:
-    """Those of one statement: these jobs, with these ids."""
-    found: dict[str, Any] = {name: _chosen(values, numbers) for name, values in columns.items()}
-    in_a_row = isinstance(numbers, range)
-    place = None if in_a_row or since is None else [number + 1 for number in numbers]
-    return found | {"job_id": ids, "since": since, "before": numbers[0] if in_a_row else 0, "place": place}
-
-
-def _chosen(values: list[Any], numbers: Sequence[int]) -> list[Any]:
-    """The values of these jobs, or the one of all of them."""
-    if len(values) == 1:
-        return values
-    if isinstance(numbers, range):
-        return values[numbers.start : numbers.stop]
-    return [values[number] for number in numbers]
-
-
 def _execute(conn: Conn | Foreign, statement: str, parameters: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
-    """Tuples from any connection, whatever its owner has made its cursors and rows.
-
-    Nothing is prepared: a pooler in transaction mode may stand before it.
-    """
+    """Tuples from any connection, whatever its owner has made its rows. Nothing is prepared: for poolers."""
     if isinstance(conn, Foreign):
         return conn.execute(statement, parameters)
     return psycopg.Cursor(conn, row_factory=tuple_row).execute(statement.encode(), parameters, prepare=False)
 
 
+@cache
 def _in_schema(statement: str, schema: str | None) -> str:
     """The statement with the function that it calls named in full."""
     if schema is None:
@@ -434,18 +395,11 @@ def _in_one_transaction(conn: Conn | Foreign) -> AbstractContextManager[Any]:
     return conn.transaction() if conn.autocommit and idle else nullcontext()
 
 
-def _now(conn: Conn | Foreign) -> Any:
-    ((at,),) = _execute(conn, "SELECT clock_timestamp()::text", {})
-    return at
-
-
 def _new_ids(count: int) -> Iterator[UUID]:
     """Time-ordered UUIDs (version 7, RFC 9562), a microsecond apart: an index takes them at its right edge."""
     first = time.time_ns() // 1_000
     noise = struct.unpack(f">{count}Q", os.urandom(8 * count))
-    return (_uuid_of(_halves(_time_of(at), 1 << 63 | random >> 2)) for at, random in enumerate(noise, first))
-
-
-def _time_of(microseconds: int) -> int:
-    """The first half of such a UUID: milliseconds, version, parts of 4,096 of the last one; the rest is random."""
-    return microseconds // 1_000 << 16 | 0x7000 | microseconds % 1_000 * 4_096 // 1_000
+    return (
+        _uuid_of(_halves(at // 1_000 << 16 | 0x7000 | at % 1_000 * 4_096 // 1_000, 1 << 63 | random >> 2))
+        for at, random in enumerate(noise, first)
+    )

@@ -1,9 +1,4 @@
-"""PURE: a job's fields, declared once: the columns of dl_jobs.
-
-The rules for a producer's fields (`new_job.Trigger`) and their options on the command line are made from this table.
-tests/unit/test_fields.py compares it with every other place that lists fields (SQL, the API's models, the client, the
-documents), and names the place that differs. So a new field costs its line here, a migration, and these places.
-"""
+"""PURE: a job's fields, declared once: the columns of dl_jobs. tests/unit/test_fields.py names places that differ."""
 
 from __future__ import annotations
 
@@ -27,11 +22,9 @@ LIMIT_NAME = 100  # characters of a limit's name
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a job, and the column of dl_jobs of the same name.
+    """One field of a job, and the column of dl_jobs of the same name; `type` is the column's.
 
-    `type` is the column's. `least` and `most` bound the characters of a text, the number, or the names of a list.
-    `default` is that of a job whose producer does not name the field. `by` sets it: the producer, the API (for the
-    producer), or the queue.
+    `least` and `most` bound a text's characters, a number, or a list's names. `by` sets it: producer, API or queue.
     """
 
     name: str
@@ -48,6 +41,10 @@ def _given(name: str, type: str, seen: frozenset[str], text: str, default: Any, 
     return Field(name, type, text, seen, "producer", default, *bounds)
 
 
+_AFFINITY = "names the heavy resource that the job needs; default: as the pipeline says, or none"
+_LIMITS = "the limits of the fleet that its runs count for; default: as the pipeline says, or none"
+_ATTEMPTS = "how many runs it may have; default: as the pipeline says, or 5"
+_TIMEOUT = "how long one run may take; default: what the pipeline says"
 FIELDS = (
     _given("queue", "text", EVERYWHERE, "the queue, whose workers run the job", REQUIRED, 1, 128),
     _given("task", "text", EVERYWHERE, "the pipeline's name", REQUIRED, 1, 200),
@@ -57,40 +54,14 @@ FIELDS = (
     _given("partition_key", "text", EVERYWHERE, "stored, shown and filtered by", "", None, 255),
     _given("priority", "int", EVERYWHERE, "the lower runs first; default: 100", 100, 0, INT4_MAX),
     _given("available_at", "timestamptz", EVERYWHERE, "not before then; default: now", None),
-    _given(
-        "max_attempts",
-        "int",
-        EVERYWHERE,
-        "how many runs it may have; default: as the pipeline says, or 5",
-        None,
-        1,
-        INT4_MAX,
-    ),
+    _given("max_attempts", "int", EVERYWHERE, _ATTEMPTS, None, 1, INT4_MAX),
     _given("lease_ttl_sec", "int", PAGE, "for how long a silent worker keeps the job", 60, 1, 86_400),
-    _given(
-        "timeout_sec", "int", STATUS, "how long one run may take; default: what the pipeline says", None, 1, MONTH_SEC
-    ),
+    _given("timeout_sec", "int", STATUS, _TIMEOUT, None, 1, MONTH_SEC),
     _given("score", "float8", EVERYWHERE, "place among the jobs of its key in an ordered queue; default: now", None),
     _given("producer", "text", EVERYWHERE, "the program that asks for the job; stored and shown", None, None, 255),
     _given("consumer_group", "text", EVERYWHERE, "stored, shown and filtered by", None, None, 255),
-    _given(
-        "affinity_key",
-        "text",
-        EVERYWHERE,
-        "names the heavy resource that the job needs; default: as the pipeline says, or none",
-        None,
-        1,
-        200,
-    ),
-    _given(
-        "limits",
-        "text[]",
-        EVERYWHERE,
-        "the limits of the fleet that its runs count for; default: as the pipeline says, or none",
-        None,
-        None,
-        LIMITS_MOST,
-    ),
+    _given("affinity_key", "text", EVERYWHERE, _AFFINITY, None, 1, 200),
+    _given("limits", "text[]", EVERYWHERE, _LIMITS, None, None, LIMITS_MOST),
     _given(
         "deadline", "timestamptz", EVERYWHERE, "when the job should have ended: of its priority it goes before", None
     ),

@@ -1,13 +1,9 @@
-"""Producers' connections of other libraries, SQLAlchemy and Django: the statements of `enqueue` in their transactions.
-
-Their drivers differ (psycopg 3, psycopg2, asyncpg), so every parameter is sent as text, and the statement's own cast
-says what it is. This module imports neither library: who gives a connection of one has it.
-"""
+"""Producers' connections of SQLAlchemy and Django: `enqueue` in their transactions. Parameters go as text: drivers
+differ."""
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
@@ -27,18 +23,6 @@ _ASYNC = "SQLAlchemy's asynchronous {name}: use `await conn.run_sync(enqueue, qu
 _FOREIGN = "conn should be a connection of psycopg 3, SQLAlchemy or Django, not {name}"
 
 
-class Foreign(ABC):
-    """A connection of another library; its own errors come through."""
-
-    @abstractmethod
-    def execute(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        """The rows of a statement, in the transaction that the connection is in."""
-
-    @abstractmethod
-    def in_one_transaction(self) -> AbstractContextManager[Any]:
-        """A transaction around several statements where the producer has none; his is not ours to end."""
-
-
 def opened(conn: Any) -> psycopg.Connection[Any] | Foreign:
     """A producer's connection as `enqueue` uses it; raises TypeError for what is none, and for an asynchronous one."""
     if isinstance(conn, psycopg.Connection):
@@ -49,7 +33,7 @@ def opened(conn: Any) -> psycopg.Connection[Any] | Foreign:
     raise TypeError(_FOREIGN.format(name=type(conn).__name__))
 
 
-class _OfSqlAlchemy(Foreign):
+class _OfSqlAlchemy:
     """A Connection, or the one of a Session or scoped_session. The statement begins its transaction, as any does."""
 
     def __init__(self, given: Any) -> None:
@@ -65,6 +49,7 @@ class _OfSqlAlchemy(Foreign):
         _require_postgresql(self._conn.dialect.name)
 
     def execute(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        """The rows of a statement, in the transaction that the connection is in; the library's own errors come."""
         from sqlalchemy import text
         from sqlalchemy.exc import StatementError
 
@@ -78,12 +63,13 @@ class _OfSqlAlchemy(Foreign):
         return result.all() if result.returns_rows else []
 
     def in_one_transaction(self) -> AbstractContextManager[Any]:
+        """A transaction around several statements where the producer has none; his is not ours to end."""
         if getattr(self._conn.connection.dbapi_connection, "autocommit", False):
             raise ValueError("jobs that take several statements need a transaction, and conn is in AUTOCOMMIT mode")
         return nullcontext()
 
 
-class _OfDjango(Foreign):
+class _OfDjango:
     """`django.db.connection`, or one of `connections`."""
 
     def __init__(self, conn: Any) -> None:
@@ -93,6 +79,7 @@ class _OfDjango(Foreign):
         self._conn = conn
 
     def execute(self, statement: str, parameters: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        """As that of SQLAlchemy."""
         own, values = _as_texts(statement, parameters, "%({})s".format)
         with self._conn.cursor() as cursor:
             cursor.execute(own, values)
@@ -100,12 +87,16 @@ class _OfDjango(Foreign):
             return rows
 
     def in_one_transaction(self) -> AbstractContextManager[Any]:
+        """As that of SQLAlchemy."""
         from django.db import transaction
 
         if self._conn.in_atomic_block or not self._conn.get_autocommit():
             return nullcontext()
         atomic: AbstractContextManager[Any] = transaction.atomic(using=self._conn.alias)
         return atomic
+
+
+Foreign = _OfSqlAlchemy | _OfDjango  # a connection of another library
 
 
 def _require_postgresql(name: str) -> None:

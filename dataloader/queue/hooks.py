@@ -1,8 +1,5 @@
-"""Hooks: users' functions that a process calls at a fixed point. The registry, and the hook at the adding of a job.
-
-A module registers its functions when it is imported. The other points are in `pipelines.hooks`; `around_enqueue` is
-here, because the API and programs that add jobs need no pipelines.
-"""
+"""Hooks: users' functions that a process calls at a fixed point. The registry, and `around_enqueue`; see
+pipelines.hooks."""
 
 from __future__ import annotations
 
@@ -39,11 +36,19 @@ class Hook:
         return len(self._functions)
 
     def add(self, function: F) -> F:
-        """Register the function, once; that of a module imported anew takes the place of the older one.
-
-        Raises TypeError when the function cannot be called at this point.
-        """
-        if fault := self._fault(function):
+        """Register the function, once, or in the place of one imported before; raises TypeError where it cannot be
+        called."""
+        fault, is_generator = None, inspect.isgeneratorfunction(function)
+        try:
+            inspect.signature(function).bind(*[None] * self._count)
+        except (TypeError, ValueError):
+            fault = f"a function that can be called as {self._call}"
+        if not fault and (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+            fault = "a plain function, without async"
+        elif not fault and is_generator is not self._wraps:
+            with_one = f"a generator function, called as {self._call}, with one yield"
+            fault = with_one if self._wraps else "a function without yield"
+        if fault:
             raise TypeError(f"@{self.name}: {identity(function)} should be {fault}")
         functions: list[Callable[..., Any]] = [*self, function]
         place = next((n for n, known in enumerate(self) if _is_imported_anew(function, known)), None)
@@ -51,18 +56,6 @@ class Hook:
             functions[place] = functions.pop()
         self._functions = {id(each): each for each in functions}
         return function
-
-    def _fault(self, function: Callable[..., Any]) -> str | None:
-        """The text of what the hook expects in place of this function; None where the hook can call the function."""
-        if not callable(function) or not _takes(function, self._count):
-            return f"a function that can be called as {self._call}"
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            return "a plain function, without async"
-        if inspect.isgeneratorfunction(function) and not self._wraps:
-            return "a function without yield"
-        if self._wraps and not inspect.isgeneratorfunction(function):
-            return f"a generator function, called as {self._call}, with one yield"
-        return None
 
 
 def identity(function: Callable[..., Any]) -> str:
@@ -83,14 +76,6 @@ def _is_imported_anew(function: Callable[..., Any], known: Callable[..., Any]) -
     return (identity(function), code.co_firstlineno) == (identity(known), older.co_firstlineno)
 
 
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    try:
-        inspect.signature(function).bind(*[None] * count)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
 class WrongAnswer(TypeError):
     """A function of `around_enqueue` has returned no job. The text does not quote it; `function` names the function."""
 
@@ -105,20 +90,14 @@ AROUND_ENQUEUE = Hook("around_enqueue", "job")
 def around_enqueue(function: F) -> F:
     """Call `function(job)` for each job that this process is about to add; the process adds what it returns.
 
-    `job` is a dict of `args` and of the fields that the producer has given (docs/api.md names them). The fields are
-    valid; of the required ones only `lock_key` may be missing. The function returns the fields, and may fill in or
-    replace any. The process checks them again, as if the producer had given them. The function refuses the job by a
-    ValueError, whose text the producer gets. Raises TypeError unless the function can be called so.
+    `job` has the given, valid fields; only `lock_key` may be missing. What is returned is checked again. A ValueError
+    refuses the job, and the producer gets its text. Raises TypeError unless the function can be called so.
     """
     return AROUND_ENQUEUE.add(function)
 
 
 def before_enqueue(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The job's fields after every `around_enqueue`.
-
-    The functions get a copy: what they change in `job` and in its args is not the producer's. Raises what a function
-    raises, WrongAnswer where it returns no dict.
-    """
+    """The job's fields after every `around_enqueue`, which get a copy; raises their errors, and WrongAnswer."""
     found = {**job, "args": dict(job.get("args", {}))}
     for function in AROUND_ENQUEUE:
         found = function(found)
@@ -140,11 +119,8 @@ def load(modules: Iterable[str]) -> None:
 
 
 def import_users(name: str) -> None:
-    """Import a users' module, also from the working folder; an error of the import reaches the caller.
-
-    The named module itself is looked for in the working folder first, whatever is installed under its name. For all
-    others Python searches that folder last, so that a file in it (`queue.py`, `psycopg.py`) hides no library.
-    """
+    """Import a users' module, also from the working folder, which comes first for the module alone and last for
+    others."""
     with suppress(OSError):  # the working folder may have been removed
         if (here := os.getcwd()) not in sys.path:
             sys.path.append(here)

@@ -1,8 +1,5 @@
-"""PURE: what a job is and what may become of it; the words for its states, its ends and the steps of its journal.
-
-The values of a run are tuples, for a worker makes several for each job: frozen dataclasses cost three times as much.
-SQL, the client and the pages repeat some of these words; tests/unit/test_vocabulary.py compares them.
-"""
+"""PURE: what a job is and what may become of it. Values of a run are tuples: frozen dataclasses cost three times as
+much."""
 
 from __future__ import annotations
 
@@ -78,12 +75,9 @@ TRANSITIONS = frozenset(
 
 
 class Job(NamedTuple):
-    """A claimed job as its worker sees it.
+    """A claimed job as its worker sees it; `args_json` is unparsed, for wrong args are the job's own failure.
 
-    `args_json` is unparsed: arguments that Python cannot read are that job's own failure, not the claim's.
-    `attempt` and `claimed_by` are the claim's identity, named by every later write; `claim` grows with each start of
-    the job, also over those that are given back. `timeout_sec` None means as the pipeline says. `affinity_key` names
-    the heavy resource that the job needs.
+    `attempt` and `claimed_by` are the claim's identity, named by every later write; `claim` grows with each start.
     """
 
     job_id: UUID
@@ -105,9 +99,8 @@ class Job(NamedTuple):
 class Checkpoint(NamedTuple):
     """How far the runs of a job have come: JSON of its pipeline; None: the next run begins at the start.
 
-    `claim` and `number` name the newest checkpoint in the target that it follows, or is: the fence token of the run
-    that committed it, and its place among those of the job. `spares_attempt`: a run behind which it is new, and which
-    then fails, does not count.
+    `claim` and `number` name the newest checkpoint in the target. `spares_attempt`: a failed run with a new one is
+    free.
     """
 
     text: str | None = None
@@ -127,12 +120,8 @@ class Checkpoint(NamedTuple):
 
 
 class Delivery:
-    """The jobs of one run, in their order: usually one.
-
-    Of a merged queue all jobs of a key that a claim has taken; for a pipeline with `batch_size` the jobs of several
-    keys, one key after the other. `place`: where the first of them stands in its claim. `first`: the job that stands
-    for the run in logs and in the slot.
-    """
+    """The jobs of one run, in their order: usually one. `first` stands for the run in logs, `place` is its in the
+    claim."""
 
     __slots__ = ("first", "jobs", "place")  # read ten times in a short run
 
@@ -205,14 +194,10 @@ LEADS_TO: dict[str, Status] = {
 
 
 class Outcome(NamedTuple):
-    """What came of a run: its end, the last progress, the error's text, and whether the worker is still sound.
+    """What came of a run. `by_key` has what differs for keys of a batch, `raised` is the exception, for hooks.
 
-    `delay_sec`: how long the job waits for its next run; None leaves that to dl_retry_delay. `by_key` has what differs
-    for single keys of a batch. `raised` is the pipeline's exception, for hooks. `result` is what the pipeline has
-    returned, as JSON; None: nothing. `notes` are for the journal, as are the facts that the run has `changed`.
-    `checkpoint` is where the next run goes on; None: the pipeline has no checkpoints. `is_free`: the run has failed and
-    does not count. `error_group` is what the error has in common with others of its kind; None: the database tells it
-    by the text.
+    `delay_sec` None leaves the pause to dl_retry_delay; `is_free`: the failed run does not count; `error_group` None
+    leaves it to the database. `result` is JSON; `notes` and `changed` are for the journal.
     """
 
     end: End
@@ -231,11 +216,7 @@ class Outcome(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The write at the end of a run: one of Verb, and the parameters of dl_finish.
-
-    `delay_sec`: how long a retry or a release waits; None leaves that to dl_retry_delay, a release is due at once.
-    `result` is kept before the end is written (see lifecycle.keep_results). `error_group` is as in Outcome.
-    """
+    """The write at the end of a run: a Verb and the parameters of dl_finish; `result` is kept before."""
 
     verb: str
     error: str | None = None
@@ -260,9 +241,8 @@ def wait_sec(wait: Any, name: str) -> float:
 def decide(delivery: Delivery, outcome: Outcome) -> list[Finish | None]:
     """The finish of each job that `outcome` calls for; None when nothing may be written any more.
 
-    An error is tried again while attempts are left (design: `failed` when attempt >= max_attempts). The jobs of a key
-    go back together, and have the fewest `max_attempts` of theirs. When these are spent, the first job of the key ends
-    failed and the others start over (Lowkiq's rule for the payloads of an id).
+    The jobs of a key go back together, with the fewest `max_attempts`; when spent, the first fails and the others start
+    over (Lowkiq's rule).
     """
     if len(delivery.jobs) == 1 and not outcome.by_key:
         return [_decide(delivery.first, outcome)]
@@ -338,12 +318,7 @@ class NotJson(ValueError):
 
 
 def plain(value: Any, name: str) -> Any:
-    """`value` in dicts, lists, texts, finite numbers, booleans and None: what pipelines return, save and trigger with.
-
-    Numbers and arrays of numpy become Python's, a dataclass and a pydantic model a dict, an Enum its value, sets and
-    tuples lists, and what is in _TEXTS a text, as a key does. NUL and lone surrogates become U+FFFD. Any other value
-    raises NotJson with its place, which begins with `name`.
-    """
+    """`value` in JSON's own types, with known others converted and NUL replaced; else raises NotJson with its place."""
     return _item(name, value, _refuse)
 
 
@@ -372,10 +347,7 @@ def to_json(document: Mapping[str, Any] | None) -> str | None:
 
 
 def result_json(value: Any, most_kb: int) -> str:
-    """What a pipeline has returned as JSON that jsonb accepts.
-
-    Raises ValueError, with a text for people, for what JSON lacks, and for more than `most_kb` KB.
-    """
+    """A pipeline's result as JSON for jsonb; raises ValueError, for people, for what JSON lacks and above `most_kb`."""
     try:
         text = _encode(as_result(value))
     except (NotJson, RecursionError) as e:
@@ -389,10 +361,8 @@ def result_json(value: Any, most_kb: int) -> str:
 
 
 def checkpoint_json(value: Any) -> str:
-    """A pipeline's checkpoint as JSON that comes back as it was given.
-
-    Raises ValueError, with a text for people, for anything but a dict of JSON's values, and above CHECKPOINT_KB KB.
-    """
+    """A checkpoint as JSON that comes back as it was given; raises ValueError, for people, else and above
+    CHECKPOINT_KB."""
     try:
         found = plain(value, "checkpoint")
         place = _difference(found, value) if isinstance(value, dict) else ""
@@ -422,20 +392,23 @@ def _plain(value: Any, instead: Callable[[Any, str], Any]) -> Any:
         case str():
             return storable(value)
         case Mapping():
-            return {_key(name): _item(name, item, instead) for name, item in value.items()}
+            return {
+                storable(str(name.value if isinstance(name, Enum) else name)): _item(name, item, instead)
+                for name, item in value.items()
+            }
         case list() | tuple():
             return [_item(place, item, instead) for place, item in enumerate(value)]
         case Set():
-            return _sorted([_plain(item, instead) for item in value])
+            items = [_plain(item, instead) for item in value]
+            try:
+                return sorted(items)
+            except TypeError:  # they are of several types
+                return items
         case date() | time() | timedelta() | Decimal() | UUID() | PurePath():
             return storable(str(value))
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: _item(each.name, getattr(value, each.name), instead) for each in fields(value)}
-    return _plain_of_library(value, instead)
-
-
-def _plain_of_library(value: Any, instead: Callable[[Any, str], Any]) -> Any:
-    """Of pydantic and numpy by their methods: nobody pays for an import that the pipeline has not made."""
+    # Of pydantic and numpy by their methods: nobody pays for an import that the pipeline has not made.
     kind = type(value)
     if hasattr(kind, "model_dump"):
         return _plain(value.model_dump(mode="json", by_alias=True), instead)
@@ -460,19 +433,8 @@ def _item(place: Any, item: Any, instead: Callable[[Any, str], Any]) -> Any:
         raise NotJson(f"cannot be read ({type(e).__name__})").at(_place(place)) from None
 
 
-def _key(name: Any) -> str:
-    return storable(str(name.value if isinstance(name, Enum) else name))
-
-
 def _place(place: Any) -> str:
     return f".{place}" if isinstance(place, str) and place.isidentifier() else f"[{place!r}]"
-
-
-def _sorted(items: list[Any]) -> list[Any]:
-    try:
-        return sorted(items)
-    except TypeError:  # they are of several types
-        return items
 
 
 def _refuse(value: Any, why: str) -> Any:

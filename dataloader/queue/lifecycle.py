@@ -1,8 +1,4 @@
-"""Every statement in the life of one job: a function per statement of `sql/queue.sql`, by the same name.
-
-A connection is an argument; nothing is cached and nothing decided here (see `job.decide`). Every function may raise
-psycopg.Error; `db.is_passing` tells whether a new connection heals it. How jobs are added is in `enqueue`.
-"""
+"""Every statement in the life of one job: a function per statement of `sql/queue.sql`. Each may raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -19,12 +15,11 @@ from uuid import UUID
 import psycopg
 import structlog
 from psycopg import errors
-from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from dataloader import log
 from dataloader.queue import db, logs
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 from dataloader.queue.job import LEADS_TO, SETTLED, Checkpoint, Finish, Job, Status, Verb, clip, storable
 from dataloader.queue.run_log import RunLog
 
@@ -43,11 +38,8 @@ parsed = db.parsed
 _SQL = db.statements("queue.sql")
 _VERSIONS = f"SELECT job_id, version FROM ({_SQL['status']}) shown"  # noqa: S608  the rest of it is not computed
 _REASONS = f"SELECT job_id, waiting_for FROM ({_SQL['status']}) shown"  # noqa: S608  as above
-_TYPES: dict[str, Callable[[str], Any]] = {
-    "until": db.instant,
-    "since": db.instant,
-    "job_id": UUID,
-}
+_TYPES: dict[str, Callable[[str], Any]] = {"until": db.instant, "since": db.instant, "job_id": UUID}
+_TEXTS = {"notes", "error_group", "changed"}  # facts that are no numbers
 
 
 @dataclass(slots=True, eq=False)
@@ -62,11 +54,8 @@ class Session:
 
 
 class Ended(NamedTuple):
-    """A run that is over: what is to be written of its job, and the facts that join its row in the journal.
-
-    `report` is for the log: what it says of the run, masked. `checkpoint` is the job's latest, if it has any; `log` is
-    what the run has written, as far as that is not in the database.
-    """
+    """A run that is over: what is to be written of its job, the facts for its journal, and a masked `report` for the
+    log."""
 
     job: Job
     finish: Finish
@@ -109,11 +98,9 @@ class Affinity(NamedTuple):
 class Step(NamedTuple):
     """The result of a claim: jobs, the best first, or the seconds until the queue's next job is due.
 
-    `ended` is what became of the runs that were to be ended; without those that were not ours any more, and without
-    those whose rows somebody has `locked`, whose ends are to be written again a little later. The next steps may
-    begin at `head` of the jobs' queue, for up to a second; None: as this one. That queue allows `batch` keys in one
-    call of a pipeline; None: as the pipeline says. `reached`: where the claim has passed jobs over for their affinity.
-    `left_out`: that it has passed jobs over for their tasks.
+    `ended`: the runs that were still ours; `locked` ones are to be written again. The next steps may begin at `head`,
+    for a second. `batch`: keys in one call. `reached`, `left_out`: jobs were passed over for their affinity, or their
+    tasks.
     """
 
     jobs: list[Job]
@@ -148,19 +135,24 @@ class Settled:
     status: Status | None
 
 
+def _row(conn: Conn, name: str, **parameters: Any) -> Any:
+    """The only row of a statement, as a tuple; None where it has none."""
+    return conn.execute(_SQL[name].encode(), parameters).fetchone()
+
+
+def _all(conn: Conn, name: str, **parameters: Any) -> list[Any]:
+    return conn.execute(_SQL[name].encode(), parameters).fetchall()
+
+
 def open_session(conn: db.Connection, worker: str) -> Session:
     """Set what a worker's statements rely on, and learn what identifies this session for dl_end_session."""
     conn.execute(PLANS)
-    row = conn.execute("SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())").fetchone()
-    assert row is not None  # noqa: S101  a session always finds itself
-    return Session(conn, worker, conn.info.backend_pid, row[0])
+    ((start,),) = conn.execute("SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())").fetchall()
+    return Session(conn, worker, conn.info.backend_pid, start)
 
 
 def listen(session: Session) -> None:
-    """LISTEN for queues with jobs, while the worker is idle.
-
-    For each notification PostgreSQL signals every session that LISTENs, whatever its channel, and the commit waits.
-    """
+    """LISTEN for queues with jobs, while the worker is idle: each NOTIFY costs a signal for each listening session."""
     session.conn.execute(f"LISTEN {JOBS_CHANNEL}")
     session.is_listening = True
 
@@ -176,23 +168,21 @@ def listen_for_cancellations(conn: db.Connection) -> None:
     conn.execute(f"LISTEN {CANCEL_CHANNEL}")
 
 
-def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
+def status(conn: Conn, job_id: UUID) -> Row | None:
     """One job as the API shows it, or None; `waiting_for` says why a queued job does not run yet."""
     found = versioned_status(conn, job_id)
     return found and found[0]
 
 
-def versioned_status(conn: Conn, job_id: UUID) -> tuple[dict[str, Any], str] | None:
+def versioned_status(conn: Conn, job_id: UUID) -> tuple[Row, str] | None:
     """The job's `status` and its version (see `versions`), or None."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute(_SQL["status"], {"job_ids": [job_id]}).fetchone()
-    if row is None:
-        return None
-    version = row.pop("version")
-    return row | {"progress": parsed(row["progress"]), "waiting_for": _reason(row["waiting_for"])}, version
+    for row in db.rows(conn, _SQL["status"], {"job_ids": [job_id]}):
+        version = row.pop("version")
+        return row | {"progress": parsed(row["progress"]), "waiting_for": _reason(row["waiting_for"])}, version
+    return None
 
 
-def _reason(waiting_for: dict[str, str] | None) -> dict[str, Any] | None:
+def _reason(waiting_for: dict[str, str] | None) -> Row | None:
     """With instants and ids as such, which JSON has as texts."""
     typed = {name: read(waiting_for[name]) for name, read in _TYPES.items() if waiting_for and waiting_for.get(name)}
     return waiting_for and waiting_for | typed
@@ -203,18 +193,14 @@ def versions(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
     return dict(conn.execute(_VERSIONS, {"job_ids": list(job_ids)}).fetchall())
 
 
-def reasons(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, dict[str, Any] | None]:
+def reasons(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, Row | None]:
     """Why each of these jobs does not run yet: the `waiting_for` of its `status`."""
     found = conn.execute(_REASONS, {"job_ids": list(job_ids)}).fetchall() if job_ids else []
     return {job_id: _reason(waiting_for) for job_id, waiting_for in found}
 
 
-def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "request") -> dict[str, Any] | None:
-    """Cancel a queued job at once, ask a running one to stop; then its status, or None when there is no such job.
-
-    With `force` the worker interrupts the run at once, and kills it after DL_KILL_GRACE_SEC. The journal keeps `by`,
-    the name of the asker.
-    """
+def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "request") -> Row | None:
+    """Cancel a queued job at once, ask a running one to stop, by `force` at once; then its status, or None."""
     request_cancels(conn, [job_id], force, by)
     return status(conn, job_id)
 
@@ -237,13 +223,15 @@ def step(
 ) -> Step:
     """Write how runs of this worker have ended and claim up to `most` jobs, whose keys this session holds.
 
-    They are of the first of these queues that has some, and of no other; `by_lag` goes instead by whose first job has
-    waited longest. `head` is where to begin in the first one. `affinity` prefers some jobs to others; jobs of the tasks
-    `without` are passed over. Of an ordered queue the claim takes the heads of up to `most` keys, of a merged one all
-    that these keys have, those of a key one after the other. All other keys of the session are let go, unless `ends` is
-    None. One transaction, one round trip. Raises psycopg.Error, having changed nothing, for an end that PostgreSQL
-    refuses; `finish_some` writes the others.
+    They are of the first of these queues that has some; `by_lag`: of the one that has waited longest. Of an ordered
+    queue the heads of up to `most` keys, of a merged one all jobs of these keys. All other keys are let go, unless
+    `ends` is None. One transaction, one round trip. Raises psycopg.Error, having changed nothing, for an end that
+    PostgreSQL refuses.
     """
+    prefer: Row = {"without": list(without)} if without else {}
+    if affinity:
+        prefer |= {"warm": list(affinity.warm), "elsewhere": list(affinity.elsewhere), "lookahead": affinity.lookahead}
+        prefer["overdue"] = {priority: instant.isoformat() for priority, instant in affinity.overdue.items()}
     parameters = {
         "queues": _texts(queues),
         "by_lag": by_lag,
@@ -253,7 +241,7 @@ def step(
         "most": most,
         "from_priority": head.priority,
         "from_time": head.time,
-        "prefer": _preferred(affinity, without) if affinity or without else None,
+        "prefer": json.dumps(prefer) if prefer else None,
         **_arrays(ends),
     }
     _keep_before(session.conn, ends or ())
@@ -261,18 +249,19 @@ def step(
     jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
-    said = last[13]
-    told = _told(jobs, ends or (), json.loads(said)) if said else Step(jobs, _written(ends or ()).ended)
+    told = _told(jobs, ends or (), json.loads(last[13])) if last[13] else Step(jobs, _written(ends or ()).ended)
     _spend_checkpoints(session.conn, ends or (), told.ended)
     return told
 
 
-def _told(jobs: list[Job], ends: Collection[Ended], said: dict[str, Any]) -> Step:
+def _told(jobs: list[Job], ends: Collection[Ended], said: Row) -> Step:
     """The step of which there is more to say than its jobs; see dl_step."""
     unfinished, canceled, locked = [[*map(UUID, said.get(of, ()))] for of in ("unfinished", "canceled", "locked")]
     if "in_order" in said:
         places = {job_id: place for place, job_id in enumerate(said["in_order"])}
         jobs.sort(key=lambda job: places[str(job.job_id)])
+    passed_over = said.get("passed_over", {})
+    reached, left_out = passed_over.get("reached"), passed_over.get("left_out")
     return Step(
         jobs,
         _written(ends, unfinished, canceled, locked).ended,
@@ -282,72 +271,46 @@ def _told(jobs: list[Job], ends: Collection[Ended], said: dict[str, Any]) -> Ste
         locked=locked,
         head=Head(said["from_priority"], said["from_time"]) if "from_time" in said else None,
         batch=said.get("batch"),
-        **_passed_over(**said.get("passed_over", {})),
+        reached=reached and Reached(reached["priority"], db.instant(reached["since"])),
+        left_out=left_out and LeftOut(left_out["task"], db.instant(left_out["since"])),
     )
-
-
-def _passed_over(reached: dict[str, Any] | None = None, left_out: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {
-        "reached": reached and Reached(reached["priority"], db.instant(reached["since"])),
-        "left_out": left_out and LeftOut(left_out["task"], db.instant(left_out["since"])),
-    }
-
-
-def _preferred(affinity: Affinity | None, without: Collection[str]) -> str:
-    """As dl_step reads it."""
-    wish: dict[str, Any] = {"without": list(without)} if without else {}
-    if affinity:
-        wish |= {"warm": list(affinity.warm), "elsewhere": list(affinity.elsewhere), "lookahead": affinity.lookahead}
-        wish["overdue"] = {priority: instant.isoformat() for priority, instant in affinity.overdue.items()}
-    return json.dumps(wish)
 
 
 def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
     """The W3C traceparents of those of these jobs that have one."""
-    return dict(conn.execute(_SQL["traces"], {"job_ids": list(job_ids)}).fetchall())
+    return dict(_all(conn, "traces", job_ids=list(job_ids)))
 
 
 def waits(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, float]:
     """For how many seconds each of these jobs has been due."""
-    return dict(conn.execute(_SQL["waits"], {"job_ids": list(job_ids)}).fetchall())
+    return dict(_all(conn, "waits", job_ids=list(job_ids)))
 
 
 def beat(conn: Conn, jobs: Sequence[Job], progress: str | None, journal: bool) -> bool | None:
-    """Renew the leases of a run's jobs; progress, where given, is that of the first of them.
-
-    Returns True when the run should stop, None when the claim of one of the jobs is over.
-    """
-    row = conn.execute(_SQL["beat"], _claims_of(jobs) | {"progress": progress, "journal": journal}).fetchone()
-    assert row is not None  # noqa: S101  the statement counts
-    held, cancel_requested = row
+    """Renew the leases of a run's jobs, with the first one's progress; True: it should stop, None: a claim is over."""
+    held, cancel_requested = _row(conn, "beat", **_claims_of(jobs), progress=progress, journal=journal)
     return cancel_requested if held == len(jobs) else None
 
 
 def retake(session: Session, jobs: Sequence[Job]) -> bool | None:
-    """After a reconnect: hold the keys by this session again and renew; False when a claim or a key is lost.
-
-    None: renewed, but the former session cannot end and still has a key. May take 2 s, which that one is given.
-    """
-    row = session.conn.execute(_SQL["retake"], _claims_of(jobs) | {"backend_start": session.backend_start}).fetchone()
-    assert row is not None  # noqa: S101  the function always answers
-    held: bool | None = row[0]
+    """After a reconnect: hold keys and leases again; False: one is lost, None: the former session still has a key (2
+    s)."""
+    held: bool | None = _row(session.conn, "retake", **_claims_of(jobs), backend_start=session.backend_start)[0]
     return held
 
 
 def leap(conn: Conn, job: Job, fence: int) -> int | None:
     """Give this claim a number above a fence in the target that is ahead of the queue; None when the claim is over."""
-    row = conn.execute(_SQL["leap"], _claim_of(job) | {"fence": fence}).fetchone()
+    row = _row(conn, "leap", **_claim_of(job), fence=fence)
     return row[0] if row else None
 
 
 def finish(
     conn: Conn, job: Job, end: Finish, facts: Mapping[str, Any] | None = None, let_go: bool = True
 ) -> Status | None:
-    """Write the end of a run and release its key, or with `let_go` all keys of the session.
+    """Write the end of a run and release its key, or with `let_go` all keys; the new status, None: the claim is over.
 
-    Returns the new status, None when the claim is over. An end that PostgreSQL refuses becomes another one, as in
-    `finish_some`. Raises LockNotAvailable at once, having written nothing, while another session has the job's row
-    locked.
+    Refused ends as in `finish_some`. Raises LockNotAvailable at once while another session has the row locked.
     """
     written = _finish_one(conn, Ended(job, end, facts), let_go)
     if written.locked:
@@ -358,9 +321,8 @@ def finish(
 def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Written:
     """Write the ends of runs of `worker` and release their keys; returns the new statuses of the runs still its own.
 
-    An end that PostgreSQL refuses costs no other one. It is written without its progress, its facts and the odd letters
-    of its error; where this is refused as well, the job ends `failed` with the reason of PostgreSQL. A job whose row
-    takes no end at all stays as it is, for the reaper.
+    A refused end costs no other one: it is written bare, else as `failed` with PostgreSQL's reason, else left to the
+    reaper.
     """
     try:
         return _finish(conn, worker, ends, let_go=False)
@@ -368,17 +330,20 @@ def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Written:
         if db.is_passing(e):
             raise
     each = [_finish_one(conn, end, let_go=False) for end in ends]
-    return Written(
-        {job_id: status for written in each for job_id, status in written.ended.items()},
-        [job_id for written in each for job_id in written.locked],
-    )
+    statuses = {job_id: status for written in each for job_id, status in written.ended.items()}
+    return Written(statuses, [job_id for written in each for job_id in written.locked])
 
 
 def _finish_one(conn: Conn, end: Ended, let_go: bool) -> Written:
+    error = (end.finish.error or "").encode("ascii", "backslashreplace").decode().replace("\0", "") or None
+    bare = end._replace(finish=end.finish._replace(error=error, progress=None, error_group=None), facts=None)
     reason = ""
-    for written_as in (end, _bare(end), None):
+    for written_as in (end, bare, None):
+        if written_as is None:
+            error = clip(f"the database refused the end of this run ({end.finish.verb}): {reason}")
+            written_as = Ended(end.job, Finish(Verb.FAIL, error), log=end.log)
         try:
-            return _finish(conn, end.job.claimed_by, [written_as or _refused(end, reason)], let_go)
+            return _finish(conn, end.job.claimed_by, [written_as], let_go)
         except psycopg.Error as e:
             if db.is_passing(e):
                 raise
@@ -387,22 +352,8 @@ def _finish_one(conn: Conn, end: Ended, let_go: bool) -> Written:
     return Written({}, ())
 
 
-def _bare(end: Ended) -> Ended:
-    error = (end.finish.error or "").encode("ascii", "backslashreplace").decode().replace("\0", "") or None
-    return end._replace(finish=end.finish._replace(error=error, progress=None, error_group=None), facts=None)
-
-
-def _refused(end: Ended, reason: str) -> Ended:
-    error = clip(f"the database refused the end of this run ({end.finish.verb}): {reason}")
-    return Ended(end.job, Finish(Verb.FAIL, error), log=end.log)
-
-
 def keep_results(conn: Conn, ends: Collection[Ended]) -> None:
-    """Store what the runs of these ends have returned, as far as their claims hold; without a result no statement.
-
-    Every end is written right behind this call, so no job has succeeded without its result. The worker that dies in
-    between leaves the job running, and the result shows for no later claim.
-    """
+    """Store what these runs have returned, as far as their claims hold, right before their ends are written."""
     kept = [_claim_of(end.job) | {"result": end.finish.result} for end in ends if end.finish.result is not None]
     if kept:
         with conn.cursor() as cursor:
@@ -411,8 +362,7 @@ def keep_results(conn: Conn, ends: Collection[Ended]) -> None:
 
 def checkpoints(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, Checkpoint]:
     """Where those of these jobs go on that have a checkpoint, or have had one in their target."""
-    rows = conn.execute(_SQL["checkpoints"], {"job_ids": list(job_ids)}).fetchall()
-    return {job_id: Checkpoint(*rest) for job_id, *rest in rows}
+    return {job_id: Checkpoint(*rest) for job_id, *rest in _all(conn, "checkpoints", job_ids=list(job_ids))}
 
 
 def keep_checkpoint(conn: Conn, job: Job, checkpoint: Checkpoint) -> None:
@@ -441,8 +391,7 @@ def _spend_checkpoints(conn: Conn, ends: Collection[Ended], ended: Mapping[UUID,
 def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> Written:
     _keep_before(conn, ends)
     parameters = {"worker": worker, "let_go": let_go} | _arrays(ends)
-    row = conn.execute(_SQL["finish"], parameters, prepare=True).fetchone()
-    assert row is not None  # noqa: S101  the function always answers
+    ((*row,),) = conn.execute(_SQL["finish"], parameters, prepare=True).fetchall()
     written = _written(ends, *row)
     _spend_checkpoints(conn, ends, written.ended)
     return written
@@ -457,29 +406,24 @@ def _written(ends: Collection[Ended], unfinished: Any = (), canceled: Any = (), 
 
 
 def _arrays(ends: Collection[Ended] | None) -> dict[str, str | None]:
-    """As dl_finish reads them: an array for each value, None for one of nulls. Progress is JSON already.
-
-    Each array is a text made here: psycopg looks at each element of a list on its own, at several times the cost.
-    """
-    rows = map(_row, ends or ())
-    job_ids, attempts, verbs, errors, delays_sec, progress, facts = [*zip(*rows, strict=True)] or [()] * 7
+    """As dl_finish reads them: an array for each value, as a text, which costs psycopg less; None for one of nulls."""
+    columns: list[list[Any]] = [[], [], [], [], [], [], []]
+    for ended in ends or ():
+        job, (verb, error, delay_sec, progress, _, group), facts, *_ = ended
+        delay = None if delay_sec is None else str(delay_sec)
+        if group is not None:
+            facts = {**(facts or {}), "error_group": group}
+        row = (job.job_id.hex, str(job.attempt), verb, error, delay, progress, _told_of(facts) if facts else None)
+        for column, value in zip(columns, row, strict=True):
+            column.append(value)
+    job_ids, attempts, verbs, *texts = columns
+    named = zip(("errors", "delays_sec", "progress", "facts"), map(_texts, texts), strict=True)
     return {
         "job_ids": None if ends is None else _array(job_ids),
         "attempts": _array(attempts),
         "verbs": _array(verbs),
-        "errors": _texts(errors),
-        "delays_sec": _texts(delays_sec),
-        "progress": _texts(progress),
-        "facts": _texts(facts),
+        **dict(named),
     }
-
-
-def _row(ended: Ended) -> tuple[Any, ...]:
-    job, (verb, error, delay_sec, progress, _, group), facts, *_ = ended
-    delay = None if delay_sec is None else str(delay_sec)
-    if group is not None:
-        facts = {**(facts or {}), "error_group": group}
-    return job.job_id.hex, str(job.attempt), verb, error, delay, progress, _told_of(facts) if facts else None
 
 
 def _array(words: Sequence[str]) -> str:
@@ -500,9 +444,6 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-_TEXTS = {"notes", "error_group", "changed"}
-
-
 def _told_of(facts: Mapping[str, Any]) -> str:
     """A JSON object of numbers and of a run's texts; one of numbers alone is made here, which is quicker."""
     if not _TEXTS.isdisjoint(facts):
@@ -512,7 +453,7 @@ def _told_of(facts: Mapping[str, Any]) -> str:
 
 def has_ended(conn: Conn, job: Job) -> bool:
     """True when the end of this claim is committed: what a finish whose answer was lost may have come to."""
-    row = conn.execute(_SQL["ended"], _claim_of(job)).fetchone()
+    row = _row(conn, "ended", **_claim_of(job))
     return bool(row and row[0])
 
 
@@ -535,7 +476,7 @@ def end_session(conn: Conn, backend_pid: int, backend_start: datetime) -> None:
 
 def cancellations(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, bool]:
     """Those of these running jobs that should stop, and whether they were forced to."""
-    return dict(conn.execute(_SQL["cancellations"], {"job_ids": list(job_ids)}).fetchall())
+    return dict(_all(conn, "cancellations", job_ids=list(job_ids)))
 
 
 def settle(
@@ -546,93 +487,74 @@ def settle(
     facts: Mapping[str, Any] | None = None,
     running: Sequence[UUID] | None = None,
 ) -> list[Settled]:
-    """Take from a dead worker the jobs that it held; `end` is one of job.SETTLED, or its word (see dl_settle).
+    """Take from a dead worker the jobs that it held, with the `end` (job.SETTLED) of `running`; None: of all jobs.
 
-    The end is that of `running`, the jobs of the run that the worker had begun last; the others are handed back
-    uncounted. When `running` is None, the end is that of all jobs.
+    The others are handed back uncounted.
     """
-    word = SETTLED.get(end, end)
-    parameters = {"worker": worker, "running": running, "end": word, "reason": reason, "facts": Jsonb(facts or {})}
-    rows = conn.execute(_SQL["settle"], parameters).fetchall()
+    given: Row = {"running": running, "end": SETTLED.get(end, end), "reason": reason, "facts": Jsonb(facts or {})}
+    return _settled(_all(conn, "settle", worker=worker, **given))
+
+
+def _settled(rows: Collection[tuple[UUID, str | None]]) -> list[Settled]:
     return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
 
 
 def take_back(conn: Conn, worker: str, job_ids: Sequence[UUID], reason: str) -> int:
-    """Hand back, uncounted, jobs that a living worker has claimed ahead of its run; returns their number.
-
-    The worker begins none of them any more, and its session has ended.
-    """
+    """Hand back, uncounted, jobs that a living worker, whose session has ended, has claimed ahead; returns their
+    number."""
     return conn.execute(_SQL["take_back"], {"worker": worker, "job_ids": list(job_ids), "reason": reason}).rowcount
 
 
 def still_held(conn: Conn, worker: str, jobs: Sequence[Job]) -> set[UUID]:
     """Those of these jobs whose claims this worker still has."""
-    claims = {"worker": worker, "job_ids": [job.job_id for job in jobs], "attempts": [job.attempt for job in jobs]}
-    return {job_id for (job_id,) in conn.execute(_SQL["still_held"], claims).fetchall()}
+    return {job_id for (job_id,) in _all(conn, "still_held", **_claims(jobs), worker=worker)}
 
 
 def hand_back(conn: Conn, worker: str, holds: Sequence[Job], reason: str) -> list[tuple[UUID, str]]:
-    """Hand back, uncounted, all that this living worker has claimed but for `holds`; returns each job and its status.
-
-    No run of these jobs has begun. Locked rows are left as they are.
-    """
-    claims = {"worker": worker, "job_ids": [job.job_id for job in holds], "attempts": [job.attempt for job in holds]}
-    return conn.execute(_SQL["hand_back"], claims | {"reason": f"not started: {reason}"}).fetchall()
+    """Hand back, uncounted, all that this living worker has claimed but for `holds`, unless locked; ids and
+    statuses."""
+    return _all(conn, "hand_back", **_claims(holds), worker=worker, reason=f"not started: {reason}")
 
 
 def settle_gone(conn: Conn, worker: str, reason: str) -> list[Settled]:
-    """Take from a worker that is proved to be gone what it held; jobs that it had not begun are handed back uncounted.
-
-    A locked row has the status None, as in `settle`.
-    """
-    rows = conn.execute(_SQL["settle_gone"], {"worker": worker, "reason": reason}).fetchall()
-    return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
+    """Take from a worker that is gone what it held; what it had not begun is handed back uncounted."""
+    return _settled(_all(conn, "settle_gone", worker=worker, reason=reason))
 
 
 def holders(conn: Conn, host: str) -> list[str]:
     """The workers of this host that hold running jobs, by their names' beginning."""
-    return [worker for (worker,) in conn.execute(_SQL["holders"], {"host": host}).fetchall()]
+    return [worker for (worker,) in _all(conn, "holders", host=host)]
 
 
 def clock(conn: Conn) -> tuple[float, float]:
     """The database's clock (seconds since 1970), and for how many seconds its server has been up."""
-    row = conn.execute(_SQL["clock"]).fetchone()
-    assert row is not None  # noqa: S101  the statement always answers
-    return row[0], row[1]
+    now, up_sec = _row(conn, "clock")
+    return now, up_sec
 
 
 def reap(conn: Conn, up_sec: float = math.inf, patience_sec: float = 0.0) -> Settled | None:
-    """Take one job whose lease has run out from its worker; None when there is none left.
-
-    The database has been there for `up_sec`; a living worker may need `patience_sec` to reach it again (see dl_reap).
-    """
-    row = conn.execute(_SQL["reap"], {"up_sec": up_sec, "patience_sec": patience_sec}).fetchone()
+    """Take one job whose lease has run out from its worker; None: there is none. The times are those of dl_reap."""
+    row = _row(conn, "reap", up_sec=up_sec, patience_sec=patience_sec)
     return Settled(row[0], Status(row[2])) if row else None
 
 
 def wake(conn: Conn, limit: int) -> int:
     """Make up to `limit` rows of each queue claimable whose time has come; returns their number."""
-    row = conn.execute(_SQL["wake"], {"limit": limit}).fetchone()
-    return row[0] if row else 0
+    (woken,) = _row(conn, "wake", limit=limit)
+    return int(woken)
 
 
 def unpark_stranded(conn: Conn, after: int | None, limit: int) -> int | None:
-    """Make rows claimable that wait for a run of their key which is not there, for up to `limit` keys.
-
-    Returns where to go on: `after` (at first None) of the next call.
-    """
-    first = -(2**31) - 1
-    row = conn.execute(_SQL["unpark_stranded"], {"after": first if after is None else after, "limit": limit}).fetchone()
-    return row[0] if row else None
+    """Make parked rows claimable whose key has no run, for up to `limit` keys; returns the next `after`, None at the
+    end."""
+    reached: int | None = _row(conn, "unpark_stranded", after=-(2**31) - 1 if after is None else after, limit=limit)[0]
+    return reached
 
 
 def resolve_stranded(conn: Conn, after: UUID | None, limit: int) -> UUID | None:
-    """Tell up to `limit` jobs that wait, from `after` on, of parents that have ended unseen (see dl_resolve_stranded).
-
-    Returns the last of them, None at the end.
-    """
-    row = conn.execute(_SQL["resolve_stranded"], {"after": after or UUID(int=0), "limit": limit}).fetchone()
-    return row[0] if row else None
+    """Tell up to `limit` waiting jobs of parents that have ended unseen; returns the next `after`, None at the end."""
+    reached: UUID | None = _row(conn, "resolve_stranded", after=after or UUID(int=0), limit=limit)[0]
+    return reached
 
 
 def let_in(conn: Conn) -> None:
@@ -641,23 +563,18 @@ def let_in(conn: Conn) -> None:
 
 
 def prune(conn: Conn, older_than_sec: float, since: str, limit: int) -> tuple[int, str]:
-    """Delete up to `limit` jobs that ended more than so many seconds ago, with their journal, the oldest first.
-
-    Returns their number and where to go on: `since` (at first "-infinity") of the next call. Fewer than `limit`: there
-    are no more, or others hold them.
-    """
-    row = conn.execute(_SQL["prune"], {"older_than_sec": older_than_sec, "since": since, "limit": limit}).fetchone()
-    assert row is not None  # noqa: S101  the function always answers
-    return row[0], row[1]
+    """Delete up to `limit` jobs that ended so long ago, the oldest first; their number, and the next `since`."""
+    pruned, reached = _row(conn, "prune", older_than_sec=older_than_sec, since=since, limit=limit)
+    return pruned, reached
 
 
-def _claims_of(jobs: Sequence[Job]) -> dict[str, Any]:
-    return {
-        "job_ids": [job.job_id for job in jobs],
-        "attempts": [job.attempt for job in jobs],
-        "claimed_by": jobs[0].claimed_by,
-    }
+def _claims(jobs: Sequence[Job]) -> Row:
+    return {"job_ids": [job.job_id for job in jobs], "attempts": [job.attempt for job in jobs]}
 
 
-def _claim_of(job: Job) -> dict[str, Any]:
+def _claims_of(jobs: Sequence[Job]) -> Row:
+    return _claims(jobs) | {"claimed_by": jobs[0].claimed_by}
+
+
+def _claim_of(job: Job) -> Row:
     return {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by}

@@ -1,7 +1,4 @@
-"""The logs of jobs: how workers write them, and how people read them (sql/logs.sql).
-
-Writing is for people only: an error that is not the database's absence loses lines, and never a job.
-"""
+"""The logs of jobs: how workers write and people read them. Writing may lose lines, and never a job."""
 
 from __future__ import annotations
 
@@ -12,12 +9,11 @@ from uuid import UUID
 
 import psycopg
 import structlog
-from psycopg.rows import dict_row
 
 from dataloader import periods
 from dataloader.queue import db
 from dataloader.queue.db import Conn, Row
-from dataloader.queue.run_log import Line, Place, RunLog, Unwritten
+from dataloader.queue.run_log import Line, Place, RunLog
 
 PAGE = 1_000  # lines of one answer
 # Between the clocks of a worker and of PostgreSQL, as far as they differ in a run.
@@ -34,10 +30,7 @@ class Page(NamedTuple):
 
 
 def write(conn: Conn, runs: Collection[RunLog], at: float) -> None:
-    """Write what these runs have not written yet, at this monotonic instant; without a line no statement.
-
-    Raises psycopg.Error only where a new session may heal it; the lines then wait for the next call.
-    """
+    """Write what these runs have not written yet. Raises only what a new session may heal; then the lines wait."""
     todo = [(run, run.unwritten()) for run in runs if run.has_news]
     if not todo:
         return
@@ -52,10 +45,6 @@ def write(conn: Conn, runs: Collection[RunLog], at: float) -> None:
         if db.is_passing(e):
             raise
         _log.warning("worker.logs.failed", error=str(e).strip())
-    _confirm(todo)
-
-
-def _confirm(todo: Sequence[tuple[RunLog, Unwritten]]) -> None:
     for run, unwritten in todo:
         run.confirm(unwritten)
 
@@ -88,14 +77,12 @@ def args_of_run(conn: Conn, job_ids: Collection[UUID], claimed_by: str) -> list[
 
 
 def page(conn: Conn, job_id: UUID, after: str | None = None, attempt: int | None = None, limit: int = PAGE) -> Page:
-    """Up to `limit` lines of a job behind a place (`next` of the page before), the oldest run first.
-
-    Each says how many lines were `left_out` before it. Raises ValueError for a text that is no place.
-    """
+    """Up to `limit` lines of a job behind a place, each with what was `left_out` before it. Raises ValueError for no
+    place."""
     place = Place.read(after)
     rows = _rows(conn, "lines", {"job_id": job_id, "attempt": attempt, "limit": limit} | place._asdict())
     lines = [*_with_gaps(rows, place)]
-    return Page(lines, _next(lines[-1]) if len(lines) == limit else None)
+    return Page(lines, str(lines[-1]["place"]) if len(lines) == limit else None)
 
 
 def last(conn: Conn, job_id: UUID, attempt: int | None = None, limit: int = PAGE) -> list[Row]:
@@ -118,8 +105,7 @@ def keep_days(conn: Conn, days: float | None) -> int | None:
 
 
 def _rows(conn: Conn, statement: str, parameters: dict[str, Any]) -> list[Row]:
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_SQL[statement], parameters).fetchall()
+    return db.rows(conn, _SQL[statement], parameters)
 
 
 def _with_gaps(rows: Sequence[Row], before: Place) -> Iterator[Row]:
@@ -128,7 +114,3 @@ def _with_gaps(rows: Sequence[Row], before: Place) -> Iterator[Row]:
         expected = line + 1 if row["claim"] == claim else 1
         yield row | {"left_out": row["line"] - expected, "place": f"{row['claim']}.{row['line']}"}
         claim, line = row["claim"], row["line"]
-
-
-def _next(row: Row) -> str:
-    return str(row["place"])

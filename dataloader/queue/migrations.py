@@ -1,9 +1,7 @@
 """The schema: made in an empty database, adopted where the contract's tables are, upgraded while the queue is in use.
 
-`sql/schema.sql` is the whole schema, which `sql/adopt.sql` makes of the contract's tables. `sql/functions/*.sql` and
-the rights of `sql/rights.sql` follow, and are applied again whenever one of these texts has changed.
-`sql/migrations/NNNN_name.sql`, from 0002 on, change the tables of a database that an earlier version has made, once
-each and in order. The header of such a file may say:
+`sql/schema.sql` is the whole schema; functions/ and rights.sql are applied whenever they have changed. From 0002 on
+`sql/migrations/NNNN_name.sql` change a database of an earlier version. Their headers may say:
 
     -- oldest code: N            the lowest migration that code must know to use the result; 1 is version 0.2.0
     -- outside a transaction     each statement stands alone, has no time limit, and may be run again
@@ -20,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import LiteralString, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from psycopg import errors, sql
@@ -47,6 +45,8 @@ _ADOPT = {
     for name, text in _ADOPT.items()
 }
 _HEADER = re.compile(r"^-- (oldest code|outside a transaction|functions)(?:: (.*))?$", re.MULTILINE)
+# Behind a function: a part of it that stands in several places, each as {its name}; it ends with an empty line.
+_PART = re.compile(r"^-- part: (\w+)\n(.*?)\n\n", re.MULTILINE | re.DOTALL)
 # A semicolon at a line's end closes a statement, unless it is inside a dollar-quoted body.
 _STATEMENT = re.compile(r"(?>(\$\w*\$).*?\1|.)+?(?:;[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -90,17 +90,18 @@ def functions() -> Migration:
     """All of functions/, which follows the numbered ones, and the rights on what it makes."""
     folder = db.sql_folder() / "functions"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    texts = [(folder / name).read_text("utf-8") for name in names]
-    return Migration(0, "functions", "\n".join([*texts, f"{_rights()['spread']};\n"]))
+    text = "\n".join((folder / name).read_text("utf-8") for name in names)
+    for part in _PART.finditer(text):
+        text = text.replace(part[0], "").replace(f"{{{part[1]}}}", part[2].strip())
+    return Migration(0, "functions", f"{text}\n{_rights()['spread']};\n")
 
 
 def migrate(dsn: str, schema: str) -> list[str]:
-    """Bring the queue in `schema` up to date and return the names of the files applied.
+    """Bring the queue in `schema` up to date; returns the files applied, and what drifted or broke a check and was
+    mended.
 
-    Makes the schema in an empty database and adopts the contract's tables. Puts back every object that is not as
-    shipped (`drifted`), mends the rows that break a check of dl_jobs, and returns these too. Safe to run from several
-    places at once and beside a working farm. Raises SchemaError when the schema belongs to a newer dataloader, a file
-    that was applied has been changed since, or the DSN leads through a pooler.
+    Safe to run several times at once and beside a working farm. Raises SchemaError for a newer schema, a changed file,
+    or a pooler.
     """
     with _session(dsn, schema) as conn, _alone(conn):
         if conn.execute("SELECT current_schema()").fetchone() == (None,):
@@ -111,14 +112,16 @@ def migrate(dsn: str, schema: str) -> list[str]:
             done.append(migration.name)
         for (index,) in conn.execute(_ADOPT["old_indexes"]).fetchall():
             conn.execute(sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}").format(sql.Identifier(index)))
-        return [*done, *_validate(conn), *_mend(conn)]
+        if checks := conn.execute(_ADOPT["unvalidated"]).fetchall():
+            done += _fit(conn)  # what came between the first mending and the checks
+        for (check,) in checks:  # they hold for all rows from now on
+            text = sql.SQL("ALTER TABLE dl_jobs VALIDATE CONSTRAINT {}").format(sql.Identifier(check))
+            _patiently(conn, check, text.as_string())
+        return [*done, *_mend(conn)]
 
 
 def grants(schema: str, roles: Iterable[tuple[str, str]]) -> str:
-    """The statements, as one script, that give `roles` their rights on the queue in `schema`.
-
-    Each role is its kind (one of KINDS) and its name. The queue's owner may run the script, and again.
-    """
+    """The script that gives `roles` (kind of KINDS and name) their rights; the owner may run it, and again."""
     lines: list[sql.Composable] = [sql.SQL("BEGIN;\nSET LOCAL search_path = {};").format(sql.Identifier(schema))]
     columns = [sql.Identifier(name) for name in ("job_id", "created_at", *(field.name for field in fields.OF_NEW_JOB))]
     for kind, role in roles:
@@ -129,10 +132,7 @@ def grants(schema: str, roles: Iterable[tuple[str, str]]) -> str:
 
 
 def grant(dsn: str, schema: str, roles: Collection[tuple[str, str]]) -> None:
-    """Give `roles`, as `grants` does, their rights on the migrated queue in `schema`.
-
-    Raises SchemaError for a role that does not exist.
-    """
+    """Give `roles`, as `grants` does, their rights; raises SchemaError for a role that does not exist."""
     with _session(dsn, schema) as conn, _alone(conn):
         for _, role in roles:
             if conn.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is None:
@@ -150,10 +150,7 @@ def missing(conn: db.Connection) -> list[str]:
 
 
 def drifted(conn: db.Connection) -> list[str]:
-    """The objects that `migrate` would put back: triggers, indexes, functions that are missing, disabled or changed.
-
-    Empty for a schema that other migrations or functions have made than this code's.
-    """
+    """The triggers, indexes and functions that `migrate` would put back; empty unless this code has made the schema."""
     return [str(each) for each in _drifts(conn)]
 
 
@@ -163,10 +160,7 @@ def expected() -> tuple[int, str]:
 
 
 def check(conn: db.Connection) -> None:
-    """Raise SchemaError unless this code may use the schema that `conn` sees.
-
-    A newer schema is fine unless it says that this code is too old for it.
-    """
+    """Raise SchemaError unless this code may use the schema that `conn` sees; a newer one may say that it may not."""
     _require_utf8(conn)
     if not _exists(conn):
         has_tables, _ = conn.execute(_ADOPT["tables"]).fetchone() or (False, False)
@@ -304,17 +298,6 @@ def _mend(conn: db.Connection) -> list[str]:
     return [f"{each.what}, which {each.how}" for each in drifts]
 
 
-def _validate(conn: db.Connection) -> list[str]:
-    """Let the checks of dl_jobs hold for all of its rows; returns the rows that were mended for it, in words."""
-    if not (checks := conn.execute(_ADOPT["unvalidated"]).fetchall()):
-        return []
-    mended = _fit(conn)  # what came between the first mending and the checks
-    for (check,) in checks:
-        text = sql.SQL("ALTER TABLE dl_jobs VALIDATE CONSTRAINT {}").format(sql.Identifier(check))
-        _patiently(conn, check, text.as_string())
-    return mended
-
-
 def _fit(conn: db.Connection) -> list[str]:
     """Mend the rows that break a check of dl_jobs; returns them in words."""
     mended = _in_batches(conn, "unfit", "fit")
@@ -323,10 +306,7 @@ def _fit(conn: db.Connection) -> list[str]:
 
 
 def _in_batches(conn: db.Connection, listing: str, change: str) -> list[UUID]:
-    """Change the jobs that a statement of adopt.sql lists, batch by batch, waiting for no lock; returns their ids.
-
-    They are listed at one instant, so none is missed because it moves. Those that others have locked are tried again.
-    """
+    """Change the jobs that a statement of adopt.sql lists, batch by batch, locked ones later; returns their ids."""
     left = [job_id for (job_id,) in conn.execute(_ADOPT[listing])]
     changed: list[UUID] = []
     deadline = time.monotonic() + WAIT_SEC
@@ -343,12 +323,9 @@ def _in_batches(conn: db.Connection, listing: str, change: str) -> list[UUID]:
 
 @contextmanager
 def _alone(conn: db.Connection) -> Iterator[None]:
-    """Hold the migrations' advisory lock.
-
-    Polled, not waited for: a waiting statement has a snapshot, which CREATE INDEX CONCURRENTLY would wait for.
-    """
+    """Hold the migrations' lock. Polled: a waiting statement's snapshot would stop CREATE INDEX CONCURRENTLY."""
     deadline = time.monotonic() + WAIT_SEC
-    while not _value(conn, "SELECT pg_try_advisory_lock(%s)"):
+    while conn.execute("SELECT pg_try_advisory_lock(%s)", (ADVISORY_LOCK,)).fetchone() != (True,):
         if time.monotonic() > deadline:
             raise SchemaError(f"another migration has been running for more than {WAIT_SEC:g} s")
         time.sleep(0.1)
@@ -356,12 +333,7 @@ def _alone(conn: db.Connection) -> Iterator[None]:
         yield
     finally:
         if not conn.closed:
-            _value(conn, "SELECT pg_advisory_unlock(%s)")
-
-
-def _value(conn: db.Connection, statement: LiteralString) -> bool:
-    row = conn.execute(statement, (ADVISORY_LOCK,)).fetchone()
-    return bool(row and row[0])
+            conn.execute("SELECT pg_advisory_unlock(%s)", (ADVISORY_LOCK,))
 
 
 def _apply(conn: db.Connection, migration: Migration) -> None:
@@ -382,7 +354,13 @@ def _patiently(conn: db.Connection, name: str, text: str, records: Iterable[Migr
         try:
             with conn.transaction():
                 if attempt:
-                    _see_off_vacuum(conn)
+                    # An autovacuum gives way only to a lock request older than deadlock_timeout.
+                    conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(VACUUM_TIMEOUT))
+                    for table in ("dl_jobs", "dl_job_events"):
+                        if conn.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone() == (True,):
+                            conn.execute(
+                                sql.SQL("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE").format(sql.Identifier(table))
+                            )
                 conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_TIMEOUT))
                 conn.execute(text.encode())
                 for record in records:
@@ -392,17 +370,6 @@ def _patiently(conn: db.Connection, name: str, text: str, records: Iterable[Migr
             if time.monotonic() > deadline:
                 raise SchemaError(f"{name}: others have held the tables for {WAIT_SEC:g} s, see pg_locks") from e
             time.sleep(PAUSE_SEC)
-
-
-def _see_off_vacuum(conn: db.Connection) -> None:
-    """Take the tables from an autovacuum, which gives way only to a lock request older than deadlock_timeout.
-
-    This lock conflicts neither with reads nor with writes, so no statement of the farm waits behind the request.
-    """
-    conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(VACUUM_TIMEOUT))
-    for table in ("dl_jobs", "dl_job_events"):
-        if conn.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone() == (True,):
-            conn.execute(sql.SQL("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE").format(sql.Identifier(table)))
 
 
 def _record(conn: db.Connection, migration: Migration) -> None:

@@ -1,13 +1,11 @@
-"""The rules of a new job, and the functions by which producers in Python add jobs in their own transactions.
-
-`dataloader.enqueue` and `dataloader.enqueue_many` are this module's. It needs pydantic, so no worker imports it.
-"""
+"""The rules of a new job, and dataloader.enqueue and enqueue_many. It needs pydantic, so no worker imports it."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -65,7 +63,14 @@ def instant(value: object) -> datetime | None:
     """The instant that an RFC 3339 text names, or a datetime, in UTC, when it is one that the queue can keep."""
     if value is None:
         return None
-    at = _aware(value) if isinstance(value, datetime) else _parsed(value)
+    at = None
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise PydanticCustomError("time_zone", "Input should be a datetime with a time zone")
+        at = value
+    elif isinstance(value, str) and _RFC3339.fullmatch(value):
+        with suppress(ValueError, OverflowError):
+            at = datetime.fromisoformat(value.upper()).astimezone(UTC)
     if at is None:
         raise PydanticCustomError(
             "rfc3339", "Input should be an RFC 3339 time with an offset, such as 2026-01-31T06:30:00+03:00"
@@ -73,21 +78,6 @@ def instant(value: object) -> datetime | None:
     if not EARLIEST <= at <= datetime.now(UTC) + HORIZON:
         raise PydanticCustomError("time_range", "Input should be from 2000 to ten years from now")
     return at
-
-
-def _aware(at: datetime) -> datetime:
-    if at.utcoffset() is None:
-        raise PydanticCustomError("time_zone", "Input should be a datetime with a time zone")
-    return at
-
-
-def _parsed(value: object) -> datetime | None:
-    if not isinstance(value, str) or not _RFC3339.fullmatch(value):
-        return None
-    try:
-        return datetime.fromisoformat(value.upper()).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def no_internal_task(task: str) -> str:
@@ -200,15 +190,12 @@ def enqueue(
     on_parent_failure: str = "cancel",
     schema: str | None = None,
 ) -> tuple[UUID, str]:
-    """Add one job on `conn`, in the transaction that `conn` is in, if any; returns the job's id and status.
+    """Add one job on `conn`, in its transaction, if any; returns its id and status, or those of the job with its key.
 
-    `conn` is a connection of psycopg 3, of Django, or of SQLAlchemy on any of its drivers, or a session of SQLAlchemy.
-    The fields are the API's (docs/api.md); `available_at` and `deadline` need a time zone; `args` may be an instance of
-    the pipeline's model. A `lock_key` "" leaves it to a hook (`around_enqueue`), which sees the fields that are not as
-    by default. For an idempotency key seen before, the id and status of the job that has it. `schema` is the queue's,
-    by default PG_SCHEMA_QUEUE; the connection's search_path does not matter. Raises ValueError, which names every wrong
-    field, before `conn` is touched; TypeError for a `conn` that is none of these; UnknownParents for jobs in
-    `depends_on` that are not there; the errors of the library of `conn` (psycopg.Error) as any statement does.
+    `conn` is of psycopg 3, Django or SQLAlchemy, also a session. The fields are the API's (docs/api.md); times need a
+    zone; `args` may be an instance of the pipeline's model; a `lock_key` "" leaves it to a hook. `schema` is by default
+    PG_SCHEMA_QUEUE. Raises ValueError, which names every wrong field, before `conn` is touched; TypeError for another
+    `conn`; UnknownParents; the errors of its library.
     """
     given = locals() | {"args": {} if args is None else plain(args)}
     del given["conn"], given["schema"]
@@ -224,16 +211,16 @@ def enqueue(
 
 
 def enqueue_many(conn: ProducerConn, jobs: Sequence[NewJob], *, schema: str | None = None) -> list[tuple[UUID, str]]:
-    """Add jobs on `conn`, all or none, in the transaction that it is in, if any; returns ids and statuses, in order.
-
-    Jobs of equal priority run in the order of the list. A key may stand in it twice. Otherwise as `enqueue`; an error
-    in a list of several says `jobs[3].queue`.
-    """
+    """Add jobs on `conn`, all or none; ids and statuses in order. As `enqueue`; an error says `jobs[3].queue`."""
     if not jobs:
         return []
     if any(type(job.args) is not dict for job in jobs):
         jobs = [replace(job, args=plain(job.args)) for job in jobs]
-    columns = _many_hooked(jobs) if AROUND_ENQUEUE else _all_checked(lambda: spread(jobs), map(_document_of, jobs))
+    if AROUND_ENQUEUE:
+        columns = _all_hooked([without_defaults(_document_of(job)) for job in jobs])
+        columns |= {"trace": [job.trace for job in jobs]}
+    else:
+        columns = _all_checked(lambda: spread(jobs), map(_document_of, jobs))
     return enqueue_columns(opened(conn), columns, _configured_schema() if schema is None else schema)
 
 
@@ -270,10 +257,7 @@ def checked(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def all_checked(documents: Sequence[Mapping[str, Any]]) -> Columns:
-    """The jobs of these fields as enqueue_columns takes them, each after every hook, as `enqueue` treats its job.
-
-    Raises ValueError, which names the wrong fields, of several jobs as `jobs[3].priority`.
-    """
+    """These documents as columns, each after every hook; raises ValueError, which names the wrong fields."""
     given = [dict(document) for document in documents]
     if AROUND_ENQUEUE:
         return _all_hooked([without_defaults(document) for document in given])
@@ -292,11 +276,6 @@ def _all_hooked(documents: list[dict[str, Any]]) -> Columns:
     return _all_checked(lambda: _columns_of(documents), documents)
 
 
-def _many_hooked(jobs: Sequence[NewJob]) -> Columns:
-    columns = _all_hooked([without_defaults(_document_of(job)) for job in jobs])
-    return columns | {"trace": [job.trace for job in jobs]}
-
-
 def _columns_of(documents: Sequence[dict[str, Any]]) -> Columns:
     """Documents as _checked takes them; raises ValueError for a field that is not known."""
     if not _DEFAULTS.keys() >= set().union(*documents):
@@ -311,7 +290,14 @@ def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]
     except (ValueError, TypeError, RecursionError):
         found = {}
     if not found or _unfit(found):
-        raise ValueError("; ".join(_complaints(list(documents))))
+        jobs, faults = list(documents), list[str]()  # as `jobs[3].queue: the rule`
+        for number, job in enumerate(jobs):
+            where = f"jobs[{number}]." if len(jobs) > 1 else ""
+            faults += [where + complaint for complaint in _complaints_of(job)]
+            if len(faults) > FAULTS_SHOWN:
+                faults = [*faults[:FAULTS_SHOWN], "and more"]
+                break
+        raise ValueError("; ".join(faults))
     if wrong := fault(found["depends_on"], len(found["args"])):
         raise ValueError(wrong)
     return found
@@ -330,11 +316,8 @@ def _checked_one(given: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
-    """Documents as batch.enqueue_columns takes them, `lease_ttl_sec` for those that name none.
-
-    Raises pydantic.ValidationError; its places begin with the number of the document. Whether `args` can be stored is
-    not looked at.
-    """
+    """Documents as columns; raises ValidationError, whose places begin with a number. Whether `args` fit is not
+    checked."""
     defaults = _DEFAULTS | {"lease_ttl_sec": lease_ttl_sec}
     if set(map(type, documents)) <= {dict} and defaults.keys() >= set().union(*documents):
         try:
@@ -349,14 +332,9 @@ def _checked(columns: Columns) -> Columns:
     """Columns that meet the rules, those of one value shortened to it; `args` as JSON."""
     found = {name: _RULES[name].validate_python(merged(columns[name])) for name in _RULES if name != "args"}
     args = columns["args"]
-    if not _are_objects(args):
+    if not (set(map(type, args)) <= {dict} and set(map(type, chain.from_iterable(args))) <= {str}):
         args = _RULES["args"].validate_python(args)
     return columns | found | {"args": as_texts(args)}
-
-
-def _are_objects(values: list[Any]) -> bool:
-    """Whether these are plainly JSON objects; unlike the rule of `args` this look copies nothing."""
-    return set(map(type, values)) <= {dict} and set(map(type, chain.from_iterable(values))) <= {str}
 
 
 def _unfit(columns: Columns) -> list[str]:
@@ -390,17 +368,6 @@ def is_deep(value: Any, room: int = DEPTH_LIMIT - 1) -> bool:
         level = [item for item in inside if isinstance(item, _NESTING)]
         room -= 1
     return bool(level)
-
-
-def _complaints(jobs: Sequence[dict[str, Any]]) -> list[str]:
-    """The faults of these jobs, as `jobs[3].queue: the rule`."""
-    found: list[str] = []
-    for number, job in enumerate(jobs):
-        where = f"jobs[{number}]." if len(jobs) > 1 else ""
-        found += [where + complaint for complaint in _complaints_of(job)]
-        if len(found) > FAULTS_SHOWN:
-            return [*found[:FAULTS_SHOWN], "and more"]
-    return found
 
 
 def _document_of(job: NewJob) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""Operators' changes to jobs and queues: pause, resume, limit, order, move; requeue, run now, kill, delete, cancel.
-
-Every function takes `by`, the name and address of the asker, which the journal keeps. Each calls its statement of
-`sql/operate.sql`, and may raise psycopg.Error.
-"""
+"""Operators' changes to jobs and queues. `by` is the asker, for the journal. Every function may raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import math
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -19,37 +15,11 @@ from uuid import UUID
 
 import psycopg
 from psycopg import errors
-from psycopg.rows import dict_row, tuple_row
 
 from dataloader import periods
 from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn
 from dataloader.queue.fields import INT4_MAX, LIMIT_NAME
-
-__all__ = [
-    "Busy",
-    "Changed",
-    "Contradiction",
-    "Filter",
-    "Moved",
-    "NotMovable",
-    "WrongLimit",
-    "WrongName",
-    "args_schemas",
-    "change",
-    "change_queue",
-    "is_limit_name",
-    "known",
-    "limit_length",
-    "move",
-    "pause",
-    "remove_limit",
-    "resume",
-    "set_limit",
-    "set_order",
-    "settings",
-    "tell_tasks",
-]
 
 DONE = "done"
 UNKNOWN = "unknown"
@@ -129,10 +99,7 @@ class Busy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which jobs of a group a change is for; None is no filter.
-
-    `error` is a text that the job's error contains, `error_group` the group of that error (`errors.groups`).
-    """
+    """Which jobs of a group a change is for; None is no filter. `error` is a part of the job's error."""
 
     task: str | None = None
     lock_key: str | None = None
@@ -142,10 +109,7 @@ class Filter:
 
 
 class Changed(NamedTuple):
-    """How many jobs one call has changed, and where the next one is to go on (`after`); None: it has come to the end.
-
-    A call with a filter may have changed none and still have a `next`: it has looked at SCAN jobs.
-    """
+    """How many jobs one call has changed, perhaps none of SCAN, and the next one's `after`; None: it was the last."""
 
     changed: int
     next: str | None
@@ -162,10 +126,8 @@ ALL = Filter()
 
 
 def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
-    """Keep every claim that begins from now on, on any host, from starting a job of this queue; running jobs go on.
-
-    Returns the settings of the queue (DEFAULTS). Services with the plain protocol know nothing of it.
-    """
+    """Keep every claim from now on from starting a job of this queue; running jobs go on. Returns the queue's
+    settings."""
     return _one(conn, "pause", queue=queue, by=by)
 
 
@@ -183,15 +145,13 @@ def limit_length(conn: Conn, queue: str, max_length: int | None, by: str) -> dic
 def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]:
     """Change what a queue says of the order of its jobs (ORDER); the rest stays. Returns what `pause` does.
 
-    `ordered`: the jobs of a key start in the order of their scores. `merge`: one delivery takes all queued jobs of a
-    key, `merge_limit` (1 to 1,000) at most. `batch`: the most keys in one call of a pipeline; None: as the pipeline
-    says. `on_dead`: "hold" lets a dead job stop its key, "continue" does not. `fair_by`: jobs of different values of
-    this field ("partition_key" or "producer") start in turns, those of a priority; None: in their order. Jobs go on
-    meanwhile; from the return on the new settings hold for each claim. Jobs that are queued get their places by their
-    times of creation. Raises Contradiction for `merge` without `ordered`, having changed nothing.
+    Jobs go on meanwhile; from the return on each claim goes by it, and queued jobs have their places by their creation.
+    Raises Contradiction for `merge` without `ordered`, having changed nothing.
     """
     _change_order(conn, queue, changes)
-    _unpark_stranded(conn)  # jobs that waited for one before them may not do so any more
+    after = None  # jobs that waited for one before them may not do so any more
+    while (after := lifecycle.unpark_stranded(conn, after, AT_ONCE)) is not None:
+        pass
     return settings(conn, queue)
 
 
@@ -205,7 +165,10 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
         transaction = conn.execute(_SQL["set_order"], {"queue": queue} | said).fetchone()
     assert transaction is not None  # noqa: S101  its row is locked
     if changes.get("ordered") or changes.get("fair_by"):
-        _wait_for_older(conn, transaction[1])
+        for _ in _tries(OLDER_SEC):  # until no transaction is left that may add jobs without seeing this one
+            row = conn.execute(_SQL["is_past"], {"transaction": transaction[1]}).fetchone()
+            if row and row[0]:
+                break
     if changes.get("ordered"):
         _give(conn, "give_scores", queue, SCORES_AT_ONCE)
     if changes.get("fair_by"):
@@ -213,10 +176,7 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
 
 
 def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> None:
-    """Let a queue be what a farm's settings say, where nobody has said it; None: the settings say nothing.
-
-    Raises Contradiction, which names both sides, when the queue is something else.
-    """
+    """Let a queue be what WORKERS_JSON says where nobody has said it; raises Contradiction, which names both sides."""
     wanted = {name: value for name, value in (("ordered", ordered), ("merge", merge)) if value is not None}
     row = conn.execute(_SQL["said"], {"queue": queue}).fetchone() if wanted else None
     said = dict(zip(("ordered", "merge"), row or (None, None), strict=True))
@@ -232,37 +192,35 @@ def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> N
 
 
 def tell_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
-    """Note for producers, by task, what its pipeline says of a job where its producer does not (`pipelines.told`).
-
-    `max_attempts`: how many runs it may have; None: 5. `affinity`: the args of which the first that is a text of 1 to
-    200 characters is its affinity_key; None: it has none. `limits`: the limits that its runs count for; None: it has
-    none. Jobs that are in the queue keep theirs. `args_schema`: the JSON Schema of its args, as text; None: any object
-    will do. `memory_mb`, `cpus`: for people, what a run needs; None: as its runs have shown.
-    """
+    """Note for producers, by task, what its pipeline says of a job (`pipelines.told`); queued jobs keep theirs."""
     conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
 
 
 def args_schemas(conn: Conn, tasks: Collection[str]) -> dict[str, str | None]:
     """The JSON Schema of the args of each of these tasks that workers have shown, as text; None: any object will do."""
-    cursor = conn.cursor(row_factory=tuple_row)
-    return dict(cursor.execute(_SQL["args_schemas"], {"tasks": list(tasks)}).fetchall())
+    return {row["task"]: row["args_schema"] for row in db.rows(conn, _SQL["args_schemas"], {"tasks": list(tasks)})}
 
 
 def set_limit(
-    conn: Conn,
-    name: str,
-    by: str,
-    most: int | None = None,
-    per_minute: float | None = None,
-    burst: int | None = None,
+    conn: Conn, name: str, by: str, most: int | None = None, per_minute: float | None = None, burst: int | None = None
 ) -> None:
     """Let at most `most` jobs of this limit run at once, and `per_minute` start in a minute, on all hosts together.
 
-    None: any number. `burst` jobs may start at once after a pause; by default as many as a second has. What the limit
-    said before is replaced. Holds for each claim from the return on; runs go on. Raises WrongLimit, having changed
-    nothing, for a name or a number out of bounds, and without a number.
+    None: any number. `burst`: by default as many as a second has. Runs go on. Raises WrongLimit, having changed
+    nothing.
     """
-    if wrong := _wrong_limit(name, most, per_minute, burst):
+    wrong = None
+    if not is_limit_name(name):
+        wrong = f"a limit's name should have 1 to {LIMIT_NAME} characters, none of them a control character"
+    elif most is None and per_minute is None:
+        wrong = "a limit should say how many jobs may run at once (most), or start in a minute (per_minute), or both"
+    elif most is not None and not 0 <= most <= INT4_MAX:
+        wrong = f"most should be a whole number from 0 to {INT4_MAX}"
+    elif per_minute is not None and not RATES[0] <= per_minute <= RATES[1]:
+        wrong = f"per_minute should be a number from {RATES[0]} to {RATES[1]}"
+    elif burst is not None and (per_minute is None or not 1 <= burst <= RATES[1]):
+        wrong = f"burst should be a whole number from 1 to {RATES[1]}, beside per_minute"
+    if wrong:
         raise WrongLimit(wrong)
     allows = {"most": most, "per_minute": per_minute, "burst": burst or max(1, math.ceil((per_minute or 0) / 60))}
     with conn.transaction():
@@ -275,21 +233,6 @@ def set_limit(
 def is_limit_name(name: str) -> bool:
     """PURE: whether a limit may have this name."""
     return _LIMIT.fullmatch(name) is not None
-
-
-def _wrong_limit(name: str, most: int | None, per_minute: float | None, burst: int | None) -> str | None:
-    """PURE: what is wrong with these values, and what would be right."""
-    if not is_limit_name(name):
-        return f"a limit's name should have 1 to {LIMIT_NAME} characters, none of them a control character"
-    if most is None and per_minute is None:
-        return "a limit should say how many jobs may run at once (most), or start in a minute (per_minute), or both"
-    if most is not None and not 0 <= most <= INT4_MAX:
-        return f"most should be a whole number from 0 to {INT4_MAX}"
-    if per_minute is not None and not RATES[0] <= per_minute <= RATES[1]:
-        return f"per_minute should be a number from {RATES[0]} to {RATES[1]}"
-    if burst is not None and (per_minute is None or not 1 <= burst <= RATES[1]):
-        return f"burst should be a whole number from 1 to {RATES[1]}, beside per_minute"
-    return None
 
 
 def remove_limit(conn: Conn, name: str, by: str) -> bool:
@@ -306,17 +249,8 @@ def _give(conn: Conn, statement: str, queue: str, limit: int) -> None:
     """Give the queue's jobs their scores or their turns by this statement, up to `limit` at a time."""
     after: str | None = "-infinity"
     while after:
-        row = conn.execute(_SQL[statement], {"queue": queue, "after": after, "limit": limit}).fetchone()
-        assert row is not None  # noqa: S101  both statements always answer
-        after = row[1] if row[0] else None
-
-
-def _wait_for_older(conn: Conn, transaction: str) -> None:
-    """Wait until no transaction is left that may add jobs without seeing this one; not for ever."""
-    for _ in _tries(OLDER_SEC):
-        row = conn.execute(_SQL["is_past"], {"transaction": transaction}).fetchone()
-        if row and row[0]:
-            return
+        ((given, reached),) = conn.execute(_SQL[statement], {"queue": queue, "after": after, "limit": limit})
+        after = reached if given else None
 
 
 def _tries(within_sec: float) -> Iterator[None]:
@@ -329,21 +263,14 @@ def _tries(within_sec: float) -> Iterator[None]:
 
 
 def known(conn: Conn, queue: str) -> dict[str, Any]:
-    """Whether a queue of this name is known now (`is_known`); if not, the names most like it (`similar`).
-
-    Known is a queue with jobs that wait, run or are dead, with a worker, a pause, a limit, or a journal that the reaper
-    has summed up. To be asked before a change that makes it known.
-    """
+    """Whether a queue of this name has jobs, a worker, a setting or a past (`is_known`); else `similar` names."""
     found = _looked_up(conn, "queue_names", "queue", queue)
     return {"is_known": found["is_known"], "similar": found["similar"]}
 
 
 def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str, Any] | None]:
-    """Whether the farm knows a queue and a task of these names, as `known` says it; of which it is not asked, None.
-
-    A known task is one that workers have shown, or that jobs name. `count` is how many names the farm knows, up to
-    NAMES: a farm that knows none has not begun, so an unknown name says nothing.
-    """
+    """What `known` says of a queue and of a task, and the `count` of known names: without any an unknown name is
+    normal."""
     return {
         "queue": None if queue is None else _looked_up(conn, "queue_names", "queue", queue),
         "task": None if task is None else _looked_up(conn, "task_names", "task", task),
@@ -360,17 +287,18 @@ def _looked_up(conn: Conn, statement: str, kind: str, name: str) -> dict[str, An
 def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bool = False) -> Outcomes:
     """Change jobs as the verb (VERBS) says. Returns for each job DONE, UNKNOWN, or the status that forbids it.
 
-    `cancel` ends queued jobs at once and asks running ones to stop, by `force` wherever they are (see
-    lifecycle.request_cancel); finished ones forbid it. `requeue` queues finished jobs again, due at once, with all
-    their attempts; after `start-over` they begin at the start and not at their checkpoints. `run-now` makes queued jobs
-    due; one that is due already counts as done. `delete` deletes jobs and their journal, unless they run.
+    `requeue` queues finished jobs with all attempts, `start-over` without their checkpoints; `run-now` makes due;
+    `delete` spares running jobs; `cancel` asks running ones, by `force` at once.
     """
     wanted = list(dict.fromkeys(job_ids))
-    with _transaction(conn):
+    with conn.transaction():
         if verb == "cancel":
             lifecycle.request_cancels(conn, wanted, force, by)
             found = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
-            return {job_id: _of_cancellation(*found.get(job_id, (UNKNOWN, False))) for job_id in wanted}
+            told = {job_id: found.get(job_id, (UNKNOWN, False)) for job_id in wanted}
+            return {
+                job: DONE if is_asked or status == "canceled" else status for job, (status, is_asked) in told.items()
+            }
         done = {row[0] for row in conn.execute(_SQL[VERBS[verb]], {"job_ids": wanted, "by": by})}
         if verb == "start-over":
             conn.execute(_SQL["start_over"], {"job_ids": list(done)})
@@ -384,10 +312,7 @@ def change_queue(
 ) -> Changed:
     """Change up to `limit` jobs of a queue as the verb (QUEUE_VERBS) says, the oldest first.
 
-    `requeue-dead` and `delete-dead` are for failed and lost jobs, `run-all` for those whose time has not come;
-    `kill-retries` lets queued jobs that were tried before be failed. `after` is the `next` of the call before; None:
-    from the first one on. Raises ValueError for any other `after`, and for `run-all` with a filter by `error` or
-    `error_group`: most of these jobs have not run. Without a filter the call looks at no more jobs than it changes.
+    `after` is the `next` of the call before. Raises ValueError for another, and for `run-all` with a filter by error.
     """
     if verb == "run-all" and (only.error is not None or only.error_group is not None):
         raise ValueError("run-all has no filter error or error_group: jobs that have not run have none")
@@ -396,7 +321,7 @@ def change_queue(
     place = _GROUPS[group] if after is None else cursor.parts(after, len(_GROUPS[group]))
     parameters = asdict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
     try:
-        with _transaction(conn):
+        with conn.transaction():
             conn.execute(_SQL["plans"])
             found = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
             job_ids = [row[0] for row in found if row[0]]
@@ -412,13 +337,9 @@ def change_queue(
 def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> Moved:
     """Make up to `limit` queued, running and dead jobs of `source` jobs of `target`; to be called until `is_done`.
 
-    The order of each key is kept: both queues are paused meanwhile, and no claim goes on that began before. Running
-    jobs go on. `target` gets the settings of the order (ORDER) that nobody has said of it. In the end `target` goes
-    on, unless somebody else has paused it; `source` stays paused, by the move, whoever had paused it before. A
-    repeated call completes what was interrupted, and moves what was added to `source` since. Raises, having changed
-    nothing, WrongName for a `target` that no producer can name or that is `source`, and NotMovable for an unknown
-    `source`, a `target` that says another order, and beside another move of one of the queues; Busy, with both queues
-    paused, where other sessions are in the way.
+    Each key keeps its order: both queues are paused meanwhile. `target` gets the ORDER that nobody has said of it, and
+    goes on in the end; `source` stays paused. A repeated call completes what was interrupted. Raises WrongName and
+    NotMovable, having changed nothing; Busy, with both queues paused, where other sessions are in the way.
     """
     if not _NAME.fullmatch(target):
         raise WrongName("the other queue's name should have 1 to 128 characters, none of them a control character")
@@ -426,54 +347,49 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
         raise WrongName(f"{source} would be moved to itself: name another queue")
     if not known(conn, source)["is_known"]:
         raise NotMovable(f"no queue {source} is known now: it has no job, no worker and no setting")
-    if changes := _pause_both(conn, source, target):
-        _change_order(conn, target, changes)  # from the defaults, so no job is parked that should be ready
-    _wait_for_claims(conn, source, target)
-    return _move_patiently(conn, source, target, limit)
-
-
-def _pause_both(conn: Conn, source: str, target: str) -> dict[str, Any]:
-    """Pause both queues for the move; returns what is to be said of the order of `target`."""
+    authors = _authors(source, target)
     with conn.transaction():
         said = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
-        authors = _authors(source, target)
         for queue, author in authors.items():
             paused_by = said[queue]["paused_by"]
             if paused_by and paused_by.startswith(_MOVE) and paused_by != author:
                 raise NotMovable(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
-        _check_not_a_target(conn, source, said[source], authors[source])
+        # The pause of another move to `source` may have been replaced by hand.
+        is_unknown = said[source]["paused_at"] is not None and said[source]["paused_by"] != authors[source]
+        if is_unknown and (row := conn.execute(_SQL["moves_to"], {"by": f"{_MOVE}to {source}"}).fetchone()):
+            raise NotMovable(
+                f"{row[0]} is paused by a {_MOVE}to {source} and has jobs left: complete that, or"
+                f" `dataloader resume {row[0]}`"
+            )
         changes = inherited(source, said[source], target, said[target])
         _one(conn, "pause_source", queue=source, by=authors[source])
         pause(conn, target, authors[target])
-    return changes
-
-
-def _check_not_a_target(conn: Conn, source: str, said: _Settings, author: str) -> None:
-    """Raise Contradiction where another move to `source` is not over; its pause by hand says nothing of that."""
-    if said["paused_at"] is None or said["paused_by"] == author:
-        return
-    if row := conn.execute(_SQL["moves_to"], {"by": _author_of_source(source)}).fetchone():
-        (other,) = row
-        raise NotMovable(
-            f"{other} is paused by a {_author_of_source(source)} and has jobs left: complete that, or"
-            f" `dataloader resume {other}`"
+    if changes:
+        _change_order(conn, target, changes)  # from the defaults, so no job is parked that should be ready
+    # Until no claim is left that may not have seen the pause.
+    statements = [row[0] for row in conn.execute(_SQL["claims_under_way"], {"statements": None}).fetchall()]
+    for _ in _tries(CLAIMS_SEC):
+        if not (found := conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()):
+            break
+    else:
+        _, pid, application = found[0]
+        raise Busy(
+            f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
+            " and may not know it: move again when it has ended"
         )
+    for _ in _tries(OLDER_SEC):
+        with suppress(errors.LockNotAvailable):
+            return _move_some(conn, source, target, limit)
+    raise Busy(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")
 
 
 def _authors(source: str, target: str) -> dict[str, str]:
     """Who pauses the queues of a move, so that the same move knows its pauses again."""
-    return {source: _author_of_source(target), target: f"{_MOVE}from {source}"}
-
-
-def _author_of_source(target: str) -> str:
-    return f"{_MOVE}to {target}"
+    return {source: f"{_MOVE}to {target}", target: f"{_MOVE}from {source}"}
 
 
 def inherited(source: str, of_source: _Settings, target: str, of_target: _Settings) -> dict[str, Any]:
-    """PURE: the settings of the order that a move brings to `target`: those that nobody has said of it.
-
-    None is not said. Raises NotMovable where something has been said of both queues and is not the same.
-    """
+    """PURE: the settings of the order that a move brings to `target`; raises NotMovable where the two contradict."""
     if all(of_source[name] is None for name in ORDER):
         return {}
     for name in ORDER:
@@ -484,28 +400,6 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
                 f"{source} has {name} {says} and {target} has {is_said}: let them agree by `dataloader queue set`"
             )
     return {name: of_source[name] for name in ORDER if of_source[name] is not None and of_target[name] is None}
-
-
-def _wait_for_claims(conn: Conn, source: str, target: str) -> None:
-    """Wait until no claim is left that may not have seen the pause; raises Busy."""
-    found = conn.execute(_SQL["claims_under_way"], {"statements": None}).fetchall()
-    statements = [row[0] for row in found]
-    for _ in _tries(CLAIMS_SEC):
-        found = conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()
-        if not found:
-            return
-    _, pid, application = found[0]
-    raise Busy(
-        f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
-        " and may not know it: move again when it has ended"
-    )
-
-
-def _move_patiently(conn: Conn, source: str, target: str, limit: int) -> Moved:
-    for _ in _tries(OLDER_SEC):
-        with suppress(errors.LockNotAvailable):
-            return _move_some(conn, source, target, limit)
-    raise Busy(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")
 
 
 def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
@@ -525,29 +419,11 @@ def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
     return Moved(0, True)
 
 
-def _unpark_stranded(conn: Conn) -> None:
-    after = None
-    while (after := lifecycle.unpark_stranded(conn, after, AT_ONCE)) is not None:
-        pass
-
-
-def _of_cancellation(status: str, is_requested: bool) -> str:
-    return DONE if status == "canceled" or is_requested else status
-
-
 def settings(conn: Conn, queue: str) -> dict[str, Any]:
     """What operators have set of a queue; DEFAULTS where nobody has."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute(_SQL["queue"], {"queue": queue}).fetchone()
-    return row or DEFAULTS | {"queue": queue}
+    return next(iter(db.rows(conn, _SQL["queue"], {"queue": queue})), DEFAULTS | {"queue": queue})
 
 
 def _one(conn: Conn, name: str, **parameters: Any) -> dict[str, Any]:
-    with conn.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute(_SQL[name], parameters).fetchone()
-    assert row is not None  # noqa: S101  the statement always returns its row
+    (row,) = db.rows(conn, _SQL[name], parameters)
     return row
-
-
-def _transaction(conn: Conn) -> AbstractContextManager[Any]:
-    return conn.transaction()

@@ -9,8 +9,6 @@ from itertools import cycle
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from psycopg.rows import dict_row
-
 from dataloader.queue import db
 from dataloader.queue.db import Conn
 from dataloader.queue.job import FINAL, Job
@@ -46,11 +44,12 @@ class Told(NamedTuple):
 
 
 def fault(depends_on: Sequence[Parents | None], count: int) -> str | None:
-    """PURE: what is wrong with the places that the jobs of a list of `count` name as parents; None: nothing.
-
-    `depends_on` has a value for each job or one for all of them.
-    """
-    graph = {number: _places(parents) for number, parents in zip(range(count), cycle(depends_on))}
+    """PURE: what is wrong with the places that the jobs of a list name as parents (a value for each or for all);
+    None: nothing."""
+    graph = {
+        number: [parent for parent in parents or () if isinstance(parent, int)]
+        for number, parents in zip(range(count), cycle(depends_on))
+    }
     if count == 1 and graph[0]:
         return "depends_on: a job alone names the jobs that it waits for by their job_id, and not by a place in a list"
     for number, places in graph.items():
@@ -61,10 +60,6 @@ def fault(depends_on: Sequence[Parents | None], count: int) -> str | None:
     except CycleError as e:
         return f"depends_on: jobs wait for each other in a circle: {' -> '.join(map(str, e.args[1]))}"
     return None
-
-
-def _places(parents: Parents | None) -> list[int]:
-    return [parent for parent in parents or () if isinstance(parent, int)]
 
 
 def links(
@@ -88,10 +83,7 @@ def parents_of(conn: Conn, job_id: UUID) -> list[UUID]:
 
 
 def gather(conn: Conn, job: Job, parent_ids: Sequence[UUID]) -> bool:
-    """Let a running job wait for these, once its run hands it back; False when the claim is over.
-
-    Raises psycopg.errors.InvalidParameterValue where one of these waits for the job itself.
-    """
+    """Let a running job wait for these at its end; False: its claim is over. InvalidParameterValue for a circle."""
     claim = {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by}
     row = conn.execute(_SQL["gather"], claim | {"parent_ids": list(parent_ids)}).fetchone()
     return bool(row and row[0])
@@ -99,8 +91,7 @@ def gather(conn: Conn, job: Job, parent_ids: Sequence[UUID]) -> bool:
 
 def family(conn: Conn, job_id: UUID) -> Mapping[str, list[dict[str, Any]]]:
     """The first SHOWN `parents` and `children` of a job."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(_SQL["family"], {"job_id": job_id, "most": SHOWN}).fetchall()
+    rows = db.rows(conn, _SQL["family"], {"job_id": job_id, "most": SHOWN})
     found: dict[str, list[dict[str, Any]]] = {"parents": [], "children": []}
     for row in rows:
         found["parents" if row.pop("is_parent") else "children"].append(row)

@@ -1,7 +1,4 @@
-"""Whether a connection is one session, which keeps a lock and hears a NOTIFY: every worker needs that.
-
-A pooler in transaction mode lends another session for each transaction: locks leak into it and LISTEN stays behind.
-"""
+"""Whether a connection is one session, which a pooler in transaction mode is not; every worker needs that."""
 
 from __future__ import annotations
 
@@ -26,11 +23,7 @@ DIRECT = "set DL_DB_DSN (or PG_HOST, PG_PORT) to PostgreSQL itself; only the API
 
 
 def require_session(conn: db.Connection, dsn: str) -> None:
-    """Raise ConfigError when `conn`, opened on `dsn`, is a pooler's in transaction mode, or on another schema.
-
-    One round trip where nothing is in between; otherwise one more connection and up to HEARD_WITHIN seconds. May raise
-    psycopg.Error.
-    """
+    """Raise ConfigError when `conn`, opened on `dsn`, is a pooler's in transaction mode, or on another schema."""
     if conn.is_direct:
         return
     with db.connect(dsn, name="dl-probe", schema="public", answer_within=5) as other:
@@ -41,10 +34,7 @@ def require_session(conn: db.Connection, dsn: str) -> None:
 
 
 def hears(listener: db.Connection, sender: db.Connection) -> bool:
-    """True when `listener` hears what `sender` notifies: in transaction mode its LISTEN has stayed behind.
-
-    Its own NOTIFY, or a lock that it still holds, would prove nothing: an idle pooler lends it the same session again.
-    """
+    """True when `listener` hears what `sender` notifies: its own NOTIFY would prove nothing behind an idle pooler."""
     channel = sql.Identifier(f"dl_probe_{uuid4().hex}")
     listener.execute(sql.SQL("LISTEN {}").format(channel))
     sender.execute(sql.SQL("NOTIFY {}").format(channel))
@@ -83,20 +73,14 @@ def lock_table(conn: db.Connection) -> LockTable:
 
 
 def keys_wanted(table: LockTable, workers: Sequence[WorkerSpec]) -> int:
-    """How many keys, each an advisory lock, a machine's workers hold when each has claimed all that it may.
-
-    A worker with a `prefetch` of its own counts with all of it.
-    """
+    """How many keys, each an advisory lock, a machine's workers hold when each has claimed all that it may."""
     automatic = most_at_once(table, workers, is_automatic=True)
     return sum(spec.concurrency * (automatic if spec.is_automatic else spec.prefetch) for spec in workers)
 
 
 def most_at_once(table: LockTable, workers: Sequence[WorkerSpec], is_automatic: bool = False) -> int:
-    """How many jobs each of these workers may claim at once, so that all hold no more than their share of the table.
-
-    It bounds the workers that have a `prefetch`. Where these ask for no more than the share, the bound is the largest
-    `prefetch`. With `is_automatic`, it bounds the others: they divide what is left.
-    """
+    """How many jobs each worker with a `prefetch` may claim at once within their share of locks; or the others'
+    part."""
     share = table.room // LOCK_SHARE
     given = [spec for spec in workers if not spec.is_automatic]
     others = sum(spec.concurrency for spec in workers) - sum(spec.concurrency for spec in given)

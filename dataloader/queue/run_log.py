@@ -1,8 +1,4 @@
-"""PURE: the log of one run while its worker has it: which lines are to be written, and which are left out.
-
-Of a log that grows over its size the first half stays, and the last lines; the middle is left out. So a long run costs
-no more than a bounded number of rows, and its page goes on with the newest lines.
-"""
+"""PURE: the log of one run while its worker has it. Of a long one the first half stays, and the last lines."""
 
 from __future__ import annotations
 
@@ -42,10 +38,7 @@ class Line(NamedTuple):
 
 
 class Unwritten(NamedTuple):
-    """What to do for a run's log now: lines to leave out (the first and the last number), then lines to write.
-
-    Afterwards no line behind the head up to `gone` is in the database.
-    """
+    """Lines to leave out (first, last), then lines to write; afterwards none behind the head up to `gone` is stored."""
 
     left_out: tuple[int, int] | None
     lines: list[Line]
@@ -53,18 +46,11 @@ class Unwritten(NamedTuple):
 
 
 def harmless(text: str) -> str:
-    """The text as a row and a page may have it: without a terminal's sequences, with other controls escaped.
-
-    Of a line that was overwritten by carriage returns, as progress bars are, the last state stays.
-    """
+    """The text without a terminal's sequences, other controls escaped; of overwritten lines the last state."""
     if text.isprintable():
         return text
     text = _SEQUENCE.sub("", text.rstrip("\r").rpartition("\r")[2])
-    return _CONTROL.sub(_escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def clipped(text: str, most: int) -> str:
@@ -111,17 +97,14 @@ class RunLog:
             self._tail.append(line)
             self._tail_size += size
             while self._tail_size > self._tail_most:
-                self._drop()
+                gone = self._tail.popleft()
+                self._tail_size -= _size(gone)
+                self._left_out = gone.number
 
     def skip(self, lines: int) -> None:
         """So many lines of the run were not even looked at."""
         with self._lock:
             self.number += lines
-
-    def _drop(self) -> None:
-        gone = self._tail.popleft()
-        self._tail_size -= _size(gone)
-        self._left_out = gone.number
 
     @property
     def is_long(self) -> bool:
@@ -204,10 +187,14 @@ class Splitter:
         """The lines that end in these bytes."""
         *lines, rest = (self._rest + data).split(b"\n")
         if lines and self._cut:
-            lines[0], self._cut = self._closed(lines[0]), 0
+            kept = lines[0][: self.LONGEST]
+            lines[0], self._cut = kept + _told(self._cut + len(lines[0]) - len(kept)), 0
         self._rest = rest[: self.LONGEST]
         self._cut += len(rest) - len(self._rest)
-        return [line if len(line) <= self.LONGEST + 100 else self._shortened(line) for line in lines]
+        return [
+            line if len(line) <= self.LONGEST + 100 else (line[: self.LONGEST] + _told(len(line) - self.LONGEST))
+            for line in lines
+        ]
 
     def finish(self) -> list[bytes]:
         """The line that has no end, if there is one."""
@@ -219,13 +206,6 @@ class Splitter:
     def waiting(self) -> int:
         """Bytes of the line that has no end yet."""
         return len(self._rest) + self._cut
-
-    def _closed(self, line: bytes) -> bytes:
-        kept = line[: self.LONGEST]
-        return kept + _told(self._cut + len(line) - len(kept))
-
-    def _shortened(self, line: bytes) -> bytes:
-        return line[: self.LONGEST] + _told(len(line) - self.LONGEST)
 
 
 def _told(cut: int) -> bytes:

@@ -1,8 +1,6 @@
-"""Jobs on which every claim fails: they are found and set aside, so that the other jobs of their queues run.
+"""Jobs on which every claim fails, whatever the queue: they are found and set aside, so that the other jobs run.
 
-The checks of dl_jobs keep such rows out as far as they are known. This module knows nothing of what a claim does, so it
-holds for every kind of queue: it repeats the claim in transactions that are rolled back, each time with half of the
-jobs hidden, until one job is left.
+The claim is repeated in transactions that are rolled back, each time with half of the jobs hidden.
 """
 
 from __future__ import annotations
@@ -45,11 +43,9 @@ def is_of_a_row(error: psycopg.Error) -> bool:
 def set_aside(
     conn: db.Connection, queues: Collection[str], claim: Callable[[], object], error: psycopg.Error
 ) -> Aside | None:
-    """Find the job of these queues on which `claim` has failed with `error`, and count that as a failed run of the job.
+    """Find the job on which `claim` has failed with `error`, and count that as a failed run of the job.
 
-    The claim is repeated on `conn`, and each time rolled back; afterwards the session has no advisory lock. Returns
-    None where another session is about it or was quicker: the claim may be tried again. Raises `error` where no job of
-    these queues is the cause, and psycopg.Error where the job cannot be changed.
+    None: another session was quicker. Raises `error` where no job of these queues is the cause.
     """
     if conn.execute(_SQL["look_alone"], {"lock": LOCK}).fetchone() != (True,):
         return None
@@ -62,23 +58,19 @@ def set_aside(
             raise error
         job_id, failure = _culprit(conn, jobs, claim, failure)
         text = clip(masked(f"no worker can claim the job: {failure.diag.message_primary or failure}"))
-        changed = _fail(conn, job_id, text)
-        return Aside(job_id, *changed, text) if changed else None
+        parameters = {"job_id": job_id, "error": text}
+        try:
+            changed = conn.execute(_SQL["fail"], parameters).fetchone()
+        except psycopg.Error as e:
+            if not is_of_a_row(e):
+                raise
+            changed = conn.execute(_SQL["replace"], parameters).fetchone()
+        return Aside(job_id, changed[0], changed[1], text) if changed else None
     except _Disturbed:
         return None
     finally:
         if not conn.closed:
             conn.execute(_SQL["let_go"])
-
-
-def _fail(conn: db.Connection, job_id: UUID, text: str) -> tuple[str, str] | None:
-    parameters = {"job_id": job_id, "error": text}
-    try:
-        return conn.execute(_SQL["fail"], parameters).fetchone()
-    except psycopg.Error as e:
-        if not is_of_a_row(e):
-            raise
-        return conn.execute(_SQL["replace"], parameters).fetchone()
 
 
 def _culprit(

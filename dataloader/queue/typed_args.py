@@ -1,7 +1,4 @@
-"""PURE: args that a producer gives as an instance of the pipeline's model, as the JSON object that a job keeps.
-
-Without pydantic, so that a client can do without it.
-"""
+"""PURE: args as an instance of the pipeline's model, as the JSON object that a job keeps; without pydantic."""
 
 from __future__ import annotations
 
@@ -16,10 +13,7 @@ class Model(Protocol):
 
 
 def plain(args: Any) -> Any:
-    """The args as a dict: a mapping's, or a pydantic model's as JSON says it, by its aliases, with its secrets.
-
-    Anything else comes back as it is, for the rules of a job to refuse.
-    """
+    """A mapping, or a pydantic model by its aliases with its secrets, as a dict; anything else as it is."""
     if not hasattr(args, "model_dump"):
         return dict(args) if isinstance(args, Mapping) else args
     return _revealed(args.model_dump(mode="json", by_alias=True), args.model_dump(by_alias=True))

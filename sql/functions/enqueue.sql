@@ -1,8 +1,6 @@
 -- none -> queued: functions of producers, and of the API for many jobs.
 
-
--- Does the queue hold as many jobs as it may? Two producers that ask at once may both get a place. Served by
--- ix_dl_jobs_claim.
+-- Whether the queue holds as many jobs as it may; two producers at once may both get a place. Served by ix_dl_jobs_claim.
 CREATE OR REPLACE FUNCTION dl_is_full(p_queue text) RETURNS boolean LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -13,9 +11,8 @@ BEGIN
 END
 $$;
 
-
--- The affinity_key of a job whose producer gives none: the first of the args that its pipeline names (dl_tasks.affinity)
--- that is a text of 1 to 200 characters. Strict, so that a task that names none costs no call.
+-- The affinity_key from args: the first named one (dl_tasks.affinity) that is a text of 1 to 200 characters. Strict: a task
+-- without names costs no call.
 CREATE OR REPLACE FUNCTION dl_affinity(p_names text[], p_args jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
   name text;
@@ -29,24 +26,19 @@ BEGIN
 END
 $$;
 
-
 -- A column of a batch as enqueue_many sends it: one value per job, or a single one for all of them.
 CREATE OR REPLACE FUNCTION dl_spread(p_values anyarray, p_size int) RETURNS anyarray LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN cardinality(p_values) = 1 THEN array_fill(p_values[1], ARRAY[p_size]) ELSE p_values END
 $$;
 
-
--- Add a batch: one row and one journal row per job, or nothing. The job ids are the caller's, one per job, growing, so
--- that the keys of both tables' indexes are inserted at their right edge. Each other array has one value per job or one
--- for all, but p_args (JSON) has one per job; those of p_limits are lists as PostgreSQL writes them. Returns the jobs that were not added: their place in the arrays (from 1),
--- and the id and status of the job that has their idempotency key; nulls when that job was deleted meanwhile.
+-- Add a batch, or nothing. Job ids grow, so that indexes take them at the right edge. The other arrays have one value per
+-- job or one for all; p_args (JSON) one per job; p_limits are lists as text. Returns the jobs that were not added: their
+-- place from 1, the id and status of the job with their key; nulls when that is gone.
 --
--- now() is the same all over a transaction, and jobs of one created_at run in no order. So each job is created a
--- microsecond after the one before it in the list, counted from p_since, or from the clock: an insert takes longer than
--- that, so the next batch of the session comes later still. p_place are the jobs' places in a list of several batches.
--- Keys are inserted in the order of their bytes: two batches that share keys wait for each other and never in a circle.
--- With the owner's rights, for a producer has none on the tables; so it trusts no search_path, nor pg_temp, and is
--- bound to this schema by its text. The journal says which role added the jobs: see dl_job_status.
+-- Each job is created a microsecond after the one before it, from p_since or the clock; p_place are places in a list of
+-- several batches. Keys are inserted in the order of their bytes, against deadlocks. With the owner's rights, so it trusts
+-- no search_path, and is bound to this schema by its text. The journal says which role added the jobs: dl_job_status. {words
+-- in braces}: queue/enqueue.py.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_many(
   p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
@@ -88,32 +80,7 @@ BEGIN
   END IF;
   IF array_remove(p_idempotency_key, NULL) = '{}' THEN
     -- Nothing can be in the way, and an insert that need not look is cheaper by a tenth.
-    INSERT INTO %1$I.dl_jobs (
-           job_id, queue, task, args, lock_key, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at, turn_at, blocked_on,
-           journaled)
-    SELECT n.job_id, queue, task, args::jsonb, lock_key, partition_key, priority, coalesce(available_at, now()),
-           max_attempts, lease_ttl_sec, timeout_sec,
-           coalesce(score, CASE WHEN queue = ANY (ordered)
-                                THEN extract(epoch FROM since + coalesce(n.place, nth) * interval '1 microsecond') END),
-           producer, consumer_group, affinity_key, nullif(limits, '{}')::text[], deadline,
-           since + coalesce(n.place, nth) * interval '1 microsecond', CASE WHEN queue = ANY (fair) THEN timestamptz 'infinity' END,
-           CASE WHEN available_at > now() THEN 'time' END, 2
-      FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
-                   unnest(%1$I.dl_spread(p_task, size)) AS task, unnest(%1$I.dl_spread(p_lock_key, size)) AS lock_key,
-                   unnest(%1$I.dl_spread(p_partition_key, size)) AS partition_key,
-                   unnest(%1$I.dl_spread(p_priority, size)) AS priority,
-                   unnest(%1$I.dl_spread(p_available_at, size)) AS available_at,
-                   unnest(%1$I.dl_spread(p_max_attempts, size)) AS max_attempts,
-                   unnest(%1$I.dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
-                   unnest(%1$I.dl_spread(p_timeout_sec, size)) AS timeout_sec,
-                   unnest(%1$I.dl_spread(p_score, size)) AS score,
-                   unnest(%1$I.dl_spread(p_producer, size)) AS producer,
-                   unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group,
-                   unnest(%1$I.dl_spread(p_affinity_key, size)) AS affinity_key,
-                   unnest(%1$I.dl_spread(p_limits, size)) AS limits,
-                   unnest(%1$I.dl_spread(p_deadline, size)) AS deadline, unnest(p_args) AS args,
-                   unnest(p_place) AS place, generate_series(1, size) AS nth) n;
+    {many_jobs};
     INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
     SELECT n.job_id, queue, 'queued',
            CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
@@ -124,6 +91,31 @@ BEGIN
   END IF;
 
   WITH added AS (
+    {many_jobs}
+     ORDER BY idempotency_key COLLATE "C", nth
+    ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING job_id, queue, producer)
+  INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+  SELECT added.job_id, queue, 'queued',
+         CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
+    FROM added;
+  GET DIAGNOSTICS written = ROW_COUNT;
+  IF written > 0 THEN
+    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT unnest(p_queue) AS queue) told;
+  END IF;
+  IF written < size THEN
+    -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
+    RETURN QUERY
+    SELECT nth::int, j.job_id, j.status::text
+      FROM unnest(p_job_id, %1$I.dl_spread(p_idempotency_key, size)) WITH ORDINALITY AS n (job_id, idempotency_key, nth)
+      LEFT JOIN %1$I.dl_jobs j USING (idempotency_key)
+     WHERE idempotency_key IS NOT NULL AND j.job_id IS DISTINCT FROM n.job_id;
+  END IF;
+END
+$$
+$function$, current_schema()); END $bound$;
+
+-- part: many_jobs
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
            lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at,
@@ -152,33 +144,10 @@ BEGIN
                    unnest(%1$I.dl_spread(p_limits, size)) AS limits,
                    unnest(%1$I.dl_spread(p_deadline, size)) AS deadline, unnest(p_args) AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n
-     ORDER BY idempotency_key COLLATE "C", nth
-    ON CONFLICT (idempotency_key) DO NOTHING
-    RETURNING job_id, queue, producer)
-  INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
-  SELECT added.job_id, queue, 'queued',
-         CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
-    FROM added;
-  GET DIAGNOSTICS written = ROW_COUNT;
-  IF written > 0 THEN
-    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT unnest(p_queue) AS queue) told;
-  END IF;
-  IF written < size THEN
-    -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
-    RETURN QUERY
-    SELECT nth::int, j.job_id, j.status::text
-      FROM unnest(p_job_id, %1$I.dl_spread(p_idempotency_key, size)) WITH ORDINALITY AS n (job_id, idempotency_key, nth)
-      LEFT JOIN %1$I.dl_jobs j USING (idempotency_key)
-     WHERE idempotency_key IS NOT NULL AND j.job_id IS DISTINCT FROM n.job_id;
-  END IF;
-END
-$$
-$function$, current_schema()); END $bound$;
 
 
--- Add one job as dl_enqueue_many does, at half of the cost that a batch of one has. Returns null when the job was added,
--- else the id and the status of the job that has its idempotency key, with a space between: a client reads a text faster
--- than a row or an array. An insert that need not look for a key is cheaper by a fifth.
+-- Add one job at half the cost of a batch of one. Returns null, or the id and status of the job with its key, as one text:
+-- that is read faster. An insert that looks for no key is cheaper by a fifth.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_one(
   p_job_id uuid, p_queue text, p_task text, p_lock_key text, p_args jsonb, p_idempotency_key text,
@@ -192,33 +161,10 @@ DECLARE
   at timestamptz := clock_timestamp();
 BEGIN
   IF p_idempotency_key IS NULL THEN
-    INSERT INTO %1$I.dl_jobs (
-           job_id, queue, task, lock_key, args, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at, turn_at, blocked_on,
-           journaled)
-    SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_partition_key, p_priority, coalesce(p_available_at, now()),
-           coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
-           coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
-           p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
-           nullif(coalesce(p_limits, said.limits), '{}'), p_deadline, at,
-           (SELECT timestamptz 'infinity' FROM %1$I.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),
-           CASE WHEN p_available_at > now() THEN 'time' END, 2
-      FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task);
+    {one_job};
   ELSE
     LOOP
-      INSERT INTO %1$I.dl_jobs (
-             job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-             lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at,
-             turn_at, blocked_on, journaled)
-      SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority,
-             coalesce(p_available_at, now()),
-             coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
-             coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
-             p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
-             nullif(coalesce(p_limits, said.limits), '{}'), p_deadline, at,
-             (SELECT timestamptz 'infinity' FROM %1$I.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),
-             CASE WHEN p_available_at > now() THEN 'time' END, 2
-        FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
+      {one_job}
       ON CONFLICT (idempotency_key) DO NOTHING;
       EXIT WHEN FOUND;
       -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
@@ -238,11 +184,24 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
+-- part: one_job
+    INSERT INTO %1$I.dl_jobs (
+           job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
+           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at,
+           turn_at, blocked_on, journaled)
+    SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority,
+           coalesce(p_available_at, now()),
+           coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
+           coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
+           p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
+           nullif(coalesce(p_limits, said.limits), '{}'), p_deadline, at,
+           (SELECT timestamptz 'infinity' FROM %1$I.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),
+           CASE WHEN p_available_at > now() THEN 'time' END, 2
+      FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
 
--- Add one job, for producers in any language (docs/producers.md); returns its id, and for an idempotency key seen
--- before that of the job that has it. The parameters are dl_jobs' columns, by name; null counts as left out. Bad input
--- is refused with SQLSTATE 22023 and a message that names the parameter. Runs with the owner's rights, bound as
--- dl_enqueue_many: call it by its full name from anywhere. The journal is the trigger's.
+
+-- Add one job, for producers in any language (docs/producers.md); returns the id of the new job, or of the job that has the
+-- key. Null counts as left out. Bad input is refused with SQLSTATE 22023, and names the parameter. Bound as dl_enqueue_many.
 -- A version that adds a parameter drops this function first: no call could choose between two.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue(
@@ -319,9 +278,7 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
--- Store the trace of these jobs' trigger, for those that dl_enqueue_many has added for this role in this transaction. A
--- job found by its idempotency key keeps the trace of its first trigger.
+-- Store the trace of these jobs' trigger, if dl_enqueue_many has added them for this role in this transaction.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_set_trace(p_trace text, p_job_ids uuid[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -1,14 +1,9 @@
--- Limits for the whole fleet: how many jobs that name a limit may run at once, and how many may start in a minute.
+-- Limits for the whole fleet: how many jobs of a limit may run at once, and start in a minute.
 --
--- Who may start. A claim asks once for each limit of the rows that it would take (dl_ask_limits). It decides alone: the
--- advisory lock of the limit, in the space of two ints (keys have that of one bigint), is the claim's until its commit.
--- The count of running rows comes behind the lock, with a fresh snapshot, so every start that was decided before is in
--- it. A row whose lease is over counts until it is recovered. The rows of one key and one claim are one run.
--- Who waits. A row without room is parked, with its limit in blocked_on; others of its key pass it, or wait behind it.
--- Who goes on. Whatever may make room calls dl_let_in: the end of a run, a row that leaves without a start, a claim that
--- has asked, a change of the limit. The reaper calls it for all limits with parked rows.
--- A name without a row in dl_limits has no bound.
-
+-- A claim asks once for each limit (dl_ask_limits) and decides alone, under the limit's advisory lock; the count of running
+-- rows comes behind the lock with a fresh snapshot. A row whose lease is over counts until it is recovered; rows of one key
+-- and claim are one run. A row without room is parked, with its limit in blocked_on. Whatever may make room calls dl_let_in;
+-- the reaper does for all limits.
 
 -- These limits now; a name without a bound has nulls, and room for 100.
 --
@@ -37,11 +32,8 @@ RETURNS TABLE (name text, most int, running int, tokens float8, next_at timestam
 $$
 $function$, current_schema()); END $bound$;
 
-
--- What a claim knows of these limits: p_room and, for each name with a bound that is not in it, how many jobs it may start
--- now. Null: another claim decides on that limit, or a stranger has its row locked. A claim takes one job of a limit on
--- running jobs: claimed ahead, further ones would keep places in which nothing runs. A name without a bound does not come
--- in: jobs may name thousands of them.
+-- What a claim knows of these limits: p_room, and how many jobs it may start of each further one. Null: another session
+-- decides on it. A claim takes one job of a limit on running jobs: further ones would keep places in which nothing runs.
 CREATE OR REPLACE FUNCTION dl_ask_limits(p_limits text[], p_room jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   this dl_limits;
@@ -68,19 +60,15 @@ BEGIN
 END
 $$;
 
-
--- Has the claim asked for as many limits as one claim may? The next claim goes on: what is known of a limit costs time
--- for each further one, and the locks of all are held until the commit.
+-- Whether the claim has asked for as many limits as one may: their locks are held until the commit.
 CREATE OR REPLACE FUNCTION dl_has_asked_enough(p_room jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
   SELECT count(*) > 100 FROM jsonb_object_keys(p_room)
 $$;
-
 
 -- Is there room for one more job of these limits, by what the claim knows? A name that is not there has no bound.
 CREATE OR REPLACE FUNCTION dl_has_room(p_limits text[], p_room jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
   SELECT coalesce(bool_and(coalesce((p_room ->> name)::int, 0) > 0), true) FROM unnest(p_limits) name WHERE p_room ? name
 $$;
-
 
 -- What the claim knows when it has taken one job of these limits.
 CREATE OR REPLACE FUNCTION dl_use_room(p_limits text[], p_room jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
@@ -88,14 +76,9 @@ CREATE OR REPLACE FUNCTION dl_use_room(p_limits text[], p_room jsonb) RETURNS js
    WHERE p_room ? name
 $$;
 
-
--- What a claim owes the limits that it has asked: take the tokens of those of p_granted that have started, park the rows
--- without room among the queue's first p_rows from p_priority and p_from on, and p_heads of an ordered queue, and let in
--- whom the rest of the room is for. Returns the number of parked rows.
---
--- The function parks only where the limit is full and stays so until the commit: it holds the running rows FOR SHARE. An
--- end that comes later waits for this commit, and then finds the parked rows. A limit without a token needs no such
--- hold: the function itself gives the first of the parked rows its time.
+-- What a claim owes the limits that it has asked: take tokens of the started p_granted, park rows without room among the
+-- queue's first p_rows and p_heads, let in whom the rest is for. Returns the number of parked rows. It parks only where the
+-- limit stays full until the commit, by holding the running rows FOR SHARE.
 CREATE OR REPLACE FUNCTION dl_settle_limits(
   p_queue text, p_granted uuid[], p_room jsonb, p_heads uuid[], p_priority int, p_from timestamptz, p_rows int) RETURNS int
 LANGUAGE plpgsql AS $$
@@ -128,7 +111,6 @@ BEGIN
 END
 $$;
 
-
 -- Take a token of each limit with a rate for each of these runs that has started. The claim has the limits' rows locked.
 CREATE OR REPLACE FUNCTION dl_spend_tokens(p_job_ids uuid[]) RETURNS void LANGUAGE sql AS $$
   UPDATE dl_limits l
@@ -140,7 +122,6 @@ CREATE OR REPLACE FUNCTION dl_spend_tokens(p_job_ids uuid[]) RETURNS void LANGUA
    WHERE l.name = begun.name AND l.per_minute IS NOT NULL
 $$;
 
-
 -- Hold the running rows of a limit until the commit, as far as nobody else has them locked; returns how many runs.
 CREATE OR REPLACE FUNCTION dl_hold_running(p_name text) RETURNS int LANGUAGE sql AS $$
   SELECT count(DISTINCT (lock_key, claimed_by))::int FROM (
@@ -148,11 +129,8 @@ CREATE OR REPLACE FUNCTION dl_hold_running(p_name text) RETURNS int LANGUAGE sql
      WHERE status = 'running' AND limits IS NOT NULL AND p_name = ANY (limits) FOR SHARE SKIP LOCKED) held
 $$;
 
-
--- See that in every queue with parked rows of these limits as many rows are ready as there is room for, and notify the
--- queue's workers; where only a token is missing, that the first of these rows has the time of the next token. Rows that
--- would stop at another full limit are left alone. Called twice it does no more than once. Called by triggers, so it is
--- bound to this schema by its text.
+-- In every queue with parked rows of these limits make as many rows ready as there is room for, and notify; where only a
+-- token is missing, give the first row its time. Idempotent. Bound to this schema by its text, for triggers call it.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_let_in(p_names text[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -199,9 +177,7 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
--- The first p_limit of a queue's rows that are parked at a limit, as far as no other limit of theirs is full. Locked
--- rows are passed over. Looks at 100 rows.
+-- The first p_limit rows of a queue that are parked at a limit, unless another limit of theirs is full. Looks at 100 rows.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_next_of_limit(p_name text, p_queue text, p_limit int) RETURNS tid[] LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -222,9 +198,7 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
 -- Make rows ready until as many of the queue's first 100 ready rows with limits have this one as there is room for.
--- Returns how many it has made ready.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_let_in_some(p_name text, p_queue text, p_room int) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -248,9 +222,8 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
--- Give the first row of the queue that is parked at this limit a time, unless one with the limit is due by then. The
--- trigger notifies the queue's workers of the new time. Returns how many rows have got one.
+-- Give the first row that is parked at this limit a time, unless one with the limit is due by then. Returns how many got
+-- one.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_let_in_later(p_name text, p_queue text, p_at timestamptz) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -271,9 +244,7 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
--- dl_let_in for all limits at which rows are parked, found by a loose scan. Called by the reaper: for steps that nothing
--- else saw, such as the ones of transactions with one snapshot.
+-- dl_let_in for all limits with parked rows: the reaper, for steps that nothing else saw.
 CREATE OR REPLACE FUNCTION dl_let_in_all() RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN

@@ -1,11 +1,8 @@
--- The partitions of dl_job_logs. The reaper calls it every few minutes; a farm owns no table, so with the owner's rights,
--- and bound to this schema by its text (see dl_jobs_journal).
+-- The partitions of dl_job_logs. A farm owns no table, so with the owner's rights, bound to this schema by its text.
 
-
--- Make the partitions of today and of the next two days, and drop those that ended more than p_keep_days ago; null: drop
--- none. A new day takes the rows of it that the default partition has. A day's lines go together, also those of a job that
--- ended later. Returns how many were made and dropped; null: another session is at it. Waits half a second for a lock:
--- a reader of the logs may hold it, and all writers stand behind this one.
+-- Make the partitions of today and the next two days, drop those that ended more than p_keep_days ago (null: none). A new
+-- day takes its rows from the default partition. Returns how many changed; null: another session is at it. Waits half a
+-- second for a lock: all writers stand behind.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_log_days(p_keep_days float8) RETURNS int LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$

@@ -1,32 +1,24 @@
 -- queued with blocked_on 'parent': jobs that wait for other jobs, their parents.
 --
--- dl_parents has a row for each parent of a job. While the job waits, dl_waiting counts the parents that have not let it
--- go yet, and its available_at is the year 9999: a service that knows only the contract's columns starts it as little as
--- ours do. Whoever ends a parent, in whatever way, calls dl_resolve in the same transaction (dl_finish, dl_give_back, the
--- triggers of dl_jobs). A parent lets its children go when it has succeeded. When it ends otherwise, on_failure of the
--- child decides: cancel (the child ends canceled, and so do its own children), hold (the child goes on waiting, until
--- the parent has succeeded after all, or somebody makes it due), run (the child is let go as after a success).
-
+-- dl_waiting counts the parents that have not let a job go; its available_at is the year 9999, so that no service starts it.
+-- Whoever ends a parent calls dl_resolve in the same transaction. A parent that succeeded lets its children go; else
+-- on_failure decides: cancel (with its own children), hold (wait on until it has succeeded), run (go).
 
 -- The time of a job that waits for its parents: after all times that a producer may give.
 CREATE OR REPLACE FUNCTION dl_far() RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
   SELECT timestamptz '9999-01-01 00:00+00'
 $$;
 
-
--- What a parent of this status means for its child: 'go' lets the child go, 'cancel' cancels it; null: the child waits on.
--- A status that is null is that of a parent that was deleted.
+-- What a parent of this status means: 'go', 'cancel', or null: wait on. A null status is that of a deleted parent.
 CREATE OR REPLACE FUNCTION dl_after(p_status dl_status, p_on_failure text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_status = 'succeeded' THEN 'go'
               WHEN p_status IN ('queued', 'running') THEN NULL
               ELSE CASE p_on_failure WHEN 'run' THEN 'go' WHEN 'cancel' THEN 'cancel' END END
 $$;
 
-
--- Let jobs wait for their parents, in the transaction that has added the jobs: one value of each array for each parent
--- of a job, in the order in which the job names them; p_on_failure is the same for all rows of a job. Of jobs that were not
--- added in this transaction, by this role or by a farm, nothing is changed. Returns the parents that are not known: then the caller
--- should roll back. With the owner's rights, bound as dl_enqueue_many.
+-- Let jobs wait for their parents, in the transaction that has added the jobs: a value of each array for each parent of a
+-- job, in order. Others' jobs are left alone. Returns unknown parents: then roll back. With the owner's rights, bound as
+-- dl_enqueue_many.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_depend(p_job_id uuid[], p_parent_id uuid[], p_on_failure text[]) RETURNS uuid[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -53,9 +45,8 @@ END
 $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
 
-
--- Let one job wait for these parents too, in their order: a queued one at once, a running one from the end of its run on. A
--- parent that is named twice counts once; one that has let the job go already does not count.
+-- Let one job wait for these parents too: a queued one at once, a running one from the end of its run. Known and finished
+-- parents do not count.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_link(p_job_id uuid, p_parent_ids uuid[], p_on_failure text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -82,9 +73,8 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
--- Let a job that this worker runs wait for these jobs from the end of its run on, whatever comes of them; false when the
--- claim is over. Refused with SQLSTATE 22023 where one of them waits for the job itself.
+-- Let a job that this worker runs wait for these jobs from the end of its run; false when the claim is over. SQLSTATE 22023
+-- for a circle.
 CREATE OR REPLACE FUNCTION dl_gather(p_job_id uuid, p_attempt int, p_worker text, p_parent_ids uuid[]) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 BEGIN
@@ -106,10 +96,8 @@ BEGIN
 END
 $$;
 
-
--- At the commit that links a job to a parent: the parent may have ended since it was looked at. An end that is not
--- committed yet has the parent's row locked, or will wait for this commit, and then see the link. Where the row is
--- locked, dl_freed has the parent tried again. A transaction with one snapshot cannot look again.
+-- At the commit that links a job to a parent: that may have ended meanwhile. An uncommitted end has the row locked, or waits
+-- for this commit. Where it is locked, or in a transaction with one snapshot, dl_freed has it tried again.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_linked() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
@@ -133,9 +121,8 @@ END
 $$
 $function$, current_schema(), format('%I.dl_parents', current_schema())); END $bound$;
 
-
--- What dl_resolve has to do: jobs that wait and have something to learn of these parents, or are to be let go; and those
--- of these jobs themselves that are queued again, although they wait (context.gather). Each with one of `p_ended`.
+-- What dl_resolve has to do: waiting jobs with something to learn of these parents or to be let go, and those of these jobs
+-- that are queued again although they wait (context.gather).
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_concerned(p_ended uuid[]) RETURNS TABLE (job_id uuid, parent_id uuid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -151,11 +138,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
 $$
 $function$, current_schema()); END $bound$;
 
-
--- These jobs have ended, or are gone: let their children go, or cancel them, as on_failure of each says. The children of
--- a child that is canceled follow. One of these jobs that is queued again although it waits gets its place. The function
--- waits for no lock, so it cannot deadlock, and it goes through a bounded number of children: what others have locked,
--- and what is left, dl_freed has tried again. Bound to this schema by its text, for triggers call it.
+-- These jobs have ended: let their children go or cancel them, and so on down. Waits for no lock, so it cannot deadlock, and
+-- handles a bounded number: dl_freed has the rest tried again. Bound to this schema by its text, for triggers call it.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_resolve(p_ended uuid[]) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -183,10 +167,8 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
--- Tell these jobs, whose rows in dl_waiting the caller has locked, of the parents that have ended: count these, and let
--- the jobs go that wait for no more, or cancel those for which one has failed. `changed` counts what was written; a job
--- whose row another session has locked is left, as is one that is running.
+-- Tell these jobs, whose rows in dl_waiting the caller has locked, of the ended parents: let them go or cancel them.
+-- `changed` counts what was written; locked and running jobs are left.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_tell(p_children uuid[], p_ended uuid[], OUT changed int, OUT canceled uuid[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -245,10 +227,8 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
--- For dl_jobs_step: a step of another service, or of an operator. A job that leaves its place among those that wait does
--- not wait any more; one that has ended may have children. One that dl_tell cancels has no row in dl_waiting by now, and
--- its children are told there.
+-- For dl_jobs_step: a job that leaves its place does not wait any more; one that has ended may have children. One that
+-- dl_tell cancels has no row in dl_waiting by now.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_stepped(p_old %1$I.dl_jobs, p_new %1$I.dl_jobs) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
@@ -268,7 +248,6 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
 -- Tell again of the parents of dl_freed, each once a second.
 CREATE OR REPLACE FUNCTION dl_resolve_freed() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -285,7 +264,6 @@ BEGIN
   END IF;
 END
 $$;
-
 
 -- Tell again of parents that have ended unseen: only a step that no trigger saw leaves such jobs (session_replication_role,
 -- DISABLE TRIGGER). Reads up to p_limit jobs that wait after p_after; returns the last one, null at the end. Called by the

@@ -1,9 +1,7 @@
 -- running -> queued, lost, failed or canceled: keeper and reaper recover the jobs of lost workers. Then retention.
 
-
--- End a session that outlived its worker's right to a job, and wait up to 2 s for its exit. The start of the backend is
--- compared because the system uses pids again. The server may forbid to end another role's session: then the session
--- keeps the key until the server notices that its client is gone.
+-- End a session that outlived its worker's right to a job, and wait up to 2 s. Its start is compared, for pids come again.
+-- Another role's session may keep the key until the server notices.
 CREATE OR REPLACE FUNCTION dl_end_session(p_pid int, p_backend_start timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF p_pid <> pg_backend_pid()
@@ -15,23 +13,18 @@ EXCEPTION WHEN insufficient_privilege THEN
 END
 $$;
 
-
 -- Seconds until a job whose worker died may start again: at once the first time, then 5, 25, 125 ... up to 600.
 CREATE OR REPLACE FUNCTION dl_crash_delay(p_attempt int) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_attempt <= 1 THEN 0 ELSE least(600, 5.0 ^ least(p_attempt - 1, 10)) END::float8
 $$;
 
-
--- Give back a running job whose worker is gone: 'canceled' when that was requested, 'queued' again while it has
--- attempts left. The end of the run (p_end) decides the delay and the last status:
+-- Give back a running job whose worker is gone: 'canceled' when requested, 'queued' while it has attempts left. p_end:
 --   'crash'    the worker died: again after dl_crash_delay, in the end 'lost'
---   'timeout'  the run took too long, an error of the job: again after dl_retry_delay, in the end 'failed'
---   'drain'    the run does not count: again at once, without an error, its attempt given back
--- Running rows of one key and one claim are a delivery, and go back together: the fewest max_attempts count, and when
--- these are spent, the first row is dead and the others start over. A run that has saved a checkpoint, and whose pipeline
--- spares attempts, does not count either. p_facts joins the journal's rows: what is known of
--- the process that ran the job. The row must be locked by the caller, the session of its claim ended. Returns the new
--- status. Called by dl_settle and dl_reap.
+--   'timeout'  the run took too long: again after dl_retry_delay, in the end 'failed'
+--   'drain'    the run does not count: again at once, its attempt given back
+-- Rows of one key and claim go back together: the fewest max_attempts count; when spent, the first is dead and the others
+-- start over. A run whose checkpoint spares attempts does not count. The caller has locked the row and ended the claim's
+-- session. Returns the new status.
 CREATE OR REPLACE FUNCTION dl_give_back(p_job_id uuid, p_end text, p_reason text, p_facts jsonb) RETURNS dl_status
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -93,12 +86,9 @@ BEGIN
 END
 $$;
 
-
--- Settle the jobs of a dead worker at once: called by the keeper, which saw the worker die; p_end, p_reason and p_facts
--- as for dl_give_back. They are for p_running, the jobs of the run that it had begun last; whatever else it had claimed
--- is handed back uncounted. Null: they are unknown, so all count. The worker's session is ended first, so that
--- its advisory locks are gone when the jobs are claimed again. Returns each job and its new status; a null status for a
--- locked row, which the keeper tries again.
+-- Settle the jobs of a dead worker at once; p_end, p_reason and p_facts as in dl_give_back are for p_running, the rest is
+-- handed back uncounted. Null: all count. The session is ended first, for its locks. A locked row has a null status: the
+-- keeper tries again.
 CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_running uuid[], p_end text, p_reason text, p_facts jsonb)
 RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -126,22 +116,14 @@ BEGIN
 END
 $$;
 
-
--- Give back one job whose lease has run out (dl_give_back). One call, one job, one short transaction;
--- called by the reaper until it returns no row. Checked and changed under one row lock, never selected first and
--- updated later (river#1373); locked rows are skipped. Served by ix_dl_jobs_running. A running row
--- without a lease, which only another service can make, has one of lease_ttl_sec from its last sign of life.
---
--- A job that was claimed ahead and never beat was not begun (a worker beats for such a job when it has run for 50 ms),
--- so it goes back uncounted; in a delivery the first job's heartbeat counts for all. But once for each attempt only: a job that ends its machine within these 50 ms looks the
--- same.
+-- Give back one job whose lease has run out, under one row lock (river#1373); locked rows are skipped. A foreign running row
+-- without a lease has one from its last sign of life. Served by ix_dl_jobs_running. A job that was claimed ahead and never
+-- beat was not begun: it goes back uncounted, once for each attempt, for a job that ends its machine at once looks the same.
 --
 -- p_up_sec        for so long the database has answered the caller, by a clock that did not jump
--- p_patience_sec  as long as a living worker may need to reach the database again and to write what it has to
+-- p_patience_sec  how long a living worker may need to reach the database again
 --
--- While the database was away no worker could renew a lease. So a lease that was last renewed before the database came
--- back is over only when its worker has had that time, and a third of the lease besides: the longest pause between two
--- heartbeats. After a jump of the database's clock the same holds for all leases of before.
+-- A lease from before an outage, or a jump of the clock, is over only after that time and a third of the lease.
 CREATE OR REPLACE FUNCTION dl_reap(
   p_up_sec float8, p_patience_sec float8, OUT job_id uuid, OUT queue text, OUT status dl_status)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
@@ -189,18 +171,9 @@ BEGIN
 END
 $$;
 
-
--- Delete up to p_limit jobs, and their journal, that ended at or after p_since and more than p_older_than_sec ago, the
--- oldest first. One call, one short transaction; called by the reaper until it returns fewer than p_limit.
---
--- pruned    how many were deleted
--- reached   the latest end among them: where the next call goes on, p_since when there was none. So no call reads again
---           what those before it deleted, which stays in the index while any old transaction may see it
---
--- Locked rows are skipped: another session puts them back, or writes to their journal. So are dead rows that hold their
--- keys in an ordered queue. FOR UPDATE looks at the
--- newest version, so a job that came back to life is left alone. The arrays, like the settings, keep the plans what
--- they should be whatever the statistics say: each row is found by an index. Served by ix_dl_jobs_finished.
+-- Delete up to p_limit jobs with their journal that ended at or after p_since and more than p_older_than_sec ago. `reached`:
+-- where the next call goes on, so that none reads deleted entries again. Locked rows and dead heads of ordered keys stay.
+-- Arrays and settings keep the plan by index whatever the statistics say. Served by ix_dl_jobs_finished.
 CREATE OR REPLACE FUNCTION dl_prune(
   p_older_than_sec float8, p_since timestamptz, p_limit int, OUT pruned int, OUT reached timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_sort = off SET jit = off AS $$
@@ -221,7 +194,6 @@ BEGIN
 END
 $$;
 
-
 -- Does this session hold the key_hash's advisory lock? A lock by one bigint stands in pg_locks as two halves.
 CREATE OR REPLACE FUNCTION dl_session_has_key(p_pid int, p_backend_start timestamptz, p_key_hash bigint) RETURNS boolean
 LANGUAGE sql AS $$
@@ -232,11 +204,8 @@ LANGUAGE sql AS $$
                     AND classid::bigint = (p_key_hash >> 32) & 4294967295 AND objid::bigint = p_key_hash & 4294967295)
 $$;
 
-
--- After a reconnect: take the keys of a run's jobs again for this session and renew the claim. True when the run may go
--- on; false when another session has a claim or a key by now. Null when the run may go on, but its former session still
--- has a key: it cannot end (its process is stopped, its disk hangs). Then try again later. Unless it is true, this
--- session holds none of the keys.
+-- After a reconnect: take the keys of a run again and renew the claim. True: go on; false: a claim or a key is lost; null:
+-- go on, but the former session cannot end and has a key: try again later, holding none.
 CREATE OR REPLACE FUNCTION dl_retake(p_job_id uuid[], p_attempt int[], p_worker text, p_backend_start timestamptz)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,16 +1,12 @@
 -- Reports: lists, sums, the status for producers.
 
-
 -- A time as clients can read it: Python knows the years 1 to 9999, PostgreSQL more, and infinity.
 CREATE OR REPLACE FUNCTION dl_readable(p_time timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_time IS NOT NULL THEN greatest('0001-01-02 00:00+00', least(p_time, '9999-12-30 00:00+00')) END
 $$;
 
-
--- The status of a job that the calling role has added, for producers, who may not read the tables; no row for any other
--- job. The first row of the job's journal names the role that added it: session_user, which SET ROLE does not change.
--- That row is written at the commit of a plain INSERT and of dl_enqueue. A job that was added over HTTP is no
--- producer's.
+-- The status of a job that the calling role has added, for producers; no row for another job. The journal's first row names
+-- the role: session_user, which SET ROLE does not change. A job added over HTTP is no producer's.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_job_status(p_job_id uuid)
 RETURNS TABLE (job_id uuid, status text, attempt int, started_at timestamptz, finished_at timestamptz,
@@ -24,10 +20,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$
 $function$, current_schema()); END $bound$;
 
-
--- The step that a row of the journal counts as: its kind, but for a requeue its cause: 'retry' (the run failed),
--- 'crash' (its worker died), 'lease' (no worker renewed it), 'backoff' (another session holds its key), 'handed_back'
--- (a drain and the like, uncounted), 'requeue' (by a person or another service).
+-- The step of a journal row: its kind, but for a requeue its cause: 'retry' (the run failed), 'crash', 'lease', 'backoff'
+-- (another session holds its key), 'handed_back' (uncounted), 'requeue' (by a person or another service).
 CREATE OR REPLACE FUNCTION dl_step_of(p_kind text, p_payload jsonb) RETURNS text LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_kind <> 'requeue' THEN p_kind
               WHEN p_payload ? 'backoffs' THEN 'backoff'
@@ -39,27 +33,21 @@ CREATE OR REPLACE FUNCTION dl_step_of(p_kind text, p_payload jsonb) RETURNS text
               ELSE 'crash' END
 $$;
 
-
--- Has the journal's sequence been set back behind this event (TRUNCATE ... RESTART IDENTITY, setval)? Not asked of the
--- rows: the newest go with a job that is deleted. Null for a role without rights.
+-- Whether the journal's sequence was set back behind this event (TRUNCATE ... RESTART IDENTITY). Null without rights.
 CREATE OR REPLACE FUNCTION dl_journal_begins_anew(p_last_event bigint) RETURNS boolean LANGUAGE sql AS $$
   SELECT has_sequence_privilege(sequence, 'USAGE, SELECT') AND coalesce(pg_sequence_last_value(sequence), 0) < p_last_event
     FROM CAST(pg_get_serial_sequence('dl_job_events', 'event_id') AS regclass) sequence
 $$;
-
 
 -- A number that a run has told of itself, as far as it is one: from 0 to a billion.
 CREATE OR REPLACE FUNCTION dl_figure(p_told jsonb) RETURNS real LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN jsonb_typeof(p_told) = 'number' THEN greatest(0, least(p_told::numeric, 1000000000))::real END
 $$;
 
-
--- What counts of what was learned of a task's runs, memory in MB or processors; null: nothing, for every worker uses as
--- much, and admission costs. A worker's process has up to 100 MB before its first run, and one thread that works.
+-- What counts of a task's learned need, MB or processors; null: nothing. Every process has up to 100 MB and one thread.
 CREATE OR REPLACE FUNCTION dl_counted(p_memory_mb real, p_cpus real) RETURNS real LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_memory_mb >= 128 THEN p_memory_mb WHEN p_cpus >= 1.5 THEN p_cpus END
 $$;
-
 
 -- Two histograms of dl_spans as one: the slots of both in their order, each with the sum of its counts.
 CREATE OR REPLACE FUNCTION dl_merge_slots(
@@ -70,33 +58,14 @@ RETURNS TABLE (slots smallint[], counts int[]) LANGUAGE sql STABLE AS $$
             FROM unnest(p_slots || p_more_slots, p_counts || p_more_counts) AS given (slot, n) GROUP BY slot) merged
 $$;
 
-
--- Add up to p_limit rows of the journal to dl_totals, dl_pace, dl_pace_long, dl_needs, dl_durations and dl_spans; returns
--- their number. One call at a time: beside another one a call returns 0. Called by the reaper each round.
+-- Add up to p_limit rows of the journal to the sums and spans; returns their number, 0 beside another call, -1 when the
+-- journal is numbered anew (then the sums go on behind its rows). Called by the reaper each round.
 --
--- Rows become visible in the order of their commits, not of their numbers. So it goes up to the first number that is
--- missing, and past that only when the row behind it is ten seconds old: by then it was rolled back, or stands in a
--- transaction of such a length that its row is not counted. A row from ten seconds ahead counts as old as well: the
--- clock was set back, and may need hours to get there.
---
--- Returns -1 when the journal is numbered anew: then the sums go on behind the rows that are there, for no
--- number tells which of them the sums hold.
---
--- A run's time is from its 'picked' to its end; what ends a job that waits (a cancellation) ends no run. What is only said
--- of a job ('stuck', 'deadline') is no step. The upper
--- bounds of the buckets, in seconds, are those of stats.BUCKETS_SEC; the last bucket has no end.
---
--- dl_durations has the times of the last 200 runs of a task that have succeeded.
---
--- dl_needs has the 95th percentile of the last 200 runs of a task that have told their peak_mb. Processors are of runs
--- of a second or longer: the time of a shorter one may be mostly that behind other runs of its claim. Other services
--- may write anything into the journal. A task whose name is too long for the indexes counts as '', and rows of the journal
--- of a queue with such a name do not count.
---
--- dl_spans has the values of each run in the span in which the run ended, or for `waiting` started: 5 minutes. A job
--- waits from the instant from which on it might have started, which a back-off moves; a run whose job was put back before
--- this function saw its start tells nothing of it. Rows of the journal from before 90 days, or of the future, are in no
--- span. Each value goes to its slot in one pass, the slots of a span are one row; dl_merge_slots adds two of these.
+-- Rows become visible in the order of commits. So it goes up to the first missing number, and past it when the row behind is
+-- ten seconds old, or from the future. A run's time is from its 'picked' to its end. The buckets' bounds are
+-- stats.BUCKETS_SEC. Durations and needs are of the last 200 runs of a task, processors of runs of a second or longer; a
+-- task with too long a name counts as ''. A run is in the span of five minutes in which it ended, or for `waiting` started;
+-- a job waits from when it might have started. Rows older than 90 days or of the future are in no span.
 CREATE OR REPLACE FUNCTION dl_roll(p_limit int) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -229,11 +198,8 @@ BEGIN
 END
 $$;
 
-
--- Make spans of five minutes that ended three hours ago those of an hour, up to p_limit of them, the oldest first, and
--- delete up to p_limit from before 90 days; returns how many of either. In a later call the rest joins the same hour. A row
--- leaves its span and comes into the hour by one statement, so it counts once whatever happens between two calls. What
--- another session has locked waits for a later call. Called by the reaper after dl_roll.
+-- Make spans of five minutes older than three hours those of an hour, up to p_limit, and delete up to p_limit of before 90
+-- days; returns how many. One statement moves a row, so it counts once. Locked rows wait for a later call.
 CREATE OR REPLACE FUNCTION dl_fold_spans(p_limit int) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -269,10 +235,8 @@ BEGIN
 END
 $$;
 
-
--- For how many seconds the last run of a job went on: from its last 'picked' to what ended that run, as dl_roll counts
--- it. Null while the job runs, before its first run, and where the journal does not tell. A job that started once and
--- ended by itself needs no journal. Served by ix_dl_job_events_job.
+-- The seconds of a job's last run, from its last 'picked' to what ended it; null where the journal does not tell. A job that
+-- started once and ended by itself needs no journal. Served by ix_dl_job_events_job.
 CREATE OR REPLACE FUNCTION dl_last_run_sec(p_job dl_jobs) RETURNS float8 LANGUAGE sql STABLE AS $$
   SELECT CASE
     WHEN p_job.status = 'running' OR p_job.started_at IS NULL THEN NULL
@@ -288,10 +252,7 @@ CREATE OR REPLACE FUNCTION dl_last_run_sec(p_job dl_jobs) RETURNS float8 LANGUAG
             AND kind IN ('done', 'requeue', 'failed', 'canceled', 'lost') ORDER BY event_id LIMIT 1) ended) END::float8
 $$;
 
-
--- Does a job pass the filter of a list? Null is no filter. p_status is one of dl_status, or ready (it waits for nothing),
--- scheduled (its time has not come), blocked (it waits for its key, other jobs or a limit), fresh (never tried), retries
--- (tried before), dead (failed or lost).
+-- Whether a job passes the filter of a list; null is no filter. p_status is one of dl_status or of job.GROUPS.
 CREATE OR REPLACE FUNCTION dl_matches(
   j dl_jobs, p_queue text, p_task text, p_status text, p_lock_key text, p_partition_key text, p_producer text,
   p_consumer_group text) RETURNS boolean LANGUAGE sql STABLE AS $$

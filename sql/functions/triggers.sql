@@ -1,6 +1,5 @@
 -- The bodies of the triggers. schema.sql creates the triggers, and says for which rows each one fires.
 
-
 -- Refuses args that Python's readers could not read: their recursion ends at a depth of some 900.
 CREATE OR REPLACE FUNCTION dl_jobs_depth() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -8,9 +7,7 @@ BEGIN
 END
 $$;
 
-
--- Where an inserted row stands, whoever inserts it. A job that has ended has a finished_at, also when its service left it
--- null: retention goes by that.
+-- Where an inserted row stands. An ended job has a finished_at, for retention goes by that.
 CREATE OR REPLACE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   NEW.blocked_on := CASE WHEN NEW.status = 'queued' AND NEW.available_at > now() THEN 'time' END;
@@ -21,11 +18,8 @@ BEGIN
 END
 $$;
 
-
--- The place of an inserted row: in its key, of one that another service inserts into an ordered queue, by its time of
--- creation; in its queue, of one with a deadline, and of one in a fair queue, which our inserts mark by a turn_at. One that
--- is not ready yet has its turn when it is. With the owner's rights, for a producer may have none on dl_queues; bound as
--- dl_jobs_journal.
+-- The place of an inserted row: in its key by time of creation, in its queue by its deadline or, in a fair queue, by its
+-- turn. With the owner's rights; bound as dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_score() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
@@ -48,10 +42,8 @@ END
 $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
 
-
--- A job of the task that sends the farm's messages: only the farm adds such jobs, and it stores the message first. A
--- producer would otherwise have its own text signed with the operator's key. With the owner's rights, for a producer has
--- none on dl_messages; bound as dl_jobs_journal.
+-- Only the farm adds jobs of its messages' task, and stores the message first: a producer's own text would be signed with
+-- the operator's key. With the owner's rights; bound as dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_internal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
@@ -68,9 +60,7 @@ END
 $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
 
-
--- A row may be claimable now or will be at a known time: notify the workers of its queue, also of a future row, for an
--- idle worker sleeps until the due time that it knows. A transaction notifies of a queue once, whatever it inserts.
+-- Notify the workers of a queue of a row, also a future one: an idle worker sleeps until the due time that it knows.
 CREATE OR REPLACE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF NEW.status = 'queued' THEN
@@ -80,13 +70,10 @@ BEGIN
 END
 $$;
 
-
--- The journal of other services' steps: our statements write their own rows and count them in `journaled`.
--- Deferred to the commit, for a service may write its own journal row after its step: then the trigger adds none.
--- With the owner's rights, for a producer may have none on the journal; so the function trusts no search_path, nor
--- pg_temp. Bound to this schema by its text, so that each session plans it once, and to dl_jobs: the owner of another
--- table could write any row by it. Without sequential scans, for a session keeps the plan of a short journal while the
--- journal grows. The row leaves the error out: only our workers mask secrets in their texts.
+-- The journal of other services' steps: ours write their rows and count them in `journaled`. Deferred, for a service may
+-- write its own row after its step. With the owner's rights, so it trusts no search_path, and is bound to this schema by its
+-- text (each session plans it once) and to dl_jobs. Without sequential scans, for a plan outlives a short journal. Errors
+-- are left out: only our workers mask them.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -98,30 +85,26 @@ BEGIN
   IF TG_RELID <> %2$L::regclass THEN
     RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_journal is for dl_jobs';
   END IF;
-  INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+  {journal};
+  RETURN NULL;
+END
+$$
+$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+
+-- part: journal
+INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, step, jsonb_strip_nulls(jsonb_build_object(
            'attempt', NEW.attempt, 'by', 'another service', 'user', session_user,
            'application', nullif(current_setting('application_name'), '')))
     FROM %1$I.dl_jobs WHERE job_id = NEW.job_id  -- it may be deleted by now
      AND NOT EXISTS (
        SELECT FROM %1$I.dl_job_events e
-        WHERE e.job_id = NEW.job_id AND e.kind = step AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid));
-  RETURN NULL;
-END
-$$
-$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+        WHERE e.job_id = NEW.job_id AND e.kind = step AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid))
 
-
--- A step of another service, or of an operator, at the commit: until then nobody else sees it. It does for a foreign step
--- what ours do themselves: the row takes its place, its queue's workers are notified, the journal gets its line, and the
--- row that is next of its key becomes ready. A finished job that somebody puts back by a plain UPDATE is to run: with a
--- fresh budget of attempts, and without the cancellation that had ended it. What that UPDATE sets itself stands. Not
--- fired by a worker's own starts and ends, which change claimed_by: each statement pays for a trigger's condition.
--- The result of an earlier run goes: it is none of a job that runs again, nor of a run of another service, which has the
--- same `claims`. A job that comes back after it has succeeded begins at the start; after any other end it goes on at its
--- checkpoint.
--- Leaves a reason to wait alone that it does not know. With the owner's rights and bound to this schema, as
--- dl_jobs_journal.
+-- A step of another service or an operator, at the commit: the row takes its place, workers are notified, the journal gets
+-- its line, the next row of the key becomes ready. A finished job that is put back gets fresh attempts and loses its
+-- cancellation and result; after a success it begins at the start, else at its checkpoint. Unknown reasons to wait stay.
+-- With the owner's rights; bound as dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_step() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -178,14 +161,7 @@ BEGIN
     PERFORM pg_notify('dl_jobs', NEW.queue);
   END IF;
   IF NEW.status <> OLD.status AND NEW.journaled = OLD.journaled THEN
-    INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
-    SELECT job_id, queue, step, jsonb_strip_nulls(jsonb_build_object(
-             'attempt', NEW.attempt, 'by', 'another service', 'user', session_user,
-             'application', nullif(current_setting('application_name'), '')))
-      FROM %1$I.dl_jobs WHERE job_id = NEW.job_id  -- it may be deleted by now
-       AND NOT EXISTS (
-         SELECT FROM %1$I.dl_job_events e
-          WHERE e.job_id = NEW.job_id AND e.kind = step AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid));
+    {journal};
   END IF;
   -- A run has ended, or a ready row has left, or one of an ordered queue: it may have stood for parked ones.
   stays := OLD.status = NEW.status AND NEW.status = 'queued' AND NEW.available_at <= now() AND NOT has_moved;
@@ -203,11 +179,9 @@ END
 $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
 
-
--- Deleted jobs: their journal, logs, results, checkpoints and messages go, as by a foreign key, but without its cost for
--- each row; and the rows that are next of their keys become ready. The ledger of backfills keeps how they had ended. Bound
--- as dl_jobs_journal, and with the owner's rights, as a cascade has them. By EXECUTE, for a session would
--- keep the plan that suits the first number of rows.
+-- Deleted jobs: what belongs to them goes, as by a foreign key but cheaper, and the next rows of their keys become ready;
+-- the ledger keeps how they ended. By EXECUTE, for a session would keep the plan of the first number of rows. Bound as
+-- dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_gone() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$

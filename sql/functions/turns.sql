@@ -1,14 +1,10 @@
--- The turn of a job: its place among the jobs of its queue and priority. It is created_at, unless the job has a turn_at:
--- with a deadline, which goes before all jobs without one; or in a fair queue, where each share has its turn in turns.
---
--- A fair queue keeps a clock of its own, by start-time fair queuing (P. Goyal, H. Vin, H. Cheng: Start-Time Fair Queueing,
--- 1996). The clock shows the turn of the first ready job. A new job comes a microsecond behind the last job of its share,
--- and not before the clock. So the jobs of a share are a microsecond apart, those of all shares lie side by side, and a
--- claim, which reads rows by their turns, takes one of each share in turns, however many jobs a share has.
+-- The turn of a job: its place in its queue and priority. It is created_at, or a turn_at: with a deadline before all others,
+-- or in a fair queue. A fair queue keeps a clock by start-time fair queuing (Goyal, Vin, Cheng 1996), which shows the turn
+-- of the first ready job; a new job comes a microsecond behind the last of its share, and not before the clock. So a claim
+-- takes one of each share in turns.
 
-
--- The turn of a job that becomes ready now, in a fair queue. An empty queue's clock starts anew at p_created_at. VOLATILE,
--- for a statement that adds many rows asks once for each, and has to see those before.
+-- The turn of a job that becomes ready in a fair queue; an empty queue's clock starts at p_created_at. VOLATILE: a statement
+-- that adds many rows has to see those before.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_turn(p_queue text, p_priority int, p_share text, p_created_at timestamptz)
 RETURNS timestamptz LANGUAGE plpgsql
@@ -36,10 +32,8 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
--- Give these queued jobs their turns, if their queue is fair, the oldest first: jobs that are ready for the first time, which
--- have 'infinity' for the moment, and those of a queue that becomes fair. A job that waits for its time or its parents has
--- its turn when it is ready. Returns their number; locked rows are left.
+-- Give these queued jobs their turns, if their queue is fair, the oldest first; one that waits for its time or parents has
+-- its turn later. Returns their number; locked rows are left.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_give_turns(p_job_ids uuid[]) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,16 +1,11 @@
--- ready <-> blocked_on: what makes a queued row wait, and what makes it ready again. Words and spellings: claim.sql.
---
--- 'time'   a later available_at, or a put-off key: dl_wake makes the row ready when its time has come
--- 'key'    a running row has the key: a claim parks (dl_park), whoever ends the run unparks (dl_unpark); in an ordered
---          queue also behind a row of the key that is before it and waits for its time, or is dead and holds the key
--- 'parent' jobs that have to end before: parents.sql
+-- ready <-> blocked_on: what makes a queued row wait, and ready again. Words and spellings: claim.sql.
+-- 'time'   a later available_at, or a put-off key: dl_wake
+-- 'key'    a running row has the key, or in an ordered queue one before it waits or is dead: dl_park, dl_unpark
+-- 'parent' jobs have to end before: parents.sql
 
-
--- Park the ready rows of busy keys among the queue's first p_rows from p_priority and p_from on, and return their
--- number. The function holds each key's running row FOR SHARE: an end that comes later waits for this commit, and then
--- finds the parked rows. Keys whose running row others have locked are left alone. The function waits for no lock, so it
--- cannot deadlock. p_holders are rows of an ordered queue that keep their keys from starting (dl_lock_heads); the same
--- holds for them.
+-- Park the ready rows of busy keys among the queue's first p_rows, and p_holders of an ordered queue; returns their number.
+-- It holds each running row FOR SHARE: a later end waits for this commit, and then finds the parked rows. Waits for no lock,
+-- so it cannot deadlock.
 CREATE OR REPLACE FUNCTION dl_park(
   p_queue text, p_key_hashes int[], p_holders uuid[], p_priority int, p_from timestamptz, p_rows int) RETURNS int
 LANGUAGE plpgsql AS $$
@@ -52,12 +47,9 @@ BEGIN
 END
 $$;
 
-
--- These key hashes may be free now: see that the first row of each is ready, in every queue where rows of it are parked,
--- and notify the queue's workers. In an ordered queue this holds for each key, also where two share a hash: one of them
--- may wait for a retry. Its first row is a candidate; the claim starts the head of its key. Called by whoever ends a run, or takes a ready row out of its place without starting
--- it. Where another session has the first row locked, the key goes to dl_freed, to be tried again. Called by triggers,
--- so it is bound to this schema by its text.
+-- These key hashes may be free: make the first row of each ready in every queue, in an ordered queue of each key, and
+-- notify. Called by whoever ends a run or takes a ready row away. A key whose first row is locked goes to dl_freed. Bound to
+-- this schema by its text, for triggers call it.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_unpark(p_key_hashes int[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
@@ -109,9 +101,8 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
-
--- Try the keys of dl_freed again, each once a second, and the parents (dl_resolve_freed). Until the commit a key's row stays
--- locked, so an end that frees the key meanwhile writes a row of its own.
+-- Try the keys and parents of dl_freed again, each once a second. The row stays locked until the commit, so a further end
+-- writes its own.
 CREATE OR REPLACE FUNCTION dl_unpark_freed() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   freed int[];
@@ -129,10 +120,8 @@ BEGIN
 END
 $$;
 
-
--- Make the first row of each parked key ready that no running row has: only a step that no trigger saw leaves such keys
--- (session_replication_role, DISABLE TRIGGER). Reads up to p_limit keys after p_after; returns the last one, null at the
--- end. Called by the reaper. Served by ix_dl_jobs_parked_keys.
+-- Make the first row of each parked key ready that no running row has: what no trigger saw. Reads up to p_limit keys after
+-- p_after; returns the last one, null at the end. Served by ix_dl_jobs_parked_keys.
 CREATE OR REPLACE FUNCTION dl_unpark_stranded(p_after bigint, p_limit int) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -152,12 +141,9 @@ BEGIN
 END
 $$;
 
-
--- Put off the rows of keys that another session holds without a running row, ready and parked ones, up to 1,000 in all:
--- until 0.1 s from the begin of the transaction, then twice as long with each refusal in a row, up to p_most_sec. The
--- session is mostly that of a claim about to commit, so the function looks again after 1, 5, 25 ms. Returns the number of keys
--- put off; null when a key has become free, or busy by a running row, meanwhile: then look at the queue again. The
--- trigger notifies the queue's workers of the new time.
+-- Put off up to 1,000 rows of keys that another session holds without a running row: 0.1 s from the transaction's begin,
+-- doubled with each refusal, up to p_most_sec. It looks again after 1, 5, 25 ms, for a claim may be about to commit. Returns
+-- the number of keys; null when one has become free meanwhile: look at the queue again.
 CREATE OR REPLACE FUNCTION dl_put_off(p_queue text, p_key_hashes int[], p_most_sec float8) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -202,11 +188,8 @@ BEGIN
 END
 $$;
 
-
--- Remove rows that may not start from their places: a cancelled one ends canceled, one without attempts lost, one before
--- its time waits for it; one of an ordered queue that has no score gets it. Only other services make such rows, and
--- transactions that began before the queue was ordered. Returns their number; locked rows are left. The trigger
--- makes the next row of the key ready.
+-- Remove rows that may not start from their places: canceled, lost without attempts, waiting for their time, or scored in an
+-- ordered queue. Only other services make such rows. Returns their number; locked rows are left.
 CREATE OR REPLACE FUNCTION dl_set_aside(p_job_ids uuid[]) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
   rows int;
@@ -237,10 +220,7 @@ BEGIN
 END
 $$;
 
-
--- Make up to p_limit due rows of the queue ready, the earliest first and those of one instant in the order of the claim,
--- and notify the queue's workers. Returns the number of rows. Called by dl_step, and by the reaper for queues without a
--- worker. Served by ix_dl_jobs_time.
+-- Make up to p_limit due rows ready, the earliest first, and notify. Returns their number. Served by ix_dl_jobs_time.
 CREATE OR REPLACE FUNCTION dl_wake(p_queue text, p_limit int) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
   woken int;
@@ -265,7 +245,6 @@ BEGIN
 END
 $$;
 
-
 -- dl_wake for every queue, up to p_limit rows each. Returns their number. The queues are found by a loose scan.
 CREATE OR REPLACE FUNCTION dl_wake_all(p_limit int) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
@@ -285,10 +264,8 @@ BEGIN
 END
 $$;
 
-
--- Give the jobs of a queue that is, or is about to be, ordered their places in their keys, by their times of creation: up
--- to p_limit queued ones without a score, from this available_at on, and all running ones. Returns their number, and where
--- to go on; null: there are no more. Others' locked rows are left: the claim gives them their scores (dl_set_aside).
+-- Give jobs of a queue that becomes ordered their places by creation: up to p_limit queued ones from this available_at on,
+-- and all running ones. Returns their number and where to go on. Locked rows get theirs in the claim (dl_set_aside).
 CREATE OR REPLACE FUNCTION dl_give_scores(
   p_queue text, p_after timestamptz, p_limit int, OUT given int, OUT reached timestamptz) LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_sort = off AS $$

@@ -17,7 +17,7 @@ from psycopg.rows import dict_row
 from dataloader.log import masked
 from dataloader.queue import db, operations
 from dataloader.queue.job import STATUSES, TALLIED
-from dataloader.queue.reports import args_index, bulk, search, stats, tallies
+from dataloader.queue.reports import bulk, search, stats, tallies
 from dataloader.queue.reports.bulk import Target
 from dataloader.queue.reports.stats import Wanted
 
@@ -148,9 +148,9 @@ SEARCHES = [
 def has_index(conn: Conn, request: pytest.FixtureRequest) -> Iterator[bool]:
     """With the index for arguments, and without it, as all other tests have their database."""
     if request.param:
-        args_index.create(conn)
+        stats.create_args_index(conn)
     yield request.param
-    args_index.drop(conn)
+    stats.drop_args_index(conn)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -359,12 +359,12 @@ def test_ticked_jobs_are_changed_and_only_as_the_order_may(conn: Conn) -> None:
 
 
 def test_the_index_for_arguments_comes_and_goes(conn: Conn) -> None:
-    args_index.drop(conn)
+    stats.drop_args_index(conn)
     assert not stats.has_args_index(conn)
-    assert args_index.create(conn)
-    assert not args_index.create(conn)
+    assert stats.create_args_index(conn)
+    assert not stats.create_args_index(conn)
     assert stats.has_args_index(conn)
     assert stats.jobs(conn, Wanted(q="args.n:1")).advice is None
-    assert args_index.drop(conn)
-    assert not args_index.drop(conn)
+    assert stats.drop_args_index(conn)
+    assert not stats.drop_args_index(conn)
     assert "dataloader search-index create" in str(stats.jobs(conn, Wanted(q="args.n:1")).advice)

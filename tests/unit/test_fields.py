@@ -21,6 +21,7 @@ from dataloader.model.jobs import Job, ListedJob, Status
 from dataloader.queue import db
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.fields import FIELDS, INT4_MAX, LINKS, OF_PRODUCER, REQUIRED, Field
+from dataloader.queue.migrations import functions
 
 ROOT = Path(__file__).parents[2]
 PRODUCERS = {field.name for field in OF_PRODUCER}
@@ -38,8 +39,7 @@ def text(name: str) -> str:
 
 
 def function(name: str) -> str:
-    whole = (files("dataloader.sql.functions") / "enqueue.sql").read_text("utf-8")
-    return re.findall(rf"FUNCTION {name}\(.*?\n\$\$", whole, re.DOTALL)[0]
+    return re.findall(rf"FUNCTION {name}\(.*?\n\$\$", functions().text, re.DOTALL)[0]
 
 
 def inserted(statement: str) -> list[set[str]]:
@@ -97,31 +97,13 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
         ),
         PRODUCERS,
     ),
-    f"{OF_SQL}, dl_enqueue_one, columns without keys": (
-        lambda: inserted(function("dl_enqueue_one"))[0],
-        INSERTED - {"idempotency_key", "trace"},
-    ),
-    f"{OF_SQL}, dl_enqueue_one, columns with keys": (
-        lambda: inserted(function("dl_enqueue_one"))[1],
-        INSERTED - {"trace"},
-    ),
+    f"{OF_SQL}, dl_enqueue_one, columns": (lambda: inserted(function("dl_enqueue_one"))[0], INSERTED - {"trace"}),
     f"{OF_SQL}, dl_enqueue_many, parameters": (
         lambda: set(re.findall(r"p_(\w+) \w+\[\]", function("dl_enqueue_many"))) - {"job_id", "place"},
         PRODUCERS,
     ),
-    f"{OF_SQL}, dl_enqueue_many, columns without keys": (
-        lambda: inserted(function("dl_enqueue_many"))[0],
-        INSERTED - {"idempotency_key", "trace"},
-    ),
-    f"{OF_SQL}, dl_enqueue_many, columns with keys": (
-        lambda: inserted(function("dl_enqueue_many"))[1],
-        INSERTED - {"trace"},
-    ),
-    f"{OF_SQL}, dl_enqueue_many, unnest without keys": (
-        lambda: unnested(0),
-        PRODUCERS - {"idempotency_key"},
-    ),
-    f"{OF_SQL}, dl_enqueue_many, unnest with keys": (lambda: unnested(2), PRODUCERS),
+    f"{OF_SQL}, dl_enqueue_many, columns": (lambda: inserted(function("dl_enqueue_many"))[0], INSERTED - {"trace"}),
+    f"{OF_SQL}, dl_enqueue_many, unnest": (lambda: unnested(0), PRODUCERS),
     "queue/enqueue.py, NewJob": (lambda: [field.name for field in of_dataclass(NewJob)], TRIGGERED | {*LINKS}),
     "queue/new_job.py, dataloader.enqueue": (
         lambda: parameters(dataloader.enqueue) - {"conn", "schema"},

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dataloader.queue.plans.templates import filled, filled_text
+from dataloader.queue.plans.words import filled, filled_text
 
 FACTS = {"due": "2026-03-02T03:00:00+03:00", "year": 2026, "none": None, "names": ["a", 1]}
 

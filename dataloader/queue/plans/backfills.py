@@ -1,10 +1,8 @@
 """Backfills: their reading, their changes, and the jobs of their partitions.
 
-`add` writes the backfill and its ledger (dl_partitions). The reapers then call `tick`: each call makes the jobs of up
-to AT_ONCE partitions and writes their rows of the ledger in one transaction, so a killed reaper leaves nothing half
-made. How many of its jobs run at once is a limit of the fleet (`partitions.limit_of`); while a backfill is paused
-it is 0. Each function calls its statements of `sql/backfills.sql`, and may raise psycopg.Error; one that takes a name
-may raise plan.Unknown. `by` is the name and address of the asker.
+`add` writes the ledger; the reapers call `tick`, each for AT_ONCE partitions in one transaction. How many jobs run at
+once is a limit of the fleet (`partitions.limit_of`), 0 while paused. Functions may raise psycopg.Error and
+plan.Unknown.
 """
 
 from __future__ import annotations
@@ -42,10 +40,7 @@ def counts(conn: Conn, name: str) -> Rows:
 
 
 def listed(conn: Conn, of_large: Counts = counts) -> Rows:
-    """The newest backfills, up to LISTED, each with the counts of its partitions.
-
-    `of_large` counts those of LARGE partitions and more: 10,000 of them take some 80 ms.
-    """
+    """The newest backfills with counts; `of_large` counts those of LARGE partitions: 10,000 of them take some 80 ms."""
     return [_shown(conn, row, of_large) for row in _PLANS.rows(conn, "backfills", limit=LISTED)]
 
 
@@ -116,10 +111,7 @@ def cancel(conn: Conn, name: str, by: str) -> Row:
 
 
 def set_most(conn: Conn, name: str, max_running: int | None, by: str) -> Row:
-    """Let so many jobs of a backfill run at once, from now on; None: any number.
-
-    One that is paused starts none before it is resumed.
-    """
+    """Let so many jobs of a backfill run at once; None: any number. A paused one starts none."""
     with _PLANS.locked(conn, name) as present:
         _PLANS.do(conn, "set_most", name=name, max_running=max_running)
         if not present["paused_at"] and not present["canceled_at"]:
@@ -137,10 +129,7 @@ def retry(conn: Conn, name: str, by: str, after: int = 0) -> tuple[int, int | No
 
 
 def remove(conn: Conn, name: str, by: str) -> None:
-    """Remove a backfill with its ledger; its jobs stay.
-
-    Raises plan.NotNow for one of which a job is still to be made, or has not ended.
-    """
+    """Remove a backfill with its ledger; its jobs stay. Raises plan.NotNow while jobs are to come."""
     with _PLANS.locked(conn, name) as present:
         is_at_work = present["made"] < present["total"] and not present["canceled_at"]
         if is_at_work or present["next_at"] or _PLANS.value(conn, "is_open", name=name):
@@ -150,10 +139,8 @@ def remove(conn: Conn, name: str, by: str) -> None:
 
 
 def tick(conn: Conn, lease_ttl_sec: int = 60) -> Made | None:
-    """Make, or cancel, the next bunch of the backfill that has waited longest; None: there is nothing to do.
-
-    `lease_ttl_sec` is that of jobs whose backfill names none. Errors as `Plans.next_made` has them.
-    """
+    """Make, or cancel, the next bunch of the backfill that has waited longest; None: nothing. Errors as
+    `Plans.next_made`."""
 
     def make(present: Row) -> Made:
         _PLANS.do(conn, "by_index")
@@ -206,8 +193,7 @@ def _rest(conn: Conn, name: str) -> float:
 
 def _done(conn: Conn, fingerprints: Sequence[UUID]) -> dict[UUID, UUID]:
     """By fingerprint the job that has done this work."""
-    rows = _PLANS.rows(conn, "done", fingerprints=list(fingerprints))
-    return {row["fingerprint"]: row["job_id"] for row in rows}
+    return {row["fingerprint"]: row["job_id"] for row in _PLANS.rows(conn, "done", fingerprints=list(fingerprints))}
 
 
 def _allow(conn: Conn, name: str, most: int | None, by: str) -> None:

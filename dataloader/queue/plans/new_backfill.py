@@ -13,33 +13,19 @@ from pydantic import AfterValidator, Field
 
 from dataloader.queue import new_job
 from dataloader.queue.fields import INT4_MAX, LIMITS_MOST
-from dataloader.queue.plans import partitions
+from dataloader.queue.plans import partitions, words
 from dataloader.queue.plans.partitions import SPAN, limit_of
 from dataloader.queue.plans.plan import Wrong
-from dataloader.queue.plans.templates import filled_text
-from dataloader.queue.plans.words import (
-    DEFAULT_QUEUE,
-    NAME,
-    JobWords,
-    Names,
-    Task,
-    check_name,
-    checks,
-    filled_in,
-    given,
-    model_of,
-    of_job,
-)
 
 NAME_MOST = 80  # characters: the limit of a backfill holds the name, and so do the keys of its jobs
 # What a backfill has where nothing is said, beside its name and task; all other words are of its jobs.
-OWN: dict[str, Any] = {"queue": DEFAULT_QUEUE, "max_running": None, "skip_done": False, "code_version": ""}
+OWN: dict[str, Any] = {"queue": words.DEFAULT_QUEUE, "max_running": None, "skip_done": False, "code_version": ""}
 _SHOWN = 3  # jobs of a dry run, and the last one
 _Partition = Annotated[str, Field(min_length=1, max_length=partitions.LONGEST), AfterValidator(new_job.printable)]
 BackfillName = Annotated[
     str,
-    Field(min_length=1, max_length=NAME_MOST, description="of the backfill", json_schema_extra={"pattern": NAME}),
-    checks("backfill_name", check_name),
+    Field(min_length=1, max_length=NAME_MOST, description="of the backfill", json_schema_extra={"pattern": words.NAME}),
+    words.checks("backfill_name", words.check_name),
 ]
 MaxRunning = Annotated[int, Field(ge=1, le=INT4_MAX, description="so many of its jobs run at once; null: any number")]
 
@@ -48,7 +34,7 @@ def _bound(text: str) -> Any:
     return Field(max_length=30, description=text)
 
 
-class BackfillWords(JobWords, total=False):
+class BackfillWords(words.JobWords, total=False):
     """A range (since, until, step) or a list of partitions, and the fields of the job of each (docs/backfills.md)."""
 
     since: Annotated[str | None, _bound("the first partition: a date, a time, a whole number")]
@@ -64,13 +50,13 @@ class BackfillWords(JobWords, total=False):
         str | None, Field(max_length=100, description="for skip_done: what was done by another version is not done")
     ]
     priority: Annotated[
-        Annotated[int, of_job("priority")] | Annotated[str, Field(max_length=100)] | None,
+        Annotated[int, words.of_job("priority")] | Annotated[str, Field(max_length=100)] | None,
         Field(description="a number, or a template that becomes one; default: 200, behind other jobs"),
     ]
-    limits: Annotated[Names | None, Field(description="other limits that its jobs count for")]
+    limits: Annotated[words.Names | None, Field(description="other limits that its jobs count for")]
 
 
-_NewBackfill = model_of("NewBackfill", BackfillWords, name=BackfillName, task=Task)
+_NewBackfill = words.model_of("NewBackfill", BackfillWords, name=BackfillName, task=words.Task)
 
 
 def key_of(name: str, partition: str) -> str:
@@ -79,16 +65,13 @@ def key_of(name: str, partition: str) -> str:
 
 
 def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of dl_backfills of a backfill with these fields, and its `partitions`: name, task and BackfillWords.
-
-    Raises plan.Wrong, which names every wrong field.
-    """
-    words = given(_NewBackfill, fields)
-    span = {name: words.pop(name) for name in SPAN if name in words}
-    own = {name: words.pop(name) for name in ("name", "task")}
-    own |= {name: words.pop(name, value) for name, value in OWN.items()} | {"span": span or None}
+    """The columns of dl_backfills and the `partitions` of name, task and BackfillWords; raises plan.Wrong."""
+    said = words.given(_NewBackfill, fields)
+    span = {name: said.pop(name) for name in SPAN if name in said}
+    own = {name: said.pop(name) for name in ("name", "task")}
+    own |= {name: said.pop(name, value) for name, value in OWN.items()} | {"span": span or None}
     try:
-        new = own | {"partitions": _chosen(span, words.pop("partitions", None)), "job": words}
+        new = own | {"partitions": _chosen(span, said.pop("partitions", None)), "job": said}
         for place in {1, len(new["partitions"])}:
             new_job.checked(job_of(new, new["partitions"][place - 1], place))
     except ValueError as e:
@@ -112,33 +95,27 @@ def _chosen(span: Mapping[str, str], listed: Sequence[str] | None) -> list[str]:
 def job_of(
     backfill: Mapping[str, Any], partition: str, place: int, of_task: Sequence[str] = (), lease_ttl_sec: int = 60
 ) -> dict[str, Any]:
-    """The fields of the job of a partition, unchecked; raises ValueError for a template that names no fact.
-
-    `of_task` are the limits that the pipeline names, for a job that names none.
-    """
+    """The fields of a partition's job, unchecked; `of_task`: limits of a job that names none. Raises ValueError."""
     name = backfill["name"]
     facts = partitions.facts(partition, place, name, backfill["task"], backfill["span"])
     job = {"lease_ttl_sec": lease_ttl_sec, **partitions.OF_JOBS, **backfill["job"]}
     limits = [*job.get("limits", of_task), limit_of(name)]
     if len(limits) > LIMITS_MOST:
         raise ValueError(f"limits should be at most {LIMITS_MOST - 1}, for one is the backfill's own")
-    return filled_in(job, facts) | {
+    priority = job["priority"]
+    if isinstance(priority, str):
+        try:
+            priority = int(words.filled_text(priority, facts))
+        except ValueError as e:
+            raise ValueError(f"priority should become a whole number: {e}") from None
+    return words.filled_in(job, facts) | {
         "task": backfill["task"],
         "queue": backfill["queue"],
         "limits": limits,
-        "priority": _priority(job["priority"], facts),
+        "priority": priority,
         "producer": f"backfill {name}",
         "idempotency_key": key_of(name, partition),
     }
-
-
-def _priority(said: int | str, facts: Mapping[str, Any]) -> int:
-    if isinstance(said, int):
-        return said
-    try:
-        return int(filled_text(said, facts))
-    except ValueError as e:
-        raise ValueError(f"priority should become a whole number: {e}") from None
 
 
 def fingerprint(backfill: Mapping[str, Any], args: Mapping[str, Any]) -> UUID:

@@ -9,19 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dataloader.queue import new_job
-from dataloader.queue.plans import times
+from dataloader.queue.plans import times, words
 from dataloader.queue.plans.plan import Wrong
-from dataloader.queue.plans.words import (
-    DEFAULT_QUEUE,
-    JobWords,
-    Task,
-    check_name,
-    checks,
-    filled_in,
-    given,
-    model_of,
-    of_job,
-)
 from dataloader.queue.plans.words import NAME as NAME
 
 # By when its jobs should have ended: one of the two, kept beside the fields of its jobs.
@@ -40,7 +29,7 @@ _SAMPLE = times.facts("x", times.Timing(None, 60, "UTC"), new_job.EARLIEST, None
 ScheduleName = Annotated[
     str,
     Field(min_length=1, max_length=150, description="of the schedule", json_schema_extra={"pattern": NAME}),
-    checks("schedule_name", check_name),
+    words.checks("schedule_name", words.check_name),
 ]
 
 
@@ -48,15 +37,19 @@ def _span(text: str) -> Any:
     return Field(ge=1, le=times.INTERVAL_MOST, description=text)
 
 
-class ScheduleWords(JobWords, total=False):
+class ScheduleWords(words.JobWords, total=False):
     """When a schedule is due, and the fields of its jobs; null is the default (docs/schedules.md)."""
 
     cron: Annotated[
-        str | None, Field(max_length=200, description=f"when it is due: {times.CRON}"), checks("cron", times.check_cron)
+        str | None,
+        Field(max_length=200, description=f"when it is due: {times.CRON}"),
+        words.checks("cron", times.check_cron),
     ]
     interval_sec: Annotated[int | None, _span("instead of cron: every so many seconds")]
     timezone: Annotated[
-        str | None, Field(max_length=100, description="of cron; default: TIMEZONE"), checks("time_zone", times.zone_of)
+        str | None,
+        Field(max_length=100, description="of cron; default: TIMEZONE"),
+        words.checks("time_zone", times.zone_of),
     ]
     catch_up: Annotated[
         Literal["none", "last", "all"] | None,
@@ -69,13 +62,13 @@ class ScheduleWords(JobWords, total=False):
     jitter_sec: Annotated[
         float | None, Field(ge=0, le=86_400, description="a job begins up to so many seconds after its due time")
     ]
-    priority: Annotated[int | None, of_job("priority")]
+    priority: Annotated[int | None, words.of_job("priority")]
     deadline: Annotated[
         str | None,
         Field(
             max_length=5, description="by when its jobs should have ended, a time of the day behind the due time: 07:00"
         ),
-        checks("clock", times.check_clock),
+        words.checks("clock", times.check_clock),
     ]
     deadline_sec: Annotated[int | None, _span("instead of deadline: so many seconds behind the due time")]
 
@@ -83,23 +76,20 @@ class ScheduleWords(JobWords, total=False):
 class ScheduleChange(ScheduleWords, total=False):
     """What is to be changed of a schedule; a field that is left out stays, null is its default."""
 
-    task: Annotated[Task, Field(description="another task")]
+    task: Annotated[words.Task, Field(description="another task")]
 
 
-_NewSchedule = model_of("NewSchedule", ScheduleWords, name=ScheduleName, task=Task)
+_NewSchedule = words.model_of("NewSchedule", ScheduleWords, name=ScheduleName, task=words.Task)
 
 
 def checked(fields: Mapping[str, Any], zone: str) -> dict[str, Any]:
-    """The columns of dl_schedules of a schedule with these fields: name, task and ScheduleWords.
-
-    `zone` is the time zone of one that names none. Raises plan.Wrong, which names every wrong field.
-    """
-    words = given(_NewSchedule, fields)
+    """The columns of dl_schedules of name, task and ScheduleWords; `zone` is the default. Raises plan.Wrong."""
+    said = words.given(_NewSchedule, fields)
     for names in (TIMINGS, DEADLINES):
-        if all(name in words for name in names) or (names is TIMINGS and not any(name in words for name in names)):
+        if all(name in said for name in names) or (names is TIMINGS and not any(name in said for name in names)):
             raise Wrong(f"should have one of {' and '.join(names)}" + (", not both" if names is DEADLINES else ""))
-    own = {name: words.pop(name, value) for name, value in OWN.items()} | {"name": words.pop("name")}
-    new = own | {"timezone": own["timezone"] or zone, "job": {"queue": DEFAULT_QUEUE} | words}
+    own = {name: said.pop(name, value) for name, value in OWN.items()} | {"name": said.pop("name")}
+    new = own | {"timezone": own["timezone"] or zone, "job": {"queue": words.DEFAULT_QUEUE} | said}
     try:
         new_job.checked(job_of("x", new | {"timezone": own["timezone"] or "UTC"}, _SAMPLE))
     except ValueError as e:
@@ -112,14 +102,11 @@ def job_of(name: str, schedule: Mapping[str, Any], facts: Mapping[str, Any]) -> 
     job = {"lock_key": name, **schedule["job"]}
     clock, seconds = (job.pop(name, None) for name in DEADLINES)
     ends = times.deadline(datetime.fromisoformat(facts["due"]), schedule["timezone"], clock, seconds)
-    return filled_in(job | ({"deadline": ends} if ends else {}), facts)
+    return words.filled_in(job | ({"deadline": ends} if ends else {}), facts)
 
 
 def with_changes(schedule: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields from which `checked` makes this schedule, with changes.
-
-    Null takes a field back to its default; a new timing or deadline replaces the old one.
-    """
+    """The fields from which `checked` makes this schedule, with changes; null is the default, a new timing replaces."""
     found = {name: schedule[name] for name in ("name", *OWN)} | schedule["job"]
     for names in (TIMINGS, DEADLINES):
         if any(changes.get(name) is not None for name in names):

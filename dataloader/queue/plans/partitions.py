@@ -1,8 +1,5 @@
-"""PURE: the partitions of a backfill, and what the job of each may name.
-
-A partition is a text. Those of a range are instants without a time zone or whole numbers, one a step: the first is
-`since`, the last one begins at `until` or before it.
-"""
+"""PURE: the partitions of a backfill, texts: listed, or a step from `since` to `until`; and what the job of each may
+name."""
 
 from __future__ import annotations
 
@@ -22,15 +19,7 @@ OF_JOBS = {"priority": 200, "lock_key": "{{ task }}:{{ partition }}", "partition
 STEPS = "such as day, 6 hours, 15 minutes, week, month, year; of whole numbers a number"
 _STEP = re.compile(r"(?:([1-9]\d{0,5}) ?)?(minute|min|hour|h|day|d|week|month|year)s?")
 _MONTHS = {"month": 1, "year": 12}
-_SPANS = {
-    "minute": timedelta(minutes=1),
-    "min": timedelta(minutes=1),
-    "hour": timedelta(hours=1),
-    "h": timedelta(hours=1),
-    "day": timedelta(days=1),
-    "d": timedelta(days=1),
-    "week": timedelta(weeks=1),
-}
+_SPANS = {"minute": 60, "min": 60, "hour": 3_600, "h": 3_600, "day": 86_400, "d": 86_400, "week": 604_800}  # seconds
 _NUMBER = re.compile(r"-?\d{1,18}")
 _MOMENT = re.compile(r"\d{4}-\d\d(-\d\d([T ]\d\d:\d\d(:00)?)?)?")
 _SAFE_DAY = 28  # every month has it
@@ -58,11 +47,6 @@ class Step(NamedTuple):
         except OverflowError:
             raise ValueError("the range should end before the year 9999") from None
 
-    @property
-    def has_time(self) -> bool:
-        """Whether partitions begin within a day."""
-        return self.span % timedelta(days=1) != timedelta()
-
 
 def of_range(since: str, until: str, step: str) -> list[str]:
     """The partitions of a range; raises ValueError, which says what would be right."""
@@ -78,7 +62,7 @@ def of_range(since: str, until: str, step: str) -> list[str]:
 
 
 def _texts(begin: int | datetime, last: int | datetime, step: Step) -> Iterator[str]:
-    is_day = isinstance(begin, datetime) and not step.has_time and begin.hour == begin.minute == 0
+    is_day = isinstance(begin, datetime) and not step.span % timedelta(days=1) and begin.hour == begin.minute == 0
     for count in range(MOST + 1):
         try:
             at = step.from_(begin, count)
@@ -106,7 +90,7 @@ def step_of(text: str, is_number: bool) -> Step:
     if not (found := _STEP.fullmatch(text.strip())):
         raise ValueError(f"step should be {STEPS}, not {text!r}")
     count, unit = int(found[1] or 1), found[2]
-    return Step(months=count * _MONTHS[unit]) if unit in _MONTHS else Step(span=count * _SPANS[unit])
+    return Step(months=count * _MONTHS[unit]) if unit in _MONTHS else Step(span=count * timedelta(seconds=_SPANS[unit]))
 
 
 def facts(partition: str, place: int, backfill: str, task: str, span: Mapping[str, str] | None) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""What schedules and backfills do in the same way: a template of jobs under a name, made into jobs by the reapers.
-
-`schedules` makes a job for each due time, `backfills` for each partition; both keep their rows, and why their next jobs
-cannot be made, by the statements of one file. Each function may raise psycopg.Error.
-"""
+"""What schedules and backfills do in the same way: named templates of jobs, made into jobs by the reapers."""
 
 from __future__ import annotations
 
@@ -12,16 +8,14 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from psycopg.rows import dict_row
-
 from dataloader.log import masked
 from dataloader.queue import db
 from dataloader.queue.db import Conn
+from dataloader.queue.db import Row as Row
 from dataloader.queue.enqueue import Asker, enqueue_columns, require_room_for
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import clip
 
-Row = dict[str, Any]
 Rows = list[Row]
 _DEFAULTS = {field.name: field.default for field in OF_PRODUCER}
 _OF_JOB = ("args", "priority", "max_attempts", "lease_ttl_sec", "timeout_sec", "partition_key", "affinity_key")
@@ -54,10 +48,8 @@ class Made(NamedTuple):
 
 
 class Plans:
-    """The schedules, or the backfills: `noun` names one of them, `file` has their statements.
-
-    `parts` are statements that stand in others, in the place of {their name}.
-    """
+    """The schedules, or the backfills; `parts` are statements of `file` that stand in others in the place of {their
+    name}."""
 
     def __init__(self, noun: str, file: str, *parts: str) -> None:
         self.noun = noun
@@ -72,8 +64,7 @@ class Plans:
 
     def rows(self, conn: Conn, statement: str, **parameters: Any) -> Rows:
         """The rows of a statement."""
-        with conn.cursor(row_factory=dict_row) as cursor:
-            return cursor.execute(self._sql[statement], parameters).fetchall()
+        return db.rows(conn, self._sql[statement], parameters)
 
     def value(self, conn: Conn, statement: str, **parameters: Any) -> Any:
         """The first value of a statement; None without a row."""
@@ -102,11 +93,8 @@ class Plans:
             raise Taken(f"there is a {self.noun} {new['name']} already: {advice}")
 
     def next_made(self, conn: Conn, make: Callable[[Row], Made], retry_sec: float, **due: Any) -> Made | None:
-        """Make jobs of the next one that is due, in a transaction; None: none is.
-
-        One whose jobs cannot be made keeps the error, and is tried again `retry_sec` later; the others go on. Raises
-        psycopg.Error when the session is lost.
-        """
+        """Make jobs of the next one that is due, in a transaction; None: none is. An error is kept, and tried again
+        later."""
         present: Row | None = None
         try:
             with conn.transaction():
@@ -130,10 +118,7 @@ class Plans:
 
 
 def add_jobs(conn: Conn, documents: Sequence[Row], by: str | None = None) -> list[tuple[UUID, str]]:
-    """Add these jobs; of one that is there already, that job. Returns ids and statuses; raises ValueError, QueueFull.
-
-    `by` signs them in the journal; without it the journal names their producer alone.
-    """
+    """Add these jobs, signed `by` in the journal if given; ids and statuses. Raises ValueError, QueueFull."""
     from dataloader.queue import new_job  # it needs pydantic, and a worker imports this module
 
     if not documents:

@@ -1,9 +1,7 @@
 """Schedules: their reading, their changes, and the jobs of their due times.
 
-Any number of reapers call `tick`. A due time has one job: a reaper locks the schedule, adds the jobs and writes the
-next due time in one transaction, and the job's idempotency key names the schedule and the due time. Each function calls
-its statements of `sql/schedules.sql`, and may raise psycopg.Error; one that takes a name may raise plan.Unknown. `by`
-is the name and address of the asker. `now` is for tests: a clock in place of the database's.
+Any number of reapers call `tick`; a due time has one job, whose idempotency key names both. Functions may raise
+psycopg.Error and plan.Unknown. `now` is for tests: a clock in place of the database's.
 """
 
 from __future__ import annotations
@@ -46,17 +44,13 @@ def schedule(conn: Conn, name: str, count: int = NEXT) -> Row:
 def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
     """Add a schedule, a `new_schedule.checked`; its first due time is the next one from now on. Raises plan.Taken."""
     with conn.transaction():
-        next_due = times.first(_timing(new), _clock(conn))
+        next_due = times.first(_timing(new), _PLANS.value(conn, "clock", now=None))
         _PLANS.add(conn, _written(new) | {"next_due": next_due, "by": by}, "change it, or choose another name")
     return schedule(conn, new["name"])
 
 
 def change(conn: Conn, name: str, changes: Mapping[str, Any], zone: str, by: str) -> Row:
-    """Change fields of a schedule, as `new_schedule.with_changes`.
-
-    From then on a schedule of code is what people say, whatever the code says. Raises plan.Wrong, having changed
-    nothing, which names every wrong field.
-    """
+    """Change fields as `new_schedule.with_changes`; from then on code does not change it. Raises plan.Wrong before."""
     from dataloader.queue.plans import new_schedule  # it needs pydantic, and a worker imports this module
 
     with _PLANS.locked(conn, name) as present:
@@ -87,13 +81,11 @@ def resume(conn: Conn, name: str) -> Row:
 
 
 def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, str]:
-    """Add a job of the schedule now, paused or not, for which now is the due time; returns its id and status.
-
-    Raises plan.NotNow for fields that make no valid job any more, QueueFull.
-    """
+    """Add a job of the schedule now, for which now is the due time; id and status. Raises plan.NotNow, QueueFull."""
     with _PLANS.locked(conn, name) as present:
         try:
-            [found] = _add(conn, present | {"jitter_sec": 0}, [present["now"]], by, lease_ttl_sec)
+            documents = _documents(present | {"jitter_sec": 0}, [present["now"]], lease_ttl_sec)
+            [found] = add_jobs(conn, list(documents), by)
         except ValueError as e:
             raise NotNow(str(e)) from None
         _PLANS.do(conn, "ran", name=name, job_id=found[0])
@@ -101,25 +93,19 @@ def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, 
 
 
 def tell(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:
-    """Note what pipelines say of their schedules: by task a `new_schedule.checked`, or None.
-
-    `zone` is the time zone of one that names none. A schedule that its pipeline names no more is retired: it stays, and
-    makes no jobs until a pipeline names it again.
-    """
+    """Note what pipelines say of their schedules, by task; one that its pipeline names no more is retired, and
+    stays."""
     named = [{**each, "timezone": each["timezone"] or zone} for each in said.values() if each]
     with conn.transaction():
         _PLANS.do(conn, "retire", tasks=list(said), names=[each["name"] for each in named])
         if named:
-            now = _clock(conn)
+            now = _PLANS.value(conn, "clock", now=None)
             told = [each | {"next_due": times.first(_timing(each), now)} for each in named]
             _PLANS.do(conn, "tell", schedules=json.dumps(told, default=str))
 
 
 def tick(conn: Conn, lease_ttl_sec: int = 60, now: datetime | None = None) -> Iterator[Made]:
-    """Make the jobs of all schedules that are due, one schedule a transaction, up to AT_ONCE jobs each; yields each.
-
-    `lease_ttl_sec` is that of jobs whose schedule names none. Errors as `Plans.next_made` has them.
-    """
+    """Make the jobs of all due schedules, one a transaction, up to AT_ONCE jobs each. Errors as `Plans.next_made`."""
     after = ""
     while made := _PLANS.next_made(
         conn, lambda present: _make(conn, present, lease_ttl_sec), RETRY_SEC, now=now, after=after
@@ -135,7 +121,8 @@ def _make(conn: Conn, present: Row, lease_ttl_sec: int) -> Made:
     if overlap == "skip":
         due = due[:1] if last_job_id is None or _PLANS.value(conn, "has_ended", job_id=last_job_id) else []
     skipped = chosen.due[len(due) :]
-    job_ids = [job_id for job_id, _ in _add(conn, present, due, f"schedule {name}", lease_ttl_sec)]
+    documents = list(_documents(present, due, lease_ttl_sec)) if due else []
+    job_ids = [job_id for job_id, _ in add_jobs(conn, documents, f"schedule {name}")]
     if overlap == "cancel_old" and job_ids:
         old = [job_id for job_id in (last_job_id, *job_ids[:-1]) if job_id]
         lifecycle.request_cancels(conn, old, False, f"schedule {name}: a later due time has come")
@@ -150,11 +137,6 @@ def _make(conn: Conn, present: Row, lease_ttl_sec: int) -> Made:
         last_skipped=skipped[-1] if skipped else None,
     )
     return Made(name, len(job_ids), len(skipped))
-
-
-def _add(conn: Conn, present: Row, due: Sequence[datetime], by: str, lease_ttl_sec: int) -> list[tuple[UUID, str]]:
-    """Add the jobs of these due times; of one that has a job already, that job. Returns ids and statuses."""
-    return add_jobs(conn, list(_documents(present, due, lease_ttl_sec)), by) if due else []
 
 
 def _documents(present: Row, due: Sequence[datetime], lease_ttl_sec: int) -> Iterator[Row]:
@@ -190,8 +172,3 @@ def _timing(row: Mapping[str, Any]) -> Timing:
 
 def _written(new: Mapping[str, Any]) -> Row:
     return {**new, "job": json.dumps(new["job"])}
-
-
-def _clock(conn: Conn) -> datetime:
-    found: datetime = _PLANS.value(conn, "clock", now=None)
-    return found

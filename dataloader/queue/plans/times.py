@@ -1,9 +1,7 @@
 """PURE: when a schedule is due, by cron or by an interval; which due times get a job; what their jobs may name.
 
-Cron goes by the rules of Debian's cron (cronsim). A fixed time of the day comes once: when a change of the clocks skips
-it, at the first moment behind the gap; when a change repeats it, the first time. A time with a star in its minutes or
-hours goes by real time: it comes in both of two repeated hours. An interval is real time too, counted from 1970 in UTC,
-so no restart and no change of a schedule moves its due times.
+By Debian's rules (cronsim): a fixed time comes once, behind a gap of the clocks or the first of two; with a star it
+goes by real time. An interval counts from 1970 in UTC, so no restart moves it.
 """
 
 from __future__ import annotations
@@ -91,11 +89,8 @@ def latest(timing: Timing, until: datetime) -> datetime | None:
 
 
 def chosen(timing: Timing, since: datetime, now: datetime, catch_up: str, most: int) -> Choice:
-    """Of the due times from `since` to `now` those that get a job: up to `most` where `catch_up` is "all".
-
-    The others are those of the last GRACE_SEC; where there are none of these, with "last", the latest one. `since` is
-    the due time that is next to be looked at.
-    """
+    """Of the due times from `since` to `now` those that get a job: all up to `most`, those of GRACE_SEC, or the
+    latest."""
     if catch_up == ALL:
         found = list(islice(chain([since], after(timing, since)), most + 1))
         due = [at for at in found[:most] if at <= now]
@@ -138,11 +133,8 @@ def check_clock(text: str) -> None:
 
 
 def deadline(due: datetime, zone: str, clock: str | None, seconds: int | None) -> datetime | None:
-    """When the job of a due time should have ended, in UTC; None: no matter when.
-
-    `clock` is a time of the day such as 07:00: the first one behind `due` in the time zone `zone`. Without it, so many
-    `seconds` behind `due`.
-    """
+    """When the job of a due time should have ended, in UTC: at the next `clock` in the zone, or `seconds` later; or
+    None."""
     if clock is None:
         return None if seconds is None else due.astimezone(UTC) + timedelta(seconds=seconds)
     here = due.astimezone(zone_of(zone))
@@ -174,16 +166,11 @@ def facts(name: str, timing: Timing, due: datetime, previous: datetime | None) -
 def words(timing: Timing) -> str:
     """When the schedule is due, for people: `At 03:00 from Monday through Friday, Europe/Moscow`."""
     if timing.interval_sec:
-        return f"Every {_span(timing.interval_sec)}"
+        unit, size = next((unit, size) for unit, size in _UNITS if timing.interval_sec % size == 0)
+        times = timing.interval_sec // size
+        return f"Every {unit}" if times == 1 else f"Every {times} {unit}s"
     assert timing.cron is not None  # noqa: S101  one of the two is there
     return f"{CronSim(timing.cron, _EPOCH).explain()}, {timing.zone}"
-
-
-def _span(seconds: int) -> str:
-    """`90 seconds`, `15 minutes`, `hour`: in the largest unit without a rest."""
-    unit, size = next((unit, size) for unit, size in _UNITS if seconds % size == 0)
-    count = seconds // size
-    return unit if count == 1 else f"{count} {unit}s"
 
 
 def _by_interval(interval_sec: int, at: datetime) -> Iterator[datetime]:

@@ -1,10 +1,8 @@
-"""The words that schedules and backfills share: their names, and the fields of their jobs. It needs pydantic.
-
-`new_schedule` and `new_backfill` declare the others. The operations take the same words as parameters (dataloader/ops).
-"""
+"""The words that schedules and backfills share: names, and the fields of their jobs. It needs pydantic."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypedDict, get_type_hints
@@ -15,12 +13,13 @@ from pydantic_core import PydanticCustomError
 from dataloader.queue import new_job
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.plans.plan import Wrong
-from dataloader.queue.plans.templates import filled, filled_text
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.:+@-]*$"
 DEFAULT_QUEUE = "etl.default"
 # In args and in these fields of a job `{{ due }}`, `{{ partition }}` and the like are filled in.
 TEMPLATES = ("lock_key", "partition_key", "affinity_key")
+# A place in the texts of a template, which a fact fills in.
+_PLACE = re.compile(r"\{\{\s*(.*?)\s*\}\}", re.DOTALL)
 _FIELDS = {field.name: field for field in OF_PRODUCER}
 
 
@@ -90,3 +89,35 @@ def filled_in(job: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any
     """The fields of a job with the facts in its templates; raises ValueError for a template that names no fact."""
     texts = {field: filled_text(job[field], facts) for field in TEMPLATES if field in job}
     return {**job, **texts, "args": filled(job.get("args", {}), facts)}
+
+
+def filled(value: Any, facts: Mapping[str, Any]) -> Any:
+    """`value` with the fact of its name for each `{{ name }}` in a text, at any depth; raises ValueError for an unknown
+    name.
+
+    A text that is one place becomes the fact itself; within a longer text it stands as text or JSON.
+    """
+    if isinstance(value, str):
+        whole = _PLACE.fullmatch(value)
+        return _fact(whole[1], facts) if whole and "}}" not in whole[1] else filled_text(value, facts)
+    if isinstance(value, Mapping):
+        return {key: filled(item, facts) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [filled(item, facts) for item in value]
+    return value
+
+
+def filled_text(text: str, facts: Mapping[str, Any]) -> str:
+    """The same for a text that stays one; raises ValueError as `filled`."""
+    return _PLACE.sub(lambda place: _as_text(_fact(place[1], facts)), text)
+
+
+def _fact(name: str, facts: Mapping[str, Any]) -> Any:
+    if name not in facts:
+        known = ", ".join(f"{{{{ {known} }}}}" for known in facts)
+        raise ValueError(f"{{{{ {name} }}}} is not known; known are {known}")
+    return facts[name]
+
+
+def _as_text(fact: Any) -> str:
+    return fact if isinstance(fact, str) else json.dumps(fact, ensure_ascii=False)

@@ -1,7 +1,4 @@
-"""What happened lately: dead jobs, recoveries, what operators did, starts of farms.
-
-Every function may raise psycopg.Error.
-"""
+"""What happened lately: dead jobs, recoveries, operators' steps, starts of farms. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -9,17 +6,14 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from dataloader.queue import db
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 
 SHOWN = 100
 MOST = 300  # of each source
 SCAN = 10_000  # rows of the journal that are looked at for what is rare in it
 TOGETHER = timedelta(minutes=5)
 _SQL = db.statements("timeline.sql")
-Row = dict[str, Any]
 # What each kind of entry says; the state of its mark.
 KINDS = {
     "failed": ("dead: failed", "bad"),
@@ -46,25 +40,17 @@ KINDS = {
 
 
 def read(conn: Conn) -> list[Row]:
-    """The latest entries, the newest first, up to SHOWN; see `gathered`.
-
-    `step` is one of KINDS. Requeues, cancellations and recoveries are looked for in the latest SCAN rows of the
-    journal. A pause is shown while it lasts.
-    """
-    with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
-        cursor.execute(_SQL["plans"])
-        jobs = cursor.execute(_SQL["dead"], {"most": MOST}).fetchall()
-        jobs += cursor.execute(_SQL["steps"], {"most": MOST, "scan": SCAN}).fetchall()
-        states = cursor.execute(_SQL["states"], {"most": SHOWN}).fetchall()
+    """The latest entries, the newest first, up to SHOWN, of the latest SCAN rows of the journal; see `gathered`."""
+    with conn.transaction():
+        conn.execute(_SQL["plans"])
+        jobs = db.rows(conn, _SQL["dead"], {"most": MOST}) + db.rows(conn, _SQL["steps"], {"most": MOST, "scan": SCAN})
+        states = db.rows(conn, _SQL["states"], {"most": SHOWN})
     found = gathered(jobs) + [row | {"task": None, "job_id": None} for row in states]
     return sorted(found, key=lambda row: row["at"], reverse=True)[:SHOWN]
 
 
 def gathered(rows: Iterable[Row]) -> list[Row]:
-    """PURE: rows of one kind, queue, task and author within TOGETHER as one entry with their `count`.
-
-    It has the job, the words and the time of the latest of them.
-    """
+    """PURE: rows of one kind, queue, task and author within TOGETHER as one entry with `count`, as of the latest."""
     found: list[Row] = []
     latest: dict[tuple[Any, ...], Row] = {}
     for row in sorted(rows, key=lambda row: row["at"], reverse=True):

@@ -1,8 +1,4 @@
-"""PURE: what is wrong with a farm, by the figures of `stats`: for pages, `dataloader doctor` and webhooks.
-
-`of_farm` says it in words for people who look now. `conditions` says of which faults webhooks are told that they have
-begun and that they are over, by the same decisions.
-"""
+"""PURE: what is wrong with a farm by its figures: `of_farm` for people, `conditions` for webhooks."""
 
 from __future__ import annotations
 
@@ -48,10 +44,7 @@ def is_late(queue: Row, lag_sec: float) -> bool:
 
 
 def conditions(queue: Row, lag_sec: float, paused_sec: float, now: datetime) -> Iterator[Condition]:
-    """The faults of a queue that last at this instant, by the seconds from which on they count.
-
-    A new kind of such faults begins here; its name also stands in webhooks.KINDS.
-    """
+    """The faults of a queue that last now, by the seconds from which on they count; kinds are in webhooks.KINDS."""
     name, waits = queue["queue"], queue["lag_sec"] or 0.0
     if is_late(queue, lag_sec):
         text = f"The oldest due job of queue {name} has waited {duration(waits)}."
@@ -81,7 +74,12 @@ def _of_queue(queue: Row) -> Iterator[Alert]:
         yield Alert(f"Queue {name} has {count(due)} due and no worker.", advice, name)
     elif queue["stopped"]:
         advice = "A SIGSTOP or a debugger stopped their processes: kill -CONT resumes them, kill -KILL replaces them."
-        yield Alert(_stopped(queue), advice, name, is_grave=queue["stopped"] == queue["workers"])
+        stopped, workers = queue["stopped"], queue["workers"]
+        who = f"{stopped} of {workers} workers" if stopped < workers else f"All {workers} workers"
+        text = (
+            f"{'The only worker' if workers == 1 else who} of queue {name} {'is' if stopped == 1 else 'are'} stopped."
+        )
+        yield Alert(text, advice, name, is_grave=stopped == workers)
     elif is_late(queue, LAG_SEC):
         advice = "Its jobs wait for a busy key, or its workers are too few."
         text = f"The oldest due job of queue {name} has waited {duration(queue['lag_sec'])}."
@@ -98,14 +96,6 @@ def _of_queue(queue: Row) -> Iterator[Alert]:
         noun = "job is" if queue["dead"] == 1 else "jobs are"
         advice = "Look at their errors, then requeue or delete them."
         yield Alert(f"{count(queue['dead'])} {noun} dead in queue {name}.", advice, name, "dead", is_grave=False)
-
-
-def _stopped(queue: Row) -> str:
-    stopped, workers = queue["stopped"], queue["workers"]
-    who = f"{stopped} of {workers} workers" if stopped < workers else f"All {workers} workers"
-    if workers == 1:
-        who = "The only worker"
-    return f"{who} of queue {queue['queue']} {'is' if stopped == 1 else 'are'} stopped."
 
 
 def _of_workers(workers: Sequence[Row]) -> Iterator[Alert]:

@@ -1,8 +1,6 @@
-"""Orders to all jobs of a list, or to the ticked ones of it: a preview, then the change, some jobs at a time.
+"""Orders to all jobs of a list, or to the ticked ones: a preview, then the change, some jobs at a time.
 
-The preview counts what the order would change and what it would leave alone, and has a confirmation. With this the
-order is given: it changes no job that has changed since, and none that the list does not have now. `operations` alone
-says what becomes of a job. Every function may raise psycopg.Error.
+The preview's confirmation changes no job that has changed since or left the list. Functions may raise psycopg.Error.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from functools import cache
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
@@ -36,15 +33,11 @@ class Order:
     reasons: Mapping[str, str]
 
 
-def _because(reason: str, kinds: frozenset[str]) -> dict[str, str]:
-    return dict.fromkeys(kinds, reason)
-
-
-_NOT_ENDED = _because("has not ended: cancel it first", _QUEUED | {"running"})
+_NOT_ENDED = dict.fromkeys(_QUEUED | {"running"}, "has not ended: cancel it first")
 ORDERS: dict[str, Order] = {
     "requeue": Order(_FINAL, _NOT_ENDED),
     "start-over": Order(_FINAL, _NOT_ENDED),
-    "cancel": Order(_QUEUED | {"running"}, _because("has ended", _FINAL)),
+    "cancel": Order(_QUEUED | {"running"}, dict.fromkeys(_FINAL, "has ended")),
     "delete": Order(_QUEUED | _FINAL, {"running": "runs: cancel it first"}),
     "run-now": Order(
         frozenset({"scheduled"}),
@@ -52,7 +45,7 @@ ORDERS: dict[str, Order] = {
             "ready": "is due already",
             "blocked": "waits for its key, other jobs or a limit, not for its time",
             "running": "runs already",
-            **_because("has ended: requeue it", _FINAL),
+            **dict.fromkeys(_FINAL, "has ended: requeue it"),
         },
     ),
 }
@@ -92,10 +85,7 @@ def target(matching: Mapping[str, Any] | None, job_ids: Sequence[UUID] | None) -
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What an order would do: how many jobs of each kind it would change, and how many it would leave, and why.
-
-    `at_least`: there are more of these kinds than were counted. `confirmation` is for `change`.
-    """
+    """What an order would change and leave, by kind. `at_least`: there are more than were counted."""
 
     order: str
     changes: dict[str, int]
@@ -149,63 +139,44 @@ def change(
 ) -> Step:
     """Change up to `limit` of the previewed jobs, the last change first; `after` is the `next` of the call before.
 
-    A job that has changed since the preview, or has left the list, stays as it is: so a call that is repeated changes
-    no job twice. Raises WrongConfirmation, Grown, WrongSearch, and ValueError for an `after` that is none, having
-    changed nothing.
+    A repeated call changes no job twice. Raises WrongConfirmation, Grown, WrongSearch, ValueError, having changed
+    nothing.
     """
     as_of, count = _read(confirmation, order, target)
     if after is None and count is not None:
-        _check_size(conn, order, target, as_of, count)
+        tally = _tally(conn, target, as_of)
+        now = sum(tally.counts[kind] for kind in ORDERS[order].kinds)
+        if now > count:
+            raise Grown(f"the preview had {count:,} jobs to {order}, and there are {now:,} now: ask for a new preview")
     seen = replace(target.wanted, until=min(as_of, target.wanted.until or as_of), sort="changed")
     kinds = sorted(ORDERS[order].kinds)
     with conn.transaction():
-        found, following = _next(conn, seen, target, kinds, limit, after)
-        chosen = _lock(conn, seen, target, found, kinds, as_of)
+        if target.job_ids is None:
+            found, following = stats.chosen(conn, seen, kinds, limit, after)
+        else:
+            (number,) = cursor.parts(after, 1) if after else ("0",)
+            if not re.fullmatch("[0-9]{1,9}", number):
+                raise cursor.WrongCursor
+            stop = int(number) + limit
+            found = list(target.job_ids[int(number) : stop])
+            following = cursor.at([str(stop)]) if stop < len(target.job_ids) else None
+        parameters = stats.filters(seen.whole) | stats.bounds(seen)
+        parameters |= {
+            "chosen": found,
+            "kinds": list(kinds),
+            "as_of": as_of,
+            "job_ids": None if target.job_ids is None else list(target.job_ids),
+        }
+        chosen = (
+            [row[0] for row in conn.execute(stats.spliced(_SQL["chosen"]), parameters, prepare=False)] if found else []
+        )
         outcomes = operations.change(conn, order, chosen, by) if chosen else {}
     return Step(sum(outcome == operations.DONE for outcome in outcomes.values()), following)
 
 
-def _next(
-    conn: Conn, wanted: stats.Wanted, target: Target, kinds: Sequence[str], limit: int, after: str | None
-) -> tuple[list[UUID], str | None]:
-    """The jobs that the order looks at next, and where it goes on."""
-    if target.job_ids is None:
-        return stats.chosen(conn, wanted, kinds, limit, after)
-    start = _place(after) if after else 0
-    stop = start + limit
-    return list(target.job_ids[start:stop]), cursor.at([str(stop)]) if stop < len(target.job_ids) else None
-
-
-def _place(after: str) -> int:
-    (number,) = cursor.parts(after, 1)
-    if not re.fullmatch("[0-9]{1,9}", number):
-        raise cursor.WrongCursor
-    return int(number)
-
-
-def _lock(
-    conn: Conn, wanted: stats.Wanted, target: Target, found: list[UUID], kinds: Sequence[str], as_of: datetime
-) -> list[UUID]:
-    """Those of the jobs that the order may still change."""
-    parameters = stats.filters(wanted.whole) | stats.bounds(wanted)
-    parameters |= {"chosen": found, "kinds": list(kinds), "as_of": as_of, "job_ids": _ids(target)}
-    return [row[0] for row in conn.execute(_chosen(), parameters, prepare=False)] if found else []
-
-
-def _check_size(conn: Conn, order: str, target: Target, as_of: datetime, count: int) -> None:
-    tally = _tally(conn, target, as_of)
-    now = sum(tally.counts[kind] for kind in ORDERS[order].kinds)
-    if now > count:
-        raise Grown(f"the preview had {count:,} jobs to {order}, and there are {now:,} now: ask for a new preview")
-
-
 def _tally(conn: Conn, target: Target, as_of: datetime) -> tallies.Tally:
     until = min(as_of, target.wanted.until or as_of)
-    return tallies.tally(conn, replace(target.wanted, until=until), _ids(target))
-
-
-def _ids(target: Target) -> list[UUID] | None:
-    return None if target.job_ids is None else list(target.job_ids)
+    return tallies.tally(conn, replace(target.wanted, until=until), target.job_ids)
 
 
 def _confirmation(order: str, target: Target, as_of: datetime, count: int | None) -> str:
@@ -229,8 +200,3 @@ def _digest(target: Target) -> str:
     given: dict[str, Any] = asdict(replace(target.wanted, sort="changed"))
     named = [given, None if target.job_ids is None else sorted(map(str, target.job_ids))]
     return sha256(json.dumps(named, default=str, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@cache
-def _chosen() -> str:
-    return stats.spliced(_SQL["chosen"])

@@ -1,19 +1,12 @@
-"""The errors of jobs in groups: dead jobs, and those that wait for a retry, by queue, task and error group.
-
-A function per statement of `sql/errors.sql`. The jobs of a group are changed by `operations.change_queue` and
-`delete_dead` with a Filter. Every function may raise psycopg.Error.
-"""
+"""The errors of dead and retrying jobs in groups, by queue, task and error group. May raise psycopg.Error."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
-
-from psycopg.rows import dict_row
 
 from dataloader.queue import db
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 
 GROUPS = 50  # of one answer
 SCAN = 5_000  # dead jobs that an answer counts, all queues together
@@ -21,7 +14,6 @@ SCAN_RETRIED = 1_000  # the same of jobs that wait for a retry: the journal is a
 HOURS = 24
 NOTE_MOST = 2_000  # characters
 _SQL = db.statements("errors.sql")
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +25,21 @@ class Groups:
 
 
 def groups(conn: Conn, queue: str | None = None, task: str | None = None, since: datetime | None = None) -> Groups:
-    """The groups of dead and retrying jobs, the largest first, up to GROUPS; None is no filter.
-
-    `since` leaves out what failed before. `by_hour` counts a group's failures in the last HOURS, the oldest hour first;
-    of a job the latest failure counts. `job_id` and `error` are of the latest job.
-    """
+    """The groups since then, the largest first, up to GROUPS. `by_hour` counts failures of HOURS, the oldest first."""
     wanted = {"queue": queue, "task": task, "since": since, "most": GROUPS, "scan": SCAN, "scan_retried": SCAN_RETRIED}
-    with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
-        cursor.execute(_SQL["plans"])
-        rows = cursor.execute(_SQL["groups"], wanted, prepare=False).fetchall()
+    with conn.transaction():
+        conn.execute(_SQL["plans"])
+        rows = db.rows(conn, _SQL["groups"], wanted, prepare=False)
     is_cut = any([row.pop("is_cut") for row in rows])
-    shown = [row | {"by_hour": _by_hour(row["by_hour"] or {}), "hosts": row["hosts"] or []} for row in rows]
-    return Groups(shown, is_cut)
+    for row in rows:
+        counts = row["by_hour"] or {}
+        row |= {"by_hour": [counts.get(str(ago), 0) for ago in reversed(range(HOURS))], "hosts": row["hosts"] or []}
+    return Groups(rows, is_cut)
 
 
 def write_note(conn: Conn, task: str, error_group: str, note: str, by: str) -> None:
-    """Keep a text of 1 to NOTE_MOST characters about a group, in the place of an earlier one; "" removes that.
-
-    Raises ValueError for a longer text.
-    """
+    """Keep a note about a group in the place of an earlier one; "" removes it. Raises ValueError above NOTE_MOST."""
     if len(note) > NOTE_MOST:
         raise ValueError(f"a note should have at most {NOTE_MOST:,} characters, not {len(note):,}")
     named = {"task": task, "error_group": error_group, "note": note.strip(), "by": by}
     conn.execute(_SQL["write_note" if note.strip() else "clear_note"], named)
-
-
-def _by_hour(counts: dict[str, int]) -> list[int]:
-    return [counts.get(str(ago), 0) for ago in reversed(range(HOURS))]

@@ -1,8 +1,6 @@
-"""PURE: histograms with slots of a fixed logarithmic scale, as dl_spans has them, and the percentiles that they tell.
+"""PURE: histograms with slots of a fixed logarithmic scale, as in dl_spans, and their percentiles (within 10 percent).
 
-Slot n has the values above `LEAST * RATIO ** (n - 1)` up to `LEAST * RATIO ** n`; slot 0 all up to LEAST. A percentile
-is interpolated within its slot, so it is off by less than 10 percent of the exact one (nearest rank), or by less than
-LEAST.
+Slot n has the values above `LEAST * RATIO ** (n - 1)` up to `LEAST * RATIO ** n`; slot 0 all up to LEAST.
 """
 
 from __future__ import annotations
@@ -45,7 +43,9 @@ class Histogram:
         rank = max(1, math.ceil(round(share * self.count, 6)))
         for slot, count in sorted(self.counts.items()):
             if rank <= count:
-                return min(_within(slot, (rank - 0.5) / count), self.largest)
+                low, high = bounds(slot)
+                part = (rank - 0.5) / count  # of the slot: on a logarithmic scale, on a plain one in slot 0
+                return min(high * part if slot <= 0 else low * (high / low) ** part, self.largest)
             rank -= count
         return None
 
@@ -73,17 +73,24 @@ def upper(slot: int) -> float:
 
 
 def bars(*histograms: Histogram) -> list[list[Bar]]:
-    """Each histogram as up to BARS bars of the same bounds for all; none where no value is.
-
-    Every bar has as many slots as the others.
-    """
+    """Each histogram as up to BARS bars of the same bounds and as many slots for all; none where no value is."""
     slots = [slot for histogram in histograms for slot in histogram.counts]
     if not slots:
         return [[] for _ in histograms]
     first, last = min(slots), max(slots)
     wide = -(-(last - first + 1) // BARS)
     edges = range(first, last + 1, wide)
-    return [[_bar(histogram, begin, begin + wide - 1) for begin in edges] for histogram in histograms]
+    return [
+        [
+            Bar(
+                bounds(begin)[0],
+                upper(begin + wide - 1),
+                sum(histogram.counts.get(slot, 0) for slot in range(begin, begin + wide)),
+            )
+            for begin in edges
+        ]
+        for histogram in histograms
+    ]
 
 
 def merged(parts: Iterable[Histogram]) -> Histogram:
@@ -95,13 +102,3 @@ def merged(parts: Iterable[Histogram]) -> Histogram:
             counts[slot] = counts.get(slot, 0) + count
         total, largest = total + part.total, max(largest, part.largest)
     return Histogram(counts, total, largest if counts else math.inf)
-
-
-def _bar(histogram: Histogram, begin: int, end: int) -> Bar:
-    return Bar(bounds(begin)[0], upper(end), sum(histogram.counts.get(slot, 0) for slot in range(begin, end + 1)))
-
-
-def _within(slot: int, part: float) -> float:
-    """The value at this part (0 to 1) of a slot, on a logarithmic scale; on a plain one in slot 0."""
-    low, high = bounds(slot)
-    return high * part if slot <= 0 else low * (high / low) ** part

@@ -1,8 +1,4 @@
-"""The keys of an ordered queue for people: which wait, behind what, and the jobs of one key in their order.
-
-A function per question, by the statements of `sql/keys.sql`; none changes a job. Rows are dicts, instants datetimes.
-Every function may raise psycopg.Error, and NotOrdered for a queue that is not ordered.
-"""
+"""The keys of an ordered queue for people. Functions may raise psycopg.Error, and NotOrdered."""
 
 from __future__ import annotations
 
@@ -13,11 +9,10 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import dict_row
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.cursor import WrongCursor, in_base64, of_base64
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import stats
 
 COUNTED = 1_000  # jobs of one key that an answer counts
@@ -25,7 +20,6 @@ LONG = 4_000  # bytes of arguments; longer ones stand on the job's own page alon
 _SQL = db.statements("keys.sql")
 _SQL = {name: text.replace("{shown}", _SQL["shown"]) for name, text in _SQL.items()}
 _FIRST = ("-Infinity", "-infinity", str(UUID(int=0)))  # the place before all
-Row = dict[str, Any]
 
 
 class NotOrdered(Exception):
@@ -42,10 +36,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The jobs of one key: `payloads` (queued) in their order, `running`, some `dead`, and how many payloads there are.
-
-    `head` is the first payload of all, with the reason why it does not run yet as `waiting_for`; None: none is queued.
-    """
+    """The jobs of one key, queued `payloads` in their order; `head` is the first with its `waiting_for`."""
 
     payloads: Page
     length: int
@@ -56,26 +47,24 @@ class Key:
 
 
 def page(conn: Conn, queue: str, limit: int = 50, after: str | None = None) -> Page:
-    """Up to `limit` keys that have queued jobs, by name; `after` is the `next` of the page before.
-
-    Each has lock_key, payloads (its queued jobs, counted up to COUNTED) and payloads_is_exact; and of its head, the job
-    that starts first, job_id, score, attempt, available_at and waiting_for. Raises WrongCursor for an `after` that is
-    none.
-    """
+    """Up to `limit` keys with queued jobs, by name: their counts up to COUNTED and their heads. Raises WrongCursor."""
     (since,) = _parts(after, 1) if after else ("",)
     with conn.transaction():
         _check(conn, queue)
         found = _rows(conn, "keys", queue=queue, since=since, limit=limit + 1, most=COUNTED)
     following = _as_cursor([found[limit]["lock_key"]]) if len(found) > limit else None
     reasons = lifecycle.reasons(conn, [row["job_id"] for row in found[:limit]])
-    return Page([_counted(row) | {"waiting_for": reasons.get(row["job_id"])} for row in found[:limit]], following)
+    return Page(
+        [
+            row | {"payloads_is_exact": row["payloads"] < COUNTED, "waiting_for": reasons.get(row["job_id"])}
+            for row in found[:limit]
+        ],
+        following,
+    )
 
 
 def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | None = None, others: int = 10) -> Key:
-    """The jobs of one key: a page of up to `limit` payloads, up to `others` running and dead jobs each.
-
-    Raises WrongCursor for an `after` that is none.
-    """
+    """The jobs of one key: a page of payloads, up to `others` running and dead ones. Raises WrongCursor."""
     of = {"queue": queue, "lock_key": lock_key, "long": LONG}
     with conn.transaction():
         _check(conn, queue)
@@ -84,7 +73,9 @@ def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | Non
         first = _payloads(conn, of, 1, None) if after else payloads
         dead = _rows(conn, "dead", **of, limit=others)
     running = stats.jobs(conn, stats.Wanted(lock_key=lock_key, status="running"), others).jobs
-    head = _head(conn, first.rows)
+    heads = first.rows[:1]
+    reasons = lifecycle.reasons(conn, [row["job_id"] for row in heads])
+    head = next((row | {"waiting_for": reasons.get(row["job_id"])} for row in heads), None)
     return Key(payloads, count["count"], count["count"] < COUNTED, head, running, [_read(row) for row in dead])
 
 
@@ -99,12 +90,6 @@ def _payloads(conn: Conn, of: Row, limit: int, after: str | None) -> Page:
     return Page([_read(row) for row in found[:limit]], following)
 
 
-def _head(conn: Conn, rows: Sequence[Row]) -> Row | None:
-    if not rows:
-        return None
-    return rows[0] | {"waiting_for": lifecycle.reasons(conn, [rows[0]["job_id"]]).get(rows[0]["job_id"])}
-
-
 def _check(conn: Conn, queue: str) -> None:
     conn.execute(_SQL["plans"])
     row = conn.execute(_SQL["is_ordered"], {"queue": queue}).fetchone()
@@ -115,13 +100,9 @@ def _check(conn: Conn, queue: str) -> None:
         )
 
 
-def _counted(row: Row) -> Row:
-    return row | {"payloads_is_exact": row["payloads"] < COUNTED}
-
-
 def _read(row: Row) -> Row:
     left = {name: value for name, value in row.items() if name != "place"}
-    return left | {"args": None if row["args"] is None else lifecycle.parsed(row["args"])}
+    return left | {"args": None if row["args"] is None else db.parsed(row["args"])}
 
 
 def _as_cursor(parts: Sequence[str]) -> str:
@@ -138,5 +119,4 @@ def _parts(text: str, count: int) -> list[str]:
 
 def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:
     """Planned anew each time, for these values."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_SQL[name], parameters, prepare=False).fetchall()
+    return db.rows(conn, _SQL[name], parameters, prepare=False)

@@ -1,8 +1,4 @@
-"""PURE: the messages that webhooks get: which are due, and their documents, whatever shape they are sent in.
-
-A message tells of events (dead jobs, stuck runs, deadlines: many in one message), or that a condition of a queue has
-begun (`firing`) or is over (`resolved`). docs/alerts.md describes the document; `version` changes when a field does.
-"""
+"""PURE: the messages that webhooks get: of events, and that a condition is `firing` or `resolved` (docs/alerts.md)."""
 
 from __future__ import annotations
 
@@ -27,14 +23,8 @@ TASK = INTERNAL_TASK
 # What the journal's kinds of rows are told as. Kinds of conditions are those of alerts.conditions.
 OF_JOURNAL = {"failed": "dead", "lost": "dead", "stuck": "stuck", "deadline": "deadline"}
 KINDS = ALERTS
-SEVERITIES = {
-    "dead": "critical",
-    "stuck": "warning",
-    "deadline": "critical",
-    "lag": "warning",
-    "paused": "warning",
-    "test": "info",
-}
+SEVERITIES = dict.fromkeys(("dead", "deadline"), "critical") | dict.fromkeys(("stuck", "lag", "paused"), "warning")
+SEVERITIES |= {"test": "info"}
 SHOWN = 20  # jobs, and pairs of queue and task, that a message names
 OVER = 0.5  # of the bound: below that a queue is late no more, so that it does not begin and end all the time
 REPEATED_SEC = periods.seconds("REPEATED_SEC", 600.0)  # after which an Alertmanager is told again: it forgets
@@ -55,13 +45,8 @@ class Rules:
     @classmethod
     def of(cls, settings: Settings) -> Rules:
         """The rules that these settings make."""
-        return cls(
-            settings.dl_alerts_bundle_sec,
-            settings.dl_alerts_paused_sec,
-            settings.dl_alerts_queue,
-            settings.environment,
-            settings.dl_public_url,
-        )
+        times = settings.dl_alerts_bundle_sec, settings.dl_alerts_paused_sec
+        return cls(*times, settings.dl_alerts_queue, settings.environment, settings.dl_public_url)
 
 
 class Firing(NamedTuple):
@@ -88,9 +73,6 @@ def test(name: str, rules: Rules, now: datetime) -> Message:
     return _message(name, "test", "event", text, now, now, rules, url=rules.public_url)
 
 
-# --- events ---
-
-
 def _of_events(webhook: Row, events: Iterable[Row], rules: Rules, now: datetime) -> Iterator[Message]:
     wanted = [row for row in events if row["task"] != TASK and _wants(webhook, OF_JOURNAL[row["kind"]], row["queue"])]
     for kind in dict.fromkeys(OF_JOURNAL.values()):
@@ -101,11 +83,13 @@ def _of_events(webhook: Row, events: Iterable[Row], rules: Rules, now: datetime)
 def _of_rows(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: datetime) -> Message:
     groups = Counter((row["queue"], row["task"]) for row in rows)
     queues = {queue for queue, _ in groups}
+    where = f"in queue {next(iter(queues))}" if len(queues) == 1 else f"in {len(queues)} queues"
+    one, many = _SENTENCES[kind]
     return _message(
         name,
         kind,
         "event",
-        _sentence(kind, len(rows), queues),
+        f"1 {one} {where}." if len(rows) == 1 else f"{count(len(rows))} {many} {where}.",
         min(row["ts"] for row in rows),
         now,
         rules,
@@ -116,12 +100,6 @@ def _of_rows(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: datet
         groups=[{"queue": q, "task": task, "count": number} for (q, task), number in groups.most_common(SHOWN)],
         jobs=[_job(row, rules) for row in rows[:SHOWN]],
     )
-
-
-def _sentence(kind: str, number: int, queues: Collection[str]) -> str:
-    where = f"in queue {next(iter(queues))}" if len(queues) == 1 else f"in {len(queues)} queues"
-    one, many = _SENTENCES[kind]
-    return f"1 {one} {where}." if number == 1 else f"{count(number)} {many} {where}."
 
 
 _SENTENCES = {
@@ -145,13 +123,15 @@ def _job(row: Row, rules: Rules) -> dict[str, Any]:
     }
 
 
-# --- conditions ---
-
-
 def _of_conditions(
     webhook: Row, queues: Sequence[Row], told: Mapping[tuple[str, str], Firing], rules: Rules, now: datetime
 ) -> Iterator[Message]:
-    present = {(each.kind, each.queue): each for row in queues for each in _present(webhook, row, told, rules, now)}
+    present: dict[tuple[str, str], Condition] = {}
+    for row in queues:
+        lag_sec = webhook["lag_sec"] * (OVER if ("lag", row["queue"]) in told else 1.0)
+        for each in conditions(row, lag_sec, rules.paused_sec, now):
+            if row["queue"] != rules.queue and _wants(webhook, each.kind, each.queue):  # its own could not be sent
+                present[each.kind, each.queue] = each
     for place, condition in present.items():
         known = told.get(place)
         if known is None:
@@ -169,33 +149,12 @@ def _of_conditions(
 _OVER = {"lag": "Queue {queue} is late no more.", "paused": "Queue {queue} is paused no more."}
 
 
-def _present(
-    webhook: Row, queue: Row, told: Mapping[tuple[str, str], Firing], rules: Rules, now: datetime
-) -> Iterator[Condition]:
-    if queue["queue"] == rules.queue:
-        return  # its messages could not be sent
-    lag_sec = webhook["lag_sec"] * (OVER if ("lag", queue["queue"]) in told else 1.0)
-    for each in conditions(queue, lag_sec, rules.paused_sec, now):
-        if _wants(webhook, each.kind, each.queue):
-            yield each
-
-
 def _of_condition(name: str, state: str, condition: Condition, rules: Rules, now: datetime) -> Message:
-    return _message(
-        name,
-        condition.kind,
-        state,
-        condition.text,
-        condition.since,
-        now,
-        rules,
-        mark=[condition.queue, _text(now)],
-        queue=condition.queue,
-        url=_queue_url(rules.public_url, condition.queue) if rules.public_url else None,
-    )
-
-
-# --- both ---
+    kind, queue, since, text = condition.kind, condition.queue, condition.since, condition.text
+    # A browser takes a dot out of a path.
+    page = f"-?name={queue}" if queue in (".", "..") else quote(queue, safe="")
+    url = f"{rules.public_url}/queues/{page}" if rules.public_url else None
+    return _message(name, kind, state, text, since, now, rules, mark=[queue, _text(now)], queue=queue, url=url)
 
 
 def _wants(webhook: Row, kind: str, queue: str) -> bool:
@@ -237,9 +196,3 @@ def _message(
 
 def _text(instant: datetime) -> str:
     return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _queue_url(public_url: str, queue: str) -> str:
-    if queue in (".", ".."):  # a browser takes them out of a path
-        return f"{public_url}/queues/-?name={queue}"
-    return f"{public_url}/queues/{quote(queue, safe='')}"

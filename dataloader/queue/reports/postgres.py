@@ -1,18 +1,13 @@
-"""The health of the queue's server, for people: sessions, transactions, tables, WAL, replication.
-
-A function per statement of `sql/postgres.sql` would say no more than the statements: `health` asks them all.
-"""
+"""The health of the queue's server, for people."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from psycopg import errors
-from psycopg.rows import dict_row
 
 from dataloader.queue import db
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 
 LISTED = 50  # groups of sessions
 OLDEST = 5  # transactions
@@ -24,7 +19,6 @@ _UNSEEN = {
     errors.QueryCanceled: "The server did not answer in time.",
 }
 _ABSENT = "This server does not offer it."
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +35,13 @@ class Section:
 
 
 def health(conn: Conn) -> dict[str, Section]:
-    """The sections by their names (SECTIONS). What this role may not see is said there.
-
-    Raises psycopg.Error only where the server does not answer at all.
-    """
-    return {name: _section(conn, name) for name in SECTIONS}
-
-
-def _section(conn: Conn, name: str) -> Section:
-    try:
-        with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
-            most = OLDEST if name == "transactions" else LISTED
-            return Section(cursor.execute(_SQL[name], {"most": most}, prepare=False).fetchall())
-    except (errors.ProgrammingError, errors.NotSupportedError, errors.QueryCanceled) as e:
-        return Section([], _UNSEEN.get(type(e), _ABSENT))
+    """The sections by name (SECTIONS), with what this role may not see; raises only where the server is silent."""
+    found = {}
+    for name in SECTIONS:
+        most = OLDEST if name == "transactions" else LISTED
+        try:
+            with conn.transaction():
+                found[name] = Section(db.rows(conn, _SQL[name], {"most": most}, prepare=False))
+        except (errors.ProgrammingError, errors.NotSupportedError, errors.QueryCanceled) as e:
+            found[name] = Section([], _UNSEEN.get(type(e), _ABSENT))
+    return found

@@ -1,12 +1,8 @@
 """PURE: when the jobs of a queue will end, by what runs, what waits before them, and how long such runs have taken.
 
-The queue's future is played through several times. In each play free workers take the waiting jobs in the claim's
-order; a job that finds its key or its limit taken lets later ones pass. A run takes as long as one of the latest runs
-of its task, drawn at random. A job's predicted end is the median of its ends, and its range has eight of ten of them.
-
-A play does not know what will be added later, what will fail or be canceled, and which workers will come or go. The
-effect of all that on a queue shows in its earlier predictions: a `Correction` says how they related to the ends that
-came.
+The future is played several times: free workers take jobs in the claim's order, and a run takes as long as a drawn one
+of its task. An end is the median of the plays, its range has eight of ten. What plays do not know (new jobs, failures,
+other workers) shows in earlier predictions, of which a `Correction` follows.
 """
 
 from __future__ import annotations
@@ -34,10 +30,7 @@ Durations = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A queued job: what it takes for its run (its key, its limits), and in how many seconds it may start.
-
-    `job` is any name that tells it from others.
-    """
+    """A queued job: any name `job`, what its run takes (key, limits), and in how many seconds it may start."""
 
     job: Any
     task: str
@@ -47,11 +40,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A job that a worker has claimed, and for how many seconds it has run.
-
-    `share` is what is done of it, from 0 to 1, None where its run does not tell. Of several jobs of one worker the
-    first runs, and the others follow in their order.
-    """
+    """A claimed job; `share` of it is done. Of several jobs of one worker the first runs, the others follow."""
 
     job: Any
     task: str
@@ -63,10 +52,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is known of a queue: `waiting` in the claim's order, `beyond` further jobs behind those.
-
-    `room` says how many runs may have taken a limit at once; a name that is not in it is a key, which one run takes.
-    """
+    """What is known of a queue: `waiting` in order, `beyond` further jobs; `room` of limits, a key has room for one."""
 
     workers: int
     running: Sequence[Running] = ()
@@ -76,10 +62,7 @@ class Line:
 
 
 class Range(NamedTuple):
-    """An end, in seconds from now: of ten plays one came to it before `low`, five by `middle`, one after `high`.
-
-    Infinite: by what is known it never comes.
-    """
+    """An end, in seconds: of ten plays one before `low`, five by `middle`, one after `high`; infinite: never."""
 
     low: float
     middle: float
@@ -87,11 +70,8 @@ class Range(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """How the time that jobs took relates to what was predicted of them while they waited.
-
-    One in ten took less than `low` times the predicted time, half of them up to `middle` times, one in ten more than
-    `high` times.
-    """
+    """By which factors jobs took longer than predicted: one in ten less than `low`, half up to `middle`, one in ten
+    more."""
 
     low: float = 1.0
     middle: float = 1.0
@@ -106,11 +86,9 @@ class Forecast(NamedTuple):
 
 
 def forecast(line: Line, durations: Durations, asked: Collection[Any] = (), seed: int = 0) -> Forecast | None:
-    """When these jobs will end, and all of the line, as played; None where no run is known, or nothing can run.
+    """When these jobs will end, and all of the line; None where no run is known, or nothing can run.
 
-    `durations` has the seconds of the latest runs of each task; a task that is not in it is taken for one of the
-    others. The same arguments give the same answer. The cost grows with the line only beyond RUNS / PLAYS[0] jobs:
-    before that a longer line is played fewer times.
+    `durations` are of the latest runs by task. Deterministic; its cost is bounded by RUNS.
     """
     known = {task: seconds for task, seconds in durations.items() if seconds}
     if not known or not (line.workers or line.running):
@@ -129,10 +107,10 @@ def _played(line: Line, drawing: _Drawing, places: Sequence[int]) -> tuple[list[
     jobs = len(line.waiting) + len(line.running)
     for _ in range(min(max(RUNS // max(jobs, 1), PLAYS[0]), PLAYS[1])):
         drawing.begin()
-        play = _Play(line, drawing)
-        lines.append(play.end_of_all())
+        played, last = _play(line, drawing)
+        lines.append(last)
         for found, place in zip(ends, places, strict=True):
-            found.append(play.ends[place])
+            found.append(played[place])
     return ends, lines
 
 
@@ -142,10 +120,7 @@ def between(first: Range, last: Range) -> Range:
 
 
 def correction(ratios: Sequence[float]) -> Correction:
-    """The correction that follows from earlier predictions; fewer than ENOUGH say nothing.
-
-    Each ratio is the time that a job took from its prediction to its end, divided by the time that was predicted.
-    """
+    """The correction of earlier predictions, by the ratios of taken to predicted time; none below ENOUGH."""
     if len(ratios) < ENOUGH:
         return Correction()
     low, middle, high = (min(max(ratio, FACTORS[0]), FACTORS[1]) for ratio in _range(list(ratios)))
@@ -172,7 +147,11 @@ class _Drawing:
         of_any = [second for seconds in durations.values() for second in seconds]
         self._seconds: dict[str | None, Sequence[float]] = {None: of_any}
         self._seconds.update(durations)
-        self._doubts = {task: _doubt(seconds) for task, seconds in self._seconds.items()}
+        # How far the true mean of a task may be from that of its known runs, as a share of it.
+        self._doubts = {
+            task: max(pstdev(seconds) / mean if (mean := fmean(seconds)) else 0.0, SPREAD) / sqrt(len(seconds))
+            for task, seconds in self._seconds.items()
+        }
         self._known: dict[str | None, tuple[Sequence[float], float]] = {}
 
     def begin(self) -> None:
@@ -196,116 +175,78 @@ class _Drawing:
         return self.random.choice(longer) if longer else self.random.uniform(0, run.ran_sec)
 
 
-def _doubt(seconds: Sequence[float]) -> float:
-    """How far the true mean of a task may be from that of these runs, as a share of it."""
-    mean = sum(seconds) / len(seconds)
-    spread = sqrt(sum((each - mean) ** 2 for each in seconds) / len(seconds))
-    return max(spread / mean if mean else 0.0, SPREAD) / sqrt(len(seconds))
-
-
-class _Play:
-    """One play of the queue's future: `ends` has that of each job, the waiting ones first.
+def _play(line: Line, drawing: _Drawing) -> tuple[list[float], float]:
+    """One play of the queue's future: the end of each job, the waiting ones first, and that of the whole line.
 
     A job's place among them is also its place in the claim's order. An event is an instant, a number that keeps events
     of one instant in order, a place, and whether a run of that job ends then; else the job becomes due.
     """
+    jobs: Sequence[Waiting | Running] = [*line.waiting, *line.running]
+    ends, drawn, numbers = [inf] * len(jobs), list[float](), count()
+    taken: dict[str, int] = defaultdict(int)
+    parked: dict[str, list[int]] = defaultdict(list)
+    follow: dict[int, deque[int]] = {}  # by the place of a running job: those that its worker runs next
+    ready = [place for place, each in enumerate(line.waiting) if each.due_sec <= 0]
+    later = [(each.due_sec, place) for place, each in enumerate(line.waiting) if each.due_sec > 0]
+    events = [(due_sec, next(numbers), place, False) for due_sec, place in later]
+    heapify(events)
 
-    def __init__(self, line: Line, drawing: _Drawing) -> None:
-        self._jobs: Sequence[Waiting | Running] = [*line.waiting, *line.running]
-        self.ends = [inf] * len(self._jobs)
-        self._line, self._drawing = line, drawing
-        self._workers = max(line.workers, len({run.worker for run in line.running}))
-        self._numbers = count()
-        self._taken: dict[str, int] = defaultdict(int)
-        self._parked: dict[str, list[int]] = defaultdict(list)
-        self._follow: dict[int, deque[int]] = {}  # by the place of a running job: those that its worker runs next
-        self._drawn: list[float] = []
-        self._ready = [place for place, each in enumerate(line.waiting) if each.due_sec <= 0]
-        self._events = [
-            (each.due_sec, next(self._numbers), place, False)
-            for place, each in enumerate(line.waiting)
-            if each.due_sec > 0
-        ]
-        heapify(self._events)
-        self._idle = self._workers - self._go_on()
-        self._run()
+    def end_at(place: int, at: float) -> None:
+        ends[place] = at
+        heappush(events, (at, next(numbers), place, True))
 
-    def end_of_all(self) -> float:
-        """When everything has ended, with what is beyond: as many runs as those of the line, on all workers."""
-        last = max(self.ends, default=0.0)
-        beyond = self._line.beyond
-        if not beyond or not self._drawn:
-            return last
-        each, spread = fmean(self._drawn), pstdev(self._drawn)
-        return last + max(self._drawing.random.gauss(beyond * each, sqrt(beyond) * spread), 0) / self._workers
+    def begin(place: int, at: float) -> None:
+        drawn.append(drawing.whole(jobs[place].task))
+        end_at(place, at + drawn[-1])
 
-    def _go_on(self) -> int:
-        """Let what runs go on, on each worker the first of its jobs; returns how many workers that are."""
-        of_worker: dict[str, deque[int]] = defaultdict(deque)
-        for place, run in enumerate(self._line.running, start=len(self._line.waiting)):
-            of_worker[run.worker].append(place)
-            self._take(run.takes)
-        for places in of_worker.values():
-            first = places.popleft()
-            self._follow[first] = places
-            self._end_at(first, self._drawing.rest(self._line.running[first - len(self._line.waiting)]))
-        return len(of_worker)
+    def has_room(name: str) -> bool:
+        return taken[name] < line.room.get(name, 1)
 
-    def _run(self) -> None:
-        """Until nothing more happens: start what can be, and go to the next event."""
-        self._start(0.0)
-        while self._events:
-            at, _, place, is_end = heappop(self._events)
-            if is_end:
-                self._end(at, place)
-            else:
-                heappush(self._ready, place)
-            if self._idle:
-                self._start(at)
-
-    def _start(self, at: float) -> None:
-        """Idle workers take the first ready jobs; those that find something taken wait behind it."""
-        while self._idle and self._ready:
-            place = heappop(self._ready)
-            takes = self._jobs[place].takes
-            taken = next((name for name in takes if not self._has_room(name)), None)
-            if taken is None:
-                self._take(takes)
-                self._idle -= 1
-                self._begin(place, at)
-            else:
-                heappush(self._parked[taken], place)
-                self._let_in(takes)
-
-    def _let_in(self, names: Sequence[str]) -> None:
-        """The first job that waits for each of these becomes ready, as far as there is room."""
+    def let_in(names: Sequence[str]) -> None:  # the first job that waits for each of these, as far as there is room
         for name in names:
-            if self._parked[name] and self._has_room(name):
-                heappush(self._ready, heappop(self._parked[name]))
+            if parked[name] and has_room(name):
+                heappush(ready, heappop(parked[name]))
 
-    def _has_room(self, name: str) -> bool:
-        return self._taken[name] < self._line.room.get(name, 1)
-
-    def _begin(self, place: int, at: float) -> None:
-        seconds = self._drawing.whole(self._jobs[place].task)
-        self._drawn.append(seconds)
-        self._end_at(place, at + seconds)
-
-    def _end(self, at: float, place: int) -> None:
-        takes = self._jobs[place].takes
-        for name in takes:
-            self._taken[name] -= 1
-        self._let_in(takes)
-        if following := self._follow.pop(place, None):
-            self._follow[following[0]] = following
-            self._begin(following.popleft(), at)
+    of_worker: dict[str, deque[int]] = defaultdict(deque)
+    for place, run in enumerate(line.running, start=len(line.waiting)):
+        of_worker[run.worker].append(place)
+        for name in run.takes:
+            taken[name] += 1
+    for places in of_worker.values():  # on each worker the first of its jobs goes on
+        first = places.popleft()
+        follow[first] = places
+        end_at(first, drawing.rest(line.running[first - len(line.waiting)]))
+    workers = max(line.workers, len(of_worker))
+    idle, at = workers - len(of_worker), 0.0
+    while True:
+        while idle and ready:  # idle workers take the first ready jobs; those that find something taken wait behind it
+            place = heappop(ready)
+            takes = jobs[place].takes
+            full = next((name for name in takes if not has_room(name)), None)
+            if full is None:
+                for name in takes:
+                    taken[name] += 1
+                idle -= 1
+                begin(place, at)
+            else:
+                heappush(parked[full], place)
+                let_in(takes)
+        if not events:
+            break
+        at, _, place, is_end = heappop(events)
+        if not is_end:
+            heappush(ready, place)
+            continue
+        for name in jobs[place].takes:
+            taken[name] -= 1
+        let_in(jobs[place].takes)
+        if following := follow.pop(place, None):
+            follow[following[0]] = following
+            begin(following.popleft(), at)
         else:
-            self._idle += 1
-
-    def _end_at(self, place: int, at: float) -> None:
-        self.ends[place] = at
-        heappush(self._events, (at, next(self._numbers), place, True))
-
-    def _take(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._taken[name] += 1
+            idle += 1
+    last = max(ends, default=0.0)
+    if line.beyond and drawn:  # as many runs as those of the line, on all workers
+        each, spread = fmean(drawn), pstdev(drawn)
+        last += max(drawing.random.gauss(line.beyond * each, sqrt(line.beyond) * spread), 0) / workers
+    return ends, last

@@ -1,8 +1,4 @@
-"""Predicted ends of jobs and queues: what the queue tells, what the reaper notes, and how right it was.
-
-`prediction` plays the future; this module reads what it needs by `sql/predictions.sql` and tells the
-answer. Every function may raise psycopg.Error.
-"""
+"""Predicted ends of jobs and queues: what is told, what the reaper notes, how right it was. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -14,10 +10,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from psycopg.rows import dict_row
-
-from dataloader.queue import db, lifecycle
-from dataloader.queue.db import Conn
+from dataloader.queue import db
+from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import prediction
 from dataloader.queue.reports.prediction import Correction, Line, Range, Running, Waiting
 from dataloader.queue.reports.words import share
@@ -39,17 +33,13 @@ REASONS = {
     "nothing": "No job of the queue runs or waits.",
 }
 _SQL = db.statements("predictions.sql")
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What is predicted of a queue at the instant `at`, in seconds from then; `reason` (of REASONS): why nothing is.
 
-    `jobs` are those of the line. `ends` has each of them whose task has run before, `line` is for all that is queued
-    and runs; both are corrected, and `plain` has the predicted time of each waiting job before that. `last` is the end
-    of the line's last job. `accuracy` tells how right the predictions of the last day were: their number
-    (`predictions`), the median `error` as a share of the time that was left, the share of ends `within` their ranges.
+    `ends` and `line` are corrected, `plain` is not; `last` is the end of the line's last job.
     """
 
     queue: str
@@ -75,19 +65,15 @@ def outlook(conn: Conn, queue: str) -> Outlook:
         room = {row["name"]: row["room"] for row in _rows(conn, "room", queue=queue)}
     correction = prediction.correction(accuracy.pop("ratios") or [])
     line = line_of(facts, waiting, running, room)
-    seen = Outlook(queue, facts["at"], accuracy, _hindrance(facts, line), [row["job_id"] for row in waiting + running])
-    return seen if seen.reason else _played(seen, line, durations, correction)
-
-
-def _hindrance(facts: Row, line: Line) -> str | None:
-    """Why nothing can be predicted, whatever is known of runs."""
     hindrances = {
         "nothing": not line.waiting and not line.running,
         "paused": facts["is_paused"],
         "merge": facts["merges"],
         "no_worker": not line.workers and not line.running,
     }
-    return next((reason for reason, holds in hindrances.items() if holds), None)
+    reason = next((reason for reason, holds in hindrances.items() if holds), None)
+    seen = Outlook(queue, facts["at"], accuracy, reason, [row["job_id"] for row in waiting + running])
+    return seen if seen.reason else _played(seen, line, durations, correction)
 
 
 def _played(seen: Outlook, line: Line, durations: prediction.Durations, by: Correction) -> Outlook:
@@ -105,20 +91,22 @@ def _played(seen: Outlook, line: Line, durations: prediction.Durations, by: Corr
 
 def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Mapping[str, int]) -> Line:
     """PURE: the rows of a queue as a line to be played."""
+
+    def done(row: Row) -> float | None:
+        # A run that has begun at a checkpoint, or after another one, does not tell by its progress how fast it is.
+        return share(db.parsed(row["progress"])) if row["claims"] <= 1 else None
+
     due = sum(row["due_sec"] <= 0 for row in waiting)
     return Line(
         max(round(facts["workers"]), 1) if facts["workers"] else 0,
-        [Running(*_of_run(row), _takes(row, room)) for row in running],
+        [
+            Running(row["job_id"], row["task"], row["worker"], row["ran_sec"], done(row), _takes(row, room))
+            for row in running
+        ],
         [Waiting(row["job_id"], row["task"], _takes(row, room), row["due_sec"]) for row in waiting],
         max(facts["length"] - due, 0) if len(waiting) >= LINE else 0,
         room,
     )
-
-
-def _of_run(row: Row) -> tuple[UUID, str, str, float, float | None]:
-    """A run that has begun at a checkpoint, or after another one, does not tell by its progress how fast it is."""
-    done = share(lifecycle.parsed(row["progress"])) if row["claims"] <= 1 else None
-    return row["job_id"], row["task"], row["worker"], row["ran_sec"], done
 
 
 def _takes(row: Row, room: Mapping[str, int]) -> list[str]:
@@ -137,23 +125,18 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
 
 
 def of_job(seen: Outlook, job: Row) -> Row:
-    """PURE: when a job will end, by the outlook on its queue, as people and programs are told.
-
-    A queued job that is not among the first LINE ends behind the last of them, and by the end of the queue.
-    """
-    found, reason = seen.ends.get(job["job_id"]), _why_not(job) or seen.reason
+    """PURE: when a job will end, as people are told; one beyond LINE ends behind it and by the end of the queue."""
+    found, reason = seen.ends.get(job["job_id"]), seen.reason
+    if job["status"] not in ("queued", "running"):
+        reason = "over"
+    elif job["blocked_on"] == "parent":
+        reason = "parents"
     if found is None and not reason:
         found, reason = _beyond(seen, job)
     told = _told(seen, found, reason)
     is_late = bool(job["deadline"] and told["ends_at"] and told["ends_at"] > job["deadline"])
     shown = {name: job[name] for name in ("job_id", "queue", "status", "deadline")}
     return {**shown, **told, "is_late": is_late}
-
-
-def _why_not(job: Row) -> str | None:
-    if job["status"] not in ("queued", "running"):
-        return "over"
-    return "parents" if job["blocked_on"] == "parent" else None
 
 
 def _beyond(seen: Outlook, job: Row) -> tuple[Range | None, str | None]:
@@ -167,13 +150,13 @@ def _told(seen: Outlook, found: Range | None, reason: str | None) -> Row:
     """The instants of a range, or the reason why there is none."""
     if found and found.middle > NEVER_SEC:
         found, reason = None, "held"
-    ends = [None, None, None] if reason or not found else [_instant(seen.at, end) for end in found]
+    ends = (
+        [None, None, None]
+        if reason or not found
+        else [(seen.at + timedelta(seconds=min(end, NEVER_SEC))) for end in found]
+    )
     told = dict(zip(("earliest", "ends_at", "latest"), ends, strict=True))
     return {"at": seen.at, **told, "reason": reason, "accuracy": seen.accuracy}
-
-
-def _instant(at: datetime, seconds: float) -> datetime:
-    return at + timedelta(seconds=min(seconds, NEVER_SEC))
 
 
 class Noted(NamedTuple):
@@ -185,12 +168,9 @@ class Noted(NamedTuple):
 
 
 def note(conn: Conn, after: str) -> Noted | None:
-    """Called by the reaper: note what is predicted of the next queue behind the name `after`.
+    """Called by the reaper: note what is predicted of the next queue behind the name `after`, and at "" compare.
 
-    Before the first queue, "", note what became of earlier predictions. Notes the jobs with a deadline among the first
-    LINE, and a sample of the others; those that are going to miss their deadlines, or have, are told in the journal,
-    once each. None: no queue is left, or another reaper is at it. Raises rather than wait for a lock; what fails for
-    one queue is told, so that the caller goes on behind it.
+    Jobs that miss their deadlines are told in the journal once. None: no queue is left, or another reaper is at it.
     """
     with conn.transaction():
         if not _rows(conn, "may_predict", lock=LOCK)[0]["pg_try_advisory_xact_lock"]:
@@ -230,5 +210,4 @@ def _noted(conn: Conn, seen: Outlook) -> Iterator[Row]:
 
 
 def _rows(conn: Conn, statement: str, **parameters: Any) -> list[Row]:
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_SQL[statement], parameters, prepare=False).fetchall()
+    return db.rows(conn, _SQL[statement], parameters, prepare=False)

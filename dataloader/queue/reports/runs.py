@@ -1,8 +1,5 @@
-"""What the runs of tasks and queues took in the last hour, day or week, compared with the period before.
-
-From dl_spans, which the reaper fills from the journal. A function per question, with statements of `sql/runs.sql`.
-Every function may raise psycopg.Error.
-"""
+"""What the runs of tasks and queues took lately, compared with the period before, from dl_spans. May raise
+psycopg.Error."""
 
 from __future__ import annotations
 
@@ -10,13 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any
 
-from psycopg.rows import dict_row
-
 from dataloader.queue import db
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import stats
 from dataloader.queue.reports.histogram import Histogram, bars, merged
 
@@ -39,7 +33,6 @@ _NEEDS = (
     "replaces",
 )
 _SQL = db.statements("runs.sql")
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +49,8 @@ USUAL = "24h"
 
 
 def fold(conn: Conn) -> int:
-    """Called by the reaper: make old spans those of an hour, delete what is too old; returns how many.
-
-    FOLDED or more: there may be more to do.
-    """
+    """Called by the reaper: make old spans those of an hour, delete what is too old; how many, FOLDED: there may be
+    more."""
     with conn.transaction():
         conn.execute("SELECT set_config('statement_timeout', %s, true)", (f"{FOLDING_SEC * 1_000:.0f}ms",))
         row = conn.execute(_SQL["fold"], {"limit": FOLDED}).fetchone()
@@ -67,10 +58,7 @@ def fold(conn: Conn) -> int:
 
 
 def of_task(conn: Conn, task: str, range_: str = USUAL) -> Row:
-    """The runs of a task in one of RANGES: `figures`, and `before` of the period before it.
-
-    `histogram` and `by_time` are for charts; `queues` has the queues of these runs.
-    """
+    """The runs of a task in one of RANGES: `figures`, `before`, `histogram`, `by_time`, and its `queues`."""
     with conn.transaction():
         known = _rows(conn, "is_known", "of_task", task=task)[0]["is_known"]
         return {"task": task, "is_known": known} | _runs(conn, "of_task", range_, ("queues", "queue"), task=task)
@@ -83,10 +71,8 @@ def of_queue(conn: Conn, queue: str, range_: str = USUAL) -> Row:
 
 
 def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
-    """The tasks with runs in this period or the one before, those with the most time first, up to TASKS.
-
-    Each has `queues`, `figures` and `before`. `like` is a text that the name contains, in any case.
-    """
+    """The tasks with runs in both periods, those with the most time first, up to TASKS; `like` is a part of the
+    name."""
     with conn.transaction():
         period = _period(conn, range_)
         found = _rows(conn, "tasks", "of_all", **period, like=like or None, most=TASKS + 1)
@@ -100,7 +86,13 @@ def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
     tasks = [
         {"task": row["task"], "queues": row["queues"], **_compared(period, *both[row["task"]])} for row in found[:TASKS]
     ]
-    return {**_told(range_, period), "tasks": tasks, "is_cut": len(found) > TASKS}
+    return {
+        "range": range_,
+        "since": period["since"],
+        "until": period["until"],
+        "tasks": tasks,
+        "is_cut": len(found) > TASKS,
+    }
 
 
 def of_tasks(conn: Conn, range_: str) -> list[Row]:
@@ -122,11 +114,16 @@ def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **what: str) 
     sums, slots = _rows(conn, "sums", of, **asked), _rows(conn, "slots", of, **asked)
     found = _histograms((row for row in sums if row["is_now"]), (row for row in slots if row["is_now"]))
     named, column = part
+    known: dict[datetime, Row] = {row["at"]: row for row in _rows(conn, "by_time", of, **asked)}
+    step = timedelta(seconds=RANGES[range_].bin_sec)
+    columns = [period["since"] + n * step for n in range((period["until"] - period["since"]) // step + 1)]
     return {
-        **_told(range_, period),
+        "range": range_,
+        "since": period["since"],
+        "until": period["until"],
         **_compared(period, sums, slots),
         "histogram": _drawn(found),
-        "by_time": _filled(_rows(conn, "by_time", of, **asked), period, RANGES[range_].bin_sec),
+        "by_time": [known.get(at, {"at": at, "runs": 0, "failed": 0}) for at in columns],
         named: _rows(conn, "parts", of, part=column, **asked),
     }
 
@@ -135,10 +132,6 @@ def _period(conn: Conn, range_: str) -> Row:
     conn.execute(_SQL["plans"])
     of = RANGES[range_]
     return _rows(conn, "period", "of_all", seconds=of.seconds, span_sec=of.span_sec)[0]
-
-
-def _told(range_: str, period: Row) -> Row:
-    return {"range": range_, "since": period["since"], "until": period["until"]}
 
 
 def _compared(period: Row, sums: Iterable[Row], slots: Iterable[Row]) -> Row:
@@ -156,10 +149,7 @@ def _compared(period: Row, sums: Iterable[Row], slots: Iterable[Row]) -> Row:
 
 
 def figures(found: Mapping[str, Histogram], length: timedelta) -> Row:
-    """PURE: the figures of a period: counts, runs an hour, the share of failed runs, and the spread of each figure.
-
-    `failure_rate` is None without a run; a spread without a value.
-    """
+    """PURE: counts, runs an hour, the share of failed runs, and spreads; None without a run, or a value."""
     counts = {end: found[end].count if end in found else 0 for end in ENDS}
     runs = sum(counts.values())
     return {
@@ -193,22 +183,7 @@ def _drawn(found: Mapping[str, Histogram]) -> list[Row]:
     ]
 
 
-def _filled(rows: Iterable[Row], period: Row, bin_sec: int) -> list[Row]:
-    """All columns of the period, those without a run too."""
-    known: dict[datetime, Row] = {row["at"]: row for row in rows}
-    step, at, found = timedelta(seconds=bin_sec), period["since"], []
-    while at <= period["until"]:
-        found.append(known.get(at, {"at": at, "runs": 0, "failed": 0}))
-        at += step
-    return found
-
-
 def _rows(conn: Conn, name: str, of: str, part: str = "", **parameters: Any) -> list[Row]:
     """Planned anew each time, for these values."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_statement(name, of, part), parameters, prepare=False).fetchall()
-
-
-@cache
-def _statement(name: str, of: str, part: str) -> str:
-    return _SQL[name].replace("{of}", _SQL[of].strip().removesuffix(";")).replace("{part}", part)
+    statement = _SQL[name].replace("{of}", _SQL[of]).replace("{part}", part)
+    return db.rows(conn, statement, parameters, prepare=False)

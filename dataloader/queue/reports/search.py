@@ -1,7 +1,6 @@
-"""PURE: the language of the search box: words, and fields with a value such as `status:dead` or `args.date:2024-05-01`.
+"""PURE: the language of the search box: words, and fields such as `status:dead`, `args.date:2024-05-01`, `key:"a b"`.
 
-Whatever a search says must hold. A word is a part of a job's task, queue or key, or its id. Quotes keep spaces and
-colons: `key:"orders of May"`. No search finds what answers mask: an argument with a secret's name is refused.
+All of it must hold; a word is a part of a task, queue or key, or an id. No search finds what answers mask.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
@@ -61,10 +60,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a job must have: the exact values of `fields`, all `words`, one of the documents `args` in its arguments.
-
-    `ids` bounds its id. `like_id` is a word that may be the begin or the end of an id, or a part of a text as well.
-    """
+    """What a job must have; `like_id` is a word that may be a part of an id, or of a text as well."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
@@ -109,24 +105,38 @@ class _Found:
     def add(self, name: str | None, value: str) -> None:
         """Note one term; `value` is as it stands in the text, perhaps in quotes."""
         if name is None:
-            self._add_word(value)
+            word, is_quoted = lowered(_plain(value)), value.startswith('"')
+            if not is_quoted and _ID.fullmatch(word):
+                self._add_id(word)
+            elif not is_quoted and _LIKE_ID.fullmatch(word) and self.like_id is None:
+                self.like_id = word
+            elif word.strip():
+                self.words.append(word)
+            if len(self.words) > WORDS:
+                raise WrongSearch(f"a search should have at most {WORDS} words: leave some out, or quote a text as one")
         elif name.lower() == "id":
             self._add_id(_plain(value))
         elif name.lower().startswith("args."):
-            self._add_args(name[4:], value)
+            path = name[4:]
+            parts = tuple(_ESCAPE.sub(r"\1", quoted) if quoted else plain for quoted, plain in _PART.findall(path))
+            # As JSON: the text, and without quotes the number, boolean or null that it looks like.
+            looks_like = [value] if value in ("true", "false", "null") or _NUMBER.fullmatch(value) else []
+            *around, last = parts
+            is_masked = any(masking.is_secret(each, {}) for each in around)
+            meanings = [
+                each
+                for each in [json.dumps(_plain(value)), *looks_like]
+                if not is_masked and not masking.is_secret(last, "" if each == "null" else json.loads(each))
+            ]
+            if not meanings:
+                raise WrongSearch(f"args{path} is masked everywhere, so no search finds its value: search for another")
+            if any(parts == other for other, _ in self.args):
+                raise WrongSearch(f"args{path} stands twice, and an argument has one value: leave one of them out")
+            if len(self.args) == ARGS:
+                raise WrongSearch(f"a search should name at most {ARGS} arguments")
+            self.args.append((parts, meanings))
         else:
             self._add_field(name, _plain(value))
-
-    def _add_word(self, value: str) -> None:
-        word, is_quoted = lowered(_plain(value)), value.startswith('"')
-        if not is_quoted and _ID.fullmatch(word):
-            self._add_id(word)
-        elif not is_quoted and _LIKE_ID.fullmatch(word) and self.like_id is None:
-            self.like_id = word
-        elif word.strip():
-            self.words.append(word)
-        if len(self.words) > WORDS:
-            raise WrongSearch(f"a search should have at most {WORDS} words: leave some out, or quote a text as one")
 
     def _add_id(self, value: str) -> None:
         if self.ids is not None:
@@ -142,17 +152,6 @@ class _Found:
         if self.fields.get(known, value) != value:
             raise WrongSearch(f"{name} stands twice, and a job has one: leave one of them out")
         self.fields[known] = value
-
-    def _add_args(self, path: str, value: str) -> None:
-        parts = tuple(_unescaped(quoted) if quoted else plain for quoted, plain in _PART.findall(path))
-        meanings = [each for each in _meanings(value) if not _is_masked(parts, each)]
-        if not meanings:
-            raise WrongSearch(f"args{path} is masked everywhere, so no search finds its value: search for another")
-        if any(parts == other for other, _ in self.args):
-            raise WrongSearch(f"args{path} stands twice, and an argument has one value: leave one of them out")
-        if len(self.args) == ARGS:
-            raise WrongSearch(f"a search should name at most {ARGS} arguments")
-        self.args.append((parts, meanings))
 
     def search(self) -> Search:
         """All of it."""
@@ -174,16 +173,16 @@ def _terms(text: str) -> Iterator[tuple[str | None, str]]:
         assert match is not None  # noqa: S101  it may be empty
         name, value = match["name"], match["value"]
         if not value:
-            raise WrongSearch(_lacking(text[at:], name))
+            rest = text[at:]
+            if name is not None and not rest[len(name) + 1 :].startswith('"'):
+                raise WrongSearch(f"{name}: lacks its value; write it without a space, as {name}:value")
+            raise WrongSearch(
+                f"the quote in {rest[:40]} should end, and a space come behind it:"
+                ' write "a text", and \\" for a quote in it'
+            )
         yield name, value
         at = match.end()
         at += len(text[at:]) - len(text[at:].lstrip())
-
-
-def _lacking(rest: str, name: str | None) -> str:
-    if name is not None and not rest[len(name) + 1 :].startswith('"'):
-        return f"{name}: lacks its value; write it without a space, as {name}:value"
-    return f'the quote in {rest[:40]} should end, and a space come behind it: write "a text", and \\" for a quote in it'
 
 
 def _unknown(name: str, value: str) -> str:
@@ -198,24 +197,7 @@ def _unknown(name: str, value: str) -> str:
 
 
 def _plain(value: str) -> str:
-    return _unescaped(value[1:-1]) if value.startswith('"') else value
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(r"\1", text)
-
-
-def _meanings(value: str) -> list[str]:
-    """What an argument may be, as JSON: the text, and without quotes the number, boolean or null that it looks like."""
-    text = json.dumps(_plain(value))
-    return [text, value] if value in ("true", "false", "null") or _NUMBER.fullmatch(value) else [text]
-
-
-def _is_masked(parts: Sequence[str], meaning: str) -> bool:
-    """Whether answers mask the value at the end of this path; what is around it is an object, and no number."""
-    *around, name = parts
-    value = "" if meaning == "null" else json.loads(meaning)
-    return masking.is_secret(name, value) or any(masking.is_secret(each, {}) for each in around)
+    return _ESCAPE.sub(r"\1", value[1:-1]) if value.startswith('"') else value
 
 
 def _put(document: dict[str, Any], parts: tuple[str, ...], value: str) -> None:
@@ -254,10 +236,7 @@ def lowered(text: str) -> str:
 
 
 def parameters(search: Search) -> dict[str, Any]:
-    """The parameters of the conditions `found` in search.sql; None is no condition.
-
-    The texts of a job follow its id there, each behind a newline, and the id follows U+0001.
-    """
+    """The parameters of the conditions `found` in search.sql, where an id follows U+0001 and texts newlines."""
     ids, near, like_id = search.ids, search.near, search.like_id
     return {
         "patterns": list(map(pattern, search.words)) or None,
@@ -307,5 +286,9 @@ def unfinished(text: str) -> Unfinished | None:
     if not term or _CONTROL.search(text) or len(text) > LENGTH:
         return None
     if colon and name.lower() in _ALIASES:
-        return Unfinished(text[:at], _ALIASES[name.lower()], _unescaped(value.removeprefix('"').removesuffix('"')))
-    return Unfinished(text[:at], None, _unescaped(term.removeprefix('"').removesuffix('"')))
+        return Unfinished(text[:at], _ALIASES[name.lower()], _plain_end(value))
+    return Unfinished(text[:at], None, _plain_end(term))
+
+
+def _plain_end(text: str) -> str:
+    return _ESCAPE.sub(r"\1", text.removeprefix('"').removesuffix('"'))

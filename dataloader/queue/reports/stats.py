@@ -1,9 +1,4 @@
-"""Reports for people and monitoring: the farm in figures, lists of jobs, the journal.
-
-A function per statement of `sql/stats.sql`; none changes a job. Besides: the notes that some answers come from, which
-keepers (`show_workers`) and the reaper (`aggregate`, `note_lengths`) write. Rows are dicts, instants datetimes. Every
-function may raise psycopg.Error.
-"""
+"""Reports for people and monitoring: the farm in figures, lists of jobs, the journal. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -18,12 +13,12 @@ from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import dict_row
 
 from dataloader import periods
 from dataloader.queue import cursor, db, lifecycle
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 from dataloader.queue.job import DEAD, FINAL, KINDS, TALLIED, Status
+from dataloader.queue.operations import DEFAULTS
 from dataloader.queue.plans import times
 from dataloader.queue.reports import search
 
@@ -75,7 +70,6 @@ _ENDS = _FINAL | {KINDS[Status.QUEUED]}
 _FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
 _BOUNDED = ("length", "scheduled", "retries", "dead", "keys")
 _SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers", "stopped", "at_risk")
-Row = dict[str, Any]
 
 
 class TooMany(ValueError):
@@ -84,11 +78,7 @@ class TooMany(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which jobs a list is to have, and its order; None is no filter.
-
-    `error_group` is that of a job's error (`errors.groups`). `status` is one of job.STATUSES; `since` and `until` bound
-    the last change; `sort` is one of SORTS. `q` is a search (search.py), which a field that it names is a part of.
-    """
+    """Which jobs a list is to have, and its order; None is no filter. `q` is a search, `status` of job.STATUSES."""
 
     queue: str | None = None
     task: str | None = None
@@ -115,11 +105,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some jobs of a list, and where the next page begins; None: there is none.
-
-    A page may have fewer jobs than were asked for, even none, and still have a next one: it has looked at SCAN jobs.
-    `advice` says what would make the next page of such a search come faster; None: nothing would.
-    """
+    """Some jobs of a list, perhaps none of those looked at, the next place, and `advice` for a faster search."""
 
     jobs: list[Row]
     next: str | None
@@ -127,11 +113,7 @@ class Page:
 
 
 class Attempt(NamedTuple):
-    """One run of a job, as the journal tells of it; `ended_at` None while it runs.
-
-    `run` counts all runs from 1. `attempt` begins at 1 again when a finished job is put back; `requeued_by` names the
-    person or program that did so before this run, else None.
-    """
+    """One run of a job; `attempt` begins at 1 again when a finished job is put back, by `requeued_by`."""
 
     run: int
     requeued_by: str | None
@@ -150,26 +132,24 @@ class Attempt(NamedTuple):
 
 
 def overview(conn: Conn) -> Row:
-    """The farm in figures: `at`, `total` and `queues`, each with length, fresh, retries, busy, dead, lag_sec and more.
+    """The farm in figures: `at`, `total` and `queues`, whose fields model.queues describes.
 
-    Its cost does not grow with what is queued: of COUNTED jobs and more of a kind `length`, `scheduled`, `retries` and
-    `dead` are what the reaper has counted at `counted_at` (see note_lengths), or at least so many where that is None.
-    `length` counts all queued jobs, `scheduled` those of them whose time has not come, `dead` the failed and lost;
-    `at_risk` counts the jobs that are going to miss their deadlines, or have, as the reaper predicts once a minute;
-    `lag_sec` is for how long the oldest due job has waited; `keys` counts the keys of an ordered queue that have queued
-    jobs, as the others are counted, and is None for a plain one.
+    Its cost is bounded: what it cannot count itself is as the reaper has noted at `counted_at`, or a lower bound.
     """
-    queues = _counted(conn)
-    return {"at": datetime.now(UTC), "total": _total(queues), "queues": queues}
-
-
-def _counted(conn: Conn) -> list[Row]:
-    """Each queue's figures; those that were noted where even short counts would outlast a request."""
     try:
         rows, most = _count(conn, COUNTED, COUNTING_SEC), COUNTED
     except psycopg.errors.QueryCanceled:
         rows, most = _rows(conn, "queues_as_noted"), 0
-    return sorted((figures(row, most) for row in rows), key=itemgetter("queue"))
+    queues = sorted((figures(row, most) for row in rows), key=itemgetter("queue"))
+    keys = [row["keys"] for row in queues if row["keys"] is not None]
+    total = dict.fromkeys(("queue", *DEFAULTS)) | {name: sum(row[name] for row in queues) for name in _SUMMED}
+    total |= {
+        "keys": sum(keys) if keys else None,
+        "length_is_exact": all(row["length_is_exact"] for row in queues),
+        "lag_sec": max((row["lag_sec"] for row in queues), default=0.0),
+        "counted_at": min((row["counted_at"] for row in queues if row["counted_at"]), default=None),
+    }
+    return {"at": datetime.now(UTC), "total": total, "queues": queues}
 
 
 def _count(conn: Conn, most: int, within_sec: float) -> list[Row]:
@@ -194,65 +174,28 @@ def figures(row: Row, most: int) -> Row:
 
 
 def note_lengths(conn: Conn, since_sec: float) -> float | None:
-    """Called by the reaper: count every queue, for `overview`; returns the longest lag (seconds).
+    """Called by the reaper: count every queue; returns the longest lag, None: it was done within `since_sec`."""
 
-    None: another one has done it within `since_sec`. Counts up to NOTED jobs of a kind and NOTED_KEYS keys of an
-    ordered queue, few where many take too long; raises rather than wait for a lock.
-    """
+    def note(most: int) -> float | None:
+        with conn.transaction():
+            conn.execute(_SQL["briefly"])
+            row = conn.execute(_SQL["may_note"], {"lock": NOTE_LOCK, "since_sec": since_sec}).fetchone()
+            if row != (True,):
+                return None
+            counted, keys = _count(conn, most, NOTING_SEC), dict[str, int]()
+            for most_keys in (NOTED_ROUGHLY, NOTED_KEYS):  # none where even a few take too long
+                with suppress(psycopg.errors.QueryCanceled), conn.transaction(force_rollback=True):
+                    conn.execute(_SQL["give_up_after"], {"time": f"{NOTING_SEC * 1_000:.0f}ms"})
+                    conn.execute(_SQL["plans"])
+                    keys = {row["queue"]: row["keys"] for row in _rows(conn, "keys", most=most_keys)}
+            noted = [row | {"keys": keys.get(row["queue"])} for row in counted]
+            conn.execute(_SQL["note_lengths"], {"queues": json.dumps(noted, default=str)})
+        return max((row["lag_sec"] for row in counted), default=0.0)
+
     try:
-        return _note(conn, NOTED, since_sec)
+        return note(NOTED)
     except psycopg.errors.QueryCanceled:
-        return _note(conn, NOTED_ROUGHLY, since_sec)
-
-
-def _note(conn: Conn, most: int, since_sec: float) -> float | None:
-    with conn.transaction():
-        conn.execute(_SQL["briefly"])
-        row = conn.execute(_SQL["may_note"], {"lock": NOTE_LOCK, "since_sec": since_sec}).fetchone()
-        if row != (True,):
-            return None
-        counted = _count(conn, most, NOTING_SEC)
-        keys = _keys(conn)
-        noted = [row | {"keys": keys.get(row["queue"])} for row in counted]
-        conn.execute(_SQL["note_lengths"], {"queues": json.dumps(noted, default=str)})
-    return max((row["lag_sec"] for row in counted), default=0.0)
-
-
-def _keys(conn: Conn) -> dict[str, int]:
-    """How many keys of each ordered queue wait; none where even a few take too long."""
-    for most in (NOTED_KEYS, NOTED_ROUGHLY):
-        with suppress(psycopg.errors.QueryCanceled), conn.transaction(force_rollback=True):
-            conn.execute(_SQL["give_up_after"], {"time": f"{NOTING_SEC * 1_000:.0f}ms"})
-            conn.execute(_SQL["plans"])
-            return {row["queue"]: row["keys"] for row in _rows(conn, "keys", most=most)}
-    return {}
-
-
-def _total(queues: Sequence[Row]) -> Row:
-    sums = {name: sum(row[name] for row in queues) for name in _SUMMED}
-    return {
-        "queue": None,
-        **sums,
-        "keys": _sum(row["keys"] for row in queues),
-        "length_is_exact": all(row["length_is_exact"] for row in queues),
-        "lag_sec": max((row["lag_sec"] for row in queues), default=0.0),
-        "paused_at": None,
-        "paused_by": None,
-        "max_length": None,
-        "ordered": None,
-        "merge": None,
-        "merge_limit": None,
-        "batch": None,
-        "on_dead": None,
-        "fair_by": None,
-        "counted_at": min((row["counted_at"] for row in queues if row["counted_at"]), default=None),
-    }
-
-
-def _sum(counts: Iterable[int | None]) -> int | None:
-    """The sum of those that there are; None where there is none."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+        return note(NOTED_ROUGHLY)
 
 
 def beginning(conn: Conn) -> Row:
@@ -266,18 +209,12 @@ def workers(conn: Conn) -> list[Row]:
 
 
 def used(conn: Conn, job_id: UUID, worker: str | None) -> Row | None:
-    """What the run of a job on this worker uses now: `memory_bytes`, `cpu_percent` of one core, both as of `seen_at`.
-
-    None where no keeper has shown it within 30 s: the job is not on this worker, or another service runs it.
-    """
+    """What the run of a job on this worker uses, as of `seen_at`; None where no keeper has shown it within 30 s."""
     return next(iter(_rows(conn, "used", job_id=job_id, worker=worker)), None)
 
 
 def tasks(conn: Conn) -> list[Row]:
-    """What the pipelines of all farms say of their tasks, and what the runs of these have used (see dl_needs).
-
-    `memory_mb` and `cpus` are what counts as a run's need: as declared, else as learned where it is worth counting.
-    """
+    """What pipelines say of their tasks and what runs have used; `memory_mb` and `cpus` are what counts."""
     return _rows(conn, "tasks")
 
 
@@ -289,10 +226,7 @@ def learned(conn: Conn) -> dict[str, tuple[float, float]]:
 def show_workers(
     conn: Conn, farm: str, host: str, workers: Sequence[Mapping[str, Any]], host_memory_mb: float | None = None
 ) -> None:
-    """Called by a farm's keeper: store the farm's present workers, and the MB that runs may use together on their host.
-
-    None: any number. Raises rather than wait for a lock.
-    """
+    """Called by a keeper: store the farm's workers and their host's MB for runs. Raises rather than wait for a lock."""
     present = json.dumps(list(workers), default=str)
     shown = {"farm": farm, "host": host, "workers": present, "host_memory_mb": host_memory_mb}
     with conn.transaction():
@@ -306,20 +240,12 @@ def postgres(conn: Conn) -> Row:
 
 
 def vacuum(conn: Conn) -> Row:
-    """`jobs_dead_tuples` and `jobs_live_tuples` of dl_jobs, and `held_by`, the holder of its vacuum, or None.
-
-    `held_by` has kind (session, standby, prepared transaction, replication slot), pid, user, application, state,
-    age_sec, xids (transactions since), query; what this role may not see is None, and the query says so.
-    """
+    """Dead and living tuples of dl_jobs, and `held_by`, the holder of its vacuum as far as this role may see it."""
     return _rows(conn, "vacuum")[0]
 
 
 def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
-    """PURE: the holder of vacuum that slows claims down; None without a holder, or while the harm is small.
-
-    Decided by the rows that a claim has to pass: dead rows that vacuum cannot remove. Age alone does not decide: beside
-    an idle queue a transaction of a day does no harm, at 200 jobs/s a transaction of some minutes does.
-    """
+    """PURE: the holder of vacuum, where dead rows slow down claims; age alone does no harm beside an idle queue."""
     held, dead = vacuum["held_by"], vacuum["jobs_dead_tuples"]
     if held is None or (held["xids"] < HELD_XIDS if held["age_sec"] is None else held["age_sec"] < HELD_SEC):
         return None
@@ -329,11 +255,7 @@ def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
 
 
 def limits(conn: Conn, name: str | None = None) -> list[Row]:
-    """What each limit allows (`most` at once, `per_minute`, `burst`), and how it stands; None: all, by name.
-
-    `running` jobs, `waiting` ones counted up to COUNTED, the `tokens` of its rate (None: it has none), and the `room`
-    for starts now, counted up to 100.
-    """
+    """What each limit allows and how it stands; `waiting` counts up to COUNTED, `room` up to 100."""
     return _rows(conn, "limits", wanted=name, most=COUNTED)
 
 
@@ -343,33 +265,20 @@ def pace(conn: Conn, minutes: int) -> list[Row]:
 
 
 def throughput(conn: Conn, span_sec: int, step_sec: int) -> list[Row]:
-    """How many runs ended, and how many of them badly, in each step (seconds) of a span that ends with the present one.
-
-    The oldest step comes first, and the last one is not over. A step is a multiple of ten seconds, or of five minutes
-    where the span is longer than LIVE_SPAN_SEC; dl_roll keeps eight days.
-    """
+    """Ended and failed runs in each step of a span up to now; steps of 10 s, beyond LIVE_SPAN_SEC of 5 minutes."""
     pace = "dl_pace" if span_sec <= LIVE_SPAN_SEC else "dl_pace_long"
-    with conn.cursor(row_factory=dict_row) as cursor:
-        statement = _SQL["throughput"].replace("{pace}", pace)
-        return cursor.execute(statement, {"span_sec": span_sec, "step_sec": step_sec}, prepare=False).fetchall()
+    statement = _SQL["throughput"].replace("{pace}", pace)
+    return db.rows(conn, statement, {"span_sec": span_sec, "step_sec": step_sec}, prepare=False)
 
 
 def totals(conn: Conn) -> list[Row]:
-    """The journal's sums since its first aggregation, by queue, task and kind of step.
-
-    Kinds are queued, picked, done, failed, canceled, lost, cancel_requested and, for a requeue, its cause: retry,
-    crash, lease, backoff, handed_back, requeue. `seconds` and `buckets` (see BUCKETS_SEC) are of the runs that it
-    ended.
-    """
+    """The journal's sums by queue, task and kind; `seconds` and `buckets` (BUCKETS_SEC) are of ended runs."""
     return _rows(conn, "totals")
 
 
 def aggregate(conn: Conn) -> int:
-    """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most AGGREGATED.
-
-    ANEW: the journal's sequence has been set back; the next call goes on behind the rows that are there. Takes few rows
-    where many take too long, and raises rather than wait for a lock.
-    """
+    """Add new rows of the journal to the sums; how many, at most AGGREGATED, or ANEW. Raises rather than wait for a
+    lock."""
     try:
         return _aggregate(conn, AGGREGATED)
     except psycopg.errors.QueryCanceled:
@@ -385,11 +294,7 @@ def _aggregate(conn: Conn, limit: int) -> int:
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
-    """Every field of one job, its arguments included; None for an unknown id.
-
-    `schedule` is the schedule that has made the job, with its due time, `checkpoint` when the job's checkpoint was
-    saved and how many bytes it has; None where there is none.
-    """
+    """Every field of one job, its arguments, `schedule` and `checkpoint` included; None for an unknown id."""
     shown = lifecycle.status(conn, job_id)
     rest = _rows(conn, "job", job_id=job_id)
     if not shown or not rest:
@@ -397,24 +302,14 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
     made_by = times.of_key(rest[0]["idempotency_key"])
     schedule = {"name": made_by[0], "due": made_by[1]} if made_by else None
     checkpoint = next(iter(_rows(conn, "checkpoint", job_id=job_id)), None)
-    return (
-        shown
-        | rest[0]
-        | {
-            "args": lifecycle.parsed(rest[0]["args"]),
-            "schedule": schedule,
-            "checkpoint": checkpoint,
-        }
-    )
+    args = db.parsed(rest[0]["args"])
+    return shown | rest[0] | {"args": args, "schedule": schedule, "checkpoint": checkpoint}
 
 
 def result(conn: Conn, job_id: UUID) -> Row | None:
-    """`job_id`, `status` and `result`: what the job's pipeline has returned; None for an unknown id.
-
-    `result` is None where the job has not succeeded, or its pipeline has returned nothing.
-    """
+    """`job_id`, `status` and `result`, None unless the job has succeeded; None for an unknown id."""
     rows = _rows(conn, "result", job_id=job_id)
-    return rows[0] | {"result": lifecycle.parsed(rows[0]["result"] or "null")} if rows else None
+    return rows[0] | {"result": db.parsed(rows[0]["result"] or "null")} if rows else None
 
 
 def events(conn: Conn, job_id: UUID, after: int = 0, limit: int = 200) -> list[Row]:
@@ -436,51 +331,41 @@ def attempts(events: Iterable[Row]) -> list[Attempt]:
     for event in events:
         kind, payload = event["kind"], event["payload"] or {}
         if kind == "picked":
-            found.append(_begun(event, len(found) + 1, requeued_by))
+            begun = (payload.get("attempt", 0), payload.get("worker"), event["ts"])
+            found.append(Attempt(len(found) + 1, requeued_by, *begun, *[None] * 9))
             requeued_by = None
         elif kind in _ENDS and found and found[-1].ended_at is None:
-            found[-1] = _ended(found[-1], event)
+            facts: dict[str, Any] = {name: payload.get(name) for name in _FACTS}
+            seconds = (event["ts"] - found[-1].started_at).total_seconds()
+            found[-1] = found[-1]._replace(ended_at=event["ts"], seconds=seconds, end=kind, **facts)
         elif kind == "requeue" and is_over:
             requeued_by = payload.get("by")
         is_over = kind in _FINAL or (is_over and kind not in ("requeue", "picked"))
     return found
 
 
-def _begun(event: Row, run: int, requeued_by: str | None) -> Attempt:
-    payload = event["payload"] or {}
-    return Attempt(run, requeued_by, payload.get("attempt", 0), payload.get("worker"), event["ts"], *[None] * 9)
-
-
-def _ended(attempt: Attempt, event: Row) -> Attempt:
-    payload = event["payload"] or {}
-    facts: dict[str, Any] = {name: payload.get(name) for name in _FACTS}
-    seconds = (event["ts"] - attempt.started_at).total_seconds()
-    return attempt._replace(ended_at=event["ts"], seconds=seconds, end=event["kind"], **facts)
-
-
 def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, scan: int | None = None) -> Page:
     """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
 
-    The last change comes first, or the jobs come in the order of their keys; by change, at most `scan` jobs of each
-    status are looked at (None: as many as usual). `run_sec` is how long a job's last run took, None where it is not
-    known. Raises ValueError for an `after` that is none, WrongSearch for a `q` that is none, TooMany where more than
-    SORTED jobs would have to be sorted by key.
+    By change at most `scan` jobs of each status are looked at. Raises ValueError for `after`, WrongSearch, TooMany.
     """
-    wanted = wanted.whole
+    wanted, advice = wanted.whole, None
     by_key = wanted.sort == "key"
     page = _by_key(conn, wanted, limit, after) if by_key else _by_change(conn, wanted, limit, after, scan=scan)
     ran = [row["job_id"] for row in page.jobs if row["started_at"]]
     took = {row["job_id"]: row["run_sec"] for row in _rows(conn, "last_runs", job_ids=ran)} if ran else {}
-    return Page([row | {"run_sec": took.get(row["job_id"])} for row in page.jobs], page.next, _advice(conn, wanted))
+    if search.parsed(wanted.q).args and not has_args_index(conn):
+        advice = (
+            f"arguments are searched among {SCAN:,} jobs a page, the last change first: where that takes too long,"
+            " `dataloader search-index create` makes an index for them"
+        )
+    return Page([row | {"run_sec": took.get(row["job_id"])} for row in page.jobs], page.next, advice)
 
 
 def chosen(
     conn: Conn, wanted: Wanted, kinds: Collection[str], limit: int, after: str | None = None
 ) -> tuple[list[UUID], str | None]:
-    """The next jobs of a list, without those that count as none of `kinds` (job.TALLIED), and where to go on.
-
-    Raises what `jobs` does.
-    """
+    """The next jobs of a list that count as one of `kinds`, and where to go on. Raises what `jobs` does."""
     page = _by_change(conn, wanted.whole, limit, after, kinds)
     return [row["job_id"] for row in page.jobs if kind(row["status"], row["blocked_on"]) in kinds], page.next
 
@@ -492,27 +377,29 @@ def kind(status: str, blocked_on: str | None) -> str:
     return {None: "ready", "time": "scheduled"}.get(blocked_on, "blocked")
 
 
-def _advice(conn: Conn, wanted: Wanted) -> str | None:
-    if not search.parsed(wanted.q).args or has_args_index(conn):
-        return None
-    return (
-        f"arguments are searched among {SCAN:,} jobs a page, the last change first: where that takes too long,"
-        " `dataloader search-index create` makes an index for them"
-    )
-
-
 def has_args_index(conn: Conn) -> bool:
     """Whether there is an index for searches by arguments, and it works."""
     return conn.execute(_SEARCH["args_index"]).fetchone() == (True,)
 
 
+def create_args_index(conn: Conn) -> bool:
+    """Make the index, outside of any transaction; False: it was there. Only operators do: each write pays for it."""
+    if has_args_index(conn):
+        return False
+    conn.execute(_SEARCH["drop_args_index"])  # an invalid one
+    conn.execute(_SEARCH["create_args_index"])
+    return True
+
+
+def drop_args_index(conn: Conn) -> bool:
+    """Remove the index, outside of any transaction; False: there was none."""
+    found = conn.execute(_SEARCH["args_index"]).fetchone()
+    conn.execute(_SEARCH["drop_args_index"])
+    return found is not None
+
+
 def _by_change(
-    conn: Conn,
-    wanted: Wanted,
-    limit: int,
-    after: str | None,
-    kinds: Collection[str] = TALLIED,
-    scan: int | None = None,
+    conn: Conn, wanted: Wanted, limit: int, after: str | None, kinds: Collection[str] = TALLIED, scan: int | None = None
 ) -> Page:
     until, before = _cursor(after, _instant) or (wanted.until or _NEVER, _LAST_ID)
     bounds = {"since": wanted.since or _EVER, "until": until, "before": before}
@@ -521,7 +408,8 @@ def _by_change(
         branches = [each for each in _branches(wanted.status) if _KINDS[each] & set(kinds)]
         branches, named = searched(conn, wanted, branches)
         for branch in branches:
-            conn.execute(_plans(branch))
+            sorts = "plans_that_sort" if branch in ("dead", "retries", "near") else "plans"
+            conn.execute(_SEARCH["plans_of_args"] if branch == "of_args" else _SQL[sorts])
             here = bounds | named | _latest(conn, wanted, branch, bounds)
             here["scan"] = min(here["scan"], scan or here["scan"])
             found += _rows(conn, branch, **filters(wanted) | here, limit=limit + 1)
@@ -541,61 +429,37 @@ def _latest(conn: Conn, wanted: Wanted, branch: str, bounds: Row) -> Row:
 
 
 def searched(conn: Conn, wanted: Wanted, branches: list[str]) -> tuple[list[str], Row]:
-    """The branches of a list, or those that find the few jobs that its search names; called in a transaction.
-
-    Also the ids that the others leave to the branch `near`: none where there are too many of them.
-    """
+    """The branches that find what the search names, and the ids left to the branch `near`; in a transaction."""
     asked = search.parsed(wanted.q)
-    if asked.args and finds_args(conn, asked.args):
+
+    def are_few(plans: str, statement: str, **named: Any) -> bool:
+        conn.execute(plans)
+        row = conn.execute(_SEARCH[statement], named | {"most": FOUND}, prepare=False).fetchone()
+        return row is not None and row[0] <= FOUND
+
+    is_indexed = bool(asked.args) and has_args_index(conn)
+    if is_indexed and are_few(_SEARCH["plans_of_args"], "few_of_args", args=list(asked.args)):
         branches = ["of_args"]
-    if asked.near and _are_few(conn, asked.near):
+    if asked.near and are_few(_SQL["plans"], "few_near", near_from=asked.near.first, near_to=asked.near.last):
         return ["near"] if asked.ids else [*branches, "near"], {}
     return branches, {"near_from": None, "near_to": None}
 
 
-def _are_few(conn: Conn, ids: search.Range) -> bool:
-    conn.execute(_SQL["plans"])
-    named = {"near_from": ids.first, "near_to": ids.last, "most": FOUND}
-    row = conn.execute(_SEARCH["few_near"], named, prepare=False).fetchone()
-    return row is not None and row[0] <= FOUND
-
-
-def finds_args(conn: Conn, args: Sequence[str]) -> bool:
-    """Whether an index finds the jobs with these arguments, and they are few; called in a transaction."""
-    if not has_args_index(conn):
-        return False
-    conn.execute(_SEARCH["plans_of_args"])
-    row = conn.execute(_SEARCH["few_of_args"], {"args": list(args), "most": FOUND}, prepare=False).fetchone()
-    return row is not None and row[0] <= FOUND
-
-
-def _plans(branch: str) -> str:
-    if branch == "of_args":
-        return _SEARCH["plans_of_args"]
-    return _SQL["plans_that_sort" if branch in ("dead", "retries", "near") else "plans"]
-
-
 def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
     key, after_id = _cursor(after, str) or ("", _FIRST_ID)
-    bounds = {"since": wanted.since or _EVER, "until": wanted.until or _NEVER, "key": key}
+    asked = (
+        filters(wanted) | bounds(wanted) | {"key": key, "after_id": after_id, "before": _LAST_ID, "scan": SORTED + 1}
+    )
+    branches = [{"dead": "any_dead"}.get(branch, branch) for branch in _branches(wanted.status)]
     with conn.transaction():
         conn.execute(_SQL["plans_that_sort"])
-        if (branches := _branches(wanted.status)) == ("dead",):
-            counted = {**filters(wanted), **bounds, "before": after_id, "most": SORTED}
-            _refuse_many("dead jobs", _rows(conn, "dead_in_time", **counted))
-            return _page(_rows(conn, "dead_by_key", **counted, limit=limit + 1), limit, itemgetter("lock_key"))
-        bounds |= {"before": _LAST_ID, "after_id": after_id, "scan": SORTED + 1}
-        _refuse_many("jobs", _rows(conn, " ".join(["in_time", *branches]), **bounds, **filters(wanted)))
-        found = _rows(conn, " ".join(["by_key", *branches]), **bounds, **filters(wanted), limit=limit + 1)
+        if _rows(conn, " ".join(["in_time", *branches]), **asked)[0]["count"] > SORTED:
+            raise TooMany(
+                f"more than {SORTED:,} jobs are too many to sort by key: name a queue or a status, bound their time by"
+                " since and until, or sort by change"
+            )
+        found = _rows(conn, " ".join(["by_key", *branches]), **asked, limit=limit + 1)
     return _page(found, limit, itemgetter("lock_key"))
-
-
-def _refuse_many(what: str, counted: Sequence[Row]) -> None:
-    if counted[0]["count"] > SORTED:
-        raise TooMany(
-            f"more than {SORTED:,} {what} are too many to sort by key: name a queue or a status, bound their time by"
-            " since and until, or sort by change"
-        )
 
 
 def _branches(status: str | None) -> tuple[str, ...]:
@@ -647,8 +511,7 @@ def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | 
 
 
 def _instant(text: str) -> datetime:
-    instant = datetime.fromisoformat(text)
-    if instant.tzinfo is None:
+    if (instant := datetime.fromisoformat(text)).tzinfo is None:
         raise ValueError
     return instant
 
@@ -660,13 +523,12 @@ def _with_payload(rows: list[Row]) -> list[Row]:
 
 
 def _json(text: str | None) -> Any:
-    return None if text is None else lifecycle.parsed(text)
+    return None if text is None else db.parsed(text)
 
 
 def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:
     """Planned anew each time, for these values: a plan for any filter would be a bad one for most."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_statement(name), parameters, prepare=False).fetchall()
+    return db.rows(conn, _statement(name), parameters, prepare=False)
 
 
 @cache
@@ -674,6 +536,8 @@ def _statement(name: str) -> str:
     """A statement of stats.sql; the parts that lists share stand there once."""
     first, *branches = ["listed", name] if name in _BRANCHES else name.split()
     text = _SQL[first].replace("{branch}", " UNION ALL ".join(f"({_SQL[branch]})" for branch in branches))
+    for part in ("live", "of_settings"):
+        text = text.replace(f"{{{part}}}", _SQL[part])
     return spliced(text, name)
 
 

@@ -1,7 +1,4 @@
-"""Counts beside a list of jobs, and what a search box suggests; each looks at a bounded number of rows.
-
-The statements are in `sql/search.sql`. Every function may raise psycopg.Error.
-"""
+"""Counts beside a list of jobs, and suggestions of a search box; each looks at a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from uuid import UUID
-
-from psycopg.rows import dict_row
 
 from dataloader.log import masked
 from dataloader.queue import db
@@ -39,20 +34,12 @@ _APART = {"near": "of_near"}  # what a list's branch is called here
 _QUEUED = {"ready", "scheduled", "blocked"}
 _NOT_QUEUED = ("of_running", "of_dead", "of_finished")
 # What the jobs of a status that is none of TALLIED count as.
-_GROUPS = {
-    "queued": _QUEUED,
-    "fresh": _QUEUED,
-    "retries": _QUEUED,
-    "dead": set(map(str, DEAD)),
-}
+_GROUPS = {"queued": _QUEUED, "fresh": _QUEUED, "retries": _QUEUED, "dead": set(map(str, DEAD))}
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many jobs of a list count as what: `counts` has each of job.TALLIED, and every job counts once.
-
-    A kind of `at_least` has more jobs than were looked at: so many fit of those that were.
-    """
+    """How many jobs count as what (job.TALLIED); of a kind of `at_least` there are more."""
 
     counts: Mapping[str, int]
     at_least: frozenset[str]
@@ -74,39 +61,28 @@ class Tally:
 
 
 def tally(conn: Conn, wanted: stats.Wanted, job_ids: Sequence[UUID] | None = None) -> Tally:
-    """Count the jobs of a list, whatever its order; of each kind the first SCAN or COUNTED.
-
-    With `job_ids` only these jobs of it. Raises WrongSearch.
-    """
+    """Count the jobs of a list, of each kind the first SCAN or COUNTED; with `job_ids` only these. Raises
+    WrongSearch."""
     wanted = wanted.whole
-    parameters = stats.filters(wanted) | stats.bounds(wanted) | {"job_ids": job_ids and list(job_ids)}
+    parameters = stats.filters(wanted) | stats.bounds(wanted) | {"job_ids": None if job_ids is None else list(job_ids)}
     is_plain = wanted in (stats.Wanted(queue=wanted.queue, sort=wanted.sort),) and job_ids is None
     counts, at_least = dict.fromkeys(TALLIED, 0), set[str]()
     with conn.transaction():
         sources, named = ([("of_ids", set(TALLIED))], {}) if job_ids is not None else _sources(conn, wanted)
         for source, kinds in sources:
-            rows, most = _rows(conn, source, kinds, parameters | named, is_plain and len(kinds) == 1)
+            is_counted = is_plain and len(kinds) == 1
+            most = COUNTED if is_counted else SCAN
+            asked = parameters | named | {"scan": most, "kind": min(kinds)}
+            conn.execute(_SQL["plans_of_args"] if source == "of_args" else _PLANS)
+            rows = db.rows(conn, _statement(source, is_counted), asked, prepare=False)
             for row in rows:
                 if row["kind"] in kinds:
                     counts[row["kind"]] += row["count"]
-            if sum(row["looked_at"] for row in rows) >= most or (source == "of_parent" and _many_wait(conn, most)):
+            if sum(row["looked_at"] for row in rows) >= most or (
+                source == "of_parent" and (conn.execute(_SQL["waiting"], {"scan": most}).fetchone() == (True,))
+            ):
                 at_least |= kinds
     return Tally(counts, frozenset(at_least))
-
-
-def _many_wait(conn: Conn, most: int) -> bool:
-    return conn.execute(_SQL["waiting"], {"scan": most}).fetchone() == (True,)
-
-
-def _rows(
-    conn: Conn, source: str, kinds: set[str], parameters: dict[str, Any], is_counted: bool
-) -> tuple[list[dict[str, Any]], int]:
-    """The counts of a source by kind, and how many jobs it looks at."""
-    most = COUNTED if is_counted else SCAN
-    asked = parameters | {"scan": most, "kind": min(kinds)}
-    with conn.cursor(row_factory=dict_row) as cursor:
-        cursor.execute(_SQL["plans_of_args"] if source == "of_args" else _PLANS)
-        return cursor.execute(_statement(source, is_counted), asked, prepare=False).fetchall(), most
 
 
 def kinds_of(status: str | None) -> set[str]:
@@ -115,10 +91,7 @@ def kinds_of(status: str | None) -> set[str]:
 
 
 def suggest(conn: Conn, text: str) -> list[str]:
-    """How the search in a box may go on, as whole searches, at most SUGGESTED of each kind.
-
-    Suggests fields, statuses, and tasks, queues and keys with the part that the text ends with; none that answers mask.
-    """
+    """How a search may go on, as whole searches, at most SUGGESTED of each kind, and none that answers mask."""
     last = search.unfinished(text)
     if last is None:
         return []
@@ -134,16 +107,13 @@ def _terms(conn: Conn, last: search.Unfinished) -> Iterator[str]:
         yield from (f"status:{status}" for status in STATUSES if part in status)
     for name, field in (("task", "task"), ("queue", "queue"), ("key", "lock_key")):
         if last.name == field or (last.name is None and len(part) > 1):
-            yield from (f"{name}:{search.quoted(value)}" for value in _values(conn, field, part))
-
-
-def _values(conn: Conn, field: str, part: str) -> list[str]:
-    """The values of a field with this part; a value that answers mask is none, for the part may be of its secret."""
-    asked = {"field": field, "pattern": search.pattern(part), "most": 2 * SUGGESTED, "scan": SUGGESTING}
-    with conn.transaction():
-        conn.execute(_PLANS)
-        rows = conn.execute(_SQL["suggested_keys" if field == "lock_key" else "suggested_names"], asked, prepare=False)
-        return [name for (name,) in rows if masked(name) == name][:SUGGESTED]
+            # A value that answers mask is none, for the part may be of its secret.
+            asked = {"field": field, "pattern": search.pattern(part), "most": 2 * SUGGESTED, "scan": SUGGESTING}
+            statement = _SQL["suggested_keys" if field == "lock_key" else "suggested_names"]
+            with conn.transaction():
+                conn.execute(_PLANS)
+                values = [value for (value,) in conn.execute(statement, asked, prepare=False) if masked(value) == value]
+            yield from (f"{name}:{search.quoted(value)}" for value in values[:SUGGESTED])
 
 
 def _sources(conn: Conn, wanted: stats.Wanted) -> tuple[list[tuple[str, set[str]]], dict[str, Any]]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
-from psycopg.rows import dict_row
-
 from dataloader.queue import db
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 
 SCAN = 12_000  # rows of the journal that one answer looks at
 HOURS = (1, 3, 12, 24)
 _SQL = db.statements("timeline.sql")
 _OUTCOMES = {"done": "succeeded", "failed": "failed", "lost": "lost", "canceled": "canceled"}
-Row = dict[str, Any]
 
 
 class Run(NamedTuple):
@@ -34,10 +31,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The runs of a time, by their start.
-
-    The journal was read from `since` on, which is later than asked for where it `is_cut`.
-    """
+    """The runs of a time, by their start; `is_cut`: the journal was read from later than asked for."""
 
     since: datetime
     until: datetime
@@ -47,46 +41,38 @@ class Timeline:
 
 def read(conn: Conn, hours: int) -> Timeline:
     """The runs of the last hours; of a farm with more than SCAN rows of the journal in this time, the latest."""
-    with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
-        cursor.execute(_SQL["plans"])
-        clock = cursor.execute(_SQL["clock"], {"hours": hours, "scan": SCAN}).fetchone() or {}
+    with conn.transaction():
+        conn.execute(_SQL["plans"])
+        (clock,) = db.rows(conn, _SQL["clock"], {"hours": hours, "scan": SCAN})
         since = max(clock["asked"], clock["oldest"] or clock["asked"])
-        events = cursor.execute(_SQL["events"], {"since": since, "scan": SCAN}, prepare=False).fetchall()
-        running = cursor.execute(_SQL["running"]).fetchall()
+        events = db.rows(conn, _SQL["events"], {"since": since, "scan": SCAN}, prepare=False)
+        running = db.rows(conn, _SQL["running"])
     is_cut = since > clock["asked"]
     return Timeline(since, clock["now"], paired(events, running, since), is_cut)
 
 
 def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> list[Run]:
-    """PURE: the runs that these rows of the journal tell of, the oldest first.
-
-    `events` come in their order. A run that began before `since` begins there; one whose end names no worker, and
-    whose begin is not among the rows, is left out. A begin that another begin of the job follows has no known end, and
-    is left out as well, like one of a job that does not run any more.
-    """
+    """PURE: the runs that these rows of the journal, in their order, tell of; one whose begin or end is unknown is
+    left out."""
     begun: dict[UUID, Row] = {row["job_id"]: row for row in running if row["ts"] < since}
     now_running = {row["job_id"] for row in running}
     found: list[Run] = []
+
+    def add(start: Row, at: datetime, ended_at: datetime | None, outcome: str) -> None:
+        if worker := start["worker"]:
+            found.append(Run(worker, start["job_id"], start["task"] or "", start["queue"], at, ended_at, outcome))
+
     for event in events:
         if event["kind"] == "picked":
             begun[event["job_id"]] = event
             continue
         start = begun.pop(event["job_id"], None) or event
-        if worker := start["worker"]:
-            at = max(start["ts"], since) if start is not event else since
-            found.append(_run(start, worker, at, event["ts"], _outcome(event)))
+        at = max(start["ts"], since) if start is not event else since
+        add(start, at, event["ts"], _OUTCOMES.get(event["kind"], "retry" if event["step"] == "retry" else "requeued"))
     for job_id, start in begun.items():
-        if job_id in now_running and start["worker"]:
-            found.append(_run(start, start["worker"], max(start["ts"], since), None, "running"))
+        if job_id in now_running:
+            add(start, max(start["ts"], since), None, "running")
     return sorted(found, key=lambda run: (run.started_at, run.worker))
-
-
-def _run(start: Row, worker: str, at: datetime, ended_at: datetime | None, outcome: str) -> Run:
-    return Run(worker, start["job_id"], start["task"] or "", start["queue"], at, ended_at, outcome)
-
-
-def _outcome(event: Row) -> str:
-    return _OUTCOMES.get(event["kind"], "retry" if event["step"] == "retry" else "requeued")
 
 
 def busy(runs: Iterable[Run], since: datetime, until: datetime) -> float:

@@ -1,7 +1,4 @@
-"""PURE: the reasons for which a queued job does not run yet, each with its sentence; the holder of vacuum.
-
-The statement `status` of sql/queue.sql finds the reason, for the field `waiting_for` of lifecycle.status.
-"""
+"""PURE: the reasons of `waiting_for` (lifecycle.status), each with its sentence; the holder of vacuum."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def release(held: dict[str, Any]) -> str:
 
 
 def duration(length: timedelta) -> str:
-    """A length of time as people say it, by its two largest units: 3 d 4 h, 12 min 5 s, 0 s."""
+    """A length of time as people say it, in whole seconds, by its two largest units: 3 d 4 h, 12 min 5 s, 0 s."""
     left = max(0, round(length.total_seconds()))
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
@@ -51,7 +48,7 @@ def duration(length: timedelta) -> str:
 
 def _paused(why: dict[str, Any], now: datetime) -> str:
     by = f" by {why['by']}" if why.get("by") else ""
-    return f"The queue {why['queue']} is paused: for {_since(why['since'], now)}{by}. Resume it to go on."
+    return f"The queue {why['queue']} is paused: for {duration(now - _instant(why['since']))}{by}. Resume it to go on."
 
 
 def _time(why: dict[str, Any], now: datetime) -> str:
@@ -96,7 +93,7 @@ def _worker(why: dict[str, Any], now: datetime) -> str:
         who = {0: f"a worker of {queue}", 1: f"the only worker of {queue}"}.get(
             workers, f"one of {workers} workers of {queue}"
         )
-        room = f" and its host has room for its {_mb(why['need_mb'])}" if why.get("need_mb") else ""
+        room = f" and its host has room for its {why['need_mb']:,.0f} MB" if why.get("need_mb") else ""
         return f"It is the next of its queue: it starts when {who} is free{room}."
     many = {1: "1 job"}.get(ahead, f"{ahead} jobs" if ahead < 1_000 else "1,000 jobs or more")
     served = {0: "", 1: "; 1 worker serves that queue"}.get(workers, f"; {workers} workers serve that queue")
@@ -106,7 +103,7 @@ def _worker(why: dict[str, Any], now: datetime) -> str:
 def _memory(why: dict[str, Any], now: datetime) -> str:
     return (
         f"No host of the queue {why['queue']} has the memory for it: a run of the task {why['task']} needs"
-        f" {_mb(why['need_mb'])}, and runs may use {_mb(why['room_mb'])} together there (DL_HOST_MEMORY)."
+        f" {why['need_mb']:,.0f} MB, and runs may use {why['room_mb']:,.0f} MB together there (DL_HOST_MEMORY)."
     )
 
 
@@ -115,10 +112,6 @@ def _parent(why: dict[str, Any], now: datetime) -> str:
     first = f", the first of which is {why['job_id']}" if why["parents"] > 1 else f": {why['job_id']}"
     held = " It goes on waiting when one fails, until that has succeeded." if why["on_failure"] == "hold" else ""
     return f"It starts when {many} have ended{first}.{held}".replace("1 job have", "1 job has")
-
-
-def _mb(megabytes: float) -> str:
-    return f"{megabytes:,.0f} MB"
 
 
 def _stopped(why: dict[str, Any], now: datetime) -> str:
@@ -156,10 +149,6 @@ def stuck(count: int, workers: int, silence: str) -> str:
     """That so many of these workers run jobs that have reported nothing for so long."""
     whose = f"{count} of {workers} worker{'' if workers == 1 else 's'}"
     return f"{whose} {'has' if count == 1 else 'have'} reported nothing for {silence}."
-
-
-def _since(instant: Any, now: datetime) -> str:
-    return duration(now - _instant(instant))
 
 
 def _instant(value: Any) -> datetime:

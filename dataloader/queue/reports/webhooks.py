@@ -1,22 +1,20 @@
-"""Webhooks: the receivers of alerts, and the reaper's round that adds a job for each message that is due.
+"""Webhooks, the receivers of alerts, and the reaper's round that adds a job for each message that is due.
 
-A webhook is a row of `dl_webhooks`, as a dict. Its secrets stand in the environment of the workers; the row has the
-names of their variables. `messages` decides what is due. Every function may raise psycopg.Error.
+A row has the names of the variables that hold its secrets. Every function may raise psycopg.Error.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
 import structlog
-from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from dataloader import log, periods
@@ -24,6 +22,7 @@ from dataloader.config import WEBHOOK_SECRETS
 from dataloader.model.kinds import SHAPES
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
+from dataloader.queue.db import Row as Row
 from dataloader.queue.reports import messages
 from dataloader.queue.reports.messages import KINDS, TASK, Firing, Message, Rules
 
@@ -39,7 +38,6 @@ WHOLE = re.compile(rf"\$\{{({_VARIABLE.pattern})\}}", re.ASCII)  # a `url` that 
 _log = structlog.get_logger("reaper")
 _SQL = db.statements("alerts.sql")
 _SQL = {name: text.replace("{shown}", _SQL["shown"].rstrip(";")) for name, text in _SQL.items()}
-Row = dict[str, Any]
 
 
 class WrongWebhook(ValueError):
@@ -52,13 +50,8 @@ class WrongWebhook(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a webhook should be.
-
-    A `url` with a secret is ${DL_WEBHOOK_...}, the variable that holds the URL; `signed_by` is the name of the variable
-    with the key.
-
-    `kinds` and `queues` None: all. `lag_sec`: from which queue latency on, in seconds, a queue is late.
-    """
+    """What a webhook should be; None: all. A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names the key's
+    variable."""
 
     name: str
     url: str
@@ -80,18 +73,13 @@ def find(conn: Conn, name: str) -> Row | None:
 
 
 def put(conn: Conn, wanted: Wanted, by: str) -> Row:
-    """Add a webhook, or change the one of this name; returns it. Raises WrongWebhook, having changed nothing.
-
-    The first webhook is told of what happens from now on. `by` is the name and address of the asker.
-    """
+    """Add or change the webhook of this name; the first one is told of what happens from now on. Raises
+    WrongWebhook."""
     check(wanted)
-    lists = {
-        name: list(given) if (given := getattr(wanted, name)) is not None else None for name in ("kinds", "queues")
-    }
-    fields = {name: getattr(wanted, name) for name in ("name", "url", "shape", "signed_by", "lag_sec")}
+    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(wanted).items()}
     with conn.transaction():
         conn.execute(_SQL["begin_here"])
-        return _rows(conn, "put", **fields | lists, by=by)[0]
+        return _rows(conn, "put", **fields, by=by)[0]
 
 
 def remove(conn: Conn, name: str) -> bool:
@@ -133,38 +121,32 @@ def is_firing(conn: Conn, name: str, message: Message) -> bool:
 
 
 def tell(conn: Conn, rules: Rules) -> int:
-    """Called by the reaper in each round: add a job for each message that is due; returns their number.
-
-    Any number of reapers may call it; one at a time does the work, and no message comes twice. Raises rather than wait
-    for a lock.
-    """
+    """Called by the reaper: add a job for each due message, once whatever reapers call; raises rather than wait."""
     if not (found := listed(conn)):
         return 0
     with conn.transaction():
         conn.execute(_SQL["briefly"])
         if (row := conn.execute(_SQL["position"]).fetchone()) is None:
             return 0
-        events, now = _new_events(conn, row[0], rules.bundle_sec), row[1]
+        now, wait = row[1], {"bundle_sec": rules.bundle_sec, "settle_sec": min(SETTLE_SEC, rules.bundle_sec)}
+        if events := _rows(conn, "new_events", after=row[0], **wait, limit=TAKEN):
+            conn.execute(_SQL["go_on_behind"], {"last_event": events[-1]["event_id"]})
+        else:
+            conn.execute(_SQL["begin_anew"])
         queues, told = _rows(conn, "queues"), _told(conn)
         sent = 0
         for each in found:
             try:
                 with conn.transaction():
                     due = messages.due(each, events, queues, told[each["name"]], rules, now)
-                    sent += _tell_one(conn, each["name"], due, rules)
+                    for message in due:
+                        _add(conn, each["name"], log.masked(message), rules)
+                        _note(conn, each["name"], message)
+                        sent += 1
             except Exception as e:  # whatever the row of a webhook may cause
                 if conn.closed:
                     raise
                 _log.warning("reaper.alerts.failed", webhook=each["name"], error=f"{type(e).__name__}: {e}".strip())
-    return sent
-
-
-def _tell_one(conn: Conn, name: str, due: Iterable[Message], rules: Rules) -> int:
-    sent = 0
-    for message in due:
-        _add(conn, name, log.masked(message), rules)
-        _note(conn, name, message)
-        sent += 1
     return sent
 
 
@@ -174,7 +156,18 @@ def check(wanted: Wanted) -> None:
         raise WrongWebhook("name", "should be 1 to 64 letters, digits, dots, hyphens and underscores, as ops-chat")
     if wanted.shape not in SHAPES:
         raise WrongWebhook("shape", f"should be one of {', '.join(SHAPES)}")
-    _check_url(wanted.url, wanted.shape)
+    # The texts show nothing of the URL: it may hold a secret in a wrong place.
+    whole, wrong = f"${{{WEBHOOK_SECRETS}...}}, a variable of the workers that holds the whole URL", ""
+    if "${" in wanted.url:
+        wrong = f"should be {whole}: so a secret goes to no other host than its own"
+    elif not is_address(wanted.url):
+        wrong = f"should be a URL such as https://ops.example.com/alerts, without #; or {whole}"
+    elif "@" in urlsplit(wanted.url).netloc or log.masked(wanted.url) != wanted.url:
+        wrong = f"seems to hold a secret: it should be {whole}"
+    elif wanted.shape == "slack":
+        wrong = f"is a secret where the shape is slack: it should be {whole}"
+    if wrong and not WHOLE.fullmatch(wanted.url):
+        raise WrongWebhook("url", wrong)
     if wanted.signed_by is not None and not _VARIABLE.fullmatch(wanted.signed_by):
         text = f"should be the name of an environment variable of the workers, as {WEBHOOK_SECRETS}KEY, not the key"
         raise WrongWebhook("signed_by", text)
@@ -184,21 +177,6 @@ def check(wanted: Wanted) -> None:
         raise WrongWebhook("queues", "should name one queue or more; leave it out for all")
     if not 0 < wanted.lag_sec <= 10**9:
         raise WrongWebhook("lag_sec", "should be a number of seconds above 0")
-
-
-def _check_url(url: str, shape: str) -> None:
-    """The texts show nothing of the URL: it may hold a secret in a wrong place."""
-    if WHOLE.fullmatch(url):
-        return
-    whole = f"${{{WEBHOOK_SECRETS}...}}, a variable of the workers that holds the whole URL"
-    if "${" in url:
-        raise WrongWebhook("url", f"should be {whole}: so a secret goes to no other host than its own")
-    if not is_address(url):
-        raise WrongWebhook("url", f"should be a URL such as https://ops.example.com/alerts, without #; or {whole}")
-    if "@" in urlsplit(url).netloc or log.masked(url) != url:
-        raise WrongWebhook("url", f"seems to hold a secret: it should be {whole}")
-    if shape == "slack":
-        raise WrongWebhook("url", f"is a secret where the shape is slack: it should be {whole}")
 
 
 def is_address(url: str) -> bool:
@@ -213,17 +191,6 @@ def is_address(url: str) -> bool:
     return is_right and bool(re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname or ""))
 
 
-def _new_events(conn: Conn, after: int, bundle_sec: float) -> list[Row]:
-    """What webhooks have not been told of yet, once it is time to; the position moves behind it."""
-    settle_sec = min(SETTLE_SEC, bundle_sec)
-    rows = _rows(conn, "new_events", after=after, bundle_sec=bundle_sec, settle_sec=settle_sec, limit=TAKEN)
-    if rows:
-        conn.execute(_SQL["go_on_behind"], {"last_event": rows[-1]["event_id"]})
-    else:
-        conn.execute(_SQL["begin_anew"])
-    return rows
-
-
 def _told(conn: Conn) -> dict[str, list[Firing]]:
     found: dict[str, list[Firing]] = defaultdict(list)
     for row in _rows(conn, "firing"):
@@ -233,11 +200,7 @@ def _told(conn: Conn) -> dict[str, list[Firing]]:
 
 
 def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:
-    """The message, and the job that sends it.
-
-    The job's args are for people. It has no idempotency key: a producer that foresees the key could take it, and the
-    message would never be sent.
-    """
+    """The message and its job, without an idempotency key: a producer could take a foreseen one."""
     args = {"webhook": name, "text": message["text"]}
     job = enqueue.NewJob(rules.queue, TASK, f"webhook {name}", args, max_attempts=ATTEMPTS, producer="alerts")
     job_id = enqueue.new_id(conn)
@@ -259,5 +222,4 @@ def _one(conn: Conn, statement: str, name: str, **parameters: Any) -> Row | None
 
 
 def _rows(conn: Conn, statement: str, /, **parameters: Any) -> list[Row]:
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_SQL[statement], parameters).fetchall()
+    return db.rows(conn, _SQL[statement], parameters)

@@ -73,7 +73,6 @@ def _view(op: Op) -> Any:
         body_limit=BATCH_LIMIT if any(map(_is_long, op.parameters.values())) else BODY_LIMIT,
         errors=op.errors,
         leads_to_jobs=op.links or None,
-        keeps_query=True,
     )
     return auth.require(*op.scope)(declared(view))
 

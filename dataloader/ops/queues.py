@@ -5,8 +5,8 @@ A change holds on all hosts at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from pydantic import Field
 
@@ -19,8 +19,6 @@ from dataloader.queue import operations
 from dataloader.queue.reports import keys as keys_of
 from dataloader.queue.reports import predictions, runs, stats
 
-P = ParamSpec("P")
-R = TypeVar("R")
 AT_ONCE = 1_000  # jobs that one call changes
 PerKey = Annotated[int, Field(ge=1, le=1_000, description="the most jobs of a key in one delivery")]
 PerCall = Annotated[int, Field(ge=1, le=1_000, description="the most keys in one call; null: as the pipeline says")]
@@ -160,51 +158,50 @@ def set_queue(call: Call, queue: QueueName, **order: Unpack[Order]) -> QueueStat
     return _changed_state(call, queue, lambda conn, name, by: operations.set_order(conn, name, by, **order))
 
 
-def _many(route: str, **words: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """An order to all jobs of one kind in a queue, 1,000 in a call."""
-    return op(f"POST /queues/{{queue}}/{route}", scope="operate", repeatable=False, **words)
+def _many(verb: str, only: Any, summary: str, *, done: str, **words: Any) -> None:
+    """Declare an order to all jobs of one kind in a queue, 1,000 in a call; `only` are its filters."""
+
+    def change(call: Call, queue: str, after: str | None = None, **only: Any) -> Changed:
+        found = operations.Filter(**only)
+        changed, following = operations.change_queue(call.conn, verb, queue, call.by, AT_ONCE, found, after)
+        return Changed(queue=queue, changed=changed, next=following)
+
+    change.__name__, change.__doc__ = verb.replace("-", "_"), summary
+    change.__annotations__ |= {"queue": QueueName, "after": Cursor | None, "only": Unpack[only]}
+    done = f"{{queue}}: {{changed!j}} {done}"
+    op(f"POST /queues/{{queue}}/{verb}", scope="operate", repeatable=False, done=done, **words)(change)
 
 
-@_many(
+_many(
     "requeue-dead",
-    done="{queue}: {changed!j} queued again",
+    Tried,
+    "Queue the failed and lost jobs of a queue again, each with a fresh budget of attempts.",
+    done="queued again",
     question="Run {jobs} again, with a fresh budget of attempts?",
 )
-def requeue_dead(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Tried]) -> Changed:
-    """Queue the failed and lost jobs of a queue again, each with a fresh budget of attempts."""
-    return _changed(call, queue, "requeue-dead", only, after)
-
-
-@_many(
+_many(
     "delete-dead",
-    done="{queue}: {changed!j} deleted",
+    Tried,
+    "Delete the failed and lost jobs of a queue, with their journal.",
+    done="deleted",
     question="Delete {jobs}, with their journals, for good?",
 )
-def delete_dead(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Tried]) -> Changed:
-    """Delete the failed and lost jobs of a queue, with their journal."""
-    return _changed(call, queue, "delete-dead", only, after)
-
-
-@_many(
+_many(
     "run-all",
-    done="{queue}: {changed!j} due now",
+    Queued,
+    "Make the jobs of a queue due whose time has not come.",
+    done="due now",
     question="Let {jobs} run now, retries in their back-off too?",
 )
-def run_all(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Queued]) -> Changed:
-    """Make the jobs of a queue due whose time has not come."""
-    return _changed(call, queue, "run-all", only, after)
-
-
-@_many(
+_many(
     "kill-retries",
+    Tried,
+    "Let the jobs of a queue be failed that were tried and wait for their next attempt.",
+    done="failed",
     command="queue kill-retries QUEUE",
-    done="{queue}: {changed!j} failed",
     question="Let {jobs} fail for good?",
     examples=("dataloader queue kill-retries etl.default --task load.csv",),
 )
-def kill_retries(call: Call, queue: QueueName, after: Cursor | None = None, **only: Unpack[Tried]) -> Changed:
-    """Let the jobs of a queue be failed that were tried and wait for their next attempt."""
-    return _changed(call, queue, "kill-retries", only, after)
 
 
 @op(
@@ -229,10 +226,3 @@ def _changed_state(call: Call, queue: str, change: Callable[..., dict[str, Any]]
     known = operations.known(call.conn, queue)  # asked before the change, which makes the queue known
     row = change(call.conn, queue, call.by) | known | ({} if call.may_read else {"similar": []})
     return made(QueueState, row)
-
-
-def _changed(call: Call, queue: str, verb: str, only: Mapping[str, Any], after: str | None) -> Changed:
-    changed, following = operations.change_queue(
-        call.conn, verb, queue, call.by, AT_ONCE, operations.Filter(**only), after
-    )
-    return Changed(queue=queue, changed=changed, next=following)

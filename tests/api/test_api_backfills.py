@@ -123,7 +123,7 @@ def test_the_page_shows_each_partition_as_a_cell_that_leads_to_its_job(
     backfills.tick(conn)
     conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE partition_key = '2019-01-02'")
     failed = backfills.of_ledger(conn, "rates", 1, 1)[0]["job_id"]
-    client.application.extensions["backfills"].clear()
+    client.application.extensions["shared"].clear()
     page = client.get("/backfills/rates").text
     assert f'<a class="cell failed" href="/jobs/{failed}" title="2019-01-02: failed"' in page
     assert page.count('class="cell queued" href=') == 4
@@ -145,3 +145,16 @@ def test_the_buttons_of_the_page(client: FlaskClient, conn: db.Connection, verb:
     assert answer.status_code == 200, answer.text
     assert words in answer.text
     assert client.post(f"/do/{verb}_backfill?backfill=nothing", headers={"HX-Request": "true"}).status_code == 404
+
+
+def test_the_counts_of_a_large_backfill_are_shared(
+    client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfills, "LARGE", 5)
+    added(client)
+    small = client.post(PATH, json={"name": "small", "task": "load", "partitions": ["x"]})
+    assert small.status_code == 200, small.text
+    counts = [each["counts"]["missing"] for each in client.get(PATH).json["backfills"]]
+    conn.execute("DELETE FROM dl_partitions")
+    then = [each["counts"]["missing"] for each in client.get(PATH).json["backfills"]]
+    assert (sorted(counts), sorted(then)) == ([1, 5], [0, 5]), "up to some seconds old, and of the moment"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from api_app import MINIMAL, TRIGGER, Refused
@@ -145,11 +144,6 @@ def test_cancel_with_a_bad_body_changes_nothing(
     job_id = made(client)
     refused(client.post(f"/api/v1/jobs/{job_id}/cancel", **body), 400, "invalid-input", pointer)
     assert status(client, job_id)["status"] == "queued"
-
-
-def test_an_unknown_job_is_404(client: FlaskClient, refused: Refused) -> None:
-    refused(client.get(f"/api/v1/jobs/{uuid4()}/status"), 404, "not-found")
-    refused(client.post(f"/api/v1/jobs/{uuid4()}/cancel"), 404, "not-found")
 
 
 KNOWN = "01890a5d-ac96-774b-bcce-b302099a8057"

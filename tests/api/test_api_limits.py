@@ -34,14 +34,6 @@ def test_a_wrong_limit_is_a_400_and_changes_nothing(client: FlaskClient, wrong: 
     assert client.get(LIMITS).get_json() == {"limits": []}
 
 
-@pytest.mark.parametrize("method", ["GET", "DELETE"])
-@pytest.mark.parametrize(("name", "status"), [("unknown", 404), ("n" * 101, 400)])
-def test_an_unknown_limit_is_a_404_and_a_name_that_no_limit_can_have_a_400(
-    client: FlaskClient, method: str, name: str, status: int
-) -> None:
-    assert client.open(f"{LIMITS}/{name}", method=method).status_code == status
-
-
 def test_a_job_names_its_limits_and_says_which_one_is_full(client: FlaskClient) -> None:
     client.put(ORACLE, json={"most": 0})
     job_id = client.post(TRIGGER, json=MINIMAL | {"limits": ["other", "source:oracle"]}).get_json()["job_id"]

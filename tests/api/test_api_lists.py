@@ -196,11 +196,6 @@ def test_tasks_with_what_their_runs_need(client: FlaskClient, conn: db.Connectio
     assert (task["max_attempts"], task["runs"], task["learned_memory_mb"], task["cpus"]) == (3, 0, None, None)
 
 
-@pytest.mark.parametrize("path", ["stats", "queues", "workers", "tasks", "database", "pace", "events"])
-def test_parameters_are_known_or_refused(client: FlaskClient, refused: Refused, path: str) -> None:
-    refused(client.get(f"/api/v1/{path}?verbose=1"), 400, "invalid-input", "/verbose")
-
-
 @pytest.mark.parametrize("given", ["", "x" * 256, "a\tb", "Schlüssel".encode().decode("latin-1")])
 def test_an_idempotency_key_in_the_header_is_held_to_the_rules(
     client: FlaskClient, refused: Refused, given: str

@@ -48,16 +48,6 @@ def test_lines_come_page_by_page_with_what_was_left_out(client: FlaskClient, job
     assert asked(client, job_id, "?attempt=3")["lines"] == []
 
 
-@pytest.mark.parametrize(
-    ("query", "pointer"),
-    [("?after=x", "/after"), ("?attempt=0", "/attempt"), ("?limit=1001", "/limit"), ("?since=1", "/since")],
-)
-def test_a_wrong_question_names_its_parameter(
-    client: FlaskClient, job_id: str, refused: Refused, query: str, pointer: str
-) -> None:
-    refused(client.get(f"/api/v1/jobs/{job_id}/logs{query}"), 400, "invalid-input", pointer)
-
-
 def test_an_unknown_job_is_a_404_and_one_without_a_log_is_not(client: FlaskClient, refused: Refused) -> None:
     unknown = "/api/v1/jobs/01890a5d-ac96-474b-8cce-b302099a8057/logs"
     refused(client.get(unknown), 404, "not-found")

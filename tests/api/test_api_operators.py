@@ -60,26 +60,6 @@ def test_the_order_of_a_queue_is_set_field_by_field(client: FlaskClient) -> None
     }
 
 
-@pytest.mark.parametrize(
-    ("body", "pointer"),
-    [
-        ({"ordered": "yes"}, "/ordered"),
-        ({"merge_limit": 0}, "/merge_limit"),
-        ({"merge_limit": 1001}, "/merge_limit"),
-        ({"batch": 0}, "/batch"),
-        ({"on_dead": "stop"}, "/on_dead"),
-        ({"fair_by": "task"}, "/fair_by"),
-        ({"order": True}, "/order"),
-        ({"merge": True}, "/merge"),
-    ],
-)
-def test_a_wrong_order_is_refused_and_changes_nothing(
-    client: FlaskClient, refused: Refused, body: Any, pointer: str
-) -> None:
-    refused(client.put("/api/v1/queues/orders", json=body), 400, "invalid-input", pointer)
-    assert client.get("/api/v1/queues").get_json()["queues"] == []
-
-
 @pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
 def test_a_job_that_has_ended_is_requeued_with_a_fresh_budget(
     client: FlaskClient, conn: db.Connection, status: str
@@ -128,14 +108,6 @@ def test_a_status_that_forbids_it_is_409_and_named(
     problem = refused(client.open(f"/api/v1/jobs/{job_id}{step}", method=method), 409, "conflict")
     assert problem["detail"].startswith(f"the job is {status}; ")
     assert client.get(f"/api/v1/jobs/{job_id}/status").get_json()["status"] == status
-
-
-@pytest.mark.parametrize("step", ["requeue", "run-now"])
-def test_one_job_that_is_none(client: FlaskClient, refused: Refused, step: str) -> None:
-    refused(client.post(f"/api/v1/jobs/{uuid4()}/{step}"), 404, "not-found")
-    refused(client.post(f"/api/v1/jobs/7/{step}"), 400, "invalid-input", "")
-    refused(client.post(f"/api/v1/jobs/{uuid4()}/{step}", json={"force": True}), 400, "invalid-input", "/force")
-    refused(client.post(f"/api/v1/jobs/{uuid4()}/{step}?force=1"), 400, "invalid-input", "/force")
 
 
 def test_a_change_of_a_queue_that_nobody_knows_says_so(client: FlaskClient, conn: db.Connection) -> None:
@@ -318,21 +290,6 @@ def test_a_whole_queue_by_filter_and_in_steps(
     assert steps == [1, 1, 0]
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize(
-    ("body", "pointer"),
-    [({"producer": "p"}, "/producer"), ({"task": ""}, "/task"), ({"task": 7}, "/task"),
-     ({"lock_key": "\0"}, "/lock_key"), ({"after": "x"}, "/after"), ({"after": "WyJ4IiwgInkiXQ"}, "/after"),
-     ({"task": "x" * 513}, "/task")],
-)  # fmt: skip
-def test_a_filter_is_checked(
-    client: FlaskClient, conn: db.Connection, refused: Refused, verb: str, body: Any, pointer: str
-) -> None:
-    end(conn, made(client), "failed")
-    refused(client.post(f"/api/v1/queues/load.cbr/{verb}", json=body), 400, "invalid-input", pointer)
-    assert client.get("/api/v1/stats").get_json()["total"]["dead"] == 1
-
-
 def test_jobs_that_may_not_have_run_are_not_filtered_by_their_error(client: FlaskClient, refused: Refused) -> None:
     refused(client.post("/api/v1/queues/load.cbr/run-all", json={"error": "no"}), 400, "invalid-input", "/error")
 
@@ -433,22 +390,6 @@ def test_a_button_that_has_no_time_left_goes_on_where_it_stopped(
     assert more is not None
     monkeypatch.undo()
     assert "1 job queued again." in client.post(unescape(more[1]), headers=HTMX).text
-
-
-@pytest.mark.parametrize(
-    ("body", "pointer"),
-    [({}, "/max_length"), ({"max_length": -1}, "/max_length"), ({"max_length": 2**31}, "/max_length"),
-     ({"max_length": "7"}, "/max_length"), ({"max_length": 7, "x": 1}, "/x"), ([], "")],
-)  # fmt: skip
-def test_a_limit_is_checked(client: FlaskClient, refused: Refused, body: Any, pointer: str) -> None:
-    refused(client.put("/api/v1/queues/q/limit", json=body), 400, "invalid-input", pointer)
-
-
-@pytest.mark.parametrize("queue", ["", "%00", "a%00b", "x" * 513])
-def test_the_name_of_a_queue_is_checked(client: FlaskClient, refused: Refused, queue: str) -> None:
-    for step in ("pause", "resume", "requeue-dead", "delete-dead", "run-all", "kill-retries"):
-        refused(client.post(f"/api/v1/queues/{queue}/{step}"), 400, "invalid-input", "")
-    refused(client.put(f"/api/v1/queues/{queue}/limit", json={"max_length": 1}), 400, "invalid-input", "")
 
 
 def test_a_full_queue_takes_no_more_until_there_is_room(client: FlaskClient, refused: Refused) -> None:

@@ -88,7 +88,7 @@ def test_the_first_steps_go_once_there_is_a_job(client: FlaskClient, conn: db.Co
     page = client.get("/").text
     assert "what to do next" in page
     assert "dataloader workers" in page
-    client.application.extensions.pop("overview")
+    client.application.extensions["shared"].clear()
     enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     assert "what to do next" not in client.get("/").text
 

@@ -106,7 +106,3 @@ def test_a_trigger_may_name_no_places(client: FlaskClient) -> None:
         answer = client.post(TRIGGER, json=body(depends_on=[place]))
         assert (answer.status_code, answer.json["errors"][0]["pointer"]) == (400, "/depends_on")
         assert "names the jobs that it waits for by their job_id" in answer.json["errors"][0]["message"]
-
-
-def test_an_unknown_job_has_no_family(client: FlaskClient) -> None:
-    assert client.get(f"/api/v1/jobs/{uuid4()}/family").status_code == 404

@@ -7,7 +7,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from api_app import Refused
 from flask.testing import FlaskClient
 
 from dataloader.cli import farm
@@ -77,11 +76,6 @@ def test_without_a_prediction_there_is_a_reason(client: FlaskClient) -> None:
     assert "When it ends is not known. No worker serves its queue." in client.get(f"/jobs/{job}").text
     assert client.get("/api/v1/queues/unknown/prediction").json["reason"] == "nothing"
     assert 'id="ending"' not in client.get("/queues/unknown").text
-
-
-def test_a_job_that_is_not_there_has_no_prediction(client: FlaskClient, refused: Refused) -> None:
-    refused(client.get(f"/api/v1/jobs/{uuid4()}/prediction"), 404, "not-found")
-    refused(client.get("/api/v1/jobs/7/prediction"), 400, "invalid-input")
 
 
 @pytest.mark.usefixtures("learned")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from uuid import UUID, uuid4
 
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused
+from api_app import MINIMAL, TRIGGER
 from flask.testing import FlaskClient
 
 from dataloader.api.dashboard.pages import RESULT_SHOWN
@@ -52,13 +51,6 @@ def test_a_job_that_is_put_back_has_none_any_more(client: FlaskClient, conn: db.
     job_id = succeeded(client, conn, 1)
     assert client.post(f"/api/v1/jobs/{job_id}/requeue").status_code == 200
     assert result(client, job_id) == {"job_id": job_id, "status": "queued", "result": None}
-
-
-def test_what_is_no_job_has_none(client: FlaskClient, refused: Refused) -> None:
-    problem = refused(client.get(f"/api/v1/jobs/{uuid4()}/result"), 404, "not-found")
-    assert problem["detail"] == "there is no job with this job_id"
-    refused(client.get("/api/v1/jobs/7/result"), 400, "invalid-input")
-    refused(client.get(f"/api/v1/jobs/{UUID(int=1)}/result?wait=1"), 400, "invalid-input", "/wait")
 
 
 def test_neither_status_nor_lists_nor_journal_carry_it(client: FlaskClient, conn: db.Connection) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
@@ -128,16 +127,3 @@ def test_what_happened_is_told_once_for_many(client: FlaskClient, conn: db.Conne
     text = client.get("/activity").text
     assert "3 jobs, the last:" in text
     assert "dead: failed" in text
-
-
-def test_a_limit_is_set_on_the_page(client: FlaskClient, conn: db.Connection) -> None:
-    def press(number: str) -> Any:
-        return client.post("/do/limit?queue=q", data={"max_length": number}, headers={"HX-Request": "true"})
-
-    conn.execute("INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')")
-    assert "q takes new jobs until 7 are queued" in press("7").text
-    assert [each["max_length"] for each in stats.overview(conn)["queues"]] == [7]
-    assert "until any number are queued" in press("").text
-    for wrong in ("-1", "x", "99999999999", "2147483648", "1.5"):
-        assert press(wrong).status_code == 400
-    assert [each["max_length"] for each in stats.overview(conn)["queues"]] == [None]

@@ -131,13 +131,6 @@ def test_a_removed_schedule_is_gone_and_its_jobs_are_not(client: FlaskClient, re
     assert client.get(f"/api/v1/jobs/{started['job_id']}").status_code == 200
 
 
-@pytest.mark.parametrize("name", ["nobody", "..%2f", "a%20b"])
-def test_an_unknown_name_is_404(client: FlaskClient, refused: Refused, name: str) -> None:
-    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/run")):
-        refused(client.open(f"{PATH}/{name}{path}", method=method), 404, "not-found")
-    refused(client.put(f"{PATH}/{name}", json={"priority": 1}), 404, "not-found")
-
-
 def test_secrets_in_the_args_of_a_schedule_are_masked_and_outlive_a_change(
     client: FlaskClient, conn: db.Connection
 ) -> None:

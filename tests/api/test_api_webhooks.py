@@ -73,15 +73,6 @@ def test_a_receiver_is_tried_by_a_job(client: FlaskClient, conn: db.Connection) 
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/test")]
-)
-def test_an_unknown_receiver_is_404(client: FlaskClient, refused: Refused, method: str, path: str) -> None:
-    for name in ("ops", "a%20b", "x" * 500):
-        answer = client.open(f"{WEBHOOKS}/{name}{path}", method=method)
-        assert "no webhook" in refused(answer, 404, "not-found")["detail"]
-
-
-@pytest.mark.parametrize(
     ("name", "body", "pointer"),
     [
         ("a%20b", {"url": URL}, ""), ("x" * 65, {"url": URL}, ""),

@@ -17,10 +17,9 @@ from flask import Blueprint, Response, current_app, redirect, request, url_for
 from flask.typing import ResponseReturnValue
 
 from dataloader import ops, periods
-from dataloader.api.dashboard import actions, bulk, card, charts, first_steps, formats, heat, lately, throughput, zones
+from dataloader.api.dashboard import actions, bulk, card, charts, first_steps, formats, heat, throughput, zones
 from dataloader.api.dashboard.render import failed, named_queue, show
-from dataloader.api.web import auth
-from dataloader.api.web.cache import SharedAnswer, counts, kept, outlook
+from dataloader.api.web import auth, cache
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
@@ -50,7 +49,6 @@ EVENTS = 10_000  # of a journal on one page; as many as heartbeats in a day
 EVENTS_AT_ONCE = 1_000
 LINES = 200  # of a log, on the page of its job
 CELLS = 2_000  # partitions of one page: five years of days
-ANSWERS = 50  # of pages of backfills, that are kept for a second
 RESULT_SHOWN = 10_000  # characters of a result on its job's page
 TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "error_group")
@@ -75,8 +73,8 @@ def overview() -> Response:
         wanted = throughput.range_of(request.args.get("range", throughput.DEFAULT))
     except ValueError as error:
         raise Problem(400, str(error)) from None
-    farm, workers, postgres, beginning = _shared().ask(_read_overview)
-    steps = _asked_lately(f"throughput {wanted.name}", lambda: _read_throughput(wanted))
+    farm, workers, postgres, beginning = cache.ask(_read_overview)
+    steps = cache.ask(stats.throughput, wanted.span_sec, wanted.step_sec)
     found = alerts.of_farm(farm, workers, postgres)
     return show(
         "overview.html",
@@ -93,12 +91,11 @@ def overview() -> Response:
     )
 
 
-def _read_overview() -> tuple[dict[str, Any], Rows, dict[str, Any], dict[str, Any] | None]:
-    with session() as conn:
-        farm = stats.overview(conn)
-        has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
-        workers = _alive_first(stats.workers(conn))
-        return farm, workers, stats.postgres(conn), None if has_jobs else stats.beginning(conn)
+def _read_overview(conn: db.Connection) -> tuple[dict[str, Any], Rows, dict[str, Any], dict[str, Any] | None]:
+    farm = stats.overview(conn)
+    has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
+    workers = _alive_first(stats.workers(conn))
+    return farm, workers, stats.postgres(conn), None if has_jobs else stats.beginning(conn)
 
 
 def _first_steps(beginning: Mapping[str, Any] | None, workers: Rows) -> Rows:
@@ -107,11 +104,6 @@ def _first_steps(beginning: Mapping[str, Any] | None, workers: Rows) -> Rows:
         return []
     steps = first_steps.of_farm(beginning, workers, _settings(), request.host_url.rstrip("/"))
     return [asdict(step) for step in steps]
-
-
-def _read_throughput(wanted: throughput.Range) -> Rows:
-    with session() as conn:
-        return stats.throughput(conn, wanted.span_sec, wanted.step_sec)
 
 
 @blueprint.get("/workers")
@@ -132,21 +124,17 @@ def workers() -> Response:
 @blueprint.get("/postgres")
 def postgres() -> Response:
     """The health of the queue's database, and what `dataloader check` would warn of there."""
-    sections = _asked_lately("postgres", _read_postgres)
-    findings: SharedAnswer[Any] = kept("findings", lambda: SharedAnswer(CHECKED_SEC, CHECKED_SEC))
-    return show("postgres.html", 200, findings=findings.ask(_read_findings), **sections)
+    sections: dict[str, Any] = {
+        name: {"rows": found.rows, "row": found.row, "unseen": found.unseen}
+        for name, found in cache.ask(health).items()
+    }
+    findings = cache.ask(_read_findings, fresh_sec=CHECKED_SEC, outdated_sec=CHECKED_SEC)
+    return show("postgres.html", findings=findings, **sections)
 
 
-def _read_postgres() -> dict[str, dict[str, Any]]:
-    with session() as conn:
-        sections = health(conn)
-    return {name: {"rows": found.rows, "row": found.row, "unseen": found.unseen} for name, found in sections.items()}
-
-
-def _read_findings() -> Rows:
+def _read_findings(conn: db.Connection) -> Rows:
     settings = _settings()
-    with session() as conn:
-        return [asdict(finding) for finding in database.of_open(conn, settings, settings.queue_dsn or "")]
+    return [asdict(finding) for finding in database.of_open(conn, settings, settings.queue_dsn or "")]
 
 
 @blueprint.get("/schedules")
@@ -161,13 +149,8 @@ def schedules() -> Response:
 @blueprint.get("/backfills")
 def backfills() -> Response:
     """The newest backfills: how far they are, what is wrong with them."""
-    rows = _asked_lately("", _read_backfills)
+    rows = cache.ask(of_backfills.listed, cache.counts)
     return show("backfills.html", backfills=list(map(_with_ended, rows)))
-
-
-def _read_backfills() -> Rows:
-    with session() as conn:
-        return of_backfills.listed(conn, counts)
 
 
 @blueprint.get("/backfills/<name>")
@@ -177,7 +160,7 @@ def backfill(name: str) -> Response:
     if "\0" in name or not (after.isascii() and after.isdigit() and len(after) < 8):
         raise Problem(404, "There is no such backfill, or no such page of it.")
     try:
-        found, rows = _asked_lately(f"{name}?{after}", lambda: _read_backfill(name, int(after)))
+        found, rows = cache.ask(_read_backfill, name, int(after))
     except plan.Unknown:
         raise Problem(404, "There is no backfill of this name.") from None
     return show(
@@ -190,24 +173,13 @@ def backfill(name: str) -> Response:
     )
 
 
-def _read_backfill(name: str, after: int) -> tuple[dict[str, Any], Rows]:
-    with session() as conn:
-        found = of_backfills.backfill(conn, name, counts)
-        return found, of_backfills.of_ledger(conn, name, after, CELLS)
+def _read_backfill(conn: db.Connection, name: str, after: int) -> tuple[dict[str, Any], Rows]:
+    return of_backfills.backfill(conn, name, cache.counts), of_backfills.of_ledger(conn, name, after, CELLS)
 
 
 def _with_ended(found: dict[str, Any]) -> dict[str, Any]:
     """A backfill, with how many of its partitions need no more work."""
     return found | {"ended": sum(found["counts"][status] for status in (*map(str, FINAL), "skipped"))}
-
-
-def _asked_lately(key: str, question: Callable[[], T]) -> T:
-    """The answer, shared by all viewers of a page: to count a large backfill, or many errors, takes its time."""
-    known: dict[str, SharedAnswer[Any]] = kept("backfills", dict)
-    if len(known) > ANSWERS:
-        known.clear()
-    answer: T = known.setdefault(key, SharedAnswer()).ask(question)
-    return answer
 
 
 @blueprint.get("/errors")
@@ -220,7 +192,7 @@ def errors() -> Response:
             raise ValueError("A filter should have no NUL character in it.")
         since = _instant(given["since"])
         local = _local(since)
-        found = _asked_lately(f"errors {given}", lambda: _read_errors(given, since))
+        found = cache.ask(of_errors.groups, given["queue"] or None, given["task"] or None, since)
     except ValueError as error:
         mistake = str(error)
     return show(
@@ -232,11 +204,6 @@ def errors() -> Response:
         is_cut=found.is_cut,
         mistake=mistake,
     )
-
-
-def _read_errors(given: Mapping[str, str], since: datetime | None) -> of_errors.Groups:
-    with session() as conn:
-        return of_errors.groups(conn, given["queue"] or None, given["task"] or None, since)
 
 
 @blueprint.get("/limits")
@@ -275,7 +242,7 @@ def jobs() -> ResponseReturnValue:
         matching = bulk.matching(wanted)
         with session() as conn:
             page = stats.jobs(conn, wanted, SHOWN, after)
-        tally = _asked_lately(f"tally {given}", lambda: _read_tally(wanted))
+        tally = cache.ask(tallies.tally, wanted)
     except ValueError as error:
         mistake = str(error)
     return show(
@@ -295,11 +262,6 @@ def jobs() -> ResponseReturnValue:
         only={name: given[name] for name in ("queue", *actions.FILTERS) if given[name]},
         **_neighbours(given, page.next),
     )
-
-
-def _read_tally(wanted: stats.Wanted) -> tallies.Tally:
-    with session() as conn:
-        return tallies.tally(conn, wanted)
 
 
 def _without_empty(**changes: str) -> dict[str, Any]:
@@ -412,7 +374,7 @@ def _ending(conn: db.Connection, job_id: UUID) -> dict[str, Any] | None:
     wanted = predictions.job(conn, job_id)
     if wanted is None or wanted["status"] not in ("queued", "running"):
         return None
-    return predictions.of_job(outlook(conn, wanted["queue"]), wanted)
+    return predictions.of_job(cache.outlook(conn, wanted["queue"]), wanted)
 
 
 def _result(returned: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -572,7 +534,7 @@ def queue(queue: str) -> Response:
         found = _of_queue(conn, queue)
         with suppress(of_keys.NotOrdered):  # not any more
             first_keys = of_keys.page(conn, queue, LISTED).rows if found["ordered"] else []
-        ending = predictions.of_queue(outlook(conn, queue))
+        ending = predictions.of_queue(cache.outlook(conn, queue))
         for status, *words in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
             lists.append((status, *words, page.jobs))
@@ -584,15 +546,29 @@ def queue(queue: str) -> Response:
         ending=ending,
         reasons=predictions.REASONS,
         keys=_worded(first_keys),
-        **_runs(queue),
+        **runs_of(runs.of_queue, queue),
         buttons=[asdict(button) for button in actions.of_queue(found)],
         order_question=ops.load()["set_queue"].question,
     )
 
 
-def _runs(queue: str) -> dict[str, Any]:
-    found = lately.read(runs.of_queue, queue, lately.asked_range())
+def runs_of(read: Callable[..., Any], *of: str) -> dict[str, Any]:
+    """The runs of a queue or a task, with their charts, in the range of the address."""
+    found = lately(read, *of, asked_range())
     return {"found": found, "ranges": list(runs.RANGES), **charts.drawn(found)}
+
+
+def lately(read: Callable[..., T], *of: Any) -> T:
+    """The answer of the database about runs, up to twice LATELY_SEC old."""
+    return cache.ask(read, *of, fresh_sec=cache.LATELY_SEC, outdated_sec=2 * cache.LATELY_SEC)
+
+
+def asked_range() -> str:
+    """The range of the address; raises a 400 Problem."""
+    range_ = request.args.get("range", runs.USUAL)
+    if range_ not in runs.RANGES:
+        raise Problem(400, f"The range should be one of: {', '.join(runs.RANGES)}.")
+    return range_
 
 
 _LISTS = (
@@ -616,11 +592,6 @@ def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
         (row for row in farm["queues"] if row["queue"] == queue),
         nothing | {"queue": queue, "length_is_exact": True, "counted_at": None, "keys": None},
     )
-
-
-def _shared() -> SharedAnswer[Any]:
-    shared: SharedAnswer[Any] = kept("overview", SharedAnswer)
-    return shared
 
 
 def _settings() -> Settings:

@@ -5,6 +5,7 @@ Pages leave by `show` and `done` alone, which mask secrets.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache, partial
 from hashlib import sha256
@@ -140,16 +141,21 @@ def action_url(operation: str, /, **parameters: object) -> str:
 
 
 def queue_url(queue: str, **parameters: str | None) -> str:
-    """The address of a queue's page, with these parameters as far as they are given.
+    """The address of a queue's page, with these parameters as far as they are given."""
+    return _named_url("queue", queue, parameters)
 
-    A browser removes `.` and `..` from a path, also percent-encoded: these two names stand in the query.
-    """
-    is_dots = queue in (".", "..")
-    path = url_for("dashboard.queue", queue="-" if is_dots else queue)
-    query = urlencode(
-        ({"name": queue} if is_dots else {}) | {name: value for name, value in parameters.items() if value}
-    )
-    return path + (f"?{query}" if query else "")
+
+def task_url(task: str, **parameters: str) -> str:
+    """The address of a task's page."""
+    return _named_url("task", task, parameters)
+
+
+def _named_url(noun: str, name: str, parameters: Mapping[str, str | None]) -> str:
+    """A browser removes `.` and `..` from a path, also percent-encoded: these two names stand in the query."""
+    is_dots = name in (".", "..")
+    path: dict[str, Any] = {noun: "-" if is_dots else name}
+    query = urlencode(({"name": name} if is_dots else {}) | {each: text for each, text in parameters.items() if text})
+    return url_for(f"dashboard.{noun}", **path) + (f"?{query}" if query else "")
 
 
 def key_url(queue: str, lock_key: str) -> str:
@@ -157,20 +163,8 @@ def key_url(queue: str, lock_key: str) -> str:
     return url_for("dashboard.key", queue=queue, lock_key=lock_key)
 
 
-def task_url(task: str, **parameters: str) -> str:
-    """The address of a task's page. A task may have any name: `.` and `..` stand in the query, as those of queues."""
-    is_dots = task in (".", "..")
-    query = urlencode(({"name": task} if is_dots else {}) | parameters)
-    return url_for("dashboard.task", task="-" if is_dots else task) + (f"?{query}" if query else "")
-
-
-def named_task(in_path: str) -> str:
-    """The task of an address made by `task_url`."""
-    return named_queue(in_path)
-
-
 def named_queue(in_path: str) -> str:
-    """The queue of an address made by `queue_url`."""
+    """The queue or task of an address made by `queue_url` or `task_url`."""
     name = request.args.get("name")
     return name if name in (".", "..") else in_path
 

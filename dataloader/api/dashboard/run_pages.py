@@ -7,10 +7,10 @@ from typing import Any
 
 from flask import Response, request
 
-from dataloader.api.dashboard import charts, lately
-from dataloader.api.dashboard.pages import blueprint
-from dataloader.api.dashboard.render import named_task, show
-from dataloader.api.web.endpoint import session, task_name
+from dataloader.api.dashboard import charts
+from dataloader.api.dashboard.pages import asked_range, blueprint, lately, runs_of
+from dataloader.api.dashboard.render import named_queue, show
+from dataloader.api.web.endpoint import named, session
 from dataloader.api.web.problems import Problem
 from dataloader.queue.reports import activity as of_activity
 from dataloader.queue.reports import runs, stats
@@ -24,29 +24,21 @@ LISTED = 100  # runs of the timeline's table
 @blueprint.get("/tasks")
 def tasks() -> Response:
     """All tasks with their figures; the address holds the range and the filter."""
-    range_, like = lately.asked_range(), request.args.get("like", "")
+    range_, like = asked_range(), request.args.get("like", "")
     if "\0" in like:
         raise Problem(400, "A filter should have no NUL character in it.")
-    found = lately.read(runs.listed, range_, like)
+    found = lately(runs.listed, range_, like)
     return show("tasks.html", found=found, like=like, ranges=list(runs.RANGES))
 
 
 @blueprint.get("/tasks/<anything:task>")
 def task(task: str) -> Response:
     """One task: its figures, charts, queues and last jobs."""
-    task, range_ = task_name(named_task(task)), lately.asked_range()
-    found = lately.read(runs.of_task, task, range_)
+    task = named("task", named_queue(task))
+    found = runs_of(runs.of_task, task)
     with session() as conn:
         page = stats.jobs(conn, stats.Wanted(task=task), LATEST, scan=LATEST_SCAN)
-    return show(
-        "task.html",
-        name=task,
-        found=found,
-        jobs=page.jobs,
-        is_cut=page.next is not None,
-        **charts.drawn(found),
-        ranges=list(runs.RANGES),
-    )
+    return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **found)
 
 
 @blueprint.get("/timeline")
@@ -55,7 +47,7 @@ def timeline() -> Response:
     text = request.args.get("hours", str(of_timeline.HOURS[0]))
     if text not in map(str, of_timeline.HOURS):
         raise Problem(400, f"The hours should be one of: {', '.join(map(str, of_timeline.HOURS))}.")
-    found = lately.read(of_timeline.read, int(text))
+    found = lately(of_timeline.read, int(text))
     shown = charts.lanes(found.runs, found.since, found.until)
     return show(
         "timeline.html",
@@ -78,5 +70,5 @@ def _lane(lane: charts.Lane) -> dict[str, Any]:
 @blueprint.get("/activity")
 def activity() -> Response:
     """The page lists dead jobs, recoveries, operators' changes and starts of farms, of all hosts."""
-    found = lately.read(of_activity.read)
+    found = lately(of_activity.read)
     return show("activity.html", entries=found, kinds=of_activity.KINDS)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import add
+from operator import add, itemgetter
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -149,24 +149,25 @@ class Names:
         return labels
 
 
+# The figures of a queue: the metric, its text, the value in the row (None: no series), and how values are joined.
+OF_QUEUES: tuple[tuple[str, str, Callable[[Row], float | None], Join], ...] = (
+    ("dl_jobs_scheduled", "Queued jobs whose time has not come", itemgetter("scheduled"), add),
+    ("dl_jobs_fresh", "Queued jobs that were never run", itemgetter("fresh"), add),
+    ("dl_jobs_retries", "Queued jobs that were run before", itemgetter("retries"), add),
+    ("dl_queue_keys", "Keys of an ordered queue that have queued jobs", itemgetter("keys"), add),
+    ("dl_queue_lag_seconds", "How long the oldest due job has waited", itemgetter("lag_sec"), max),
+    ("dl_queue_paused", "1 while the queue is paused", lambda row: row["paused_at"] is not None, max),
+    ("dl_queue_max_length", "From so many queued jobs on new ones are refused", itemgetter("max_length"), add),
+)
+
+
 def _of_queues(queues: list[Row], names: Names) -> Iterator[Metric]:
     rows = [(names.of(row["queue"]), row) for row in queues]
     by_status = [((*name, status), float(row[key])) for name, row in rows for status, key in STATUSES.items()]
     yield _family(GaugeMetricFamily, "dl_jobs", "Jobs; dead: failed and lost", ("queue", "status"), by_status)
-    for key, text in (
-        ("scheduled", "Queued jobs whose time has not come"),
-        ("fresh", "Queued jobs that were never run"),
-        ("retries", "Queued jobs that were run before"),
-    ):
-        yield _by_queue(f"dl_jobs_{key}", text, [(name, float(row[key])) for name, row in rows])
-    keys = [(name, float(row["keys"])) for name, row in rows if row["keys"] is not None]
-    yield _by_queue("dl_queue_keys", "Keys of an ordered queue that have queued jobs", keys)
-    oldest = [(name, float(row["lag_sec"])) for name, row in rows]
-    yield _by_queue("dl_queue_lag_seconds", "How long the oldest due job has waited", oldest, max)
-    paused = [(name, float(row["paused_at"] is not None)) for name, row in rows]
-    yield _by_queue("dl_queue_paused", "1 while the queue is paused", paused, max)
-    limits = [(name, float(row["max_length"])) for name, row in rows if row["max_length"] is not None]
-    yield _by_queue("dl_queue_max_length", "From so many queued jobs on new ones are refused", limits)
+    for metric, text, value_of, join in OF_QUEUES:
+        values = [(name, float(value)) for name, row in rows if (value := value_of(row)) is not None]
+        yield _family(GaugeMetricFamily, metric, text, ("queue",), values, join)
 
 
 def _of_steps(totals: list[Row], names: Names) -> Iterator[Metric]:
@@ -246,10 +247,6 @@ def _of_requests() -> Iterator[Metric]:
     for (method, route), found in durations.items():
         took.add_metric((pid, method, route), _cumulative(audit.BUCKETS_SEC, found.buckets), found.seconds)
     yield took
-
-
-def _by_queue(name: str, text: str, values: Values, join: Join = add) -> Metric:
-    return _family(GaugeMetricFamily, name, text, ("queue",), values, join)
 
 
 def _family(

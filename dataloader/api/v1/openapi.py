@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
-from flask import Blueprint, Flask, Response, current_app
+from flask import Blueprint, Flask, Response, current_app, render_template
 from pydantic import BaseModel, TypeAdapter
 from werkzeug.routing import Rule
 
@@ -20,9 +20,7 @@ from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, TASK_LIMIT, Operation
 from dataloader.api.web.json_body import PRINTABLE
 from dataloader.model.farm import Problem
 from dataloader.ops.errors import KINDS
-from dataloader.queue.fields import LIMIT_NAME
 from dataloader.queue.new_job import Trigger
-from dataloader.queue.plans.words import NAME as PLAN_NAME
 
 Node = dict[str, Any]
 REF = "#/components/schemas/{model}"
@@ -61,16 +59,6 @@ _PATH: dict[str, Node] = {
         "description": "percent-encoded",
         "schema": {"type": "string", "minLength": 1, "maxLength": TASK_LIMIT, "pattern": _STORABLE},
     },
-    "name": {"description": "of a schedule", "schema": {"type": "string", "minLength": 1, "pattern": PLAN_NAME}},
-    "backfill": {
-        "description": "its name",
-        "schema": {"type": "string", "minLength": 1, "pattern": PLAN_NAME},
-    },
-    "limit": {
-        "description": "of a limit, percent-encoded",
-        "schema": {"type": "string", "minLength": 1, "maxLength": LIMIT_NAME, "pattern": _STORABLE},
-    },
-    "webhook": {"schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}},
 }
 _RETRY = {
     "Retry-After": {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}},
@@ -104,7 +92,7 @@ def openapi() -> Response:
 @auth.require()
 def page() -> Response:
     """The page to read and try the document; it loads nothing from other hosts."""
-    answer = Response(_PAGE, mimetype="text/html")
+    answer = Response(render_template("api_docs.html"), mimetype="text/html")
     answer.headers["Content-Security-Policy"] = PAGE_CSP
     return answer
 
@@ -327,21 +315,3 @@ def _untitled(schema: Any) -> Any:
 def text(document: Node) -> str:
     """The document as the API sends it and docs/openapi.json holds it."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>dataloader: API</title>
-<link rel="icon" type="image/png" href="/docs/assets/favicon-32x32.png">
-<link rel="stylesheet" href="/docs/assets/swagger-ui.css">
-</head>
-<body>
-<div id="swagger-ui"></div>
-<script src="/docs/assets/swagger-ui-bundle.js"></script>
-<script src="/docs/assets/start.js"></script>
-</body>
-</html>
-"""

@@ -6,7 +6,8 @@ import json
 from collections.abc import Collection, Iterable, Iterator
 from time import monotonic
 
-from dataloader.api.web.cache import kept
+from flask import current_app
+
 from dataloader.api.web.json_body import pointer
 from dataloader.api.web.problems import Fault, Problem
 from dataloader.queue import args_schema, db, operations
@@ -78,4 +79,5 @@ def problem(faults: list[Fault]) -> Problem:
 
 
 def _schemas() -> KnownSchemas:
-    return kept("args_schemas", KnownSchemas)
+    known: KnownSchemas = current_app.extensions.setdefault("args_schemas", KnownSchemas())
+    return known

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import cache
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from socket import getfqdn, gethostname
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -188,15 +188,12 @@ def _sign_in() -> BaseResponse:
     """The answer to an unknown caller: a browser goes to the sign-in, a program gets a 401."""
     if "HX-Request" in request.headers:
         return Response(status=401, headers={"HX-Redirect": "/login"})
-    if request.method == "GET" and not request.path.startswith("/api/") and _wants_a_page():
+    # A browser's Accept names text/html; a program's has */* or is missing.
+    wants_a_page = any(kind == "text/html" for kind, _ in request.accept_mimetypes)
+    if request.method == "GET" and not request.path.startswith("/api/") and wants_a_page:
         wish = here()
         return redirect(f"/login?next={quote(wish, safe='')}" if wish != "/" else "/login", 303)
     raise _Unknown("This needs a token that is known here, sent as a bearer token in the header Authorization.")
-
-
-def _wants_a_page() -> bool:
-    """A browser's Accept names text/html; a program's has */* or is missing."""
-    return any(kind == "text/html" for kind, _ in request.accept_mimetypes)
 
 
 def _is_from_our_page() -> bool:
@@ -219,14 +216,12 @@ def _port(port: int | None) -> int | None:
 
 
 def _anonymous_may_change() -> bool:
-    return _settings().dl_allow_anonymous or _is_local()
-
-
-def _is_local() -> bool:
-    """True for a request from this machine to a loopback name, without a proxy's headers.
+    """True where everybody may, and for a request from this machine to a loopback name, without a proxy's headers.
 
     The name counts because a page of another site may have a DNS name that leads to 127.0.0.1.
     """
+    if _settings().dl_allow_anonymous:
+        return True
     if any(_FORWARDED.fullmatch(name) for name in request.headers.keys()):  # noqa: SIM118  it is no dict
         return False
     return _is_loopback(request.remote_addr or "") and _is_loopback(_name(request.host))
@@ -242,7 +237,7 @@ def _is_to_our_name() -> bool:
 
 
 def _is_our_name(name: str) -> bool:
-    if _is_address(name):
+    if _address(name):
         return True
     name = name.removesuffix(".")
     public = urlsplit(_settings().dl_public_url or "").hostname
@@ -255,14 +250,6 @@ def _names_of_machine() -> set[str]:
     return {gethostname().lower(), getfqdn().lower()}
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 def _name(host: str) -> str:
     """The host's name in small letters without its port, or its IP address; "" for what werkzeug takes for no host."""
     try:
@@ -271,14 +258,18 @@ def _name(host: str) -> str:
         return ""
 
 
-def _is_loopback(name: str) -> bool:
-    if name == "localhost":
-        return True
+def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
-        address = ip_address(name)
+        return ip_address(name)
     except ValueError:
-        return False
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+        return None
+
+
+def _is_loopback(name: str) -> bool:
+    address = _address(name)
+    return name == "localhost" or (
+        address is not None and (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    )
 
 
 def _settings() -> Settings:

@@ -19,6 +19,7 @@ from flask.typing import ResponseReturnValue
 from pydantic import BaseModel
 from werkzeug.routing import BaseConverter
 
+from dataloader import ops
 from dataloader.api.web import json_body
 from dataloader.api.web.problems import Fault, Problem, invalid
 from dataloader.api.web.sessions import Sessions
@@ -28,19 +29,8 @@ from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN
 View = Callable[..., ResponseReturnValue]
 T = TypeVar("T")
 JSON = "application/json"
-OF_QUEUE = (
-    "pause",
-    "resume",
-    "limit",
-    "keys",
-    "prediction",
-    "runs",
-    "requeue-dead",
-    "delete-dead",
-    "run-all",
-    "kill-retries",
-    "move",
-)
+# The last parts of the addresses below a queue.
+OF_QUEUE = tuple(op.path.rpartition("/")[2] for op in ops.load().values() if op.path.startswith("/queues/{queue}/"))
 TASK_LIMIT = 2_400  # characters in the name of a task; a trigger may name shorter ones only, other services any
 QUEUE_LIMIT = 512  # characters in the name of a queue; a trigger may name shorter ones only, other services any
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
@@ -90,9 +80,7 @@ class Operation:
     errors: tuple[int, ...] = ()
     uses_database: bool = True
     leads_to_jobs: str | None = None  # where in the answer there is the id of a job
-    keeps_query: bool = False  # a view of one queue has more parameters than its name
     is_documented_only: bool = False  # the view reads the query itself
-    is_paged: bool = False  # the answer's `next` becomes a link as well
 
 
 def operation(tag: str, answer: type | str, **more: Any) -> Callable[[View], View]:
@@ -105,8 +93,7 @@ def operation(tag: str, answer: type | str, **more: Any) -> Callable[[View], Vie
     def declare(view: View) -> View:
         @wraps(view)
         def called(**path: Any) -> ResponseReturnValue:
-            answer: Any = view(**_arguments(declared, path))
-            return paged(answer, answer["next"]) if declared.is_paged else answer
+            return view(**_arguments(declared, path))
 
         called.operation = declared  # type: ignore[attr-defined]
         return called
@@ -124,14 +111,9 @@ def _arguments(declared: Operation, path: dict[str, Any]) -> dict[str, Any]:
         found["query"] = _query(declared.query)
     if "job_id" in path:
         found["job_id"] = job_id(path["job_id"])
-    if "queue" in path:
-        in_path, in_query = queue_name(path["queue"]), found["query"].name
-        found["queue"] = queue_name(in_query) if in_query else in_path
-        if not declared.keeps_query:
-            del found["query"]
-    if "task" in path:
-        in_path, in_query = task_name(path["task"]), found["query"].name
-        found["task"] = task_name(in_query) if in_query else in_path
+    for noun in {"queue", "task"} & path.keys():
+        in_path, in_query = named(noun, path[noun]), found["query"].name
+        found[noun] = named(noun, in_query) if in_query else in_path
     if declared.body:
         request.max_content_length = declared.body_limit
         found["body"] = json_body.validated(declared.body, declared.prepared(_document(declared)))
@@ -156,17 +138,11 @@ def job_id(text: str) -> UUID:
     return UUID(text)
 
 
-def queue_name(text: str) -> str:
-    """The name of a queue in a path, which may be any that PostgreSQL can store; raises a 400 Problem."""
-    if not 1 <= len(text) <= QUEUE_LIMIT or json_body.UNSTORABLE.search(text):
-        raise invalid("", "queue", f"queue should be 1 to {QUEUE_LIMIT} characters, none of them U+0000")
-    return text
-
-
-def task_name(text: str) -> str:
-    """The name of a task in a path, which may be any; raises a 400 Problem."""
-    if not 1 <= len(text) <= TASK_LIMIT or json_body.UNSTORABLE.search(text):
-        raise invalid("", "task", f"task should be 1 to {TASK_LIMIT:,} characters, none of them U+0000")
+def named(noun: str, text: str) -> str:
+    """The name of a queue or a task in a path, which may be any that PostgreSQL can store; raises a 400 Problem."""
+    limit = {"queue": QUEUE_LIMIT, "task": TASK_LIMIT}[noun]
+    if not 1 <= len(text) <= limit or json_body.UNSTORABLE.search(text):
+        raise invalid("", noun, f"{noun} should be 1 to {limit:,} characters, none of them U+0000")
     return text
 
 

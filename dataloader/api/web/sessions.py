@@ -6,9 +6,8 @@ although the database is stopped, frozen or out of reach.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
 
 from dataloader.api.web.gate import Gate
@@ -93,56 +92,33 @@ class _Pooled:
 
 
 class _Single:
-    """A new session for each request, for a server-side pool such as PgBouncer."""
+    """A new session for each request, for a server-side pool such as PgBouncer.
+
+    A request asks the host that answered last; where that one fails, the next request asks the next host.
+    """
 
     def __init__(self, dsn: str, settings: Settings) -> None:
-        self._schema = settings.pg_schema_queue
-        self._statement_timeout = settings.pg_command_timeout
-        self._hosts = db.hosts(dsn)
-        self._best = self._hosts[0]  # the host that answered last
-        most = len(self._hosts) * (settings.pg_pool_size + settings.pg_max_overflow)
-        # Threads connect, because connect_timeout counts for each host: a silent one would take all of the time.
-        self._dialers = ThreadPoolExecutor(most, "dl-api-connect")
+        self._settings, self._hosts, self._current = settings, db.hosts(dsn), 0
 
     @contextmanager
     def lend(self) -> Iterator[db.Connection]:
-        with self._dialed() as conn:
+        asked = self._current
+        try:
+            conn = db.connect(
+                self._hosts[asked],
+                name="dl-api",
+                schema=self._settings.pg_schema_queue,
+                connect_timeout=CONNECT_SEC,
+                statement_timeout=self._settings.pg_command_timeout,
+            )
+        except Exception:
+            self._current = (asked + 1) % len(self._hosts)
+            raise
+        with conn:
             yield conn
 
-    def _dialed(self) -> db.Connection:
-        """A session with the best host, or after half of the time with the first host that answers."""
-        best, until = self._best, monotonic() + CONNECT_SEC
-        dials = {self._dial(best): best}
-        answered = _answered(dials, CONNECT_SEC / 2)
-        if answered is None:
-            dials |= {self._dial(host): host for host in self._hosts if host != best}
-            answered = _answered(dials, until - monotonic())
-        failures = [dial.exception() for dial in dials if dial.done()]
-        for dial in dials.keys() - {answered}:
-            dial.cancel()
-            dial.add_done_callback(_hang_up)
-        if answered:
-            self._best = dials[answered]
-            return answered.result()
-        if len(failures) == len(dials) and failures[0]:
-            raise failures[0]
-        raise db.Silence(f"no session with the database within {CONNECT_SEC:g} s")
-
-    def _dial(self, host: str) -> Future[db.Connection]:
-        return self._dialers.submit(self._connect, host)
-
-    def _connect(self, host: str) -> db.Connection:
-        return db.connect(
-            host,
-            name="dl-api",
-            schema=self._schema,
-            connect_timeout=CONNECT_SEC,
-            statement_timeout=self._statement_timeout,
-        )
-
     def close(self) -> None:
-        """Wait for the connection attempts in progress."""
-        self._dialers.shutdown()
+        """Nothing stays open."""
 
 
 def _prove(conn: db.Connection) -> None:
@@ -150,17 +126,3 @@ def _prove(conn: db.Connection) -> None:
     conn.answer_within = CONNECT_SEC
     conn.is_direct  # noqa: B018  the property caches its value
     conn.answer_within = PROBE_SEC
-
-
-def _answered(dials: Iterable[Future[db.Connection]], seconds: float) -> Future[db.Connection] | None:
-    """The first attempt that succeeds within `seconds`."""
-    with suppress(TimeoutError):
-        for dial in as_completed(dials, max(0.0, seconds)):
-            if not dial.exception():
-                return dial
-    return None
-
-
-def _hang_up(future: Future[db.Connection]) -> None:
-    if not future.cancelled() and not future.exception():
-        future.result().close()

@@ -20,15 +20,6 @@ CREATE TABLE IF NOT EXISTS dl_fence (
   checkpoint_number int);              -- its place among those of the job
 CREATE INDEX IF NOT EXISTS dl_fence_raised_at ON dl_fence (raised_at);
 
--- name: widen
--- A table that a version of before has made.
-ALTER TABLE dl_fence ADD COLUMN IF NOT EXISTS owner text, ADD COLUMN IF NOT EXISTS owned_at timestamptz;
-
--- name: widen_for_checkpoints
--- The same, by a run that uses checkpoints.
-ALTER TABLE dl_fence ADD COLUMN IF NOT EXISTS checkpoint jsonb, ADD COLUMN IF NOT EXISTS checkpoint_claim bigint,
-  ADD COLUMN IF NOT EXISTS checkpoint_number int;
-
 -- name: raise
 -- From now on no run with a smaller claim to one of these jobs can commit. No row for a job: its fence stands higher, or is
 -- another's. In the order of the jobs, so two runs that share some never wait for each other.

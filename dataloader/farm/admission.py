@@ -10,23 +10,32 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 from dataloader import periods
+from dataloader.config import Settings
 from dataloader.farm.common_log import Busy
-from dataloader.farm.host import MB, Host, Load, Room
-from dataloader.farm.process import memory_used, now
+from dataloader.farm.process import cpu_used_by, memory_used, now
 from dataloader.farm.slots import NONE, Needs, SharedSlots, Slot
 from dataloader.queue.lifecycle import LeftOut
 
+MB = 2**20
 MEASURED_SEC = 0.25  # how old a measurement may be
 LOOK_SEC = (0.03, 0.08)  # between an idle worker's looks at the slots; at random, so that one of many comes first
 LEAST_SHARE = 0.5  # of the processors that a run needs, which the measured load leaves free
-# After its last refresh a reservation is over: workers with a job that waits claim once a second.
 CLOSED_SEC = 1.0  # until the next try, where a stopped process is about to enter a run
+# After its last refresh a reservation is over: workers with a job that waits claim once a second.
 RESERVED_SEC = periods.seconds("RESERVED_SEC", 5.0)
+HEAT_SEC = periods.seconds("HEAT_SEC", 5.0)  # between two looks at the sensors, which take milliseconds
+LOAD_SEC = 1.0  # over which processors are measured, at least: the kernel counts in steps of 10 ms
+_BUSY = (1, 2, 3, 6, 7, 8)  # in a line of /proc/stat: user, nice, system, irq, softirq, and what other guests took
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Running(NamedTuple):
@@ -35,6 +44,52 @@ class Running(NamedTuple):
     needs: Needs
     used_mb: float
     used_cpus: float = 0.0
+
+
+class Reservation(NamedTuple):
+    """The needs of a job that waits while room gathers for it, until a monotonic instant."""
+
+    task: str
+    needs: Needs
+    until: float
+
+
+class Memory(NamedTuple):
+    """What a host or a cgroup has, and what is used of it, in MB."""
+
+    total_mb: float
+    used_mb: float
+
+
+class Processors(NamedTuple):
+    """How many processors a host or a cgroup may use, and for how many seconds these were busy until now, in all."""
+
+    number: float
+    busy_sec: float
+
+
+class Room(NamedTuple):
+    """What the runs of a host may use together, and what of the memory is free; infinity: it is not asked for."""
+
+    bound_mb: float = math.inf
+    free_mb: float = math.inf
+    cpus: float = math.inf
+    is_hot: bool = False
+
+
+class Load(NamedTuple):
+    """How many processors were busy lately: with each worker's process and its children, and with all others."""
+
+    of_workers: Mapping[int, float]
+    others: float
+
+
+class Sample(NamedTuple):
+    """The seconds of processors that were used until an instant, in all and by each worker."""
+
+    at: float
+    busy_sec: float
+    of_workers: Mapping[int, float]
 
 
 def fits(needs: Needs, own_mb: float, room: Room, runs: Sequence[Running], others_cpus: float = 0.0) -> bool:
@@ -58,34 +113,6 @@ def fits(needs: Needs, own_mb: float, room: Room, runs: Sequence[Running], other
     return not needed or (needs.cpus + needed <= room.cpus and needs.cpus * LEAST_SHARE + busy <= room.cpus)
 
 
-class Patience:
-    """Since when the claims of a worker have passed over the job that is the first of its queue without room."""
-
-    def __init__(self, reserve_sec: float) -> None:
-        self._reserve_sec = reserve_sec
-        self._first: LeftOut | None = None
-        self._since = 0.0
-
-    def passed(self, left_out: LeftOut | None) -> None:
-        """What the latest claim has passed over; another job than before begins anew."""
-        if left_out != self._first:
-            self._first, self._since = left_out, now()
-
-    @property
-    def over(self) -> str | None:
-        """The task of the job that has been passed over for DL_RESERVE_SEC; None without one."""
-        is_over = self._first and self._reserve_sec and now() >= self._since + self._reserve_sec
-        return self._first.task if self._first and is_over else None
-
-
-class Reservation(NamedTuple):
-    """The needs of a job that waits while room gathers for it, until a monotonic instant."""
-
-    task: str
-    needs: Needs
-    until: float
-
-
 class Admission:
     """What one worker may begin, beside the runs of its farm and whatever else the host does."""
 
@@ -95,7 +122,9 @@ class Admission:
         self._shared = shared
         self._slot = slot
         self._log = logger
-        self._patience = Patience(reserve_sec)
+        self._reserve_sec = reserve_sec
+        self._first: LeftOut | None = None  # the first job of its queue that lately had no room
+        self._since = 0.0  # when a claim passed over it for the first time
         self._needs: Mapping[str, Needs] = {}
         self._room = Room()
         self._used_mb: dict[int, float] = {}  # by process, at the latest measurement
@@ -115,21 +144,23 @@ class Admission:
             return ()
         if now() < self._closed_until:
             return list(self._needs)
-        oldest_sec = 0.0 if self._state() != self._seen else MEASURED_SEC  # room that a run has left is there at once
-        self._measure(oldest_sec)
+        self._measure(0.0 if self._state() != self._seen else MEASURED_SEC)  # room that a run has left is there at once
         self._seen, reserved = self._state(), _standing(self._shared.room.read())
         return [task for task, needs in self._needs.items() if not self._has_room(task, needs, reserved)]
 
     def passed(self, left_out: LeftOut | None, without: Collection[str]) -> None:
         """The worker reports the job that its claim has passed over, because these tasks had no room.
 
-        For a job that was passed over for long enough the host lets room gather.
+        For a job that was passed over for `reserve_sec` the host lets room gather.
         """
-        self._patience.passed(left_out)
         self._left_out = frozenset(without if left_out else ())
-        task = self._patience.over  # as of now: at the next claim another worker may have begun that job
-        needs = self._needs.get(task) if task else None
-        if task is None or needs is None or needs.memory_mb > self._room.bound_mb:
+        if left_out != self._first:
+            self._first, self._since = left_out, now()
+        if left_out is None or not self._reserve_sec or now() < self._since + self._reserve_sec:
+            return
+        task = left_out.task  # as of now: at the next claim another worker may have begun that job
+        needs = self._needs.get(task)
+        if needs is None or needs.memory_mb > self._room.bound_mb:
             return
         with suppress(Busy), self._shared.room.changed(must=True) as note:
             reserved = _standing(note)
@@ -213,9 +244,139 @@ def needs_of(
     """PURE: the needs of all tasks that have some. What a pipeline declares wins over what its runs have shown."""
     by_task = {}
     for task in {*declared, *learned}:
-        of_runs = learned.get(task, (0.0, 0.0))
-        own = declared.get(task, (None, None))
-        needs = Needs(*(shown if word is None else word for word, shown in zip(own, of_runs, strict=True)))
+        pairs = zip(declared.get(task, (None, None)), learned.get(task, (0.0, 0.0)), strict=True)
+        needs = Needs(*(shown if own is None else own for own, shown in pairs))
         if any(needs):
             by_task[task] = needs
     return by_task
+
+
+# --- the host ---
+
+
+class Host:
+    """This host, or the cgroup (version 2) that this process is in, as the settings let farms use it."""
+
+    def __init__(self, settings: Settings, root: Path = Path("/")) -> None:
+        """`root` is the folder with `proc` and `sys`."""
+        self._share, self._size_mb = shares(settings.dl_host_memory)
+        self._cpu_share = settings.dl_host_cpu / 100
+        self._hottest = settings.dl_host_temperature
+        self._root = root
+        self._heat_at = -math.inf
+        self._is_hot = False
+        self._sample = Sample(-math.inf, 0.0, {})
+        self._load = Load({}, 0.0)
+
+    @property
+    def bounds_something(self) -> bool:
+        """False where no setting bounds the memory or the processors."""
+        return bool(self._share or self._size_mb or self._cpu_share)
+
+    @property
+    def bound_mb(self) -> float:
+        """What all runs together may use; infinity where DL_HOST_MEMORY is 0."""
+        return room_of(self._memories(), self._share, self._size_mb, 0.0)[0]
+
+    def room(self, runs_mb: float) -> Room:
+        """The room now, of which runs use `runs_mb`. A DL_HOST_MEMORY in MB or GB is for the runs alone."""
+        if self._hottest and now() >= self._heat_at + HEAT_SEC:
+            self._heat_at = now()
+            self._is_hot = _temperature() >= self._hottest
+        cpus = self._cpu_share * processors(self._root).number if self._cpu_share else math.inf
+        return Room(*room_of(self._memories(), self._share, self._size_mb, runs_mb), cpus, self._is_hot)
+
+    def load(self, workers: Collection[int]) -> Load:
+        """The load between two looks that are LOAD_SEC apart or more; none at the first look, and without a bound.
+
+        `workers` are the processes whose runs have room now. What those of the look before have used is theirs too, so
+        a run that has ended meanwhile does not count as others.
+        """
+        if self._cpu_share and now() >= self._sample.at + LOAD_SEC:
+            pids = {*workers, *self._sample.of_workers}
+            of_workers = {pid: used for pid in pids if (used := cpu_used_by(pid))}
+            before, self._sample = self._sample, Sample(now(), processors(self._root).busy_sec, of_workers)
+            self._load = load_between(before, self._sample)
+        return self._load
+
+    def _memories(self) -> list[Memory]:
+        host = psutil.virtual_memory()
+        memories = [Memory(host.total / MB, (host.total - host.available) / MB)]
+        for folder in _cgroup(self._root):
+            with suppress(OSError, ValueError):  # "max"
+                limit = float((folder / "memory.max").read_text())
+                used = float((folder / "memory.current").read_text())
+                cached = _value(folder / "memory.stat", "inactive_file")  # which gives way
+                memories.append(Memory(limit / MB, max(0.0, used - cached) / MB))
+        return memories
+
+
+def shares(text: str) -> tuple[float, float]:
+    """PURE: the share of the host's memory that DL_HOST_MEMORY names, and the size in MB; one of them is 0."""
+    match = re.fullmatch(r"([\d.]+) ?([MG]B)?%?", text)
+    assert match  # noqa: S101  the settings are checked
+    number, unit = float(match[1]), match[2]
+    return (0.0, number * (1_024 if unit == "GB" else 1)) if unit else (number / 100, 0.0)
+
+
+def room_of(memories: list[Memory], share: float, size_mb: float, runs_mb: float) -> tuple[float, float]:
+    """PURE: the bound and what is free of it, in MB, where the host and its cgroups each have a limit."""
+    if size_mb:
+        bound_mb = min(size_mb, *(each.total_mb for each in memories))
+        return bound_mb, bound_mb - runs_mb
+    if not share:
+        return math.inf, math.inf
+    return min(share * each.total_mb for each in memories), min(
+        share * each.total_mb - each.used_mb for each in memories
+    )
+
+
+def load_between(before: Sample, after: Sample) -> Load:
+    """PURE: the load between two samples; none after a first one."""
+    sec = after.at - before.at
+    used = {pid: max(0.0, until - before.of_workers.get(pid, until)) for pid, until in after.of_workers.items()}
+    others_sec = max(0.0, after.busy_sec - before.busy_sec - sum(used.values()))
+    return Load({pid: used_sec / sec for pid, used_sec in used.items()}, others_sec / sec)
+
+
+def processors(root: Path = Path("/")) -> Processors:
+    """The processors that this process may use: those of its affinity, or the quota of its cgroup."""
+    own = os.sched_getaffinity(0)
+    names, busy_sec = {f"cpu{number}" for number in own}, 0.0
+    with suppress(OSError):
+        lines = [line.split() for line in (root / "proc/stat").read_text().splitlines()]
+        busy_sec = sum(int(line[at]) for line in lines if line[0] in names for at in _BUSY) / _TICKS
+    least = Processors(float(len(own)), busy_sec)
+    for folder in _cgroup(root):
+        with suppress(OSError, ValueError):  # "max"
+            quota, period = (folder / "cpu.max").read_text().split()
+            used_sec = _value(folder / "cpu.stat", "usage_usec") / 1e6
+            least = min(least, Processors(float(quota) / float(period), used_sec))
+    return least
+
+
+def _cgroup(root: Path) -> Iterator[Path]:
+    """The folders of this process's cgroup and those above, each of which may have a limit."""
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                top = root / "sys/fs/cgroup"
+                own = top / line[3:].strip("/")
+                yield from (each for each in (own, *own.parents) if each.is_relative_to(top))
+
+
+def _value(file: Path, name: str) -> float:
+    """The number behind a name in a file of lines of both; 0 where there is none."""
+    with suppress(OSError, ValueError):
+        lines = file.read_text().splitlines()
+        return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+    return 0.0
+
+
+def _temperature() -> float:
+    """The hottest sensor, in degrees Celsius; minus infinity without sensors."""
+    try:
+        sensors = psutil.sensors_temperatures()
+    except (AttributeError, OSError, RuntimeError):
+        return -math.inf
+    return max((each.current for found in sensors.values() for each in found if each.current), default=-math.inf)

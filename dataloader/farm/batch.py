@@ -11,7 +11,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
@@ -83,10 +83,6 @@ class Bookmark:
             self.head, self._until = lifecycle.Head(), now() + HEAD_SEC
         return self.head
 
-    def move(self, head: lifecycle.Head | None) -> None:
-        """Follow what a claim has answered; None: the bookmark stays."""
-        self.head = head or self.head
-
 
 class Batch:
     """The jobs and ends of one worker, and how many jobs its next claim asks for."""
@@ -138,16 +134,15 @@ class Batch:
         return max(size, min(self._most, keys))
 
     def limit(self, most: int, why: str) -> None:
-        """Claim at most so many jobs from now on, and log that."""
+        """Claim at most so many jobs from now on."""
         if most < self._most:
             self._most = most
             self._log.warning("worker.prefetch.lowered", prefetch=self._spec.prefetch, at_most=most, why=why)
 
     def fit(self, table: probe.LockTable) -> None:
         """Claim at most as many jobs as the server's lock table has room for."""
-        is_automatic = self._spec.is_automatic
-        most = probe.most_at_once(table, self._machine, is_automatic)
-        if is_automatic:  # nobody has asked for more
+        most = probe.most_at_once(table, self._machine, self._spec.is_automatic)
+        if self._spec.is_automatic:  # nobody has asked for more
             self._most = min(self._most, most)
         else:
             self.limit(most, "the keys of this machine's jobs would fill the server's lock table")
@@ -167,40 +162,26 @@ class Batch:
 
         Called with the session's turn, so that no new session hands back a job that is about to begin.
         """
-        try:
+        self.running = ()
+        with suppress(IndexError):  # the other thread has taken the last one
             first = self._waiting.popleft()
-        except IndexError:  # the other thread has taken the last one
-            self.running = ()
-            return None
-        task, affinity_key = first.first.task, first.first.affinity_key
-        jobs, keys = first.jobs, pipelines.batch_size(task)
-        if keys > 1:
-            keys = min(keys, self._keys_most or SIZE_MOST)
-        self._keys[self._queue] = keys
-        for _ in range(keys - 1):
-            if (more := self._pop(task, affinity_key)) is None:
-                break
-            jobs += more.jobs
-        self.running = jobs
-        return first if jobs is first.jobs else Delivery(jobs, first.place)
-
-    def _pop(self, task: str, affinity_key: str | None) -> Delivery | None:
-        """The first waiting key, where its jobs are of this kind; the other thread may have taken it meanwhile."""
-        try:
-            job = self._waiting[0].first
-            return self._waiting.popleft() if (job.task, job.affinity_key) == (task, affinity_key) else None
-        except IndexError:
-            return None
+            self.running, keys = first.jobs, pipelines.batch_size(first.first.task)
+            if keys > 1:
+                keys = min(keys, self._keys_most or SIZE_MOST)
+            self._keys[self._queue] = keys
+            kind = attrgetter("task", "affinity_key")
+            with suppress(IndexError):
+                while (keys := keys - 1) > 0 and kind(self._waiting[0].first) == kind(first.first):
+                    self.running += self._waiting.popleft().jobs
+            return first if self.running is first.jobs else Delivery(self.running, first.place)
+        return None
 
     def hand_back(self, reason: str) -> None:
         """Give up the waiting jobs, the last first; their attempts do not count, for no run has begun."""
-        while self._waiting:
-            try:
-                jobs = self._waiting.pop().jobs
-            except IndexError:
-                return  # the other thread has taken the last one
-            for job in reversed(jobs):
-                self.add(Ended(job, Finish("hand_back", reason)))
+        with suppress(IndexError):  # the other thread may take the last one
+            while self._waiting:
+                for job in reversed(self._waiting.pop().jobs):
+                    self.add(Ended(job, Finish("hand_back", reason)))
 
     @property
     def ahead(self) -> int:
@@ -267,8 +248,7 @@ class Batch:
     ) -> Step:
         """Write the ends and claim up to `most` jobs in one statement; after a failure write each end alone.
 
-        `affinity` and `without` are those of lifecycle.step. Raises psycopg.Error; then the batch still holds the ends
-        that were not confirmed.
+        Raises psycopg.Error; then the batch still holds the ends that were not confirmed.
         """
         if self._has_failed:
             self.write(session)
@@ -290,8 +270,16 @@ class Batch:
                 self.write(session)  # the database refuses an end: it costs none of the others
             elif not most or not is_of_a_row(e):
                 raise
-            elif not self._set_aside(session, e, most, without):
-                return Step([], {}, 0, False, ASIDE_SEC)
+            else:
+                aside = set_aside(
+                    session.conn,
+                    queues,
+                    lambda: lifecycle.step(session, queues, 0.0, most, (), by_lag=self._turns.by_lag, without=without),
+                    e,
+                )
+                if aside is None:  # another worker does that
+                    return Step([], {}, 0, False, ASIDE_SEC)
+                self._log.error("worker.job.set_aside", **aside._asdict())
             return Step([], {}, 0, True, None)
         self._found_fewer = len(step.jobs) < most  # of a merged queue sometimes fewer keys all the same
         if most and not (step.jobs or step.look_again):
@@ -299,24 +287,12 @@ class Batch:
         if step.jobs:
             self.claimed_in = session
             self._turns.claimed(step.jobs[0].queue)
-            self._bookmarks[step.jobs[0].queue].move(step.head)
+            bookmark = self._bookmarks[step.jobs[0].queue]
+            bookmark.head = step.head or bookmark.head
         self._written(ends, step.ended, step.locked)
         if step.backoffs:
             self._log.info("worker.claim.backoff", keys=step.backoffs)
         return step
-
-    def _set_aside(self, session: lifecycle.Session, error: psycopg.Error, most: int, without: Collection[str]) -> bool:
-        """Set the job aside on which the claim has failed; False while another worker does."""
-        by_lag = self._turns.by_lag
-        aside = set_aside(
-            session.conn,
-            self._order,
-            lambda: lifecycle.step(session, self._order, 0.0, most, (), by_lag=by_lag, without=without),
-            error,
-        )
-        if aside:
-            self._log.error("worker.job.set_aside", **aside._asdict())
-        return aside is not None
 
     def write(self, session: lifecycle.Session) -> None:
         """Write the ends without a claim, after a failure each alone: a job that is done must not be done again.
@@ -381,7 +357,7 @@ class Batch:
                 self._log.log(level, "worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
 
     def _log_finished(self, end: Ended, status: Status) -> None:
-        """One line for each run; only a line with an error's text goes the long way through the log."""
+        """Only a line with an error's text goes the long way through the log."""
         became = {"verb": end.finish.verb, "status": status}
         if end.report and not end.finish.error:
             FINISHED.write({"worker": end.job.claimed_by, "queue": end.job.queue, **end.report, **became})

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from zlib import crc32
 
@@ -58,23 +58,19 @@ class Note:
 
     def read(self) -> dict[str, Any]:
         """The dict as it is now; another process may be about to change it."""
-        try:
-            content: dict[str, Any] = json.loads(os.pread(self._file, 1 << 20, 0) or b"{}")
-        except ValueError:  # a process was killed while it wrote: begin anew
-            return {}
+        content: dict[str, Any] = {}
+        with suppress(ValueError):  # a process was killed while it wrote: begin anew
+            content = json.loads(os.pread(self._file, 1 << 20, 0) or b"{}")
         return content
 
     def _lock(self) -> bool:
         until = now() + WAIT_SEC
-        while True:
-            try:
+        while now() <= until:
+            with suppress(BlockingIOError):
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if now() > until:
-                    return False
-                time.sleep(0.001)
-            else:
                 return True
+            time.sleep(0.001)
+        return False
 
 
 class FarmOutage:
@@ -103,15 +99,11 @@ class FarmOutage:
             if is_due:
                 note["next_at"] = at + EVERY_SEC
                 note["is_told"] = True
-            facts = {
-                "failures": note["failures"],
-                "lasting_sec": round(at - note["began"]),
-                "processes": len(note["away"]),
-            }
+            facts = {"failures": note["failures"], "processes": len(note["away"])}
+            facts |= {"lasting_sec": round(at - note["began"])}
         text = str(error).strip()
         if is_due:
-            shown = facts if facts["failures"] > 1 else {}
-            self._logger.warning("farm.database.lost", what=event, error=text, **shown)
+            self._logger.warning("farm.database.lost", what=event, error=text, **facts if facts["failures"] > 1 else {})
         else:
             self._logger.debug(event, error=text)
 

@@ -72,7 +72,8 @@ def transaction(
         where = _raise(conn, tokens, owner) or _leap(conn, tokens, owner, leap)
         conn.execute(_SQL["forget"])
         if standing is not None:
-            standing.newest = _newest(conn, standing.job_id)
+            row = conn.execute(_SQL["standing"], {"job_id": standing.job_id}).fetchone()
+            standing.newest = Checkpoint(*row) if row else NOWHERE
         with conn.transaction():
             conn.execute(_SQL["unlimited"])
             yield conn
@@ -91,21 +92,11 @@ def transaction(
 
 def _name(tokens: dict[UUID, int]) -> str:
     """The session's name, by which newer runs of the first job find it."""
-    job_id, token = next(iter(tokens.items()))
-    return f"dl-job:{job_id}:{token}"
+    return "dl-job:{}:{}".format(*next(iter(tokens.items())))
 
 
 def _fences(tokens: dict[UUID, int], owner: str) -> dict[str, Any]:
     return {"job_ids": list(tokens), "claims": list(tokens.values()), "owner": owner}
-
-
-def _newest(conn: db.Connection, job_id: UUID) -> Checkpoint:
-    try:
-        row = conn.execute(_SQL["standing"], {"job_id": job_id}).fetchone()
-    except errors.UndefinedColumn:
-        _make(conn, "widen_for_checkpoints")
-        row = None
-    return Checkpoint(*row) if row else NOWHERE
 
 
 def _raise(conn: db.Connection, tokens: dict[UUID, int], owner: str) -> str | None:
@@ -114,8 +105,10 @@ def _raise(conn: db.Connection, tokens: dict[UUID, int], owner: str) -> str | No
     conn.execute(_SQL["end_older"], fences)
     try:
         rows = conn.execute(_SQL["raise"], fences).fetchall()
-    except (errors.UndefinedTable, errors.UndefinedColumn) as e:
-        _make(conn, "create" if isinstance(e, errors.UndefinedTable) else "widen")
+    except errors.UndefinedTable:
+        # Another run may create the table at the same time: IF NOT EXISTS does not prevent these errors.
+        with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
+            conn.execute(_SQL["create"])
         rows = conn.execute(_SQL["raise"], fences).fetchall()
     return str(rows[0][0]) if len(rows) == len(tokens) else None
 
@@ -135,9 +128,3 @@ def _leap(conn: db.Connection, tokens: dict[UUID, int], owner: str, leap: Callab
     if where := _raise(conn, tokens, owner):
         return where
     raise Overtaken
-
-
-def _make(conn: db.Connection, what: str) -> None:
-    # Another run may create the table at the same time: IF NOT EXISTS does not prevent these errors.
-    with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject, errors.DuplicateColumn):
-        conn.execute(_SQL[what])

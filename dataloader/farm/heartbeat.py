@@ -87,15 +87,16 @@ class Lease:
         self._check_at = now() + CHECK_SEC
         if self.stop is None and self.slot.asked == self.slot.generation:
             self.end(End.CANCELED, None)
-        if self.goes_on and (reason := stop_reason(self.slot)):
-            if reason is Reason.TIMEOUT:
-                self.end(End.TIMEOUT, self._timeout)
-            elif reason is Reason.FENCED:
-                self.give_up(End.HANDED_BACK, "the lease ran out")
-            elif reason is Reason.DRAIN:
-                self.end(End.HANDED_BACK, "drain")
-            else:
-                self.end(End.CANCELED, "canceled by force")
+        if self.goes_on:
+            match stop_reason(self.slot):
+                case Reason.TIMEOUT:
+                    self.end(End.TIMEOUT, self._timeout)
+                case Reason.FENCED:
+                    self.give_up(End.HANDED_BACK, "the lease ran out")
+                case Reason.DRAIN:
+                    self.end(End.HANDED_BACK, "drain")
+                case Reason.CANCELED:
+                    self.end(End.CANCELED, "canceled by force")
         if self.goes_on and self._heartbeat is not None and not self._heartbeat.is_alive():
             self.give_up(End.HANDED_BACK, "the heartbeat is dead")
         return self.stop is not None
@@ -104,13 +105,15 @@ class Lease:
         """Keep progress for the next write; copied, because the pipeline may go on changing it."""
         had_news = self.has_news
         self.reported = self.progress = dict(progress)
-        if self._heartbeat is not None and not had_news:
-            self._heartbeat.hurry()
+        self._hurry(had_news)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint for the next write."""
         had_news = self.has_news
         self.checkpoint = checkpoint
+        self._hurry(had_news)
+
+    def _hurry(self, had_news: bool) -> None:
         if self._heartbeat is not None and not had_news:
             self._heartbeat.hurry()
 
@@ -239,7 +242,10 @@ class Heartbeat(threading.Thread):
         lease.slot.show("works")
 
     def _write_or_sleep(self, lease: Lease, session: lifecycle.Session) -> None:
-        """Write what is due, else wait; the run may be over by the time that this thread has the session."""
+        """Write what is due, else wait; the run may be over by the time that this thread has the session.
+
+        Jobs that wait behind a long run are handed back.
+        """
         if lease.released:
             return
         try:
@@ -252,8 +258,14 @@ class Heartbeat(threading.Thread):
             has_news = lease.has_news and now() >= lease.progress_at
             if is_beat_due or has_news:
                 self._beat(lease, session, has_news, is_beat_due)
-            elif not self._write_log(session) and not self._unburden(lease, session):
-                self._sleep(lease, session)
+            elif not self._write_log(session):
+                if lease.began < now() - TICK_SEC:
+                    lease.slot.ahead = 0  # this thread is alive: the keeper need not do it
+                    self._batch.hand_back(TOOK_LONGER)
+                if self._batch.is_due(lease.began):
+                    self._batch.write(session)
+                else:
+                    self._sleep(lease, session)
         except errors.LockNotAvailable:
             self._next_beat = now() + 1.0  # another session has locked the row; ours is sound
 
@@ -311,16 +323,6 @@ class Heartbeat(threading.Thread):
         places = capture.places()
         logs.write(session.conn, [run], now())
         capture.written(run, places)
-        return True
-
-    def _unburden(self, lease: Lease, session: lifecycle.Session) -> bool:
-        """Write ends that have waited for their batch, hand back jobs behind a long run; False: nothing was written."""
-        if lease.began < now() - TICK_SEC:
-            lease.slot.ahead = 0  # this thread is alive: the keeper need not do it
-            self._batch.hand_back(TOOK_LONGER)
-        if not self._batch.is_due(lease.began):
-            return False
-        self._batch.write(session)
         return True
 
     def _sleep(self, lease: Lease, session: lifecycle.Session) -> None:

@@ -33,8 +33,9 @@ from dataloader.farm.process import (
     share_memory,
     tell_ready,
 )
-from dataloader.farm.slots import INTERRUPTS, Order, SharedSlots, Slot, State, deadlines, kill_reason, slots_wanted
+from dataloader.farm.slots import INTERRUPTS, Order, SharedSlots, Slot, State, deadlines, kill_reason
 
+SLOTS_LEAST = 256
 TICK_SEC = 0.5
 MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quickly
 # Between starts of a child that dies before it is ready: the first and the longest pause.
@@ -63,25 +64,10 @@ class Backoff:
         The pause grows only over failures of the child itself: a child that was killed would have started well.
         """
         self.failed_at = now()
-        shortest, longest = BACKOFF_SEC
-        if not by_itself:
-            self.not_before = max(self.not_before, now() + shortest)
-            return shortest
-        pause: float = min(longest, shortest * 2**self.failures)
-        self.failures = min(self.failures + 1, 16)
-        self.not_before = now() + pause
+        pause: float = min(BACKOFF_SEC[1], BACKOFF_SEC[0] * 2**self.failures) if by_itself else BACKOFF_SEC[0]
+        self.failures = min(self.failures + by_itself, 16)
+        self.not_before = now() + pause if by_itself else max(self.not_before, now() + pause)
         return pause
-
-    def succeeded(self, started: float) -> None:
-        """A child that was started at this instant is ready; a later failure still counts."""
-        if started > self.failed_at:
-            self.failures = 0
-            self.not_before = 0.0
-
-    @property
-    def passed(self) -> bool:
-        """True when another start may be tried."""
-        return now() >= self.not_before
 
 
 @dataclass
@@ -96,14 +82,10 @@ class Child:
     stacks: int  # a memory file for its threads' stacks, which it dumps at SIGTTIN
     interrupted: int = 0  # the latest run that was interrupted, by its generation in the slot
 
-    def has_to_be_interrupted(self) -> bool:
-        """True once for each run that has to stop and may have no safe point."""
-        generation = self.slot.generation
-        passed = [each.reason for each in deadlines(self.slot) if each.stop_at < now()]
-        if self.interrupted == generation or not set(passed) & set(INTERRUPTS):
-            return False
-        self.interrupted = generation
-        return True
+    @property
+    def rests(self) -> bool:
+        """True when the worker claims nothing until its order changes: it has shown RESTING since it got WAIT."""
+        return self.slot.order == Order.WAIT and self.slot.state == State.RESTING
 
 
 class Supervisor:
@@ -120,7 +102,8 @@ class Supervisor:
         self._keeper_main = keeper_main
         self._wish = wished(settings)
         self._generation = 0
-        self._shared = SharedSlots(slots_wanted(self._wish.total()))
+        # A dead worker's slot is in use until its jobs are recovered, and a reload may wish for more workers.
+        self._shared = SharedSlots(max(SLOTS_LEAST, 4 * self._wish.total()))
         self._numbers: dict[Queues, int] = {}
         self._workers: dict[int, Child] = {}  # by pid
         self._backoffs: dict[Queues, Backoff] = defaultdict(Backoff)
@@ -247,20 +230,25 @@ class Supervisor:
         for child in self._workers.values():
             if child.slot.state != State.STARTING:
                 self._ever_ready = True
-                self._backoffs[child.queues].succeeded(child.started)
+                if child.started > self._backoffs[child.queues].failed_at:
+                    self._backoffs.pop(child.queues)
         are_ready = sum(child.slot.is_ready for child in self._workers.values())
         if not self._reported_ready and are_ready >= self._wish.total():
             self._reported_ready = True
             tell_ready()
 
     def _enforce(self) -> None:
-        """Kill overdue processes, which may be stuck, and interrupt runs that have to stop."""
+        """Kill overdue processes, and interrupt once each run that has to stop and may have no safe point."""
         for pid, child in self._workers.items():
-            if why := kill_reason(child.slot):
-                child.slot.why = why
-                self._log.warning("supervisor.worker.killed", worker=child.slot.worker, why=why.name.lower())
+            slot = child.slot
+            if why := kill_reason(slot):
+                slot.why = why
+                self._log.warning("supervisor.worker.killed", worker=slot.worker, why=why.name.lower())
                 kill_group(pid)
-            elif child.has_to_be_interrupted():
+            elif child.interrupted != slot.generation and any(
+                each.reason in INTERRUPTS and each.stop_at < now() for each in deadlines(slot)
+            ):
+                child.interrupted = slot.generation
                 os.kill(pid, signal.SIGUSR1)
 
     def _pause(self) -> float:
@@ -273,14 +261,14 @@ class Supervisor:
     # --- life ---
 
     def _start_missing(self) -> None:
-        if self._keeper is None and self._keeper_stop_at is None and self._keeper_backoff.passed:
+        if self._keeper is None and self._keeper_stop_at is None and now() >= self._keeper_backoff.not_before:
             self._keeper_started = now()
             self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._shared))
         if self._draining:
             return
         running = Counter(child.queues for child in self._workers.values())
         for queues, wanted in self._wanted().items():
-            if self._backoffs[queues].passed:
+            if now() >= self._backoffs[queues].not_before:
                 for _ in range(wanted - running[queues]):
                     self._start_worker(queues)
 
@@ -358,7 +346,7 @@ class Supervisor:
         """Once all wanted workers are ready, the first of the older ones to finish its run leaves."""
         ready = Counter(child.queues for child in self._workers.values() if child.slot.is_ready)
         are_ready = all(ready[queues] >= wanted for queues, wanted in self._wanted().items())
-        resting = [child for child in older if child.slot.rests]
+        resting = [child for child in older if child.rests]
         if are_ready and resting:
             self._order(resting[0], Order.LEAVE)
         idle = [child for child in older if child.slot.state == State.IDLE]
@@ -371,7 +359,7 @@ class Supervisor:
         """Give the free places of a kind to the workers that are ready, then to those that start; the newest first."""
         at_work = [child for child in of_kind if child.slot.order == Order.WORK or child.slot.works]
         others = [child for child in of_kind if child not in at_work and child.slot.order == Order.WAIT]
-        others.sort(key=lambda child: (not child.slot.rests, -child.generation))
+        others.sort(key=lambda child: (not child.rests, -child.generation))
         for child in others[: max(0, wished_for - len(at_work))]:
             self._order(child, Order.WORK)
 

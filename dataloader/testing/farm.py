@@ -23,10 +23,10 @@ from uuid import UUID, uuid4
 
 from dataloader import log, pipelines
 from dataloader.config import Settings
-from dataloader.farm import process, starts
+from dataloader.farm import process
 from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
-from dataloader.farm.runner import Runner
+from dataloader.farm.runner import Runner, last_words
 from dataloader.farm.slots import SharedSlots, Slot
 from dataloader.pipelines import hooks
 from dataloader.queue import db, new_job
@@ -107,7 +107,7 @@ class Result:
     @property
     def result(self) -> Any:
         """What the pipeline has returned, as stored; None unless the job has succeeded. Of a batch: the first job's."""
-        return next(of_key[0] for of_key in self.results.values())
+        return next(iter(self.results.values()))[0]
 
     @property
     def value(self) -> Progress | None:
@@ -217,36 +217,34 @@ def run(
     if not jobs:
         raise ValueError(f"{task!r} takes batches: give its args as {{lock_key: [args, ...]}}")
     begin = Checkpoint() if checkpoint is None else Checkpoint(checkpoint_json(checkpoint))
-    fates = chain(_fates(points, drain_at, cancel_at), repeat(NOTHING))
-    return _Trial(dsn, data_dir or Path.cwd(), begin).run(jobs, fates)
+    fates = [Fate("crash", point) for point in points]
+    fates += [Fate("drain", drain_at)] if drain_at is not None else []
+    fates += [Fate("cancel", cancel_at)] if cancel_at is not None else []
+    for fate in fates:
+        if isinstance(fate.at, int) and fate.at < 1:
+            raise ValueError(f"safe points are counted from 1, not {fate.at}")
+    return _Trial(dsn, data_dir or Path.cwd(), begin).run(jobs, chain(fates, repeat(NOTHING)))
 
 
 def _job(job_id: UUID | None, given: dict[str, Any]) -> Job:
-    """The job that a producer adds by these fields."""
-    given = _hooked(given) if AROUND_ENQUEUE else given | {"args": json.dumps(given["args"], allow_nan=False)}
+    """The job that a producer adds by these fields, after every `around_enqueue`; ValueError: they are not valid."""
+    if AROUND_ENQUEUE:
+        new_job.checked(given)
+        without_key = {name: value for name, value in given.items() if (name, value) != ("lock_key", KEY)}
+        given = new_job.checked({"lock_key": KEY} | new_job.hooked(new_job.without_defaults(without_key)))
+    else:
+        given = given | {"args": json.dumps(given["args"], allow_nan=False)}
+    own = ("queue", "task", "idempotency_key", "lock_key", "partition_key", "timeout_sec", "affinity_key")
     return Job(
         job_id=job_id or uuid4(),
-        queue=given["queue"],
-        task=given["task"],
         args_json=given["args"],
-        idempotency_key=given["idempotency_key"],
-        lock_key=given["lock_key"],
-        partition_key=given["partition_key"],
         attempt=1,
         max_attempts=given["max_attempts"] or pipelines.resolve(given["task"]).max_attempts or ATTEMPTS,
         lease_ttl_sec=60,
-        timeout_sec=given["timeout_sec"],
         claim=1,
         claimed_by="test",
-        affinity_key=given["affinity_key"],
+        **{name: given[name] for name in own},
     )
-
-
-def _hooked(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields after every `around_enqueue`, args as JSON; raises ValueError where they are not valid."""
-    new_job.checked(given)
-    without_key = {name: value for name, value in given.items() if (name, value) != ("lock_key", KEY)}
-    return new_job.checked({"lock_key": KEY} | new_job.hooked(new_job.without_defaults(without_key)))
 
 
 def _task_of(pipeline: str | Callable[..., Any]) -> str:
@@ -262,16 +260,6 @@ def _task_of(pipeline: str | Callable[..., Any]) -> str:
     raise ValueError(f'{name} is no pipeline: put @register("...") in front of it, or name its task')
 
 
-def _fates(crashes: Sequence[Point], drain_at: int | None, cancel_at: int | None) -> Iterator[Fate]:
-    for point in [*crashes, drain_at, cancel_at]:
-        if isinstance(point, int) and point < 1:
-            raise ValueError(f"safe points are counted from 1, not {point}")
-    fates = [Fate("crash", point) for point in crashes]
-    fates += [Fate("drain", drain_at)] if drain_at is not None else []
-    fates += [Fate("cancel", cancel_at)] if cancel_at is not None else []
-    return iter(fates)
-
-
 class _After(NamedTuple):
     """A job after a run: its status, its error, the number of its next attempt, and its result as JSON."""
 
@@ -285,9 +273,9 @@ class _Trial:
     """The farm of one job or batch: its settings, and the database of its transactions."""
 
     def __init__(self, dsn: Dsn, data_dir: Path, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint  # where the next run goes on
         self._dsn = dsn
         self._data_dir = data_dir
+        self._checkpoint = checkpoint  # where the next run goes on
         self._has_worker = False
 
     def run(self, jobs: list[Job], fates: Iterator[Fate]) -> Result:
@@ -311,21 +299,20 @@ class _Trial:
         if not self._has_worker:
             _call(hooks.ON_WORKER_START)
             self._has_worker = True
-        slot, runner = self._started(delivery)
-        lease = _Lease(delivery, slot, fate)
+        runner, lease = self._started(delivery, fate)
         outcome = runner.attempt(delivery, lease)
-        runner.raise_what_is_the_tests_own()
+        # Ctrl-C, a failure or a time limit of the test is no outcome of the pipeline.
+        is_pipelines = isinstance(runner.raised, Exception | SystemExit | pipelines.Stopped | GeneratorExit | None)
+        if trouble := runner.trouble or (None if is_pipelines else runner.raised):
+            raise trouble
         self._checkpoint = outcome.checkpoint or self._checkpoint
         if fate is not NOTHING and not lease.is_met:
             raise NotReached(_missed(fate, lease.steps, outcome.error))
-        ends = decide(delivery, outcome)
-        for job, end in zip(delivery.jobs, ends, strict=True):
+        after = []
+        for job, end in zip(delivery.jobs, decide(delivery, outcome), strict=True):
             if end and end.verb == Verb.FAIL:
                 runner.report_exhausted(job)
-        after = [
-            _after(job, end, was_canceled=fate.kind == "cancel" and job is delivery.first)
-            for job, end in zip(delivery.jobs, ends, strict=True)
-        ]
+            after.append(_after(job, end, was_canceled=fate.kind == "cancel" and job is delivery.first))
         return replace(lease.summary(outcome, runner.raised), checkpoint=self._checkpoint.value), after
 
     def _crash(self, delivery: Delivery, fate: Fate) -> tuple[Run, list[_After]]:
@@ -374,9 +361,8 @@ class _Trial:
                 "interpreter"
             ) from None
         _log.warning("%s; it begins once more in a new interpreter, without what the test has changed", error)
-        dsn = self._dsn if isinstance(self._dsn, str) else None
-        given = (os.getpid(), module, dsn, self._data_dir, self._checkpoint, delivery, fate, diary.name)
-        status = ended(begun(_live_anew, *given))
+        trial = _Trial(self._dsn if isinstance(self._dsn, str) else None, self._data_dir, self._checkpoint)
+        status = ended(begun(_live_anew, os.getpid(), module, trial, delivery, fate, diary.name))
         if not os.fstat(diary.fileno()).st_size:
             raise Deadlocked(f"{error}, and {module} does not register {delivery.first.task} in a new interpreter")
         return status
@@ -385,15 +371,14 @@ class _Trial:
         """In the child: run until the kill; a run that ends before it writes its end into the diary."""
         process.unblock_signals()
         _call(hooks.ON_WORKER_START)
-        slot, runner = self._started(delivery)
-        lease = _Lease(delivery, slot, fate, diary)
+        runner, lease = self._started(delivery, fate, diary)
         outcome = runner.attempt(delivery, lease)
         if fate.at == "end" and outcome.end is End.DONE:
             die()
         lease.write(ended=lease.steps, error=str(runner.trouble or outcome.error))
         return 0
 
-    def _started(self, delivery: Delivery) -> tuple[Slot, _Runner]:
+    def _started(self, delivery: Delivery, fate: Fate, diary: IO[str] | None = None) -> tuple[_Runner, _Lease]:
         slot = SharedSlots(1).slots[0]
         slot.claim([job.job_id for job in delivery.jobs], [job.attempt for job in delivery.jobs])
         slot.begin(0, len(delivery.jobs), delivery.lease_ttl_sec, now())
@@ -401,7 +386,7 @@ class _Trial:
         settings = Settings.model_construct(dl_data_dir=self._data_dir, dl_target_dsn=None, pg_schema="public")
         runner = _Runner(settings, self._target)
         runner.kept = {delivery.first.job_id: self._checkpoint}
-        return slot, runner
+        return runner, _Lease(delivery, slot, fate, diary)
 
     def _target(self) -> str:
         if callable(self._dsn):
@@ -416,7 +401,7 @@ class _Trial:
 
 def _call(hook: Hook) -> None:
     """Call the functions of a hook at a start; the first exception reaches the test, after the last words."""
-    with starts.last_words():
+    with last_words():
         for function in hook:
             function()
 
@@ -437,12 +422,6 @@ class _Runner(Runner):
         finally:
             log.learn_job({})
             self.warm.close()
-
-    def raise_what_is_the_tests_own(self) -> None:
-        """Raise the test's own error: Ctrl-C, a failure or a time limit of the test is no outcome of the pipeline."""
-        is_pipelines = isinstance(self.raised, Exception | SystemExit | pipelines.Stopped | GeneratorExit | None)
-        if trouble := self.trouble or (None if is_pipelines else self.raised):
-            raise trouble
 
     def call(self, code: Callable[[], T], interruptible: Lease | None) -> T:
         try:
@@ -488,7 +467,11 @@ class _Lease(Lease):
             self.steps += 1
             self.write(step=self.steps)
             if self.steps == self._fate.at:
-                self._meet()
+                self.is_met = True
+                if self._fate.kind == "crash":
+                    die()
+                is_drain = self._fate.kind == "drain"
+                self.end(*(End.HANDED_BACK, "drain") if is_drain else (End.CANCELED, None))
         return self.stop is not None
 
     def report(self, progress: Progress) -> None:
@@ -518,15 +501,6 @@ class _Lease(Lease):
             self._reported.append(last)
         seconds = now() - self.began
         return Run(self.job.attempt, str(outcome.end), self._reported, self.steps, seconds, outcome.error, raised)
-
-    def _meet(self) -> None:
-        self.is_met = True
-        if self._fate.kind == "crash":
-            die()
-        elif self._fate.kind == "drain":
-            self.end(End.HANDED_BACK, "drain")
-        else:
-            self.end(End.CANCELED, None)
 
 
 def die() -> None:
@@ -565,16 +539,7 @@ def _missed(fate: Fate, steps: int, error: str | None) -> str:
     return text + (f": {error}" if error else "")
 
 
-def _live_anew(
-    parent: int,
-    module: str,
-    dsn: str | None,
-    data_dir: Path,
-    checkpoint: Checkpoint,
-    delivery: Delivery,
-    fate: Fate,
-    diary: str,
-) -> int:
+def _live_anew(parent: int, module: str, trial: _Trial, delivery: Delivery, fate: Fate, diary: str) -> int:
     """In a new interpreter: run until the kill, as `_Trial.live`."""
     process.follow_parent(parent, signal.SIGTERM)
     pipelines.load((module,))
@@ -582,4 +547,4 @@ def _live_anew(
     with open(diary, "a") as file:
         file.write("{}\n")  # the run has begun
         file.flush()
-        return _Trial(dsn, data_dir, checkpoint).live(delivery, fate, file)
+        return trial.live(delivery, fate, file)

@@ -6,7 +6,7 @@ import pytest
 
 from dataloader.config import Settings
 from dataloader.farm import keeper as module
-from dataloader.farm.host import Host
+from dataloader.farm.admission import Host
 from dataloader.farm.keeper import CHANGED_SEC, UNCHANGED_SEC, WorkerRegistry
 from dataloader.farm.slots import SharedSlots, State
 from dataloader.queue import db

@@ -184,19 +184,6 @@ ON CONFLICT (job_id) DO UPDATE SET claim = excluded.claim, raised_at = now() WHE
 """
 
 
-def test_a_table_of_an_older_version_is_widened(table: db.Connection, dsn: str) -> None:
-    """By twenty at once; a fence without an owner is nobody's own."""
-    job = uuid4()
-    table.execute(OF_BEFORE)
-    table.execute(RAISE_OF_BEFORE, (job, 1))
-    with ThreadPoolExecutor(20) as pool:
-        list(pool.map(lambda _: run(dsn, uuid4(), 1), range(20)))
-    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "w"):
-        pytest.fail("began")
-    with fence.transaction(dsn, "public", {job: 2}, "w"):
-        pass
-
-
 def test_an_owner_does_not_count_when_an_older_version_has_raised_the_fence_since(
     table: db.Connection, dsn: str
 ) -> None:

@@ -94,6 +94,7 @@ class Batch:
         self.claimed_in: lifecycle.Session | None = None  # the session that took the keys of the last claim
         self.running: tuple[Job, ...] = ()  # the jobs of the run under way, until their ends are here
         self.begun: UUID | None = None  # the first job of the last claim: the claim itself marks its row as begun
+        self.waiting: deque[Delivery] = deque()  # the jobs of one key each, of the last claim, that have not begun
         self._machine = machine
         self._backoff_sec = backoff_sec
         self._turns = Turns(queues, self._spec.scheduler, random.Random())  # noqa: S311  whose turn it is, is no secret
@@ -105,11 +106,10 @@ class Batch:
         self._keys = dict.fromkeys(queues, 1)  # of a run, as the pipeline of the queue's last one takes them
         self._keys_most: int | None = None  # of a run, as the queue allows
         self._found_fewer = False  # the last claim returned fewer jobs than it asked for
-        self._waiting: deque[Delivery] = deque()  # the jobs of one key each
         self._ends: deque[Ended] = deque()
         self._ended_at = 0.0  # when the oldest of the ends was added
         self._has_failed = False  # the last write has: each end is written alone
-        self._locked: list[Ended] = []  # ends whose rows another session has locked
+        self.locked: list[Ended] = []  # ends whose rows another session has locked
         self._retry_at = 0.0  # when these are due again
         self._bookmarks = {queue: Bookmark() for queue in queues}
         self._reported: set[UUID] = set()  # the jobs of these ends whose lock is in the log
@@ -122,16 +122,14 @@ class Batch:
         Enough for one run of a pipeline that takes several keys; where the database chooses the queue, for any of them.
         0 while LOCKED_MOST ends wait for locked rows.
         """
-        if len(self._locked) >= LOCKED_MOST:
+        if len(self.locked) >= LOCKED_MOST:
             return 0
         self._order = self._turns.order()
-        if self._turns.by_lag:
-            size, keys = min(self._sizes.values()), min(self._keys.values())
-        else:
-            size, keys = self._sizes[self._order[0]], self._keys[self._order[0]]
-        if (size := min(self._most, size)) > 1:
+        queues = self._order if self._turns.by_lag else self._order[:1]
+        size = min(self._most, *(self._sizes[queue] for queue in queues))
+        if size > 1:
             size = fair_share(size, siblings(), self._found_fewer)
-        return max(size, min(self._most, keys))
+        return max(size, min(self._most, *(self._keys[queue] for queue in queues)))
 
     def limit(self, most: int, why: str) -> None:
         """Claim at most so many jobs from now on."""
@@ -155,7 +153,7 @@ class Batch:
         for _, of_key in groupby(jobs, key=attrgetter("lock_key")):
             delivery = Delivery(tuple(of_key), place)
             place += len(delivery.jobs)
-            self._waiting.append(delivery)
+            self.waiting.append(delivery)
 
     def next(self) -> Delivery | None:
         """Take the best waiting jobs that make one run; None when no job waits.
@@ -164,34 +162,24 @@ class Batch:
         """
         self.running = ()
         with suppress(IndexError):  # the other thread has taken the last one
-            first = self._waiting.popleft()
+            first = self.waiting.popleft()
             self.running, keys = first.jobs, pipelines.batch_size(first.first.task)
             if keys > 1:
                 keys = min(keys, self._keys_most or SIZE_MOST)
             self._keys[self._queue] = keys
             kind = attrgetter("task", "affinity_key")
             with suppress(IndexError):
-                while (keys := keys - 1) > 0 and kind(self._waiting[0].first) == kind(first.first):
-                    self.running += self._waiting.popleft().jobs
+                while (keys := keys - 1) > 0 and kind(self.waiting[0].first) == kind(first.first):
+                    self.running += self.waiting.popleft().jobs
             return first if self.running is first.jobs else Delivery(self.running, first.place)
         return None
 
     def hand_back(self, reason: str) -> None:
         """Give up the waiting jobs, the last first; their attempts do not count, for no run has begun."""
         with suppress(IndexError):  # the other thread may take the last one
-            while self._waiting:
-                for job in reversed(self._waiting.pop().jobs):
+            while self.waiting:
+                for job in reversed(self.waiting.pop().jobs):
                     self.add(Ended(job, Finish("hand_back", reason)))
-
-    @property
-    def ahead(self) -> int:
-        """How many keys wait that the keeper may hand back; none while ends of locked rows are to be written first."""
-        return 0 if self._locked else len(self._waiting)
-
-    @property
-    def waiting(self) -> int:
-        """How many keys of the last claim have not begun."""
-        return len(self._waiting)
 
     def learn(self, seconds: float, runs: int) -> None:
         """The runs after the last claim took so many seconds together."""
@@ -208,22 +196,12 @@ class Batch:
     @property
     def owes(self) -> int:
         """How many ends are not written."""
-        return len(self._ends) + len(self._locked)
-
-    @property
-    def is_empty(self) -> bool:
-        """True when no job waits and every end is written."""
-        return not (self._waiting or self.owes)
-
-    @property
-    def is_locked_out(self) -> bool:
-        """True while another session has locked the rows of some ends."""
-        return bool(self._locked)
+        return len(self._ends) + len(self.locked)
 
     @property
     def retry_at(self) -> float:
         """When the ends of locked rows are due again (monotonic seconds); infinity without such ends."""
-        return self._retry_at if self._locked else math.inf
+        return self._retry_at if self.locked else math.inf
 
     def is_due(self, began: float) -> bool:
         """Whether the heartbeat should write: ends, or a run that `began` then, have lasted TICK_SEC."""
@@ -234,7 +212,7 @@ class Batch:
         """Take the ends to be written now; those of locked rows once their LOCKED_SEC are over."""
         ends: list[Ended] = []
         if now() >= self._retry_at:
-            ends, self._locked = self._locked, []
+            ends, self.locked = self.locked, []
         return ends + [self._ends.popleft() for _ in range(len(self._ends))]
 
     # --- writing, by whoever has the session ---
@@ -326,25 +304,25 @@ class Batch:
         """
         for each in lost:
             lifecycle.end_session(session.conn, each.backend_pid, each.backend_start)
-        self._waiting.clear()
-        if ends := [*self._ends, *self._locked]:
+        self.waiting.clear()
+        if ends := [*self._ends, *self.locked]:
             ours = lifecycle.still_held(session.conn, session.worker, [end.job for end in ends])
             for end in ends:  # the others were written by the lost statement, or their claim is another worker's
                 job_id = end.job.job_id
                 if job_id not in ours and not lifecycle.has_ended(session.conn, end.job):
                     self._log.warning("worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
             self._ends = deque(end for end in self._ends if end.job.job_id in ours)
-            self._locked = [end for end in self._locked if end.job.job_id in ours]
-        holds = [*self.running, *(end.job for end in (*self._ends, *self._locked))]
+            self.locked = [end for end in self.locked if end.job.job_id in ours]
+        holds = [*self.running, *(end.job for end in (*self._ends, *self.locked))]
         for job_id, status in lifecycle.hand_back(session.conn, session.worker, holds, "the session was lost"):
             self._log.warning("worker.claim.unheard", job_id=str(job_id), status=status)
 
     def _written(self, ends: Sequence[Ended], ended: Mapping[UUID, Status], locked: Collection[UUID]) -> None:
         """Log the written ends, and keep those whose rows are locked."""
         if locked or self._reported:
-            if not self._locked:
+            if not self.locked:
                 self._retry_at = now() + LOCKED_SEC
-            self._locked += [end for end in ends if end.job.job_id in locked]
+            self.locked += [end for end in ends if end.job.job_id in locked]
             if new := set(locked) - self._reported:
                 self._log.warning("worker.ends.locked", jobs=[str(job_id) for job_id in new])
             self._reported = (self._reported | new) - {end.job.job_id for end in ends if end.job.job_id not in locked}

@@ -251,7 +251,7 @@ class Execution:
         pipeline, runner, lease = self._pipeline, self._runner, self._lease
         place = pipeline.prepare, self._delivery.first.affinity_key or ""
         name = f"{pipeline.task} {place[1]}".strip()
-        resource = runner.warm.get(place)
+        resource = runner.warm.resources.get(place)
         if resource is None:
             runner.warm.make_room()
             resource = Resource(None, name)

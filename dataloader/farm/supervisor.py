@@ -9,10 +9,12 @@ from __future__ import annotations
 import faulthandler
 import fcntl
 import os
+import resource
 import signal
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -167,33 +169,31 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Bury dead children; unknown ones, which process 1 inherits, are only buried."""
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            exit_status = os.waitstatus_to_exitcode(status)
-            if pid == self._keeper:
-                self._keeper = None
-                if now() - self._keeper_started > BACKOFF_SEC[1]:
-                    self._keeper_backoff = Backoff()
-                if self._keeper_stop_at is None and exit_status != EXIT_OK:
-                    self._log.warning("supervisor.keeper.exited", exit_status=exit_status)
-                    self._start_failed("keeper", self._keeper_backoff, exit_status)
-            elif pid in self._workers:
-                slot = self._workers[pid].slot
-                slot.exit_status, slot.cpu = exit_status, usage.ru_utime + usage.ru_stime
-                slot.peak_memory = usage.ru_maxrss * 1024
-                self._worker_died(pid, exit_status)
-            elif pid in self._orphans:
-                self._orphans.discard(pid)
-                self._kill_orphans()
+        with suppress(ChildProcessError):
+            while (buried := os.wait4(-1, os.WNOHANG))[0]:
+                self._bury(*buried)
 
-    def _worker_died(self, pid: int, exit_status: int) -> None:
-        child = self._workers.pop(pid)
-        kill_group(pid)  # what its job has started; what has left the group is our child by now
+    def _bury(self, pid: int, status: int, usage: resource.struct_rusage) -> None:
+        exit_status = os.waitstatus_to_exitcode(status)
+        if pid == self._keeper:
+            self._keeper = None
+            if now() - self._keeper_started > BACKOFF_SEC[1]:
+                self._keeper_backoff = Backoff()
+            if self._keeper_stop_at is None and exit_status != EXIT_OK:
+                self._log.warning("supervisor.keeper.exited", exit_status=exit_status)
+                self._start_failed("keeper", self._keeper_backoff, exit_status)
+        elif pid in self._workers:
+            child = self._workers.pop(pid)
+            slot = child.slot
+            slot.exit_status, slot.cpu = exit_status, usage.ru_utime + usage.ru_stime
+            slot.peak_memory = usage.ru_maxrss * 1024
+            self._worker_died(child, exit_status)
+        elif pid in self._orphans:
+            self._orphans.discard(pid)
+            self._kill_orphans()
+
+    def _worker_died(self, child: Child, exit_status: int) -> None:
+        kill_group(child.pid)  # what its job has started; what has left the group is our child by now
         self._kill_orphans()
         os.close(child.stacks)
         state = child.slot.state
@@ -201,7 +201,7 @@ class Supervisor:
         if self._keeper is not None:
             os.kill(self._keeper, signal.SIGCHLD)  # wakes the keeper, which recovers the worker's jobs
         log = self._log.info if exit_status in (EXIT_OK, EXIT_RECYCLE) else self._log.warning
-        log("supervisor.worker.exited", worker=child.slot.worker, worker_pid=pid, exit_status=exit_status)
+        log("supervisor.worker.exited", worker=child.slot.worker, worker_pid=child.pid, exit_status=exit_status)
         # No job is the cause of an error between two jobs, which would happen again at once.
         is_ours = state == State.STARTING or (exit_status > 0 and state in (State.RESTING, State.AWAKE))
         calling = child.slot.calling.decode("utf-8", "replace")
@@ -261,6 +261,10 @@ class Supervisor:
     # --- life ---
 
     def _start_missing(self) -> None:
+        """Start the keeper and workers; a successor connects before an older worker may leave.
+
+        So a slow import leaves no gap, and a reload with broken code keeps the old workers.
+        """
         if self._keeper is None and self._keeper_stop_at is None and now() >= self._keeper_backoff.not_before:
             self._keeper_started = now()
             self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._shared))
@@ -273,11 +277,7 @@ class Supervisor:
                     self._start_worker(queues)
 
     def _wanted(self) -> Counter[Queues]:
-        """The wish, and one more of each kind that still has a worker of an older generation.
-
-        The successor imports the new code and connects before an older worker may leave. So a slow import leaves no
-        gap, and a reload with broken code keeps the old workers.
-        """
+        """The wish, and one more of each kind that still has a worker of an older generation."""
         older = {child.queues for child in self._workers.values() if child.generation != self._generation}
         return self._wish + Counter(older & self._wish.keys())
 
@@ -285,8 +285,7 @@ class Supervisor:
         slot = self._shared.free()
         if slot is None:
             return  # every dead worker's jobs wait for the keeper: the database is away
-        number = self._numbers.setdefault(queues, len(self._numbers))
-        slot.take(number, self._generation)
+        slot.take(self._numbers.setdefault(queues, len(self._numbers)), self._generation)
         self._set_limits(slot)
         stacks = slot.stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
         fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
@@ -305,8 +304,6 @@ class Supervisor:
             return main()
 
         return fork(child)
-
-    # --- orders ---
 
     def _reload(self) -> None:
         """Take new settings; older workers leave one by one after their runs, each for a successor that is ready."""
@@ -385,14 +382,13 @@ class Supervisor:
 
     def _drain(self, within: float) -> None:
         """Drain every worker; each has `within` seconds to finish its job, or to hand it back."""
-        deadline = now() + within
-        for pid, child in self._workers.items():
-            child.slot.drain_until(deadline)
-            if not self._draining:
-                os.kill(pid, signal.SIGTERM)
-        if not self._draining:
-            self._draining = True
+        was_draining, self._draining = self._draining, True
+        if not was_draining:
             self._log.info("supervisor.draining", workers=len(self._workers), within_sec=within)
+        for pid, child in self._workers.items():
+            child.slot.drain_until(now() + within)
+            if not was_draining:
+                os.kill(pid, signal.SIGTERM)
 
     def _is_over(self) -> bool:
         """Whether the drain is over; the keeper stops last, because it recovers the last workers' jobs."""

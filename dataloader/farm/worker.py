@@ -311,7 +311,7 @@ class Worker:
             if left := self.batch.owes:
                 if now() > (self.slot.drain_by or patience) - spare:
                     raise Unwritten(f"the ends of {left} jobs could not be written: {why}")
-                self.orders.pause(max(self.session.pause_sec, LOCKED_SEC if self.batch.is_locked_out else 0.0))
+                self.orders.pause(max(self.session.pause_sec, LOCKED_SEC if self.batch.locked else 0.0))
 
     # --- the session ---
 
@@ -399,7 +399,7 @@ class Worker:
         at = now()
         # Not the first one, or two workers could hand it to each other for ever. No more than a sibling is worth, and
         # at most every GLANCE_SEC.
-        if not count or self.batch.waiting * (at - began) / count < GIVE_SEC or at < self._glanced_at + GLANCE_SEC:
+        if not count or len(self.batch.waiting) * (at - began) / count < GIVE_SEC or at < self._glanced_at + GLANCE_SEC:
             return True
         self._glanced_at = at
         return not self.shared.has_found_no_job(self.slot, self._sent)
@@ -407,14 +407,9 @@ class Worker:
     def _run(self, delivery: Delivery) -> None:
         """Run the jobs of a delivery of the latest claim; the batch keeps their ends. The cost is the first one's."""
         began, job = now(), delivery.first
-        self.slot.begin(
-            delivery.place,
-            len(delivery.jobs),
-            delivery.lease_ttl_sec,
-            self._sent,
-            self._meter.cpu_sec,
-            self.batch.ahead,
-        )
+        size, ttl_sec, cpu_sec = len(delivery.jobs), delivery.lease_ttl_sec, self._meter.cpu_sec
+        ahead = 0 if self.batch.locked else len(self.batch.waiting)  # the ends of locked rows are to be written first
+        self.slot.begin(delivery.place, size, ttl_sec, self._sent, cpu_sec, ahead)
         if began > self.slot.fence_at:
             self.slot.state = State.AWAKE
             self._hand_back(delivery, "not started: its lease ran out")

@@ -175,9 +175,6 @@ def test_a6_a_leap_ends_the_sessions_of_the_run_that_had_the_number(table: db.Co
     assert written(table) == [2]
 
 
-OF_BEFORE = """
-CREATE TABLE dl_fence (job_id uuid PRIMARY KEY, claim bigint NOT NULL, raised_at timestamptz NOT NULL DEFAULT now())
-"""
 RAISE_OF_BEFORE = """
 INSERT INTO dl_fence AS f (job_id, claim) VALUES (%s, %s)
 ON CONFLICT (job_id) DO UPDATE SET claim = excluded.claim, raised_at = now() WHERE f.claim <= excluded.claim

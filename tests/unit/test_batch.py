@@ -160,15 +160,8 @@ def test_an_end_of_a_locked_row_is_kept_and_tried_again(batch: Batch, monkeypatc
 
 
 def test_a_worker_with_very_many_locked_rows_claims_nothing(batch: Batch) -> None:
-    batch._locked = [Ended(job(), Finish("succeed"))] * LOCKED_MOST
+    batch.locked = [Ended(job(), Finish("succeed"))] * LOCKED_MOST
     assert batch.size_next() == 0
-
-
-def test_the_keeper_may_hand_back_what_waits_unless_rows_of_earlier_claims_look_the_same(batch: Batch) -> None:
-    batch.claimed([job(), job("l")])
-    assert batch.ahead == 2
-    batch._locked = [Ended(job(), Finish("succeed"))]
-    assert batch.ahead == 0
 
 
 @pytest.mark.parametrize(

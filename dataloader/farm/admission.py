@@ -95,11 +95,9 @@ class Sample(NamedTuple):
 def fits(needs: Needs, own_mb: float, room: Room, runs: Sequence[Running], others_cpus: float = 0.0) -> bool:
     """PURE: whether the host has room for a run of these needs, in a worker that uses `own_mb` already.
 
-    What the runs under way use is a part of the memory that is not free; what they are still to use counts besides.
-    Others than these runs keep `others_cpus` processors busy. The runs may need no more processors than there are, and
-    the load has to leave half of what this one needs. Half, for a host is never quite idle: two runs of a processor
-    each would never share two processors. With fewer than it needs a run is slow, and nothing kills it, so the first
-    one begins in any case.
+    What the runs under way are still to use counts besides what is in use. `others_cpus` processors are busy elsewhere.
+    The load has to leave half of what this run needs: a host is never quite idle. Nothing kills a run with too few
+    processors, so the first one begins in any case.
     """
     if room.is_hot or needs.memory_mb > room.bound_mb:
         return False
@@ -149,10 +147,7 @@ class Admission:
         return [task for task, needs in self._needs.items() if not self._has_room(task, needs, reserved)]
 
     def passed(self, left_out: LeftOut | None, without: Collection[str]) -> None:
-        """The worker reports the job that its claim has passed over, because these tasks had no room.
-
-        For a job that was passed over for `reserve_sec` the host lets room gather.
-        """
+        """A claim has passed over this job, because these tasks had no room; after `reserve_sec` room gathers for it."""
         self._left_out = frozenset(without if left_out else ())
         if left_out != self._first:
             self._first, self._since = left_out, now()
@@ -171,10 +166,7 @@ class Admission:
 
     @property
     def look_in(self) -> float:
-        """In how many seconds an idle worker should ask whether it `has_gained_room`; infinity where none waits for it.
-
-        Nobody notifies of room, and a claim in vain costs more than a look.
-        """
+        """Seconds until an idle worker should ask for room, which nobody notifies of; infinity: it waits for none."""
         return random.uniform(*LOOK_SEC) if self._left_out else math.inf  # noqa: S311  jitter
 
     def has_gained_room(self) -> bool:
@@ -287,10 +279,9 @@ class Host:
         return Room(*room_of(self._memories(), self._share, self._size_mb, runs_mb), cpus, self._is_hot)
 
     def load(self, workers: Collection[int]) -> Load:
-        """The load between two looks that are LOAD_SEC apart or more; none at the first look, and without a bound.
+        """The load over LOAD_SEC or more; none at the first look, and without a bound.
 
-        `workers` are the processes whose runs have room now. What those of the look before have used is theirs too, so
-        a run that has ended meanwhile does not count as others.
+        `workers` are the processes whose runs have room now; those of the look before count as workers too.
         """
         if self._cpu_share and now() >= self._sample.at + LOAD_SEC:
             pids = {*workers, *self._sample.of_workers}

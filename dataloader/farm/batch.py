@@ -56,8 +56,7 @@ FINISHED = log.Template(
 def size_after(size: int, seconds: float, runs: int) -> int:
     """How many jobs to claim after a claim of up to `size`, whose runs took so many seconds together.
 
-    So many that the first job's end waits at most TICK_SEC for the others, and at most twice as many as before: jobs
-    that differ in length come to small claims. After a long run the worker starts over with one.
+    The first job's end waits at most TICK_SEC for the others. After a long run the worker starts over with one.
     """
     if seconds > 2 * TICK_SEC:
         return 1
@@ -117,9 +116,8 @@ class Batch:
     # --- jobs ---
 
     def size_next(self, siblings: Callable[[], Siblings] = Siblings) -> int:
-        """How many keys to claim, of which `siblings` that also want jobs leave this worker its fair share.
+        """How many keys to claim: a fair share beside `siblings` that want jobs too, and enough for one run.
 
-        Enough for one run of a pipeline that takes several keys; where the database chooses the queue, for any of them.
         0 while LOCKED_MOST ends wait for locked rows.
         """
         if len(self.locked) >= LOCKED_MOST:
@@ -156,10 +154,7 @@ class Batch:
             self.waiting.append(delivery)
 
     def next(self) -> Delivery | None:
-        """Take the best waiting jobs that make one run; None when no job waits.
-
-        Called with the session's turn, so that no new session hands back a job that is about to begin.
-        """
+        """The best waiting jobs that make one run, or None; to be called with the session's turn."""
         self.running = ()
         with suppress(IndexError):  # the other thread has taken the last one
             first = self.waiting.popleft()
@@ -224,10 +219,7 @@ class Batch:
         affinity: lifecycle.Affinity | None = None,
         without: Collection[str] = (),
     ) -> Step:
-        """Write the ends and claim up to `most` jobs in one statement; after a failure write each end alone.
-
-        Raises psycopg.Error; then the batch still holds the ends that were not confirmed.
-        """
+        """Write the ends and claim up to `most` jobs in one statement; the ends stay here until they are confirmed."""
         if self._has_failed:
             self.write(session)
             return Step([], {}, 0, True, None)
@@ -273,10 +265,7 @@ class Batch:
         return step
 
     def write(self, session: lifecycle.Session) -> None:
-        """Write the ends without a claim, after a failure each alone: a job that is done must not be done again.
-
-        Raises psycopg.Error; then the batch still holds the ends that were not confirmed.
-        """
+        """Write the ends without a claim, after a failure each alone: a job that is done must not be done again."""
         ends = self._take()
         while ends:
             now_written = ends[: 1 if self._has_failed else None]
@@ -296,11 +285,9 @@ class Batch:
             raise
 
     def resume(self, session: lifecycle.Session, lost: Sequence[lifecycle.Session]) -> None:
-        """Put right what lost sessions have left: jobs that are claimed and neither run nor have run go back.
+        """Put right what lost sessions have left: waiting jobs and those of a claim whose answer was lost go back.
 
-        These are the waiting jobs, and the jobs of a claim whose answer was lost. The run under way and unwritten ends
-        keep their jobs. A lost session's backend may still be at its claim, so it ends first. A job whose row is locked
-        is left to the reaper.
+        A lost session's backend may still be at its claim, so it ends first. The reaper gets jobs with a locked row.
         """
         for each in lost:
             lifecycle.end_session(session.conn, each.backend_pid, each.backend_start)

@@ -164,10 +164,7 @@ class Capture:
         return run if run.has_news else None
 
     def rest(self) -> None:
-        """No run follows at once: the descriptors lead to where they had led. Between runs nobody pays for that.
-
-        The keeper saves no last words of a worker that rests: the ends of its runs are written, and so are their logs.
-        """
+        """No run follows at once: the descriptors lead to where they had led, and the keeper saves no last words."""
         self._slot.logs = False
         if self._is_redirected:
             self._redirect(self._before)

@@ -37,10 +37,9 @@ class Note:
 
     @contextmanager
     def changed(self, must: bool = False) -> Iterator[dict[str, Any]]:
-        """The dict, for this process alone; what the block changes in it is kept. Empty at first.
+        """The dict, for this process alone; what the block changes in it is kept.
 
-        A process that gets no turn within WAIT_SEC changes a copy that nobody sees: a line of the log too many does
-        less harm than a wait. With `must` it gets Busy.
+        A process that gets no turn within WAIT_SEC changes a copy that nobody sees; with `must` it gets Busy.
         """
         is_ours = self._lock()
         if must and not is_ours:
@@ -76,8 +75,7 @@ class Note:
 class FarmOutage:
     """The database is away: the farm logs that at the first failure of any process, then every EVERY_SEC, and the end.
 
-    The end is when every process that has failed has its session again, or is gone. Each process has an object of its
-    own on the farm's note; while it has not failed, the calls cost nothing.
+    The end is when every process that has failed has its session again, or is gone.
     """
 
     def __init__(self, note: Note, logger: Any) -> None:
@@ -147,8 +145,7 @@ def _away(note: dict[str, Any]) -> dict[str, float]:
 def once(note: Note, generation: int, action: Callable[[], None], may_wait: Callable[[], bool]) -> bool:
     """Return True once `action` has returned for this generation, in this process or another that shares the note.
 
-    While the action goes on in another process, this one calls `may_wait` again and again: that waits a little, and its
-    False ends the wait and this call. An exception of `action` reaches the caller; the next process tries it.
+    Where the action goes on in another process, a False of `may_wait` ends the wait. An exception reaches the caller.
     """
     while note.read().get("done", -1) < generation:
         try:

@@ -30,10 +30,7 @@ class Overtaken(Exception):
 
 @dataclass(slots=True, eq=False)
 class Standing:
-    """The checkpoints of a run's one job in the target: the newest at a transaction's begin, and the one to commit.
-
-    `to_save` becomes, with the commit, the one that `saved` then has, with the token of the run.
-    """
+    """A job's checkpoints in the target: the newest at a transaction's begin, the one to commit, the committed."""
 
     job_id: UUID
     newest: Checkpoint = NOWHERE
@@ -52,12 +49,10 @@ def transaction(
 ) -> Iterator[psycopg.Connection[Any]]:
     """A transaction on a connection of its own; it commits only while each token of `owner` is its job's highest.
 
-    `tokens` are the fencing tokens of the run's jobs. At its start the transaction ends the sessions of older runs of
-    these jobs and waits for their commits. Where another owner's fence stands at a job's token or above, `leap` gets
-    the job and the fence's number and returns a higher token from the queue, or None when the job belongs to another
-    worker; `tokens` then has the higher one. `standing` learns of the job's checkpoint before the block begins, and
-    says which one is committed with it. Raises Overtaken, after a rollback, when a newer run of one of the jobs
-    has begun; psycopg.Error as psycopg does; any exception of `leap`.
+    At its start it ends the sessions of older runs of these jobs and waits for their commits. Where another owner's
+    fence stands in the way, `leap` gets the job and the fence's number and returns a higher token, or None when the job
+    belongs to another worker. `standing` says which checkpoint is committed with the data. Raises Overtaken, after a
+    rollback, when a newer run of one of the jobs has begun.
     """
     # No limits: a pipeline may compute for hours in one statement or between two.
     conn = db.connect(

@@ -109,9 +109,8 @@ class Inspection:
     def changed(self, task: str, warm: Collection[int], may_open: bool) -> tuple[str, ...]:
         """The names of the facts that a run of this task has changed; ends the processes that it has left.
 
-        `warm` are the processes of warm resources. With `may_open` threads and descriptors may stay: the run has
-        prepared such a resource, or its worker has opened a session. An addition counts where an earlier run of the
-        task has added to the same fact already and this one has imported no module.
+        `warm` are the processes of warm resources; with `may_open` threads and descriptors may stay. An addition counts
+        where an earlier run of the task has added to the same fact, and this one has imported no module.
         """
         facts, before = _facts(self._umask), self._facts
         changed, added = [], []

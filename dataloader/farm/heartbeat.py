@@ -73,10 +73,7 @@ class Lease:
         self.slot.stall_sec = self.slot.silence_sec if stall_sec is None else stall_sec
 
     def must_stop(self) -> bool:
-        """Whether the run has to stop; a safe point, so the run is not stuck.
-
-        Every `yield` asks, so this looks at the deadlines every CHECK_SEC at most.
-        """
+        """Whether the run has to stop; a safe point, so the run is not stuck. Looks every CHECK_SEC at most."""
         if (at := now()) < self._check_at:
             return self.stop is not None
         self.slot.reported_at = at
@@ -123,10 +120,7 @@ class Lease:
 
     @property
     def stop_for_others(self) -> End | None:
-        """How the run has to end, as far as work elsewhere is concerned: GONE once the lease is over.
-
-        Whatever has ended the run before, the next one may have begun by then, and such work may be its own.
-        """
+        """How the run ends as seen from elsewhere: GONE once the lease is over, for the next run may have begun."""
         return End.GONE if self.stop is not None and now() >= self.slot.fence_at else self.stop
 
     # --- both threads ---
@@ -308,10 +302,7 @@ class Heartbeat(threading.Thread):
                 lifecycle.unlisten(session)
 
     def _regain(self, lease: Lease, session: lifecycle.Session) -> bool:
-        """Renew, and take the key for this session; a former session that cannot end keeps the key.
-
-        False: the claim or the key is lost, and the run has to stop.
-        """
+        """Renew, and take the key for this session; False: the claim or the key is lost, and the run has to stop."""
         patience, session.conn.answer_within = session.conn.answer_within, max(RETAKE_SEC, self._interval)
         sent = now()
         has_key = lifecycle.retake(session, lease.delivery.jobs)

@@ -131,10 +131,7 @@ class Keeper:
             self._sleep(conn.fileno())
 
     def _enforce_cancellations(self, conn: db.Connection) -> None:
-        """Let the supervisor interrupt cancelled runs: forced ones at once, others after DL_CANCEL_GRACE_SEC.
-
-        The keeper does it because a worker cannot hear of a cancellation while a C call holds its GIL.
-        """
+        """Let the supervisor interrupt cancelled runs, because a C call may hold a worker's GIL."""
         self._hears_of_cancellations(conn)
         held_by = [(slot, held) for slot in self._shared.used() if (held := slot.held())]
         holders = {job_id: (slot, held) for slot, held in held_by for job_id in held.job_ids}
@@ -153,10 +150,7 @@ class Keeper:
         self._asked = {job: until for job, until in self._asked.items() if job not in done and until > now()}
 
     def _recover(self, conn: db.Connection, slot: Slot) -> None:
-        """Recover the jobs of this slot's dead worker; then the slot is free.
-
-        Where the database refuses that, these jobs wait for their leases and the reaper; the other slots go on.
-        """
+        """Recover the jobs of this slot's dead worker; where the database refuses that, the reaper does later."""
         jobs, reason = [], reason_of_death(slot)
         try:
             if slot.worker:
@@ -312,10 +306,7 @@ class StuckRuns:
         self._reported: dict[int, float] = {}  # the begin of the latest silence that was reported
 
     def answered(self, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Held, float, str]]:
-        """Ask newly stuck workers for their stacks; those that have answered, each silence once.
-
-        Yields the slot, its run, the seconds of silence and the stacks.
-        """
+        """Ask newly stuck workers for their stacks; slot, run, seconds of silence and stacks, each silence once."""
         for slot in slots:
             since = slot.reported_at
             if slot.stuck_at > now() or self._reported.get(slot.index) == since or not (held := slot.held()):
@@ -359,15 +350,9 @@ class WorkerRegistry:
         self._shown: list[tuple[Any, ...]] = []
         self._at = self._looked = -UNCHANGED_SEC
         self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
-        self._rows: dict[tuple[str, str, int], tuple[float, dict[str, Any]]] = {}  # by what is seen: its row, made when
 
     def show(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
-        """Show the workers in these slots, after a change or every UNCHANGED_SEC.
-
-        To look at a worker takes a millisecond: an idle worker that has run nothing since is looked at again after
-        UNCHANGED_SEC only. The statements have a short limit (see `briefly` in stats.sql). Raises psycopg.Error; the
-        next try is due as after a success.
-        """
+        """Show the workers in these slots, after a change or every UNCHANGED_SEC; briefly, see stats.sql."""
         if now() < self._looked + CHANGED_SEC:
             return
         self._looked = now()
@@ -376,14 +361,9 @@ class WorkerRegistry:
         if seen == self._shown and now() < self._at + UNCHANGED_SEC:
             return
         self._shown, self._at = seen, now()
-        since = now() - UNCHANGED_SEC
-        recent = {each: made for each, made in self._rows.items() if each[1] == "idle" and made[0] > since}
-        self._rows = {}
-        for each, (slot, state) in zip(seen, present, strict=True):
-            self._rows[each] = recent.get(each) or (now(), self._row(slot, state))
+        rows = [self._row(slot, state) for slot, state in present]
         self._cpu = {slot.worker: self._cpu[slot.worker] for slot, _ in present}
         bound_mb = self._its_host.bound_mb
-        rows = [row for _, row in self._rows.values()]
         stats.show_workers(conn, self._farm, self._name, rows, bound_mb if isfinite(bound_mb) else None)
 
     def close(self, conn: db.Connection) -> None:
@@ -437,10 +417,7 @@ class Salvage:
         self._most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
     def open_new(self, slots: Sequence[Slot]) -> None:
-        """Open the files of new workers: each rings at its birth (SharedSlots.born), for its first run may be its last.
-
-        Costs nothing for those that are known.
-        """
+        """Open the files of new workers, at their birth: a first run may be the last."""
         for slot in slots:
             is_known = self._files.get(slot.index, (0,))[0] == slot.pid
             if is_known or slot.state in (State.FREE, State.DEAD) or not slot.log_files[0]:

@@ -42,10 +42,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Signals:
-    """Signals as data: handlers only record, and a pipe ends the wait.
-
-    Anything more in a handler (a log line, SQL, an exception) can dead-lock or break a connection half-way.
-    """
+    """Signals as data: handlers only record, and a pipe ends the wait. More in a handler can dead-lock."""
 
     def __init__(self, watched: Iterable[signal.Signals], on_signal: Callable[[int], None] | None = None) -> None:
         self.received: set[int] = set()
@@ -75,10 +72,9 @@ class Signals:
             self._were_taken = True
 
     def wait(self, timeout: float, *others: int) -> list[int]:
-        """Wait at most `timeout` seconds for a signal, a wake-up or one of the file descriptors `others`.
+        """Wait at most `timeout` seconds for a signal or one of the file descriptors `others`; those that can be read.
 
-        Returns those of `others` that can be read; at once where other code had taken the wake-ups since the last wait,
-        for a signal may have come that would not end this one.
+        At once where other code had taken the wake-ups: a signal may have come that would not end this wait.
         """
         self.take_wake_ups()
         if self._were_taken:
@@ -127,11 +123,7 @@ def tell_ready() -> None:
 
 
 def share_memory() -> None:
-    """Before the first fork: keep the present objects in pages that the children share.
-
-    A garbage collection writes to every object that it visits, and a write makes the page the child's own. So the
-    collectors skip the present objects.
-    """
+    """Before the first fork: collectors skip the present objects, so that their pages stay shared."""
     gc.collect()
     gc.freeze()
 
@@ -139,8 +131,8 @@ def share_memory() -> None:
 def fork(main: Callable[[], int]) -> int:
     """Fork a child that runs `main` and exits with what it returns; the child's pid.
 
-    The child starts with termination signals blocked until it has handlers of its own (`unblock_signals`), leaves
-    its parent's process group, and is sent SIGTERM when its parent dies.
+    The child blocks termination signals until `unblock_signals`, has its own process group, and gets SIGTERM when its
+    parent dies.
     """
     parent = os.getpid()
     blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTTIN, signal.SIGCHLD}
@@ -295,10 +287,7 @@ def cpu_used_by(pid: int) -> float:
 
 
 class Meter:
-    """The cost of each run of this process. The end of a run is the begin of the next, so a run costs one look.
-
-    The most memory is counted anew for each run; wait4 reports the same figure.
-    """
+    """The cost of each run of this process. The end of a run is the begin of the next, so a run costs one look."""
 
     CHILD_SEC = 0.0005  # a child's CPU is counted at its end, which does not come sooner after its begin
     SLACK = 2**20  # bytes; a new count costs as much as a short run, so a smaller growth is ignored

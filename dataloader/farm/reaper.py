@@ -94,10 +94,9 @@ class Uptime:
         self._unsure_since = None
 
     def answered(self, sent: float, got: float, clock: float, server_age: float) -> float:
-        """The database answered between these monotonic instants, with its clock and its age (seconds).
+        """The database answered between these instants, with its clock and its age; for how long it has been available.
 
-        Returns for how many seconds it has been available; 0.0 when it has just come back, or its clock has just jumped
-        forwards.
+        0.0 when it has just come back, or its clock has just jumped forwards.
         """
         self.is_there(got)
         jumped = clock - got > self._ahead + JUMP_SEC
@@ -167,10 +166,7 @@ class Reaper:
             self._pause(started + period_sec)
 
     def _do(self, name: str, duty: Duty, until: float = math.inf) -> None:
-        """Do a duty. A lost session is replaced and the duty repeated, up to TRIES times; then the next has its turn.
-
-        A failure of the duty is logged, and the round goes on.
-        """
+        """Do a duty, up to TRIES times where the session is lost; another failure is logged, and the round goes on."""
 
         def guarded(session: Plain) -> None:
             with going_on(session.conn, self._log, f"reaper.{name}.failed"):
@@ -210,10 +206,7 @@ class Reaper:
             tell_ready()
 
     def _prune(self, conn: db.Connection, until: float) -> None:
-        """Delete jobs that ended DL_RETENTION_DAYS ago, batch by batch.
-
-        The pauses are longer than the batches, so other sessions have most of the time.
-        """
+        """Delete jobs that ended DL_RETENTION_DAYS ago, in batches; other sessions have most of the time."""
         if (days := self._settings.dl_retention_days) is None:
             return
         started, pruned = now(), 0
@@ -233,10 +226,7 @@ class Reaper:
 
 
 class Schedules:
-    """Makes the jobs of schedules at the instants when they are due, those of backfills in bunches with pauses between.
-
-    A change wakes the reaper by a notification.
-    """
+    """Makes the jobs of schedules when they are due, those of backfills in bunches; a notification wakes the reaper."""
 
     def __init__(self, settings: Settings, log: Log) -> None:
         self._settings = settings
@@ -281,10 +271,7 @@ class Schedules:
 
 @contextmanager
 def going_on(conn: db.Connection, log: Log, event: str) -> Iterator[None]:
-    """Log a failure in this block as `event`; the rounds go on.
-
-    Raises psycopg.Error where the session is lost, or the server does no work (read-only, out of memory or disk).
-    """
+    """Log a failure in this block as `event`; raises where the session is lost or the server does no work."""
     try:
         yield
     except Exception as e:  # a value that Python cannot read is no reason to leave the other duties undone
@@ -383,10 +370,7 @@ def publish_alerts(conn: db.Connection, log: Log, rules: Rules) -> None:
 
 
 def keep_log_days(conn: db.Connection, log: Log, memory: Memory, days: float | None) -> None:
-    """Make the next days' partitions of the logs of jobs, and drop those older than so many days; None: drop none.
-
-    Lines of a day without a partition have the default one.
-    """
+    """Make the next days' partitions of the logs of jobs, and drop those older than so many days; None: drop none."""
     if now() < memory.log_days_at:
         return
     memory.log_days_at = now() + LOG_DAYS_AGAIN_SEC

@@ -137,8 +137,7 @@ class Runner:
     def leap(self, job: Job, fence: int, lease: Lease) -> int | None:
         """A fencing token for this claim above the target's `fence`; None when the job is another worker's.
 
-        By a connection of its own: the heartbeat has the worker's, and may be replacing it after a failover, which is
-        when fences are ahead of the queue.
+        By a connection of its own: after a failover the heartbeat may be replacing the worker's.
         """
         slot = lease.slot
 
@@ -350,8 +349,7 @@ def returned(
 ) -> Outcome:
     """The outcome of a run whose pipeline has returned `value`: the result of each job, in at most so many KB.
 
-    For a pipeline with batch_size a dict that has keys of the run only holds the results of these keys. A dict is the
-    last progress as well.
+    With batch_size a dict that has only keys of the run holds their results.
     """
     progress = _shown(value if isinstance(value, dict) else progress)
     if pipeline.batch_size is not None and isinstance(value, dict) and value.keys() <= delivery.keys().keys():
@@ -382,9 +380,8 @@ def _shown(progress: dict[str, Any] | None) -> dict[str, Any] | None:
 def input_of(delivery: Delivery, pipeline: pipelines.Pipeline, by_key: dict[str, Outcome]) -> Any:
     """The pipeline's first argument: the job's args; for one with batch_size {lock_key: [args, ...]}, old to new.
 
-    Equal args of a key stand there once, at the first place. Where the pipeline has a model, its instances stand for
-    the dicts. From now on the log masks their secrets. Raises PermanentError for args that the model refuses; of a
-    batch the other keys go on, and `by_key` gets how these end.
+    Equal args of a key stand there once. From now on the log masks their secrets. Raises PermanentError for args that
+    the model refuses; of a batch the other keys go on, and `by_key` gets how these end.
     """
     if pipeline.batch_size is None and len(delivery.jobs) > 1:
         raise WrongPipeline(
@@ -485,10 +482,7 @@ def _group_of(error: BaseException) -> str:
 
 
 def delayed(delivery: Delivery, outcome: Outcome, retry_in: Callable[[int], float]) -> Outcome:
-    """The outcome with the delays of the pipeline's rule: each key waits by its own attempts.
-
-    A rule that fails, or returns no time from 0 to WAIT_MOST_SEC, is logged, and the default's delay is taken.
-    """
+    """The outcome with the delays of the pipeline's rule, by key; where the rule fails, the default counts."""
     if outcome.end not in RETRIED and not outcome.by_key:
         return outcome
     by_key = {}

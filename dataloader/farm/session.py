@@ -61,10 +61,7 @@ class Session(Generic[L]):
         outage: FarmOutage | Outage,
         event: str,
     ) -> None:
-        """`begin` opens a session; `resume` follows, with the sessions that were lost since the last success.
-
-        Failures are logged by `outage` as `event`.
-        """
+        """`begin` opens a session; `resume` follows, with the sessions that were lost since the last success."""
         self._begin = begin
         self._resume = resume
         self._outage = outage

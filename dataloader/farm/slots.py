@@ -438,10 +438,7 @@ INTERRUPTS = (Reason.TIMEOUT, Reason.CANCELED)  # the supervisor interrupts a ru
 
 
 class Deadline(NamedTuple):
-    """From `stop_at` on the run stops at its next safe point; after `kill_at` its process is killed.
-
-    Both are monotonic seconds.
-    """
+    """From `stop_at` on the run stops at its next safe point; after `kill_at` its process is killed."""
 
     stop_at: float
     kill_at: float

@@ -61,10 +61,7 @@ class Backoff:
     not_before: float = 0.0
 
     def failed(self, by_itself: bool) -> float:
-        """A start has failed; returns the pause (seconds) until the next.
-
-        The pause grows only over failures of the child itself: a child that was killed would have started well.
-        """
+        """A start has failed; the pause until the next, which grows over failures of the child itself."""
         self.failed_at = now()
         pause: float = min(BACKOFF_SEC[1], BACKOFF_SEC[0] * 2**self.failures) if by_itself else BACKOFF_SEC[0]
         self.failures = min(self.failures + by_itself, 16)

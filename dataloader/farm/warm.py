@@ -61,10 +61,7 @@ def prepared(name: str, open_it: Callable[[], AbstractContextManager[Any]]) -> R
 
 
 class WarmResources:
-    """The prepared resources of one worker, the least recently used first: at most `most` that have an affinity key.
-
-    A pipeline without `prepare` counts too: its resource, such as a model on a server, is warm elsewhere.
-    """
+    """The prepared resources of one worker, the least recently used first; without `prepare` one is elsewhere."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -125,10 +122,7 @@ class Preference:
                 del self._marks[next(iter(self._marks))]
 
     def overdue(self) -> dict[int, datetime] | None:
-        """By priority: jobs that were created before that instant were passed over for as long as they may be.
-
-        None: the next claim asks for no keys, as long as no job has one.
-        """
+        """By priority: jobs created before that instant waited long enough; None: the next claim asks for no keys."""
         if now() >= self._until:
             return None
         since, found = now() - self._wait_sec, {}

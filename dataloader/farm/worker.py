@@ -234,10 +234,7 @@ class Worker:
     # --- the loop ---
 
     def work(self) -> int:
-        """Claim, run, and write the ends with the next claim, until an order to leave; returns the exit status.
-
-        A lost session is replaced by the next call that needs one.
-        """
+        """Claim, run, and write the ends with the next claim, until an order to leave; returns the exit status."""
         while self._sound and not self.orders.is_over:
             try:
                 if not self.orders.may_claim:
@@ -265,10 +262,7 @@ class Worker:
         return EXIT_OK
 
     def _write_and_claim(self, session: lifecycle.Session) -> Step:
-        """Write the ends of earlier runs, claim jobs, and learn what their runs need to know of them.
-
-        Where the session is lost in the midst of this, the next one hands the jobs back.
-        """
+        """Write the ends of earlier runs, claim jobs, and learn what their runs need to know of them."""
         if now() >= self._learn_at:
             self.admission.know(needs_of(pipelines.needs(), stats.learned(session.conn)))
             self._learn_at = now() + LEARN_SEC
@@ -344,10 +338,7 @@ class Worker:
             self.slot.show(doing)
 
     def _introduce(self, session: lifecycle.Session) -> None:
-        """With the first session: agree on the queues, and publish the tasks and schedules of the code.
-
-        Raises ConfigError where a queue is something else than the settings say of its order.
-        """
+        """Agree on the queues (raises ConfigError), and publish the tasks and schedules of the code."""
         for spec in self.settings.workers:
             for queue in filter(self.queues.__contains__, spec.served):
                 try:
@@ -519,9 +510,8 @@ class Worker:
     def _looked_for_by_sibling(self) -> float | None:
         """When the next row is due, if a sibling claims after this call and finds no job; else None.
 
-        The idle workers take turns in growing groups (0, 1, 2-3, 4-7 ...): as many claim as there are jobs, and one
-        that finds none. A worker whose turn comes before such a claim claims itself, so no job is left when a sibling
-        dies, is stopped, or takes one of several jobs.
+        Idle workers take turns in growing groups (0, 1, 2-3, 4-7 ...). One whose turn comes before such a claim claims
+        itself, so no job is left when a sibling dies, is stopped, or takes one of several jobs.
         """
         if not (before := self.shared.idle_before(self.slot)):
             return None

@@ -147,7 +147,7 @@ class Admission:
         return [task for task, needs in self._needs.items() if not self._has_room(task, needs, reserved)]
 
     def passed(self, left_out: LeftOut | None, without: Collection[str]) -> None:
-        """A claim has passed over this job, because these tasks had no room; after `reserve_sec` room gathers for it."""
+        """A claim has passed over this job, for these tasks had no room; after `reserve_sec` room gathers for it."""
         self._left_out = frozenset(without if left_out else ())
         if left_out != self._first:
             self._first, self._since = left_out, now()

@@ -175,26 +175,14 @@ def run(
 ) -> Result:
     """Run a job of `pipeline`, a registered function or its task's name, until its status is final.
 
-    For a pipeline with batch_size `args` are {lock_key: [args, ...]}, the jobs of one call: those of a key go on
-    together, as in a merged queue. Args may be an instance of the pipeline's model, which checks them as on a farm.
+    docs/testing.md has the parameters. For a pipeline with batch_size `args` are {lock_key: [args, ...]}, the jobs of
+    one call. The runs that crash come first, each killed at its safe point ("end": after its work); the next one is
+    handed back at `drain_at`, the one after it canceled at `cancel_at` (of a batch its first job).
 
-    A run that fails is repeated at once, for up to `max_attempts` attempts, by default the pipeline's. With
-    `crash_at=n` the first run is a process that is killed at safe point n; with "end" it is killed after its work,
-    before it could report the end. The process is a fork; where this is stuck without the threads of a library, the run
-    begins once more in a new interpreter, which imports the pipeline's module. Several points crash as many runs in
-    turn. The next run is handed back at safe point `drain_at`, as by a worker that stops; the run after it is canceled
-    at `cancel_at` (of a batch its first job); later runs meet nothing. A run notices `timeout_sec` at its safe points.
-    The first run begins at `checkpoint`, as if a run before it had saved it.
-
-    The hooks that the test's process has imported are called as in a farm of one worker that starts with this call, and
-    again where one has crashed. `around_enqueue` gets the job with `queue` and `affinity_key`, and without
-    `lock_key` where the test names none. What a hook at the start raises reaches the test, and a ValueError for a job
-    that `around_enqueue` refuses.
-
-    `context.transaction` writes to `dsn`, in the schema public; `data_dir` is the context's, by default the working
-    folder. The call reads neither the environment nor .env. It raises NotReached when a run ends before its point,
-    NoDatabase when a transaction begins without `dsn`, Deadlocked when a run that is to crash waits for itself,
-    UnknownTask or ValueError when there is no such pipeline.
+    The hooks that the test's process has imported are called as in a farm of one worker; what a hook at the start
+    raises reaches the test. Raises NotReached when a run ends before its point, NoDatabase when a transaction begins
+    without `dsn`, Deadlocked when a run that is to crash waits for itself, and UnknownTask or ValueError when there is
+    no such pipeline or its job is refused.
     """
     points = crash_at if isinstance(crash_at, Sequence) and not isinstance(crash_at, str) else [crash_at]
     task = _task_of(pipeline)
@@ -476,12 +464,10 @@ class _Lease(Lease):
 
     def report(self, progress: Progress) -> None:
         super().report(progress)
-        document = to_json(log.masked(as_progress(progress)))
-        if document is None:
-            _log.warning("progress that is not JSON, or too large, is dropped")
-        else:
-            self._reported.append(json.loads(document))
-            self.write(progress=self._reported[-1])
+        if (document := to_json(log.masked(as_progress(progress)))) is None:
+            return _log.warning("progress that is not JSON, or too large, is dropped")
+        self._reported.append(json.loads(document))
+        self.write(progress=self._reported[-1])
 
     def save(self, checkpoint: Checkpoint) -> None:
         super().save(checkpoint)

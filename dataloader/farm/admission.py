@@ -46,14 +46,6 @@ class Running(NamedTuple):
     used_cpus: float = 0.0
 
 
-class Reservation(NamedTuple):
-    """The needs of a job that waits while room gathers for it, until a monotonic instant."""
-
-    task: str
-    needs: Needs
-    until: float
-
-
 class Memory(NamedTuple):
     """What a host or a cgroup has, and what is used of it, in MB."""
 
@@ -161,7 +153,7 @@ class Admission:
             reserved = _standing(note)
             if reserved is None:
                 self._log.info("worker.room.reserved", task=task, **needs._asdict())
-            if reserved is None or reserved.task == task:  # else another job's stands
+            if reserved is None or reserved[0] == task:  # else another job's stands
                 note.update(task=task, needs=needs, until=now() + RESERVED_SEC)
 
     @property
@@ -184,7 +176,7 @@ class Admission:
                 if not self._has_room(task, needs, reserved):
                     return False
                 self._slot.needs = needs
-                if reserved and reserved.task == task:
+                if reserved and reserved[0] == task:
                     note.clear()
         except Busy:
             self._closed_until = now() + CLOSED_SEC
@@ -202,7 +194,7 @@ class Admission:
     def _state(self) -> tuple[object, ...]:
         """The runs with room, and whose reservation stands."""
         reserved = _standing(self._shared.room.read())
-        return *((slot.index, slot.needs) for slot in self._others()), reserved and reserved.task
+        return *((slot.index, slot.needs) for slot in self._others()), reserved and reserved[0]
 
     def _measure(self, oldest_sec: float) -> None:
         """What the runs use, and then what is free: what they take meanwhile counts rather twice."""
@@ -214,20 +206,18 @@ class Admission:
         self._load = self._host.load(workers)
         self._measured_at = now()
 
-    def _has_room(self, task: str, needs: Needs, reserved: Reservation | None) -> bool:
+    def _has_room(self, task: str, needs: Needs, reserved: tuple[str, Needs] | None) -> bool:
         used_mb, load = self._used_mb, self._load
         pids = [(slot.needs, slot.pid) for slot in self._others()]
         runs = [Running(of_run, used_mb.get(pid, 0.0), load.of_workers.get(pid, 0.0)) for of_run, pid in pids]
-        if reserved and reserved.task != task:
-            runs.append(Running(reserved.needs, 0.0))
+        if reserved and reserved[0] != task:
+            runs.append(Running(reserved[1], 0.0))
         return fits(needs, used_mb[os.getpid()], self._room, runs, load.others)
 
 
-def _standing(note: Mapping[str, Any]) -> Reservation | None:
-    """The reservation that the note holds, unless it is over."""
-    if now() > note.get("until", 0.0):
-        return None
-    return Reservation(note["task"], Needs(*note["needs"]), note["until"])
+def _standing(note: Mapping[str, Any]) -> tuple[str, Needs] | None:
+    """The reservation that the note holds, unless it is over: the task and the needs of a job that room gathers for."""
+    return (note["task"], Needs(*note["needs"])) if now() <= note.get("until", 0.0) else None
 
 
 def needs_of(
@@ -253,17 +243,13 @@ class Host:
         """`root` is the folder with `proc` and `sys`."""
         self._share, self._size_mb = shares(settings.dl_host_memory)
         self._cpu_share = settings.dl_host_cpu / 100
+        self.bounds_something = bool(self._share or self._size_mb or self._cpu_share)
         self._hottest = settings.dl_host_temperature
         self._root = root
         self._heat_at = -math.inf
         self._is_hot = False
         self._sample = Sample(-math.inf, 0.0, {})
         self._load = Load({}, 0.0)
-
-    @property
-    def bounds_something(self) -> bool:
-        """False where no setting bounds the memory or the processors."""
-        return bool(self._share or self._size_mb or self._cpu_share)
 
     @property
     def bound_mb(self) -> float:

@@ -119,22 +119,16 @@ class FarmOutage:
             self._logger.info("farm.database.back", **facts)
 
 
-class Told:
-    """Which errors the farm's log has at length: each one once after a start or a reload."""
-
-    def __init__(self) -> None:
-        self._note = Note()
-
-    def is_first(self, generation: int, text: str) -> bool:
-        """True for the first process of this generation (the number of the reload) that asks about this text."""
-        mark = crc32(text.encode("utf-8", "replace"))
-        with self._note.changed() as note:
-            if note.get("generation", -1) < generation:
-                note.update(generation=generation, marks=[])
-            if note["generation"] > generation or mark in note["marks"]:
-                return False
-            note["marks"].append(mark)
-            return True
+def is_first(note: Note, generation: int, text: str) -> bool:
+    """True for the first process of this generation (the number of the reload) that asks about this text."""
+    mark = crc32(text.encode("utf-8", "replace"))
+    with note.changed() as told:
+        if told.get("generation", -1) < generation:
+            told.update(generation=generation, marks=[])
+        if told["generation"] > generation or mark in told["marks"]:
+            return False
+        told["marks"].append(mark)
+        return True
 
 
 def _away(note: dict[str, Any]) -> dict[str, float]:

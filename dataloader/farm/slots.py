@@ -23,7 +23,7 @@ from uuid import UUID
 from setproctitle import setproctitle
 
 from dataloader.config import QUEUES_MOST
-from dataloader.farm.common_log import Note, Told
+from dataloader.farm.common_log import Note
 from dataloader.farm.process import is_running, memory_used, now
 
 
@@ -350,7 +350,7 @@ class SharedSlots:
 
     def __init__(self, size: int) -> None:
         self.farm_start = Note()  # the hook on_farm_start, by generation
-        self.reported = Told()  # errors of imports and hooks at the start
+        self.reported = Note()  # errors of imports and hooks at the start
         self.outage = Note()  # whether the database is away: FarmOutage
         self.room = Note()  # held while a worker enters a run's needs; the reservation of `farm/admission.py`
         # A new worker writes to this eventfd for the keeper, which opens the files of the worker's output.
@@ -381,14 +381,13 @@ class SharedSlots:
         """How many idle siblings have a slot before this one: their turn to claim comes first."""
         return sum(other.state == State.IDLE and other.kind == slot.kind for other in self.slots[: slot.index])
 
-    def siblings(self, slot: Slot) -> Siblings:
-        states = [other.state for other in self.working() if other is not slot and other.kind == slot.kind]
-        return Siblings(len(states), states.count(State.IDLE))
+    def others(self, slot: Slot) -> list[Slot]:
+        """The siblings of this slot that work."""
+        return [other for other in self.working() if other is not slot and other.kind == slot.kind]
 
-    def warm_elsewhere(self, slot: Slot) -> list[str]:
-        """The affinity keys of the resources of the slot's siblings."""
-        others = [other for other in self.working() if other is not slot and other.kind == slot.kind]
-        return [key for other in others for key in other.warm]
+    def siblings(self, slot: Slot) -> Siblings:
+        states = [other.state for other in self.others(slot)]
+        return Siblings(len(states), states.count(State.IDLE))
 
     def has_found_no_job(self, slot: Slot, since: float) -> bool:
         """True while a sibling is idle whose claim since then has found no job."""

@@ -22,19 +22,8 @@ from setproctitle import setproctitle
 
 from dataloader import log, periods
 from dataloader.config import ConfigError, Settings
-from dataloader.farm.process import (
-    EXIT_CANNOT_START,
-    EXIT_OK,
-    EXIT_RECYCLE,
-    Signals,
-    adopt_orphans,
-    children,
-    fork,
-    kill_group,
-    now,
-    share_memory,
-    tell_ready,
-)
+from dataloader.farm import process
+from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, EXIT_RECYCLE, kill_group, now
 from dataloader.farm.slots import INTERRUPTS, Order, SharedSlots, Slot, State, deadlines, kill_reason
 
 SLOTS_LEAST = 256
@@ -125,11 +114,11 @@ class Supervisor:
         if threading.active_count() > 1:
             raise RuntimeError("the supervisor should be single-threaded: a fork copies locks that other threads hold")
         setproctitle("dataloader: supervisor")
-        adopt_orphans()
-        self.signals = Signals((*_ORDERS, signal.SIGCHLD))
+        process.adopt_orphans()
+        self.signals = process.Signals((*_ORDERS, signal.SIGCHLD))
         self._life, self._life_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._log.info("supervisor.started", workers=_shown(self._wish))
-        share_memory()
+        process.share_memory()
         while not self._tick():
             self.signals.wait(self._pause())
         self._log.info("supervisor.stopped", exit_status=self.exit_status)
@@ -207,7 +196,7 @@ class Supervisor:
 
     def _kill_orphans(self) -> None:
         """Kill our unknown children; theirs become ours when they end, so this happens again at each burial."""
-        found = set(children(os.getpid())) - self._workers.keys() - {self._keeper}
+        found = set(process.children(os.getpid())) - self._workers.keys() - {self._keeper}
         for orphan in found:
             os.kill(orphan, signal.SIGKILL)
         self._orphans |= found
@@ -232,7 +221,7 @@ class Supervisor:
         are_ready = sum(child.slot.is_ready for child in self._workers.values())
         if not self._reported_ready and are_ready >= self._wish.total():
             self._reported_ready = True
-            tell_ready()
+            process.tell_ready()
 
     def _enforce(self) -> None:
         """Kill overdue processes, and interrupt once each run that has to stop and may have no safe point."""
@@ -300,7 +289,7 @@ class Supervisor:
             os.close(self._life_end)
             return main()
 
-        return fork(child)
+        return process.fork(child)
 
     def _reload(self) -> None:
         """Take new settings; older workers leave one by one after their runs, each for a successor that is ready."""

@@ -18,26 +18,15 @@ import structlog
 
 from dataloader import log, periods, pipelines
 from dataloader.config import ConfigError, Settings
+from dataloader.farm import process
 from dataloader.farm.admission import Admission, Host, needs_of
 from dataloader.farm.batch import LOCKED_SEC, REPORT, Batch, facts_of
 from dataloader.farm.capture import Capture, beyond
-from dataloader.farm.common_log import FarmOutage, once
+from dataloader.farm.common_log import FarmOutage, is_first, once
 from dataloader.farm.failures import headline, own_stack
 from dataloader.farm.guest import Inspection, keep_children_plain
 from dataloader.farm.heartbeat import Heartbeat
-from dataloader.farm.process import (
-    EXIT_CANNOT_START,
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_RECYCLE,
-    Meter,
-    Signals,
-    adopt_orphans,
-    call_parent,
-    now,
-    own_name,
-    resident,
-)
+from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, EXIT_RECYCLE, now
 from dataloader.farm.runner import CannotStart, Runner, last_words
 from dataloader.farm.session import Lost, Plain, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
@@ -102,7 +91,7 @@ class Orders:
         self._slot = slot
         self._life = [life]  # empty behind its end: a pipe without a writer is readable for ever
         self._drain_sec = drain_sec
-        self.signals = Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
+        self.signals = process.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
 
     def _on_signal(self, number: int) -> None:
         """In the signal handler: only set values."""
@@ -152,7 +141,7 @@ class Worker:
         self.queues = tuple(queues)
         self.shared = shared
         self.slot = slot
-        self.name = own_name()
+        self.name = process.own_name()
         slot.occupy(self.name, queues)
         self.log = structlog.get_logger("worker").bind(worker=self.name, queue=", ".join(queues))
         self._dsn = dsn
@@ -173,10 +162,10 @@ class Worker:
         self._sent = 0.0  # when the latest claim was sent
         self._claim_sec = 0.0  # how long claims take lately; turns are no shorter, or a slow server would get a crowd
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
-        self._meter = Meter()
+        self._meter = process.Meter()
         self._glanced_at = 0.0  # for idle siblings
         self._learn_at = 0.0  # when to learn again what runs need
-        adopt_orphans()
+        process.adopt_orphans()
 
     def take_signals(self) -> Collection[int]:
         """Handle the worker's signals, whatever other code has made of them; returns their numbers."""
@@ -227,8 +216,8 @@ class Worker:
     def _log_start(self, event: str, error: BaseException, **seen: str) -> None:
         """Log the error of a start with the user's frames, once for the farm; again it is a debug line."""
         head = headline(error)
-        is_first = self.shared.reported.is_first(self.slot.reload, f"{event} {seen} {head}")
-        write = self.log.error if is_first else self.log.debug
+        is_new = is_first(self.shared.reported, self.slot.reload, f"{event} {seen} {head}")
+        write = self.log.error if is_new else self.log.debug
         write(event, **seen, error=head, exception=own_stack(error))
 
     # --- the loop ---
@@ -272,7 +261,7 @@ class Worker:
         without = self.admission.without() if most else ()
         affinity = None
         if (overdue := self.preference.overdue()) is not None:
-            elsewhere = self.shared.warm_elsewhere(self.slot)
+            elsewhere = [key for other in self.shared.others(self.slot) for key in other.warm]
             affinity = lifecycle.Affinity(self.runner.warm.keys, elsewhere, self.settings.dl_lookahead, overdue)
         self._sent = now()
         step = self.batch.step(session, most, affinity, without)
@@ -466,7 +455,7 @@ class Worker:
     def _is_worn_out(self) -> bool:
         """True when DL_MAX_JOBS or DL_MAX_RSS_MB ask for a fresh process."""
         most_jobs, most_mb = self.settings.dl_max_jobs, self.settings.dl_max_rss_mb
-        rss_mb = resident(os.getpid()) / 2**20 if most_mb else 0.0
+        rss_mb = process.resident(os.getpid()) / 2**20 if most_mb else 0.0
         worn_out = (most_jobs is not None and self._jobs >= most_jobs) or (most_mb is not None and rss_mb > most_mb)
         if worn_out:
             self.log.info("worker.recycled", jobs=self._jobs, rss_mb=round(rss_mb))
@@ -481,7 +470,7 @@ class Worker:
         if self.slot.state != State.RESTING:
             self.capture.rest()
             self._show_state(State.RESTING, "waits to claim")
-            call_parent(self._supervisor)
+            process.call_parent(self._supervisor)
         read(session.conn)
         if not (self.orders.may_claim or self.orders.is_over):
             self.orders.pause(REST_SEC, session.conn.fileno())

@@ -187,7 +187,7 @@ def test_a_worker_sees_what_its_siblings_have_warm() -> None:
         slot.take(kind)
         slot.show_warm([f"key {number}", "ü\n"])
         slot.state = state
-    assert shared.warm_elsewhere(shared.slots[0]) == ["key 1", "ü\n"]
+    assert [other.warm for other in shared.others(shared.slots[0])] == [["key 1", "ü\n"]]
     shared.slots[1].take(0)
     assert shared.slots[1].warm == []
 

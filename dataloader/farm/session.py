@@ -55,11 +55,7 @@ class Session(Generic[L]):
     """One session for all threads of a process, in turns."""
 
     def __init__(
-        self,
-        begin: Callable[[], L],
-        resume: Callable[[L, Sequence[L]], None],
-        outage: FarmOutage | Outage,
-        event: str,
+        self, begin: Callable[[], L], resume: Callable[[L, Sequence[L]], None], outage: FarmOutage | Outage, event: str
     ) -> None:
         """`begin` opens a session; `resume` follows, with the sessions that were lost since the last success."""
         self._begin = begin

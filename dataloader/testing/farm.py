@@ -53,7 +53,6 @@ Point = int | Literal["end"]
 T = TypeVar("T")
 Progress = dict[str, Any]
 Dsn = str | Callable[[], str] | None
-CRASHED = "crash"
 KEY = "test"
 _log = logging.getLogger("dataloader.testing")
 
@@ -318,8 +317,7 @@ class _Trial:
             entries = self._entries(diary)
         if entries and "ended" in entries[-1]:
             raise NotReached(_missed(fate, entries[-1]["ended"], entries[-1]["error"]))
-        how = f"killed by signal {-status}" if status < 0 else f"exited with {status}"
-        attempt = delivery.first.attempt
+        attempt, how = delivery.first.attempt, f"killed by signal {-status}" if status < 0 else f"exited with {status}"
         error = f"worker {how} on attempt {attempt}"
         progress = [entry["progress"] for entry in entries if "progress" in entry]
         steps = sum("step" in entry for entry in entries)
@@ -327,8 +325,8 @@ class _Trial:
         ends = decide(delivery, Outcome(End.ERROR, error, is_free=is_free))  # a crash is a spent attempt
         after = [_after(job, end) for job, end in zip(delivery.jobs, ends, strict=True)]
         lost = [each._replace(status=Status.LOST) if each.status is Status.FAILED else each for each in after]
-        saved = self._checkpoint.value
-        return Run(attempt, CRASHED, progress, steps, now() - began, error, checkpoint=saved), lost
+        seconds, saved = now() - began, self._checkpoint.value
+        return Run(attempt, "crash", progress, steps, seconds, error, checkpoint=saved), lost
 
     def _entries(self, diary: IO[str]) -> list[dict[str, Any]]:
         """What a run has written into its diary; its latest checkpoint is that of the job."""

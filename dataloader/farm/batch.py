@@ -156,18 +156,19 @@ class Batch:
     def next(self) -> Delivery | None:
         """The best waiting jobs that make one run, or None; to be called with the session's turn."""
         self.running = ()
-        with suppress(IndexError):  # the other thread has taken the last one
+        try:
             first = self.waiting.popleft()
-            self.running, keys = first.jobs, pipelines.batch_size(first.first.task)
-            if keys > 1:
-                keys = min(keys, self._keys_most or SIZE_MOST)
-            self._keys[self._queue] = keys
-            kind = attrgetter("task", "affinity_key")
-            with suppress(IndexError):
-                while (keys := keys - 1) > 0 and kind(self.waiting[0].first) == kind(first.first):
-                    self.running += self.waiting.popleft().jobs
-            return first if self.running is first.jobs else Delivery(self.running, first.place)
-        return None
+        except IndexError:  # the other thread has taken the last one
+            return None
+        self.running, keys = first.jobs, pipelines.batch_size(first.first.task)
+        if keys > 1:
+            keys = min(keys, self._keys_most or SIZE_MOST)
+        self._keys[self._queue] = keys
+        kind = attrgetter("task", "affinity_key")
+        with suppress(IndexError):
+            while (keys := keys - 1) > 0 and kind(self.waiting[0].first) == kind(first.first):
+                self.running += self.waiting.popleft().jobs
+        return first if self.running is first.jobs else Delivery(self.running, first.place)
 
     def hand_back(self, reason: str) -> None:
         """Give up the waiting jobs, the last first; their attempts do not count, for no run has begun."""

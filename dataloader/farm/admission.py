@@ -76,14 +76,6 @@ class Load(NamedTuple):
     others: float
 
 
-class Sample(NamedTuple):
-    """The seconds of processors that were used until an instant, in all and by each worker."""
-
-    at: float
-    busy_sec: float
-    of_workers: Mapping[int, float]
-
-
 def fits(needs: Needs, own_mb: float, room: Room, runs: Sequence[Running], others_cpus: float = 0.0) -> bool:
     """PURE: whether the host has room for a run of these needs, in a worker that uses `own_mb` already.
 
@@ -248,7 +240,8 @@ class Host:
         self._root = root
         self._heat_at = -math.inf
         self._is_hot = False
-        self._sample = Sample(-math.inf, 0.0, {})
+        # The latest look: when, and the seconds of processors that were used until then, by each worker and in all.
+        self._sample: tuple[float, Mapping[int, float], float] = (-math.inf, {}, 0.0)
         self._load = Load({}, 0.0)
 
     @property
@@ -269,11 +262,15 @@ class Host:
 
         `workers` are the processes whose runs have room now; those of the look before count as workers too.
         """
-        if self._cpu_share and now() >= self._sample.at + LOAD_SEC:
-            pids = {*workers, *self._sample.of_workers}
-            of_workers = {pid: used for pid in pids if (used := cpu_used_by(pid))}
-            before, self._sample = self._sample, Sample(now(), processors(self._root).busy_sec, of_workers)
-            self._load = load_between(before, self._sample)
+        at, before, busy_before = self._sample
+        if self._cpu_share and now() >= at + LOAD_SEC:
+            used = {pid: used for pid in {*workers, *before} if (used := cpu_used_by(pid))}
+            busy_sec = processors(self._root).busy_sec
+            self._sample = now(), used, busy_sec
+            sec = now() - at
+            of_workers = {pid: max(0.0, until - before.get(pid, until)) for pid, until in used.items()}
+            others_sec = max(0.0, busy_sec - busy_before - sum(of_workers.values()))
+            self._load = Load({pid: used_sec / sec for pid, used_sec in of_workers.items()}, others_sec / sec)
         return self._load
 
     def _memories(self) -> list[Memory]:
@@ -306,14 +303,6 @@ def room_of(memories: list[Memory], share: float, size_mb: float, runs_mb: float
     return min(share * each.total_mb for each in memories), min(
         share * each.total_mb - each.used_mb for each in memories
     )
-
-
-def load_between(before: Sample, after: Sample) -> Load:
-    """PURE: the load between two samples; none after a first one."""
-    sec = after.at - before.at
-    used = {pid: max(0.0, until - before.of_workers.get(pid, until)) for pid, until in after.of_workers.items()}
-    others_sec = max(0.0, after.busy_sec - before.busy_sec - sum(used.values()))
-    return Load({pid: used_sec / sec for pid, used_sec in used.items()}, others_sec / sec)
 
 
 def processors(root: Path = Path("/")) -> Processors:

@@ -25,9 +25,7 @@ from dataloader.farm.admission import (
     Processors,
     Room,
     Running,
-    Sample,
     fits,
-    load_between,
     needs_of,
     processors,
     room_of,
@@ -144,13 +142,6 @@ def test_processors_that_others_keep_busy_are_not_free(
     needs: Needs, runs: list[Running], others_cpus: float, is_admitted: bool
 ) -> None:
     assert fits(needs, 0, Room(1_000, 1_000, 2), runs, others_cpus) is is_admitted
-
-
-def test_the_load_is_of_workers_or_of_others() -> None:
-    before = Sample(100, 50, {1: 10, 2: 20, 3: 5})
-    assert load_between(before, Sample(102, 54, {1: 12, 2: 21, 4: 9})) == Load({1: 1, 2: 0.5, 4: 0}, 0.5)
-    assert load_between(before, Sample(102, 50, {1: 14})) == Load({1: 2}, 0)  # the counts differ by their steps
-    assert load_between(Sample(-math.inf, 0, {}), before) == Load({1: 0, 2: 0, 3: 0}, 0)
 
 
 @pytest.mark.parametrize(

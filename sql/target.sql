@@ -16,15 +16,6 @@ CREATE TABLE IF NOT EXISTS dl_fence (
   checkpoint_number int);              -- its place among those of the job
 CREATE INDEX IF NOT EXISTS dl_fence_raised_at ON dl_fence (raised_at);
 
--- name: widen
--- A table that a version of before has made.
-ALTER TABLE dl_fence ADD COLUMN IF NOT EXISTS owner text, ADD COLUMN IF NOT EXISTS owned_at timestamptz;
-
--- name: widen_for_checkpoints
--- The same, by a run that uses checkpoints.
-ALTER TABLE dl_fence ADD COLUMN IF NOT EXISTS checkpoint jsonb, ADD COLUMN IF NOT EXISTS checkpoint_claim bigint,
-  ADD COLUMN IF NOT EXISTS checkpoint_number int;
-
 -- name: raise
 -- From now on no run with a smaller claim can commit. No row: the fence stands higher or is another's. In the order of jobs,
 -- against deadlocks.

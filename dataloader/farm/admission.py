@@ -10,23 +10,32 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 from dataloader import periods
+from dataloader.config import Settings
 from dataloader.farm.common_log import Busy
-from dataloader.farm.host import MB, Host, Load, Room
-from dataloader.farm.process import memory_used, now
+from dataloader.farm.process import cpu_used_by, memory_used, now
 from dataloader.farm.slots import NONE, Needs, SharedSlots, Slot
 from dataloader.queue.lifecycle import LeftOut
 
+MB = 2**20
 MEASURED_SEC = 0.25  # how old a measurement may be
 LOOK_SEC = (0.03, 0.08)  # between an idle worker's looks at the slots; at random, so that one of many comes first
 LEAST_SHARE = 0.5  # of the processors that a run needs, which the measured load leaves free
-# After its last refresh a reservation is over: workers with a job that waits claim once a second.
 CLOSED_SEC = 1.0  # until the next try, where a stopped process is about to enter a run
+# After its last refresh a reservation is over: workers with a job that waits claim once a second.
 RESERVED_SEC = periods.seconds("RESERVED_SEC", 5.0)
+HEAT_SEC = periods.seconds("HEAT_SEC", 5.0)  # between two looks at the sensors, which take milliseconds
+LOAD_SEC = 1.0  # over which processors are measured, at least: the kernel counts in steps of 10 ms
+_BUSY = (1, 2, 3, 6, 7, 8)  # in a line of /proc/stat: user, nice, system, irq, softirq, and what other guests took
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Running(NamedTuple):
@@ -37,14 +46,42 @@ class Running(NamedTuple):
     used_cpus: float = 0.0
 
 
+class Memory(NamedTuple):
+    """What a host or a cgroup has, and what is used of it, in MB."""
+
+    total_mb: float
+    used_mb: float
+
+
+class Processors(NamedTuple):
+    """How many processors a host or a cgroup may use, and for how many seconds these were busy until now, in all."""
+
+    number: float
+    busy_sec: float
+
+
+class Room(NamedTuple):
+    """What the runs of a host may use together, and what of the memory is free; infinity: it is not asked for."""
+
+    bound_mb: float = math.inf
+    free_mb: float = math.inf
+    cpus: float = math.inf
+    is_hot: bool = False
+
+
+class Load(NamedTuple):
+    """How many processors were busy lately: with each worker's process and its children, and with all others."""
+
+    of_workers: Mapping[int, float]
+    others: float
+
+
 def fits(needs: Needs, own_mb: float, room: Room, runs: Sequence[Running], others_cpus: float = 0.0) -> bool:
     """PURE: whether the host has room for a run of these needs, in a worker that uses `own_mb` already.
 
-    What the runs under way use is a part of the memory that is not free; what they are still to use counts besides.
-    Others than these runs keep `others_cpus` processors busy. The runs may need no more processors than there are, and
-    the load has to leave half of what this one needs. Half, for a host is never quite idle: two runs of a processor
-    each would never share two processors. With fewer than it needs a run is slow, and nothing kills it, so the first
-    one begins in any case.
+    What the runs under way are still to use counts besides what is in use. `others_cpus` processors are busy elsewhere.
+    The load has to leave half of what this run needs: a host is never quite idle. Nothing kills a run with too few
+    processors, so the first one begins in any case.
     """
     if room.is_hot or needs.memory_mb > room.bound_mb:
         return False
@@ -58,34 +95,6 @@ def fits(needs: Needs, own_mb: float, room: Room, runs: Sequence[Running], other
     return not needed or (needs.cpus + needed <= room.cpus and needs.cpus * LEAST_SHARE + busy <= room.cpus)
 
 
-class Patience:
-    """Since when the claims of a worker have passed over the job that is the first of its queue without room."""
-
-    def __init__(self, reserve_sec: float) -> None:
-        self._reserve_sec = reserve_sec
-        self._first: LeftOut | None = None
-        self._since = 0.0
-
-    def passed(self, left_out: LeftOut | None) -> None:
-        """What the latest claim has passed over; another job than before begins anew."""
-        if left_out != self._first:
-            self._first, self._since = left_out, now()
-
-    @property
-    def over(self) -> str | None:
-        """The task of the job that has been passed over for DL_RESERVE_SEC; None without one."""
-        is_over = self._first and self._reserve_sec and now() >= self._since + self._reserve_sec
-        return self._first.task if self._first and is_over else None
-
-
-class Reservation(NamedTuple):
-    """The needs of a job that waits while room gathers for it, until a monotonic instant."""
-
-    task: str
-    needs: Needs
-    until: float
-
-
 class Admission:
     """What one worker may begin, beside the runs of its farm and whatever else the host does."""
 
@@ -95,7 +104,9 @@ class Admission:
         self._shared = shared
         self._slot = slot
         self._log = logger
-        self._patience = Patience(reserve_sec)
+        self._reserve_sec = reserve_sec
+        self._first: LeftOut | None = None  # the first job of its queue that lately had no room
+        self._since = 0.0  # when a claim passed over it for the first time
         self._needs: Mapping[str, Needs] = {}
         self._room = Room()
         self._used_mb: dict[int, float] = {}  # by process, at the latest measurement
@@ -115,35 +126,31 @@ class Admission:
             return ()
         if now() < self._closed_until:
             return list(self._needs)
-        oldest_sec = 0.0 if self._state() != self._seen else MEASURED_SEC  # room that a run has left is there at once
-        self._measure(oldest_sec)
+        self._measure(0.0 if self._state() != self._seen else MEASURED_SEC)  # room that a run has left is there at once
         self._seen, reserved = self._state(), _standing(self._shared.room.read())
         return [task for task, needs in self._needs.items() if not self._has_room(task, needs, reserved)]
 
     def passed(self, left_out: LeftOut | None, without: Collection[str]) -> None:
-        """The worker reports the job that its claim has passed over, because these tasks had no room.
-
-        For a job that was passed over for long enough the host lets room gather.
-        """
-        self._patience.passed(left_out)
+        """A claim has passed over this job, for these tasks had no room; after `reserve_sec` room gathers for it."""
         self._left_out = frozenset(without if left_out else ())
-        task = self._patience.over  # as of now: at the next claim another worker may have begun that job
-        needs = self._needs.get(task) if task else None
-        if task is None or needs is None or needs.memory_mb > self._room.bound_mb:
+        if left_out != self._first:
+            self._first, self._since = left_out, now()
+        if left_out is None or not self._reserve_sec or now() < self._since + self._reserve_sec:
+            return
+        task = left_out.task  # as of now: at the next claim another worker may have begun that job
+        needs = self._needs.get(task)
+        if needs is None or needs.memory_mb > self._room.bound_mb:
             return
         with suppress(Busy), self._shared.room.changed(must=True) as note:
             reserved = _standing(note)
             if reserved is None:
                 self._log.info("worker.room.reserved", task=task, **needs._asdict())
-            if reserved is None or reserved.task == task:  # else another job's stands
+            if reserved is None or reserved[0] == task:  # else another job's stands
                 note.update(task=task, needs=needs, until=now() + RESERVED_SEC)
 
     @property
     def look_in(self) -> float:
-        """In how many seconds an idle worker should ask whether it `has_gained_room`; infinity where none waits for it.
-
-        Nobody notifies of room, and a claim in vain costs more than a look.
-        """
+        """Seconds until an idle worker should ask for room, which nobody notifies of; infinity: it waits for none."""
         return random.uniform(*LOOK_SEC) if self._left_out else math.inf  # noqa: S311  jitter
 
     def has_gained_room(self) -> bool:
@@ -161,7 +168,7 @@ class Admission:
                 if not self._has_room(task, needs, reserved):
                     return False
                 self._slot.needs = needs
-                if reserved and reserved.task == task:
+                if reserved and reserved[0] == task:
                     note.clear()
         except Busy:
             self._closed_until = now() + CLOSED_SEC
@@ -179,7 +186,7 @@ class Admission:
     def _state(self) -> tuple[object, ...]:
         """The runs with room, and whose reservation stands."""
         reserved = _standing(self._shared.room.read())
-        return *((slot.index, slot.needs) for slot in self._others()), reserved and reserved.task
+        return *((slot.index, slot.needs) for slot in self._others()), reserved and reserved[0]
 
     def _measure(self, oldest_sec: float) -> None:
         """What the runs use, and then what is free: what they take meanwhile counts rather twice."""
@@ -191,20 +198,18 @@ class Admission:
         self._load = self._host.load(workers)
         self._measured_at = now()
 
-    def _has_room(self, task: str, needs: Needs, reserved: Reservation | None) -> bool:
+    def _has_room(self, task: str, needs: Needs, reserved: tuple[str, Needs] | None) -> bool:
         used_mb, load = self._used_mb, self._load
         pids = [(slot.needs, slot.pid) for slot in self._others()]
         runs = [Running(of_run, used_mb.get(pid, 0.0), load.of_workers.get(pid, 0.0)) for of_run, pid in pids]
-        if reserved and reserved.task != task:
-            runs.append(Running(reserved.needs, 0.0))
+        if reserved and reserved[0] != task:
+            runs.append(Running(reserved[1], 0.0))
         return fits(needs, used_mb[os.getpid()], self._room, runs, load.others)
 
 
-def _standing(note: Mapping[str, Any]) -> Reservation | None:
-    """The reservation that the note holds, unless it is over."""
-    if now() > note.get("until", 0.0):
-        return None
-    return Reservation(note["task"], Needs(*note["needs"]), note["until"])
+def _standing(note: Mapping[str, Any]) -> tuple[str, Needs] | None:
+    """The reservation that the note holds, unless it is over: the task and the needs of a job that room gathers for."""
+    return (note["task"], Needs(*note["needs"])) if now() <= note.get("until", 0.0) else None
 
 
 def needs_of(
@@ -213,9 +218,131 @@ def needs_of(
     """PURE: the needs of all tasks that have some. What a pipeline declares wins over what its runs have shown."""
     by_task = {}
     for task in {*declared, *learned}:
-        of_runs = learned.get(task, (0.0, 0.0))
-        own = declared.get(task, (None, None))
-        needs = Needs(*(shown if word is None else word for word, shown in zip(own, of_runs, strict=True)))
+        pairs = zip(declared.get(task, (None, None)), learned.get(task, (0.0, 0.0)), strict=True)
+        needs = Needs(*(shown if own is None else own for own, shown in pairs))
         if any(needs):
             by_task[task] = needs
     return by_task
+
+
+# --- the host ---
+
+
+class Host:
+    """This host, or the cgroup (version 2) that this process is in, as the settings let farms use it."""
+
+    def __init__(self, settings: Settings, root: Path = Path("/")) -> None:
+        """`root` is the folder with `proc` and `sys`."""
+        self._share, self._size_mb = shares(settings.dl_host_memory)
+        self._cpu_share = settings.dl_host_cpu / 100
+        self.bounds_something = bool(self._share or self._size_mb or self._cpu_share)
+        self._hottest = settings.dl_host_temperature
+        self._root = root
+        self._heat_at = -math.inf
+        self._is_hot = False
+        # The latest look: when, and the seconds of processors that were used until then, by each worker and in all.
+        self._sample: tuple[float, Mapping[int, float], float] = (-math.inf, {}, 0.0)
+        self._load = Load({}, 0.0)
+
+    @property
+    def bound_mb(self) -> float:
+        """What all runs together may use; infinity where DL_HOST_MEMORY is 0."""
+        return room_of(self._memories(), self._share, self._size_mb, 0.0)[0]
+
+    def room(self, runs_mb: float) -> Room:
+        """The room now, of which runs use `runs_mb`. A DL_HOST_MEMORY in MB or GB is for the runs alone."""
+        if self._hottest and now() >= self._heat_at + HEAT_SEC:
+            self._heat_at = now()
+            self._is_hot = _temperature() >= self._hottest
+        cpus = self._cpu_share * processors(self._root).number if self._cpu_share else math.inf
+        return Room(*room_of(self._memories(), self._share, self._size_mb, runs_mb), cpus, self._is_hot)
+
+    def load(self, workers: Collection[int]) -> Load:
+        """The load over LOAD_SEC or more; none at the first look, and without a bound.
+
+        `workers` are the processes whose runs have room now; those of the look before count as workers too.
+        """
+        at, before, busy_before = self._sample
+        if self._cpu_share and now() >= at + LOAD_SEC:
+            used = {pid: used for pid in {*workers, *before} if (used := cpu_used_by(pid))}
+            busy_sec = processors(self._root).busy_sec
+            self._sample = now(), used, busy_sec
+            sec = now() - at
+            of_workers = {pid: max(0.0, until - before.get(pid, until)) for pid, until in used.items()}
+            others_sec = max(0.0, busy_sec - busy_before - sum(of_workers.values()))
+            self._load = Load({pid: used_sec / sec for pid, used_sec in of_workers.items()}, others_sec / sec)
+        return self._load
+
+    def _memories(self) -> list[Memory]:
+        host = psutil.virtual_memory()
+        memories = [Memory(host.total / MB, (host.total - host.available) / MB)]
+        for folder in _cgroup(self._root):
+            with suppress(OSError, ValueError):  # "max"
+                limit = float((folder / "memory.max").read_text())
+                used = float((folder / "memory.current").read_text())
+                cached = _value(folder / "memory.stat", "inactive_file")  # which gives way
+                memories.append(Memory(limit / MB, max(0.0, used - cached) / MB))
+        return memories
+
+
+def shares(text: str) -> tuple[float, float]:
+    """PURE: the share of the host's memory that DL_HOST_MEMORY names, and the size in MB; one of them is 0."""
+    match = re.fullmatch(r"([\d.]+) ?([MG]B)?%?", text)
+    assert match  # noqa: S101  the settings are checked
+    number, unit = float(match[1]), match[2]
+    return (0.0, number * (1_024 if unit == "GB" else 1)) if unit else (number / 100, 0.0)
+
+
+def room_of(memories: list[Memory], share: float, size_mb: float, runs_mb: float) -> tuple[float, float]:
+    """PURE: the bound and what is free of it, in MB, where the host and its cgroups each have a limit."""
+    if size_mb:
+        bound_mb = min(size_mb, *(each.total_mb for each in memories))
+        return bound_mb, bound_mb - runs_mb
+    if not share:
+        return math.inf, math.inf
+    return min(share * each.total_mb for each in memories), min(
+        share * each.total_mb - each.used_mb for each in memories
+    )
+
+
+def processors(root: Path = Path("/")) -> Processors:
+    """The processors that this process may use: those of its affinity, or the quota of its cgroup."""
+    own = os.sched_getaffinity(0)
+    names, busy_sec = {f"cpu{number}" for number in own}, 0.0
+    with suppress(OSError):
+        lines = [line.split() for line in (root / "proc/stat").read_text().splitlines()]
+        busy_sec = sum(int(line[at]) for line in lines if line[0] in names for at in _BUSY) / _TICKS
+    least = Processors(float(len(own)), busy_sec)
+    for folder in _cgroup(root):
+        with suppress(OSError, ValueError):  # "max"
+            quota, period = (folder / "cpu.max").read_text().split()
+            used_sec = _value(folder / "cpu.stat", "usage_usec") / 1e6
+            least = min(least, Processors(float(quota) / float(period), used_sec))
+    return least
+
+
+def _cgroup(root: Path) -> Iterator[Path]:
+    """The folders of this process's cgroup and those above, each of which may have a limit."""
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                top = root / "sys/fs/cgroup"
+                own = top / line[3:].strip("/")
+                yield from (each for each in (own, *own.parents) if each.is_relative_to(top))
+
+
+def _value(file: Path, name: str) -> float:
+    """The number behind a name in a file of lines of both; 0 where there is none."""
+    with suppress(OSError, ValueError):
+        lines = file.read_text().splitlines()
+        return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+    return 0.0
+
+
+def _temperature() -> float:
+    """The hottest sensor, in degrees Celsius; minus infinity without sensors."""
+    try:
+        sensors = psutil.sensors_temperatures()
+    except (AttributeError, OSError, RuntimeError):
+        return -math.inf
+    return max((each.current for found in sensors.values() for each in found if each.current), default=-math.inf)

@@ -11,7 +11,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
@@ -56,8 +56,7 @@ FINISHED = log.Template(
 def size_after(size: int, seconds: float, runs: int) -> int:
     """How many jobs to claim after a claim of up to `size`, whose runs took so many seconds together.
 
-    So many that the first job's end waits at most TICK_SEC for the others, and at most twice as many as before: jobs
-    that differ in length come to small claims. After a long run the worker starts over with one.
+    The first job's end waits at most TICK_SEC for the others. After a long run the worker starts over with one.
     """
     if seconds > 2 * TICK_SEC:
         return 1
@@ -83,10 +82,6 @@ class Bookmark:
             self.head, self._until = lifecycle.Head(), now() + HEAD_SEC
         return self.head
 
-    def move(self, head: lifecycle.Head | None) -> None:
-        """Follow what a claim has answered; None: the bookmark stays."""
-        self.head = head or self.head
-
 
 class Batch:
     """The jobs and ends of one worker, and how many jobs its next claim asks for."""
@@ -98,6 +93,7 @@ class Batch:
         self.claimed_in: lifecycle.Session | None = None  # the session that took the keys of the last claim
         self.running: tuple[Job, ...] = ()  # the jobs of the run under way, until their ends are here
         self.begun: UUID | None = None  # the first job of the last claim: the claim itself marks its row as begun
+        self.waiting: deque[Delivery] = deque()  # the jobs of one key each, of the last claim, that have not begun
         self._machine = machine
         self._backoff_sec = backoff_sec
         self._turns = Turns(queues, self._spec.scheduler, random.Random())  # noqa: S311  whose turn it is, is no secret
@@ -109,11 +105,10 @@ class Batch:
         self._keys = dict.fromkeys(queues, 1)  # of a run, as the pipeline of the queue's last one takes them
         self._keys_most: int | None = None  # of a run, as the queue allows
         self._found_fewer = False  # the last claim returned fewer jobs than it asked for
-        self._waiting: deque[Delivery] = deque()  # the jobs of one key each
         self._ends: deque[Ended] = deque()
         self._ended_at = 0.0  # when the oldest of the ends was added
         self._has_failed = False  # the last write has: each end is written alone
-        self._locked: list[Ended] = []  # ends whose rows another session has locked
+        self.locked: list[Ended] = []  # ends whose rows another session has locked
         self._retry_at = 0.0  # when these are due again
         self._bookmarks = {queue: Bookmark() for queue in queues}
         self._reported: set[UUID] = set()  # the jobs of these ends whose lock is in the log
@@ -121,33 +116,29 @@ class Batch:
     # --- jobs ---
 
     def size_next(self, siblings: Callable[[], Siblings] = Siblings) -> int:
-        """How many keys to claim, of which `siblings` that also want jobs leave this worker its fair share.
+        """How many keys to claim: a fair share beside `siblings` that want jobs too, and enough for one run.
 
-        Enough for one run of a pipeline that takes several keys; where the database chooses the queue, for any of them.
         0 while LOCKED_MOST ends wait for locked rows.
         """
-        if len(self._locked) >= LOCKED_MOST:
+        if len(self.locked) >= LOCKED_MOST:
             return 0
         self._order = self._turns.order()
-        if self._turns.by_lag:
-            size, keys = min(self._sizes.values()), min(self._keys.values())
-        else:
-            size, keys = self._sizes[self._order[0]], self._keys[self._order[0]]
-        if (size := min(self._most, size)) > 1:
+        queues = self._order if self._turns.by_lag else self._order[:1]
+        size = min(self._most, *(self._sizes[queue] for queue in queues))
+        if size > 1:
             size = fair_share(size, siblings(), self._found_fewer)
-        return max(size, min(self._most, keys))
+        return max(size, min(self._most, *(self._keys[queue] for queue in queues)))
 
     def limit(self, most: int, why: str) -> None:
-        """Claim at most so many jobs from now on, and log that."""
+        """Claim at most so many jobs from now on."""
         if most < self._most:
             self._most = most
             self._log.warning("worker.prefetch.lowered", prefetch=self._spec.prefetch, at_most=most, why=why)
 
     def fit(self, table: probe.LockTable) -> None:
         """Claim at most as many jobs as the server's lock table has room for."""
-        is_automatic = self._spec.is_automatic
-        most = probe.most_at_once(table, self._machine, is_automatic)
-        if is_automatic:  # nobody has asked for more
+        most = probe.most_at_once(table, self._machine, self._spec.is_automatic)
+        if self._spec.is_automatic:  # nobody has asked for more
             self._most = min(self._most, most)
         else:
             self.limit(most, "the keys of this machine's jobs would fill the server's lock table")
@@ -160,57 +151,31 @@ class Batch:
         for _, of_key in groupby(jobs, key=attrgetter("lock_key")):
             delivery = Delivery(tuple(of_key), place)
             place += len(delivery.jobs)
-            self._waiting.append(delivery)
+            self.waiting.append(delivery)
 
     def next(self) -> Delivery | None:
-        """Take the best waiting jobs that make one run; None when no job waits.
-
-        Called with the session's turn, so that no new session hands back a job that is about to begin.
-        """
+        """The best waiting jobs that make one run, or None; to be called with the session's turn."""
+        self.running = ()
         try:
-            first = self._waiting.popleft()
+            first = self.waiting.popleft()
         except IndexError:  # the other thread has taken the last one
-            self.running = ()
             return None
-        task, affinity_key = first.first.task, first.first.affinity_key
-        jobs, keys = first.jobs, pipelines.batch_size(task)
+        self.running, keys = first.jobs, pipelines.batch_size(first.first.task)
         if keys > 1:
             keys = min(keys, self._keys_most or SIZE_MOST)
         self._keys[self._queue] = keys
-        for _ in range(keys - 1):
-            if (more := self._pop(task, affinity_key)) is None:
-                break
-            jobs += more.jobs
-        self.running = jobs
-        return first if jobs is first.jobs else Delivery(jobs, first.place)
-
-    def _pop(self, task: str, affinity_key: str | None) -> Delivery | None:
-        """The first waiting key, where its jobs are of this kind; the other thread may have taken it meanwhile."""
-        try:
-            job = self._waiting[0].first
-            return self._waiting.popleft() if (job.task, job.affinity_key) == (task, affinity_key) else None
-        except IndexError:
-            return None
+        kind = attrgetter("task", "affinity_key")
+        with suppress(IndexError):
+            while (keys := keys - 1) > 0 and kind(self.waiting[0].first) == kind(first.first):
+                self.running += self.waiting.popleft().jobs
+        return first if self.running is first.jobs else Delivery(self.running, first.place)
 
     def hand_back(self, reason: str) -> None:
         """Give up the waiting jobs, the last first; their attempts do not count, for no run has begun."""
-        while self._waiting:
-            try:
-                jobs = self._waiting.pop().jobs
-            except IndexError:
-                return  # the other thread has taken the last one
-            for job in reversed(jobs):
-                self.add(Ended(job, Finish("hand_back", reason)))
-
-    @property
-    def ahead(self) -> int:
-        """How many keys wait that the keeper may hand back; none while ends of locked rows are to be written first."""
-        return 0 if self._locked else len(self._waiting)
-
-    @property
-    def waiting(self) -> int:
-        """How many keys of the last claim have not begun."""
-        return len(self._waiting)
+        with suppress(IndexError):  # the other thread may take the last one
+            while self.waiting:
+                for job in reversed(self.waiting.pop().jobs):
+                    self.add(Ended(job, Finish("hand_back", reason)))
 
     def learn(self, seconds: float, runs: int) -> None:
         """The runs after the last claim took so many seconds together."""
@@ -227,22 +192,12 @@ class Batch:
     @property
     def owes(self) -> int:
         """How many ends are not written."""
-        return len(self._ends) + len(self._locked)
-
-    @property
-    def is_empty(self) -> bool:
-        """True when no job waits and every end is written."""
-        return not (self._waiting or self.owes)
-
-    @property
-    def is_locked_out(self) -> bool:
-        """True while another session has locked the rows of some ends."""
-        return bool(self._locked)
+        return len(self._ends) + len(self.locked)
 
     @property
     def retry_at(self) -> float:
         """When the ends of locked rows are due again (monotonic seconds); infinity without such ends."""
-        return self._retry_at if self._locked else math.inf
+        return self._retry_at if self.locked else math.inf
 
     def is_due(self, began: float) -> bool:
         """Whether the heartbeat should write: ends, or a run that `began` then, have lasted TICK_SEC."""
@@ -253,7 +208,7 @@ class Batch:
         """Take the ends to be written now; those of locked rows once their LOCKED_SEC are over."""
         ends: list[Ended] = []
         if now() >= self._retry_at:
-            ends, self._locked = self._locked, []
+            ends, self.locked = self.locked, []
         return ends + [self._ends.popleft() for _ in range(len(self._ends))]
 
     # --- writing, by whoever has the session ---
@@ -265,11 +220,7 @@ class Batch:
         affinity: lifecycle.Affinity | None = None,
         without: Collection[str] = (),
     ) -> Step:
-        """Write the ends and claim up to `most` jobs in one statement; after a failure write each end alone.
-
-        `affinity` and `without` are those of lifecycle.step. Raises psycopg.Error; then the batch still holds the ends
-        that were not confirmed.
-        """
+        """Write the ends and claim up to `most` jobs in one statement; the ends stay here until they are confirmed."""
         if self._has_failed:
             self.write(session)
             return Step([], {}, 0, True, None)
@@ -290,8 +241,16 @@ class Batch:
                 self.write(session)  # the database refuses an end: it costs none of the others
             elif not most or not is_of_a_row(e):
                 raise
-            elif not self._set_aside(session, e, most, without):
-                return Step([], {}, 0, False, ASIDE_SEC)
+            else:
+                aside = set_aside(
+                    session.conn,
+                    queues,
+                    lambda: lifecycle.step(session, queues, 0.0, most, (), by_lag=self._turns.by_lag, without=without),
+                    e,
+                )
+                if aside is None:  # another worker does that
+                    return Step([], {}, 0, False, ASIDE_SEC)
+                self._log.error("worker.job.set_aside", **aside._asdict())
             return Step([], {}, 0, True, None)
         self._found_fewer = len(step.jobs) < most  # of a merged queue sometimes fewer keys all the same
         if most and not (step.jobs or step.look_again):
@@ -299,30 +258,15 @@ class Batch:
         if step.jobs:
             self.claimed_in = session
             self._turns.claimed(step.jobs[0].queue)
-            self._bookmarks[step.jobs[0].queue].move(step.head)
+            bookmark = self._bookmarks[step.jobs[0].queue]
+            bookmark.head = step.head or bookmark.head
         self._written(ends, step.ended, step.locked)
         if step.backoffs:
             self._log.info("worker.claim.backoff", keys=step.backoffs)
         return step
 
-    def _set_aside(self, session: lifecycle.Session, error: psycopg.Error, most: int, without: Collection[str]) -> bool:
-        """Set the job aside on which the claim has failed; False while another worker does."""
-        by_lag = self._turns.by_lag
-        aside = set_aside(
-            session.conn,
-            self._order,
-            lambda: lifecycle.step(session, self._order, 0.0, most, (), by_lag=by_lag, without=without),
-            error,
-        )
-        if aside:
-            self._log.error("worker.job.set_aside", **aside._asdict())
-        return aside is not None
-
     def write(self, session: lifecycle.Session) -> None:
-        """Write the ends without a claim, after a failure each alone: a job that is done must not be done again.
-
-        Raises psycopg.Error; then the batch still holds the ends that were not confirmed.
-        """
+        """Write the ends without a claim, after a failure each alone: a job that is done must not be done again."""
         ends = self._take()
         while ends:
             now_written = ends[: 1 if self._has_failed else None]
@@ -342,33 +286,31 @@ class Batch:
             raise
 
     def resume(self, session: lifecycle.Session, lost: Sequence[lifecycle.Session]) -> None:
-        """Put right what lost sessions have left: jobs that are claimed and neither run nor have run go back.
+        """Put right what lost sessions have left: waiting jobs and those of a claim whose answer was lost go back.
 
-        These are the waiting jobs, and the jobs of a claim whose answer was lost. The run under way and unwritten ends
-        keep their jobs. A lost session's backend may still be at its claim, so it ends first. A job whose row is locked
-        is left to the reaper.
+        A lost session's backend may still be at its claim, so it ends first. The reaper gets jobs with a locked row.
         """
         for each in lost:
             lifecycle.end_session(session.conn, each.backend_pid, each.backend_start)
-        self._waiting.clear()
-        if ends := [*self._ends, *self._locked]:
+        self.waiting.clear()
+        if ends := [*self._ends, *self.locked]:
             ours = lifecycle.still_held(session.conn, session.worker, [end.job for end in ends])
             for end in ends:  # the others were written by the lost statement, or their claim is another worker's
                 job_id = end.job.job_id
                 if job_id not in ours and not lifecycle.has_ended(session.conn, end.job):
                     self._log.warning("worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
             self._ends = deque(end for end in self._ends if end.job.job_id in ours)
-            self._locked = [end for end in self._locked if end.job.job_id in ours]
-        holds = [*self.running, *(end.job for end in (*self._ends, *self._locked))]
+            self.locked = [end for end in self.locked if end.job.job_id in ours]
+        holds = [*self.running, *(end.job for end in (*self._ends, *self.locked))]
         for job_id, status in lifecycle.hand_back(session.conn, session.worker, holds, "the session was lost"):
             self._log.warning("worker.claim.unheard", job_id=str(job_id), status=status)
 
     def _written(self, ends: Sequence[Ended], ended: Mapping[UUID, Status], locked: Collection[UUID]) -> None:
         """Log the written ends, and keep those whose rows are locked."""
         if locked or self._reported:
-            if not self._locked:
+            if not self.locked:
                 self._retry_at = now() + LOCKED_SEC
-            self._locked += [end for end in ends if end.job.job_id in locked]
+            self.locked += [end for end in ends if end.job.job_id in locked]
             if new := set(locked) - self._reported:
                 self._log.warning("worker.ends.locked", jobs=[str(job_id) for job_id in new])
             self._reported = (self._reported | new) - {end.job.job_id for end in ends if end.job.job_id not in locked}
@@ -381,7 +323,7 @@ class Batch:
                 self._log.log(level, "worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
 
     def _log_finished(self, end: Ended, status: Status) -> None:
-        """One line for each run; only a line with an error's text goes the long way through the log."""
+        """Only a line with an error's text goes the long way through the log."""
         became = {"verb": end.finish.verb, "status": status}
         if end.report and not end.finish.error:
             FINISHED.write({"worker": end.job.claimed_by, "queue": end.job.queue, **end.report, **became})

@@ -114,20 +114,13 @@ class Capture:
         self._slot = slot
         self._outputs: list[Output] = []
         self._before: tuple[int, int] = beyond or (1, 2)
-        self._kept: tuple[int, ...] = (
-            0,
-            0,
-            0,
-        )  # what the slot shows of written lines
         self._is_redirected = False
         self._pause = LOOK_SEC[0]
         self._reading = threading.Lock()
         self._keys = Keys()
         self._echoes: list[Callable[[bytes], None]] = []
-        if beyond is not None and self._most:
-            self._open()
-
-    def _open(self) -> None:
+        if beyond is None or not self._most:
+            return
         try:
             self._outputs = [Output(name) for name in NAMES]
         except OSError as e:
@@ -152,7 +145,7 @@ class Capture:
         self.run = run = RunLog(job, self._most, now())
         self._pause = LOOK_SEC[0]
         self.read_at, self.write_at = run.began + self._pause, run.began
-        self._keep(run, [output.done for output in self._outputs])
+        self._show_written(run, [output.done for output in self._outputs])
         slot.logs = True
         if not self._is_redirected:
             self._redirect([output.fd for output in self._outputs])
@@ -171,10 +164,7 @@ class Capture:
         return run if run.has_news else None
 
     def rest(self) -> None:
-        """No run follows at once: the descriptors lead to where they had led. Between runs nobody pays for that.
-
-        The keeper saves no last words of a worker that rests: the ends of its runs are written, and so are their logs.
-        """
+        """No run follows at once: the descriptors lead to where they had led, and the keeper saves no last words."""
         self._slot.logs = False
         if self._is_redirected:
             self._redirect(self._before)
@@ -182,8 +172,8 @@ class Capture:
 
     def _redirect(self, fds: Sequence[int]) -> None:
         self._flush()
-        for fd, number in zip(fds, (1, 2), strict=True):
-            os.dup2(fd, number)
+        os.dup2(fds[0], 1)
+        os.dup2(fds[1], 2)
         self._is_redirected = fds is not self._before
 
     def _flush(self) -> None:
@@ -242,22 +232,18 @@ class Capture:
     def written(self, run: RunLog, places: list[int]) -> None:
         """The lines up to these places are in the database: the keeper need not save them."""
         self.write_at = now() + (WRITE_SEC if not run.is_long else 10 * WRITE_SEC)
-        self._keep(run, places)
+        self._show_written(run, places)
 
-    def _keep(self, run: RunLog, places: list[int]) -> None:
-        kept = (run.written, *places)
-        if kept != self._kept:
-            self._kept = kept
-            self._slot.log_line = run.written
-            self._slot.log_places[:] = places
+    def _show_written(self, run: RunLog, places: list[int]) -> None:
+        self._slot.log_line = run.written
+        self._slot.log_places[:] = places
 
 
 def beyond() -> tuple[int, int] | None:
     """Descriptors that lead to where 1 and 2 lead now, whatever becomes of these; None where one of them is closed."""
     try:
-        first, second = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3) for number in (1, 2))
+        return fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
     except OSError as e:
         if e.errno != errno.EBADF:
             raise
         return None
-    return first, second

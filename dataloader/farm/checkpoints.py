@@ -56,10 +56,14 @@ class Checkpoints:
         except ValueError as e:
             raise PermanentError(str(e)) from None
         checkpoint = self.latest._replace(text=text, spares_attempt=self._pipeline.spares_attempts)
-        if self._open:
-            self._transaction().to_save = checkpoint._replace(number=checkpoint.number + 1)
-        else:
-            self._keep(checkpoint)
+        if not self._open:
+            return self._keep(checkpoint)
+        if len(self._open) > 1:
+            raise PermanentError("a checkpoint is committed with one transaction: save it when only one is open")
+        (standing,) = self._open
+        if standing is None:
+            raise PermanentError("a checkpoint is committed in the target (DL_TARGET_DSN), not in another database")
+        standing.to_save = checkpoint._replace(number=checkpoint.number + 1)
 
     @property
     def has_moved(self) -> bool:
@@ -91,14 +95,6 @@ class Checkpoints:
     def _keep(self, checkpoint: Checkpoint) -> None:
         self.latest = checkpoint
         self._lease.save(checkpoint)
-
-    def _transaction(self) -> Standing:
-        if len(self._open) > 1:
-            raise PermanentError("a checkpoint is committed with one transaction: save it when only one is open")
-        (standing,) = self._open
-        if standing is None:
-            raise PermanentError("a checkpoint is committed in the target (DL_TARGET_DSN), not in another database")
-        return standing
 
     def _require_one_job(self) -> None:
         if self._pipeline.batch_size is not None:

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from zlib import crc32
 
@@ -37,10 +37,9 @@ class Note:
 
     @contextmanager
     def changed(self, must: bool = False) -> Iterator[dict[str, Any]]:
-        """The dict, for this process alone; what the block changes in it is kept. Empty at first.
+        """The dict, for this process alone; what the block changes in it is kept.
 
-        A process that gets no turn within WAIT_SEC changes a copy that nobody sees: a line of the log too many does
-        less harm than a wait. With `must` it gets Busy.
+        A process that gets no turn within WAIT_SEC changes a copy that nobody sees; with `must` it gets Busy.
         """
         is_ours = self._lock()
         if must and not is_ours:
@@ -58,30 +57,25 @@ class Note:
 
     def read(self) -> dict[str, Any]:
         """The dict as it is now; another process may be about to change it."""
-        try:
-            content: dict[str, Any] = json.loads(os.pread(self._file, 1 << 20, 0) or b"{}")
-        except ValueError:  # a process was killed while it wrote: begin anew
-            return {}
+        content: dict[str, Any] = {}
+        with suppress(ValueError):  # a process was killed while it wrote: begin anew
+            content = json.loads(os.pread(self._file, 1 << 20, 0) or b"{}")
         return content
 
     def _lock(self) -> bool:
         until = now() + WAIT_SEC
-        while True:
-            try:
+        while now() <= until:
+            with suppress(BlockingIOError):
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if now() > until:
-                    return False
-                time.sleep(0.001)
-            else:
                 return True
+            time.sleep(0.001)
+        return False
 
 
 class FarmOutage:
     """The database is away: the farm logs that at the first failure of any process, then every EVERY_SEC, and the end.
 
-    The end is when every process that has failed has its session again, or is gone. Each process has an object of its
-    own on the farm's note; while it has not failed, the calls cost nothing.
+    The end is when every process that has failed has its session again, or is gone.
     """
 
     def __init__(self, note: Note, logger: Any) -> None:
@@ -103,15 +97,11 @@ class FarmOutage:
             if is_due:
                 note["next_at"] = at + EVERY_SEC
                 note["is_told"] = True
-            facts = {
-                "failures": note["failures"],
-                "lasting_sec": round(at - note["began"]),
-                "processes": len(note["away"]),
-            }
+            facts = {"failures": note["failures"], "processes": len(note["away"])}
+            facts |= {"lasting_sec": round(at - note["began"])}
         text = str(error).strip()
         if is_due:
-            shown = facts if facts["failures"] > 1 else {}
-            self._logger.warning("farm.database.lost", what=event, error=text, **shown)
+            self._logger.warning("farm.database.lost", what=event, error=text, **facts if facts["failures"] > 1 else {})
         else:
             self._logger.debug(event, error=text)
 
@@ -129,22 +119,16 @@ class FarmOutage:
             self._logger.info("farm.database.back", **facts)
 
 
-class Told:
-    """Which errors the farm's log has at length: each one once after a start or a reload."""
-
-    def __init__(self) -> None:
-        self._note = Note()
-
-    def is_first(self, generation: int, text: str) -> bool:
-        """True for the first process of this generation (the number of the reload) that asks about this text."""
-        mark = crc32(text.encode("utf-8", "replace"))
-        with self._note.changed() as note:
-            if note.get("generation", -1) < generation:
-                note.update(generation=generation, marks=[])
-            if note["generation"] > generation or mark in note["marks"]:
-                return False
-            note["marks"].append(mark)
-            return True
+def is_first(note: Note, generation: int, text: str) -> bool:
+    """True for the first process of this generation (the number of the reload) that asks about this text."""
+    mark = crc32(text.encode("utf-8", "replace"))
+    with note.changed() as told:
+        if told.get("generation", -1) < generation:
+            told.update(generation=generation, marks=[])
+        if told["generation"] > generation or mark in told["marks"]:
+            return False
+        told["marks"].append(mark)
+        return True
 
 
 def _away(note: dict[str, Any]) -> dict[str, float]:
@@ -155,8 +139,7 @@ def _away(note: dict[str, Any]) -> dict[str, float]:
 def once(note: Note, generation: int, action: Callable[[], None], may_wait: Callable[[], bool]) -> bool:
     """Return True once `action` has returned for this generation, in this process or another that shares the note.
 
-    While the action goes on in another process, this one calls `may_wait` again and again: that waits a little, and its
-    False ends the wait and this call. An exception of `action` reaches the caller; the next process tries it.
+    Where the action goes on in another process, a False of `may_wait` ends the wait. An exception reaches the caller.
     """
     while note.read().get("done", -1) < generation:
         try:

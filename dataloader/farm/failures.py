@@ -116,24 +116,21 @@ def own_frame(error: BaseException) -> FrameType | None:
     The innermost frame of the user's own code; without one that of a built-in pipeline; without either the outermost
     one of an installed package, which is the pipeline itself.
     """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = [frame for frame in frames if is_users(frame.f_code.co_filename)]
-    built_in = [frame for frame in frames if _is_built_in(frame.f_code.co_filename)]
-    installed = [frame for frame in frames if _is_installed(frame.f_code.co_filename)]
+    own, built_in, installed = [], [], []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        path = frame.f_code.co_filename
+        if is_users(path):
+            own.append(frame)
+        elif path.startswith(f"{_OURS}/"):
+            built_in += [frame] if path.startswith(f"{_PIPELINES}/") and path not in _AROUND else []
+        elif any(part in path for part in _INSTALLED):
+            installed.append(frame)
     return next(iter([*own[-1:], *built_in[-1:], *installed[:1]]), None)
 
 
 def is_users(path: str) -> bool:
     """Whether a file of code is the user's own: not Python's, of no installed package, and not of this one."""
     return not (path.startswith(("<", f"{_OURS}/", *_LIBRARY)) or any(part in path for part in _INSTALLED))
-
-
-def _is_built_in(path: str) -> bool:
-    return path.startswith(f"{_PIPELINES}/") and path not in _AROUND
-
-
-def _is_installed(path: str) -> bool:
-    return any(part in path for part in _INSTALLED) and not path.startswith(f"{_OURS}/")
 
 
 def _named(frame: FrameType) -> str:

@@ -15,10 +15,7 @@ from dataloader.queue.job import Delivery, plain
 
 
 class Family:
-    """What one run does with other jobs, by a connection of its own that it opens when it needs one.
-
-    The heartbeat uses the worker's session meanwhile.
-    """
+    """What one run does with other jobs, by a connection of its own: the heartbeat uses the worker's."""
 
     def __init__(self, delivery: Delivery, connect: Callable[[], db.Connection], schema: str) -> None:
         self._delivery = delivery
@@ -40,15 +37,10 @@ class Family:
 
         self._added += 1
         name = f"{self._job.job_id}:{self._added}"
-        given: dict[str, Any] = {
-            "queue": self._job.queue,
-            "lock_key": name,
-            "idempotency_key": name,
-            "producer": self._job.task,
-        }
+        given = {"queue": self._job.queue, "lock_key": name, "idempotency_key": name, "producer": self._job.task}
         try:
-            added = given | {**fields}
             in_json = plain(typed_args.plain(args or {}), "args")
+            added: dict[str, Any] = given | {**fields}
             return new_job.enqueue(self._open(), task=task, args=in_json, schema=self._schema, **added)[0]
         except (ValueError, TypeError) as e:
             raise PermanentError(f"context.trigger: {e}") from None
@@ -59,17 +51,14 @@ class Family:
             raise PermanentError("context.gather is for a run of one job, and this one has several")
         jobs = parents.told(self._open(), job_ids)
         if not all(each.has_ended for each in jobs):
-            self._wait_for(job_ids)
+            try:
+                parents.gather(self._open(), self._job, list(job_ids))  # a lost claim ends the run in any case
+            except psycopg.errors.InvalidParameterValue as e:
+                raise PermanentError(f"context.gather: {e.diag.message_primary}") from None
+            raise Suspended(f"waits for {len(job_ids)} jobs")
         if bad := [each for each in jobs if each.status != "succeeded"]:
             raise GatherFailed(bad[0].job_id, bad[0].status, len(bad), len(jobs))
         return [each.result for each in jobs]
-
-    def _wait_for(self, job_ids: Sequence[UUID]) -> None:
-        try:
-            parents.gather(self._open(), self._job, list(job_ids))  # a lost claim ends the run in any case
-        except psycopg.errors.InvalidParameterValue as e:
-            raise PermanentError(f"context.gather: {e.diag.message_primary}") from None
-        raise Suspended(f"waits for {len(job_ids)} jobs")
 
     def parents(self) -> list[Parent]:
         """The jobs that this one has waited for."""

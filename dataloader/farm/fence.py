@@ -30,10 +30,7 @@ class Overtaken(Exception):
 
 @dataclass(slots=True, eq=False)
 class Standing:
-    """The checkpoints of a run's one job in the target: the newest at a transaction's begin, and the one to commit.
-
-    `to_save` becomes, with the commit, the one that `saved` then has, with the token of the run.
-    """
+    """A job's checkpoints in the target: the newest at a transaction's begin, the one to commit, the committed."""
 
     job_id: UUID
     newest: Checkpoint = NOWHERE
@@ -52,12 +49,10 @@ def transaction(
 ) -> Iterator[psycopg.Connection[Any]]:
     """A transaction on a connection of its own; it commits only while each token of `owner` is its job's highest.
 
-    `tokens` are the fencing tokens of the run's jobs. At its start the transaction ends the sessions of older runs of
-    these jobs and waits for their commits. Where another owner's fence stands at a job's token or above, `leap` gets
-    the job and the fence's number and returns a higher token from the queue, or None when the job belongs to another
-    worker; `tokens` then has the higher one. `standing` learns of the job's checkpoint before the block begins, and
-    says which one is committed with it. Raises Overtaken, after a rollback, when a newer run of one of the jobs
-    has begun; psycopg.Error as psycopg does; any exception of `leap`.
+    At its start it ends the sessions of older runs of these jobs and waits for their commits. Where another owner's
+    fence stands in the way, `leap` gets the job and the fence's number and returns a higher token, or None when the job
+    belongs to another worker. `standing` says which checkpoint is committed with the data. Raises Overtaken, after a
+    rollback, when a newer run of one of the jobs has begun.
     """
     # No limits: a pipeline may compute for hours in one statement or between two.
     conn = db.connect(
@@ -72,7 +67,8 @@ def transaction(
         where = _raise(conn, tokens, owner) or _leap(conn, tokens, owner, leap)
         conn.execute(_SQL["forget"])
         if standing is not None:
-            standing.newest = _newest(conn, standing.job_id)
+            row = conn.execute(_SQL["standing"], {"job_id": standing.job_id}).fetchone()
+            standing.newest = Checkpoint(*row) if row else NOWHERE
         with conn.transaction():
             conn.execute(_SQL["unlimited"])
             yield conn
@@ -91,21 +87,11 @@ def transaction(
 
 def _name(tokens: dict[UUID, int]) -> str:
     """The session's name, by which newer runs of the first job find it."""
-    job_id, token = next(iter(tokens.items()))
-    return f"dl-job:{job_id}:{token}"
+    return "dl-job:{}:{}".format(*next(iter(tokens.items())))
 
 
 def _fences(tokens: dict[UUID, int], owner: str) -> dict[str, Any]:
     return {"job_ids": list(tokens), "claims": list(tokens.values()), "owner": owner}
-
-
-def _newest(conn: db.Connection, job_id: UUID) -> Checkpoint:
-    try:
-        row = conn.execute(_SQL["standing"], {"job_id": job_id}).fetchone()
-    except errors.UndefinedColumn:
-        _make(conn, "widen_for_checkpoints")
-        row = None
-    return Checkpoint(*row) if row else NOWHERE
 
 
 def _raise(conn: db.Connection, tokens: dict[UUID, int], owner: str) -> str | None:
@@ -114,8 +100,10 @@ def _raise(conn: db.Connection, tokens: dict[UUID, int], owner: str) -> str | No
     conn.execute(_SQL["end_older"], fences)
     try:
         rows = conn.execute(_SQL["raise"], fences).fetchall()
-    except (errors.UndefinedTable, errors.UndefinedColumn) as e:
-        _make(conn, "create" if isinstance(e, errors.UndefinedTable) else "widen")
+    except errors.UndefinedTable:
+        # Another run may create the table at the same time: IF NOT EXISTS does not prevent these errors.
+        with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject):
+            conn.execute(_SQL["create"])
         rows = conn.execute(_SQL["raise"], fences).fetchall()
     return str(rows[0][0]) if len(rows) == len(tokens) else None
 
@@ -135,9 +123,3 @@ def _leap(conn: db.Connection, tokens: dict[UUID, int], owner: str, leap: Callab
     if where := _raise(conn, tokens, owner):
         return where
     raise Overtaken
-
-
-def _make(conn: db.Connection, what: str) -> None:
-    # Another run may create the table at the same time: IF NOT EXISTS does not prevent these errors.
-    with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject, errors.DuplicateColumn):
-        conn.execute(_SQL[what])

@@ -18,13 +18,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from types import ModuleType
 from typing import NamedTuple
 
 from setproctitle import setproctitle
 
-from dataloader.farm.process import descendants, kill_all, now, strays
+from dataloader.farm.process import descendants, now, strays
 
 SETTLE_SEC = 0.05  # a thread or a child that ends just now may take so long
 CHILDREN_SEC = 2.0  # from SIGKILL to a run's children until the worker leaves to get rid of them
@@ -108,15 +109,17 @@ class Inspection:
     def changed(self, task: str, warm: Collection[int], may_open: bool) -> tuple[str, ...]:
         """The names of the facts that a run of this task has changed; ends the processes that it has left.
 
-        `warm` are the processes of warm resources. With `may_open` threads and descriptors may stay: the run has
-        prepared such a resource, or its worker has opened a session. An addition counts where an earlier run of the
-        task has added to the same fact already and this one has imported no module.
+        `warm` are the processes of warm resources; with `may_open` threads and descriptors may stay. An addition counts
+        where an earlier run of the task has added to the same fact, and this one has imported no module.
         """
-        facts = _facts(self._umask)
+        facts, before = _facts(self._umask), self._facts
         changed, added = [], []
-        if facts != self._facts:
-            added = [*_additions(self._facts, facts)]
-            differing = (name for name, a, b in zip(Facts._fields, self._facts, facts, strict=True) if a != b)
+        if facts != before:
+            if before.environment and facts.environment and before.environment.items() < facts.environment.items():
+                added.append("environment")
+            if before.limits != facts.limits and all(map(_is_no_lower, before.limits, facts.limits)):
+                added.append("limits")
+            differing = (name for name, a, b in zip(Facts._fields, before, facts, strict=True) if a != b)
             changed = [name for name in differing if name not in added]
             if "timers" in changed:
                 for timer in _TIMERS:  # not put back: one would go off before the end of the run is written
@@ -129,7 +132,12 @@ class Inspection:
             left, more = self._left(warm)
         self._of_log = self._of_log_now
         if "children" in left:
-            kill_all(lambda: strays(self._children, warm), CHILDREN_SEC)
+            until = now() + CHILDREN_SEC
+            while (pids := strays(self._children, warm)) and now() < until:
+                for pid in pids:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.001)
         if may_open:
             left, more = [name for name in left if name == "children"], []
         for name in [*added, *more]:
@@ -161,9 +169,12 @@ class Inspection:
 
 def _facts(umask: int) -> Facts:
     decimals, timers = decimal.getcontext(), tuple(map(_signal.getitimer, _TIMERS))
+    folder = None
+    with suppress(OSError):  # somebody has removed it
+        folder = os.getcwd()
     return Facts(
         _ENVIRONMENT._data.copy() if os.environ is _ENVIRONMENT else None,  # type: ignore[attr-defined]
-        _folder(),
+        folder,
         os.umask(umask),  # it cannot be read without a write, and this one changes nothing where no run has
         tuple(map(_signal.getsignal, _SIGNALS)),
         _signal.pthread_sigmask(signal.SIG_BLOCK, ()),
@@ -178,21 +189,6 @@ def _facts(umask: int) -> Facts:
         socket.getdefaulttimeout(),
         sys.getrecursionlimit(),
     )
-
-
-def _folder() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:  # somebody has removed it
-        return None
-
-
-def _additions(before: Facts, after: Facts) -> Iterator[str]:
-    """The facts that have only got more: new variables, and limits that are higher."""
-    if before.environment and after.environment and before.environment.items() < after.environment.items():
-        yield "environment"
-    if before.limits != after.limits and all(map(_is_no_lower, before.limits, after.limits)):
-        yield "limits"
 
 
 def _is_no_lower(before: tuple[int, int], after: tuple[int, int]) -> bool:
@@ -228,13 +224,5 @@ def _lowest_free(any_fd: int) -> int | None:
 
 
 def _descriptors() -> frozenset[int]:
-    """The open descriptors."""
-    return frozenset(filter(_is_open, map(int, os.listdir("/proc/self/fd"))))
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:  # that of the listing
-        return False
-    return True
+    """The open descriptors, without that of the listing."""
+    return frozenset(int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}"))

@@ -73,10 +73,7 @@ class Lease:
         self.slot.stall_sec = self.slot.silence_sec if stall_sec is None else stall_sec
 
     def must_stop(self) -> bool:
-        """Whether the run has to stop; a safe point, so the run is not stuck.
-
-        Every `yield` asks, so this looks at the deadlines every CHECK_SEC at most.
-        """
+        """Whether the run has to stop; a safe point, so the run is not stuck. Looks every CHECK_SEC at most."""
         if (at := now()) < self._check_at:
             return self.stop is not None
         self.slot.reported_at = at
@@ -87,14 +84,14 @@ class Lease:
         self._check_at = now() + CHECK_SEC
         if self.stop is None and self.slot.asked == self.slot.generation:
             self.end(End.CANCELED, None)
-        if self.goes_on and (reason := stop_reason(self.slot)):
-            if reason is Reason.TIMEOUT:
+        match stop_reason(self.slot) if self.goes_on else None:
+            case Reason.TIMEOUT:
                 self.end(End.TIMEOUT, self._timeout)
-            elif reason is Reason.FENCED:
+            case Reason.FENCED:
                 self.give_up(End.HANDED_BACK, "the lease ran out")
-            elif reason is Reason.DRAIN:
+            case Reason.DRAIN:
                 self.end(End.HANDED_BACK, "drain")
-            else:
+            case Reason.CANCELED:
                 self.end(End.CANCELED, "canceled by force")
         if self.goes_on and self._heartbeat is not None and not self._heartbeat.is_alive():
             self.give_up(End.HANDED_BACK, "the heartbeat is dead")
@@ -104,13 +101,15 @@ class Lease:
         """Keep progress for the next write; copied, because the pipeline may go on changing it."""
         had_news = self.has_news
         self.reported = self.progress = dict(progress)
-        if self._heartbeat is not None and not had_news:
-            self._heartbeat.hurry()
+        self._hurry(had_news)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint for the next write."""
         had_news = self.has_news
         self.checkpoint = checkpoint
+        self._hurry(had_news)
+
+    def _hurry(self, had_news: bool) -> None:
         if self._heartbeat is not None and not had_news:
             self._heartbeat.hurry()
 
@@ -121,10 +120,7 @@ class Lease:
 
     @property
     def stop_for_others(self) -> End | None:
-        """How the run has to end, as far as work elsewhere is concerned: GONE once the lease is over.
-
-        Whatever has ended the run before, the next one may have begun by then, and such work may be its own.
-        """
+        """How the run ends as seen from elsewhere: GONE once the lease is over, for the next run may have begun."""
         return End.GONE if self.stop is not None and now() >= self.slot.fence_at else self.stop
 
     # --- both threads ---
@@ -239,9 +235,13 @@ class Heartbeat(threading.Thread):
         lease.slot.show("works")
 
     def _write_or_sleep(self, lease: Lease, session: lifecycle.Session) -> None:
-        """Write what is due, else wait; the run may be over by the time that this thread has the session."""
+        """Write what is due, else wait for the next beat, progress, the batch, the server, or the pipeline's thread.
+
+        The run may be over by the time that this thread has the session. Jobs that wait behind a long run go back.
+        """
         if lease.released:
             return
+        batch, capture = self._batch, self._capture
         try:
             read(session.conn)  # notifications, and the server's farewell
             if session is not self._seen:  # the claim's session was lost: take the key again before anything else
@@ -251,11 +251,28 @@ class Heartbeat(threading.Thread):
                 return
             has_news = lease.has_news and now() >= lease.progress_at
             if is_beat_due or has_news:
-                self._beat(lease, session, has_news, is_beat_due)
-            elif not self._write_log(session) and not self._unburden(lease, session):
-                self._sleep(lease, session)
+                return self._beat(lease, session, has_news, is_beat_due)
+            if now() >= capture.read_at:
+                capture.read_output()
+            if (written := capture.run) is not None and written.has_news and now() >= capture.write_at:
+                places = capture.places()
+                logs.write(session.conn, [written], now())
+                return capture.written(written, places)
+            if lease.began < now() - TICK_SEC:
+                lease.slot.ahead = 0  # this thread is alive: the keeper need not do it
+                batch.hand_back(TOOK_LONGER)
+            if batch.is_due(lease.began):
+                return batch.write(session)
         except errors.LockNotAvailable:
             self._next_beat = now() + 1.0  # another session has locked the row; ours is sound
+            return
+        until = min(self._next_beat, lease.progress_at) if lease.has_news else self._next_beat
+        if capture.run is not None:
+            until = min(until, capture.read_at)
+        if batch.waiting or batch.owes:
+            until = min(until, now() + TICK_SEC)
+        if self._read in readable([self._read, session.conn.fileno()], until - now()):
+            drain_pipe(self._read)
 
     def _beat(self, lease: Lease, session: lifecycle.Session, has_news: bool, is_beat_due: bool) -> None:
         """Renew the lease and hear of a cancellation; write the news: at once, later ones every PROGRESS_SEC."""
@@ -285,10 +302,7 @@ class Heartbeat(threading.Thread):
                 lifecycle.unlisten(session)
 
     def _regain(self, lease: Lease, session: lifecycle.Session) -> bool:
-        """Renew, and take the key for this session; a former session that cannot end keeps the key.
-
-        False: the claim or the key is lost, and the run has to stop.
-        """
+        """Renew, and take the key for this session; False: the claim or the key is lost, and the run has to stop."""
         patience, session.conn.answer_within = session.conn.answer_within, max(RETAKE_SEC, self._interval)
         sent = now()
         has_key = lifecycle.retake(session, lease.delivery.jobs)
@@ -299,39 +313,6 @@ class Heartbeat(threading.Thread):
         self._has_key = has_key is True
         lease.slot.renewed = sent
         return True
-
-    def _write_log(self, session: lifecycle.Session) -> bool:
-        """Write what the run has written, at most every second; False: there is nothing, or it is not due."""
-        capture = self._capture
-        if now() >= capture.read_at:
-            capture.read_output()
-        run = capture.run
-        if run is None or not run.has_news or now() < capture.write_at:
-            return False
-        places = capture.places()
-        logs.write(session.conn, [run], now())
-        capture.written(run, places)
-        return True
-
-    def _unburden(self, lease: Lease, session: lifecycle.Session) -> bool:
-        """Write ends that have waited for their batch, hand back jobs behind a long run; False: nothing was written."""
-        if lease.began < now() - TICK_SEC:
-            lease.slot.ahead = 0  # this thread is alive: the keeper need not do it
-            self._batch.hand_back(TOOK_LONGER)
-        if not self._batch.is_due(lease.began):
-            return False
-        self._batch.write(session)
-        return True
-
-    def _sleep(self, lease: Lease, session: lifecycle.Session) -> None:
-        """Wait for the next beat, progress, the batch, the server, or the pipeline's thread."""
-        until = min(self._next_beat, lease.progress_at) if lease.has_news else self._next_beat
-        if self._capture.run is not None:
-            until = min(until, self._capture.read_at)
-        if not self._batch.is_empty:
-            until = min(until, now() + TICK_SEC)
-        if self._read in readable([self._read, session.conn.fileno()], until - now()):
-            drain_pipe(self._read)
 
     def _wait_for_release(self, lease: Lease) -> None:
         """Wait for the run's end; at its last instant end the process, for another worker may start the job then."""

@@ -12,42 +12,25 @@ import resource
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import psutil
 import psycopg
 import structlog
 from setproctitle import setproctitle
 
 from dataloader import log, periods
 from dataloader.config import Settings
-from dataloader.farm import identity, process
+from dataloader.farm import process
+from dataloader.farm.admission import Host
 from dataloader.farm.capture import NAMES, SOURCES
 from dataloader.farm.common_log import FarmOutage
-from dataloader.farm.host import Host
-from dataloader.farm.process import (
-    EXIT_CANNOT_START,
-    EXIT_FENCED,
-    EXIT_OK,
-    Signals,
-    call_parent,
-    cpu_used_by,
-    is_running,
-    kill_group,
-    memory_used,
-    now,
-    started,
-    unblock_signals,
-)
+from dataloader.farm.process import EXIT_FENCED, EXIT_OK, call_parent, cpu_used_by, kill_group, memory_used, now
 from dataloader.farm.session import Lost, Plain, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Held, Reason, SharedSlots, Slot, State, kill_reason
 from dataloader.queue import db, lifecycle, logs, migrations, run_log
-from dataloader.queue.db import Conn
 from dataloader.queue.job import Job, beat_interval
 from dataloader.queue.reports import stats
 from dataloader.queue.run_log import SAVED, Keys, RunLog, Splitter, Text, harmless
@@ -69,24 +52,24 @@ def main(settings: Settings, dsn: str, shared: SharedSlots) -> int:
     """Keep until an order to stop; returns the process's exit status."""
     log.configure(settings, threaded=True)
     keeper = Keeper(settings, dsn, shared)
-    unblock_signals()
+    process.unblock_signals()
     try:
         return keeper.keep()
     except migrations.SchemaError as e:
         keeper.log.error("keeper.schema.refused", error=str(e))
-        return EXIT_CANNOT_START
+        return process.EXIT_CANNOT_START
 
 
 class Keeper:
     """The state of the keeper: its connection, and whether the supervisor is still there."""
 
     def __init__(self, settings: Settings, dsn: str, shared: SharedSlots) -> None:
-        self.settings = settings
-        self.shared = shared
         self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
-        self._outage = FarmOutage(shared.outage, self.log)
+        self._settings = settings
+        self._shared = shared
         self._dsn = dsn
-        self._session = Session(self._open_session, self._resume, self._outage, "keeper.session.lost")
+        outage = FarmOutage(shared.outage, self.log)
+        self._session = Session(self._open_session, self._resume, outage, "keeper.session.lost")
         self._supervisor = os.getppid()
         self._retry_at = 0.0
         self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to look for their workers
@@ -96,22 +79,22 @@ class Keeper:
         self._registry = WorkerRegistry(Host(settings))
         self._stuck = StuckRuns()
         self._salvage = Salvage(settings.dl_job_log_kb)
-        self.signals = Signals((*_STOP, signal.SIGCHLD))  # the last: the supervisor has buried a worker
+        self._signals = process.Signals((*_STOP, signal.SIGCHLD))  # the last: the supervisor has buried a worker
         setproctitle("dataloader: keeper")
 
     def keep(self) -> int:
         """Renew, cancel and recover at each tick, until the keeper may leave."""
         while not self._may_leave():
             self._look_after_orphans()
-            self._salvage.open_new(self.shared.used())
-            self.signals.received.discard(signal.SIGCHLD)
-            if now() >= self._retry_at:
-                try:
-                    self._session.call(self._tick)
-                except Lost:
-                    self._retry_at = now() + self._session.pause_sec
-            else:
-                self._sleep(TICK_SEC)
+            self._salvage.open_new(self._shared.used())
+            self._signals.received.discard(signal.SIGCHLD)
+            if now() < self._retry_at:
+                self._sleep()
+                continue
+            try:
+                self._session.call(self._tick)
+            except Lost:
+                self._retry_at = now() + self._session.pause_sec
         with suppress(psycopg.Error, Lost):
             if self._session.is_open:
                 self._session.call(lambda session: self._registry.close(session.conn))
@@ -121,78 +104,71 @@ class Keeper:
         """Look after all slots, then wait for TICK_SEC, or until a birth, a cancellation or a signal."""
         conn = session.conn
         # Renewals first: recovery may have to wait for a session's end.
-        for slot in self.shared.used():
+        for slot in self._shared.used():
             if held := slot.held():
-                interval = beat_interval(self.settings.dl_heartbeat_sec, held.lease_ttl)
+                interval = beat_interval(self._settings.dl_heartbeat_sec, held.lease_ttl)
                 if now() - held.renewed > 1.5 * interval:  # the worker has missed a beat
                     self._renew(conn, slot, held)
         if not self._has_settled:
             self._settle_the_gone(conn)
-        for each in self._stuck.answered(self.shared.used()):
-            facts = {"worker": each.worker, "job_id": str(each.held.job_id), "silent_sec": each.silent_sec}
+        for slot, held, silent_sec, stacks in self._stuck.answered(self._shared.used()):
+            facts = {"worker": slot.worker, "job_id": str(held.job_id), "silent_sec": silent_sec}
             self.log.warning("keeper.stuck", **facts)
-            claim = each.held.job_id, each.held.attempts[0], each.worker
-            lifecycle.tell_stuck(conn, *claim, each.silent_sec, each.stacks)
+            lifecycle.tell_stuck(conn, held.job_id, held.attempts[0], slot.worker, silent_sec, stacks)
         self._enforce_cancellations(conn)
-        for slot in self.shared.used():
+        for slot in self._shared.used():
             if slot.state == State.DEAD:
                 self._recover(conn, slot)
             elif slot.ahead:
                 self._take_back(conn, slot)
         try:
-            self._registry.show(conn, self.shared.used())
+            self._registry.show(conn, self._shared.used())
         except psycopg.Error as e:  # for people only: a failure here changes no lease and closes no session
             if conn.closed:
                 raise
             self.log.warning("keeper.census.failed", error=str(e).strip())
         if not self._hears_of_cancellations(conn):
-            self._sleep(TICK_SEC, conn.fileno())
+            self._sleep(conn.fileno())
 
     def _enforce_cancellations(self, conn: db.Connection) -> None:
-        """Let the supervisor interrupt cancelled runs: forced ones at once, others after DL_CANCEL_GRACE_SEC.
-
-        The keeper does it because a worker cannot hear of a cancellation while a C call holds its GIL.
-        """
+        """Let the supervisor interrupt cancelled runs, because a C call may hold a worker's GIL."""
         self._hears_of_cancellations(conn)
-        holders = {
-            job_id: (slot, held) for slot in self.shared.used() if (held := slot.held()) for job_id in held.job_ids
-        }
+        held_by = [(slot, held) for slot in self._shared.used() if (held := slot.held())]
+        holders = {job_id: (slot, held) for slot, held in held_by for job_id in held.job_ids}
         asked = [job_id for job_id in holders if self._ask_all or str(job_id) in self._asked]
         for job_id, is_forced in (lifecycle.cancellations(conn, asked) if asked else {}).items():
             slot, held = holders[job_id]
             slot.asked = held.generation
-            grace = 0.0 if is_forced else self.settings.dl_cancel_grace_sec
+            grace = 0.0 if is_forced else self._settings.dl_cancel_grace_sec
             if grace is not None:
-                slot.cancel(held, now() + grace)
+                slot.canceled = 0
+                slot.cancel_at = now() + grace
+                slot.canceled = held.generation
                 call_parent(self._supervisor)  # it interrupts and ends runs
         self._ask_all = False
         done = set(map(str, asked))
         self._asked = {job: until for job, until in self._asked.items() if job not in done and until > now()}
 
     def _recover(self, conn: db.Connection, slot: Slot) -> None:
-        """Recover the jobs of this slot's dead worker; then the slot is free.
-
-        Where the database refuses that, these jobs wait for their leases and the reaper; the other slots go on.
-        """
+        """Recover the jobs of this slot's dead worker; where the database refuses that, the reaper does later."""
+        jobs, reason = [], reason_of_death(slot)
         try:
-            jobs = []
             if slot.worker:
                 if slot.session:
                     # First of all: a claim under way would commit after the look, and no worker would run its job.
                     lifecycle.end_session(conn, *slot.session)
                 self._salvage.write(conn, slot)
                 end, facts = _ENDS.get(why_of_death(slot), "crash"), facts_of_death(slot)
-                jobs = lifecycle.settle(conn, slot.worker, end, reason_of_death(slot), facts, slot.begun_last)
+                jobs = lifecycle.settle(conn, slot.worker, end, reason, facts, slot.begun_last)
         except psycopg.Error as e:
             if conn.closed or db.is_passing(e):
                 raise
             self.log.error("keeper.settle.failed", worker=slot.worker, error=str(e).strip())
-            jobs = []
         for job in jobs:
             if job.status:
                 became = {"job_id": str(job.job_id), "status": job.status}
                 log.metric("job.run", outcome="died", **became)
-                self.log.warning("keeper.settled", reason=reason_of_death(slot), worker=slot.worker, **became)
+                self.log.warning("keeper.settled", reason=reason, worker=slot.worker, **became)
         if all(job.status for job in jobs):  # else a row is locked, and the next tick tries again
             self._salvage.forget(slot)
             slot.state = State.FREE
@@ -213,7 +189,7 @@ class Keeper:
 
     def _renew(self, conn: db.Connection, slot: Slot, held: Held) -> None:
         """Renew for a worker that is not stopped, has its claim, and has no passed deadline."""
-        if kill_reason(slot) or slot.fence_by or not is_running(slot.pid):
+        if kill_reason(slot) or slot.fence_by or not process.is_running(slot.pid):
             return
         sent = now()
         if lifecycle.keep(conn, held.job_ids, held.attempts, slot.worker) and slot.held() is not None:
@@ -222,26 +198,17 @@ class Keeper:
     # --- the session ---
 
     def _open_session(self) -> Plain:
-        conn = db.connect(
-            self._dsn,
-            name="dl-keeper",
-            schema=self.settings.pg_schema_queue,
-            connect_timeout=self.settings.pg_connect_timeout,
-            answer_within=ANSWER_SEC,
-            lock_timeout=2,
-        )
-        migrations.check(conn)
-        return Plain(conn)
+        within = self._settings.pg_connect_timeout
+        return Plain.open(self._dsn, "dl-keeper", self._settings.pg_schema_queue, within, ANSWER_SEC, 2)
 
     def _resume(self, session: Plain, lost: Sequence[Plain]) -> None:
-        """Hear of cancellations by a new session, and ask for all that may have come without one."""
         lifecycle.listen_for_cancellations(session.conn)
         self._ask_all = True
 
     def _settle_the_gone(self, conn: db.Connection) -> None:
         """Once, recover what workers of this host held that are gone, and whose supervisors are: no keeper will."""
         self._has_settled = True
-        for worker in filter(identity.is_gone, lifecycle.holders(conn, process.hostname())):
+        for worker in filter(process.is_gone, lifecycle.holders(conn, process.hostname())):
             for job in lifecycle.settle_gone(conn, worker, GONE):
                 facts = {"job_id": str(job.job_id), "status": job.status}
                 self.log.warning("keeper.settled", reason=GONE, worker=worker, **facts)
@@ -253,20 +220,20 @@ class Keeper:
         self._asked |= dict.fromkeys(asked, now() + HEARD_SEC)
         return bool(asked)
 
-    def _sleep(self, seconds: float, *others: int) -> None:
-        """Wait for a signal, a birth or one of the file descriptors `others`."""
-        self.signals.wait(seconds, self.shared.born.fd, *others)
-        self.shared.born.hush()
+    def _sleep(self, *others: int) -> None:
+        """Wait for TICK_SEC, a signal, a birth or one of the file descriptors `others`."""
+        self._signals.wait(TICK_SEC, self._shared.born, *others)
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._shared.born)
 
     def _may_leave(self) -> bool:
         """After an order, once no dead worker is left; without a supervisor, once no worker is left at all."""
-        left = {slot.state for slot in self.shared.used()} - {State.FREE}
-        if not (self._is_orphaned() or self.signals.received & set(_STOP)):
-            return False
-        if self._is_orphaned() and left - {State.DEAD}:
+        left = {slot.state for slot in self._shared.used()} - {State.FREE}
+        is_orphaned = self._is_orphaned()
+        if not (is_orphaned or self._signals.received & set(_STOP)) or (is_orphaned and left - {State.DEAD}):
             return False
         if self._leave_at is None:
-            self._leave_at = now() + (ORPHAN_RECOVERY_SEC if self._is_orphaned() else LAST_RECOVERY_SEC)
+            self._leave_at = now() + (ORPHAN_RECOVERY_SEC if is_orphaned else LAST_RECOVERY_SEC)
         return State.DEAD not in left or now() > self._leave_at
 
     def _is_orphaned(self) -> bool:
@@ -277,15 +244,15 @@ class Keeper:
         """After the supervisor was killed: its workers drain, and the keeper kills overdue ones."""
         if not self._is_orphaned():
             return
-        patience = self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
-        for slot in self.shared.used():
-            if slot.state in (State.FREE, State.DEAD):
+        patience = self._settings.dl_drain_sec + self._settings.dl_kill_grace_sec
+        for slot in self._shared.used():
+            if slot.state == State.DEAD:
                 continue
             slot.drain_until(now() + patience)
             if why := kill_reason(slot):
                 slot.why = why
                 kill_group(slot.pid)
-            if started(slot.pid) is None:
+            if process.started(slot.pid) is None:
                 kill_group(slot.pid)  # the processes that its job has started
                 slot.exit_status = -signal.SIGKILL
                 slot.state = State.DEAD
@@ -322,26 +289,13 @@ def facts_of_death(slot: Slot) -> dict[str, float]:
     """The process's exit status for the journal, and its last run's cost where the supervisor has buried it."""
     status = slot.exit_status
     facts: dict[str, float] = {"signal": -status} if status < 0 else {"exit_status": status}
-    if slot.peak_memory:
-        facts |= slot.cost(slot.cpu, slot.peak_memory)
-    return facts
+    return facts | (slot.cost(slot.cpu, slot.peak_memory) if slot.peak_memory else {})
 
 
 # --- stuck runs ---
 
-
 DUMP_SEC = 0.2  # from the signal until the stacks are read
 STACKS_MOST = 16_384  # bytes that are kept
-
-
-@dataclass(frozen=True, slots=True)
-class Stuck:
-    """A stuck run: the worker that hangs in it, for how long it has reported nothing (seconds), and its stacks."""
-
-    worker: str
-    held: Held
-    silent_sec: float
-    stacks: str
 
 
 class StuckRuns:
@@ -351,36 +305,35 @@ class StuckRuns:
         self._asked: dict[int, tuple[float, float]] = {}  # the silence's begin, and when the keeper has asked
         self._reported: dict[int, float] = {}  # the begin of the latest silence that was reported
 
-    def answered(self, slots: Sequence[Slot]) -> Iterator[Stuck]:
-        """Ask newly stuck workers for their stacks; yields those that have answered, each silence once."""
+    def answered(self, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Held, float, str]]:
+        """Ask newly stuck workers for their stacks; slot, run, seconds of silence and stacks, each silence once."""
         for slot in slots:
             since = slot.reported_at
             if slot.stuck_at > now() or self._reported.get(slot.index) == since or not (held := slot.held()):
                 self._asked.pop(slot.index, None)
             elif self._asked.get(slot.index, (0.0, 0.0))[0] != since:
                 with suppress(OSError):
-                    os.truncate(_dump(slot), 0)
+                    os.truncate(_memory_file(slot.pid, slot.stacks, "stacks"), 0)
                     os.kill(slot.pid, signal.SIGTTIN)
                 self._asked[slot.index] = since, now()
             elif now() > self._asked[slot.index][1] + DUMP_SEC:
-                dump = ""
+                dump = b""
                 with suppress(OSError):
-                    dump = Path(_dump(slot)).read_bytes()[:STACKS_MOST].decode("utf-8", "replace")
-                stacks = "\n\n".join(reversed(dump.strip().split("\n\n")))  # the pipeline's thread is the last one
-                yield Stuck(slot.worker, held, round(now() - since, 1), stacks)
+                    dump = Path(_memory_file(slot.pid, slot.stacks, "stacks")).read_bytes()[:STACKS_MOST]
+                parts = dump.decode("utf-8", "replace").strip().split("\n\n")
+                yield slot, held, round(now() - since, 1), "\n\n".join(reversed(parts))  # the pipeline's thread is last
                 self._reported[slot.index] = since  # only now: the caller may have failed to write it
 
 
-def _dump(slot: Slot) -> str:
-    """The memory file of the worker's stacks; OSError: the process is gone, and its number may be another's."""
-    path = f"/proc/{slot.pid}/fd/{slot.stacks}"
-    if not os.readlink(path).startswith("/memfd:stacks"):
+def _memory_file(pid: int, fd: int, name: str) -> str:
+    """The path of a worker's memory file. Raises OSError: the process is gone, and its number may be another's."""
+    path = f"/proc/{pid}/fd/{fd}"
+    if not os.readlink(path).startswith(f"/memfd:{name}"):
         raise FileNotFoundError(path)
     return path
 
 
 # --- the list of workers ---
-
 
 CHANGED_SEC = 2.0  # how soon a change is shown
 # How often without a change: a worker that was not shown for 30 s counts as gone.
@@ -392,20 +345,14 @@ class WorkerRegistry:
 
     def __init__(self, its_host: Host) -> None:
         self._its_host = its_host
-        self.host = process.hostname()
-        self.farm = f"{self.host}:{os.getppid()}:{uuid4().hex[:12]}"
+        self._name = process.hostname()
+        self._farm = f"{self._name}:{os.getppid()}:{uuid4().hex[:12]}"
         self._shown: list[tuple[Any, ...]] = []
         self._at = self._looked = -UNCHANGED_SEC
         self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
-        self._rows: dict[tuple[str, str, int], tuple[float, dict[str, Any]]] = {}  # by what is seen: its row, made when
 
     def show(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
-        """Show the workers in these slots, after a change or every UNCHANGED_SEC.
-
-        To look at a worker takes a millisecond: an idle worker that has run nothing since is looked at again after
-        UNCHANGED_SEC only. The statements have a short limit (see `briefly` in stats.sql). Raises psycopg.Error; the
-        next try is due as after a success.
-        """
+        """Show the workers in these slots, after a change or every UNCHANGED_SEC; briefly, see stats.sql."""
         if now() < self._looked + CHANGED_SEC:
             return
         self._looked = now()
@@ -414,22 +361,20 @@ class WorkerRegistry:
         if seen == self._shown and now() < self._at + UNCHANGED_SEC:
             return
         self._shown, self._at = seen, now()
-        since = now() - UNCHANGED_SEC
-        recent = {each: made for each, made in self._rows.items() if each[1] == "idle" and made[0] > since}
-        self._rows = {}
-        for each, (slot, state) in zip(seen, present, strict=True):
-            self._rows[each] = recent.get(each) or (now(), self._row(slot, state))
+        rows = [self._row(slot, state) for slot, state in present]
         self._cpu = {slot.worker: self._cpu[slot.worker] for slot, _ in present}
         bound_mb = self._its_host.bound_mb
-        rows = [row for _, row in self._rows.values()]
-        stats.show_workers(conn, self.farm, self.host, rows, bound_mb if isfinite(bound_mb) else None)
+        stats.show_workers(conn, self._farm, self._name, rows, bound_mb if isfinite(bound_mb) else None)
 
     def close(self, conn: db.Connection) -> None:
         """Show that the farm has no workers any more."""
-        stats.show_workers(conn, self.farm, self.host, [])
+        stats.show_workers(conn, self._farm, self._name, [])
 
     def _row(self, slot: Slot, state: str) -> dict[str, Any]:
         held = slot.held()
+        at, used = now(), cpu_used_by(slot.pid)
+        before, had_used = self._cpu.get(slot.worker, (at, used))
+        self._cpu[slot.worker] = at, used
         return {
             "worker": slot.worker,
             "pid": slot.pid,
@@ -439,17 +384,11 @@ class WorkerRegistry:
             "job_id": held and str(held.job_id),
             "silent_sec": now() - slot.reported_at if held else None,
             "memory_bytes": memory_used(slot.pid),
-            "cpu_percent": self._cpu_percent(slot),
+            # Of one core since the last reading; the processes that a job has started count too.
+            "cpu_percent": round(100 * max(0.0, used - had_used) / (at - before), 1) if at > before else 0.0,
             "jobs": slot.runs,
-            "started_at": _started_at(slot.pid),
+            "started_at": process.started_at(slot.pid),
         }
-
-    def _cpu_percent(self, slot: Slot) -> float:
-        """Percent of one core since the last reading; the processes that a job has started count too."""
-        at, used = now(), cpu_used_by(slot.pid)
-        before, had_used = self._cpu.get(slot.worker, (at, used))
-        self._cpu[slot.worker] = at, used
-        return round(100 * max(0.0, used - had_used) / (at - before), 1) if at > before else 0.0
 
 
 def _state(slot: Slot) -> str:
@@ -461,15 +400,7 @@ def _state(slot: Slot) -> str:
     return "starting" if slot.state == State.RESTING else State(slot.state).name.lower()
 
 
-def _started_at(pid: int) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(psutil.Process(pid).create_time(), UTC)
-    except psutil.Error:
-        return None
-
-
 # --- the last words of dead workers ---
-
 
 SAVED_MOST = 65_536  # bytes of each file that are saved
 KEY_MOST = 16_384  # bytes before these in which a private key may begin
@@ -486,21 +417,24 @@ class Salvage:
         self._most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
     def open_new(self, slots: Sequence[Slot]) -> None:
-        """Open the files of new workers; costs nothing for those that are known.
-
-        A worker rings at its birth (SharedSlots.born), so that its first run may be its last.
-        """
+        """Open the files of new workers, at their birth: a first run may be the last."""
         for slot in slots:
-            pid = slot.pid
-            is_known = self._files.get(slot.index, (0,))[0] == pid
+            is_known = self._files.get(slot.index, (0,))[0] == slot.pid
             if is_known or slot.state in (State.FREE, State.DEAD) or not slot.log_files[0]:
                 continue
             self.forget(slot)
-            if len(self._files) < self._most_files:
-                with suppress(OSError):  # it has died meanwhile
-                    self._files[slot.index] = pid, _opened(pid, slot.log_files)
+            if len(self._files) >= self._most_files:
+                continue
+            opened: list[int] = []
+            try:
+                for number, name in zip(slot.log_files, NAMES, strict=True):
+                    opened.append(os.open(_memory_file(slot.pid, number, name), os.O_RDONLY | os.O_CLOEXEC))
+                self._files[slot.index] = slot.pid, opened
+            except OSError:  # it has died meanwhile
+                for fd in opened:
+                    os.close(fd)
 
-    def write(self, conn: Conn, slot: Slot) -> None:
+    def write(self, conn: db.Connection, slot: Slot) -> None:
         """Write what the latest run of a dead worker has left, if its job is still this worker's."""
         pid, files = self._files.get(slot.index, (0, []))
         if pid != slot.pid or not files or not slot.logs or not (job_ids := slot.begun_last):
@@ -530,36 +464,16 @@ class Salvage:
             os.close(fd)
 
 
-def _opened(pid: int, numbers: Sequence[int]) -> list[int]:
-    opened: list[int] = []
-    try:
-        for number, name in zip(numbers, NAMES, strict=True):
-            path = f"/proc/{pid}/fd/{number}"
-            if not os.readlink(path).startswith(f"/memfd:{name}"):
-                raise FileNotFoundError(path)  # the pid is another process's by now
-            opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    except OSError:
-        for fd in opened:
-            os.close(fd)
-        raise
-    return opened
-
-
 def last_words(fd: int, at: int, source: str) -> Iterator[Text]:
     """The lines behind a place, masked, as far as they are in the last SAVED_MOST bytes."""
     begin = _begin(fd, at)
-    keys = _keys(fd, begin)
-    for raw in _lines(os.pread(fd, os.fstat(fd).st_size - begin, begin)):
-        line = run_log.read(raw, source)
-        yield line._replace(text=keys.masked(log.masked(harmless(line.text)), log.MASK))
-
-
-def _keys(fd: int, begin: int) -> Keys:
-    """Whether the lines begin within a private key, whose first line the worker may have written itself."""
+    # The lines may begin within a private key, whose first line the worker may have written itself.
     first, keys = max(0, begin - KEY_MOST), Keys()
     for raw in _lines(os.pread(fd, begin - first, first)):
         keys.masked(raw.decode("utf-8", "replace"), log.MASK)
-    return keys
+    for raw in _lines(os.pread(fd, os.fstat(fd).st_size - begin, begin)):
+        line = run_log.read(raw, source)
+        yield line._replace(text=keys.masked(log.masked(harmless(line.text)), log.MASK))
 
 
 def _begin(fd: int, at: int) -> int:

@@ -1,9 +1,13 @@
-"""Signals, exit codes, children, resources and the tie to a parent, for the farm's processes. No SQL."""
+"""Signals, children, names, resources and the tie to a parent, for the farm's processes. No SQL.
+
+This module reads /proc itself: psutil needs a look at each process of the host to find the children of one.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import os
 import resource
 import select
@@ -13,6 +17,9 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
 from typing import NoReturn
 
 from dataloader import log
@@ -31,50 +38,26 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Bell:
-    """One process rings, another hears it in its `select`; both have the bell from before the fork."""
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def __del__(self) -> None:
-        os.close(self.fd)
-
-    def ring(self) -> None:
-        """Wake the process that hears the bell."""
-        os.eventfd_write(self.fd, 1)
-
-    def hush(self) -> None:
-        """Forget all rings so far."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
+# --- signals and waits ---
 
 
 class Signals:
-    """Signals as data: handlers only record, and a pipe ends the wait.
-
-    Anything more in a handler (a log line, SQL, an exception) can dead-lock or break a connection half-way.
-    """
+    """Signals as data: handlers only record, and a pipe ends the wait. More in a handler can dead-lock."""
 
     def __init__(self, watched: Iterable[signal.Signals], on_signal: Callable[[int], None] | None = None) -> None:
         self.received: set[int] = set()
         self._watched = tuple(watched)
         self._on_signal = on_signal
         self._were_taken = False  # the wake-ups, by other code since the last wait
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._read, self.wakeup_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in self._watched:
             signal.signal(number, self._record)
-        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.wakeup_fd, warn_on_full_buffer=False)
 
     def _record(self, number: int, _frame: object) -> None:
         self.received.add(number)
         if self._on_signal:
             self._on_signal(number)
-
-    @property
-    def wakeup_fd(self) -> int:
-        """The descriptor that a signal writes to."""
-        return self._write
 
     def take(self) -> tuple[signal.Signals, ...]:
         """Handle the signals, whatever other code has made of them, and block none; returns those that are watched."""
@@ -85,14 +68,13 @@ class Signals:
 
     def take_wake_ups(self) -> None:
         """Let signals end a wait again, where other code has taken the process's wake-up descriptor."""
-        if signal.set_wakeup_fd(self._write, warn_on_full_buffer=False) != self._write:
+        if signal.set_wakeup_fd(self.wakeup_fd, warn_on_full_buffer=False) != self.wakeup_fd:
             self._were_taken = True
 
     def wait(self, timeout: float, *others: int) -> list[int]:
-        """Wait at most `timeout` seconds for a signal, a wake-up or one of the file descriptors `others`.
+        """Wait at most `timeout` seconds for a signal or one of the file descriptors `others`; those that can be read.
 
-        Returns those of `others` that can be read; at once where other code had taken the wake-ups since the last wait,
-        for a signal may have come that would not end this one.
+        At once where other code had taken the wake-ups: a signal may have come that would not end this wait.
         """
         self.take_wake_ups()
         if self._were_taken:
@@ -108,7 +90,7 @@ class Signals:
         for number in self._watched:
             signal.signal(number, signal.SIG_DFL)
         os.close(self._read)
-        os.close(self._write)
+        os.close(self.wakeup_fd)
 
 
 def drain_pipe(fd: int) -> bool:
@@ -121,30 +103,6 @@ def drain_pipe(fd: int) -> bool:
         return True
 
 
-def tell_ready() -> None:
-    """Report to the service manager that this process is ready, where NOTIFY_SOCKET is set: sd_notify(3)."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if address:
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling:
-            telling.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
-
-
-def hostname() -> str:
-    """The name of this host, for rows and logs: the kernel takes any bytes, and a row only characters."""
-    name = os.fsencode(socket.gethostname()).decode("utf-8", "replace")[:100]
-    return "".join(each if each.isprintable() else "?" for each in name)
-
-
-def is_running(pid: int) -> bool:
-    """Alive and not stopped (SIGSTOP, a debugger)."""
-    return _stat(pid)[:1] not in ([], ["T"], ["t"], ["Z"], ["X"])
-
-
-def is_stopped(pid: int) -> bool:
-    """Alive, and stopped by SIGSTOP or a debugger."""
-    return _stat(pid)[:1] in (["T"], ["t"])
-
-
 def readable(fds: Iterable[int], timeout: float) -> list[int]:
     """Those of the file descriptors that can be read, or are at their end, within `timeout` seconds."""
     poll = select.poll()  # select(2) knows no descriptor above 1023
@@ -153,12 +111,19 @@ def readable(fds: Iterable[int], timeout: float) -> list[int]:
     return [fd for fd, _ in poll.poll(max(0.0, timeout) * 1000)]
 
 
-def share_memory() -> None:
-    """Before the first fork: keep the present objects in pages that the children share.
+def tell_ready() -> None:
+    """Report to the service manager that this process is ready, where NOTIFY_SOCKET is set: sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling:
+            telling.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
 
-    A garbage collection writes to every object that it visits, and a write makes the page the child's own. So the
-    collectors skip the present objects.
-    """
+
+# --- parents and children ---
+
+
+def share_memory() -> None:
+    """Before the first fork: collectors skip the present objects, so that their pages stay shared."""
     gc.collect()
     gc.freeze()
 
@@ -166,8 +131,8 @@ def share_memory() -> None:
 def fork(main: Callable[[], int]) -> int:
     """Fork a child that runs `main` and exits with what it returns; the child's pid.
 
-    The child starts with termination signals blocked until it has handlers of its own (`unblock_signals`), leaves
-    its parent's process group, and is sent SIGTERM when its parent dies.
+    The child blocks termination signals until `unblock_signals`, has its own process group, and gets SIGTERM when its
+    parent dies.
     """
     parent = os.getpid()
     blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTTIN, signal.SIGCHLD}
@@ -181,15 +146,32 @@ def fork(main: Callable[[], int]) -> int:
     return pid
 
 
-def call_parent(parent: int) -> None:
-    """Wake the process `parent` by SIGCHLD to look at the slots, unless it is not this one's parent any more."""
-    if os.getppid() == parent:
-        os.kill(parent, signal.SIGCHLD)
+def _become(main: Callable[[], int]) -> NoReturn:
+    code = EXIT_FAILED
+    try:
+        code = main()
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else EXIT_FAILED
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        try:
+            log.flush()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)  # in every case: never up the stack that this process has inherited from its parent
 
 
 def unblock_signals() -> None:
     """By a child of `fork`, once its handlers are installed."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def call_parent(parent: int) -> None:
+    """Wake the process `parent` by SIGCHLD to look at the slots, unless it is not this one's parent any more."""
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGCHLD)
 
 
 def follow_parent(parent: int, number: signal.Signals) -> None:
@@ -199,55 +181,29 @@ def follow_parent(parent: int, number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
-class Meter:
-    """The cost of each run of this process. The end of a run is the begin of the next, so a run costs one look.
-
-    The most memory is counted anew for each run; wait4 reports the same figure.
-    """
-
-    CHILD_SEC = 0.0005  # a child's CPU is counted at its end, which does not come sooner after its begin
-    SLACK = 2**20  # bytes; a new count costs as much as a short run, so a smaller growth is ignored
-
-    def __init__(self) -> None:
-        self.cpu_sec = 0.0  # of this process and its children, at the latest look
-        self.peak_memory = 0  # bytes, within SLACK
-        self._looked_at = 0.0
-        self._of_children = 0.0
-        self._least: int | None = None  # the most memory right after it was last counted anew
-
-    def measure(self) -> None:
-        """Note what has been used so far."""
-        own, at = resource.getrusage(resource.RUSAGE_SELF), now()
-        if at > self._looked_at + self.CHILD_SEC:
-            children = resource.getrusage(resource.RUSAGE_CHILDREN)
-            self._of_children = children.ru_utime + children.ru_stime
-        self._looked_at = at
-        self.cpu_sec = own.ru_utime + own.ru_stime + self._of_children
-        self.peak_memory = own.ru_maxrss * 1024
-
-    def forget_peak(self) -> None:
-        """Count the most memory from now on (Linux: proc(5), clear_refs), unless it has grown by less than SLACK."""
-        if self._least is None or self.peak_memory > self._least + self.SLACK:
-            with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
-                file.write("5")
-            self.measure()
-            self._least = self.peak_memory
-
-
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent has ended (Linux: prctl(2))."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def kill_group(pid: int) -> None:
+    """SIGKILL the process group of a child of `fork`: the child and the processes that its job has started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def outcome(code: int) -> str:
+    """The end of a process in words, by its exit code or, where negative, its signal."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
 def children(pid: int) -> list[int]:
-    """The pids of a process's children, from /proc."""
+    """The pids of a process's children."""
     pids: list[int] = []
-    tasks: list[str] = []
     with suppress(OSError):
-        tasks = os.listdir(f"/proc/{pid}/task")
-    for task in tasks:
-        with suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
-            pids += map(int, file.read().split())
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+                pids += map(int, file.read().split())
     return pids
 
 
@@ -255,16 +211,6 @@ def descendants(pid: int) -> list[int]:
     """The pids of a process's children, their children and so on."""
     pids = children(pid)
     return pids + [below for child in pids for below in descendants(child)]
-
-
-def memory_used(pid: int) -> int:
-    """Resident memory (bytes) of a process and its descendants; shared pages count for each."""
-    return sum(map(_resident, [pid, *descendants(pid)]))
-
-
-def cpu_used_by(pid: int) -> float:
-    """CPU seconds of a process and its descendants, including their children that have ended."""
-    return sum(map(_cpu_seconds, [pid, *descendants(pid)]))
 
 
 def strays(known: Collection[int], apart: Collection[int]) -> list[int]:
@@ -285,36 +231,7 @@ def strays(known: Collection[int], apart: Collection[int]) -> list[int]:
     return [pid for pid in pids if pid not in known and started(pid) is not None]
 
 
-def kill_all(find: Callable[[], Iterable[int]], within: float) -> None:
-    """SIGKILL the processes that `find` returns until it returns none, for at most `within` seconds."""
-    deadline = now() + within
-    while (pids := find()) and now() < deadline:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.001)
-
-
-def started(pid: int) -> int | None:
-    """When a process was started, in clock ticks since the boot; None when it is gone."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields and fields[0] not in "ZX" else None
-
-
-def has_ended(pid: int, start: int) -> bool:
-    """Whether the process that had this pid and this start (see `started`) is proved to be gone."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:  # another user's, of which /proc may show nothing
-        pass
-    fields = _stat(pid)
-    return bool(fields) and (fields[0] in "ZX" or int(fields[19]) != start)
-
-
-def _cpu_seconds(pid: int) -> float:
-    return sum(map(int, _stat(pid)[11:15])) / _TICKS
+# --- what /proc says of a process ---
 
 
 def _stat(pid: int) -> list[str]:
@@ -326,7 +243,32 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _resident(pid: int) -> int:
+def is_running(pid: int) -> bool:
+    """Alive and not stopped (SIGSTOP, a debugger)."""
+    return _stat(pid)[:1] not in ([], ["T"], ["t"], ["Z"], ["X"])
+
+
+def is_stopped(pid: int) -> bool:
+    """Alive, and stopped by SIGSTOP or a debugger."""
+    return _stat(pid)[:1] in (["T"], ["t"])
+
+
+def started(pid: int) -> int | None:
+    """When a process was started, in clock ticks since the boot; None when it is gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
+
+
+def started_at(pid: int) -> datetime | None:
+    """The same as a time, to a tenth of a second."""
+    if (ticks := started(pid)) is None:
+        return None
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return datetime.fromtimestamp(round(boot + ticks / _TICKS, 1), UTC)
+
+
+def resident(pid: int) -> int:
+    """Resident memory of a process (bytes); 0 when it is gone."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * _PAGE
@@ -334,31 +276,98 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def outcome(code: int) -> str:
-    """The end of a process in words, by its exit code or, where negative, its signal."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+def memory_used(pid: int) -> int:
+    """Resident memory (bytes) of a process and its descendants; shared pages count for each."""
+    return sum(map(resident, [pid, *descendants(pid)]))
 
 
-def kill_group(pid: int) -> None:
-    """SIGKILL the process group of a child of `fork`: the child and the processes that its job has started."""
+def cpu_used_by(pid: int) -> float:
+    """CPU seconds of a process and its descendants, including their children that have ended."""
+    return sum(sum(map(int, _stat(each)[11:15])) for each in [pid, *descendants(pid)]) / _TICKS
+
+
+class Meter:
+    """The cost of each run of this process. The end of a run is the begin of the next, so a run costs one look."""
+
+    CHILD_SEC = 0.0005  # a child's CPU is counted at its end, which does not come sooner after its begin
+    SLACK = 2**20  # bytes; a new count costs as much as a short run, so a smaller growth is ignored
+
+    def __init__(self) -> None:
+        self.cpu_sec = 0.0  # of this process and its children, at the latest look
+        self.peak_memory = 0  # bytes, within SLACK
+        self._looked_at = 0.0
+        self._of_children = 0.0
+        self._least: int | None = None  # the most memory right after it was last counted anew
+
+    def measure(self) -> None:
+        """Note what has been used so far."""
+        own, at = resource.getrusage(resource.RUSAGE_SELF), now()
+        if at > self._looked_at + self.CHILD_SEC:
+            used = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self._of_children = used.ru_utime + used.ru_stime
+        self._looked_at = at
+        self.cpu_sec = own.ru_utime + own.ru_stime + self._of_children
+        self.peak_memory = own.ru_maxrss * 1024
+
+    def forget_peak(self) -> None:
+        """Count the most memory from now on (Linux: proc(5), clear_refs), unless it has grown by less than SLACK."""
+        if self._least is None or self.peak_memory > self._least + self.SLACK:
+            with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+            self.measure()
+            self._least = self.peak_memory
+
+
+# --- names: claimed_by says host, pid, and where and when the worker and its supervisor were started ---
+
+
+def hostname() -> str:
+    """The name of this host, for rows and logs: the kernel takes any bytes, and a row only characters."""
+    name = os.fsencode(socket.gethostname()).decode("utf-8", "replace")[:100]
+    return "".join(each if each.isprintable() else "?" for each in name)
+
+
+@cache
+def place() -> str:
+    """A digest of this boot of the kernel and of this pid namespace; empty where the system hides them."""
     try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return ""
+    return hashlib.blake2b(b"%b%d" % (boot, namespace), digest_size=6).hexdigest()  # sha256 costs a worker 1 MB
 
 
-def _become(main: Callable[[], int]) -> NoReturn:
-    code = EXIT_FAILED
+def own_name() -> str:
+    """The name of this worker process, whose parent is its supervisor: host:pid:place-start-supervisor-start."""
+    pid, parent = os.getpid(), os.getppid()
+    return f"{hostname()}:{pid}:{place()}-{started(pid) or 0}-{parent}-{started(parent) or 0}"
+
+
+def is_gone(worker: str) -> bool:
+    """Whether this worker was a process of this host that is gone, and whose supervisor is gone too.
+
+    While the supervisor lives, its keeper settles what its workers held, and knows better why they ended. Two
+    containers may have the same host name, and a pid means another process after a while: False wherever a part of the
+    name is not this host's, or proves nothing.
+    """
     try:
-        code = main()
-    except SystemExit as e:
-        code = e.code if isinstance(e.code, int) else EXIT_FAILED
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        try:
-            log.flush()
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)  # in every case: never up the stack that this process has inherited from its parent
+        named, pid, rest = worker.rsplit(":", 2)
+        where, start, parent, parent_start = rest.split("-")
+        processes = [(int(pid), int(start)), (int(parent), int(parent_start))]
+    except ValueError:
+        return False
+    is_here = (named, where) == (hostname(), place()) and where != ""
+    return is_here and all(start > 0 and _has_ended(pid, start) for pid, start in processes)
+
+
+def _has_ended(pid: int, start: int) -> bool:
+    """Whether the process that had this pid and this start (see `started`) is proved to be gone."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's, of which /proc may show nothing
+        pass
+    fields = _stat(pid)
+    return bool(fields) and (fields[0] in "ZX" or int(fields[19]) != start)

@@ -38,9 +38,6 @@ STRANDED_BATCH = 200  # keys of parked rows that one round looks at
 PRUNE_BATCH = (10, 500)  # jobs that one transaction deletes
 PRUNE_SEC = 0.02  # how long one should take: a job of hours has thousands of heartbeats in its journal
 PRUNE_PAUSE = 4  # times that after each: a claim's commit waits until its deletions are on the disk
-PRUNE_SHARE = 0.8  # of a round, for deleting
-AGGREGATE_SHARE = 0.3  # of a round, for aggregating the journal
-PREDICT_SHARE = 0.2  # of a round, for predicting
 LOG_DAYS_SEC = periods.seconds("LOG_DAYS_SEC", 600.0)  # between two looks at the partitions of logs
 LOG_DAYS_AGAIN_SEC = periods.seconds("LOG_DAYS_AGAIN_SEC", 60.0)  # the same after a failure
 PREDICT_SEC = periods.seconds("PREDICT_SEC", 60.0)  # from one look at all queues to the next
@@ -57,8 +54,23 @@ GAP_SEC = 1.0  # from the loss of a session to an answer in the next one: no lea
 LOOK_SEC = 1.0  # at schedules and backfills that could not be made in time, or that another reaper has locked
 SILENCE_SEC = periods.seconds("SILENCE_SEC", 5.0)  # a database that needs longer for the simplest answer was away
 
-
 Duty = Callable[[db.Connection, float], object]  # until a monotonic instant, as far as the duty has no end of its own
+Log = structlog.stdlib.BoundLogger
+
+
+def main(settings: Settings, dsn: str) -> int:
+    """Reap every DL_REAPER_PERIOD_SEC until SIGTERM or SIGINT; returns the process's exit status."""
+    logs.configure(settings, threaded=True)
+    signals = Signals((signal.SIGTERM, signal.SIGINT))
+    setproctitle("dataloader: reaper")
+    log = structlog.get_logger("reaper").bind(pid=os.getpid())
+    try:
+        Reaper(settings, dsn, signals, log).work()
+    except migrations.SchemaError as e:
+        log.error("reaper.schema.refused", error=str(e))
+        return EXIT_CANNOT_START
+    log.info("reaper.stopped")
+    return EXIT_OK
 
 
 class Uptime:
@@ -82,10 +94,9 @@ class Uptime:
         self._unsure_since = None
 
     def answered(self, sent: float, got: float, clock: float, server_age: float) -> float:
-        """The database answered between these monotonic instants, with its clock and its age (seconds).
+        """The database answered between these instants, with its clock and its age; for how long it has been available.
 
-        Returns for how many seconds it has been available; 0.0 when it has just come back, or its clock has just jumped
-        forwards.
+        0.0 when it has just come back, or its clock has just jumped forwards.
         """
         self.is_there(got)
         jumped = clock - got > self._ahead + JUMP_SEC
@@ -99,42 +110,23 @@ class Uptime:
 
 @dataclass
 class Memory:
-    """The reaper's notes from round to round.
+    """The reaper's notes from round to round."""
 
-    They are the next count of the queues, the session that holds back vacuum, the next predictions and the last queue
-    that has its own, the last parked key looked at, and the next look at the days of logs.
-    """
-
-    note_at: float = 0.0
+    note_at: float = 0.0  # the next count of the queues
     lag_sec: float = 0.0
-    held: tuple[Any, ...] | None = None
+    held: tuple[Any, ...] | None = None  # the session that holds back vacuum
     held_again_at: float = 0.0
     predict_at: float = 0.0
-    predicted: str = ""
-    stranded_after: int | None = None
+    predicted: str = ""  # the last queue that has its predictions
+    stranded_after: int | None = None  # the last parked key looked at
     waiting_after: UUID | None = None
     log_days_at: float = 0.0
-
-
-def main(settings: Settings, dsn: str) -> int:
-    """Reap every DL_REAPER_PERIOD_SEC until SIGTERM or SIGINT; returns the process's exit status."""
-    logs.configure(settings, threaded=True)
-    signals = Signals((signal.SIGTERM, signal.SIGINT))
-    setproctitle("dataloader: reaper")
-    log = structlog.get_logger("reaper").bind(pid=os.getpid())
-    try:
-        Reaper(settings, dsn, signals, log).work()
-    except migrations.SchemaError as e:
-        log.error("reaper.schema.refused", error=str(e))
-        return EXIT_CANNOT_START
-    log.info("reaper.stopped")
-    return EXIT_OK
 
 
 class Reaper:
     """The reaper's rounds: a table of duties, each done by itself, so that none keeps the others from their turn."""
 
-    def __init__(self, settings: Settings, dsn: str, signals: Signals, log: structlog.stdlib.BoundLogger) -> None:
+    def __init__(self, settings: Settings, dsn: str, signals: Signals, log: Log) -> None:
         self._settings = settings
         self._dsn = dsn
         self._signals = signals
@@ -143,24 +135,25 @@ class Reaper:
         self._session = Session(self._open_session, self._resume, outage, "reaper.session.lost")
         self._is_known = False
         self._uptime = Uptime()
-        self._memory = Memory()
         self._schedules = Schedules(settings, log)
+        memory = Memory()
         patience_sec = PATIENCE_SEC + settings.pg_connect_timeout
+        period_sec, days = settings.dl_reaper_period_sec, settings.dl_retention_days
         # Each with the share of a round that it may take; a duty without a share stops by itself.
         self._duties: tuple[tuple[str, Duty, float], ...] = (
             ("reap", lambda conn, _: reap(conn, log, self._uptime, patience_sec), 1),
-            ("unpark", self._unpark, 1),
-            ("schedules", self._make, 1),
+            ("unpark", lambda conn, _: unpark(conn, memory), 1),
+            ("schedules", self._schedules.make, 1),
             ("let_in", lambda conn, _: lifecycle.let_in(conn), 1),
             ("cleanups", lambda conn, _: clean_up(conn, log), 1),
-            ("roll", lambda conn, until: aggregate(conn, log, until), AGGREGATE_SHARE),
-            ("schedules", self._make, 1),
-            ("watch", lambda conn, _: watch(conn, log, self._memory, settings.dl_reaper_period_sec), 1),
-            ("predict", lambda conn, until: predict(conn, log, self._memory, until), PREDICT_SHARE),
-            ("schedules", self._make, 1),
+            ("roll", lambda conn, until: aggregate(conn, log, until), 0.3),
+            ("schedules", self._schedules.make, 1),
+            ("watch", lambda conn, _: watch(conn, log, memory, period_sec), 1),
+            ("predict", lambda conn, until: predict(conn, log, memory, until), 0.2),
+            ("schedules", self._schedules.make, 1),
             ("alerts", lambda conn, _: publish_alerts(conn, log, Rules.of(settings)), 1),
-            ("log_days", lambda conn, _: keep_log_days(conn, log, self._memory, settings.dl_retention_days), 1),
-            ("prune", self._prune, PRUNE_SHARE),
+            ("log_days", lambda conn, _: keep_log_days(conn, log, memory, days), 1),
+            ("prune", self._prune, 0.8),
         )
 
     def work(self) -> None:
@@ -173,10 +166,7 @@ class Reaper:
             self._pause(started + period_sec)
 
     def _do(self, name: str, duty: Duty, until: float = math.inf) -> None:
-        """Do a duty. A lost session is replaced and the duty repeated, up to TRIES times; then the next has its turn.
-
-        A failure of the duty is logged, and the round goes on.
-        """
+        """Do a duty, up to TRIES times where the session is lost; another failure is logged, and the round goes on."""
 
         def guarded(session: Plain) -> None:
             with going_on(session.conn, self._log, f"reaper.{name}.failed"):
@@ -196,84 +186,73 @@ class Reaper:
     def _pause(self, until: float) -> None:
         """Wait until this instant, or a signal; make the jobs of schedules that are due meanwhile."""
         while not self._signals.received:
-            self._do("schedules", self._make)
+            self._do("schedules", self._schedules.make)
             if until <= now():
                 return
             wake_at = min(until, self._schedules.due_at)
             self._do("pause", lambda conn, _: self._signals.wait(wake_at - now(), conn.fileno()))  # noqa: B023
 
     def _open_session(self) -> Plain:
-        conn = db.connect(
-            self._dsn,
-            name="dl-reaper",
-            schema=self._settings.pg_schema_queue,
-            connect_timeout=self._settings.pg_connect_timeout,
-            answer_within=ANSWER_SEC,
-            lock_timeout=LOCK_SEC,
-        )
-        migrations.check(conn)
-        return Plain(conn)
+        within = self._settings.pg_connect_timeout
+        return Plain.open(self._dsn, "dl-reaper", self._settings.pg_schema_queue, within, ANSWER_SEC, LOCK_SEC)
 
     def _resume(self, session: Plain, lost: Sequence[Plain]) -> None:
-        self._schedules.listen(session.conn)
+        schedules.listen(session.conn)
+        backfills.listen(session.conn)
+        self._schedules.due_at = -math.inf
         if not self._is_known:
             self._is_known = True
             self._log.info("reaper.started")
             tell_ready()
 
-    def _unpark(self, conn: db.Connection, _: float) -> None:
-        memory = self._memory
-        memory.stranded_after = lifecycle.unpark_stranded(conn, memory.stranded_after, STRANDED_BATCH)
-        memory.waiting_after = lifecycle.resolve_stranded(conn, memory.waiting_after, STRANDED_BATCH)
-
-    def _make(self, conn: db.Connection, _: float) -> None:
-        self._schedules.make(conn)
-
     def _prune(self, conn: db.Connection, until: float) -> None:
-        if (days := self._settings.dl_retention_days) is not None:
-            prune(conn, self._log, days * DAY_SEC, until, self._signals, lambda sec: self._pause(now() + sec))
+        """Delete jobs that ended DL_RETENTION_DAYS ago, in batches; other sessions have most of the time."""
+        if (days := self._settings.dl_retention_days) is None:
+            return
+        started, pruned = now(), 0
+        since, size = "-infinity", PRUNE_BATCH[1]
+        while now() < until and not self._signals.received:
+            sent = now()
+            deleted, since = lifecycle.prune(conn, days * DAY_SEC, since, size)
+            seconds = now() - sent
+            pruned += deleted
+            if deleted < size:
+                break
+            size = fitting(size, seconds)
+            self._pause(now() + PRUNE_PAUSE * seconds)
+        if pruned:
+            self._log.info("reaper.pruned", count=pruned)
+            logs.metric("jobs.pruned", count=pruned, duration_ms=round((now() - started) * 1_000, 1))
 
 
 class Schedules:
-    """The reaper's part in schedules and backfills: it makes their jobs.
+    """Makes the jobs of schedules when they are due, those of backfills in bunches; a notification wakes the reaper."""
 
-    Those of schedules come at the instants when they are due, those of backfills in bunches with pauses between. A
-    change wakes the reaper by a notification. Raises psycopg.Error when the session is lost.
-    """
-
-    def __init__(self, settings: Settings, log: structlog.stdlib.BoundLogger) -> None:
+    def __init__(self, settings: Settings, log: Log) -> None:
         self._settings = settings
         self._log = log
         self._hooks_error: str | None = None
         self.due_at = -math.inf  # the monotonic instant of the next look
 
-    def listen(self, conn: db.Connection) -> None:
-        """To be called with each new session, before `make`."""
-        schedules.listen(conn)
-        backfills.listen(conn)
-        self.due_at = -math.inf
-
-    def make(self, conn: db.Connection) -> None:
+    def make(self, conn: db.Connection, _: float = math.inf) -> None:
         """Make the jobs that are due; without one, and without a change, this costs nothing."""
-        is_told = bool(list(conn.notifies(timeout=0)))
-        if not is_told and now() < self.due_at:
+        if not list(conn.notifies(timeout=0)) and now() < self.due_at:
             return
-        made = self._made(conn)
-        pause = 0.0 if made else LOOK_SEC  # another reaper is at it, or no job can be made
+        pause = 0.0 if self._made(conn) else LOOK_SEC  # another reaper is at it, or no job can be made
         left = [seconds for due_in in (schedules.due_in, backfills.due_in) if (seconds := due_in(conn)) is not None]
         self.due_at = now() + (max(min(left, default=math.inf), 0) or pause)
         if list(conn.notifies(timeout=0)):  # it came during a statement, and ends no wait
             self.due_at = -math.inf
 
-    def _made(self, conn: db.Connection) -> int:
-        """Make the jobs of what is due, of backfills one bunch; returns of how many schedules and backfills."""
+    def _made(self, conn: db.Connection) -> bool:
+        """Make the jobs of the schedules that are due, and one bunch of the backfills'; whether there was one."""
         try:
             hooks.load(self._settings.hook_modules)  # without the functions around the adding of jobs none is made
         except ConfigError as e:
             if str(e) != self._hooks_error:
                 self._log.error("reaper.hooks.failed", error=str(e))
             self._hooks_error = str(e)
-            return 0
+            return False
         lease_ttl_sec = self._settings.dl_default_lease_ttl_sec
         made = list(schedules.tick(conn, lease_ttl_sec))
         for each in made:
@@ -281,17 +260,30 @@ class Schedules:
                 self._log.warning("reaper.schedule.failed", schedule=each.name, error=each.error)
             else:
                 self._log.info("reaper.schedule.made", schedule=each.name, jobs=each.jobs, skipped=each.skipped)
-        if (bunch := backfills.tick(conn, lease_ttl_sec)) is None:
-            return len(made)
-        if bunch.error:
-            self._log.warning("reaper.backfill.failed", backfill=bunch.name, error=bunch.error)
-        else:
-            facts = {"jobs": bunch.jobs, "skipped": bunch.skipped, "canceled": bunch.canceled}
-            self._log.info("reaper.backfill.made", backfill=bunch.name, **facts)
-        return len(made) + 1
+        if bunch := backfills.tick(conn, lease_ttl_sec):
+            if bunch.error:
+                self._log.warning("reaper.backfill.failed", backfill=bunch.name, error=bunch.error)
+            else:
+                facts = {"jobs": bunch.jobs, "skipped": bunch.skipped, "canceled": bunch.canceled}
+                self._log.info("reaper.backfill.made", backfill=bunch.name, **facts)
+        return bool(made or bunch)
 
 
-def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime, patience_sec: float) -> None:
+@contextmanager
+def going_on(conn: db.Connection, log: Log, event: str) -> Iterator[None]:
+    """Log a failure in this block as `event`; raises where the session is lost or the server does no work."""
+    try:
+        yield
+    except Exception as e:  # a value that Python cannot read is no reason to leave the other duties undone
+        if conn.closed or db.is_outage(e):
+            raise
+        log.warning(event, error=str(e).strip() if isinstance(e, psycopg.Error) else repr(e))
+
+
+# --- the duties ---
+
+
+def reap(conn: db.Connection, log: Log, uptime: Uptime, patience_sec: float) -> None:
     """One round: recover every expired lease in a transaction of its own, then wake all due rows."""
     sent = now()
     clock = lifecycle.clock(conn)
@@ -310,21 +302,13 @@ def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime,
         pass
 
 
-@contextmanager
-def going_on(conn: db.Connection, log: structlog.stdlib.BoundLogger, event: str) -> Iterator[None]:
-    """Log a failure in this block as `event`; the rounds go on.
-
-    Raises psycopg.Error where the session is lost, or the server does no work (read-only, out of memory or disk).
-    """
-    try:
-        yield
-    except Exception as e:  # a value that Python cannot read is no reason to leave the other duties undone
-        if conn.closed or db.is_outage(e):
-            raise
-        log.warning(event, error=str(e).strip() if isinstance(e, psycopg.Error) else repr(e))
+def unpark(conn: db.Connection, memory: Memory) -> None:
+    """Free parked and waiting rows that nothing else would wake, some in each round."""
+    memory.stranded_after = lifecycle.unpark_stranded(conn, memory.stranded_after, STRANDED_BATCH)
+    memory.waiting_after = lifecycle.resolve_stranded(conn, memory.waiting_after, STRANDED_BATCH)
 
 
-def clean_up(conn: db.Connection, log: structlog.stdlib.BoundLogger) -> None:
+def clean_up(conn: db.Connection, log: Log) -> None:
     """Add a job for each canceled one that has left something behind elsewhere."""
     for job_id in cleanups.due(conn):
         of_job = log.bind(canceled=str(job_id))
@@ -334,7 +318,7 @@ def clean_up(conn: db.Connection, log: structlog.stdlib.BoundLogger) -> None:
     cleanups.forget(conn)
 
 
-def aggregate(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -> None:
+def aggregate(conn: db.Connection, log: Log, until: float) -> None:
     """Aggregate new rows of the journal until a monotonic instant; the next round goes on with the rest."""
     while (rolled := stats.aggregate(conn)) >= stats.AGGREGATED and now() < until:
         pass
@@ -344,7 +328,7 @@ def aggregate(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: flo
         log.warning("reaper.roll.anew", why="the sequence of dl_job_events has been set back")
 
 
-def watch(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, period_sec: float) -> None:
+def watch(conn: db.Connection, log: Log, memory: Memory, period_sec: float) -> None:
     """Count the queues for pages and metrics, and name the session that holds back vacuum while it slows claims."""
     if now() >= memory.note_at:
         began = now()
@@ -365,7 +349,7 @@ def watch(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory
     memory.held = who
 
 
-def predict(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, until: float) -> None:
+def predict(conn: db.Connection, log: Log, memory: Memory, until: float) -> None:
     """Note when jobs will end, queue by queue until a monotonic instant, all queues once in PREDICT_SEC."""
     while memory.predict_at <= now() < until:
         after = memory.predicted
@@ -379,51 +363,20 @@ def predict(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memo
             log.warning("reaper.predict.failed", queue=noted.queue, error=noted.error)
 
 
-def publish_alerts(conn: db.Connection, log: structlog.stdlib.BoundLogger, rules: Rules) -> None:
+def publish_alerts(conn: db.Connection, log: Log, rules: Rules) -> None:
     """Add a job for each message that is due to a webhook."""
     if published := webhooks.tell(conn, rules):
         log.info("reaper.alerts.told", count=published)
 
 
-def keep_log_days(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, days: float | None) -> None:
-    """Make the next days' partitions of the logs of jobs, and drop those older than so many days; None: drop none.
-
-    Lines of a day without a partition have the default one.
-    """
+def keep_log_days(conn: db.Connection, log: Log, memory: Memory, days: float | None) -> None:
+    """Make the next days' partitions of the logs of jobs, and drop those older than so many days; None: drop none."""
     if now() < memory.log_days_at:
         return
     memory.log_days_at = now() + LOG_DAYS_AGAIN_SEC
     if changed := logs_of_jobs.keep_days(conn, days):
         log.info("reaper.log_days", changed=changed)
     memory.log_days_at = now() + LOG_DAYS_SEC
-
-
-def prune(
-    conn: db.Connection,
-    log: structlog.stdlib.BoundLogger,
-    older_than_sec: float,
-    until: float,
-    signals: Signals,
-    pause: Callable[[float], object],
-) -> None:
-    """Delete jobs that ended so many seconds ago, batch by batch until a monotonic instant or a signal.
-
-    The pauses (seconds) are longer than the batches, so other sessions have most of the time.
-    """
-    started, pruned = now(), 0
-    since, size = "-infinity", PRUNE_BATCH[1]
-    while now() < until and not signals.received:
-        sent = now()
-        deleted, since = lifecycle.prune(conn, older_than_sec, since, size)
-        seconds = now() - sent
-        pruned += deleted
-        if deleted < size:
-            break
-        size = fitting(size, seconds)
-        pause(PRUNE_PAUSE * seconds)
-    if pruned:
-        log.info("reaper.pruned", count=pruned)
-        logs.metric("jobs.pruned", count=pruned, duration_ms=round((now() - started) * 1_000, 1))
 
 
 def fitting(size: int, seconds: float) -> int:

@@ -52,6 +52,10 @@ T = TypeVar("T")
 _log = structlog.get_logger("worker")
 
 
+class CannotStart(Exception):
+    """A users' module or hook keeps this worker from starting. The log has it; its cause is their exception."""
+
+
 class WrongPipeline(Exception):
     """The pipeline cannot take what its queue delivers. A newer farm may have another, so the farm tries again."""
 
@@ -105,18 +109,19 @@ class Runner:
 
     def report_exhausted(self, job: Job) -> None:
         """The job is about to end `failed`: call its pipeline's `on_exhausted`, if it has one; never raises."""
-        with suppress(UnknownTask):
+        try:
             pipeline = pipelines.resolve(job.task)
             if pipeline.on_exhausted:
-                try:
-                    with own_process():
-                        try:
-                            given = input_of(Delivery((job,)), pipeline, {})
-                        except PermanentError:  # args that the model refuses, as they are
-                            given = input_of(Delivery((job,)), replace(pipeline, args=None), {})
-                        pipeline.on_exhausted(given)
-                except BaseException as e:
-                    _log.error("pipeline.on_exhausted.failed", error=log.masked(headline(e)))
+                with own_process():
+                    try:
+                        given = input_of(Delivery((job,)), pipeline, {})
+                    except PermanentError:  # args that the model refuses, as they are
+                        given = input_of(Delivery((job,)), replace(pipeline, args=None), {})
+                    pipeline.on_exhausted(given)
+        except UnknownTask:
+            return
+        except BaseException as e:
+            _log.error("pipeline.on_exhausted.failed", error=log.masked(headline(e)))
 
     # --- databases ---
 
@@ -132,8 +137,7 @@ class Runner:
     def leap(self, job: Job, fence: int, lease: Lease) -> int | None:
         """A fencing token for this claim above the target's `fence`; None when the job is another worker's.
 
-        By a connection of its own: the heartbeat has the worker's, and may be replacing it after a failover, which is
-        when fences are ahead of the queue.
+        By a connection of its own: after a failover the heartbeat may be replacing the worker's.
         """
         slot = lease.slot
 
@@ -147,14 +151,8 @@ class Runner:
 
         token = db.patiently(ask, sleep=time.sleep, give_up=is_too_late)
         if token is not None:
-            _log.warning(
-                "worker.fence.ahead",
-                worker=job.claimed_by,
-                queue=job.queue,
-                fence=fence,
-                claim=job.claim,
-                leapt_to=token,
-            )
+            facts = {"worker": job.claimed_by, "queue": job.queue, "claim": job.claim}
+            _log.warning("worker.fence.ahead", **facts, fence=fence, leapt_to=token)
         return token
 
 
@@ -183,9 +181,8 @@ class Execution:
             if pipeline.prepare or delivery.first.affinity_key:
                 context = self._with_resource(given, context)
             lease.watch(pipeline.stall_sec, pipeline.on_stall == RETRY)
-            lease.limit(
-                delivery.timeout_sec or pipeline.timeout_of(given, delivery.first.affinity_key), pipeline.max_memory_mb
-            )
+            timeout_sec = delivery.timeout_sec or pipeline.timeout_of(given, delivery.first.affinity_key)
+            lease.limit(timeout_sec, pipeline.max_memory_mb)
             steps = pipelines.steps(pipeline, given, context)
             if hooks.AROUND_RUN:
                 steps = hooks.wrapped(_seen(delivery, given), steps)
@@ -212,7 +209,7 @@ class Execution:
             return _failed(e, progress)
 
     def close(self, outcome: Outcome) -> Outcome:
-        """Give back what the run has used; returns the outcome with the notes, checkpoint and ends of keys."""
+        """Give back what the run has used; the outcome with the notes, checkpoint and ends of keys."""
         lease = self._lease
         if self._lent is not None:  # of a resource whose run had to stop nobody knows the state
             self._runner.warm.give_back(*self._lent, is_sound=lease.stop is None and not self._drops_resource)
@@ -253,7 +250,7 @@ class Execution:
         pipeline, runner, lease = self._pipeline, self._runner, self._lease
         place = pipeline.prepare, self._delivery.first.affinity_key or ""
         name = f"{pipeline.task} {place[1]}".strip()
-        resource = runner.warm.get(place)
+        resource = runner.warm.resources.get(place)
         if resource is None:
             runner.warm.make_room()
             resource = Resource(None, name)
@@ -352,8 +349,7 @@ def returned(
 ) -> Outcome:
     """The outcome of a run whose pipeline has returned `value`: the result of each job, in at most so many KB.
 
-    For a pipeline with batch_size a dict that has keys of the run only holds the results of these keys. A dict is the
-    last progress as well.
+    With batch_size a dict that has only keys of the run holds their results.
     """
     progress = _shown(value if isinstance(value, dict) else progress)
     if pipeline.batch_size is not None and isinstance(value, dict) and value.keys() <= delivery.keys().keys():
@@ -384,21 +380,24 @@ def _shown(progress: dict[str, Any] | None) -> dict[str, Any] | None:
 def input_of(delivery: Delivery, pipeline: pipelines.Pipeline, by_key: dict[str, Outcome]) -> Any:
     """The pipeline's first argument: the job's args; for one with batch_size {lock_key: [args, ...]}, old to new.
 
-    Equal args of a key stand there once, at the first place. Where the pipeline has a model, its instances stand for
-    the dicts. From now on the log masks their secrets. Raises PermanentError for args that the model refuses; of a
-    batch the other keys go on, and `by_key` gets how these end.
+    Equal args of a key stand there once. From now on the log masks their secrets. Raises PermanentError for args that
+    the model refuses; of a batch the other keys go on, and `by_key` gets how these end.
     """
-    given = _parsed(delivery, pipeline)
+    if pipeline.batch_size is None and len(delivery.jobs) > 1:
+        raise WrongPipeline(
+            f"the queue {delivery.first.queue!r} merges the jobs of a key, and the pipeline {pipeline.task!r} takes"
+            " one job: register it with batch_size=1 or more"
+        )
+    model = partial(pipelines.validated, pipeline.args) if pipeline.args is not None else lambda args: args
+    given = {
+        key: [*map(json.loads, dict.fromkeys(job.args_json for job in jobs))] for key, jobs in delivery.keys().items()
+    }
+    args = [*chain.from_iterable(given.values())]
+    if not all(isinstance(each, dict) for each in args):
+        raise PermanentError("args should be a JSON object")
+    log.learn_job(args[0] if len(args) == 1 else {"jobs": args})
     if pipeline.batch_size is None:
-        log.learn_job(given)
-    else:
-        args = [*chain.from_iterable(given.values())]
-        log.learn_job(args[0] if len(args) == 1 else {"jobs": args})
-    if pipeline.args is None:
-        return given
-    model = partial(pipelines.validated, pipeline.args)
-    if pipeline.batch_size is None:
-        return model(given)
+        return model(args[0])
     modelled = {}
     for key, of_key in given.items():
         try:
@@ -409,27 +408,6 @@ def input_of(delivery: Delivery, pipeline: pipelines.Pipeline, by_key: dict[str,
     if not modelled:
         raise refused
     return modelled
-
-
-def _parsed(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
-    if pipeline.batch_size is not None:
-        return {
-            key: [_args_of(text) for text in dict.fromkeys(job.args_json for job in jobs)]
-            for key, jobs in delivery.keys().items()
-        }
-    if len(delivery.jobs) > 1:
-        raise WrongPipeline(
-            f"the queue {delivery.first.queue!r} merges the jobs of a key, and the pipeline {pipeline.task!r} takes"
-            " one job: register it with batch_size=1 or more"
-        )
-    return _args_of(delivery.first.args_json)
-
-
-def _args_of(text: str) -> dict[str, Any]:
-    args = json.loads(text)
-    if not isinstance(args, dict):
-        raise PermanentError("args should be a JSON object")
-    return args
 
 
 def report_failure(delivery: Delivery, pipeline: pipelines.Pipeline | None, outcome: Outcome) -> None:
@@ -454,6 +432,16 @@ def call_hook(hook: Hook, *facts: object) -> None:
         except BaseException as e:
             error = log.masked(headline(e))
             _log.error("hook.failed", hook=hook.name, function=identity(function), error=error)
+
+
+@contextmanager
+def last_words() -> Iterator[None]:
+    """Call the functions of the hook `last_words` with the exception that ends the block, if one does."""
+    try:
+        yield
+    except BaseException as e:
+        call_hook(hooks.LAST_WORDS, e.__cause__ if isinstance(e, CannotStart) else e)
+        raise
 
 
 def _of(delivery: Delivery, pipeline: pipelines.Pipeline | None) -> Run:
@@ -494,10 +482,7 @@ def _group_of(error: BaseException) -> str:
 
 
 def delayed(delivery: Delivery, outcome: Outcome, retry_in: Callable[[int], float]) -> Outcome:
-    """The outcome with the delays of the pipeline's rule: each key waits by its own attempts.
-
-    A rule that fails, or returns no time from 0 to WAIT_MOST_SEC, is logged, and the default's delay is taken.
-    """
+    """The outcome with the delays of the pipeline's rule, by key; where the rule fails, the default counts."""
     if outcome.end not in RETRIED and not outcome.by_key:
         return outcome
     by_key = {}

@@ -16,7 +16,7 @@ import psycopg
 
 from dataloader.farm.common_log import FarmOutage
 from dataloader.log.outage import Outage
-from dataloader.queue import db
+from dataloader.queue import db, migrations
 
 PAUSE_MOST = 2.0  # seconds between two tries to open a session: a database that is back is found within this time
 T = TypeVar("T")
@@ -37,6 +37,15 @@ class Plain(NamedTuple):
 
     conn: db.Connection
 
+    @classmethod
+    def open(cls, dsn: str, name: str, schema: str, connect_sec: float, answer_sec: float, lock_sec: float) -> Plain:
+        """Open a session on the queue; raises SchemaError where its schema is of another version."""
+        conn = db.connect(
+            dsn, name=name, schema=schema, connect_timeout=connect_sec, answer_within=answer_sec, lock_timeout=lock_sec
+        )
+        migrations.check(conn)
+        return cls(conn)
+
 
 class Lost(Exception):
     """The session broke under some work, or could not be opened; nobody knows whether the work was done."""
@@ -46,16 +55,9 @@ class Session(Generic[L]):
     """One session for all threads of a process, in turns."""
 
     def __init__(
-        self,
-        begin: Callable[[], L],
-        resume: Callable[[L, Sequence[L]], None],
-        outage: FarmOutage | Outage,
-        event: str,
+        self, begin: Callable[[], L], resume: Callable[[L, Sequence[L]], None], outage: FarmOutage | Outage, event: str
     ) -> None:
-        """`begin` opens a session; `resume` follows, with the sessions that were lost since the last success.
-
-        Failures are logged by `outage` as `event`.
-        """
+        """`begin` opens a session; `resume` follows, with the sessions that were lost since the last success."""
         self._begin = begin
         self._resume = resume
         self._outage = outage
@@ -82,11 +84,15 @@ class Session(Generic[L]):
                 finally:
                     conn.answer_within = patience
             except BaseException as error:
-                if db.is_passing(error):
-                    self._lose(error)
-                    raise Lost(str(error).strip()) from error
-                self._forget_closed()
-                raise
+                if not db.is_passing(error):
+                    self._forget_closed()
+                    raise
+                self.failures += 1
+                self._outage.failed(self._event, error)
+                if self._current is not None:
+                    self._current.conn.close()
+                    self._forget_closed()
+                raise Lost(str(error).strip()) from error
             self.failures = 0
             self._outage.ended()
             return done
@@ -122,13 +128,6 @@ class Session(Generic[L]):
         self._lost.clear()
         self._was_open = True
         return session
-
-    def _lose(self, error: BaseException) -> None:
-        self.failures += 1
-        self._outage.failed(self._event, error)
-        if self._current is not None:
-            self._current.conn.close()
-            self._forget_closed()
 
     def _forget_closed(self) -> None:
         if self._current is not None and self._current.conn.closed:

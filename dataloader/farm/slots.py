@@ -12,7 +12,8 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
@@ -22,8 +23,8 @@ from uuid import UUID
 from setproctitle import setproctitle
 
 from dataloader.config import QUEUES_MOST
-from dataloader.farm.common_log import Note, Told
-from dataloader.farm.process import Bell, is_running, memory_used, now
+from dataloader.farm.common_log import Note
+from dataloader.farm.process import is_running, memory_used, now
 
 
 class State(IntEnum):
@@ -39,7 +40,6 @@ class State(IntEnum):
     DEAD = 7  # reaped; the keeper recovers its jobs
 
 
-SLOTS_LEAST = 256  # the shared memory cannot grow when a reload wishes for more workers
 FILES_OF_A_WORKER = 4  # in the supervisor or the keeper: its output, its stacks
 FILES_OF_ANY = 96  # sockets, logs, libraries, pipes
 JOBS_MOST = 2_000  # of one claim: 1,000, or more where the last key of a merged queue has many
@@ -157,12 +157,11 @@ class Slot(ctypes.Structure):
 
     @property
     def worker(self) -> str:
-        """The identity that the worker writes to claimed_by."""
+        """What the worker writes to claimed_by."""
         return self.identity.decode()
 
     @property
     def queues(self) -> list[str]:
-        """The queues that the worker serves."""
         return self.queue_lines.decode().split("\n")
 
     @property
@@ -176,28 +175,23 @@ class Slot(ctypes.Structure):
         return self.order != Order.LEAVE and (self.works or self.state == State.RESTING)
 
     @property
-    def rests(self) -> bool:
-        """True when the worker claims nothing until its order changes: it has shown RESTING since it got WAIT."""
-        return self.order == Order.WAIT and self.state == State.RESTING
+    def session(self) -> tuple[int, datetime] | None:
+        """Pid and start of the worker's latest backend, which may outlive the worker."""
+        pid, _, start = self.backend.decode().partition(" ")
+        return (int(pid), datetime.fromisoformat(start)) if start else None
 
     def take(self, kind: int, reload: int = 0) -> None:
-        """For a process about to be forked, with the numbers of its kind and of its settings; its order is WAIT."""
+        """For a process about to be forked; its order is WAIT."""
         ctypes.memset(ctypes.addressof(self), 0, Slot.jobs.offset)  # type: ignore[attr-defined]  # the rest counts as far as `claimed`
         self.kind = kind
         self.reload = reload
         self.state = State.STARTING
 
     def occupy(self, worker: str, queues: Sequence[str] = ()) -> None:
-        """By the worker: its identity and its queues."""
+        """By the worker."""
         self.queue_lines = "\n".join(queues).encode()
         self.identity = worker.encode()
         self.pid = os.getpid()
-
-    @property
-    def session(self) -> tuple[int, datetime] | None:
-        """Pid and start of the worker's latest backend, which may go on with a claim after the worker's death."""
-        pid, _, start = self.backend.decode().partition(" ")
-        return (int(pid), datetime.fromisoformat(start)) if start else None
 
     def show(self, doing: str) -> None:
         """By the worker: what `ps` shows of it."""
@@ -218,10 +212,7 @@ class Slot(ctypes.Structure):
     def begin(
         self, place: int, count: int, lease_ttl: float, renewed: float, cpu_sec: float = 0.0, ahead: int = 0
     ) -> None:
-        """By the worker: it begins to run `count` jobs from this place of its claim on, which was sent at `renewed`.
-
-        The worker has used `cpu_sec` so far; `ahead` jobs wait that the keeper may hand back.
-        """
+        """By the worker: it begins to run `count` jobs from this place of its claim on, which was sent at `renewed`."""
         self.generation += 1
         self.place = place
         self.count = count
@@ -271,12 +262,6 @@ class Slot(ctypes.Structure):
     def is_recalled(self) -> bool:
         """By the worker, after a run: whether the keeper hands back the jobs behind it."""
         return self.recalled == self.generation
-
-    def cancel(self, held: Held, at: float) -> None:
-        """By the keeper: the run that `held` shows has to stop at this instant."""
-        self.canceled = 0
-        self.cancel_at = at
-        self.canceled = held.generation
 
     def cost(self, cpu: float, peak_memory: int) -> dict[str, float]:
         """The run's cost for the journal, from the process's CPU seconds and its most memory (bytes)."""
@@ -330,7 +315,7 @@ class Slot(ctypes.Structure):
         self.need_mb, self.need_cpus = needs
 
     def show_warm(self, keys: Sequence[str]) -> None:
-        """By the worker: its resources have these affinity keys; of too many the last ones are shown."""
+        """By the worker: the affinity keys of its resources; of too many the last ones."""
         while len(text := json.dumps(list(keys)).encode()) >= WARM_MOST:
             keys = keys[1:]
         self.warm_json = text
@@ -338,10 +323,9 @@ class Slot(ctypes.Structure):
     @property
     def warm(self) -> list[str]:
         """The affinity keys of the worker's resources; none while the worker writes them."""
-        try:
+        with suppress(ValueError):
             return list(json.loads(self.warm_json or b"[]"))
-        except ValueError:
-            return []
+        return []
 
 
 Slot._fields_ = [
@@ -359,20 +343,27 @@ class Siblings(NamedTuple):
 
 
 class SharedSlots:
-    """The slots of one supervisor's children in anonymous shared memory, made before the first fork."""
+    """The slots of one supervisor's children in anonymous shared memory, made before the first fork.
+
+    The siblings of a slot are the workers of its kind; where settings count, those of its reload.
+    """
 
     def __init__(self, size: int) -> None:
         self.farm_start = Note()  # the hook on_farm_start, by generation
-        self.reported = Told()  # errors of imports and hooks at the start
+        self.reported = Note()  # errors of imports and hooks at the start
         self.outage = Note()  # whether the database is away: FarmOutage
         self.room = Note()  # held while a worker enters a run's needs; the reservation of `farm/admission.py`
-        self.born = Bell()  # a new worker rings it for the keeper, which opens the files of the worker's output
+        # A new worker writes to this eventfd for the keeper, which opens the files of the worker's output.
+        self.born = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._memory = mmap.mmap(-1, ctypes.sizeof(Slot) * size)
         self.slots: list[Slot] = [
             slot.place_at(index) for index, slot in enumerate((Slot * size).from_buffer(self._memory))
         ]
         numbers = memoryview(self._memory).cast("i")  # all states by one call: there are hundreds of free slots
         self._states = numbers[Slot.state.offset // 4 :: ctypes.sizeof(Slot) // 4]  # type: ignore[attr-defined]
+
+    def __del__(self) -> None:
+        os.close(self.born)
 
     def free(self) -> Slot | None:
         """A slot for a new process; None while every slot is in use."""
@@ -384,53 +375,35 @@ class SharedSlots:
 
     def working(self) -> list[Slot]:
         """The slots of the workers that claim or run jobs."""
-        return [self.slots[index] for index, state in enumerate(self._states.tolist()) if state in _WORKING]
+        return [slot for slot in self.used() if slot.works]
 
     def idle_before(self, slot: Slot) -> int:
-        """How many idle workers of the same kind have a slot before this one: their turn to claim comes first."""
+        """How many idle siblings have a slot before this one: their turn to claim comes first."""
         return sum(other.state == State.IDLE and other.kind == slot.kind for other in self.slots[: slot.index])
 
-    def siblings(self, slot: Slot) -> Siblings:
-        """The other workers of the slot's kind."""
-        working = [
-            state
-            for index, state in enumerate(self._states.tolist())
-            if state in _WORKING and index != slot.index and self.slots[index].kind == slot.kind
-        ]
-        return Siblings(len(working), working.count(State.IDLE))
+    def others(self, slot: Slot) -> list[Slot]:
+        """The siblings of this slot that work."""
+        return [other for other in self.working() if other is not slot and other.kind == slot.kind]
 
-    def warm_elsewhere(self, slot: Slot) -> list[str]:
-        """The affinity keys of the resources of the slot's siblings."""
-        others = [other for other in self.slots if other is not slot and other.state in _WORKING]
-        return [key for other in others if other.kind == slot.kind for key in other.warm]
+    def siblings(self, slot: Slot) -> Siblings:
+        states = [other.state for other in self.others(slot)]
+        return Siblings(len(states), states.count(State.IDLE))
 
     def has_found_no_job(self, slot: Slot, since: float) -> bool:
         """True while a sibling is idle whose claim since then has found no job."""
-        if State.IDLE not in self._states.tolist():
-            return False
-        kin = (slot.kind, slot.reload)
-        return any(
-            other.state == State.IDLE and other.looked_at >= since
-            for other in self.slots
-            if (other.kind, other.reload) == kin
-        )
+        is_any_idle = State.IDLE in self._states.tolist()
+        return is_any_idle and any(other.state == State.IDLE for other in self._looked(slot, since))
 
     def looked_for(self, slot: Slot, since: float) -> float | None:
         """When the next row of the slot's queues is due, if a claim of a sibling after `since` found no job; else None.
 
-        That claim has seen every row for which a notification heard at `since` was sent. Siblings have the same queues
-        and settings: other workers may claim from another database.
+        That claim has seen every row for which a notification heard at `since` was sent.
         """
-        kin = (slot.kind, slot.reload)
-        for other in self.slots:
-            if (other.kind, other.reload) == kin and other.looked_at >= since:
-                return other.due_at
-        return None
+        return next((other.due_at for other in self._looked(slot, since)), None)
 
-
-def slots_wanted(workers: int) -> int:
-    """More slots than workers: a dead worker's slot is in use until the keeper has recovered its jobs."""
-    return max(SLOTS_LEAST, 4 * workers)
+    def _looked(self, slot: Slot, since: float) -> Iterator[Slot]:
+        kin = (slot.kind, slot.reload)  # other workers may claim from another database
+        return (other for other in self.slots if other.looked_at >= since and (other.kind, other.reload) == kin)
 
 
 def files_needed(workers: int) -> int:
@@ -464,10 +437,7 @@ INTERRUPTS = (Reason.TIMEOUT, Reason.CANCELED)  # the supervisor interrupts a ru
 
 
 class Deadline(NamedTuple):
-    """From `stop_at` on the run stops at its next safe point; after `kill_at` its process is killed.
-
-    Both are monotonic seconds.
-    """
+    """From `stop_at` on the run stops at its next safe point; after `kill_at` its process is killed."""
 
     stop_at: float
     kill_at: float
@@ -477,9 +447,7 @@ class Deadline(NamedTuple):
 def deadlines(slot: Slot) -> list[Deadline]:
     """The deadlines of the slot's process, and of its run while there is one."""
     grace_sec = slot.grace_sec
-    ends = []
-    if slot.drain_by:
-        ends.append(Deadline(slot.drain_by - grace_sec, slot.drain_by, Reason.DRAIN))
+    ends = [Deadline(slot.drain_by - grace_sec, slot.drain_by, Reason.DRAIN)] if slot.drain_by else []
     if slot.state != State.BUSY:
         return ends
     ends.append(Deadline(slot.fence_at, slot.ends_by, Reason.FENCED))
@@ -505,11 +473,10 @@ def stop_reason(slot: Slot) -> Reason | None:
 def kill_reason(slot: Slot) -> Reason | None:
     """Why the process has to be killed now, by the earliest of its deadlines; None while it may live."""
     at = now()
-    passed = [(deadline.kill_at, deadline.reason) for deadline in deadlines(slot) if deadline.kill_at < at]
-    # A stopped process is no danger to the next run before it goes on, and it may be in a debugger.
-    killing = [reason for _, reason in sorted(passed) if reason is not Reason.FENCED or is_running(slot.pid)]
-    if killing:
-        return killing[0]
+    for kill_at, reason in sorted((each.kill_at, each.reason) for each in deadlines(slot)):
+        # A stopped process is no danger to the next run before it goes on, and it may be in a debugger.
+        if kill_at < at and (reason is not Reason.FENCED or is_running(slot.pid)):
+            return reason
     limit = slot.memory_limit if slot.state == State.BUSY else 0
     used = memory_used(slot.pid) if limit else 0
     if used <= limit:

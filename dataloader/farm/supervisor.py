@@ -9,10 +9,12 @@ from __future__ import annotations
 import faulthandler
 import fcntl
 import os
+import resource
 import signal
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -20,21 +22,11 @@ from setproctitle import setproctitle
 
 from dataloader import log, periods
 from dataloader.config import ConfigError, Settings
-from dataloader.farm.process import (
-    EXIT_CANNOT_START,
-    EXIT_OK,
-    EXIT_RECYCLE,
-    Signals,
-    adopt_orphans,
-    children,
-    fork,
-    kill_group,
-    now,
-    share_memory,
-    tell_ready,
-)
-from dataloader.farm.slots import INTERRUPTS, Order, SharedSlots, Slot, State, deadlines, kill_reason, slots_wanted
+from dataloader.farm import process
+from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, EXIT_RECYCLE, kill_group, now
+from dataloader.farm.slots import INTERRUPTS, Order, SharedSlots, Slot, State, deadlines, kill_reason
 
+SLOTS_LEAST = 256
 TICK_SEC = 0.5
 MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quickly
 # Between starts of a child that dies before it is ready: the first and the longest pause.
@@ -58,30 +50,12 @@ class Backoff:
     not_before: float = 0.0
 
     def failed(self, by_itself: bool) -> float:
-        """A start has failed; returns the pause (seconds) until the next.
-
-        The pause grows only over failures of the child itself: a child that was killed would have started well.
-        """
+        """A start has failed; the pause until the next, which grows over failures of the child itself."""
         self.failed_at = now()
-        shortest, longest = BACKOFF_SEC
-        if not by_itself:
-            self.not_before = max(self.not_before, now() + shortest)
-            return shortest
-        pause: float = min(longest, shortest * 2**self.failures)
-        self.failures = min(self.failures + 1, 16)
-        self.not_before = now() + pause
+        pause: float = min(BACKOFF_SEC[1], BACKOFF_SEC[0] * 2**self.failures) if by_itself else BACKOFF_SEC[0]
+        self.failures = min(self.failures + by_itself, 16)
+        self.not_before = now() + pause if by_itself else max(self.not_before, now() + pause)
         return pause
-
-    def succeeded(self, started: float) -> None:
-        """A child that was started at this instant is ready; a later failure still counts."""
-        if started > self.failed_at:
-            self.failures = 0
-            self.not_before = 0.0
-
-    @property
-    def passed(self) -> bool:
-        """True when another start may be tried."""
-        return now() >= self.not_before
 
 
 @dataclass
@@ -96,14 +70,10 @@ class Child:
     stacks: int  # a memory file for its threads' stacks, which it dumps at SIGTTIN
     interrupted: int = 0  # the latest run that was interrupted, by its generation in the slot
 
-    def has_to_be_interrupted(self) -> bool:
-        """True once for each run that has to stop and may have no safe point."""
-        generation = self.slot.generation
-        passed = [each.reason for each in deadlines(self.slot) if each.stop_at < now()]
-        if self.interrupted == generation or not set(passed) & set(INTERRUPTS):
-            return False
-        self.interrupted = generation
-        return True
+    @property
+    def rests(self) -> bool:
+        """True when the worker claims nothing until its order changes: it has shown RESTING since it got WAIT."""
+        return self.slot.order == Order.WAIT and self.slot.state == State.RESTING
 
 
 class Supervisor:
@@ -120,7 +90,8 @@ class Supervisor:
         self._keeper_main = keeper_main
         self._wish = wished(settings)
         self._generation = 0
-        self._shared = SharedSlots(slots_wanted(self._wish.total()))
+        # A dead worker's slot is in use until its jobs are recovered, and a reload may wish for more workers.
+        self._shared = SharedSlots(max(SLOTS_LEAST, 4 * self._wish.total()))
         self._numbers: dict[Queues, int] = {}
         self._workers: dict[int, Child] = {}  # by pid
         self._backoffs: dict[Queues, Backoff] = defaultdict(Backoff)
@@ -143,11 +114,11 @@ class Supervisor:
         if threading.active_count() > 1:
             raise RuntimeError("the supervisor should be single-threaded: a fork copies locks that other threads hold")
         setproctitle("dataloader: supervisor")
-        adopt_orphans()
-        self.signals = Signals((*_ORDERS, signal.SIGCHLD))
+        process.adopt_orphans()
+        self.signals = process.Signals((*_ORDERS, signal.SIGCHLD))
         self._life, self._life_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._log.info("supervisor.started", workers=_shown(self._wish))
-        share_memory()
+        process.share_memory()
         while not self._tick():
             self.signals.wait(self._pause())
         self._log.info("supervisor.stopped", exit_status=self.exit_status)
@@ -184,33 +155,31 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Bury dead children; unknown ones, which process 1 inherits, are only buried."""
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            exit_status = os.waitstatus_to_exitcode(status)
-            if pid == self._keeper:
-                self._keeper = None
-                if now() - self._keeper_started > BACKOFF_SEC[1]:
-                    self._keeper_backoff = Backoff()
-                if self._keeper_stop_at is None and exit_status != EXIT_OK:
-                    self._log.warning("supervisor.keeper.exited", exit_status=exit_status)
-                    self._start_failed("keeper", self._keeper_backoff, exit_status)
-            elif pid in self._workers:
-                slot = self._workers[pid].slot
-                slot.exit_status, slot.cpu = exit_status, usage.ru_utime + usage.ru_stime
-                slot.peak_memory = usage.ru_maxrss * 1024
-                self._worker_died(pid, exit_status)
-            elif pid in self._orphans:
-                self._orphans.discard(pid)
-                self._kill_orphans()
+        with suppress(ChildProcessError):
+            while (buried := os.wait4(-1, os.WNOHANG))[0]:
+                self._bury(*buried)
 
-    def _worker_died(self, pid: int, exit_status: int) -> None:
-        child = self._workers.pop(pid)
-        kill_group(pid)  # what its job has started; what has left the group is our child by now
+    def _bury(self, pid: int, status: int, usage: resource.struct_rusage) -> None:
+        exit_status = os.waitstatus_to_exitcode(status)
+        if pid == self._keeper:
+            self._keeper = None
+            if now() - self._keeper_started > BACKOFF_SEC[1]:
+                self._keeper_backoff = Backoff()
+            if self._keeper_stop_at is None and exit_status != EXIT_OK:
+                self._log.warning("supervisor.keeper.exited", exit_status=exit_status)
+                self._start_failed("keeper", self._keeper_backoff, exit_status)
+        elif pid in self._workers:
+            child = self._workers.pop(pid)
+            slot = child.slot
+            slot.exit_status, slot.cpu = exit_status, usage.ru_utime + usage.ru_stime
+            slot.peak_memory = usage.ru_maxrss * 1024
+            self._worker_died(child, exit_status)
+        elif pid in self._orphans:
+            self._orphans.discard(pid)
+            self._kill_orphans()
+
+    def _worker_died(self, child: Child, exit_status: int) -> None:
+        kill_group(child.pid)  # what its job has started; what has left the group is our child by now
         self._kill_orphans()
         os.close(child.stacks)
         state = child.slot.state
@@ -218,7 +187,7 @@ class Supervisor:
         if self._keeper is not None:
             os.kill(self._keeper, signal.SIGCHLD)  # wakes the keeper, which recovers the worker's jobs
         log = self._log.info if exit_status in (EXIT_OK, EXIT_RECYCLE) else self._log.warning
-        log("supervisor.worker.exited", worker=child.slot.worker, worker_pid=pid, exit_status=exit_status)
+        log("supervisor.worker.exited", worker=child.slot.worker, worker_pid=child.pid, exit_status=exit_status)
         # No job is the cause of an error between two jobs, which would happen again at once.
         is_ours = state == State.STARTING or (exit_status > 0 and state in (State.RESTING, State.AWAKE))
         calling = child.slot.calling.decode("utf-8", "replace")
@@ -227,7 +196,7 @@ class Supervisor:
 
     def _kill_orphans(self) -> None:
         """Kill our unknown children; theirs become ours when they end, so this happens again at each burial."""
-        found = set(children(os.getpid())) - self._workers.keys() - {self._keeper}
+        found = set(process.children(os.getpid())) - self._workers.keys() - {self._keeper}
         for orphan in found:
             os.kill(orphan, signal.SIGKILL)
         self._orphans |= found
@@ -247,20 +216,25 @@ class Supervisor:
         for child in self._workers.values():
             if child.slot.state != State.STARTING:
                 self._ever_ready = True
-                self._backoffs[child.queues].succeeded(child.started)
+                if child.started > self._backoffs[child.queues].failed_at:
+                    self._backoffs.pop(child.queues)
         are_ready = sum(child.slot.is_ready for child in self._workers.values())
         if not self._reported_ready and are_ready >= self._wish.total():
             self._reported_ready = True
-            tell_ready()
+            process.tell_ready()
 
     def _enforce(self) -> None:
-        """Kill overdue processes, which may be stuck, and interrupt runs that have to stop."""
+        """Kill overdue processes, and interrupt once each run that has to stop and may have no safe point."""
         for pid, child in self._workers.items():
-            if why := kill_reason(child.slot):
-                child.slot.why = why
-                self._log.warning("supervisor.worker.killed", worker=child.slot.worker, why=why.name.lower())
+            slot = child.slot
+            if why := kill_reason(slot):
+                slot.why = why
+                self._log.warning("supervisor.worker.killed", worker=slot.worker, why=why.name.lower())
                 kill_group(pid)
-            elif child.has_to_be_interrupted():
+            elif child.interrupted != slot.generation and any(
+                each.reason in INTERRUPTS and each.stop_at < now() for each in deadlines(slot)
+            ):
+                child.interrupted = slot.generation
                 os.kill(pid, signal.SIGUSR1)
 
     def _pause(self) -> float:
@@ -273,23 +247,23 @@ class Supervisor:
     # --- life ---
 
     def _start_missing(self) -> None:
-        if self._keeper is None and self._keeper_stop_at is None and self._keeper_backoff.passed:
+        """Start the keeper and workers; a successor connects before an older worker may leave.
+
+        So a slow import leaves no gap, and a reload with broken code keeps the old workers.
+        """
+        if self._keeper is None and self._keeper_stop_at is None and now() >= self._keeper_backoff.not_before:
             self._keeper_started = now()
             self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._shared))
         if self._draining:
             return
         running = Counter(child.queues for child in self._workers.values())
         for queues, wanted in self._wanted().items():
-            if self._backoffs[queues].passed:
+            if now() >= self._backoffs[queues].not_before:
                 for _ in range(wanted - running[queues]):
                     self._start_worker(queues)
 
     def _wanted(self) -> Counter[Queues]:
-        """The wish, and one more of each kind that still has a worker of an older generation.
-
-        The successor imports the new code and connects before an older worker may leave. So a slow import leaves no
-        gap, and a reload with broken code keeps the old workers.
-        """
+        """The wish, and one more of each kind that still has a worker of an older generation."""
         older = {child.queues for child in self._workers.values() if child.generation != self._generation}
         return self._wish + Counter(older & self._wish.keys())
 
@@ -297,8 +271,7 @@ class Supervisor:
         slot = self._shared.free()
         if slot is None:
             return  # every dead worker's jobs wait for the keeper: the database is away
-        number = self._numbers.setdefault(queues, len(self._numbers))
-        slot.take(number, self._generation)
+        slot.take(self._numbers.setdefault(queues, len(self._numbers)), self._generation)
         self._set_limits(slot)
         stacks = slot.stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
         fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
@@ -316,9 +289,7 @@ class Supervisor:
             os.close(self._life_end)
             return main()
 
-        return fork(child)
-
-    # --- orders ---
+        return process.fork(child)
 
     def _reload(self) -> None:
         """Take new settings; older workers leave one by one after their runs, each for a successor that is ready."""
@@ -358,7 +329,7 @@ class Supervisor:
         """Once all wanted workers are ready, the first of the older ones to finish its run leaves."""
         ready = Counter(child.queues for child in self._workers.values() if child.slot.is_ready)
         are_ready = all(ready[queues] >= wanted for queues, wanted in self._wanted().items())
-        resting = [child for child in older if child.slot.rests]
+        resting = [child for child in older if child.rests]
         if are_ready and resting:
             self._order(resting[0], Order.LEAVE)
         idle = [child for child in older if child.slot.state == State.IDLE]
@@ -371,7 +342,7 @@ class Supervisor:
         """Give the free places of a kind to the workers that are ready, then to those that start; the newest first."""
         at_work = [child for child in of_kind if child.slot.order == Order.WORK or child.slot.works]
         others = [child for child in of_kind if child not in at_work and child.slot.order == Order.WAIT]
-        others.sort(key=lambda child: (not child.slot.rests, -child.generation))
+        others.sort(key=lambda child: (not child.rests, -child.generation))
         for child in others[: max(0, wished_for - len(at_work))]:
             self._order(child, Order.WORK)
 
@@ -397,14 +368,13 @@ class Supervisor:
 
     def _drain(self, within: float) -> None:
         """Drain every worker; each has `within` seconds to finish its job, or to hand it back."""
-        deadline = now() + within
-        for pid, child in self._workers.items():
-            child.slot.drain_until(deadline)
-            if not self._draining:
-                os.kill(pid, signal.SIGTERM)
-        if not self._draining:
-            self._draining = True
+        was_draining, self._draining = self._draining, True
+        if not was_draining:
             self._log.info("supervisor.draining", workers=len(self._workers), within_sec=within)
+        for pid, child in self._workers.items():
+            child.slot.drain_until(now() + within)
+            if not was_draining:
+                os.kill(pid, signal.SIGTERM)
 
     def _is_over(self) -> bool:
         """Whether the drain is over; the keeper stops last, because it recovers the last workers' jobs."""

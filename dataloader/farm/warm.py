@@ -61,69 +61,70 @@ def prepared(name: str, open_it: Callable[[], AbstractContextManager[Any]]) -> R
 
 
 class WarmResources:
-    """The prepared resources of one worker, the least recently used first: at most `most` that have an affinity key.
-
-    A pipeline without `prepare` counts too: its resource, such as a model on a server, is warm elsewhere.
-    """
+    """The prepared resources of one worker, the least recently used first; without `prepare` one is elsewhere."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._resources: OrderedDict[Place, Resource] = OrderedDict()
+        self.resources: OrderedDict[Place, Resource] = OrderedDict()
 
     @property
     def keys(self) -> list[str]:
         """The affinity keys whose resources are warm, the least recently used first."""
-        return list(dict.fromkeys(key for _, key in self._resources))
+        return list(dict.fromkeys(key for _, key in self.resources))
 
     @property
     def pids(self) -> set[int]:
         """The child processes that belong to the resources."""
-        return {pid for resource in self._resources.values() for pid in resource.pids}
-
-    def get(self, place: Place) -> Resource | None:
-        """The resource of this place; None when it is not warm."""
-        return self._resources.get(place)
+        return {pid for resource in self.resources.values() for pid in resource.pids}
 
     def make_room(self) -> None:
         """Release the least recently used resources until there is room for another one."""
-        while self._resources and len(self._resources) >= max(1, self._most):
-            self._resources.popitem(last=False)[1].release()
+        while self.resources and len(self.resources) >= max(1, self._most):
+            self.resources.popitem(last=False)[1].release()
 
     def give_back(self, place: Place, resource: Resource, is_sound: bool) -> None:
         """After a run with this resource: keep it as the one used last, unless it is not sound or none may stay."""
-        self._resources.pop(place, None)
+        self.resources.pop(place, None)
         if is_sound and place[1] and self._most:
-            self._resources[place] = resource
+            self.resources[place] = resource
         else:
             resource.release()
 
     def close(self) -> None:
         """Release all."""
-        while self._resources:
-            self._resources.popitem()[1].release()
+        while self.resources:
+            self.resources.popitem()[1].release()
 
 
-class Overdue:
-    """Since when the claims of a worker have passed jobs over: the jobs that have waited so for long enough go first.
+class Preference:
+    """Whether the claims of a worker ask for its affinity keys first, and which jobs go before these.
 
-    The age of a job is no measure. In a backlog of an hour every job is old, and each would load another resource.
+    Jobs that claims have passed over for `wait_sec` go first. The age of a job is no measure: in a backlog of an hour
+    every job is old, and each would load another resource.
     """
 
-    def __init__(self, wait_sec: float) -> None:
+    def __init__(self, is_wanted: bool, wait_sec: float) -> None:
+        self._is_wanted = is_wanted
         self._wait_sec = wait_sec
-        self._marks: dict[int, deque[tuple[float, datetime]]] = {}
+        self._until = 0.0
+        self._marks: dict[int, deque[tuple[float, datetime]]] = {}  # by priority: when claims reached which creation
 
-    def passed(self, reached: Reached) -> None:
-        """A claim has passed over the jobs of this priority that were created before this instant."""
-        marks = self._marks.pop(reached.priority, deque())
-        self._marks[reached.priority] = marks  # the last
-        if not marks or (reached.since > marks[-1][1] and now() > marks[-1][0] + self._wait_sec / MARKS):
-            marks.append((now(), reached.since))
-        if len(self._marks) > PRIORITIES_MOST:
-            del self._marks[next(iter(self._marks))]
+    def claimed(self, jobs: Sequence[Job], reached: Reached | None) -> None:
+        """A claim has returned these jobs, and passed others over up to `reached`."""
+        if self._is_wanted and any([job.affinity_key for job in jobs]):
+            self._until = now() + MEMORY_SEC
+        if reached:
+            marks = self._marks.pop(reached.priority, deque())
+            self._marks[reached.priority] = marks  # the last
+            if not marks or (reached.since > marks[-1][1] and now() > marks[-1][0] + self._wait_sec / MARKS):
+                marks.append((now(), reached.since))
+            if len(self._marks) > PRIORITIES_MOST:
+                del self._marks[next(iter(self._marks))]
 
-    def instants(self) -> dict[int, datetime]:
-        """By priority: jobs that were created before that instant were passed over for as long as they may be."""
+    def overdue(self) -> dict[int, datetime] | None:
+        """By priority: jobs created before that instant waited long enough; None: the next claim asks for no keys."""
+        if now() >= self._until:
+            return None
         since, found = now() - self._wait_sec, {}
         for priority, marks in self._marks.items():
             while len(marks) > 1 and marks[1][0] <= since:
@@ -131,24 +132,3 @@ class Overdue:
             if marks[0][0] <= since:
                 found[priority] = marks[0][1]
         return found
-
-
-class Preference:
-    """Whether the claims of a worker ask for its affinity keys first, and which jobs go before these."""
-
-    def __init__(self, is_wanted: bool, wait_sec: float) -> None:
-        """For no longer than `wait_sec` are other jobs passed over."""
-        self._is_wanted = is_wanted
-        self._overdue = Overdue(wait_sec)
-        self._until = 0.0
-
-    def overdue(self) -> dict[int, datetime] | None:
-        """See Overdue.instants; None: the next claim asks for no keys, as long as no job has one."""
-        return None if now() >= self._until else self._overdue.instants()
-
-    def claimed(self, jobs: Sequence[Job], reached: Reached | None) -> None:
-        """A claim has returned these jobs, and passed others over up to `reached`."""
-        if self._is_wanted and any([job.affinity_key for job in jobs]):
-            self._until = now() + MEMORY_SEC
-        if reached:
-            self._overdue.passed(reached)

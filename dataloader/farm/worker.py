@@ -14,43 +14,35 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
-import psutil
 import structlog
 
 from dataloader import log, periods, pipelines
 from dataloader.config import ConfigError, Settings
-from dataloader.farm import identity, starts
-from dataloader.farm.admission import Admission, needs_of
+from dataloader.farm import process
+from dataloader.farm.admission import Admission, Host, needs_of
 from dataloader.farm.batch import LOCKED_SEC, REPORT, Batch, facts_of
 from dataloader.farm.capture import Capture, beyond
-from dataloader.farm.common_log import FarmOutage, once
+from dataloader.farm.common_log import FarmOutage, is_first, once
+from dataloader.farm.failures import headline, own_stack
 from dataloader.farm.guest import Inspection, keep_children_plain
 from dataloader.farm.heartbeat import Heartbeat
-from dataloader.farm.host import Host
-from dataloader.farm.process import (
-    EXIT_CANNOT_START,
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_RECYCLE,
-    Meter,
-    Signals,
-    adopt_orphans,
-    call_parent,
-    now,
-)
-from dataloader.farm.runner import Runner
-from dataloader.farm.session import Lost, Session, read
+from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, EXIT_RECYCLE, now
+from dataloader.farm.runner import CannotStart, Runner, last_words
+from dataloader.farm.session import Lost, Plain, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
 from dataloader.farm.warm import Preference
 from dataloader.obs import runs
 from dataloader.pipelines import hooks
-from dataloader.queue import db, lifecycle, migrations, operations, probe
+from dataloader.pipelines.children import own_process
+from dataloader.queue import lifecycle, migrations, operations, probe
+from dataloader.queue.hooks import Hook, identity
 from dataloader.queue.job import Delivery, End, Finish, Outcome, Verb, decide
 from dataloader.queue.lifecycle import Ended, Step
 from dataloader.queue.plans import schedules
 from dataloader.queue.reports import stats
 from dataloader.queue.run_log import RunLog
 
+START_TURN_SEC = 0.1  # between two looks of a worker that waits for on_farm_start in another one
 TURN_SEC = 0.002  # a farm's first idle worker claims at once, the next after this, two after twice this
 GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
 GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
@@ -73,12 +65,12 @@ def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlot
     log.configure(settings, threaded=True, output=before[0] if before else 1)
     worker = Worker(settings, dsn, queues, shared, slot, life, Capture(settings.dl_job_log_kb, slot, before))
     keep_children_plain(worker.take_signals(), worker.orders.signals.wakeup_fd)
-    shared.born.ring()
+    os.eventfd_write(shared.born, 1)
     try:
-        with starts.last_words():
+        with last_words():
             worker.prepare()
             return worker.work()
-    except starts.CannotStart:
+    except CannotStart:
         return EXIT_CANNOT_START
     except (migrations.SchemaError, ConfigError) as e:
         worker.log.error("worker.schema.refused", error=str(e))
@@ -97,10 +89,9 @@ class Orders:
     def __init__(self, slot: Slot, life: int, drain_sec: float) -> None:
         """`life`: a pipe whose only writer is the supervisor; a draining worker is killed after `drain_sec`."""
         self._slot = slot
-        self._life = life
+        self._life = [life]  # empty behind its end: a pipe without a writer is readable for ever
         self._drain_sec = drain_sec
-        self._orphaned = False
-        self.signals = Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
+        self.signals = process.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
 
     def _on_signal(self, number: int) -> None:
         """In the signal handler: only set values."""
@@ -128,9 +119,8 @@ class Orders:
 
     def pause(self, seconds: float, *others: int) -> None:
         """Wait for `seconds`, a signal, the supervisor's death, or one of the file descriptors `others`."""
-        life = [] if self._orphaned else [self._life]  # a pipe without a writer is readable for ever
-        if self._life in self.signals.wait(seconds, *others, *life):
-            self._orphaned = True
+        if set(self._life) & set(self.signals.wait(seconds, *others, *self._life)):
+            self._life = []
             self.drain()
 
 
@@ -151,16 +141,15 @@ class Worker:
         self.queues = tuple(queues)
         self.shared = shared
         self.slot = slot
-        self.name = identity.own_name()
+        self.name = process.own_name()
         slot.occupy(self.name, queues)
         self.log = structlog.get_logger("worker").bind(worker=self.name, queue=", ".join(queues))
         self._dsn = dsn
         self._supervisor = os.getppid()
         self._drain_sec = settings.dl_drain_sec + settings.dl_kill_grace_sec
         self.orders = Orders(slot, life, self._drain_sec)
-        self.session = Session(
-            self._open_session, self._resume, FarmOutage(shared.outage, self.log), "worker.session.lost"
-        )
+        outage = FarmOutage(shared.outage, self.log)
+        self.session = Session(self._open_session, self._resume, outage, "worker.session.lost")
         self.runner = Runner(settings, dsn)
         self.preference = Preference(settings.dl_affinity, settings.dl_affinity_wait_sec)
         self.admission = Admission(Host(settings), shared, slot, settings.dl_reserve_sec, self.log)
@@ -173,50 +162,80 @@ class Worker:
         self._sent = 0.0  # when the latest claim was sent
         self._claim_sec = 0.0  # how long claims take lately; turns are no shorter, or a slow server would get a crowd
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
-        self._meter = Meter()
+        self._meter = process.Meter()
         self._glanced_at = 0.0  # for idle siblings
         self._learn_at = 0.0  # when to learn again what runs need
-        adopt_orphans()
+        process.adopt_orphans()
 
     def take_signals(self) -> Collection[int]:
         """Handle the worker's signals, whatever other code has made of them; returns their numbers."""
         signal.signal(signal.SIGUSR1, self.runner.interrupt)
         return {signal.SIGUSR1, *self.orders.signals.take()}
 
-    def prepare(self) -> None:
-        """Import the users' modules and call their hooks at a start; raises starts.CannotStart."""
-        reload = self.slot.reload
-        report = starts.Report(self.log, partial(self.shared.reported.is_first, reload), self.slot)
+    # --- the start ---
 
-        def start_farm() -> None:
-            starts.call(hooks.ON_FARM_START, report)  # in one worker after the other
+    def prepare(self) -> None:
+        """Import the users' modules and call their hooks at a start; raises CannotStart."""
+        try:
+            with own_process():
+                pipelines.load(())
+                for module in (*self.settings.hook_modules, *self.settings.pipeline_modules):
+                    self._calls(f"import of {module}")
+                    pipelines.import_users(module)
+                self._calls("")
+        except BaseException as e:
+            self._log_start("worker.pipelines.failed", e)
+            raise CannotStart from e
 
         def may_wait() -> bool:
-            self.orders.pause(starts.TURN_SEC)
+            self.orders.pause(START_TURN_SEC)
             return not self.orders.is_over
 
-        starts.load(self.settings, report)
-        if not hooks.ON_FARM_START or once(self.shared.farm_start, reload, start_farm, may_wait):
-            starts.call(hooks.ON_WORKER_START, report)
+        start_farm = partial(self._call_hook, hooks.ON_FARM_START)  # in one worker after the other
+        if not hooks.ON_FARM_START or once(self.shared.farm_start, self.slot.reload, start_farm, may_wait):
+            self._call_hook(hooks.ON_WORKER_START)
         self.take_signals()  # a module or a hook may have changed the handlers
         self.inspection = Inspection()
 
-    def work(self) -> int:
-        """Claim, run, and write the ends with the next claim, until an order to leave; returns the exit status.
+    def _call_hook(self, hook: Hook) -> None:
+        """Call the functions of a hook at a start; raises CannotStart at the first that fails."""
+        for function in hook:
+            self._calls(f"{hook.name} {identity(function)}")
+            try:
+                with own_process():
+                    function()
+            except BaseException as e:
+                self._log_start("hook.failed", e, hook=hook.name, function=identity(function))
+                raise CannotStart from e
+        self._calls("")
 
-        A lost session is replaced by the next call that needs one.
-        """
+    def _calls(self, code: str) -> None:
+        """For the supervisor: the user's code that is called next, which may end the process; "": it has returned."""
+        self.slot.calling = code.encode()[:199]
+
+    def _log_start(self, event: str, error: BaseException, **seen: str) -> None:
+        """Log the error of a start with the user's frames, once for the farm; again it is a debug line."""
+        head = headline(error)
+        is_new = is_first(self.shared.reported, self.slot.reload, f"{event} {seen} {head}")
+        write = self.log.error if is_new else self.log.debug
+        write(event, **seen, error=head, exception=own_stack(error))
+
+    # --- the loop ---
+
+    def work(self) -> int:
+        """Claim, run, and write the ends with the next claim, until an order to leave; returns the exit status."""
         while self._sound and not self.orders.is_over:
             try:
                 if not self.orders.may_claim:
                     self.session.call(self._rest)
                     continue
-                self._show_awake()
+                self._show_state(State.AWAKE, "works")
                 step = self.session.call(self._write_and_claim)
                 if step.jobs:
                     self._run_all(step)
                 elif not step.look_again:
-                    self._show_idle()
+                    self.capture.rest()
+                    self._show_state(State.IDLE, "idle")
                     self.session.call(self._wait)
             except Lost:
                 self.orders.pause(self.session.pause_sec)
@@ -224,7 +243,7 @@ class Worker:
             self.slot.state = State.LEAVING
         self._write_last()
         if self.runner.warm.keys:
-            self.slot.drain_until(now() + self._drain_sec)  # the supervisor kills a worker that hangs in a release
+            self.orders.drain()  # the supervisor kills a worker that hangs in a release
             self.runner.warm.close()
         if not self._sound:
             return EXIT_RECYCLE
@@ -232,17 +251,18 @@ class Worker:
         return EXIT_OK
 
     def _write_and_claim(self, session: lifecycle.Session) -> Step:
-        """Write the ends of earlier runs, claim jobs, and learn what their runs need to know of them.
-
-        Where the session is lost in the midst of this, the next one hands the jobs back.
-        """
+        """Write the ends of earlier runs, claim jobs, and learn what their runs need to know of them."""
         if now() >= self._learn_at:
             self.admission.know(needs_of(pipelines.needs(), stats.learned(session.conn)))
             self._learn_at = now() + LEARN_SEC
         if session.is_listening:
             read(session.conn)  # what was notified before the claim is claimable by now
         most = self.batch.size_next(lambda: self.shared.siblings(self.slot))
-        affinity, without = self._preferred(), self.admission.without() if most else ()
+        without = self.admission.without() if most else ()
+        affinity = None
+        if (overdue := self.preference.overdue()) is not None:
+            elsewhere = [key for other in self.shared.others(self.slot) for key in other.warm]
+            affinity = lifecycle.Affinity(self.runner.warm.keys, elsewhere, self.settings.dl_lookahead, overdue)
         self._sent = now()
         step = self.batch.step(session, most, affinity, without)
         self._claim_sec += (now() - self._sent - self._claim_sec) / 4
@@ -262,13 +282,6 @@ class Worker:
                 self.slot.found_no_job(self._sent, step.due_in)
         return step
 
-    def _preferred(self) -> lifecycle.Affinity | None:
-        """The jobs that the next claim prefers; None: those that have waited longest."""
-        if (overdue := self.preference.overdue()) is None:
-            return None
-        elsewhere = self.shared.warm_elsewhere(self.slot)
-        return lifecycle.Affinity(self.runner.warm.keys, elsewhere, self.settings.dl_lookahead, overdue)
-
     def _write_last(self) -> None:
         """Write all ends before the worker leaves; raises Unwritten when it has to leave before."""
         patience = now() + self._drain_sec
@@ -281,22 +294,15 @@ class Worker:
             if left := self.batch.owes:
                 if now() > (self.slot.drain_by or patience) - spare:
                     raise Unwritten(f"the ends of {left} jobs could not be written: {why}")
-                self.orders.pause(max(self.session.pause_sec, LOCKED_SEC if self.batch.is_locked_out else 0.0))
+                self.orders.pause(max(self.session.pause_sec, LOCKED_SEC if self.batch.locked else 0.0))
 
     # --- the session ---
 
     def _open_session(self) -> lifecycle.Session:
         self._show("connects")
-        conn = db.connect(
-            self._dsn,
-            name=f"dl-worker:{self.queues[0]}:{self.name}",
-            schema=self.settings.pg_schema_queue,
-            connect_timeout=self.settings.pg_connect_timeout,
-            answer_within=ANSWER_SEC,
-            lock_timeout=LOCK_SEC,
-        )
+        name, schema = f"dl-worker:{self.queues[0]}:{self.name}", self.settings.pg_schema_queue
+        conn = Plain.open(self._dsn, name, schema, self.settings.pg_connect_timeout, ANSWER_SEC, LOCK_SEC).conn
         probe.require_session(conn, self._dsn)
-        migrations.check(conn)
         session = lifecycle.open_session(conn, self.name)
         self.slot.backend = f"{session.backend_pid} {session.backend_start.isoformat()}".encode()
         return session
@@ -315,17 +321,19 @@ class Worker:
         if self.slot.state not in (State.BUSY, State.RESTING):
             self.slot.show(doing)
 
-    def _introduce(self, session: lifecycle.Session) -> None:
-        """With the first session: agree on the queues, and publish the tasks and schedules of the code.
+    def _show_state(self, state: State, doing: str) -> None:
+        if self.slot.state != state:
+            self.slot.state = state
+            self.slot.show(doing)
 
-        Raises ConfigError where a queue is something else than the settings say of its order.
-        """
-        declared = ((queue, spec) for spec in self.settings.workers for queue in spec.served if queue in self.queues)
-        for queue, spec in declared:
-            try:
-                operations.agree(session.conn, queue, spec.ordered, spec.merge)
-            except operations.Contradiction as e:
-                raise ConfigError(str(e)) from None
+    def _introduce(self, session: lifecycle.Session) -> None:
+        """Agree on the queues (raises ConfigError), and publish the tasks and schedules of the code."""
+        for spec in self.settings.workers:
+            for queue in filter(self.queues.__contains__, spec.served):
+                try:
+                    operations.agree(session.conn, queue, spec.ordered, spec.merge)
+                except operations.Contradiction as e:
+                    raise ConfigError(str(e)) from None
         operations.tell_tasks(session.conn, pipelines.told())
         schedules.tell(session.conn, pipelines.schedules(), self.settings.timezone)
         self.heartbeat.start()
@@ -338,8 +346,8 @@ class Worker:
         self.slot.claim([job.job_id for job in step.jobs], [job.attempt for job in step.jobs])
         self.batch.claimed(step.jobs, step.batch)
         self._meter.measure()
-        began, runs, has_room = now(), 0, True
-        while self._goes_on(self._sent, began, runs):
+        began, count, has_room = now(), 0, True
+        while self._goes_on(began, count):
             with self.session.turn:  # a new session hands back what has not begun by then
                 delivery = self.batch.next()
             if delivery is None:
@@ -347,13 +355,13 @@ class Worker:
             if not (has_room := self.admission.enter(delivery.first.task)):
                 self._hand_back(delivery, NO_ROOM)
                 break
-            self._run(delivery, self._sent)
+            self._run(delivery)
             self.admission.leave()
-            runs += 1
+            count += 1
         self.batch.running = ()
         self.orders.signals.take_wake_ups()
-        if runs:
-            self.batch.learn(now() - began, runs)
+        if count:
+            self.batch.learn(now() - began, count)
         if not has_room:
             why = NO_ROOM
         elif self.orders.stopping:
@@ -364,35 +372,53 @@ class Worker:
             why = f"not started: {'an idle worker may take it' if self._sound else 'the worker is replaced'}"
         self.batch.hand_back(why)
 
-    def _goes_on(self, sent: float, began: float, runs: int) -> bool:
-        """Whether to begin another job of the claim `sent` then, of which so many have run since `began`."""
-        if not self._sound or self.orders.stopping or (runs and self.slot.is_recalled):
+    def _goes_on(self, began: float, count: int) -> bool:
+        """Whether to begin another job of the latest claim, of which so many have run since `began`."""
+        if not self._sound or self.orders.stopping or (count and self.slot.is_recalled):
             return False
         at = now()
         # Not the first one, or two workers could hand it to each other for ever. No more than a sibling is worth, and
         # at most every GLANCE_SEC.
-        if not runs or self.batch.waiting * (at - began) / runs < GIVE_SEC or at < self._glanced_at + GLANCE_SEC:
+        if not count or len(self.batch.waiting) * (at - began) / count < GIVE_SEC or at < self._glanced_at + GLANCE_SEC:
             return True
         self._glanced_at = at
-        return not self.shared.has_found_no_job(self.slot, sent)
+        return not self.shared.has_found_no_job(self.slot, self._sent)
 
-    def _run(self, delivery: Delivery, sent: float) -> None:
-        """Run the jobs of a delivery whose claim was sent at that instant; the batch keeps their ends."""
-        began, size = now(), len(delivery.jobs)
-        self.slot.begin(delivery.place, size, delivery.lease_ttl_sec, sent, self._meter.cpu_sec, self.batch.ahead)
+    def _run(self, delivery: Delivery) -> None:
+        """Run the jobs of a delivery of the latest claim; the batch keeps their ends. The cost is the first one's."""
+        began, job = now(), delivery.first
+        size, ttl_sec, cpu_sec = len(delivery.jobs), delivery.lease_ttl_sec, self._meter.cpu_sec
+        ahead = 0 if self.batch.locked else len(self.batch.waiting)  # the ends of locked rows are to be written first
+        self.slot.begin(delivery.place, size, ttl_sec, self._sent, cpu_sec, ahead)
         if began > self.slot.fence_at:
             self.slot.state = State.AWAKE
             self._hand_back(delivery, "not started: its lease ran out")
             return
-        job = delivery.first
-        with log.context(**facts_of(job)), self.observed.run(job) as report:
+        with log.context(**facts_of(job)), self.observed.run(job) as observe:
             outcome, facts, written = self._run_pipeline(delivery)
-            report(outcome)
+            observe(outcome)
             if error := _error_of(outcome):  # the stack; another line reports the job's status once that is written
                 head, _, rest = error.partition("\n")
                 stack = {"exception": rest.strip()} if rest else {}
                 self.log.warning("worker.job.failed", queue=job.queue, error=head, **stack)
-            self._end(delivery, outcome, facts, now() - began, written)
+            noted: dict[str, Any] = {**facts, "notes": outcome.notes} if outcome.notes else facts
+            if outcome.changed:
+                noted = {**noted, "changed": outcome.changed}
+            named = {"job_id": job.job_id, "task": log.masked(job.task), "attempt": job.attempt}
+            duration_ms = round((now() - began) * 1_000, 1)
+            report = {**named, "outcome": outcome.end, "duration_ms": duration_ms, **facts}
+            if log.keeps_metrics():
+                RUN.write({"queue": job.queue, **report})
+            for each, end in zip(delivery.jobs, decide(delivery, outcome), strict=True):
+                if end and end.verb == Verb.FAIL:
+                    self.runner.report_exhausted(each)
+                if end is None:
+                    self.log.warning("worker.ownership.lost", queue=each.queue)
+                elif each is job:
+                    self.batch.add(Ended(job, end, noted, report, outcome.checkpoint, written))
+                else:
+                    own = report | {"job_id": each.job_id, "attempt": each.attempt} | NO_COST
+                    self.batch.add(Ended(each, end, None, own))
 
     def _hand_back(self, delivery: Delivery, reason: str) -> None:
         for job in delivery.jobs:
@@ -426,37 +452,10 @@ class Worker:
         self._sound = outcome.worker_is_sound and self.heartbeat.is_sound and not self._is_worn_out()
         return outcome, facts, written
 
-    def _end(
-        self,
-        delivery: Delivery,
-        outcome: Outcome,
-        facts: dict[str, float],
-        seconds: float,
-        written: RunLog | None,
-    ) -> None:
-        """Decide on the ends of the run's jobs; the batch writes them. The cost is the first one's."""
-        job = delivery.first
-        named = {"job_id": job.job_id, "task": log.masked(job.task), "attempt": job.attempt}
-        noted: dict[str, Any] = {**facts, "notes": outcome.notes} if outcome.notes else facts
-        if outcome.changed:
-            noted = {**noted, "changed": outcome.changed}
-        report = {**named, "outcome": outcome.end, "duration_ms": round(seconds * 1_000, 1), **facts}
-        if log.keeps_metrics():
-            RUN.write({"queue": job.queue, **report})
-        for job, end in zip(delivery.jobs, decide(delivery, outcome), strict=True):
-            if end and end.verb == Verb.FAIL:
-                self.runner.report_exhausted(job)
-            if end is None:
-                self.log.warning("worker.ownership.lost", queue=job.queue)
-            elif job is delivery.first:
-                self.batch.add(Ended(job, end, noted, report, outcome.checkpoint, written))
-            else:
-                self.batch.add(Ended(job, end, None, report | {"job_id": job.job_id, "attempt": job.attempt} | NO_COST))
-
     def _is_worn_out(self) -> bool:
         """True when DL_MAX_JOBS or DL_MAX_RSS_MB ask for a fresh process."""
         most_jobs, most_mb = self.settings.dl_max_jobs, self.settings.dl_max_rss_mb
-        rss_mb = psutil.Process().memory_info().rss / 2**20 if most_mb else 0.0
+        rss_mb = process.resident(os.getpid()) / 2**20 if most_mb else 0.0
         worn_out = (most_jobs is not None and self._jobs >= most_jobs) or (most_mb is not None and rss_mb > most_mb)
         if worn_out:
             self.log.info("worker.recycled", jobs=self._jobs, rss_mb=round(rss_mb))
@@ -464,25 +463,14 @@ class Worker:
 
     # --- waiting ---
 
-    def _show_awake(self) -> None:
-        if self.slot.state != State.AWAKE:
-            self.slot.state = State.AWAKE
-            self.slot.show("works")
-
-    def _show_idle(self) -> None:
-        self.capture.rest()
-        self.slot.state = State.IDLE
-        self.slot.show("idle")
-
     def _rest(self, session: lifecycle.Session) -> None:
         """Claim nothing until another order; the state RESTING tells the supervisor that no claim is under way."""
         if self.batch.owes:
             self.batch.step(session, 0)
         if self.slot.state != State.RESTING:
             self.capture.rest()
-            self.slot.state = State.RESTING
-            self.slot.show("waits to claim")
-            call_parent(self._supervisor)
+            self._show_state(State.RESTING, "waits to claim")
+            process.call_parent(self._supervisor)
         read(session.conn)
         if not (self.orders.may_claim or self.orders.is_over):
             self.orders.pause(REST_SEC, session.conn.fileno())
@@ -511,9 +499,8 @@ class Worker:
     def _looked_for_by_sibling(self) -> float | None:
         """When the next row is due, if a sibling claims after this call and finds no job; else None.
 
-        The idle workers take turns in growing groups (0, 1, 2-3, 4-7 ...): as many claim as there are jobs, and one
-        that finds none. A worker whose turn comes before such a claim claims itself, so no job is left when a sibling
-        dies, is stopped, or takes one of several jobs.
+        Idle workers take turns in growing groups (0, 1, 2-3, 4-7 ...). One whose turn comes before such a claim claims
+        itself, so no job is left when a sibling dies, is stopped, or takes one of several jobs.
         """
         if not (before := self.shared.idle_before(self.slot)):
             return None

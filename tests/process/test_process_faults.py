@@ -18,7 +18,7 @@ import pytest
 from farming import Farm, Program, until
 from judge import illegal
 
-from dataloader.queue import lifecycle
+from dataloader.queue import db, lifecycle
 
 NEVER = 600  # seconds
 
@@ -30,19 +30,15 @@ def is_legal(farm: Farm, job: UUID) -> bool:
 
 # A6: a queue that was set back -------------------------------------------------------------------------------
 
-FENCE = """
-CREATE TABLE dl_fence (job_id uuid PRIMARY KEY, claim bigint NOT NULL, raised_at timestamptz NOT NULL DEFAULT now())
-"""
-
 
 @pytest.mark.parametrize("fence", [1, 40])
 def test_a6_a_fence_that_is_ahead_of_the_queue_costs_no_attempt(farm: Farm, fence: int) -> None:
-    """The target has seen claims that a failover, or a backup, took from the queue. Its table is an older version's."""
+    """The target has seen claims that a failover, or a backup, took from the queue."""
     farm.conn.execute("CREATE TABLE written (job_id uuid, claim int)")
-    farm.conn.execute(FENCE)
+    farm.conn.execute(db.statements("target.sql")["create"])
     program = farm.ready(workers=1)
     job = farm.enqueue("writes_late", args={"sec": 0}, available_at=datetime.now(UTC) + timedelta(hours=1))
-    farm.conn.execute("INSERT INTO dl_fence VALUES (%s, %s)", (job, fence))
+    farm.conn.execute("INSERT INTO dl_fence (job_id, claim) VALUES (%s, %s)", (job, fence))
     farm.conn.execute("UPDATE dl_jobs SET available_at = now()")
     assert farm.wait(job, "succeeded")["attempt"] == 1
     assert farm.rows("SELECT job_id FROM written") == [(job,)]

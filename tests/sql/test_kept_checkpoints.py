@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 from foreign import Foreign
 from hands import Conn, Worker, enqueue, expire, journal, remove, row, state, value
@@ -376,35 +375,3 @@ def test_a_run_that_leaps_saves_by_its_new_number(target: Conn, dsn: str) -> Non
         assert standing.newest == Checkpoint('{"at": 1}', 7, 1)
         standing.to_save = Checkpoint('{"at": 2}', number=2)
     assert standing.saved == found(dsn, job, 8) == Checkpoint('{"at": 2}', 8, 2)
-
-
-def test_a_fence_of_before_is_widened(target: Conn, dsn: str) -> None:
-    target.execute("CREATE TABLE dl_fence (job_id uuid PRIMARY KEY, claim bigint NOT NULL, raised_at timestamptz"
-                   " NOT NULL DEFAULT now(), owner text, owned_at timestamptz)")  # fmt: skip
-    job = uuid4()
-    with fence.transaction(dsn, "public", {job: 1}, "w"):
-        pass
-    assert "checkpoint" not in _columns(target)
-    assert found(dsn, job, 1) == Checkpoint()
-    commit(dsn, job, 1, "{}", 1)
-    assert found(dsn, job, 1) == Checkpoint("{}", 1, 1)
-
-
-def _columns(target: Conn) -> list[str]:
-    return [name for (name,) in target.execute(
-        "SELECT attname FROM pg_attribute WHERE attrelid = 'dl_fence'::regclass AND attnum > 0"
-    )]  # fmt: skip
-
-
-def test_a_role_that_may_not_widen_it_still_writes_without_checkpoints(target: Conn, dsn: str, make_role: Any) -> None:
-    target.execute("CREATE TABLE dl_fence (job_id uuid PRIMARY KEY, claim bigint NOT NULL, raised_at timestamptz"
-                   " NOT NULL DEFAULT now(), owner text, owned_at timestamptz)")  # fmt: skip
-    target.execute("GRANT ALL ON dl_fence TO PUBLIC")
-    theirs, job = make_role(dsn), uuid4()
-    with fence.transaction(theirs, "public", {job: 1}, "w"):
-        pass
-    with (
-        pytest.raises(psycopg.errors.InsufficientPrivilege),
-        fence.transaction(theirs, "public", {job: 1}, "w", standing=Standing(job)),
-    ):
-        pytest.fail("began")

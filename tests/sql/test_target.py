@@ -163,26 +163,10 @@ def test_a6_a_fence_that_is_ahead_of_the_queue_is_leapt_over(table: Conn, dsn: s
         pytest.fail("a fence that has risen again is a later run's")
 
 
-OF_BEFORE = """
-CREATE TABLE dl_fence (job_id uuid PRIMARY KEY, claim bigint NOT NULL, raised_at timestamptz NOT NULL DEFAULT now())
-"""
 RAISE_OF_BEFORE = """
 INSERT INTO dl_fence AS f (job_id, claim) VALUES (%s, %s)
 ON CONFLICT (job_id) DO UPDATE SET claim = excluded.claim, raised_at = now() WHERE f.claim <= excluded.claim
 """
-
-
-def test_a_table_of_an_older_version_is_widened(table: Conn, dsn: str) -> None:
-    """By twenty at once; a fence without an owner is nobody's own."""
-    job = uuid4()
-    table.execute(OF_BEFORE)
-    table.execute(RAISE_OF_BEFORE, (job, 1))
-    with ThreadPoolExecutor(20) as pool:
-        list(pool.map(lambda _: run(dsn, uuid4(), 1), range(20)))
-    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "w"):
-        pytest.fail("began")
-    with fence.transaction(dsn, "public", {job: 2}, "w"):
-        pass
 
 
 def test_an_owner_does_not_count_when_an_older_version_has_raised_the_fence_since(table: Conn, dsn: str) -> None:

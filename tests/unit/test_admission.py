@@ -16,9 +16,21 @@ import structlog
 from dataloader import config
 from dataloader.config import ConfigError
 from dataloader.farm import admission
-from dataloader.farm import host as host_module
-from dataloader.farm.admission import Admission, Needs, Patience, Running, fits, needs_of
-from dataloader.farm.host import Host, Load, Memory, Processors, Room, Sample, load_between, processors, room_of, shares
+from dataloader.farm.admission import (
+    Admission,
+    Host,
+    Load,
+    Memory,
+    Needs,
+    Processors,
+    Room,
+    Running,
+    fits,
+    needs_of,
+    processors,
+    room_of,
+    shares,
+)
 from dataloader.farm.slots import SharedSlots, State
 from dataloader.queue.lifecycle import LeftOut
 
@@ -132,13 +144,6 @@ def test_processors_that_others_keep_busy_are_not_free(
     assert fits(needs, 0, Room(1_000, 1_000, 2), runs, others_cpus) is is_admitted
 
 
-def test_the_load_is_of_workers_or_of_others() -> None:
-    before = Sample(100, 50, {1: 10, 2: 20, 3: 5})
-    assert load_between(before, Sample(102, 54, {1: 12, 2: 21, 4: 9})) == Load({1: 1, 2: 0.5, 4: 0}, 0.5)
-    assert load_between(before, Sample(102, 50, {1: 14})) == Load({1: 2}, 0)  # the counts differ by their steps
-    assert load_between(Sample(-math.inf, 0, {}), before) == Load({1: 0, 2: 0, 3: 0}, 0)
-
-
 @pytest.mark.parametrize(
     ("memories", "share", "size_mb", "room"),
     [
@@ -190,20 +195,8 @@ def test_a_cgroup_bounds_the_memory_and_the_processors(tmp_path: Path) -> None:
     assert processors(tmp_path) == Processors(0.5, 2.5)
 
 
-def test_cgroups_of_the_first_version_bound_them_too(tmp_path: Path) -> None:
-    write(tmp_path, proc__self__cgroup="5:cpu,cpuacct:/a\n4:memory:/a\n")
-    memory, cpu = "sys__fs__cgroup__memory__a__memory_DOT_", "sys__fs__cgroup__cpu__a__cpu_DOT_"
-    write(tmp_path, **{f"{memory}limit_in_bytes": f"{200 * 2**20}", f"{memory}usage_in_bytes": f"{90 * 2**20}"})
-    write(tmp_path, **{f"{memory}stat": f"total_inactive_file {40 * 2**20}\n"})
-    write(tmp_path, **{f"{cpu}cfs_quota_us": "25000", f"{cpu}cfs_period_us": "100000"})
-    settings = config.load(dl_host_memory="50", dl_host_cpu=100, dl_host_temperature=0)
-    assert Host(settings, tmp_path).room(0) == Room(100, 50, 0.25)
-    write(tmp_path, **{f"{cpu.replace('cpu_DOT_', 'cpuacct_DOT_usage')}": "1500000000"})
-    assert processors(tmp_path) == Processors(0.25, 1.5)
-
-
 def test_without_a_limit_the_host_itself_counts(tmp_path: Path) -> None:
-    write(tmp_path, proc__self__cgroup="4:memory:/\n", sys__fs__cgroup__memory__memory_DOT_limit_in_bytes=f"{2**63}")
+    write(tmp_path, proc__self__cgroup="0::/\n", sys__fs__cgroup__memory_DOT_max="max\n")
     assert processors(tmp_path).number == len(os.sched_getaffinity(0))
     bound = Host(config.load(dl_host_memory="50", dl_host_temperature=0), tmp_path).bound_mb
     assert bound == pytest.approx(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") / 2**21, rel=0.01)
@@ -221,9 +214,9 @@ def test_the_host_counts_what_its_processors_were_busy_with(tmp_path: Path) -> N
 def test_the_load_is_measured_over_a_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also that of a run which has ended meanwhile; and no load is measured where nothing bounds the processors."""
     at, used = [100.0], {1: 10.0, 2: 5.0}
-    monkeypatch.setattr(host_module, "now", lambda: at[0])
-    monkeypatch.setattr(host_module, "cpu_used_by", lambda pid: used.get(pid, 0.0))
-    monkeypatch.setattr(host_module, "processors", lambda root: Processors(2, at[0] * 1.5))
+    monkeypatch.setattr(admission, "now", lambda: at[0])
+    monkeypatch.setattr(admission, "cpu_used_by", lambda pid: used.get(pid, 0.0))
+    monkeypatch.setattr(admission, "processors", lambda root: Processors(2, at[0] * 1.5))
     host = Host(config.load(dl_host_temperature=0))
     assert host.load([1, 2]) == Load({1: 0, 2: 0}, 0)
     at[0], used[1] = 100.9, 10.5
@@ -256,26 +249,28 @@ def test_what_is_declared_wins_over_what_was_learned() -> None:
     }
 
 
-def test_patience_ends_with_the_job_that_it_is_for(clock: Iterator[list[float]]) -> None:
-    at, patience = next(clock), Patience(60)
-    patience.passed(left_out(BIG))
+def test_room_gathers_once_one_job_was_passed_over_for_long_enough(
+    place: Place, shared: SharedSlots, clock: Iterator[list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "memory_used", lambda pid: 0)
+    at = next(clock)
+    made = Admission(place, shared, shared.slots[0], 60, structlog.get_logger())  # type: ignore[arg-type]
+    never = Admission(place, shared, shared.slots[0], 0, structlog.get_logger())  # type: ignore[arg-type]
+    for each in (made, never):
+        each.know({BIG: Needs(900)})
+    made.passed(left_out(BIG), [BIG])
     at[0] += 59
-    patience.passed(left_out(BIG))
-    assert patience.over is None
-    at[0] += 1
-    assert patience.over == BIG
-    patience.passed(LeftOut(BIG, datetime(2026, 1, 2, tzinfo=UTC)))  # the next job
-    assert patience.over is None
-    patience.passed(None)
-    at[0] += 600
-    assert patience.over is None
-
-
-def test_reserve_sec_0_reserves_nothing(clock: Iterator[list[float]]) -> None:
-    at, patience = next(clock), Patience(0)
-    patience.passed(left_out(BIG))
-    at[0] += 10**6
-    assert patience.over is None
+    made.passed(left_out(BIG), [BIG])
+    assert reserved(shared) is None
+    made.passed(LeftOut(BIG, datetime(2026, 1, 2, tzinfo=UTC)), [BIG])  # the next job
+    at[0] += 59
+    made.passed(LeftOut(BIG, datetime(2026, 1, 2, tzinfo=UTC)), [BIG])
+    for _ in range(2):
+        never.passed(left_out(BIG), [BIG])
+        at[0] += 600
+    assert reserved(shared) is None
+    made.passed(LeftOut(BIG, datetime(2026, 1, 2, tzinfo=UTC)), [BIG])
+    assert reserved(shared) == BIG
 
 
 def test_a_farm_without_needs_pays_nothing(place: Place, shared: SharedSlots) -> None:

@@ -160,15 +160,8 @@ def test_an_end_of_a_locked_row_is_kept_and_tried_again(batch: Batch, monkeypatc
 
 
 def test_a_worker_with_very_many_locked_rows_claims_nothing(batch: Batch) -> None:
-    batch._locked = [Ended(job(), Finish("succeed"))] * LOCKED_MOST
+    batch.locked = [Ended(job(), Finish("succeed"))] * LOCKED_MOST
     assert batch.size_next() == 0
-
-
-def test_the_keeper_may_hand_back_what_waits_unless_rows_of_earlier_claims_look_the_same(batch: Batch) -> None:
-    batch.claimed([job(), job("l")])
-    assert batch.ahead == 2
-    batch._locked = [Ended(job(), Finish("succeed"))]
-    assert batch.ahead == 0
 
 
 @pytest.mark.parametrize(
@@ -195,11 +188,11 @@ def test_a_worker_leaves_an_idle_sibling_what_takes_longer_than_to_hand_it_back(
     shared.slots[1].state = State.IDLE if idle else State.BUSY
     batch.claimed([job(key) for key in "klm"])
     batch.learn(0.000_01, 1)
-    sent = now() - seconds_each * runs
+    worker._sent = sent = now() - seconds_each * runs
     shared.slots[1].looked_at = sent
-    assert worker._goes_on(sent, sent, runs) is goes_on
+    assert worker._goes_on(sent, runs) is goes_on
     worker._glanced_at = now() + 60
-    assert worker._goes_on(sent, sent, runs), "it has looked for siblings just now"
+    assert worker._goes_on(sent, runs), "it has looked for siblings just now"
 
 
 def test_a_new_session_keeps_what_runs_and_what_has_run_and_hands_back_the_rest(

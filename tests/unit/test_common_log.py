@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from dataloader.farm import common_log
-from dataloader.farm.common_log import FarmOutage, Note, Told
+from dataloader.farm.common_log import FarmOutage, Note, is_first
 from dataloader.farm.failures import own_stack
 
 LOST, BACK = "farm.database.lost", "farm.database.back"
@@ -117,13 +117,13 @@ def test_a_note_whose_writer_was_killed_in_the_middle_is_begun_anew(monkeypatch:
 
 
 def test_an_error_is_told_once_in_each_generation() -> None:
-    told = Told()
-    assert told.is_first(0, "KeyError")
-    assert as_process(lambda: told.is_first(0, "KeyError") and os._exit(1)) == []
-    assert not told.is_first(0, "KeyError")
-    assert told.is_first(0, "ImportError")
-    assert told.is_first(1, "KeyError")
-    assert not told.is_first(0, "KeyError of an older worker")
+    told = Note()
+    assert is_first(told, 0, "KeyError")
+    assert as_process(lambda: is_first(told, 0, "KeyError") and os._exit(1)) == []
+    assert not is_first(told, 0, "KeyError")
+    assert is_first(told, 0, "ImportError")
+    assert is_first(told, 1, "KeyError")
+    assert not is_first(told, 0, "KeyError of an older worker")
 
 
 def test_the_stack_of_an_import_has_the_users_frames_alone(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from dataloader.farm import identity
-from dataloader.farm.identity import is_gone, own_name, place
-from dataloader.farm.process import hostname, started
+from dataloader.farm import process as identity
+from dataloader.farm.process import hostname, is_gone, own_name, place, started
 
-NAME = "from dataloader.farm.identity import own_name; print(own_name(), flush=True)"
+NAME = "from dataloader.farm.process import own_name; print(own_name(), flush=True)"
 
 
 @pytest.fixture(scope="module")

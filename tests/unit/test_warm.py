@@ -17,7 +17,7 @@ from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
 from dataloader.farm.slots import WARM_MOST, SharedSlots, State
-from dataloader.farm.warm import MARKS, Overdue, Preference, Resource, WarmResources, prepared
+from dataloader.farm.warm import MARKS, Preference, Resource, WarmResources, prepared
 from dataloader.pipelines import Context, register, resolve
 from dataloader.queue.job import Delivery, Job
 from dataloader.queue.lifecycle import Reached
@@ -60,7 +60,7 @@ def test_as_many_resources_stay_as_may_and_the_one_used_last_stays_longest() -> 
     kept = WarmResources(2)
     for name in "abac":
         place = (None, name)
-        resource = kept.get(place)
+        resource = kept.resources.get(place)
         if resource is None:
             kept.make_room()
             resource = prepared(name, opened(log, name))
@@ -91,7 +91,7 @@ def test_two_pipelines_have_resources_of_their_own_for_one_key() -> None:
     kept = WarmResources(3)
     for prepare in (print, repr):
         kept.give_back((prepare, "a"), Resource(prepare, "a"), is_sound=True)
-    assert (kept.keys, kept.get((repr, "a"))) == (["a"], Resource(repr, "a"))
+    assert (kept.keys, kept.resources.get((repr, "a"))) == (["a"], Resource(repr, "a"))
 
 
 def test_what_is_prepared_should_be_a_context_manager() -> None:
@@ -102,46 +102,53 @@ def test_what_is_prepared_should_be_a_context_manager() -> None:
 # --- for how long jobs are passed over ---
 
 
+def preferred() -> Preference:
+    """A worker that has had a job with an affinity key."""
+    preference = Preference(True, 60)
+    preference.claimed([job("a")], None)
+    return preference
+
+
 def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
 def test_jobs_are_overdue_once_they_were_passed_over_for_long_enough(clock: Callable[[float], None]) -> None:
-    overdue = Overdue(60)
-    overdue.passed(Reached(100, at(5)))
+    overdue = preferred()
+    overdue.claimed([], Reached(100, at(5)))
     clock(30)
-    overdue.passed(Reached(100, at(9)))
-    assert overdue.instants() == {}
+    overdue.claimed([], Reached(100, at(9)))
+    assert overdue.overdue() == {}
     clock(60)
-    assert overdue.instants() == {100: at(5)}
+    assert overdue.overdue() == {100: at(5)}
     clock(90)
-    assert overdue.instants() == {100: at(9)}
-    clock(900)
-    assert overdue.instants() == {100: at(9)}, "what was left then goes first, however late"
+    assert overdue.overdue() == {100: at(9)}
+    clock(599)
+    assert overdue.overdue() == {100: at(9)}, "what was left then goes first, however late"
 
 
 def test_a_claim_that_reaches_less_far_moves_no_mark(clock: Callable[[float], None]) -> None:
-    overdue = Overdue(60)
+    overdue = preferred()
     for second, reached in ((0, 9), (10, 5), (20, 9)):
         clock(second)
-        overdue.passed(Reached(100, at(reached)))
+        overdue.claimed([], Reached(100, at(reached)))
     clock(60)
-    assert overdue.instants() == {100: at(9)}
+    assert overdue.overdue() == {100: at(9)}
 
 
 def test_each_priority_has_its_own_bound_and_there_are_few(clock: Callable[[float], None]) -> None:
-    overdue = Overdue(60)
+    overdue = preferred()
     for priority in range(40):
-        overdue.passed(Reached(priority, at(priority)))
+        overdue.claimed([], Reached(priority, at(priority)))
     clock(61)
-    assert overdue.instants() == {priority: at(priority) for priority in range(24, 40)}
+    assert overdue.overdue() == {priority: at(priority) for priority in range(24, 40)}
 
 
 def test_many_claims_leave_few_marks(clock: Callable[[float], None]) -> None:
-    overdue = Overdue(60)
+    overdue = preferred()
     for number in range(10_000):
         clock(number * 0.006)
-        overdue.passed(Reached(100, at(number)))
+        overdue.claimed([], Reached(100, at(number)))
     assert len(overdue._marks[100]) <= MARKS + 1
 
 
@@ -180,7 +187,7 @@ def test_a_worker_sees_what_its_siblings_have_warm() -> None:
         slot.take(kind)
         slot.show_warm([f"key {number}", "ü\n"])
         slot.state = state
-    assert shared.warm_elsewhere(shared.slots[0]) == ["key 1", "ü\n"]
+    assert [other.warm for other in shared.others(shared.slots[0])] == [["key 1", "ü\n"]]
     shared.slots[1].take(0)
     assert shared.slots[1].warm == []
 

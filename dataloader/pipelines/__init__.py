@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dataloader.pipelines.context import Context as Context
 from dataloader.pipelines.context import PermanentError as PermanentError
@@ -41,9 +41,16 @@ from dataloader.pipelines.registry import wants_context as wants_context
 from dataloader.queue.hooks import around_enqueue as around_enqueue
 from dataloader.queue.hooks import import_users as import_users
 
-BUILT_IN = ("noop", "csv_file", "cbr", "llm", "webhook", "command", "pg_query", "download", "parquet", "engines")
+BUILT_IN = ("noop", "csv_file", "cbr", "llm", "webhook", "command", "postgres", "download", "parquet", "engines")
 
 M = TypeVar("M", bound=BaseModel)
+FilePath = Annotated[str, Field(min_length=1, max_length=4_096, pattern=r"^[^\x00]+$")]
+
+
+class Arguments(BaseModel):
+    """The `args` of a built-in pipeline; it takes no others, and its errors show no values."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
 
 def load(modules: Iterable[str]) -> None:

@@ -19,8 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import dataloader
-from dataloader.pipelines import Context, PermanentError, csv_source, csv_table, resolve, steps
+from dataloader.pipelines import Context, PermanentError, csv_table, resolve, steps
 from dataloader.testing import Result
 
 OURAIRPORTS = Path(__file__).parent.parent / "data" / "ourairports"
@@ -145,10 +144,10 @@ def test_a_key_of_several_columns_and_nothing_else(load: Run, rows: Rows) -> Non
     assert rows("SELECT a, b FROM t ORDER BY b") == [("1", "1"), ("1", "2")]
 
 
-def test_a_table_with_a_column_line(load: Run, rows: Rows) -> None:
-    rows("CREATE TABLE t (id int PRIMARY KEY, line text, line_ text)")
-    load(b"id,line\n1,x\n")
-    assert rows("SELECT id, line, line_ FROM t") == [(1, "x", None)]
+def test_a_table_with_the_column_of_the_lines(load: Run, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, dl_line text, line text)")
+    load(b"id,dl_line\n1,x\n")
+    assert rows("SELECT id, dl_line, line FROM t") == [(1, "x", None)]
 
 
 def test_a_header_alone_makes_an_empty_table(load: Run, rows: Rows) -> None:
@@ -376,9 +375,9 @@ def test_a_function_that_raises_what_may_pass_is_tried_again(code: str, load: Ru
 
 
 def test_a_stray_quote_in_a_large_file(refused: Refused) -> None:
-    lines = b"1,a\n" * (csv_source.LONGEST_RECORD // 4 + 1)
+    lines = b"1,a\n" * (csv_table.LONGEST_RECORD // 4 + 1)
     assert "f.csv, line 2: unterminated quote" in refused(b'id,a\n1,"a\n' + lines)
-    assert "line 2: longer than" in refused(b"id,a\n1," + b"a" * csv_source.LONGEST_RECORD)
+    assert "line 2: longer than" in refused(b"id,a\n1," + b"a" * csv_table.LONGEST_RECORD)
 
 
 @pytest.mark.parametrize(
@@ -466,11 +465,6 @@ def test_other_schemas(load: Run, refused: Refused, rows: Rows) -> None:
 # Arguments
 
 
-def test_every_table_of_the_schema_is_refused_as_a_target() -> None:
-    schema = (Path(dataloader.__file__).parents[1] / "sql" / "schema.sql").read_text("utf-8")
-    assert {*re.findall(r"^CREATE TABLE (\w+)", schema, re.MULTILINE), "dl_fence"} == csv_source.QUEUE_TABLES
-
-
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
@@ -478,7 +472,6 @@ def test_every_table_of_the_schema_is_refused_as_a_target() -> None:
         ({"table": 1}, "table: "),
         ({"table": "dl_jobs"}, "table: should not be a table of the queue"),
         ({"table": "any.dl_job_events"}, "table: should not be a table of the queue"),
-        ({"table": "dl_migrations"}, "table: should not be a table of the queue"),
         ({"table": "pg_catalog.pg_authid"}, "table: should not be in a schema of PostgreSQL"),
         ({"table": "a.b.c"}, "table: should be name or schema.name"),
         ({"table": "x" * 64}, "table: should be name or schema.name"),

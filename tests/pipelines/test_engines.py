@@ -29,19 +29,8 @@ from patience import PATIENCE, until
 from dataloader import config, log
 from dataloader.farm.runner import Execution
 from dataloader.pipelines import http
-from dataloader.pipelines.engines.follow import (
-    ARGS_MOST,
-    LINE_MOST,
-    RESULT_KEPT,
-    Lines,
-    Order,
-    State,
-    order_of,
-    spoken,
-)
-from dataloader.pipelines.engines.on_ray import OnRay
-from dataloader.pipelines.engines.on_spark import OnSpark
-from dataloader.pipelines.engines.rest import OUTPUT_SEC, Server
+from dataloader.pipelines.engines import ARGS_MOST, LINE_MOST, RESULT_KEPT, Lines, Order, State, order_of, spoken
+from dataloader.pipelines.engines.over_http import OUTPUT_SEC, OnRay, OnSpark, Server
 from dataloader.pipelines.http import Refused, Unreachable
 from dataloader.testing import Result, run
 
@@ -192,7 +181,7 @@ def test_without_the_extra_the_error_says_what_to_install_and_the_import_costs_n
     code = (
         "import sys; sys.modules['distributed'] = None\n"
         "from dataloader import pipelines; pipelines.load(())\n"
-        "assert not {'dask', 'ray', 'dataloader.pipelines.engines.rest'} & set(sys.modules)\n"
+        "assert not {'dask', 'ray', 'dataloader.pipelines.engines.over_http'} & set(sys.modules)\n"
         "assert 'run.ray' in pipelines.tasks()\n"
         "try: pipelines.resolve('run.dask')\n"
         "except pipelines.UnknownTask as e: print(e)"
@@ -208,7 +197,7 @@ def test_an_order_is_named_after_its_claim_and_kept_until_its_end_is_told() -> N
     first = order_of(None, JOB, 3)
     assert first == Order(f"dl-{JOB}-3")
     assert order_of(first.checkpoint(), JOB, 4) == first
-    assert order_of(first.over().checkpoint(), JOB, 4) == Order(f"dl-{JOB}-4")
+    assert order_of(replace(first, is_over=True).checkpoint(), JOB, 4) == Order(f"dl-{JOB}-4")
 
 
 @pytest.mark.parametrize(
@@ -496,7 +485,7 @@ def test_ray_confirms_a_stop_of_what_it_can_stop_or_what_has_ended(
 
 
 def test_an_output_that_is_too_long_is_told_at_the_end(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataloader.pipelines.engines.rest.ANSWER_MOST", 1_000)
+    monkeypatch.setattr("dataloader.pipelines.engines.over_http.ANSWER_MOST", 1_000)
     ray.status, ray.log = "RUNNING", "x" * 2_000
     it = on_ray()
     assert it.look(ORDER).output == b""

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from dataloader.pipelines import csv_parts
+from dataloader.pipelines import csv_table
 from dataloader.testing import Result
 
 Rows = Callable[[str], list[Any]]
@@ -58,7 +58,7 @@ def load(job: Load, arrow: Any) -> Load:
 def test_the_rows_arrive_and_a_second_load_changes_none(
     load: Load, written: Callable[..., None], rows: Rows, monkeypatch: pytest.MonkeyPatch, part_bytes: int
 ) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(csv_table, "PART_BYTES", part_bytes)
     written()
     result = load()
     assert (result.status, result.value) == ("succeeded", {"processed": ROWS, "total": ROWS})
@@ -115,7 +115,7 @@ def test_a_single_column_with_nulls(load: Load, written: Callable[..., None], ro
 def test_the_next_run_goes_on_behind_the_last_part(
     load: Load, written: Callable[..., None], rows: Rows, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
     written()
     result = load({how: 41})
     assert (result.status, result.attempts) == ("succeeded", 1)
@@ -131,7 +131,7 @@ def test_the_next_run_goes_on_behind_the_last_part(
 def test_killed_anywhere_the_rows_are_the_files(
     load: Load, written: Callable[..., None], rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
     written()
     points = load().steps
     for point in [1, *range(2, points - 2, 17), *range(points - 2, points + 1), "end"]:
@@ -174,7 +174,7 @@ def test_a_file_that_has_not_the_rows_that_it_says_is_damaged(
     part_bytes: int,
 ) -> None:
     """A file says its number of rows first as a whole, and last for its row group, which pyarrow believes."""
-    monkeypatch.setattr(csv_parts, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(csv_table, "PART_BYTES", part_bytes)
     written(row_group_size=1_000, id=list(range(1_000)))
     file = tmp_path / "f.parquet"
     whole = file.read_bytes()
@@ -209,14 +209,14 @@ def test_a_file_that_changes_meanwhile_is_loaded_again(
     load: Load, written: Callable[..., None], rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written()
-    opened, left = csv_parts.load, iter([True])
+    opened, left = csv_table.load, iter([True])
 
     def changing(*args: Any, **given: Any) -> Any:
         if next(left, False):
             os.utime(tmp_path / "f.parquet", (1, 1))
         return opened(*args, **given)
 
-    monkeypatch.setattr(csv_parts, "load", changing)
+    monkeypatch.setattr(csv_table, "load", changing)
     result = load({"max_attempts": 2})
     assert "a program wrote to f.parquet during the load" in str(result.runs[0].error)
     assert (result.status, rows("SELECT * FROM t ORDER BY id")) == ("succeeded", EXPECTED)

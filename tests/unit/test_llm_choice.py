@@ -10,10 +10,22 @@ import pytest
 
 from dataloader.config import CATEGORIES, Settings
 from dataloader.pipelines import PermanentError, validated
-from dataloader.pipelines.llm import timeout_factor
-from dataloader.pipelines.llm.choose import Arguments, Node, PassedOver, busy, candidates, is_echo, patterns, tells_load
-from dataloader.pipelines.llm.nodes import addresses, trouble
-from dataloader.pipelines.llm.speech import Answer, Piece, question
+from dataloader.pipelines.llm import (
+    Answer,
+    Arguments,
+    Node,
+    PassedOver,
+    Piece,
+    addresses,
+    busy,
+    candidates,
+    is_echo,
+    patterns,
+    question,
+    tells_load,
+    timeout_factor,
+    trouble,
+)
 
 BIG = Node("ollama", "http://big:11434", ("nomic-embed-text:latest", "deepseek-r1:70b", "qwen2.5-coder:32b"))
 SMALL = Node("ollama", "http://small:11434", ("qwen2.5-coder:7b", "llama3.2:3b", "mistral:latest"))

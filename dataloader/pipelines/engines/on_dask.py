@@ -23,8 +23,7 @@ from distributed import Client, Event, Future, Variable
 from distributed.security import Security
 
 from dataloader.config import DaskCluster, DaskFunction
-from dataloader.pipelines.engines import driver
-from dataloader.pipelines.engines.follow import Order, Seen, State
+from dataloader.pipelines.engines import Engine, Order, Seen, State, driver
 from dataloader.pipelines.http import Unreachable
 
 ANSWER_SEC = 3.0  # with CANCEL_SEC it ends before DL_KILL_GRACE_SEC does
@@ -38,7 +37,7 @@ class _Task(NamedTuple):
     nonce: str
 
 
-class OnDask:
+class OnDask(Engine):
     """One task on one Dask cluster."""
 
     forgets = True  # the scheduler holds results and outputs in memory

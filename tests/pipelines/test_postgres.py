@@ -14,7 +14,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader import config
-from dataloader.pipelines import csv_parts, pg_source
+from dataloader.pipelines import csv_table, postgres
 from dataloader.testing import Result
 
 Rows = Callable[[str], list[Any]]
@@ -109,12 +109,12 @@ def test_the_last_of_equal_keys_counts(load: Load, rows: Rows) -> None:
 def test_the_next_run_goes_on_behind_the_last_part(
     load: Load, orders: list[Any], rows: Rows, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
     result = load(resume=True, how={how: 41})
     assert (result.status, result.attempts) == ("succeeded", 1)
     first, second = result.runs
     assert first.checkpoint is not None
-    mark, _, number = first.checkpoint["place"]
+    mark, _, number, _ = first.checkpoint["place"]
     assert number > 500
     assert mark == [str(number)]
     assert second.progress[0]["processed"] == number + 100
@@ -126,7 +126,7 @@ def test_the_next_run_goes_on_behind_the_last_part(
 def test_killed_anywhere_the_rows_are_the_querys(
     load: Load, orders: list[Any], rows: Rows, monkeypatch: pytest.MonkeyPatch, resume: bool
 ) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
     points = load(resume=resume).steps
     for point in [1, 2, *range(3, points - 2, 13), *range(points - 2, points + 1), "end"]:
         rows("DROP TABLE t")
@@ -135,7 +135,7 @@ def test_killed_anywhere_the_rows_are_the_querys(
 
 
 def test_a_key_of_several_texts_is_gone_on_behind(load: Load, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
     rows("CREATE TABLE crm.keys (a text, b text, c text)")
     rows(
         "INSERT INTO crm.keys SELECT E'\"\\\\,''' || n % 7, E'\\n' || n, repeat('x', 200000)"
@@ -152,7 +152,7 @@ def test_a_key_of_several_texts_is_gone_on_behind(load: Load, rows: Rows, monkey
 def test_a_null_in_the_key_is_refused_also_behind_a_checkpoint(
     load: Load, orders: list[Any], rows: Rows, monkeypatch: pytest.MonkeyPatch, resume: bool
 ) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
     query = "SELECT id, name FROM orders UNION ALL SELECT NULL, 'x'"
     result = load(query, resume=resume, how={"crash_at": 21, "max_attempts": 2})
     assert result.status == "failed"
@@ -309,6 +309,4 @@ def test_200_mb_take_bounded_memory(dsn: str, source: str, rows: Rows, resume: b
 
 
 def test_the_types_of_new_tables_are_our_own_words() -> None:
-    assert all(
-        pg_source._type(oid).replace("[]", "").replace(" ", "").isalpha() for oid in (16, 23, 1184, 1009, 600, 5)
-    )
+    assert all(postgres._type(oid).replace("[]", "").replace(" ", "").isalpha() for oid in (16, 23, 1184, 1009, 600, 5))

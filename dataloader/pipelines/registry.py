@@ -6,8 +6,8 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -33,86 +33,11 @@ class UnknownTask(Exception):
     """This process knows no pipeline for the task. A newer farm may know it, so the farm tries the job again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pipeline:
-    """A registered function, its form and its limits."""
+    """A task with its options, which makes the decorated function the pipeline of the task's jobs.
 
-    task: str
-    function: Callable[..., Any]
-    wants_context: bool
-    timeout_sec: float | None = None
-    max_memory_mb: float | None = None
-    batch_size: int | None = None
-    retry_in: Callable[[int], float] | None = None
-    on_exhausted: Callable[[Any], object] | None = None
-    max_attempts: int | None = None
-    stall_sec: float | None = None
-    on_stall: str = REPORT
-    prepare: Callable[[Any, Any], AbstractContextManager[Any]] | None = None
-    prepare_sec: float = PREPARE_SEC
-    timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None
-    affinity: tuple[str, ...] | None = None
-    memory_mb: float | None = None
-    cpus: float | None = None
-    schedule: Mapping[str, Any] | None = None
-    limits: tuple[str, ...] | None = None
-    spares_attempts: bool = False
-    logs: bool = True
-    args: type[BaseModel] | None = None
-    args_schema: str | None = None  # of `args`, as the queue keeps it
-    form: Form = field(init=False)
-
-    def __post_init__(self) -> None:
-        # Found once: the inspection costs more than a short run.
-        object.__setattr__(self, "form", form_of(self.function))
-
-    def timeout_of(self, given: Any, affinity_key: str | None) -> float | None:
-        """How many seconds a run with this first argument may take; raises ValueError for a factor that is none."""
-        if self.timeout_sec is None or self.timeout_factor is None:
-            return self.timeout_sec
-        if callable(self.timeout_factor):
-            factor = self.timeout_factor(given)
-        else:
-            by_pattern = self.timeout_factor.items()
-            factor = next((each for pattern, each in by_pattern if fnmatchcase(affinity_key or "", pattern)), 1.0)
-        if not _is_above_0(factor):
-            raise ValueError(f"timeout_factor of {self.task!r} should be a number above 0, not {factor!r}")
-        return self.timeout_sec * factor
-
-    @property
-    def has_safe_points(self) -> bool:
-        """False for a plain function, which runs without a pause."""
-        return self.form is not Form.PLAIN
-
-
-_registry: dict[str, Pipeline] = {}
-_absent: dict[str, str] = {}  # tasks that this installation lacks, and what would bring them
-
-
-def register(
-    task: str,
-    *,
-    timeout_sec: float | None = None,
-    max_memory_mb: float | None = None,
-    batch_size: int | None = None,
-    max_attempts: int | None = None,
-    retry_in: Callable[[int], float] | None = None,
-    on_exhausted: Callable[[Any], object] | None = None,
-    stall_sec: float | None = None,
-    on_stall: str = REPORT,
-    prepare: Callable[..., Any] | None = None,
-    prepare_sec: float = PREPARE_SEC,
-    timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None,
-    affinity: str | Sequence[str] | None = None,
-    memory_mb: float | None = None,
-    cpus: float | None = None,
-    schedule: str | Mapping[str, Any] | None = None,
-    limits: Sequence[str] | None = None,
-    spares_attempts: bool = False,
-    logs: bool = True,
-    args: type[BaseModel] | None = None,
-) -> Callable[[F], F]:
-    """Make the decorated function the pipeline of the jobs with this `task`; docs/pipelines.md has examples.
+    docs/pipelines.md has examples.
 
     `timeout_sec`, `max_memory_mb`: the limits of a run. A run over its time ends at its next yield; a plain function
         gets Stopped raised into it. `timeout_factor` multiplies the time: a function of the pipeline's first argument,
@@ -143,30 +68,90 @@ def register(
     its bounds, TypeError when an option is of another type or the function cannot be called as f(args) or
     f(args, context).
     """
-    options = {name: value for name, value in locals().items() if name != "task"}
-    for name, value in options.items():
-        kind, is_right, should = _OPTIONS[name]
-        if value is not None and not is_right(value):
-            raise kind(f"pipeline {task!r}: {name} should be {should}, not {value!r}")
-    if spares_attempts and batch_size is not None:
-        raise ValueError(f"pipeline {task!r}: a call with several jobs has no checkpoints, so it spares no attempts")
-    options["args_schema"] = None if args is None else _schema_of(task, args)
-    options["affinity"] = (affinity,) if isinstance(affinity, str) else affinity and tuple(affinity)
-    options["schedule"] = None if schedule is None else _scheduled(task, schedule)
-    options["limits"] = None if limits is None else tuple(limits)
-    if prepare is not None:
-        opened = contextmanager(prepare) if inspect.isgeneratorfunction(prepare) else prepare
-        wants_both = _wants_context(f"{task} (prepare)", prepare)
-        options["prepare"] = opened if wants_both else lambda args, context: opened(args)
 
-    def decorate(function: F) -> F:
-        known = _registry.get(task)
+    task: str
+    _: KW_ONLY
+    timeout_sec: float | None = None
+    max_memory_mb: float | None = None
+    batch_size: int | None = None
+    max_attempts: int | None = None
+    retry_in: Callable[[int], float] | None = None
+    on_exhausted: Callable[[Any], object] | None = None
+    stall_sec: float | None = None
+    on_stall: str = REPORT
+    prepare: Callable[..., Any] | None = None  # once given: of args and context, and returns a context manager
+    prepare_sec: float = PREPARE_SEC
+    timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None
+    affinity: str | Sequence[str] | None = None  # once given, a tuple
+    memory_mb: float | None = None
+    cpus: float | None = None
+    schedule: str | Mapping[str, Any] | None = None  # once given, as `new_schedule.checked` makes it
+    limits: Sequence[str] | None = None
+    spares_attempts: bool = False
+    logs: bool = True
+    args: type[BaseModel] | None = None
+    args_schema: str | None = field(init=False)  # of `args`, as the queue keeps it
+    # Of the decorated function; found once, for the inspection costs more than a short run.
+    function: Callable[..., Any] = field(init=False)
+    wants_context: bool = field(init=False)
+    form: Form = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, (kind, is_right, should) in _OPTIONS.items():
+            value = getattr(self, name)
+            if value is not None and not is_right(value):
+                raise kind(f"pipeline {self.task!r}: {name} should be {should}, not {value!r}")
+        if self.spares_attempts and self.batch_size is not None:
+            why = "a call with several jobs has no checkpoints, so it spares no attempts"
+            raise ValueError(f"pipeline {self.task!r}: {why}")
+        self._set(args_schema=None if self.args is None else _schema_of(self.task, self.args))
+        if self.affinity is not None:
+            self._set(affinity=(self.affinity,) if isinstance(self.affinity, str) else tuple(self.affinity))
+        if self.schedule is not None:
+            self._set(schedule=_scheduled(self.task, self.schedule))
+        if self.limits is not None:
+            self._set(limits=tuple(self.limits))
+        if (given := self.prepare) is not None:
+            opened = contextmanager(given) if inspect.isgeneratorfunction(given) else given
+            wants_both = _wants_context(f"{self.task} (prepare)", given)
+            self._set(prepare=opened if wants_both else lambda args, context: opened(args))
+
+    def __call__(self, function: F) -> F:
+        """Make this function the pipeline."""
+        known = _registry.get(self.task)
         if known and identity(known.function) != identity(function):
-            raise ValueError(f"task {task!r} is registered twice: {identity(known.function)}, {identity(function)}")
-        _registry[task] = Pipeline(task, function, _wants_context(task, function), **options)
+            both = f"{identity(known.function)}, {identity(function)}"
+            raise ValueError(f"task {self.task!r} is registered twice: {both}")
+        self._set(function=function, wants_context=_wants_context(self.task, function), form=form_of(function))
+        _registry[self.task] = self
         return function
 
-    return decorate
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def timeout_of(self, given: Any, affinity_key: str | None) -> float | None:
+        """How many seconds a run with this first argument may take; raises ValueError for a factor that is none."""
+        if self.timeout_sec is None or self.timeout_factor is None:
+            return self.timeout_sec
+        if callable(self.timeout_factor):
+            factor = self.timeout_factor(given)
+        else:
+            by_pattern = self.timeout_factor.items()
+            factor = next((each for pattern, each in by_pattern if fnmatchcase(affinity_key or "", pattern)), 1.0)
+        if not _is_above_0(factor):
+            raise ValueError(f"timeout_factor of {self.task!r} should be a number above 0, not {factor!r}")
+        return self.timeout_sec * factor
+
+    @property
+    def has_safe_points(self) -> bool:
+        """False for a plain function, which runs without a pause."""
+        return self.form is not Form.PLAIN
+
+
+register = Pipeline
+_registry: dict[str, Pipeline] = {}
+_absent: dict[str, str] = {}  # tasks that this installation lacks, and what would bring them
 
 
 def absent(task: str, why: str) -> None:
@@ -198,7 +183,7 @@ def told() -> dict[str, dict[str, Any]]:
     return {task: {name: getattr(pipeline, name) for name in names} for task, pipeline in _registry.items()}
 
 
-def schedules() -> dict[str, Mapping[str, Any] | None]:
+def schedules() -> dict[str, Any]:
     """The schedule of each registered task, as `new_schedule.checked` makes it; None: it has none."""
     return {task: pipeline.schedule for task, pipeline in _registry.items()}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -416,26 +414,3 @@ def test_a_timeout_ends_a_run_whose_node_says_nothing(ask: Ask, ollama: FakeNode
     result = run("llm.generate", {"prompt": PROMPT}, timeout_sec=1, max_attempts=1)
     assert (result.status, result.runs[0].end) == ("failed", "timeout")
     assert ollama.hung_up.wait(60)
-
-
-def test_without_httpx_the_pipeline_is_absent_and_says_what_brings_it() -> None:
-    code = """
-import sys
-sys.modules["httpx"] = None
-from dataloader import pipelines
-pipelines.load([])
-assert "llm.generate" not in pipelines.tasks()
-try:
-    pipelines.resolve("llm.generate")
-except pipelines.UnknownTask as e:
-    print(e)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    said = "the pipeline 'llm.generate' is not installed here: it needs httpx: pip install 'dataloader-farm[llm]'\n"
-    assert (done.stdout, done.stderr) == (said, "")
-
-
-def test_a_farm_without_such_jobs_does_not_import_httpx() -> None:
-    code = "import sys; from dataloader import pipelines; pipelines.load([]); print('httpx' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("False\n", "")

@@ -24,7 +24,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from dataloader import config
-from dataloader.config import Command
 from dataloader.pipelines import Arguments, Context, PermanentError, Progress, launch, register, validated
 
 GRACE_SEC = 2.0  # less than DL_KILL_GRACE_SEC, after which the farm kills the worker
@@ -59,7 +58,13 @@ def run_command(args: dict[str, Any], context: Context) -> Generator[Progress | 
     the program ends with all of its process group.
     """
     wanted = validated(Wanted, args)
-    command = _allowed(config.load().dl_commands, wanted.command)
+    commands = config.load().dl_commands
+    if (command := commands.get(wanted.command)) is None:
+        known = ", ".join(sorted(commands)) or "none"
+        raise PermanentError(f"command: should be one that DL_COMMANDS of this worker names ({known})")
+    if not os.access(command.argv[0], os.X_OK) or not os.path.isfile(command.argv[0]):
+        missing = f"the program of {wanted.command} in DL_COMMANDS"
+        raise PermanentError(f"command: {missing} is no file that this worker may execute")
     folder = command.folder or context.data_dir
     if not folder.is_dir():
         setting = "DL_COMMANDS" if command.folder else "DL_DATA_DIR"
@@ -87,16 +92,6 @@ def run_command(args: dict[str, Any], context: Context) -> Generator[Progress | 
     if status != 0:
         raise CommandFailed(f"{wanted.command} {ended_how(status)}{output.last_words()}")
     return {"exit_code": status, "lines": output.lines, "bytes": output.bytes, "tail": list(output.tail)}
-
-
-def _allowed(commands: dict[str, Command], name: str) -> Command:
-    command = commands.get(name)
-    if command is None:
-        known = ", ".join(sorted(commands)) or "none"
-        raise PermanentError(f"command: should be one that DL_COMMANDS of this worker names ({known})")
-    if not os.access(command.argv[0], os.X_OK) or not os.path.isfile(command.argv[0]):
-        raise PermanentError(f"command: the program of {name} in DL_COMMANDS is no file that this worker may execute")
-    return command
 
 
 class Program:

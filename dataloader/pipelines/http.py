@@ -325,18 +325,17 @@ _ISATAP = 0x0000_5EFE  # the third quarter of such an address, but for one bit
 
 def is_forbidden(text: str) -> bool:
     """PURE: whether nothing may be sent to this IP address: link-local, of no single machine, or cloud metadata."""
-    return any(map(_is_forbidden, _meant(ip_address(text.partition("%")[0]))))
+    for address in _meant(ip_address(text.partition("%")[0])):
+        if address in _METADATA or address.is_link_local or any(address in network for network in _FORBIDDEN):
+            return True
+        if address.version == 6 and not any(address in network for network in _MACHINES):
+            return True
+    return False
 
 
 def is_internal(text: str) -> bool:
     """PURE: whether this IP address is forbidden, or of this machine, or of a private network."""
     return is_forbidden(text) or not all(each.is_global for each in _meant(ip_address(text.partition("%")[0])))
-
-
-def _is_forbidden(address: IPv4Address | IPv6Address) -> bool:
-    if address in _METADATA or address.is_link_local or any(address in network for network in _FORBIDDEN):
-        return True
-    return address.version == 6 and not any(address in network for network in _MACHINES)
 
 
 def _meant(given: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from dataloader import config, pipelines
 from dataloader.config import Settings
@@ -97,14 +97,6 @@ class Options(pipelines.Arguments):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     num_ctx: int | None = Field(default=None, ge=1, le=2**24)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _are_known(cls, given: Any) -> Any:
-        # The complaint about an unknown argument would list the job's arguments, not the options.
-        if isinstance(given, dict) and (unknown := sorted(map(str, set(given) - set(cls.model_fields)))):
-            raise ValueError(f"there is no option {unknown[0][:63]!r}; there are {', '.join(cls.model_fields)}")
-        return given
 
 
 class Arguments(pipelines.Arguments):
@@ -262,12 +254,12 @@ def candidates(nodes: Iterable[Node], names: Sequence[str]) -> list[tuple[Node, 
     return [(node, model) for _, node, model in sorted(chosen, key=lambda each: each[0])]
 
 
-def timeout_factor(model: str | None) -> float:
+def timeout_factor(model: object) -> float:
     """How many times as long a model takes as others: 1.5 from 32 billion parameters on, else 1.
 
     The largest number with a b in the name counts; a name without one, or no name, is 1.
     """
-    sizes = [float(size) for size in _BILLIONS.findall(model or "")]
+    sizes = [float(size) for size in _BILLIONS.findall(model if isinstance(model, str) else "")]
     return HEAVY_FACTOR if max(sizes, default=0.0) >= HEAVY_FROM else 1.0
 
 
@@ -585,12 +577,12 @@ def _plain(text: str) -> str:
     return words or "".join(text.split())
 
 
-def _factor(args: dict[str, Any]) -> float:
-    model = args.get("model")
-    return timeout_factor(model if isinstance(model, str) else None)
-
-
 if find_spec("httpx"):
-    register(TASK, timeout_sec=TIMEOUT_SEC, timeout_factor=_factor, affinity=("model", "category"))(generate)
+    register(
+        TASK,
+        timeout_sec=TIMEOUT_SEC,
+        timeout_factor=lambda args: timeout_factor(args.get("model")),
+        affinity=("model", "category"),
+    )(generate)
 else:
     absent(TASK, "it needs httpx: pip install 'dataloader-farm[llm]'")

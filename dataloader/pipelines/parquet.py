@@ -89,20 +89,17 @@ class ParquetFile(FileSource):
             if skipped >= group.num_rows:
                 skipped -= group.num_rows
                 continue
-            for batch in self._of_group(number, group.total_byte_size // max(1, group.num_rows)):
+            row_bytes = group.total_byte_size // max(1, group.num_rows)
+            size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
+            batches = self._parquet.iter_batches(batch_size=size, row_groups=[number], use_threads=False)
+            while True:
+                with self._readable():
+                    batch = next(batches, None)
+                if batch is None:
+                    break
                 if skipped < batch.num_rows:
                     yield batch.slice(skipped)
                 skipped = max(0, skipped - batch.num_rows)
-
-    def _of_group(self, number: int, row_bytes: int) -> Iterator[Any]:
-        size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
-        batches = self._parquet.iter_batches(batch_size=size, row_groups=[number], use_threads=False)
-        while True:
-            with self._readable():
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

@@ -25,7 +25,6 @@ from fake_spark import FakeSpark
 from patience import PATIENCE, until
 
 from dataloader import config, log
-from dataloader.farm.runner import Execution
 from dataloader.pipelines.engines import ARGS_MOST, LINE_MOST, RESULT_KEPT, Lines, Order, State, order_of, spoken
 from dataloader.pipelines.engines.over_http import OUTPUT_SEC, OnRay, OnSpark, Server
 from dataloader.pipelines.http import Refused, Unreachable
@@ -56,14 +55,6 @@ def spark(allow: Callable[..., None]) -> Iterator[FakeSpark]:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return partial(run, data_dir=tmp_path)
-
-
-@pytest.fixture
-def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The notes of the runs for their journals."""
-    kept: list[str] = []
-    monkeypatch.setattr(Execution, "note", lambda self, text: kept.append(text))
-    return kept
 
 
 def started(job: Job, spark: FakeSpark, **how: Any) -> Callable[[], Result]:
@@ -658,15 +649,6 @@ def test_nobody_can_tell_whose_the_drivers_are_while_a_master_recovers(spark: Fa
 def on_spark() -> OnSpark:
     cluster = config.load().dl_engines["it"]
     return OnSpark(cluster, cluster.entrypoints["resize"], "{}")  # type: ignore[arg-type]
-
-
-def test_spark_keeps_a_driver_whose_worker_drains(job: Job, spark: FakeSpark) -> None:
-    ended = started(job, spark, drain_at=8)
-    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
-    until(lambda: driver.reads > 3, "the next run")
-    driver.state = "FINISHED"
-    assert [each.end for each in ended().runs] == ["handed back", "done"]
-    assert len(spark.drivers) == 1
 
 
 def test_a_result_is_not_lost_that_a_run_has_read_before_the_program_ended(job: Job, spark: FakeSpark) -> None:

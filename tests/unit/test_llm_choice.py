@@ -184,7 +184,7 @@ def test_a_model_from_32_billion_parameters_on_takes_half_as_long_again(model: s
         ({"model": "http://10.0.0.1/x"}, "model: should be a model's name"),
         ({"model": "a*"}, "model: should be a model's name"),
         ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
-        ({"options": {"draft_model": "x"}}, "options: there is no option 'draft_model'; there are temperature,"),
+        ({"options": {"draft_model": "x"}}, "options.draft_model: there is no such argument"),
         ({"options": {"temperature": -1}}, "options.temperature: Input should be greater than or equal to 0"),
         ({"host": "http://10.0.0.1"}, "host: there is no such argument; there are prompt, system, model, category"),
     ],

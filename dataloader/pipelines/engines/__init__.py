@@ -211,7 +211,9 @@ class Followed:
             if self._context.stop_reason in (End.CANCELED, End.TIMEOUT):
                 self._cancel()
             elif self._is_given:
-                self._log("%s goes on at %s: the next run of this job follows it", self._order.id, self._name)
+                self._context.logger.info(
+                    "%s goes on at %s: the next run of this job follows it", self._order.id, self._name
+                )
             raise
         finally:
             self._engine.close()
@@ -258,7 +260,7 @@ class Followed:
         self._is_given = True
         state = yield from self._found()
         if state not in (State.ABSENT, State.STOPPED):
-            self._log("%s at %s is adopted: it is %s", self._order.id, self._name, state)
+            self._context.logger.info("%s at %s is adopted: it is %s", self._order.id, self._name, state)
             return
         anew = order_of(None, self._context.job_id, self._context.claim)
         self._order = anew if state is State.STOPPED else Order(self._order.id)
@@ -271,7 +273,7 @@ class Followed:
         handle = yield from self._asked(self._engine.submit)
         self._order = replace(self._order, handle=handle)
         self._keep(self._order.checkpoint())
-        self._log("%s is at %s", self._order.id, self._name)
+        self._context.logger.info("%s is at %s", self._order.id, self._name)
 
     def _to_its_end(self) -> Steps[Any]:
         began = time.monotonic()
@@ -331,7 +333,7 @@ class Followed:
         try:
             self._engine.forget(self._order)
         except (Unreachable, Refused) as e:
-            self._log("%s has not forgotten %s: %s", self._name, self._order.id, e)
+            self._context.logger.info("%s has not forgotten %s: %s", self._name, self._order.id, e)
 
     def _saved(self) -> Steps[None]:
         """Wait until the queue has the order; a run that has lost its claim ends here."""
@@ -376,9 +378,6 @@ class Followed:
     def _keep(self, checkpoint: dict[str, Any]) -> None:
         self._kept = checkpoint
         self._context.save(checkpoint)
-
-    def _log(self, text: str, *values: object) -> None:
-        self._context.logger.info(text, *values)
 
 
 def _rest(seconds: float) -> Steps[None]:

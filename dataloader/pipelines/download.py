@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from pydantic import AfterValidator, Field
 
@@ -228,35 +228,31 @@ class Part:
         finally:
             if not part._saved:  # no run goes on with it
                 part._path.unlink(missing_ok=True)
-            os.close(part._file)
+            part._file.close()
 
     def __init__(self, place: Place, context: Context, url: str) -> None:
         self._place, self._context, self._url = place, context, url
-        self._file = -1
-        self._path = Path()
-        self._saved = 0
-        self.size = 0
+        self._file: BinaryIO
+        self._path: Path
+        self.size = self._saved = 0
         self.version = Version()
         self._is_resumable = True  # a part that is taken over was
 
     def write(self, piece: bytes) -> None:
         """Add a piece; once SAVED_BYTES have come since, save where the next run goes on."""
-        view = memoryview(piece)
-        while view:
-            written = os.pwrite(self._file, view, self.size)
-            self.size += written
-            view = view[written:]
+        self._file.write(piece)
+        self.size += len(piece)
         if self.size >= self._saved + SAVED_BYTES:
             self.save()
 
     def save(self) -> None:
         """Save where the next run goes on, unless the server cannot send the rest."""
         if self.size > self._saved and self._is_resumable:
-            os.fdatasync(self._file)
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
             self._saved = self.size
-            self._context.save(
-                {"url": _hash(self._url), "part": self._path.name, "bytes": self.size, "version": list(self.version)}
-            )
+            kept = {"url": _hash(self._url), "part": self._path.name}
+            self._context.save(kept | {"bytes": self.size, "version": list(self.version)})
 
     def begin_anew(self, version: Version, is_resumable: bool) -> None:
         """Forget what the part has; what comes is of this version, and the server can send the rest of it, or not.
@@ -265,7 +261,7 @@ class Part:
         """
         if self.size:
             self._path.unlink(missing_ok=True)
-            os.close(self._file)
+            self._file.close()
             self._open_new()
         self.size = self._saved = 0
         self.version = version
@@ -278,7 +274,8 @@ class Part:
 
     def put_in_place(self) -> None:
         """Put the whole file in its place, at once, and note its version."""
-        os.fsync(self._file)
+        self._file.flush()
+        os.fsync(self._file.fileno())
         os.replace(self._path, self._place.file)
         self._place.remember(self._url, self.version._replace(job=str(self._context.job_id)))
 
@@ -293,22 +290,22 @@ class Part:
             file = _locked(path, 0)
         except OSError:
             return False
-        if os.fstat(file).st_size < saved["bytes"]:
-            os.close(file)
+        if file.seek(0, os.SEEK_END) < saved["bytes"]:
+            file.close()
             return False
-        os.ftruncate(file, saved["bytes"])
+        file.truncate(file.seek(saved["bytes"]))
         self._file, self._path, self.size, self._saved = file, path, saved["bytes"], saved["bytes"]
         self.version = Version(*saved["version"])
         return True
 
 
-def _locked(path: Path, flags: int) -> int:
+def _locked(path: Path, flags: int) -> BinaryIO:
     """The part, open and locked; raises OSError where a run that is alive holds it."""
-    file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o640)
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o640), "r+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(file)
+        file.close()
         raise
     return file
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dataloader.pipelines.context import Context as Context
 from dataloader.pipelines.context import PermanentError as PermanentError
@@ -41,9 +41,16 @@ from dataloader.pipelines.registry import wants_context as wants_context
 from dataloader.queue.hooks import around_enqueue as around_enqueue
 from dataloader.queue.hooks import import_users as import_users
 
-BUILT_IN = ("noop", "csv_file", "cbr", "llm", "webhook", "command", "pg_query", "download", "parquet", "engines")
+BUILT_IN = ("noop", "csv_file", "cbr", "llm", "webhook", "command", "postgres", "download", "parquet", "engines")
 
 M = TypeVar("M", bound=BaseModel)
+FilePath = Annotated[str, Field(min_length=1, max_length=4_096, pattern=r"^[^\x00]+$")]
+
+
+class Arguments(BaseModel):
+    """The `args` of a built-in pipeline; it takes no others, and its errors show no values."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
 
 def load(modules: Iterable[str]) -> None:
@@ -66,5 +73,6 @@ def validated(model: type[M], args: dict[str, Any]) -> M:
 def _complaint(error: Any, model: type[BaseModel]) -> str:
     where = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
-        return f"{where[:63]}: there is no such argument; there are {', '.join(model.model_fields)}"
+        known = "" if len(error["loc"]) > 1 else f"; there are {', '.join(model.model_fields)}"
+        return f"{where[:63]}: there is no such argument{known}"
     return f"{where}: {error['msg'].removeprefix('Value error, ')}"

@@ -9,17 +9,16 @@ import datetime as dt
 import decimal
 import re
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from xml.etree import ElementTree as ET
 
 import psycopg
 from psycopg.rows import tuple_row
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from dataloader import config
-from dataloader.pipelines import Context, PermanentError, http, register, validated
+from dataloader.pipelines import Arguments, Context, PermanentError, http, register, validated
 from dataloader.pipelines.csv_table import is_permanent, reason_of
 from dataloader.pipelines.http import Refused, Unreachable
 
@@ -55,17 +54,14 @@ def _day(text: object) -> dt.date:
         raise ValueError("should be a date of the calendar, as YYYY-MM-DD") from None
 
 
-class Arguments(BaseModel):
+class Wanted(Arguments):
     """The `args` of `load.cbr.rates`; docs/fetch.md explains each."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
     date: Annotated[dt.date, BeforeValidator(_day)]
     currencies: list[Annotated[str, Field(pattern="^[A-Z]{3}$")]] | None = Field(default=None, min_length=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(NamedTuple):
     """One currency on one day: `nominal` units of it cost `value` roubles."""
 
     day: dt.date
@@ -86,12 +82,21 @@ def load_cbr_rates(args: dict[str, Any], context: Context) -> Iterator[dict[str,
     A second run changes nothing. After a timeout, a lost connection, 429, 5xx or a cut-off answer the farm tries
     again. A wrong argument, any other refusal and any other document raise PermanentError.
     """
-    wanted = validated(Arguments, args)
-    document = yield from _fetch(_url(config.load().cbr_base_url, wanted.date))
-    rates = _chosen(read(document), wanted.currencies)
+    wanted = validated(Wanted, args)
+    base = config.load().cbr_base_url.rstrip("/")
+    script = base if base.endswith(".asp") else f"{base}/XML_daily.asp"
+    rates = read((yield from _fetch(f"{script}?date_req={wanted.date:%d/%m/%Y}")))
+    if wanted.currencies is not None:
+        if unknown := sorted(set(wanted.currencies) - {rate.currency for rate in rates}):
+            raise PermanentError(f"currencies: {', '.join(unknown)} should be among the rates of {rates[0].day}")
+        rates = [rate for rate in rates if rate.currency in wanted.currencies]
     try:
-        with context.transaction() as conn:
-            _write(conn, rates)
+        with context.transaction() as conn, conn.cursor(row_factory=tuple_row) as cursor:
+            if not _exists(cursor):
+                cursor.execute(_LOCK)  # another job may be creating the table
+                if not _exists(cursor):
+                    cursor.execute(_CREATE)
+            cursor.executemany(_UPSERT, [(*rate, rate.rate) for rate in rates])
             yield {"processed": len(rates), "total": len(rates)}
     except psycopg.Error as e:
         if not is_permanent(e):
@@ -104,7 +109,16 @@ def read(document: bytes) -> list[Rate]:
 
     Raises Unreachable for a document that was cut off, PermanentError for a document that is no list of rates.
     """
-    root = _parsed(document)
+    # Entities could make a small document grow without bounds. Without its zero bytes UTF-16 reads as ASCII here.
+    if b"<!DOCTYPE" in document.replace(b"\0", b""):
+        raise PermanentError("the answer should have no DOCTYPE")
+    try:
+        root = ET.fromstring(document)  # noqa: S314  see above
+    except (ET.ParseError, LookupError, ValueError):
+        begun = b"<?xml".startswith(document[:5]) or b"<ValCurs" in document
+        if begun and not document.rstrip().endswith(b"</ValCurs>"):
+            raise Unreachable("the answer was cut off") from None
+        root = ET.Element("")
     if root.tag != "ValCurs":
         raise PermanentError("the answer should be a ValCurs document")
     try:
@@ -114,19 +128,6 @@ def read(document: bytes) -> list[Rate]:
     if rates := [_rate(day, element) for element in root.iter("Valute")]:
         return rates
     raise PermanentError("the answer has no rates")
-
-
-def _parsed(document: bytes) -> ET.Element:
-    # Entities could make a small document grow without bounds. Without its zero bytes UTF-16 reads as ASCII here.
-    if b"<!DOCTYPE" in document.replace(b"\0", b""):
-        raise PermanentError("the answer should have no DOCTYPE")
-    try:
-        return ET.fromstring(document)  # noqa: S314  see above
-    except (ET.ParseError, LookupError, ValueError):
-        begun = b"<?xml".startswith(document[:5]) or b"<ValCurs" in document
-        if begun and not document.rstrip().endswith(b"</ValCurs>"):
-            raise Unreachable("the answer was cut off") from None
-        raise PermanentError("the answer should be a ValCurs document") from None
 
 
 def _rate(day: dt.date, element: ET.Element) -> Rate:
@@ -140,32 +141,8 @@ def _rate(day: dt.date, element: ET.Element) -> Rate:
     return Rate(day, code, int(nominal), Decimal(value.replace(",", ".")))
 
 
-def _chosen(rates: list[Rate], currencies: list[str] | None) -> list[Rate]:
-    if currencies is None:
-        return rates
-    if unknown := sorted(set(currencies) - {rate.currency for rate in rates}):
-        raise PermanentError(f"currencies: {', '.join(unknown)} should be among the rates of {rates[0].day}")
-    return [rate for rate in rates if rate.currency in currencies]
-
-
-def _write(conn: psycopg.Connection[Any], rates: list[Rate]) -> None:
-    with conn.cursor(row_factory=tuple_row) as cursor:
-        if not _exists(cursor):
-            cursor.execute(_LOCK)  # another job may be creating the table
-            if not _exists(cursor):
-                cursor.execute(_CREATE)
-        rows = [(rate.day, rate.currency, rate.nominal, rate.value, rate.rate) for rate in rates]
-        cursor.executemany(_UPSERT, rows)
-
-
 def _exists(cursor: psycopg.Cursor[Any]) -> bool:
     return cursor.execute("SELECT to_regclass('cbr_rates') IS NOT NULL").fetchall() == [(True,)]
-
-
-def _url(base: str, day: dt.date) -> str:
-    base = base.rstrip("/")
-    script = base if base.endswith(".asp") else f"{base}/XML_daily.asp"
-    return f"{script}?date_req={day:%d/%m/%Y}"
 
 
 def _fetch(url: str) -> Generator[None, None, bytes]:

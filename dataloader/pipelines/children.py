@@ -51,23 +51,20 @@ def of_this_process(thing: T) -> T:
 
 
 def _end(error: BaseException | None) -> NoReturn:
+    """End this process as Python ends one with this error."""
     status = 1
     try:
-        status = _status(error)
+        code = error.code if isinstance(error, SystemExit) else 1
+        if error is None or isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit):
+            status = 0
+        elif not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        elif code is None or isinstance(code, int):
+            status = (code or 0) & 0xFF
+        else:
+            print(code, file=sys.stderr)  # noqa: T201  as Python does
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # the run may have closed it, or put something else there
                 stream.flush()
     finally:
         os._exit(status)
-
-
-def _status(error: BaseException | None) -> int:
-    if error is None or isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit):
-        return 0
-    if not isinstance(error, SystemExit):
-        traceback.print_exception(error)
-        return 1
-    if error.code is None or isinstance(error.code, int):
-        return (error.code or 0) & 0xFF
-    print(error.code, file=sys.stderr)  # noqa: T201  as Python does
-    return 1

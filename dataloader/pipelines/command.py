@@ -21,11 +21,10 @@ from logging import Logger
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dataloader import config
-from dataloader.config import Command
-from dataloader.pipelines import Context, PermanentError, Progress, launch, register, validated
+from dataloader.pipelines import Arguments, Context, PermanentError, Progress, launch, register, validated
 
 GRACE_SEC = 2.0  # less than DL_KILL_GRACE_SEC, after which the farm kills the worker
 TAIL = 20  # lines; the journal keeps as many notes of a run
@@ -42,10 +41,8 @@ class CommandFailed(Exception):
     """The program has ended otherwise than with 0, or took too long."""
 
 
-class Arguments(BaseModel):
+class Wanted(Arguments):
     """The `args` of `run.command`; docs/commands.md explains each."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
     command: str = Field(min_length=1, max_length=64)
     arguments: list[Annotated[str, Field(max_length=4_096, pattern=r"^[^\x00]*$")]] = Field(default=[], max_length=256)
@@ -60,16 +57,25 @@ def run_command(args: dict[str, Any], context: Context) -> Generator[Progress | 
     DL_COMMANDS does not name, or whose program or folder is not there, raises PermanentError. When the run has to stop,
     the program ends with all of its process group.
     """
-    wanted = validated(Arguments, args)
-    command = _allowed(config.load().dl_commands, wanted.command)
+    wanted = validated(Wanted, args)
+    commands = config.load().dl_commands
+    if (command := commands.get(wanted.command)) is None:
+        known = ", ".join(sorted(commands)) or "none"
+        raise PermanentError(f"command: should be one that DL_COMMANDS of this worker names ({known})")
+    if not os.access(command.argv[0], os.X_OK) or not os.path.isfile(command.argv[0]):
+        missing = f"the program of {wanted.command} in DL_COMMANDS"
+        raise PermanentError(f"command: {missing} is no file that this worker may execute")
     folder = command.folder or context.data_dir
     if not folder.is_dir():
         setting = "DL_COMMANDS" if command.folder else "DL_DATA_DIR"
         raise PermanentError(f"command: the folder of {wanted.command} ({setting}) is missing")
     output = Output(context.logger, command.output_kb * 1024)
     argv = [*command.argv, *wanted.arguments]
+    env = {name: os.environ[name] for name in (*_ALWAYS, *command.env) if name in os.environ}
+    env |= {"DATALOADER_JOB_ID": str(context.job_id), "DATALOADER_ATTEMPT": str(context.attempt)}
+    env |= {"DATALOADER_CLAIM": str(context.claim), "DATALOADER_DATA_DIR": str(context.data_dir)}
     try:
-        with closing(Program(argv, _environment(command, context), folder, command.memory_mb, output)) as program:
+        with closing(Program(argv, env, folder, command.memory_mb, output)) as program:
             until = None if command.timeout_sec is None else time.monotonic() + command.timeout_sec
             reported = 0
             while (status := program.wait(_SLICE)) is None:
@@ -86,28 +92,6 @@ def run_command(args: dict[str, Any], context: Context) -> Generator[Progress | 
     if status != 0:
         raise CommandFailed(f"{wanted.command} {ended_how(status)}{output.last_words()}")
     return {"exit_code": status, "lines": output.lines, "bytes": output.bytes, "tail": list(output.tail)}
-
-
-def _allowed(commands: dict[str, Command], name: str) -> Command:
-    command = commands.get(name)
-    if command is None:
-        known = ", ".join(sorted(commands)) or "none"
-        raise PermanentError(f"command: should be one that DL_COMMANDS of this worker names ({known})")
-    if not os.access(command.argv[0], os.X_OK) or not os.path.isfile(command.argv[0]):
-        raise PermanentError(f"command: the program of {name} in DL_COMMANDS is no file that this worker may execute")
-    return command
-
-
-def _environment(command: Command, context: Context) -> dict[str, str]:
-    """The environment of the program: allowed variables of the worker, and the names of its job."""
-    names = [*_ALWAYS, *command.env]
-    job = {
-        "DATALOADER_JOB_ID": str(context.job_id),
-        "DATALOADER_ATTEMPT": str(context.attempt),
-        "DATALOADER_CLAIM": str(context.claim),
-        "DATALOADER_DATA_DIR": str(context.data_dir),
-    }
-    return {name: os.environ[name] for name in names if name in os.environ} | job
 
 
 class Program:

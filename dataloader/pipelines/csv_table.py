@@ -1,27 +1,36 @@
-"""The table of a load by CSV records: created or checked, staged by COPY, merged by key, in the caller's transaction.
+"""The way of CSV records into a table, for all loaders: staged by COPY, merged by key.
 
-A load by one transaction is staged in a temporary table, one by several in a table that the other transactions of its
-job find again. The records come from a file (`csv_source`) or from a query in another database (`pg_source`).
+A load is one transaction, or comes in parts. Each part is committed with its checkpoint to an unlogged staging table of
+the job, so a later run goes on behind the last part. The target changes in the last transaction alone.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
 import re
+import stat
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, LiteralString, Protocol
+from pathlib import Path
+from typing import Annotated, Any, LiteralString, NamedTuple
 from uuid import UUID
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
+from pydantic import AfterValidator, Field
 
-from dataloader.pipelines import PermanentError, Progress
-from dataloader.pipelines.csv_source import Place
+from dataloader.pipelines import Arguments, Context, FilePath, PermanentError, Progress
 
-_STAGING = "dl_load_csv"  # no digits: the first number after this name in an error's context is the line
-_MERGED_AT_ONCE = 100_000  # lines of the file in one statement, between two safe points
+PART_BYTES = 8 * 2**20  # a run that is killed reads as much once more, at most, and one batch
+LONGEST_RECORD = 16 * 2**20  # characters: an unmatched quote must not read the rest of a large file into memory
+_HEAD = 2**16  # bytes by which a file is recognized
+_STAGING = "dl_load_csv"
+_MERGED_AT_ONCE = 100_000  # records in one statement, between two safe points
 _COPIED_AT_ONCE = 2**16  # characters in one message to the server
 _LOCK_PAUSE = 0.2  # seconds between two tries for the lock, while another load creates the table
 
@@ -50,22 +59,14 @@ GROUP BY i.indexrelid
 # Locks of two integers are distinct from the locks of one bigint that workers hold for their jobs' keys.
 _LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('load.csv'), hashtext({table_name}))"
 _CREATE = "CREATE TABLE {table} ({typed}, PRIMARY KEY ({key}))"
-# The target's types, checks and NOT NULL make COPY refuse every record that the target would, and name its line.
-_STAGING_TABLE = """
-CREATE TEMPORARY TABLE {staging} ({line} bigint NOT NULL, LIKE {table} INCLUDING CONSTRAINTS) ON COMMIT DROP
-"""
-# Without a log, for it is written once more into the target. After a crash of the server it is empty: see `is_staged`.
-_LASTING_TABLE = """
-CREATE UNLOGGED TABLE {staging} ({line} bigint NOT NULL, LIKE {table} INCLUDING CONSTRAINTS)
-"""
-_LASTING_TEXTS = "CREATE UNLOGGED TABLE {staging} ({line} bigint NOT NULL, {typed})"
+# The target's types, checks and NOT NULL make COPY refuse every record that the target would, and name its line. An
+# unlogged table needs no log, for its rows are written once more into the target. A crash of the server empties it.
+_STAGING_TABLE = "CREATE {lifetime} TABLE {staging} ({line} bigint NOT NULL, {like})"
 # The staging tables of jobs that have ended without their last transaction: canceled, lost, failed.
 _LEFT_OVER = """
 SELECT tablename FROM pg_tables
-WHERE schemaname = current_schema() AND tablename ~ '^dl_load_csv_[a-p]{{32}}$' AND NOT EXISTS (
-  SELECT FROM dl_fence
-  WHERE job_id = translate(right(tablename, 32), 'abcdefghijklmnop', '0123456789abcdef')::uuid
-    AND raised_at > now() - interval '7 days')
+WHERE schemaname = current_schema() AND tablename ~ '^dl_load_csv_[0-9a-f]{{32}}$' AND NOT EXISTS (
+  SELECT FROM dl_fence WHERE job_id = right(tablename, 32)::uuid AND raised_at > now() - interval '7 days')
 """
 # From a header line COPY learns the line end before the first record; without one it counts CR in quotes.
 _COPY = """
@@ -88,144 +89,352 @@ DO UPDATE SET {assignments} WHERE ROW({old_values})::record *<> ROW({new_values}
 """
 
 
-class Wanted(Protocol):
-    """The wishes of a load's job: its table, its key, and the words for people in errors."""
-
-    @property
-    def table(self) -> str: ...
-    @property
-    def key(self) -> list[str]: ...
-    @property
-    def batch_rows(self) -> int: ...
-    @property
-    def delimiter(self) -> str: ...
-    @property
-    def names_columns(self) -> str:
-        """The word for what names the columns, such as "header"."""
-
-    @property
-    def hint(self) -> str:
-        """Advice for an error about a missing column; "" for none."""
-
-    @property
-    def origin(self) -> str:
-        """Where the records come from."""
+# --- the arguments ---
 
 
-class Source(Protocol):
-    """CSV records in their order, with their numbers."""
+def identifier(name: str) -> str:
+    """The name; raises ValueError where PostgreSQL would take no such column."""
+    if not name or "\0" in name or len(name.encode("utf-8", "replace")) > 63:
+        raise ValueError("should be a name of 1 to 63 bytes")
+    return name
 
-    def records(self, begin: Place | None = None) -> Iterator[tuple[int, str]]:
-        """The records from there on, by default all: the number by which people know each, and its text."""
 
-    def place(self) -> Place:
-        """Where the next record begins."""
+def unique(names: list[str]) -> list[str]:
+    """The names; raises ValueError where one of them occurs twice."""
+    if len(set(names)) < len(names):
+        raise ValueError("should name each column once")
+    return names
 
-    def identity(self) -> list[Any]:
-        """What tells these records from others, as JSON: a run goes on only behind the same ones."""
 
-    def unchanged(self) -> bool:
-        """False when the records may be others than when they were opened."""
+def _table(name: str) -> str:
+    parts = name.split(".")
+    if len(parts) > 2 or not all(part and "\0" not in part and len(part.encode()) <= 63 for part in parts):
+        raise ValueError("should be name or schema.name, each of 1 to 63 bytes")
+    if parts[-1].startswith("dl_"):
+        raise ValueError("should not be a table of the queue itself, whose names begin with dl_")
+    if len(parts) == 2 and (parts[0].startswith("pg_") or parts[0] == "information_schema"):
+        raise ValueError("should not be in a schema of PostgreSQL itself")
+    return name
 
-    def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
-        """The error of the record of this number."""
 
-    def located(self, begin: Place, reported: int) -> tuple[int, int]:
-        """The number of the record at this line of the COPY that began there, and the number of its further lines."""
+class FileArguments(Arguments):
+    """The argument of a load from a file."""
+
+    path: FilePath
+
+
+class Target(Arguments):
+    """The arguments of every load; docs/loaders.md explains each."""
+
+    table: Annotated[str, AfterValidator(_table)]
+    key: Annotated[list[Annotated[str, AfterValidator(identifier)]], Field(min_length=1), AfterValidator(unique)]
+    batch_rows: int = Field(default=5_000, ge=1, le=1_000_000)
+
+
+# --- the sources ---
+
+
+class Place(NamedTuple):
+    """Where a record begins: a mark of its source, and how many lines, records and literal quotes are before it."""
+
+    mark: Any = None
+    line: int = 0
+    records: int = 0
+    literal_quotes: int = 0
+
+
+class Source:
+    """CSV records in their order. They are read once, and people know them by their numbers from 1."""
+
+    delimiter = ","
+    names_columns = "file"  # the word for what names the columns
+    hint = ""  # advice for an error about a missing column
+    version: list[Any]  # JSON that differs for other records: a run goes on only behind the same ones
+    columns: Mapping[str, str]  # with their types in a new table
+
+    def __init__(self, origin: str) -> None:
+        """`origin` is where the records come from, for people."""
+        self.origin, self.begin = origin, Place()
+        self._count = self._bytes = 0
+        self._breaks: deque[tuple[int, int]] = deque()  # the records of several lines since the latest `place`
 
     @property
     def bytes_read(self) -> int:
-        """How far reading has come, in bytes."""
+        """How far reading has come."""
+        return self._bytes
 
     @property
     def expected(self) -> int | None:
         """How many records there may be; None: nobody knows."""
+        return None
+
+    def unchanged(self) -> bool:
+        """False when the records may be others than when they were opened."""
+        return True
+
+    def records(self, begin: Place) -> Iterator[tuple[int, str]]:
+        """The records from there on: the number by which people know each, and its text without a line end."""
+        raise NotImplementedError
+
+    def place(self) -> Place:
+        """Where the next record begins. Of the records before it `located` knows nothing any more."""
+        self._breaks.clear()
+        return Place(None, self._count, self._count)
+
+    def located(self, begin: Place, reported: int) -> tuple[int, int]:
+        """The place of PostgreSQL's error: the number of the record, and how many further lines it has.
+
+        `reported` is the line in COPY's data, where line 1 replaces the header; `begin` is where that COPY began.
+        """
+        number = begin.records + reported - 1
+        for row, lines in self._breaks:
+            if row >= number:
+                break
+            number = max(row, number - lines)
+        return number, 0
+
+    def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
+        """The error of a record; it names the source and the record's number."""
+        return PermanentError(f"{self.origin}, row {line}: {reason}")
+
+    def _counted(self, text: str, size: int) -> tuple[int, str]:
+        """The next record, of so many bytes; raises PermanentError for one that is too long."""
+        self._count += 1
+        self._bytes += size
+        if size > LONGEST_RECORD:
+            raise self.error(self._count, f"longer than {LONGEST_RECORD} bytes")
+        if lines := text.count("\n"):
+            self._breaks.append((self._count, lines))
+        return self._count, text
 
 
-def name_of(job_id: UUID) -> str:
-    """The name of a job's staging table: with letters for its id, see _STAGING."""
-    return f"{_STAGING}_{job_id.hex.translate(str.maketrans('0123456789abcdef', 'abcdefghijklmnop'))}"
+class FileSource(Source):
+    """The records of a file, which a program may change meanwhile."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        super().__init__(path)
+        self._descriptor = descriptor
+        self.version = self._found()
+        self.size: int = self.version[0]
+
+    def unchanged(self) -> bool:
+        """False when a program has written to the file since it was opened."""
+        return self._found() == self.version
+
+    def _found(self) -> list[Any]:
+        status = os.fstat(self._descriptor)
+        head = hashlib.sha256(os.pread(self._descriptor, _HEAD, 0)).hexdigest()
+        return [status.st_size, status.st_mtime_ns, head]
 
 
-class Load:
-    """One load, in the caller's transaction."""
+def opened(folder: Path, path: str) -> int:
+    """The file, open for reading; raises PermanentError unless it is a regular file below `folder`."""
+    root = os.path.realpath(folder)
+    real = os.path.realpath(os.path.join(root, path))
+    if not Path(real).is_relative_to(root):
+        raise PermanentError(f"path: {path} should be a file below the data folder")
+    try:
+        # NONBLOCK: opening a FIFO would wait for its writer. NOFOLLOW: links are resolved above.
+        descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise PermanentError(f"path: {path}: there is no such file below the data folder") from None
+    except OSError as e:
+        if e.errno not in (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO):
+            raise
+        raise PermanentError(f"path: {path}: cannot be read: {e.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise PermanentError(f"path: {path} should be a regular file")
+    return descriptor
+
+
+# --- the load ---
+
+
+def load(
+    context: Context, wanted: Target, source: Source, in_parts: bool = False
+) -> Generator[Progress | None, None, Place]:
+    """Make the table's rows equal to the source's of the same keys, and return the source's end.
+
+    Raises PermanentError for what the table refuses, and psycopg.Error for what another attempt may heal.
+    """
+    if missing := [name for name in wanted.key if name not in source.columns]:
+        raise PermanentError(f"key: {_listed(missing)} should be in the {source.names_columns}{source.hint}")
+    try:
+        return (yield from (_in_parts if in_parts else _at_once)(context, wanted, source))
+    except psycopg.Error as e:
+        if not is_permanent(e):
+            raise
+        # Not `from e`: its DETAIL quotes rows.
+        reason = reason_of(e, wanted.table, source.columns)
+        raise PermanentError(f"{source.origin} into {wanted.table}: {reason}") from None
+
+
+def _at_once(context: Context, wanted: Target, source: Source) -> Generator[Progress | None, None, Place]:
+    with context.transaction() as conn:
+        table = Table(conn, context.job_id, wanted, source)
+        yield from table.find()
+        table.make_staging()
+        records, copied = source.records(source.begin), wanted.batch_rows
+        while copied == wanted.batch_rows:
+            if copied := table.copy(records):
+                yield Progress(source.place().records, source.expected)
+        table.require_unchanged()
+        yield from table.merge()
+        end = source.place()
+        yield Progress(end.records, end.records)
+    return end
+
+
+def _in_parts(context: Context, wanted: Target, source: Source) -> Generator[Progress | None, None, Place]:
+    """An error for good drops what is staged; other runs have committed parts, which are not read again."""
+    saved = context.checkpoint or {}
+    if saved.get("file") != source.version:
+        saved = {}  # there is none, or another source is there by now: nothing of the former is in the target
+    begin = Place(*saved["place"]) if saved else None
+    if begin and "merged" in saved:
+        yield Progress(begin.records, begin.records)
+        return begin
+    try:
+        yield from _staged(context, wanted, source, begin)
+        with context.transaction() as conn:
+            table = Table(conn, context.job_id, wanted, source, is_lasting=True)
+            table.require_staged()
+            yield from table.find()
+            yield from table.merge()
+            _save(context, source, merged=True)
+    except (PermanentError, psycopg.Error) as e:
+        if isinstance(e, PermanentError) or is_permanent(e):
+            with context.transaction() as conn:
+                Table(conn, context.job_id, wanted, source, is_lasting=True).drop_staging()
+        raise
+    end = source.place()
+    yield Progress(end.records, end.records)
+    return end
+
+
+def _staged(
+    context: Context, wanted: Target, source: Source, begin: Place | None
+) -> Generator[Progress | None, None, None]:
+    """Stage the source from there on, part by part, or from its beginning where nothing of it is staged."""
+    with context.transaction() as conn:
+        table = Table(conn, context.job_id, wanted, source, is_lasting=True)
+        if begin is None or not table.is_staged():
+            table.make_staging()
+            begin = source.begin
+    records, is_last = source.records(begin), False
+    while not is_last:
+        end = source.bytes_read + PART_BYTES
+        with context.transaction() as conn:
+            table = Table(conn, context.job_id, wanted, source, is_lasting=True)
+            table.require_staged()
+            while not is_last and source.bytes_read < end:
+                is_last = table.copy(records) < wanted.batch_rows
+                yield Progress(source.place().records, source.expected)
+            table.require_unchanged()
+            _save(context, source)
+
+
+def _save(context: Context, source: Source, **more: bool) -> None:
+    context.save({"file": source.version, "place": list(source.place())} | more)
+
+
+def staging_of(job_id: UUID) -> str:
+    """The name of a job's staging table."""
+    return f"{_STAGING}_{job_id.hex}"
+
+
+class Table:
+    """The target of one load with its staging table, in one transaction of the caller."""
 
     def __init__(
-        self, conn: psycopg.Connection[Any], wanted: Wanted, columns: Mapping[str, str], lasting: str | None = None
+        self, conn: psycopg.Connection[Any], job_id: UUID, wanted: Target, source: Source, is_lasting: bool = False
     ) -> None:
-        """`columns` have the types that a new table gets.
-
-        `lasting` names the staging table of a load by several transactions; None: it is a temporary one.
-        """
-        if missing := [name for name in wanted.key if name not in columns]:
-            raise PermanentError(f"key: {_listed(missing)} should be in the {wanted.names_columns}{wanted.hint}")
-        self._wanted, self._columns = wanted, list(columns)
+        """A lasting staging table is there for the other transactions of its job too."""
+        self._wanted, self._source, self._staging = wanted, source, staging_of(job_id)
         self._cursor = conn.cursor(row_factory=tuple_row)
-        schema, table = self._qualified()
-        self._parts = self._names(schema, table) | {"typed": _typed(columns)}
-        if lasting is not None:
-            self._parts["staging"] = staging = sql.Identifier(self._schema(), lasting)
-            self._parts["staging_name"] = sql.Literal(staging.as_string())
-            self._parts["line"] = sql.Identifier(_unlike("dl_line", columns))
+        *schema, name = wanted.table.split(".")
+        # An unqualified `pg_class` would mean PostgreSQL's own.
+        table = sql.Identifier(schema[0] if schema else self._schema(), name)
+        staging = sql.Identifier(self._schema() if is_lasting else "pg_temp", self._staging)
+        line = "dl_line"
+        while line in source.columns:
+            line += "_"
+        values = [column for column in source.columns if column not in wanted.key]
+        typed = [_formatted("{} ", column) + sql.SQL(kind) for column, kind in source.columns.items()]  # our own words
+        # The values of the names in braces in the statements above.
+        self._parts: dict[str, sql.Composable] = {
+            "table": table,
+            "table_name": sql.Literal(table.as_string()),
+            "staging": staging,
+            "staging_name": sql.Literal(staging.as_string()),
+            "lifetime": sql.SQL("UNLOGGED" if is_lasting else "TEMPORARY"),
+            "line": sql.Identifier(line),
+            "delimiter": sql.Literal(source.delimiter),
+            "columns": _joined("{}", source.columns),
+            "typed": sql.SQL(", ").join(typed),
+            "key": _joined("{}", wanted.key),
+            "earlier_key": _joined("earlier.{}", wanted.key),
+            "last_key": _joined("last.{}", wanted.key),
+            "assignments": _joined("{0} = excluded.{0}", values),
+            "old_values": _joined("old.{}", values),
+            "new_values": _joined("excluded.{}", values),
+        }
+        self._merge = _MERGE + (_UPDATE if values else "DO NOTHING")
 
-    def find_table(self) -> Iterator[None]:
+    def find(self) -> Iterator[None]:
         """Create the table when there is none; raises PermanentError when it does not fit the records."""
         if not self._kind():
-            yield from self._lock()
+            # Of two loads that create the table at once, one would fail.
+            while not self._fetch(_LOCK)[0][0]:
+                yield None
+                time.sleep(_LOCK_PAUSE)
         if not self._kind():
             self._execute(_CREATE)
-        self._check_fit()
-
-    def stage(self, source: Source, total: int | None) -> Iterator[Progress]:
-        """Copy the source, of so many records where somebody knows, into a temporary table, in batches."""
-        existing = self._check_fit()
-        self._parts["line"] = sql.Identifier(_unlike("line", existing))
-        self._execute(_STAGING_TABLE)
-        self._narrow(existing)
-        records, copied = source.records(), self._wanted.batch_rows
-        while copied == self._wanted.batch_rows:
-            if copied := self.copy(source, records):
-                yield Progress(source.place().records, total)
-        self.require_unchanged(source)
+        self._fitting()
 
     def make_staging(self) -> None:
-        """Make the lasting table anew, as the target is now; while there is no target, of text columns."""
+        """Make the staging table anew, as the target is now; while there is no target, of text columns."""
         for (name,) in self._fetch(_LEFT_OVER):
-            self._execute_for("DROP TABLE IF EXISTS {dropped}", dropped=sql.Identifier(self._schema(), name))
+            self._execute("DROP TABLE IF EXISTS {left}", left=sql.Identifier(self._schema(), name))
         self.drop_staging()
-        if self._kind():
-            existing = self._check_fit()
-            self._execute(_LASTING_TABLE)
-            self._narrow(existing)
-        else:
-            self._execute(_LASTING_TEXTS)
-            self._narrow([])
+        existing = self._fitting() if self._kind() else []
+        like = "LIKE {table} INCLUDING CONSTRAINTS" if existing else "{typed}"
+        self._execute(_STAGING_TABLE, like=self._composed(like))
+        changes = [_formatted("DROP COLUMN {} CASCADE", name) for name in set(existing) - set(self._source.columns)]
+        changes += [_formatted("ALTER COLUMN {} SET NOT NULL", name) for name in self._wanted.key]
+        self._execute("ALTER TABLE {staging} {changes}", changes=sql.SQL(", ").join(changes))
 
     def is_staged(self) -> bool:
-        """Whether the lasting table is there with its rows; each part asks, for the server may have crashed."""
-        (found,) = self._fetch("SELECT to_regclass({staging_name}) IS NOT NULL")
-        return bool(found[0] and self._fetch("SELECT EXISTS (SELECT FROM {staging})")[0][0])
+        """Whether the staging table is there with its rows: the server may have crashed."""
+        [(is_there,)] = self._fetch("SELECT to_regclass({staging_name}) IS NOT NULL")
+        return bool(is_there and self._fetch("SELECT EXISTS (SELECT FROM {staging})")[0][0])
+
+    def require_staged(self) -> None:
+        """Raise RuntimeError when records that this run or an earlier one has staged are gone."""
+        if self._source.place().records and not self.is_staged():
+            raise RuntimeError("the server has crashed, and lost what was staged: the next run begins anew")
+
+    def require_unchanged(self) -> None:
+        """Raise RuntimeError when a program has written to the source meanwhile."""
+        if not self._source.unchanged():
+            raise RuntimeError(f"a program wrote to {self._source.origin} during the load")
 
     def drop_staging(self) -> None:
-        """Drop the lasting table, if there is one."""
+        """Drop the staging table, if there is one."""
         self._execute("DROP TABLE IF EXISTS {staging}")
 
-    def copy(self, source: Source, records: Iterator[tuple[int, str]]) -> int:
+    def copy(self, records: Iterator[tuple[int, str]]) -> int:
         """Copy the next batch into the staging table; returns how many records it had.
 
         PostgreSQL reports an error at the end of a COPY, so a batch is one.
         """
-        begin = source.place()
+        begin = self._source.place()
         try:
             self._copy(islice(records, self._wanted.batch_rows))
         except psycopg.Error as e:
-            raise self._located(e, source, begin) from None
-        return source.place().records - begin.records
-
-    def require_unchanged(self, source: Source) -> None:
-        """Raise RuntimeError when a program has written to the file meanwhile."""
-        if not source.unchanged():
-            raise RuntimeError(f"a program wrote to {self._wanted.origin} during the load")
+            raise self._located(e, begin) from None
+        return self._source.place().records - begin.records
 
     def merge(self) -> Iterator[None]:
         """Insert the new rows and update those that differ; the last record of each key counts."""
@@ -234,50 +443,22 @@ class Load:
         # Without statistics the planner ignores the index, and scans the whole table for each slice.
         self._execute("ANALYZE {staging} ({line})")
         [(last,)] = self._fetch("SELECT coalesce(max({line}), 0) FROM {staging}")
-        changing = set(self._columns) > set(self._wanted.key)
         for line in range(0, last, _MERGED_AT_ONCE):
-            self._parts |= {"after": sql.Literal(line), "last": sql.Literal(line + _MERGED_AT_ONCE)}
-            self._execute(_MERGE + (_UPDATE if changing else "DO NOTHING"))
+            self._execute(self._merge, after=sql.Literal(line), last=sql.Literal(line + _MERGED_AT_ONCE))
             yield None
-
-    def _qualified(self) -> tuple[str, str]:
-        """The schema and the table; an unqualified `pg_class` would mean PostgreSQL's own."""
-        *schema, table = self._wanted.table.split(".")
-        return (schema[0] if schema else self._schema()), table
+        self.drop_staging()
 
     def _schema(self) -> str:
-        self._cursor.execute("SELECT current_schema()")
-        for (name,) in self._cursor:
-            if name:
-                return str(name)
+        [(name,)] = self._cursor.execute("SELECT current_schema()").fetchall()
+        if name:
+            return str(name)
         raise PermanentError(f"table: there is no schema for {self._wanted.table}; does PG_SCHEMA exist?")
 
-    def _names(self, schema: str, table: str) -> dict[str, sql.Composable]:
-        """The values of the names in braces in the statements above."""
-        key, columns = self._wanted.key, self._columns
-        values = [name for name in columns if name not in key]
-        return {
-            "table": sql.Identifier(schema, table),
-            "table_name": sql.Literal(sql.Identifier(schema, table).as_string()),
-            "staging": sql.Identifier("pg_temp", _STAGING),
-            "delimiter": sql.Literal(self._wanted.delimiter),
-            "columns": _joined("{}", columns),
-            "key": _joined("{}", key),
-            "earlier_key": _joined("earlier.{}", key),
-            "last_key": _joined("last.{}", key),
-            "assignments": _joined("{0} = excluded.{0}", values),
-            "old_values": _joined("old.{}", values),
-            "new_values": _joined("excluded.{}", values),
-        }
+    def _composed(self, statement: LiteralString, **more: sql.Composable) -> sql.Composed:
+        return sql.SQL(statement).format(**self._parts, **more)
 
-    def _execute_for(self, statement: LiteralString, **names: sql.Composable) -> None:
-        self._cursor.execute(sql.SQL(statement).format(**names))
-
-    def _composed(self, statement: LiteralString) -> sql.Composed:
-        return sql.SQL(statement).format(**self._parts)
-
-    def _execute(self, statement: LiteralString) -> None:
-        self._cursor.execute(self._composed(statement))
+    def _execute(self, statement: LiteralString, **more: sql.Composable) -> None:
+        self._cursor.execute(self._composed(statement, **more))
 
     def _fetch(self, statement: LiteralString) -> list[Any]:
         self._execute(statement)
@@ -287,34 +468,21 @@ class Load:
         found = self._fetch(_KIND)
         return found[0][0] if found else None
 
-    def _lock(self) -> Iterator[None]:
-        """Wait for another load that creates this table; of two concurrent CREATE TABLE one would fail."""
-        while not self._fetch(_LOCK)[0][0]:
-            yield None
-            time.sleep(_LOCK_PAUSE)
-
-    def _check_fit(self) -> list[str]:
+    def _fitting(self) -> list[str]:
         """The columns of the target; raises PermanentError when it does not fit the records."""
         table, key = self._wanted.table, self._wanted.key
         if self._kind() not in ("r", "p"):
             raise PermanentError(f"table: {table} should be a table")
         existing = [name for (name,) in self._fetch(_COLUMNS)]
-        if missing := [name for name in self._columns if name not in existing]:
-            theirs = self._wanted.names_columns
+        if missing := [name for name in self._source.columns if name not in existing]:
+            theirs = self._source.names_columns
             raise PermanentError(f"table: {table} should have the {theirs}'s columns, but lacks {_listed(missing)}")
         if not any(set(names) == set(key) for (names,) in self._fetch(_UNIQUE_KEYS)):
             raise PermanentError(f"key: {table} should have a unique index on exactly {_listed(key)}")
         return existing
 
-    def _narrow(self, existing: list[str]) -> None:
-        """Leave the staging table the records' columns, and refuse nulls in the key."""
-        changes = [_formatted("DROP COLUMN {} CASCADE", name) for name in set(existing) - set(self._columns)]
-        changes += [_formatted("ALTER COLUMN {} SET NOT NULL", name) for name in self._wanted.key]
-        self._parts["changes"] = sql.SQL(", ").join(changes)
-        self._execute("ALTER TABLE {staging} {changes}")
-
     def _copy(self, records: Iterable[tuple[int, str]]) -> None:
-        delimiter = self._wanted.delimiter
+        delimiter = self._source.delimiter
         with self._cursor.copy(self._composed(_COPY)) as copy:
             copy.write(b"\n")  # the header
             chunk: list[str] = []
@@ -328,16 +496,16 @@ class Load:
                     chunk, size = [], 0
             copy.write("".join(chunk).encode())
 
-    def _located(self, error: psycopg.Error, source: Source, begin: Place) -> Exception:
+    def _located(self, error: psycopg.Error, begin: Place) -> Exception:
         """The error to raise for an error of COPY: it names source, line and column, and quotes no value."""
-        found = re.search(rf"{_STAGING}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
+        found = re.search(rf"{self._staging}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
         if not found or not is_permanent(error):
             return error
-        reason = reason_of(error, self._wanted.table, self._columns)
+        reason = reason_of(error, self._wanted.table, self._source.columns)
         if found[2] and f'"{found[2]}"' not in reason:
             reason = f"column {found[2]}: {reason}"
-        line, more = source.located(begin, int(found[1]))
-        return source.error(line, reason, more)
+        line, more = self._source.located(begin, int(found[1]))
+        return self._source.error(line, reason, more)
 
 
 def is_permanent(error: psycopg.Error) -> bool:
@@ -351,22 +519,10 @@ def reason_of(error: psycopg.Error, table: str, columns: Collection[str]) -> str
         named = re.match(r"(?:\w+ )?PL/pgSQL (?:\w+ )?([^\s(]+)\(", error.diag.context or "")
         who = f"the function {named[1]}" if named else "a function"
         return f"{who} raised an error ({error.sqlstate}), whose text may hold values"
-    words = re.sub(rf"{_STAGING}(_[a-p]+)?", lambda _: table, error.diag.message_primary or str(error.sqlstate))
+    words = re.sub(rf"{_STAGING}_[0-9a-f]+", lambda _: table, error.diag.message_primary or str(error.sqlstate))
     if error.sqlstate and error.sqlstate.startswith("22"):
         words = re.sub('["«„](.*)["»“]', lambda m: m[0] if m[1] in columns else '"..."', words, flags=re.DOTALL)
     return words
-
-
-def _unlike(name: str, names: Iterable[str]) -> str:
-    """A name that is none of these."""
-    while name in names:
-        name += "_"
-    return name
-
-
-def _typed(columns: Mapping[str, str]) -> sql.Composed:
-    """The columns of a new table; the types are our own words, see `pg_source`."""
-    return sql.SQL(", ").join(_formatted("{} ", name) + sql.SQL(kind) for name, kind in columns.items())
 
 
 def _joined(template: LiteralString, names: Iterable[str]) -> sql.Composed:

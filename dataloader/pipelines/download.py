@@ -19,13 +19,13 @@ import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from dataloader import config
 from dataloader.config import Settings
-from dataloader.pipelines import Context, PermanentError, Progress, http, register, validated
+from dataloader.pipelines import Arguments, Context, FilePath, PermanentError, Progress, http, register, validated
 from dataloader.pipelines.http import Answer, Refused, Unreachable
 
 CONNECT_SEC = 15.0
@@ -37,13 +37,11 @@ _UNSATISFIABLE = 416
 _LEFT_SEC = 7 * 86_400  # after which the part of another job goes, which has ended without its file
 
 
-class Arguments(BaseModel):
+class Wanted(Arguments):
     """The `args` of `load.http`; docs/fetch.md explains each."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
-
     url: Annotated[str, Field(max_length=8_192), AfterValidator(http.checked_url)]
-    path: str = Field(min_length=1, max_length=4_096, pattern=r"^[^\x00]+$")
+    path: FilePath
 
 
 @register("load.http", spares_attempts=True)
@@ -55,7 +53,7 @@ def load_http(args: dict[str, Any], context: Context) -> Generator[Progress | No
     argument, a refused address, an answer that is no file and a file that is too large raise PermanentError; silence, a
     broken connection and a passing status are tried again. No error shows more of the URL than its host.
     """
-    wanted = validated(Arguments, args)
+    wanted = validated(Wanted, args)
     settings = config.load()
     place = Place.below(context.data_dir, wanted.path)
     try:
@@ -73,8 +71,14 @@ def _fetched(
         return http.is_forbidden(address) if is_private else http.is_internal(address)
 
     known = None if part.size else place.version_of(url)
+    headers = {}  # by which the server sends the rest of a part, or no body of a file that is known
+    if part.size:
+        headers = {"Range": f"bytes={part.size}-", "If-Range": part.version.strong}
+    elif known is not None:
+        given = {"If-None-Match": known.etag, "If-Modified-Since": known.modified}
+        headers = {name: value for name, value in given.items() if value}
     times = http.Times(CONNECT_SEC, SILENCE_SEC)
-    with http.get(url, times, _conditions(part, known), guard=is_refused, check=context.check) as answer:
+    with http.get(url, times, headers, guard=is_refused, check=context.check) as answer:
         if answer.status == _UNSATISFIABLE and part.size:
             if answer.headers.get("Content-Range") != f"bytes */{part.size}":
                 part.drop()
@@ -87,21 +91,10 @@ def _fetched(
             yield from _received(answer, part, settings.dl_http_max_mb * 2**20)
         else:
             answer.require_final()
-            raise PermanentError(
-                f"{answer.name} answered {answer.status}: there is no file for this worker at this address"
-            )
+            why = "there is no file for this worker at this address"
+            raise PermanentError(f"{answer.name} answered {answer.status}: {why}")
     part.put_in_place()
     return {"changed": True, "bytes": part.size, "host": answer.name}
-
-
-def _conditions(part: Part, known: Version | None) -> dict[str, str]:
-    """The headers by which the server sends the rest of a part, or nothing of a file that is known."""
-    if part.size:
-        return {"Range": f"bytes={part.size}-", "If-Range": part.version.strong}
-    if known is None:
-        return {}
-    given = {"If-None-Match": known.etag, "If-Modified-Since": known.modified}
-    return {name: value for name, value in given.items() if value}
 
 
 def _received(answer: Answer, part: Part, most: int) -> Generator[Progress, None, None]:
@@ -123,12 +116,15 @@ def _received(answer: Answer, part: Part, most: int) -> Generator[Progress, None
         raise PermanentError(f"{answer.name} has a file of {total} bytes, and DL_HTTP_MAX_MB allows {most}")
     plain: Any = answer  # of a file GzipFile needs `read` alone
     body = gzip.GzipFile(fileobj=plain) if is_gzip else plain
-    while piece := _piece(answer.name, body):
-        if part.size + len(piece) > most:
-            part.drop()
-            raise PermanentError(f"{answer.name} has a file of more than DL_HTTP_MAX_MB allows, {most} bytes")
-        part.write(piece, SAVED_BYTES)
-        yield Progress(part.size, total)
+    try:
+        while piece := body.read(_PIECE):
+            if part.size + len(piece) > most:
+                part.drop()
+                raise PermanentError(f"{answer.name} has a file of more than DL_HTTP_MAX_MB allows, {most} bytes")
+            part.write(piece)
+            yield Progress(part.size, total)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise Unreachable(f"{answer.name} sends a file that is damaged: it is no whole gzip") from None
     if total is not None and part.size < total:
         part.save()
         raise Unreachable(f"{answer.name} has sent {part.size} of {total} bytes: the next run fetches the rest")
@@ -144,14 +140,6 @@ def _total_of_rest(answer: Answer, part: Part, version: Version) -> int | None:
         return None
     first, last, total = map(int, byte_range.groups())
     return total if first == part.size <= last < total else None
-
-
-def _piece(name: str, body: Any) -> bytes:
-    try:
-        piece: bytes = body.read(_PIECE)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise Unreachable(f"{name} sends a file that is damaged: it is no whole gzip") from None
-    return piece
 
 
 class Version(NamedTuple):
@@ -228,7 +216,10 @@ class Part:
     def open(cls, place: Place, context: Context, url: str) -> Iterator[Part]:
         """The part of the run before as its checkpoint says, where it is there and the server can send the rest."""
         saved = context.checkpoint or {}
-        _clear(place)
+        for path in place.folder.glob(f".{glob.escape(place.name)}.*.part"):
+            with suppress(OSError):
+                if path.stat().st_mtime < time.time() - _LEFT_SEC:
+                    path.unlink()
         part = cls(place, context, url)
         if saved.get("url") != _hash(url) or not part._take_over(saved):
             part._open_new()
@@ -237,35 +228,31 @@ class Part:
         finally:
             if not part._saved:  # no run goes on with it
                 part._path.unlink(missing_ok=True)
-            os.close(part._file)
+            part._file.close()
 
     def __init__(self, place: Place, context: Context, url: str) -> None:
         self._place, self._context, self._url = place, context, url
-        self._file = -1
-        self._path = Path()
-        self._saved = 0
-        self.size = 0
+        self._file: BinaryIO
+        self._path: Path
+        self.size = self._saved = 0
         self.version = Version()
         self._is_resumable = True  # a part that is taken over was
 
-    def write(self, piece: bytes, saved_bytes: int) -> None:
-        """Add a piece; once so many bytes have come since, save where the next run goes on."""
-        view = memoryview(piece)
-        while view:
-            written = os.pwrite(self._file, view, self.size)
-            self.size += written
-            view = view[written:]
-        if self.size >= self._saved + saved_bytes:
+    def write(self, piece: bytes) -> None:
+        """Add a piece; once SAVED_BYTES have come since, save where the next run goes on."""
+        self._file.write(piece)
+        self.size += len(piece)
+        if self.size >= self._saved + SAVED_BYTES:
             self.save()
 
     def save(self) -> None:
         """Save where the next run goes on, unless the server cannot send the rest."""
         if self.size > self._saved and self._is_resumable:
-            os.fdatasync(self._file)
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
             self._saved = self.size
-            self._context.save(
-                {"url": _hash(self._url), "part": self._path.name, "bytes": self.size, "version": list(self.version)}
-            )
+            kept = {"url": _hash(self._url), "part": self._path.name}
+            self._context.save(kept | {"bytes": self.size, "version": list(self.version)})
 
     def begin_anew(self, version: Version, is_resumable: bool) -> None:
         """Forget what the part has; what comes is of this version, and the server can send the rest of it, or not.
@@ -274,7 +261,7 @@ class Part:
         """
         if self.size:
             self._path.unlink(missing_ok=True)
-            os.close(self._file)
+            self._file.close()
             self._open_new()
         self.size = self._saved = 0
         self.version = version
@@ -287,7 +274,8 @@ class Part:
 
     def put_in_place(self) -> None:
         """Put the whole file in its place, at once, and note its version."""
-        os.fsync(self._file)
+        self._file.flush()
+        os.fsync(self._file.fileno())
         os.replace(self._path, self._place.file)
         self._place.remember(self._url, self.version._replace(job=str(self._context.job_id)))
 
@@ -302,32 +290,24 @@ class Part:
             file = _locked(path, 0)
         except OSError:
             return False
-        if os.fstat(file).st_size < saved["bytes"]:
-            os.close(file)
+        if file.seek(0, os.SEEK_END) < saved["bytes"]:
+            file.close()
             return False
-        os.ftruncate(file, saved["bytes"])
+        file.truncate(file.seek(saved["bytes"]))
         self._file, self._path, self.size, self._saved = file, path, saved["bytes"], saved["bytes"]
         self.version = Version(*saved["version"])
         return True
 
 
-def _locked(path: Path, flags: int) -> int:
+def _locked(path: Path, flags: int) -> BinaryIO:
     """The part, open and locked; raises OSError where a run that is alive holds it."""
-    file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o640)
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o640), "r+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(file)
+        file.close()
         raise
     return file
-
-
-def _clear(place: Place) -> None:
-    """Remove the parts of this file that no run has written to for long."""
-    for path in place.folder.glob(f".{glob.escape(place.name)}.*.part"):
-        with suppress(OSError):
-            if path.stat().st_mtime < time.time() - _LEFT_SEC:
-                path.unlink()
 
 
 def _stat(file: Path) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,8 @@ def steps(pipeline: Pipeline, args: Any, context: Context | None) -> Steps:
     if pipeline.form is Form.ASYNC_GENERATOR:
         return (yield from _async_generator(pipeline.function(*given)))
     if pipeline.form is Form.COROUTINE:
-        return (yield from _coroutine(pipeline.function(*given)))
+        with asyncio.Runner() as runner:
+            return (yield from _awaited(runner, pipeline.function(*given)))
     with own_process():  # within the hooks around a run, which are none of a child's business
         try:
             result = pipeline.function(*given)
@@ -69,11 +70,6 @@ def _async_generator(source: AsyncGenerator[Any, None]) -> Steps:
                 yield item
         finally:
             runner.run(source.aclose())
-
-
-def _coroutine(source: Coroutine[Any, Any, Any]) -> Steps:
-    with asyncio.Runner() as runner:
-        return (yield from _awaited(runner, source))
 
 
 def _awaited(runner: asyncio.Runner, source: Any) -> Steps:

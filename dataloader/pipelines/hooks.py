@@ -110,14 +110,10 @@ def _within(function: Callable[..., Any], run: Run, steps: Steps, pipeline: Step
                 raised = e
                 raise
     finally:
-        if raised is not None and _passes(raised):  # whatever the function has made of it
+        # An order to stop and an error that ends the worker pass, whatever the function has made of them.
+        if isinstance(raised, MemoryError) or not (raised is None or isinstance(raised, Exception)):
             raise raised
     if inspect.getgeneratorstate(pipeline) == inspect.GEN_CREATED:
         error = f"@around_run {identity(function)} has swallowed the {type(raised).__name__} of another"
         raise RuntimeError(f"the pipeline has not begun: {error}") from raised
     return None
-
-
-def _passes(error: BaseException) -> bool:
-    """Whether this is an order to stop, or ends the worker, so that no hook may take it for handled."""
-    return not isinstance(error, Exception) or isinstance(error, MemoryError)

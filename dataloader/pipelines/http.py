@@ -12,14 +12,13 @@ import http.client
 import io
 import math
 import re
-import select
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from socket import SOCK_STREAM, gaierror, getaddrinfo, socket
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -31,7 +30,7 @@ AGAIN_MOST_SEC = 86_400.0  # that a server may ask for
 PASSING = (408, 425, 429)  # of the 4xx
 REDIRECTED = (301, 302, 303, 307, 308)
 REDIRECTS_MOST = 5
-_SLICE_MS = 200  # between two safe points while the server is silent
+_SLICE_SEC = 0.2  # between two safe points while the server is silent
 _SAFE = "!#$%&'()*+,/:;=?@[]~"  # in a target; the rest is percent-encoded
 
 Guard = Callable[[str, str], bool]  # whether this host may not be asked at this IP address
@@ -75,13 +74,8 @@ class Address(NamedTuple):
             port = parts.port
         except ValueError:
             parts, port = urlsplit(""), None
-        if (
-            parts.scheme not in ("http", "https")
-            or not parts.hostname
-            or not url.isprintable()
-            or " " in url
-            or port == 0
-        ):
+        is_plain = url.isprintable() and " " not in url
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain or port == 0:
             raise ValueError("should be a URL such as https://example.com/rates.csv")
         is_tls = parts.scheme == "https"
         target = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=_SAFE)
@@ -280,7 +274,6 @@ class _Watched(io.RawIOBase):
     def __init__(self, connected: socket, name: str, times: Times, check: Callable[[], None]) -> None:
         self._socket, self._name, self._times, self._check = connected, name, times, check
         self._until = time.monotonic() + times.whole
-        connected.setblocking(False)
 
     def close(self) -> None:
         """Keep the socket open: http.client closes it before the answer is read."""
@@ -295,67 +288,54 @@ class _Watched(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """See RawIOBase; raises Unreachable when a time is over."""
-        return self._awaited(self._socket.recv_into, buffer, select.POLLIN)
+        return self._awaited(self._socket.recv_into, buffer)
 
     def sendall(self, data: bytes) -> None:
         """Send these bytes; raises Unreachable when a time is over."""
         view = memoryview(data)
         while view:
-            view = view[self._awaited(self._socket.send, view, select.POLLOUT) :]
+            view = view[self._awaited(self._socket.send, view) :]
 
-    def _awaited(self, step: Callable[[Any], int], data: Any, event: int) -> int:
+    def _awaited(self, step: Callable[[Any], int], data: Any) -> int:
         silent = time.monotonic() + self._times.silence
-        while True:
-            if time.monotonic() > self._until:
-                raise Unreachable(f"{self._name} has not answered within {self._times.whole:g} s")
+        while (now := time.monotonic()) < self._until:
+            self._socket.settimeout(max(0.001, min(_SLICE_SEC, silent - now, self._until - now)))
             try:
                 return step(data)
-            except BlockingIOError:
-                awaited = event
-            except ssl.SSLWantReadError:
-                awaited = select.POLLIN
-            except ssl.SSLWantWriteError:
-                awaited = select.POLLOUT
-            if time.monotonic() > silent:
-                raise Unreachable(f"{self._name} was silent for {self._times.silence:g} s")
-            poll = select.poll()
-            poll.register(self._socket, awaited)
-            left = min(silent, self._until) - time.monotonic()
-            if not poll.poll(max(1, min(_SLICE_MS, left * 1000))):
+            except TimeoutError:
+                if silent <= time.monotonic() < self._until:
+                    raise Unreachable(f"{self._name} was silent for {self._times.silence:g} s") from None
                 self._check()
+        raise Unreachable(f"{self._name} has not answered within {self._times.whole:g} s")
 
 
 # --- the guard of addresses that a job or an operator names ---
 
 
-def _networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
-    return tuple(map(ip_network, text.split()))
-
-
 # Services of clouds that give a machine's credentials to whoever asks: of most clouds, Azure, Alibaba, Oracle.
-_METADATA = frozenset(map(IPv4Address, ("169.254.169.254", "168.63.129.16", "100.100.100.200", "192.0.0.192")))
+_METADATA = {IPv4Address(text) for text in ("169.254.169.254", "168.63.129.16", "100.100.100.200", "192.0.0.192")}
 # The same in IPv6 of AWS, Google, Scaleway and Akamai, and the IPv4 addresses that are no single machine's.
-_FORBIDDEN = _networks("fd00:ec2::/32 fd20:ce::254 fd00:42::42 fd00:a9fe:a9fe::1 0.0.0.0/8 224.0.0.0/4 240.0.0.0/4")
+_OTHERS = "fd00:ec2::/32 fd20:ce::254 fd00:42::42 fd00:a9fe:a9fe::1 0.0.0.0/8 224.0.0.0/4 240.0.0.0/4"
+_FORBIDDEN = [ip_network(text) for text in _OTHERS.split()]
 _NAT64 = ip_network("64:ff9b::/96")
 # The IPv6 addresses that machines have: public, private, loopback; and those that stand for IPv4: mapped, NAT64.
-_MACHINES = (*_networks("2000::/3 fc00::/7 ::1 ::ffff:0:0/96"), _NAT64)
+_MACHINES = [*map(ip_network, ("2000::/3", "fc00::/7", "::1", "::ffff:0:0/96")), _NAT64]
 _ISATAP = 0x0000_5EFE  # the third quarter of such an address, but for one bit
 
 
 def is_forbidden(text: str) -> bool:
     """PURE: whether nothing may be sent to this IP address: link-local, of no single machine, or cloud metadata."""
-    return any(map(_is_forbidden, _meant(ip_address(text.partition("%")[0]))))
+    for address in _meant(ip_address(text.partition("%")[0])):
+        if address in _METADATA or address.is_link_local or any(address in network for network in _FORBIDDEN):
+            return True
+        if address.version == 6 and not any(address in network for network in _MACHINES):
+            return True
+    return False
 
 
 def is_internal(text: str) -> bool:
     """PURE: whether this IP address is forbidden, or of this machine, or of a private network."""
     return is_forbidden(text) or not all(each.is_global for each in _meant(ip_address(text.partition("%")[0])))
-
-
-def _is_forbidden(address: IPv4Address | IPv6Address) -> bool:
-    if address in _METADATA or address.is_link_local or any(address in network for network in _FORBIDDEN):
-        return True
-    return address.version == 6 and not any(address in network for network in _MACHINES)
 
 
 def _meant(given: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:
@@ -365,10 +345,6 @@ def _meant(given: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:
     last = IPv4Address(int(given) & 0xFFFF_FFFF)
     is_tunnel = given in _NAT64 or int(given) >> 32 & 0xFDFF_FFFF == _ISATAP
     # A network may have a NAT64 prefix of its own, so the end of any address may be a metadata service.
-    within = [
-        given.ipv4_mapped,
-        given.sixtofour,
-        *(given.teredo or ()),
-        last if is_tunnel or last in _METADATA else None,
-    ]
+    within = [given.ipv4_mapped, given.sixtofour, *(given.teredo or ())]
+    within += [last] if is_tunnel or last in _METADATA else []
     return [given, *(each for each in within if each is not None)]

@@ -6,26 +6,19 @@ imported by the first run: it costs a worker some 60 MB.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-
-from dataloader.pipelines import Context, PermanentError, Progress, absent, csv_parts, register, validated
-from dataloader.pipelines.csv_rows import Rows
-from dataloader.pipelines.csv_source import Place, identifier, opened, table, unique
+from dataloader.pipelines import Context, PermanentError, Progress, absent, csv_table, register, validated
+from dataloader.pipelines.csv_table import FileArguments, FileSource, Place, Target, identifier, opened, unique
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
 TASK = "load.parquet"
-_TAIL = 2**16  # bytes at the file's end, where it describes itself, by which it is known again
 _BUFFER = 2**20  # bytes of a column that are read at once
 _BATCH_ROWS, _BATCH_BYTES = 1_000, 2**22  # that are decoded at once
 # The type of a new table's column; what is not here is text there.
@@ -36,23 +29,8 @@ _TYPES = {
 }
 
 
-class Arguments(BaseModel):
+class Wanted(Target, FileArguments):
     """The `args` of `load.parquet`; docs/loaders.md explains each."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
-    names_columns: ClassVar[str] = "file"
-    hint: ClassVar[str] = ""
-    delimiter: ClassVar[str] = ","
-
-    path: str = Field(min_length=1, max_length=4_096, pattern=r"^[^\x00]+$")
-    table: Annotated[str, AfterValidator(table)]
-    key: Annotated[list[Annotated[str, AfterValidator(identifier)]], Field(min_length=1), AfterValidator(unique)]
-    batch_rows: int = Field(default=5_000, ge=1, le=1_000_000)
-
-    @property
-    def origin(self) -> str:
-        """Where the records come from, for people."""
-        return self.path
 
 
 def load_parquet(args: dict[str, Any], context: Context) -> Iterator[Progress | None]:
@@ -63,29 +41,20 @@ def load_parquet(args: dict[str, Any], context: Context) -> Iterator[Progress | 
     unchanged. A run after another one that ended in the middle of a large file goes on there, unless the file has
     changed.
     """
-    wanted = validated(Arguments, args)
-    with _file(context.data_dir, wanted.path) as file:
-        source = ParquetRows(wanted.path, file)
-        is_large = source.size > csv_parts.PART_BYTES
-        yield from csv_parts.load(context, wanted, source, source.columns, source.expected, in_parts=is_large)
+    wanted = validated(Wanted, args)
+    with open(opened(context.data_dir, wanted.path), "rb", buffering=0) as file:
+        source = ParquetFile(wanted.path, file)
+        yield from csv_table.load(context, wanted, source, in_parts=source.size > csv_table.PART_BYTES)
 
 
-@contextmanager
-def _file(folder: Path, path: str) -> Generator[BinaryIO, None, None]:
-    with open(opened(folder, path), "rb", buffering=0) as file:
-        yield file
-
-
-class ParquetRows(Rows):
+class ParquetFile(FileSource):
     """The rows of a file as CSV records, numbered from 1."""
 
     def __init__(self, path: str, file: BinaryIO) -> None:
         """Read what the file says of itself; raises PermanentError where it is no Parquet file that can be loaded."""
         from pyarrow import parquet
 
-        super().__init__(path)
-        self._path, self._file = path, file
-        self._version = self._stat()
+        super().__init__(path, file.fileno())
         with self._readable():
             self._parquet: Any = parquet.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)
         schema = self._parquet.schema_arrow
@@ -95,30 +64,14 @@ class ParquetRows(Rows):
             raise PermanentError(f"{path}: the names of its columns: {e}") from None
         self.columns = dict(zip(names, (_type(field.type) for field in schema), strict=True))
 
-    # --- as csv_table.Source has it ---
-
     @property
     def expected(self) -> int:
         """How many rows there are."""
         return int(self._parquet.metadata.num_rows)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file when it was opened."""
-        return self._version[0]
-
-    def identity(self) -> list[Any]:
-        """What tells this version of the file from others: its size, its time, and a hash of its last bytes."""
-        tail = os.pread(self._file.fileno(), _TAIL, max(0, self.size - _TAIL))
-        return [*self._version, hashlib.sha256(tail).hexdigest()]
-
-    def unchanged(self) -> bool:
-        """False when a program has written to the file since it was opened."""
-        return self._stat() == self._version
-
-    def records(self, begin: Place | None = None) -> Iterator[tuple[int, str]]:
-        """The rows behind that place, by default all."""
-        self._count = begin.records if begin else 0
+    def records(self, begin: Place) -> Iterator[tuple[int, str]]:
+        """See Source."""
+        self._count = begin.records
         for batch in self._batches(self._count):
             with self._readable():
                 texts = _records(batch)
@@ -126,7 +79,7 @@ class ParquetRows(Rows):
                 yield self._counted(text, len(text))
         if self._count != self.expected:  # pyarrow ends where the pages of a row group end, without an error
             found = f"it has {self._count} rows, and should have {self.expected}"
-            raise PermanentError(f"{self._path}: is damaged: {found}")
+            raise PermanentError(f"{self.origin}: is damaged: {found}")
 
     def _batches(self, skipped: int) -> Iterator[Any]:
         """The rows behind so many, some at a time; row groups before them are not read."""
@@ -136,20 +89,17 @@ class ParquetRows(Rows):
             if skipped >= group.num_rows:
                 skipped -= group.num_rows
                 continue
-            for batch in self._of_group(number, group.total_byte_size // max(1, group.num_rows)):
+            row_bytes = group.total_byte_size // max(1, group.num_rows)
+            size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
+            batches = self._parquet.iter_batches(batch_size=size, row_groups=[number], use_threads=False)
+            while True:
+                with self._readable():
+                    batch = next(batches, None)
+                if batch is None:
+                    break
                 if skipped < batch.num_rows:
                     yield batch.slice(skipped)
                 skipped = max(0, skipped - batch.num_rows)
-
-    def _of_group(self, number: int, row_bytes: int) -> Iterator[Any]:
-        size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
-        batches = self._parquet.iter_batches(batch_size=size, row_groups=[number], use_threads=False)
-        while True:
-            with self._readable():
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -162,12 +112,8 @@ class ParquetRows(Rows):
             if isinstance(e, OSError) and e.errno:
                 raise
             if not self.unchanged():
-                raise RuntimeError(f"a program wrote to {self._path} during the load") from None
-            raise PermanentError(f"{self._path}: is no Parquet file, or is damaged") from None
-
-    def _stat(self) -> tuple[int, int]:
-        found = os.fstat(self._file.fileno())
-        return found.st_size, found.st_mtime_ns
+                raise RuntimeError(f"a program wrote to {self.origin} during the load") from None
+            raise PermanentError(f"{self.origin}: is no Parquet file, or is damaged") from None
 
 
 def _records(batch: Any) -> list[str]:

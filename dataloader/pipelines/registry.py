@@ -6,8 +6,8 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -33,38 +33,102 @@ class UnknownTask(Exception):
     """This process knows no pipeline for the task. A newer farm may know it, so the farm tries the job again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pipeline:
-    """A registered function, its form and its limits."""
+    """A task with its options, which makes the decorated function the pipeline of the task's jobs.
+
+    docs/pipelines.md has examples.
+
+    `timeout_sec`, `max_memory_mb`: the limits of a run. A run over its time ends at its next yield; a plain function
+        gets Stopped raised into it. `timeout_factor` multiplies the time: a function of the pipeline's first argument,
+        or factors by patterns of the affinity key, such as {"*70b*": 1.5}.
+    `batch_size`: one call takes the jobs of up to so many keys; its first argument is {lock_key: [args, ...]}, from old
+        to new. An exception fails all keys; `context.fail`, `context.retry` and `context.skip` decide single ones.
+    `max_attempts`: the runs that a job may have whose trigger does not say it (5). With `spares_attempts` a run that
+        fails or crashes behind a new checkpoint has spent none.
+    `retry_in`: the seconds from the end of the failed attempt of this number (from 1) to the next one, 0 to 366 days.
+    `on_exhausted`: is called with the args of a job that is about to end `failed`; its own exception is logged.
+    `stall_sec`: a run is stuck that has reported nothing for so long (DL_STALL_SEC; 0: none is). Its stacks are kept;
+        with `on_stall` "retry" its worker is killed, and the run has ended as an error.
+    `prepare(args)` or `prepare(args, context)`: makes `context.resource` within `prepare_sec`: a generator function
+        with one yield, or a function that returns a context manager. The worker keeps it for the next jobs of the same
+        `affinity_key`.
+    `affinity`: the names of args; the first of them that is a text of 1 to 200 characters is the `affinity_key` of a
+        job whose trigger gives none.
+    `memory_mb`, `cpus`: the needs of a run; it begins only while its host has room (0: it needs nothing worth counting;
+        None: the farm learns them).
+    `schedule`: a cron text or a dict of a schedule's words (docs/schedules.md). Its name is the task's by default.
+    `limits`: the limits of the fleet that a run counts for whose trigger names none, such as ["source:oracle"].
+    `logs`: False: the queue keeps nothing of what the runs write.
+    `args`: a pydantic model of which the function, `prepare` and `timeout_factor` get an instance. A job whose args it
+        refuses ends `failed` before the function is called, and triggers refuse it by the model's JSON Schema.
+
+    A job keeps `max_attempts`, `affinity_key` and `limits` as they were when it was added. Producers learn of them when
+    a worker with the pipeline has started. Raises ValueError when another function has the name or an option is out of
+    its bounds, TypeError when an option is of another type or the function cannot be called as f(args) or
+    f(args, context).
+    """
 
     task: str
-    function: Callable[..., Any]
-    wants_context: bool
+    _: KW_ONLY
     timeout_sec: float | None = None
     max_memory_mb: float | None = None
     batch_size: int | None = None
+    max_attempts: int | None = None
     retry_in: Callable[[int], float] | None = None
     on_exhausted: Callable[[Any], object] | None = None
-    max_attempts: int | None = None
     stall_sec: float | None = None
     on_stall: str = REPORT
-    prepare: Callable[[Any, Any], AbstractContextManager[Any]] | None = None
+    prepare: Callable[..., Any] | None = None  # once given: of args and context, and returns a context manager
     prepare_sec: float = PREPARE_SEC
     timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None
-    affinity: tuple[str, ...] | None = None
+    affinity: str | Sequence[str] | None = None  # once given, a tuple
     memory_mb: float | None = None
     cpus: float | None = None
-    schedule: Mapping[str, Any] | None = None
-    limits: tuple[str, ...] | None = None
+    schedule: str | Mapping[str, Any] | None = None  # once given, as `new_schedule.checked` makes it
+    limits: Sequence[str] | None = None
     spares_attempts: bool = False
     logs: bool = True
     args: type[BaseModel] | None = None
-    args_schema: str | None = None  # of `args`, as the queue keeps it
+    args_schema: str | None = field(init=False)  # of `args`, as the queue keeps it
+    # Of the decorated function; found once, for the inspection costs more than a short run.
+    function: Callable[..., Any] = field(init=False)
+    wants_context: bool = field(init=False)
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
-        # Found once: the inspection costs more than a short run.
-        object.__setattr__(self, "form", form_of(self.function))
+        for name, (kind, is_right, should) in _OPTIONS.items():
+            value = getattr(self, name)
+            if value is not None and not is_right(value):
+                raise kind(f"pipeline {self.task!r}: {name} should be {should}, not {value!r}")
+        if self.spares_attempts and self.batch_size is not None:
+            why = "a call with several jobs has no checkpoints, so it spares no attempts"
+            raise ValueError(f"pipeline {self.task!r}: {why}")
+        self._set(args_schema=None if self.args is None else _schema_of(self.task, self.args))
+        if self.affinity is not None:
+            self._set(affinity=(self.affinity,) if isinstance(self.affinity, str) else tuple(self.affinity))
+        if self.schedule is not None:
+            self._set(schedule=_scheduled(self.task, self.schedule))
+        if self.limits is not None:
+            self._set(limits=tuple(self.limits))
+        if (given := self.prepare) is not None:
+            opened = contextmanager(given) if inspect.isgeneratorfunction(given) else given
+            wants_both = _wants_context(f"{self.task} (prepare)", given)
+            self._set(prepare=opened if wants_both else lambda args, context: opened(args))
+
+    def __call__(self, function: F) -> F:
+        """Make this function the pipeline."""
+        known = _registry.get(self.task)
+        if known and identity(known.function) != identity(function):
+            both = f"{identity(known.function)}, {identity(function)}"
+            raise ValueError(f"task {self.task!r} is registered twice: {both}")
+        self._set(function=function, wants_context=_wants_context(self.task, function), form=form_of(function))
+        _registry[self.task] = self
+        return function
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def timeout_of(self, given: Any, affinity_key: str | None) -> float | None:
         """How many seconds a run with this first argument may take; raises ValueError for a factor that is none."""
@@ -85,111 +149,9 @@ class Pipeline:
         return self.form is not Form.PLAIN
 
 
+register = Pipeline
 _registry: dict[str, Pipeline] = {}
 _absent: dict[str, str] = {}  # tasks that this installation lacks, and what would bring them
-
-
-def register(
-    task: str,
-    *,
-    timeout_sec: float | None = None,
-    max_memory_mb: float | None = None,
-    batch_size: int | None = None,
-    max_attempts: int | None = None,
-    retry_in: Callable[[int], float] | None = None,
-    on_exhausted: Callable[[Any], object] | None = None,
-    stall_sec: float | None = None,
-    on_stall: str = REPORT,
-    prepare: Callable[..., Any] | None = None,
-    prepare_sec: float = PREPARE_SEC,
-    timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None,
-    affinity: str | Sequence[str] | None = None,
-    memory_mb: float | None = None,
-    cpus: float | None = None,
-    schedule: str | Mapping[str, Any] | None = None,
-    limits: Sequence[str] | None = None,
-    spares_attempts: bool = False,
-    logs: bool = True,
-    args: type[BaseModel] | None = None,
-) -> Callable[[F], F]:
-    """Make the decorated function the pipeline of the jobs with this `task`.
-
-    A run longer than `timeout_sec` (a job may name its own) ends at its next yield; a plain function gets Stopped
-    raised into it. The farm kills a worker that goes on for another DL_KILL_GRACE_SEC. It kills a worker at once that
-    uses, with its children, more than `max_memory_mb`.
-
-    With `batch_size` one call takes the jobs of up to so many keys: the function's first argument is
-    {lock_key: [args, ...]}, the args of a key from old to new. An exception fails all keys, each by its own attempts;
-    `context.fail`, `context.retry` and `context.skip` decide single ones.
-
-    `max_attempts` is how many runs a job may have whose trigger does not say it: 5 without either. A job keeps what it
-    got when it was added. Producers learn of it from the database, when a worker with the pipeline has started.
-
-    `affinity` is one or several names of args that say which heavy resource a job needs, such as a model: the first of
-    these args that is a text of 1 to 200 characters is the `affinity_key` of a job whose trigger gives none. A job
-    keeps it, and producers learn of it, as of `max_attempts`.
-
-    `retry_in` returns the seconds from the end of the failed attempt of this number (from 1) to the next one, 0 to
-    366 days; by default `retries.linear(30)`. `on_exhausted` is called with the args of a job that is about to end
-    `failed`, for its attempts are spent or its error is permanent; with `batch_size` with {lock_key: [args]}. Its own
-    exception is logged and changes nothing. A job that a crash ends `lost` is not reported to it.
-
-    A run is stuck that has reported nothing for `stall_sec` (no yield, no progress, no check; by default DL_STALL_SEC;
-    0: no run is), whatever its heartbeat says. The farm writes the stacks of its threads into its journal; with
-    `on_stall` "retry" it then kills the worker, and the run has ended as an error.
-
-    `prepare(args)` or `prepare(args, context)` makes what is expensive to have, as `context.resource`: a generator
-    function with one yield, or a function that returns a context manager. It may take `prepare_sec`, and the limits of
-    the run begin behind it. The worker keeps the resource for the next jobs of the same `affinity_key`, of which it has
-    up to DL_WARM, and releases it at once where the job has none. `timeout_factor` multiplies `timeout_sec`: a function
-    of the pipeline's first argument, or factors by patterns of the affinity key, such as {"*70b*": 1.5}.
-
-    `memory_mb` and `cpus` are what a run needs: the most memory of its process and its children, and processors. The
-    farm begins a run only while its host has room for it (DL_HOST_MEMORY, DL_HOST_CPU). By default the farm learns both
-    from the journal; 0: it needs nothing worth counting.
-
-    `schedule` makes jobs of the task by the clock: a cron text, or a dict of a schedule's words (docs/schedules.md),
-    such as {"cron": "0 3 * * MON-FRI", "timezone": "Europe/Moscow", "args": {"day": "{{ date }}"}}. Its name is the
-    task's, unless the dict has a `name`. Workers tell it to the queue when they start.
-    `limits` are the limits of the fleet that the runs of a job count for whose trigger names none: up to 8 names, such
-    as ["source:oracle"]; `dataloader limit set` says what each allows. A job keeps them, and producers learn of them,
-    as of `max_attempts`.
-    With `spares_attempts` a run that fails or crashes has spent no attempt when it has saved a checkpoint that is not
-    the one at which it began: `max_attempts` bounds the runs that come no further.
-    Without `logs` the queue keeps nothing of what the runs write: that goes to the log stream only.
-
-    `args` is a pydantic model: the function gets an instance of it in the place of each dict of args, as `prepare` and
-    `timeout_factor` do. A job whose args the model refuses ends `failed` at its first run, before the function is
-    called; `on_exhausted` then gets the dict. The API, the dashboard and the command line learn of the model's JSON
-    Schema when a worker with the pipeline has started, and refuse such a job at its trigger.
-
-    Raises ValueError when another function has the name or an option is out of its bounds, TypeError when an option is
-    of another type or the function cannot be called as f(args) or f(args, context).
-    """
-    options = {name: value for name, value in locals().items() if name != "task"}
-    for name, value in options.items():
-        kind, is_right, should = _OPTIONS[name]
-        if value is not None and not is_right(value):
-            raise kind(f"pipeline {task!r}: {name} should be {should}, not {value!r}")
-    if spares_attempts and batch_size is not None:
-        raise ValueError(f"pipeline {task!r}: a call with several jobs has no checkpoints, so it spares no attempts")
-    options["args_schema"] = None if args is None else _schema_of(task, args)
-    options["affinity"] = (affinity,) if isinstance(affinity, str) else affinity and tuple(affinity)
-    options["schedule"] = None if schedule is None else _scheduled(task, schedule)
-    options["limits"] = None if limits is None else tuple(limits)
-    if prepare is not None:
-        opened = contextmanager(prepare) if inspect.isgeneratorfunction(prepare) else prepare
-        wants_both = _wants_context(f"{task} (prepare)", prepare)
-        options["prepare"] = opened if wants_both else lambda args, context: opened(args)
-
-    def decorate(function: F) -> F:
-        known = _registry.get(task)
-        if known and identity(known.function) != identity(function):
-            raise ValueError(f"task {task!r} is registered twice: {identity(known.function)}, {identity(function)}")
-        _registry[task] = Pipeline(task, function, _wants_context(task, function), **options)
-        return function
-
-    return decorate
 
 
 def absent(task: str, why: str) -> None:
@@ -221,7 +183,7 @@ def told() -> dict[str, dict[str, Any]]:
     return {task: {name: getattr(pipeline, name) for name in names} for task, pipeline in _registry.items()}
 
 
-def schedules() -> dict[str, Mapping[str, Any] | None]:
+def schedules() -> dict[str, Any]:
     """The schedule of each registered task, as `new_schedule.checked` makes it; None: it has none."""
     return {task: pipeline.schedule for task, pipeline in _registry.items()}
 
@@ -272,14 +234,8 @@ def _is_whole(value: Any, most: int) -> bool:
     return isinstance(value, int) and 1 <= value <= most
 
 
-def _are_names(value: Any) -> bool:
-    """Whether these are one or more names that PostgreSQL can keep: it takes no U+0000 and no lone surrogate."""
-    names = [value] if isinstance(value, str) else value
-    return isinstance(names, Sequence) and bool(names) and all(map(_is_name, names))
-
-
 def _is_name(value: Any) -> bool:
-    """Whether it names an argument whose text may be shown."""
+    """Whether it names an argument whose text may be shown; PostgreSQL keeps no U+0000 and no lone surrogate."""
     return isinstance(value, str) and value != "" and value.isprintable() and not masking.is_secret(value, "text")
 
 
@@ -287,9 +243,8 @@ def _are_limits(value: Any) -> bool:
     """Whether these are names of limits as a trigger may give them (queue/fields.py)."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > LIMITS_MOST:
         return False
-    return all(isinstance(name, str) and name.isprintable() and 0 < len(name) <= LIMIT_NAME for name in value) and (
-        len(set(value)) == len(value)
-    )
+    are_names = all(isinstance(name, str) and name.isprintable() and 0 < len(name) <= LIMIT_NAME for name in value)
+    return are_names and len(set(value)) == len(value)
 
 
 def _is_above_0(value: Any) -> bool:
@@ -300,26 +255,26 @@ def _are_factors(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(key, str) and _is_above_0(value[key]) for key in value)
 
 
+def _are_names(value: Any) -> bool:
+    names = [value] if isinstance(value, str) else value
+    return isinstance(names, Sequence) and bool(names) and all(map(_is_name, names))
+
+
 def _is_0_or_above(value: Any) -> bool:
     return value == 0 or _is_above_0(value)
 
 
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_model(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseModel)
-
-
-_SCHEDULE = "a cron text or a dict of a schedule's words"
-_LIMITS = f"up to {LIMITS_MOST} different names of 1 to {LIMIT_NAME} characters in a list"
+_NUMBER = (ValueError, _is_above_0, "a number above 0, or None")
+_BOOL = (TypeError, lambda v: isinstance(v, bool), "True or False")
+_SCHEDULE = "a cron text or a dict of a schedule's words, or None"
+_MODEL = "a model, a subclass of pydantic.BaseModel, or None"
+_LIMITS = f"up to {LIMITS_MOST} different names of 1 to {LIMIT_NAME} characters in a list, or None"
 # What each option should be where it is given, and the error for anything else.
 _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
-    "logs": (TypeError, _is_bool, "True or False"),
-    "spares_attempts": (TypeError, _is_bool, "True or False"),
-    "timeout_sec": (ValueError, _is_above_0, "a number above 0, or None"),
-    "max_memory_mb": (ValueError, _is_above_0, "a number above 0, or None"),
+    "logs": _BOOL,
+    "spares_attempts": _BOOL,
+    "timeout_sec": _NUMBER,
+    "max_memory_mb": _NUMBER,
     "batch_size": (ValueError, lambda v: _is_whole(v, BATCH_MOST), f"a whole number from 1 to {BATCH_MOST}, or None"),
     "max_attempts": (ValueError, lambda v: _is_whole(v, ATTEMPTS_MOST), "a whole number of 1 or more, or None"),
     "retry_in": (TypeError, callable, "a function of the attempt, such as retries.linear(30), or None"),
@@ -331,21 +286,9 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
     "affinity": (ValueError, _are_names, "the name of an argument that is no secret, or several, or None"),
     "memory_mb": (ValueError, _is_0_or_above, "a number of MB, 0 for none, or None"),
     "cpus": (ValueError, _is_0_or_above, "a number of processors, 0 for none, or None"),
-    "schedule": (
-        TypeError,
-        lambda v: isinstance(v, str | Mapping),
-        "a cron text or a dict of a schedule's words, or None",
-    ),
-    "limits": (
-        ValueError,
-        _are_limits,
-        f"up to {LIMITS_MOST} different names of 1 to {LIMIT_NAME} characters in a list, or None",
-    ),
-    "args": (
-        TypeError,
-        lambda v: isinstance(v, type) and issubclass(v, BaseModel),
-        "a model, a subclass of pydantic.BaseModel, or None",
-    ),
+    "schedule": (TypeError, lambda v: isinstance(v, str | Mapping), _SCHEDULE),
+    "limits": (ValueError, _are_limits, _LIMITS),
+    "args": (TypeError, lambda v: isinstance(v, type) and issubclass(v, BaseModel), _MODEL),
     "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
 }
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from time import monotonic
-from typing import Any
 
 import structlog
 
@@ -45,7 +44,7 @@ def start() -> None:
             auto_enabling_integrations=False,
             include_local_variables=False,
             max_breadcrumbs=0,
-            before_send=_masked,
+            before_send=lambda event, hint: log.masked(event),
         )
     except BadDsn:
         raise ValueError("SENTRY_DSN should be a DSN such as https://<key>@sentry.example.com/<project>") from None
@@ -54,6 +53,7 @@ def start() -> None:
 @on_error
 def report(run: Run, exc: BaseException) -> None:
     """Send the exception of a run that has failed; that of `Retry` asks for another run and is no failure."""
+    global _flushed_at
     if isinstance(exc, Retry):
         return
     with sentry_sdk.new_scope() as scope:
@@ -62,7 +62,10 @@ def report(run: Run, exc: BaseException) -> None:
         scope.set_tag("job_id", str(run.job_id))
         scope.set_tag("attempt", run.attempt)
         sentry_sdk.capture_exception(exc)
-    _flush_in_turn()
+    # A batch may have many failed keys, and the time of its run is limited.
+    if _flushed_at is None or monotonic() - _flushed_at >= FLUSH_SEC:
+        sentry_sdk.flush(FLUSH_SEC)
+        _flushed_at = monotonic()
 
 
 @last_words
@@ -70,18 +73,3 @@ def report_death(exc: BaseException) -> None:
     """Send the exception of which this worker process dies."""
     sentry_sdk.capture_exception(exc)
     sentry_sdk.flush(FLUSH_SEC)
-
-
-def _flush_in_turn() -> None:
-    """Wait for what is to be sent, unless the last wait ended less than FLUSH_SEC ago.
-
-    A batch may have many failed keys, and the time of its run is limited.
-    """
-    global _flushed_at
-    if _flushed_at is None or monotonic() - _flushed_at >= FLUSH_SEC:
-        sentry_sdk.flush(FLUSH_SEC)
-        _flushed_at = monotonic()
-
-
-def _masked(event: Any, hint: dict[str, Any]) -> Any:
-    return log.masked(event)

@@ -60,9 +60,12 @@ def deliver(args: dict[str, Any], context: Context) -> dict[str, Any]:
             raise PermanentError(f"the farm has not added this job: it alone adds jobs of {messages.TASK}")
         name, message = stored["webhook"], stored["message"]
         webhook = webhooks.find(conn, name)
-        if why := _needless(webhook, message, lambda: webhooks.is_firing(conn, name, message)):
-            return {"sent": False, "why": why}
-    assert webhook is not None  # noqa: S101  `_needless` has seen to it
+        if webhook is None:
+            return {"sent": False, "why": "the webhook has been removed"}
+        if webhook["paused_at"] and message["kind"] != "test":
+            return {"sent": False, "why": "the webhook is paused"}
+        if message["state"] == "firing" and not webhooks.is_firing(conn, name, message):
+            return {"sent": False, "why": "it is over by now"}
     body = json.dumps(SHAPES[webhook["shape"]](message), ensure_ascii=False).encode()
     try:
         answer = _posted(webhook["url"], body, signed(webhook["signed_by"], message["id"], int(time.time()), body))
@@ -76,17 +79,6 @@ def deliver(args: dict[str, Any], context: Context) -> dict[str, Any]:
         with context.queue_session() as conn:
             webhooks.pause(conn, name, "its receiver, which answered 410 Gone")
     raise _failure(answer, context.attempt)
-
-
-def _needless(webhook: webhooks.Row | None, message: dict[str, Any], is_firing: Callable[[], bool]) -> str:
-    """Why the message need not be sent; "": it should be."""
-    if webhook is None:
-        return "the webhook has been removed"
-    if webhook["paused_at"] and message["kind"] != "test":
-        return "the webhook is paused"
-    if message["state"] == "firing" and not is_firing():
-        return "it is over by now"
-    return ""
 
 
 def _failure(answer: http.Answer, attempt: int) -> Exception:

@@ -15,6 +15,7 @@ import pytest
 
 from dataloader import pipelines, testing
 from dataloader.farm import fence
+from dataloader.farm.runner import Execution
 from dataloader.pipelines import Context, resolve, steps
 from dataloader.testing import Result
 
@@ -73,3 +74,11 @@ def rows(dsn: str) -> Callable[[str], list[Any]]:
             return cursor.fetchall() if cursor.description else []
 
     return rows
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The notes of the runs for their journals."""
+    kept: list[str] = []
+    monkeypatch.setattr(Execution, "note", lambda self, text: kept.append(text))
+    return kept

@@ -191,36 +191,13 @@ def test_silence_is_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
             run("load.cbr.rates", date=DAY)
 
 
-def test_nobody_there_is_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    monkeypatch.setenv("CBR_BASE_URL", f"http://127.0.0.1:{port}")
-    with pytest.raises(http.Unreachable, match=r"127.0.0.1 accepts no connection"):
-        run("load.cbr.rates", date=DAY)
-
-
-def test_an_answer_that_only_drips_is_tried_again(run: Run, bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cbr, "_DEADLINE", 0)
-    with pytest.raises(http.Unreachable, match="has not answered within 0 s"):
-        run("load.cbr.rates", date=DAY)
-
-
-def test_redirects(run: Run, permanent: Callable[..., str], bank: Bank) -> None:
-    bank.status, bank.body, bank.headers = 302, b"", {"Location": "https://127.0.0.1/"}
-    assert "to another server" in permanent()
-    bank.headers = {"Location": "file:///etc/passwd"}
-    assert "to what is no plain URL" in permanent()
-    bank.headers = {"Location": "/again"}
-    assert "more than 5 times" in permanent()
-
-
 def test_another_server_is_not_asked(permanent: Callable[..., str], bank: Bank) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         other.settimeout(0.2)
         port = other.getsockname()[1]
         another, no_url = "to another server", "to what is no plain URL of http or https"
         hosts = {f"127.0.0.1:{port}": another, f"localhost:{port}": another}
-        hosts |= {f"u:p@127.0.0.1:{port}": no_url, "127.0.0.1:x": no_url}
+        hosts |= {f"u:p@127.0.0.1:{port}": no_url, "127.0.0.1:x": no_url, bank.base[7:]: "more than 5 times"}
         for host, reason in hosts.items():
             bank.status, bank.body, bank.headers = 302, b"", {"Location": f"http://{host}/XML_daily.asp"}
             assert f"{reason}; CBR_BASE_URL should name the right one" in permanent()

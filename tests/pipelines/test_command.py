@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from dataloader import config
-from dataloader.farm.runner import Execution
 from dataloader.pipelines import command
 from dataloader.pipelines.command import LONGEST_LINE, TAIL, Output
 from dataloader.testing import Result, run
@@ -40,14 +39,6 @@ def allow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Allow:
         monkeypatch.setenv("DL_COMMANDS", json.dumps({"it": {"argv": [sys.executable, "-c", code], **words}}))
 
     return allow
-
-
-@pytest.fixture
-def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The notes of the runs for their journals."""
-    kept: list[str] = []
-    monkeypatch.setattr(Execution, "note", lambda self, text: kept.append(text))
-    return kept
 
 
 def ran(job: Job, *arguments: str, **how: Any) -> Result:

@@ -8,7 +8,6 @@ import io
 import os
 import re
 import shutil
-import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,8 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import dataloader
-from dataloader.pipelines import Context, PermanentError, csv_source, csv_table, resolve, steps
+from dataloader.pipelines import Context, PermanentError, csv_table, resolve, steps
 from dataloader.testing import Result
 
 OURAIRPORTS = Path(__file__).parent.parent / "data" / "ourairports"
@@ -145,10 +143,10 @@ def test_a_key_of_several_columns_and_nothing_else(load: Run, rows: Rows) -> Non
     assert rows("SELECT a, b FROM t ORDER BY b") == [("1", "1"), ("1", "2")]
 
 
-def test_a_table_with_a_column_line(load: Run, rows: Rows) -> None:
-    rows("CREATE TABLE t (id int PRIMARY KEY, line text, line_ text)")
-    load(b"id,line\n1,x\n")
-    assert rows("SELECT id, line, line_ FROM t") == [(1, "x", None)]
+def test_a_table_with_the_column_of_the_lines(load: Run, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, dl_line text, line text)")
+    load(b"id,dl_line\n1,x\n")
+    assert rows("SELECT id, dl_line, line FROM t") == [(1, "x", None)]
 
 
 def test_a_header_alone_makes_an_empty_table(load: Run, rows: Rows) -> None:
@@ -376,9 +374,9 @@ def test_a_function_that_raises_what_may_pass_is_tried_again(code: str, load: Ru
 
 
 def test_a_stray_quote_in_a_large_file(refused: Refused) -> None:
-    lines = b"1,a\n" * (csv_source.LONGEST_RECORD // 4 + 1)
+    lines = b"1,a\n" * (csv_table.LONGEST_RECORD // 4 + 1)
     assert "f.csv, line 2: unterminated quote" in refused(b'id,a\n1,"a\n' + lines)
-    assert "line 2: longer than" in refused(b"id,a\n1," + b"a" * csv_source.LONGEST_RECORD)
+    assert "line 2: longer than" in refused(b"id,a\n1," + b"a" * csv_table.LONGEST_RECORD)
 
 
 @pytest.mark.parametrize(
@@ -466,11 +464,6 @@ def test_other_schemas(load: Run, refused: Refused, rows: Rows) -> None:
 # Arguments
 
 
-def test_every_table_of_the_schema_is_refused_as_a_target() -> None:
-    schema = (Path(dataloader.__file__).parents[1] / "sql" / "schema.sql").read_text("utf-8")
-    assert {*re.findall(r"^CREATE TABLE (\w+)", schema, re.MULTILINE), "dl_fence"} == csv_source.QUEUE_TABLES
-
-
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
@@ -478,7 +471,6 @@ def test_every_table_of_the_schema_is_refused_as_a_target() -> None:
         ({"table": 1}, "table: "),
         ({"table": "dl_jobs"}, "table: should not be a table of the queue"),
         ({"table": "any.dl_job_events"}, "table: should not be a table of the queue"),
-        ({"table": "dl_migrations"}, "table: should not be a table of the queue"),
         ({"table": "pg_catalog.pg_authid"}, "table: should not be in a schema of PostgreSQL"),
         ({"table": "a.b.c"}, "table: should be name or schema.name"),
         ({"table": "x" * 64}, "table: should be name or schema.name"),
@@ -591,19 +583,3 @@ def test_two_loads_that_both_create_the_table(context: Context, rows: Rows) -> N
     list(first)
     assert list(second)[-1] == {"processed": 1, "total": 1}
     assert rows("SELECT * FROM t") == [("1",)]
-
-
-@pytest.mark.long
-def test_memory_stays_bounded(load: Run, rows: Rows, tmp_path: Path, run: Run) -> None:
-    with (tmp_path / "f.csv").open("w") as file:
-        file.write("id,a,b\n")
-        file.writelines(f'{n},"{"x" * 80}",{"y" * 40}\n' for n in range(220_000))
-    assert (tmp_path / "f.csv").stat().st_size > 28_000_000
-    tracemalloc.start()
-    try:
-        run("load.csv", path="f.csv", batch_rows=100_000, **LOAD)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 4_000_000
-    assert rows("SELECT count(*) FROM t") == [(220_000,)]

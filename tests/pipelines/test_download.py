@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import gzip
-import json
 import os
 import re
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -590,27 +588,3 @@ def test_a_wrong_list_of_hosts_stops_the_start(environment: pytest.MonkeyPatch, 
     environment.setenv("DL_HTTP_PRIVATE_HOSTS", hosts)
     with pytest.raises(config.ConfigError, match="DL_HTTP_PRIVATE_HOSTS: should be hosts such as"):
         config.load()
-
-
-MEASURE = """
-import json, resource, sys
-from pathlib import Path
-from dataloader.testing import run
-
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-run("load.http", {"url": sys.argv[1] + "?no", "path": "warm"}, data_dir=Path("."), max_attempts=1)
-before = peak()
-result = run("load.http", {"url": sys.argv[1], "path": "f"}, data_dir=Path("."), max_attempts=1)
-print(json.dumps([result.status, Path("f").stat().st_size, peak() - before]))
-"""
-
-
-@pytest.mark.slow
-def test_200_mb_take_bounded_memory(server: Server) -> None:
-    server.file = bytes(200 * 2**20)
-    server.answers["/f.csv?no"] = (200, {})
-    command = [sys.executable, "-c", MEASURE, server.url]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    status, size, grown_mb = json.loads(done.stdout.splitlines()[-1])
-    assert (status, size) == ("succeeded", 200 * 2**20)
-    assert grown_mb < 20

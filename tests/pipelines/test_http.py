@@ -51,19 +51,6 @@ def test_a_host_that_accepts_no_connection_is_given_up_in_time() -> None:
             pass
 
 
-def test_a_silent_server_is_a_safe_point() -> None:
-    class Stop(BaseException):
-        pass
-
-    def stop() -> None:
-        raise Stop
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        address = Address.of(f"http://127.0.0.1:{listening.getsockname()[1]}/")
-        with pytest.raises(Stop), http.exchange(address, Times(5, 60), check=stop):
-            pass
-
-
 def test_a_server_that_does_not_read_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = Address.of(f"http://127.0.0.1:{listening.getsockname()[1]}/")

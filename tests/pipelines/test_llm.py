@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 from fake_node import WORDS, FakeNode
 
-from dataloader.pipelines.llm import nodes, speech
+from dataloader.pipelines import llm
 from dataloader.testing import Result, run
 
 TEXT = " ".join(WORDS)
@@ -50,7 +48,7 @@ def down() -> Iterator[str]:
 def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """No .env, no memory of other tests' nodes; this machine may be as busy as it likes."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(nodes, "_scanned", {})
+    monkeypatch.setattr(llm, "_scanned", {})
     monkeypatch.setenv("OLLAMA_BASE_URL", "")
     monkeypatch.setenv("DL_LLM_BUSY_PERCENT", "100")
     return monkeypatch
@@ -114,10 +112,10 @@ def test_a_line_of_an_answer_ends_with_a_line_feed_alone(ask: Ask, mlx: FakeNode
 
 
 def test_an_answer_without_end_is_given_up(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:
-    settings.setattr(speech, "_LONGEST_ANSWER", 300)
+    settings.setattr(llm, "_LONGEST_ANSWER", 300)
     assert "its answer is longer than 300 bytes" in str(ask().error)
-    settings.setattr(nodes, "_scanned", {})
-    settings.setattr(nodes, "_LONGEST_LIST", 20)
+    settings.setattr(llm, "_scanned", {})
+    settings.setattr(llm, "_LONGEST_LIST", 20)
     assert f"{ollama.url}: its answer to /api/tags is longer than 20 bytes" in str(ask().error)
 
 
@@ -147,7 +145,6 @@ LEGAL = {
     "CR": f"data: {HELLO}\r\rdata: {WORLD}\r\r{DONE}".replace("\n", "\r"),
     "CRLF": f"data: {HELLO}\r\n\r\ndata: {WORLD}\r\n\r\n{DONE}".replace("\n", "\r\n"),
     "single line ends": f"data: {HELLO}\ndata: {WORLD}\ndata: [DONE]\n",
-    "several lines of data": f"data: {{\ndata: {HELLO[1:]}\n\n: hm\ndata: {WORLD[:-1]}\ndata\ndata: }}\n\n{DONE}",
     "other fields": f"retry: 5\nid\nevent: chunk\nid: 7\nx-mark: 1\ndata: {HELLO}\n\n:\ndata: {WORLD}\n\n{DONE}",
 }
 
@@ -185,7 +182,7 @@ def test_every_form_of_ollamas_lines_is_an_answer(ask: Ask, ollama: FakeNode, bo
 def test_an_answer_that_is_whole_needs_no_end_of_the_stream(
     ask: Ask, mlx: FakeNode, settings: pytest.MonkeyPatch
 ) -> None:
-    settings.setattr(speech, "_REST_SEC", 0.1)
+    settings.setattr(llm, "_REST_SEC", 0.1)
     mlx.streams, mlx.behave = [f"data: {HELLO}\n\ndata: {WORLD}\n\ndata: {STOP}\n\n".encode()], "hangs"
     assert ask(model=MLX_MODEL).value["text"] == "Hello world"  # type: ignore[index]
     assert mlx.hung_up.wait(10)
@@ -317,7 +314,7 @@ def test_a_node_that_says_that_it_is_busy_is_passed_over(
     ollama.status = {"queue_percent": 97, "cpu_percent": 3, "ram_percent": 40}
     mlx.status = {"active_requests": 1, "max_concurrency": 1}
     settings.setenv("DL_LLM_BUSY_PERCENT", "96")
-    settings.setattr(nodes, "_is_here", lambda url: False)
+    settings.setattr(llm, "_is_here", lambda url: False)
     result = ask()
     assert result.error == (
         f"no node has answered (category default): {ollama.url}: its queue is at 97 %, above 96 %;"
@@ -337,8 +334,8 @@ def test_an_mlx_node_gets_no_more_requests_than_its_places(
     ask: Ask, mlx: FakeNode, settings: pytest.MonkeyPatch
 ) -> None:
     settings.setenv("DL_LLM_MLX_CONCURRENT", "2")
-    node = nodes.Node("mlx", mlx.url)
-    with nodes.place(node, 2), nodes.place(node, 2):
+    node = llm.Node("mlx", mlx.url)
+    with llm.place(node, 2), llm.place(node, 2):
         assert "this machine has 2 of 2 requests in flight there" in str(ask(model=MLX_MODEL).error)
     assert ask(model=MLX_MODEL).status == "succeeded"
 
@@ -350,7 +347,7 @@ def test_a_scan_counts_for_a_minute(ask: Ask, ollama: FakeNode, settings: pytest
     ask()
     ask()
     assert [path for path, _ in ollama.asked if path == "/api/tags"] == ["/api/tags"]
-    settings.setattr(nodes, "KEPT_SEC", 0.0)
+    settings.setattr(llm, "KEPT_SEC", 0.0)
     ask()
     assert [path for path, _ in ollama.asked if path == "/api/tags"] == ["/api/tags"] * 2
 
@@ -417,26 +414,3 @@ def test_a_timeout_ends_a_run_whose_node_says_nothing(ask: Ask, ollama: FakeNode
     result = run("llm.generate", {"prompt": PROMPT}, timeout_sec=1, max_attempts=1)
     assert (result.status, result.runs[0].end) == ("failed", "timeout")
     assert ollama.hung_up.wait(60)
-
-
-def test_without_httpx_the_pipeline_is_absent_and_says_what_brings_it() -> None:
-    code = """
-import sys
-sys.modules["httpx"] = None
-from dataloader import pipelines
-pipelines.load([])
-assert "llm.generate" not in pipelines.tasks()
-try:
-    pipelines.resolve("llm.generate")
-except pipelines.UnknownTask as e:
-    print(e)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    said = "the pipeline 'llm.generate' is not installed here: it needs httpx: pip install 'dataloader-farm[llm]'\n"
-    assert (done.stdout, done.stderr) == (said, "")
-
-
-def test_a_farm_without_such_jobs_does_not_import_httpx() -> None:
-    code = "import sys; from dataloader import pipelines; pipelines.load([]); print('httpx' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("False\n", "")

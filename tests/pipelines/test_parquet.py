@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -15,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from dataloader.pipelines import csv_parts
+from dataloader.pipelines import csv_table
 from dataloader.testing import Result
 
 Rows = Callable[[str], list[Any]]
@@ -52,20 +49,6 @@ def load(job: Load, arrow: Any) -> Load:
         return job("load.parquet", wanted, **({"max_attempts": 1} | (how or {})))
 
     return load
-
-
-@pytest.mark.parametrize("part_bytes", [1, 2**23])
-def test_the_rows_arrive_and_a_second_load_changes_none(
-    load: Load, written: Callable[..., None], rows: Rows, monkeypatch: pytest.MonkeyPatch, part_bytes: int
-) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", part_bytes)
-    written()
-    result = load()
-    assert (result.status, result.value) == ("succeeded", {"processed": ROWS, "total": ROWS})
-    assert (rows("SELECT * FROM t ORDER BY id"), rows(LEFT)) == (EXPECTED, [(0,)])
-    versions = rows("SELECT id, xmin, ctid FROM t ORDER BY id")
-    assert load().status == "succeeded"
-    assert rows("SELECT id, xmin, ctid FROM t ORDER BY id") == versions
 
 
 def test_each_type_arrives_as_itself(load: Load, arrow: Any, written: Callable[..., None], rows: Rows) -> None:
@@ -111,37 +94,6 @@ def test_a_single_column_with_nulls(load: Load, written: Callable[..., None], ro
     assert rows("SELECT id FROM t ORDER BY id") == [("",), ("a",)]
 
 
-@pytest.mark.parametrize("how", ["crash_at", "drain_at"])
-def test_the_next_run_goes_on_behind_the_last_part(
-    load: Load, written: Callable[..., None], rows: Rows, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
-    written()
-    result = load({how: 41})
-    assert (result.status, result.attempts) == ("succeeded", 1)
-    first, second = result.runs
-    assert first.checkpoint is not None
-    number = first.checkpoint["place"][2]
-    assert number > 700
-    assert second.progress[0]["processed"] == number + 100
-    assert (rows("SELECT * FROM t ORDER BY id"), rows(LEFT)) == (EXPECTED, [(0,)])
-
-
-@pytest.mark.slow
-def test_killed_anywhere_the_rows_are_the_files(
-    load: Load, written: Callable[..., None], rows: Rows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
-    written()
-    points = load().steps
-    for point in [1, *range(2, points - 2, 17), *range(points - 2, points + 1), "end"]:
-        rows("DROP TABLE t")
-        result = load({"crash_at": point, "max_attempts": 3})
-        assert (result.status, rows("SELECT * FROM t ORDER BY id"), rows(LEFT)) == ("succeeded", EXPECTED, [(0,)]), (
-            point
-        )
-
-
 def test_a_value_that_the_table_refuses_is_named_by_its_row(
     load: Load, written: Callable[..., None], rows: Rows
 ) -> None:
@@ -174,7 +126,7 @@ def test_a_file_that_has_not_the_rows_that_it_says_is_damaged(
     part_bytes: int,
 ) -> None:
     """A file says its number of rows first as a whole, and last for its row group, which pyarrow believes."""
-    monkeypatch.setattr(csv_parts, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(csv_table, "PART_BYTES", part_bytes)
     written(row_group_size=1_000, id=list(range(1_000)))
     file = tmp_path / "f.parquet"
     whole = file.read_bytes()
@@ -209,14 +161,14 @@ def test_a_file_that_changes_meanwhile_is_loaded_again(
     load: Load, written: Callable[..., None], rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written()
-    opened, left = csv_parts.load, iter([True])
+    opened, left = csv_table.load, iter([True])
 
     def changing(*args: Any, **given: Any) -> Any:
         if next(left, False):
             os.utime(tmp_path / "f.parquet", (1, 1))
         return opened(*args, **given)
 
-    monkeypatch.setattr(csv_parts, "load", changing)
+    monkeypatch.setattr(csv_table, "load", changing)
     result = load({"max_attempts": 2})
     assert "a program wrote to f.parquet during the load" in str(result.runs[0].error)
     assert (result.status, rows("SELECT * FROM t ORDER BY id")) == ("succeeded", EXPECTED)
@@ -239,55 +191,3 @@ def test_what_cannot_be_loaded_is_named(
     result = load({"max_attempts": 3}, **args)
     assert (result.status, result.attempts) == ("failed", 1)
     assert error in (result.error or "")
-
-
-def test_without_pyarrow_the_job_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['pyarrow'] = None\n"
-        "from dataloader import pipelines; pipelines.load(())\n"
-        "try: pipelines.resolve('load.parquet')\n"
-        "except pipelines.UnknownTask as e: print(e)"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == (
-        "the pipeline 'load.parquet' is not installed here: it needs pyarrow: pip install 'dataloader-farm[parquet]'\n"
-    )
-
-
-MEASURE = """
-import json, resource, sys
-from pathlib import Path
-import pyarrow
-from pyarrow import parquet
-from dataloader.testing import run
-
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-load = lambda path: run("load.parquet", {"path": path, "table": "t", "key": ["id"]}, dsn=sys.argv[1], max_attempts=1)
-parquet.write_table(pyarrow.table({"id": [0], "x": ["x"]}), "warm")
-load("warm")
-before = peak()
-result = load("f")
-print(json.dumps([result.status, peak() - before]))
-"""
-WRITE = """
-import os, pyarrow
-from pyarrow import parquet
-
-schema = pyarrow.schema({"id": pyarrow.int64(), "x": pyarrow.string()})
-with parquet.ParquetWriter("f", schema, compression="none", use_dictionary=False) as writer:
-    for group in range(2):
-        ids = range(group * 100_000, (group + 1) * 100_000)
-        rows = pyarrow.table({"id": ids, "x": [os.urandom(512).hex() for _ in ids]}, schema)
-        writer.write_table(rows, row_group_size=100_000)
-"""
-
-
-@pytest.mark.slow
-def test_200_mb_take_bounded_memory(dsn: str, arrow: Any, rows: Rows, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", WRITE], cwd=tmp_path, check=True)
-    assert (tmp_path / "f").stat().st_size > 200_000_000
-    command = [sys.executable, "-c", MEASURE, dsn]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
-    status, grown_mb = json.loads(done.stdout.splitlines()[-1])
-    assert (status, rows("SELECT count(*) FROM t")) == ("succeeded", [(200_000,)])
-    assert grown_mb < 60

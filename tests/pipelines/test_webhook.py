@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from receiver import KEY, Receiver, is_signed
 
-from dataloader.pipelines import PermanentError, Retry, http, webhook
+from dataloader.pipelines import PermanentError, Retry, webhook
 from dataloader.queue import db
 from dataloader.queue.reports import messages, webhooks
 from dataloader.queue.reports.messages import Rules
@@ -220,12 +217,6 @@ def test_slacks_shape(send: Send, receiver: Receiver, environment: pytest.Monkey
     assert all(len(block["text"]["text"]) <= 3_000 for block in document["blocks"])
 
 
-def test_slack_is_told_that_it_is_over(send: Send, receiver: Receiver, environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("DL_WEBHOOK_SLACK", receiver.url)
-    send(condition("resolved"), shape="slack", url="${DL_WEBHOOK_SLACK}")
-    assert receiver.got[0].document["blocks"][0]["text"]["text"].startswith(":white_check_mark: ")
-
-
 # --- what the receiver answers ---
 
 
@@ -311,25 +302,6 @@ def test_a_receiver_that_breaks_off_or_is_down_is_tried_again(send: Send, receiv
         assert "xxxx" not in str(result.error)
 
 
-def test_a_receiver_without_a_valid_certificate_gets_nothing(
-    send: Send, environment: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """And with one that this machine trusts it does, but by no other name."""
-    command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x -addext subjectAltName=DNS:localhost"
-    key, certificate = (str(tmp_path / name) for name in ("key.pem", "cert.pem"))
-    subprocess.run(["openssl", *command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    receiver = Receiver(certificate=(certificate, key))
-    port = receiver.url.rpartition(":")[2]
-    results = [send(url=f"https://localhost:{port}/")]
-    environment.setattr(http, "certificates", lambda: ssl.create_default_context(cafile=certificate))
-    results += [send(url=f"https://{host}:{port}/") for host in ("127.0.0.1", "localhost")]
-    receiver.close()
-    assert [result.status for result in results] == ["failed", "failed", "succeeded"]
-    assert str(results[0].error).startswith("the certificate of localhost is not valid for this machine")
-    assert isinstance(results[0].exception, Retry), "it may be renewed"
-    assert len(receiver.got) == 1
-
-
 # --- what is not sent ---
 
 
@@ -337,24 +309,6 @@ def test_nothing_is_sent_to_a_metadata_service(send: Send) -> None:
     result = send(url="http://169.254.169.254/latest/meta-data/", max_attempts=5)
     assert (result.status, result.attempts) == ("failed", 1)
     assert "nothing is sent there" in str(result.error)
-
-
-def test_a_name_is_looked_up_once_and_its_forbidden_addresses_are_passed_over(
-    send: Send, receiver: Receiver, environment: pytest.MonkeyPatch
-) -> None:
-    """A name server that tells another address at the second question reaches nothing."""
-    port = int(receiver.url.rpartition(":")[2])
-    asked: list[str] = []
-
-    def look_up(host: str, *_: Any, **__: Any) -> list[Any]:
-        asked.append(host)
-        found = [("169.254.169.254", port), ("127.0.0.1", port)] if len(asked) == 1 else [("169.254.169.254", port)]
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in found]
-
-    environment.setattr(http, "getaddrinfo", look_up)
-    assert send(url=f"http://ops.example.com:{port}/").status == "succeeded"
-    assert asked == ["ops.example.com"]
-    assert receiver.got[0].headers["host"] == f"ops.example.com:{port}"
 
 
 def test_a_condition_that_is_over_by_now_is_not_sent(send: Send, receiver: Receiver, conn: db.Connection) -> None:

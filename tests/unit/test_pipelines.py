@@ -22,6 +22,12 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registry", {})
 
 
+def pipeline_of(function: Callable[..., Any]) -> Pipeline:
+    registry._registry.pop("t", None)
+    register("t")(function)
+    return resolve("t")
+
+
 def context(stop: Callable[[], bool] = lambda: False, report: Callable[[Any], None] = lambda _: None) -> Context:
     def nowhere(_dsn: str | None) -> Any:
         raise AssertionError("no database here")
@@ -90,7 +96,7 @@ def test_a_waiting_coroutine_offers_safe_points_and_is_cancelled_when_closed() -
         finally:
             cleaned.append(True)
 
-    running = steps(Pipeline("t", waits, False), {}, context())
+    running = steps(pipeline_of(waits), {}, context())
     assert next(running) is None
     running.close()
     assert cleaned == [True]
@@ -114,7 +120,7 @@ def test_closing_runs_the_pipelines_finally(kind: str) -> None:
         finally:
             cleaned.append(kind)
 
-    running = steps(Pipeline("t", sync if kind == "generator" else asynchronous, False), {}, context())
+    running = steps(pipeline_of(sync if kind == "generator" else asynchronous), {}, context())
     while next(running) is None:
         pass
     running.close()
@@ -232,4 +238,4 @@ def test_a_stop_iteration_of_a_plain_function_is_called_the_pipelines() -> None:
         return next(iter(()))
 
     with pytest.raises(RuntimeError, match=r"^pipeline raised StopIteration$"):
-        next(pipelines.steps(pipelines.Pipeline("t.empty", empty, wants_context=False), {}, None))
+        next(pipelines.steps(pipeline_of(empty), {}, None))

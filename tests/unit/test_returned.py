@@ -24,9 +24,13 @@ def delivery(keys: str) -> Delivery:
     return Delivery(tuple(Job(uuid4(), "q", "t", "{}", None, key, "", 1, 5, 60, None, 1, "h:1:b") for key in keys))
 
 
+def nothing(args: Any) -> None:
+    pass
+
+
 def outcome(value: Any, keys: str = "k", batch_size: int | None = None, most_kb: int = 1) -> Outcome:
-    pipeline = pipelines.Pipeline("t", lambda args: None, wants_context=False, batch_size=batch_size)
-    return returned(delivery(keys), pipeline, value, {"last": "report"}, most_kb)
+    pipelines.register("t", batch_size=batch_size)(nothing)
+    return returned(delivery(keys), pipelines.resolve("t"), value, {"last": "report"}, most_kb)
 
 
 def results(value: Any, keys: str, batch_size: int | None = 9) -> list[str | None]:

@@ -1,78 +1,425 @@
 """`run.dask`, `run.ray`, `run.spark`: a program on a cluster that is there already. docs/engines.md is the page.
 
-follow      order or adopt → follow → end, for every engine; the states of a program, its output
+This module follows a program by one run of a job, for every engine: order or adopt it, read its output, take its end.
+The order is in the job's checkpoint before the engine gets it. So the run after a worker's death finds the id there,
+asks the engine for it, and goes on with it. A cancellation and a time limit stop the program. A drain and a lost claim
+leave it to the next run.
+
 on_dask     a Dask scheduler, by its client; driver.py is what runs on the Dask worker
-on_ray      Ray's job submission, by HTTP
-on_spark    the REST server of a Spark master, by HTTP
-rest        HTTP with JSON, for the latter two
+over_http   Ray's job submission and the REST server of a Spark master
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
+import time
 from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
 from importlib.util import find_spec
-from typing import Any
+from logging import Logger
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from dataloader import config
+from dataloader import config, pipelines
 from dataloader.pipelines import Context, PermanentError, Progress, absent, register, validated
-from dataloader.pipelines.engines.follow import ARGS_MOST, Engine, Followed, Lines
+from dataloader.pipelines.command import Output
+from dataloader.pipelines.http import Refused, Unreachable
+from dataloader.queue.job import End, to_json
 
-Steps = Generator[Progress | None, None, Any]
+ARGS_MOST = 64 * 1024  # bytes of JSON: an environment variable of Linux holds twice as much
+RESULT_KEPT = 48 * 1024  # characters of JSON that a checkpoint can hold beside its own words
+PROGRESS_MOST = 4_096  # bytes of a line of progress
+LINE_MOST = 2**20  # bytes of a line that is kept until its end has come: a result may be as long
+SLICE_SEC = 0.1  # between two safe points
+LOOK_SEC, LOOK_MOST_SEC = 0.25, 2.0  # between two looks at the engine: first, and for a program that takes long
+CANCEL_SEC = 2.0  # less than DL_KILL_GRACE_SEC, after which the farm kills the worker
+
+T = TypeVar("T")
+Steps = Generator[Progress | None, None, T]
 
 
-class Arguments(BaseModel):
+class ProgramFailed(Exception):
+    """The program has ended otherwise than it should, or the engine does not know it any more."""
+
+
+class EngineAway(Exception):
+    """The engine has not answered for `away_sec`."""
+
+
+class State(StrEnum):
+    """What has become of a program on its engine."""
+
+    ABSENT = "absent"  # the engine knows no such program
+    RUNNING = "running"  # or it waits for its place there
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"  # on order: ours, or that of a person at the engine
+
+
+class Seen(NamedTuple):
+    """One look at a program: its state, and what it has written since the look before."""
+
+    state: State
+    output: bytes = b""
+    read: int = 0  # bytes of the output up to here; the next look goes on there
+    why: str = ""  # the engine's words for a failure
+    result: Any = None  # where the engine itself hands a result over
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A program that a job has ordered, as its checkpoint keeps it; the id is ours, the handle is the engine's."""
+
+    id: str
+    handle: str = ""
+    read: int = 0
+    is_over: bool = False  # its end has been told: another run of the job orders anew
+    has_result: bool = False  # it has succeeded with this `result`
+    result: Any = None
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The order as a checkpoint of the job; one that lives on at the engine asks for a cleanup (queue/cleanups)."""
+        lives_on = not (self.is_over or self.has_result)
+        return asdict(self) | ({"on_cancel": "stop"} if lives_on else {})
+
+
+class Engine:
+    """One program on one cluster. Each verb raises Unreachable or Refused."""
+
+    forgets = False  # whether it is to forget a program whose result is safe; else people look at it there
+
+    def submit(self, order: Order) -> str:
+        """Start the program, and return the engine's handle for it; where the engine knows the id, it starts none."""
+        raise NotImplementedError
+
+    def look(self, order: Order) -> Seen:
+        """Its state, and its output from `order.read` on."""
+        raise NotImplementedError
+
+    def find(self, order: Order) -> str | None:
+        """The engine's handle for a program of this id; None where there is none."""
+        raise NotImplementedError
+
+    def cancel(self, order: Order, until: float) -> bool:
+        """Stop it; whether the engine has confirmed this before that monotonic instant."""
+        raise NotImplementedError
+
+    def forget(self, order: Order) -> None:
+        """Let the engine forget a program that has ended."""
+
+    def close(self) -> None:
+        """End the connections; the program goes on."""
+
+
+def order_of(checkpoint: dict[str, Any] | None, job_id: UUID, claim: int) -> Order:
+    """PURE: the order that a run goes on with: that of its checkpoint, or a new one where that is over.
+
+    The number in the id is the claim of the run that gave the order. It grows with each start of the job, so no two
+    orders of a job have one id, also where the checkpoint is gone after a success.
+    """
+    if checkpoint and not checkpoint.get("is_over"):
+        known = {each.name for each in fields(Order)} & checkpoint.keys()
+        return Order(**{name: checkpoint[name] for name in known})
+    return Order(f"dl-{job_id}-{claim}")
+
+
+class Lines:
+    """The output of one program line by line, in bounded memory: progress, a result, or a line for the job's log."""
+
+    def __init__(self, logger: Logger, logged_most: int) -> None:
+        """`logged_most` is how many bytes of the output are logged."""
+        self.output = Output(logger, logged_most)
+        self.result: Any = None
+        self._progress: dict[str, Any] | None = None  # the newest that was not taken
+        self._begun = b""
+        self._from_result = 0  # bytes from the begin of the newest result on
+
+    def take(self, piece: bytes) -> None:
+        """Take the next piece of the output."""
+        *whole, self._begun = (self._begun + piece).split(b"\n")
+        for line in whole:
+            self._line(line, len(line) + 1)
+        if len(self._begun) > LINE_MOST:
+            self.end()
+
+    def end(self) -> None:
+        """The output is over, or is read no further: its last line may have no end."""
+        begun, self._begun = self._begun, b""
+        if begun:
+            self._line(begun, len(begun))
+
+    @property
+    def unread(self) -> int:
+        """The bytes at the end that the next run is to read again: from the newest result on, or of a line begun."""
+        return self._from_result + len(self._begun)
+
+    def taken_progress(self) -> dict[str, Any] | None:
+        """The newest progress, once; None: there is none."""
+        newest, self._progress = self._progress, None
+        return newest
+
+    def _line(self, line: bytes, size: int) -> None:
+        """Take a line, which has so many bytes of the output: all behind a result is read again with it."""
+        message = spoken(line)
+        if message is None:
+            self.output.take(line + b"\n")
+        elif set(message) == {"result"}:
+            self.result, self._from_result = message["result"], size
+            return
+        else:
+            self._progress = message
+        if self._from_result:
+            self._from_result += size
+
+
+def spoken(line: bytes) -> dict[str, Any] | None:
+    """PURE: the message to the farm in a line, {"processed": 5, "total": 9, ...} or {"result": ...}; None without."""
+    text = line.strip()
+    if not (text.startswith(b"{") and text.endswith(b"}")):
+        return None
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if set(message) == {"result"}:
+        return dict(message)
+    done = message.get("processed")
+    is_number = type(done) is int or (isinstance(done, float) and math.isfinite(done))
+    return dict(message) if is_number and len(text) <= PROGRESS_MOST else None
+
+
+class Followed:
+    """One run's view of its program."""
+
+    def __init__(self, engine: Engine, name: str, away_sec: float, context: Context, lines: Lines) -> None:
+        """`name` is the cluster's in messages, `away_sec` how long it may be away."""
+        self._engine, self._name, self._away_sec, self._context, self._lines = engine, name, away_sec, context, lines
+        self._order = Order("")
+        self._is_given = False  # the engine may have the order
+        self._kept: dict[str, Any] = {}  # as the checkpoint has the order
+
+    def steps(self) -> Steps[Any]:
+        """Follow the program to its end, and return its result."""
+        try:
+            return (yield from self._followed())
+        except GeneratorExit:
+            if self._context.stop_reason in (End.CANCELED, End.TIMEOUT):
+                self._cancel()
+            elif self._is_given:
+                self._context.logger.info(
+                    "%s goes on at %s: the next run of this job follows it", self._order.id, self._name
+                )
+            raise
+        finally:
+            self._engine.close()
+
+    def _followed(self) -> Steps[Any]:
+        before = self._context.checkpoint
+        self._order = order_of(before, self._context.job_id, self._context.claim)
+        if before is not None and "canceled" in before:
+            return (yield from self._cleaned_up(before["canceled"]))
+        if self._order.has_result:
+            return self._order.result
+        is_given = before is not None and self._order.id == before["id"]
+        yield from self._given_again() if is_given else self._given()
+        return (yield from self._to_its_end())
+
+    def _cleaned_up(self, canceled: str) -> Steps[dict[str, str]]:
+        """Stop the program of a job that was canceled while no run of it could stop the program."""
+        state = yield from self._found()
+        if state is State.RUNNING:
+            yield from self._asked(self._stopped)
+            state = State.STOPPED
+        elif state is not State.ABSENT and self._engine.forgets:
+            yield from self._asked(self._engine.forget)
+        self._context.note(f"{self._order.id} of the canceled job {canceled} is {state} at {self._name}")
+        return {"program": self._order.id, "state": state}
+
+    def _stopped(self, order: Order) -> None:
+        if not self._engine.cancel(order, time.monotonic() + CANCEL_SEC):
+            raise Unreachable("it has not confirmed that the program is stopped")
+
+    def _found(self) -> Steps[State]:
+        """What has become of the order of an earlier run."""
+        if not self._order.handle:
+            self._order = replace(self._order, handle=(yield from self._asked(self._engine.find)) or "")
+        return (yield from self._asked(self._engine.look)).state if self._order.handle else State.ABSENT
+
+    def _given_again(self) -> Steps[None]:
+        """Adopt the order of an earlier run, or give it where the engine does not know it.
+
+        An absent order keeps its id: where two runs of the job believe so, the engine starts one program for both. A
+        program that was stopped before its end was told was stopped for a run that could not write it, or while no run
+        looked: it is ordered under a new id.
+        """
+        self._is_given = True
+        state = yield from self._found()
+        if state not in (State.ABSENT, State.STOPPED):
+            self._context.logger.info("%s at %s is adopted: it is %s", self._order.id, self._name, state)
+            return
+        anew = order_of(None, self._context.job_id, self._context.claim)
+        self._order = anew if state is State.STOPPED else Order(self._order.id)
+        yield from self._given()
+
+    def _given(self) -> Steps[None]:
+        """Order the program, once the queue has the order's id; keep the engine's handle."""
+        yield from self._saved()
+        self._is_given = True
+        handle = yield from self._asked(self._engine.submit)
+        self._order = replace(self._order, handle=handle)
+        self._keep(self._order.checkpoint())
+        self._context.logger.info("%s is at %s", self._order.id, self._name)
+
+    def _to_its_end(self) -> Steps[Any]:
+        began = time.monotonic()
+        while True:
+            seen = yield from self._asked(self._engine.look)
+            self._lines.take(seen.output)
+            self._order = replace(self._order, read=max(self._order.read, seen.read))
+            if seen.state is not State.RUNNING:
+                self._lines.end()
+                return (yield from self._ended(seen))
+            yield self._progress()
+            yield from _rest(min(LOOK_MOST_SEC, max(LOOK_SEC, (time.monotonic() - began) / 30)))
+
+    def _progress(self) -> Progress | None:
+        """The program's progress, with the place in its output at which the next run goes on."""
+        kept = replace(self._order, read=self._order.read - self._lines.unread).checkpoint()
+        news = self._lines.taken_progress()
+        if news is None:
+            if kept != self._kept:
+                self._keep(kept)
+            return None
+        progress = Progress(news["processed"], checkpoint=kept)
+        progress.update(news)
+        return progress
+
+    def _ended(self, seen: Seen) -> Steps[Any]:
+        for line in self._lines.output.tail:
+            self._context.note(line)
+        if seen.state is State.SUCCEEDED:
+            return (yield from self._succeeded(self._lines.result if seen.result is None else seen.result))
+        if seen.state is State.ABSENT:
+            raise ProgramFailed(f"{self._name} does not know {self._order.id} any more: it has started anew")
+        self._order = replace(self._order, is_over=True)
+        yield from self._forgotten()
+        how = ("was stopped there" if seen.state is State.STOPPED else "failed") + (f": {seen.why}" if seen.why else "")
+        raise ProgramFailed(f"{self._order.id} {how}{self._lines.output.last_words()}")
+
+    def _succeeded(self, result: Any) -> Steps[Any]:
+        """Keep the result before the engine forgets it: a run after this one would find neither.
+
+        A checkpoint takes no NaN and no odd text, so the result is kept as the run's end would write it. That end also
+        judges a result of which `to_json` makes nothing.
+        """
+        written = json.loads(to_json({"result": result}) or "{}")
+        if written and len(json.dumps(written["result"])) <= RESULT_KEPT:
+            self._order = replace(self._order, has_result=True, result=written["result"])
+            yield from self._forgotten()
+        if (news := self._lines.taken_progress()) is not None:
+            self._context.progress(news)
+        return written.get("result", result)
+
+    def _forgotten(self) -> Steps[None]:
+        if not self._engine.forgets:
+            self._keep(self._order.checkpoint())
+            return
+        yield from self._saved()
+        try:
+            self._engine.forget(self._order)
+        except (Unreachable, Refused) as e:
+            self._context.logger.info("%s has not forgotten %s: %s", self._name, self._order.id, e)
+
+    def _saved(self) -> Steps[None]:
+        """Wait until the queue has the order; a run that has lost its claim ends here."""
+        self._keep(self._order.checkpoint())
+        while not self._context.is_saved:
+            yield None
+            time.sleep(0.005)
+        yield None
+
+    def _asked(self, verb: Callable[[Order], T]) -> Steps[T]:
+        """The engine's answer; while it is away the verb is tried again, for `away_sec`."""
+        until, is_away = time.monotonic() + self._away_sec, False
+        while True:
+            try:
+                return verb(self._order)
+            except Unreachable as e:
+                if not is_away:
+                    self._context.logger.warning("%s is away: %s", self._name, e)
+                is_away = True
+                if time.monotonic() >= until:
+                    text = f"{self._name} has not answered for {self._away_sec:g} s: {e}"
+                    raise EngineAway(f"{text}; the next attempt goes on with {self._order.id}") from None
+            yield None
+            yield from _rest(min(LOOK_MOST_SEC, self._away_sec))
+
+    def _cancel(self) -> None:
+        """Stop the program; where the engine does not confirm it in time, say so, and let a later run adopt it."""
+        if not self._is_given or self._order.is_over or self._order.has_result:
+            return
+        why = "it has not answered in time"
+        try:
+            if self._engine.cancel(self._order, time.monotonic() + CANCEL_SEC):
+                self._keep(replace(self._order, is_over=True).checkpoint())
+                self._context.note(f"{self._order.id} is stopped at {self._name}")
+                return
+        except (Unreachable, Refused) as e:
+            why = str(e)
+        self._context.note(
+            f"{self._name} has not confirmed that {self._order.id} is stopped ({why}): it may go on there"
+        )
+
+    def _keep(self, checkpoint: dict[str, Any]) -> None:
+        self._kept = checkpoint
+        self._context.save(checkpoint)
+
+
+def _rest(seconds: float) -> Steps[None]:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(SLICE_SEC, left))
+        yield None
+
+
+class Arguments(pipelines.Arguments):
     """The `args` of the three tasks; docs/engines.md explains each."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
     cluster: str = Field(min_length=1, max_length=64)
     entrypoint: str = Field(min_length=1, max_length=64)
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default={})
 
 
-def run_dask(args: dict[str, Any], context: Context) -> Steps:
-    """Call a function on a Dask cluster, and return what it returns.
+def _task_of(kind: str, module: str, name: str) -> Callable[[dict[str, Any], Context], Steps[Any]]:
+    """The pipeline for clusters of this kind, whose Engine is the class of this name; a run imports it."""
 
-    Cluster and function are those that DL_ENGINES allows; what it does not name raises PermanentError. A worker's death
-    and a drain leave the function running: the next run of the job goes on with it. A cancellation and the time limit
-    stop it. Its output is logged. A function that raises, or that the cluster loses, raises ProgramFailed; a cluster
-    that is away for too long EngineAway.
-    """
-    from dataloader.pipelines.engines.on_dask import OnDask
+    def run(args: dict[str, Any], context: Context) -> Steps[Any]:
+        """Run a program on a cluster, and return its result.
 
-    return (yield from _followed("dask", OnDask, args, context))
+        Cluster and program are those that DL_ENGINES allows; another one raises PermanentError. A worker's death and a
+        drain leave the program running: the next run of the job goes on with it. A cancellation and the time limit stop
+        it. Its output is logged. A program that fails, or that the cluster loses, raises ProgramFailed; a cluster that
+        is away for too long EngineAway.
+        """
+        wanted = validated(Arguments, args)
+        clusters = {name: each for name, each in config.load().dl_engines.items() if each.engine == kind}
+        where = f"cluster: should be one of {kind} that DL_ENGINES of this worker names"
+        cluster = _named(clusters, wanted.cluster, where)
+        where = f"entrypoint: should be one that DL_ENGINES names for {wanted.cluster}"
+        entry = _named(cluster.entrypoints, wanted.entrypoint, where)
+        text = json.dumps(wanted.args)
+        if len(text) > ARGS_MOST:
+            raise PermanentError(f"args: should be at most {ARGS_MOST} bytes of JSON, not {len(text)}")
+        engine = getattr(importlib.import_module(f"{__name__}.{module}"), name)(cluster, entry, text)
+        lines = Lines(context.logger, cluster.output_kb * 1024)
+        return (yield from Followed(engine, wanted.cluster, cluster.away_sec, context, lines).steps())
 
-
-def run_ray(args: dict[str, Any], context: Context) -> Steps:
-    """Run a command as a job of a Ray cluster, and return the result that it has printed; else as `run.dask`."""
-    from dataloader.pipelines.engines.on_ray import OnRay
-
-    return (yield from _followed("ray", OnRay, args, context))
-
-
-def run_spark(args: dict[str, Any], context: Context) -> Steps:
-    """Run an application on a Spark cluster, and return the result that it has printed; else as `run.dask`."""
-    from dataloader.pipelines.engines.on_spark import OnSpark
-
-    return (yield from _followed("spark", OnSpark, args, context))
-
-
-def _followed(kind: str, engine: Callable[[Any, Any, str], Engine], args: dict[str, Any], context: Context) -> Steps:
-    """Follow the program that the args name, on a cluster of this kind."""
-    wanted = validated(Arguments, args)
-    clusters = {name: each for name, each in config.load().dl_engines.items() if each.engine == kind}
-    cluster = _named(clusters, wanted.cluster, f"cluster: should be one of {kind} that DL_ENGINES of this worker names")
-    where = f"entrypoint: should be one that DL_ENGINES names for {wanted.cluster}"
-    entry = _named(cluster.entrypoints, wanted.entrypoint, where)
-    text = json.dumps(wanted.args)
-    if len(text) > ARGS_MOST:
-        raise PermanentError(f"args: should be at most {ARGS_MOST} bytes of JSON, not {len(text)}")
-    lines = Lines(context.logger, cluster.output_kb * 1024)
-    followed = Followed(engine(cluster, entry, text), wanted.cluster, cluster.away_sec, context, lines)
-    return (yield from followed.steps())
+    return run
 
 
 def _named(known: dict[str, Any], name: str, should: str) -> Any:
@@ -81,9 +428,9 @@ def _named(known: dict[str, Any], name: str, should: str) -> Any:
     return known[name]
 
 
-register("run.ray")(run_ray)
-register("run.spark")(run_spark)
+register("run.ray")(_task_of("ray", "over_http", "OnRay"))
+register("run.spark")(_task_of("spark", "over_http", "OnSpark"))
 if find_spec("distributed"):
-    register("run.dask")(run_dask)
+    register("run.dask")(_task_of("dask", "on_dask", "OnDask"))
 else:
     absent("run.dask", "it needs distributed: pip install 'dataloader-farm[dask]'")

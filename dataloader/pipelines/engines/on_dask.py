@@ -11,20 +11,18 @@ import asyncio
 import json
 import os
 import secrets
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from distributed import Client, Event, Future, Variable
 from distributed.security import Security
 
 from dataloader.config import DaskCluster, DaskFunction
-from dataloader.pipelines.engines import driver
-from dataloader.pipelines.engines.follow import Order, Seen, State
+from dataloader.pipelines.engines import Engine, Order, Seen, State, driver
 from dataloader.pipelines.http import Unreachable
 
 ANSWER_SEC = 3.0  # with CANCEL_SEC it ends before DL_KILL_GRACE_SEC does
@@ -38,14 +36,15 @@ class _Task(NamedTuple):
     nonce: str
 
 
-class OnDask:
+class OnDask(Engine):
     """One task on one Dask cluster."""
 
     forgets = True  # the scheduler holds results and outputs in memory
 
     def __init__(self, cluster: DaskCluster, function: DaskFunction, args: str) -> None:
         self._cluster, self._function, self._args = cluster, function, args
-        self._loop: _Loop | None = None
+        # The client's loop runs only while a question is asked: what comes meanwhile is read with the next answer.
+        self._runner: asyncio.Runner | None = None
         self._made: Client | None = None
         self._task: _Task | None = None
 
@@ -95,13 +94,13 @@ class OnDask:
 
     def close(self) -> None:
         """See Engine."""
-        loop, made = self._loop, self._made
-        self._loop = self._made = self._task = None
-        if loop is not None:
+        runner, made = self._runner, self._made
+        self._runner = self._made = self._task = None
+        if runner is not None:
             if made is not None:
                 with suppress(OSError, TimeoutError):
-                    loop.ask(made.close, CLOSE_SEC)
-            loop.end()
+                    runner.run(asyncio.wait_for(made.close(), CLOSE_SEC))
+            runner.close()
 
     async def _submitted(self, order: Order) -> _Task:
         task = await self._published(order)
@@ -169,19 +168,23 @@ class OnDask:
         return self._made
 
     def _ask(self, question: Callable[[], Awaitable[T]], within: float = ANSWER_SEC) -> T:
-        """The scheduler's answer, from the client's thread."""
+        """The scheduler's answer; raises Unreachable where it takes longer than so many seconds."""
+
+        async def asked(question: Callable[[], Awaitable[Any]]) -> Any:
+            return await asyncio.wait_for(question(), within)
+
         try:
-            if self._loop is None or self._made is None or self._made.status != "running":
+            if self._runner is None or self._made is None or self._made.status != "running":
                 self.close()
-                self._loop = _Loop()
-                self._made = self._loop.ask(lambda: self._connected(within), within)
-            return self._loop.ask(question, within)
+                self._runner = asyncio.Runner()
+                self._made = self._runner.run(asked(lambda: self._connected(within)))
+            return cast(T, self._runner.run(asked(question)))
         except (OSError, TimeoutError, CancelledError) as e:
             self.close()
             raise Unreachable(f"the scheduler has not answered ({type(e).__name__})") from None
 
     async def _connected(self, within: float) -> Client:
-        """A client, in a loop of ours: one that makes its own waits for ever for a scheduler that is silent."""
+        """A client in our loop: one that makes its own waits for ever for a scheduler that is silent."""
         cluster, security = self._cluster, None
         if cluster.ca_file:
             files = {"ca_file": cluster.ca_file, "client_cert": cluster.cert_file, "client_key": cluster.key_file}
@@ -206,39 +209,6 @@ def newer(total: int, tail: bytes, read: int) -> bytes:
     left_out = new - len(tail)
     head = f"[{left_out} bytes are left out]\n".encode() if left_out > 0 else b""
     return head + tail[max(0, len(tail) - new) :]
-
-
-class _Loop:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="dask", daemon=True)
-        self._thread.start()
-
-    def ask(self, question: Callable[[], Awaitable[T]], within: float) -> T:
-        """The answer; raises TimeoutError where it takes longer than so many seconds."""
-
-        async def asked() -> T:
-            return await asyncio.wait_for(question(), within)
-
-        return asyncio.run_coroutine_threadsafe(asked(), self._loop).result()
-
-    def end(self) -> None:
-        """End what is under way, and the thread."""
-
-        async def all_ended() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(all_ended(), self._loop).result(CLOSE_SEC)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_SEC)
-        if not self._thread.is_alive():
-            self._loop.close()
 
 
 async def _answer(asked: Any) -> Any:

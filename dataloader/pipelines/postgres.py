@@ -1,7 +1,8 @@
-"""The source of `load.postgres`: the rows of a query in another database, as CSV records.
+"""`load.postgres`: the rows of a query in another PostgreSQL into a table, by key, all of it or nothing.
 
-The rows stream from `COPY (query) TO STDOUT` in a transaction that may only read. Each wait for the source is a safe
-point. No error shows the source's DSN: the operator gives it a name (DL_SOURCE_...).
+The rows stream from `COPY (query) TO STDOUT` in a transaction that may only read, as the CSV records of csv_table. By
+default one transaction takes the rows of one. With `resume` they come in the order of the key and in parts. Each wait
+for the source is a safe point. No error shows the source's DSN: the operator gives it a name (DL_SOURCE_...).
 """
 
 from __future__ import annotations
@@ -9,22 +10,21 @@ from __future__ import annotations
 import hashlib
 import re
 import select
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 import psycopg
 from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.postgres import types
-from psycopg.pq import ExecStatus
+from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
+from pydantic import Field
 
 from dataloader import config
-from dataloader.pipelines import Context, PermanentError
-from dataloader.pipelines.csv_rows import Rows
-from dataloader.pipelines.csv_source import Place, identifier, unique
-from dataloader.pipelines.csv_table import is_permanent, reason_of
+from dataloader.pipelines import Arguments, Context, PermanentError, Progress, csv_table, register, validated
+from dataloader.pipelines.csv_table import Place, Source, Target, identifier, is_permanent, reason_of, unique
 
 _CONNECT_SEC = 10
 _CANCEL_SEC = 2.0
@@ -33,8 +33,10 @@ _FIELD = re.compile(r'(?:"((?:[^"]++|"")*+)"|([^,]*+))(?:,|\Z)')  # of a record;
 # A dead link is noticed within some 15 s; a DSN may say otherwise.
 _LINK = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 15_000}
 # What a text of the source means must not depend on its role's settings.
-_BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_SETTINGS = b"SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres'; SET LOCAL bytea_output = 'hex'"
+_BEGIN = b"""
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres'; SET LOCAL bytea_output = 'hex'
+"""
 _READ_ONLY = "25006"
 # The types that a new table takes over; another one, such as an enum, is text there.
 _TYPES = {
@@ -53,53 +55,60 @@ class Unavailable(Exception):
     """The source gave no complete answer to this attempt."""
 
 
-class Query(Rows):
-    """The rows of one query as CSV records, numbered from 1; a context manager, for its session."""
+class _Origin(Arguments):
+    source: str = Field(pattern=config.SOURCE_NAME)
+    query: str = Field(min_length=1, max_length=100_000, pattern=r"^[^\x00]+$")
 
-    def __init__(self, source: str, query: str, ordered_by: Sequence[str], context: Context) -> None:
-        """`source` is the operator's name of the database; rows `ordered_by` a key may begin behind one of them.
 
-        Raises PermanentError for a query that the source does not take, Unavailable without the source.
-        """
-        self._source, self._query, self._key, self._check = source, query, list(ordered_by), context.check
-        super().__init__(f"source {source}")
+class Wanted(Target, _Origin):
+    """The `args` of `load.postgres`; docs/loaders.md explains each."""
+
+    resume: bool = False
+
+
+@register("load.postgres", spares_attempts=True)
+def load_postgres(args: dict[str, Any], context: Context) -> Iterator[Progress | None]:
+    """Make the rows of `table` with the query's keys equal to the query's, in one transaction.
+
+    A second run changes nothing. The last of several rows with the same key counts. A wrong argument, a query that the
+    source refuses or that would write there, a value that the table refuses and a table that does not fit raise
+    PermanentError and leave the table unchanged; a source that does not answer raises Unavailable.
+    """
+    wanted = validated(Wanted, args)
+    with closing(Query(wanted, context)) as source:
+        yield from csv_table.load(context, wanted, source, in_parts=wanted.resume)
+
+
+class Query(Source):
+    """The rows of one query as CSV records, in a session of its own."""
+
+    names_columns = "query"
+
+    def __init__(self, wanted: Wanted, context: Context) -> None:
+        """Raises PermanentError for a query that the source does not take, Unavailable without the source."""
+        super().__init__(f"source {wanted.source}")
+        self._query, self._check = wanted.query, context.check
+        self._key = wanted.key if wanted.resume else []  # of rows in its order, so that others may begin behind one
         self._last: str | None = None  # the latest record
-        self._conn = self._connected(f"dl-load:{context.job_id}")
+        self._conn = self._connected(wanted.source, f"dl-load:{context.job_id}")
         try:
             self._ask(lambda: self._pg.send_query(_BEGIN))
-            self._ask(lambda: self._pg.send_query(_SETTINGS))
             self.columns = self._described()
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Query:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        query = hashlib.sha256(wanted.query.encode()).hexdigest()
+        self.version = [wanted.source, query, self.columns]
 
     def close(self) -> None:
         """End the session, and the query if it goes on."""
-        if self._pg.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+        if self._pg.transaction_status == TransactionStatus.ACTIVE:
             with suppress(psycopg.Error):
                 self._conn.cancel_safe(timeout=_CANCEL_SEC)
         self._conn.close()
 
-    # --- as csv_table.Source has it ---
-
-    @property
-    def expected(self) -> None:
-        """Nobody knows how many rows a query has."""
-        return
-
-    def identity(self) -> list[Any]:
-        """What tells this query's rows from others: the source, the query and the columns."""
-        return [self._source, hashlib.sha256(self._query.encode()).hexdigest(), self.columns]
-
-    def records(self, begin: Place | None = None) -> Iterator[tuple[int, str]]:
-        """The rows behind that place, by default all."""
-        begin = begin or Place(None)
+    def records(self, begin: Place) -> Iterator[tuple[int, str]]:
+        """See Source; the rows of one query are those of one state of its database."""
         self._count = begin.records
         self._ask(lambda: self._pg.send_query(self._copy(begin.mark)))
         for data in self._rows():
@@ -115,20 +124,13 @@ class Query(Rows):
         mark = [found[name][2] if found[name][1] is None else found[name][1].replace('""', '"') for name in self._key]
         return place._replace(mark=mark)
 
-    def unchanged(self) -> bool:
-        """One query sees one state of its database."""
-        return True
-
-    # --- the session ---
-
     @property
     def _pg(self) -> psycopg.pq.abc.PGconn:
         return self._conn.pgconn
 
-    def _connected(self, name: str) -> psycopg.Connection[Any]:
-        dsn = config.source_dsn(self._source)
-        if dsn is None:
-            variable = config.SOURCES + self._source.upper()
+    def _connected(self, source: str, name: str) -> psycopg.Connection[Any]:
+        if (dsn := config.source_dsn(source)) is None:
+            variable = config.SOURCES + source.upper()
             raise Unavailable(f"the variable {variable} is not set in the environment of this worker")
         given = _LINK | {"connect_timeout": _CONNECT_SEC} | conninfo_to_dict(dsn)
         given |= {"application_name": name, "client_encoding": "utf8"}
@@ -136,7 +138,7 @@ class Query(Rows):
             return psycopg.connect(make_conninfo("", **given), autocommit=True, prepare_threshold=None)
         except psycopg.Error as e:
             why = next((trouble for trouble in _TROUBLES if trouble in str(e)), "there is no connection")
-            raise Unavailable(f"source {self._source} cannot be reached: {why}") from None
+            raise Unavailable(f"{self.origin} cannot be reached: {why}") from None
 
     def _described(self) -> dict[str, str]:
         """The columns with their types. Prepared alone, the query is whole: it cannot end the COPY around it."""
@@ -216,11 +218,11 @@ class Query(Rows):
     def _failed(self, error: psycopg.Error) -> Exception:
         """The error to raise for one of the source; it quotes no value."""
         if error.sqlstate is None:
-            return Unavailable(f"source {self._source}: the connection was lost")
+            return Unavailable(f"{self.origin}: the connection was lost")
         words = reason_of(error, "", ())
         if is_permanent(error) or error.sqlstate == _READ_ONLY:
-            return PermanentError(f"source {self._source}: {words}")
-        return Unavailable(f"source {self._source}: {words}")
+            return PermanentError(f"{self.origin}: {words}")
+        return Unavailable(f"{self.origin}: {words}")
 
 
 def _type(oid: int) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader import config
-from dataloader.pipelines import csv_parts, pg_source
+from dataloader.pipelines import csv_table, postgres
 from dataloader.testing import Result
 
 Rows = Callable[[str], list[Any]]
@@ -62,22 +59,6 @@ def loaded(rows: Rows) -> list[Any]:
     return rows("SELECT * FROM t ORDER BY id")
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_the_rows_arrive_as_they_are_and_a_second_load_changes_none(
-    load: Load, orders: list[Any], rows: Rows, resume: bool
-) -> None:
-    result = load(resume=resume)
-    assert (result.status, result.value) == ("succeeded", {"processed": ROWS, "total": ROWS})
-    assert (loaded(rows), rows(LEFT)) == (orders, [(0,)])
-    versions = rows("SELECT id, xmin, ctid FROM t ORDER BY id")
-    assert load(resume=resume).status == "succeeded"
-    assert rows("SELECT id, xmin, ctid FROM t ORDER BY id") == versions
-    rows("UPDATE crm.orders SET name = 'new' WHERE id = 7; DELETE FROM crm.orders WHERE id = 8")
-    assert load(resume=resume).status == "succeeded"
-    changed = rows(f"SELECT id, name FROM t WHERE xmin <> '{versions[0][1]}' ORDER BY id")
-    assert (changed, len(loaded(rows))) == ([(7, "new")], ROWS)
-
-
 def test_a_new_table_has_the_types_of_the_source(load: Load, rows: Rows) -> None:
     query = (
         "SELECT 1 AS id, 2::int8 AS a, 'x'::varchar(3) AS b, 'y'::char(3) AS c, now() AS d, '{1}'::int[] AS e,"
@@ -105,37 +86,8 @@ def test_the_last_of_equal_keys_counts(load: Load, rows: Rows) -> None:
     assert rows("SELECT * FROM t ORDER BY id") == [(0, 249), (1, 250), (2, 248)]
 
 
-@pytest.mark.parametrize("how", ["crash_at", "drain_at"])
-def test_the_next_run_goes_on_behind_the_last_part(
-    load: Load, orders: list[Any], rows: Rows, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
-    result = load(resume=True, how={how: 41})
-    assert (result.status, result.attempts) == ("succeeded", 1)
-    first, second = result.runs
-    assert first.checkpoint is not None
-    mark, _, number = first.checkpoint["place"]
-    assert number > 500
-    assert mark == [str(number)]
-    assert second.progress[0]["processed"] == number + 100
-    assert (loaded(rows), rows(LEFT)) == (orders, [(0,)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("resume", [False, True])
-def test_killed_anywhere_the_rows_are_the_querys(
-    load: Load, orders: list[Any], rows: Rows, monkeypatch: pytest.MonkeyPatch, resume: bool
-) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
-    points = load(resume=resume).steps
-    for point in [1, 2, *range(3, points - 2, 13), *range(points - 2, points + 1), "end"]:
-        rows("DROP TABLE t")
-        result = load(resume=resume, how={"crash_at": point, "max_attempts": 3})
-        assert (result.status, loaded(rows), rows(LEFT)) == ("succeeded", orders, [(0,)]), point
-
-
 def test_a_key_of_several_texts_is_gone_on_behind(load: Load, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
     rows("CREATE TABLE crm.keys (a text, b text, c text)")
     rows(
         "INSERT INTO crm.keys SELECT E'\"\\\\,''' || n % 7, E'\\n' || n, repeat('x', 200000)"
@@ -152,7 +104,7 @@ def test_a_key_of_several_texts_is_gone_on_behind(load: Load, rows: Rows, monkey
 def test_a_null_in_the_key_is_refused_also_behind_a_checkpoint(
     load: Load, orders: list[Any], rows: Rows, monkeypatch: pytest.MonkeyPatch, resume: bool
 ) -> None:
-    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
     query = "SELECT id, name FROM orders UNION ALL SELECT NULL, 'x'"
     result = load(query, resume=resume, how={"crash_at": 21, "max_attempts": 2})
     assert result.status == "failed"
@@ -283,32 +235,5 @@ def test_rows_that_come_slowly_are_not_waited_for_without_safe_points(load: Load
     assert result.steps > 4
 
 
-MEASURE = """
-import json, resource, sys
-from dataloader.testing import run
-
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-query = "SELECT n AS id, repeat(md5(n::text), %d) AS x FROM generate_series(1, %d) n"
-args = {"source": "crm", "table": "t", "key": ["id"], "resume": sys.argv[2] == "True"}
-assert run("load.postgres", args | {"query": query % (1, 1_000)}, dsn=sys.argv[1], max_attempts=1).status == "succeeded"
-before = peak()
-result = run("load.postgres", args | {"query": query % (32, 200_000)}, dsn=sys.argv[1], max_attempts=1)
-print(json.dumps([result.status, peak() - before]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("resume", [False, True])
-def test_200_mb_take_bounded_memory(dsn: str, source: str, rows: Rows, resume: bool) -> None:
-    command = [sys.executable, "-c", MEASURE, dsn, str(resume)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    status, grown_mb = json.loads(done.stdout.splitlines()[-1])
-    assert status == "succeeded"
-    assert rows("SELECT count(*) FROM t") == [(200_000,)]
-    assert grown_mb < 30
-
-
 def test_the_types_of_new_tables_are_our_own_words() -> None:
-    assert all(
-        pg_source._type(oid).replace("[]", "").replace(" ", "").isalpha() for oid in (16, 23, 1184, 1009, 600, 5)
-    )
+    assert all(postgres._type(oid).replace("[]", "").replace(" ", "").isalpha() for oid in (16, 23, 1184, 1009, 600, 5))

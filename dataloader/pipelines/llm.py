@@ -1,0 +1,588 @@
+"""`llm.generate`: the answer of a language model, from the first of the settings' nodes that gives one.
+
+A node speaks Ollama's protocol, which streams a JSON document a line, or OpenAI's as servers of MLX models do, which
+stream server-sent events. The addresses come from the settings alone. The pipeline is a coroutine: a look at its safe
+point every 0.1 s cancels whatever it awaits, which closes the connection to the node.
+
+httpx is imported by the first run: it costs a worker 7 MB and half a second, and most farms have no such jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import hashlib
+import json
+import re
+import socket
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from errno import EADDRINUSE
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import psutil
+from pydantic import Field, ValidationInfo, field_validator
+
+from dataloader import config, pipelines
+from dataloader.config import Settings
+from dataloader.pipelines import Context, PermanentError, Retry, absent, register, retries, validated
+from dataloader.pipelines.http import certificates
+
+if TYPE_CHECKING:
+    import httpx
+
+TASK = "llm.generate"
+TIMEOUT_SEC = 600.0  # of a run, where the job names no other limit
+KEPT_SEC = 60.0  # for how long a scan's answer counts
+CONNECT_SEC = 3.0
+HEAVY_FROM, HEAVY_FACTOR = 32, 1.5  # billions of parameters
+_SCAN_SEC = 5.0  # for one question of a scan
+_LOOK_SEC = 0.2  # over which the CPU of this machine is measured
+_REST_SEC = 2.0  # that a node has for the end of its answer behind its last word
+_MODELS_NAMED = 50  # at most, in an error
+_LONGEST_LIST = 2**22  # bytes of a node's answer about itself
+_LONGEST_ANSWER = 2**25  # bytes of a stream; a token takes some 200 with its frame
+_LONGEST_REASON = 200  # characters of a node's own words
+_STATUS = ("/status", "/health")
+_CONTAINER = (".dockerenv", "run/.containerenv")  # files that Docker and Podman leave in a container
+_BUSY = (429, 503)  # 503 is Ollama's answer when its queue (OLLAMA_MAX_QUEUE) is full
+_BILLIONS = re.compile(r"(?<![\d.])(\d{1,4}(?:\.\d{1,3})?)b(?![a-z0-9])", re.IGNORECASE)
+# A name as nodes give them: qwen2.5-coder:32b, mlx-community/Qwen2.5-7B-Instruct-4bit. No part begins with a dot.
+_MODEL = re.compile(r"[a-z0-9][\w.:-]*(/[a-z0-9_][\w.:-]*){0,3}", re.ASCII | re.IGNORECASE)
+_NO_SPEAKER = re.compile("embed|rerank|(^|/)bge-", re.IGNORECASE)  # models that turn text into numbers
+_LINE_END = re.compile(rb"\r\n|\r|\n")  # httpx's own `aiter_lines` also ends a line at U+2028, which JSON may hold
+# What a node may say about its load; the first name that it uses counts.
+_FIGURES = {
+    "queue": ("queue_percent", "queue"),
+    "RAM": ("ram_percent", "memory_percent", "ram"),
+    "CPU": ("cpu_percent", "cpu"),
+}
+
+Kind = Literal["ollama", "mlx"]
+Category = Literal["reasoning", "coding", "fast", "default"]
+_MODELS: dict[Kind, str] = {"ollama": "/api/tags", "mlx": "/v1/models"}
+_PATH: dict[Kind, str] = {"ollama": "/api/generate", "mlx": "/v1/chat/completions"}
+
+_scanned: dict[tuple[Kind, str], tuple[float, Node]] = {}  # by this process: when, and the node's answer
+
+
+class PassedOver(Exception):
+    """A node is not asked, or its answer is not taken. The text is the reason, without a secret."""
+
+
+class Passed(NamedTuple):
+    """A node that was passed over, by its name, and why."""
+
+    node: str
+    reason: str
+
+
+class Options(pipelines.Arguments):
+    """How a model samples; a node gets those that the job names, under the names of its protocol."""
+
+    temperature: float | None = Field(default=None, ge=0, le=5)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: int | None = Field(default=None, ge=0, le=100_000)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int | None = Field(default=None, ge=0, lt=2**31)
+    stop: list[Annotated[str, Field(min_length=1, max_length=200)]] | None = Field(default=None, max_length=16)
+    repeat_penalty: float | None = Field(default=None, ge=0, le=10)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    num_ctx: int | None = Field(default=None, ge=1, le=2**24)
+
+
+class Arguments(pipelines.Arguments):
+    """The `args` of `llm.generate`; docs/llm.md explains each."""
+
+    prompt: str = Field(max_length=1_000_000)
+    system: str | None = Field(default=None, max_length=1_000_000)
+    model: str | None = Field(default=None, max_length=200)
+    category: Category | None = None
+    options: Options = Options()
+    max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
+
+    @field_validator("prompt")
+    @classmethod
+    def _is_not_blank(cls, prompt: str) -> str:
+        if not prompt.strip():
+            raise ValueError("should not be blank")
+        return prompt
+
+    @field_validator("model")
+    @classmethod
+    def _is_a_name(cls, model: str | None) -> str | None:
+        if model is not None and not _MODEL.fullmatch(model):
+            raise ValueError("should be a model's name such as qwen2.5-coder:32b or mlx-community/Qwen2.5-7B-4bit")
+        return model
+
+    @field_validator("category")
+    @classmethod
+    def _is_alone(cls, category: Category | None, info: ValidationInfo) -> Category | None:
+        if category is not None and info.data.get("model") is not None:
+            raise ValueError("should not stand beside model: name one of them")
+        return category
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A server of models, with its answers to the last scan."""
+
+    kind: Kind
+    url: str = field(repr=False)  # may hold a password: only requests get it
+    models: tuple[str, ...] = ()
+    loaded: frozenset[str] = frozenset()  # the models that are in its memory, as far as it says so
+    status_path: str | None = None  # where it says how busy it is; None: it does not
+
+    @property
+    def name(self) -> str:
+        """The URL without user and password, for people."""
+        parts = urlsplit(self.url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+async def generate(args: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Ask the nodes in turn until one has answered; return its text, model, node and tokens, and who was passed over.
+
+    A node is passed over when it is down, too busy, silent for too long, breaks off, refuses, or says nothing but the
+    prompt. With none left the job is tried again. Wrong arguments raise PermanentError, and so does a model that no
+    node has while all nodes answer.
+    """
+    import httpx
+
+    wanted, settings = validated(Arguments, args), config.load()
+    names = patterns(wanted, settings.dl_llm_categories)
+    passed: list[Passed] = []
+
+    def pass_over(each: Passed) -> None:
+        passed.append(each)
+        context.note(f"{each.node} passed over: {each.reason}")
+        context.logger.warning("node passed over: %s: %s", *each, extra=each._asdict())
+
+    async with httpx.AsyncClient(
+        timeout=httpx.Timeout(settings.dl_llm_silence_sec, connect=CONNECT_SEC),
+        headers={"User-Agent": "dataloader (llm.generate)", "Accept-Encoding": "identity"},
+        follow_redirects=False,
+        trust_env=False,  # no proxies and no passwords of the environment
+        verify=certificates(),
+    ) as http:
+        known, down = await scan(http, settings)
+        if not candidates(known, names):  # an earlier scan may be out of date
+            known, down = await scan(http, settings, anew=True)
+        for each in down:
+            pass_over(each)
+        chosen = candidates(known, names)
+        if not chosen and wanted.model and not down:
+            models = ", ".join(sorted({model for node in known for model in node.models})[:_MODELS_NAMED])
+            raise PermanentError(f"model: no node has {wanted.model}; there are {models or 'none'}")
+        for node, model in chosen:
+            result = {
+                "tokens": 0,
+                "node": node.name,
+                "model": model,
+                "passed_over": [each._asdict() for each in passed],
+            }
+            try:
+                await check_load(http, node, settings.dl_llm_busy_percent)
+                with place(node, settings.dl_llm_mlx_concurrent):
+                    silence_sec = settings.dl_llm_silence_sec * timeout_factor(model)
+                    return await _answer_of(node, wanted, result, context, http, silence_sec)
+            except PassedOver as e:
+                pass_over(Passed(node.name, str(e)))
+    target = wanted.model or f"category {wanted.category or 'default'}"
+    reasons = "; ".join(f"{node}: {reason}" for node, reason in passed) or "no node has such a model"
+    # The next attempt is due as after other errors, but this text needs no stack.
+    raise Retry(retries.linear()(context.attempt), f"no node has answered ({target}): {reasons}")
+
+
+async def _answer_of(
+    node: Node,
+    wanted: Arguments,
+    result: dict[str, Any],
+    context: Context,
+    http: httpx.AsyncClient,
+    silence_sec: float,
+) -> dict[str, Any]:
+    """The node's answer as the pipeline's result; raises PassedOver where there is none."""
+    texts: list[str] = []
+    context.progress(result)
+    async for piece in _pieces(http, node, result["model"], wanted, silence_sec):
+        texts.append(piece.text)
+        result["tokens"] = result["tokens"] + piece.tokens if piece.total is None else piece.total
+        context.progress(result)
+    text = "".join(texts)
+    if not text.strip():
+        raise PassedOver("its answer is empty")
+    if is_echo(text, wanted.prompt, wanted.system):
+        raise PassedOver("its answer only repeats the prompt")
+    return {"text": text, **result}
+
+
+# --- which node is asked for which model ---
+
+
+def patterns(wanted: Arguments, categories: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """The patterns of names that the job asks for, the best first; Ollama's tag `latest` may be left out."""
+    if wanted.model is not None:
+        return (wanted.model, f"{wanted.model}:latest")
+    return categories[wanted.category or "default"]
+
+
+def candidates(nodes: Iterable[Node], names: Sequence[str]) -> list[tuple[Node, str]]:
+    """Each node that has a model of such a name, with its best one, in the order in which they are asked.
+
+    An earlier pattern outweighs a model that is in memory already, and this outweighs the order of the nodes.
+    """
+    chosen = []
+    for node in nodes:
+        ranked = [
+            ((rank, model not in node.loaded), model)
+            for rank, pattern in enumerate(names)
+            for model in node.models
+            if fnmatchcase(model.casefold(), pattern.casefold()) and not ("*" in pattern and _NO_SPEAKER.search(model))
+        ]
+        if ranked:
+            rank, model = min(ranked, key=lambda each: each[0])
+            chosen.append((rank, node, model))
+    return [(node, model) for _, node, model in sorted(chosen, key=lambda each: each[0])]
+
+
+def timeout_factor(model: object) -> float:
+    """How many times as long a model takes as others: 1.5 from 32 billion parameters on, else 1.
+
+    The largest number with a b in the name counts; a name without one, or no name, is 1.
+    """
+    sizes = [float(size) for size in _BILLIONS.findall(model if isinstance(model, str) else "")]
+    return HEAVY_FACTOR if max(sizes, default=0.0) >= HEAVY_FROM else 1.0
+
+
+def addresses(settings: Settings, root: Path = Path("/")) -> list[tuple[Kind, str]]:
+    """The nodes of the settings in their order, Ollama's first; where no setting names one, those of this machine.
+
+    In a container this machine is `host.docker.internal`, for `localhost` is the container itself.
+    """
+    named: list[tuple[Kind, str]] = [
+        *(("ollama", _base(url)) for url in (*settings.ollama_api_url, *settings.ollama_base_url)),
+        *(("mlx", _base(url)) for url in settings.mlx_api_url),
+    ]
+    if named:
+        return list(dict.fromkeys(named))
+    host = "host.docker.internal" if any((root / name).exists() for name in _CONTAINER) else "localhost"
+    return [("ollama", f"http://{host}:11434"), ("mlx", f"http://{host}:11435")]
+
+
+def _base(url: str) -> str:
+    """Without the end that some programs want in these variables, as in http://localhost:11434/api."""
+    return url.rstrip("/").removesuffix("/api").removesuffix("/v1").rstrip("/")
+
+
+async def scan(http: httpx.AsyncClient, settings: Settings, anew: bool = False) -> tuple[list[Node], list[Passed]]:
+    """The nodes that answer, with their models, and those that do not, with the reason.
+
+    An answer is kept for KEPT_SEC in this process, unless `anew`; that a node is down is not kept.
+    """
+    found = await asyncio.gather(*(_scan(http, kind, url, anew) for kind, url in addresses(settings)))
+    return [each for each in found if isinstance(each, Node)], [each for each in found if isinstance(each, Passed)]
+
+
+async def _scan(http: httpx.AsyncClient, kind: Kind, url: str, anew: bool) -> Node | Passed:
+    at, node = _scanned.get((kind, url), (0.0, None))
+    if node and not anew and time.monotonic() < at + KEPT_SEC:
+        return node
+    try:
+        models = _names(await _asked(http, url + _MODELS[kind]))
+        loaded = _names(await _asked(http, f"{url}/api/ps", is_optional=True)) if kind == "ollama" else ()
+        # Ollama and mlx_lm's server have no document about their load.
+        paths = [path for path in _STATUS if tells_load(await _asked(http, url + path, is_optional=True))]
+    except PassedOver as e:
+        return Passed(Node(kind, url).name, str(e))
+    node = Node(kind, url, models, frozenset(loaded), next(iter(paths), None))
+    _scanned[kind, url] = time.monotonic(), node
+    return node
+
+
+def _names(document: Any) -> tuple[str, ...]:
+    """The models' names in a list of Ollama ({"models": [{"name": ...}]}) or of OpenAI ({"data": [{"id": ...}]})."""
+    entries = (document.get("models") or document.get("data") or []) if isinstance(document, dict) else []
+    found = [entry.get("name") or entry.get("id") for entry in entries if isinstance(entry, dict)]
+    return tuple(name for name in found if isinstance(name, str))
+
+
+async def _asked(http: httpx.AsyncClient, url: str, is_optional: bool = False) -> Any:
+    """The JSON document at this address of a node. Raises PassedOver where it has none, unless it `is_optional`."""
+    import httpx
+
+    path = urlsplit(url).path
+    try:
+        async with asyncio.timeout(_SCAN_SEC), http.stream("GET", url) as response:
+            if response.status_code != httpx.codes.OK:
+                raise PassedOver(f"it answered {response.status_code} to {path}")
+            body = b""
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > _LONGEST_LIST:
+                    raise PassedOver(f"its answer to {path} is longer than {_LONGEST_LIST} bytes")
+        return json.loads(body)
+    except PassedOver as e:
+        error = e
+    except TimeoutError:
+        error = PassedOver(f"it was silent for {_SCAN_SEC:g} s")
+    except httpx.InvalidURL:
+        error = PassedOver("its address is not valid")
+    except httpx.HTTPError as e:
+        error = trouble(e, _SCAN_SEC)
+    except (ValueError, RecursionError):
+        error = PassedOver(f"its answer to {path} is no JSON")
+    if is_optional:
+        return None
+    raise error
+
+
+def trouble(error: httpx.HTTPError, silence_sec: float) -> PassedOver:
+    """The reason for people; httpx's own texts may quote the address with its password."""
+    import httpx
+
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return PassedOver("its certificate is not valid for this machine")
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return PassedOver("it is down: no connection")
+    if isinstance(error, httpx.TimeoutException):
+        return PassedOver(f"it was silent for {silence_sec:g} s")
+    return PassedOver("it broke the connection")
+
+
+# --- the load of a node ---
+
+
+async def check_load(http: httpx.AsyncClient, node: Node, most_percent: float) -> None:
+    """Raise PassedOver for a node that is too busy: by its own word, or as a node on this machine by a measurement.
+
+    With `most_percent` 100 nothing is measured, because nothing would be above it.
+    """
+    status = await _asked(http, node.url + node.status_path) if node.status_path else None
+    why = busy(status, most_percent)
+    if why is None and most_percent < 100 and _is_here(node.url):
+        psutil.cpu_percent()  # the next call measures from here on
+        await asyncio.sleep(_LOOK_SEC)
+        load = {"ram_percent": psutil.virtual_memory().percent, "cpu_percent": psutil.cpu_percent()}
+        why = busy(load, most_percent)
+    if why:
+        raise PassedOver(why)
+
+
+def _is_here(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host in {"localhost", "::1", socket.gethostname()} or host.startswith("127.")
+
+
+def busy(status: Any, most_percent: float) -> str | None:
+    """Why a node with this status is too busy to be asked; None where it is not, or does not say."""
+    numbers = _numbers(status)
+    for resource, names in _FIGURES.items():
+        value = next((numbers[name] for name in names if name in numbers), 0)
+        if value > most_percent:
+            return f"its {resource} is at {value:.0f} %, above {most_percent:g} %"
+    active, most = numbers.get("active_requests"), numbers.get("max_concurrency")
+    if active is not None and most is not None and active >= most:
+        return f"it has {active:g} of {most:g} requests in flight"
+    return None
+
+
+def tells_load(status: Any) -> bool:
+    """True for a document in which `busy` finds something to judge by."""
+    names = set(_numbers(status))
+    return not names.isdisjoint(chain(*_FIGURES.values())) or {"active_requests", "max_concurrency"} <= names
+
+
+def _numbers(status: Any) -> dict[str, float]:
+    items = status.items() if isinstance(status, dict) else ()
+    return {name: value for name, value in items if isinstance(value, int | float) and not isinstance(value, bool)}
+
+
+@contextmanager
+def place(node: Node, most: int) -> Iterator[None]:
+    """Hold one of the `most` places that an MLX node has for the workers of this machine; Ollama has a queue itself.
+
+    Raises PassedOver when all are taken. A place is a socket with a name in Linux's abstract namespace: a lock that all
+    workers of the machine see, and that the kernel frees when its worker dies.
+    """
+    if node.kind != "mlx":
+        yield
+        return
+    mark = hashlib.sha256(node.url.encode()).hexdigest()[:32]
+    for number in range(most):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as held:
+            try:
+                held.bind(f"\0dataloader.llm.{mark}.{number}")
+            except OSError as e:
+                if e.errno == EADDRINUSE:
+                    continue
+                raise
+            yield
+            return
+    raise PassedOver(f"this machine has {most} of {most} requests in flight there")
+
+
+# --- a question, and its answer piece by piece ---
+
+
+class Piece(NamedTuple):
+    """A part of an answer."""
+
+    text: str = ""
+    tokens: int = 0  # of the text, or of what a model thinks before it answers
+    total: int | None = None  # how many tokens the whole answer has, where the node says it
+
+
+def question(node: Node, model: str, wanted: Arguments) -> dict[str, Any]:
+    """PURE: the body of the request, in the protocol of the node. What the job has not named, the node decides."""
+    options = wanted.options.model_dump(exclude_none=True)
+    body: dict[str, Any] = {"model": model, "stream": True}
+    name = "num_predict" if node.kind == "ollama" else "max_tokens"
+    limit = {} if wanted.max_tokens is None else {name: wanted.max_tokens}
+    if node.kind == "ollama":
+        system = {} if wanted.system is None else {"system": wanted.system}
+        return body | {"prompt": wanted.prompt, "options": options | limit} | system
+    options.pop("num_ctx", None)  # such a server has it from its own start
+    if "repeat_penalty" in options:
+        options["repetition_penalty"] = options.pop("repeat_penalty")
+    texts = [("system", wanted.system), ("user", wanted.prompt)]
+    messages = [{"role": role, "content": text} for role, text in texts if text is not None]
+    return body | {"messages": messages, "stream_options": {"include_usage": True}} | options | limit
+
+
+async def _pieces(
+    http: httpx.AsyncClient, node: Node, model: str, wanted: Arguments, silence_sec: float
+) -> AsyncIterator[Piece]:
+    """Ask the node, and give its answer piece by piece.
+
+    Raises PassedOver when the node refuses, is silent for `silence_sec`, says an error, or ends before the end. Where
+    the iteration is given up, closing the connection tells the node to stop.
+    """
+    import httpx
+
+    timeout, body, answer = httpx.Timeout(silence_sec, connect=CONNECT_SEC), question(node, model, wanted), Answer()
+    try:
+        async with http.stream("POST", node.url + _PATH[node.kind], json=body, timeout=timeout) as response:
+            if response.status_code != httpx.codes.OK:
+                raise PassedOver(await _refusal(response))
+            lines = _lines(response)
+            while not answer.is_over:
+                # Behind the last word comes the number of tokens, or the end, or from some servers nothing more.
+                async with asyncio.timeout(_REST_SEC if answer.is_whole else None):
+                    line = await anext(lines, None)
+                if line is None:
+                    break
+                yield answer.read(line)
+    except TimeoutError:
+        return  # the answer is whole
+    except httpx.HTTPError as e:
+        if not answer.is_whole:
+            raise trouble(e, silence_sec) from None
+    if not answer.is_whole:
+        raise PassedOver("it ended its answer in the middle")
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    rest, size = b"", 0
+    async for piece in response.aiter_bytes():
+        size += len(piece)
+        if size > _LONGEST_ANSWER:
+            raise PassedOver(f"its answer is longer than {_LONGEST_ANSWER} bytes")
+        *lines, rest = _LINE_END.split(rest + piece)
+        for line in lines:
+            yield line
+    yield rest
+
+
+class Answer:
+    """PURE: an answer in either protocol, line by line. A document is one line, as every such server writes it."""
+
+    def __init__(self) -> None:
+        self.is_whole = False  # its last word has been said; the number of its tokens may follow
+        self.is_over = False  # its end has come
+
+    def read(self, line: bytes) -> Piece:
+        """The piece in a line; raises PassedOver for an error, and for a line that is of neither protocol."""
+        text = line.strip().removeprefix(codecs.BOM_UTF8)
+        event = re.fullmatch(rb"([\w-]*)(?::(.*))?", text, re.DOTALL)  # a field, or a comment, which has no name
+        if event:
+            text = (event[2] or b"").strip() if event[1] == b"data" else b""
+        if text == b"[DONE]":
+            self.is_whole = self.is_over = True
+        if text in (b"", b"[DONE]"):
+            return Piece()
+        try:
+            document = json.loads(text)
+            if error := document.get("error"):
+                raise PassedOver(f"it broke off: {_words(error)}")
+            return self._ollama(document) if "done" in document else self._openai(document)
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise PassedOver("its answer is not in its protocol") from None
+
+    def _ollama(self, document: dict[str, Any]) -> Piece:
+        self.is_whole = self.is_over = document["done"] is True
+        text = str(document.get("response") or "")
+        return Piece(text, bool(text or document.get("thinking")), _count(document.get("eval_count")))
+
+    def _openai(self, document: dict[str, Any]) -> Piece:
+        choice = (document.get("choices") or [None])[0] or {}
+        delta = choice.get("delta") or {}
+        self.is_whole = self.is_whole or bool(choice.get("finish_reason"))
+        text = str(delta.get("content") or "")
+        is_token = bool(text or delta.get("reasoning") or delta.get("reasoning_content"))
+        return Piece(text, is_token, _count((document.get("usage") or {}).get("completion_tokens")))
+
+
+def _count(number: Any) -> int | None:
+    return number if isinstance(number, int) else None
+
+
+async def _refusal(response: httpx.Response) -> str:
+    """Why the node has not answered: the status, and its own words from the first piece of the body."""
+    body = await anext(response.aiter_bytes(2**16), b"")
+    try:
+        words = f", {_words(json.loads(body)['error'])}"
+    except (ValueError, TypeError, KeyError, RecursionError):
+        words = ""
+    reply = "it is overloaded: it answered" if response.status_code in _BUSY else "it answered"
+    return f"{reply} {response.status_code}{words}"
+
+
+def _words(error: Any) -> str:
+    """A node's error in one line: a text, or OpenAI's object with a message."""
+    text = error.get("message", "") if isinstance(error, dict) else error
+    return " ".join(str(text).split())[:_LONGEST_REASON]
+
+
+def is_echo(answer: str, prompt: str, system: str | None = None) -> bool:
+    """True for an answer that says the prompt, also several times or after the system text, and nothing else."""
+    given, asked, instructed = _plain(answer), _plain(prompt), _plain(system or "")
+    if not asked or asked not in given:
+        return False
+    rest = given.replace(asked, " ")
+    return not _plain(rest.replace(instructed, " ") if instructed else rest)
+
+
+def _plain(text: str) -> str:
+    """The words with one space between them; a text without letters and digits keeps its marks."""
+    words = " ".join(re.findall(r"\w+", text.casefold()))
+    return words or "".join(text.split())
+
+
+if find_spec("httpx"):
+    register(
+        TASK,
+        timeout_sec=TIMEOUT_SEC,
+        timeout_factor=lambda args: timeout_factor(args.get("model")),
+        affinity=("model", "category"),
+    )(generate)
+else:
+    absent(TASK, "it needs httpx: pip install 'dataloader-farm[llm]'")

@@ -42,7 +42,7 @@ from dataloader.farm.runner import Runner
 from dataloader.farm.session import Lost, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
 from dataloader.farm.warm import Preference
-from dataloader.obs import runs
+from dataloader.obs import telemetry
 from dataloader.pipelines import hooks
 from dataloader.queue import db, lifecycle, migrations, operations, probe
 from dataloader.queue.job import Delivery, End, Finish, Outcome, Verb, decide
@@ -167,7 +167,7 @@ class Worker:
         self.batch = Batch(settings.workers, self.queues, settings.dl_claim_backoff_sec, self.log)
         self.capture = capture
         self.heartbeat = Heartbeat(self.session, self.batch, capture, settings.dl_heartbeat_sec)
-        self.observed = runs.start(self.name)
+        self.observed = telemetry.start_runs(self.name)
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
         self._sent = 0.0  # when the latest claim was sent

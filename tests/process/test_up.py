@@ -396,12 +396,6 @@ def test_a_configured_database_is_used_and_its_password_not_shown(home: Path, ow
         assert "hush-hush" not in farm.said
 
 
-def test_a_database_that_is_away_is_one_clear_line(home: Path) -> None:
-    with started(home, free_port(), DL_DB_DSN="host=/nonexistent dbname=x") as farm:
-        assert farm.process.wait(60) == 1
-        assert "Traceback" not in farm.said
-
-
 class Failing(parts.Part):
     """A part that has ended whenever it is looked at."""
 

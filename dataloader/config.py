@@ -1,7 +1,7 @@
 """Settings: read from the environment and `.env` once, checked, frozen.
 
-The names are the contract's (docs/architecture.md). This module declares each setting once, with its type, default,
-bounds and description; `tools/settings_doc.py` generates docs/settings.md and .env.example from the declarations.
+Each setting is declared once, in `Settings`: type, bounds, default, and a sentence below it. `tools/settings_doc.py`
+makes docs/settings.md and .env.example of the declarations.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC
 from errno import EINVAL
@@ -89,13 +89,17 @@ def _scheduler(given: Any) -> Any:
     raise ValueError('should be "lag", "sequential", "strict", or weights from 1 to 1000 as {"orders": 3, "stock": 1}')
 
 
-class WorkerSpec(BaseModel):
+class _Entry(BaseModel):
+    """An object in a setting's JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class WorkerSpec(_Entry):
     """One entry of WORKERS_JSON: `concurrency` processes for a queue or for several.
 
     Each claims up to `prefetch` jobs at once; how many a worker claims in fact depends on how long its jobs take.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     queue: QueueName | None = None
     queues: Annotated[list[QueueName], Field(min_length=1, max_length=QUEUES_MOST)] | None = None
@@ -106,14 +110,10 @@ class WorkerSpec(BaseModel):
     merge: bool | None = None
 
     @model_validator(mode="after")
-    def _merges_in_order(self) -> WorkerSpec:
+    def _is_consistent(self) -> WorkerSpec:
+        names = self.queues or []
         if self.merge and not self.ordered:
             raise ValueError('should have "ordered": true where it has "merge": true')
-        return self
-
-    @model_validator(mode="after")
-    def _serves_something(self) -> WorkerSpec:
-        names = self.queues or []
         if (self.queue is None) == (self.queues is None):
             raise ValueError('should have either "queue", or "queues": ["orders", "stock"]')
         if len(set(names)) < len(names):
@@ -135,10 +135,8 @@ class WorkerSpec(BaseModel):
         return "prefetch" not in self.model_fields_set
 
 
-class ApiToken(BaseModel):
+class ApiToken(_Entry):
     """One entry of DL_API_TOKENS: a client's name and scopes. The farm knows only the SHA-256 of the token."""
-
-    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
     scopes: tuple[Literal["read", "trigger", "operate"], ...] = Field(min_length=1)
@@ -258,10 +256,8 @@ def _categories(given: Any) -> Any:
     return CATEGORIES | given
 
 
-class Command(BaseModel):
+class Command(_Entry):
     """One entry of DL_COMMANDS: a program that jobs of `run.command` may start, and its limits."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     argv: list[Annotated[str, Field(pattern=r"^[^\x00]*$")]] = Field(min_length=1)
     env: tuple[str, ...] = ()
@@ -314,25 +310,19 @@ Bearer = Annotated[
 ]
 
 
-class EntryPoint(BaseModel):
-    """What jobs may start on a cluster, by its name in `entrypoints`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    @classmethod
-    def read(cls, given: Any) -> Any:
-        """An entry; a text alone is its first field."""
-        return {next(iter(cls.model_fields)): given} if isinstance(given, str) else given
+def _short(kind: type, field: str) -> BeforeValidator:
+    """An entry that is no object but of this kind is this field of the object."""
+    return BeforeValidator(lambda given: {field: given} if isinstance(given, kind) else given)
 
 
-class DaskFunction(EntryPoint):
+class DaskFunction(_Entry):
     """A function that takes the dict of a job's args, as the Dask workers import it."""
 
     function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     is_driver: bool = False  # it waits for tasks of its own, and leaves its thread to them
 
 
-class RayCommand(EntryPoint):
+class RayCommand(_Entry):
     """A shell command that the Ray cluster runs."""
 
     command: str = Field(min_length=1, pattern=r"^[^\x00]*$")
@@ -342,7 +332,7 @@ class RayCommand(EntryPoint):
     memory_mb: int | None = Field(default=None, ge=1)
 
 
-class SparkApplication(EntryPoint):
+class SparkApplication(_Entry):
     """An application that the Spark master starts on one of its workers."""
 
     file: str = Field(min_length=1, pattern=r"^[^\x00]*$")
@@ -356,10 +346,8 @@ class SparkApplication(EntryPoint):
 EntryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
-class Cluster(BaseModel):
+class Cluster(_Entry):
     """One entry of DL_ENGINES: a cluster on which jobs of `run.dask`, `run.ray` or `run.spark` start programs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     address: Address
     away_sec: float = Field(default=60, ge=0, le=86_400, allow_inf_nan=False)
@@ -378,7 +366,7 @@ class DaskCluster(Cluster):
     """The address is the scheduler's; the files are for tls://."""
 
     engine: Literal["dask"]
-    entrypoints: dict[EntryName, Annotated[DaskFunction, BeforeValidator(DaskFunction.read)]] = Field(min_length=1)
+    entrypoints: dict[EntryName, Annotated[DaskFunction, _short(str, "function")]] = Field(min_length=1)
     ca_file: Annotated[Path, AfterValidator(_absolute)] | None = None
     cert_file: Annotated[Path, AfterValidator(_absolute)] | None = None
     key_file: Annotated[Path, AfterValidator(_absolute)] | None = None
@@ -388,7 +376,7 @@ class RayCluster(Cluster):
     """The address is that of the dashboard, which takes jobs."""
 
     engine: Literal["ray"]
-    entrypoints: dict[EntryName, Annotated[RayCommand, BeforeValidator(RayCommand.read)]] = Field(min_length=1)
+    entrypoints: dict[EntryName, Annotated[RayCommand, _short(str, "command")]] = Field(min_length=1)
     token: Bearer | None = None
 
 
@@ -399,11 +387,6 @@ class SparkCluster(Cluster):
     entrypoints: dict[EntryName, SparkApplication] = Field(min_length=1)
     master: Address
     token: Bearer | None = None
-
-
-def _command(given: Any) -> Any:
-    """An entry of DL_COMMANDS; a list alone is its argv."""
-    return {"argv": given} if isinstance(given, list) else given
 
 
 def _of_one_scheduler(workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
@@ -477,9 +460,8 @@ Categories = Annotated[
     BeforeValidator(_categories),
     _json('{"coding": ["qwen2.5-coder*", "*"]}'),
 ]
-CommandName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Commands = Annotated[
-    dict[CommandName, Annotated[Command, BeforeValidator(_command)]],
+    dict[EntryName, Annotated[Command, _short(list, "argv")]],
     NoDecode,
     _json('{"dbt": ["/opt/dbt/bin/dbt", "run"]}'),
 ]
@@ -506,279 +488,200 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    app_host: Annotated[str, AfterValidator(_listened)] = Field(
-        default="0.0.0.0",  # noqa: S104
-        description="Address that the API listens on; `::` for all addresses, also those of IPv6.",
-    )
-    app_port: Port = Field(default=8081, description="Port that the API listens on.")
-    timezone: Zone = Field(
-        default="Europe/Moscow",
-        description="Time zone of times for people, and of schedules that name none; the database stores UTC. The "
-        "default holds for servers: without this setting the dashboard, `up` and the commands for people take this "
-        "machine's zone.",
-    )
-    environment: str = Field(default="development", description="Name of the installation, shown by `/info`.")
-    dl_api_tokens: Tokens = Field(
-        default=(),
-        description='The API\'s clients, as `[{"name": "airflow", "scopes": ["trigger"], "sha256": "..."}]`; scopes '
-        "are `read`, `trigger` and `operate`. `dataloader token` makes a token and its entry. Without tokens every "
-        "client may read, and only clients on this machine may change anything.",
-    )
-    dl_allow_anonymous: bool = Field(
-        default=False, description="Without tokens: accept changes from every address. With tokens: no effect."
-    )
-    dl_trusted_proxies: int = Field(
-        default=0,
-        ge=0,
-        le=10,
-        description="Number of reverse proxies in front of the API: it believes as many values, counted from the last, "
-        "of X-Forwarded-For, -Proto and -Host.",
-    )
-    dl_secrets_dir: Folder | None = Field(
-        default=None,
-        description="Folder with a file for each secret, named as its variable in small letters: `pg_password`, "
-        "`dl_api_tokens`, `dl_webhook_slack`. The environment and .env win over it.",
-    )
-    debug: bool = Field(default=False, description="Log debug events too.")
-    local: bool = Field(
-        default=False, description="Log lines for people instead of JSON; on by default for `up` on a terminal."
-    )
+    app_host: Annotated[str, AfterValidator(_listened)] = "0.0.0.0"  # noqa: S104
+    """Address that the API listens on; `::` for all addresses, also those of IPv6."""
+    app_port: Port = 8081
+    """Port that the API listens on."""
+    timezone: Zone = "Europe/Moscow"
+    """Time zone of times for people, and of schedules that name none; the database stores UTC. The default holds for
+    servers: without this setting the dashboard, `up` and the commands for people take this machine's zone."""
+    environment: str = "development"
+    """Name of the installation, shown by `/info`."""
+    dl_api_tokens: Tokens = ()
+    """The API's clients, as `[{"name": "airflow", "scopes": ["trigger"], "sha256": "..."}]`; scopes are `read`,
+    `trigger` and `operate`. `dataloader token` makes a token and its entry. Without tokens every client may read, and
+    only clients on this machine may change anything."""
+    dl_allow_anonymous: bool = False
+    """Without tokens: accept changes from every address. With tokens: no effect."""
+    dl_trusted_proxies: int = Field(0, ge=0, le=10)
+    """Number of reverse proxies in front of the API: it believes as many values, counted from the last, of
+    X-Forwarded-For, -Proto and -Host."""
+    dl_secrets_dir: Folder | None = None
+    """Folder with a file for each secret, named as its variable in small letters: `pg_password`, `dl_api_tokens`,
+    `dl_webhook_slack`. The environment and .env win over it."""
+    debug: bool = False
+    """Log debug events too."""
+    local: bool = False
+    """Log lines for people instead of JSON; on by default for `up` on a terminal."""
 
-    log_path: Folder | None = Field(default=None, description="Folder of the log file; without it logs go to stdout.")
-    log_file_name: FileName = Field(default="dataloader.log", description="Name of the log file in LOG_PATH.")
-    log_rotation: Rotation = Field(
-        default="10 MB",
-        description="When the log files rotate: at a size (`10 MB`), after a time (`1 day`) or at `midnight`.",
-    )
-    metric_path: Folder | None = Field(
-        default=None,
-        description="Folder of the metrics file; without it metrics go to stdout, with `up` on a terminal to "
-        "DL_HOME/log.",
-    )
-    metric_file_name: FileName = Field(default="metrics.log", description="Name of the metrics file in METRIC_PATH.")
-    audit_log_path: Folder | None = Field(
-        default=None,
-        description="Folder of the audit log; without it the audit log goes to stdout, with `up` on a terminal to "
-        "DL_HOME/log.",
-    )
-    audit_log_file_name: FileName = Field(default="audit.log", description="Name of the audit log in AUDIT_LOG_PATH.")
+    log_path: Folder | None = None
+    """Folder of the log file; without it logs go to stdout."""
+    log_file_name: FileName = "dataloader.log"
+    """Name of the log file in LOG_PATH."""
+    log_rotation: Rotation = "10 MB"
+    """When the log files rotate: at a size (`10 MB`), after a time (`1 day`) or at `midnight`."""
+    metric_path: Folder | None = None
+    """Folder of the metrics file; without it metrics go to stdout, with `up` on a terminal to DL_HOME/log."""
+    metric_file_name: FileName = "metrics.log"
+    """Name of the metrics file in METRIC_PATH."""
+    audit_log_path: Folder | None = None
+    """Folder of the audit log; without it the audit log goes to stdout, with `up` on a terminal to DL_HOME/log."""
+    audit_log_file_name: FileName = "audit.log"
+    """Name of the audit log in AUDIT_LOG_PATH."""
 
-    pg_host: str | None = Field(default=None, description="PostgreSQL's host, or several hosts separated by commas.")
-    pg_port: Port = Field(default=5432, description="PostgreSQL's port.")
-    pg_user: str | None = Field(default=None, description="Role to connect as; by default the system user's name.")
-    pg_password: SecretStr | None = Field(default=None, description="The role's password.")
-    pg_database: str | None = Field(default=None, description="Database of the queue and of the pipelines' data.")
-    pg_schema: Schema = Field(default="public", description="Schema that pipelines write to.")
-    pg_schema_queue: Schema = Field(default="public", description="Schema of the queue's tables.")
-    dl_db_dsn: Dsn | None = Field(default=None, description="The queue's database, in place of PG_HOST and the like.")
-    dl_target_dsn: Dsn | None = Field(
-        default=None, description="Database that pipelines write to; by default that of PG_*, else the queue's."
-    )
-    pg_use_pool: bool = Field(default=True, description="Pool the API's sessions; `false`: a session per request.")
-    pg_pool_size: int = Field(default=5, ge=1, le=1000, description="Sessions that each API process keeps open.")
-    pg_max_overflow: int = Field(
-        default=10, ge=0, le=1000, description="Further sessions that each API process may open."
-    )
-    pg_pool_recycle: Seconds = Field(default=1800, description="Longest life of a pooled session, in seconds.")
-    pg_connect_timeout: Seconds = Field(default=5, description="Longest time to connect to one host, in seconds.")
-    pg_command_timeout: Seconds = Field(default=2, description="Longest statement of the API, in seconds.")
+    pg_host: str | None = None
+    """PostgreSQL's host, or several hosts separated by commas."""
+    pg_port: Port = 5432
+    """PostgreSQL's port."""
+    pg_user: str | None = None
+    """Role to connect as; by default the system user's name."""
+    pg_password: SecretStr | None = None
+    """The role's password."""
+    pg_database: str | None = None
+    """Database of the queue and of the pipelines' data."""
+    pg_schema: Schema = "public"
+    """Schema that pipelines write to."""
+    pg_schema_queue: Schema = "public"
+    """Schema of the queue's tables."""
+    dl_db_dsn: Dsn | None = None
+    """The queue's database, in place of PG_HOST and the like."""
+    dl_target_dsn: Dsn | None = None
+    """Database that pipelines write to; by default that of PG_*, else the queue's."""
+    pg_use_pool: bool = True
+    """Pool the API's sessions; `false`: a session per request."""
+    pg_pool_size: int = Field(5, ge=1, le=1000)
+    """Sessions that each API process keeps open."""
+    pg_max_overflow: int = Field(10, ge=0, le=1000)
+    """Further sessions that each API process may open."""
+    pg_pool_recycle: Seconds = 1800
+    """Longest life of a pooled session, in seconds."""
+    pg_connect_timeout: Seconds = 5
+    """Longest time to connect to one host, in seconds."""
+    pg_command_timeout: Seconds = 2
+    """Longest statement of the API, in seconds."""
 
-    workers_json: Workers = Field(
-        default=(),
-        description='Worker processes per queue, as `[{"queue": "load.cbr", "concurrency": 2}]`; entries of one queue '
-        "add up; by default one worker per core on `etl.default`, and one on DL_ALERTS_QUEUE. `queues` with "
-        "`scheduler` in place of `queue`: each worker serves several, see docs/operating.md. `prefetch` (1 to 1000, "
-        "default 100) is the most short jobs that a worker claims at once; it claims long ones one by one in any case, "
-        "see docs/processes.md. `ordered` and `merge` (true or false) make the queue so where nobody has set it; a "
-        "farm that contradicts the queue's settings does not start, see docs/ordered.md.",
-    )
-    dl_heartbeat_sec: Seconds = Field(
-        default=10, description="Seconds between renewals of a lease; never more than a third of the lease."
-    )
-    dl_default_lease_ttl_sec: Lease = Field(default=60, description="Lease of a job that names none, in seconds.")
-    dl_reaper_period_sec: Seconds = Field(default=10, description="Seconds between rounds of the reaper.")
-    dl_retention_days: Days | None = Field(
-        default=None,
-        description="Days from a job's end until the reaper deletes the job with its journal; `0.5` is twelve hours. "
-        "By default the reaper deletes no job.",
-    )
-    dl_claim_backoff_sec: Seconds = Field(
-        default=15, description="Longest back-off of a busy key, and the poll interval of an idle worker, in seconds."
-    )
-    dl_drain_sec: Patience = Field(default=30, description="Seconds that running jobs have to finish after SIGTERM.")
-    dl_kill_grace_sec: Patience = Field(
-        default=5, description="Seconds that a run has to stop after a timeout or a drain, until its worker is killed."
-    )
-    dl_cancel_grace_sec: Patience | None = Field(
-        default=None,
-        description="Seconds that a canceled job has to reach a safe point; then the farm forces the cancellation. By "
-        "default the farm never does.",
-    )
-    dl_stall_sec: Stall = Field(
-        default=900,
-        validate_default=True,
-        description="Seconds after which a run that has reported nothing (no yield, progress, check) counts as stuck, "
-        "where its pipeline has no `stall_sec`; and without a heartbeat until the farm kills a worker. Above "
-        "DL_HEARTBEAT_SEC; 0: never.",
-    )
-    dl_affinity: bool = Field(
-        default=True,
-        description="Whether claims prefer jobs whose `affinity_key` is warm in the worker; `off`: the queue's order.",
-    )
-    dl_warm: int = Field(
-        default=2,
-        ge=0,
-        le=64,
-        description="Prepared resources that a worker keeps for jobs of the same `affinity_key`.",
-    )
-    dl_lookahead: int = Field(
-        default=50, ge=1, le=1000, description="Among how many of a queue's first jobs a claim looks for a warm one."
-    )
-    dl_affinity_wait_sec: Seconds = Field(
-        default=60, description="How long a worker may pass a job over for others whose resources are warm."
-    )
-    dl_host_memory: HostMemory = Field(
-        default="85",
-        description="How much of this host's memory, or of its cgroup's, may be in use while the farm begins another "
-        'run whose need is known, in percent; `"12GB"` or `"600MB"`: how much such runs may use together. 0: any.',
-    )
-    dl_host_cpu: float = Field(
-        default=100,
-        ge=0,
-        le=1_000,
-        description="How many of this host's processors runs may need together, in percent; 0: any number.",
-    )
-    dl_reserve_sec: Patience = Field(
-        default=60,
-        description="How long claims pass over a job for which the host has no room, until room gathers for it; "
-        "0: for no job.",
-    )
-    dl_host_temperature: float = Field(
-        default=80,
-        ge=0,
-        le=200,
-        description="Degrees Celsius of the host's hottest sensor from which on no run begins whose need is known; "
-        "0: at any.",
-    )
-    dl_max_jobs: int | None = Field(default=None, ge=1, description="Jobs after which the farm replaces a worker.")
-    dl_max_rss_mb: int | None = Field(
-        default=None, ge=16, description="Memory after a job, in MB, above which the farm replaces a worker."
-    )
+    workers_json: Workers = ()
+    """Worker processes per queue, as `[{"queue": "load.cbr", "concurrency": 2}]`; entries of one queue add up; by
+    default one worker per core on `etl.default`, and one on DL_ALERTS_QUEUE. `queues` with `scheduler` in place of
+    `queue`: each worker serves several, see docs/operating.md. `prefetch` (1 to 1000, default 100) is the most short
+    jobs that a worker claims at once; it claims long ones one by one in any case, see docs/processes.md. `ordered` and
+    `merge` (true or false) make the queue so where nobody has set it; a farm that contradicts the queue's settings does
+    not start, see docs/ordered.md."""
+    dl_heartbeat_sec: Seconds = 10
+    """Seconds between renewals of a lease; never more than a third of the lease."""
+    dl_default_lease_ttl_sec: Lease = 60
+    """Lease of a job that names none, in seconds."""
+    dl_reaper_period_sec: Seconds = 10
+    """Seconds between rounds of the reaper."""
+    dl_retention_days: Days | None = None
+    """Days from a job's end until the reaper deletes the job with its journal; `0.5` is twelve hours. By default the
+    reaper deletes no job."""
+    dl_claim_backoff_sec: Seconds = 15
+    """Longest back-off of a busy key, and the poll interval of an idle worker, in seconds."""
+    dl_drain_sec: Patience = 30
+    """Seconds that running jobs have to finish after SIGTERM."""
+    dl_kill_grace_sec: Patience = 5
+    """Seconds that a run has to stop after a timeout or a drain, until its worker is killed."""
+    dl_cancel_grace_sec: Patience | None = None
+    """Seconds that a canceled job has to reach a safe point; then the farm forces the cancellation. By default the farm
+    never does."""
+    dl_stall_sec: Stall = Field(900, validate_default=True)
+    """Seconds after which a run that has reported nothing (no yield, progress, check) counts as stuck, where its
+    pipeline has no `stall_sec`; and without a heartbeat until the farm kills a worker. Above DL_HEARTBEAT_SEC; 0:
+    never."""
+    dl_affinity: bool = True
+    """Whether claims prefer jobs whose `affinity_key` is warm in the worker; `off`: the queue's order."""
+    dl_warm: int = Field(2, ge=0, le=64)
+    """Prepared resources that a worker keeps for jobs of the same `affinity_key`."""
+    dl_lookahead: int = Field(50, ge=1, le=1000)
+    """Among how many of a queue's first jobs a claim looks for a warm one."""
+    dl_affinity_wait_sec: Seconds = 60
+    """How long a worker may pass a job over for others whose resources are warm."""
+    dl_host_memory: HostMemory = "85"
+    """How much of this host's memory, or of its cgroup's, may be in use while the farm begins another run whose need is
+    known, in percent; `"12GB"` or `"600MB"`: how much such runs may use together. 0: any."""
+    dl_host_cpu: float = Field(100, ge=0, le=1_000)
+    """How many of this host's processors runs may need together, in percent; 0: any number."""
+    dl_reserve_sec: Patience = 60
+    """How long claims pass over a job for which the host has no room, until room gathers for it; 0: for no job."""
+    dl_host_temperature: float = Field(80, ge=0, le=200)
+    """Degrees Celsius of the host's hottest sensor from which on no run begins whose need is known; 0: at any."""
+    dl_max_jobs: int | None = Field(None, ge=1)
+    """Jobs after which the farm replaces a worker."""
+    dl_max_rss_mb: int | None = Field(None, ge=16)
+    """Memory after a job, in MB, above which the farm replaces a worker."""
 
-    dl_alerts_queue: QueueName = Field(
-        default="alerts",
-        description="Queue of the messages to webhooks. Some WORKERS_JSON should name it; without WORKERS_JSON a "
-        "worker of its own serves it. See docs/alerts.md.",
-    )
-    dl_alerts_bundle_sec: Bundle = Field(
-        default=60,
-        description="Seconds from the first dead job or stuck run until a message tells of it, with all that came "
-        "meanwhile.",
-    )
-    dl_alerts_paused_sec: Seconds = Field(
-        default=14_400, description="Seconds that a queue is paused until a message tells of it."
-    )
-    dl_public_url: PublicUrl | None = Field(
-        default=None,
-        description="Address at which people reach the dashboard, for links in alerts; without it there are none. "
-        "Without tokens the API answers requests to this host too.",
-    )
+    dl_alerts_queue: QueueName = "alerts"
+    """Queue of the messages to webhooks. Some WORKERS_JSON should name it; without WORKERS_JSON a worker of its own
+    serves it. See docs/alerts.md."""
+    dl_alerts_bundle_sec: Bundle = 60
+    """Seconds from the first dead job or stuck run until a message tells of it, with all that came meanwhile."""
+    dl_alerts_paused_sec: Seconds = 14_400
+    """Seconds that a queue is paused until a message tells of it."""
+    dl_public_url: PublicUrl | None = None
+    """Address at which people reach the dashboard, for links in alerts; without it there are none. Without tokens the
+    API answers requests to this host too."""
 
     # Above 976 KB a text may be longer than what masking looks through as a whole.
-    dl_result_kb: int = Field(
-        default=256,
-        ge=1,
-        le=976,
-        description="Largest result of a job, in KB of JSON; a run whose pipeline returns more has failed.",
-    )
+    dl_result_kb: int = Field(256, ge=1, le=976)
+    """Largest result of a job, in KB of JSON; a run whose pipeline returns more has failed."""
 
-    dl_job_log_kb: int = Field(
-        default=256,
-        ge=0,
-        le=65_536,
-        description="Most that the queue keeps of what a run writes, in KB; of a larger log the middle is left out. 0: "
-        "the farm keeps no logs of jobs.",
-    )
+    dl_job_log_kb: int = Field(256, ge=0, le=65_536)
+    """Most that the queue keeps of what a run writes, in KB; of a larger log the middle is left out. 0: the farm keeps
+    no logs of jobs."""
 
-    dl_pipelines: str = Field(
-        default="", description="Your pipelines' modules, separated by commas; each worker imports them."
-    )
-    dl_hooks: str = Field(
-        default="",
-        description="Modules with hooks, separated by commas; the workers, the API and `dataloader trigger --direct` "
-        "import them; see docs/hooks.md.",
-    )
-    dl_preload: str = Field(default="", description="Heavy modules that the farm imports once, before it forks.")
-    dl_home: Folder = Field(
-        default_factory=default_home,
-        description="Folder of this machine's data; by default `/var/lib/dataloader` for root, otherwise "
-        "`~/.local/share/dataloader`.",
-    )
-    dl_data_dir: Folder | None = Field(
-        default=None, description="The only folder that file loaders read from; by default `data` in DL_HOME."
-    )
-    dl_commands: Commands = Field(
-        default={},
-        description='Programs that jobs of `run.command` may start, as `{"dbt": ["/opt/dbt/bin/dbt", "run"]}`; by '
-        "default none. An object in place of the list has `argv`, and limits; see docs/commands.md.",
-    )
-    dl_engines: Engines = Field(
-        default={},
-        description="Clusters of Dask, Ray and Spark on which jobs may start programs, and which programs, as "
-        '`{"nightly": {"engine": "ray", "address": "http://ray:8265", "entrypoints": {"resize": "python -m resize"}}}`;'
-        " by default none; see docs/engines.md.",
-    )
-    dl_http_private_hosts: Hosts = Field(
-        default=(),
-        description="Hosts of private networks, or of this machine, from which `load.http` may fetch files, separated "
-        "by commas; by default it fetches from public addresses alone.",
-    )
-    dl_http_max_mb: int = Field(
-        default=10_240, ge=1, le=2**30, description="Largest file that `load.http` fetches, in MB (1,048,576 bytes)."
-    )
-    dl_pg_bin: Folder | None = Field(
-        default=None, description="Folder of the embedded PostgreSQL's programs; by default the newest found."
-    )
-    cbr_base_url: str = Field(
-        default="https://www.cbr.ru/scripts",
-        pattern=r"^https?://",
-        description="URL from which `load.cbr.rates` requests the rates.",
-    )
+    dl_pipelines: str = ""
+    """Your pipelines' modules, separated by commas; each worker imports them."""
+    dl_hooks: str = ""
+    """Modules with hooks, separated by commas; the workers, the API and `dataloader trigger --direct` import them; see
+    docs/hooks.md."""
+    dl_preload: str = ""
+    """Heavy modules that the farm imports once, before it forks."""
+    dl_home: Folder = Field(default_factory=default_home)
+    """Folder of this machine's data; by default `/var/lib/dataloader` for root, otherwise
+    `~/.local/share/dataloader`."""
+    dl_data_dir: Folder | None = None
+    """The only folder that file loaders read from; by default `data` in DL_HOME."""
+    dl_commands: Commands = {}
+    """Programs that jobs of `run.command` may start, as `{"dbt": ["/opt/dbt/bin/dbt", "run"]}`; by default none. An
+    object in place of the list has `argv`, and limits; see docs/commands.md."""
+    dl_engines: Engines = {}
+    """Clusters of Dask, Ray and Spark on which jobs may start programs, and which programs, as `{"nightly": {"engine":
+    "ray", "address": "http://ray:8265", "entrypoints": {"resize": "python -m resize"}}}`; by default none; see
+    docs/engines.md."""
+    dl_http_private_hosts: Hosts = ()
+    """Hosts of private networks, or of this machine, from which `load.http` may fetch files, separated by commas; by
+    default it fetches from public addresses alone."""
+    dl_http_max_mb: int = Field(10_240, ge=1, le=2**30)
+    """Largest file that `load.http` fetches, in MB (1,048,576 bytes)."""
+    dl_pg_bin: Folder | None = None
+    """Folder of the embedded PostgreSQL's programs; by default the newest found."""
+    cbr_base_url: str = Field("https://www.cbr.ru/scripts", pattern=r"^https?://")
+    """URL from which `load.cbr.rates` requests the rates."""
 
-    ollama_api_url: Urls = Field(
-        default=(),
-        description="Ollama nodes that `llm.generate` asks, as URLs separated by commas. Where this and the next two "
-        "are unset: port 11434 of this machine, and as a node of MLX_API_URL port 11435; in a container this machine "
-        "is `host.docker.internal`.",
-    )
-    ollama_base_url: Urls = Field(default=(), description="More Ollama nodes, after those of OLLAMA_API_URL.")
-    mlx_api_url: Urls = Field(
-        default=(), description="Nodes with MLX models that speak OpenAI's protocol, asked after those of Ollama."
-    )
-    dl_llm_categories: Categories = Field(
-        default=CATEGORIES,
-        description="Patterns of model names by category, the best first. A category that is given here replaces the "
-        "default's, the others stay; see docs/llm.md.",
-    )
-    dl_llm_silence_sec: Seconds = Field(
-        default=120,
-        description="Seconds without a byte after which a node is passed over; half as many again for a model of 32 "
-        "billion parameters or more.",
-    )
-    dl_llm_busy_percent: float = Field(
-        default=90,
-        ge=1,
-        le=100,
-        description="Percent of queue, RAM or CPU above which a node is passed over; 100 never passes one over for it.",
-    )
-    dl_llm_mlx_concurrent: int = Field(
-        default=4, ge=1, le=1000, description="Requests that the workers of a machine have in flight at one MLX node."
-    )
+    ollama_api_url: Urls = ()
+    """Ollama nodes that `llm.generate` asks, as URLs separated by commas. Where this and the next two are unset: port
+    11434 of this machine, and as a node of MLX_API_URL port 11435; in a container this machine is
+    `host.docker.internal`."""
+    ollama_base_url: Urls = ()
+    """More Ollama nodes, after those of OLLAMA_API_URL."""
+    mlx_api_url: Urls = ()
+    """Nodes with MLX models that speak OpenAI's protocol, asked after those of Ollama."""
+    dl_llm_categories: Categories = CATEGORIES
+    """Patterns of model names by category, the best first. A category that is given here replaces the default's, the
+    others stay; see docs/llm.md."""
+    dl_llm_silence_sec: Seconds = 120
+    """Seconds without a byte after which a node is passed over; half as many again for a model of 32 billion parameters
+    or more."""
+    dl_llm_busy_percent: float = Field(90, ge=1, le=100)
+    """Percent of queue, RAM or CPU above which a node is passed over; 100 never passes one over for it."""
+    dl_llm_mlx_concurrent: int = Field(4, ge=1, le=1000)
+    """Requests that the workers of a machine have in flight at one MLX node."""
 
-    dl_url: str | None = Field(
-        default=None, description="API of the command line and the Python client; by default this machine's."
-    )
-    dl_token: SecretStr | None = Field(default=None, description="Token that both send to this API.")
+    dl_url: str | None = None
+    """API of the command line and the Python client; by default this machine's."""
+    dl_token: SecretStr | None = None
+    """Token that both send to this API."""
 
     @property
     def people_zone(self) -> str:
@@ -887,23 +790,18 @@ def source_dsn(name: str) -> str | None:
 
 
 def _variable(name: str) -> str | None:
-    return _given(name) or _secret(name)
-
-
-def _given(name: str) -> str | None:
-    in_file = {binding.key: binding.value for binding in _dotenv()}
-    return os.environ.get(name) or in_file.get(name) or None
-
-
-def _secret(name: str) -> str | None:
-    """The content of the file of this name, in small letters, in DL_SECRETS_DIR; None where there is none."""
+    """A variable's value, else the content of the file of this name in small letters in DL_SECRETS_DIR."""
     folder = _secrets_dir()
     try:
-        return _text(folder / name.lower()).strip() or None if folder else None
+        return _given(name) or (_text(folder / name.lower()).strip() if folder else None) or None
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(_unreadable(folder, e)) from None
+
+
+def _given(name: str) -> str | None:
+    return os.environ.get(name) or {binding.key: binding.value for binding in _dotenv()}.get(name) or None
 
 
 def _text(path: Path) -> str:
@@ -932,18 +830,11 @@ def misspelt() -> list[tuple[str, str]]:
 
     The environment is searched only for names with our prefixes. Raises ConfigError when .env cannot be read.
     """
-    ours = [name for name in os.environ if name.upper().startswith(_OURS)]
-    return nearly_settings({*ours, *(binding.key for binding in _dotenv() if binding.key)})
-
-
-def nearly_settings(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Those `names` that are close to a setting's name and not equal to one, each with this setting, sorted."""
+    names = {name for name in os.environ if name.upper().startswith(_OURS)}
+    names |= {binding.key for binding in _dotenv() if binding.key}
     settings = [field.upper() for field in Settings.model_fields]
-    found = []
-    for name in sorted(set(names)):
-        if name.upper() not in settings and (close := difflib.get_close_matches(name.upper(), settings, 1, 0.8)):
-            found.append((name, close[0]))
-    return found
+    close = {name: difflib.get_close_matches(name.upper(), settings, 1, 0.8) for name in names}
+    return sorted((name, near[0]) for name, near in close.items() if near and name.upper() not in settings)
 
 
 def _dotenv() -> list[Binding]:

@@ -19,7 +19,6 @@ import psutil
 
 from dataloader import embedded
 from dataloader.config import Settings
-from dataloader.embedded import cluster
 from dataloader.queue import migrations
 
 CHECKOUT = Path(__file__).parents[1]
@@ -131,4 +130,4 @@ def stopped(server: embedded.Server, number: signal.Signals) -> None:
 
 def started_again(server: embedded.Server) -> None:
     """Start the server that `stopped` has stopped; returns once it accepts connections."""
-    server.process = cluster.start(server.root, {}, None, [], "dataloader")
+    server.process = embedded.serve(server.root, {}, None, [], "dataloader")

@@ -23,7 +23,7 @@ from dataloader.api.web import auth, endpoint, problems
 from dataloader.api.web.json_body import BODY_LIMIT, Json
 from dataloader.api.web.long_poll import LongPolls
 from dataloader.api.web.sessions import Sessions
-from dataloader.obs import scrape
+from dataloader.obs import telemetry
 from dataloader.queue import hooks, lifecycle
 
 
@@ -79,7 +79,7 @@ def _share(sessions: Sessions, polls: LongPolls, threads: int) -> None:
 
 def _push(app: Flask) -> None:
     """Send the figures of /metrics as well, where the environment asks for it: this process is forked by now."""
-    if sender := scrape.start(app.extensions["metrics"].collect):
+    if sender := telemetry.start_sender(app.extensions["metrics"].collect):
         app.extensions["on_drain"].append(sender.close)
 
 

@@ -21,7 +21,7 @@ from pydantic_core import to_jsonable_python
 
 from dataloader import config, log, pipelines, surroundings
 from dataloader.check import database
-from dataloader.check.database import Finding, Level
+from dataloader.check.database import Finding, Level, error, ok, warning
 from dataloader.config import Settings
 from dataloader.farm.failures import is_users
 from dataloader.farm.process import EXIT_FAILED, outcome
@@ -68,7 +68,7 @@ def run(find_dsn: Callable[[Settings], str | None]) -> Report:
     try:
         settings, misspelt = config.load(), config.misspelt()
     except config.ConfigError as e:
-        return Report({}, [Finding(Level.ERROR, "settings", line) for line in str(e).splitlines()])
+        return Report({}, [error("settings", line) for line in str(e).splitlines()])
     before = [*of_settings(settings, misspelt), *of_host(settings), *of_folders(settings)]
 
     def rest(deadly: Mapping[str, str], begins: Callable[[str], None]) -> Report:
@@ -131,13 +131,13 @@ def _shown(name: str, value: Any) -> str:
 def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iterator[Finding]:
     """Findings on variables without effect; all values are valid by now."""
     given = len(settings.model_fields_set)
-    yield Finding(Level.OK, "settings", f"{given} given, {len(Settings.model_fields) - given} as by default")
+    yield ok("settings", f"{given} given, {len(Settings.model_fields) - given} as by default")
     for name, meant in misspelt:
-        yield Finding(Level.WARNING, "settings", f"{name} is no setting", f"{meant} may be meant")
+        yield warning("settings", f"{name} is no setting", f"{meant} may be meant")
     unused = {"pg_user", "pg_password", "pg_port"} & settings.model_fields_set
     if unused and not (settings.pg_host or settings.pg_database):
         names = ", ".join(sorted(unused)).upper()
-        yield Finding(Level.WARNING, "settings", f"without effect: {names}", "set PG_HOST and PG_DATABASE too")
+        yield warning("settings", f"without effect: {names}", "set PG_HOST and PG_DATABASE too")
 
 
 # --- the host ---
@@ -147,9 +147,9 @@ def of_host(settings: Settings) -> Iterator[Finding]:
     """What this host lacks: a limit, a part of /proc, a folder, the API's address."""
     files = files_needed(sum(spec.concurrency for spec in settings.workers))
     for lack in (*surroundings.of_workers(files), *surroundings.of_api()):
-        yield Finding(Level.ERROR, "host", *lack)
+        yield error("host", *lack)
     if trouble := ports.trouble(settings.app_host, settings.app_port):
-        yield Finding(Level.ERROR, "host", trouble, "correct APP_HOST or APP_PORT")
+        yield error("host", trouble, "correct APP_HOST or APP_PORT")
 
 
 # --- folders ---
@@ -166,7 +166,7 @@ def of_folders(settings: Settings) -> Iterator[Finding]:
 def data_folder(folder: Path, given: bool) -> Finding:
     """The finding on the folder of file loaders; its lack is an error only if a setting names it (`given`)."""
     if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK):
-        return Finding(Level.OK, "data", f"{folder} can be read")
+        return ok("data", f"{folder} can be read")
     level = Level.ERROR if given else Level.WARNING
     what = "cannot be read" if os.path.isdir(folder) else "is no folder" if os.path.exists(folder) else "does not exist"
     return Finding(level, "data", f"DL_DATA_DIR: {folder} {what}", "make it, readable for this user, for file loaders")
@@ -176,8 +176,8 @@ def written_folder(name: str, folder: Path) -> Finding:
     """The finding on a folder of log files: this user can write to it, or can make it."""
     there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
     if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
-        return Finding(Level.OK, "logs", f"{name}: {folder} can be written to")
-    return Finding(Level.ERROR, "logs", f"{name}: {folder} cannot be written to", "make it, writable for this user")
+        return ok("logs", f"{name}: {folder} can be written to")
+    return error("logs", f"{name}: {folder} cannot be written to", "make it, writable for this user")
 
 
 # --- pipelines ---
@@ -198,12 +198,12 @@ def of_pipelines(
     for variable, name in wanted:
         if name in deadly:
             what = f"{variable}: the process that imports {name} {deadly[name]}"
-            findings.append(Finding(Level.ERROR, "pipelines", what, "correct the module: no worker starts without it"))
+            findings.append(error("pipelines", what, "correct the module: no worker starts without it"))
         else:
             begins(name)
             findings += filter(None, [_imported(variable, name)])
     begins("")
-    return [*findings, Finding(Level.OK, "pipelines", TASKS + ", ".join(pipelines.tasks()))]
+    return [*findings, ok("pipelines", TASKS + ", ".join(pipelines.tasks()))]
 
 
 def users_files() -> list[str]:
@@ -220,17 +220,13 @@ def _imported(variable: str, module: str) -> Finding | None:
     except KeyboardInterrupt:
         raise
     except BaseException as e:
-        return Finding(
-            Level.ERROR, "pipelines", f"{variable}: {module} cannot be imported: {_line(e)}", _advice(e, module)
-        )
+        return error("pipelines", f"{variable}: {module} cannot be imported: {_line(e)}", _advice(e, module))
     after = _registered()
     if variable != "DL_HOOKS" and after["around_enqueue"] > before["around_enqueue"]:
         what = f"{variable}: {module} registers @around_enqueue, which no API process would call"
-        return Finding(Level.WARNING, "pipelines", what, "name the module of this function in DL_HOOKS too")
+        return warning("pipelines", what, "name the module of this function in DL_HOOKS too")
     if variable == "DL_PIPELINES" and is_new and after == before:
-        return Finding(
-            Level.WARNING, "pipelines", f"{variable}: {module} registers no task", "use @register(...) in it"
-        )
+        return warning("pipelines", f"{variable}: {module} registers no task", "use @register(...) in it")
     return None
 
 
@@ -239,15 +235,15 @@ def _registered() -> dict[str, int]:
     return {hook.name: len(hook) for hook in hooks.ALL} | {"task": len(pipelines.tasks())}
 
 
-def _line(error: BaseException) -> str:
+def _line(trouble: BaseException) -> str:
     """The error in one line, with its place in the user's code."""
-    line = log.masked(traceback.format_exception_only(error)[-1].strip())
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    outside = place.filename.startswith("<frozen") or isinstance(error, SyntaxError)
+    line = log.masked(traceback.format_exception_only(trouble)[-1].strip())
+    place = traceback.extract_tb(trouble.__traceback__)[-1]
+    outside = place.filename.startswith("<frozen") or isinstance(trouble, SyntaxError)
     return line if outside else f"{line} ({place.filename}, line {place.lineno})"
 
 
-def _advice(error: BaseException, module: str) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+def _advice(trouble: BaseException, module: str) -> str:
+    if isinstance(trouble, ModuleNotFoundError) and trouble.name and f"{module}.".startswith(f"{trouble.name}."):
         return "correct the name, or start in the folder that holds it, or put that folder on PYTHONPATH"
     return "correct the module: no worker starts without it"

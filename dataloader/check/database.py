@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -61,11 +62,14 @@ class Finding:
     advice: str = ""
 
 
+ok, warning, error = (partial(Finding, level) for level in Level)
+
+
 def of_databases(settings: Settings, dsn: str | None) -> list[Finding]:
     """Findings on the queue's database at `dsn`, and on the database that pipelines write to."""
     if dsn is None:
         advice = "set DL_DB_DSN or PG_HOST and PG_DATABASE; `dataloader up` brings a PostgreSQL along"
-        return [Finding(Level.ERROR, "database", "no database is configured", advice)]
+        return [error("database", "no database is configured", advice)]
     found, target_dsn = of_queue(settings, dsn), settings.target_dsn or dsn
     if target_dsn == dsn and any(f.level is Level.ERROR and f.about in ("database", "session") for f in found):
         return found  # the target would repeat the error
@@ -82,7 +86,7 @@ def of_queue(settings: Settings, dsn: str) -> list[Finding]:
     except psycopg.Error as e:
         return [unreachable("database", dsn, e)]
     with conn:
-        findings = [Finding(Level.OK, "database", db.shown(dsn)), version(conn.info.server_version)]
+        findings = [ok("database", db.shown(dsn)), version(conn.info.server_version)]
         for about in _QUESTIONS:
             findings += _asked(about, conn, settings, dsn)
             if about == "session" and findings[-1].level is Level.ERROR:
@@ -105,7 +109,7 @@ def _asked(
         with block or nullcontext():
             return _QUESTIONS[about](conn, settings, dsn)
     except psycopg.Error as e:
-        return [Finding(Level.ERROR, about, _line(e), "see the server's log")]
+        return [error(about, _line(e), "see the server's log")]
 
 
 def _connect(settings: Settings, dsn: str, schema: str) -> db.Connection:
@@ -118,16 +122,16 @@ def _facts(conn: db.Connection, name: str, **parameters: Any) -> list[dict[str, 
         return cursor.execute(_SQL[name], parameters).fetchall()
 
 
-def _line(error: psycopg.Error) -> str:
-    return log.masked("; ".join(line.strip() for line in str(error).splitlines() if line.strip()))
+def _line(trouble: psycopg.Error) -> str:
+    return log.masked("; ".join(line.strip() for line in str(trouble).splitlines() if line.strip()))
 
 
-def unreachable(about: str, dsn: str, error: psycopg.Error) -> Finding:
+def unreachable(about: str, dsn: str, trouble: psycopg.Error) -> Finding:
     """The finding on a session that could not be opened."""
-    if probe.is_poolers_refusal(error):
-        return Finding(Level.ERROR, about, f"a pooler refuses our sessions: {_line(error)}", probe.DIRECT)
-    advice = next((advice for part, advice in _HELP.items() if part in str(error)), _ELSE)
-    return Finding(Level.ERROR, about, f"{db.shown(dsn)}: {_line(error)}", advice)
+    if probe.is_poolers_refusal(trouble):
+        return error(about, f"a pooler refuses our sessions: {_line(trouble)}", probe.DIRECT)
+    advice = next((advice for part, advice in _HELP.items() if part in str(trouble)), _ELSE)
+    return error(about, f"{db.shown(dsn)}: {_line(trouble)}", advice)
 
 
 def version(number: int) -> Finding:
@@ -135,10 +139,10 @@ def version(number: int) -> Finding:
     major, name = number // 10_000, f"PostgreSQL {number // 10_000}.{number % 10_000}"
     between = f"PostgreSQL {VERSIONS[0]} to {VERSIONS[-1]}"
     if major in VERSIONS:
-        return Finding(Level.OK, "version", name)
+        return ok("version", name)
     if major < VERSIONS[0]:
-        return Finding(Level.ERROR, "version", f"{name} is too old", f"use {between}")
-    return Finding(Level.WARNING, "version", f"{name} is newer than the tested versions", between)
+        return error("version", f"{name} is too old", f"use {between}")
+    return warning("version", f"{name} is newer than the tested versions", between)
 
 
 def _session(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
@@ -153,16 +157,15 @@ def session(direct: bool, heard: bool, with_options: bool, finds_schema: bool = 
     """The finding on a worker's session: it needs a session of its own, a working LISTEN, and our options in force."""
     if not heard and direct:
         advice = "see the server's load; without notifications jobs start up to DL_CLAIM_BACKOFF_SEC late"
-        return Finding(Level.WARNING, "session", f"no NOTIFY arrived within {probe.HEARD_WITHIN:g} s", advice)
+        return warning("session", f"no NOTIFY arrived within {probe.HEARD_WITHIN:g} s", advice)
     if not heard:
-        return Finding(Level.ERROR, "session", probe.POOLED, probe.DIRECT)
+        return error("session", probe.POOLED, probe.DIRECT)
     if not finds_schema:
-        return Finding(Level.ERROR, "session", probe.ASTRAY, probe.GUIDED)
+        return error("session", probe.ASTRAY, probe.GUIDED)
     if not with_options:
-        what = "a pooler drops our options, search_path and keepalives among them"
-        return Finding(Level.WARNING, "session", what, probe.DIRECT)
+        return warning("session", "a pooler drops our options, search_path and keepalives among them", probe.DIRECT)
     how = "direct" if direct else "through a pooler in session mode"
-    return Finding(Level.OK, "session", f"{how}; LISTEN works")
+    return ok("session", f"{how}; LISTEN works")
 
 
 def _schema(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
@@ -174,32 +177,22 @@ def _schema_in(conn: db.Connection, name: str) -> list[Finding]:
     (rights,), tables = _facts(conn, "schema_rights", schema=name), _facts(conn, "table_rights", schema=name)
     may_migrate = rights["may_create"] and all(table["owned"] for table in tables)
     if rights["found"] and not rights["may_use"]:
-        return [Finding(Level.ERROR, "privileges", f"no USAGE on schema {name}", f"GRANT USAGE ON SCHEMA {name}")]
+        return [error("privileges", f"no USAGE on schema {name}", f"GRANT USAGE ON SCHEMA {name}")]
     functions = _facts(conn, "function_rights", schema=name)
     found = privileges(tables, functions, _facts(conn, "strangers"))
     found += exposure(name, rights["open_to_all"], functions, rights["is_superuser"])
     if any(table["name"] == "dl_migrations" and table["lacking"] for table in tables):
         return found
-    return [*found, schema(_refusal(migrations.check, conn), _todo(conn), may_migrate), *_drift(conn, may_migrate)]
-
-
-def _drift(conn: db.Connection, may_migrate: bool) -> list[Finding]:
-    drifted = migrations.drifted(conn)
-    if not drifted:
-        return []
-    return [Finding(Level.WARNING, "schema", f"not as shipped: {'; '.join(drifted)}", _migrate(may_migrate))]
-
-
-def _refusal(question: Callable[[db.Connection], object], conn: db.Connection) -> str:
+    refusal, todo = "", ""
     try:
-        question(conn)
+        migrations.check(conn)
+        todo = ", ".join(migrations.missing(conn))
     except migrations.SchemaError as e:
-        return str(e)
-    return ""
-
-
-def _todo(conn: db.Connection) -> str:
-    return _refusal(migrations.missing, conn) or ", ".join(migrations.missing(conn))
+        refusal = str(e)
+    found.append(schema(refusal, todo, may_migrate))
+    if drifted := migrations.drifted(conn):
+        found.append(warning("schema", f"not as shipped: {'; '.join(drifted)}", _migrate(may_migrate)))
+    return found
 
 
 def privileges(
@@ -210,16 +203,14 @@ def privileges(
     for table in tables:
         if table["lacking"]:
             lacking, name = ", ".join(table["lacking"]), table["name"]
-            what = f"this role has no {lacking} on {name}"
-            findings.append(Finding(Level.ERROR, "privileges", what, f"GRANT {lacking} ON {name}"))
+            findings.append(error("privileges", f"this role has no {lacking} on {name}", f"GRANT {lacking} ON {name}"))
     if names := ", ".join(function["name"] for function in functions if function["lacking"]):
-        what = f"this role may not call {names}"
-        findings.append(Finding(Level.ERROR, "privileges", what, f"as the queue's owner: {ROLES}"))
+        findings.append(error("privileges", f"this role may not call {names}", f"as the queue's owner: {ROLES}"))
     if roles := ", ".join(row["rolname"] for row in strangers):
         what = f"this role may not end sessions of the role {roles}, whose workers are on the queue too"
         advice = "use one role for all, or GRANT pg_signal_backend, pg_read_all_stats"
-        findings.append(Finding(Level.WARNING, "privileges", what, advice))
-    return findings or [Finding(Level.OK, "privileges", "all that the processes need")]
+        findings.append(warning("privileges", what, advice))
+    return findings or [ok("privileges", "all that the processes need")]
 
 
 def exposure(name: str, may_create: bool, functions: Iterable[Mapping[str, Any]], is_superuser: bool) -> list[Finding]:
@@ -227,15 +218,13 @@ def exposure(name: str, may_create: bool, functions: Iterable[Mapping[str, Any]]
     findings = []
     if may_create:
         what = f"every role may create in the schema {name}: their functions there may run with this role's rights"
-        findings.append(Finding(Level.WARNING, "privileges", what, f"REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"))
+        findings.append(warning("privileges", what, f"REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"))
     if names := ", ".join(function["name"] for function in functions if function["open_to_all"]):
         what = f"every role may call {names}, with the rights of the queue's owner"
-        findings.append(Finding(Level.WARNING, "privileges", what, f"as the queue's owner: {ROLES}"))
+        findings.append(warning("privileges", what, f"as the queue's owner: {ROLES}"))
     if is_superuser:
         what = "this role is a superuser, which neither the queue's owner nor a farm needs to be"
-        findings.append(
-            Finding(Level.WARNING, "privileges", what, f"use an ordinary role; for a farm, as the owner: {ROLES}")
-        )
+        findings.append(warning("privileges", what, f"use an ordinary role; for a farm, as the owner: {ROLES}"))
     return findings
 
 
@@ -244,10 +233,10 @@ def schema(refusal: str, todo: str, may_migrate: bool) -> Finding:
     migrate = _migrate(may_migrate)
     if refusal:
         what, _, advice = refusal.partition(": ")
-        return Finding(Level.ERROR, "schema", what, migrate if "migrate" in advice else advice)
+        return error("schema", what, migrate if "migrate" in advice else advice)
     if todo:
-        return Finding(Level.WARNING, "schema", f"not up to date: {todo}", migrate)
-    return Finding(Level.OK, "schema", "up to date")
+        return warning("schema", f"not up to date: {todo}", migrate)
+    return ok("schema", "up to date")
 
 
 def _migrate(may_migrate: bool) -> str:
@@ -286,7 +275,7 @@ def listeners(workers: int) -> list[Finding]:
     if workers <= LISTENERS_MOST:
         return []
     what = f"all farms have {workers} workers; idle ones cost each trigger {workers * LISTENER_MS:.0f} ms of CPU"
-    return [Finding(Level.WARNING, "listeners", what, f"have at most {LISTENERS_MOST} workers: see docs/scaling.md")]
+    return [warning("listeners", what, f"have at most {LISTENERS_MOST} workers: see docs/scaling.md")]
 
 
 def farm_connections(workers: int, kinds: int, same_server: bool) -> int:
@@ -318,9 +307,9 @@ def fleet(farms: int, most: int, allowed: Mapping[str, int]) -> Finding:
     limit, room = min(allowed.items(), key=lambda item: item[1])
     what = f"all {farms} farms may need {most} sessions at once, {room} are theirs to use ({limit})"
     if most <= room:
-        return Finding(Level.OK, "fleet", what)
+        return ok("fleet", what)
     advice = f"raise {limit} by {most - room}, or lower WORKERS_JSON, PG_POOL_SIZE or PG_MAX_OVERFLOW"
-    return Finding(Level.WARNING, "fleet", what, advice)
+    return warning("fleet", what, advice)
 
 
 def _locks(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
@@ -340,12 +329,12 @@ def locks(table: probe.LockTable, workers: Sequence[WorkerSpec], of_others: int)
     raised = f"raise max_locks_per_transaction to {-(-needed // table.transactions)} and restart the server"
     if any(spec.prefetch > at_most for spec in workers if not spec.is_automatic):
         what = f"{what}: a worker claims {at_most} jobs at once at most"
-        return Finding(Level.WARNING, "locks", what, f"lower prefetch in WORKERS_JSON to {at_most}, or {raised}")
+        return warning("locks", what, f"lower prefetch in WORKERS_JSON to {at_most}, or {raised}")
     if any(spec.prefetch > automatic for spec in workers if spec.is_automatic):
         what = f"{what}: a worker without prefetch claims {automatic} jobs at once at most"
     if (wanted + of_others) * 2 > table.room:
-        return Finding(Level.WARNING, "locks", what, raised)
-    return Finding(Level.OK, "locks", what)
+        return warning("locks", what, raised)
+    return ok("locks", what)
 
 
 def _merging(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
@@ -378,7 +367,7 @@ def merging(
         for task in facts["tasks"] if merges else ():
             if task in single:
                 what = f"the queue {queue} merges the jobs of a key, and the pipeline {task} takes one job"
-                findings.append(Finding(Level.WARNING, "queues", what, "register it with batch_size"))
+                findings.append(warning("queues", what, "register it with batch_size"))
     return findings
 
 
@@ -405,7 +394,7 @@ def connections(least: int, most: int, free: Mapping[str, int]) -> Finding:
     limit, left = min(free.items(), key=lambda item: item[1])
     what = f"this machine needs {least} to {most} sessions, {left} are free ({limit})"
     if most <= left:
-        return Finding(Level.OK, "connections", what)
+        return ok("connections", what)
     advice = "raise the limit, or lower WORKERS_JSON, PG_POOL_SIZE or PG_MAX_OVERFLOW"
     return Finding(Level.ERROR if least > left else Level.WARNING, "connections", what, advice)
 
@@ -437,5 +426,5 @@ def target(name: str, found: bool, may_create: bool) -> Finding:
     """The finding on the pipelines' schema; the right to create tables is optional."""
     if not found:
         what = f"PG_SCHEMA: there is no schema {name}, or this role may not use it"
-        return Finding(Level.WARNING, "target", what, f"CREATE SCHEMA {name}, or GRANT USAGE ON SCHEMA {name}")
-    return Finding(Level.OK, "target", "reachable" if may_create else f"reachable; may not create tables in {name}")
+        return warning("target", what, f"CREATE SCHEMA {name}, or GRANT USAGE ON SCHEMA {name}")
+    return ok("target", "reachable" if may_create else f"reachable; may not create tables in {name}")

@@ -31,7 +31,7 @@ from dataloader.farm.runner import CannotStart, Runner, last_words
 from dataloader.farm.session import Lost, Plain, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
 from dataloader.farm.warm import Preference
-from dataloader.obs import runs
+from dataloader.obs import telemetry
 from dataloader.pipelines import hooks
 from dataloader.pipelines.children import own_process
 from dataloader.queue import lifecycle, migrations, operations, probe
@@ -156,7 +156,7 @@ class Worker:
         self.batch = Batch(settings.workers, self.queues, settings.dl_claim_backoff_sec, self.log)
         self.capture = capture
         self.heartbeat = Heartbeat(self.session, self.batch, capture, settings.dl_heartbeat_sec)
-        self.observed = runs.start(self.name)
+        self.observed = telemetry.start_runs(self.name)
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
         self._sent = 0.0  # when the latest claim was sent

@@ -6,27 +6,38 @@ configured.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from dataloader import check, config, embedded, periods
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, Signals, kill_group, now, outcome
 from dataloader.local import ports
-from dataloader.local.announcement import Announcement
 from dataloader.local.parts import Part, Postgres, Program, command, say, warn
-from dataloader.local.reload import LOOK_SEC, Reload
 from dataloader.queue import db, migrations
 
 HANDOVER_WITHIN = 3.0  # seconds for a previous `up` to end
 CHECKED_WITHIN = periods.seconds("CHECKED_WITHIN", 60.0)  # seconds for the imports of the users' modules
 API_STOP_SEC = periods.seconds("API_STOP_SEC", 35.0)  # gunicorn answers the requests in flight within 30 s
 REAPER_STOP_SEC = periods.seconds("REAPER_STOP_SEC", 15.0)
+HEALTHY_WITHIN = periods.seconds("HEALTHY_WITHIN", 30.0)  # seconds until the API answers
+QUIET_SEC = 0.1  # from the parts' reports until the lines that they logged before have been written
+LOOK_SEC = 0.5  # between two looks at the users' files
+SETTLED_SEC = 0.2  # an editor may write a file in several steps
+NAMED_MOST = 3  # changed files that the message names
+NOOP = {"sleep1": 1, "sleep2": 1, "sleep3": 1}
+Stamps = dict[str, tuple[int, int, int] | None]
 Document = dict[str, Any]  # the report of `dataloader check --json`
 STOP = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
@@ -67,7 +78,7 @@ def run(settings: config.Settings, reloads: bool = False) -> int:
         cleanup.close()
 
 
-# Before the start ------------------------------------------------------------------------------------------
+# --- before the start ---
 
 
 def _prepare(settings: config.Settings, cleanup: ExitStack) -> None:
@@ -84,7 +95,7 @@ def _prepare(settings: config.Settings, cleanup: ExitStack) -> None:
     settings.data_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
 
 
-# The start -------------------------------------------------------------------------------------------------
+# --- the start ---
 
 
 def _start(
@@ -184,7 +195,7 @@ def _print_findings(report: Document | None) -> str:
     return "".join(known)
 
 
-# The watch -------------------------------------------------------------------------------------------------
+# --- the watch ---
 
 
 def _watch(parts: list[Part], announcement: Announcement, reload: Reload | None, signals: Signals) -> int:
@@ -210,3 +221,154 @@ def _reap_orphans(ours: set[int]) -> None:
         any_ended = os.WEXITED | os.WNOHANG | os.WNOWAIT  # WNOWAIT: Popen takes the status of our own children
         while (found := os.waitid(os.P_ALL, 0, any_ended)) and found.si_pid not in ours:
             os.waitpid(found.si_pid, 0)
+
+
+# --- the banner ---
+
+
+class Announcement:
+    """The banner, printed after the log lines of the start, once all parts are ready and the API answers."""
+
+    def __init__(self, settings: config.Settings, database: str, tasks: str) -> None:
+        self.is_made = False
+        self._settings = settings
+        self._database = database
+        self._tasks = tasks
+        self._patience_ends = now() + HEALTHY_WITHIN
+        self._ready_at: float | None = None
+
+    def look(self, are_ready: bool) -> None:
+        """Print the banner when that is due; TimeoutError when the API does not answer within HEALTHY_WITHIN.
+
+        `are_ready` says whether all parts are. After HEALTHY_WITHIN the banner no longer waits for workers.
+        """
+        is_late = now() > self._patience_ends
+        if self.is_made or not (is_late or are_ready):
+            return
+        if self._ready_at is not None and now() >= self._ready_at + QUIET_SEC:
+            self.is_made = True
+            say(banner(self._settings, self._database, self._tasks))
+        elif self._ready_at is None and _is_healthy(self._settings):
+            self._ready_at = now()
+        elif self._ready_at is None and is_late:
+            raise TimeoutError(f"the API has not answered within {HEALTHY_WITHIN:g} s")
+
+
+def _is_healthy(settings: config.Settings) -> bool:
+    connection = http.client.HTTPConnection(urlsplit(settings.own_url).netloc, timeout=2)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def banner(settings: config.Settings, database: str, tasks: str) -> str:
+    """The addresses and folders of the farm, and commands to paste into another shell."""
+    url = settings.own_url
+    zone = "as TIMEZONE says" if "timezone" in settings.model_fields_set else "this machine's zone (or set TIMEZONE)"
+    queue = settings.workers[0].served[0]
+    # Another shell lacks our environment, so the command names each value that is not the default.
+    command = [*_program(), "trigger", "noop"]
+    command += ["--queue", queue] if queue != "etl.default" else []
+    command += ["--url", url] if url != "http://127.0.0.1:8081" else []
+    command += ["--args", json.dumps(NOOP)]
+    body = {"queue": queue, "task": "noop", "lock_key": "noop", "args": NOOP}
+    return f"""
+dataloader is up
+  API        {url}
+  database   {database}
+  files      {settings.data_dir}   (where loaders read from)
+  tasks      {tasks or "see the log"}
+  times      in {settings.people_zone}, {zone}
+  try it     {shlex.join(command)}
+  or         curl -X POST {url}/api/v1/jobs/trigger -H 'Content-Type: application/json' \\
+               -d {shlex.quote(json.dumps(body))}
+  stop       Ctrl-C, or: kill {os.getpid()}
+"""
+
+
+def _program() -> list[str]:
+    """The command for this program in another shell."""
+    program = Path(sys.argv[0])
+    if program.name != "dataloader":
+        return [sys.executable, "-m", "dataloader"]
+    on_path = shutil.which("dataloader")
+    known = on_path is not None and Path(on_path).resolve() == program.resolve()
+    return ["dataloader" if known else str(program.absolute())]
+
+
+# --- --reload ---
+
+
+class Reload:
+    """`up --reload`: changed files of the users' modules bring new workers, when the check finds no error."""
+
+    def __init__(self, files: Iterable[str], check: Callable[[], dict[str, Any] | None], parts: Sequence[Part]) -> None:
+        """`check` imports the modules anew and returns the report of `dataloader check`, None where there is none.
+
+        `parts` are the programs that get SIGHUP after a change without an error.
+        """
+        self._check, self._parts = check, parts
+        self._stamps = stamps(files)
+        self._look_at = 0.0
+
+    def look(self) -> None:
+        """Look at the files when that is due; after a change check them, and reload the programs."""
+        if now() < self._look_at:
+            return
+        self._look_at = now() + LOOK_SEC
+        changed = [name for name, stamp in stamps(self._stamps).items() if stamp != self._stamps[name]]
+        if changed and all(map(_has_settled, changed)):
+            self._reload(changed)
+
+    def _reload(self, changed: Sequence[str]) -> None:
+        before = self._stamps = stamps(self._stamps)
+        report = self._check()
+        if report is None:
+            return
+        found = stamps(report["files"])
+        errors = [finding for finding in report["findings"] if finding["level"] == "error"]
+        # After an error the modules behind it were not imported: those of before and their neighbours are watched too.
+        # A file that was changed during the check keeps its older stamp, so the next look finds the change.
+        self._stamps = (stamps(neighbours(before)) | found | before) if errors else found | _still(before, found)
+        named = ", ".join(Path(name).name for name in changed[:NAMED_MOST])
+        what = named if len(changed) <= NAMED_MOST else f"{named} and {len(changed) - NAMED_MOST} more files"
+        if errors:
+            for finding in errors:
+                warn(f"{what} changed, and the workers go on with the code of before: {finding['what']}")
+            return
+        say(f"dataloader up: {what} changed: new workers start with the new code")
+        for part in self._parts:
+            if part.process and part.process.poll() is None:
+                part.process.send_signal(signal.SIGHUP)
+
+
+def stamps(files: Iterable[str]) -> Stamps:
+    """What tells a file from an earlier one of its name; None where there is none."""
+    return {name: _stamp(name) for name in files}
+
+
+def neighbours(files: Iterable[str]) -> set[str]:
+    """The Python files in the folders of these files."""
+    return {str(path) for folder in {Path(name).parent for name in files} for path in folder.glob("*.py")}
+
+
+def _still(before: Stamps, found: Stamps) -> Stamps:
+    return {name: stamp for name, stamp in before.items() if name in found}
+
+
+def _stamp(name: str) -> tuple[int, int, int] | None:
+    with suppress(OSError):
+        found = os.stat(name)
+        return found.st_mtime_ns, found.st_size, found.st_ino
+    return None
+
+
+def _has_settled(name: str) -> bool:
+    """Whether the last write to the file was some time ago; a clock that was set back does not hold it up."""
+    with suppress(OSError):
+        return not 0 <= time.time() - os.stat(name).st_mtime < SETTLED_SEC
+    return True

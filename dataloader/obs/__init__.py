@@ -1,11 +1,7 @@
 """Traces and metrics by OpenTelemetry (docs/traces.md). The extra `otel`.
 
-    export  what the environment asks for, and where it goes
-    runs    spans and figures of a worker's runs
-    scrape  the figures of /metrics, sent by an API process
-
-While the environment asks for none of them, nothing of OpenTelemetry is imported. The SDK has threads, so a process
-sets it up after its fork. Clients import this module for `current`, so the module itself imports nothing large.
+`telemetry` sends them. While the environment asks for none, nothing of OpenTelemetry is imported. The SDK has threads,
+so a process sets it up after its fork. Clients import this module for `current`, so it imports nothing large.
 """
 
 from __future__ import annotations

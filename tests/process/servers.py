@@ -18,7 +18,6 @@ from farming import until
 from psycopg.conninfo import make_conninfo
 
 from dataloader import embedded
-from dataloader.embedded import binaries, cluster
 
 # Commits must outlive the server's process (synchronous_commit), not the machine (fsync).
 SETTINGS = {
@@ -88,7 +87,7 @@ class Database:
 
     def start_again(self) -> None:
         """After its end."""
-        self.server.process = cluster.start(self.server.root, SETTINGS, given_programs(), (), "dataloader")
+        self.server.process = embedded.serve(self.server.root, SETTINGS, given_programs(), (), "dataloader")
 
     def admin(self, *statements: str) -> list[Any]:
         """Run statements as a superuser, whatever the defaults for transactions; the rows of the last."""
@@ -134,7 +133,7 @@ def serving(folder: Path) -> Iterator[Database]:
 @contextmanager
 def following(primary: Database, folder: Path, name: str = "standby") -> Iterator[Database]:
     """A second server in this folder, which streams from `primary` under this name."""
-    programs = binaries.find_programs(folder / "data", given_programs())
+    programs = embedded.find_programs(folder / "data", given_programs())
     source = f"{primary.superusers_dsn} application_name={name}"
     quickly = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
     subprocess.run([programs / "pg_basebackup", "-d", source, "-D", folder / "data", *quickly], check=True)

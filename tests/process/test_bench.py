@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,24 +71,3 @@ def test_a_figure_is_measured_in_schemas_of_its_own(
     line = measured(tmp_path, own_db, figure)[name]
     assert line["ours"]
     assert (line["ratio"] is not None) == has_bare
-
-
-def test_the_writes_of_a_life_are_counted(own_db: str, tmp_path: Path) -> None:
-    """Where the role may have pg_walinspect; elsewhere the line says so."""
-    lines = measured(tmp_path, own_db, "life").values()
-    assert all(line["ratio"] or "pg_walinspect" in line["note"] for line in lines)
-
-
-def test_a_terminated_bench_leaves_nothing(own_db: str, tmp_path: Path) -> None:
-    with started(tmp_path, own_db, "latency") as bench, psycopg.connect(own_db, autocommit=True) as conn:
-        worker = (
-            "SELECT count(*) FROM pg_stat_activity"
-            " WHERE application_name LIKE 'dl-worker:bench%' AND datname = current_database()"
-        )
-        until(lambda: conn.execute(worker).fetchone() != (0,), "a worker of the bench")
-        bench.send_signal(signal.SIGTERM)
-        _, errors = bench.communicate()
-    assert bench.returncode == 130
-    assert "interrupted" in errors
-    assert "Traceback" not in errors
-    until(lambda: left_behind(own_db, tmp_path) == [], "the bench's remains to go")

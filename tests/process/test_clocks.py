@@ -13,7 +13,7 @@ from farming import Farm, until
 from servers import root, serving
 from test_database_faults import LongJob, goes_on
 
-from dataloader.embedded import cluster
+from dataloader import embedded
 from dataloader.queue import lifecycle, migrations
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
@@ -94,7 +94,7 @@ def test_f2_a_jump_of_the_databases_clock_ends_no_living_run(tmp_path: Path, mon
         offset = folder / "offset"
         offset.write_text("+0\n")
         lies = {"LD_PRELOAD": str(a_clock_for_servers(folder)), "LYING_CLOCK": str(offset)}
-        monkeypatch.setattr(cluster, "ENVIRONMENT", cluster.ENVIRONMENT | lies)
+        monkeypatch.setattr(embedded, "ENVIRONMENT", embedded.ENVIRONMENT | lies)
         with serving(folder) as database:
             migrations.migrate(database.dsn, schema="public")
             farm = Farm(database.dsn, tmp_path)

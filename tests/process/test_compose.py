@@ -30,7 +30,7 @@ from test_supervisord import GRACEFUL_TIMEOUT, free_port
 
 from dataloader import embedded
 from dataloader.config import Settings
-from dataloader.embedded.binaries import find_programs
+from dataloader.embedded import find_programs
 from dataloader.farm.supervisor import KEEPER_STOP_SEC
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from dataloader import embedded
-from dataloader.embedded import EmbeddedError, Server, account, binaries, cluster
+from dataloader.embedded import EmbeddedError, Server
 from dataloader.queue import migrations
 
 GIVEN = os.environ.get("DL_PG_BIN")
@@ -92,13 +92,6 @@ def test_programs_log_in_as_an_ordinary_role_that_owns_the_database(made: Path) 
             assert conn.execute(owners).fetchall() == [("dataloader",)]
 
 
-def test_a_cluster_of_before_is_served_to_the_superuser_who_owns_what_is_in_it(made: Path) -> None:
-    (made / "data" / "dataloader.owner").unlink()
-    with start(made) as server, psycopg.connect(server.dsn) as conn:
-        assert conn.execute("SELECT current_user").fetchone() == ("postgres",)
-        assert embedded.running(made) == server.dsn
-
-
 def test_an_idle_client_does_not_hold_up_the_stop(made: Path) -> None:
     server = start(made)
     with psycopg.connect(server.dsn):
@@ -112,21 +105,12 @@ def test_an_idle_client_does_not_hold_up_the_stop(made: Path) -> None:
 def test_it_speaks_utf8_and_utc_whatever_the_environment(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"LANG": "xx_XX.KOI8-R", "LC_ALL": "xx_XX", "TZ": "Asia/Tokyo", "PGDATA": "/"}.items():
         monkeypatch.setenv(name, value)
-    with start(root) as server, psycopg.connect(server.dsn) as conn:
+    with start(root, {"max_connections": "17"}) as server, psycopg.connect(server.dsn) as conn:
         shown = "SELECT current_setting(n) FROM unnest(%s::text[]) n"
-        names = ["server_encoding", "timezone", "lc_messages", "listen_addresses"]
-        assert [v for (v,) in conn.execute(shown, (names,))] == ["UTF8", "UTC", "C", ""]
-
-
-def test_settings_win_over_ours(made: Path) -> None:
-    with start(made, {"max_connections": "17"}) as server, psycopg.connect(server.dsn) as conn:
-        assert conn.execute("SHOW max_connections").fetchone() == ("17",)
-
-
-def test_other_users_cannot_reach_the_socket(made: Path) -> None:
-    with start(made):
-        assert (made / "run").stat().st_mode & 0o777 == 0o700
-        assert (made / "data").stat().st_mode & 0o777 == 0o700
+        names = ["server_encoding", "timezone", "lc_messages", "listen_addresses", "max_connections"]
+        assert [v for (v,) in conn.execute(shown, (names,))] == ["UTF8", "UTC", "C", "", "17"]
+        for folder in ("run", "data"):
+            assert (root / folder).stat().st_mode & 0o777 == 0o700, "other users cannot reach it"
 
 
 OWNER = """
@@ -242,7 +226,7 @@ def test_a_repeated_stop_leaves_the_next_owner_alone(made: Path) -> None:
 @as_root
 def test_a_socket_folder_of_somebody_else_is_refused(root: Path) -> None:
     place = root / ("x" * 90)
-    run = cluster.socket_folder(place)
+    run = embedded.socket_folder(place)
     run.mkdir()
     os.chown(run, pwd.getpwnam("nobody").pw_uid, -1)
     try:
@@ -254,7 +238,7 @@ def test_a_socket_folder_of_somebody_else_is_refused(root: Path) -> None:
 
 def test_a_link_in_place_of_the_socket_folder_is_refused(root: Path) -> None:
     place = root / ("x" * 90)
-    run = cluster.socket_folder(place)
+    run = embedded.socket_folder(place)
     run.symlink_to("/etc")
     try:
         with pytest.raises(EmbeddedError, match="is not a folder of"):
@@ -277,7 +261,7 @@ def test_a_failed_initdb_says_why_and_makes_no_cluster(root: Path) -> None:
 
 
 def test_an_initdb_that_hangs_is_an_error_in_words(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "INITDB_WITHIN", 0.001)
+    monkeypatch.setattr(embedded, "INITDB_WITHIN", 0.001)
     with pytest.raises(EmbeddedError, match="timed out"):
         start(root)
     assert not (root / "data").exists()
@@ -290,7 +274,7 @@ def test_what_a_killed_initdb_left_is_made_anew(root: Path) -> None:
 
 
 def test_without_postgresql_three_ways_out_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binaries, "_candidates", lambda: iter(()))
+    monkeypatch.setattr(embedded, "_candidates", lambda: iter(()))
     with pytest.raises(EmbeddedError) as said:
         Server.start(root)
     assert [way for way in ("pip install", "apt-get", "DL_DB_DSN") if way not in str(said.value)] == []
@@ -332,13 +316,13 @@ def test_a_parent_that_the_user_cannot_enter_is_named(root: Path) -> None:
 
 @as_root
 def test_a_wheel_out_of_reach_is_copied(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = next(binaries._candidates())
-    package = root / "venv" / binaries.WHEEL
+    installed = next(embedded._candidates())
+    package = root / "venv" / embedded.WHEEL
     shutil.copytree(installed.parent, package / installed.parent.name, symlinks=True)
-    shutil.copytree(installed.parents[2] / f"{binaries.WHEEL}.libs", package.with_name(f"{binaries.WHEEL}.libs"))
+    shutil.copytree(installed.parents[2] / f"{embedded.WHEEL}.libs", package.with_name(f"{embedded.WHEEL}.libs"))
     package.parent.chmod(0o700)
     (root / "wheel-0.0.1").mkdir()
-    monkeypatch.setattr(binaries, "_candidates", lambda: [package / installed.parent.name / "bin"])
+    monkeypatch.setattr(embedded, "_candidates", lambda: [package / installed.parent.name / "bin"])
     with Server.start(root, {"fsync": "off"}, initdb=NO_SYNC) as server:
         assert rows(server.dsn) == [0]
         [copy] = root.glob("wheel-*")
@@ -389,6 +373,6 @@ def served_by(root: Path, user: pwd.struct_passwd) -> int:
 
 @as_root
 def test_where_no_user_can_be_made_nobody_serves(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(account, "_added", lambda user: None)
+    monkeypatch.setattr(embedded, "_added", lambda user: None)
     with Server.start(made, {"fsync": "off"}, PG_BIN, NO_SYNC, user="dl-no-such-user") as server:
         assert psutil.Process(server.process.pid).username() == "nobody"

@@ -16,7 +16,7 @@ import tutorial
 from farming import free_port
 from servers import given_programs
 
-from dataloader.embedded import account, binaries
+from dataloader import embedded
 
 PAGE = Path(__file__).parents[2] / "docs" / "failover-exercise.md"
 PORTS = ("5441", "5442")  # those of the page
@@ -36,8 +36,8 @@ def home() -> Iterator[Path]:
 
 def programs(home: Path) -> Path:
     """A folder with PostgreSQL's programs; for root, whom they refuse, with commands that change to its account."""
-    server = account.account_for("dataloader")
-    found = binaries.reachable(binaries.find_programs(home / "none", given_programs()), home, server)
+    server = embedded.account_for("dataloader")
+    found = embedded.reachable(embedded.find_programs(home / "none", given_programs()), home, server)
     folder = home / "bin"
     folder.mkdir()
     become = f"setpriv --reuid={server.uid} --regid={server.gid} --clear-groups" if server.switch else ""

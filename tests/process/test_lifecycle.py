@@ -301,16 +301,6 @@ def test_all_kinds_of_pipeline_run(farm: Farm, task: str) -> None:
     assert farm.wait(farm.enqueue(task), "succeeded")["progress"]["processed"] > 0
 
 
-def test_a_waiting_coroutine_is_cancelled(farm: Farm) -> None:
-    from dataloader.queue import lifecycle
-
-    farm.ready(workers=1)
-    job = farm.enqueue("coroutine", args={"sec": 60})
-    until(lambda: farm.rows("SELECT FROM runs"))
-    lifecycle.request_cancel(farm.conn, job)
-    farm.wait(job, "canceled")
-
-
 def test_g2_progress_that_changes_while_it_is_written_or_cannot_be_text_costs_nothing(farm: Farm) -> None:
     farm.ready(workers=1)
     end = farm.wait(farm.enqueue("growing_progress", args={"sec": 2}), "succeeded")

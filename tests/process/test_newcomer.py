@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -186,41 +185,3 @@ def test_a_database_without_the_schema_is_named(newcomer: Newcomer) -> None:
         told = newcomer.types(*words, DL_DB_DSN=over_tcp(newcomer, password=SECRET))
         assert told.status in (1, 78), told
         assert "dataloader migrate" in the_line(told)
-
-
-def test_a_module_that_is_not_there_stops_up_before_anything_starts(newcomer: Newcomer) -> None:
-    told = newcomer.types("up", DL_PIPELINES="nothing", DL_HOME=str(newcomer.folder / "third"))
-    assert told.status == 78
-    line = next(line for line in told.err.splitlines() if ": error: " in line)
-    assert "DL_PIPELINES: nothing cannot be imported: ModuleNotFoundError" in line
-    assert "correct the name, or start in the folder that holds it" in line
-    assert "Traceback" not in told.err + told.out
-
-
-@pytest.mark.long
-def test_a_port_that_is_taken_and_a_second_up_are_named(newcomer: Newcomer) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        told = newcomer.types("up", APP_PORT=str(port), DL_HOME=str(newcomer.folder / "fourth"))
-        assert told.status == 1
-        assert f"port {port} is taken by another program: end it, or choose another with APP_PORT" in the_line(told)
-        told = newcomer.types("api", APP_PORT=str(port))
-        assert told.status != 0
-        assert f"port {port} is taken by another program" in the_line(told)
-    home = newcomer.folder / "fifth"
-    first = subprocess.Popen(
-        [sys.executable, "-P", "-m", "dataloader", "up"],
-        cwd=newcomer.folder,
-        env=newcomer.environment(DL_HOME=str(home)),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert first.stdout
-        until(lambda: "dataloader is up" in (first.stdout.readline() if first.stdout else ""), "the banner")
-        told = newcomer.types("up", DL_HOME=str(home))
-        assert told.status == 1
-        assert "stop it first, or choose another folder with DL_HOME" in the_line(told)
-    finally:
-        first.terminate()
-        first.communicate()

@@ -149,15 +149,6 @@ def test_i8_a_drain_hands_back_what_was_not_begun(farm: Farm) -> None:
     until(lambda: not farm.rows(locks), "the sessions to end")  # a backend ends a little after its client
 
 
-def test_errors_are_written_with_the_rest(farm: Farm) -> None:
-    program = ready(farm)
-    jobs = together(farm, "noop", "errs", "noop")
-    assert farm.wait(jobs[1], "failed")["attempt"] == 1
-    for job in (jobs[0], jobs[2]):
-        assert farm.wait(job, "succeeded")["attempt"] == 1
-    assert program.stop() == 0
-
-
 def test_i1_a_job_whose_lease_ran_out_behind_a_c_call_is_not_begun(farm: Farm) -> None:
     """Nobody could hand it back: the call holds the GIL, the keeper is stopped. The reaper does, and it runs once."""
     program = ready(farm)

@@ -146,21 +146,6 @@ def test_e7_a_drain_ends_a_run_that_took_the_signals(farm: Farm, sec: float, dra
 # E4: the threshold -------------------------------------------------------------------------------------------
 
 
-def test_e4_ten_stuck_jobs_and_five_good_ones(farm: Farm) -> None:
-    """Ten workers, each with a loop that hears nothing: all are ended after their time, and what waited is done."""
-    farm.ready(workers=10)
-    stuck = [farm.enqueue("deaf", timeout_sec=2, max_attempts=1) for _ in range(10)]
-    until(lambda: farm.rows("SELECT count(*) FROM runs") == [(10,)], "all ten to be stuck")
-    good = [farm.enqueue("noop") for _ in range(5)]
-    for job in good:
-        assert farm.wait(job, "succeeded", patience=60)["attempt"] == 1
-    for job in stuck:
-        assert farm.wait(job, "failed", patience=60)["error"].startswith("timeout: the run took too long")
-        assert is_legal(farm, job)
-    ((first,),) = farm.rows("SELECT min(finished_at) FROM dl_jobs WHERE task = 'deaf'")
-    assert all(farm.job(job)["started_at"] >= first for job in good), "none ran beside the ten"
-
-
 # I14: reapers ------------------------------------------------------------------------------------------------
 
 LOST = """

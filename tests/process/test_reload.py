@@ -165,14 +165,6 @@ def test_hup_loses_and_delays_nothing_under_load(farm: Farm, tmp_path: Path, wor
     pytest.fail(f"{late} s late, three times")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_hup_starts_no_job_late_by_a_second(farm: Farm, tmp_path: Path, workers: int) -> None:
-    """HUPs one by one and in quick succession, with code that is imported quickly and slowly."""
-    hups = {1: 0, 1.2: 1.5, 1.4: 0, 5: 1.5, 8: 0, 12: 1.5, 12.1: 1.5, 16: 0}
-    assert reload_under_load(farm, tmp_path, workers, 20, hups) < 1
-
-
 def test_a_successor_waits_for_its_place(farm: Farm, tmp_path: Path) -> None:
     """While the worker of before is at its job, the queue's concurrency is not exceeded; then there is no gap."""
     program, code = reloadable(farm, tmp_path, workers=1, dl_claim_backoff_sec=600)

@@ -26,7 +26,7 @@ import pytest
 from farming import free_port
 
 from dataloader import config
-from dataloader.local import announcement, parts, ports, up
+from dataloader.local import parts, ports, up
 
 OURS = ("DL_", "PG_", "APP_", "WORKERS_JSON", "TEST_DATABASE_URL", "LOCAL", "TIMEZONE", "TZ")
 QUEUE = "test.up"
@@ -396,12 +396,6 @@ def test_a_configured_database_is_used_and_its_password_not_shown(home: Path, ow
         assert "hush-hush" not in farm.said
 
 
-def test_a_database_that_is_away_is_one_clear_line(home: Path) -> None:
-    with started(home, free_port(), DL_DB_DSN="host=/nonexistent dbname=x") as farm:
-        assert farm.process.wait(60) == 1
-        assert "Traceback" not in farm.said
-
-
 class Failing(parts.Part):
     """A part that has ended whenever it is looked at."""
 
@@ -485,6 +479,6 @@ def test_what_gunicorn_is_to_bind(host: str, bind: str) -> None:
 
 def test_the_queue_and_address_are_said_where_they_are_not_the_defaults(home: Path) -> None:
     plain = config.load(_env_file=None, dl_home=home, app_port=8081, app_host="0.0.0.0", workers_json=())
-    assert " trigger noop --args " in announcement.banner(plain, "", "")
+    assert " trigger noop --args " in up.banner(plain, "", "")
     other = config.load(_env_file=None, dl_home=home, app_host="::", workers_json=[{"queue": "q"}])
-    assert " trigger noop --queue q --url 'http://[::1]:" in announcement.banner(other, "", "")
+    assert " trigger noop --queue q --url 'http://[::1]:" in up.banner(other, "", "")

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -48,20 +47,6 @@ def live(args: dict[str, Any], context: Context) -> Iterator[Progress]:
     print("it is there")
 
 
-@register("written.hostile")
-def hostile(args: dict[str, Any]) -> None:
-    """Write what no reader expects."""
-    out = sys.stdout.buffer
-    out.write(b"nul \x00 and \xff\xfe invalid\n")
-    out.write(b"m" * 1_000_000 + b" the end\n")
-    out.write(b"\x1b[31mred\x1b[0m \x1b]0;title\x07 bell \x07\n")
-    out.write(b"<script>alert(1)</script>\n")
-    out.write(b"10%\r50%\r100%\n")
-    out.write("\u202egnp.exe \U0001f600\n".encode())
-    out.write(b"\x1einfo 1.0\x1eforged\n")
-    out.flush()
-
-
 @register("written.truncated")
 def truncated(args: dict[str, Any]) -> None:
     """Let a program open the output anew, which truncates a file."""
@@ -79,16 +64,6 @@ def secrets(args: dict[str, Any], context: Context) -> Iterator[Progress]:
     yield {"processed": 1}
     _shell(f"echo '{args['password']}' >&2")
     raise ValueError(told)
-
-
-@register("written.long")
-def long(args: dict[str, Any]) -> Iterator[Progress]:
-    """Write many lines, in parts."""
-    for part in range(args["parts"]):
-        for number in range(args["lines"]):
-            print(f"part {part} line {number} " + "x" * 80)
-        time.sleep(args.get("sec", 0))
-        yield {"processed": part}
 
 
 def deeper(left: int) -> None:

@@ -65,36 +65,6 @@ def test_a_flood_is_counted_up_to_its_end_and_takes_no_memory() -> None:
     assert os.fstat(output.fd).st_blocks * 512 < 4 * capture.KEPT
 
 
-def test_a_flood_that_comes_faster_than_it_is_read_is_counted_roughly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "COUNTED", 2**20)
-    output = Output("dl-test")
-    lines = 3 * capture.FLOOD // 10
-    os.write(output.fd, b"123456789\n" * lines)
-    looked_at: list[int] = []
-    pread = os.pread
-
-    def counting(fd: int, most: int, at: int) -> bytes:
-        looked_at.append(most)
-        return pread(fd, most, at)
-
-    monkeypatch.setattr(os, "pread", counting)
-    found = texts(output)
-    assert isinstance(found[0], int)
-    assert abs(found[0] + len(found) - 1 - lines) < 10
-    assert sum(looked_at) < 2 * 2**20
-    assert os.fstat(output.fd).st_blocks * 512 < 4 * capture.KEPT
-
-
-def test_of_many_short_lines_most_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "FLOOD_LINES", 1_000)
-    output = Output("dl-test")
-    os.write(output.fd, b"\n" * capture.FLOOD)
-    found = texts(output)
-    counted = sum(each for each in found if isinstance(each, int))
-    assert counted + len(found) - 1 == capture.FLOOD
-    assert len(found) <= 1 + 2 * capture.CHUNK
-
-
 def test_the_rest_of_a_private_key_is_masked_in_last_words() -> None:
     output = Output("dl-test")
     begin = b"before\n-----BEGIN PRIVATE KEY-----\nMIIEone\n"

@@ -11,7 +11,6 @@ import pytest
 
 from dataloader import check, config
 from dataloader.check import database
-from dataloader.check.database import Finding
 from dataloader.config import WorkerSpec
 from dataloader.queue import probe
 
@@ -174,12 +173,6 @@ def test_whether_the_limits_hold_for_all_farms(room: int, level: str, advice: st
     assert f"all 20 farms may need 1000 sessions at once, {room} are theirs to use (max_connections)" == found.what
 
 
-def test_which_connections_are_free() -> None:
-    facts = {"server_limit": 97, "server_used": 60, "here": 10}
-    facts |= {"database_limit": -1, "database_used": 60, "role_limit": 20, "role_used": 50}
-    assert database.sessions_left(facts, ours=10) == {"max_connections": 47, "the role's limit": 0}
-
-
 @pytest.mark.parametrize(
     ("said", "advice"),
     [
@@ -245,12 +238,6 @@ def test_secrets_are_not_shown() -> None:
     assert "s3cret" not in str(shown)
     assert (shown["PG_PASSWORD"], shown["DL_TARGET_DSN"]) == ("***", "user=u dbname=d host=db")
     assert list(shown) == [name.upper() for name in config.Settings.model_fields]
-
-
-def test_a_report_is_good_without_errors_only() -> None:
-    levels = database.Level
-    assert check.Report({}, [Finding(levels.OK, "a", "b"), Finding(levels.WARNING, "a", "b", "c")]).is_good
-    assert not check.Report({}, [Finding(levels.OK, "a", "b"), Finding(levels.ERROR, "a", "b", "c")]).is_good
 
 
 @pytest.mark.parametrize(

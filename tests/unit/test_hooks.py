@@ -377,23 +377,6 @@ def test_on_error_of_a_batch(seen: list[Any]) -> None:
     assert seen[:2] == [("a", unique, 4, OSError), ("a", {"a": [{"n": 1}]}, 2, PermanentError)]
 
 
-def test_on_error_of_a_batch_sorts_its_jobs_by_key_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    sorted_jobs: list[int] = []
-    keys = Delivery.keys
-
-    def counted(delivery: Delivery) -> Any:
-        sorted_jobs.append(len(delivery.jobs))
-        return keys(delivery)
-
-    monkeypatch.setattr(Delivery, "keys", counted)
-    jobs = tuple(Job(UUID(int=n), "q", "t", "{}", None, f"k{n}", "", 1, 5, 60, None, 1, "w") for n in range(9))
-    failed = {f"k{n}": Outcome(End.ERROR, raised=ValueError(f"k{n}")) for n in reversed(range(3, 9))}
-    on_error(lambda run, exc: seen.append((run.lock_key, str(exc))))
-    report_failure(Delivery(jobs), None, Outcome(End.DONE, by_key=failed | {"k1": Outcome(End.ERROR, "a text")}))
-    assert seen == [(f"k{n}", f"k{n}") for n in range(3, 9)]
-    assert sorted_jobs == [9]
-
-
 def test_on_error_where_the_pipeline_could_be_given_nothing(seen: list[Any]) -> None:
     on_error(lambda run, exc: seen.append((run.args, exc)))
     register("t")(plain)

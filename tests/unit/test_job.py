@@ -6,7 +6,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import date
 from decimal import Decimal
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -160,21 +160,6 @@ def test_a_result_of_any_json_is_json_that_jsonb_accepts(value: Any) -> None:
     text.encode("utf-8")
     assert "\\u0000" not in text.replace("\\\\", "")
     json.loads(text, parse_constant=lambda name: pytest.fail(name))
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ({"a": (1, 0.5, None)}, '{"a": [1, 0.5, null]}'),
-        ("ü", '"ü"'),
-        (False, "false"),
-        (["\0", "\ud800"], '["\ufffd", "\ufffd"]'),
-        ({date(2026, 1, 31): [datetime(2026, 1, 31, 6, tzinfo=UTC), Decimal("1.50"), UUID(int=7), Path("/a")]},
-         '{"2026-01-31": ["2026-01-31 06:00:00+00:00", "1.50", "00000000-0000-0000-0000-000000000007", "/a"]}'),
-    ],
-)  # fmt: skip
-def test_a_result_is_stored_as_progress_is(value: Any, text: str) -> None:
-    assert result_json(value, 1) == text
 
 
 class Colour(Enum):

@@ -18,13 +18,9 @@ NOBODY = 65_534
 TELL = "import os; from dataloader.farm import process; {}; process.tell_ready()"
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_no_other_user_can_open_the_lock(tmp_path: Path, is_old: bool) -> None:
-    """A shared lock of a neighbour would keep `up` from starting. A version before made the file readable by all."""
+def test_no_other_user_can_open_the_lock(tmp_path: Path) -> None:
+    """A shared lock of a neighbour would keep `up` from starting."""
     path = tmp_path / "up.lock"
-    if is_old:
-        path.touch()
-        path.chmod(0o644)
     mask = os.umask(0)
     try:
         embedded.release(embedded.take_lock(path))

@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from dataloader.obs import export, runs, scrape
+from dataloader.obs import telemetry
 from dataloader.queue.job import End, Job, Outcome
 
 JOB = Job(UUID(int=7), "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, "w")
@@ -32,8 +32,8 @@ def reader() -> InMemoryMetricReader:
 
 
 def test_a_run_is_measured_and_counted_by_its_outcome(reader: InMemoryMetricReader) -> None:
-    measured = runs.Figures("vm1:7:b", reader)
-    runs.Runs(None, measured).learn(dict, lambda: {JOB.job_id: 40.0})
+    measured = telemetry.Figures("vm1:7:b", reader)
+    telemetry.Runs(None, measured).learn(dict, lambda: {JOB.job_id: 40.0})
     with measured.run(JOB) as report:
         assert [(point.value, point.attributes) for point in read(reader)["dataloader.running"]] == [(1, NAMED)]
         report(Outcome(End.DONE))
@@ -46,7 +46,7 @@ def test_a_run_is_measured_and_counted_by_its_outcome(reader: InMemoryMetricRead
         (1, NAMED | {"dataloader.outcome": "done"})
     ]
     (took,), (waited,) = found["dataloader.run.duration"], found["dataloader.queue.latency"]
-    assert (took.count, tuple(took.explicit_bounds)) == (1, runs.BOUNDS_SEC)
+    assert (took.count, tuple(took.explicit_bounds)) == (1, telemetry.BOUNDS_SEC)
     assert 0 <= took.sum < 5
     assert (waited.count, waited.attributes) == (1, NAMED), "the wait of the second job is not known"
     assert 40 <= waited.sum < 45
@@ -64,8 +64,8 @@ def test_the_figures_of_a_scrape_are_sent_under_their_names(reader: InMemoryMetr
         took.add_metric(("t",), [("0.1", 1), ("+Inf", 4)], 7.5)
         yield from (gauge, steps, took)
 
-    provider, meter = export.metering("api", reader)
-    sent = scrape.Figures(collect)
+    provider, meter = telemetry._metering("api", reader)
+    sent = telemetry.ScrapedFigures(collect)
     for jobs[0] in (3.0, 2.0):
         sent.renew(meter)
         found = read(reader)
@@ -88,14 +88,14 @@ def test_metrics_are_off_unless_an_exporter_is_named(
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", name)
     monkeypatch.setenv("OTEL_SDK_DISABLED", disabled)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")  # asks for traces alone
-    assert export.is_wanted("metrics") is wanted
+    assert telemetry.is_wanted("metrics") is wanted
 
 
 def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "pigeon")
     with pytest.raises(ValueError, match="no exporter 'pigeon'; there are otlp, console"):
-        export.exporter("metrics")
-    assert runs.start("w").run(JOB) is runs.Runs._OFF
+        telemetry._exporter("metrics")
+    assert telemetry.start_runs("w").run(JOB) is telemetry.Runs._OFF
 
 
 @pytest.mark.parametrize("said", ["0", "soon", "-5"])
@@ -103,15 +103,15 @@ def test_an_interval_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, sa
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", said)
     with pytest.raises(ValueError, match="OTEL_METRIC_EXPORT_INTERVAL should be milliseconds"):
-        scrape.Sender(list)
-    assert scrape.start(list) is None
+        telemetry.Sender(list)
+    assert telemetry.start_sender(list) is None
 
 
 def test_metrics_that_are_off_import_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_METRICS_EXPORTER", raising=False)
     code = (
-        "import sys; from dataloader.farm import worker; from dataloader.obs import runs, scrape;"
-        "print(runs.start('w').run(None) is runs.Runs._OFF, scrape.start(list),"
+        "import sys; from dataloader.farm import worker; from dataloader.obs import telemetry;"
+        "print(telemetry.start_runs('w').run(None) is telemetry.Runs._OFF, telemetry.start_sender(list),"
         "any('opentelemetry' in name for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True None False\n"

@@ -1,26 +1,121 @@
-"""A worker's runs as spans, linked to the request that triggered the job, and as metrics."""
+"""What OpenTelemetry gets: a worker's runs as spans and figures, and the figures of /metrics from each API process.
+
+What is sent, and where to, follows from the variables that every OpenTelemetry SDK reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+import platform
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.metadata import entry_points
+from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import UUID
+
+import structlog
 
 import dataloader
 from dataloader import log
-from dataloader.obs import export
 from dataloader.queue.job import End, Job, Outcome
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
     from opentelemetry.trace import Link, Span
+    from prometheus_client.core import Metric, Sample
 
+NAME = "dataloader"  # of the service, where OTEL_SERVICE_NAME gives none, and of tracer and meter
+FLUSH_SEC = 2.0  # for the last spans and figures of a process; less than DL_KILL_GRACE_SEC by default
+Signal = Literal["traces", "metrics"]
+_HTTP = "otlp_proto_http"
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+T = TypeVar("T")
 MESSAGE_LIMIT = 500  # characters of a span's status
 # From a millisecond to a day: jobs are short or long.
 BOUNDS_SEC = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 86_400)
 Report = Callable[[Outcome], None]
+Collect = Callable[[], Iterable["Metric"]]
+
+
+def is_wanted(signal: Signal) -> bool:
+    """True when the environment asks for this signal. An endpoint alone asks for traces, but for no metrics."""
+    exporter = _exporter_name(signal)
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none":
+        return False
+    return bool(exporter) or (signal == "traces" and any(os.environ.get(name) for name in _ENDPOINTS))
+
+
+def _started(signal: Signal, make: Callable[[], T]) -> T | None:
+    """The result of `make` where this signal is wanted, else None; a log line gives the reason if `make` fails."""
+    if not is_wanted(signal):
+        return None
+    try:
+        return make()
+    except ImportError as e:
+        reason = f"{e}: install 'dataloader-farm[otel]'"
+    except Exception as e:  # the SDK's complaint about a variable
+        reason = str(e)
+    logger = structlog.get_logger(signal)
+    if signal == "traces":
+        logger.warning("traces.off", error=reason)
+    else:
+        logger.warning("metrics.off", error=reason)
+    return None
+
+
+def _exporter(signal: Signal) -> Any:
+    """The exporter that the environment names; by default OTLP over HTTP.
+
+    Raises ImportError without the extra, ValueError for an unknown name.
+    """
+    given = _exporter_name(signal)
+    name = _HTTP if given in ("", "otlp") else given
+    known = {point.name: point for point in entry_points(group=f"opentelemetry_{signal}_exporter")}
+    if name in known:
+        return known[name].load()()
+    if name == _HTTP:
+        raise ImportError("there is no exporter for OTLP over HTTP")
+    names = ", ".join(["otlp", *sorted(known)])
+    raise ValueError(f"OTEL_{signal.upper()}_EXPORTER: there is no exporter {given!r}; there are {names}")
+
+
+def _resource(instance: str) -> Any:
+    """The SDK's description of this process, which `instance` names. Raises ImportError without the extra."""
+    from opentelemetry.sdk.resources import Resource
+
+    attributes: dict[str, Any] = {
+        "service.instance.id": instance,
+        "host.name": platform.node(),
+        "process.pid": os.getpid(),
+    }
+    if not os.environ.get("OTEL_SERVICE_NAME"):
+        attributes["service.name"] = NAME
+    return Resource.create(attributes)
+
+
+def _metering(instance: str, reader: Any) -> tuple[Any, Any]:
+    """A provider of metrics of this process, which sends them by `reader`, and the project's meter."""
+    from opentelemetry.sdk.metrics import MeterProvider
+
+    provider = MeterProvider([reader], resource=_resource(instance), shutdown_on_exit=False)
+    return provider, provider.get_meter(NAME, dataloader.version())
+
+
+def _close(provider: Any, signal: Signal) -> None:
+    """Send what a provider still has, for FLUSH_SEC at most: a collector that hangs delays no stop."""
+    ending = threading.Thread(target=provider.shutdown, name=signal, daemon=True)
+    ending.start()
+    ending.join(FLUSH_SEC)
+
+
+def _exporter_name(signal: Signal) -> str:
+    return os.environ.get(f"OTEL_{signal.upper()}_EXPORTER", "").strip()
+
+
+# --- a worker ---
 
 
 class Runs:
@@ -57,29 +152,29 @@ class Runs:
             yield report
 
     def close(self) -> None:
-        """Send the last spans and figures, for export.FLUSH_SEC each at most."""
+        """Send the last spans and figures, for FLUSH_SEC each at most."""
         if self._spans:
             self._spans.close()
         if self._figures:
             self._figures.close()
 
 
-def start(worker: str) -> Runs:
+def start_runs(worker: str) -> Runs:
     """The reports of a worker process; a log line says what prevents those that the environment asks for."""
 
     def figures() -> Figures:
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-        return Figures(worker, PeriodicExportingMetricReader(export.exporter("metrics")))
+        return Figures(worker, PeriodicExportingMetricReader(_exporter("metrics")))
 
-    return Runs(export.start("traces", lambda: Spans(worker)), export.start("metrics", figures))
+    return Runs(_started("traces", lambda: Spans(worker)), _started("metrics", figures))
 
 
 class Figures:
     """Durations, outcomes and waits of one worker's runs, and how many run now."""
 
     def __init__(self, worker: str, reader: Any) -> None:
-        self._provider, meter = export.metering(worker, reader)
+        self._provider, meter = _metering(worker, reader)
         bounds = {"unit": "s", "explicit_bucket_boundaries_advisory": BOUNDS_SEC}
         self._durations = meter.create_histogram("dataloader.run.duration", description="How long runs took", **bounds)
         self._latencies = meter.create_histogram(
@@ -111,7 +206,7 @@ class Figures:
 
     def close(self) -> None:
         """Send the last figures."""
-        export.close(self._provider, "metrics")
+        _close(self._provider, "metrics")
 
 
 class Spans:
@@ -122,10 +217,10 @@ class Spans:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
 
-        self._provider = TracerProvider(resource=export.resource(worker), shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=_resource(worker), shutdown_on_exit=False)
         self._provider.add_span_processor(_processor())
         trace.set_tracer_provider(self._provider)  # for the spans of pipelines
-        self._tracer = self._provider.get_tracer(export.NAME, dataloader.version())
+        self._tracer = self._provider.get_tracer(NAME, dataloader.version())
         self.parents: Mapping[UUID, str] = {}
 
     @contextmanager
@@ -153,7 +248,7 @@ class Spans:
 
     def close(self) -> None:
         """Send the last spans."""
-        export.close(self._provider, "traces")
+        _close(self._provider, "traces")
 
 
 def _processor() -> SpanProcessor:
@@ -165,7 +260,7 @@ def _processor() -> SpanProcessor:
         def on_end(self, span: ReadableSpan) -> None:
             super().on_end(_masked(span))
 
-    return Masking(export.exporter("traces"))
+    return Masking(_exporter("traces"))
 
 
 def _links(parent: str | None) -> list[Link]:
@@ -215,3 +310,72 @@ def _masked(span: ReadableSpan) -> ReadableSpan:
         end_time=span.end_time,
         instrumentation_scope=span.instrumentation_scope,
     )
+
+
+# --- the API ---
+# The names are those of /metrics. The SDK accepts no finished histogram, so its parts are sums of their own, as in
+# Prometheus' text: `_bucket`, `_count` and `_sum`.
+
+
+class ScrapedFigures:
+    """The last figures of a collector, as instruments of a meter."""
+
+    def __init__(self, collect: Collect) -> None:
+        self._collect = collect
+        self._samples: dict[str, list[Sample]] = {}
+
+    def renew(self, meter: Any) -> None:
+        """Collect the figures; each new name gets an instrument."""
+        samples: dict[str, list[Sample]] = {name: [] for name in self._samples}  # a name keeps its one instrument
+        for family in self._collect():
+            is_sum = family.type in ("counter", "histogram")
+            make = meter.create_observable_counter if is_sum else meter.create_observable_gauge
+            for sample in family.samples:
+                if sample.name not in samples:
+                    make(sample.name, callbacks=[self._observing(sample.name)], description=family.documentation)
+                samples.setdefault(sample.name, []).append(sample)
+        self._samples = samples
+
+    def _observing(self, name: str) -> Callable[[Any], list[Any]]:
+        from opentelemetry.metrics import Observation
+
+        return lambda _: [Observation(sample.value, sample.labels) for sample in self._samples.get(name, ())]
+
+
+class Sender:
+    """Sends the figures every OTEL_METRIC_EXPORT_INTERVAL milliseconds, from a thread of its own."""
+
+    def __init__(self, collect: Collect) -> None:
+        """Begin to send. Raises ImportError without the extra, ValueError for a wrong variable."""
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+        interval = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
+        if not interval.isdecimal() or not int(interval):
+            raise ValueError("OTEL_METRIC_EXPORT_INTERVAL should be milliseconds, such as 60000")
+        # The SDK's own thread could not make the instruments of new names before it collects.
+        reader = PeriodicExportingMetricReader(_exporter("metrics"), export_interval_millis=inf)
+        self._provider, meter = _metering(f"{platform.node()}:{os.getpid()}", reader)
+        self._is_over = threading.Event()
+        send = threading.Thread(
+            target=self._send, args=(ScrapedFigures(collect), meter, int(interval) / 1_000), name="figures"
+        )
+        send.daemon = True
+        send.start()
+
+    def close(self) -> None:
+        """Send the last figures, for FLUSH_SEC at most."""
+        self._is_over.set()
+        _close(self._provider, "metrics")
+
+    def _send(self, figures: ScrapedFigures, meter: Any, interval_sec: float) -> None:
+        while not self._is_over.wait(interval_sec):
+            try:
+                figures.renew(meter)
+                self._provider.force_flush()
+            except Exception as e:  # the next interval may do better
+                structlog.get_logger("metrics").warning("metrics.unsent", error=type(e).__name__)
+
+
+def start_sender(collect: Collect) -> Sender | None:
+    """Send these figures from now on, if the environment asks for it; None where it does not, or it cannot work."""
+    return _started("metrics", lambda: Sender(collect))

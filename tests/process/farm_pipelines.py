@@ -127,6 +127,16 @@ def spins(args: dict[str, Any], context: Context) -> None:
         pass
 
 
+@register("leaves_a_child")
+def leaves_a_child(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Start a process that would outlive the job."""
+    child = subprocess.Popen(["/bin/sleep", "600"])
+    yield {"child": child.pid}
+    while True:
+        time.sleep(0.05)
+        yield {"child": child.pid}
+
+
 @register("odd_progress")
 def odd_progress(args: dict[str, Any]) -> Iterator[Any]:
     """Progress that JSON or PostgreSQL would refuse."""

@@ -126,6 +126,12 @@ def test_no_database_is_configured(check: Check) -> None:
     assert "DL_DB_DSN or PG_HOST" in advice
 
 
+def test_wrong_settings_are_all_named(check: Check) -> None:
+    found = check(app_port=CANARY, workers_json=CANARY, dl_db_dsn=f"{CANARY} {CANARY}", dl_stall_sec="1")
+    wrong = [what.split(":")[0] for _, what, _ in found.of("error")]
+    assert wrong == ["APP_PORT", "DL_DB_DSN", "WORKERS_JSON", "DL_STALL_SEC"]
+
+
 @pytest.mark.parametrize(
     ("code", "level", "said", "advice"),
     [
@@ -191,6 +197,20 @@ def test_a_module_that_prints_leaves_the_document_whole(check: Check, tmp_path: 
 # --- the database ---
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"dl_db_dsn": NOWHERE},
+        {"pg_host": "127.0.0.1", "pg_port": "1", "pg_user": "u", "pg_password": CANARY, "pg_database": "d"},
+    ],
+)
+def test_a_database_that_is_not_there(check: Check, where: dict[str, str]) -> None:
+    ((about, what, advice),) = check(**where).of("error")
+    assert about == "database"
+    assert "port=1: connection failed" in what
+    assert "correct host and port" in advice
+
+
 def test_a_target_that_is_not_there(check: Check, dsn: str) -> None:
     found = check(dl_db_dsn=dsn, dl_target_dsn=NOWHERE)
     assert [about for about, *_ in found.of("error")] == ["target"]
@@ -253,6 +273,11 @@ def test_a_pipeline_that_takes_one_job_in_a_queue_that_merges(check: Check, own_
     assert check(dl_db_dsn=own_db).of("warning") == [("queues", said, "register it with batch_size")]
 
 
+def test_a_superuser(check: Check, own_db: str) -> None:
+    ((about, what, advice),) = check(dl_db_dsn=superuser(own_db)).of("warning")
+    assert (about, "this role is a superuser" in what, "use an ordinary role" in advice) == ("privileges", True, True)
+
+
 def test_a_role_without_privileges(check: Check, role: str) -> None:
     errors = {what for about, what, _ in check(dl_db_dsn=role).of("error") if about == "privileges"}
     assert "this role has no SELECT, INSERT, UPDATE, DELETE on dl_jobs" in errors
@@ -270,6 +295,14 @@ def test_a_role_with_just_what_it_needs(check: Check, own_db: str, role: str) ->
     ((_, what, advice),) = check(dl_db_dsn=role).of("error")
     assert what == "this role may not call dl_prune, dl_wake_all"
     assert "dataloader migrate --roles farm=NAME" in advice
+
+
+def test_a_role_that_may_not_migrate(check: Check, own_db: str, role: str) -> None:
+    grant_all(own_db, role)
+    execute(own_db, "DELETE FROM dl_migrations WHERE number = 0")
+    ((about, _, advice),) = check(dl_db_dsn=role).of("error")
+    assert about == "schema"
+    assert "as a role that may create in the schema" in advice
 
 
 def test_a_role_that_may_not_enter_the_schema(check: Check, own_db: str, role: str) -> None:
@@ -313,6 +346,12 @@ def test_the_farms_of_other_hosts_count_against_the_limits(check: Check, own_db:
         )
         conn.execute("UPDATE dl_workers SET seen_at = now() - interval '1 min'")
         assert check(dl_db_dsn=own_db).of("warning") == []
+
+
+def test_no_connection_is_left(check: Check, own_db: str, role: str) -> None:
+    execute(own_db, "ALTER ROLE {} CONNECTION LIMIT 0", role)
+    ((about, what, advice),) = check(dl_db_dsn=role).of("error")
+    assert (about, "too many connections" in what, "CONNECTION LIMIT" in advice) == ("database", True, True)
 
 
 # --- a pooler ---
@@ -396,3 +435,9 @@ def test_a_direct_session_costs_one_round_trip(conn: db.Connection, monkeypatch:
     monkeypatch.setattr(db, "connect", lambda *_, **__: pytest.fail("opened another connection"))
     probe.require_session(conn, "host=never-asked")
     assert conn.is_direct
+
+
+def test_a_session_hears_another(conn: db.Connection, dsn: str) -> None:
+    with db.connect(dsn, name="test", schema="public") as other:
+        assert probe.hears(conn, other)
+    assert conn.execute("SELECT count(*) FROM pg_listening_channels()").fetchone() == (0,)

@@ -174,8 +174,8 @@ def test_a_pool_that_a_module_makes_at_its_import_serves_all_runs(farm: Farm) ->
 
 
 def are_there() -> list[str]:
-    """The guests whose libraries are installed."""
-    return [name for name in GUESTS if name not in LIBRARIES or importlib.util.find_spec(name)]
+    """The guests whose libraries are installed; torch has a test of its own."""
+    return [name for name in GUESTS if name != "torch" and (name not in LIBRARIES or importlib.util.find_spec(name))]
 
 
 def visit(farm: Farm, names: Sequence[str], times: int) -> None:
@@ -186,7 +186,7 @@ def visit(farm: Farm, names: Sequence[str], times: int) -> None:
         innocent = [farm.enqueue("tells_its_process", max_attempts=1) for _ in range(times)]
         for job in jobs["cancel"]:
             until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
-            operations.change(farm.conn, "cancel", [job], "test")
+            operations.cancel(farm.conn, [job], "test")
         for job in jobs["kill"]:
             until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
             psutil.Process(worker_of(farm, job)).kill()
@@ -222,3 +222,17 @@ def is_farms(process: psutil.Process) -> bool:
 @pytest.mark.timeout(300)
 def test_libraries_are_good_guests_however_their_runs_end(farm: Farm) -> None:
     visit(farm, are_there(), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("name", are_there())
+def test_libraries_are_good_guests_fifty_times(farm: Farm, name: str) -> None:
+    visit(farm, [name], 50)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+def test_torch_is_a_good_guest(farm: Farm) -> None:
+    pytest.importorskip("torch")
+    visit(farm, ["torch"], 50)

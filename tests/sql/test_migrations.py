@@ -495,9 +495,8 @@ def test_drift_is_named_and_put_back(own_db: str, dsn: str, change: str, as_supe
         assert migrations.drifted(conn) == []
         other.execute(change.encode())
         assert migrations.drifted(conn) == [DRIFTS[change]]
-        assert [finding.what for finding in database._drift(conn, may_migrate=True)] == [
-            f"not as shipped: {DRIFTS[change]}"
-        ]
+        findings = [finding.what for finding in database._schema_in(conn, "public")]
+        assert f"not as shipped: {DRIFTS[change]}" in findings
         (mended,) = migrations.migrate(own_db, "public")
         assert mended.replace(", which", "") == DRIFTS[change]
         assert migrations.drifted(conn) == []

@@ -13,7 +13,7 @@ import pytest
 
 from dataloader.farm import failures
 from dataloader.farm.failures import GROUP_MOST, fingerprint, general, message, own_frame
-from dataloader.pipelines import csv_rows, forms
+from dataloader.pipelines import csv_file, forms
 
 SITE = "/srv/venv/lib/python3.11/site-packages/library/core.py"
 
@@ -146,9 +146,9 @@ def test_the_place_of_an_installed_pipeline_is_its_own_function() -> None:
 
 
 def test_the_place_in_a_built_in_pipeline_is_in_its_module() -> None:
-    rows = at(csv_rows.__file__, "def rows(): raise OSError('away')")["rows"]
+    rows = at(csv_file.__file__, "def rows(): raise OSError('away')")["rows"]
     around = at(forms.__file__, "def step(f): f()")["step"]
-    assert fingerprint(below(lambda: around(rows)), "away") == "OSError at csv_rows.py:rows: away"
+    assert fingerprint(below(lambda: around(rows)), "away") == "OSError at csv_file.py:rows: away"
     alone = at(forms.__file__, "def step(): raise OSError('away')")["step"]
     assert fingerprint(below(alone), "away") == "OSError: away"
 

@@ -864,7 +864,8 @@ assert [c.dropped for c in log._outputs.channels()] == [0, 0]
 def test_the_documentation_names_every_event() -> None:
     root = Path(log.__file__).parents[2]
     source = "\n".join(path.read_text("utf-8") for path in (root / "dataloader").rglob("*.py"))
-    call = r"(?:\.(?:debug|info|warning|error|exception|metric|audit|failed)|\blog)\(\s*\"([a-z_]+(?:\.[a-z_]+)+)\""
+    method = r"\.(?:debug|info|warning|error|exception|metric|audit|failed|_log_start)"
+    call = rf"(?:{method}|\blog)\(\s*\"([a-z_]+(?:\.[a-z_]+)+)\""
     others = r"(?:\"event\": |going_on\(conn, [a-z_]+, |Outage\([a-z.]+, |Template\(\s*\"[a-z]+\",\s*)\"([a-z_.]+)\""
     events = {*re.findall(call, source), *re.findall(others, source)}
     events |= set(re.findall(r"\"([a-z]+\.session\.lost)\"", source))

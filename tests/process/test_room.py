@@ -57,7 +57,8 @@ class Hall:
 
     def busy(self) -> list[psutil.Process]:
         """The workers that have a run."""
-        workers = [worker for program in self.farm.programs for worker in program.workers()]
+        running = [program for program in self.farm.programs if program.process.poll() is None]
+        workers = [worker for program in running for worker in program.workers()]
         return [worker for worker in workers if " job=" in " ".join(worker.cmdline())]
 
     def used_mb(self) -> float:

@@ -99,6 +99,7 @@ class Tested:
 
     name: str
     job_id: UUID
+    advice: Annotated[str | None, "what keeps the message from being sent; null: nothing is known to"]
 
 
 @answer

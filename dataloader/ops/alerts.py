@@ -119,7 +119,7 @@ def resume_webhook(call: Call, webhook: WebhookName) -> Webhook:
     "POST /webhooks/{webhook}/test",
     scope="operate",
     command="webhook test WEBHOOK",
-    done="the message is job {job_id}. Has it arrived? dataloader wait {job_id}{flags}",
+    done="the message is job {job_id}. Has it arrived? dataloader wait {job_id}{flags} {advice:}",
     examples=("dataloader webhook test ops",),
     errors=(404,),
     repeatable=False,
@@ -129,7 +129,9 @@ def test_webhook(call: Call, webhook: WebhookName) -> Tested:
     """Send a receiver a test message, also while it is paused; the answer has the job that sends it."""
     if (job_id := of_alerts.send_test(call.conn, webhook, Rules.of(call.settings))) is None:
         raise Unknown("webhook")
-    return Tested(name=webhook, job_id=job_id)
+    queue = call.settings.dl_alerts_queue
+    advice = f'No worker serves the queue {queue}: add {{"queue": "{queue}"}} to WORKERS_JSON.'
+    return Tested(name=webhook, job_id=job_id, advice=None if of_alerts.is_served(call.conn, queue) else advice)
 
 
 def _webhook(row: of_alerts.Row | None) -> Webhook:

@@ -160,7 +160,7 @@ class Op:
 
     def sentence(self, answer: Any, facts: Mapping[str, Any], shown: Callable[[Any], str] = str) -> str:
         """Tell people of success; `facts` are the parameters and the fields of the answer, each as `shown`."""
-        return self.done(answer) if callable(self.done) else _Sentence(shown).vformat(self.done, (), facts)
+        return self.done(answer) if callable(self.done) else _Sentence(shown).vformat(self.done, (), facts).rstrip()
 
     def run(self, call: Call, given: Mapping[str, Any]) -> Any:
         """Call the operation with parameters that were checked; raises what the function raises."""

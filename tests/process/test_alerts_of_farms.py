@@ -94,7 +94,7 @@ def test_doctor_says_that_nobody_sends_the_messages_and_a_test_arrives_once_some
 ) -> None:
     add(farm, receiver)
     asked = ask(farm, "webhook", "test", "ops", "--json")
-    assert 'Add {"queue": "alerts"} to WORKERS_JSON' in asked.stderr
+    assert json.loads(asked.stdout)["advice"].endswith('add {"queue": "alerts"} to WORKERS_JSON.')
     said = ask(farm, "doctor").stdout
     assert "No worker serves the queue alerts, so webhooks are told nothing" in said
     assert "Queue alerts has 1 due and no worker." in said

@@ -186,7 +186,7 @@ def visit(farm: Farm, names: Sequence[str], times: int) -> None:
         innocent = [farm.enqueue("tells_its_process", max_attempts=1) for _ in range(times)]
         for job in jobs["cancel"]:
             until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
-            operations.cancel(farm.conn, [job], "test")
+            operations.change(farm.conn, "cancel", [job], "test")
         for job in jobs["kill"]:
             until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
             psutil.Process(worker_of(farm, job)).kill()

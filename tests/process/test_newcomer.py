@@ -116,7 +116,7 @@ WRONG = {
     "the right queue": (("pause", "etl.defualt", "--direct"), 1, "Did you mean 'etl.default'?"),
     "a task": (("trigger", "nop", "--wait", "--direct"), 1, "no task 'nop' is known: "),
     "the right task": (("trigger", "nop", "--wait", "--direct"), 1, "Did you mean 'noop'?"),
-    "an id": (("status", "123", "--direct"), 2, "'123' is no job id: a job's id is a UUID such as"),
+    "an id": (("status", "123", "--direct"), 2, "'JOB_ID': '123' is not a valid UUID"),
     "an unknown id": (("status", UNKNOWN, "--direct"), 1, "there is no job with this job_id"),
     "a file": (("trigger", "noop", "--args", "@nothing.json"), 2, "nothing.json cannot be read: No such file"),
     "JSON": (("trigger", "noop", "--args", "{sleep: 1}"), 2, "should be a JSON object"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from string import Formatter
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from dataloader.config import Settings
 from dataloader.ops.types import whole_number
@@ -216,9 +216,25 @@ def op(
 
 
 def made(kind: type[R], row: Mapping[str, Any]) -> R:
-    """The answer of this type in a row; what the type does not declare is not shown."""
-    found: R = adapter(kind).validate_python(row)
-    return found
+    """The answer of this type in a row; what the type does not declare is not shown.
+
+    Other services may write to the tables. A row of theirs that breaks the type is shown as it is.
+    """
+    try:
+        answer: R = adapter(kind).validate_python(row)
+    except ValidationError:
+        answer = _as_it_is(kind, row)
+    return answer
+
+
+def _as_it_is(wanted: Any, value: Any) -> Any:
+    kind = plain_type(wanted)
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, Mapping):
+        hints = get_type_hints(kind, include_extras=True)
+        return kind(**{name: _as_it_is(hint, value[name]) for name, hint in hints.items() if name in value})
+    if get_origin(kind) is list and isinstance(value, list):
+        return [_as_it_is(get_args(kind)[0], each) for each in value]
+    return value
 
 
 def adapter(kind: Any) -> TypeAdapter[Any]:

@@ -83,7 +83,7 @@ def _is_long(each: Parameter) -> bool:
 
 
 def _change(given: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What the audit says of a change: its parameters, how many jobs were changed, the first and the last of them."""
+    """A change in the audit: its parameters, how many jobs were changed, the first and the last of them."""
     left_out = ("args", "verb", "confirmation", "after")
     found = {name: value for name, value in given.items() if name not in left_out and not isinstance(value, list)}
     jobs = answer.get("changed", answer.get("moved"))

@@ -171,7 +171,7 @@ class BackfillWords(TypedDict, total=False):
 
 
 class ScheduleChange(TypedDict, total=False):
-    """What is to be changed of a schedule; a field that is left out stays, null is its default."""
+    """The changes of a schedule: a field that is left out stays, null is its default."""
 
     queue: str | None
     args: dict[str, Any] | None
@@ -243,7 +243,7 @@ class Operations:
     def logs(
         self, job_id: UUID | str, *, after: str | None = None, attempt: int | None = None, limit: int | None = None
     ) -> Iterator[LogLine]:
-        """What the runs of one job have written, line by line, the oldest first."""
+        """Show the lines that the runs of one job have written, the oldest first."""
         return self._pages(
             "GET /jobs/{job_id}/logs",
             JobLogs,
@@ -556,7 +556,7 @@ class Operations:
         return self._call("POST /backfills", Backfill, {"name": name, "task": task} | {**words}, once=True)
 
     def try_backfill(self, name: str, task: str, **words: Unpack[BackfillWords]) -> BackfillPreview:
-        """What a backfill would do: how many partitions, how many are done already, some of the jobs."""
+        """Show how a backfill would go: how many partitions, how many are done already, some of the jobs."""
         return self._call("POST /backfills/dry-run", BackfillPreview, {"name": name, "task": task} | {**words})
 
     def set_backfill(self, backfill: str, max_running: int | None) -> Backfill:

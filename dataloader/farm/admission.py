@@ -47,7 +47,7 @@ class Running(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a host or a cgroup has, and what is used of it, in MB."""
+    """The memory of a host or a cgroup, and how much of it is used, in MB."""
 
     total_mb: float
     used_mb: float
@@ -61,7 +61,7 @@ class Processors(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What the runs of a host may use together, and what of the memory is free; infinity: it is not asked for."""
+    """The bounds of all runs of a host together, and its free memory; infinity: no bound is set."""
 
     bound_mb: float = math.inf
     free_mb: float = math.inf

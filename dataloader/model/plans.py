@@ -158,7 +158,7 @@ class BackfillSample:
 
 @answer
 class BackfillPreview:
-    """What a backfill would do; nothing is changed."""
+    """How a backfill would go; the call changes no job."""
 
     name: str
     task: str

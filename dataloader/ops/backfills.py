@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, Unpack
+from typing import Annotated, Literal, TypeAlias, Unpack
 
 from pydantic import Field
 
 from dataloader.model.plans import Backfill, BackfillPreview, BackfillRemoved, BackfillRetried, Backfills, Partitions
-from dataloader.ops.op import Call, made, op
+from dataloader.ops.op import Call, made, op, order
 from dataloader.ops.types import Text
 from dataloader.queue.plans import backfills as of_backfills
 from dataloader.queue.plans import new_backfill
@@ -16,8 +15,6 @@ from dataloader.queue.plans.new_backfill import BackfillName, BackfillWords, Max
 from dataloader.queue.plans.partitions import MOST, STATUSES
 from dataloader.queue.plans.words import Task
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Name = Annotated[Text, Field(description="of the backfill")]
 After = Annotated[int, Field(ge=0, le=MOST, description="`next` of the answer before")]
 PartitionStatus: TypeAlias = Literal[STATUSES]  # type: ignore[valid-type]
@@ -74,7 +71,7 @@ def add_backfill(call: Call, name: BackfillName, task: Task, **words: Unpack[Bac
 
 @op("POST /backfills/dry-run")
 def try_backfill(call: Call, name: BackfillName, task: Task, **words: Unpack[BackfillWords]) -> BackfillPreview:
-    """What a backfill would do: how many partitions, how many are done already, some of the jobs."""
+    """Show how a backfill would go: how many partitions, how many are done already, some of the jobs."""
     new = new_backfill.checked({"name": name, "task": task, **words})
     return made(BackfillPreview, of_backfills.preview(call.conn, new))
 
@@ -107,12 +104,7 @@ def remove_backfill(call: Call, backfill: Name) -> BackfillRemoved:
     return BackfillRemoved(name=backfill, removed=True)
 
 
-def _order(verb: str, **words: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """An order to one backfill."""
-    route, command = f"POST /backfills/{{backfill}}/{verb}", f"backfill {verb} BACKFILL"
-    errors = (404, *words.pop("errors", ()))
-    example = f"dataloader backfill {verb} history"
-    return op(route, scope="operate", command=command, examples=(example,), errors=errors, **words)
+_order = order("backfill", "backfill", "history")
 
 
 @_order(

@@ -175,7 +175,7 @@ def logs(
     attempt: Attempt | None = None,
     limit: Annotated[int, Field(ge=1, le=logs_of.PAGE, description="at most so many")] = logs_of.PAGE,
 ) -> JobLogs:
-    """What the runs of one job have written, line by line, the oldest first."""
+    """Show the lines that the runs of one job have written, the oldest first."""
     page = logs_of.page(call.conn, job_id, after, attempt, limit)
     if not page.lines:
         _known(lifecycle.status(call.conn, job_id))

@@ -215,6 +215,22 @@ def op(
     return declare
 
 
+def order(noun: str, parameter: str, example: str) -> Callable[..., Callable[[Callable[P, R]], Callable[P, R]]]:
+    """A decorator for the orders to one `noun`, which the path names by `parameter`; the rest is as of `op`."""
+
+    def declare(verb: str, *, errors: tuple[int, ...] = (), **words: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        return op(
+            f"POST /{noun}s/{{{parameter}}}/{verb}",
+            scope="operate",
+            command=f"{noun} {verb} {parameter.upper()}",
+            examples=(f"dataloader {noun} {verb} {example}",),
+            errors=(404, *errors),
+            **words,
+        )
+
+    return declare
+
+
 def made(kind: type[R], row: Mapping[str, Any]) -> R:
     """The answer of this type in a row; what the type does not declare is not shown.
 

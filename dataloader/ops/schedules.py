@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, ParamSpec, TypeVar, Unpack
+from typing import Annotated, Unpack
 
 from pydantic import Field
 
 from dataloader.model.jobs import Triggered
 from dataloader.model.plans import Removed, Schedule, Schedules
-from dataloader.ops.op import Call, made, op
+from dataloader.ops.op import Call, made, op, order
 from dataloader.ops.types import Text
 from dataloader.queue.plans import new_schedule
 from dataloader.queue.plans import schedules as of_schedules
 from dataloader.queue.plans.new_schedule import ScheduleChange, ScheduleName, ScheduleWords
 from dataloader.queue.plans.words import Task
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Name = Annotated[Text, Field(description="of the schedule")]
 Next = Annotated[int, Field(ge=0, le=of_schedules.NEXT_MOST, description="how many due times of each")]
 
@@ -92,12 +89,7 @@ def remove_schedule(call: Call, name: Name) -> Removed:
     return Removed(name=name, removed=True)
 
 
-def _order(verb: str, **words: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """An order to one schedule."""
-    route, command = f"POST /schedules/{{name}}/{verb}", f"schedule {verb} NAME"
-    errors = (404, *words.pop("errors", ()))
-    example = f"dataloader schedule {verb} nightly"
-    return op(route, scope="operate", command=command, examples=(example,), errors=errors, **words)
+_order = order("schedule", "name", "nightly")
 
 
 @_order(

@@ -118,7 +118,7 @@ class _Single:
             yield conn
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """No session stays open."""
 
 
 def _prove(conn: db.Connection) -> None:

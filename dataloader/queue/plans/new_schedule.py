@@ -74,7 +74,7 @@ class ScheduleWords(words.JobWords, total=False):
 
 
 class ScheduleChange(ScheduleWords, total=False):
-    """What is to be changed of a schedule; a field that is left out stays, null is its default."""
+    """The changes of a schedule: a field that is left out stays, null is its default."""
 
     task: Annotated[words.Task, Field(description="another task")]
 

@@ -44,7 +44,6 @@ AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
 AGGREGATING_SEC = 3.0  # the time limit of that call; after it a call takes fewer rows
 ANEW = -1  # what aggregate returns when the journal's sequence has been set back
 LIVE_SPAN_SEC = 3_600  # up to which throughput is read from dl_pace; longer spans from dl_pace_long
-SORTS = ("changed", "key")
 SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that one page looks at
 FOUND = 20_000  # jobs with some arguments, that the index for them may find for one page
 _SQL = db.statements("stats.sql")

@@ -12,7 +12,7 @@ SELECT {shown} FROM dl_webhooks WHERE name = %(name)s;
 
 -- name: begin_here
 -- The first webhook is told of what happens from now on, not of what the journal holds.
-UPDATE dl_alerted SET last_event = (SELECT coalesce(max(event_id), 0) FROM dl_job_events)
+UPDATE dl_alerted SET last_event = (SELECT coalesce(max(event_id), 0) FROM dl_job_events WHERE event_id <= dl_journal_end())
  WHERE NOT EXISTS (SELECT FROM dl_webhooks);
 
 -- name: put
@@ -68,7 +68,7 @@ WITH near AS (
   SELECT event_id, job_id, queue, ts, kind, payload,
          abs(extract(epoch FROM clock_timestamp() - ts)) < %(settle_sec)s AS is_young
     FROM dl_job_events
-   WHERE event_id > %(after)s AND kind IN ('failed', 'lost', 'stuck', 'deadline') ORDER BY event_id LIMIT %(limit)s)
+   WHERE event_id > %(after)s AND event_id <= (SELECT dl_journal_end()) AND kind IN ('failed', 'lost', 'stuck', 'deadline') ORDER BY event_id LIMIT %(limit)s)
 SELECT event_id, kind, n.ts, job_id, n.queue, coalesce(task, '') AS task,
        left(coalesce(payload ->> 'error', payload ->> 'reason', CASE WHEN kind IN ('failed', 'lost') THEN j.error END, ''), 300) AS error,
        CASE WHEN jsonb_typeof(payload -> 'silent_sec') = 'number' THEN (payload ->> 'silent_sec')::float8 END AS silent_sec
@@ -82,8 +82,8 @@ UPDATE dl_alerted SET last_event = %(last_event)s;
 
 -- name: begin_anew
 -- The journal is numbered anew: go on behind the rows that are there.
-UPDATE dl_alerted SET last_event = (SELECT coalesce(max(event_id), 0) FROM dl_job_events)
- WHERE dl_journal_begins_anew(last_event);
+UPDATE dl_alerted SET last_event = (SELECT coalesce(max(event_id), 0) FROM dl_job_events WHERE event_id <= dl_journal_end())
+ WHERE last_event > dl_journal_end();
 
 -- name: queues
 -- What the conditions are decided by: the reaper's counts and the pauses. A lag that was counted too long ago is null.

@@ -33,9 +33,11 @@ CREATE OR REPLACE FUNCTION dl_step_of(p_kind text, p_payload jsonb) RETURNS text
               ELSE 'crash' END
 $$;
 
--- Whether the journal's sequence was set back behind this event (TRUNCATE ... RESTART IDENTITY). Null without rights.
-CREATE OR REPLACE FUNCTION dl_journal_begins_anew(p_last_event bigint) RETURNS boolean LANGUAGE sql AS $$
-  SELECT has_sequence_privilege(sequence, 'USAGE, SELECT') AND coalesce(pg_sequence_last_value(sequence), 0) < p_last_event
+-- The last number that the journal's sequence has given; without rights to it, the largest there is. Rows beyond it were
+-- numbered by another service, and wait until the sequence has come to them. It goes back at TRUNCATE ... RESTART IDENTITY.
+CREATE OR REPLACE FUNCTION dl_journal_end() RETURNS bigint LANGUAGE sql AS $$
+  SELECT CASE WHEN has_sequence_privilege(sequence, 'USAGE, SELECT') THEN coalesce(pg_sequence_last_value(sequence), 0)
+              ELSE 9223372036854775807 END
     FROM CAST(pg_get_serial_sequence('dl_job_events', 'event_id') AS regclass) sequence
 $$;
 
@@ -71,6 +73,7 @@ LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   since bigint;
   upto bigint;
+  journal_end bigint := dl_journal_end();
   rolled int;
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
@@ -78,18 +81,19 @@ BEGIN
   IF NOT FOUND THEN
     RETURN 0;
   END IF;
+  IF journal_end < since THEN
+    UPDATE dl_rolled SET last_event = coalesce((SELECT max(event_id) FROM dl_job_events WHERE event_id <= journal_end), 0);
+    RETURN -1;
+  END IF;
   WITH near AS (
     SELECT event_id, event_id - lag(event_id, 1, since) OVER (ORDER BY event_id) > 1
                      AND ts > clock_timestamp() - interval '10 s'
                      AND ts < clock_timestamp() + interval '10 s' AS is_behind_gap
-      FROM (SELECT event_id, ts FROM dl_job_events WHERE event_id > since ORDER BY event_id LIMIT p_limit) rows)
+      FROM (SELECT event_id, ts FROM dl_job_events
+             WHERE event_id > since AND event_id <= journal_end ORDER BY event_id LIMIT p_limit) rows)
   SELECT max(event_id), count(*) INTO upto, rolled FROM near
    WHERE event_id < coalesce((SELECT min(event_id) FROM near WHERE is_behind_gap), 9223372036854775807);
   IF upto IS NULL THEN
-    IF dl_journal_begins_anew(since) THEN
-      UPDATE dl_rolled SET last_event = coalesce((SELECT max(event_id) FROM dl_job_events), 0);
-      RETURN -1;
-    END IF;
     RETURN 0;
   END IF;
 

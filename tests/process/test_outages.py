@@ -31,7 +31,8 @@ from dataloader.queue.plans import new_schedule, schedules
 
 # asyncio drops a connection that comes while the link's listener closes, without closing it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-LEASE = 3  # seconds
+LEASE = 3  # seconds, for an outage that is longer
+LONG_LEASE = 12  # outlasts a beat, the time until the cuts, a shorter outage and a late return on a busy machine
 # Every period of a farm that is longer than a second, but for the time limits of a server that answers.
 PERIODS = dict.fromkeys(
     (
@@ -44,7 +45,6 @@ SETTINGS = {
     "dl_periods": json.dumps(PERIODS),
     "dl_pipelines": "farm_pipelines outage_pipelines",
     "dl_heartbeat_sec": 1,
-    "dl_default_lease_ttl_sec": LEASE,
     "dl_reaper_period_sec": 0.5,
     "dl_claim_backoff_sec": 60,  # no poll comes to the help of a lost notification
     "dl_retention_days": 30,
@@ -54,7 +54,7 @@ FARMS, WORKERS, REAPERS = 2, 3, 5
 ALL_WORKERS = FARMS * WORKERS
 CALM_SEC = 4.0  # some rounds of every loop
 COMMON = 3  # times that a statement passes in that time; one that is rarer need not come again
-ARMED_SEC = 1.0  # for the loops to come to their cuts; a lease must outlast it
+ARMED_SEC = 1.0  # for the loops to come to their cuts
 BACK_SEC = 5.0  # from the database's return until each worker and keeper has worked
 # Those of these runs that have not beaten so late that their workers have left LISTEN.
 WITHOUT_LATE_BEAT = """
@@ -68,13 +68,13 @@ STEP = "dl_step("  # the claim and the end of a run: many cases pass through one
 class Outages:
     """Farms and reapers behind one link, and the jobs that they run meanwhile."""
 
-    def __init__(self, farm: Farm, link: Link) -> None:
-        self.farm, self.link = farm, link
+    def __init__(self, farm: Farm, link: Link, lease: int) -> None:
+        self.farm, self.link, self.lease = farm, link, lease
         self.witness = farm.folder / "witness"
         self.jobs: list[UUID] = []
         self.late: list[float] = []  # of each return: until the last worker or keeper has worked
         self._count = itertools.count()
-        behind = {**SETTINGS, "dl_db_dsn": link.dsn}
+        behind = {**SETTINGS, "dl_default_lease_ttl_sec": lease, "dl_db_dsn": link.dsn}
         self.programs = [farm.start(workers=WORKERS, **behind) for _ in range(FARMS)]
         self.reapers = [farm.start("reaper", **behind) for _ in range(REAPERS)]
         for program in self.programs:
@@ -97,7 +97,7 @@ class Outages:
         """Add jobs that run for `sec`, and on until the file `go` exists; without `key` each has a key of its own."""
         args = {"witness": str(self.witness), "sec": sec, "go": str(go) if go else None}
         keys = [f"{key}{number}" if key else f"own-{next(self._count)}" for number in range(count)]
-        added = [self.farm.enqueue("witnessed", lock_key=key, lease_ttl_sec=LEASE, args=args) for key in keys]
+        added = [self.farm.enqueue("witnessed", lock_key=key, lease_ttl_sec=self.lease, args=args) for key in keys]
         self.jobs += added
         return added
 
@@ -234,11 +234,11 @@ def at_once(notes: Sequence[tuple[str, UUID, str, float]]) -> list[Any]:
 
 
 @contextmanager
-def outages(farm: Farm) -> Iterator[Outages]:
-    """Farms behind a link to the database of `farm`."""
+def outages(farm: Farm, lease: int) -> Iterator[Outages]:
+    """Farms behind a link to the database of `farm`, with leases of so many seconds."""
     link = Link(farm.folder / "link", farm.dsn)
     try:
-        yield Outages(farm, link)
+        yield Outages(farm, link, lease)
     finally:
         farm.close()
         link.close()
@@ -246,7 +246,7 @@ def outages(farm: Farm) -> Iterator[Outages]:
 
 def grid(farm: Farm, seconds: float, reapers: bool = True) -> None:
     """Outages of this length at each common statement, before and after it; `reapers`: at theirs too."""
-    with outages(farm) as trial:
+    with outages(farm, LONG_LEASE if seconds < LEASE else LEASE) as trial:
         cells = trial.learn()
         steps = {cell for cell in cells if STEP in cell.statement}
         of_reapers = {cell for cell in cells if cell.role == "dl-reaper"}

@@ -405,6 +405,20 @@ def test_sums_go_on_when_the_journal_is_numbered_anew(conn: Conn) -> None:
     assert [stats.aggregate(conn), stats.aggregate(conn)] == [2, 0]
 
 
+def test_a_row_that_another_service_has_numbered_beyond_the_sequence_holds_up_no_sums(conn: Conn) -> None:
+    job_id = enqueue(conn)
+    conn.execute(
+        "INSERT INTO dl_job_events (event_id, job_id, queue, kind) VALUES (1000000000000, %s, 'q', 'done')", (job_id,)
+    )
+    assert [stats.aggregate(conn), stats.aggregate(conn)] == [1, 0]
+    enqueue(conn)
+    assert [stats.aggregate(conn), stats.aggregate(conn)] == [1, 0]
+    conn.execute("UPDATE dl_rolled SET last_event = 1000000000000")  # as after a first start behind that row
+    assert [stats.aggregate(conn), stats.aggregate(conn)] == [stats.ANEW, 0]
+    enqueue(conn)
+    assert [stats.aggregate(conn), stats.aggregate(conn)] == [1, 0]
+
+
 def test_a_journal_that_was_emptied_is_not_taken_for_one_that_is_numbered_anew(conn: Conn) -> None:
     """Nor does it count a row twice."""
     kept = enqueue(conn)

@@ -366,6 +366,19 @@ def test_a_journal_that_begins_anew_is_followed(conn: Conn) -> None:
     assert webhooks.tell(conn, RULES) == 1
 
 
+def test_a_row_that_another_service_has_numbered_beyond_the_sequence_hides_no_deaths(conn: Conn) -> None:
+    add(conn)
+    (job_id,) = die(conn)
+    conn.execute("UPDATE dl_job_events SET event_id = 1000000000000 WHERE job_id = %s AND kind = 'failed'", (job_id,))
+    assert webhooks.tell(conn, RULES) == 0
+    die(conn)
+    assert webhooks.tell(conn, RULES) == 1
+    conn.execute("UPDATE dl_alerted SET last_event = 1000000000000")
+    assert webhooks.tell(conn, RULES) == 0
+    die(conn)
+    assert webhooks.tell(conn, RULES) == 1
+
+
 def test_secrets_in_errors_do_not_reach_the_message(conn: Conn) -> None:
     add(conn)
     die(conn, error=f"cannot reach https://user:{CANARY}@db/ with password={CANARY}")

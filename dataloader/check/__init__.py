@@ -27,6 +27,7 @@ from dataloader.farm.failures import is_users
 from dataloader.farm.process import EXIT_FAILED, outcome
 from dataloader.farm.slots import files_needed
 from dataloader.local import ports
+from dataloader.log import masking
 from dataloader.pipelines import hooks
 from dataloader.queue import db
 
@@ -129,7 +130,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Findings on variables without effect; all values are valid by now."""
+    """Findings on valid values that are doubtful: without effect, or a secret that is too short."""
     given = len(settings.model_fields_set)
     yield ok("settings", f"{given} given, {len(Settings.model_fields) - given} as by default")
     for name, meant in misspelt:
@@ -138,6 +139,9 @@ def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iter
     if unused and not (settings.pg_host or settings.pg_database):
         names = ", ".join(sorted(unused)).upper()
         yield warning("settings", f"without effect: {names}", "set PG_HOST and PG_DATABASE too")
+    if short := ", ".join(masking.too_short(settings)).upper():
+        what = f"{short}: a secret of less than {masking.SHORTEST} characters is not masked by its value"
+        yield warning("settings", what, "take a longer one; a short one is masked in URLs and by its name only")
 
 
 # --- the host ---

@@ -469,7 +469,9 @@ def test_j4_secrets_are_masked_by_name_in_a_line(lines: Lines) -> None:
     assert (line["pg_password"], line["lock_key"]) == (log.MASK, "shown")
 
 
-@pytest.mark.parametrize("password", ["canary", "p@ss w/rd", "it's", 'back\\slash"quote', "пароль", "a%b+c"])
+@pytest.mark.parametrize(
+    "password", ["a-canary", "p@ss w/rd", "it's mine", 'back\\slash"quote', "мой пароль", "a%b+c%d+e"]
+)
 @pytest.mark.parametrize("shape", [str, repr, json.dumps, lambda p: json.dumps(p, ensure_ascii=False)])
 def test_j4_configured_secrets_are_known_wherever_they_occur(
     password: str, shape: Callable[[str], str], output: int
@@ -513,25 +515,88 @@ def test_j4_a_jobs_secret_arguments_are_known_until_the_next_job() -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        {"tokens": ["canary"]},
+        {"tokens": ["a-canary"]},
         {"credentials": {"a": [{"b": "a-canary"}]}},
-        {"source": ["ftp://u:canary@h/x"]},
-        {"source": "ftp://u:can%61ry@h/x"},
-        {"authorization": "Bearer canary"},
-        {"auth": ["u", "canary"]},
-        {"connection_string": "canary"},
+        {"source": ["ftp://u:a-canary@h/x"]},
+        {"source": "ftp://u:a-can%61ry@h/x"},
+        {"authorization": "Bearer a-canary"},
+        {"auth": ["u", "a-canary"]},
+        {"connection_string": "a-canary"},
     ],
 )
 def test_j4_a_jobs_secrets_are_known_however_they_are_given(args: dict[str, Any]) -> None:
     log.learn_job(args)
-    assert "canary" not in log.masked("a-canary" if "credentials" in args else "canary"), args
+    assert log.masked("it is a-canary, not a-canary-bird or ba-canary") == "it is ***, not ***-bird or ba-canary", args
     log.learn_job({})
 
 
 def test_what_stands_beside_a_secret_is_shown() -> None:
-    log.learn_job({"credentials": {"region": "north", "port": 5432, "password": 123456}, "max_tokens": 123457})
-    assert log.masked("north 5432 123456 123457") == f"north 5432 {log.MASK} 123457"
+    log.learn_job({"credentials": {"region": "north", "port": 5432, "password": 12345678}, "max_tokens": 12345679})
+    assert log.masked("north 5432 12345678 12345679") == f"north 5432 {log.MASK} 12345679"
     log.learn_job({})
+
+
+# Forms of tokens as their services give them out; the values are made up.
+TOKENS = [
+    "AKIAIOSFODNN7EXAMPLE", "ghp_" + "a1B2" * 9, "github_pat_" + "a1B2" * 9, "glpat-" + "x1_-" * 5,
+    "xoxb-123456789012-abcDEF",
+    "AIza" + "Sy_-4" * 7, "sk_live_" + "a1B2" * 6, "sk-ant-api03-" + "a1B2" * 9, "SG." + "a1B2" * 5 + "." + "c3D4" * 10,
+    "npm_" + "a1B2" * 9, "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc_-DEF", "123456789:AA" + "a1B2_-x" * 5,
+    "https://hooks.slack.com/services/T000/B000/a1B2c3D4e5F6",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("token", TOKENS)
+@pytest.mark.parametrize("text", ["{}", "the call with {}: refused", '{{"a": "{}"}}', "GET /x/{}/y"])
+def test_tokens_of_known_services_are_masked_by_their_form(token: str, text: str) -> None:
+    assert token[-10:] not in log.masked(text.format(token))
+    assert token[-10:] not in json.dumps(log.masked({"any": [text.format(token)]}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sessionid", "database_url", "pin", "signature", "ssh_key", "otp", "license_key", "accountKey", "sas",
+     "webhook_url", "userPassword", "PGPASSWORD", "client_secret",
+     "secretKey", "db_pass", "x-api-key", "password_old", "refreshToken"],
+)  # fmt: skip
+def test_names_of_secrets_are_known_in_any_style(name: str) -> None:
+    assert log.masked({name: "canary"}) == {name: "***"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["secretary", "tokenizer", "compass", "passenger", "keyboard", "lock_key", "primary_key", "password_length",
+     "token_type", "tokenCount", "secret_name", "author", "spin", "design", "token_url",
+     "passwordChangedAt", "cookie_policy", "url"],
+)  # fmt: skip
+def test_other_names_are_known_from_them(name: str) -> None:
+    assert log.masked({name: "canary"}) == {name: "canary"}
+    assert (
+        log.masked(f"{name}=canary, {name}: canary --{name} canary") == f"{name}=canary, {name}: canary --{name} canary"
+    )
+
+
+def test_flags_in_lists_and_a_jobs_own_secrets_are_masked() -> None:
+    shown = log.masked({
+        "args": {"password": "hunter-22", "command": ["psql", "--password", "x", "-u", "ann:pw", "login hunter-22"]},
+        "error": "cannot log in with hunter-22 as hunter-222",
+    })  # fmt: skip
+    assert shown["args"] == {
+        "password": "***",
+        "command": ["psql", "--password", "***", "-u", "ann:***", "login ***"],
+    }
+    assert shown["error"] == "cannot log in with *** as hunter-222"
+    assert log.masked("curl -u ann:pw https://h/?a=1&sig=pw%2B") == "curl -u ann:*** https://h/?a=1&sig=***"
+
+
+def test_a_known_secret_is_masked_as_a_whole_word_of_eight_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    masking.learn_configured(
+        settings(pg_password=SecretStr("farm"), dl_db_dsn=SecretStr("postgresql://u:farmyard@h/d"))
+    )
+    data = {"name": "the farmer's farmyards", "note": "a farm"}
+    assert log.masked(data) == data
+    assert log.masked("farmyard, u%3Afarmyard%40h and a\\nfarmyard") == "***, u%3A***%40h and a\\n***"
+    assert masking.too_short(settings(pg_password=SecretStr("farm"))) == ["pg_password"]
 
 
 @pytest.mark.parametrize(

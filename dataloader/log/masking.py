@@ -29,7 +29,7 @@ SHORT = 200  # characters of a text that may come again
 SHORTEST_NUMBER = 6  # digits; shorter numbers are years, ports and counts
 # Names of secrets. No lowercase letter follows, so `secretary` and `tokenizer` are other words.
 _NAMES = (
-    r"(?:(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|cookie|signature)s?|authorization|bearer|jwt|sess(?:ion)?[-_]?id|"
+    r"(?:(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|cookie|signature)s?|authorization|bearer|(?<![a-z0-9])jwt|sess(?:ion)?[-_]?id|"
     r"(?:api|app|application|access|account|auth|client|db|database|encryption|license|master|private|priv|secret|service|"
     r"shared|signing|ssh|storage)[-_]?keys?)(?-i:(?![a-z]))"
 )
@@ -46,7 +46,7 @@ _NAME = re.compile(
     r"conn(?:ection)?[-_]?str|(?:database|db|webhook)[-_]?ur[il]$",
     re.IGNORECASE,
 )
-_COUNT = re.compile("tokens?$", re.IGNORECASE)  # a number of this name is an amount, not a secret
+_COUNT = re.compile("(?:token|key)s?$", re.IGNORECASE)  # a number of this name is an amount or an id, not a secret
 # Every repetition is bounded or possessive, so that the time of a search grows with the text's length only. A cut may
 # have shortened the text in a secret, so each expression also matches at the end of the text.
 _LOGIN = re.compile(r":(?=(//[^\s:/@]{0,200}+:))")  # a URL's password may begin here, also inside another password

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import fcntl
 import json
 import logging
 import os
+import random
 import re
 import resource
 import subprocess
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import Any
@@ -574,6 +577,40 @@ def test_other_names_are_known_from_them(name: str) -> None:
     assert (
         log.masked(f"{name}=canary, {name}: canary --{name} canary") == f"{name}=canary, {name}: canary --{name} canary"
     )
+
+
+WORDS = re.findall(
+    r"\S+",
+    "customer order secretary monkey keyboard passenger compass tokenizer author key keys lock primary foreign user zip of"
+    " is turkey sequence design signal spin pinned session bypass passed authority authentic accounts account api client"
+    " url shared database path host port rate date created_at status note the and a farmer's farmyards",
+)
+
+
+def plain_value(rng: random.Random) -> Any:
+    """A value as rows of tables have it, without a secret."""
+    word = partial(rng.choice, WORDS)
+    makers: list[Callable[[], Any]] = [
+        lambda: rng.randrange(10 ** rng.randrange(1, 12)), lambda: round(rng.random() * 1e6, 2), rng.random,
+        lambda: str(UUID(int=rng.getrandbits(128))), lambda: rng.randbytes(20).hex(),
+        lambda: base64.b64encode(rng.randbytes(rng.randrange(6, 40))).decode(), lambda: f"{word()}@{word()}.com",
+        lambda: f"https://{word()}.com/{word()}?{word()}={rng.randrange(999)}#x",
+        lambda: rng.choice([True, False, None]),
+        lambda: " ".join(rng.choices(WORDS, k=9)), lambda: f"{word()}: {word()}, {word()}={word()} --{word()} {word()}",
+        lambda: f"SELECT {word()} FROM {word()} WHERE {word()} = '{word()}'", lambda: {word(): plain_value(rng)},
+        lambda: [plain_value(rng) for _ in range(rng.randrange(4))],
+    ]  # fmt: skip
+    return rng.choice(makers)()
+
+
+def test_ten_thousand_values_that_are_no_secrets_stay() -> None:
+    masking.learn_configured(
+        settings(pg_password=SecretStr("farm"), dl_db_dsn=SecretStr("postgresql://u:farmyard@h/d"))
+    )
+    rng = random.Random(7)
+    for _ in range(10_000):
+        value = {rng.choice(WORDS): plain_value(rng), "client_key": rng.randrange(10**9)}
+        assert log.masked(value) == value
 
 
 def test_flags_in_lists_and_a_jobs_own_secrets_are_masked() -> None:

@@ -582,8 +582,8 @@ def test_other_names_are_known_from_them(name: str) -> None:
 WORDS = re.findall(
     r"\S+",
     "customer order secretary monkey keyboard passenger compass tokenizer author key keys lock primary foreign user"
-    " zip of is turkey sequence design signal spin pinned session bypass passed authority authentic accounts account api"
-    " client url shared database path host port rate date created_at status note the and a farmer's farmyards",
+    " zip of is turkey sequence design signal spin pinned session bypass passed authority authentic accounts account"
+    " api client url shared database path host port rate date created_at status note the and a farmer's farmyards",
 )
 
 

@@ -254,7 +254,7 @@ def jobs() -> ResponseReturnValue:
         jobs=page.jobs,
         mistake=mistake,
         advice=page.advice,
-        tally=tally and tally.document(),
+        tally=tally,
         to_kind={kind: url_for(".jobs", **_without_empty(status=kind)) for kind in TALLIED},
         matching=matching,
         orders=bulk.ORDERS,

@@ -10,11 +10,11 @@ from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from dataloader.model.kinds import fraction
 from dataloader.queue import db
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import prediction
 from dataloader.queue.reports.prediction import Correction, Line, Range, Running, Waiting
-from dataloader.queue.reports.words import share
 
 LINE = 5_000  # queued jobs that a prediction looks at; of further ones only the number counts
 SAMPLE = 5  # jobs of a queue whose predictions a round notes, besides those with a deadline
@@ -94,7 +94,7 @@ def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Ma
 
     def done(row: Row) -> float | None:
         # A run that has begun at a checkpoint, or after another one, does not tell by its progress how fast it is.
-        return share(db.parsed(row["progress"])) if row["claims"] <= 1 else None
+        return fraction(db.parsed(row["progress"])) if row["claims"] <= 1 else None
 
     due = sum(row["due_sec"] <= 0 for row in waiting)
     return Line(

@@ -57,22 +57,6 @@ KINDS = {status: str(status) for status in Status} | {
     Status.SUCCEEDED: "done",
 }
 
-# Every legal step between states. queued -> lost: a row that comes back with its attempts spent; queued -> failed: an
-# operator kills what waits for a retry.
-TRANSITIONS = frozenset(
-    {
-        (Status.QUEUED, Status.RUNNING),
-        (Status.QUEUED, Status.CANCELED),
-        (Status.QUEUED, Status.FAILED),
-        (Status.QUEUED, Status.LOST),
-        (Status.RUNNING, Status.SUCCEEDED),
-        (Status.RUNNING, Status.QUEUED),
-        (Status.RUNNING, Status.FAILED),
-        (Status.RUNNING, Status.CANCELED),
-        (Status.RUNNING, Status.LOST),
-    }
-)
-
 
 class Job(NamedTuple):
     """A claimed job as its worker sees it; `args_json` is unparsed, for wrong args are the job's own failure.

@@ -17,12 +17,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import Conn, Worker, blocked, enqueue, journal, row, until
+from hands import TRANSITIONS, Conn, Worker, blocked, enqueue, journal, row, until
 from judge import illegal
 from test_transitions import attempts
 
 from dataloader.queue import db, lifecycle
-from dataloader.queue.job import FINAL, TRANSITIONS, Job, Status
+from dataloader.queue.job import FINAL, Job, Status
 
 ONE, TWO = "host:1:boot", "host:2:boot"
 MAX_ATTEMPTS = 2

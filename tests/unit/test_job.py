@@ -24,7 +24,6 @@ from dataloader.queue.job import (
     FINAL,
     PROGRESS_LIMIT,
     TEXT_LIMIT,
-    TRANSITIONS,
     Delivery,
     End,
     Finish,
@@ -114,10 +113,6 @@ def test_a_delivery_has_the_shortest_of_its_jobs_limits() -> None:
     )
     assert (Delivery(jobs).lease_ttl_sec, Delivery(jobs).timeout_sec) == (20, 5)
     assert Delivery(jobs[:1]).timeout_sec is None
-
-
-def test_final_states_have_no_way_out() -> None:
-    assert {before for before, _ in TRANSITIONS} == set(Status) - FINAL
 
 
 @given(st.floats(min_value=0.1, max_value=1e4), st.integers(min_value=1, max_value=86_400))

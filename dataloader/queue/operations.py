@@ -19,7 +19,6 @@ from psycopg import errors
 from dataloader import periods
 from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn
-from dataloader.queue.fields import INT4_MAX, LIMIT_NAME
 
 DONE = "done"
 UNKNOWN = "unknown"
@@ -57,8 +56,6 @@ OLDER_SEC = 2.0  # how long the switch waits for transactions that began before 
 # How long a move waits for claims that began before the pause; a claim takes about 1 s at most.
 CLAIMS_SEC = periods.seconds("CLAIMS_SEC", 5.0)
 _NAME = re.compile("[^\x00-\x1f\x7f-\x9f]{1,128}")  # of a queue that producers can name
-_LIMIT = re.compile(f"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{LIMIT_NAME}}}")
-RATES = (0.001, 1_000_000)  # starts in a minute
 _MOVE = "queue move "  # begins the author of a move's pauses
 ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead", "fair_by")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
@@ -90,7 +87,7 @@ class WrongName(ValueError):
 
 
 class WrongLimit(ValueError):
-    """What a limit is to allow is out of its bounds."""
+    """A limit would allow any number of jobs, or a burst without a rate."""
 
 
 class Busy(Exception):
@@ -126,8 +123,7 @@ ALL = Filter()
 
 
 def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
-    """Keep every claim from now on from starting a job of this queue; running jobs go on. Returns the queue's
-    settings."""
+    """Keep every claim from now on from starting a job of this queue; what runs goes on. Returns its settings."""
     return _one(conn, "pause", queue=queue, by=by)
 
 
@@ -206,33 +202,18 @@ def set_limit(
 ) -> None:
     """Let at most `most` jobs of this limit run at once, and `per_minute` start in a minute, on all hosts together.
 
-    None: any number. `burst`: by default as many as a second has. Runs go on. Raises WrongLimit, having changed
-    nothing.
+    None: any number. `burst`: by default as many as a second has. Runs go on. Raises WrongLimit.
     """
-    wrong = None
-    if not is_limit_name(name):
-        wrong = f"a limit's name should have 1 to {LIMIT_NAME} characters, none of them a control character"
-    elif most is None and per_minute is None:
-        wrong = "a limit should say how many jobs may run at once (most), or start in a minute (per_minute), or both"
-    elif most is not None and not 0 <= most <= INT4_MAX:
-        wrong = f"most should be a whole number from 0 to {INT4_MAX}"
-    elif per_minute is not None and not RATES[0] <= per_minute <= RATES[1]:
-        wrong = f"per_minute should be a number from {RATES[0]} to {RATES[1]}"
-    elif burst is not None and (per_minute is None or not 1 <= burst <= RATES[1]):
-        wrong = f"burst should be a whole number from 1 to {RATES[1]}, beside per_minute"
-    if wrong:
-        raise WrongLimit(wrong)
+    if most is None and per_minute is None:
+        raise WrongLimit("a limit should say how many jobs may run at once (most), or start in a minute (per_minute)")
+    if burst is not None and per_minute is None:
+        raise WrongLimit("burst should stand beside per_minute")
     allows = {"most": most, "per_minute": per_minute, "burst": burst or max(1, math.ceil((per_minute or 0) / 60))}
     with conn.transaction():
         conn.execute(_SQL["lock_limit"], {"name": name})
         conn.execute(_SQL["due_at_token"], {"name": name})
         conn.execute(_SQL["set_limit"], {"name": name, "by": by} | allows)
         conn.execute(_SQL["let_in"], {"name": name})
-
-
-def is_limit_name(name: str) -> bool:
-    """PURE: whether a limit may have this name."""
-    return _LIMIT.fullmatch(name) is not None
 
 
 def remove_limit(conn: Conn, name: str, by: str) -> bool:
@@ -264,21 +245,18 @@ def _tries(within_sec: float) -> Iterator[None]:
 
 def known(conn: Conn, queue: str) -> dict[str, Any]:
     """Whether a queue of this name has jobs, a worker, a setting or a past (`is_known`); else `similar` names."""
-    found = _looked_up(conn, "queue_names", "queue", queue)
+    found = _looked_up(conn, "queue", queue)
     return {"is_known": found["is_known"], "similar": found["similar"]}
 
 
 def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str, Any] | None]:
-    """What `known` says of a queue and of a task, and the `count` of known names: without any an unknown name is
-    normal."""
-    return {
-        "queue": None if queue is None else _looked_up(conn, "queue_names", "queue", queue),
-        "task": None if task is None else _looked_up(conn, "task_names", "task", task),
-    }
+    """What `known` says of a queue and of a task, and the `count` of known names: without any none is mistyped."""
+    given = {"queue": queue, "task": task}
+    return {kind: None if name is None else _looked_up(conn, kind, name) for kind, name in given.items()}
 
 
-def _looked_up(conn: Conn, statement: str, kind: str, name: str) -> dict[str, Any]:
-    rows = conn.execute(_SQL[statement], {kind: name, "most": NAMES}, prepare=False).fetchall()
+def _looked_up(conn: Conn, kind: str, name: str) -> dict[str, Any]:
+    rows = conn.execute(_SQL[f"{kind}_names"], {kind: name, "most": NAMES}, prepare=False).fetchall()
     found = [row[0] for row in rows]
     similar = [] if name in found else get_close_matches(name, found, SIMILAR)
     return {"name": name, "is_known": name in found, "similar": similar, "count": len(found)}
@@ -312,10 +290,8 @@ def change_queue(
 ) -> Changed:
     """Change up to `limit` jobs of a queue as the verb (QUEUE_VERBS) says, the oldest first.
 
-    `after` is the `next` of the call before. Raises ValueError for another, and for `run-all` with a filter by error.
+    `after` is the `next` of the call before. Raises WrongCursor for another.
     """
-    if verb == "run-all" and (only.error is not None or only.error_group is not None):
-        raise ValueError("run-all has no filter error or error_group: jobs that have not run have none")
     group, step = QUEUE_VERBS[verb]
     scan = limit if only == ALL else SCAN
     place = _GROUPS[group] if after is None else cursor.parts(after, len(_GROUPS[group]))

@@ -26,7 +26,7 @@ from dataloader.queue.lifecycle import Ended, Head, Step
 BACKOFF_SEC = 15.0
 DONE = Finish("succeed")
 Conn = db.Connection
-# Every legal step. queued -> lost: a row comes back with its attempts spent; queued -> failed: an operator kills a retry.
+# queued -> lost: a row comes back with its attempts spent; queued -> failed: an operator kills a retry.
 TRANSITIONS = {("queued", state) for state in ("running", "canceled", "failed", "lost")}
 TRANSITIONS |= {("running", state) for state in ("queued", "succeeded", "failed", "canceled", "lost")}
 _keys = itertools.count(1)

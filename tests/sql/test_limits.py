@@ -188,20 +188,12 @@ def test_a_limit_that_is_changed_holds_at_once(conn: Conn, workers: Workers) -> 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({}, "a limit should say"),
-        ({"per_minute": float("nan")}, "per_minute should be"),
-        ({"per_minute": 1, "burst": 0}, "burst should be"),
-    ],
+    ("wrong", "said"), [({}, "a limit should say"), ({"most": 1, "burst": 2}, "burst should stand")]
 )
 def test_a_wrong_limit_is_refused_and_changes_nothing(conn: Conn, wrong: Any, said: str) -> None:
     allow(conn, most=7)
     with pytest.raises(operations.WrongLimit, match=said):
         allow(conn, **wrong)
-    for name in ("", "n" * 101, "a\nb", "\ud800"):
-        with pytest.raises(operations.WrongLimit, match="a limit's name should"):
-            allow(conn, name, most=1)
     assert [(found["name"], found["most"]) for found in stats.limits(conn)] == [("l", 7)]
 
 

@@ -275,13 +275,6 @@ def test_a_filter_by_a_part_of_the_error_which_is_no_pattern(conn: Conn) -> None
     assert operations.change_queue(conn, "delete-dead", "q", BY, only=operations.Filter(error=" of disk")).changed == 1
 
 
-def test_what_waits_for_its_time_is_not_filtered_by_its_error(conn: Conn) -> None:
-    plain(conn, attempt=1, in_sec=60, error="no route")
-    with pytest.raises(ValueError, match="run-all has no filter error"):
-        operations.change_queue(conn, "run-all", "q", BY, only=operations.Filter(error="route"))
-    assert value(conn, "SELECT blocked_on FROM dl_jobs") == "time"
-
-
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_call_looks_at_some_and_says_how_far_it_came(conn: Conn, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Each step begins behind the one before, also where many rows have one time."""

@@ -21,7 +21,6 @@ from pydantic import BaseModel, Field, SecretStr
 
 from dataloader.farm.slots import fence_margin
 from dataloader.queue.job import (
-    FINAL,
     PROGRESS_LIMIT,
     TEXT_LIMIT,
     Delivery,

@@ -258,7 +258,8 @@ def _conninfo(
 ) -> str:
     given = conninfo_to_dict(dsn)
     options = "-c idle_session_timeout=0"
-    options += "".join(f" -c {name}={_escaped(value)}" for name, value in wanted.items())
+    for setting, value in wanted.items():
+        options += f" -c {setting}=" + value.replace("\\", "\\\\").replace(" ", "\\ ")
     # The server's side of a dead link, or of a client that gave up: it lets go of our locks in well under a minute.
     options += " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
     options += " -c tcp_user_timeout=15000 -c client_connection_check_interval=2000"
@@ -277,10 +278,6 @@ def _conninfo(
     unlimited = " ".join(f"-c {limit}=0" for limit, seconds in limits.items() if not seconds)
     ours["options"] = f"{unlimited} {given.get('options') or ''} {options}".strip()
     return make_conninfo(dsn, **ours)
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
 def shown(dsn: str) -> str:

@@ -133,8 +133,10 @@ def tell(conn: Conn, rules: Rules) -> int:
             conn.execute(_SQL["go_on_behind"], {"last_event": events[-1]["event_id"]})
         else:
             conn.execute(_SQL["begin_anew"])
-        queues, told = _rows(conn, "queues"), _told(conn)
-        sent = 0
+        queues, told, sent = _rows(conn, "queues"), defaultdict(list), 0
+        for row in _rows(conn, "firing"):
+            if row["kind"] in KINDS:
+                told[row.pop("webhook")].append(Firing(**row))
         for each in found:
             try:
                 with conn.transaction():
@@ -189,14 +191,6 @@ def is_address(url: str) -> bool:
     except ValueError:  # of the port, or of brackets
         return False
     return is_right and bool(re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname or ""))
-
-
-def _told(conn: Conn) -> dict[str, list[Firing]]:
-    found: dict[str, list[Firing]] = defaultdict(list)
-    for row in _rows(conn, "firing"):
-        if row["kind"] in KINDS:
-            found[row.pop("webhook")].append(Firing(**row))
-    return found
 
 
 def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:

@@ -123,7 +123,6 @@ class Stage:
                     actor.busy = None
                     future.result()
         live = self.conn.execute(LIVE).fetchone()
-        assert live is not None
         assert live[0] <= 1, "V5: two runs of one key"
 
     def is_blocked(self, actor: Actor) -> bool:
@@ -193,7 +192,6 @@ def retake(stage: Stage, actor: Actor) -> None:
 def request(stage: Stage, actor: Actor) -> None:
     """Ask for the first job's end; what the answer says is a promise."""
     found = lifecycle.request_cancel(actor.conn, stage.jobs[0])
-    assert found is not None
     if found["status"] not in FINAL or found["status"] == "canceled":
         stage.promised.add(stage.jobs[0])
 

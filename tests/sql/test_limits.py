@@ -387,7 +387,6 @@ def test_a_job_says_which_limit_it_waits_for(conn: Conn, workers: Workers) -> No
     _, second = jobs(conn, 2)
     run(workers())
     shown = lifecycle.status(conn, second)
-    assert shown is not None
     assert shown["waiting_for"] == {"reason": "limit", "limit": "l", "running": 1, "most": 1}
     assert claim(workers()).job is None
     assert lifecycle.reasons(conn, [second])[second]["reason"] == "limit"

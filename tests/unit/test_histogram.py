@@ -64,7 +64,6 @@ def test_nothing_has_no_percentile() -> None:
 
 def test_a_spread_has_the_largest_value_itself() -> None:
     spread = of([1.0, 2.0, 30.0]).spread()
-    assert spread is not None
     assert (spread["count"], spread["mean"], spread["largest"], spread["p99"]) == (
         3,
         11.0,

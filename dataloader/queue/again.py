@@ -22,8 +22,7 @@ class NotEnded(Exception):
 
 
 def fields_of(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
-    """The fields of a trigger that adds the job once more, secrets included; None for an unknown id. Raises
-    NotEnded."""
+    """The fields of a trigger that adds the job once more, with secrets; None for an unknown id. Raises NotEnded."""
     row = next(iter(db.rows(conn, _SQL["fields"], {"job_id": job_id})), None)
     if row is None:
         return None
@@ -35,8 +34,7 @@ def fields_of(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
 
 
 def changed(args: Any, changes: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
-    """PURE: args with these changes, and without these names; a mask stays what it was. Raises ValueError for a
-    wrong name."""
+    """PURE: args with these changes and without these names; a mask stays as it was. Raises ValueError for a wrong name."""
     old = args if isinstance(args, dict) else {}
     if wrong := [name for name in without if name not in old or name in changes]:
         raise ValueError(
@@ -47,8 +45,7 @@ def changed(args: Any, changes: Mapping[str, Any], without: Collection[str] = ()
 
 
 def restored(new: Any, old: Any, name: str = "") -> Any:
-    """PURE: `new`, with the parts of `old` where `new` has what pages show of them. Raises ValueError for a mask
-    whose secret is not clear, in a changed text or list or under a new name."""
+    """PURE: `new`, with the parts of `old` where `new` shows them masked; raises ValueError where that is not clear."""
     (shown,) = log.masked({name: old}).values()
     if _written(new) == _written(shown):  # 1 and true are equal, and not the same
         return old

@@ -193,8 +193,7 @@ def pool(
     max_lifetime: float = 1800,
     configure: Callable[[Connection], None] = lambda conn: None,
 ) -> ConnectionPool[Connection]:
-    """A pool, not yet open, of sessions as `connect` makes them. Where a tested one is found dead, the pool is
-    emptied."""
+    """A pool, not yet open, of sessions as `connect` makes them; it is emptied where a tested one is dead."""
 
     def check(conn: Connection) -> None:
         try:

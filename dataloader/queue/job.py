@@ -103,8 +103,7 @@ class Checkpoint(NamedTuple):
 
 
 class Delivery:
-    """The jobs of one run, in their order: usually one. `first` stands for the run in logs, `place` is its in the
-    claim."""
+    """The jobs of one run, in their order: usually one. `first` stands for the run, `place` is its in the claim."""
 
     __slots__ = ("first", "jobs", "place")  # read ten times in a short run
 
@@ -344,8 +343,7 @@ def result_json(value: Any, most_kb: int) -> str:
 
 
 def checkpoint_json(value: Any) -> str:
-    """A checkpoint as JSON that comes back as it was given; raises ValueError, for people, else and above
-    CHECKPOINT_KB."""
+    """A checkpoint as JSON that comes back as it was given; raises ValueError else, and above CHECKPOINT_KB."""
     try:
         text = _encode(plain(value, "checkpoint"))
         found = json.loads(text)

@@ -53,8 +53,7 @@ class Session:
 
 
 class Ended(NamedTuple):
-    """A run that is over: what is to be written of its job, the facts for its journal, and a masked `report` for the
-    log."""
+    """A run that is over: what is written of its job, facts for its journal, and a masked `report` for the log."""
 
     job: Job
     finish: Finish

@@ -139,8 +139,7 @@ def remove(conn: Conn, name: str, by: str) -> None:
 
 
 def tick(conn: Conn, lease_ttl_sec: int = 60) -> Made | None:
-    """Make, or cancel, the next bunch of the backfill that has waited longest; None: nothing. Errors as
-    `Plans.next_made`."""
+    """Make, or cancel, the next bunch of the backfill that has waited longest. Errors as `Plans.next_made`."""
 
     def make(present: Row) -> Made:
         _PLANS.do(conn, "by_index")

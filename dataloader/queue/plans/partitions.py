@@ -1,5 +1,4 @@
-"""PURE: the partitions of a backfill, texts: listed, or a step from `since` to `until`; and what the job of each may
-name."""
+"""PURE: the partitions of a backfill, as texts, and what the job of each may name."""
 
 from __future__ import annotations
 

@@ -48,8 +48,7 @@ class Made(NamedTuple):
 
 
 class Plans:
-    """The schedules, or the backfills; `parts` are statements of `file` that stand in others in the place of {their
-    name}."""
+    """The schedules, or the backfills; `parts` are statements of `file` that stand in others as {their name}."""
 
     def __init__(self, noun: str, file: str, *parts: str) -> None:
         self.noun = noun
@@ -93,8 +92,7 @@ class Plans:
             raise Taken(f"there is a {self.noun} {new['name']} already: {advice}")
 
     def next_made(self, conn: Conn, make: Callable[[Row], Made], retry_sec: float, **due: Any) -> Made | None:
-        """Make jobs of the next one that is due, in a transaction; None: none is. An error is kept, and tried again
-        later."""
+        """Make jobs of the next one that is due, in a transaction; None: none is. After an error, try again later."""
         present: Row | None = None
         try:
             with conn.transaction():

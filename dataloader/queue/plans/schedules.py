@@ -93,8 +93,7 @@ def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, 
 
 
 def tell(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:
-    """Note what pipelines say of their schedules, by task; one that its pipeline names no more is retired, and
-    stays."""
+    """Note what pipelines say of their schedules, by task; one that its pipeline names no more is retired."""
     named = [{**each, "timezone": each["timezone"] or zone} for each in said.values() if each]
     with conn.transaction():
         _PLANS.do(conn, "retire", tasks=list(said), names=[each["name"] for each in named])

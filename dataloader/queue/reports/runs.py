@@ -1,5 +1,4 @@
-"""What the runs of tasks and queues took lately, compared with the period before, from dl_spans. May raise
-psycopg.Error."""
+"""What the runs of tasks and queues took lately, compared with the period before. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ USUAL = "24h"
 
 
 def fold(conn: Conn) -> int:
-    """Called by the reaper: make old spans those of an hour, delete what is too old; how many, FOLDED: there may be
-    more."""
+    """Called by the reaper: make old spans those of an hour, delete older ones; FOLDED: there may be more."""
     with conn.transaction():
         conn.execute("SELECT set_config('statement_timeout', %s, true)", (f"{FOLDING_SEC * 1_000:.0f}ms",))
         row = conn.execute(_SQL["fold"], {"limit": FOLDED}).fetchone()
@@ -71,8 +69,7 @@ def of_queue(conn: Conn, queue: str, range_: str = USUAL) -> Row:
 
 
 def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
-    """The tasks with runs in both periods, those with the most time first, up to TASKS; `like` is a part of the
-    name."""
+    """The tasks with runs in both periods, those with the most time first; `like` is a part of the name."""
     with conn.transaction():
         period = _period(conn, range_)
         found = _rows(conn, "tasks", "of_all", **period, like=like or None, most=TASKS + 1)

@@ -130,8 +130,7 @@ def parsed(text: str | None) -> Search:
 
 
 def _argument(path: str, value: str) -> tuple[tuple[str, ...], list[str]]:
-    """The names that lead to an argument, and its value as JSON: the text, and without quotes the number, boolean or
-    null that it looks like."""
+    """The names that lead to an argument, and its value as JSON: the text, and what that looks like without quotes."""
     parts = tuple(_ESCAPE.sub(r"\1", quoted) if quoted else plain for quoted, plain in _PART.findall(path))
     looks_like = [value] if value in ("true", "false", "null") or _NUMBER.fullmatch(value) else []
     *around, last = parts

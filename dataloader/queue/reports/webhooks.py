@@ -50,8 +50,7 @@ class WrongWebhook(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a webhook should be; None: all. A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names the key's
-    variable."""
+    """What a webhook should be; None: all. A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names a variable."""
 
     name: str
     url: str
@@ -73,8 +72,7 @@ def find(conn: Conn, name: str) -> Row | None:
 
 
 def put(conn: Conn, wanted: Wanted, by: str) -> Row:
-    """Add or change the webhook of this name; the first one is told of what happens from now on. Raises
-    WrongWebhook."""
+    """Add or change the webhook of this name; the first is told of what happens from now on. Raises WrongWebhook."""
     check(wanted)
     fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(wanted).items()}
     with conn.transaction():

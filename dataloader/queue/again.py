@@ -34,7 +34,7 @@ def fields_of(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
 
 
 def changed(args: Any, changes: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
-    """PURE: args with these changes and without these names; a mask stays as it was. Raises ValueError for a wrong name."""
+    """PURE: args with these changes and without these names; a mask stays what it was. Raises ValueError."""
     old = args if isinstance(args, dict) else {}
     if wrong := [name for name in without if name not in old or name in changes]:
         raise ValueError(

@@ -70,7 +70,7 @@ class Range(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """By which factors jobs took longer than predicted: one in ten below `low`, half up to `middle`, one above `high`."""
+    """By which factors jobs took longer than predicted: one in ten below `low`, half up to `middle`."""
 
     low: float = 1.0
     middle: float = 1.0

@@ -37,7 +37,7 @@ _GROUPS = {"queued": _QUEUED, "fresh": _QUEUED, "retries": _QUEUED, "dead": set(
 
 
 def tally(conn: Conn, wanted: stats.Wanted, job_ids: Sequence[UUID] | None = None) -> Row:
-    """How many jobs of a list, or of these, count as what, as model.Tally, up to SCAN or COUNTED. Raises WrongSearch."""
+    """How many jobs of a list, or of these, count as what, as model.Tally, up to SCAN. Raises WrongSearch."""
     wanted = wanted.whole
     parameters = stats.filters(wanted) | stats.bounds(wanted) | {"job_ids": None if job_ids is None else list(job_ids)}
     is_plain = wanted in (stats.Wanted(queue=wanted.queue, sort=wanted.sort),) and job_ids is None

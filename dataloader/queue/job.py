@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import date, time, timedelta
@@ -345,11 +345,11 @@ def result_json(value: Any, most_kb: int) -> str:
 def checkpoint_json(value: Any) -> str:
     """A checkpoint as JSON that comes back as it was given; raises ValueError else, and above CHECKPOINT_KB."""
     try:
-        text = _encode(plain(value, "checkpoint"))
-        found = json.loads(text)
-        if not isinstance(value, dict) or found != value:
-            differs = [name for name in value if found.get(name) != value[name]] if isinstance(value, dict) else []
-            raise NotJson("would not come back as it is").at(".checkpoint" + "".join(map(_place, differs[:1])))
+        found = plain(value, "checkpoint")
+        place = _difference(found, value) if isinstance(value, dict) else ""
+        if place is not None:
+            raise NotJson("would not come back as it is").at(f".checkpoint{place}")
+        text = _encode(found)
     except (NotJson, RecursionError) as e:
         raise ValueError(_NO_CHECKPOINT.format(e)) from None
     if (size := len(text.encode())) > CHECKPOINT_KB * 1_024:
@@ -424,6 +424,21 @@ def _refuse(value: Any, why: str) -> Any:
 
 def _shown(value: Any, why: str) -> Any:
     return None if isinstance(value, int | float) else storable(str(value))
+
+
+def _difference(found: Any, value: Any) -> str | None:
+    """The place of the first difference; None: there is none."""
+    items: Iterable[tuple[Any, Any, Any]]
+    if isinstance(found, dict) and isinstance(value, dict) and found.keys() == value.keys():
+        items = ((name, found[name], value[name]) for name in found)
+    elif isinstance(found, list) and isinstance(value, list):
+        items = ((place, *both) for place, both in enumerate(zip(found, value, strict=True)))
+    else:
+        return None if not isinstance(found, dict | list) and found == value else ""
+    for place, *both in items:
+        if (within := _difference(*both)) is not None:
+            return _place(place) + within
+    return None
 
 
 _NO_RESULT = (

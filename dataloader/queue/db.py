@@ -172,8 +172,7 @@ def connect(
         "lock_timeout": lock_timeout,
         "idle_in_transaction_session_timeout": idle_in_transaction_timeout,
     }
-    wanted = _wanted(schema, limits, keeps_defaults)
-    conninfo = _conninfo(dsn, name, connect_timeout, wanted, limits, keeps_defaults)
+    conninfo, wanted = _conninfo(dsn, name, schema, connect_timeout, limits, keeps_defaults)
     conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
     conn.answer_within, conn.wanted = answer_within, wanted
     if not keeps_defaults:
@@ -203,7 +202,7 @@ def pool(
             raise
 
     limits = {"statement_timeout": statement_timeout, "lock_timeout": 0, "idle_in_transaction_session_timeout": 60}
-    wanted = _wanted(schema, limits)
+    conninfo, wanted = _conninfo(dsn, name, schema, connect_timeout, limits)
 
     def configured(conn: Connection) -> None:
         conn.wanted = wanted
@@ -211,7 +210,7 @@ def pool(
         configure(conn)
 
     made = ConnectionPool(
-        _conninfo(dsn, name, connect_timeout, wanted, limits),
+        conninfo,
         connection_class=Connection,
         kwargs={"autocommit": True, "prepare_threshold": None},
         min_size=min(min_size, max_size),
@@ -241,20 +240,18 @@ def in_force(conn: Connection) -> Iterator[None]:
         yield
 
 
-def _wanted(schema: str, limits: Mapping[str, float], keeps_defaults: bool = False) -> dict[str, str]:
-    path = '"' + schema.replace('"', '""') + '"'
-    milliseconds = {limit: str(int(seconds * 1000)) for limit, seconds in limits.items() if seconds}
-    return {"search_path": path, "TimeZone": "UTC", **({} if keeps_defaults else _RELIED_ON), **milliseconds}
-
-
 def _conninfo(
     dsn: str,
     name: str,
+    schema: str,
     connect_timeout: float,
-    wanted: Mapping[str, str],
     limits: Mapping[str, float],
     keeps_defaults: bool = False,
-) -> str:
+) -> tuple[str, dict[str, str]]:
+    """The parameters of a connection, and the settings of its session among them."""
+    wanted = {"search_path": '"' + schema.replace('"', '""') + '"', "TimeZone": "UTC"}
+    wanted |= {} if keeps_defaults else _RELIED_ON
+    wanted |= {limit: str(int(seconds * 1000)) for limit, seconds in limits.items() if seconds}
     given = conninfo_to_dict(dsn)
     options = "-c idle_session_timeout=0"
     for setting, value in wanted.items():
@@ -276,7 +273,7 @@ def _conninfo(
     ours |= {key: value for key, value in given.items() if key in ours and key != "application_name"}
     unlimited = " ".join(f"-c {limit}=0" for limit, seconds in limits.items() if not seconds)
     ours["options"] = f"{unlimited} {given.get('options') or ''} {options}".strip()
-    return make_conninfo(dsn, **ours)
+    return make_conninfo(dsn, **ours), wanted
 
 
 def shown(dsn: str) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -55,7 +53,6 @@ TURNS_AT_ONCE = 1_000  # jobs that one statement gives their turns
 OLDER_SEC = 2.0  # how long the switch waits for transactions that began before it
 # How long a move waits for claims that began before the pause; a claim takes about 1 s at most.
 CLAIMS_SEC = periods.seconds("CLAIMS_SEC", 5.0)
-_NAME = re.compile("[^\x00-\x1f\x7f-\x9f]{1,128}")  # of a queue that producers can name
 _MOVE = "queue move "  # begins the author of a move's pauses
 ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead", "fair_by")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
@@ -83,7 +80,7 @@ class NotMovable(Exception):
 
 
 class WrongName(ValueError):
-    """No queue can be moved to this name."""
+    """No queue can be moved to itself."""
 
 
 class WrongLimit(ValueError):
@@ -92,17 +89,6 @@ class WrongLimit(ValueError):
 
 class Busy(Exception):
     """Another session is in the way of a move; the move may be repeated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which jobs of a group a change is for; None is no filter. `error` is a part of the job's error."""
-
-    task: str | None = None
-    lock_key: str | None = None
-    partition_key: str | None = None
-    error: str | None = None
-    error_group: str | None = None
 
 
 class Changed(NamedTuple):
@@ -119,7 +105,7 @@ class Moved(NamedTuple):
     is_done: bool
 
 
-ALL = Filter()
+FILTERS = ("task", "lock_key", "partition_key", "error", "error_group")  # of a change; `error` is a part of the text
 
 
 def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
@@ -286,16 +272,22 @@ def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bo
 
 
 def change_queue(
-    conn: Conn, verb: str, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
+    conn: Conn,
+    verb: str,
+    queue: str,
+    by: str,
+    limit: int = AT_ONCE,
+    only: Mapping[str, str | None] = {},
+    after: str | None = None,
 ) -> Changed:
-    """Change up to `limit` jobs of a queue as the verb (QUEUE_VERBS) says, the oldest first.
+    """Change up to `limit` jobs of a queue that pass FILTERS as the verb (QUEUE_VERBS) says, the oldest first.
 
     `after` is the `next` of the call before. Raises WrongCursor for another.
     """
     group, step = QUEUE_VERBS[verb]
-    scan = limit if only == ALL else SCAN
+    scan = SCAN if any(value is not None for value in only.values()) else limit
     place = _GROUPS[group] if after is None else cursor.parts(after, len(_GROUPS[group]))
-    parameters = asdict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
+    parameters = dict.fromkeys(FILTERS) | dict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
     try:
         with conn.transaction():
             conn.execute(_SQL["plans"])
@@ -317,8 +309,6 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     goes on in the end; `source` stays paused. A repeated call completes what was interrupted. Raises WrongName and
     NotMovable, having changed nothing; Busy, with both queues paused, where other sessions are in the way.
     """
-    if not _NAME.fullmatch(target):
-        raise WrongName("the other queue's name should have 1 to 128 characters, none of them a control character")
     if source == target:
         raise WrongName(f"{source} would be moved to itself: name another queue")
     if not known(conn, source)["is_known"]:

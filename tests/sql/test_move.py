@@ -314,14 +314,6 @@ def test_another_order_is_refused(conn: Conn, source: dict[str, Any], target: di
     assert queue_of(conn, job_id) == ["q"]
 
 
-@pytest.mark.parametrize("target", ["", "x" * 129, "a\nb", "\0", "\x9f"])
-def test_a_name_that_no_producer_can_use_is_refused(conn: Conn, target: str) -> None:
-    enqueue(conn)
-    with pytest.raises(operations.WrongName, match="should have 1 to 128 characters"):
-        operations.move(conn, "q", target, BY)
-    assert value(conn, "SELECT count(*) FROM dl_queues") == 0
-
-
 def test_a_move_to_itself_and_of_an_unknown_queue_is_refused(conn: Conn) -> None:
     enqueue(conn)
     with pytest.raises(operations.WrongName, match="q would be moved to itself"):

@@ -83,14 +83,6 @@ def target(matching: Mapping[str, Any] | None, job_ids: Sequence[UUID] | None) -
     return Target(stats.Wanted(**filters))
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """How many jobs one call has changed, and where the next one goes on; None: it was the last."""
-
-    changed: int
-    next: str | None
-
-
 def preview(conn: Conn, order: str, target: Target) -> Row:
     """What the order (one of ORDERS) would do now to the jobs of the list, as model.Preview. Raises WrongSearch."""
     (as_of,) = conn.execute(_SQL["now"]).fetchone() or (None,)
@@ -109,7 +101,7 @@ def preview(conn: Conn, order: str, target: Target) -> Row:
 
 def change(
     conn: Conn, order: str, target: Target, confirmation: str, by: str, after: str | None = None, limit: int = AT_ONCE
-) -> Step:
+) -> operations.Changed:
     """Change up to `limit` of the previewed jobs, the last change first; `after` is the `next` of the call before.
 
     A repeated call changes no job twice. Raises WrongConfirmation, Grown, WrongSearch, ValueError, having changed
@@ -144,7 +136,7 @@ def change(
             [row[0] for row in conn.execute(stats.spliced(_SQL["chosen"]), parameters, prepare=False)] if found else []
         )
         outcomes = operations.change(conn, order, chosen, by) if chosen else {}
-    return Step(sum(outcome == operations.DONE for outcome in outcomes.values()), following)
+    return operations.Changed(sum(outcome == operations.DONE for outcome in outcomes.values()), following)
 
 
 def _tally(conn: Conn, target: Target, as_of: datetime) -> Row:

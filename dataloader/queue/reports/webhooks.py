@@ -19,7 +19,6 @@ from psycopg.types.json import Jsonb
 
 from dataloader import log, periods
 from dataloader.config import WEBHOOK_SECRETS
-from dataloader.model.kinds import SHAPES
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
 from dataloader.queue.db import Row as Row
@@ -151,11 +150,9 @@ def tell(conn: Conn, rules: Rules) -> int:
 
 
 def check(wanted: Wanted) -> None:
-    """PURE: raise WrongWebhook for the first field that is wrong."""
+    """PURE: raise WrongWebhook for a wrong name, URL or variable; the operation checks all other fields."""
     if not _NAME.fullmatch(wanted.name):
         raise WrongWebhook("name", "should be 1 to 64 letters, digits, dots, hyphens and underscores, as ops-chat")
-    if wanted.shape not in SHAPES:
-        raise WrongWebhook("shape", f"should be one of {', '.join(SHAPES)}")
     # The texts show nothing of the URL: it may hold a secret in a wrong place.
     whole, wrong = f"${{{WEBHOOK_SECRETS}...}}, a variable of the workers that holds the whole URL", ""
     if "${" in wanted.url:
@@ -171,12 +168,6 @@ def check(wanted: Wanted) -> None:
     if wanted.signed_by is not None and not _VARIABLE.fullmatch(wanted.signed_by):
         text = f"should be the name of an environment variable of the workers, as {WEBHOOK_SECRETS}KEY, not the key"
         raise WrongWebhook("signed_by", text)
-    if wanted.kinds is not None and (not wanted.kinds or not set(wanted.kinds) <= set(KINDS)):
-        raise WrongWebhook("kinds", f"should be some of {', '.join(KINDS)}; leave it out for all")
-    if wanted.queues is not None and not all(wanted.queues or [""]):
-        raise WrongWebhook("queues", "should name one queue or more; leave it out for all")
-    if not 0 < wanted.lag_sec <= 10**9:
-        raise WrongWebhook("lag_sec", "should be a number of seconds above 0")
 
 
 def is_address(url: str) -> bool:

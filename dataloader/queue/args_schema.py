@@ -70,9 +70,10 @@ def _without_secrets(schema: Any, is_secret: bool = False) -> Any:
     found: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in _NAMED and isinstance(value, dict):
+            found[keyword] = {}
             for name, each in value.items():
                 is_its = isinstance(each, dict) and (masking.is_secret(name, "text") or each.get("writeOnly"))
-                found.setdefault(keyword, {})[name] = _without_secrets(each, bool(is_secret or is_its))
+                found[keyword][name] = _without_secrets(each, bool(is_secret or is_its))
         elif keyword not in _SAMPLES:
             found[keyword] = _without_secrets(value, is_secret)
         elif not is_secret:

@@ -106,7 +106,7 @@ def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **what: str) 
     sums, slots = _rows(conn, "sums", of, **asked), _rows(conn, "slots", of, **asked)
     found = _histograms((row for row in sums if row["is_now"]), (row for row in slots if row["is_now"]))
     bad = merged(found[end] for end in ("failed", "canceled") if end in found)
-    drawn = zip(*bars(found.get("succeeded", Histogram({})), bad), strict=True)
+    drawn = bars(found.get("succeeded", Histogram({})), bad)
     named, column = part
     known: dict[datetime, Row] = {row["at"]: row for row in _rows(conn, "by_time", of, **asked)}
     step = timedelta(seconds=RANGES[range_].bin_sec)
@@ -117,8 +117,8 @@ def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **what: str) 
         "until": period["until"],
         **_compared(period, sums, slots),
         "histogram": [
-            {"above": good.above, "up_to": good.up_to, "succeeded": good.number, "others": other.number}
-            for good, other in drawn
+            {"above": above, "up_to": up_to, "succeeded": succeeded, "others": others}
+            for above, up_to, (succeeded, others) in drawn
         ],
         "by_time": [known.get(at, {"at": at, "runs": 0, "failed": 0}) for at in columns],
         named: _rows(conn, "parts", of, part=column, **asked),

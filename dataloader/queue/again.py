@@ -12,23 +12,20 @@ from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
 from dataloader.queue.enqueue import Asker, NewJob
 from dataloader.queue.job import FINAL
+from dataloader.queue.operations import Conflict
 
 KIND = "again"  # in the journal of the job that has ended
 _SQL = db.statements("again.sql")
 
 
-class NotEnded(Exception):
-    """The job may still do its own work; the text names its status."""
-
-
 def fields_of(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
-    """The fields of a trigger that adds the job once more, with secrets; None for an unknown id. Raises NotEnded."""
+    """The fields of a trigger that adds the job once more, with secrets; None for an unknown id. Raises Conflict."""
     row = next(iter(db.rows(conn, _SQL["fields"], {"job_id": job_id})), None)
     if row is None:
         return None
     status = row.pop("status")
     if status not in FINAL:
-        raise NotEnded(f"the job is {status}; only a job that has ended can be run again with changes")
+        raise Conflict(f"the job is {status}; only a job that has ended can be run again with changes")
     fields = {name: value for name, value in row.items() if value is not None}
     return fields | {"args": db.parsed(row["args"])}
 

@@ -354,8 +354,11 @@ def rows(
 
 
 @cache
-def statements(file: str) -> dict[str, str]:
-    """The statements of one `sql/` file, by the name that a line `-- name: verb` gives them."""
+def statements(file: str, *parts: str) -> dict[str, str]:
+    """The statements of one `sql/` file, by the name that a line `-- name: verb` gives them.
+
+    Those of `parts` stand in the others in the place of {their name}.
+    """
     found: dict[str, str] = {}
     name = ""
     for line in (sql_folder() / file).read_text("utf-8").splitlines(keepends=True):
@@ -366,4 +369,7 @@ def statements(file: str) -> dict[str, str]:
             found[name] = ""
         elif name and not line.startswith("--"):
             found[name] = found[name] + line
-    return {name: text.strip().rstrip(";") for name, text in found.items()}
+    found = {name: text.strip().rstrip(";") for name, text in found.items()}
+    for part in parts:
+        found = {name: text.replace(f"{{{part}}}", found[part]) for name, text in found.items()}
+    return found

@@ -25,8 +25,7 @@ SIMILAR = 3
 AT_ONCE = 1_000  # jobs that one transaction of the functions for a whole queue changes
 SCAN = 20_000  # jobs that one transaction of them looks at, where there is a filter
 
-_SQL = db.statements("operate.sql")
-_SQL = {name: text.replace("{settings}", _SQL["settings"].rstrip(";")) for name, text in _SQL.items()}
+_SQL = db.statements("operate.sql", "settings")
 _FIRST_ID = str(UUID(int=0))
 # The groups of a queue's jobs, and the place before the first row of each; the statements are `chosen`'s.
 _GROUPS = {
@@ -75,8 +74,8 @@ class Contradiction(Exception):
     """The settings of a queue do not go together, or not with those that it has."""
 
 
-class NotMovable(Exception):
-    """A move does not go with the two queues: one is not known, is paused by another move, or has another order."""
+class Conflict(Exception):
+    """The state of a job, a queue, a schedule or a backfill does not allow the change; the text says why."""
 
 
 class WrongName(ValueError):
@@ -85,10 +84,6 @@ class WrongName(ValueError):
 
 class WrongLimit(ValueError):
     """A limit would allow any number of jobs, or a burst without a rate."""
-
-
-class Busy(Exception):
-    """Another session is in the way of a move; the move may be repeated."""
 
 
 class Changed(NamedTuple):
@@ -307,23 +302,23 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
 
     Each key keeps its order: both queues are paused meanwhile. `target` gets the ORDER that nobody has said of it, and
     goes on in the end; `source` stays paused. A repeated call completes what was interrupted. Raises WrongName and
-    NotMovable, having changed nothing; Busy, with both queues paused, where other sessions are in the way.
+    Conflict, having changed nothing; Conflict, with both queues paused, where other sessions are in the way.
     """
     if source == target:
         raise WrongName(f"{source} would be moved to itself: name another queue")
     if not known(conn, source)["is_known"]:
-        raise NotMovable(f"no queue {source} is known now: it has no job, no worker and no setting")
+        raise Conflict(f"no queue {source} is known now: it has no job, no worker and no setting")
     authors = _authors(source, target)
     with conn.transaction():
         said = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
         for queue, author in authors.items():
             paused_by = said[queue]["paused_by"]
             if paused_by and paused_by.startswith(_MOVE) and paused_by != author:
-                raise NotMovable(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
+                raise Conflict(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
         # The pause of another move to `source` may have been replaced by hand.
         is_unknown = said[source]["paused_at"] is not None and said[source]["paused_by"] != authors[source]
         if is_unknown and (row := conn.execute(_SQL["moves_to"], {"by": f"{_MOVE}to {source}"}).fetchone()):
-            raise NotMovable(
+            raise Conflict(
                 f"{row[0]} is paused by a {_MOVE}to {source} and has jobs left: complete that, or"
                 f" `dataloader resume {row[0]}`"
             )
@@ -339,14 +334,14 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
             break
     else:
         _, pid, application = found[0]
-        raise Busy(
+        raise Conflict(
             f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
             " and may not know it: move again when it has ended"
         )
     for _ in _tries(OLDER_SEC):
         with suppress(errors.LockNotAvailable):
             return _move_some(conn, source, target, limit)
-    raise Busy(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")
+    raise Conflict(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")
 
 
 def _authors(source: str, target: str) -> dict[str, str]:
@@ -355,14 +350,14 @@ def _authors(source: str, target: str) -> dict[str, str]:
 
 
 def inherited(source: str, of_source: _Settings, target: str, of_target: _Settings) -> dict[str, Any]:
-    """PURE: the settings of the order that a move brings to `target`; raises NotMovable where the two contradict."""
+    """PURE: the settings of the order that a move brings to `target`; raises Conflict where the two contradict."""
     if all(of_source[name] is None for name in ORDER):
         return {}
     for name in ORDER:
         here, there = DEFAULTS[name] if of_source[name] is None else of_source[name], of_target[name]
         if there is not None and there != here:
             says, is_said = (json.dumps(value) for value in (here, there))
-            raise NotMovable(
+            raise Conflict(
                 f"{source} has {name} {says} and {target} has {is_said}: let them agree by `dataloader queue set`"
             )
     return {name: of_source[name] for name in ORDER if of_source[name] is not None and of_target[name] is None}

@@ -286,7 +286,7 @@ def test_a_change_counts_from_now_on_only_where_the_timing_is_another(conn: Conn
 
 def test_a_name_is_taken_once_and_free_again_when_its_schedule_is_removed(conn: Conn) -> None:
     add(conn)
-    with pytest.raises(plan.Taken, match="nightly already"):
+    with pytest.raises(operations.Conflict, match="nightly already"):
         add(conn)
     schedules.remove(conn, "nightly")
     with pytest.raises(plan.Unknown):

@@ -59,10 +59,6 @@ class WrongConfirmation(ValueError):
     """The confirmation is none of a preview of this order to this list."""
 
 
-class Grown(Exception):
-    """The list has more jobs for the order than its preview had."""
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """The jobs of a list; with `job_ids` only these of them."""
@@ -104,7 +100,7 @@ def change(
 ) -> operations.Changed:
     """Change up to `limit` of the previewed jobs, the last change first; `after` is the `next` of the call before.
 
-    A repeated call changes no job twice. Raises WrongConfirmation, Grown, WrongSearch, ValueError, having changed
+    A repeated call changes no job twice. Raises WrongConfirmation, Conflict, WrongSearch, ValueError, having changed
     nothing.
     """
     as_of, count = _read(confirmation, order, target)
@@ -112,7 +108,9 @@ def change(
         counts = _tally(conn, target, as_of)["counts"]
         now = sum(counts[kind] for kind in ORDERS[order].kinds)
         if now > count:
-            raise Grown(f"the preview had {count:,} jobs to {order}, and there are {now:,} now: ask for a new preview")
+            raise operations.Conflict(
+                f"the preview had {count:,} jobs to {order}, and there are {now:,} now: ask for a new preview"
+            )
     seen = replace(target.wanted, until=min(as_of, target.wanted.until or as_of), sort="changed")
     kinds = sorted(ORDERS[order].kinds)
     with conn.transaction():

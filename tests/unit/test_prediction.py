@@ -21,24 +21,11 @@ def middles(line: Line, *jobs: str, durations: dict[str, list[float]] = SURE) ->
     return [round(found.jobs[job].middle, -1) for job in jobs]
 
 
-def test_jobs_run_in_their_order_on_all_workers() -> None:
-    line = Line(2, waiting=[Waiting(job, "load") for job in "abcde"])
-    assert middles(line, *"abcde") == [100, 100, 200, 200, 300]
-    found = forecast(line, SURE)
-    assert round(found.line.middle, -1) == 300
-    assert not found.jobs, "nobody asked for one"
-
-
 def test_a_job_that_waits_for_its_key_lets_others_pass() -> None:
     line = Line(2, waiting=[Waiting("a", "load", ["k"]), Waiting("b", "load", ["k"]), Waiting("c", "load", ["m"])])
     assert middles(line, *"abc") == [100, 200, 100]
     running = [Running("r", "load", "w1", 40.0, takes=["k"])]
     assert middles(Line(2, running, [Waiting("a", "load", ["k"])]), "a") == [160]
-
-
-def test_as_many_jobs_of_a_limit_run_as_it_allows() -> None:
-    line = Line(4, waiting=[Waiting(job, "load", ["source"]) for job in "abcd"], room={"source": 2})
-    assert middles(line, *"abcd") == [100, 100, 200, 200]
 
 
 def test_a_job_that_gets_room_in_its_limit_and_not_its_key_lets_the_next_of_the_limit_in() -> None:
@@ -54,12 +41,6 @@ def test_a_job_starts_no_earlier_than_it_is_due_and_then_in_its_place() -> None:
     line = Line(1, waiting=[Waiting("first", "load", due_sec=50.0), Waiting("a", "load"), Waiting("b", "load")])
     assert middles(line, "a", "first", "b") == [100, 200, 300]
     assert middles(Line(1, waiting=[Waiting("a", "load", due_sec=1_000.0)]), "a") == [1_100]
-
-
-def test_jobs_that_a_worker_has_claimed_ahead_follow_its_run() -> None:
-    running = [Running("r", "load", "w1", 60.0), Running("s", "load", "w1", 60.0), Running("t", "load", "w1", 60.0)]
-    line = Line(2, running, [Waiting("a", "load"), Waiting("b", "load")])
-    assert middles(line, *"rstab") == [40, 140, 240, 100, 200]
 
 
 def test_the_rest_of_a_run_follows_from_its_progress_and_else_from_runs_that_took_longer() -> None:
@@ -86,15 +67,6 @@ def test_what_cannot_start_never_ends() -> None:
     found = forecast(line, SURE, ["a", "b"])
     assert found.jobs["a"] == Range(float("inf"), float("inf"), float("inf"))
     assert found.jobs["b"].middle == pytest.approx(100, rel=0.05)
-
-
-@pytest.mark.parametrize(("line", "durations"), [
-    (Line(0, waiting=[Waiting("a", "load")]), SURE),
-    (Line(1, waiting=[Waiting("a", "load")]), {}),
-    (Line(1, waiting=[Waiting("a", "load")]), {"load": []}),
-])  # fmt: skip
-def test_nothing_is_said_without_workers_or_without_runs(line: Line, durations: dict[str, list[float]]) -> None:
-    assert forecast(line, durations, ["a"]) is None
 
 
 def test_few_known_runs_make_a_wide_range() -> None:

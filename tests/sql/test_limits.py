@@ -187,16 +187,6 @@ def test_a_limit_that_is_changed_holds_at_once(conn: Conn, workers: Workers) -> 
     assert not operations.remove_limit(conn, "l", "test")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"), [({}, "a limit should say"), ({"most": 1, "burst": 2}, "burst should stand")]
-)
-def test_a_wrong_limit_is_refused_and_changes_nothing(conn: Conn, wrong: Any, said: str) -> None:
-    allow(conn, most=7)
-    with pytest.raises(operations.WrongLimit, match=said):
-        allow(conn, **wrong)
-    assert [(found["name"], found["most"]) for found in stats.limits(conn)] == [("l", 7)]
-
-
 # --- the rate ---
 
 

@@ -316,15 +316,6 @@ def test_another_order_is_refused(conn: Conn, source: dict[str, Any], target: di
     assert queue_of(conn, job_id) == ["q"]
 
 
-def test_a_move_to_itself_and_of_an_unknown_queue_is_refused(conn: Conn) -> None:
-    enqueue(conn)
-    with pytest.raises(operations.WrongName, match="q would be moved to itself"):
-        operations.move(conn, "q", "q", BY)
-    with pytest.raises(operations.Conflict, match="no queue p is known"):
-        operations.move(conn, "p", "to", BY)
-    assert value(conn, "SELECT count(*) FROM dl_queues") == 0
-
-
 @pytest.mark.parametrize(
     ("paused", "first", "second", "words"),
     [

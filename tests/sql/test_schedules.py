@@ -373,18 +373,3 @@ def test_a_job_has_the_deadline_that_its_schedule_says(conn: Conn) -> None:
     assert (stored(conn)["deadline"], stored(conn)["deadline_sec"]) == (None, 60), "the new one replaces the old one"
     schedules.change(conn, "nightly", {"deadline_sec": None}, "UTC", "me")
     assert (stored(conn)["deadline"], stored(conn)["deadline_sec"]) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"deadline": "7 o'clock"}, "should be a time of the day such as 07:00|at most 5 characters"),
-        ({"deadline": "25:00"}, "should be a time of the day such as 07:00"),
-        ({"deadline_sec": 0}, "greater than or equal to 1"),
-        ({"deadline": "07:00", "deadline_sec": 60}, "should have one of deadline and deadline_sec, not both"),
-    ],
-)
-def test_a_wrong_deadline_of_a_schedule_is_refused(conn: Conn, fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        add(conn, **fields)
-    assert schedules.listed(conn) == []

@@ -344,18 +344,6 @@ def test_a_job_that_leaves_the_list_meanwhile_is_spared(conn: Conn, dsn: str, mo
     assert set(jobs[: len(changes)]) <= states(conn).keys()
 
 
-def test_ticked_jobs_are_changed_and_only_as_the_order_may(conn: Conn) -> None:
-    rows = filled(conn, 8)
-    job_ids = tuple(row["job_id"] for row in rows[:40])
-    before = states(conn)
-    target = Target(Wanted(), job_ids)
-    preview = bulk.preview(conn, "cancel", target)
-    expected = {job_id for job_id in job_ids if before[job_id][0] in bulk.ORDERS["cancel"].kinds}
-    assert preview["count"] == len(expected)
-    assert given(conn, "cancel", target, preview["confirmation"], 9) == len(expected)
-    assert changed(conn, before) == expected
-
-
 def test_the_index_for_arguments_comes_and_goes(conn: Conn) -> None:
     stats.drop_args_index(conn)
     assert not stats.has_args_index(conn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dataloader.queue import again, enqueue, operations, parents, run_log
+from dataloader.queue import enqueue, operations, parents, run_log
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.plans import plan
 from dataloader.queue.reports import bulk, keys, search, stats, webhooks
@@ -64,17 +64,12 @@ MEANINGS: dict[type[Exception], Meaning] = {
     stats.TooMany: Meaning(400, "too_many", "sort"),
     bulk.WrongTarget: Meaning(400, "target", "matching"),
     bulk.WrongConfirmation: Meaning(400, "confirmation", "confirmation"),
-    bulk.Grown: Meaning(409, "conflict"),
-    again.NotEnded: Meaning(409, "conflict"),
     operations.WrongName: Meaning(400, "queue_name", "to"),
     operations.WrongLimit: Meaning(400, "limit"),
     operations.Contradiction: Meaning(400, "contradiction", "merge"),
-    operations.NotMovable: Meaning(409, "conflict"),
-    operations.Busy: Meaning(409, "conflict"),
+    operations.Conflict: Meaning(409, "conflict"),
     keys.NotOrdered: Meaning(409, "not-ordered"),
     plan.Unknown: Meaning(404, "not-found"),
-    plan.Taken: Meaning(409, "conflict"),
-    plan.NotNow: Meaning(409, "conflict"),
     plan.Wrong: Meaning(400, "plan"),
     webhooks.WrongWebhook: Meaning(400, "webhook"),
     parents.UnknownParents: Meaning(400, "depends_on", "depends_on"),

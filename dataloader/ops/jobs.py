@@ -97,7 +97,7 @@ def jobs(
 @op("GET /tally", command="tally", examples=("dataloader tally -s 'load status:dead'",))
 def tally(call: Call, **filters: Unpack[Filters]) -> Tally:
     """Count the jobs of a list: each job counts as one kind."""
-    return made(Tally, tallies.tally(call.conn, stats.Wanted(**filters)).document())
+    return made(Tally, tallies.tally(call.conn, stats.Wanted(**filters)))
 
 
 @op("GET /suggestions")
@@ -262,7 +262,7 @@ def preview(
     """
     target = bulk.target(matching, job_ids)
     try:
-        return made(Preview, bulk.preview(call.conn, order, target).document())
+        return made(Preview, bulk.preview(call.conn, order, target))
     except WrongSearch as e:
         raise WrongMatching(str(e)) from None
 

@@ -70,19 +70,15 @@ def _without_secrets(schema: Any, is_secret: bool = False) -> Any:
     found: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in _NAMED and isinstance(value, dict):
-            found[keyword] = {
-                name: _without_secrets(each, is_secret or _is_secret(name, each)) for name, each in value.items()
-            }
+            found[keyword] = {}
+            for name, each in value.items():
+                is_its = isinstance(each, dict) and (masking.is_secret(name, "text") or each.get("writeOnly"))
+                found[keyword][name] = _without_secrets(each, bool(is_secret or is_its))
         elif keyword not in _SAMPLES:
             found[keyword] = _without_secrets(value, is_secret)
         elif not is_secret:
             found[keyword] = masking.masked(value)
     return found
-
-
-def _is_secret(name: str, schema: Any) -> bool:
-    """Whether a property, or a definition, is a secret."""
-    return isinstance(schema, dict) and bool(masking.is_secret(name, "text") or schema.get("writeOnly"))
 
 
 def read(text: str) -> dict[str, Any]:

@@ -172,8 +172,7 @@ def connect(
         "lock_timeout": lock_timeout,
         "idle_in_transaction_session_timeout": idle_in_transaction_timeout,
     }
-    wanted = _wanted(schema, limits, keeps_defaults)
-    conninfo = _conninfo(dsn, name, connect_timeout, wanted, limits, keeps_defaults)
+    conninfo, wanted = _conninfo(dsn, name, schema, connect_timeout, limits, keeps_defaults)
     conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
     conn.answer_within, conn.wanted = answer_within, wanted
     if not keeps_defaults:
@@ -193,8 +192,7 @@ def pool(
     max_lifetime: float = 1800,
     configure: Callable[[Connection], None] = lambda conn: None,
 ) -> ConnectionPool[Connection]:
-    """A pool, not yet open, of sessions as `connect` makes them. Where a tested one is found dead, the pool is
-    emptied."""
+    """A pool, not yet open, of sessions as `connect` makes them; it is emptied where a tested one is dead."""
 
     def check(conn: Connection) -> None:
         try:
@@ -204,7 +202,7 @@ def pool(
             raise
 
     limits = {"statement_timeout": statement_timeout, "lock_timeout": 0, "idle_in_transaction_session_timeout": 60}
-    wanted = _wanted(schema, limits)
+    conninfo, wanted = _conninfo(dsn, name, schema, connect_timeout, limits)
 
     def configured(conn: Connection) -> None:
         conn.wanted = wanted
@@ -212,7 +210,7 @@ def pool(
         configure(conn)
 
     made = ConnectionPool(
-        _conninfo(dsn, name, connect_timeout, wanted, limits),
+        conninfo,
         connection_class=Connection,
         kwargs={"autocommit": True, "prepare_threshold": None},
         min_size=min(min_size, max_size),
@@ -242,23 +240,22 @@ def in_force(conn: Connection) -> Iterator[None]:
         yield
 
 
-def _wanted(schema: str, limits: Mapping[str, float], keeps_defaults: bool = False) -> dict[str, str]:
-    path = '"' + schema.replace('"', '""') + '"'
-    milliseconds = {limit: str(int(seconds * 1000)) for limit, seconds in limits.items() if seconds}
-    return {"search_path": path, "TimeZone": "UTC", **({} if keeps_defaults else _RELIED_ON), **milliseconds}
-
-
 def _conninfo(
     dsn: str,
     name: str,
+    schema: str,
     connect_timeout: float,
-    wanted: Mapping[str, str],
     limits: Mapping[str, float],
     keeps_defaults: bool = False,
-) -> str:
+) -> tuple[str, dict[str, str]]:
+    """The parameters of a connection, and the settings of its session among them."""
+    wanted = {"search_path": '"' + schema.replace('"', '""') + '"', "TimeZone": "UTC"}
+    wanted |= {} if keeps_defaults else _RELIED_ON
+    wanted |= {limit: str(int(seconds * 1000)) for limit, seconds in limits.items() if seconds}
     given = conninfo_to_dict(dsn)
     options = "-c idle_session_timeout=0"
-    options += "".join(f" -c {name}={_escaped(value)}" for name, value in wanted.items())
+    for setting, value in wanted.items():
+        options += f" -c {setting}=" + value.replace("\\", "\\\\").replace(" ", "\\ ")
     # The server's side of a dead link, or of a client that gave up: it lets go of our locks in well under a minute.
     options += " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
     options += " -c tcp_user_timeout=15000 -c client_connection_check_interval=2000"
@@ -276,11 +273,7 @@ def _conninfo(
     ours |= {key: value for key, value in given.items() if key in ours and key != "application_name"}
     unlimited = " ".join(f"-c {limit}=0" for limit, seconds in limits.items() if not seconds)
     ours["options"] = f"{unlimited} {given.get('options') or ''} {options}".strip()
-    return make_conninfo(dsn, **ours)
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace(" ", "\\ ")
+    return make_conninfo(dsn, **ours), wanted
 
 
 def shown(dsn: str) -> str:
@@ -361,8 +354,11 @@ def rows(
 
 
 @cache
-def statements(file: str) -> dict[str, str]:
-    """The statements of one `sql/` file, by the name that a line `-- name: verb` gives them."""
+def statements(file: str, *parts: str) -> dict[str, str]:
+    """The statements of one `sql/` file, by the name that a line `-- name: verb` gives them.
+
+    Those of `parts` stand in the others in the place of {their name}.
+    """
     found: dict[str, str] = {}
     name = ""
     for line in (sql_folder() / file).read_text("utf-8").splitlines(keepends=True):
@@ -373,4 +369,7 @@ def statements(file: str) -> dict[str, str]:
             found[name] = ""
         elif name and not line.startswith("--"):
             found[name] = found[name] + line
-    return {name: text.strip().rstrip(";") for name, text in found.items()}
+    found = {name: text.strip().rstrip(";") for name, text in found.items()}
+    for part in parts:
+        found = {name: text.replace(f"{{{part}}}", found[part]) for name, text in found.items()}
+    return found

@@ -1,5 +1,4 @@
-"""How jobs are added: one (`enqueue`), or many by columns, where the cost of each job counts. May raise
-psycopg.Error."""
+"""How jobs are added: one, or many by columns, where the cost of each job counts. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -169,12 +168,10 @@ def new_id(conn: Conn) -> UUID:
     """The id of a job that will be added."""
     return next(_new_ids(1))
 
-    # The job that had the key was deleted between the two: the key is free again.
-
 
 def enqueue_one(conn: Conn, fields: Mapping[str, Any], schema: str | None = None) -> tuple[UUID, str]:
     """Add one job as enqueue_many does, in one statement; `fields` has a value for each field, `args` as JSON."""
-    job_id, is_direct = next(_new_ids(1)), conn in _direct
+    job_id, is_direct = new_id(conn), conn in _direct
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     cursor.execute(
         _in_schema(_ENQUEUE_ONE, schema).encode(), {**fields, "job_id": job_id}, prepare=None if is_direct else False
@@ -250,17 +247,13 @@ def enqueue_columns(
     count = len(columns["args"])
     results = [(_NOT_YET, "queued")] * count
     found: set[int] = set()
-    left = _fixed_order(columns["idempotency_key"], count)
-    with (
-        _in_one_transaction(conn)
-        if (
-            len(columns["args"]) > AT_ONCE
-            or columns["idempotency_key"] != [None]
-            or any(columns.get("depends_on", ()))
-            or any(columns.get("trace", ()))
-        )
-        else nullcontext()
-    ):
+    left: Sequence[int] = range(count)
+    keys = columns["idempotency_key"]
+    if count > AT_ONCE and len(keys) == count:  # a fixed order over all statements, against deadlocks of two lists
+        left = sorted(left, key=lambda number: keys[number] or "")
+    is_one_statement = count <= AT_ONCE and keys == [None]
+    is_one_statement &= not any(any(columns.get(name, ())) for name in ("depends_on", "trace"))
+    with nullcontext() if is_one_statement else _in_one_transaction(conn):
         since = None
         if count > AT_ONCE:
             ((since,),) = _execute(conn, "SELECT clock_timestamp()::text", {})
@@ -270,7 +263,7 @@ def enqueue_columns(
         if any(columns.get("depends_on", ())):
             job_ids = [job_id for job_id, _ in results]
             _depend(conn, links(columns["depends_on"], columns["on_parent_failure"], job_ids), schema, asker)
-        if asker and columns["idempotency_key"] != [None]:
+        if asker and keys != [None]:
             # See that the jobs that were `found` are the asker's, and note that the others are.
             added = {result[0] for number, result in enumerate(results) if number not in found}
             taken = not_for(conn, asker, {results[number][0] for number in found} - added)
@@ -315,13 +308,6 @@ def _depend(
         raise UnknownParents({*map(UUID, unknown)} | hidden)
 
 
-def _fixed_order(keys: list[str | None], count: int) -> Sequence[int]:
-    """The order of the keys: over all statements it keeps two lists with the same keys from a deadlock."""
-    if len(keys) < count or count <= AT_ONCE:  # within a statement the function sees to it
-        return range(count)
-    return sorted(range(count), key=lambda number: keys[number] or "")
-
-
 def _add(
     conn: Conn | Foreign,
     columns: Columns,
@@ -331,8 +317,7 @@ def _add(
     since: str | None,
     schema: str | None,
 ) -> list[int]:
-    """Add the jobs of these numbers to `results`; returns those whose key's job was deleted meanwhile: the key is
-    free."""
+    """Add the jobs of these numbers to `results`; returns those whose key is free by now: its job was deleted."""
     statement, steps = _in_schema(_ENQUEUE_MANY, schema), _steps(wanted)
     new_ids = _new_ids(len(wanted))
     sent, gone = [], []
@@ -340,14 +325,11 @@ def _add(
         for step in steps:  # while the server adds one, the next is made ready here
             ids = list(islice(new_ids, len(step)))
             in_a_row = isinstance(step, range)
-            parameters: dict[str, Any] = {
-                name: values
-                if len(values) == 1
-                else values[step.start : step.stop]
-                if isinstance(step, range)
-                else [values[number] for number in step]
-                for name, values in columns.items()
-            }
+            parameters: dict[str, Any] = dict(columns)
+            for name, values in columns.items():
+                if len(values) > 1:
+                    some = values[step.start : step.stop] if isinstance(step, range) else [values[n] for n in step]
+                    parameters[name] = some
             parameters |= {"job_id": ids, "since": since, "before": step[0] if in_a_row else 0}
             parameters["place"] = None if in_a_row or since is None else [number + 1 for number in step]
             sent.append(_execute(conn, statement, parameters))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -19,7 +17,6 @@ from psycopg import errors
 from dataloader import periods
 from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn
-from dataloader.queue.fields import INT4_MAX, LIMIT_NAME
 
 DONE = "done"
 UNKNOWN = "unknown"
@@ -28,8 +25,7 @@ SIMILAR = 3
 AT_ONCE = 1_000  # jobs that one transaction of the functions for a whole queue changes
 SCAN = 20_000  # jobs that one transaction of them looks at, where there is a filter
 
-_SQL = db.statements("operate.sql")
-_SQL = {name: text.replace("{settings}", _SQL["settings"].rstrip(";")) for name, text in _SQL.items()}
+_SQL = db.statements("operate.sql", "settings")
 _FIRST_ID = str(UUID(int=0))
 # The groups of a queue's jobs, and the place before the first row of each; the statements are `chosen`'s.
 _GROUPS = {
@@ -56,9 +52,6 @@ TURNS_AT_ONCE = 1_000  # jobs that one statement gives their turns
 OLDER_SEC = 2.0  # how long the switch waits for transactions that began before it
 # How long a move waits for claims that began before the pause; a claim takes about 1 s at most.
 CLAIMS_SEC = periods.seconds("CLAIMS_SEC", 5.0)
-_NAME = re.compile("[^\x00-\x1f\x7f-\x9f]{1,128}")  # of a queue that producers can name
-_LIMIT = re.compile(f"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{LIMIT_NAME}}}")
-RATES = (0.001, 1_000_000)  # starts in a minute
 _MOVE = "queue move "  # begins the author of a move's pauses
 ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead", "fair_by")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
@@ -81,31 +74,16 @@ class Contradiction(Exception):
     """The settings of a queue do not go together, or not with those that it has."""
 
 
-class NotMovable(Exception):
-    """A move does not go with the two queues: one is not known, is paused by another move, or has another order."""
+class Conflict(Exception):
+    """The state of a job, a queue, a schedule or a backfill does not allow the change; the text says why."""
 
 
 class WrongName(ValueError):
-    """No queue can be moved to this name."""
+    """No queue can be moved to itself."""
 
 
 class WrongLimit(ValueError):
-    """What a limit is to allow is out of its bounds."""
-
-
-class Busy(Exception):
-    """Another session is in the way of a move; the move may be repeated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which jobs of a group a change is for; None is no filter. `error` is a part of the job's error."""
-
-    task: str | None = None
-    lock_key: str | None = None
-    partition_key: str | None = None
-    error: str | None = None
-    error_group: str | None = None
+    """A limit would allow any number of jobs, or a burst without a rate."""
 
 
 class Changed(NamedTuple):
@@ -122,12 +100,11 @@ class Moved(NamedTuple):
     is_done: bool
 
 
-ALL = Filter()
+FILTERS = ("task", "lock_key", "partition_key", "error", "error_group")  # of a change; `error` is a part of the text
 
 
 def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
-    """Keep every claim from now on from starting a job of this queue; running jobs go on. Returns the queue's
-    settings."""
+    """Keep every claim from now on from starting a job of this queue; what runs goes on. Returns its settings."""
     return _one(conn, "pause", queue=queue, by=by)
 
 
@@ -206,33 +183,18 @@ def set_limit(
 ) -> None:
     """Let at most `most` jobs of this limit run at once, and `per_minute` start in a minute, on all hosts together.
 
-    None: any number. `burst`: by default as many as a second has. Runs go on. Raises WrongLimit, having changed
-    nothing.
+    None: any number. `burst`: by default as many as a second has. Runs go on. Raises WrongLimit.
     """
-    wrong = None
-    if not is_limit_name(name):
-        wrong = f"a limit's name should have 1 to {LIMIT_NAME} characters, none of them a control character"
-    elif most is None and per_minute is None:
-        wrong = "a limit should say how many jobs may run at once (most), or start in a minute (per_minute), or both"
-    elif most is not None and not 0 <= most <= INT4_MAX:
-        wrong = f"most should be a whole number from 0 to {INT4_MAX}"
-    elif per_minute is not None and not RATES[0] <= per_minute <= RATES[1]:
-        wrong = f"per_minute should be a number from {RATES[0]} to {RATES[1]}"
-    elif burst is not None and (per_minute is None or not 1 <= burst <= RATES[1]):
-        wrong = f"burst should be a whole number from 1 to {RATES[1]}, beside per_minute"
-    if wrong:
-        raise WrongLimit(wrong)
+    if most is None and per_minute is None:
+        raise WrongLimit("a limit should say how many jobs may run at once (most), or start in a minute (per_minute)")
+    if burst is not None and per_minute is None:
+        raise WrongLimit("burst should stand beside per_minute")
     allows = {"most": most, "per_minute": per_minute, "burst": burst or max(1, math.ceil((per_minute or 0) / 60))}
     with conn.transaction():
         conn.execute(_SQL["lock_limit"], {"name": name})
         conn.execute(_SQL["due_at_token"], {"name": name})
         conn.execute(_SQL["set_limit"], {"name": name, "by": by} | allows)
         conn.execute(_SQL["let_in"], {"name": name})
-
-
-def is_limit_name(name: str) -> bool:
-    """PURE: whether a limit may have this name."""
-    return _LIMIT.fullmatch(name) is not None
 
 
 def remove_limit(conn: Conn, name: str, by: str) -> bool:
@@ -264,21 +226,18 @@ def _tries(within_sec: float) -> Iterator[None]:
 
 def known(conn: Conn, queue: str) -> dict[str, Any]:
     """Whether a queue of this name has jobs, a worker, a setting or a past (`is_known`); else `similar` names."""
-    found = _looked_up(conn, "queue_names", "queue", queue)
+    found = _looked_up(conn, "queue", queue)
     return {"is_known": found["is_known"], "similar": found["similar"]}
 
 
 def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str, Any] | None]:
-    """What `known` says of a queue and of a task, and the `count` of known names: without any an unknown name is
-    normal."""
-    return {
-        "queue": None if queue is None else _looked_up(conn, "queue_names", "queue", queue),
-        "task": None if task is None else _looked_up(conn, "task_names", "task", task),
-    }
+    """What `known` says of a queue and of a task, and the `count` of known names: without any none is mistyped."""
+    given = {"queue": queue, "task": task}
+    return {kind: None if name is None else _looked_up(conn, kind, name) for kind, name in given.items()}
 
 
-def _looked_up(conn: Conn, statement: str, kind: str, name: str) -> dict[str, Any]:
-    rows = conn.execute(_SQL[statement], {kind: name, "most": NAMES}, prepare=False).fetchall()
+def _looked_up(conn: Conn, kind: str, name: str) -> dict[str, Any]:
+    rows = conn.execute(_SQL[f"{kind}_names"], {kind: name, "most": NAMES}, prepare=False).fetchall()
     found = [row[0] for row in rows]
     similar = [] if name in found else get_close_matches(name, found, SIMILAR)
     return {"name": name, "is_known": name in found, "similar": similar, "count": len(found)}
@@ -308,18 +267,22 @@ def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bo
 
 
 def change_queue(
-    conn: Conn, verb: str, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
+    conn: Conn,
+    verb: str,
+    queue: str,
+    by: str,
+    limit: int = AT_ONCE,
+    only: Mapping[str, str | None] = {},
+    after: str | None = None,
 ) -> Changed:
-    """Change up to `limit` jobs of a queue as the verb (QUEUE_VERBS) says, the oldest first.
+    """Change up to `limit` jobs of a queue that pass FILTERS as the verb (QUEUE_VERBS) says, the oldest first.
 
-    `after` is the `next` of the call before. Raises ValueError for another, and for `run-all` with a filter by error.
+    `after` is the `next` of the call before. Raises WrongCursor for another.
     """
-    if verb == "run-all" and (only.error is not None or only.error_group is not None):
-        raise ValueError("run-all has no filter error or error_group: jobs that have not run have none")
     group, step = QUEUE_VERBS[verb]
-    scan = limit if only == ALL else SCAN
+    scan = SCAN if any(value is not None for value in only.values()) else limit
     place = _GROUPS[group] if after is None else cursor.parts(after, len(_GROUPS[group]))
-    parameters = asdict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
+    parameters = dict.fromkeys(FILTERS) | dict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
     try:
         with conn.transaction():
             conn.execute(_SQL["plans"])
@@ -339,25 +302,23 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
 
     Each key keeps its order: both queues are paused meanwhile. `target` gets the ORDER that nobody has said of it, and
     goes on in the end; `source` stays paused. A repeated call completes what was interrupted. Raises WrongName and
-    NotMovable, having changed nothing; Busy, with both queues paused, where other sessions are in the way.
+    Conflict, having changed nothing; Conflict, with both queues paused, where other sessions are in the way.
     """
-    if not _NAME.fullmatch(target):
-        raise WrongName("the other queue's name should have 1 to 128 characters, none of them a control character")
     if source == target:
         raise WrongName(f"{source} would be moved to itself: name another queue")
     if not known(conn, source)["is_known"]:
-        raise NotMovable(f"no queue {source} is known now: it has no job, no worker and no setting")
+        raise Conflict(f"no queue {source} is known now: it has no job, no worker and no setting")
     authors = _authors(source, target)
     with conn.transaction():
         said = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
         for queue, author in authors.items():
             paused_by = said[queue]["paused_by"]
             if paused_by and paused_by.startswith(_MOVE) and paused_by != author:
-                raise NotMovable(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
+                raise Conflict(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
         # The pause of another move to `source` may have been replaced by hand.
         is_unknown = said[source]["paused_at"] is not None and said[source]["paused_by"] != authors[source]
         if is_unknown and (row := conn.execute(_SQL["moves_to"], {"by": f"{_MOVE}to {source}"}).fetchone()):
-            raise NotMovable(
+            raise Conflict(
                 f"{row[0]} is paused by a {_MOVE}to {source} and has jobs left: complete that, or"
                 f" `dataloader resume {row[0]}`"
             )
@@ -373,14 +334,14 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
             break
     else:
         _, pid, application = found[0]
-        raise Busy(
+        raise Conflict(
             f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
             " and may not know it: move again when it has ended"
         )
     for _ in _tries(OLDER_SEC):
         with suppress(errors.LockNotAvailable):
             return _move_some(conn, source, target, limit)
-    raise Busy(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")
+    raise Conflict(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")
 
 
 def _authors(source: str, target: str) -> dict[str, str]:
@@ -389,14 +350,14 @@ def _authors(source: str, target: str) -> dict[str, str]:
 
 
 def inherited(source: str, of_source: _Settings, target: str, of_target: _Settings) -> dict[str, Any]:
-    """PURE: the settings of the order that a move brings to `target`; raises NotMovable where the two contradict."""
+    """PURE: the settings of the order that a move brings to `target`; raises Conflict where the two contradict."""
     if all(of_source[name] is None for name in ORDER):
         return {}
     for name in ORDER:
         here, there = DEFAULTS[name] if of_source[name] is None else of_source[name], of_target[name]
         if there is not None and there != here:
             says, is_said = (json.dumps(value) for value in (here, there))
-            raise NotMovable(
+            raise Conflict(
                 f"{source} has {name} {says} and {target} has {is_said}: let them agree by `dataloader queue set`"
             )
     return {name: of_source[name] for name in ORDER if of_source[name] is not None and of_target[name] is None}

@@ -44,8 +44,7 @@ class Told(NamedTuple):
 
 
 def fault(depends_on: Sequence[Parents | None], count: int) -> str | None:
-    """PURE: what is wrong with the places that the jobs of a list name as parents (a value for each or for all);
-    None: nothing."""
+    """PURE: what is wrong with the places that jobs of a list name as parents (for each or for all); None: nothing."""
     graph = {
         number: [parent for parent in parents or () if isinstance(parent, int)]
         for number, parents in zip(range(count), cycle(depends_on))

@@ -342,7 +342,6 @@ def touched(conn: Conn, statement: str, **given: Any) -> int:
         explained = "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) " + statement
         for _ in range(2):  # warm
             row = conn.execute(explained.encode(), given, prepare=False).fetchone()
-            assert row is not None
         assert {node["Index Name"] for node in nodes(row[0][0]["Plan"]) if node.get("Relation Name") == "dl_jobs"} == {
             "ix_dl_jobs_order"
         }

@@ -372,7 +372,6 @@ def test_a_file_gives_a_setting_that_nothing_else_gives(monkeypatch: pytest.Monk
     monkeypatch.setenv("DL_SECRETS_DIR", str(tmp_path))
     monkeypatch.setenv("PG_USER", "environment")
     settings = load()
-    assert settings.pg_password is not None
     assert (settings.pg_password.get_secret_value(), settings.pg_user) == ("from the file", "environment")
     assert config.webhook_secret("DL_WEBHOOK_SLACK") == "https://hooks.slack.com/services/T1/B2"
     assert config.webhook_secret("DL_WEBHOOK_OTHER") is None

@@ -55,7 +55,6 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
     slot.claim([job], [3])
     slot.begin(0, 1, 60.0, 5.0)
     held = slot.held()
-    assert held is not None
     assert (held.job_ids, held.attempts, held.lease_ttl, held.renewed) == ([job], [3], 60.0, 5.0)
     slot.kept = 7.0
     assert slot.held().renewed == 7.0  # type: ignore[union-attr]
@@ -214,7 +213,6 @@ def test_d7_a_siblings_empty_look_tells_when_the_next_row_is_due() -> None:
 
 def test_i4_a_child_is_told_when_its_parent_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         assert parent.stdout.readline().startswith("child")
         parent.kill()
         assert parent.stdout.readline() == "told\n"
@@ -273,7 +271,6 @@ def test_a_slot_shows_the_jobs_of_a_run_and_those_behind_it() -> None:
     assert (slot.held(), slot.begun_last) == (None, None)
     slot.begin(2, 3, 60.0, 5.0)
     held = slot.held()
-    assert held is not None
     assert (held.job_ids, held.attempts, held.job_id) == (jobs[2:5], [2, 3, 4], jobs[2])
     assert (slot.begun_last, slot.waiting, slot.runs) == (jobs[2:5], jobs[5:], 1)
     slot.state = State.AWAKE

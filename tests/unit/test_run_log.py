@@ -72,22 +72,6 @@ def test_a_log_of_its_size_is_whole() -> None:
     assert [table.lines[number] for number in range(1, 501)] == [*map(str, range(500))]
 
 
-def test_a_write_that_was_lost_is_done_again() -> None:
-    run = RunLog(JOB, 100_000, 0.0)
-    add(run, "a")
-    run.confirm(run.unwritten())
-    add(run, "b")
-    run.unwritten()
-    run.is_in_doubt = True
-    add(run, "c")
-    done = run.unwritten()
-    assert done.left_out == (2, 3)
-    assert [line.text for line in done.lines] == ["b", "c"]
-    run.confirm(done)
-    assert not run.has_news
-    assert not run.is_in_doubt
-
-
 def test_lines_that_were_not_looked_at_count() -> None:
     run = RunLog(JOB, 100_000, 0.0)
     add(run, "a")

@@ -17,6 +17,7 @@ from dataloader.api.web import auth, json_body
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.ops.jobs import Filters
+from dataloader.queue.operations import Conflict
 from dataloader.queue.reports import bulk, stats, tallies
 from dataloader.queue.reports.search import LENGTH
 
@@ -77,7 +78,7 @@ def order_jobs() -> Response:
                 changed, after = changed + step.changed, step.next
                 if after is None or monotonic() > until:
                     break
-    except bulk.Grown as e:
+    except Conflict as e:
         raise Problem(409, f"That was not done: {e}.") from None
     except ValueError as e:
         raise Problem(400, f"That was not done: {e}.") from None

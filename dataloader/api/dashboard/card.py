@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from dataloader.api.dashboard import formats
-from dataloader.queue.reports.words import share
+from dataloader.model.kinds import fraction as share
 
 REASON_SHOWN = 160  # characters
 FASTEST_SEC = 1.0  # between two reports of progress that tell a rate

@@ -186,7 +186,8 @@ def _with_ended(found: dict[str, Any]) -> dict[str, Any]:
 def errors() -> Response:
     """The groups of dead and retrying jobs; the address holds the filter."""
     given = {name: request.args.get(name, "") for name in ("queue", "task", "since")}
-    found, mistake, local = of_errors.Groups([], False), "", ""
+    found: dict[str, Any] = {"groups": [], "is_cut": False}
+    mistake, local = "", ""
     try:
         if "\0" in "".join(given.values()):
             raise ValueError("A filter should have no NUL character in it.")
@@ -200,8 +201,8 @@ def errors() -> Response:
         400 if mistake else 200,
         given=given | {"since": local},
         is_filtered=any(given.values()),
-        groups=[row | {"buttons": [asdict(button) for button in actions.of_errors(row)]} for row in found.groups],
-        is_cut=found.is_cut,
+        groups=[row | {"buttons": [asdict(button) for button in actions.of_errors(row)]} for row in found["groups"]],
+        is_cut=found["is_cut"],
         mistake=mistake,
     )
 
@@ -254,7 +255,7 @@ def jobs() -> ResponseReturnValue:
         jobs=page.jobs,
         mistake=mistake,
         advice=page.advice,
-        tally=tally and tally.document(),
+        tally=tally,
         to_kind={kind: url_for(".jobs", **_without_empty(status=kind)) for kind in TALLIED},
         matching=matching,
         orders=bulk.ORDERS,

@@ -49,7 +49,7 @@ def run_again(job_id: UUID, body: requests.Again) -> dict[str, Any]:
 
 
 def fields_of(conn: db.Connection, job_id: UUID) -> dict[str, Any]:
-    """The fields of a job that has ended; raises a 404 Problem, and NotEnded."""
+    """The fields of a job that has ended; raises a 404 Problem, and Conflict."""
     return found(again.fields_of(conn, job_id))
 
 

@@ -17,7 +17,7 @@ from dataloader.queue import lifecycle, operations
 from dataloader.queue.db import Conn
 from dataloader.queue.plans import partitions
 from dataloader.queue.plans.partitions import limit_of
-from dataloader.queue.plans.plan import Made, NotNow, Plans, Row, Rows, add_jobs, shown_job
+from dataloader.queue.plans.plan import Made, Plans, Row, Rows, add_jobs, shown_job
 
 CHANNEL = "dl_backfills"
 AT_ONCE = 100  # partitions of one transaction; a claim that commits meanwhile waits for the disk, the longer the more
@@ -56,7 +56,7 @@ def of_ledger(conn: Conn, name: str, after: int, limit: int, status: str | None 
 
 
 def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
-    """Add a backfill, a `new_backfill.checked`; the reapers make its jobs from now on. Raises plan.Taken."""
+    """Add a backfill, a `new_backfill.checked`; the reapers make its jobs from now on. Raises Conflict."""
     written = {**new, "span": new["span"] and json.dumps(new["span"]), "job": json.dumps(new["job"])}
     with conn.transaction():
         written |= {"total": len(new["partitions"]), "by": by}
@@ -81,20 +81,22 @@ def preview(conn: Conn, new: Mapping[str, Any]) -> Row:
 
 
 def pause(conn: Conn, name: str, by: str) -> Row:
-    """Start no job of a backfill and make none; those that run go on. Raises plan.NotNow for one that is canceled."""
+    """Start no job of a backfill and make none; those that run go on. Raises Conflict for one that is canceled."""
     with _PLANS.locked(conn, name) as present:
         if present["canceled_at"]:
-            raise NotNow(f"the backfill {name} is canceled: it starts no jobs anyhow")
+            raise operations.Conflict(f"the backfill {name} is canceled: it starts no jobs anyhow")
         _PLANS.do(conn, "pause", name=name, by=by)
         _allow(conn, name, _NOTHING, by)
     return backfill(conn, name)
 
 
 def resume(conn: Conn, name: str, by: str) -> Row:
-    """End a backfill's pause; raises plan.NotNow for one that is canceled."""
+    """End a backfill's pause; raises operations.Conflict for one that is canceled."""
     with _PLANS.locked(conn, name) as present:
         if present["canceled_at"]:
-            raise NotNow(f"the backfill {name} is canceled: add another one, with skip_done for what is done")
+            raise operations.Conflict(
+                f"the backfill {name} is canceled: add another one, with skip_done for what is done"
+            )
         if present["paused_at"]:
             _PLANS.do(conn, "resume", name=name)
             _allow(conn, name, present["max_running"], by)
@@ -129,18 +131,19 @@ def retry(conn: Conn, name: str, by: str, after: int = 0) -> tuple[int, int | No
 
 
 def remove(conn: Conn, name: str, by: str) -> None:
-    """Remove a backfill with its ledger; its jobs stay. Raises plan.NotNow while jobs are to come."""
+    """Remove a backfill with its ledger; its jobs stay. Raises Conflict while jobs are to come."""
     with _PLANS.locked(conn, name) as present:
         is_at_work = present["made"] < present["total"] and not present["canceled_at"]
         if is_at_work or present["next_at"] or _PLANS.value(conn, "is_open", name=name):
-            raise NotNow(f"the backfill {name} still has jobs to come: cancel it, and wait until they have ended")
+            raise operations.Conflict(
+                f"the backfill {name} still has jobs to come: cancel it, and wait until they have ended"
+            )
         _PLANS.do(conn, "remove", name=name)
         _allow(conn, name, None, by)
 
 
 def tick(conn: Conn, lease_ttl_sec: int = 60) -> Made | None:
-    """Make, or cancel, the next bunch of the backfill that has waited longest; None: nothing. Errors as
-    `Plans.next_made`."""
+    """Make, or cancel, the next bunch of the backfill that has waited longest. Errors as `Plans.next_made`."""
 
     def make(present: Row) -> Made:
         _PLANS.do(conn, "by_index")

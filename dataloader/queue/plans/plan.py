@@ -15,6 +15,7 @@ from dataloader.queue.db import Row as Row
 from dataloader.queue.enqueue import Asker, enqueue_columns, require_room_for
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import clip
+from dataloader.queue.operations import Conflict
 
 Rows = list[Row]
 _DEFAULTS = {field.name: field.default for field in OF_PRODUCER}
@@ -23,14 +24,6 @@ _OF_JOB = ("args", "priority", "max_attempts", "lease_ttl_sec", "timeout_sec", "
 
 class Unknown(Exception):
     """There is no schedule or backfill of this name."""
-
-
-class Taken(Exception):
-    """There is a schedule or backfill of this name already."""
-
-
-class NotNow(Exception):
-    """What a schedule or backfill is now forbids the change."""
 
 
 class Wrong(ValueError):
@@ -48,15 +41,11 @@ class Made(NamedTuple):
 
 
 class Plans:
-    """The schedules, or the backfills; `parts` are statements of `file` that stand in others in the place of {their
-    name}."""
+    """The schedules, or the backfills; `parts` are statements of `file` that stand in others as {their name}."""
 
     def __init__(self, noun: str, file: str, *parts: str) -> None:
         self.noun = noun
-        self._sql = db.statements(file)
-        for part in parts:
-            text = self._sql[part].rstrip(";\n ")
-            self._sql = {name: each.replace(f"{{{part}}}", text) for name, each in self._sql.items()}
+        self._sql = db.statements(file, *parts)
 
     def do(self, conn: Conn, statement: str, **parameters: Any) -> None:
         """Carry out a statement."""
@@ -88,13 +77,12 @@ class Plans:
             yield rows[0]
 
     def add(self, conn: Conn, new: Mapping[str, Any], advice: str) -> None:
-        """Write a new one, and wake the reapers; raises Taken, which ends with the advice."""
+        """Write a new one, and wake the reapers; raises Conflict, which ends with the advice."""
         if not conn.execute(self._sql["add"], new).fetchone():
-            raise Taken(f"there is a {self.noun} {new['name']} already: {advice}")
+            raise Conflict(f"there is a {self.noun} {new['name']} already: {advice}")
 
     def next_made(self, conn: Conn, make: Callable[[Row], Made], retry_sec: float, **due: Any) -> Made | None:
-        """Make jobs of the next one that is due, in a transaction; None: none is. An error is kept, and tried again
-        later."""
+        """Make jobs of the next one that is due, in a transaction; None: none is. After an error, try again later."""
         present: Row | None = None
         try:
             with conn.transaction():

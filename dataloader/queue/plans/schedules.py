@@ -15,10 +15,10 @@ from uuid import UUID
 
 from dataloader import periods
 from dataloader.model.plans import OVERDUE_SEC as OVERDUE_SEC
-from dataloader.queue import lifecycle
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.db import Conn
 from dataloader.queue.plans import times
-from dataloader.queue.plans.plan import Made, NotNow, Plans, Row, Rows, add_jobs, shown_job
+from dataloader.queue.plans.plan import Made, Plans, Row, Rows, add_jobs, shown_job
 from dataloader.queue.plans.times import Timing
 
 CHANNEL = "dl_schedules"
@@ -42,7 +42,7 @@ def schedule(conn: Conn, name: str, count: int = NEXT) -> Row:
 
 
 def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
-    """Add a schedule, a `new_schedule.checked`; its first due time is the next one from now on. Raises plan.Taken."""
+    """Add a schedule, a `new_schedule.checked`; its first due time is the next one from now on. Raises Conflict."""
     with conn.transaction():
         next_due = times.first(_timing(new), _PLANS.value(conn, "clock", now=None))
         _PLANS.add(conn, _written(new) | {"next_due": next_due, "by": by}, "change it, or choose another name")
@@ -81,20 +81,19 @@ def resume(conn: Conn, name: str) -> Row:
 
 
 def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, str]:
-    """Add a job of the schedule now, for which now is the due time; id and status. Raises plan.NotNow, QueueFull."""
+    """Add a job of the schedule now, for which now is the due time; id and status. Raises Conflict, QueueFull."""
     with _PLANS.locked(conn, name) as present:
         try:
             documents = _documents(present | {"jitter_sec": 0}, [present["now"]], lease_ttl_sec)
             [found] = add_jobs(conn, list(documents), by)
         except ValueError as e:
-            raise NotNow(str(e)) from None
+            raise operations.Conflict(str(e)) from None
         _PLANS.do(conn, "ran", name=name, job_id=found[0])
     return found
 
 
 def tell(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:
-    """Note what pipelines say of their schedules, by task; one that its pipeline names no more is retired, and
-    stays."""
+    """Note what pipelines say of their schedules, by task; one that its pipeline names no more is retired."""
     named = [{**each, "timezone": each["timezone"] or zone} for each in said.values() if each]
     with conn.transaction():
         _PLANS.do(conn, "retire", tasks=list(said), names=[each["name"] for each in named])

@@ -57,7 +57,7 @@ def conditions(queue: Row, lag_sec: float, paused_sec: float, now: datetime) -> 
 
 def of_farm(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list[Alert]:
     """The farm's alerts, the grave ones first."""
-    found = [*_of_postgres(postgres or {}), *_of_vacuum(postgres, overview), *_of_workers(workers), *_of_stuck(workers)]
+    found = [*_of_postgres(postgres or {}), *_of_vacuum(postgres, overview), *_of_workers(workers)]
     for queue in overview["queues"]:
         found += _of_queue(queue)
     return sorted(found, key=lambda alert: not alert.is_grave)
@@ -104,9 +104,6 @@ def _of_workers(workers: Sequence[Row]) -> Iterator[Alert]:
         hosts = ", ".join(sorted({worker["host"] for worker in silent}))
         noun = "worker has" if len(silent) == 1 else "workers have"
         yield Alert(f"{len(silent)} {noun} not been heard of ({hosts}).", "Look at the host and its log.")
-
-
-def _of_stuck(workers: Sequence[Row]) -> Iterator[Alert]:
     live = [worker for worker in workers if worker["is_live"]]
     stuck = [worker for worker in live if worker["state"] == "stuck"]
     if stuck:

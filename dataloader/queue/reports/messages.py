@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -63,7 +63,13 @@ def due(
 ) -> Iterator[Message]:
     """The messages for this webhook: of new `events`, and of what has begun or ended since it was `told`."""
     if webhook["paused_at"] is None:
-        yield from _of_events(webhook, events, rules, now)
+        wanted = defaultdict(list)
+        for row in events:
+            kind = OF_JOURNAL[row["kind"]]
+            if row["task"] != TASK and _wants(webhook, kind, row["queue"]):
+                wanted[kind].append(row)
+        for kind in filter(wanted.get, _SENTENCES):
+            yield _of_rows(webhook["name"], kind, wanted[kind], rules, now)
         yield from _of_conditions(webhook, queues, {(each.kind, each.queue): each for each in told}, rules, now)
 
 
@@ -71,13 +77,6 @@ def test(name: str, rules: Rules, now: datetime) -> Message:
     """A message that says nothing but that messages arrive."""
     text = "This is a test: messages of dataloader arrive here."
     return _message(name, "test", "event", text, now, now, rules, url=rules.public_url)
-
-
-def _of_events(webhook: Row, events: Iterable[Row], rules: Rules, now: datetime) -> Iterator[Message]:
-    wanted = [row for row in events if row["task"] != TASK and _wants(webhook, OF_JOURNAL[row["kind"]], row["queue"])]
-    for kind in dict.fromkeys(OF_JOURNAL.values()):
-        if rows := [row for row in wanted if OF_JOURNAL[row["kind"]] == kind]:
-            yield _of_rows(webhook["name"], kind, rows, rules, now)
 
 
 def _of_rows(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: datetime) -> Message:

@@ -70,8 +70,7 @@ class Range(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """By which factors jobs took longer than predicted: one in ten less than `low`, half up to `middle`, one in ten
-    more."""
+    """By which factors jobs took longer than predicted: one in ten below `low`, half up to `middle`."""
 
     low: float = 1.0
     middle: float = 1.0
@@ -94,24 +93,18 @@ def forecast(line: Line, durations: Durations, asked: Collection[Any] = (), seed
     if not known or not (line.workers or line.running):
         return None
     jobs: list[Waiting | Running] = [*line.waiting, *line.running]
-    wanted = set(asked)
-    places = {each.job: place for place, each in enumerate(jobs) if each.job in wanted}
-    ends, lines = _played(line, _Drawing(known, Random(seed)), list(places.values()))  # noqa: S311  no secret
-    return Forecast({job: _range(found) for job, found in zip(places, ends, strict=True)}, _range(lines))
-
-
-def _played(line: Line, drawing: _Drawing, places: Sequence[int]) -> tuple[list[list[float]], list[float]]:
-    """The ends of the jobs at these places, and those of the line, in each play."""
-    ends: list[list[float]] = [[] for _ in places]
-    lines: list[float] = []
-    jobs = len(line.waiting) + len(line.running)
-    for _ in range(min(max(RUNS // max(jobs, 1), PLAYS[0]), PLAYS[1])):
+    drawing = _Drawing(known, Random(seed))  # noqa: S311  no secret
+    plays = []
+    for _ in range(min(max(RUNS // max(len(jobs), 1), PLAYS[0]), PLAYS[1])):
         drawing.begin()
-        played, last = _play(line, drawing)
-        lines.append(last)
-        for found, place in zip(ends, places, strict=True):
-            found.append(played[place])
-    return ends, lines
+        plays.append(_play(line, drawing))
+    wanted = set(asked)
+    ends = {
+        each.job: _range([played[place] for played, _ in plays])
+        for place, each in enumerate(jobs)
+        if each.job in wanted
+    }
+    return Forecast(ends, _range([last for _, last in plays]))
 
 
 def between(first: Range, last: Range) -> Range:

@@ -10,11 +10,11 @@ from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from dataloader.model.kinds import fraction
 from dataloader.queue import db
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import prediction
-from dataloader.queue.reports.prediction import Correction, Line, Range, Running, Waiting
-from dataloader.queue.reports.words import share
+from dataloader.queue.reports.prediction import Line, Range, Running, Waiting
 
 LINE = 5_000  # queued jobs that a prediction looks at; of further ones only the number counts
 SAMPLE = 5  # jobs of a queue whose predictions a round notes, besides those with a deadline
@@ -33,6 +33,7 @@ REASONS = {
     "nothing": "No job of the queue runs or waits.",
 }
 _SQL = db.statements("predictions.sql")
+_ENDS = ("earliest", "ends_at", "latest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +74,16 @@ def outlook(conn: Conn, queue: str) -> Outlook:
     }
     reason = next((reason for reason, holds in hindrances.items() if holds), None)
     seen = Outlook(queue, facts["at"], accuracy, reason, [row["job_id"] for row in waiting + running])
-    return seen if seen.reason else _played(seen, line, durations, correction)
-
-
-def _played(seen: Outlook, line: Line, durations: prediction.Durations, by: Correction) -> Outlook:
-    """The outlook with what the plays of this line say."""
+    if reason:
+        return seen
     said = prediction.forecast(line, durations, seen.jobs)
     if said is None:
         return replace(seen, reason="no_runs")
     plain = {each.job: said.jobs[each.job].middle for each in line.waiting if each.task in durations}
     ends = {each.job: said.jobs[each.job] for each in line.running if each.task in durations}
-    ends |= {job: prediction.corrected(said.jobs[job], by) for job in plain}
-    last = prediction.corrected(said.jobs[line.waiting[-1].job], by) if line.waiting else None
-    whole = prediction.corrected(said.line, by) if line.waiting else said.line
+    ends |= {job: prediction.corrected(said.jobs[job], correction) for job in plain}
+    last = prediction.corrected(said.jobs[line.waiting[-1].job], correction) if line.waiting else None
+    whole = prediction.corrected(said.line, correction) if line.waiting else said.line
     return replace(seen, ends=ends, plain=plain, line=whole, last=last)
 
 
@@ -94,7 +92,7 @@ def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Ma
 
     def done(row: Row) -> float | None:
         # A run that has begun at a checkpoint, or after another one, does not tell by its progress how fast it is.
-        return share(db.parsed(row["progress"])) if row["claims"] <= 1 else None
+        return fraction(db.parsed(row["progress"])) if row["claims"] <= 1 else None
 
     due = sum(row["due_sec"] <= 0 for row in waiting)
     return Line(
@@ -132,30 +130,22 @@ def of_job(seen: Outlook, job: Row) -> Row:
     elif job["blocked_on"] == "parent":
         reason = "parents"
     if found is None and not reason:
-        found, reason = _beyond(seen, job)
+        if len(seen.plain) < LINE or not seen.last or not seen.line:
+            reason = "no_runs"
+        else:
+            found = Range(*(max(end, job["due_sec"]) for end in prediction.between(seen.last, seen.line)))
     told = _told(seen, found, reason)
     is_late = bool(job["deadline"] and told["ends_at"] and told["ends_at"] > job["deadline"])
-    shown = {name: job[name] for name in ("job_id", "queue", "status", "deadline")}
-    return {**shown, **told, "is_late": is_late}
-
-
-def _beyond(seen: Outlook, job: Row) -> tuple[Range | None, str | None]:
-    if len(seen.plain) < LINE or not seen.last or not seen.line:
-        return None, "no_runs"
-    said = prediction.between(seen.last, seen.line)
-    return Range(*(max(end, job["due_sec"]) for end in said)), None
+    return {name: job[name] for name in ("job_id", "queue", "status", "deadline")} | told | {"is_late": is_late}
 
 
 def _told(seen: Outlook, found: Range | None, reason: str | None) -> Row:
     """The instants of a range, or the reason why there is none."""
     if found and found.middle > NEVER_SEC:
         found, reason = None, "held"
-    ends = (
-        [None, None, None]
-        if reason or not found
-        else [(seen.at + timedelta(seconds=min(end, NEVER_SEC))) for end in found]
-    )
-    told = dict(zip(("earliest", "ends_at", "latest"), ends, strict=True))
+    told: Row = dict.fromkeys(_ENDS)
+    if found and not reason:
+        told = {name: seen.at + timedelta(seconds=min(end, NEVER_SEC)) for name, end in zip(_ENDS, found, strict=True)}
     return {"at": seen.at, **told, "reason": reason, "accuracy": seen.accuracy}
 
 
@@ -182,18 +172,14 @@ def note(conn: Conn, after: str) -> Noted | None:
             return None
         try:
             with conn.transaction():
-                return Noted(queue, _note(conn, queue))
+                seen = outlook(conn, queue)
+                said = json.dumps(list(_noted(conn, seen)), default=str)
+                conn.execute(_SQL["note"], {"made_at": seen.at, "said": said})
+                return Noted(queue, len(_rows(conn, "alert", queue=queue)))
         except Exception as e:  # whatever the rows of a queue may cause
             if conn.closed:
                 raise
             return Noted(queue, error=f"{type(e).__name__}: {e}".strip())
-
-
-def _note(conn: Conn, queue: str) -> int:
-    seen = outlook(conn, queue)
-    said = list(_noted(conn, seen))
-    conn.execute(_SQL["note"], {"made_at": seen.at, "said": json.dumps(said, default=str)})
-    return len(_rows(conn, "alert", queue=queue))
 
 
 def _noted(conn: Conn, seen: Outlook) -> Iterator[Row]:
@@ -203,7 +189,7 @@ def _noted(conn: Conn, seen: Outlook) -> Iterator[Row]:
     sample = list(seen.ends)[:: max(len(seen.ends) // SAMPLE, 1)]
     for job_id in dict.fromkeys([*due, *sample]):
         said = _told(seen, seen.ends.get(job_id), None)
-        times = {name: said[name] for name in ("ends_at", "earliest", "latest")}
+        times = {name: said[name] for name in _ENDS}
         own = {"job_id": job_id, "queue": seen.queue, "deadline": due.get(job_id)}
         if said["ends_at"] or own["deadline"]:
             yield own | times | {"plain_sec": seen.plain.get(job_id) if said["ends_at"] else None}

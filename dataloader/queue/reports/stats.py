@@ -276,8 +276,7 @@ def totals(conn: Conn) -> list[Row]:
 
 
 def aggregate(conn: Conn) -> int:
-    """Add new rows of the journal to the sums; how many, at most AGGREGATED, or ANEW. Raises rather than wait for a
-    lock."""
+    """Add new rows of the journal to the sums; how many, at most AGGREGATED, or ANEW. Raises rather than wait."""
     try:
         return _aggregate(conn, AGGREGATED)
     except psycopg.errors.QueryCanceled:
@@ -400,7 +399,7 @@ def drop_args_index(conn: Conn) -> bool:
 def _by_change(
     conn: Conn, wanted: Wanted, limit: int, after: str | None, kinds: Collection[str] = TALLIED, scan: int | None = None
 ) -> Page:
-    until, before = _cursor(after, _instant) or (wanted.until or _NEVER, _LAST_ID)
+    until, before = _cursor(after, datetime.fromisoformat) or (wanted.until or _NEVER, _LAST_ID)
     bounds = {"since": wanted.since or _EVER, "until": until, "before": before}
     found: list[Row] = []
     with conn.transaction():
@@ -409,22 +408,16 @@ def _by_change(
         for branch in branches:
             sorts = "plans_that_sort" if branch in ("dead", "retries", "near") else "plans"
             conn.execute(_SEARCH["plans_of_args"] if branch == "of_args" else _SQL[sorts])
-            here = bounds | named | _latest(conn, wanted, branch, bounds)
+            here = bounds | named | {"scan": SCAN}
+            if branch in ("near", "of_args"):
+                here["scan"] = FOUND + 1  # all of them
+            elif branch == "dead" and wanted.queue is None:  # those of all queues are sorted
+                (*_, oldest) = [None, *_rows(conn, "dead_from", **bounds, scan=SORTED_FOR_PAGE)]
+                here |= {"since": oldest["finished_at"], "scan": SORTED_FOR_PAGE} if oldest else {}
             here["scan"] = min(here["scan"], scan or here["scan"])
             found += _rows(conn, branch, **filters(wanted) | here, limit=limit + 1)
     found.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
     return _page(found, limit, lambda row: row["changed_at"].isoformat())
-
-
-def _latest(conn: Conn, wanted: Wanted, branch: str, bounds: Row) -> Row:
-    """How many jobs of a branch are looked at, and of dead ones of all queues, which are sorted, from when on."""
-    if branch == "dead" and wanted.queue is None:
-        (*_, oldest) = [None, *_rows(conn, "dead_from", **bounds, scan=SORTED_FOR_PAGE)]
-        if oldest:
-            return {"since": oldest["finished_at"], "scan": SORTED_FOR_PAGE}
-    if branch in ("near", "of_args"):
-        return {"scan": FOUND + 1}  # all of them
-    return {"scan": SCAN}
 
 
 def searched(conn: Conn, wanted: Wanted, branches: list[str]) -> tuple[list[str], Row]:
@@ -507,12 +500,6 @@ def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | 
         return read(key), UUID(job_id)
     except ValueError:
         raise cursor.WrongCursor from None
-
-
-def _instant(text: str) -> datetime:
-    if (instant := datetime.fromisoformat(text)).tzinfo is None:
-        raise ValueError
-    return instant
 
 
 def _with_payload(rows: list[Row]) -> list[Row]:

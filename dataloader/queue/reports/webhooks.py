@@ -19,7 +19,6 @@ from psycopg.types.json import Jsonb
 
 from dataloader import log, periods
 from dataloader.config import WEBHOOK_SECRETS
-from dataloader.model.kinds import SHAPES
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
 from dataloader.queue.db import Row as Row
@@ -36,8 +35,7 @@ _VARIABLE = re.compile(rf"{WEBHOOK_SECRETS}[A-Z0-9_]{{1,64}}", re.ASCII)
 WHOLE = re.compile(rf"\$\{{({_VARIABLE.pattern})\}}", re.ASCII)  # a `url` that is a variable of the workers
 
 _log = structlog.get_logger("reaper")
-_SQL = db.statements("alerts.sql")
-_SQL = {name: text.replace("{shown}", _SQL["shown"].rstrip(";")) for name, text in _SQL.items()}
+_SQL = db.statements("alerts.sql", "shown")
 
 
 class WrongWebhook(ValueError):
@@ -50,8 +48,7 @@ class WrongWebhook(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a webhook should be; None: all. A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names the key's
-    variable."""
+    """What a webhook should be; None: all. A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names a variable."""
 
     name: str
     url: str
@@ -73,8 +70,7 @@ def find(conn: Conn, name: str) -> Row | None:
 
 
 def put(conn: Conn, wanted: Wanted, by: str) -> Row:
-    """Add or change the webhook of this name; the first one is told of what happens from now on. Raises
-    WrongWebhook."""
+    """Add or change the webhook of this name; the first is told of what happens from now on. Raises WrongWebhook."""
     check(wanted)
     fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(wanted).items()}
     with conn.transaction():
@@ -133,8 +129,10 @@ def tell(conn: Conn, rules: Rules) -> int:
             conn.execute(_SQL["go_on_behind"], {"last_event": events[-1]["event_id"]})
         else:
             conn.execute(_SQL["begin_anew"])
-        queues, told = _rows(conn, "queues"), _told(conn)
-        sent = 0
+        queues, told, sent = _rows(conn, "queues"), defaultdict(list), 0
+        for row in _rows(conn, "firing"):
+            if row["kind"] in KINDS:
+                told[row.pop("webhook")].append(Firing(**row))
         for each in found:
             try:
                 with conn.transaction():
@@ -151,11 +149,9 @@ def tell(conn: Conn, rules: Rules) -> int:
 
 
 def check(wanted: Wanted) -> None:
-    """PURE: raise WrongWebhook for the first field that is wrong."""
+    """PURE: raise WrongWebhook for a wrong name, URL or variable; the operation checks all other fields."""
     if not _NAME.fullmatch(wanted.name):
         raise WrongWebhook("name", "should be 1 to 64 letters, digits, dots, hyphens and underscores, as ops-chat")
-    if wanted.shape not in SHAPES:
-        raise WrongWebhook("shape", f"should be one of {', '.join(SHAPES)}")
     # The texts show nothing of the URL: it may hold a secret in a wrong place.
     whole, wrong = f"${{{WEBHOOK_SECRETS}...}}, a variable of the workers that holds the whole URL", ""
     if "${" in wanted.url:
@@ -171,12 +167,6 @@ def check(wanted: Wanted) -> None:
     if wanted.signed_by is not None and not _VARIABLE.fullmatch(wanted.signed_by):
         text = f"should be the name of an environment variable of the workers, as {WEBHOOK_SECRETS}KEY, not the key"
         raise WrongWebhook("signed_by", text)
-    if wanted.kinds is not None and (not wanted.kinds or not set(wanted.kinds) <= set(KINDS)):
-        raise WrongWebhook("kinds", f"should be some of {', '.join(KINDS)}; leave it out for all")
-    if wanted.queues is not None and not all(wanted.queues or [""]):
-        raise WrongWebhook("queues", "should name one queue or more; leave it out for all")
-    if not 0 < wanted.lag_sec <= 10**9:
-        raise WrongWebhook("lag_sec", "should be a number of seconds above 0")
 
 
 def is_address(url: str) -> bool:
@@ -189,14 +179,6 @@ def is_address(url: str) -> bool:
     except ValueError:  # of the port, or of brackets
         return False
     return is_right and bool(re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname or ""))
-
-
-def _told(conn: Conn) -> dict[str, list[Firing]]:
-    found: dict[str, list[Firing]] = defaultdict(list)
-    for row in _rows(conn, "firing"):
-        if row["kind"] in KINDS:
-            found[row.pop("webhook")].append(Firing(**row))
-    return found
 
 
 def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:

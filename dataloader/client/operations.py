@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from dataloader.model.farm import Database, Names, RemovedWebhook, Tested, Webhook, Webhooks, Worker, Workers
 from dataloader.model.jobs import (
@@ -58,11 +58,17 @@ from dataloader.model.queues import (
     QueueState,
 )
 from dataloader.model.runs import ArgsSchema, Bucket, ErrorGroups, ErrorNote, Pace, QueueRuns, Task, TaskRuns, Tasks
+from dataloader.queue.typed_args import Model
 
 
 def given(**fields: Any) -> dict[str, Any]:
     """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def new_key() -> str:
+    """An idempotency key for a request that has none."""
+    return f"client-{uuid4()}"
 
 
 class Queued(TypedDict, total=False):
@@ -130,7 +136,7 @@ class ScheduleWords(TypedDict, total=False):
     """When a schedule is due, and the fields of its jobs; null is the default (docs/schedules.md)."""
 
     queue: str | None
-    args: dict[str, Any] | None
+    args: Mapping[str, Any] | Model | None
     lock_key: str | None
     partition_key: str | None
     affinity_key: str | None
@@ -152,7 +158,7 @@ class BackfillWords(TypedDict, total=False):
     """A range (since, until, step) or a list of partitions, and the fields of the job of each (docs/backfills.md)."""
 
     queue: str | None
-    args: dict[str, Any] | None
+    args: Mapping[str, Any] | Model | None
     lock_key: str | None
     partition_key: str | None
     affinity_key: str | None
@@ -174,7 +180,7 @@ class ScheduleChange(TypedDict, total=False):
     """The changes of a schedule: a field that is left out stays, null is its default."""
 
     queue: str | None
-    args: dict[str, Any] | None
+    args: Mapping[str, Any] | Model | None
     lock_key: str | None
     partition_key: str | None
     affinity_key: str | None
@@ -193,12 +199,64 @@ class ScheduleChange(TypedDict, total=False):
     task: str
 
 
+class TriggerFields(TypedDict, total=False):
+    """The fields of a new job (docs/api.md)."""
+
+    queue: str | None
+    lock_key: str | None
+    args: Mapping[str, Any] | Model | None
+    idempotency_key: str | None
+    partition_key: str | None
+    priority: int | None
+    available_at: datetime | str | None
+    max_attempts: int | None
+    lease_ttl_sec: int | None
+    timeout_sec: int | None
+    score: float | None
+    producer: str | None
+    consumer_group: str | None
+    affinity_key: str | None
+    limits: Sequence[str] | None
+    deadline: datetime | str | None
+    depends_on: Sequence[UUID | str | int] | None
+    on_parent_failure: Literal["cancel", "hold", "run"] | None
+
+
 class Operations:
     """The operations of a farm, a method each. Every method may raise ClientError."""
 
     _call: Any  # carries out the operation of a route; returns its answer, or one field of that
     _pages: Any  # the rows of all pages of a list
     _total: Any  # repeats an operation until the end; the sum of a field of its answers
+
+    def again(
+        self,
+        job_id: UUID | str,
+        *,
+        args: Mapping[str, Any] | Model | None = None,
+        without: Sequence[str] | None = None,
+        queue: str | None = None,
+        lock_key: str | None = None,
+        priority: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Triggered:
+        """Add a job with the fields of one that has ended, with changes. The journals of the two jobs name each other.
+
+        A masked arg stays what it is. The new job has no time, deadline, score, parents or idempotency key of the old.
+        """
+        return self._call(
+            "POST /jobs/{job_id}/again",
+            Triggered,
+            {"job_id": str(job_id)}
+            | given(
+                args=args,
+                without=without,
+                queue=queue,
+                lock_key=lock_key,
+                priority=priority,
+                idempotency_key=idempotency_key or new_key(),
+            ),
+        )
 
     def jobs(
         self, *, sort: Literal["changed", "key"] | None = None, limit: int | None = None, **words: Unpack[Filters]

@@ -22,9 +22,9 @@ from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web import auth, cache
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
-from dataloader.api.web.problems import Problem
 from dataloader.check import database
 from dataloader.config import Settings
+from dataloader.ops.errors import Problem
 from dataloader.queue import again, db, operations, parents
 from dataloader.queue import logs as of_logs
 from dataloader.queue.cursor import WrongCursor

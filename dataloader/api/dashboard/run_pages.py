@@ -11,7 +11,7 @@ from dataloader.api.dashboard import charts
 from dataloader.api.dashboard.pages import asked_range, blueprint, lately, runs_of
 from dataloader.api.dashboard.render import named_queue, show
 from dataloader.api.web.endpoint import named, session
-from dataloader.api.web.problems import Problem
+from dataloader.ops.errors import Problem
 from dataloader.queue.reports import activity as of_activity
 from dataloader.queue.reports import runs, stats
 from dataloader.queue.reports import timeline as of_timeline

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from random import randint
 from traceback import extract_tb
 from typing import TYPE_CHECKING
@@ -21,7 +21,8 @@ from psycopg import errors
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.ops.errors import KEY_TAKEN, KINDS, MEANINGS, meaning
+from dataloader.model.farm import Fault
+from dataloader.ops.errors import KEY_TAKEN, KINDS, MEANINGS, Problem, invalid, meaning
 from dataloader.queue import db, enqueue, hooks, migrations
 
 if TYPE_CHECKING:
@@ -31,33 +32,6 @@ RETRY_AFTER_SEC = 3  # at least
 FULL_RETRY_AFTER_SEC = 15
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("api")
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault of a request: its place (a JSON pointer), a code for programs, a text for people."""
-
-    pointer: str
-    code: str
-    message: str
-
-
-class Problem(Exception):
-    """An exception that becomes the answer: a status, a text, the faults found, headers."""
-
-    def __init__(
-        self, status: int, detail: str, faults: Iterable[Fault] = (), headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.faults = tuple(faults)
-        self.headers = headers
-
-
-def invalid(pointer: str, code: str, message: str) -> Problem:
-    """The 400 Problem of one fault in the input."""
-    return Problem(400, message, [Fault(pointer, code, message)])
 
 
 def install(app: Flask) -> None:
@@ -121,7 +95,8 @@ def _of_key(error: enqueue.KeyTaken) -> Response:
     """The answer says nothing of the job: a guessed key must not lead to it."""
     pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
     text = "the idempotency key should be one that no other producer has used"
-    return _document(409, f"{error}: send another", [Fault(pointer, "key_taken", text)], kind=KEY_TAKEN)
+    fault = Fault(pointer=pointer, code="key_taken", message=text)
+    return _document(409, f"{error}: send another", [fault], kind=KEY_TAKEN)
 
 
 def _of_http(error: HTTPException) -> Response:

@@ -50,6 +50,15 @@ def new_key() -> str:
     """An idempotency key for a request that has none."""
     return f"client-{{uuid4()}}"
 
+
+def _of(parameters: dict[str, Any], *nullable: str) -> dict[str, Any]:
+    """The parameters of a method that are given, and those of its words; an idempotency key where none is given."""
+    words: dict[str, Any] = parameters.pop("words", {{}})
+    if "idempotency_key" in parameters:
+        parameters["idempotency_key"] = parameters["idempotency_key"] or new_key()
+    del parameters["self"]
+    return {{name: value for name, value in parameters.items() if value is not None or name in nullable}} | words
+
 '''
 BASE = '''
 class Operations:
@@ -130,10 +139,9 @@ def _method(op: Op) -> str:
         most = next(bound.le for bound in bounds(op.parameters["limit"].annotation) if isinstance(bound, Le))
     signature += ["*", *named] if named else []
     signature += [f"**words: Unpack[{words.__name__}]"] if words else []
-    needed = ", ".join(f'"{each.name}": {_sent(each)}' for each in parameters if each.is_required)
-    optional = ", ".join(f"{each.name}={_named(each)}" for each in parameters if not each.is_required)
-    parts = [f"{{{needed}}}"] + ([f"given({optional})"] if optional else []) + (["{**words}"] if words else [])
-    arguments = [repr(op.route), answer, " | ".join(part for part in parts if part != "{}") or "{}"]
+    nullable = [repr(each.name) for each in parameters if each.is_required and may_be_none(each.annotation)]
+    given = f"_of({', '.join(['locals()', *nullable])})" if signature[1:] else "{}"
+    arguments = [repr(op.route), answer, given]
     arguments += [repr(field)] if field else []
     arguments += ["limit", str(most)] if kind == "_pages" else []
     arguments += ["once=True"] if not op.repeatable and kind == "_call" else []
@@ -147,14 +155,6 @@ def _is_of_pages(op: Op, each: Parameter) -> bool:
     """True for a parameter that the client gives itself, where it goes from page to page."""
     is_cursor = each.name == "after" and (op.is_change or Cursor in get_args(each.annotation))
     return is_cursor or (each.name == "limit" and op.is_page)
-
-
-def _named(parameter: Parameter) -> str:
-    return "idempotency_key or new_key()" if parameter.name == "idempotency_key" else parameter.name
-
-
-def _sent(parameter: Parameter) -> str:
-    return f"str({parameter.name})" if plain_type(parameter.annotation) is UUID else parameter.name
 
 
 def _parameter(each: Parameter) -> str:

@@ -120,7 +120,14 @@ def trigger_many(
     return TriggeredMany(jobs=[Triggered(job_id=job_id, status=status) for job_id, status in added])
 
 
-@op("POST /jobs/{job_id}/again", scope="operate", errors=(409, 429), links="/job_id", headers=("traceparent",))
+@op(
+    "POST /jobs/{job_id}/again",
+    scope="operate",
+    done="job {job_id} is {status}",
+    errors=(409, 429),
+    links="/job_id",
+    headers=("traceparent",),
+)
 def again(
     call: Call,
     job_id: JobId,

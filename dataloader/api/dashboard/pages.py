@@ -17,7 +17,7 @@ from flask import Blueprint, Response, current_app, redirect, request, url_for
 from flask.typing import ResponseReturnValue
 
 from dataloader import ops, periods
-from dataloader.api.dashboard import actions, bulk, card, charts, first_steps, formats, heat, throughput, zones
+from dataloader.api.dashboard import actions, bulk, card, charts, formats, heat, throughput, zones
 from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web import auth, cache
 from dataloader.api.web.endpoint import job_id as parsed_job_id
@@ -85,7 +85,9 @@ def overview() -> Response:
         workers=workers[:SHOWN],
         more_workers=len(workers) if len(workers) > SHOWN else 0,
         postgres=postgres,
-        steps=_first_steps(beginning, workers),
+        is_new=bool(beginning and not beginning["has_begun"]),
+        has_workers=any(worker["is_live"] for worker in workers),
+        has_reaper=beginning and beginning["has_reaper"],
         chart=throughput.chart(wanted, steps),
         ranges=throughput.RANGES.values(),
     )
@@ -96,14 +98,6 @@ def _read_overview(conn: db.Connection) -> tuple[dict[str, Any], Rows, dict[str,
     has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
     workers = _alive_first(stats.workers(conn))
     return farm, workers, stats.postgres(conn), None if has_jobs else stats.beginning(conn)
-
-
-def _first_steps(beginning: Mapping[str, Any] | None, workers: Rows) -> Rows:
-    """The next steps for the operator of a farm that has had no job yet; no step for any other farm."""
-    if beginning is None or beginning["has_begun"]:
-        return []
-    steps = first_steps.of_farm(beginning, workers, _settings(), request.host_url.rstrip("/"))
-    return [asdict(step) for step in steps]
 
 
 @blueprint.get("/workers")

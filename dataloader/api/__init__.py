@@ -13,7 +13,7 @@ from flask.json.provider import DefaultJSONProvider
 
 from dataloader import config, log
 from dataloader.api import dispatch
-from dataloader.api.dashboard import actions, login, render, run_pages, trigger
+from dataloader.api.dashboard import actions, login, pages, render, trigger
 from dataloader.api.dashboard import bulk as bulk_orders
 from dataloader.api.server import audit, health, metrics
 from dataloader.api.v1 import contract, openapi
@@ -52,7 +52,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
     app.extensions["on_threads"] = [partial(_share, sessions, polls), lambda _: _push(app)]
     app.extensions["on_drain"] = [polls.stop, health.drain]
-    for module in (health, contract, openapi, metrics, login, render, run_pages, actions, bulk_orders, trigger):
+    for module in (health, contract, openapi, metrics, login, render, pages, actions, bulk_orders, trigger):
         app.register_blueprint(module.blueprint)
     app.register_blueprint(dispatch.routes())
     problems.install(app)

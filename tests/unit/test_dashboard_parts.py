@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from dataloader.api.dashboard import card, formats, throughput
+from dataloader.api.dashboard import card, charts, formats
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 
@@ -18,13 +18,13 @@ def ago(seconds: float) -> datetime:
 
 
 def test_each_range_has_whole_steps_that_its_table_keeps() -> None:
-    for found in throughput.RANGES.values():
+    for found in charts.RANGES.values():
         assert found.span_sec % found.step_sec == 0
         assert found.step_sec % (10 if found.span_sec <= 3_600 else 300) == 0
         assert found.span_sec + found.step_sec < 8 * 86_400
         assert 50 <= found.span_sec / found.step_sec <= 200
     with pytest.raises(ValueError, match="should be one of: 1h, 6h, 24h, 7d"):
-        throughput.range_of("2h")
+        charts.range_of("2h")
 
 
 def test_the_chart_draws_every_step_and_lists_those_with_runs() -> None:
@@ -33,7 +33,7 @@ def test_the_chart_draws_every_step_and_lists_those_with_runs() -> None:
         {"at": ago(60), "processed": 0, "failed": 0},
         {"at": NOW, "processed": 0, "failed": 0},
     ]
-    drawn = throughput.chart(throughput.range_of("1h"), steps)
+    drawn = charts.throughput(charts.range_of("1h"), steps)
     assert drawn["columns"] == [[1_795_521_480, 1_795_521_540, 1_795_521_600], [5, 0, 0], [1, 0, 0]]
     assert drawn["rows"] == [steps[2], steps[0]]
     assert (drawn["processed"], drawn["failed"]) == (5, 1)

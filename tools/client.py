@@ -22,6 +22,7 @@ from annotated_types import Le
 from dataloader import ops
 from dataloader.ops.op import Op, Parameter, bounds, may_be_none, plain_type
 from dataloader.ops.types import Cursor
+from dataloader.queue.plans.words import JobWords
 
 BY_HAND = (
     "trigger",
@@ -73,7 +74,7 @@ class Operations:
 def text() -> str:
     """The whole file."""
     found = list(ops.load().values())
-    words = {kind.__name__: kind for each in found if (kind := _words(each))}
+    words: dict[str, Any] = {"JobWords": JobWords} | {kind.__name__: kind for each in found if (kind := _words(each))}
     imports = sorted({line for each in found for line in _imports(each)})
     kinds = sorted(words.values(), key=lambda kind: len(get_type_hints(kind)))
     dicts = [*(_typed_dict(kind, kinds) for kind in kinds), _trigger_fields()]
@@ -92,12 +93,16 @@ def _words(op: Op) -> Any:
 
 def _typed_dict(kind: Any, others: Collection[Any]) -> str:
     """The TypedDict; one of `others` of which it has all fields is its base."""
-    hints = get_type_hints(kind, include_extras=True)
-    bases = [other for other in others if get_type_hints(other, include_extras=True).items() < hints.items()]
-    inherited = get_type_hints(bases[0]) if bases else {}
-    head = f"class {kind.__name__}({bases[0].__name__ if bases else 'TypedDict'}, total=False):"
-    fields = [f"    {name}: {_plain(hint)}" for name, hint in hints.items() if name not in inherited]
+    hints = _fields(kind)
+    bases = [other for other in others if _fields(other).items() < hints.items()]  # the largest is the last
+    inherited = _fields(bases[-1]) if bases else {}
+    head = f"class {kind.__name__}({bases[-1].__name__ if bases else 'TypedDict'}, total=False):"
+    fields = [f"    {name}: {hint}" for name, hint in hints.items() if name not in inherited]
     return "\n".join([head, f'    """{kind.__doc__}"""', "", *fields, "", ""])
+
+
+def _fields(kind: Any) -> dict[str, str]:
+    return {name: _plain(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
 
 
 def _trigger_fields() -> str:

@@ -88,12 +88,9 @@ class Queued(TypedDict, total=False):
     partition_key: str | None
 
 
-class Tried(TypedDict, total=False):
+class Tried(Queued, total=False):
     """The same for jobs that have run: dead ones, and retries."""
 
-    task: str | None
-    lock_key: str | None
-    partition_key: str | None
     error: str | None
     error_group: str | None
 
@@ -109,12 +106,24 @@ class Order(TypedDict, total=False):
     fair_by: Literal["partition_key", "producer"] | None
 
 
-class Filters(TypedDict, total=False):
+class JobWords(TypedDict, total=False):
+    """The fields of the jobs; null is the default of a job."""
+
+    queue: str | None
+    args: Mapping[str, Any] | Model | None
+    lock_key: str | None
+    partition_key: str | None
+    affinity_key: str | None
+    max_attempts: int | None
+    lease_ttl_sec: int | None
+    timeout_sec: int | None
+
+
+class Filters(Queued, total=False):
     """Which jobs a list has. Filters that are given must all hold."""
 
     q: str | None
     queue: str | None
-    task: str | None
     status: (
         Literal[
             "queued",
@@ -132,8 +141,6 @@ class Filters(TypedDict, total=False):
         ]
         | None
     )
-    lock_key: str | None
-    partition_key: str | None
     producer: str | None
     consumer_group: str | None
     error_group: str | None
@@ -141,17 +148,9 @@ class Filters(TypedDict, total=False):
     until: datetime | str | None
 
 
-class ScheduleWords(TypedDict, total=False):
+class ScheduleWords(JobWords, total=False):
     """When a schedule is due, and the fields of its jobs; null is the default (docs/schedules.md)."""
 
-    queue: str | None
-    args: Mapping[str, Any] | Model | None
-    lock_key: str | None
-    partition_key: str | None
-    affinity_key: str | None
-    max_attempts: int | None
-    lease_ttl_sec: int | None
-    timeout_sec: int | None
     cron: str | None
     interval_sec: int | None
     timezone: str | None
@@ -163,17 +162,9 @@ class ScheduleWords(TypedDict, total=False):
     deadline_sec: int | None
 
 
-class BackfillWords(TypedDict, total=False):
+class BackfillWords(JobWords, total=False):
     """A range (since, until, step) or a list of partitions, and the fields of the job of each (docs/backfills.md)."""
 
-    queue: str | None
-    args: Mapping[str, Any] | Model | None
-    lock_key: str | None
-    partition_key: str | None
-    affinity_key: str | None
-    max_attempts: int | None
-    lease_ttl_sec: int | None
-    timeout_sec: int | None
     since: str | None
     until: str | None
     step: str | None
@@ -185,26 +176,9 @@ class BackfillWords(TypedDict, total=False):
     limits: Sequence[str] | None
 
 
-class ScheduleChange(TypedDict, total=False):
+class ScheduleChange(ScheduleWords, total=False):
     """The changes of a schedule: a field that is left out stays, null is its default."""
 
-    queue: str | None
-    args: Mapping[str, Any] | Model | None
-    lock_key: str | None
-    partition_key: str | None
-    affinity_key: str | None
-    max_attempts: int | None
-    lease_ttl_sec: int | None
-    timeout_sec: int | None
-    cron: str | None
-    interval_sec: int | None
-    timezone: str | None
-    catch_up: Literal["none", "last", "all"] | None
-    overlap: Literal["skip", "queue", "cancel_old"] | None
-    jitter_sec: float | None
-    priority: int | None
-    deadline: str | None
-    deadline_sec: int | None
     task: str
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from random import randint
 from traceback import extract_tb
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -24,9 +23,6 @@ from dataloader import log
 from dataloader.model.farm import Fault
 from dataloader.ops.errors import KEY_TAKEN, KINDS, MEANINGS, Problem, invalid, meaning
 from dataloader.queue import db, enqueue, hooks, migrations
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 RETRY_AFTER_SEC = 3  # at least
 FULL_RETRY_AFTER_SEC = 15
@@ -45,25 +41,6 @@ def install(app: Flask) -> None:
     app.register_error_handler(migrations.SchemaError, _of_schema)
     app.register_error_handler(hooks.WrongAnswer, _of_hook)
     app.register_error_handler(Exception, _of_any)
-    app.wsgi_app = _answering(app, app.wsgi_app)  # type: ignore[assignment, method-assign]
-
-
-def _answering(app: Flask, inner: WSGIApplication) -> WSGIApplication:
-    """Answer also what leaves the application, as an error of the page for errors: a file of the release is gone.
-
-    gunicorn would take an OSError for one of the client's socket, and close the connection without an answer.
-    """
-
-    def call(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        try:
-            return inner(environ, start_response)
-        except Exception as error:
-            with app.request_context(environ):
-                answer = _of_any(error)
-                answer.headers["X-Request-ID"] = request_id()
-                return answer(environ, start_response)
-
-    return call
 
 
 def request_id() -> str:

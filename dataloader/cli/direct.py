@@ -7,30 +7,28 @@ import os
 import pwd
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from dataclasses import asdict
+from typing import Any
 from uuid import UUID
 
 import psycopg
-from pydantic import ValidationError
 from tenacity import Retrying
 
-from dataloader import log, ops
+from dataloader import log, obs, ops
 from dataloader.cli.screen import as_json
-from dataloader.client import Forbidden, NotFound, Refused, Unavailable, Unexpected
+from dataloader.client import Forbidden, Refused, Unavailable, Unexpected
 from dataloader.client.errors import ClientError, of_answer
 from dataloader.client.farm import Farm, Look
-from dataloader.client.wire import repetition, understood
+from dataloader.client.wire import plain, repetition, understood
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
 from dataloader.model.farm import Fault
-from dataloader.model.jobs import Triggered
 from dataloader.model.reading import written
-from dataloader.ops.errors import MEANINGS, meaning
+from dataloader.ops.adding import BATCH_DEPTH
+from dataloader.ops.checks import document
+from dataloader.ops.errors import KINDS, MEANINGS, Problem, meaning
 from dataloader.ops.op import Call
-from dataloader.queue import again, args_schema, db, enqueue, hooks, migrations, operations
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from dataloader.queue import db, hooks, migrations
 
 STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
@@ -49,79 +47,52 @@ class Direct(Farm):
             self._conn.close()
 
     def _call(
-        self, route: str, answer: type[Any], given: dict[str, Any], field: str = "", *, once: bool = False
+        self,
+        route: str,
+        answer: type[Any],
+        given: dict[str, Any],
+        field: str = "",
+        *,
+        once: bool = False,
+        trace: str | None = None,
     ) -> Any:
         op = next(op for op in ops.load().values() if op.route == route)
-        try:
-            checked = op.input.model_validate(given)
-        except ValidationError as e:
-            raise _refused(e) from None
-        named = {name: getattr(checked, name) for name in checked.model_fields_set}
-        found = self._ask(lambda conn: op.run(Call(conn, self._by, self._settings), named))
+        if "traceparent" in op.headers:  # it adds jobs
+            try:
+                hooks.load(self._settings.hook_modules)
+            except ConfigError as e:
+                raise Refused("The job was not added", str(e)) from None
+
+        def run(conn: db.Connection) -> Any:
+            fields = document(json.dumps(plain(given)).encode(), BATCH_DEPTH)
+            call = Call(lambda: conn, self._by, self._settings, trace=trace or obs.current())
+            return op.run(call, op.checked(fields))
+
+        found = self._ask(run)
         if op.name not in ops.UNMASKED:
             found = understood(answer, as_document(written(found)))  # masked, as over HTTP
         return getattr(found, field) if field else found
 
-    def _add(self, route: str, fields: dict[str, Any], trace: str | None) -> Triggered:
-        if route.endswith("/again"):
-            return self._run_again(fields, trace)
-        return _triggered(*self._ask(enqueue.enqueue, self._new(fields, trace), limited=True))
-
-    def _run_again(self, fields: dict[str, Any], trace: str | None) -> Triggered:
-        old_id, changes, without = UUID(fields.pop("job_id")), fields.pop("args", {}), fields.pop("without", [])
-        if (old := self._ask(again.fields_of, old_id)) is None:
-            raise NotFound("there is no job with this job_id", status=404)
-        try:
-            args = again.changed(old["args"], changes, without)
-        except ValueError as e:
-            raise Refused("The request is not valid", str(e)) from None
-        new = self._new(old | fields | {"args": args}, trace)
-        return _triggered(*self._ask(again.add, old_id, new, self._by))
-
-    def _new(self, fields: dict[str, Any], trace: str | None) -> enqueue.NewJob:
-        """A new job, valid by the API's rules, hooks and the schema of its task; raises Refused."""
-        from dataloader.queue import new_job
-
-        try:
-            hooks.load(self._settings.hook_modules)
-            valid = new_job.Trigger.model_validate(fields)
-            if hooks.AROUND_ENQUEUE:
-                valid = new_job.Trigger.model_validate(new_job.hooked(fields))
-        except ValidationError as e:
-            raise _refused(e) from None
-        except (ConfigError, ValueError) as e:  # of a hook
-            raise Refused("The job was not added", str(e)) from None
-        named = {name: getattr(valid, name) for name in valid.model_fields_set}
-        new = enqueue.NewJob(**{"lease_ttl_sec": self._settings.dl_default_lease_ttl_sec, **named, "trace": trace})
-        self._require_args(new)
-        return new
-
-    def _require_args(self, new: enqueue.NewJob) -> None:
-        """Raise Refused for args that the task's schema refuses."""
-        text = self._ask(operations.args_schemas, [new.task]).get(new.task)
-        if text is None or not (wrong := args_schema.faults(text, new.args)):
-            return
-        if self._ask(enqueue.are_known, {new.idempotency_key}):
-            return  # the job is there already
-        faults = ((("args", *each.path), each.code, str(each)) for each in wrong)
-        raise _with_faults("see below", faults)
-
     def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Look:
         return Look(Retrying(**repetition(patience))(self.status, job_id), pause=POLL_SEC)
 
-    def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
+    def _ask(self, question: Callable[[db.Connection], Any]) -> Any:
         """Call `question` on the session; each failure becomes one of the client's errors."""
         try:
             with db.in_force(conn := self._session()):
-                return question(conn, *args, **fields)
+                return question(conn)
+        except Problem as e:
+            raise _in_words(e.status, KINDS[e.status], e, e.faults) from None
+        except tuple(MEANINGS) as e:
+            means = meaning(e)
+            assert means  # noqa: S101  it is an error of the table
+            raise _in_words(means.status, means.kind, e) from None
         except migrations.SchemaError as e:
             raise Refused(str(e)) from None
-        except tuple(MEANINGS) as e:
-            raise _in_words(e) from None
         except ValueError as e:
             raise Refused("The request is not valid", str(e)) from None
-        except psycopg.DataError as e:  # text that PostgreSQL cannot store
-            raise Refused("The request is not valid", _words(e)) from None
+        except hooks.WrongAnswer as e:
+            raise Unexpected("The job was not added", str(e)) from None
         except psycopg.errors.InsufficientPrivilege as e:
             raise Forbidden("database", _words(e)) from None
         except psycopg.Error as e:
@@ -151,27 +122,10 @@ class Direct(Farm):
         self._conn = None
 
 
-def _triggered(job_id: UUID, status: Any) -> Triggered:
-    return Triggered(job_id=job_id, status=status)
-
-
-def _in_words(error: Exception) -> ClientError:
-    """The client's exception for an error of the queue, as the API would answer it."""
-    means = meaning(error)
-    assert means  # noqa: S101  it is an error of the table
-    kind, title = means.kind
-    return of_answer(means.status, "", {"type": kind, "title": title, "detail": str(error)}, None)
-
-
-def _refused(error: ValidationError) -> Refused:
-    """The client's exception for parameters that are not valid."""
-    return _with_faults("", ((each["loc"], each["type"], each["msg"]) for each in error.errors()))
-
-
-def _with_faults(detail: str, faults: Iterable[tuple[tuple[str | int, ...], str, str]]) -> Refused:
-    """The exception for places that are wrong: the path, the code and the message of each."""
-    told = [Fault(pointer="".join(f"/{step}" for step in path), code=code, message=text) for path, code, text in faults]
-    return Refused("The request is not valid", detail, faults=tuple(told))
+def _in_words(status: int, kind: tuple[str, str], error: Exception, faults: Iterable[Fault] = ()) -> ClientError:
+    """The client's exception for a refusal, as the API would answer it."""
+    problem = {"type": kind[0], "title": kind[1], "detail": str(error), "errors": [asdict(each) for each in faults]}
+    return of_answer(status, "", problem, None)
 
 
 def as_document(row: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from dataloader.model.farm import Fault
 from dataloader.queue import enqueue, operations, parents, run_log
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.plans import plan
@@ -23,6 +25,21 @@ KINDS = {
 }
 KEY_TAKEN = "key-taken", "The idempotency key belongs to a job of another producer"  # another 409
 NOT_ORDERED = "not-ordered", "The queue is not ordered"  # and another
+
+
+class Problem(Exception):
+    """A refusal, as the answer has it: a status, a text, the faults of the request, headers."""
+
+    def __init__(
+        self, status: int, detail: str, faults: Iterable[Fault] = (), headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.faults, self.headers = status, detail, tuple(faults), headers
+
+
+def invalid(pointer: str, code: str, message: str) -> Problem:
+    """The 400 Problem of one fault in the input."""
+    return Problem(400, message, [Fault(pointer=pointer, code=code, message=message)])
 
 
 class Unknown(Exception):

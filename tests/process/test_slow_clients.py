@@ -18,14 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from api.api_link import linked
-from gunicorn.config import Config  # type: ignore[import-untyped]
-from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
-from dataloader.api.server.slow_clients import BODY_LIMIT, HEAD_LIMIT, BufferingWorker, size_of
+from dataloader.api.server.slow_clients import BODY_LIMIT, HEAD_LIMIT, size_of
 from tools.slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, figures, healths, job_of
 
 ROOT = Path(__file__).parents[2]
@@ -88,14 +85,6 @@ def all_said(sock: socket.socket) -> bytes:
     while more := sock.recv(65_536):
         said += more
     return said
-
-
-def test_a_gunicorn_without_a_method_that_is_overridden_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Mock()
-    BufferingWorker.check_config(Config(), log)
-    monkeypatch.delattr(ThreadWorker, "murder_pending")
-    with pytest.raises(RuntimeError, match=r"lacks ThreadWorker\.murder_pending"):
-        BufferingWorker.check_config(Config(), log)
 
 
 # What a thread gets, and when ---------------------------------------------------------------------------------

@@ -17,14 +17,14 @@ from flask import Blueprint, Response, current_app, redirect, request, url_for
 from flask.typing import ResponseReturnValue
 
 from dataloader import ops, periods
-from dataloader.api.dashboard import actions, bulk, card, charts, first_steps, formats, heat, throughput, zones
+from dataloader.api.dashboard import actions, bulk, card, charts, formats, heat, zones
 from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web import auth, cache
 from dataloader.api.web.endpoint import job_id as parsed_job_id
-from dataloader.api.web.endpoint import session
-from dataloader.api.web.problems import Problem
+from dataloader.api.web.endpoint import named, session
 from dataloader.check import database
 from dataloader.config import Settings
+from dataloader.ops.errors import Problem
 from dataloader.queue import again, db, operations, parents
 from dataloader.queue import logs as of_logs
 from dataloader.queue.cursor import WrongCursor
@@ -32,9 +32,11 @@ from dataloader.queue.job import FINAL, TALLIED
 from dataloader.queue.plans import backfills as of_backfills
 from dataloader.queue.plans import plan
 from dataloader.queue.plans import schedules as of_schedules
+from dataloader.queue.reports import activity as of_activity
 from dataloader.queue.reports import alerts, predictions, runs, stats, tallies, waiting
 from dataloader.queue.reports import errors as of_errors
 from dataloader.queue.reports import keys as of_keys
+from dataloader.queue.reports import timeline as of_timeline
 from dataloader.queue.reports import webhooks as receivers
 from dataloader.queue.reports.messages import KINDS
 from dataloader.queue.reports.postgres import health
@@ -50,6 +52,9 @@ EVENTS_AT_ONCE = 1_000
 LINES = 200  # of a log, on the page of its job
 CELLS = 2_000  # partitions of one page: five years of days
 RESULT_SHOWN = 10_000  # characters of a result on its job's page
+LATEST = 10  # jobs of a task on its page
+LATEST_SCAN = 3_000  # jobs among which they are looked for
+RUNS = 100  # of the timeline's table
 TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "error_group")
 OF_LIST = (*FILTERS, "q", "status", "since", "until", "sort", "after")  # the parameters of a list, beside its trail
@@ -70,7 +75,7 @@ T = TypeVar("T")
 def overview() -> Response:
     """The overview: alerts, figures, throughput, queues, workers, the database; the address holds the chart's range."""
     try:
-        wanted = throughput.range_of(request.args.get("range", throughput.DEFAULT))
+        wanted = charts.range_of(request.args.get("range", charts.DEFAULT_RANGE))
     except ValueError as error:
         raise Problem(400, str(error)) from None
     farm, workers, postgres, beginning = cache.ask(_read_overview)
@@ -85,9 +90,11 @@ def overview() -> Response:
         workers=workers[:SHOWN],
         more_workers=len(workers) if len(workers) > SHOWN else 0,
         postgres=postgres,
-        steps=_first_steps(beginning, workers),
-        chart=throughput.chart(wanted, steps),
-        ranges=throughput.RANGES.values(),
+        is_new=bool(beginning and not beginning["has_begun"]),
+        has_workers=any(worker["is_live"] for worker in workers),
+        has_reaper=beginning and beginning["has_reaper"],
+        chart=charts.throughput(wanted, steps),
+        ranges=charts.RANGES.values(),
     )
 
 
@@ -96,14 +103,6 @@ def _read_overview(conn: db.Connection) -> tuple[dict[str, Any], Rows, dict[str,
     has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
     workers = _alive_first(stats.workers(conn))
     return farm, workers, stats.postgres(conn), None if has_jobs else stats.beginning(conn)
-
-
-def _first_steps(beginning: Mapping[str, Any] | None, workers: Rows) -> Rows:
-    """The next steps for the operator of a farm that has had no job yet; no step for any other farm."""
-    if beginning is None or beginning["has_begun"]:
-        return []
-    steps = first_steps.of_farm(beginning, workers, _settings(), request.host_url.rstrip("/"))
-    return [asdict(step) for step in steps]
 
 
 @blueprint.get("/workers")
@@ -570,6 +569,59 @@ def asked_range() -> str:
     if range_ not in runs.RANGES:
         raise Problem(400, f"The range should be one of: {', '.join(runs.RANGES)}.")
     return range_
+
+
+@blueprint.get("/tasks")
+def tasks() -> Response:
+    """All tasks with their figures; the address holds the range and the filter."""
+    range_, like = asked_range(), request.args.get("like", "")
+    if "\0" in like:
+        raise Problem(400, "A filter should have no NUL character in it.")
+    found = lately(runs.listed, range_, like)
+    return show("tasks.html", found=found, like=like, ranges=list(runs.RANGES))
+
+
+@blueprint.get("/tasks/<anything:task>")
+def task(task: str) -> Response:
+    """One task: its figures, charts, queues and last jobs."""
+    task = named("task", named_queue(task))
+    found = runs_of(runs.of_task, task)
+    with session() as conn:
+        page = stats.jobs(conn, stats.Wanted(task=task), LATEST, scan=LATEST_SCAN)
+    return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **found)
+
+
+@blueprint.get("/timeline")
+def timeline() -> Response:
+    """Which worker ran what when, in the last hours."""
+    text = request.args.get("hours", str(of_timeline.HOURS[0]))
+    if text not in map(str, of_timeline.HOURS):
+        raise Problem(400, f"The hours should be one of: {', '.join(map(str, of_timeline.HOURS))}.")
+    found = lately(of_timeline.read, int(text))
+    shown = charts.lanes(found.runs, found.since, found.until)
+    return show(
+        "timeline.html",
+        found=asdict(found) | {"runs": []},
+        runs=[run._asdict() for run in found.runs[: -RUNS - 1 : -1]],
+        lanes=[_lane(lane) for lane in shown],
+        more_workers=len({run.worker for run in found.runs}) - len(shown),
+        hours=int(text),
+        choices=of_timeline.HOURS,
+        height=max(len(shown), 1) * (charts.LANE + charts.GAP),
+        width=charts.WIDTH,
+    )
+
+
+def _lane(lane: charts.Lane) -> dict[str, Any]:
+    rectangles = [each._asdict() | {"row": each.row | {"run": each.row["run"]._asdict()}} for each in lane.rectangles]
+    return {"worker": lane.worker, "runs": lane.runs, "busy": lane.busy, "rectangles": rectangles}
+
+
+@blueprint.get("/activity")
+def activity() -> Response:
+    """The page lists dead jobs, recoveries, operators' changes and starts of farms, of all hosts."""
+    found = lately(of_activity.read)
+    return show("activity.html", entries=found, kinds=of_activity.KINDS)
 
 
 _LISTS = (

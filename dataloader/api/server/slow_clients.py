@@ -4,9 +4,9 @@ The poller gathers a request until it is whole, gives it to a thread, and sends 
 does not take at once. An idle, slow or silent client costs a socket and a little memory, both bounded, and no thread.
 gunicorn 27 gives each new connection a thread for up to 5 s, and each slow body or reader a thread without a limit.
 
-The class overrides methods that gunicorn does not document, read against gunicorn 27.0.1; `check_config` refuses a
-gunicorn that lacks one. waitress 3.0.2 buffers too, but fails 22 of 51 tests in tests/process/test_slow_clients.py:
-it accepts two Content-Lengths and chunked bodies, sets no limit to the time of a head, and drops requests at SIGTERM.
+The class overrides methods that gunicorn does not document, so setup.cfg pins gunicorn to 27.0. waitress 3.0.2 buffers
+too, but fails 22 of 51 tests in tests/process/test_slow_clients.py: it accepts two Content-Lengths and chunked bodies,
+sets no limit to the time of a head, and drops requests at SIGTERM.
 Plain HTTP/1 only; a connection with certificates (`--certfile`) is gunicorn's own.
 """
 
@@ -24,11 +24,9 @@ from selectors import EVENT_READ, EVENT_WRITE
 from time import monotonic
 from typing import Any
 
-import gunicorn  # type: ignore[import-untyped]
 from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
 from gunicorn.http.parser import _DRAIN_MAX_BYTES  # type: ignore[import-untyped]
-from gunicorn.http.unreader import Unreader  # type: ignore[import-untyped]
-from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker  # type: ignore[import-untyped]
+from gunicorn.workers.gthread import TConn, ThreadWorker  # type: ignore[import-untyped]
 
 from dataloader import periods
 
@@ -47,13 +45,6 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 TOO_MUCH = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 3\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 URGENT = b"GET /health "  # does not queue behind other requests
-# The methods of gunicorn that this module overrides or calls.
-REQUIRED = {
-    ThreadWorker: "init_process check_config enqueue_req handle_request handle_exit handle_quit accept finish_request"
-    " _keepalive_after murder_pending handle",
-    Unreader: "take_buffered",
-    PollableMethodQueue: "defer",
-}
 _END = re.compile(rb"\r?\n\r?\n")
 _LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]{1,12})[ \t]*\r?\n", re.IGNORECASE)
 _EXPECT = re.compile(rb"\nexpect:[ \t]*100-continue[ \t]*\r?\n", re.IGNORECASE)
@@ -107,12 +98,6 @@ class _Socket(socket.socket):
     def send(self, data: Any, flags: int = 0) -> int:
         return len(data)  # gunicorn's "100 Continue": the poller has sent it already
 
-    def sendfile(self, file: Any, offset: int = 0, count: int | None = None) -> int:
-        file.seek(offset)
-        data = file.read(-1 if count is None else count)
-        self.sendall(data)
-        return len(data)
-
     # The poller calls these.
 
     def gather(self) -> bool:
@@ -165,19 +150,6 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
         self._waiting: dict[_Connection, Callable[[], None]] = {}  # in the poller; and the next step of each
         self._looked = 0.0
         self._stops_at: float | None = None
-
-    @classmethod
-    def check_config(cls, cfg: Any, log: Any) -> None:
-        """gunicorn calls this before it forks. Raises RuntimeError where gunicorn lacks a method in REQUIRED."""
-        super().check_config(cfg, log)
-        lacking = [
-            f"{owner.__name__}.{name}"
-            for owner in REQUIRED
-            for name in REQUIRED[owner].split()
-            if not hasattr(owner, name)
-        ]
-        if lacking:
-            raise RuntimeError(f"gunicorn {gunicorn.__version__} lacks {', '.join(lacking)}: install gunicorn 27.0.1")
 
     def init_process(self) -> None:
         """Raise the limit of file descriptors to the number of connections, or lower the number of connections."""

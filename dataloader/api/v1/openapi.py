@@ -17,17 +17,15 @@ from werkzeug.routing import Rule
 
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, TASK_LIMIT, Operation
-from dataloader.api.web.json_body import PRINTABLE
 from dataloader.model.farm import Problem
 from dataloader.ops.errors import KINDS
-from dataloader.queue.new_job import Trigger
+from dataloader.ops.types import PRINTABLE
 
 Node = dict[str, Any]
 REF = "#/components/schemas/{model}"
 PAGE_CSP = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 TAGS = {
-    "jobs": "Trigger jobs, watch them, cancel them.",
-    "operate": "What operators do to jobs, one or many. Each change is in the journal, with who asked for it.",
+    "jobs": "Trigger jobs, watch them, change them. Each change is in the journal, with who asked for it.",
     "queues": "Queues in figures; pause, resume and limit them. It holds on all hosts at once.",
     "schedules": "Schedules, of which the farm makes jobs by the clock.",
     "backfills": "Backfills: jobs of one task for many partitions, and what became of each.",
@@ -241,7 +239,7 @@ def _headers(more: Mapping[str, Any] | None = None) -> Node:
 
 def _schemas(app: Flask) -> Node:
     """The schemas of all models, sorted; a request's texts get the pattern of storable text."""
-    bodies: set[type[BaseModel]] = {Trigger}
+    bodies: set[type[BaseModel]] = set()
     answers: set[type] = {Problem}
     for _, _, view in operations(app):
         declared: Operation = view.operation  # type: ignore[attr-defined]
@@ -255,9 +253,6 @@ def _schemas(app: Flask) -> Node:
     for model in bodies:
         found[model.__name__] = _storable(found[model.__name__])
     found["Trigger"]["properties"]["queue"]["pattern"] = PRINTABLE
-    if "Batch" in found:
-        found["Batch"]["properties"]["jobs"]["items"] = _ref(Trigger)
-        found["Batch"]["properties"]["on_done"]["anyOf"][0] = _ref(Trigger)
     return {name: _untitled(schema) for name, schema in sorted(found.items())}
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from random import randint
 from traceback import extract_tb
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -21,43 +20,14 @@ from psycopg import errors
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.ops.errors import KEY_TAKEN, KINDS, MEANINGS, meaning
+from dataloader.model.farm import Fault
+from dataloader.ops.errors import KEY_TAKEN, KINDS, MEANINGS, Problem, invalid, meaning
 from dataloader.queue import db, enqueue, hooks, migrations
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 RETRY_AFTER_SEC = 3  # at least
 FULL_RETRY_AFTER_SEC = 15
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("api")
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault of a request: its place (a JSON pointer), a code for programs, a text for people."""
-
-    pointer: str
-    code: str
-    message: str
-
-
-class Problem(Exception):
-    """An exception that becomes the answer: a status, a text, the faults found, headers."""
-
-    def __init__(
-        self, status: int, detail: str, faults: Iterable[Fault] = (), headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.faults = tuple(faults)
-        self.headers = headers
-
-
-def invalid(pointer: str, code: str, message: str) -> Problem:
-    """The 400 Problem of one fault in the input."""
-    return Problem(400, message, [Fault(pointer, code, message)])
 
 
 def install(app: Flask) -> None:
@@ -71,25 +41,6 @@ def install(app: Flask) -> None:
     app.register_error_handler(migrations.SchemaError, _of_schema)
     app.register_error_handler(hooks.WrongAnswer, _of_hook)
     app.register_error_handler(Exception, _of_any)
-    app.wsgi_app = _answering(app, app.wsgi_app)  # type: ignore[assignment, method-assign]
-
-
-def _answering(app: Flask, inner: WSGIApplication) -> WSGIApplication:
-    """Answer also what leaves the application, as an error of the page for errors: a file of the release is gone.
-
-    gunicorn would take an OSError for one of the client's socket, and close the connection without an answer.
-    """
-
-    def call(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        try:
-            return inner(environ, start_response)
-        except Exception as error:
-            with app.request_context(environ):
-                answer = _of_any(error)
-                answer.headers["X-Request-ID"] = request_id()
-                return answer(environ, start_response)
-
-    return call
 
 
 def request_id() -> str:
@@ -121,7 +72,8 @@ def _of_key(error: enqueue.KeyTaken) -> Response:
     """The answer says nothing of the job: a guessed key must not lead to it."""
     pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
     text = "the idempotency key should be one that no other producer has used"
-    return _document(409, f"{error}: send another", [Fault(pointer, "key_taken", text)], kind=KEY_TAKEN)
+    fault = Fault(pointer=pointer, code="key_taken", message=text)
+    return _document(409, f"{error}: send another", [fault], kind=KEY_TAKEN)
 
 
 def _of_http(error: HTTPException) -> Response:

@@ -1,27 +1,24 @@
-"""The reading and writing of JSON: the guards on a body, the naming of its faults, the JSON of answers.
+"""PURE: the checks of what askers send: the guards on JSON, and the models of parameters; a Problem names each fault.
 
-A body holds only what PostgreSQL can store and a worker can read; a fault has a JSON pointer to its place.
+JSON holds only what PostgreSQL can store and a worker can read; a fault has a JSON pointer to its place.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from flask.json.provider import DefaultJSONProvider
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from dataloader.api.web.problems import Fault, Problem, invalid
+from dataloader.model.farm import Fault
+from dataloader.ops.errors import Problem, invalid
+from dataloader.ops.types import UNSTORABLE
 from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN, is_deep
 
 BODY_LIMIT = 256 * 1024  # bytes; in a batch, of each job's args
 DIGITS_LIMIT = 4_300  # of one integer; Python, and so a worker, reads no longer one
-UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-PRINTABLE = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"  # text without control characters, as a pattern of JSON Schema
 _POINTER_LIMIT = 200
 M = TypeVar("M", bound=BaseModel)
 
@@ -153,17 +150,4 @@ def _fault(error: ErrorDetails, model: type[BaseModel], noun: str, path: tuple[s
     if error["type"] == "extra_forbidden":
         known = ", ".join(model.model_fields) or "none"
         message = f"This {noun} is not known; the {noun}s are: {known}"
-    return Fault(pointer((*path, *error["loc"])), error["type"], message)
-
-
-class Json(DefaultJSONProvider):
-    """The JSON of answers: fields in their order, instants as RFC 3339 in UTC."""
-
-    sort_keys = False
-
-    @staticmethod
-    def default(value: Any) -> Any:
-        """The JSON of other types: an instant as RFC 3339; UUID, Decimal and more as Flask writes them."""
-        if isinstance(value, datetime):
-            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        return DefaultJSONProvider.default(value)
+    return Fault(pointer=pointer((*path, *error["loc"])), code=error["type"], message=message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -165,26 +164,12 @@ def test_a_shell_can_complete(shell: str) -> None:
     assert "_DATALOADER_COMPLETE" in run("completion", shell).stdout
 
 
-def test_a_program_runs_a_command_by_main() -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["--help"])
-    assert left.value.code == 0
-
-
 def test_the_help_tells_programs_from_what_people_ask() -> None:
     text = run("--help").stdout
     assert text.index("Programs:") < text.index("  workers") < text.index("What people ask of a farm:")
     for name in _MODULES:
         assert f"\n  {name} " in text
         assert run(name, "--help").exit_code == 0
-
-
-@pytest.mark.parametrize("command", [("jobs",), ("events",), ("trigger", "noop")])
-def test_a_queue_has_a_short_option(service: Service, command: tuple[str, ...]) -> None:
-    service.answers = [Answer(document=STARTED | {"jobs": [], "events": []})]
-    assert run(*command, "-q", "load.cbr").exit_code == 0
-    asked = service.asked[0]
-    assert "queue=load.cbr" in asked.path or asked.body["queue"] == "load.cbr"
 
 
 def test_texts_cannot_move_a_terminal() -> None:
@@ -220,14 +205,6 @@ def test_what_a_job_is_at() -> None:
     assert watch.doing(waiting, NOW).startswith("queued. No worker serves the queue q\\x1b")
     assert watch.doing(a_job("queued", waiting_for={"reason": "moon"}), NOW) == "queued. It waits for: moon."
     assert watch.waits_for(a_job("queued", waiting_for={"reason": "lock"}), NOW) == "It waits for: lock."
-
-
-def test_how_long_a_job_took_is_said_of_its_last_run() -> None:
-    ended = {"started_at": NOW - timedelta(minutes=6), "finished_at": NOW, "max_attempts": 5}
-    assert watch._in_all(a_job("succeeded", attempt=1, run_sec=0.04, **ended)) == " after 40 ms"
-    text = watch._in_all(a_job("succeeded", attempt=3, run_sec=12.0, **ended))
-    assert text == " after 12 s, attempt 3 of 5, 6 min after its first start"
-    assert watch._in_all(a_job("canceled")) == ""
 
 
 def test_doctor_names_workers_that_show_themselves_no_more() -> None:
@@ -511,12 +488,6 @@ def test_a_dsn_on_the_command_line_is_hidden_from_others() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "dataloader queues", done.stderr
-
-
-def test_a_stream_that_is_no_terminal_gets_whole_lines() -> None:
-    stream = io.StringIO()
-    screen.console(stream).print("x" * 300)
-    assert stream.getvalue() == "x" * 300 + "\n"
 
 
 def test_following_a_quiet_queue_begins_at_the_end_of_the_journal(

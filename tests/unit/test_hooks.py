@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -111,62 +110,6 @@ def test_a_module_that_is_imported_anew_registers_its_functions_once(tmp_path: P
     for _ in range(2):
         exec(compile(code, "mine.py", "exec"), {"__name__": "mine"})
     assert [function.__name__ for function in hooks.ON_ERROR] == ["f", "g"]
-
-
-class Teller:
-    """A callable, and a method that can be called so too."""
-
-    def __init__(self, seen: list[Any]) -> None:
-        self.seen = seen
-
-    def __call__(self, run: Any, exc: Any) -> None: ...
-    def tell(self, run: Any, exc: Any) -> None: ...
-
-
-def teller(name: str) -> Callable[..., None]:
-    def tell(run: Any, exc: Any) -> Any:
-        return name
-
-    return tell
-
-
-def teller_by_default(name: str) -> Callable[..., None]:
-    def tell(run: Any, exc: Any, name: str = name) -> None: ...
-
-    return tell
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: partial(f_two),
-        lambda: teller("a"),
-        lambda: teller_by_default("a"),
-        lambda: Teller([]),
-        lambda: Teller([]).tell,
-    ],
-    ids=["partial", "closure", "default", "callable", "method"],
-)
-def test_functions_that_are_made_in_one_place_are_all_registered(make: Callable[[], Callable[..., Any]]) -> None:
-    made = [on_error(make()) for _ in range(2)]
-    assert list(hooks.ON_ERROR) == made
-
-
-def test_two_lambdas_of_one_line_are_both_registered_and_a_function_twice_is_one() -> None:
-    two = on_error(lambda run, exc: run), on_error(lambda run, exc: exc)
-    on_error(two[0])
-    assert tuple(hooks.ON_ERROR) == two
-
-
-def test_a_module_of_many_imports_keeps_the_newest_of_each_function() -> None:
-    code = "from dataloader.pipelines import on_error\n@on_error\ndef f(run, exc): ...\non_error(lambda run, exc: 1)"
-    code += "\nfor n in (1, 2):\n    @on_error\n    def g(run, exc, n=n): ..."
-    for n in range(20):
-        world: dict[str, Any] = {"__name__": "mine", "n": n}
-        exec(compile(code, "mine.py", "exec"), world)
-    functions = list(hooks.ON_ERROR)
-    assert [function.__name__ for function in functions] == ["f", "<lambda>", "g", "g"]
-    assert all(function.__globals__ is world for function in functions)
 
 
 # --- around_run ---
@@ -457,21 +400,6 @@ def test_around_enqueue_may_derive_fields_from_args(seen: list[Any]) -> None:
     assert args == {"order": 7}, "the producer's own"
 
 
-def test_around_enqueue_sees_and_sets_the_affinity_key(seen: list[Any]) -> None:
-    register("t")(lambda args: args)
-
-    @around_enqueue
-    def by_model(job: dict[str, Any]) -> dict[str, Any]:
-        seen.append(job.get("affinity_key"))
-        return job | {"affinity_key": job["args"].get("model")}
-
-    run("t", {"model": "m"}, affinity_key="given")
-    run("t")
-    assert seen == ["given", None]
-    with pytest.raises(ValueError, match="affinity_key: String should have at most 200 characters"):
-        run("t", {"model": "m" * 201})
-
-
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
@@ -611,20 +539,6 @@ def test_sentry_gets_no_request_for_another_run(sent: list[Envelope]) -> None:
 
     run("t", max_attempts=1)
     assert sent == []
-
-
-def test_sentry_gets_the_last_words(sent: list[Envelope]) -> None:
-    register("t")(generator)
-
-    @on_worker_start
-    def wrong() -> None:
-        raise LookupError("no model at postgresql://u:pa55word@h/d")
-
-    with pytest.raises(LookupError):
-        run("t")
-    (event,) = (envelope.get_event() for envelope in sent)
-    assert event
-    assert event["exception"]["values"][0]["value"] == "no model at postgresql://u:***@h/d"
 
 
 def test_a_wrong_sentry_dsn_is_named_and_not_shown(sent: list[Envelope], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,14 @@ import pytest
 from dataloader.config import CATEGORIES, Settings
 from dataloader.pipelines import PermanentError, validated
 from dataloader.pipelines.llm import (
-    Answer,
     Arguments,
     Node,
-    PassedOver,
-    Piece,
     addresses,
     busy,
     candidates,
     is_echo,
     patterns,
     question,
-    tells_load,
     timeout_factor,
     trouble,
 )
@@ -110,14 +106,6 @@ def test_a_node_never_shows_its_password() -> None:
 )
 def test_a_node_above_the_limit_is_busy(status: Any, why: str | None) -> None:
     assert busy(status, 90) == why
-
-
-@pytest.mark.parametrize(
-    ("status", "tells"),
-    [({"cpu": 1}, True), ({"active_requests": 0, "max_concurrency": 1}, True), ({"status": "ok"}, False), ([], False)],
-)
-def test_a_status_that_says_nothing_of_a_load_is_not_asked_again(status: Any, tells: bool) -> None:
-    assert tells_load(status) is tells
 
 
 # --- what is no answer ---
@@ -217,59 +205,6 @@ def test_a_question_in_both_protocols() -> None:
         "max_tokens": 9,
     }
     assert question(BIG, "m", wanted()) == {"model": "m", "prompt": "Why?", "stream": True, "options": {}}
-
-
-@pytest.mark.parametrize(
-    ("line", "piece"),
-    [
-        (b'{"response": "Be", "done": false}\r', Piece("Be", 1)),
-        (b'{"response": "", "thinking": "hm", "done": false}', Piece("", 1)),
-        (b'{"response": "", "done": true, "eval_count": 7}', Piece("", 0, 7)),
-        (b'data: {"choices": [{"delta": {"content": "Be"}}]}', Piece("Be", 1)),
-        (b'data:{"choices": [{"delta": {"role": "assistant", "content": null}}]}', Piece()),
-        (b'data: {"choices": [{"delta": {"reasoning": "hm"}}]}', Piece("", 1)),
-        (b'data: {"choices": [], "usage": {"completion_tokens": 7}}', Piece("", 0, 7)),
-        (b"data: [DONE]", Piece()),
-        (b": keepalive 1/4", Piece()),
-        (b"event: message", Piece()),
-        (b"", Piece()),
-    ],
-)
-def test_a_line_of_either_protocol(line: bytes, piece: Piece) -> None:
-    assert Answer().read(line) == piece
-
-
-@pytest.mark.parametrize(
-    ("line", "is_whole", "is_over"),
-    [
-        (b'{"response": "", "done": true}', True, True),
-        (b'{"response": "x", "done": false}', False, False),
-        (b'data:{"choices": [{"delta": {}, "finish_reason": "stop"}]}', True, False),
-        (b'data:{"choices": [{"delta": {}, "finish_reason": null}]}', False, False),
-        (b"data:[DONE]", True, True),
-    ],
-)
-def test_the_end_in_either_protocol(line: bytes, is_whole: bool, is_over: bool) -> None:
-    answer = Answer()
-    answer.read(line)
-    assert (answer.is_whole, answer.is_over) == (is_whole, is_over)
-
-
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        (b'{"error": "out of\\nmemory"}', "it broke off: out of memory"),
-        (b'data: {"error": {"message": "too long"}}', "it broke off: too long"),
-        (b"<html>", "its answer is not in its protocol"),
-        (b"[1]", "its answer is not in its protocol"),
-        (b'data: {"choices": [7]}', "its answer is not in its protocol"),
-        (b"[" * 100_000, "its answer is not in its protocol"),
-    ],
-)
-def test_a_line_that_is_no_part_of_an_answer(line: bytes, why: str) -> None:
-    with pytest.raises(PassedOver) as caught:
-        Answer().read(line)
-    assert str(caught.value) == why
 
 
 @pytest.mark.parametrize(

@@ -2,68 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import dataloader
 from dataloader import periods
-
-ROOT = Path(dataloader.__file__).parent
-
-# Numbers of seconds that no process waits for.
-NO_PERIODS = {
-    "DAY_SEC": "a unit",
-    "MONTH_SEC": "a unit",
-    "BOUNDS_SEC": "the bounds of a histogram",
-    "BUCKETS_SEC": "the bounds of a histogram",
-    "WAIT_MOST_SEC": "the largest value that a pipeline may give",
-    "NEVER_SEC": "the largest value that is shown",
-    "FULL_RETRY_AFTER_SEC": "a value in an answer",
-    "LIVE_SPAN_SEC": "the span of a report",
-    "queue/job.py RETRY_SEC": "a factor of the retry's delay, which a function of the database knows as well",
-}
-
-
-def bare_numbers(path: Path) -> Iterator[tuple[str, float]]:
-    """The constants of a module that name seconds, and the numbers in them."""
-    for statement in ast.parse(path.read_text("utf-8")).body:
-        if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
-            continue
-        for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
-            names = [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
-            if any(name.endswith(("_SEC", "_WITHIN")) for name in names):
-                yield ", ".join(names), max(numbers(statement.value), default=0)
-
-
-def numbers(node: ast.expr) -> Iterator[float]:
-    """The numbers in an expression that are not the default of a period."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        yield node.value
-    elif not (isinstance(node, ast.Call) and ast.unparse(node.func) == "periods.seconds"):
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.expr):
-                yield from numbers(child)
-
-
-@pytest.mark.parametrize("room", ["farm", "api", "queue", "log", "local"])
-def test_no_period_of_five_seconds_is_a_bare_number(room: str) -> None:
-    for path in sorted((ROOT / room).rglob("*.py")):
-        for name, longest in bare_numbers(path):
-            if longest >= 5 and not {name, f"{path.relative_to(ROOT)} {name}"} & NO_PERIODS.keys():
-                pytest.fail(f"{path.relative_to(ROOT)}: {name} = {longest:g}; make it a period (dataloader/periods.py)")
-
-
-def test_each_period_has_a_name_of_its_own() -> None:
-    names = periods.declared()
-    assert "LEARN_SEC" in names
-    assert len(names) == len(set(names))
 
 
 def learn_sec(given: str) -> subprocess.CompletedProcess[str]:

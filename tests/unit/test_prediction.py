@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -179,18 +178,3 @@ def test_the_predicted_ends_of_a_night_are_off_by_ten_percent_at_most_in_the_med
     assert median(each.error(each.said) for each in waiting) < median(  # what the correction is for
         abs(each.said.middle / by.middle - each.took) / each.took for each in waiting
     )
-
-
-def test_a_night_is_the_same_each_time_and_all_its_jobs_end() -> None:
-    ends = [
-        [job.ended_at for job in night.jobs] for night in (Night.of(3), Night.of(3)) if not night.pass_until(100_000)
-    ]
-    assert ends[0] == ends[1]
-    assert None not in ends[0]
-
-
-def test_no_two_runs_of_a_key_overlap_in_a_night() -> None:
-    night = Night.of(3)
-    night.pass_until(100_000)
-    spans = sorted((job.key, job.started_at, job.ended_at) for job in night.jobs)
-    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in pairwise(spans))

@@ -23,7 +23,7 @@ import psycopg
 import pytest
 from farming import Farm, until
 from judge import illegal
-from servers import FAST, IMMEDIATE, Database, confirms, following, root, serving
+from servers import FAST, IMMEDIATE, Database, root, serving
 
 from dataloader.queue import db, enqueue, migrations
 
@@ -36,14 +36,6 @@ def database() -> Iterator[Database]:
     with root() as folder, serving(folder) as database:
         migrations.migrate(database.dsn, schema="public")
         yield database
-
-
-@pytest.fixture
-def standby(database: Database) -> Iterator[Database]:
-    """A second server that confirms every commit of `database`."""
-    with root() as folder, following(database, folder) as standby:
-        confirms("standby", database)
-        yield standby
 
 
 @pytest.fixture
@@ -273,48 +265,6 @@ def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(
             assert program.stop() == 0
         finally:
             farm.close()
-
-
-@pytest.mark.slow
-def test_h4_a9_a_job_of_a_minute_lives_through_a_restart_every_five_seconds(database: Database, served: Farm) -> None:
-    """As above; its lease is 10 s."""
-    served.ready(workers=3)
-    served.start("reaper")
-    job = LongJob(served, "long", lease_ttl_sec=10)
-    over = time.monotonic() + 60
-    with producing(database.dsn) as producer:
-        for how in itertools.takewhile(lambda _: time.monotonic() < over, itertools.cycle([FAST, IMMEDIATE])):
-            database.restart(how)
-            reconnect(served)
-            goes_on(served, job, beats=4)
-    job.ends_well()
-    all_succeed(served, producer.acknowledged)
-
-
-def test_h3_a_failover_to_a_synchronous_standby_loses_nothing(
-    database: Database, standby: Database, tmp_path: Path
-) -> None:
-    """Behind a DSN of two hosts: what was acknowledged is there, the running job goes on, new ones are claimed."""
-    dsn = f"host={database.socket},{standby.socket} user=dataloader dbname=postgres target_session_attrs=read-write"
-    farm = Farm(dsn, tmp_path)
-    try:
-        program = farm.ready(workers=3, dl_claim_backoff_sec=NEVER)
-        farm.start("reaper")
-        job = LongJob(farm, "long")
-        with producing(dsn) as producer:
-            until(lambda: len(producer.acknowledged) > 5, "some jobs")
-            database.end(IMMEDIATE)
-            until(lambda: program.events("farm.database.lost"), "the farm to miss its database")
-            standby.admin("SELECT pg_promote()")
-            before = len(producer.acknowledged)
-            reconnect(farm)
-            until(lambda: len(producer.acknowledged) > before + 5, "new jobs")
-        until(lambda: program.events("farm.database.back"), "the run's new session")
-        works_again(farm)
-        job.ends_well()
-        all_succeed(farm, producer.acknowledged)
-    finally:
-        farm.close()
 
 
 def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, served: Farm) -> None:

@@ -21,7 +21,7 @@ from farming import Farm, Program, until
 
 from dataloader.queue import lifecycle, logs, operations
 
-pytestmark = [pytest.mark.farm, pytest.mark.long]
+pytestmark = pytest.mark.long
 CANCEL_MOST_SEC = 10.0  # 2 s are promised; a busy machine has more
 ENGINES = ("dask", "ray", "spark")
 

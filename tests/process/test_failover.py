@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from operator import ge
 from pathlib import Path
 from typing import Any
@@ -237,42 +237,6 @@ def test_h3_a_primary_killed_under_load_loses_nothing_behind_a_synchronous_stand
             job.ends_well()
             nothing_is_lost(farm, producers)
             works_again(farm)
-
-
-@pytest.mark.slow
-def test_h3_three_failovers_in_a_row_lose_nothing(primary: Database, tmp_path: Path) -> None:
-    """As above; the failover software takes a while, and the lost server comes back as the standby of its heir.
-
-    Each new primary is told to wait for its standby, before which it would lose jobs as any single server.
-    """
-    with ExitStack() as stack:
-        heirs = [stack.enter_context(root()) for _ in range(ROUNDS)]
-        places = [primary.socket, *(heir / "run" for heir in heirs)]
-        farm = stack.enter_context(farm_on(either(*places), tmp_path))
-        standby = stack.enter_context(following(primary, heirs[0]))
-        confirms("standby", primary)
-        farm.ready(workers=3)
-        farm.start("reaper")
-        job = LongJob(farm, "long", lease_ttl_sec=60)
-        producers = stack.enter_context(producing(farm, count=4))
-        for number, heir in enumerate([*heirs[1:], None]):
-            have_added(producers, 250)
-            lost_at = time.time()
-            primary.kill()
-            threading.Event().wait(DETECTION * number)  # the failover software makes up its mind
-            fail_over(farm, standby, lost_at)
-            have_added(producers, 50)
-            if heir:
-                primary, standby = standby, stack.enter_context(following(standby, heir))
-                confirms("standby", primary)
-        for producer in producers:
-            producer.stop()
-        job.ends_well()
-        nothing_is_lost(farm, producers)
-        works_again(farm)
-
-
-ROUNDS, DETECTION = 3, 5.0  # failovers; seconds that each takes longer than the one before
 
 
 @pytest.mark.long

@@ -9,7 +9,6 @@ import psycopg
 import pytest
 from farming import Farm, until
 
-from dataloader.queue import lifecycle
 from dataloader.queue.reports import stats
 
 JOBS = 200
@@ -77,26 +76,6 @@ def test_a_result_that_is_too_large_fails_the_job_and_says_where_it_should_go(fa
     )
     farm.wait(small, "succeeded")
     assert (result(farm, small), result(farm, large)) == ("x" * 1_022, None)
-
-
-def test_the_latest_report_is_written_with_every_end_of_every_form(farm: Farm) -> None:
-    farm.ready(workers=2)
-    tasks = ("reports", "reports_async", "reports_by_generator")
-    jobs = {
-        (task, end): farm.enqueue(task, args={"end": end}, max_attempts=1)
-        for task in tasks
-        for end in ("return", "error", "exit")
-    }
-    jobs |= {
-        (task, "timeout"): farm.enqueue(task, args={"end": "stop"}, max_attempts=1, timeout_sec=1) for task in tasks
-    }
-    jobs |= {(task, "cancel"): farm.enqueue(task, args={"end": "stop"}, max_attempts=1) for task in tasks}
-    for task in tasks:
-        farm.begun(jobs[task, "cancel"])
-        lifecycle.request_cancel(farm.conn, jobs[task, "cancel"])
-    becomes = {"return": "succeeded", "cancel": "canceled"}
-    found = {name: farm.wait(job, becomes.get(name[1], "failed"))["progress"] for name, job in jobs.items()}
-    assert found == {name: {"processed": 3, "total": 3} for name in jobs}
 
 
 def test_an_end_that_the_database_refuses_costs_no_other_job_and_no_worker(farm: Farm) -> None:

@@ -13,9 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,10 +22,10 @@ from typing import Any
 
 import psutil
 import pytest
-from farming import free_port
+from farming import free_port, until
 
 from dataloader import config
-from dataloader.local import parts, ports, up
+from dataloader.local import ports, up
 
 OURS = ("DL_", "PG_", "APP_", "WORKERS_JSON", "TEST_DATABASE_URL", "LOCAL", "TIMEZONE", "TZ")
 QUEUE = "test.up"
@@ -103,13 +102,6 @@ class Farm:
             return False
         until(lambda: self.status(job_id) == "succeeded")
         return True
-
-
-def until(true: Callable[[], object], within: float = 60) -> None:
-    deadline = time.monotonic() + within
-    while not true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 @contextmanager
@@ -394,39 +386,6 @@ def test_a_configured_database_is_used_and_its_password_not_shown(home: Path, ow
         assert not any("hush-hush" in arg for child in farm.children() for arg in child.cmdline())
         assert farm.stop() == 0
         assert "hush-hush" not in farm.said
-
-
-class Failing(parts.Part):
-    """A part that has ended whenever it is looked at."""
-
-    name = "failing"
-    starts = 0
-
-    def start(self) -> None:
-        self.starts += 1
-        self.process = subprocess.Popen(["/bin/false"])
-        self.process.wait()
-
-    def stop(self) -> None:
-        pass
-
-
-def test_the_pause_before_a_restart_grows_and_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = 1000.0
-    monkeypatch.setattr(parts, "now", lambda: clock)
-    part, pauses = Failing(), []
-    part.start()
-    for _ in range(8):
-        part.tick()
-        assert part.due is not None
-        pauses.append(part.due - clock)
-        clock = part.due
-        part.tick()
-    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]
-    assert part.starts == 9
-    clock += 31
-    part.tick()
-    assert part.due == clock + 0.5
 
 
 ORPHANS = """

@@ -150,16 +150,6 @@ def test_the_last_words_at_an_import_that_fails(farm: Farm, tmp_path: Path) -> N
     assert (failed["hook"], failed["function"], failed["error"]) == ("last_words", "mine.wrong", "KeyError: 'oh'")
 
 
-def test_the_last_words_of_a_worker_that_refuses_its_schema(farm: Farm, tmp_path: Path) -> None:
-    mine = Mine(farm, tmp_path, "")
-    program = mine.start(workers=1)
-    until(lambda: program.events("worker.started"))
-    farm.conn.execute("DELETE FROM dl_migrations WHERE number = 0")
-    farm.end_sessions("dl-worker")
-    until(lambda: mine.notes("last"))
-    assert mine.notes("last")[0].startswith("SchemaError ")
-
-
 def test_the_last_words_at_an_error_that_nobody_foresaw(farm: Farm, tmp_path: Path) -> None:
     broken = """
 from dataloader.farm.batch import Batch
@@ -261,40 +251,3 @@ def fails(args):
     farm.conn.execute("DELETE FROM dl_migrations WHERE number = 0")
     farm.end_sessions("dl-worker")
     until(lambda: any("SchemaError" in body for body in inbox.bodies[1:]), "the last words")
-
-
-def test_a_run_and_its_error(farm: Farm, tmp_path: Path) -> None:
-    code = """
-@around_run
-def timed(run):
-    note("begins", run.task, run.lock_key, run.attempt)
-    try:
-        yield
-    finally:
-        note("ends", run.job_id)
-
-@on_error
-def report(run, exc):
-    note("error", run.job_id, type(exc).__name__)
-
-@register("mine.fails")
-def fails(args):
-    yield
-    raise ValueError("wrong")
-
-@register("mine.waits")
-def waits(args):
-    while True:
-        time.sleep(0.01)
-        yield {"waits": 1}
-"""
-    mine = Mine(farm, tmp_path, code)
-    program = mine.start(workers=1, dl_drain_sec=0.5)
-    job = farm.enqueue("mine.fails", lock_key="k", max_attempts=1)
-    farm.wait(job, "failed")
-    assert (mine.notes("begins"), mine.notes("ends")) == (["mine.fails k 1"], [str(job)])
-    assert mine.notes("error") == [f"{job} ValueError"]
-    waiting = farm.enqueue("mine.waits", lock_key="k")
-    farm.begun(waiting)
-    assert program.stop() == 0
-    assert (mine.notes("ends"), len(mine.notes("error"))) == ([str(job), str(waiting)], 1)

@@ -19,7 +19,8 @@ TARGET = """
 CREATE TABLE filled (partition text NOT NULL, by_job uuid NOT NULL);
 CREATE INDEX ix_filled ON filled (partition);
 """
-KILLED = "worker reaper worker supervisor worker worker reaper worker".split()  # in turn, again and again
+# In turn, again and again.
+KILLED = (*("worker", "reaper", "worker", "supervisor"), *("worker", "worker", "reaper", "worker"))
 
 
 class Fire:

@@ -222,31 +222,26 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("behave", "why"), [*CASES, ("cuts", "it broke the connection")])
-def test_an_ollama_node_without_an_answer_is_passed_over(
-    behave: str, why: str, ask: Ask, ollama: FakeNode, mlx: FakeNode, settings: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("first", "behave", "why"),
+    [
+        *(("ollama", *case) for case in [*CASES, ("cuts", "it broke the connection")]),
+        *(("mlx", *case) for case in [*CASES, ("cuts", "it ended its answer in the middle")]),
+    ],
+)
+def test_a_node_without_an_answer_is_passed_over(
+    first: str, behave: str, why: str, ask: Ask, ollama: FakeNode, mlx: FakeNode, settings: pytest.MonkeyPatch
 ) -> None:
     settings.setenv("DL_LLM_SILENCE_SEC", "0.3")
-    assert ask().value["node"] == ollama.url  # type: ignore[index]
-    ollama.behave, ollama.elsewhere = behave, mlx.url
+    if first == "mlx":
+        settings.setenv("DL_LLM_CATEGORIES", '{"default": ["mlx-community/*", "*"]}')
+    one, other = (ollama, mlx) if first == "ollama" else (mlx, ollama)
+    assert ask().value["node"] == one.url  # type: ignore[index]
+    one.behave, one.elsewhere = behave, other.url
     result = ask()
     assert (result.status, reasons(result)) == ("succeeded", [why])
     assert result.value is not None
-    assert (result.value["text"], result.value["node"]) == (TEXT, mlx.url)
-
-
-@pytest.mark.parametrize(("behave", "why"), [*CASES, ("cuts", "it ended its answer in the middle")])
-def test_an_mlx_node_without_an_answer_is_passed_over(
-    behave: str, why: str, ask: Ask, ollama: FakeNode, mlx: FakeNode, settings: pytest.MonkeyPatch
-) -> None:
-    settings.setenv("DL_LLM_SILENCE_SEC", "0.3")
-    settings.setenv("DL_LLM_CATEGORIES", '{"default": ["mlx-community/*", "*"]}')
-    assert ask().value["node"] == mlx.url  # type: ignore[index]
-    mlx.behave, mlx.elsewhere = behave, ollama.url
-    result = ask()
-    assert (result.status, reasons(result)) == ("succeeded", [why])
-    assert result.value is not None
-    assert (result.value["text"], result.value["node"]) == (TEXT, ollama.url)
+    assert (result.value["text"], result.value["node"]) == (TEXT, other.url)
 
 
 def test_a_slow_node_is_no_silent_one(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,4 @@
-"""deploy/compose.yaml: the services' commands, environment and secrets, as plain processes on a PostgreSQL.
-
-No container engine is needed. The test does with the file what an engine does: the order, the files of secrets, health
-checks, stop signals and their grace. Only what a container has for itself is mapped: hosts, folders, the port.
-"""
+"""deploy/compose.yaml: the services' commands, environment and secrets, as plain processes on a PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""PostgreSQL fails under a working farm: it restarts, is replaced by a standby, refuses sessions, says nothing.
-
-Names begin with the fault: A ownership, D wake-ups, H connections. What must hold is always the same: a job that was
-acknowledged is there, a run that can be held goes on, and the farm works again by itself.
-"""
+"""PostgreSQL fails under a working farm: it restarts, is replaced by a standby, refuses sessions, says nothing."""
 
 from __future__ import annotations
 
@@ -151,10 +147,7 @@ def goes_on(farm: Farm, job: LongJob, beats: int) -> None:
 
 
 def test_h4_a9_a_long_job_lives_through_three_restarts(database: Database, served: Farm) -> None:
-    """It runs for longer than its lease and finishes once; idle workers are back after each restart; no job is missing.
-
-    An hour's job in some 15 s: fast, immediate, fast.
-    """
+    """It runs for longer than its lease, and once; idle workers are back after each restart; no job is missing."""
     program = served.ready(workers=3, dl_claim_backoff_sec=NEVER)
     served.start("reaper")
     job = LongJob(served, "long", lease_ttl_sec=12)
@@ -171,10 +164,7 @@ def test_h4_a9_a_long_job_lives_through_three_restarts(database: Database, serve
 
 
 def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(database: Database, served: Farm) -> None:
-    """Though it was the last attempt: the reaper waits until they have handed back what they had to stop.
-
-    The workers are stopped while the database comes back, so the reaper is there first.
-    """
+    """Though it was the last attempt: the reaper waits until they have handed back what they had to stop."""
     program = served.ready(workers=8, debug=1)
     reaper = served.start("reaper")
     until(lambda: reaper.events("reaper.started"), "the reaper to start")
@@ -228,10 +218,7 @@ def test_a_run_that_ends_while_the_database_is_away_brings_its_worker_back(datab
 
 
 def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(tmp_path: Path) -> None:
-    """Claims that it does not know are dropped with a line, and the runs of its own past are made again.
-
-    When the copy was made, `known` was under way. It has ended since, and its worker runs `unknown`.
-    """
+    """Claims that it does not know are dropped with a line, and the runs of its own past are made again."""
     with root() as folder, serving(folder) as database:
         migrations.migrate(database.dsn, schema="public")
         farm = Farm(database.dsn, tmp_path)

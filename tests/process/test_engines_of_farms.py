@@ -1,7 +1,4 @@
-"""`run.dask`, `run.ray` and `run.spark` on a farm, each against a real cluster: what becomes of the program.
-
-Spark is tested where SPARK_HOME or the package pyspark is there.
-"""
+"""`run.dask`, `run.ray` and `run.spark` on a farm, each against a real cluster: what becomes of the program."""
 
 from __future__ import annotations
 

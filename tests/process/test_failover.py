@@ -1,8 +1,4 @@
-"""The primary is lost under load, and its standby takes over: what is kept, what is lost, how long work stands still.
-
-Every server is a real one. A producer counts a job as acknowledged when PostgreSQL has confirmed its commit, and sends
-it again, with the same idempotency key, when it has not.
-"""
+"""The primary is lost under load, and its standby takes over: what is kept, what is lost, for how long work rests."""
 
 from __future__ import annotations
 
@@ -365,10 +361,7 @@ def falling_behind(primary: Database) -> Iterator[None]:
 
 @pytest.mark.long
 def test_h3_a_planned_change_loses_nothing_and_the_name_in_the_dsn_may_move(primary: Database, tmp_path: Path) -> None:
-    """As with a managed PostgreSQL: one name, refused at first, then a server that cannot be written, then a primary.
-
-    The standby is asynchronous; a primary that is stopped in order sends it all before it ends.
-    """
+    """As with a managed PostgreSQL: one name, refused at first, then a server that cannot write, then a primary."""
     with root() as folder, following(primary, folder) as standby:
         name = Name(tmp_path / "name", primary)
         with farm_on(f"host={name.path} user=dataloader dbname=postgres", tmp_path) as farm:

@@ -1,9 +1,4 @@
-"""Order under fire: an ordered queue's promises beside failures, crashes, drains, cancellations, database restarts.
-
-Four producers, three farms, 200 keys. Afterwards the journal is judged: no job of a key started before an earlier one
-had ended, nothing that was acknowledged is lost, nothing runs again after its success; and the pipeline's own notes:
-no two calls of a key side by side. DL_TEST_FIRE_SEC sets for how long; 12 s by default.
-"""
+"""Order under fire: an ordered queue's promises beside failures, crashes, drains, cancellations, database restarts."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The database goes away at every statement of the workers', keepers' and reapers' loops, and comes back.
-
-All periods and leases are shortened to seconds, so an outage can last longer than each of them. A link before the
-server cuts the sessions exactly before or after a statement. The judges are the rows, the journal, the processes and a
-file of notes by the runs themselves.
-"""
+"""The database goes away at every statement of the workers', keepers' and reapers' loops, and comes back."""
 
 from __future__ import annotations
 

@@ -69,10 +69,7 @@ def reloadable(farm: Farm, folder: Path, workers: int = 2, **settings: object) -
 
 
 class Load:
-    """Jobs at half of what the workers can do, in a steady rhythm: by itself it makes none of them wait.
-
-    With two workers and more, one of them is held by a job of 3 s most of the time.
-    """
+    """Jobs at half of what the workers can do, in a steady rhythm: by itself it makes none of them wait."""
 
     EVERY, SHORT, LONG = 0.25, (0.05, 0.2, 0.1, 0.15), 3.0
 
@@ -134,10 +131,7 @@ def test_hup_brings_new_pipeline_code_while_jobs_run(farm: Farm, tmp_path: Path)
 
 
 def reload_under_load(farm: Farm, folder: Path, workers: int, seconds: float, hups: dict[float, float]) -> float:
-    """HUPs at these seconds, each with new code of so long an import; how late (seconds) the latest job started.
-
-    No job is lost or runs twice, and never is more than one worker missing, nor is there more than one too many.
-    """
+    """HUPs at these seconds, each with new code of so long an import; how late (seconds) the latest job started."""
     program, code = reloadable(farm, folder, workers)
 
     def hup(importing: float) -> None:

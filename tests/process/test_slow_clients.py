@@ -1,7 +1,4 @@
-"""I17, J6: slow clients and a silent database take no threads from others (dataloader/api/server/slow_clients.py).
-
-The module overrides what gunicorn does not document: these tests notice an update of gunicorn that changes it.
-"""
+"""I17, J6: slow clients and a silent database take no threads from others (dataloader/api/server/slow_clients.py)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Two hosts on one queue: they share the jobs, keys exclude across them, and one of them is lost and comes back.
-
-In one variant each host has a network of its own (namespaces, linked to a third one, where PostgreSQL listens) and is
-lost by a cut that neither side is told of. The other runs everywhere: two farms on one machine, one of them stopped.
-"""
+"""Two hosts on one queue: they share the jobs, keys exclude across them, and one of them is lost and comes back."""
 
 from __future__ import annotations
 
@@ -60,10 +56,7 @@ class OneMachine:
 
 
 class Networks:
-    """Each host has a link of its own to `db`, where PostgreSQL listens. No interface of this machine is touched.
-
-    PostgreSQL's socket is a file, so that the test itself reaches it from outside.
-    """
+    """Each host has a link of its own to `db`, where PostgreSQL listens. No interface of this machine is touched."""
 
     LINKS: ClassVar = {
         "a": ("192.0.2.1", "192.0.2.2"),

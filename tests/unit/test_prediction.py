@@ -158,10 +158,7 @@ def predicted(seed: int, instants: int) -> list[Said]:
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(11, 90, 10))])
 def test_the_predicted_ends_of_a_night_are_off_by_ten_percent_at_most_in_the_median(seed: int) -> None:
-    """The error is |predicted - true end| as a share of the time from the prediction to the true end.
-
-    The correction comes from the three nights before, as the farm keeps it.
-    """
+    """The error is |predicted - true end| as a share of the time from the prediction to the true end."""
     before = [each for nth in range(3) for each in predicted(seed + nth, 3) if not each.was_running]
     by = prediction.correction([each.took / each.said.middle for each in before if each.job is not None])
     night = [each if each.was_running else each._replace(said=prediction.corrected(each.said, by))

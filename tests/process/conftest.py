@@ -9,6 +9,10 @@ import farming
 import psycopg
 import pytest
 from farming import Farm
+from receiver import Receiver
+from servers import Database, root, serving
+
+from dataloader.queue import migrations
 
 # These have other marks. In all other files programs are killed, reloaded, cut off, filled or watched.
 NO_FARMS = {
@@ -31,6 +35,22 @@ def farm(own_db: str, tmp_path: Path) -> Iterator[Farm]:
     farm = Farm(own_db, tmp_path)
     yield farm
     farm.close()
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    """A server of the test's own with the project's schema."""
+    with root() as folder, serving(folder) as database:
+        migrations.migrate(database.dsn, schema="public")
+        yield database
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """An HTTP server that keeps what it is sent."""
+    made = Receiver()
+    yield made
+    made.close()
 
 
 @pytest.fixture

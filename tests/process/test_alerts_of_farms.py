@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 from farming import Farm, until
 from receiver import KEY, Receiver, is_signed
@@ -15,13 +13,6 @@ from dataloader.cli.main import main
 
 CANARY = "canary-5f2c"
 WISH = json.dumps([{"queue": "q"}, {"queue": "alerts"}])
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
 
 
 def ask(farm: Farm, *words: str) -> Any:

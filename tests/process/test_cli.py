@@ -141,16 +141,6 @@ def test_what_a_pipeline_has_returned_is_printed_alone(ask: Ask) -> None:
     assert "--result is for --wait" in alone.stderr
 
 
-def test_the_result_of_a_job_that_has_ended_is_printed_and_null_before(ask: Ask) -> None:
-    job_id = triggered(ask, "returns", value=["secret"])
-    assert ask("wait", job_id).exit_code == 0
-    assert answer(ask("result", job_id)) == ["secret"]
-    assert answer(ask("result", triggered(ask, queue="nobody"))) is None
-    unknown = ask("result", uuid4())
-    assert (unknown.exit_code, unknown.stdout) == (1, "")
-    assert "there is no job with this job_id" in unknown.stderr
-
-
 def test_what_is_asked_can_be_read_by_programs(ask: Ask) -> None:
     job_id = triggered(ask, sleep1=0.01)
     assert ask("wait", job_id).exit_code == 0
@@ -253,19 +243,13 @@ def test_the_partitions_of_a_backfill_come_from_wherever_they_are_listed(
     ("options", "words"),
     [
         ((), "one of a range (since, until and step) and partitions"),
-        (("--from", "2019-01-01", "--step", "day"), "until is missing"),
         ((*DAYS, "--partition", "x"), "one of a range (since, until and step) and partitions"),
-        ((*DAYS, "--step", "fortnight"), "step should be such as day, 6 hours"),
         (("--partition", "x", "--file", "/dev/null"), "come from --partition or --file"),
-        (("--partition", "x", "--partition", "x"), "'x' comes 2 times"),
         (("--file", "no-such-file"), "'no-such-file': No such file or directory"),
         (("--file", "/dev/null"), "there is no partition in it"),
         (("--file", sys.executable), "it is not UTF-8"),
         ((*DAYS, "--args", "{"), "should be a JSON object"),
-        ((*DAYS, "--args", '{"a": "{{ dete }}"}'), "{{ dete }} is not known"),
         ((*DAYS, "--max-running", "0"), "0 is not in the range 1<=x"),
-        ((*DAYS, "--priority", "soon"), "priority should become a whole number"),
-        ((*DAYS, "--name", "a/b"), "should be letters of A to Z, digits"),
     ],
 )
 def test_a_wrong_backfill_is_refused_with_what_would_be_right(ask: Ask, options: tuple[str, ...], words: str) -> None:
@@ -398,22 +382,6 @@ def test_a_queue_is_paused_limited_and_resumed(ask: Ask) -> None:
     assert answer(unlimited)["max_length"] is None
     assert resumed.stdout == "q goes on\n"
     assert ask("wait", job_id).exit_code == 0
-
-
-def test_the_keys_of_an_ordered_queue_are_listed(ask: Ask) -> None:
-    name = f"orders-{uuid4().hex[:8]}"
-    plain = ask("queue", "keys", "q")
-    assert (plain.exit_code, "queue set q --ordered" in plain.stderr) == (1, True)
-    assert ask("queue", "set", name, "--ordered", "--new").exit_code == 0
-    for key, score in (("order-7", 2), ("order-7", 1.5), (ESCAPE, 3)):
-        ask("trigger", "noop", "--queue", name, "--lock-key", key, "--score", score)
-    found = answer(ask("queue", "keys", name, "--json"))["keys"]
-    assert [(key["payloads"], key["score"]) for key in found] == [(1, 3.0), (2, 1.5)]
-    shown = ask("queue", "keys", name, "--limit", 1)
-    assert ("\x1b" in shown.stdout, "\\x1b" in shown.stdout) == (False, True)
-    assert "there may be more" in shown.stderr
-    assert "No worker serves" in shown.stdout
-    assert re.search(rf"{name} .*2 keys", ask("queues").stdout)
 
 
 def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:

@@ -27,14 +27,6 @@ NEVER = 600  # seconds: no poll comes to the help of a lost notification
 
 
 @pytest.fixture
-def database() -> Iterator[Database]:
-    """A server with the project's schema."""
-    with root() as folder, serving(folder) as database:
-        migrations.migrate(database.dsn, schema="public")
-        yield database
-
-
-@pytest.fixture
 def served(database: Database, tmp_path: Path) -> Iterator[Farm]:
     """A farm on `database`."""
     farm = Farm(database.dsn, tmp_path)

@@ -16,11 +16,11 @@ import psycopg
 import pytest
 from farming import Farm, Program, until
 from judge import illegal
-from servers import FAST, Database, confirms, following, root, serving
+from servers import FAST, Database, confirms, following, root
 from test_database_faults import LongJob, all_succeed, reconnect, works_again
 
 from dataloader.client import Client, ClientError
-from dataloader.queue import db, enqueue, migrations
+from dataloader.queue import db, enqueue
 
 LEASE = 3  # seconds
 KEYS = 23
@@ -32,11 +32,8 @@ NOTES = "notes"
 
 
 @pytest.fixture
-def primary() -> Iterator[Database]:
-    """A server with the project's schema."""
-    with root() as folder, serving(folder) as primary:
-        migrations.migrate(primary.dsn, schema="public")
-        yield primary
+def primary(database: Database) -> Database:
+    return database
 
 
 @contextmanager
@@ -264,32 +261,6 @@ def acknowledges_nothing(primary: Database) -> None:
     with db.connect(primary.dsn, name="late", schema="public", answer_within=5) as conn, pytest.raises(db.Silence):
         enqueue.enqueue(conn, enqueue.NewJob("q", "noop", "late"))
     assert ("late",) in primary.admin(WAITING)
-
-
-@pytest.mark.long
-def test_h3_without_its_standby_a_synchronous_primary_acknowledges_nothing_and_loses_nothing(
-    primary: Database, tmp_path: Path
-) -> None:
-    """Commits wait. A run goes on over that, if its lease is long enough; all goes on when nobody is waited for."""
-    with root() as folder, following(primary, folder) as standby, farm_on(primary.dsn, tmp_path) as farm:
-        confirms("standby", primary)
-        farm.ready(workers=3)
-        farm.start("reaper")
-        job = LongJob(farm, "long")
-        with producing(farm) as producers:
-            have_added(producers, 20)
-            standby.kill()
-            until(lambda: not primary.admin("SELECT FROM pg_stat_replication"), "the primary to miss its standby")
-            before = [len(producer.acknowledged) for producer in producers]
-            until(lambda: primary.admin(WAITING).count(("producer",)) >= len(producers), "all producers to wait")
-            until(lambda: len({*primary.admin(WAITING)}) > 1, "the farm to wait too")
-            acknowledges_nothing(primary)
-            more = [len(producer.acknowledged) - had for producer, had in zip(producers, before, strict=True)]
-            assert max(more) <= 1, "at most the commit that was confirmed already"
-            primary.admin("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
-            have_added(producers, 20)
-        job.ends_well()
-        nothing_is_lost(farm, producers)
 
 
 # One waits for the standby; its commit has notified, and PostgreSQL lets others that notify commit after it.

@@ -5,14 +5,12 @@ from __future__ import annotations
 import gzip
 import os
 import signal
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from farming import Farm, Program, ended_lines, until
+from receiver import Receiver
 
 from dataloader.client import Client, Unavailable
 
@@ -200,39 +198,12 @@ def test_an_api_with_a_module_of_hooks_that_cannot_be_imported_does_not_start(fa
     assert program.log.read_text().splitlines() == [f"dataloader: {said}"]
 
 
-class Inbox(ThreadingHTTPServer):
-    """A service that keeps the bodies that it is sent."""
-
-    def __init__(self) -> None:
-        self.bodies: list[str] = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                is_packed = self.headers.get("Content-Encoding") == "gzip"
-                inbox.bodies.append((gzip.decompress(body) if is_packed else body).decode())
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None: ...
-
-        inbox = self
-        super().__init__(("127.0.0.1", 0), Handler)
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Inbox() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def sent(receiver: Receiver) -> list[str]:
+    return [gzip.decompress(got.body).decode() for got in receiver.got]  # the SDK packs every body
 
 
 def test_sentry_has_a_failed_run_before_its_end_and_the_death_of_a_worker(
-    farm: Farm, tmp_path: Path, inbox: Inbox
+    farm: Farm, tmp_path: Path, receiver: Receiver
 ) -> None:
     code = """
 @register("mine.fails")
@@ -240,14 +211,14 @@ def fails(args):
     raise ValueError(f"refused {args['password']}")
 """
     mine = Mine(farm, tmp_path, code)
-    dsn = f"http://key@127.0.0.1:{inbox.server_address[1]}/1"
+    dsn = f"{receiver.url}/1".replace("//", "//key@")
     program = mine.start(workers=1, dl_hooks="dataloader.pipelines.sentry", sentry_dsn=dsn)
     args = {"password": "canary-3f1d", "note": "canary-9a2b"}
     job = farm.enqueue("mine.fails", max_attempts=1, args=args)
     farm.wait(job, "failed")
-    (event,) = inbox.bodies
+    (event,) = sent(receiver)
     assert (str(job) in event, "refused ***" in event, "canary" in event) == (True, True, False)
     assert not program.events("sentry.off")
     farm.conn.execute("DELETE FROM dl_migrations WHERE number = 0")
     farm.end_sessions("dl-worker")
-    until(lambda: any("SchemaError" in body for body in inbox.bodies[1:]), "the last words")
+    until(lambda: any("SchemaError" in body for body in sent(receiver)[1:]), "the last words")

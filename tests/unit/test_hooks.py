@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,7 +18,6 @@ from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
 
 from dataloader import pipelines
-from dataloader.farm.runner import report_failure
 from dataloader.pipelines import (
     Context,
     PermanentError,
@@ -35,7 +33,6 @@ from dataloader.pipelines import (
     register,
     sentry,
 )
-from dataloader.queue.job import Delivery, End, Job, Outcome
 from dataloader.testing import run
 
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -320,16 +317,6 @@ def test_on_error_of_a_batch(seen: list[Any]) -> None:
     assert seen[:2] == [("a", unique, 4, OSError), ("a", {"a": [{"n": 1}]}, 2, PermanentError)]
 
 
-def test_on_error_where_the_pipeline_could_be_given_nothing(seen: list[Any]) -> None:
-    on_error(lambda run, exc: seen.append((run.args, exc)))
-    register("t")(plain)
-    job = Job(UUID(int=1), "q", "t", "[1]", None, "k", "", 1, 5, 60, None, 1, "w")
-    error = PermanentError("args should be a JSON object")
-    report_failure(Delivery((job,)), pipelines.resolve("t"), Outcome(End.PERMANENT, raised=error))
-    report_failure(Delivery((job,)), None, Outcome(End.ERROR, raised=error))
-    assert seen == [(None, error), (None, error)]
-
-
 # --- starts and the end ---
 
 
@@ -339,20 +326,6 @@ def test_each_run_of_the_kit_is_a_farm_of_its_own(seen: list[Any]) -> None:
     on_farm_start(lambda: seen.append("farm"))
     run("t", {"wrong": True}, max_attempts=3)
     assert seen == ["farm", "worker"]
-
-
-def test_a_worker_that_follows_a_crash_starts_anew(seen: list[Any], tmp_path: Path) -> None:
-    register("t")(generator)
-    on_farm_start(lambda: seen.append(("farm", os.getpid())))
-
-    @on_worker_start
-    def worker() -> None:
-        with (tmp_path / "starts").open("a") as file:
-            file.write(f"{os.getpid()}\n")
-
-    assert run("t", crash_at=1).status == "succeeded"
-    pids = (tmp_path / "starts").read_text().split()
-    assert (len(pids), pids[1], seen) == (2, str(os.getpid()), [("farm", os.getpid())])
 
 
 @pytest.mark.parametrize("start", [on_farm_start, on_worker_start])

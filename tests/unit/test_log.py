@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from dataloader import log
-from dataloader.log import channel, masking, outage, record, sinks
+from dataloader.log import channel, masking, record, sinks
 
 Lines = Callable[[], list[dict[str, Any]]]
 ZONE = UTC
@@ -76,29 +76,6 @@ def lines(output: int) -> Lines:
     """The logged lines as documents."""
     log.configure(settings(), output=output)
     return lambda: parsed(os.pread(output, 10_000_000, 0))
-
-
-class Stuck:
-    """A sink that takes no line until `ready` is set."""
-
-    batch = 4_096
-    may_stall = False
-
-    def __init__(self) -> None:
-        self.ready = threading.Event()
-        self.broken = False
-        self.taken: list[bytes] = []
-
-    def write(self, lines: Any) -> int:
-        if self.broken:
-            raise OSError(28, "No space left on device")
-        if not self.ready.is_set():
-            return 0
-        self.taken += lines
-        return len(lines)
-
-    def wait(self, seconds: float) -> None:
-        self.ready.wait(seconds)
 
 
 # --- one event, one line ---
@@ -224,40 +201,6 @@ def test_people_read_texts_of_several_lines_as_lines_that_no_other_line_can_be_t
     assert all(line.startswith("    ") or not line for line in rest)
     assert "\x1b" not in text
     assert "\\n" not in text
-
-
-class Told:
-    """A logger that keeps its events."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, dict[str, Any]]] = []
-
-    def warning(self, event: str, **fields: Any) -> None:
-        self.lines.append((event, fields))
-
-    info = warning
-
-
-def test_an_outage_is_told_at_its_begin_now_and_then_and_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, told = 0.0, Told()
-    monkeypatch.setattr(outage, "monotonic", lambda: clock)
-    away = log.Outage(told, "back")
-    away.ended()
-    for _ in range(130):
-        away.failed("lost", OSError("away\n"))
-        clock += 0.5
-    away.failed("unwritten", OSError("away"))
-    away.ended()
-    away.ended()
-    away.failed("lost", OSError("again"))
-    assert told.lines == [
-        ("lost", {"error": "away"}),
-        ("lost", {"error": "away", "failures": 61, "lasting_sec": 30}),
-        ("lost", {"error": "away", "failures": 121, "lasting_sec": 60}),
-        ("unwritten", {"error": "away", "failures": 131, "lasting_sec": 65}),
-        ("back", {"failures": 131, "lasted_sec": 65.0}),
-        ("lost", {"error": "again"}),
-    ]
 
 
 def test_a_crash_of_a_process_or_thread_is_a_line(output: int) -> None:
@@ -564,22 +507,6 @@ def test_what_is_nested_without_end_is_masked_unseen() -> None:
 
 
 # --- no caller waits ---
-
-
-def test_i11_a_stopped_reader_costs_lines_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "QUEUE_LINES", 10)
-    sink = Stuck()
-    way = channel.Channel(sink, log._counting, pytest.fail)
-    way.start()
-    for number in range(25):
-        way.put(b'{"n": %d}\n' % number, urgent=False)
-    sink.ready.set()
-    assert way.drain(10)
-    way.put(b'{"n": 25}\n', urgent=False)
-    way.close(10)
-    told = [json.loads(line) for line in sink.taken]
-    assert [line["n"] for line in told] == [*range(10), 25]
-    assert sum(line.get("dropped", 0) for line in told) == 15
 
 
 # --- files ---

@@ -169,9 +169,6 @@ def test_a_pipeline_that_does_not_say_so_spends_its_attempts() -> None:
     assert (result.status, result.attempts) == ("failed", 2)
 
 
-# Refusals
-
-
 def _unread(args: dict[str, Any], context: Context) -> None:
     context.save({})
 

@@ -72,9 +72,6 @@ def reasons(result: Result) -> list[str]:
     return [each["reason"] for each in result.value["passed_over"]]
 
 
-# --- the answer ---
-
-
 def test_the_answer_of_an_ollama_node(ask: Ask, ollama: FakeNode, mlx: FakeNode) -> None:
     result = ask(system="Be short.", options={"temperature": 0.5}, max_tokens=50)
     assert result.status == "succeeded"
@@ -203,8 +200,6 @@ def test_a_stream_that_is_no_whole_answer_is_none(ask: Ask, mlx: FakeNode, body:
     assert ask(model=MLX_MODEL).error == f"no node has answered ({MLX_MODEL}): {mlx.url}: {why}"
 
 
-# --- who is passed over ---
-
 SILENT = "it was silent for 0.3 s"
 CASES = [
     ("hangs", SILENT),
@@ -299,9 +294,6 @@ def test_a_redirect_is_not_followed_in_a_scan_either(ask: Ask, ollama: FakeNode,
     assert not [path for path, _ in mlx.asked if path.startswith("/api")]
 
 
-# --- the load ---
-
-
 def test_a_node_that_says_that_it_is_busy_is_passed_over(
     ask: Ask, ollama: FakeNode, mlx: FakeNode, settings: pytest.MonkeyPatch
 ) -> None:
@@ -333,9 +325,6 @@ def test_an_mlx_node_gets_no_more_requests_than_its_places(
     with llm.place(node, 2), llm.place(node, 2):
         assert "this machine has 2 of 2 requests in flight there" in str(ask(model=MLX_MODEL).error)
     assert ask(model=MLX_MODEL).status == "succeeded"
-
-
-# --- the scan ---
 
 
 def test_a_scan_counts_for_a_minute(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:
@@ -379,9 +368,6 @@ def test_nothing_but_the_settings_names_a_host(ask: Ask, ollama: FakeNode, setti
     settings.setenv("ALL_PROXY", "http://127.0.0.1:1")
     assert ask().status == "succeeded"
     assert ask(host="http://127.0.0.1:1").error.startswith("host: there is no such argument")  # type: ignore[union-attr]
-
-
-# --- its end ---
 
 
 @pytest.mark.parametrize("behave", ["hangs", "mute"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import farming
-import psycopg
 import pytest
 from farming import Farm
 from receiver import Receiver
@@ -57,19 +56,3 @@ def receiver() -> Iterator[Receiver]:
 def free_port() -> int:
     """A port that nobody listens on."""
     return farming.free_port()
-
-
-@pytest.fixture
-def backend(own_db: str) -> Callable[[str], int]:
-    """Kill the database sessions whose name contains a text; their number."""
-
-    def kill(name: str) -> int:
-        with psycopg.connect(own_db, autocommit=True) as conn:
-            rows = conn.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND application_name LIKE %s",
-                (f"%{name}%",),
-            )
-            return len(rows.fetchall())
-
-    return kill

@@ -14,9 +14,6 @@ from tools.chaos.history import Answer, Event, History, Row, Sign, Stop, Trigger
 SUCCEEDS = frozenset({"succeeded"})
 
 
-# --- the run ---
-
-
 @pytest.mark.long
 @pytest.mark.longest
 @pytest.mark.parametrize(("seed", "seconds"), [pytest.param(7, 30, marks=pytest.mark.slow), (None, 15)])
@@ -24,9 +21,6 @@ def test_a_farm_keeps_its_promises_under_faults(seed: int | None, seconds: int) 
     """So many seconds of faults; without a seed these differ each time, and the output names the seed."""
     seed = SystemRandom().randrange(1_000_000) if seed is None else seed
     print(keeps_its_promises("chaos", "--seconds", str(seconds), "--seed", str(seed), patience=360))
-
-
-# --- the checker ---
 
 
 def job(number: str, claim_at: float = 10.0, key: str = "k") -> History:

@@ -141,25 +141,6 @@ def test_what_a_pipeline_has_returned_is_printed_alone(ask: Ask) -> None:
     assert "--result is for --wait" in alone.stderr
 
 
-def test_what_is_asked_can_be_read_by_programs(ask: Ask) -> None:
-    job_id = triggered(ask, sleep1=0.01)
-    assert ask("wait", job_id).exit_code == 0
-    listed = answer(ask("jobs", "--queue", "q", "--status", "succeeded", "--since", "1h", "--json"))["jobs"]
-    assert job_id in [job["job_id"] for job in listed]
-    whole = answer(ask("job", job_id, "--json"))
-    assert whole["job"]["args"] == {"sleep1": 0.01}
-    assert [event["kind"] for event in whole["events"] if event["kind"] != "heartbeat"] == ["queued", "picked", "done"]
-    assert [(run["attempt"], run["end"]) for run in whole["attempts"]] == [(1, "done")]
-    assert answer(ask("events", job_id, "--json"))["events"] == whole["events"]
-    queues = answer(ask("queues", "--json"))
-    assert {"length", "busy", "dead", "lag_sec"} <= queues["total"].keys()
-    assert "q" in [queue["queue"] for queue in queues["queues"]]
-    until(lambda: len(answer(ask("ps", "--json"))["workers"]) >= 2, "workers to be shown")
-    assert answer(ask("top", "--json"))["overview"]["queues"]
-    told = answer(ask("doctor", job_id, "--json"))
-    assert "nothing is the matter" in told["findings"][0]["text"]
-
-
 DAYS = ("--from", "2019-01-01", "--to", "2019-01-03", "--step", "day")
 
 

@@ -40,9 +40,6 @@ def reconnect(farm: Farm) -> None:
     farm.conn = db.patiently(lambda: db.connect(farm.dsn, name="test", schema="public"), sleep=time.sleep)
 
 
-# Jobs --------------------------------------------------------------------------------------------------------
-
-
 class LongJob:
     """A job that runs until it is let go, and asks nothing of the database meanwhile."""
 
@@ -129,9 +126,6 @@ def works_again(farm: Farm) -> None:
     assert farm.wait(farm.enqueue("noop"), "succeeded", patience=60)["attempt"] == 1
 
 
-# Restarts and failovers --------------------------------------------------------------------------------------
-
-
 def goes_on(farm: Farm, job: LongJob, beats: int) -> None:
     """The job's lease is renewed so many times from now on."""
     wanted = beats + [kind for kind, _ in farm.journal(job.job_id)].count("heartbeat")
@@ -206,9 +200,6 @@ def test_a_run_that_ends_while_the_database_is_away_brings_its_worker_back(datab
     assert {worker.pid for worker in program.workers()} == workers
 
 
-# Restored to the past ----------------------------------------------------------------------------------------
-
-
 def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(tmp_path: Path) -> None:
     """Claims that it does not know are dropped with a line, and the runs of its own past are made again."""
     with root() as folder, serving(folder) as database:
@@ -263,9 +254,6 @@ def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, serv
     works_again(served)
     long.ends_well()
     until(lambda: reaper.events("reaper.session.back"), "the reaper to be back")
-
-
-# Silence -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -331,9 +319,6 @@ def test_an_outage_is_one_line_for_the_whole_farm(database: Database, served: Fa
     (back,) = program.events("farm.database.back")
     assert back["failures"] >= 5
     assert len(program.events("farm.database.lost")) == 1
-
-
-# Sessions refused, ended, deaf -------------------------------------------------------------------------------
 
 
 def test_h5_too_many_connections_end_no_run_and_pass(database: Database, served: Farm) -> None:

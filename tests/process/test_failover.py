@@ -28,9 +28,6 @@ BOUND = 30.0  # seconds from the order to promote to the first claim there; less
 NOTES = "notes"
 
 
-# Servers, farms, producers -----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def primary(database: Database) -> Database:
     return database
@@ -161,9 +158,6 @@ def pair(primary: Database, folder: Path) -> Iterator[tuple[Database, Farm]]:
         yield standby, farm
 
 
-# A failover --------------------------------------------------------------------------------------------------
-
-
 def fail_over(farm: Farm, heir: Database, lost_at: float) -> None:
     """Promote the standby of a primary lost then; print and bound how long it took until jobs were claimed again."""
     promoting_at = time.time()  # the clock of this machine, which both servers have
@@ -267,9 +261,6 @@ def acknowledges_nothing(primary: Database) -> None:
 WAITING = """
 SELECT application_name FROM pg_stat_activity WHERE wait_event = 'SyncRep' OR wait_event_type = 'Lock'
 """
-
-
-# Asynchronous standbys ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.long

@@ -28,15 +28,7 @@ def result(farm: Farm, task: str, **args: Any) -> Any:
     """The result of a job that succeeds at its first attempt."""
     job = farm.enqueue(task, args=args)
     assert farm.wait(job, "succeeded")["attempt"] == 1, farm.journal(job)
-    return result_of(farm, job)
-
-
-def result_of(farm: Farm, job: UUID) -> Any:
-    ((found,),) = farm.rows("SELECT result FROM dl_results WHERE job_id = %s", job)
-    return found
-
-
-# --- children ---
+    return farm.result(job)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +40,7 @@ def test_only_the_process_that_claimed_a_job_writes_its_end(farm: Farm, task: st
     job = farm.enqueue(task, max_attempts=1)
     until(lambda: farm.story(job)[2:], "its first end")
     assert farm.job(job)["status"] == "succeeded", farm.journal(job)
-    assert result_of(farm, job) == "parent"
+    assert farm.result(job) == "parent"
     assert farm.story(job) == ["queued", "picked", "done"]
     result(farm, "tells_its_process")
     assert len(program.workers()) == 1
@@ -81,12 +73,9 @@ def test_a_child_of_a_run_has_no_claim(farm: Farm) -> None:
     job = farm.enqueue("child_uses_the_context", max_attempts=1)
     until(lambda: farm.story(job)[2:], "its first end")
     assert farm.job(job)["status"] == "succeeded", farm.journal(job)
-    told = result_of(farm, job)
+    told = farm.result(job)
     assert len(told) == 7
     assert {re.match(r"RuntimeError: .* forked", text) is not None for text in told.values()} == {True}, told
-
-
-# --- what runs leave changed ---
 
 
 def test_a_worker_that_a_run_has_changed_is_replaced(farm: Farm) -> None:
@@ -140,9 +129,6 @@ def test_a_task_that_replaces_its_workers_is_shown(farm: Farm) -> None:
     assert shown["tells_its_process"] is None
 
 
-# --- callbacks ---
-
-
 def test_what_exits_in_a_callback_neither_ends_the_worker_nor_hides_the_error(farm: Farm) -> None:
     program = ready(farm)
     (worker,) = program.workers()
@@ -159,9 +145,6 @@ def test_what_exits_in_a_callback_neither_ends_the_worker_nor_hides_the_error(fa
     }
     assert result(farm, "resource_exits") == "resource"
     assert result(farm, "tells_its_process")["pid"] == worker.pid
-
-
-# --- pools ---
 
 
 def test_a_pool_that_a_module_makes_at_its_import_serves_all_runs(farm: Farm) -> None:
@@ -207,6 +190,6 @@ def test_libraries_are_good_guests_however_their_runs_end(farm: Farm) -> None:
         for how, status in ENDS.items():
             ended = farm.wait(jobs[how], "succeeded", "failed", "canceled", "lost", patience=900)
             assert (ended["status"], name, how) == (status, name, how), farm.journal(jobs[how])
-        assert result_of(farm, jobs["done"]) == 30, name
+        assert farm.result(jobs["done"]) == 30, name
         assert farm.wait(innocent, "succeeded", "lost", "failed")["status"] == "succeeded", name
     until(lambda: all(map(is_farms, family(program.process.pid))), "the last child to end")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
@@ -196,12 +195,6 @@ def test_a_dead_keeper_is_replaced_and_settles_what_it_finds(farm: Farm) -> None
     assert program.stop() == 0
 
 
-def test_e2_a_pipeline_module_that_cannot_be_imported_stops_the_start(farm: Farm) -> None:
-    program = farm.start(dl_pipelines="no_such_module")
-    assert program.process.wait(60) == 78
-    assert "no_such_module" in program.events("worker.pipelines.failed")[0]["error"]
-
-
 def test_an_unfinished_schema_is_refused_in_one_line(farm: Farm) -> None:
     farm.conn.execute("DELETE FROM dl_migrations WHERE number = 0")
     for name in ("workers", "reaper", "api"):
@@ -239,9 +232,7 @@ def test_a4_a_run_that_holds_the_gil_is_ended_before_its_unrenewed_lease_is(farm
     until(lambda: "requeue" in farm.story(first))
 
 
-def test_b1_a_run_whose_key_was_taken_meanwhile_is_ended(
-    farm: Farm, backend: Callable[[str], int], own_db: str
-) -> None:
+def test_b1_a_run_whose_key_was_taken_meanwhile_is_ended(farm: Farm, own_db: str) -> None:
     """A foreign session gets the key when ours is lost; the run cannot go on, safe point or not."""
     farm.ready(workers=1)
     job = farm.enqueue("sleeps", lock_key="k", lease_ttl_sec=60, args={"sec": 600})
@@ -251,7 +242,7 @@ def test_b1_a_run_whose_key_was_taken_meanwhile_is_ended(
         waiting = threading.Thread(target=foreign.execute, args=["SELECT pg_advisory_lock(hashtext('k'))"])
         waiting.start()
         until(lambda: farm.rows("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
-        backend("dl-worker")
+        farm.end_sessions("dl-worker")
         waiting.join()
         until(lambda: not psutil.pid_exists(pid), "the run to be ended", patience=45)
     assert farm.wait(job, "running", "queued")["attempt"] <= 1

@@ -276,8 +276,6 @@ def test_outages_longer_than_a_lease(farm: Farm) -> None:
     grid(farm, LEASE + 1.0, reapers=False)
 
 
-# The reaper --------------------------------------------------------------------------------------------------
-
 FOREIGN = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_ttl_sec, started_at, heartbeat_at,
                      lease_expires_at, claimed_by)

@@ -95,9 +95,6 @@ def test_a_gunicorn_without_a_method_that_is_overridden_is_refused(monkeypatch: 
         BufferingWorker.check_config(Config(), log)
 
 
-# What a thread gets, and when ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [
@@ -197,9 +194,6 @@ def test_an_answer_that_is_read_late_is_whole(port: int, dsn: str) -> None:
         assert (said.count(b"HTTP/1.1 200 OK"), said.count(b'"waiting_for"')) == (40, 40)
 
 
-# What has an end ----------------------------------------------------------------------------------------------
-
-
 def test_who_says_nothing_or_not_enough_is_hung_up_on(port: int) -> None:
     begun = POST.encode() + b"10\r\n\r\n{"
     waiting = [connected(port), connected(port, b"GET /hea"), connected(port, begun)]
@@ -266,9 +260,6 @@ def test_health_is_answered_while_every_thread_is_busy(worker_db: str, tmp_path:
         assert [answer(sock)[0] for sock in busy] == [200] * 16
         for sock in busy:
             sock.close()
-
-
-# All of it together -------------------------------------------------------------------------------------------
 
 
 def test_i17_slow_clients_and_a_silent_database_leave_the_others_alone(own_db: str, tmp_path: Path) -> None:

@@ -63,9 +63,6 @@ def answers(port: int, host: str = "127.0.0.1") -> bool:
         connection.close()
 
 
-# --- what a parent hands down ---
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_workers_that_inherit_blocked_signals_drain(farm: Farm, number: signal.Signals) -> None:
     program = farm.ready(1, before=WITH_BLOCKED_SIGNALS)
@@ -89,9 +86,6 @@ def test_other_programs_that_inherit_blocked_signals_stop(farm: Farm, name: str)
     assert program.stop(40) == 0
 
 
-# --- open files ---
-
-
 def test_a_low_soft_limit_of_open_files_is_raised(farm: Farm) -> None:
     farm.ready(1, before=files(64, 4_096))
     assert farm.wait(farm.enqueue("noop"), "succeeded")["status"] == "succeeded"
@@ -112,9 +106,6 @@ def test_workers_start_with_just_as_many_open_files_as_they_ask_for(farm: Farm) 
     farm.ready(3, before=files(108, 108))
     for job_id in [farm.enqueue("noop") for _ in range(20)]:
         farm.wait(job_id, "succeeded")
-
-
-# --- /proc, /tmp ---
 
 
 @mounts
@@ -158,9 +149,6 @@ def test_check_names_what_the_host_lacks(farm: Farm, before: list[str], words: s
     assert [each["what"][: len(words)] for each in findings if each["about"] == "host"] == [words]
 
 
-# --- addresses ---
-
-
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
 @pytest.mark.parametrize("host", ["::", "::1", "[::1]"])
 def test_an_api_listens_on_ipv6_in_every_spelling(farm: Farm, host: str) -> None:
@@ -177,8 +165,6 @@ def test_check_names_an_address_that_nobody_can_listen_on(farm: Farm) -> None:
     assert program.process.wait(60) == 78
     assert "host         cannot listen on 203.0.113.1 port" in program.log.read_text()
 
-
-# --- a user's module that ends its process ---
 
 DEATHS = {
     "SIGSEGV": "os.kill(os.getpid(), signal.SIGSEGV)",
@@ -233,8 +219,6 @@ def test_check_and_up_name_a_module_that_ends_its_process(farm: Farm, tmp_path: 
 def python_path(folder: Path) -> str:
     return f"{folder}{os.pathsep}{Path(__file__).parent}"
 
-
-# --- the host's name ---
 
 NAMED = """
 import ctypes, os, sys

@@ -27,9 +27,6 @@ RESERVE = 30.0  # for slow machines: what is promised is the lease and one perio
 NOBODY = "02:00:00:00:00:99"  # a hardware address that no interface has
 
 
-# A place for each host ---------------------------------------------------------------------------------------
-
-
 class OneMachine:
     """Both hosts are this machine; a lost one is stopped, as a suspended VM is."""
 
@@ -109,9 +106,6 @@ class Networks:
         for (here, device, _), address in zip(self._ends(name), reversed(self.LINKS[name]), strict=True):
             ip("-n", space(here), "addr", "add", f"{address}/30", "dev", device)
             ip("-n", space(here), "link", "set", "dev", device, "up")
-
-
-# Hosts -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -196,9 +190,6 @@ def site(request: pytest.FixtureRequest) -> Site:
     """Every promise is tried in both places."""
     found: Site = request.getfixturevalue(request.param)
     return found
-
-
-# What is promised --------------------------------------------------------------------------------------------
 
 
 def test_two_hosts_share_the_jobs_and_keys_exclude_across_them(site: Site) -> None:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -22,7 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
-from farming import free_port, until
+from farming import call, free_port, until
 
 from dataloader import config
 from dataloader.local import ports, up
@@ -76,23 +75,12 @@ class Farm:
         print(self.said)  # shown where a test fails
         self._output.close()
 
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}",
-            method=method,
-            data=json.dumps(body).encode() if body else None,
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
-
     def trigger(self, **body: Any) -> str:
         job = {"queue": QUEUE, "task": "noop", "lock_key": "up", "args": {"sleep1": 0.01}, **body}
-        return str(self.call("POST", "/api/v1/jobs/trigger", job)["job_id"])
+        return str(call(self.port, "/api/v1/jobs/trigger", job)["job_id"])
 
     def status(self, job_id: str) -> str:
-        return str(self.call("GET", f"/api/v1/jobs/{job_id}/status")["status"])
+        return str(call(self.port, f"/api/v1/jobs/{job_id}/status")["status"])
 
     def succeeds(self) -> bool:
         """Whether a job can be triggered now and then succeeds."""
@@ -216,7 +204,7 @@ def version(farm: Farm) -> object:
     """What a job of the pipeline returns now."""
     job_id = farm.trigger(task="versioned", args={})
     until(lambda: farm.status(job_id) == "succeeded")
-    return farm.call("GET", f"/api/v1/jobs/{job_id}/result")["result"]
+    return call(farm.port, f"/api/v1/jobs/{job_id}/result")["result"]
 
 
 def test_a_change_of_any_own_module_brings_workers_with_the_new_code(home: Path) -> None:

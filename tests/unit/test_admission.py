@@ -289,18 +289,6 @@ def test_no_run_enters_while_another_process_does(admitted: Admission, shared: S
     assert admitted.enter(SMALL)
 
 
-def test_room_gathers_for_the_job_that_was_passed_over(admitted: Admission, shared: SharedSlots) -> None:
-    others(shared, 500)
-    without = admitted.without()
-    assert without == [BIG]
-    admitted.passed(left_out(BIG), without)
-    assert [*admitted.without()] == [BIG, SMALL]  # which would fit beside the other run
-    others(shared, 0)
-    assert admitted.has_gained_room()
-    assert admitted.enter(BIG)
-    assert reserved(shared) is None
-
-
 def test_a_reservation_of_others_stands_until_it_is_over(admitted: Admission, shared: SharedSlots) -> None:
     with shared.room.changed() as note:
         note.update(task="theirs", needs=[990, 0], until=admission.now() + 60)
@@ -311,15 +299,3 @@ def test_a_reservation_of_others_stands_until_it_is_over(admitted: Admission, sh
         note["until"] = admission.now() - 1
     admitted.passed(left_out(BIG), [BIG])
     assert reserved(shared) == BIG
-
-
-def test_room_gathers_no_more_for_a_job_that_another_worker_has_begun(admitted: Admission, shared: SharedSlots) -> None:
-    """What an earlier claim has passed over says nothing of now."""
-    admitted.passed(left_out(BIG), [BIG])
-    admitted.passed(left_out(BIG), [BIG])
-    with shared.room.changed() as note:
-        assert note["task"] == BIG
-        note.clear()
-    admitted.without()
-    admitted.passed(None, [])
-    assert reserved(shared) is None

@@ -79,9 +79,6 @@ def test_idle_siblings_and_at_the_end_of_a_queue_all_have_their_share(
     assert fair_share(size, siblings, found_fewer) == share
 
 
-# --- deliveries ---
-
-
 def test_the_jobs_of_a_key_make_one_run(batch: Batch) -> None:
     jobs = [job(key) for key in "kkklmm"]
     batch.claimed(jobs)

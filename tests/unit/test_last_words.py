@@ -181,9 +181,6 @@ def test_a_last_word_that_cannot_be_kept_is_logged() -> None:
     assert [line["event"] for line in lines] == ["progress.dropped"]
 
 
-# --- how long a job waits for its next run ---
-
-
 class Rude:
     def __float__(self) -> float:
         raise SystemError

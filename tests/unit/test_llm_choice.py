@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from dataloader.config import CATEGORIES, Settings
@@ -20,7 +19,6 @@ from dataloader.pipelines.llm import (
     patterns,
     question,
     timeout_factor,
-    trouble,
 )
 
 BIG = Node("ollama", "http://big:11434", ("nomic-embed-text:latest", "deepseek-r1:70b", "qwen2.5-coder:32b"))
@@ -35,9 +33,6 @@ def wanted(**args: Any) -> Arguments:
 
 def chosen(nodes: list[Node], **args: Any) -> list[tuple[str, str]]:
     return [(node.name, model) for node, model in candidates(nodes, patterns(wanted(**args), CATEGORIES))]
-
-
-# --- which node, which model ---
 
 
 def test_a_named_model_is_asked_of_the_nodes_that_have_it() -> None:
@@ -84,9 +79,6 @@ def test_a_node_never_shows_its_password() -> None:
     assert "s3cret" not in f"{node} {node!r}"
 
 
-# --- when a node is too busy ---
-
-
 @pytest.mark.parametrize(
     ("status", "why"),
     [
@@ -106,9 +98,6 @@ def test_a_node_never_shows_its_password() -> None:
 )
 def test_a_node_above_the_limit_is_busy(status: Any, why: str | None) -> None:
     assert busy(status, 90) == why
-
-
-# --- what is no answer ---
 
 
 @pytest.mark.parametrize(
@@ -133,9 +122,6 @@ def test_an_echo_of_marks_alone_is_one_too() -> None:
     assert not is_echo("42", "?!")
 
 
-# --- heavy models, and where jobs should run ---
-
-
 @pytest.mark.parametrize(
     ("model", "factor"),
     [
@@ -154,9 +140,6 @@ def test_an_echo_of_marks_alone_is_one_too() -> None:
 )
 def test_a_model_from_32_billion_parameters_on_takes_half_as_long_again(model: str | None, factor: float) -> None:
     assert timeout_factor(model) == factor
-
-
-# --- the arguments ---
 
 
 @pytest.mark.parametrize(
@@ -183,9 +166,6 @@ def test_a_wrong_argument_is_named(args: dict[str, Any], said: str) -> None:
     assert str(caught.value).startswith(said)
 
 
-# --- the protocols ---
-
-
 def test_a_question_in_both_protocols() -> None:
     asked = wanted(system="Be short.", max_tokens=9, options={"temperature": 0, "repeat_penalty": 1.1, "num_ctx": 512})
     assert question(BIG, "m", asked) == {
@@ -205,26 +185,6 @@ def test_a_question_in_both_protocols() -> None:
         "max_tokens": 9,
     }
     assert question(BIG, "m", wanted()) == {"model": "m", "prompt": "Why?", "stream": True, "options": {}}
-
-
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [
-        (
-            httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] s3cret"),
-            "its certificate is not valid for this machine",
-        ),
-        (httpx.ConnectError("s3cret"), "it is down: no connection"),
-        (httpx.ConnectTimeout("s3cret"), "it is down: no connection"),
-        (httpx.ReadTimeout("s3cret"), "it was silent for 7 s"),
-        (httpx.ReadError("s3cret"), "it broke the connection"),
-    ],
-)
-def test_a_trouble_of_the_connection_in_words_for_people(error: httpx.HTTPError, why: str) -> None:
-    assert str(trouble(error, 7)) == why
-
-
-# --- the addresses ---
 
 
 def test_the_nodes_are_those_of_the_settings_each_once() -> None:

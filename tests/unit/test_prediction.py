@@ -121,9 +121,6 @@ def test_few_predictions_make_no_correction_and_wild_ones_a_bounded_one() -> Non
     assert prediction.correction([1_000.0] * prediction.ENOUGH) == Correction(4.0, 4.0, 4.0)
 
 
-# --- simulated nights ---
-
-
 class Said(NamedTuple):
     """What was predicted of a job, or of the line (job None), and what came; in seconds from the prediction."""
 

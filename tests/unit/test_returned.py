@@ -148,9 +148,6 @@ def test_secrets_in_a_dataclass_are_masked_in_results_and_in_progress() -> None:
     )
 
 
-# --- the kit ---
-
-
 def test_the_kit_gives_the_result_of_the_run_that_has_succeeded() -> None:
     @register("t.returns")
     def returns(args: dict[str, Any], context: Context) -> Iterator[Any]:

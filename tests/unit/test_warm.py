@@ -52,9 +52,6 @@ def opened(log: list[str], name: str, error: Exception | None = None) -> Callabl
     return resource
 
 
-# --- what stays warm ---
-
-
 def test_a_resource_that_cannot_be_released_stops_nobody() -> None:
     kept, log = WarmResources(1), list[str]()
     kept.give_back((None, "a"), prepared("t a", opened(log, "a", ValueError("stays"))), is_sound=True)
@@ -74,9 +71,6 @@ def test_two_pipelines_have_resources_of_their_own_for_one_key() -> None:
 def test_what_is_prepared_should_be_a_context_manager() -> None:
     with pytest.raises(TypeError, match="generator function with one yield, or return a context manager"):
         prepared("t", lambda: 3)  # type: ignore[arg-type,return-value]
-
-
-# --- for how long jobs are passed over ---
 
 
 def preferred() -> Preference:
@@ -112,12 +106,6 @@ def test_affinity_may_be_switched_off() -> None:
     preference = Preference(False, 60)
     preference.claimed([job("a")], None)
     assert preference.overdue() is None
-
-
-# --- what siblings see ---
-
-
-# --- the pipeline's side ---
 
 
 def test_a_pipeline_gets_what_it_has_prepared_in_every_way_to_write_it() -> None:

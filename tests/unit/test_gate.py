@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from time import monotonic
 
 import pytest
@@ -37,19 +36,3 @@ def test_nobody_waits_longer_than_it_may() -> None:
             pass
         with pytest.raises(Busy), gate.passed(monotonic() + 60):
             pass
-
-
-def test_two_hundred_at_once_all_get_through() -> None:
-    gate, together, done = Gate(4), threading.Barrier(200), []
-
-    def ask() -> None:
-        together.wait()
-        with gate.passed(monotonic() + 30):
-            done.append(1)
-
-    threads = [threading.Thread(target=ask) for _ in range(200)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(done) == 200

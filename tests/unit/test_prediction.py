@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -88,9 +87,6 @@ def test_few_predictions_make_no_correction_and_wild_ones_a_bounded_one() -> Non
     assert prediction.correction([1_000.0] * prediction.ENOUGH) == Correction(4.0, 4.0, 4.0)
 
 
-# --- simulated nights ---
-
-
 class Said(NamedTuple):
     """What was predicted of a job, or of the line (job None), and what came; in seconds from the prediction."""
 
@@ -124,10 +120,7 @@ def predicted(seed: int, instants: int) -> list[Said]:
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(11, 90, 10))])
 def test_the_predicted_ends_of_a_night_are_off_by_ten_percent_at_most_in_the_median(seed: int) -> None:
-    """The error is |predicted - true end| as a share of the time from the prediction to the true end.
-
-    The correction comes from the three nights before, as the farm keeps it.
-    """
+    """The error is |predicted - true end| as a share of the time from the prediction to the true end."""
     before = [each for nth in range(3) for each in predicted(seed + nth, 3) if not each.was_running]
     by = prediction.correction([each.took / each.said.middle for each in before if each.job is not None])
     night = [each if each.was_running else each._replace(said=prediction.corrected(each.said, by))
@@ -144,18 +137,3 @@ def test_the_predicted_ends_of_a_night_are_off_by_ten_percent_at_most_in_the_med
     assert median(each.error(each.said) for each in waiting) < median(  # what the correction is for
         abs(each.said.middle / by.middle - each.took) / each.took for each in waiting
     )
-
-
-def test_a_night_is_the_same_each_time_and_all_its_jobs_end() -> None:
-    ends = [
-        [job.ended_at for job in night.jobs] for night in (Night.of(3), Night.of(3)) if not night.pass_until(100_000)
-    ]
-    assert ends[0] == ends[1]
-    assert None not in ends[0]
-
-
-def test_no_two_runs_of_a_key_overlap_in_a_night() -> None:
-    night = Night.of(3)
-    night.pass_until(100_000)
-    spans = sorted((job.key, job.started_at, job.ended_at) for job in night.jobs)
-    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in pairwise(spans))

@@ -9,7 +9,7 @@ import pytest
 
 from dataloader.queue import enqueue
 from dataloader.queue.enqueue import NewJob, merged
-from dataloader.queue.new_job import columns_of, is_deep
+from dataloader.queue.new_job import columns_of
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,3 @@ def test_columns_have_the_defaults_of_a_new_job() -> None:
     jobs = [NewJob(**document) for document in documents]
     assert columns_of(documents, lease_ttl_sec=60) | {"trace": [None]} == enqueue.columns(jobs)
     assert columns_of(documents, lease_ttl_sec=7)["lease_ttl_sec"] == [7]
-
-
-@pytest.mark.parametrize(
-    ("value", "room", "deep"),
-    [("text", 0, False), ({}, 0, True), ({}, 1, False), ({"a": [1]}, 1, True), ([[], {"a": 1}], 2, False)],
-)
-def test_depth_counts_objects_and_arrays(value: Any, room: int, deep: bool) -> None:
-    assert is_deep(value, room) is deep

@@ -11,7 +11,7 @@ import pytest
 
 from dataloader import pipelines
 from dataloader.farm.runner import returned
-from dataloader.pipelines import Context, around_run, on_error, register
+from dataloader.pipelines import Context, on_error, register
 from dataloader.queue.job import Delivery, End, Job, Outcome, decide
 from dataloader.testing import run
 
@@ -141,9 +141,6 @@ def test_results_and_progress_are_stored_as_they_are() -> None:
     )
 
 
-# --- the kit ---
-
-
 def test_the_kit_gives_the_result_of_the_run_that_has_succeeded() -> None:
     @register("t.returns")
     def returns(args: dict[str, Any], context: Context) -> Iterator[Any]:
@@ -180,13 +177,3 @@ def test_the_kit_gives_the_result_of_each_job_of_a_batch() -> None:
     result = run(each, {"a": [{"v": 1}, {"v": 2}], "fails": [{}], "b": [{}]})
     assert result.jobs == {"a": ["succeeded"] * 2, "fails": ["failed"], "b": ["succeeded"]}
     assert result.results == {"a": [2, 2], "fails": [None], "b": [1]}
-
-
-def test_a_hook_around_the_run_passes_the_result_on() -> None:
-    register("t.one")(lambda args: 1)
-
-    @around_run
-    def around(run: Any) -> Iterator[None]:
-        yield
-
-    assert run("t.one").result == 1

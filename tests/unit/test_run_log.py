@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloader.queue.job import Job
-from dataloader.queue.run_log import LINE_COST, LINE_MOST, Keys, Place, RunLog, Splitter, harmless, marked, read
+from dataloader.queue.run_log import LINE_COST, LINE_MOST, RunLog, Splitter, harmless, marked, read
 
 JOB = Job(UUID(int=1), "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, "host:1:boot")
 
@@ -140,15 +140,3 @@ def test_a_line_of_logging_comes_out_as_it_went_in() -> None:
     assert read(marked("odd", 1.0, "x")[:-1], "stdout").level == "info"
     assert read(b"\x1enonsense 1.0\x1ex", "stderr") == ("warning", "stderr", "\x1enonsense 1.0\x1ex", None)
     assert read(b"\xff", "stdout") == ("info", "stdout", "\\xff", None)
-
-
-def test_the_body_of_a_private_key_is_masked() -> None:
-    keys = Keys()
-    lines = ["a", "-----BEGIN RSA PRIVATE KEY-----", "MIIbody", "body", "-----END RSA PRIVATE KEY-----", "b"]
-    masked = [keys.masked(line, "***") for line in lines]
-    assert masked == ["a", "-----BEGIN RSA PRIVATE KEY-----", "***", "***", "***", "b"]
-
-
-def test_a_place_is_read_as_it_is_written() -> None:
-    assert Place.read(str(Place(3, 12))) == Place(3, 12)
-    assert Place.read(None) == Place(0, 0)

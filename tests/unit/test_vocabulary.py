@@ -1,7 +1,4 @@
-"""The words for states, ends, steps and reasons: each place that repeats them says the same as queue/job.py.
-
-A failure names the place, and the words that it lacks or has too many.
-"""
+"""The words for states, ends, steps and reasons: each place that repeats them says the same as queue/job.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Direct`: a `Farm` on the queue's database, with the client's results and errors."""
+"""`Direct` is a `Farm` that calls the database of the queue, with the results and errors of the client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataloader import log, ops
 from dataloader.cli.screen import as_json
 from dataloader.client import Forbidden, NotFound, Refused, Unavailable, Unexpected
 from dataloader.client.errors import ClientError, of_answer
-from dataloader.client.farm import Farm, Look
+from dataloader.client.farm import Farm, Snapshot
 from dataloader.client.wire import repetition, understood
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
@@ -32,17 +32,17 @@ from dataloader.queue import again, args_schema, db, enqueue, hooks, migrations,
 P = ParamSpec("P")
 R = TypeVar("R")
 
-STATEMENT_SEC = 30.0  # a person may wait longer than a program
+STATEMENT_SEC = 30.0  # the timeout of a statement; a person may wait longer than a program
 POLL_SEC = 0.3
 
 
 class Direct(Farm):
-    """A farm on its database. The session opens at the first call, and again after it was lost."""
+    """A farm on its database. The session opens at the first call, and again after a loss."""
 
     def __init__(self, dsn: str, settings: Settings) -> None:
         self._dsn, self._settings, self.url = dsn, settings, db.shown(dsn)
         self._conn: db.Connection | None = None
-        self._by = f"{_user()}@{hostname()} (command line)"
+        self._actor = f"{_user()}@{hostname()} (command line)"
 
     def close(self) -> None:
         if self._conn:
@@ -55,31 +55,31 @@ class Direct(Farm):
         try:
             checked = op.input.model_validate(given)
         except ValidationError as e:
-            raise _refused(e) from None
+            raise _invalid(e) from None
         named = {name: getattr(checked, name) for name in checked.model_fields_set}
-        found = self._ask(lambda conn: op.run(Call(conn, self._by, self._settings), named))
+        result = self._in_session(lambda conn: op.run(Call(conn, self._actor, self._settings), named))
         if op.name not in ops.UNMASKED:
-            found = understood(answer, as_document(written(found)))  # masked, as over HTTP
-        return getattr(found, field) if field else found
+            result = understood(answer, as_document(written(result)))  # masked, as over HTTP
+        return getattr(result, field) if field else result
 
     def _add(self, route: str, fields: dict[str, Any], trace: str | None) -> Triggered:
         if route.endswith("/again"):
             return self._run_again(fields, trace)
-        return _triggered(*self._ask(enqueue.enqueue, self._new(fields, trace), limited=True))
+        return _triggered(*self._in_session(enqueue.enqueue, self._new(fields, trace), limited=True))
 
     def _run_again(self, fields: dict[str, Any], trace: str | None) -> Triggered:
         old_id, changes, without = UUID(fields.pop("job_id")), fields.pop("args", {}), fields.pop("without", [])
-        if (old := self._ask(again.fields_of, old_id)) is None:
+        if (old := self._in_session(again.fields_of, old_id)) is None:
             raise NotFound("there is no job with this job_id", status=404)
         try:
             args = again.changed(old["args"], changes, without)
         except ValueError as e:
             raise Refused("The request is not valid", str(e)) from None
         new = self._new(old | fields | {"args": args}, trace)
-        return _triggered(*self._ask(again.add, old_id, new, self._by))
+        return _triggered(*self._in_session(again.add, old_id, new, self._actor))
 
     def _new(self, fields: dict[str, Any], trace: str | None) -> enqueue.NewJob:
-        """A new job, valid by the API's rules, hooks and the schema of its task; raises Refused."""
+        """A new job; raises Refused if the rules of the API, a hook or the schema of its task refuse it."""
         from dataloader.queue import new_job
 
         try:
@@ -88,7 +88,7 @@ class Direct(Farm):
             if hooks.AROUND_ENQUEUE:
                 valid = new_job.Trigger.model_validate(new_job.hooked(fields))
         except ValidationError as e:
-            raise _refused(e) from None
+            raise _invalid(e) from None
         except (ConfigError, ValueError) as e:  # of a hook
             raise Refused("The job was not added", str(e)) from None
         named = {name: getattr(valid, name) for name in valid.model_fields_set}
@@ -98,36 +98,35 @@ class Direct(Farm):
 
     def _require_args(self, new: enqueue.NewJob) -> None:
         """Raise Refused for args that the task's schema refuses."""
-        text = self._ask(operations.args_schemas, [new.task]).get(new.task)
-        if text is None or not (wrong := args_schema.faults(text, new.args)):
+        text = self._in_session(operations.args_schemas, [new.task]).get(new.task)
+        if text is None or not (faults := args_schema.faults(text, new.args)):
             return
-        if self._ask(enqueue.are_known, {new.idempotency_key}):
+        if self._in_session(enqueue.are_known, {new.idempotency_key}):
             return  # the job is there already
-        faults = ((("args", *each.path), each.code, str(each)) for each in wrong)
-        raise _with_faults("see below", faults)
+        raise _with_faults("see below", ((("args", *each.path), each.code, str(each)) for each in faults))
 
-    def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Look:
-        return Look(Retrying(**repetition(patience))(self.status, job_id), pause=POLL_SEC)
+    def _poll(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Snapshot:
+        return Snapshot(Retrying(**repetition(patience))(self.status, job_id), pause=POLL_SEC)
 
-    def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
-        """Call `question` on the session; each failure becomes one of the client's errors."""
+    def _in_session(self, function: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
+        """Call `function` on the session; raises an error of the client for each failure."""
         try:
             with db.in_force(conn := self._session()):
-                return question(conn, *args, **fields)
+                return function(conn, *args, **fields)
         except migrations.SchemaError as e:
             raise Refused(str(e)) from None
         except tuple(MEANINGS) as e:
-            raise _in_words(e) from None
+            raise _client_error(e) from None
         except ValueError as e:
             raise Refused("The request is not valid", str(e)) from None
         except psycopg.DataError as e:  # text that PostgreSQL cannot store
-            raise Refused("The request is not valid", _words(e)) from None
+            raise Refused("The request is not valid", _message(e)) from None
         except psycopg.errors.InsufficientPrivilege as e:
-            raise Forbidden("database", _words(e)) from None
+            raise Forbidden("database", _message(e)) from None
         except psycopg.Error as e:
-            self._forget()
+            self._discard_session()
             kind = Unavailable if db.is_passing(e) else Unexpected
-            raise kind("database", _words(e)) from None
+            raise kind("database", _message(e)) from None
 
     def _session(self) -> db.Connection:
         if self._conn is None:
@@ -144,7 +143,7 @@ class Direct(Farm):
                 migrations.check(self._conn)
         return self._conn
 
-    def _forget(self) -> None:
+    def _discard_session(self) -> None:
         if self._conn:
             with suppress(psycopg.Error):
                 self._conn.close()
@@ -155,31 +154,31 @@ def _triggered(job_id: UUID, status: Any) -> Triggered:
     return Triggered(job_id=job_id, status=status)
 
 
-def _in_words(error: Exception) -> ClientError:
-    """The client's exception for an error of the queue, as the API would answer it."""
-    means = meaning(error)
-    assert means  # noqa: S101  it is an error of the table
-    kind, title = means.kind
-    return of_answer(means.status, "", {"type": kind, "title": title, "detail": str(error)}, None)
+def _client_error(error: Exception) -> ClientError:
+    """The exception of the client for an error of the queue; it is the same as over HTTP."""
+    known = meaning(error)
+    assert known  # noqa: S101  the caller catches only the errors of MEANINGS
+    kind, title = known.kind
+    return of_answer(known.status, "", {"type": kind, "title": title, "detail": str(error)}, None)
 
 
-def _refused(error: ValidationError) -> Refused:
-    """The client's exception for parameters that are not valid."""
+def _invalid(error: ValidationError) -> Refused:
+    """The exception of the client for parameters that are not valid."""
     return _with_faults("", ((each["loc"], each["type"], each["msg"]) for each in error.errors()))
 
 
-def _with_faults(detail: str, faults: Iterable[tuple[tuple[str | int, ...], str, str]]) -> Refused:
-    """The exception for places that are wrong: the path, the code and the message of each."""
-    told = [Fault(pointer="".join(f"/{step}" for step in path), code=code, message=text) for path, code, text in faults]
-    return Refused("The request is not valid", detail, faults=tuple(told))
+def _with_faults(detail: str, triples: Iterable[tuple[tuple[str | int, ...], str, str]]) -> Refused:
+    """The exception for faults, each given as a path, a code and a message."""
+    faults = [Fault(pointer="/".join(("", *map(str, path))), code=code, message=text) for path, code, text in triples]
+    return Refused("The request is not valid", detail, faults=tuple(faults))
 
 
 def as_document(row: Any) -> Any:
-    """A row as the API would write it: masked, and with JSON's types alone."""
+    """The row as the API writes it: masked, and with only the types of JSON."""
     return json.loads(as_json(log.masked(row), None))
 
 
-def _words(error: psycopg.Error) -> str:
+def _message(error: psycopg.Error) -> str:
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     return log.masked("; ".join(filter(None, lines)))
 

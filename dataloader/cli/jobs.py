@@ -46,9 +46,9 @@ def _fields_of_producer(command: F) -> F:
         type=base.Choice(ON_FAILURE),
         help="what comes of the job when one of these does not succeed; default: cancel",
     )
-    return click.option("--depends-on", multiple=True, metavar="JOB", help="a job that ends before; again for more")(
-        failure(command)
-    )
+    return click.option(
+        "--depends-on", multiple=True, metavar="JOB", help="a job that must end before; repeat it for more"
+    )(failure(command))
 
 
 commands = base.Group()
@@ -118,10 +118,10 @@ def _started(
 @commands.command(examples=(f"dataloader again {base.EXAMPLE_ID} --arg day=2026-01-31 --arg limit=10",))
 @click.argument("job_id", type=click.UUID)
 @click.option(
-    "--arg", "pairs", multiple=True, metavar="NAME=VALUE", help="an arg to replace, JSON or text; again for more"
+    "--arg", "pairs", multiple=True, metavar="NAME=VALUE", help="an arg to replace, JSON or text; repeat it for more"
 )
 @click.option("--args", "args_json", default="{}", help="args to replace, a JSON object; @FILE reads a file, @- stdin")
-@click.option("--without", multiple=True, metavar="NAME", help="an arg to leave out; again for more")
+@click.option("--without", multiple=True, metavar="NAME", help="an arg to leave out; repeat it for more")
 @click.option("--queue", "-q", help="default: the job's")
 @click.option("--lock-key", help="default: the job's")
 @click.option("--priority", type=int, help="default: the job's")

@@ -37,7 +37,7 @@ from dataloader.client.errors import (
     Unexpected,
     WaitTimeout,
 )
-from dataloader.client.farm import BATCH, Farm, Look, document, made
+from dataloader.client.farm import BATCH, Farm, Snapshot, document, made
 from dataloader.client.transport import Transport
 from dataloader.client.wire import Answer, Request, Service, repetition
 from dataloader.model.jobs import Status, Triggered, TriggeredMany
@@ -139,17 +139,17 @@ class Client(Farm):
 
         return self._finished(call())
 
-    def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Any:
+    def _poll(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Any:
         named = {"job_id": str(job_id)} | ({"wait": seconds} if seconds else {})
         headers = {"If-None-Match": etag} if etag else {}
         request = wire.request("GET /jobs/{job_id}/status", named, headers, extra=seconds)
 
-        async def look() -> Look:
+        async def call() -> Snapshot:
             answer = await self._sent(request, patience)
             job = wire.understood(Status, answer.document) if answer.status == 200 else None
-            return Look(job, answer.etag, answer.retry_after)
+            return Snapshot(job, answer.etag, answer.retry_after)
 
-        return self._finished(look())
+        return self._finished(call())
 
     async def _sent(self, request: Request, patience: float) -> Answer:
         """The answer to a request, which is repeated for so many seconds while the service is away."""

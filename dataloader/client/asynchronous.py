@@ -203,7 +203,7 @@ class AsyncClient:
     test_webhook = _awaited(Client.test_webhook)
 
     # How the methods above make their requests, and do not block.
-    _add, _add_many, _run, _wait, _look = Client._add, Client._add_many, Client._run, Client._wait, Client._look
+    _add, _add_many, _run, _wait, _poll = Client._add, Client._add_many, Client._run, Client._wait, Client._poll
     _call, _pages, _total, _sent = Client._call, Client._pages, Client._total, Client._sent
     _finished = _each = staticmethod(lambda work: work)
     _sleep = staticmethod(anyio.sleep)

@@ -1,6 +1,6 @@
-"""`Farm`: the questions and orders to a job farm. `Client` is one over HTTP, `Direct` of the command line in process.
+"""`Farm` has the operations of a job farm. `Client` calls them over HTTP, `Direct` (command line) in its own process.
 
-A method of several calls is a coroutine here. A farm that blocks carries it out at once (`finished`, `each`);
+A method of several calls is a coroutine here. A farm that blocks runs it to its end (`finished`, `each`);
 `AsyncClient` returns it to its caller.
 """
 
@@ -51,8 +51,8 @@ class JobFields(TypedDict, total=False):
     on_parent_failure: str | None
 
 
-class Look(NamedTuple):
-    """A job as it is now (None: as it was), its version, and the seconds to wait before the next look."""
+class Snapshot(NamedTuple):
+    """The job now (None: no change), its version, and the seconds to wait before the next poll."""
 
     job: Status | None
     etag: str | None = None
@@ -189,13 +189,13 @@ class Farm(Operations):
             left = max(0.0, until - begun)
             seconds = int(min(POLL_SEC, left)) if job else 0  # the first answer is always news
             try:
-                look: Look = await made(self._look(job_id, etag, seconds, min(patience, left)))
+                snapshot: Snapshot = await made(self._poll(job_id, etag, seconds, min(patience, left)))
             except Unavailable as e:
                 if e.is_lasting or patience < left:
                     raise
                 raise WaitTimeout(job, timeout or 0) from None
-            is_news = look.job is not None and look.job != job
-            job, etag = look.job or job, look.etag or etag
+            is_news = snapshot.job is not None and snapshot.job != job
+            job, etag = snapshot.job or job, snapshot.etag or etag
             assert job is not None  # noqa: S101  only a version that is known is left out
             if is_news and on_progress:
                 await made(on_progress(job))
@@ -205,11 +205,11 @@ class Farm(Operations):
                 raise WaitTimeout(job, timeout or 0)
             # A service that is busy does not wait for a change.
             has_waited = is_news or time.monotonic() - begun > _QUICK
-            pause = look.pause or (0.05 if has_waited else min(2.0, max(0.1, 1.5 * pause)))
+            pause = snapshot.pause or (0.05 if has_waited else min(2.0, max(0.1, 1.5 * pause)))
             await made(self._sleep(min(pause, max(0.0, until - time.monotonic()))))
 
-    def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Any:
-        """A Look at the job: as soon as it has another version than `etag`, or after some seconds."""
+    def _poll(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Any:
+        """A Snapshot of the job, once it has another version than `etag`, or after some seconds."""
         raise NotImplementedError
 
     def _pages(

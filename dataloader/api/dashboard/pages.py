@@ -348,7 +348,7 @@ def job(job_id: str) -> Response:
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,
         run_sec=run_sec,
-        left_sec=card.left_sec(found, events, run_sec, now) if found["status"] == "running" else None,
+        remaining_sec=card.remaining_sec(found, events, run_sec, now) if found["status"] == "running" else None,
         used=used,
         attempts=attempts,
         events=entries,

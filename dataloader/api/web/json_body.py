@@ -1,6 +1,6 @@
-"""The reading and writing of JSON: the guards on a body, the naming of its faults, the JSON of answers.
+"""Read the JSON of bodies, name their faults, and write the JSON of answers.
 
-A body holds only what PostgreSQL can store and a worker can read; a fault has a JSON pointer to its place.
+A body is refused if PostgreSQL cannot store it or a worker cannot read it. A fault has a JSON pointer to its place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataloader.api.web.problems import Fault, Problem, invalid
 from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN, is_deep
 
 BODY_LIMIT = 256 * 1024  # bytes; in a batch, of each job's args
-DIGITS_LIMIT = 4_300  # of one integer; Python, and so a worker, reads no longer one
+DIGITS_LIMIT = 4_300  # of one integer; Python, and so a worker, cannot read a longer one
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 PRINTABLE = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"  # text without control characters, as a pattern of JSON Schema
 _POINTER_LIMIT = 200
@@ -34,28 +34,28 @@ def document(raw: bytes, depth: int = DEPTH_LIMIT) -> dict[str, Any]:
     """
     if not raw:
         raise invalid("", "empty", "the body should be a JSON object; it is empty")
-    value = _at_once(raw, depth) or _plain(_decoded(raw, depth), [], depth)
+    value = _parsed_fast(raw, depth) or _checked(_parsed(raw, depth), [], depth)
     if not isinstance(value, dict):
         raise invalid("", "object_type", "the body should be a JSON object")
     return value
 
 
-def _at_once(raw: bytes, depth: int) -> Any:
-    """The JSON in `raw` where a quick check finds no fault, else None; much faster than _plain."""
+def _parsed_fast(raw: bytes, depth: int) -> Any:
+    """The JSON in `raw` if a quick check finds no fault, else None; much faster than _checked."""
     if b"\\u0000" in raw or b"\\ud" in raw or b"\\uD" in raw:
         return None
     try:
-        value = json.loads(raw.decode(), object_pairs_hook=_without_twins, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(raw.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
         return None if is_deep(value, depth) else value
     except (ValueError, RecursionError):
         return None
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         raise ValueError
-    return found
+    return unique
 
 
 def _finite(digits: str) -> float:
@@ -65,17 +65,17 @@ def _finite(digits: str) -> float:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object as it was written, with keys that occur twice."""
+    """The pairs of a JSON object, with duplicate keys."""
 
 
-def _decoded(raw: bytes, depth: int) -> Any:
+def _parsed(raw: bytes, depth: int) -> Any:
     try:
         return json.loads(raw.decode(), object_pairs_hook=_Pairs, parse_int=_integer)
     except UnicodeDecodeError:
         raise invalid("", "utf8", "the body should be JSON in UTF-8") from None
     except json.JSONDecodeError as e:
-        where = f"line {e.lineno}, column {e.colno}"
-        raise invalid("", "json", f"the body should be JSON; it is not from {where} on") from None
+        place = f"line {e.lineno}, column {e.colno}"
+        raise invalid("", "json", f"the body should be JSON; its first fault is at {place}") from None
     except RecursionError:
         raise _too_deep([], depth) from None
 
@@ -84,14 +84,14 @@ def _integer(digits: str) -> float | int:
     return int(digits) if len(digits) <= DIGITS_LIMIT else math.inf
 
 
-def _plain(value: Any, path: list[str | int], depth: int) -> Any:
-    """`value` with dicts for _Pairs. `path` leads to it; the function changes `path` in place, which is cheap."""
+def _checked(value: Any, path: list[str | int], depth: int) -> Any:
+    """`value` with a dict for each _Pairs. `path` is its place; it is changed in place, to save time."""
     if isinstance(value, list) and len(path) >= depth:
         raise _too_deep(path, depth)
     if isinstance(value, _Pairs):
-        return _object(value, path, depth)
+        return _checked_object(value, path, depth)
     if isinstance(value, list):
-        return [_at(path, index, item, depth) for index, item in enumerate(value)]
+        return [_checked_item(path, index, item, depth) for index, item in enumerate(value)]
     if isinstance(value, str):
         _check_text(value, path)
     if isinstance(value, float) and not math.isfinite(value):
@@ -99,21 +99,21 @@ def _plain(value: Any, path: list[str | int], depth: int) -> Any:
     return value
 
 
-def _object(pairs: _Pairs, path: list[str | int], depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _checked_object(pairs: _Pairs, path: list[str | int], depth: int) -> dict[str, Any]:
+    checked: dict[str, Any] = {}
     for key, item in pairs:
         _check_text(key, [*path, key])
-        if key in found:
+        if key in checked:
             raise invalid(pointer([*path, key]), "duplicate_key", "a key should occur once in an object")
-        found[key] = _at(path, key, item, depth)
-    return found
+        checked[key] = _checked_item(path, key, item, depth)
+    return checked
 
 
-def _at(path: list[str | int], step: str | int, item: Any, depth: int) -> Any:
+def _checked_item(path: list[str | int], step: str | int, item: Any, depth: int) -> Any:
     path.append(step)
-    plain = _plain(item, path, depth)
+    checked = _checked(item, path, depth)
     path.pop()
-    return plain
+    return checked
 
 
 def _check_text(text: str, path: list[str | int]) -> None:
@@ -141,9 +141,9 @@ def validated(model: type[M], document: dict[str, Any], noun: str = "field") -> 
 
 
 def refusal(error: ValidationError, model: type[BaseModel], noun: str, path: tuple[str, ...] = ()) -> Problem:
-    """The 400 Problem of what pydantic found in the part of a body to which `path` leads."""
+    """A 400 Problem with the errors of pydantic; `path` is the place of the value in the body."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
-    faults = [_fault(found, model, noun, path) for found in errors[:FAULTS_SHOWN]]
+    faults = [_fault(each, model, noun, path) for each in errors[:FAULTS_SHOWN]]
     count = f"one {noun} is" if len(errors) == 1 else f"{len(errors)} {noun}s are"
     return Problem(400, f"{count} not valid, see errors", faults)
 

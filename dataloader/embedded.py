@@ -364,8 +364,8 @@ def find_programs(data: Path, pg_bin: Path | None) -> Path:
     version = data / "PG_VERSION"
     major = int(version.read_text()) if version.exists() else None
     for folder in [pg_bin] if pg_bin else _candidates():
-        found = _major(folder)
-        if found and (found == major if major else found >= OLDEST):
+        number = _major(folder)
+        if number and (number == major if major else number >= OLDEST):
             return folder
     wanted = f"{major} (which made {data})" if major else f"{OLDEST} or newer"
     if pg_bin:
@@ -396,8 +396,8 @@ def _major(folder: Path) -> int | None:
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(rb"\) (\d+)", done.stdout)
-    return int(found[1]) if found else None
+    match = re.search(rb"\) (\d+)", done.stdout)
+    return int(match[1]) if match else None
 
 
 def reachable(programs: Path, root: Path, account: Account) -> Path:

@@ -54,8 +54,8 @@ def _view(op: Op) -> Any:
             call = Call(
                 conn, auth.who(), current_app.extensions["settings"], auth.may("read"), cache.outlook, cache.counts
             )
-            found = op.run(call, given)
-        answer = written(found)
+            result = op.run(call, given)
+        answer = written(result)
         if op.is_change:
             g.changed = _change(given, answer)
         if op.name in ops.UNMASKED:
@@ -85,17 +85,17 @@ def _is_long(each: Parameter) -> bool:
 def _change(given: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
     """A change in the audit: its parameters, how many jobs were changed, the first and the last of them."""
     left_out = ("args", "verb", "confirmation", "after")
-    found = {name: value for name, value in given.items() if name not in left_out and not isinstance(value, list)}
+    facts = {name: value for name, value in given.items() if name not in left_out and not isinstance(value, list)}
     jobs = answer.get("changed", answer.get("moved"))
     if isinstance(answer.get("jobs"), list):
         done = [each["job_id"] for each in answer["jobs"] if each["outcome"] == "done"]
-        found |= {"first_job_id": done[0], "last_job_id": done[-1]} if done else {}
+        facts |= {"first_job_id": done[0], "last_job_id": done[-1]} if done else {}
         jobs = len(done)
     elif given.get("job_ids"):
-        found["named"] = len(given["job_ids"])
+        facts["named"] = len(given["job_ids"])
     elif answer.get("job_id"):
-        found["job_id"] = answer["job_id"]
-    summary: dict[str, Any] = to_jsonable_python(found if jobs is None else found | {"jobs": jobs})
+        facts["job_id"] = answer["job_id"]
+    summary: dict[str, Any] = to_jsonable_python(facts if jobs is None else facts | {"jobs": jobs})
     return summary
 
 

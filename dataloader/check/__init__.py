@@ -58,9 +58,9 @@ class Report:
 
     def document(self) -> str:
         """The report as JSON."""
-        found = {"ok": self.is_good, "settings": self.settings, "findings": [asdict(f) for f in self.findings]}
-        found["files"] = list(self.files)
-        return json.dumps(found, ensure_ascii=False, indent=2)
+        report = {"ok": self.is_good, "settings": self.settings, "findings": [asdict(f) for f in self.findings]}
+        report["files"] = list(self.files)
+        return json.dumps(report, ensure_ascii=False, indent=2)
 
 
 def run(find_dsn: Callable[[Settings], str | None]) -> Report:

@@ -70,10 +70,10 @@ def of_databases(settings: Settings, dsn: str | None) -> list[Finding]:
     if dsn is None:
         advice = "set DL_DB_DSN or PG_HOST and PG_DATABASE; `dataloader up` brings a PostgreSQL along"
         return [error("database", "no database is configured", advice)]
-    found, target_dsn = of_queue(settings, dsn), settings.target_dsn or dsn
-    if target_dsn == dsn and any(f.level is Level.ERROR and f.about in ("database", "session") for f in found):
-        return found  # the target would repeat the error
-    return [*found, of_target(settings, target_dsn)]
+    findings, target_dsn = of_queue(settings, dsn), settings.target_dsn or dsn
+    if target_dsn == dsn and any(f.level is Level.ERROR and f.about in ("database", "session") for f in findings):
+        return findings  # the target would repeat the error
+    return [*findings, of_target(settings, target_dsn)]
 
 
 # --- the queue's database ---
@@ -179,20 +179,20 @@ def _schema_in(conn: db.Connection, name: str) -> list[Finding]:
     if rights["found"] and not rights["may_use"]:
         return [error("privileges", f"no USAGE on schema {name}", f"GRANT USAGE ON SCHEMA {name}")]
     functions = _facts(conn, "function_rights", schema=name)
-    found = privileges(tables, functions, _facts(conn, "strangers"))
-    found += exposure(name, rights["open_to_all"], functions, rights["is_superuser"])
+    findings = privileges(tables, functions, _facts(conn, "strangers"))
+    findings += exposure(name, rights["open_to_all"], functions, rights["is_superuser"])
     if any(table["name"] == "dl_migrations" and table["lacking"] for table in tables):
-        return found
+        return findings
     refusal, todo = "", ""
     try:
         migrations.check(conn)
         todo = ", ".join(migrations.missing(conn))
     except migrations.SchemaError as e:
         refusal = str(e)
-    found.append(schema(refusal, todo, may_migrate))
+    findings.append(schema(refusal, todo, may_migrate))
     if drifted := migrations.drifted(conn):
-        found.append(warning("schema", f"not as shipped: {'; '.join(drifted)}", _migrate(may_migrate)))
-    return found
+        findings.append(warning("schema", f"not as shipped: {'; '.join(drifted)}", _migrate(may_migrate)))
+    return findings
 
 
 def privileges(
@@ -259,15 +259,15 @@ def _fleet(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
     except (errors.InsufficientPrivilege, errors.UndefinedTable, errors.UndefinedColumn):
         return []  # the schema's findings say so
     workers = sum(spec.concurrency for spec in settings.workers) + sum(farm["workers"] for farm in farms)
-    found = listeners(workers)
+    findings = listeners(workers)
     if not farms:
-        return found
+        return findings
     (facts,), (seen,) = _facts(conn, "sessions"), _facts(conn, "fleet_sessions")
     same = _server(settings.target_dsn or dsn) == _server(dsn)
     _, ours = wanted_connections(settings, same_server=same)
     apis = api_connections(settings) * seen["api_hosts"]
     most = ours + apis + seen["reapers"] + sum(farm_connections(**farm, same_server=same) for farm in farms)
-    return [*found, fleet(len(farms) + 1, most, sessions_left(facts, seen["of_farms"]))]
+    return [*findings, fleet(len(farms) + 1, most, sessions_left(facts, seen["of_farms"]))]
 
 
 def listeners(workers: int) -> list[Finding]:
@@ -350,11 +350,11 @@ def _merging(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]
 
 def merging_by_settings(workers: Iterable[WorkerSpec]) -> dict[str, bool]:
     """PURE: whether each queue merges by the settings: by any entry that names it, for others may say nothing."""
-    found: dict[str, bool] = {}
+    merging: dict[str, bool] = {}
     for spec in workers:
         for queue in spec.served:
-            found[queue] = found.get(queue, False) or bool(spec.merge)
-    return found
+            merging[queue] = merging.get(queue, False) or bool(spec.merge)
+    return merging
 
 
 def merging(

@@ -87,12 +87,12 @@ def _named(reached: Reached, name: str) -> None:
         findings, kind = list(diagnose_schedule(reached.farm.schedule(name))), "schedule"
     except NotFound:
         try:
-            found = reached.farm.backfill(name)
+            backfill = reached.farm.backfill(name)
         except NotFound:
             unknown = "there is no schedule and no backfill with this name, and it is no job_id"
             raise NotFound(unknown, status=404) from None
         overview, workers = reached.farm.overview(), reached.farm.workers()
-        findings, kind = list(diagnose_backfill(found, overview.queues, _serving(workers))), "backfill"
+        findings, kind = list(diagnose_backfill(backfill, overview.queues, _serving(workers))), "backfill"
     _tell(reached, findings, {kind: name}, Text(f"{kind} {name}"))
 
 
@@ -114,10 +114,10 @@ def _of_whole(farm: Farm) -> Iterator[Finding]:
     with suppress(Forbidden):  # a token that may only read
         receivers = farm.webhooks()
     overview = farm.overview()
-    found = list(of_farm(overview, farm.workers(), farm.database(), receivers))
-    found += of_errors(farm.errors().groups if overview.total.dead else [])
-    found += [*of_backfills(farm.backfills()), *of_tasks(farm.tasks())]
-    yield from found or [Finding("Nothing is wrong with the farm.")]
+    findings = list(of_farm(overview, farm.workers(), farm.database(), receivers))
+    findings += of_errors(farm.errors().groups if overview.total.dead else [])
+    findings += [*of_backfills(farm.backfills()), *of_tasks(farm.tasks())]
+    yield from findings or [Finding("Nothing is wrong with the farm.")]
 
 
 def _tell(reached: Reached, findings: Sequence[Finding], of: Mapping[str, object], title: Text | None = None) -> None:
@@ -139,29 +139,30 @@ def diagnose(case: Case) -> Iterator[Finding]:
     yield from _earlier_runs(case)
 
 
-def diagnose_schedule(found: Schedule) -> Iterator[Finding]:
+def diagnose_schedule(schedule: Schedule) -> Iterator[Finding]:
     """Why a schedule makes no jobs, or that it does."""
-    last = ("doctor", str(found.last_job_id)) if found.last_job_id and found.last_job_status else ()
-    if found.paused_at:
-        yield Finding(f"It is paused by {found.paused_by}, so it makes no jobs.", ("schedule", "resume", found.name))
-    elif found.retired_at:
-        yield Finding(_RETIRED, ("schedule", "remove", found.name))
-    elif found.error:
-        text = f"Its jobs cannot be made: {screen.short(found.error, 300)}. The reaper tries again every minute."
-        yield Finding(text, ("schedule", "show", found.name))
-    elif found.overdue_sec > OVERDUE_SEC:
-        late = screen.duration(found.overdue_sec)
+    last = ("doctor", str(schedule.last_job_id)) if schedule.last_job_id and schedule.last_job_status else ()
+    if schedule.paused_at:
+        text = f"It is paused by {schedule.paused_by}, so it makes no jobs."
+        yield Finding(text, ("schedule", "resume", schedule.name))
+    elif schedule.retired_at:
+        yield Finding(_RETIRED, ("schedule", "remove", schedule.name))
+    elif schedule.error:
+        text = f"Its jobs cannot be made: {screen.short(schedule.error, 300)}. The reaper tries again every minute."
+        yield Finding(text, ("schedule", "show", schedule.name))
+    elif schedule.overdue_sec > OVERDUE_SEC:
+        late = screen.duration(schedule.overdue_sec)
         text = f"A due time of {late} ago has no job: no reaper runs (start one: `dataloader reaper`)"
         yield Finding(f"{text}, or its log says why it makes none.")
-    elif found.next_due is None:
-        yield Finding("No due time of it comes any more.", ("schedule", "show", found.name))
+    elif schedule.next_due is None:
+        yield Finding("No due time of it comes any more.", ("schedule", "show", schedule.name))
     else:
-        yield Finding(f"It is due as it should be: {found.words}.", ("schedule", "show", found.name))
-    if found.skipped and found.overlap == "skip":
-        text = f"{found.skipped:,} due times got no job, because the job before had not ended (overlap skip)."
+        yield Finding(f"It is due as it should be: {schedule.words}.", ("schedule", "show", schedule.name))
+    if schedule.skipped and schedule.overlap == "skip":
+        text = f"{schedule.skipped:,} due times got no job, because the job before had not ended (overlap skip)."
         yield Finding(text, last)
-    elif last and found.last_job_status != "succeeded":
-        yield Finding(f"Its last job is {found.last_job_status}.", last)
+    elif last and schedule.last_job_status != "succeeded":
+        yield Finding(f"Its last job is {schedule.last_job_status}.", last)
 
 
 def of_errors(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
@@ -186,16 +187,16 @@ def _again(group: ErrorGroup) -> tuple[str, ...]:
     return ("requeue", "--matching", " ".join([*(f'{name}:"{text}"' for name, text in quoted.items()), "status:dead"]))
 
 
-def of_backfills(found: Sequence[Backfill]) -> Iterator[Finding]:
+def of_backfills(backfills: Sequence[Backfill]) -> Iterator[Finding]:
     """The backfills whose next jobs are not made."""
-    for each in found:
+    for each in backfills:
         if each.error or each.overdue_sec > OVERDUE_SEC:
             yield Finding(f"The jobs of backfill {each.name} are not made.", ("doctor", each.name))
 
 
-def of_tasks(found: Sequence[Task]) -> Iterator[Finding]:
+def of_tasks(tasks: Sequence[Task]) -> Iterator[Finding]:
     """The tasks whose runs cost more workers than they should."""
-    for each in found:
+    for each in tasks:
         if each.replaces:
             runs, replaced = each.replaces.runs, each.replaces.replaced
             facts = ", ".join(screen.short(name, 40) for name in each.replaces.changed[:10])
@@ -204,53 +205,53 @@ def of_tasks(found: Sequence[Task]) -> Iterator[Finding]:
             yield Finding(f"{text} process ({facts}), {why}")
 
 
-def diagnose_backfill(found: Backfill, queues: Sequence[Queue], serving: Collection[str]) -> Iterator[Finding]:
+def diagnose_backfill(backfill: Backfill, queues: Sequence[Queue], serving: Collection[str]) -> Iterator[Finding]:
     """Why a backfill does not go on, or that it does; `serving` are the queues that have workers."""
-    reasons = [*_not_made(found), *_not_run(found, queues, serving)]
-    if found.state in ("making", "running", "done") and not reasons:
-        done = "is done" if found.state == "done" else "goes on"
-        yield Finding(f"It {done}: {found.ended:,} of {found.total:,} partitions.", ("backfill", "show", found.name))
+    reasons = [*_not_made(backfill), *_not_run(backfill, queues, serving)]
+    if backfill.state in ("making", "running", "done") and not reasons:
+        done = "is done" if backfill.state == "done" else "goes on"
+        text = f"It {done}: {backfill.ended:,} of {backfill.total:,} partitions."
+        yield Finding(text, ("backfill", "show", backfill.name))
     yield from reasons
-    if dead := {status: found.counts.get(status, 0) for status in ("failed", "lost") if found.counts.get(status)}:
+    if dead := {status: backfill.counts.get(status, 0) for status in ("failed", "lost") if backfill.counts.get(status)}:
         listed = " and ".join(f"{count:,} {status}" for status, count in dead.items())
         text = f"Of its partitions {listed}. To see which, and their jobs:"
-        yield Finding(text, ("backfill", "partitions", found.name, "--status", next(iter(dead))))
-        yield Finding("When what was wrong is put right:", ("backfill", "retry", found.name))
-    if found.state == "done" and (missing := found.counts.get("missing")):
+        yield Finding(text, ("backfill", "partitions", backfill.name, "--status", next(iter(dead))))
+        yield Finding("When what was wrong is put right:", ("backfill", "retry", backfill.name))
+    if backfill.state == "done" and (missing := backfill.counts.get("missing")):
         text = f"{missing:,} of its partitions have no job: somebody has deleted it before its end."
-        yield Finding(text, ("backfill", "partitions", found.name, "--status", "missing"))
+        yield Finding(text, ("backfill", "partitions", backfill.name, "--status", "missing"))
 
 
-def _not_made(found: Backfill) -> Iterator[Finding]:
+def _not_made(backfill: Backfill) -> Iterator[Finding]:
     """Why no more jobs of it are made."""
-    if found.state == "canceled":
-        yield Finding(f"It is canceled by {found.canceled_by}, so none of its jobs starts any more.")
-    elif found.state == "paused":
-        yield Finding(
-            f"It is paused by {found.paused_by}, so none of its jobs starts.", ("backfill", "resume", found.name)
-        )
-    elif found.error:
-        text = f"Its next jobs cannot be made: {screen.short(found.error, 300)}. The reaper tries again every 10 s."
-        yield Finding(text, ("backfill", "show", found.name))
-    elif found.overdue_sec > OVERDUE_SEC:
-        late = screen.duration(found.overdue_sec)
+    if backfill.state == "canceled":
+        yield Finding(f"It is canceled by {backfill.canceled_by}, so none of its jobs starts any more.")
+    elif backfill.state == "paused":
+        text = f"It is paused by {backfill.paused_by}, so none of its jobs starts."
+        yield Finding(text, ("backfill", "resume", backfill.name))
+    elif backfill.error:
+        text = f"Its next jobs cannot be made: {screen.short(backfill.error, 300)}. The reaper tries again every 10 s."
+        yield Finding(text, ("backfill", "show", backfill.name))
+    elif backfill.overdue_sec > OVERDUE_SEC:
+        late = screen.duration(backfill.overdue_sec)
         text = f"Its next jobs have waited for a reaper for {late}: none runs (start one: `dataloader reaper`)"
         yield Finding(f"{text}, or its log says why it makes none.")
 
 
-def _not_run(found: Backfill, queues: Sequence[Queue], serving: Collection[str]) -> Iterator[Finding]:
+def _not_run(backfill: Backfill, queues: Sequence[Queue], serving: Collection[str]) -> Iterator[Finding]:
     """Why its queued jobs do not start."""
-    if found.state not in ("making", "running") or not found.counts.get("queued"):
+    if backfill.state not in ("making", "running") or not backfill.counts.get("queued"):
         return
-    queue = next((each for each in queues if each.queue == found.queue), None)
-    if found.queue not in serving:
+    queue = next((each for each in queues if each.queue == backfill.queue), None)
+    if backfill.queue not in serving:
         others = f" There are workers for: {', '.join(sorted(serving))}." if serving else " No worker is alive at all."
-        yield Finding(f"No worker serves its queue {found.queue}.{others}", ("ps",))
+        yield Finding(f"No worker serves its queue {backfill.queue}.{others}", ("ps",))
     if queue and queue.paused_at:
-        yield Finding(f"Its queue {found.queue} is paused.", ("resume", found.queue))
-    if found.max_running and found.counts.get("running", 0) >= found.max_running:
-        text = f"As many of its jobs run as may: {found.max_running:,}. To let more run:"
-        yield Finding(text, ("backfill", "set", found.name, "--max-running", str(2 * found.max_running)))
+        yield Finding(f"Its queue {backfill.queue} is paused.", ("resume", backfill.queue))
+    if backfill.max_running and backfill.counts.get("running", 0) >= backfill.max_running:
+        text = f"As many of its jobs run as may: {backfill.max_running:,}. To let more run:"
+        yield Finding(text, ("backfill", "set", backfill.name, "--max-running", str(2 * backfill.max_running)))
 
 
 _RETIRED = (

@@ -41,8 +41,8 @@ def queues(reached: Reached) -> None:
 @reaching
 def ps(reached: Reached) -> None:
     """List the workers of all hosts, and what they run."""
-    found = reached.farm.workers()
-    reached.answer({"workers": found}, lambda: worker_table(found))
+    workers = reached.farm.workers()
+    reached.answer({"workers": workers}, lambda: worker_table(workers))
 
 
 @commands.command(examples=["dataloader predict etl.default", f"dataloader predict {base.EXAMPLE_ID}"])
@@ -50,13 +50,13 @@ def ps(reached: Reached) -> None:
 @reaching
 def predict(reached: Reached, what: str) -> None:
     """Say when a job will end, or all that is queued in a queue now, with the range of that."""
-    found: JobPrediction | QueuePrediction
+    prediction: JobPrediction | QueuePrediction
     try:
-        found = reached.farm.predict(UUID(what))
+        prediction = reached.farm.predict(UUID(what))
     except ValueError:  # it is the name of a queue
         names.require(reached, queue=what)
-        found = reached.farm.predict_queue(what)
-    reached.answer(found, lambda: screen.plain(ending(found, reached.zone), lines=True))
+        prediction = reached.farm.predict_queue(what)
+    reached.answer(prediction, lambda: screen.plain(ending(prediction, reached.zone), lines=True))
 
 
 def ending(told: JobPrediction | QueuePrediction, zone: tzinfo) -> str:

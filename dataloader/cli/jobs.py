@@ -135,8 +135,8 @@ def again(reached: Reached, job_id: UUID, pairs: tuple[str, ...], args_json: str
 
 def _named(pair: str) -> tuple[str, Any]:
     """The name and the value of NAME=VALUE; a value that is no JSON is a text."""
-    name, found, text = pair.partition("=")
-    if not (name and found):
+    name, separator, text = pair.partition("=")
+    if not (name and separator):
         raise click.BadParameter("should be NAME=VALUE, such as limit=10", param_hint="--arg")
     try:
         return name, json.loads(text, parse_constant=_refuse)
@@ -182,10 +182,10 @@ def result(reached: Reached, job_id: UUID) -> None:
 @reaching
 def job(reached: Reached, job_id: UUID) -> None:
     """Show all that is known of a job: fields, arguments, attempts, journal."""
-    found, events = reached.farm.job(job_id), journal(reached.farm, job_id)
+    details, events = reached.farm.job(job_id), journal(reached.farm, job_id)
     runs = [attempt._asdict() for attempt in render.attempts(events)]
-    whole = {"job": found, "attempts": runs, "events": events}
-    reached.answer(whole, lambda: Group(*render.whole(found, events, reached.zone)))
+    whole = {"job": details, "attempts": runs, "events": events}
+    reached.answer(whole, lambda: Group(*render.whole(details, events, reached.zone)))
 
 
 def journal(farm: Farm, job_id: UUID) -> list[Event]:
@@ -208,14 +208,14 @@ def events(reached: Reached, job_id: UUID | None, queue: str | None, follow: boo
     if job_id and queue:
         raise click.UsageError("a job's journal is of one queue: leave --queue out")
     farm = reached.farm
-    found: Sequence[Event] = journal(farm, job_id)[-limit:] if job_id else farm.events(queue=queue, limit=limit)
-    if not found:
+    rows: Sequence[Event] = journal(farm, job_id)[-limit:] if job_id else farm.events(queue=queue, limit=limit)
+    if not rows:
         names.hint(reached, queue=queue)
     if reached.as_json and not follow:
-        reached.print_json({"events": found})
+        reached.print_json({"events": rows})
         return
     try:
-        for event in found if not follow else _new_events(farm, job_id, queue, found):
+        for event in rows if not follow else _new_events(farm, job_id, queue, rows):
             reached.answer_line(event, render.line(event, reached.zone))
     except KeyboardInterrupt:
         return

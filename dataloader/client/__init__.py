@@ -111,11 +111,11 @@ class Client(Farm):
         if on_done is not None and len(jobs) > BATCH:
             raise ValueError(f"on_done is for up to {BATCH} jobs: name their ids in the depends_on of another job")
         last = {} if on_done is None else {"on_done": document(on_done)}
-        found: list[Triggered] = []
+        added: list[Triggered] = []
         for start in range(0, max(len(jobs), len(last)), BATCH):
             body = {"jobs": jobs[start : start + BATCH], **last}
-            found += await made(self._call("POST /jobs/batch", TriggeredMany, body, "jobs", trace=trace))
-        return found
+            added += await made(self._call("POST /jobs/batch", TriggeredMany, body, "jobs", trace=trace))
+        return added
 
     def _add(self, route: str, fields: dict[str, Any], trace: str | None) -> Triggered:
         added: Triggered = self._call(route, Triggered, fields, trace=trace)
@@ -134,8 +134,8 @@ class Client(Farm):
         request = wire.request(route, given, {"traceparent": trace} if trace else {}, is_once=once)
 
         async def call() -> Any:
-            found = wire.understood(answer, (await self._sent(request, self._patience)).document)
-            return getattr(found, field) if field else found
+            result = wire.understood(answer, (await self._sent(request, self._patience)).document)
+            return getattr(result, field) if field else result
 
         return self._finished(call())
 
@@ -167,5 +167,5 @@ class Client(Farm):
 def __getattr__(name: str) -> Any:
     if name != "AsyncClient":  # imported on first use: it needs the extra `async`
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = import_module("dataloader.client.asynchronous").AsyncClient
-    return found
+    value = globals()[name] = import_module("dataloader.client.asynchronous").AsyncClient
+    return value

@@ -345,4 +345,4 @@ def _temperature() -> float:
         sensors = psutil.sensors_temperatures()
     except (AttributeError, OSError, RuntimeError):
         return -math.inf
-    return max((each.current for found in sensors.values() for each in found if each.current), default=-math.inf)
+    return max((each.current for readings in sensors.values() for each in readings if each.current), default=-math.inf)

@@ -196,10 +196,10 @@ class Supervisor:
 
     def _kill_orphans(self) -> None:
         """Kill our unknown children; theirs become ours when they end, so this happens again at each burial."""
-        found = set(process.children(os.getpid())) - self._workers.keys() - {self._keeper}
-        for orphan in found:
+        orphans = set(process.children(os.getpid())) - self._workers.keys() - {self._keeper}
+        for orphan in orphans:
             os.kill(orphan, signal.SIGKILL)
-        self._orphans |= found
+        self._orphans |= orphans
 
     def _start_failed(self, what: str, backoff: Backoff, exit_status: int, calling: str = "") -> None:
         """A child has died at its start; `calling`: what of the user's it was importing or calling."""

@@ -125,10 +125,10 @@ class Preference:
         """By priority: jobs created before that instant waited long enough; None: the next claim asks for no keys."""
         if now() >= self._until:
             return None
-        since, found = now() - self._wait_sec, {}
+        since, marked = now() - self._wait_sec, {}
         for priority, marks in self._marks.items():
             while len(marks) > 1 and marks[1][0] <= since:
                 marks.popleft()
             if marks[0][0] <= since:
-                found[priority] = marks[0][1]
-        return found
+                marked[priority] = marks[0][1]
+        return marked

@@ -47,8 +47,8 @@ def _words(host: str, port: int, error: OSError) -> str:
 
 def _bound(host: str, port: int) -> str:
     """What to bind, after it was bound for a moment; OSError where that fails."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, kind, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)  # IPv4 of `localhost`, as ever
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, _, _, address = min(infos, key=lambda each: each[0] != socket.AF_INET)  # prefer IPv4 of `localhost`
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)

@@ -219,8 +219,8 @@ def _reap_orphans(ours: set[int]) -> None:
     """Take the exit status of orphans, which process 1 of a container inherits as children."""
     with suppress(ChildProcessError):
         any_ended = os.WEXITED | os.WNOHANG | os.WNOWAIT  # WNOWAIT: Popen takes the status of our own children
-        while (found := os.waitid(os.P_ALL, 0, any_ended)) and found.si_pid not in ours:
-            os.waitpid(found.si_pid, 0)
+        while (ended := os.waitid(os.P_ALL, 0, any_ended)) and ended.si_pid not in ours:
+            os.waitpid(ended.si_pid, 0)
 
 
 # --- the banner ---
@@ -329,11 +329,11 @@ class Reload:
         report = self._check()
         if report is None:
             return
-        found = stamps(report["files"])
+        current = stamps(report["files"])
         errors = [finding for finding in report["findings"] if finding["level"] == "error"]
         # After an error the modules behind it were not imported: those of before and their neighbours are watched too.
         # A file that was changed during the check keeps its older stamp, so the next look finds the change.
-        self._stamps = (stamps(neighbours(before)) | found | before) if errors else found | _still(before, found)
+        self._stamps = (stamps(neighbours(before)) | current | before) if errors else current | _still(before, current)
         named = ", ".join(Path(name).name for name in changed[:NAMED_MOST])
         what = named if len(changed) <= NAMED_MOST else f"{named} and {len(changed) - NAMED_MOST} more files"
         if errors:
@@ -356,14 +356,14 @@ def neighbours(files: Iterable[str]) -> set[str]:
     return {str(path) for folder in {Path(name).parent for name in files} for path in folder.glob("*.py")}
 
 
-def _still(before: Stamps, found: Stamps) -> Stamps:
-    return {name: stamp for name, stamp in before.items() if name in found}
+def _still(before: Stamps, current: Stamps) -> Stamps:
+    return {name: stamp for name, stamp in before.items() if name in current}
 
 
 def _stamp(name: str) -> tuple[int, int, int] | None:
     with suppress(OSError):
-        found = os.stat(name)
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        status = os.stat(name)
+        return status.st_mtime_ns, status.st_size, status.st_ino
     return None
 
 

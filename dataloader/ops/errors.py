@@ -85,5 +85,5 @@ MEANINGS: dict[type[Exception], Meaning] = {
 
 def meaning(error: BaseException) -> Meaning | None:
     """The meaning of an error that an asker can mend; None for any other."""
-    found = next((MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS), None)
-    return found and found._replace(parameter=getattr(error, "field", found.parameter))
+    known = next((MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS), None)
+    return known and known._replace(parameter=getattr(error, "field", known.parameter))

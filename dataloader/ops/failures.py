@@ -28,8 +28,8 @@ def errors(
     since: Annotated[Instant, Field(description="failed then or later")] | None = None,
 ) -> ErrorGroups:
     """The groups of dead and retrying jobs, the largest first: up to 100 by queue, task and error group."""
-    found = of_errors.groups(call.conn, queue, task, since)
-    return made(ErrorGroups, {"groups": found.groups, "is_cut": found.is_cut})
+    page = of_errors.groups(call.conn, queue, task, since)
+    return made(ErrorGroups, {"groups": page.groups, "is_cut": page.is_cut})
 
 
 @op(

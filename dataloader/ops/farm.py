@@ -63,10 +63,10 @@ def args_schema(call: Call, task: TaskName) -> ArgsSchema:
 @op("GET /names", scope=("read", "trigger", "operate"))
 def names(call: Call, queue: Text | None = None, task: Text | None = None) -> Names:
     """Whether the farm knows a queue and a task, before a mistyped name makes a new one; with similar names."""
-    found = operations.names(call.conn, queue, task)
+    known = operations.names(call.conn, queue, task)
     if not call.may_read:
-        found = {kind: name and name | {"similar": []} for kind, name in found.items()}
-    return made(Names, found)
+        known = {kind: name and name | {"similar": []} for kind, name in known.items()}
+    return made(Names, known)
 
 
 @op("GET /pace")

@@ -465,8 +465,8 @@ class Table:
         return self._cursor.fetchall()
 
     def _kind(self) -> str | None:
-        found = self._fetch(_KIND)
-        return found[0][0] if found else None
+        rows = self._fetch(_KIND)
+        return rows[0][0] if rows else None
 
     def _fitting(self) -> list[str]:
         """The columns of the target; raises PermanentError when it does not fit the records."""
@@ -498,13 +498,13 @@ class Table:
 
     def _located(self, error: psycopg.Error, begin: Place) -> Exception:
         """The error to raise for an error of COPY: it names source, line and column, and quotes no value."""
-        found = re.search(rf"{self._staging}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
-        if not found or not is_permanent(error):
+        match = re.search(rf"{self._staging}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
+        if not match or not is_permanent(error):
             return error
         reason = reason_of(error, self._wanted.table, self._source.columns)
-        if found[2] and f'"{found[2]}"' not in reason:
-            reason = f"column {found[2]}: {reason}"
-        line, more = self._source.located(begin, int(found[1]))
+        if match[2] and f'"{match[2]}"' not in reason:
+            reason = f"column {match[2]}: {reason}"
+        line, more = self._source.located(begin, int(match[1]))
         return self._source.error(line, reason, more)
 
 

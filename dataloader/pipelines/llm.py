@@ -288,8 +288,8 @@ async def scan(http: httpx.AsyncClient, settings: Settings, anew: bool = False) 
 
     An answer is kept for KEPT_SEC in this process, unless `anew`; that a node is down is not kept.
     """
-    found = await asyncio.gather(*(_scan(http, kind, url, anew) for kind, url in addresses(settings)))
-    return [each for each in found if isinstance(each, Node)], [each for each in found if isinstance(each, Passed)]
+    results = await asyncio.gather(*(_scan(http, kind, url, anew) for kind, url in addresses(settings)))
+    return [each for each in results if isinstance(each, Node)], [each for each in results if isinstance(each, Passed)]
 
 
 async def _scan(http: httpx.AsyncClient, kind: Kind, url: str, anew: bool) -> Node | Passed:
@@ -311,8 +311,8 @@ async def _scan(http: httpx.AsyncClient, kind: Kind, url: str, anew: bool) -> No
 def _names(document: Any) -> tuple[str, ...]:
     """The models' names in a list of Ollama ({"models": [{"name": ...}]}) or of OpenAI ({"data": [{"id": ...}]})."""
     entries = (document.get("models") or document.get("data") or []) if isinstance(document, dict) else []
-    found = [entry.get("name") or entry.get("id") for entry in entries if isinstance(entry, dict)]
-    return tuple(name for name in found if isinstance(name, str))
+    names = [entry.get("name") or entry.get("id") for entry in entries if isinstance(entry, dict)]
+    return tuple(name for name in names if isinstance(name, str))
 
 
 async def _asked(http: httpx.AsyncClient, url: str, is_optional: bool = False) -> Any:

@@ -67,17 +67,17 @@ def _without_secrets(schema: Any, is_secret: bool = False) -> Any:
         return [_without_secrets(item, is_secret) for item in schema]
     if not isinstance(schema, dict):
         return masking.masked(schema)
-    found: dict[str, Any] = {}
+    masked: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in _NAMED and isinstance(value, dict):
-            found[keyword] = {
+            masked[keyword] = {
                 name: _without_secrets(each, is_secret or _is_secret(name, each)) for name, each in value.items()
             }
         elif keyword not in _SAMPLES:
-            found[keyword] = _without_secrets(value, is_secret)
+            masked[keyword] = _without_secrets(value, is_secret)
         elif not is_secret:
-            found[keyword] = masking.masked(value)
-    return found
+            masked[keyword] = masking.masked(value)
+    return masked
 
 
 def _is_secret(name: str, schema: Any) -> bool:
@@ -120,11 +120,11 @@ def faults(text: str, args: Any, steps: int = STEPS, allowance: Allowance | None
     if isinstance(validator, str):
         return []
     token = _steps_left.set([steps])
-    found: dict[ArgFault, None] = {}  # the library names an object once for each name that it lacks
+    unique: dict[ArgFault, None] = {}  # the library names an object once for each name that it lacks
     try:
         for error in validator.iter_errors(args):
-            found |= dict.fromkeys(islice(_described(error, ()), FAULTS))
-            if len(found) >= FAULTS:
+            unique |= dict.fromkeys(islice(_described(error, ()), FAULTS))
+            if len(unique) >= FAULTS:
                 break
     except (_Exhausted, RecursionError, Unresolvable, ArithmeticError):
         pass  # the worker checks with the model itself
@@ -132,7 +132,7 @@ def faults(text: str, args: Any, steps: int = STEPS, allowance: Allowance | None
         if allowance:
             allowance.left -= steps - max(_steps_left.get()[0], 0)
         _steps_left.reset(token)
-    return [*found][:FAULTS]
+    return [*unique][:FAULTS]
 
 
 class _Exhausted(Exception):
@@ -295,15 +295,15 @@ def _of_choice(error: ValidationError, path: tuple[str | int, ...]) -> Iterator[
     for each in error.context or ():
         choices.setdefault(each.relative_schema_path[0], []).append(each)
     fit = [
-        found
-        for found in choices.values()
-        if not any(error.validator == "type" and not error.relative_path for error in found)
+        errors
+        for errors in choices.values()
+        if not any(error.validator == "type" and not error.relative_path for error in errors)
     ]
     if fit:
         for each in fit[0]:
             yield from _described(each, path)
         return
-    types = [_rule("type", each.validator_value) for found in choices.values() for each in found[:1]]
+    types = [_rule("type", each.validator_value) for errors in choices.values() for each in errors[:1]]
     words = dict.fromkeys(text.removeprefix("should be ") for text in types)
     yield ArgFault(
         path, str(error.validator), f"should be {' or '.join(words)}" if words else "should be one of its choices only"

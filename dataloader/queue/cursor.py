@@ -25,13 +25,13 @@ def at(parts: Sequence[str]) -> str:
 def parts(text: str, count: int) -> list[str]:
     """The parts of a place, which are texts that PostgreSQL can store; raises WrongCursor unless there are `count`."""
     try:
-        found = json.loads(of_base64(text))
+        values = json.loads(of_base64(text))
     except (ValueError, RecursionError):
         raise WrongCursor from None
-    is_place = isinstance(found, list) and len(found) == count
-    if not is_place or any(not isinstance(part, str) or storable(part) != part for part in found):
+    is_place = isinstance(values, list) and len(values) == count
+    if not is_place or any(not isinstance(part, str) or storable(part) != part for part in values):
         raise WrongCursor
-    return list(found)
+    return list(values)
 
 
 def in_base64(text: str) -> str:

@@ -363,14 +363,14 @@ def rows(
 @cache
 def statements(file: str) -> dict[str, str]:
     """The statements of one `sql/` file, by the name that a line `-- name: verb` gives them."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     name = ""
     for line in (sql_folder() / file).read_text("utf-8").splitlines(keepends=True):
         if line.startswith("-- name:"):
             name = line.removeprefix("-- name:").split()[0]
-            if name in found:
+            if name in texts:
                 raise ValueError(f"{file} names {name} twice")
-            found[name] = ""
+            texts[name] = ""
         elif name and not line.startswith("--"):
-            found[name] = found[name] + line
-    return {name: text.strip().rstrip(";") for name, text in found.items()}
+            texts[name] = texts[name] + line
+    return {name: text.strip().rstrip(";") for name, text in texts.items()}

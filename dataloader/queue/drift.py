@@ -44,7 +44,7 @@ class Function:
     body: str
     text: str
 
-    def is_in(self, found: Iterable[Row]) -> bool:
+    def is_in(self, rows: Iterable[Row]) -> bool:
         """Whether one of these rows is this function, with nothing in it changed."""
         language = re.search(r"LANGUAGE (\w+)", self.head)
         settings = set(re.findall(r"\bSET ([\w.]+)", self.head))
@@ -53,7 +53,7 @@ class Function:
             and (language is None or language[1] == row["language"])
             and ("SECURITY DEFINER" in self.head) == row["by_owner"]
             and settings == set(row["settings"])
-            for row in found
+            for row in rows
         )
 
 

@@ -213,8 +213,8 @@ def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) 
 
 def columns(jobs: Sequence[NewJob]) -> Columns:
     """Jobs as enqueue_columns takes them."""
-    found = {name: merged(values) for name, values in spread(jobs).items() if name != "args"}
-    return found | {"args": as_texts([job.args for job in jobs])}
+    fields = {name: merged(values) for name, values in spread(jobs).items() if name != "args"}
+    return fields | {"args": as_texts([job.args for job in jobs])}
 
 
 def spread(jobs: Sequence[NewJob]) -> Columns:
@@ -249,7 +249,7 @@ def enqueue_columns(
     columns = columns | {"limits": [None if names is None else array(names) for names in columns["limits"]]}
     count = len(columns["args"])
     results = [(_NOT_YET, "queued")] * count
-    found: set[int] = set()
+    existing: set[int] = set()
     left = _fixed_order(columns["idempotency_key"], count)
     with (
         _in_one_transaction(conn)
@@ -265,17 +265,17 @@ def enqueue_columns(
         if count > AT_ONCE:
             ((since,),) = _execute(conn, "SELECT clock_timestamp()::text", {})
         while left:
-            left = _add(conn, columns, results, found, left, since, schema)
+            left = _add(conn, columns, results, existing, left, since, schema)
         _set_traces(conn, columns, results, schema)
         if any(columns.get("depends_on", ())):
             job_ids = [job_id for job_id, _ in results]
             _depend(conn, links(columns["depends_on"], columns["on_parent_failure"], job_ids), schema, asker)
         if asker and columns["idempotency_key"] != [None]:
             # See that the jobs that were `found` are the asker's, and note that the others are.
-            added = {result[0] for number, result in enumerate(results) if number not in found}
-            taken = not_for(conn, asker, {results[number][0] for number in found} - added)
+            added = {result[0] for number, result in enumerate(results) if number not in existing}
+            taken = not_for(conn, asker, {results[number][0] for number in existing} - added)
             if taken:
-                raise KeyTaken(min(number for number in found if results[number][0] in taken))
+                raise KeyTaken(min(number for number in existing if results[number][0] in taken))
             _execute(conn, _SQL["sign"], {"by": asker.by, "job_ids": list(added)})
     return results
 
@@ -291,8 +291,8 @@ def require_room_for(conn: Conn, columns: Columns) -> None:
 
 def are_known(conn: Conn, keys: set[str | None]) -> bool:
     """Whether each of these idempotency keys has a job."""
-    found = conn.execute(_SQL["known"], {"keys": list(keys)}).fetchone()
-    return bool(found and found[0] == len(keys))  # None, a job without a key, is never found
+    row = conn.execute(_SQL["known"], {"keys": list(keys)}).fetchone()
+    return bool(row and row[0] == len(keys))  # None, a job without a key, is never found
 
 
 def _set_traces(conn: Conn | Foreign, columns: Columns, results: list[tuple[UUID, str]], schema: str | None) -> None:
@@ -326,7 +326,7 @@ def _add(
     conn: Conn | Foreign,
     columns: Columns,
     results: list[tuple[UUID, str]],
-    found: set[int],
+    existing: set[int],
     wanted: Sequence[int],
     since: str | None,
     schema: str | None,
@@ -357,7 +357,7 @@ def _add(
             for nth, job_id, status in cursor:
                 if job_id:
                     results[step[nth - 1]] = UUID(job_id), status
-                    found.add(step[nth - 1])
+                    existing.add(step[nth - 1])
                 else:
                     gone.append(step[nth - 1])
     return gone
@@ -384,7 +384,7 @@ def _in_schema(statement: str, schema: str | None) -> str:
     if schema is None:
         return statement
     name = psycopg.sql.Identifier(schema).as_string().replace("%", "%%")
-    return re.sub(r"^(SELECT|.* FROM) dl_", lambda found: f"{found[1]} {name}.dl_", statement)
+    return re.sub(r"^(SELECT|.* FROM) dl_", lambda match: f"{match[1]} {name}.dl_", statement)
 
 
 def _in_one_transaction(conn: Conn | Foreign) -> AbstractContextManager[Any]:

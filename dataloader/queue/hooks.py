@@ -98,13 +98,13 @@ def around_enqueue(function: F) -> F:
 
 def before_enqueue(job: Mapping[str, Any]) -> dict[str, Any]:
     """The job's fields after every `around_enqueue`, which get a copy; raises their errors, and WrongAnswer."""
-    found = {**job, "args": dict(job.get("args", {}))}
+    changed = {**job, "args": dict(job.get("args", {}))}
     for function in AROUND_ENQUEUE:
-        found = function(found)
-        if not isinstance(found, dict):
-            kind = type(found).__name__
+        changed = function(changed)
+        if not isinstance(changed, dict):
+            kind = type(changed).__name__
             raise WrongAnswer(identity(function), f"the job's fields as a dict, not {kind}")
-    return found
+    return changed
 
 
 def load(modules: Iterable[str]) -> None:
@@ -139,8 +139,8 @@ class _First(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if (folder := self.folders.get(fullname)) is None:
             return None
-        found = PathFinder.find_spec(fullname, [folder])
-        return found if found and found.loader else None  # a bare folder of this name may be no package
+        spec = PathFinder.find_spec(fullname, [folder])
+        return spec if spec and spec.loader else None  # a bare folder of this name may be no package
 
 
 _FIRST = _First()

@@ -144,10 +144,10 @@ class Delivery:
 
     def keys(self) -> dict[str, list[Job]]:
         """The jobs by their key."""
-        found: dict[str, list[Job]] = {}
+        by_key: dict[str, list[Job]] = {}
         for job in self.jobs:
-            found.setdefault(job.lock_key, []).append(job)
-        return found
+            by_key.setdefault(job.lock_key, []).append(job)
+        return by_key
 
 
 class End(StrEnum):
@@ -337,10 +337,10 @@ def as_progress(document: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def to_json(document: Mapping[str, Any] | None) -> str | None:
     """`as_progress` as JSON that jsonb accepts; None also for more than PROGRESS_LIMIT characters."""
-    if (found := as_progress(document)) is None:
+    if (progress := as_progress(document)) is None:
         return None
     try:
-        text = _encode(found)
+        text = _encode(progress)
     except (ValueError, RecursionError):
         return None
     return text if len(text) <= PROGRESS_LIMIT else None
@@ -364,11 +364,11 @@ def checkpoint_json(value: Any) -> str:
     """A checkpoint as JSON that comes back as it was given; raises ValueError, for people, else and above
     CHECKPOINT_KB."""
     try:
-        found = plain(value, "checkpoint")
-        place = _difference(found, value) if isinstance(value, dict) else ""
+        document = plain(value, "checkpoint")
+        place = _difference(document, value) if isinstance(value, dict) else ""
         if place is not None:
             raise NotJson("would not come back as it is").at(f".checkpoint{place}")
-        text = _encode(found)
+        text = _encode(document)
     except (NotJson, RecursionError) as e:
         raise ValueError(_NO_CHECKPOINT.format(e)) from None
     if (size := len(text.encode())) > CHECKPOINT_KB * 1_024:
@@ -414,9 +414,9 @@ def _plain(value: Any, instead: Callable[[Any, str], Any]) -> Any:
         return _plain(value.model_dump(mode="json", by_alias=True), instead)
     of_numpy = getattr(getattr(value, "dtype", None), "kind", "")
     if hasattr(kind, "tolist") and of_numpy != "m":  # a span of time would lose its unit
-        found = (value.astype(str) if of_numpy == "M" else value).tolist()
-        if type(found) is not kind:
-            return _plain(found, instead)
+        converted = (value.astype(str) if of_numpy == "M" else value).tolist()
+        if type(converted) is not kind:
+            return _plain(converted, instead)
     return instead(value, f"is of the type {kind.__module__}.{kind.__qualname__}")
 
 
@@ -445,15 +445,15 @@ def _shown(value: Any, why: str) -> Any:
     return None if isinstance(value, int | float) else storable(str(value))
 
 
-def _difference(found: Any, value: Any) -> str | None:
+def _difference(document: Any, value: Any) -> str | None:
     """The place of the first difference; None: there is none."""
     items: Iterable[tuple[Any, Any, Any]]
-    if isinstance(found, dict) and isinstance(value, dict) and found.keys() == value.keys():
-        items = ((name, found[name], value[name]) for name in found)
-    elif isinstance(found, list) and isinstance(value, list):
-        items = ((place, *both) for place, both in enumerate(zip(found, value, strict=True)))
+    if isinstance(document, dict) and isinstance(value, dict) and document.keys() == value.keys():
+        items = ((name, document[name], value[name]) for name in document)
+    elif isinstance(document, list) and isinstance(value, list):
+        items = ((place, *both) for place, both in enumerate(zip(document, value, strict=True)))
     else:
-        return None if not isinstance(found, dict | list) and found == value else ""
+        return None if not isinstance(document, dict | list) and document == value else ""
     for place, *both in items:
         if (within := _difference(*both)) is not None:
             return _place(place) + within

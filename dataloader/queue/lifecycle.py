@@ -170,8 +170,8 @@ def listen_for_cancellations(conn: db.Connection) -> None:
 
 def status(conn: Conn, job_id: UUID) -> Row | None:
     """One job as the API shows it, or None; `waiting_for` says why a queued job does not run yet."""
-    found = versioned_status(conn, job_id)
-    return found and found[0]
+    row = versioned_status(conn, job_id)
+    return row and row[0]
 
 
 def versioned_status(conn: Conn, job_id: UUID) -> tuple[Row, str] | None:
@@ -195,8 +195,8 @@ def versions(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
 
 def reasons(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, Row | None]:
     """Why each of these jobs does not run yet: the `waiting_for` of its `status`."""
-    found = conn.execute(_REASONS, {"job_ids": list(job_ids)}).fetchall() if job_ids else []
-    return {job_id: _reason(waiting_for) for job_id, waiting_for in found}
+    rows = conn.execute(_REASONS, {"job_ids": list(job_ids)}).fetchall() if job_ids else []
+    return {job_id: _reason(waiting_for) for job_id, waiting_for in rows}
 
 
 def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "request") -> Row | None:

@@ -249,11 +249,11 @@ def keyed(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def checked(job: dict[str, Any]) -> dict[str, Any]:
     """All fields of a job, `args` as JSON; raises ValueError, which names every wrong field."""
-    if (found := _checked_one(job)) is None:
+    if (valid := _checked_one(job)) is None:
         raise ValueError("; ".join(_complaints_of(job)))
-    if wrong := fault([found["depends_on"]], 1):
+    if wrong := fault([valid["depends_on"]], 1):
         raise ValueError(wrong)
-    return found
+    return valid
 
 
 def all_checked(documents: Sequence[Mapping[str, Any]]) -> Columns:
@@ -286,10 +286,10 @@ def _columns_of(documents: Sequence[dict[str, Any]]) -> Columns:
 def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]]) -> Columns:
     """The columns that are made, checked; raises ValueError, which names the wrong fields of these documents."""
     try:
-        found = _checked(make())
+        columns = _checked(make())
     except (ValueError, TypeError, RecursionError):
-        found = {}
-    if not found or _unfit(found):
+        columns = {}
+    if not columns or _unfit(columns):
         jobs, faults = list(documents), list[str]()  # as `jobs[3].queue: the rule`
         for number, job in enumerate(jobs):
             where = f"jobs[{number}]." if len(jobs) > 1 else ""
@@ -298,9 +298,9 @@ def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]
                 faults = [*faults[:FAULTS_SHOWN], "and more"]
                 break
         raise ValueError("; ".join(faults))
-    if wrong := fault(found["depends_on"], len(found["args"])):
+    if wrong := fault(columns["depends_on"], len(columns["args"])):
         raise ValueError(wrong)
-    return found
+    return columns
 
 
 def _checked_one(given: dict[str, Any]) -> dict[str, Any] | None:
@@ -330,19 +330,19 @@ def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
 
 def _checked(columns: Columns) -> Columns:
     """Columns that meet the rules, those of one value shortened to it; `args` as JSON."""
-    found = {name: _RULES[name].validate_python(merged(columns[name])) for name in _RULES if name != "args"}
+    valid = {name: _RULES[name].validate_python(merged(columns[name])) for name in _RULES if name != "args"}
     args = columns["args"]
     if not (set(map(type, args)) <= {dict} and set(map(type, chain.from_iterable(args))) <= {str}):
         args = _RULES["args"].validate_python(args)
-    return columns | found | {"args": as_texts(args)}
+    return columns | valid | {"args": as_texts(args)}
 
 
 def _unfit(columns: Columns) -> list[str]:
     """The columns that hold what PostgreSQL or a worker could not: what the API's guards on JSON refuse as well."""
-    found = [name for name, values in columns.items() if not _are_storable(values, is_json=name == "args")]
+    names = [name for name, values in columns.items() if not _are_storable(values, is_json=name == "args")]
     if any(map(_is_deep_json, columns["args"])):
-        found.append("args")
-    return found
+        names.append("args")
+    return names
 
 
 def _is_deep_json(text: str) -> bool:

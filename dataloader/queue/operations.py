@@ -264,8 +264,8 @@ def _tries(within_sec: float) -> Iterator[None]:
 
 def known(conn: Conn, queue: str) -> dict[str, Any]:
     """Whether a queue of this name has jobs, a worker, a setting or a past (`is_known`); else `similar` names."""
-    found = _looked_up(conn, "queue_names", "queue", queue)
-    return {"is_known": found["is_known"], "similar": found["similar"]}
+    name = _looked_up(conn, "queue_names", "queue", queue)
+    return {"is_known": name["is_known"], "similar": name["similar"]}
 
 
 def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str, Any] | None]:
@@ -279,9 +279,9 @@ def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str
 
 def _looked_up(conn: Conn, statement: str, kind: str, name: str) -> dict[str, Any]:
     rows = conn.execute(_SQL[statement], {kind: name, "most": NAMES}, prepare=False).fetchall()
-    found = [row[0] for row in rows]
-    similar = [] if name in found else get_close_matches(name, found, SIMILAR)
-    return {"name": name, "is_known": name in found, "similar": similar, "count": len(found)}
+    names = [row[0] for row in rows]
+    similar = [] if name in names else get_close_matches(name, names, SIMILAR)
+    return {"name": name, "is_known": name in names, "similar": similar, "count": len(names)}
 
 
 def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bool = False) -> Outcomes:
@@ -294,8 +294,8 @@ def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bo
     with conn.transaction():
         if verb == "cancel":
             lifecycle.request_cancels(conn, wanted, force, by)
-            found = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
-            told = {job_id: found.get(job_id, (UNKNOWN, False)) for job_id in wanted}
+            statuses = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
+            told = {job_id: statuses.get(job_id, (UNKNOWN, False)) for job_id in wanted}
             return {
                 job: DONE if is_asked or status == "canceled" else status for job, (status, is_asked) in told.items()
             }
@@ -323,15 +323,15 @@ def change_queue(
     try:
         with conn.transaction():
             conn.execute(_SQL["plans"])
-            found = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
-            job_ids = [row[0] for row in found if row[0]]
+            rows = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
+            job_ids = [row[0] for row in rows if row[0]]
             changed = conn.execute(_SQL[step], {"job_ids": job_ids, "by": by}).fetchall() if job_ids else []
     except psycopg.DataError:
         if after is None:
             raise
         raise cursor.WrongCursor from None
-    is_more = len(found) == limit or any(row[2] for row in found)
-    return Changed(len(changed), cursor.at(found[-1][1]) if is_more else None)
+    is_more = len(rows) == limit or any(row[2] for row in rows)
+    return Changed(len(changed), cursor.at(rows[-1][1]) if is_more else None)
 
 
 def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> Moved:
@@ -369,10 +369,10 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     # Until no claim is left that may not have seen the pause.
     statements = [row[0] for row in conn.execute(_SQL["claims_under_way"], {"statements": None}).fetchall()]
     for _ in _tries(CLAIMS_SEC):
-        if not (found := conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()):
+        if not (claims := conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()):
             break
     else:
-        _, pid, application = found[0]
+        _, pid, application = claims[0]
         raise Busy(
             f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
             " and may not know it: move again when it has ended"
@@ -411,9 +411,9 @@ def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
             return Moved(0, False)  # somebody has resumed it, or another session has ended this move
         conn.execute(_SQL["plans"])
         for group in ("running", "queued", "dead"):
-            found = conn.execute(_SQL[f"{group}_to_move"], {"from": source, "limit": limit}).fetchall()
-            if found:
-                moved = conn.execute(_SQL["move"], places | {"job_ids": [row[0] for row in found]})
+            rows = conn.execute(_SQL[f"{group}_to_move"], {"from": source, "limit": limit}).fetchall()
+            if rows:
+                moved = conn.execute(_SQL["move"], places | {"job_ids": [row[0] for row in rows]})
                 return Moved(moved.rowcount, False)
         conn.execute(_SQL["resume_own"], {"queue": target, "by": _authors(source, target)[target]})
     return Moved(0, True)

@@ -92,7 +92,7 @@ def gather(conn: Conn, job: Job, parent_ids: Sequence[UUID]) -> bool:
 def family(conn: Conn, job_id: UUID) -> Mapping[str, list[dict[str, Any]]]:
     """The first SHOWN `parents` and `children` of a job."""
     rows = db.rows(conn, _SQL["family"], {"job_id": job_id, "most": SHOWN})
-    found: dict[str, list[dict[str, Any]]] = {"parents": [], "children": []}
+    relatives: dict[str, list[dict[str, Any]]] = {"parents": [], "children": []}
     for row in rows:
-        found["parents" if row.pop("is_parent") else "children"].append(row)
-    return found
+        relatives["parents" if row.pop("is_parent") else "children"].append(row)
+    return relatives

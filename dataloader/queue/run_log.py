@@ -50,7 +50,7 @@ def harmless(text: str) -> str:
     if text.isprintable():
         return text
     text = _SEQUENCE.sub("", text.rstrip("\r").rpartition("\r")[2])
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def clipped(text: str, most: int) -> str:
@@ -169,8 +169,8 @@ def marked(level: str, at: float, text: str) -> bytes:
 def read(raw: bytes, source: str) -> Text:
     """A line of the output; stderr is a warning."""
     text = raw.decode("utf-8", "backslashreplace")
-    if text.startswith(MARK) and (found := _MARKED.match(text)):
-        return Text(found[1], "log", text[found.end() :], float(found[2]))
+    if text.startswith(MARK) and (match := _MARKED.match(text)):
+        return Text(match[1], "log", text[match.end() :], float(match[2]))
     return Text("warning" if source == "stderr" else "info", source, text)
 
 
@@ -245,10 +245,10 @@ class Place(NamedTuple):
         """The place in an address; raises WrongPlace for another text."""
         if text is None:
             return cls()
-        found = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", text)
-        if not found:
+        match = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", text)
+        if not match:
             raise WrongPlace("should be `next` of the page before, such as 1.200")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.claim}.{self.line}"

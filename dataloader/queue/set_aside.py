@@ -52,8 +52,8 @@ def set_aside(
     try:
         if (failure := _failure(conn, [], claim)) is None:
             return None
-        found = conn.execute(_SQL["suspects"], {"queues": list(queues), "most": SUSPECTS}).fetchall()
-        jobs = [job_id for (job_id,) in found]
+        rows = conn.execute(_SQL["suspects"], {"queues": list(queues), "most": SUSPECTS}).fetchall()
+        jobs = [job_id for (job_id,) in rows]
         if not jobs or _failure(conn, jobs, claim):
             raise error
         job_id, failure = _culprit(conn, jobs, claim, failure)

@@ -238,12 +238,12 @@ def _task_of(pipeline: str | Callable[..., Any]) -> str:
     pipelines.load(())
     if isinstance(pipeline, str):
         return pipelines.resolve(pipeline).task
-    found = [task for task in pipelines.tasks() if pipelines.resolve(task).function is pipeline]
-    if len(found) == 1:
-        return found[0]
+    tasks = [task for task in pipelines.tasks() if pipelines.resolve(task).function is pipeline]
+    if len(tasks) == 1:
+        return tasks[0]
     name = getattr(pipeline, "__name__", repr(pipeline))
-    if found:
-        raise ValueError(f"{name} is registered as {', '.join(found)}: name the task to run")
+    if tasks:
+        raise ValueError(f"{name} is registered as {', '.join(tasks)}: name the task to run")
     raise ValueError(f'{name} is no pipeline: put @register("...") in front of it, or name its task')
 
 

@@ -70,17 +70,17 @@ def ended(pid: int) -> int:
 
 def _waits(pid: int) -> list[str]:
     """The wait of each thread, if each waits for another one without a time limit; else none (Linux: proc(5))."""
-    found = []
+    calls = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/syscall") as file:
                 call = file.read()
             with open(f"/proc/{pid}/task/{thread}/status") as file:
-                found.append(call + file.read())  # with the number of times that the thread was woken
+                calls.append(call + file.read())  # with the number of times that the thread was woken
             number, _, operation, _, limit, *_ = [*call.split(), *["0"] * 5]
             way = int(operation, 16)
             if number not in _FUTEX or way % _PRIVATE not in _WAITS or not way & _PRIVATE or int(limit, 16):
                 return []
     except OSError:
         return []
-    return found
+    return calls

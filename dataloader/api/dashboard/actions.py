@@ -204,11 +204,11 @@ def _checked(op: Op, texts: Mapping[str, str]) -> dict[str, Any]:
     given = {name: _value(op.parameters.get(name), text) for name, text in texts.items()}
     given = {name: value for name, value in given.items() if value is not ...}
     try:
-        found = validated(op.model(op.parameters, Query, "Form", is_text=True), given)
+        form = validated(op.model(op.parameters, Query, "Form", is_text=True), given)
     except Problem as e:
         wrong = "; ".join(f"{fault.pointer[1:]}: {fault.message}" for fault in e.faults)
         raise Problem(e.status, f"That was not done: {wrong}.", e.faults) from None
-    return {name: getattr(found, name) for name in found.model_fields_set}
+    return {name: getattr(form, name) for name in form.model_fields_set}
 
 
 def _value(parameter: Parameter | None, text: str) -> Any:

@@ -44,8 +44,8 @@ def suggestions() -> Response:
     """The options of the search box, for what is typed so far."""
     text = request.args.get("q", "")
     with session() as conn:
-        found = tallies.suggest(conn, text) if len(text) <= LENGTH and "\0" not in text else []
-    return _part("suggestions.html", suggestions=found)
+        texts = tallies.suggest(conn, text) if len(text) <= LENGTH and "\0" not in text else []
+    return _part("suggestions.html", suggestions=texts)
 
 
 @blueprint.post("/jobs/bulk/preview")
@@ -55,10 +55,10 @@ def preview_order() -> Response:
     body = _read("preview", request.form)
     try:
         with session() as conn:
-            found = bulk.preview(conn, body.order, bulk.target(body.matching, body.job_ids))
+            preview = bulk.preview(conn, body.order, bulk.target(body.matching, body.job_ids))
     except ValueError as e:
         raise Problem(400, f"That was not done: {e}.") from None
-    return _part("preview.html", preview=found, target=request.form["target"], **_words(body.order))
+    return _part("preview.html", preview=preview, target=request.form["target"], **_words(body.order))
 
 
 @blueprint.post("/jobs/bulk")

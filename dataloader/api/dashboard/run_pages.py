@@ -27,18 +27,18 @@ def tasks() -> Response:
     range_, like = asked_range(), request.args.get("like", "")
     if "\0" in like:
         raise Problem(400, "A filter should have no NUL character in it.")
-    found = lately(runs.listed, range_, like)
-    return show("tasks.html", found=found, like=like, ranges=list(runs.RANGES))
+    page = lately(runs.listed, range_, like)
+    return show("tasks.html", found=page, like=like, ranges=list(runs.RANGES))
 
 
 @blueprint.get("/tasks/<anything:task>")
 def task(task: str) -> Response:
     """One task: its figures, charts, queues and last jobs."""
     task = named("task", named_queue(task))
-    found = runs_of(runs.of_task, task)
+    figures = runs_of(runs.of_task, task)
     with session() as conn:
         page = stats.jobs(conn, stats.Wanted(task=task), LATEST, scan=LATEST_SCAN)
-    return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **found)
+    return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **figures)
 
 
 @blueprint.get("/timeline")
@@ -47,14 +47,14 @@ def timeline() -> Response:
     text = request.args.get("hours", str(of_timeline.HOURS[0]))
     if text not in map(str, of_timeline.HOURS):
         raise Problem(400, f"The hours should be one of: {', '.join(map(str, of_timeline.HOURS))}.")
-    found = lately(of_timeline.read, int(text))
-    shown = charts.lanes(found.runs, found.since, found.until)
+    report = lately(of_timeline.read, int(text))
+    shown = charts.lanes(report.runs, report.since, report.until)
     return show(
         "timeline.html",
-        found=asdict(found) | {"runs": []},
-        runs=[run._asdict() for run in found.runs[: -LISTED - 1 : -1]],
+        found=asdict(report) | {"runs": []},
+        runs=[run._asdict() for run in report.runs[: -LISTED - 1 : -1]],
         lanes=[_lane(lane) for lane in shown],
-        more_workers=len({run.worker for run in found.runs}) - len(shown),
+        more_workers=len({run.worker for run in report.runs}) - len(shown),
         hours=int(text),
         choices=of_timeline.HOURS,
         height=max(len(shown), 1) * (charts.LANE + charts.GAP),
@@ -70,5 +70,5 @@ def _lane(lane: charts.Lane) -> dict[str, Any]:
 @blueprint.get("/activity")
 def activity() -> Response:
     """The page lists dead jobs, recoveries, operators' changes and starts of farms, of all hosts."""
-    found = lately(of_activity.read)
-    return show("activity.html", entries=found, kinds=of_activity.KINDS)
+    entries = lately(of_activity.read)
+    return show("activity.html", entries=entries, kinds=of_activity.KINDS)

@@ -129,8 +129,8 @@ def all_hooked(jobs: list[Any]) -> list[Any]:
         return jobs
     new_jobs([keyed(job) if isinstance(job, dict) else job for job in jobs], 60)
     made = [_after_hooks(job, ("jobs", number)) for number, job in enumerate(jobs)]
-    found: list[Any] = json_document(_written({"jobs": made}, "jobs", BATCH_LIMIT), BATCH_DEPTH)["jobs"]
-    return found
+    checked: list[Any] = json_document(_written({"jobs": made}, "jobs", BATCH_LIMIT), BATCH_DEPTH)["jobs"]
+    return checked
 
 
 def _after_hooks(job: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:

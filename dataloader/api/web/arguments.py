@@ -31,8 +31,8 @@ class KnownSchemas:
         if unknown := [task for task in tasks if known.get(task, (0.0, None))[0] < now]:
             if len(known) + len(unknown) > TASKS:
                 known = self._known = {}
-            found = operations.args_schemas(conn, unknown)
-            known |= {task: (now + FRESH_SEC, found.get(task)) for task in unknown}
+            texts = operations.args_schemas(conn, unknown)
+            known |= {task: (now + FRESH_SEC, texts.get(task)) for task in unknown}
         schemas = {task: known.get(task, (0.0, None))[1] for task in tasks}
         return {task: text for task, text in schemas.items() if text is not None}
 
@@ -44,9 +44,9 @@ def require(conn: db.Connection, new: NewJob) -> None:
     """
     if (text := _schemas().of(conn, [new.task]).get(new.task)) is None:
         return
-    found = args_schema.faults(text, new.args)
-    if found and not are_known(conn, {new.idempotency_key}):
-        raise problem(_as_faults(found, ("args",)))
+    faults = args_schema.faults(text, new.args)
+    if faults and not are_known(conn, {new.idempotency_key}):
+        raise problem(_as_faults(faults, ("args",)))
 
 
 def require_all(conn: db.Connection, columns: Columns) -> None:
@@ -62,14 +62,14 @@ def _wrong(columns: Columns, schemas: dict[str, str]) -> Iterator[tuple[str | No
     tasks, keys, allowance, shown = columns["task"], columns["idempotency_key"], Allowance(), 0
     for number, args in enumerate(columns["args"]):
         text = schemas.get(tasks[number % len(tasks)])
-        if text is not None and (found := allowance.faults(text, json.loads(args))):
-            yield keys[number % len(keys)], _as_faults(found, ("jobs", number, "args"))
+        if text is not None and (faults := allowance.faults(text, json.loads(args))):
+            yield keys[number % len(keys)], _as_faults(faults, ("jobs", number, "args"))
             if (shown := shown + 1) == FAULTS_SHOWN:
                 return
 
 
-def _as_faults(found: Iterable[ArgFault], path: tuple[str | int, ...]) -> list[Fault]:
-    return [Fault(pointer((*path, *each.path)), each.code, str(each)) for each in found]
+def _as_faults(faults: Iterable[ArgFault], path: tuple[str | int, ...]) -> list[Fault]:
+    return [Fault(pointer((*path, *each.path)), each.code, str(each)) for each in faults]
 
 
 def problem(faults: list[Fault]) -> Problem:

@@ -102,22 +102,22 @@ def operation(tag: str, answer: type | str, **more: Any) -> Callable[[View], Vie
 
 
 def _arguments(declared: Operation, path: dict[str, Any]) -> dict[str, Any]:
-    found = dict(path)
+    arguments = dict(path)
     if declared.path:
-        found |= json_body.validated(
+        arguments |= json_body.validated(
             declared.path, {name: path[name] for name in declared.path.model_fields}
         ).model_dump()
     if declared.query and not declared.is_documented_only:
-        found["query"] = _query(declared.query)
+        arguments["query"] = _query(declared.query)
     if "job_id" in path:
-        found["job_id"] = job_id(path["job_id"])
+        arguments["job_id"] = job_id(path["job_id"])
     for noun in {"queue", "task"} & path.keys():
-        in_path, in_query = named(noun, path[noun]), found["query"].name
-        found[noun] = named(noun, in_query) if in_query else in_path
+        in_path, in_query = named(noun, path[noun]), arguments["query"].name
+        arguments[noun] = named(noun, in_query) if in_query else in_path
     if declared.body:
         request.max_content_length = declared.body_limit
-        found["body"] = json_body.validated(declared.body, declared.prepared(_document(declared)))
-    return {name: value for name, value in found.items() if getattr(type(value), "model_fields", True)}
+        arguments["body"] = json_body.validated(declared.body, declared.prepared(_document(declared)))
+    return {name: value for name, value in arguments.items() if getattr(type(value), "model_fields", True)}
 
 
 def _query(model: type[BaseModel]) -> BaseModel:

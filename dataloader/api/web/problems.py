@@ -154,8 +154,8 @@ def _of_any(error: Exception) -> Response:
 
 def checked_field(error: errors.CheckViolation) -> str | None:
     """The field of a job that the check of the same name refuses; None where the check is of no job."""
-    found = re.fullmatch(r"dl_jobs_chk_(\w+)", error.diag.constraint_name or "")
-    return found[1] if found else None
+    match = re.fullmatch(r"dl_jobs_chk_(\w+)", error.diag.constraint_name or "")
+    return match[1] if match else None
 
 
 def _unavailable(detail: str) -> Response:

@@ -122,10 +122,10 @@ class OnDask(Engine):
 
     async def _published(self, order: Order) -> _Task | None:
         """The task of this id, with the word that it may begin: who has published it may have died before that."""
-        found = await _answer(self._client.get_dataset(order.id, default=None))
-        if found is None:
+        dataset = await _answer(self._client.get_dataset(order.id, default=None))
+        if dataset is None:
             return None
-        task = _Task(*found)
+        task = _Task(*dataset)
         await _answer(Event(f"{order.id}-go-{task.nonce}", client=self._client).set())
         return task
 

@@ -185,8 +185,8 @@ class OnSpark(Engine):
 
     def submit(self, order: Order) -> str:
         """See Engine. Where an answer was lost, the master may have the order already."""
-        if self._is_in_doubt and (found := self.find(order)) is not None:
-            return found
+        if self._is_in_doubt and (driver := self.find(order)) is not None:
+            return driver
         application = self._application
         environment = {"SPARK_ENV_LOADED": "1", "DATALOADER_ARGS": self._args, "DATALOADER_ORDER": order.id}
         ours = {"spark.app.name": order.id, "spark.submit.deployMode": "cluster"}

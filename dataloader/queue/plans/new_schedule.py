@@ -107,8 +107,8 @@ def job_of(name: str, schedule: Mapping[str, Any], facts: Mapping[str, Any]) -> 
 
 def with_changes(schedule: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The fields from which `checked` makes this schedule, with changes; null is the default, a new timing replaces."""
-    found = {name: schedule[name] for name in ("name", *OWN)} | schedule["job"]
+    fields = {name: schedule[name] for name in ("name", *OWN)} | schedule["job"]
     for names in (TIMINGS, DEADLINES):
         if any(changes.get(name) is not None for name in names):
-            found |= dict.fromkeys(names)
-    return {name: value for name, value in (found | dict(changes)).items() if value is not None}
+            fields |= dict.fromkeys(names)
+    return {name: value for name, value in (fields | dict(changes)).items() if value is not None}

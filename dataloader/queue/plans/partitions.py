@@ -87,36 +87,36 @@ def step_of(text: str, is_number: bool) -> Step:
         if not re.fullmatch(r"[1-9]\d{0,17}", text):
             raise ValueError(f"step should be a whole number from 1 on, as since and until are, not {text!r}")
         return Step(number=int(text))
-    if not (found := _STEP.fullmatch(text.strip())):
+    if not (match := _STEP.fullmatch(text.strip())):
         raise ValueError(f"step should be {STEPS}, not {text!r}")
-    count, unit = int(found[1] or 1), found[2]
+    count, unit = int(match[1] or 1), match[2]
     return Step(months=count * _MONTHS[unit]) if unit in _MONTHS else Step(span=count * timedelta(seconds=_SPANS[unit]))
 
 
 def facts(partition: str, place: int, backfill: str, task: str, span: Mapping[str, str] | None) -> dict[str, Any]:
     """What the job of a partition may name as `{{ name }}`; `place` counts from 1, `span` is the range's."""
-    found: dict[str, Any] = {"partition": partition, "place": place, "backfill": backfill, "task": task}
+    values: dict[str, Any] = {"partition": partition, "place": place, "backfill": backfill, "task": task}
     at = _parsed(partition)
     if isinstance(at, datetime):
-        found |= {"date": f"{at:%Y-%m-%d}", "time": f"{at:%H:%M:%S}", "weekday": at.isoweekday()}
-        found |= {name: getattr(at, name) for name in ("year", "month", "day", "hour", "minute")}
+        values |= {"date": f"{at:%Y-%m-%d}", "time": f"{at:%H:%M:%S}", "weekday": at.isoweekday()}
+        values |= {name: getattr(at, name) for name in ("year", "month", "day", "hour", "minute")}
     if span and at is not None:
         end = step_of(span["step"], isinstance(at, int)).from_(at)
         begin = at if isinstance(at, int) else partition
-        found |= {
+        values |= {
             "begin": begin,
             "end": end if isinstance(end, int) else _text(end, len(partition) == len("2019-01-31")),
         }
-    return found
+    return values
 
 
 def _bound(text: str, name: str) -> int | datetime:
-    found = _parsed(text)
-    if found is None:
+    bound = _parsed(text)
+    if bound is None:
         raise ValueError(
             f"{name} should be a date such as 2019-01-31, a time such as 2019-01-31T06:00, or a whole number"
         )
-    return found
+    return bound
 
 
 def _parsed(text: str) -> int | datetime | None:
@@ -133,8 +133,8 @@ def _parsed(text: str) -> int | datetime | None:
 
 def moment(partition: str) -> datetime | None:
     """The instant that a partition names; None where it names none."""
-    found = _parsed(partition)
-    return found if isinstance(found, datetime) else None
+    parsed = _parsed(partition)
+    return parsed if isinstance(parsed, datetime) else None
 
 
 def eta_sec(left: int, ended_lately: int, lately_sec: float) -> float | None:

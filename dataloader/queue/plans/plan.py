@@ -109,8 +109,8 @@ class Plans:
 
     def due_in(self, conn: Conn, now: datetime | None = None) -> float | None:
         """In how many seconds `tick` has something to do; 0 or less: now, None: there is nothing."""
-        found: float | None = self.value(conn, "due_in", now=now)
-        return found
+        seconds: float | None = self.value(conn, "due_in", now=now)
+        return seconds
 
     def listen(self, conn: Conn) -> None:
         """From now on this session is notified of every change by which `tick` may have to do something earlier."""

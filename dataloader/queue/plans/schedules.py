@@ -85,11 +85,11 @@ def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, 
     with _PLANS.locked(conn, name) as present:
         try:
             documents = _documents(present | {"jitter_sec": 0}, [present["now"]], lease_ttl_sec)
-            [found] = add_jobs(conn, list(documents), by)
+            [job] = add_jobs(conn, list(documents), by)
         except ValueError as e:
             raise NotNow(str(e)) from None
-        _PLANS.do(conn, "ran", name=name, job_id=found[0])
-    return found
+        _PLANS.do(conn, "ran", name=name, job_id=job[0])
+    return job
 
 
 def tell(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:

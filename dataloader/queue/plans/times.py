@@ -82,9 +82,9 @@ def latest(timing: Timing, until: datetime) -> datetime | None:
     """The last due time that is not behind `until`; None where none came in the 49 years before."""
     for span in _LOOKS_BACK:
         begin = until - max(span, timedelta(seconds=timing.interval_sec or 0))
-        found = list(takewhile(lambda due: due <= until, after(timing, begin)))
-        if found:
-            return found[-1]
+        due_times = list(takewhile(lambda due: due <= until, after(timing, begin)))
+        if due_times:
+            return due_times[-1]
     return None
 
 
@@ -92,9 +92,9 @@ def chosen(timing: Timing, since: datetime, now: datetime, catch_up: str, most: 
     """Of the due times from `since` to `now` those that get a job: all up to `most`, those of GRACE_SEC, or the
     latest."""
     if catch_up == ALL:
-        found = list(islice(chain([since], after(timing, since)), most + 1))
-        due = [at for at in found[:most] if at <= now]
-        return Choice(due, next(iter(found[len(due) :]), None))
+        due_times = list(islice(chain([since], after(timing, since)), most + 1))
+        due = [at for at in due_times[:most] if at <= now]
+        return Choice(due, next(iter(due_times[len(due) :]), None))
     grace = timedelta(seconds=GRACE_SEC)
     due = list(takewhile(lambda at: at <= now, after(timing, max(since - TICK, now - grace))))
     if not due and catch_up == LAST and (missed := latest(timing, now)) and missed >= since:

@@ -57,10 +57,11 @@ def conditions(queue: Row, lag_sec: float, paused_sec: float, now: datetime) -> 
 
 def of_farm(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list[Alert]:
     """The farm's alerts, the grave ones first."""
-    found = [*_of_postgres(postgres or {}), *_of_vacuum(postgres, overview), *_of_workers(workers), *_of_stuck(workers)]
+    alerts = [*_of_postgres(postgres or {}), *_of_vacuum(postgres, overview)]
+    alerts += [*_of_workers(workers), *_of_stuck(workers)]
     for queue in overview["queues"]:
-        found += _of_queue(queue)
-    return sorted(found, key=lambda alert: not alert.is_grave)
+        alerts += _of_queue(queue)
+    return sorted(alerts, key=lambda alert: not alert.is_grave)
 
 
 def _of_queue(queue: Row) -> Iterator[Alert]:

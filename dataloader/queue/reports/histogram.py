@@ -53,8 +53,8 @@ class Histogram:
         """`p50`, `p95`, `p99`, `mean`, `largest` and `count`; None without a value."""
         if not self.count:
             return None
-        found = {name: self.percentile(share) or 0.0 for name, share in PERCENTILES.items()}
-        return {"count": self.count, **found, "mean": self.total / self.count, "largest": self.largest}
+        percentiles = {name: self.percentile(share) or 0.0 for name, share in PERCENTILES.items()}
+        return {"count": self.count, **percentiles, "mean": self.total / self.count, "largest": self.largest}
 
 
 def slot_of(value: float) -> int:

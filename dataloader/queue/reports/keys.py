@@ -51,13 +51,13 @@ def page(conn: Conn, queue: str, limit: int = 50, after: str | None = None) -> P
     (since,) = _parts(after, 1) if after else ("",)
     with conn.transaction():
         _check(conn, queue)
-        found = _rows(conn, "keys", queue=queue, since=since, limit=limit + 1, most=COUNTED)
-    following = _as_cursor([found[limit]["lock_key"]]) if len(found) > limit else None
-    reasons = lifecycle.reasons(conn, [row["job_id"] for row in found[:limit]])
+        rows = _rows(conn, "keys", queue=queue, since=since, limit=limit + 1, most=COUNTED)
+    following = _as_cursor([rows[limit]["lock_key"]]) if len(rows) > limit else None
+    reasons = lifecycle.reasons(conn, [row["job_id"] for row in rows[:limit]])
     return Page(
         [
             row | {"payloads_is_exact": row["payloads"] < COUNTED, "waiting_for": reasons.get(row["job_id"])}
-            for row in found[:limit]
+            for row in rows[:limit]
         ],
         following,
     )
@@ -83,11 +83,11 @@ def _payloads(conn: Conn, of: Row, limit: int, after: str | None) -> Page:
     score, created_at, job_id = _parts(after, 3) if after else _FIRST
     behind = {"score": score, "created_at": created_at, "job_id": job_id}
     try:
-        found = _rows(conn, "payloads", **of, **behind, limit=limit + 1)
+        rows = _rows(conn, "payloads", **of, **behind, limit=limit + 1)
     except psycopg.DataError:  # a place that no job can have
         raise WrongCursor from None
-    following = _as_cursor(found[limit - 1]["place"]) if len(found) > limit else None
-    return Page([_read(row) for row in found[:limit]], following)
+    following = _as_cursor(rows[limit - 1]["place"]) if len(rows) > limit else None
+    return Page([_read(row) for row in rows[:limit]], following)
 
 
 def _check(conn: Conn, queue: str) -> None:

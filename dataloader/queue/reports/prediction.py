@@ -97,7 +97,7 @@ def forecast(line: Line, durations: Durations, asked: Collection[Any] = (), seed
     wanted = set(asked)
     places = {each.job: place for place, each in enumerate(jobs) if each.job in wanted}
     ends, lines = _played(line, _Drawing(known, Random(seed)), list(places.values()))  # noqa: S311  no secret
-    return Forecast({job: _range(found) for job, found in zip(places, ends, strict=True)}, _range(lines))
+    return Forecast({job: _range(samples) for job, samples in zip(places, ends, strict=True)}, _range(lines))
 
 
 def _played(line: Line, drawing: _Drawing, places: Sequence[int]) -> tuple[list[list[float]], list[float]]:
@@ -109,8 +109,8 @@ def _played(line: Line, drawing: _Drawing, places: Sequence[int]) -> tuple[list[
         drawing.begin()
         played, last = _play(line, drawing)
         lines.append(last)
-        for found, place in zip(ends, places, strict=True):
-            found.append(played[place])
+        for samples, place in zip(ends, places, strict=True):
+            samples.append(played[place])
     return ends, lines
 
 

@@ -126,14 +126,14 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
 
 def of_job(seen: Outlook, job: Row) -> Row:
     """PURE: when a job will end, as people are told; one beyond LINE ends behind it and by the end of the queue."""
-    found, reason = seen.ends.get(job["job_id"]), seen.reason
+    range_, reason = seen.ends.get(job["job_id"]), seen.reason
     if job["status"] not in ("queued", "running"):
         reason = "over"
     elif job["blocked_on"] == "parent":
         reason = "parents"
-    if found is None and not reason:
-        found, reason = _beyond(seen, job)
-    told = _told(seen, found, reason)
+    if range_ is None and not reason:
+        range_, reason = _beyond(seen, job)
+    told = _told(seen, range_, reason)
     is_late = bool(job["deadline"] and told["ends_at"] and told["ends_at"] > job["deadline"])
     shown = {name: job[name] for name in ("job_id", "queue", "status", "deadline")}
     return {**shown, **told, "is_late": is_late}
@@ -146,14 +146,14 @@ def _beyond(seen: Outlook, job: Row) -> tuple[Range | None, str | None]:
     return Range(*(max(end, job["due_sec"]) for end in said)), None
 
 
-def _told(seen: Outlook, found: Range | None, reason: str | None) -> Row:
+def _told(seen: Outlook, range_: Range | None, reason: str | None) -> Row:
     """The instants of a range, or the reason why there is none."""
-    if found and found.middle > NEVER_SEC:
-        found, reason = None, "held"
+    if range_ and range_.middle > NEVER_SEC:
+        range_, reason = None, "held"
     ends = (
         [None, None, None]
-        if reason or not found
-        else [(seen.at + timedelta(seconds=min(end, NEVER_SEC))) for end in found]
+        if reason or not range_
+        else [(seen.at + timedelta(seconds=min(end, NEVER_SEC))) for end in range_]
     )
     told = dict(zip(("earliest", "ends_at", "latest"), ends, strict=True))
     return {"at": seen.at, **told, "reason": reason, "accuracy": seen.accuracy}

@@ -75,8 +75,8 @@ def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
     name."""
     with conn.transaction():
         period = _period(conn, range_)
-        found = _rows(conn, "tasks", "of_all", **period, like=like or None, most=TASKS + 1)
-        names = [row["task"] for row in found[:TASKS]]
+        first = _rows(conn, "tasks", "of_all", **period, like=like or None, most=TASKS + 1)
+        names = [row["task"] for row in first[:TASKS]]
         sums = _rows(conn, "sums_of_tasks", "of_all", **period, tasks=names)
         slots = _rows(conn, "slots_of_tasks", "of_all", **period, tasks=names)
     both = {name: ([], []) for name in names}  # type: dict[str, tuple[list[Row], list[Row]]]
@@ -84,14 +84,14 @@ def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
         for row in rows:
             both[row["task"]][which].append(row)
     tasks = [
-        {"task": row["task"], "queues": row["queues"], **_compared(period, *both[row["task"]])} for row in found[:TASKS]
+        {"task": row["task"], "queues": row["queues"], **_compared(period, *both[row["task"]])} for row in first[:TASKS]
     ]
     return {
         "range": range_,
         "since": period["since"],
         "until": period["until"],
         "tasks": tasks,
-        "is_cut": len(found) > TASKS,
+        "is_cut": len(first) > TASKS,
     }
 
 
@@ -112,7 +112,7 @@ def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **what: str) 
     period = _period(conn, range_)
     asked: Row = period | what | {"bin_sec": RANGES[range_].bin_sec, "most": PARTS}
     sums, slots = _rows(conn, "sums", of, **asked), _rows(conn, "slots", of, **asked)
-    found = _histograms((row for row in sums if row["is_now"]), (row for row in slots if row["is_now"]))
+    histograms = _histograms((row for row in sums if row["is_now"]), (row for row in slots if row["is_now"]))
     named, column = part
     known: dict[datetime, Row] = {row["at"]: row for row in _rows(conn, "by_time", of, **asked)}
     step = timedelta(seconds=RANGES[range_].bin_sec)
@@ -122,7 +122,7 @@ def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **what: str) 
         "since": period["since"],
         "until": period["until"],
         **_compared(period, sums, slots),
-        "histogram": _drawn(found),
+        "histogram": _drawn(histograms),
         "by_time": [known.get(at, {"at": at, "runs": 0, "failed": 0}) for at in columns],
         named: _rows(conn, "parts", of, part=column, **asked),
     }
@@ -148,16 +148,16 @@ def _compared(period: Row, sums: Iterable[Row], slots: Iterable[Row]) -> Row:
     }
 
 
-def figures(found: Mapping[str, Histogram], length: timedelta) -> Row:
+def figures(histograms: Mapping[str, Histogram], length: timedelta) -> Row:
     """PURE: counts, runs an hour, the share of failed runs, and spreads; None without a run, or a value."""
-    counts = {end: found[end].count if end in found else 0 for end in ENDS}
+    counts = {end: histograms[end].count if end in histograms else 0 for end in ENDS}
     runs = sum(counts.values())
     return {
         "runs": runs,
         **counts,
         "per_hour": runs / (length.total_seconds() / 3_600),
         "failure_rate": counts["failed"] / runs if runs else None,
-        **{name: found[figure].spread() if figure in found else None for name, figure in SPREADS.items()},
+        **{name: histograms[figure].spread() if figure in histograms else None for name, figure in SPREADS.items()},
     }
 
 
@@ -172,11 +172,11 @@ def _histograms(sums: Iterable[Row], slots: Iterable[Row]) -> dict[str, Histogra
     }
 
 
-def _drawn(found: Mapping[str, Histogram]) -> list[Row]:
+def _drawn(histograms: Mapping[str, Histogram]) -> list[Row]:
     """The run times as bars: of the runs that have succeeded, and of the others."""
     nothing = Histogram({})
-    good = found.get("succeeded", nothing)
-    bad = merged(found[end] for end in ("failed", "canceled") if end in found)
+    good = histograms.get("succeeded", nothing)
+    bad = merged(histograms[end] for end in ("failed", "canceled") if end in histograms)
     return [
         {"above": a.above, "up_to": a.up_to, "succeeded": a.number, "others": b.number}
         for a, b in zip(*bars(good, bad), strict=True)

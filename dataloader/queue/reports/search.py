@@ -86,10 +86,10 @@ def parsed(text: str | None) -> Search:
         raise WrongSearch(f"a search should have at most {LENGTH} characters, not {len(text):,}")
     if _CONTROL.search(text):
         raise WrongSearch("a search should have no control character and no lone surrogate in it")
-    found = _Found()
+    filters = _Found()
     for name, value in _terms(text):
-        found.add(name, value)
-    return found.search()
+        filters.add(name, value)
+    return filters.search()
 
 
 class _Found:

@@ -325,22 +325,22 @@ def latest_events(conn: Conn, after: int | None, limit: int, queue: str | None =
 
 def attempts(events: Iterable[Row]) -> list[Attempt]:
     """PURE: the runs that a job's journal tells of, the first one first."""
-    found: list[Attempt] = []
+    runs: list[Attempt] = []
     is_over, requeued_by = False, None
     for event in events:
         kind, payload = event["kind"], event["payload"] or {}
         if kind == "picked":
             begun = (payload.get("attempt", 0), payload.get("worker"), event["ts"])
-            found.append(Attempt(len(found) + 1, requeued_by, *begun, *[None] * 9))
+            runs.append(Attempt(len(runs) + 1, requeued_by, *begun, *[None] * 9))
             requeued_by = None
-        elif kind in _ENDS and found and found[-1].ended_at is None:
+        elif kind in _ENDS and runs and runs[-1].ended_at is None:
             facts: dict[str, Any] = {name: payload.get(name) for name in _FACTS}
-            seconds = (event["ts"] - found[-1].started_at).total_seconds()
-            found[-1] = found[-1]._replace(ended_at=event["ts"], seconds=seconds, end=kind, **facts)
+            seconds = (event["ts"] - runs[-1].started_at).total_seconds()
+            runs[-1] = runs[-1]._replace(ended_at=event["ts"], seconds=seconds, end=kind, **facts)
         elif kind == "requeue" and is_over:
             requeued_by = payload.get("by")
         is_over = kind in _FINAL or (is_over and kind not in ("requeue", "picked"))
-    return found
+    return runs
 
 
 def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, scan: int | None = None) -> Page:
@@ -392,9 +392,9 @@ def create_args_index(conn: Conn) -> bool:
 
 def drop_args_index(conn: Conn) -> bool:
     """Remove the index, outside of any transaction; False: there was none."""
-    found = conn.execute(_SEARCH["args_index"]).fetchone()
+    row = conn.execute(_SEARCH["args_index"]).fetchone()
     conn.execute(_SEARCH["drop_args_index"])
-    return found is not None
+    return row is not None
 
 
 def _by_change(
@@ -402,7 +402,7 @@ def _by_change(
 ) -> Page:
     until, before = _cursor(after, _instant) or (wanted.until or _NEVER, _LAST_ID)
     bounds = {"since": wanted.since or _EVER, "until": until, "before": before}
-    found: list[Row] = []
+    rows: list[Row] = []
     with conn.transaction():
         branches = [each for each in _branches(wanted.status) if _KINDS[each] & set(kinds)]
         branches, named = searched(conn, wanted, branches)
@@ -411,9 +411,9 @@ def _by_change(
             conn.execute(_SEARCH["plans_of_args"] if branch == "of_args" else _SQL[sorts])
             here = bounds | named | _latest(conn, wanted, branch, bounds)
             here["scan"] = min(here["scan"], scan or here["scan"])
-            found += _rows(conn, branch, **filters(wanted) | here, limit=limit + 1)
-    found.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
-    return _page(found, limit, lambda row: row["changed_at"].isoformat())
+            rows += _rows(conn, branch, **filters(wanted) | here, limit=limit + 1)
+    rows.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
+    return _page(rows, limit, lambda row: row["changed_at"].isoformat())
 
 
 def _latest(conn: Conn, wanted: Wanted, branch: str, bounds: Row) -> Row:
@@ -457,8 +457,8 @@ def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
                 f"more than {SORTED:,} jobs are too many to sort by key: name a queue or a status, bound their time by"
                 " since and until, or sort by change"
             )
-        found = _rows(conn, " ".join(["by_key", *branches]), **asked, limit=limit + 1)
-    return _page(found, limit, itemgetter("lock_key"))
+        rows = _rows(conn, " ".join(["by_key", *branches]), **asked, limit=limit + 1)
+    return _page(rows, limit, itemgetter("lock_key"))
 
 
 def _branches(status: str | None) -> tuple[str, ...]:
@@ -483,11 +483,11 @@ def filters(wanted: Wanted) -> Row:
     return given | search.parameters(search.parsed(wanted.q))
 
 
-def _page(found: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
+def _page(rows: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
     """Cut where the page is full, or where a statement came to its end of looking: beyond that there may be more."""
     shown: list[Row] = []
     after = None
-    for row in found:
+    for row in rows:
         if len(shown) == limit:
             return Page(shown, after)
         is_edge, is_wanted = row.pop("is_edge"), row.pop("is_wanted")
@@ -518,7 +518,7 @@ def _instant(text: str) -> datetime:
 def _with_payload(rows: list[Row]) -> list[Row]:
     """The rows of a journal, whose payload may be any JSON where another service has written it."""
     read = [(row, _json(row["payload"]) or {}) for row in rows]
-    return [row | {"payload": found if isinstance(found, dict) else {"payload": found}} for row, found in read]
+    return [row | {"payload": payload if isinstance(payload, dict) else {"payload": payload}} for row, payload in read]
 
 
 def _json(text: str | None) -> Any:

@@ -95,8 +95,8 @@ def suggest(conn: Conn, text: str) -> list[str]:
     last = search.unfinished(text)
     if last is None:
         return []
-    found = [f"{last.before}{term}" for term in _terms(conn, last)]
-    return [each for each in found if len(each) <= search.LENGTH and masked(each) == each]
+    texts = [f"{last.before}{term}" for term in _terms(conn, last)]
+    return [each for each in texts if len(each) <= search.LENGTH and masked(each) == each]
 
 
 def _terms(conn: Conn, last: search.Unfinished) -> Iterator[str]:
@@ -119,10 +119,10 @@ def _terms(conn: Conn, last: search.Unfinished) -> Iterator[str]:
 def _sources(conn: Conn, wanted: stats.Wanted) -> tuple[list[tuple[str, set[str]]], dict[str, Any]]:
     """Where the jobs of a list are counted, with what they may count as, and the ids that are counted apart."""
     kinds = kinds_of(wanted.status)
-    found = [(source, has) for source, has in _SOURCES.items() if has & kinds]
+    sources = [(source, has) for source, has in _SOURCES.items() if has & kinds]
     if wanted.q and wanted.queue is None and wanted.status is None:  # by time: jobs that stand together
-        found = [("of_queued", _QUEUED), *((source, _SOURCES[source]) for source in _NOT_QUEUED)]
-    by_name = dict(found)
+        sources = [("of_queued", _QUEUED), *((source, _SOURCES[source]) for source in _NOT_QUEUED)]
+    by_name = dict(sources)
     names, named = stats.searched(conn, wanted, list(by_name))
     return [(_APART.get(name, name), by_name.get(name, kinds)) for name in names], named
 

@@ -56,11 +56,11 @@ def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> li
     left out."""
     begun: dict[UUID, Row] = {row["job_id"]: row for row in running if row["ts"] < since}
     now_running = {row["job_id"] for row in running}
-    found: list[Run] = []
+    runs: list[Run] = []
 
     def add(start: Row, at: datetime, ended_at: datetime | None, outcome: str) -> None:
         if worker := start["worker"]:
-            found.append(Run(worker, start["job_id"], start["task"] or "", start["queue"], at, ended_at, outcome))
+            runs.append(Run(worker, start["job_id"], start["task"] or "", start["queue"], at, ended_at, outcome))
 
     for event in events:
         if event["kind"] == "picked":
@@ -72,7 +72,7 @@ def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> li
     for job_id, start in begun.items():
         if job_id in now_running:
             add(start, max(start["ts"], since), None, "running")
-    return sorted(found, key=lambda run: (run.started_at, run.worker))
+    return sorted(runs, key=lambda run: (run.started_at, run.worker))
 
 
 def busy(runs: Iterable[Run], since: datetime, until: datetime) -> float:

@@ -122,7 +122,7 @@ def is_firing(conn: Conn, name: str, message: Message) -> bool:
 
 def tell(conn: Conn, rules: Rules) -> int:
     """Called by the reaper: add a job for each due message, once whatever reapers call; raises rather than wait."""
-    if not (found := listed(conn)):
+    if not (webhooks := listed(conn)):
         return 0
     with conn.transaction():
         conn.execute(_SQL["briefly"])
@@ -135,7 +135,7 @@ def tell(conn: Conn, rules: Rules) -> int:
             conn.execute(_SQL["begin_anew"])
         queues, told = _rows(conn, "queues"), _told(conn)
         sent = 0
-        for each in found:
+        for each in webhooks:
             try:
                 with conn.transaction():
                     due = messages.due(each, events, queues, told[each["name"]], rules, now)
@@ -192,11 +192,11 @@ def is_address(url: str) -> bool:
 
 
 def _told(conn: Conn) -> dict[str, list[Firing]]:
-    found: dict[str, list[Firing]] = defaultdict(list)
+    firings: dict[str, list[Firing]] = defaultdict(list)
     for row in _rows(conn, "firing"):
         if row["kind"] in KINDS:
-            found[row.pop("webhook")].append(Firing(**row))
-    return found
+            firings[row.pop("webhook")].append(Firing(**row))
+    return firings
 
 
 def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:

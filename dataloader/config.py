@@ -390,8 +390,8 @@ class SparkCluster(Cluster):
 
 
 def _of_one_scheduler(workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
-    said = {(spec.served, json.dumps(spec.scheduler or "lag", sort_keys=True)) for spec in workers}
-    if len(said) > len({served for served, _ in said}):
+    pairs = {(spec.served, json.dumps(spec.scheduler or "lag", sort_keys=True)) for spec in workers}
+    if len(pairs) > len({served for served, _ in pairs}):
         raise ValueError('should have one "scheduler" for the same "queues"')
     return workers
 

@@ -217,13 +217,13 @@ def _prepare(root: Path, programs: Path, account: Account, options: Sequence[str
     new.rename(data)
 
 
-def _run(account: Account, command: Sequence[str], said: str = "") -> None:
-    """Run a program of PostgreSQL to its end, with `said` as its stdin."""
+def _run(account: Account, command: Sequence[str], stdin: str = "") -> None:
+    """Run a program of PostgreSQL to its end, with `stdin` as its stdin."""
     done = subprocess.run(
         command,
         env=ENVIRONMENT,
         cwd="/",  # the account may not enter our working folder
-        input=said.encode(),
+        input=stdin.encode(),
         capture_output=True,
         timeout=INITDB_WITHIN,
         check=False,

@@ -174,8 +174,8 @@ def data_folder(folder: Path, given: bool) -> Finding:
 
 def written_folder(name: str, folder: Path) -> Finding:
     """The finding on a folder of log files: this user can write to it, or can make it."""
-    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
-    if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
+    existing = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK):
         return ok("logs", f"{name}: {folder} can be written to")
     return error("logs", f"{name}: {folder} cannot be written to", "make it, writable for this user")
 

@@ -252,22 +252,22 @@ def _connections(conn: db.Connection, settings: Settings, dsn: str) -> list[Find
 
 def _fleet(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
     """The findings on the workers and the sessions of all farms; none of sessions where only one farm is seen."""
-    here = hostname()
+    host = hostname()
     try:
         with db.in_force(conn):
-            farms = _facts(conn, "fleet", here=here)
+            farms = _facts(conn, "fleet", here=host)
     except (errors.InsufficientPrivilege, errors.UndefinedTable, errors.UndefinedColumn):
         return []  # the schema's findings say so
     workers = sum(spec.concurrency for spec in settings.workers) + sum(farm["workers"] for farm in farms)
     findings = listeners(workers)
     if not farms:
         return findings
-    (facts,), (seen,) = _facts(conn, "sessions"), _facts(conn, "fleet_sessions")
+    (facts,), (counts,) = _facts(conn, "sessions"), _facts(conn, "fleet_sessions")
     same = _server(settings.target_dsn or dsn) == _server(dsn)
     _, ours = wanted_connections(settings, same_server=same)
-    apis = api_connections(settings) * seen["api_hosts"]
-    most = ours + apis + seen["reapers"] + sum(farm_connections(**farm, same_server=same) for farm in farms)
-    return [*findings, fleet(len(farms) + 1, most, sessions_left(facts, seen["of_farms"]))]
+    apis = api_connections(settings) * counts["api_hosts"]
+    most = ours + apis + counts["reapers"] + sum(farm_connections(**farm, same_server=same) for farm in farms)
+    return [*findings, fleet(len(farms) + 1, most, sessions_left(facts, counts["of_farms"]))]
 
 
 def listeners(workers: int) -> list[Finding]:

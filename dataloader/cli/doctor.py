@@ -20,7 +20,7 @@ from rich.text import Text
 from dataloader.cli import base, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.jobs import journal
-from dataloader.cli.render import attempts, said
+from dataloader.cli.render import attempts, outcome
 from dataloader.cli.watch import waits_for
 from dataloader.client import Forbidden, NotFound
 from dataloader.client.farm import Farm
@@ -68,7 +68,7 @@ commands = base.Group()
 def doctor(reached: Reached, what: str | None) -> None:
     """Say why a job, a schedule or a backfill does not go on; without one of them, what is wrong with the farm."""
     if what is None:
-        _tell(reached, list(_of_whole(reached.farm)), {})
+        _print(reached, list(_of_whole(reached.farm)), {})
         return
     try:
         job_id = UUID(what)
@@ -78,7 +78,7 @@ def doctor(reached: Reached, what: str | None) -> None:
     case = _case(reached.farm, job_id)
     job = case.job
     title = Text.assemble(f"job {job.job_id} (", screen.short(job.task), "): ", screen.status(job.status))
-    _tell(reached, list(diagnose(case)), {"job_id": job.job_id, "status": job.status}, title)
+    _print(reached, list(diagnose(case)), {"job_id": job.job_id, "status": job.status}, title)
 
 
 def _named(reached: Reached, name: str) -> None:
@@ -93,7 +93,7 @@ def _named(reached: Reached, name: str) -> None:
             raise NotFound(unknown, status=404) from None
         overview, workers = reached.farm.overview(), reached.farm.workers()
         findings, kind = list(diagnose_backfill(backfill, overview.queues, _serving(workers))), "backfill"
-    _tell(reached, findings, {kind: name}, Text(f"{kind} {name}"))
+    _print(reached, findings, {kind: name}, Text(f"{kind} {name}"))
 
 
 def of_farm(
@@ -120,7 +120,7 @@ def _of_whole(farm: Farm) -> Iterator[Finding]:
     yield from findings or [Finding("Nothing is wrong with the farm.")]
 
 
-def _tell(reached: Reached, findings: Sequence[Finding], of: Mapping[str, object], title: Text | None = None) -> None:
+def _print(reached: Reached, findings: Sequence[Finding], of: Mapping[str, object], title: Text | None = None) -> None:
     if reached.as_json:
         listed = [{"text": f.text, "command": reached.command(*f.command) if f.command else None} for f in findings]
         reached.print_json({**of, "findings": listed})
@@ -320,11 +320,11 @@ def _waiting(case: Case) -> Iterator[Finding]:
 
 def _no_worker(case: Case) -> str:
     if case.silent:
-        seen = max((each.seen_at for each in case.silent if each.seen_at), default=None)
+        last_seen = max((each.seen_at for each in case.silent if each.seen_at), default=None)
         workers = "1 worker" if len(case.silent) == 1 else f"{len(case.silent)} workers"
         hosts = ", ".join(sorted({each.host for each in case.silent}))
         return (
-            f" The last that was heard of {workers} of this queue was {screen.ago(seen, case.now)} ({hosts}):"
+            f" The last that was heard of {workers} of this queue was {screen.ago(last_seen, case.now)} ({hosts}):"
             " their machine is off or cut off, or their supervisor and keeper were ended or stopped (kill -CONT)."
         )
     return f" There are workers for: {', '.join(case.serving)}." if case.serving else " No worker is alive at all."
@@ -334,10 +334,10 @@ def _running(case: Case) -> Iterator[Finding]:
     job, worker = case.job, case.worker
     since = case.runs[-1].started_at if case.runs else job.started_at
     where = f" on {worker.host}, process {worker.pid}" if worker else f" by {job.claimed_by}" if job.claimed_by else ""
-    took = f" for {screen.duration((case.now - since).total_seconds())}" if since else ""
+    duration = f" for {screen.duration((case.now - since).total_seconds())}" if since else ""
     reported = screen.progress(job.progress)
     yield Finding(
-        f"It runs{where}{took}; " + (f"it reports: {reported}." if reported else "it has reported nothing yet.")
+        f"It runs{where}{duration}; " + (f"it reports: {reported}." if reported else "it has reported nothing yet.")
     )
     yield from _silent(case)
     if worker and worker.state == "stuck" and worker.reported_at:
@@ -393,7 +393,7 @@ def _lost(case: Case) -> Iterator[Finding]:
 
 
 def _death(case: Case) -> str:
-    ends = [text for run in case.runs if (text := said(run))]
+    ends = [text for run in case.runs if (text := outcome(run))]
     return screen.short(ends[-1] if ends else case.job.error, 300) or "nothing is known of how"
 
 
@@ -408,17 +408,18 @@ def _canceled(case: Case) -> Iterator[Finding]:
 
 
 def _over(case: Case) -> Iterator[Finding]:
-    took = case.runs[-1].seconds if case.runs else None
-    yield Finding(f"It has {case.job.status}{f' in {screen.duration(took)}' if took else ''}; nothing is the matter.")
+    seconds = case.runs[-1].seconds if case.runs else None
+    duration = f" in {screen.duration(seconds)}" if seconds else ""
+    yield Finding(f"It has {case.job.status}{duration}; nothing is the matter.")
 
 
 def _earlier_runs(case: Case) -> Iterator[Finding]:
-    bad = [run for run in case.runs if run.end and run.end != "done" and said(run)]
+    bad = [run for run in case.runs if run.end and run.end != "done" and outcome(run)]
     if case.job.status in ("queued", "running", "succeeded") and bad:
         last = bad[-1]
         count = f"{len(bad)} of its runs" if len(bad) > 1 else "One of its runs"
         number = f"attempt {last.attempt}" + (f" (run {last.run})" if last.run != last.attempt else "")
-        text = f"{count} ended otherwise; the last of them, {number}: {screen.short(said(last), 300)}"
+        text = f"{count} ended otherwise; the last of them, {number}: {screen.short(outcome(last), 300)}"
         yield Finding(text, ("job", str(case.job.job_id)))
     requeues = [event.payload for event in case.events if event.kind == "requeue" and isinstance(event.payload, dict)]
     backoffs = sum("backoffs" in payload for payload in requeues)

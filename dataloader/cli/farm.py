@@ -59,20 +59,20 @@ def predict(reached: Reached, what: str) -> None:
     reached.answer(prediction, lambda: screen.plain(ending(prediction, reached.zone), lines=True))
 
 
-def ending(told: JobPrediction | QueuePrediction, zone: tzinfo) -> str:
+def ending(prediction: JobPrediction | QueuePrediction, zone: tzinfo) -> str:
     """A prediction in words, and how right the last ones were."""
-    of_job = told if isinstance(told, JobPrediction) else None
-    what = f"job {of_job.job_id}" if of_job else f"what is queued in {told.queue} now"
-    if told.ends_at is None:
-        reason = predictions.REASONS.get(told.reason or "", f"The reason is {told.reason}.")
+    of_job = prediction if isinstance(prediction, JobPrediction) else None
+    what = f"job {of_job.job_id}" if of_job else f"what is queued in {prediction.queue} now"
+    if prediction.ends_at is None:
+        reason = predictions.REASONS.get(prediction.reason or "", f"The reason is {prediction.reason}.")
         return f"when {what} ends is not known. {reason}"
-    words = f"{what} ends about {screen.clock(told.ends_at, zone)}, between {screen.clock(told.earliest, zone)}"
-    words += f" and {screen.clock(told.latest, zone)}"
+    words = f"{what} ends about {screen.clock(prediction.ends_at, zone)}, "
+    words += f"between {screen.clock(prediction.earliest, zone)} and {screen.clock(prediction.latest, zone)}"
     if of_job and of_job.deadline:
         words += f"; its deadline {'is missed then' if of_job.is_late else 'is'}: {screen.clock(of_job.deadline, zone)}"
-    if told.accuracy.predictions:
-        words += f"\nof the last day {told.accuracy.predictions} predictions were off by"
-        words += f" {percent(told.accuracy.error)} in the median"
+    if prediction.accuracy.predictions:
+        words += f"\nof the last day {prediction.accuracy.predictions} predictions were off by"
+        words += f" {percent(prediction.accuracy.error)} in the median"
     return words
 
 

@@ -102,17 +102,17 @@ def trigger(
             again = shlex.join(["--idempotency-key", key])
             e.detail += f"\nwhether the job was added is not known; sent again with {again} it is added once"
         raise
-    _started(reached, started, waits, timeout, watch.tell_result if only_result else watch.tell_end)
+    _started(reached, started, waits, timeout, watch.print_result if only_result else watch.print_end)
 
 
 def _started(
-    reached: Reached, started: Triggered, waits: bool, timeout: float | None = None, tell: Any = watch.tell_end
+    reached: Reached, started: Triggered, waits: bool, timeout: float | None = None, show_end: Any = watch.print_end
 ) -> None:
     if not waits:
         reached.print_json(started)
         return
     click.echo(f"dataloader: job {started.job_id}", err=True)
-    sys.exit(watch.to_its_end(reached, started.job_id, timeout, tell))
+    sys.exit(watch.to_its_end(reached, started.job_id, timeout, show_end))
 
 
 @commands.command(examples=(f"dataloader again {base.EXAMPLE_ID} --arg day=2026-01-31 --arg limit=10",))
@@ -227,22 +227,22 @@ def _new_events(farm: Farm, job_id: UUID | None, queue: str | None, first: Seque
     PostgreSQL assigns ids before the commit, so a smaller id may appear later: each page begins LATE_SEC in the past.
     """
     yield from first
-    seen = {event.event_id: time.monotonic() for event in first}
+    known = {event.event_id: time.monotonic() for event in first}
     after = first[0].event_id - 1 if first else 0
     if not first and not job_id:  # the last event of the queue may be far back: begin at the farm's newest
         after = max((event.event_id for event in farm.events(limit=1)), default=0)
 
     def news() -> Iterator[Event]:
-        nonlocal after, seen
-        after = max([after, *(number for number, at in seen.items() if time.monotonic() - at > LATE_SEC)])
-        seen = {number: at for number, at in seen.items() if number > after}
+        nonlocal after, known
+        after = max([after, *(number for number, at in known.items() if time.monotonic() - at > LATE_SEC)])
+        known = {number: at for number, at in known.items() if number > after}
         page, start = (
             iter(farm.job_events(job_id, after=after) if job_id else _pages(farm, queue, after)),
             time.monotonic(),
         )
         for event in page:
-            if event.event_id not in seen:
-                seen[event.event_id] = start
+            if event.event_id not in known:
+                known[event.event_id] = start
                 yield event
 
     yield from _followed(farm, job_id, news)

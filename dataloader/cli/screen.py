@@ -214,7 +214,9 @@ def sheet(answer: Any, zone: tzinfo, but: Collection[str] = ()) -> Table:
     now, rows = datetime.now(UTC), []
     for path, value in _flat(answer):
         values = [] if path in but else value if isinstance(value, list) else [value]
-        texts = [_told(path, each, now, zone) for each in values if not is_dataclass(each) or hasattr(each, "reason")]
+        texts = [
+            _long_cell(path, each, now, zone) for each in values if not is_dataclass(each) or hasattr(each, "reason")
+        ]
         label = path.replace(".", " ").replace("_", " ")
         rows += [(label if not number else "", text) for number, text in enumerate(texts)]
     return fields((name, text) for name, text in rows if text not in ("", None))
@@ -229,7 +231,7 @@ def _flat(answer: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield before + name, value
 
 
-def _told(path: str, value: Any, now: datetime, zone: tzinfo) -> Any:
+def _long_cell(path: str, value: Any, now: datetime, zone: tzinfo) -> Any:
     """A value of a sheet, which has more room than a cell."""
     if path == "counts":
         return ", ".join(f"{each} {count:,}" for each, count in value.items() if count)

@@ -35,8 +35,8 @@ class ClientError(Exception):
 
     def __str__(self) -> str:
         # A fault of the document as a whole has no pointer; where it is the only thing to say, the detail says it.
-        told = [fault for fault in self.faults if fault.pointer or fault.message not in self.detail]
-        where = ["  " + ": ".join(filter(None, (fault.pointer, fault.message))) for fault in told]
+        new = [fault for fault in self.faults if fault.pointer or fault.message not in self.detail]
+        where = ["  " + ": ".join(filter(None, (fault.pointer, fault.message))) for fault in new]
         return "\n".join([": ".join(filter(None, (self.title, self.detail))), *where])
 
 
@@ -86,8 +86,8 @@ class WaitTimeout(ClientError, TimeoutError):
 
     def __init__(self, job: Status | None, seconds: float) -> None:
         self.job = job
-        seen = f"the job is {job.status}" if job else "the service did not answer"
-        super().__init__(f"after {seconds:g} s {seen}")
+        state = f"the job is {job.status}" if job else "the service did not answer"
+        super().__init__(f"after {seconds:g} s {state}")
 
 
 class JobFailed(ClientError):

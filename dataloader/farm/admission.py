@@ -27,7 +27,7 @@ from dataloader.queue.lifecycle import LeftOut
 
 MB = 2**20
 MEASURED_SEC = 0.25  # how old a measurement may be
-LOOK_SEC = (0.03, 0.08)  # between an idle worker's looks at the slots; at random, so that one of many comes first
+POLL_SEC = (0.03, 0.08)  # between the checks of an idle worker; random, so that few workers check at once
 LEAST_SHARE = 0.5  # of the processors that a run needs, which the measured load leaves free
 CLOSED_SEC = 1.0  # until the next try, where a stopped process is about to enter a run
 # After its last refresh a reservation is over: workers with a job that waits claim once a second.
@@ -149,12 +149,12 @@ class Admission:
                 note.update(task=task, needs=needs, until=now() + RESERVED_SEC)
 
     @property
-    def look_in(self) -> float:
-        """Seconds until an idle worker should ask for room, which nobody notifies of; infinity: it waits for none."""
-        return random.uniform(*LOOK_SEC) if self._left_out else math.inf  # noqa: S311  jitter
+    def next_check_in(self) -> float:
+        """Seconds until an idle worker should check for room, which has no notification; infinity: it does not wait."""
+        return random.uniform(*POLL_SEC) if self._left_out else math.inf  # noqa: S311  jitter
 
     def has_gained_room(self) -> bool:
-        """Whether a task that the latest claim has passed over has room by now, because a run has ended."""
+        """Whether a task that the latest claim skipped has room now, because a run has ended."""
         return bool(self._left_out) and self._state() != self._seen and not self._left_out <= {*self.without()}
 
     def enter(self, task: str) -> bool:

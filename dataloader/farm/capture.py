@@ -30,7 +30,7 @@ from dataloader.queue.run_log import Keys, RunLog, Splitter, harmless, marked, r
 NAMES = ("dl-stdout", "dl-stderr")  # of the files
 SOURCES = ("stdout", "stderr")
 WRITE_SEC = 1.0  # between two writes of a run under way
-LOOK_SEC = (0.2, 1.0)  # between two looks: while output comes, and in silence
+POLL_SEC = (0.2, 1.0)  # between two reads: while output comes, and in silence
 CHUNK = 262_144  # bytes of one read
 FLOOD = 4 * 2**20  # bytes behind which the output is only counted, up to its last CHUNK
 FLOOD_LINES = 100_000  # the same of lines, which each take their time: a heartbeat waits for the look
@@ -115,7 +115,7 @@ class Capture:
         self._outputs: list[Output] = []
         self._before: tuple[int, int] = beyond or (1, 2)
         self._is_redirected = False
-        self._pause = LOOK_SEC[0]
+        self._pause = POLL_SEC[0]
         self._reading = threading.Lock()
         self._keys = Keys()
         self._echoes: list[Callable[[bytes], None]] = []
@@ -143,7 +143,7 @@ class Capture:
         if not is_wanted:
             return self.rest()
         self.run = run = RunLog(job, self._most, now())
-        self._pause = LOOK_SEC[0]
+        self._pause = POLL_SEC[0]
         self.read_at, self.write_at = run.began + self._pause, run.began
         self._show_written(run, [output.done for output in self._outputs])
         slot.logs = True
@@ -189,7 +189,7 @@ class Capture:
             return
         before = run.number
         self._read_files(run)
-        self._pause = LOOK_SEC[0] if run.number > before else min(2 * self._pause, LOOK_SEC[1])
+        self._pause = POLL_SEC[0] if run.number > before else min(2 * self._pause, POLL_SEC[1])
         self.read_at = now() + self._pause
 
     def _read_files(self, run: RunLog | None, is_over: bool = False) -> None:

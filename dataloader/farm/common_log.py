@@ -122,12 +122,12 @@ class FarmOutage:
 def is_first(note: Note, generation: int, text: str) -> bool:
     """True for the first process of this generation (the number of the reload) that asks about this text."""
     mark = crc32(text.encode("utf-8", "replace"))
-    with note.changed() as told:
-        if told.get("generation", -1) < generation:
-            told.update(generation=generation, marks=[])
-        if told["generation"] > generation or mark in told["marks"]:
+    with note.changed() as reported:
+        if reported.get("generation", -1) < generation:
+            reported.update(generation=generation, marks=[])
+        if reported["generation"] > generation or mark in reported["marks"]:
             return False
-        told["marks"].append(mark)
+        reported["marks"].append(mark)
         return True
 
 

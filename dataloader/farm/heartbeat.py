@@ -196,9 +196,9 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         """Look after each run, for the life of the worker."""
-        seen = now()
+        last_busy = now()
         while True:
-            is_idle = now() - seen > REST_SEC
+            is_idle = now() - last_busy > REST_SEC
             self._sleeps_until = math.inf if is_idle else now() + TICK_SEC
             if self._lease is None or not is_idle:  # a run that has just begun: its thread saw this one awake
                 self._pause(self._sleeps_until - now())
@@ -211,7 +211,7 @@ class Heartbeat(threading.Thread):
                     self._log.exception("heartbeat.failed")
                     lease.give_up(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
                     self._wait_for_release(lease)
-                seen = now()
+                last_busy = now()
             self._is_attending = False
 
     def _keep(self, lease: Lease) -> None:

@@ -85,7 +85,7 @@ class Keeper:
     def keep(self) -> int:
         """Renew, cancel and recover at each tick, until the keeper may leave."""
         while not self._may_leave():
-            self._look_after_orphans()
+            self._drain_orphans()
             self._salvage.open_new(self._shared.used())
             self._signals.received.discard(signal.SIGCHLD)
             if now() < self._retry_at:
@@ -114,7 +114,7 @@ class Keeper:
         for slot, held, silent_sec, stacks in self._stuck.answered(self._shared.used()):
             facts = {"worker": slot.worker, "job_id": str(held.job_id), "silent_sec": silent_sec}
             self.log.warning("keeper.stuck", **facts)
-            lifecycle.tell_stuck(conn, held.job_id, held.attempts[0], slot.worker, silent_sec, stacks)
+            lifecycle.journal_stuck(conn, held.job_id, held.attempts[0], slot.worker, silent_sec, stacks)
         self._enforce_cancellations(conn)
         for slot in self._shared.used():
             if slot.state == State.DEAD:
@@ -240,7 +240,7 @@ class Keeper:
         # Not by the pipe's end: the supervisor's death also sends SIGTERM, which may come first and orders nothing.
         return os.getppid() != self._supervisor
 
-    def _look_after_orphans(self) -> None:
+    def _drain_orphans(self) -> None:
         """After the supervisor was killed: its workers drain, and the keeper kills overdue ones."""
         if not self._is_orphaned():
             return
@@ -348,14 +348,14 @@ class WorkerRegistry:
         self._name = process.hostname()
         self._farm = f"{self._name}:{os.getppid()}:{uuid4().hex[:12]}"
         self._shown: list[tuple[Any, ...]] = []
-        self._at = self._looked = -UNCHANGED_SEC
+        self._at = self._checked_at = -UNCHANGED_SEC
         self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
 
     def show(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
         """Show the workers in these slots, after a change or every UNCHANGED_SEC; briefly, see stats.sql."""
-        if now() < self._looked + CHANGED_SEC:
+        if now() < self._checked_at + CHANGED_SEC:
             return
-        self._looked = now()
+        self._checked_at = now()
         present = [(slot, _state(slot)) for slot in slots if slot.state != State.FREE and slot.worker]
         seen = [(slot.worker, state, slot.runs) for slot, state in present]
         if seen == self._shown and now() < self._at + UNCHANGED_SEC:

@@ -111,12 +111,12 @@ def readable(fds: Iterable[int], timeout: float) -> list[int]:
     return [fd for fd, _ in poll.poll(max(0.0, timeout) * 1000)]
 
 
-def tell_ready() -> None:
-    """Report to the service manager that this process is ready, where NOTIFY_SOCKET is set: sd_notify(3)."""
+def notify_ready() -> None:
+    """Report to the service manager that this process is ready if NOTIFY_SOCKET is set: sd_notify(3)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling:
-            telling.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+            notifier.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
 # --- parents and children ---

@@ -25,7 +25,7 @@ from setproctitle import setproctitle
 from dataloader import log as logs
 from dataloader import periods
 from dataloader.config import ConfigError, Settings
-from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
+from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, notify_ready, now
 from dataloader.farm.session import Lost, Plain, Session
 from dataloader.queue import cleanups, db, hooks, lifecycle, migrations
 from dataloader.queue import logs as logs_of_jobs
@@ -51,7 +51,7 @@ LOCK_SEC = periods.seconds("REAPER_LOCK_SEC", 10.0)  # for a lock that another s
 TRIES = 3  # for a duty whose session is lost, until the next duty has its turn
 JUMP_SEC = 1.0  # of the database's clock against this machine's, between two rounds
 GAP_SEC = 1.0  # from the loss of a session to an answer in the next one: no lease need end in this time
-LOOK_SEC = 1.0  # at schedules and backfills that could not be made in time, or that another reaper has locked
+RETRY_SEC = 1.0  # before the next try of plans that did not finish in time, or that another reaper has locked
 SILENCE_SEC = periods.seconds("SILENCE_SEC", 5.0)  # a database that needs longer for the simplest answer was away
 
 Duty = Callable[[db.Connection, float], object]  # until a monotonic instant, as far as the duty has no end of its own
@@ -203,7 +203,7 @@ class Reaper:
         if not self._is_known:
             self._is_known = True
             self._log.info("reaper.started")
-            tell_ready()
+            notify_ready()
 
     def _prune(self, conn: db.Connection, until: float) -> None:
         """Delete jobs that ended DL_RETENTION_DAYS ago, in batches; other sessions have most of the time."""
@@ -238,7 +238,7 @@ class Schedules:
         """Make the jobs that are due; without one, and without a change, this costs nothing."""
         if not list(conn.notifies(timeout=0)) and now() < self.due_at:
             return
-        pause = 0.0 if self._made(conn) else LOOK_SEC  # another reaper is at it, or no job can be made
+        pause = 0.0 if self._made(conn) else RETRY_SEC  # another reaper is at it, or no job can be made
         left = [seconds for due_in in (schedules.due_in, backfills.due_in) if (seconds := due_in(conn)) is not None]
         self.due_at = now() + (max(min(left, default=math.inf), 0) or pause)
         if list(conn.notifies(timeout=0)):  # it came during a statement, and ends no wait
@@ -365,7 +365,7 @@ def predict(conn: db.Connection, log: Log, memory: Memory, until: float) -> None
 
 def publish_alerts(conn: db.Connection, log: Log, rules: Rules) -> None:
     """Add a job for each message that is due to a webhook."""
-    if published := webhooks.tell(conn, rules):
+    if published := webhooks.publish(conn, rules):
         log.info("reaper.alerts.told", count=published)
 
 

@@ -136,8 +136,8 @@ class Slot(ctypes.Structure):
     kind: _Int  # the supervisor's number for workers that serve the same queues
     reload: _Int  # the generation of settings that the process was started with
     order: _Int  # by the supervisor
-    looked_at: _Seconds  # when the worker sent its last claim that found no job
-    due_at: _Seconds  # when the next row is due, by that claim's answer; written before looked_at
+    empty_claim_at: _Seconds  # when the worker sent its last claim that returned no job
+    due_at: _Seconds  # when the next row is due, by that claim's answer; written before empty_claim_at
     exit_status: _Int
     identity: _Text  # what the worker writes to claimed_by
     calling: _Text  # the user's code that the worker is calling at its start: "import of my_pipelines"; empty: none
@@ -300,10 +300,10 @@ class Slot(ctypes.Structure):
 
     # --- what the siblings need to know ---
 
-    def found_no_job(self, sent: float, due_in: float | None) -> None:
-        """By the worker: the claim sent at that instant found no job; the next row is due in so many seconds."""
+    def note_empty_claim(self, sent: float, due_in: float | None) -> None:
+        """The worker notes a claim without a job: when it was sent, and in how many seconds the next row is due."""
         self.due_at = math.inf if due_in is None else now() + due_in
-        self.looked_at = sent
+        self.empty_claim_at = sent
 
     @property
     def needs(self) -> Needs:
@@ -389,21 +389,21 @@ class SharedSlots:
         states = [other.state for other in self.others(slot)]
         return Siblings(len(states), states.count(State.IDLE))
 
-    def has_found_no_job(self, slot: Slot, since: float) -> bool:
-        """True while a sibling is idle whose claim since then has found no job."""
+    def has_empty_claim(self, slot: Slot, since: float) -> bool:
+        """True if an idle sibling has sent a claim since then and got no job."""
         is_any_idle = State.IDLE in self._states.tolist()
-        return is_any_idle and any(other.state == State.IDLE for other in self._looked(slot, since))
+        return is_any_idle and any(other.state == State.IDLE for other in self._with_empty_claim(slot, since))
 
-    def looked_for(self, slot: Slot, since: float) -> float | None:
-        """When the next row of the slot's queues is due, if a claim of a sibling after `since` found no job; else None.
+    def due_by_sibling(self, slot: Slot, since: float) -> float | None:
+        """The due time of the next row of these queues, by a sibling's empty claim after `since`; else None.
 
         That claim has seen every row for which a notification heard at `since` was sent.
         """
-        return next((other.due_at for other in self._looked(slot, since)), None)
+        return next((other.due_at for other in self._with_empty_claim(slot, since)), None)
 
-    def _looked(self, slot: Slot, since: float) -> Iterator[Slot]:
+    def _with_empty_claim(self, slot: Slot, since: float) -> Iterator[Slot]:
         kin = (slot.kind, slot.reload)  # other workers may claim from another database
-        return (other for other in self.slots if other.looked_at >= since and (other.kind, other.reload) == kin)
+        return (other for other in self.slots if other.empty_claim_at >= since and (other.kind, other.reload) == kin)
 
 
 def files_needed(workers: int) -> int:

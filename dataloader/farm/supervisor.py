@@ -209,8 +209,8 @@ class Supervisor:
             self._drain(within=self.settings.dl_kill_grace_sec)
         else:
             pause_sec = backoff.failed(by_itself=exit_status > 0 or bool(calling))
-            seen = {"calling": calling, "exit_status": exit_status} if calling else {}
-            self._log.warning("supervisor.start.failed", what=what, pause_sec=pause_sec, **seen)
+            facts = {"calling": calling, "exit_status": exit_status} if calling else {}
+            self._log.warning("supervisor.start.failed", what=what, pause_sec=pause_sec, **facts)
 
     def _note_readiness(self) -> None:
         for child in self._workers.values():
@@ -221,7 +221,7 @@ class Supervisor:
         are_ready = sum(child.slot.is_ready for child in self._workers.values())
         if not self._reported_ready and are_ready >= self._wish.total():
             self._reported_ready = True
-            process.tell_ready()
+            process.notify_ready()
 
     def _enforce(self) -> None:
         """Kill overdue processes, and interrupt once each run that has to stop and may have no safe point."""

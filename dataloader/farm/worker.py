@@ -213,12 +213,12 @@ class Worker:
         """For the supervisor: the user's code that is called next, which may end the process; "": it has returned."""
         self.slot.calling = code.encode()[:199]
 
-    def _log_start(self, event: str, error: BaseException, **seen: str) -> None:
+    def _log_start(self, event: str, error: BaseException, **facts: str) -> None:
         """Log the error of a start with the user's frames, once for the farm; again it is a debug line."""
         head = headline(error)
-        is_new = is_first(self.shared.reported, self.slot.reload, f"{event} {seen} {head}")
+        is_new = is_first(self.shared.reported, self.slot.reload, f"{event} {facts} {head}")
         write = self.log.error if is_new else self.log.debug
-        write(event, **seen, error=head, exception=own_stack(error))
+        write(event, **facts, error=head, exception=own_stack(error))
 
     # --- the loop ---
 
@@ -279,7 +279,7 @@ class Worker:
         else:
             self._due_in = step.due_in
             if most and not step.look_again:
-                self.slot.found_no_job(self._sent, step.due_in)
+                self.slot.note_empty_claim(self._sent, step.due_in)
         return step
 
     def _write_last(self) -> None:
@@ -334,8 +334,8 @@ class Worker:
                     operations.agree(session.conn, queue, spec.ordered, spec.merge)
                 except operations.Contradiction as e:
                     raise ConfigError(str(e)) from None
-        operations.tell_tasks(session.conn, pipelines.told())
-        schedules.tell(session.conn, pipelines.schedules(), self.settings.timezone)
+        operations.publish_tasks(session.conn, pipelines.declarations())
+        schedules.publish(session.conn, pipelines.schedules(), self.settings.timezone)
         self.heartbeat.start()
         self.log.info("worker.started", pid=os.getpid())
 
@@ -382,7 +382,7 @@ class Worker:
         if not count or len(self.batch.waiting) * (at - began) / count < GIVE_SEC or at < self._glanced_at + GLANCE_SEC:
             return True
         self._glanced_at = at
-        return not self.shared.has_found_no_job(self.slot, self._sent)
+        return not self.shared.has_empty_claim(self.slot, self._sent)
 
     def _run(self, delivery: Delivery) -> None:
         """Run the jobs of a delivery of the latest claim; the batch keeps their ends. The cost is the first one's."""
@@ -487,17 +487,17 @@ class Worker:
             # A notification that came during a statement is in psycopg's backlog, not on the socket: read, then wait.
             is_notified = any(note.payload in self.queues for note in read(session.conn))
             if is_notified or now() > due_at:
-                if (due := self._looked_for_by_sibling()) is None:
+                if (due := self._due_by_sibling()) is None:
                     break
                 due_at = due
             elif self.admission.has_gained_room():
                 break
             else:
-                until = min(poll_at, due_at + 0.001, now() + self.admission.look_in)
+                until = min(poll_at, due_at + 0.001, now() + self.admission.next_check_in)
                 self.orders.pause(until - now(), session.conn.fileno())
 
-    def _looked_for_by_sibling(self) -> float | None:
-        """When the next row is due, if a sibling claims after this call and finds no job; else None.
+    def _due_by_sibling(self) -> float | None:
+        """The due time of the next row, if a sibling claims after this call and gets no job; else None.
 
         Idle workers take turns in growing groups (0, 1, 2-3, 4-7 ...). One whose turn comes before such a claim claims
         itself, so no job is left when a sibling dies, is stopped, or takes one of several jobs.
@@ -506,7 +506,7 @@ class Worker:
             return None
         called = now()
         self.orders.pause(max(TURN_SEC, 2 * self._claim_sec) * before.bit_length())
-        return self.shared.looked_for(self.slot, called)
+        return self.shared.due_by_sibling(self.slot, called)
 
 
 def _error_of(outcome: Outcome) -> str | None:

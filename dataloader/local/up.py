@@ -33,7 +33,7 @@ API_STOP_SEC = periods.seconds("API_STOP_SEC", 35.0)  # gunicorn answers the req
 REAPER_STOP_SEC = periods.seconds("REAPER_STOP_SEC", 15.0)
 HEALTHY_WITHIN = periods.seconds("HEALTHY_WITHIN", 30.0)  # seconds until the API answers
 QUIET_SEC = 0.1  # from the parts' reports until the lines that they logged before have been written
-LOOK_SEC = 0.5  # between two looks at the users' files
+POLL_SEC = 0.5  # between two checks of the users' files
 SETTLED_SEC = 0.2  # an editor may write a file in several steps
 NAMED_MOST = 3  # changed files that the message names
 NOOP = {"sleep1": 1, "sleep2": 1, "sleep3": 1}
@@ -207,10 +207,10 @@ def _watch(parts: list[Part], announcement: Announcement, reload: Reload | None,
         if refused := [part.name for part in parts if part.exit_code == EXIT_CANNOT_START]:
             warn(f"{refused[0]} cannot start with these settings; its message above names the reason")
             return EXIT_CANNOT_START
-        announcement.look(all(part.is_ready for part in parts))
+        announcement.check(all(part.is_ready for part in parts))
         if reload and announcement.is_made:
-            reload.look()
-        idle_sec = LOOK_SEC if reload else 5
+            reload.check()
+        idle_sec = POLL_SEC if reload else 5
         signals.wait(idle_sec if announcement.is_made and not any(part.due for part in parts) else 0.1)
     return EXIT_OK
 
@@ -237,7 +237,7 @@ class Announcement:
         self._patience_ends = now() + HEALTHY_WITHIN
         self._ready_at: float | None = None
 
-    def look(self, are_ready: bool) -> None:
+    def check(self, are_ready: bool) -> None:
         """Print the banner when that is due; TimeoutError when the API does not answer within HEALTHY_WITHIN.
 
         `are_ready` says whether all parts are. After HEALTHY_WITHIN the banner no longer waits for workers.
@@ -313,13 +313,13 @@ class Reload:
         """
         self._check, self._parts = check, parts
         self._stamps = stamps(files)
-        self._look_at = 0.0
+        self._check_at = 0.0
 
-    def look(self) -> None:
-        """Look at the files when that is due; after a change check them, and reload the programs."""
-        if now() < self._look_at:
+    def check(self) -> None:
+        """Check every POLL_SEC whether files changed; after a change check the code, and reload the programs."""
+        if now() < self._check_at:
             return
-        self._look_at = now() + LOOK_SEC
+        self._check_at = now() + POLL_SEC
         changed = [name for name, stamp in stamps(self._stamps).items() if stamp != self._stamps[name]]
         if changed and all(map(_has_settled, changed)):
             self._reload(changed)
@@ -332,7 +332,7 @@ class Reload:
         current = stamps(report["files"])
         errors = [finding for finding in report["findings"] if finding["level"] == "error"]
         # After an error the modules behind it were not imported: those of before and their neighbours are watched too.
-        # A file that was changed during the check keeps its older stamp, so the next look finds the change.
+        # A file that was changed during the check keeps its older stamp, so the next check finds the change.
         self._stamps = (stamps(neighbours(before)) | current | before) if errors else current | _still(before, current)
         named = ", ".join(Path(name).name for name in changed[:NAMED_MOST])
         what = named if len(changed) <= NAMED_MOST else f"{named} and {len(changed) - NAMED_MOST} more files"

@@ -30,13 +30,13 @@ from dataloader.pipelines.registry import Pipeline as Pipeline
 from dataloader.pipelines.registry import UnknownTask as UnknownTask
 from dataloader.pipelines.registry import absent as absent
 from dataloader.pipelines.registry import batch_size as batch_size
+from dataloader.pipelines.registry import declarations as declarations
 from dataloader.pipelines.registry import keeps_logs as keeps_logs
 from dataloader.pipelines.registry import needs as needs
 from dataloader.pipelines.registry import register as register
 from dataloader.pipelines.registry import resolve as resolve
 from dataloader.pipelines.registry import schedules as schedules
 from dataloader.pipelines.registry import tasks as tasks
-from dataloader.pipelines.registry import told as told
 from dataloader.pipelines.registry import wants_context as wants_context
 from dataloader.queue.hooks import around_enqueue as around_enqueue
 from dataloader.queue.hooks import import_users as import_users

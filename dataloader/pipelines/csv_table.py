@@ -214,14 +214,14 @@ class FileSource(Source):
     def __init__(self, path: str, descriptor: int) -> None:
         super().__init__(path)
         self._descriptor = descriptor
-        self.version = self._found()
+        self.version = self._fingerprint()
         self.size: int = self.version[0]
 
     def unchanged(self) -> bool:
         """False when a program has written to the file since it was opened."""
-        return self._found() == self.version
+        return self._fingerprint() == self.version
 
-    def _found(self) -> list[Any]:
+    def _fingerprint(self) -> list[Any]:
         status = os.fstat(self._descriptor)
         head = hashlib.sha256(os.pread(self._descriptor, _HEAD, 0)).hexdigest()
         return [status.st_size, status.st_mtime_ns, head]

@@ -44,7 +44,7 @@ KEPT_SEC = 60.0  # for how long a scan's answer counts
 CONNECT_SEC = 3.0
 HEAVY_FROM, HEAVY_FACTOR = 32, 1.5  # billions of parameters
 _SCAN_SEC = 5.0  # for one question of a scan
-_LOOK_SEC = 0.2  # over which the CPU of this machine is measured
+_MEASURE_SEC = 0.2  # the time over which the CPU of this machine is measured
 _REST_SEC = 2.0  # that a node has for the end of its answer behind its last word
 _MODELS_NAMED = 50  # at most, in an error
 _LONGEST_LIST = 2**22  # bytes of a node's answer about itself
@@ -300,7 +300,7 @@ async def _scan(http: httpx.AsyncClient, kind: Kind, url: str, anew: bool) -> No
         models = _names(await _asked(http, url + _MODELS[kind]))
         loaded = _names(await _asked(http, f"{url}/api/ps", is_optional=True)) if kind == "ollama" else ()
         # Ollama and mlx_lm's server have no document about their load.
-        paths = [path for path in _STATUS if tells_load(await _asked(http, url + path, is_optional=True))]
+        paths = [path for path in _STATUS if reports_load(await _asked(http, url + path, is_optional=True))]
     except PassedOver as e:
         return Passed(Node(kind, url).name, str(e))
     node = Node(kind, url, models, frozenset(loaded), next(iter(paths), None))
@@ -370,7 +370,7 @@ async def check_load(http: httpx.AsyncClient, node: Node, most_percent: float) -
     why = busy(status, most_percent)
     if why is None and most_percent < 100 and _is_here(node.url):
         psutil.cpu_percent()  # the next call measures from here on
-        await asyncio.sleep(_LOOK_SEC)
+        await asyncio.sleep(_MEASURE_SEC)
         load = {"ram_percent": psutil.virtual_memory().percent, "cpu_percent": psutil.cpu_percent()}
         why = busy(load, most_percent)
     if why:
@@ -395,8 +395,8 @@ def busy(status: Any, most_percent: float) -> str | None:
     return None
 
 
-def tells_load(status: Any) -> bool:
-    """True for a document in which `busy` finds something to judge by."""
+def reports_load(status: Any) -> bool:
+    """True if the document has a figure that `busy` uses."""
     names = set(_numbers(status))
     return not names.isdisjoint(chain(*_FIGURES.values())) or {"active_requests", "max_concurrency"} <= names
 

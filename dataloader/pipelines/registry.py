@@ -177,19 +177,19 @@ def batch_size(task: str) -> int:
     return (pipeline and pipeline.batch_size) or 1
 
 
-def told() -> dict[str, dict[str, Any]]:
-    """What each registered task says of its jobs where their trigger does not; None: as usual."""
+def declarations() -> dict[str, dict[str, Any]]:
+    """The declared defaults of each registered task for its jobs; None: the usual default."""
     names = ("max_attempts", "affinity", "limits", "memory_mb", "cpus", "args_schema")
     return {task: {name: getattr(pipeline, name) for name in names} for task, pipeline in _registry.items()}
 
 
 def schedules() -> dict[str, Any]:
-    """The schedule of each registered task, as `new_schedule.checked` makes it; None: it has none."""
+    """The schedule of each registered task, as `new_schedule.checked` returns it; None: no schedule."""
     return {task: pipeline.schedule for task, pipeline in _registry.items()}
 
 
 def needs() -> dict[str, tuple[float | None, float | None]]:
-    """What a run of each registered task needs by its declaration: MB and processors; None: it does not say."""
+    """The declared needs of a run of each registered task: MB and processors; None: not declared."""
     return {task: (pipeline.memory_mb, pipeline.cpus) for task, pipeline in _registry.items()}
 
 

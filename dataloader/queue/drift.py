@@ -57,12 +57,12 @@ class Function:
         )
 
 
-def found(conn: db.Connection, functions: str) -> list[Drift]:
-    """The objects of a schema of this code that are missing, switched off or changed; `functions`: the shipped text."""
+def drifts(conn: db.Connection, functions: str) -> list[Drift]:
+    """The objects of the schema that are missing, disabled or changed; `functions` is the shipped text."""
     schema = (db.sql_folder() / "schema.sql").read_text("utf-8")
-    there, changed = _rows(conn, "functions"), []
+    installed, changed = _rows(conn, "functions"), []
     for function in shipped(_bound(conn, functions)):
-        of_name = [row for row in there if row["name"] == function.name]
+        of_name = [row for row in installed if row["name"] == function.name]
         if not function.is_in(of_name):
             changed.append(Drift(f"function {function.name}", "is changed" if of_name else "is missing"))
     return [
@@ -99,10 +99,10 @@ def _bound(conn: db.Connection, functions: str) -> str:
     return _BLOCK.sub(lambda _: f"{next(statements)};", functions)
 
 
-def _of_triggers(schema: str, there: dict[str, Row]) -> Iterator[Drift]:
+def _of_triggers(schema: str, installed: dict[str, Row]) -> Iterator[Drift]:
     for match in _TRIGGER.finditer(schema):
         name, table, calls = match.groups()
-        row = there.get(name)
+        row = installed.get(name)
         if row is None:
             yield Drift(f"trigger {name}", "is missing", (match[0],))
         elif row["calls"] != calls:
@@ -113,12 +113,12 @@ def _of_triggers(schema: str, there: dict[str, Row]) -> Iterator[Drift]:
 
 
 def _of_indexes(conn: db.Connection, schema: str) -> Iterator[Drift]:
-    there = {row["name"]: row["works"] for row in _rows(conn, "indexes")}
+    installed = {row["name"]: row["works"] for row in _rows(conn, "indexes")}
     for match in _INDEX.finditer(schema):
-        if not there.get(match[1]):
+        if not installed.get(match[1]):
             drop = f"DROP INDEX CONCURRENTLY IF EXISTS {match[1]}"
             make = match[0].replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
-            how = "is invalid" if match[1] in there else "is missing"
+            how = "is invalid" if match[1] in installed else "is missing"
             yield Drift(f"index {match[1]}", how, (drop, make), is_index=True)
 
 

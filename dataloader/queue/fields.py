@@ -37,8 +37,8 @@ class Field:
     most: int | None = None
 
 
-def _given(name: str, type: str, seen: frozenset[str], text: str, default: Any, *bounds: int | None) -> Field:
-    return Field(name, type, text, seen, "producer", default, *bounds)
+def _given(name: str, type: str, shown_in: frozenset[str], text: str, default: Any, *bounds: int | None) -> Field:
+    return Field(name, type, text, shown_in, "producer", default, *bounds)
 
 
 _AFFINITY = "names the heavy resource that the job needs; default: as the pipeline says, or none"

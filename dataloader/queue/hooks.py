@@ -122,9 +122,9 @@ def import_users(name: str) -> None:
     """Import a users' module, also from the working folder, which comes first for the module alone and last for
     others."""
     with suppress(OSError):  # the working folder may have been removed
-        if (here := os.getcwd()) not in sys.path:
-            sys.path.append(here)
-        _FIRST.folders.setdefault(name.partition(".")[0], here)
+        if (folder := os.getcwd()) not in sys.path:
+            sys.path.append(folder)
+        _FIRST.folders.setdefault(name.partition(".")[0], folder)
     if _FIRST not in sys.meta_path:
         sys.meta_path.insert(0, _FIRST)
     importlib.import_module(name)

@@ -249,12 +249,12 @@ def step(
     jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
-    told = _told(jobs, ends or (), json.loads(last[13])) if last[13] else Step(jobs, _written(ends or ()).ended)
+    told = _step_of(jobs, ends or (), json.loads(last[13])) if last[13] else Step(jobs, _written(ends or ()).ended)
     _spend_checkpoints(session.conn, ends or (), told.ended)
     return told
 
 
-def _told(jobs: list[Job], ends: Collection[Ended], said: Row) -> Step:
+def _step_of(jobs: list[Job], ends: Collection[Ended], said: Row) -> Step:
     """The step of which there is more to say than its jobs; see dl_step."""
     unfinished, canceled, locked = [[*map(UUID, said.get(of, ()))] for of in ("unfinished", "canceled", "locked")]
     if "in_order" in said:
@@ -463,7 +463,7 @@ def keep(conn: Conn, job_ids: Sequence[UUID], attempts: Sequence[int], claimed_b
     return conn.execute(_SQL["keep"], claims).rowcount == len(job_ids)
 
 
-def tell_stuck(conn: Conn, job_id: UUID, attempt: int, claimed_by: str, silent_sec: float, stacks: str) -> None:
+def journal_stuck(conn: Conn, job_id: UUID, attempt: int, claimed_by: str, silent_sec: float, stacks: str) -> None:
     """Write into a running job's journal that its run has reported nothing for so long, and where its threads hang."""
     claim = {"job_id": job_id, "attempt": attempt, "claimed_by": claimed_by}
     conn.execute(_SQL["tell_stuck"], claim | {"silent_sec": silent_sec, "stacks": stacks})

@@ -282,7 +282,7 @@ def _drifts(conn: db.Connection) -> list[drift.Drift]:
         is_ours = _exists(conn) and not _missing(conn) and max(_applied(conn)) == expected()[0]
     except SchemaError:
         is_ours = False
-    return drift.found(conn, functions().text) if is_ours else []
+    return drift.drifts(conn, functions().text) if is_ours else []
 
 
 def _mend(conn: db.Connection) -> list[str]:

@@ -159,10 +159,10 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
     if changes.get("ordered"):
         _give(conn, "give_scores", queue, SCORES_AT_ONCE)  # before the switch, for it may take long
     with conn.transaction():
-        said = _one(conn, "lock_queue", queue=queue) | dict(changes)
-        if said["merge"] and not said["ordered"]:
+        settings = _one(conn, "lock_queue", queue=queue) | dict(changes)
+        if settings["merge"] and not settings["ordered"]:
             raise Contradiction(f"the queue {queue} would merge, so it should be ordered as well")
-        transaction = conn.execute(_SQL["set_order"], {"queue": queue} | said).fetchone()
+        transaction = conn.execute(_SQL["set_order"], {"queue": queue} | settings).fetchone()
     assert transaction is not None  # noqa: S101  its row is locked
     if changes.get("ordered") or changes.get("fair_by"):
         for _ in _tries(OLDER_SEC):  # until no transaction is left that may add jobs without seeing this one
@@ -179,21 +179,21 @@ def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> N
     """Let a queue be what WORKERS_JSON says where nobody has said it; raises Contradiction, which names both sides."""
     wanted = {name: value for name, value in (("ordered", ordered), ("merge", merge)) if value is not None}
     row = conn.execute(_SQL["said"], {"queue": queue}).fetchone() if wanted else None
-    said = dict(zip(("ordered", "merge"), row or (None, None), strict=True))
+    chosen = dict(zip(("ordered", "merge"), row or (None, None), strict=True))
     for name, value in wanted.items():
-        if said[name] is not None and said[name] is not value:
-            says, is_said = (str(each).lower() for each in (value, said[name]))
+        if chosen[name] is not None and chosen[name] is not value:
+            says, is_said = (str(each).lower() for each in (value, chosen[name]))
             raise Contradiction(
                 f'WORKERS_JSON says "{name}": {says} of the queue {queue}, and the database {is_said}: correct it, or'
                 f" `dataloader queue set {queue} --{'' if value else 'no-'}{name}`"
             )
-    if changes := {name: value for name, value in wanted.items() if said[name] is None}:
+    if changes := {name: value for name, value in wanted.items() if chosen[name] is None}:
         set_order(conn, queue, "WORKERS_JSON", **changes)
 
 
-def tell_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
-    """Note for producers, by task, what its pipeline says of a job (`pipelines.told`); queued jobs keep theirs."""
-    conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
+def publish_tasks(conn: Conn, tasks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Publish the declarations of these tasks (`pipelines.declarations`) to producers; queued jobs do not change."""
+    conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **tasks[task]} for task in tasks])})
 
 
 def args_schemas(conn: Conn, tasks: Collection[str]) -> dict[str, str | None]:
@@ -264,20 +264,19 @@ def _tries(within_sec: float) -> Iterator[None]:
 
 def known(conn: Conn, queue: str) -> dict[str, Any]:
     """Whether a queue of this name has jobs, a worker, a setting or a past (`is_known`); else `similar` names."""
-    name = _looked_up(conn, "queue_names", "queue", queue)
+    name = _known(conn, "queue_names", "queue", queue)
     return {"is_known": name["is_known"], "similar": name["similar"]}
 
 
 def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str, Any] | None]:
-    """What `known` says of a queue and of a task, and the `count` of known names: without any an unknown name is
-    normal."""
+    """`known` of a queue and of a task, with the `count` of known names: at 0 an unknown name is normal."""
     return {
-        "queue": None if queue is None else _looked_up(conn, "queue_names", "queue", queue),
-        "task": None if task is None else _looked_up(conn, "task_names", "task", task),
+        "queue": None if queue is None else _known(conn, "queue_names", "queue", queue),
+        "task": None if task is None else _known(conn, "task_names", "task", task),
     }
 
 
-def _looked_up(conn: Conn, statement: str, kind: str, name: str) -> dict[str, Any]:
+def _known(conn: Conn, statement: str, kind: str, name: str) -> dict[str, Any]:
     rows = conn.execute(_SQL[statement], {kind: name, "most": NAMES}, prepare=False).fetchall()
     names = [row[0] for row in rows]
     similar = [] if name in names else get_close_matches(name, names, SIMILAR)
@@ -295,9 +294,9 @@ def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bo
         if verb == "cancel":
             lifecycle.request_cancels(conn, wanted, force, by)
             statuses = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
-            told = {job_id: statuses.get(job_id, (UNKNOWN, False)) for job_id in wanted}
+            results = {job_id: statuses.get(job_id, (UNKNOWN, False)) for job_id in wanted}
             return {
-                job: DONE if is_asked or status == "canceled" else status for job, (status, is_asked) in told.items()
+                job: DONE if is_asked or status == "canceled" else status for job, (status, is_asked) in results.items()
             }
         done = {row[0] for row in conn.execute(_SQL[VERBS[verb]], {"job_ids": wanted, "by": by})}
         if verb == "start-over":
@@ -349,19 +348,19 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
         raise NotMovable(f"no queue {source} is known now: it has no job, no worker and no setting")
     authors = _authors(source, target)
     with conn.transaction():
-        said = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
+        queues = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
         for queue, author in authors.items():
-            paused_by = said[queue]["paused_by"]
+            paused_by = queues[queue]["paused_by"]
             if paused_by and paused_by.startswith(_MOVE) and paused_by != author:
                 raise NotMovable(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
         # The pause of another move to `source` may have been replaced by hand.
-        is_unknown = said[source]["paused_at"] is not None and said[source]["paused_by"] != authors[source]
+        is_unknown = queues[source]["paused_at"] is not None and queues[source]["paused_by"] != authors[source]
         if is_unknown and (row := conn.execute(_SQL["moves_to"], {"by": f"{_MOVE}to {source}"}).fetchone()):
             raise NotMovable(
                 f"{row[0]} is paused by a {_MOVE}to {source} and has jobs left: complete that, or"
                 f" `dataloader resume {row[0]}`"
             )
-        changes = inherited(source, said[source], target, said[target])
+        changes = inherited(source, queues[source], target, queues[target])
         _one(conn, "pause_source", queue=source, by=authors[source])
         pause(conn, target, authors[target])
     if changes:
@@ -393,9 +392,9 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
     if all(of_source[name] is None for name in ORDER):
         return {}
     for name in ORDER:
-        here, there = DEFAULTS[name] if of_source[name] is None else of_source[name], of_target[name]
-        if there is not None and there != here:
-            says, is_said = (json.dumps(value) for value in (here, there))
+        source_value, target_value = DEFAULTS[name] if of_source[name] is None else of_source[name], of_target[name]
+        if target_value is not None and target_value != source_value:
+            says, is_said = (json.dumps(value) for value in (source_value, target_value))
             raise NotMovable(
                 f"{source} has {name} {says} and {target} has {is_said}: let them agree by `dataloader queue set`"
             )
@@ -406,8 +405,8 @@ def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
     """Move jobs of one group, running ones first: none comes back to a group that was looked at already."""
     places = {"from": source, "to": target}
     with conn.transaction():
-        said = [_one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))]
-        if any(each["paused_at"] is None for each in said):
+        queues = [_one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))]
+        if any(each["paused_at"] is None for each in queues):
             return Moved(0, False)  # somebody has resumed it, or another session has ended this move
         conn.execute(_SQL["plans"])
         for group in ("running", "queued", "dead"):

@@ -28,8 +28,8 @@ class UnknownParents(ValueError):
         super().__init__(f"depends_on should name jobs that are there, or places in the list; not known: {names}")
 
 
-class Told(NamedTuple):
-    """What has come of a job; `task` and `status` are None when it is not there any more."""
+class Result(NamedTuple):
+    """The status and the result of a job; `task` and `status` are None if it is deleted."""
 
     job_id: UUID
     task: str | None
@@ -39,13 +39,12 @@ class Told(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """True if the job is final or deleted."""
         return self.status is None or self.status in FINAL
 
 
 def fault(depends_on: Sequence[Parents | None], count: int) -> str | None:
-    """PURE: what is wrong with the places that the jobs of a list name as parents (a value for each or for all);
-    None: nothing."""
+    """PURE: the fault in the places that the jobs of a list name as parents (a value for each or for all), or None."""
     graph = {
         number: [parent for parent in parents or () if isinstance(parent, int)]
         for number, parents in zip(range(count), cycle(depends_on))
@@ -71,10 +70,10 @@ def links(
             yield job_id, job_ids[parent] if isinstance(parent, int) else parent, word
 
 
-def told(conn: Conn, job_ids: Sequence[UUID]) -> list[Told]:
-    """What has come of these jobs, in their order."""
+def results(conn: Conn, job_ids: Sequence[UUID]) -> list[Result]:
+    """The results of these jobs, in the given order."""
     rows = conn.execute(_SQL["told"], {"job_ids": list(job_ids)})
-    return [Told(*row)._replace(result=row[-1] and json.loads(row[-1])) for row in rows]
+    return [Result(*row)._replace(result=row[-1] and json.loads(row[-1])) for row in rows]
 
 
 def parents_of(conn: Conn, job_id: UUID) -> list[UUID]:

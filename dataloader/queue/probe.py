@@ -45,9 +45,9 @@ def hears(listener: db.Connection, sender: db.Connection) -> bool:
 
 def finds_schema(conn: db.Connection) -> bool:
     """True when the session is on the schema that was asked for: a pooler in session mode drops our search_path."""
-    there = conn.execute("SELECT current_schema()").fetchone()
+    schema = conn.execute("SELECT current_schema()").fetchone()
     with db.in_force(conn):
-        return conn.execute("SELECT current_schema()").fetchone() == there
+        return conn.execute("SELECT current_schema()").fetchone() == schema
 
 
 class LockTable(NamedTuple):

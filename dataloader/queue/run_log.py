@@ -188,11 +188,11 @@ class Splitter:
         *lines, rest = (self._rest + data).split(b"\n")
         if lines and self._cut:
             kept = lines[0][: self.LONGEST]
-            lines[0], self._cut = kept + _told(self._cut + len(lines[0]) - len(kept)), 0
+            lines[0], self._cut = kept + _marker(self._cut + len(lines[0]) - len(kept)), 0
         self._rest = rest[: self.LONGEST]
         self._cut += len(rest) - len(self._rest)
         return [
-            line if len(line) <= self.LONGEST + 100 else (line[: self.LONGEST] + _told(len(line) - self.LONGEST))
+            line if len(line) <= self.LONGEST + 100 else (line[: self.LONGEST] + _marker(len(line) - self.LONGEST))
             for line in lines
         ]
 
@@ -200,7 +200,7 @@ class Splitter:
         """The line that has no end, if there is one."""
         rest, cut = self._rest, self._cut
         self._rest, self._cut = b"", 0
-        return [rest + _told(cut)] if rest or cut else []
+        return [rest + _marker(cut)] if rest or cut else []
 
     @property
     def waiting(self) -> int:
@@ -208,7 +208,7 @@ class Splitter:
         return len(self._rest) + self._cut
 
 
-def _told(cut: int) -> bytes:
+def _marker(cut: int) -> bytes:
     return b" [... %d bytes more ...]" % cut if cut else b""
 
 

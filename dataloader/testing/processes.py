@@ -16,7 +16,7 @@ from typing import Any
 
 from dataloader.farm import process
 
-_LOOK_SEC = 0.5  # between two looks at a process that has not ended
+_POLL_SEC = 0.5  # between two checks of a process that has not ended
 # Of a wait for another thread of the same process, without a time limit: futex(2) on x86-64 and others.
 _FUTEX, _PRIVATE, _WAITS = ("202", "98"), 128, (0, 9)
 _MAIN = """
@@ -56,7 +56,7 @@ def ended(pid: int) -> int:
     """
     watch, before = os.pidfd_open(pid), list[str]()
     try:
-        while not process.readable([watch], _LOOK_SEC):
+        while not process.readable([watch], _POLL_SEC):
             waits = _waits(pid)
             if waits and waits == before:
                 raise Deadlocked("each thread of the run waits for another one")

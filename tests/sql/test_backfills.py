@@ -310,7 +310,7 @@ def test_a_full_queue_stops_a_backfill_until_there_is_room(conn: Conn) -> None:
 
 
 def test_jobs_count_for_the_limits_of_their_pipeline_too(conn: Conn) -> None:
-    operations.tell_tasks(
+    operations.publish_tasks(
         conn,
         {"load": {"max_attempts": None, "affinity": None, "limits": ["cbr"], "memory_mb": None, "cpus": None}},
     )

@@ -279,7 +279,7 @@ def test_a_farm_without_needs_pays_nothing(place: Place, shared: SharedSlots) ->
     assert free.without() == ()
     assert free.enter("any")
     free.leave()
-    assert free.look_in == math.inf
+    assert free.next_check_in == math.inf
     assert not free.has_gained_room()
     assert place.asked == 0
 

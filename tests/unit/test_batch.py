@@ -184,12 +184,12 @@ def test_a_worker_leaves_an_idle_sibling_what_takes_longer_than_to_hand_it_back(
     worker._sound, worker._glanced_at = True, 0.0
     worker.slot.claim([uuid4()], [1])
     worker.slot.begin(0, 1, 60.0, 0.0)
-    shared.slots[1].found_no_job(now(), None)
+    shared.slots[1].note_empty_claim(now(), None)
     shared.slots[1].state = State.IDLE if idle else State.BUSY
     batch.claimed([job(key) for key in "klm"])
     batch.learn(0.000_01, 1)
     worker._sent = sent = now() - seconds_each * runs
-    shared.slots[1].looked_at = sent
+    shared.slots[1].empty_claim_at = sent
     assert worker._goes_on(sent, runs) is goes_on
     worker._glanced_at = now() + 60
     assert worker._goes_on(sent, runs), "it has looked for siblings just now"

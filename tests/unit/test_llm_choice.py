@@ -22,7 +22,7 @@ from dataloader.pipelines.llm import (
     is_echo,
     patterns,
     question,
-    tells_load,
+    reports_load,
     timeout_factor,
     trouble,
 )
@@ -117,7 +117,7 @@ def test_a_node_above_the_limit_is_busy(status: Any, why: str | None) -> None:
     [({"cpu": 1}, True), ({"active_requests": 0, "max_concurrency": 1}, True), ({"status": "ok"}, False), ([], False)],
 )
 def test_a_status_that_says_nothing_of_a_load_is_not_asked_again(status: Any, tells: bool) -> None:
-    assert tells_load(status) is tells
+    assert reports_load(status) is tells
 
 
 # --- what is no answer ---

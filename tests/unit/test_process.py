@@ -133,10 +133,10 @@ def test_a_slot_that_is_taken_remembers_nothing() -> None:
     slot = SharedSlots(1).slots[0]
     slot.occupy("host:1:a")
     slot.drain_until(10.0)
-    slot.found_no_job(5.0, None)
+    slot.note_empty_claim(5.0, None)
     slot.take(2)
     assert (slot.worker, slot.drain_by, slot.state, slot.kind) == ("", 0, State.STARTING, 2)
-    assert slot.looked_at == 0
+    assert slot.empty_claim_at == 0
 
 
 def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
@@ -176,12 +176,12 @@ def test_an_idle_sibling_wants_jobs_once_it_has_looked_for_them() -> None:
     mine, busy, idle, newer = shared.slots
     for slot, reload in ((mine, 0), (busy, 0), (idle, 0), (newer, 1)):
         slot.take(0, reload)
-        slot.found_no_job(5.0, None)
+        slot.note_empty_claim(5.0, None)
     newer.state = State.IDLE
-    assert not shared.has_found_no_job(mine, 5.0)
+    assert not shared.has_empty_claim(mine, 5.0)
     idle.state = State.IDLE
-    assert shared.has_found_no_job(mine, 5.0)
-    assert not shared.has_found_no_job(mine, 5.1)
+    assert shared.has_empty_claim(mine, 5.0)
+    assert not shared.has_empty_claim(mine, 5.1)
 
 
 @pytest.mark.parametrize(
@@ -199,15 +199,15 @@ def test_d6_a_siblings_empty_look_counts_when_it_began_after_the_call(
     shared = SharedSlots(2)
     shared.slots[0].take(*kin)
     shared.slots[1].take(1, 2)
-    shared.slots[0].found_no_job(sent, due_in)
-    assert shared.looked_for(shared.slots[1], 5.0) == answer
+    shared.slots[0].note_empty_claim(sent, due_in)
+    assert shared.due_by_sibling(shared.slots[1], 5.0) == answer
 
 
 def test_d7_a_siblings_empty_look_tells_when_the_next_row_is_due() -> None:
     shared = SharedSlots(2)
     before = now()
-    shared.slots[0].found_no_job(before, 3.0)
-    due = shared.looked_for(shared.slots[1], before)
+    shared.slots[0].note_empty_claim(before, 3.0)
+    due = shared.due_by_sibling(shared.slots[1], before)
     assert due is not None
     assert before + 3 <= due <= now() + 3
 

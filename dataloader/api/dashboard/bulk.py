@@ -34,8 +34,8 @@ ORDERS = {
 def matching(wanted: stats.Wanted) -> str:
     """The filters of a list as its page holds them for an order; "" where there is none."""
     given = {name: getattr(wanted, name) for name in Filters.__annotations__}
-    told = {name: value if isinstance(value, str) else value.isoformat() for name, value in given.items() if value}
-    return json.dumps(told) if told else ""
+    target = {name: value if isinstance(value, str) else value.isoformat() for name, value in given.items() if value}
+    return json.dumps(target) if target else ""
 
 
 @blueprint.get("/search/suggestions")
@@ -82,8 +82,8 @@ def order_jobs() -> Response:
     except ValueError as e:
         raise Problem(400, f"That was not done: {e}.") from None
     g.changed = {"action": body.order, "jobs": changed}
-    told = {"changed": so_far + changed, "count": count, "after": after, "form": form, "order": body.order}
-    response = _part("progress.html", **told, **_words(body.order))
+    context = {"changed": so_far + changed, "count": count, "after": after, "form": form, "order": body.order}
+    response = _part("progress.html", **context, **_words(body.order))
     if after is None:
         response.headers["HX-Trigger"] = "refresh"
     return response

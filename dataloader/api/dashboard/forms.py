@@ -106,8 +106,8 @@ def _resolved(schema: Mapping[str, Any], own: Any) -> dict[str, Any]:
         name = str(node.get("$ref", "")).removeprefix("#/$defs/")
         if len(choices) == 1 and len(node["anyOf"]) == 2:
             node = choices[0] | {each: value for each, value in node.items() if each != "anyOf"}
-        elif isinstance(there := (schema.get("$defs") or {}).get(name), dict):
-            node = there | {each: value for each, value in node.items() if each != "$ref"}
+        elif isinstance(definition := (schema.get("$defs") or {}).get(name), dict):
+            node = definition | {each: value for each, value in node.items() if each != "$ref"}
     return node
 
 

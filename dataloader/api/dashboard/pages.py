@@ -304,12 +304,12 @@ def _local(at: datetime | None) -> str:
 
 def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, str | None]:
     """The addresses of the pages before and after. A cursor leads forward only: earlier ones stand in the address."""
-    here, trail = request.args.get("after"), request.args.getlist("trail")
+    position, trail = request.args.get("after"), request.args.getlist("trail")
     filters: dict[str, Any] = {name: value for name, value in given.items() if value}
     to_page = partial(url_for, ".jobs", **filters)
     newer = to_page(after=trail[-1] or None, trail=trail[:-1]) if trail else to_page()
-    older = to_page(after=following, trail=[*trail, here or ""][-TRAIL:]) if following else None
-    return {"newer": newer if here else None, "older": older}
+    older = to_page(after=following, trail=[*trail, position or ""][-TRAIL:]) if following else None
+    return {"newer": newer if position else None, "older": older}
 
 
 @blueprint.get("/jobs/<anything:job_id>")

@@ -33,9 +33,9 @@ def chosen() -> ZoneInfo:
 
 def choice() -> dict[str, str]:
     """For the page: the zone in use, the zone of the installation, and which choice it is (server, utc, browser)."""
-    here, own = chosen().key, _of_installation().key
-    made = "server" if here == own else "utc" if here == "UTC" else "browser"
-    return {"zone": here, "server_zone": own, "zone_choice": made}
+    current, own = chosen().key, _of_installation().key
+    made = "server" if current == own else "utc" if current == "UTC" else "browser"
+    return {"zone": current, "server_zone": own, "zone_choice": made}
 
 
 def _of_installation() -> ZoneInfo:

@@ -9,7 +9,7 @@ from flask import Blueprint, current_app, g, request
 
 from dataloader.api.v1 import requests
 from dataloader.api.web import arguments, auth
-from dataloader.api.web.endpoint import found, operation, session
+from dataloader.api.web.endpoint import existing, operation, session
 from dataloader.api.web.json_body import validated
 from dataloader.api.web.problems import invalid
 from dataloader.model.jobs import Triggered
@@ -50,7 +50,7 @@ def run_again(job_id: UUID, body: requests.Again) -> dict[str, Any]:
 
 def fields_of(conn: db.Connection, job_id: UUID) -> dict[str, Any]:
     """The fields of a job that has ended; raises a 404 Problem, and NotEnded."""
-    return found(again.fields_of(conn, job_id))
+    return existing(again.fields_of(conn, job_id))
 
 
 def add(old_id: UUID, fields: dict[str, Any]) -> tuple[UUID, str]:

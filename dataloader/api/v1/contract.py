@@ -12,7 +12,7 @@ from flask import Blueprint, Response, current_app, g, request
 
 from dataloader.api.v1 import requests
 from dataloader.api.web import arguments, auth
-from dataloader.api.web.endpoint import found, operation, session
+from dataloader.api.web.endpoint import existing, operation, session
 from dataloader.api.web.long_poll import LongPolls, Outcome
 from dataloader.api.web.problems import retry_after
 from dataloader.model.jobs import Status, Triggered, TriggeredMany
@@ -100,7 +100,7 @@ def status(job_id: UUID) -> Response:
 
 def _versioned(job_id: UUID) -> tuple[dict[str, Any], str]:
     with session() as conn:
-        return found(lifecycle.versioned_status(conn, job_id))
+        return existing(lifecycle.versioned_status(conn, job_id))
 
 
 def _default_lease() -> int:

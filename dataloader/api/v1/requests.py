@@ -154,8 +154,8 @@ def _written(document: dict[str, Any], noun: str, limit: int) -> bytes:
     return raw
 
 
-def _said(value: object) -> str:
-    """JSON for what json does not know; a hook may give a time as a datetime."""
+def _encoded(value: object) -> str:
+    """The JSON of a value that json cannot encode: a hook may return a datetime."""
     if isinstance(value, datetime):
         return value.isoformat()
     raise _unsayable(f", not {type(value).__name__}")
@@ -165,7 +165,7 @@ def _unsayable(but: str = "") -> WrongAnswer:
     return WrongAnswer(" or ".join(map(identity, AROUND_ENQUEUE)), f"what JSON can say{but}")
 
 
-_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_said)
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_encoded)
 
 
 def new_job(trigger: Trigger, lease_ttl_sec: int, key: str | None = None, traceparent: str | None = None) -> NewJob:

@@ -157,13 +157,13 @@ def paged(document: dict[str, Any], following: object) -> Response:
     answer = jsonify(document)
     if following is not None:
         asked = request.args.to_dict() | {"after": str(following)}
-        here = url_for(str(request.endpoint), **request.view_args or {})
-        answer.headers["Link"] = f'<{here}?{urlencode(asked)}>; rel="next"'
+        address = url_for(str(request.endpoint), **request.view_args or {})
+        answer.headers["Link"] = f'<{address}?{urlencode(asked)}>; rel="next"'
     return answer
 
 
-def found(job: T | None) -> T:
-    """`job`; raises a 404 Problem where it is None."""
+def existing(job: T | None) -> T:
+    """Return `job`; raise a 404 Problem if it is None."""
     if job is None:
         raise Problem(404, "there is no job with this job_id")
     return job

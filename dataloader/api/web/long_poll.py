@@ -35,9 +35,9 @@ class LongPolls:
         self._room = DEFAULT_ROOM
         self._changed = Condition()
         self._waiting: dict[object, UUID] = {}
-        self._seen: dict[UUID, str | None] = {}
-        self._round = 0  # rounds of asking that have begun
-        self._looked = 0  # the last round that has ended
+        self._latest: dict[UUID, str | None] = {}
+        self._round = 0  # the number of rounds of queries that have begun
+        self._ended_round = 0  # the last round that has ended
         self._error: Exception | None = None  # of that round
         self._is_watched = False
         self._is_over = False
@@ -70,31 +70,31 @@ class LongPolls:
         known = self._round  # a round that began earlier may not have asked for this job
         while not self._is_over and (left := until - monotonic()) > 0:
             self._changed.wait(left)
-            if self._looked > known:
+            if self._ended_round > known:
                 if self._error:
                     raise self._error
-                if self._seen.get(job_id) != version:
+                if self._latest.get(job_id) != version:
                     return Outcome.CHANGED
         return Outcome.SAME
 
     def _watch(self) -> None:
         if not self._is_watched:
             self._is_watched = True
-            Thread(target=self._look_again_and_again, name="dl-long-polls", daemon=True).start()
+            Thread(target=self._poll, name="dl-long-polls", daemon=True).start()
 
-    def _look_again_and_again(self) -> None:
+    def _poll(self) -> None:
         while wanted := self._next_round():
-            seen, error = {}, None
+            versions, error = {}, None
             try:
-                seen = self._versions(wanted)
+                versions = self._versions(wanted)
             except Exception as e:
                 error = e
             with self._changed:
-                self._seen, self._error, self._looked = dict(seen), error, self._round
+                self._latest, self._error, self._ended_round = dict(versions), error, self._round
                 self._changed.notify_all()
 
     def _next_round(self) -> set[UUID]:
-        """The jobs to ask for next, after a pause; none: the thread ends."""
+        """The jobs of the next query, after a pause; the thread ends if there is none."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over, PERIOD_SEC)
             self._round += 1

@@ -135,20 +135,20 @@ def _of_schema(error: migrations.SchemaError) -> Response:
 
 
 def _of_hook(error: hooks.WrongAnswer) -> Response:
-    seen = {"hook": "around_enqueue", "function": error.function, "error": str(error)}
-    _log.error("hook.failed", request_id=request_id(), **seen)
+    facts = {"hook": "around_enqueue", "function": error.function, "error": str(error)}
+    _log.error("hook.failed", request_id=request_id(), **facts)
     return _document(500, str(error))
 
 
 def _of_any(error: Exception) -> Response:
-    seen = {"request_id": request_id(), "path": request.path, "error": type(error).__name__}
+    facts = {"request_id": request_id(), "path": request.path, "error": type(error).__name__}
     if db.is_passing(error):
-        _log.warning("api.unavailable", **seen)
+        _log.warning("api.unavailable", **facts)
         return _unavailable("The database does not answer. Nothing is confirmed: send the request again.")
     if isinstance(error, errors.CheckViolation) and (field := checked_field(error)):
         return _of_problem(invalid(f"/{field}", "check", f"{field} should be what the table's check allows"))
     # Without the text and the stack, which may quote the request.
-    _log.error("api.error", **seen, where=_place(error))
+    _log.error("api.error", **facts, where=_place(error))
     return _document(500, "This is a fault of the service. The request id finds it in the log.")
 
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 GO_SEC = 30.0  # for the word that the order is kept; without it another run of the job gives the order anew
-LOOK_SEC = 0.25
+POLL_SEC = 0.25
 GRACE_SEC = 1.0  # between SIGTERM and SIGKILL
 TAIL = 64 * 1024  # bytes of the output that are kept for whoever reads it next
 RESULT_MOST = 2**20
@@ -46,7 +46,7 @@ def call(source: str, order: str) -> dict[str, Any]:
         try:
             output.publish()
             while process.poll() is None and not is_stopped:
-                is_stopped = stop.wait(LOOK_SEC)
+                is_stopped = stop.wait(POLL_SEC)
                 output.publish()
         finally:
             _end(process)

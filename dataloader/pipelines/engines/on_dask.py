@@ -22,7 +22,7 @@ from distributed import Client, Event, Future, Variable
 from distributed.security import Security
 
 from dataloader.config import DaskCluster, DaskFunction
-from dataloader.pipelines.engines import Engine, Order, Seen, State, driver
+from dataloader.pipelines.engines import Engine, Order, Report, State, driver
 from dataloader.pipelines.http import Unreachable
 
 ANSWER_SEC = 3.0  # with CANCEL_SEC it ends before DL_KILL_GRACE_SEC does
@@ -53,11 +53,11 @@ class OnDask(Engine):
         self._task = self._ask(lambda: self._submitted(order))
         return order.id
 
-    def look(self, order: Order) -> Seen:
+    def poll(self, order: Order) -> Report:
         """See Engine."""
         task = self._task = self._task or self._ask(lambda: self._published(order))
         if task is None:
-            return Seen(State.ABSENT)
+            return Report(State.ABSENT)
         status = task.future.status
         if status in ("cancelled", "lost"):  # so says this client when its connection is gone
             self.close()
@@ -68,15 +68,15 @@ class OnDask(Engine):
             output, read = newer(written["total"], written["tail"], order.read), written["total"]
         if status == "error":
             error: Any = self._ask(task.future.exception)
-            return Seen(State.FAILED, output, read, f"{type(error).__name__}: {error}"[:500])
+            return Report(State.FAILED, output, read, f"{type(error).__name__}: {error}"[:500])
         if status != "finished":
-            return Seen(State.RUNNING, output, read)
+            return Report(State.RUNNING, output, read)
         end = self._ask(task.future.result)
         if end["is_stopped"]:
-            return Seen(State.STOPPED, output, read)
+            return Report(State.STOPPED, output, read)
         if end["code"] == 0:
-            return Seen(State.SUCCEEDED, output, read, result=json.loads(end["result"] or "null"))
-        return Seen(State.FAILED, output, read, f"its process ended with {end['code']}")
+            return Report(State.SUCCEEDED, output, read, result=json.loads(end["result"] or "null"))
+        return Report(State.FAILED, output, read, f"its process ended with {end['code']}")
 
     def find(self, order: Order) -> str | None:
         """See Engine."""

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from dataloader.config import RayCluster, RayCommand, SparkApplication, SparkCluster
 from dataloader.pipelines import http
-from dataloader.pipelines.engines import Engine, Order, Seen, State
+from dataloader.pipelines.engines import Engine, Order, Report, State
 from dataloader.pipelines.http import Refused, TooLong, Unreachable
 
 ANSWER_SEC = 3.0  # for an answer; with CANCEL_SEC it ends before DL_KILL_GRACE_SEC does
@@ -122,16 +122,16 @@ class OnRay(Engine):
             answer.require_good()
         return order.id
 
-    def look(self, order: Order) -> Seen:
+    def poll(self, order: Order) -> Report:
         """See Engine."""
         answer = self._job(order)
         if answer.status == 404:
-            return Seen(State.ABSENT)
+            return Report(State.ABSENT)
         job = answer.json()
         state = _ray_state(job)
         output = self._output(order, state)
         why = str(job.get("message") or "") if state is State.FAILED else ""
-        return Seen(state, output, order.read + len(output), why.partition(", last available logs")[0])
+        return Report(state, output, order.read + len(output), why.partition(", last available logs")[0])
 
     def find(self, order: Order) -> str | None:
         """See Engine."""
@@ -207,11 +207,11 @@ class OnSpark(Engine):
             raise Refused(f"the master has not taken {order.id}: {answer.get('message')}")
         return str(answer["submissionId"])
 
-    def look(self, order: Order) -> Seen:
+    def poll(self, order: Order) -> Report:
         """See Engine."""
         status = _answered(self._rest.ask("GET", f"/v1/submissions/status/{quote(order.handle)}"))
         if not status.get("success"):
-            return Seen(State.ABSENT)
+            return Report(State.ABSENT)
         state = _SPARK.get(str(status.get("driverState")), State.RUNNING)
         try:
             output, read, is_whole = self._output(order, str(status.get("workerId") or ""))
@@ -220,7 +220,7 @@ class OnSpark(Engine):
                 raise  # its result may be there
             output, read, is_whole = b"", order.read, True
         why = str(status.get("message") or "")[:500] or f"the driver is {status.get('driverState')}"
-        return Seen(state if is_whole else State.RUNNING, output, read, why if state is State.FAILED else "")
+        return Report(state if is_whole else State.RUNNING, output, read, why if state is State.FAILED else "")
 
     def find(self, order: Order) -> str | None:
         """See Engine. While a driver that may be ours has written nothing, nobody can tell: Unreachable."""

@@ -215,6 +215,6 @@ def _shown(conn: Conn, row: Row, of_large: Counts) -> Row:
     left = row["total"] - row["made"] + by_status["queued"] + by_status["running"]
     ended_lately = sum(each["lately"] for each in rows)
     eta_sec = partitions.eta_sec(left, ended_lately, lately_sec) if state in ("making", "running") else None
-    told = {"state": state, "counts": by_status, "started_at": since, "eta_sec": eta_sec}
+    facts = {"state": state, "counts": by_status, "started_at": since, "eta_sec": eta_sec}
     words = {name: span.get(name) for name in partitions.SPAN}
-    return row | words | shown_job(job, limits=None, **partitions.OF_JOBS) | told
+    return row | words | shown_job(job, limits=None, **partitions.OF_JOBS) | facts

@@ -66,12 +66,12 @@ def key_of(name: str, partition: str) -> str:
 
 def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of dl_backfills and the `partitions` of name, task and BackfillWords; raises plan.Wrong."""
-    said = words.given(_NewBackfill, fields)
-    span = {name: said.pop(name) for name in SPAN if name in said}
-    own = {name: said.pop(name) for name in ("name", "task")}
-    own |= {name: said.pop(name, value) for name, value in OWN.items()} | {"span": span or None}
+    given = words.given(_NewBackfill, fields)
+    span = {name: given.pop(name) for name in SPAN if name in given}
+    own = {name: given.pop(name) for name in ("name", "task")}
+    own |= {name: given.pop(name, value) for name, value in OWN.items()} | {"span": span or None}
     try:
-        new = own | {"partitions": _chosen(span, said.pop("partitions", None)), "job": said}
+        new = own | {"partitions": _chosen(span, given.pop("partitions", None)), "job": given}
         for place in {1, len(new["partitions"])}:
             new_job.checked(job_of(new, new["partitions"][place - 1], place))
     except ValueError as e:

@@ -84,12 +84,12 @@ _NewSchedule = words.model_of("NewSchedule", ScheduleWords, name=ScheduleName, t
 
 def checked(fields: Mapping[str, Any], zone: str) -> dict[str, Any]:
     """The columns of dl_schedules of name, task and ScheduleWords; `zone` is the default. Raises plan.Wrong."""
-    said = words.given(_NewSchedule, fields)
+    given = words.given(_NewSchedule, fields)
     for names in (TIMINGS, DEADLINES):
-        if all(name in said for name in names) or (names is TIMINGS and not any(name in said for name in names)):
+        if all(name in given for name in names) or (names is TIMINGS and not any(name in given for name in names)):
             raise Wrong(f"should have one of {' and '.join(names)}" + (", not both" if names is DEADLINES else ""))
-    own = {name: said.pop(name, value) for name, value in OWN.items()} | {"name": said.pop("name")}
-    new = own | {"timezone": own["timezone"] or zone, "job": {"queue": words.DEFAULT_QUEUE} | said}
+    own = {name: given.pop(name, value) for name, value in OWN.items()} | {"name": given.pop("name")}
+    new = own | {"timezone": own["timezone"] or zone, "job": {"queue": words.DEFAULT_QUEUE} | given}
     try:
         new_job.checked(job_of("x", new | {"timezone": own["timezone"] or "UTC"}, _SAMPLE))
     except ValueError as e:

@@ -92,16 +92,15 @@ def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, 
     return job
 
 
-def tell(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:
-    """Note what pipelines say of their schedules, by task; one that its pipeline names no more is retired, and
-    stays."""
-    named = [{**each, "timezone": each["timezone"] or zone} for each in said.values() if each]
+def publish(conn: Conn, declared: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:
+    """Store the schedules that pipelines declare, by task. One without a declaration is retired, but kept."""
+    named = [{**each, "timezone": each["timezone"] or zone} for each in declared.values() if each]
     with conn.transaction():
-        _PLANS.do(conn, "retire", tasks=list(said), names=[each["name"] for each in named])
+        _PLANS.do(conn, "retire", tasks=list(declared), names=[each["name"] for each in named])
         if named:
             now = _PLANS.value(conn, "clock", now=None)
-            told = [each | {"next_due": times.first(_timing(each), now)} for each in named]
-            _PLANS.do(conn, "tell", schedules=json.dumps(told, default=str))
+            schedules = [each | {"next_due": times.first(_timing(each), now)} for each in named]
+            _PLANS.do(conn, "tell", schedules=json.dumps(schedules, default=str))
 
 
 def tick(conn: Conn, lease_ttl_sec: int = 60, now: datetime | None = None) -> Iterator[Made]:
@@ -158,12 +157,12 @@ def _shown(row: Row, count: int) -> Row:
     try:
         timing = _timing(row)
         coming = chain([row["next_due"]], times.after(timing, row["next_due"])) if makes else ()
-        told = {"words": times.words(timing), "next": list(islice(coming, count))}
+        facts = {"words": times.words(timing), "next": list(islice(coming, count))}
     except (ValueError, OverflowError) as e:
-        told = {"words": str(e), "next": []}
+        facts = {"words": str(e), "next": []}
     late = (now - row["next_due"]).total_seconds() if makes else 0.0
     shown = shown_job(job, lock_key=row["name"], deadline=None, deadline_sec=None)
-    return row | shown | told | {"overdue_sec": max(late, 0.0)}
+    return row | shown | facts | {"overdue_sec": max(late, 0.0)}
 
 
 def _timing(row: Mapping[str, Any]) -> Timing:

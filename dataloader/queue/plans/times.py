@@ -137,28 +137,28 @@ def deadline(due: datetime, zone: str, clock: str | None, seconds: int | None) -
     None."""
     if clock is None:
         return None if seconds is None else due.astimezone(UTC) + timedelta(seconds=seconds)
-    here = due.astimezone(zone_of(zone))
-    ends = (datetime.combine(here.date() + day * _DAY, time.fromisoformat(clock), here.tzinfo) for day in range(3))
+    local = due.astimezone(zone_of(zone))
+    ends = (datetime.combine(local.date() + day * _DAY, time.fromisoformat(clock), local.tzinfo) for day in range(3))
     return next(at for each in ends if (at := each.astimezone(UTC)) > due)
 
 
 def facts(name: str, timing: Timing, due: datetime, previous: datetime | None) -> dict[str, Any]:
     """What the job of a due time may name as `{{ name }}`; `previous` is the due time before, if there is one."""
-    here = due.astimezone(zone_of(timing.zone))
+    local = due.astimezone(zone_of(timing.zone))
     return {
-        "due": here.isoformat(),
+        "due": local.isoformat(),
         "due_utc": f"{due.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "date": f"{here:%Y-%m-%d}",
-        "time": f"{here:%H:%M:%S}",
-        "year": here.year,
-        "month": here.month,
-        "day": here.day,
-        "hour": here.hour,
-        "minute": here.minute,
-        "second": here.second,
-        "weekday": here.isoweekday(),
+        "date": f"{local:%Y-%m-%d}",
+        "time": f"{local:%H:%M:%S}",
+        "year": local.year,
+        "month": local.month,
+        "day": local.day,
+        "hour": local.hour,
+        "minute": local.minute,
+        "second": local.second,
+        "weekday": local.isoweekday(),
         "timestamp": int(due.timestamp()),
-        "previous_due": previous and previous.astimezone(here.tzinfo).isoformat(),
+        "previous_due": previous and previous.astimezone(local.tzinfo).isoformat(),
         "schedule": name,
     }
 
@@ -199,13 +199,13 @@ def _by_real_time(sim: CronSim, zone: ZoneInfo, at: datetime) -> Iterator[dateti
     """Minute by minute: cronsim's own steps of an hour leave times out where the clocks change by half an hour."""
     due = at.astimezone(UTC).replace(second=0, microsecond=0) + _MINUTE
     while due.year <= at.year + 50:
-        here = due.astimezone(zone)
-        if here.month not in sim.months or not sim.match_day(here.date()):
-            due = datetime.combine(here.date() + _DAY, time(), zone).astimezone(UTC)
+        local = due.astimezone(zone)
+        if local.month not in sim.months or not sim.match_day(local.date()):
+            due = datetime.combine(local.date() + _DAY, time(), zone).astimezone(UTC)
             continue
-        if here.hour not in sim.hours:
-            due += (15 - here.minute % 15) * _MINUTE  # no zone changes its clocks between two quarters of an hour
+        if local.hour not in sim.hours:
+            due += (15 - local.minute % 15) * _MINUTE  # no zone changes its clocks between two quarters of an hour
             continue
-        if here.minute in sim.minutes:
+        if local.minute in sim.minutes:
             yield due
         due += _MINUTE

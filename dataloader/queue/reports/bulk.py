@@ -108,8 +108,8 @@ class Preview:
     def document(self) -> dict[str, Any]:
         """The preview as the API answers it."""
         leaves = [{"kind": kind, "count": count, "reason": self.reasons[kind]} for kind, count in self.leaves.items()]
-        told = {"order": self.order, "count": self.count, "is_exact": self.is_exact, "changes": self.changes}
-        return told | {"leaves": leaves, "as_of": self.as_of, "confirmation": self.confirmation}
+        fields = {"order": self.order, "count": self.count, "is_exact": self.is_exact, "changes": self.changes}
+        return fields | {"leaves": leaves, "as_of": self.as_of, "confirmation": self.confirmation}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +148,11 @@ def change(
         now = sum(tally.counts[kind] for kind in ORDERS[order].kinds)
         if now > count:
             raise Grown(f"the preview had {count:,} jobs to {order}, and there are {now:,} now: ask for a new preview")
-    seen = replace(target.wanted, until=min(as_of, target.wanted.until or as_of), sort="changed")
+    wanted = replace(target.wanted, until=min(as_of, target.wanted.until or as_of), sort="changed")
     kinds = sorted(ORDERS[order].kinds)
     with conn.transaction():
         if target.job_ids is None:
-            rows, following = stats.chosen(conn, seen, kinds, limit, after)
+            rows, following = stats.chosen(conn, wanted, kinds, limit, after)
         else:
             (number,) = cursor.parts(after, 1) if after else ("0",)
             if not re.fullmatch("[0-9]{1,9}", number):
@@ -160,7 +160,7 @@ def change(
             stop = int(number) + limit
             rows = list(target.job_ids[int(number) : stop])
             following = cursor.at([str(stop)]) if stop < len(target.job_ids) else None
-        parameters = stats.filters(seen.whole) | stats.bounds(seen)
+        parameters = stats.filters(wanted.whole) | stats.bounds(wanted)
         parameters |= {
             "chosen": rows,
             "kinds": list(kinds),

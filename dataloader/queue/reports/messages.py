@@ -59,12 +59,12 @@ class Firing(NamedTuple):
 
 
 def due(
-    webhook: Row, events: Iterable[Row], queues: Sequence[Row], told: Collection[Firing], rules: Rules, now: datetime
+    webhook: Row, events: Iterable[Row], queues: Sequence[Row], active: Collection[Firing], rules: Rules, now: datetime
 ) -> Iterator[Message]:
-    """The messages for this webhook: of new `events`, and of what has begun or ended since it was `told`."""
+    """The messages for this webhook: of new `events`, and of what has begun or ended since it was `active`."""
     if webhook["paused_at"] is None:
         yield from _of_events(webhook, events, rules, now)
-        yield from _of_conditions(webhook, queues, {(each.kind, each.queue): each for each in told}, rules, now)
+        yield from _of_conditions(webhook, queues, {(each.kind, each.queue): each for each in active}, rules, now)
 
 
 def test(name: str, rules: Rules, now: datetime) -> Message:
@@ -124,23 +124,23 @@ def _job(row: Row, rules: Rules) -> dict[str, Any]:
 
 
 def _of_conditions(
-    webhook: Row, queues: Sequence[Row], told: Mapping[tuple[str, str], Firing], rules: Rules, now: datetime
+    webhook: Row, queues: Sequence[Row], active: Mapping[tuple[str, str], Firing], rules: Rules, now: datetime
 ) -> Iterator[Message]:
     present: dict[tuple[str, str], Condition] = {}
     for row in queues:
-        lag_sec = webhook["lag_sec"] * (OVER if ("lag", row["queue"]) in told else 1.0)
+        lag_sec = webhook["lag_sec"] * (OVER if ("lag", row["queue"]) in active else 1.0)
         for each in conditions(row, lag_sec, rules.paused_sec, now):
             if row["queue"] != rules.queue and _wants(webhook, each.kind, each.queue):  # its own could not be sent
                 present[each.kind, each.queue] = each
     for place, condition in present.items():
-        known = told.get(place)
+        known = active.get(place)
         if known is None:
             yield _of_condition(webhook["name"], "firing", condition, rules, now)
         elif webhook["shape"] == "alertmanager" and (now - known.told_at).total_seconds() >= REPEATED_SEC:
             again = Condition(condition.kind, condition.queue, known.since, condition.text)
             yield _of_condition(webhook["name"], "firing", again, rules, now)
     unknown = {row["queue"] for row in queues if row["lag_sec"] is None}
-    for (kind, queue), known in told.items():
+    for (kind, queue), known in active.items():
         if (kind, queue) not in present and not (kind == "lag" and queue in unknown):
             over = Condition(kind, queue, known.since, _OVER[kind].format(queue=queue))
             yield _of_condition(webhook["name"], "resolved", over, rules, now)

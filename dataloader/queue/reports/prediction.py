@@ -127,10 +127,10 @@ def correction(ratios: Sequence[float]) -> Correction:
     return Correction(low, middle, high)
 
 
-def corrected(said: Range, by: Correction) -> Range:
+def corrected(range_: Range, by: Correction) -> Range:
     """The range of the plays, moved to where the ends usually are, and as wide as they usually are at least."""
-    low, middle, high = (end * by.middle for end in said)
-    return Range(min(low, said.middle * by.low), middle, max(high, said.middle * by.high))
+    low, middle, high = (end * by.middle for end in range_)
+    return Range(min(low, range_.middle * by.low), middle, max(high, range_.middle * by.high))
 
 
 def _range(ends: list[float]) -> Range:
@@ -163,15 +163,15 @@ class _Drawing:
 
     def whole(self, task: str) -> float:
         """The duration of a run that has not begun."""
-        seconds, off = self._known.get(task) or self._known[None]
-        return seconds[int(self.random.random() * len(seconds))] * off
+        seconds, factor = self._known.get(task) or self._known[None]
+        return seconds[int(self.random.random() * len(seconds))] * factor
 
     def rest(self, run: Running) -> float:
         """The time that is left of a run: by its progress, else as of those runs that took longer than it has."""
         if run.share is not None and run.share >= TOLD:
             return run.ran_sec * (1 - run.share) / run.share * self.random.lognormvariate(0, UNEVEN)
-        seconds, off = self._known.get(run.task) or self._known[None]
-        longer = [whole * off - run.ran_sec for whole in seconds if whole * off > run.ran_sec]
+        seconds, factor = self._known.get(run.task) or self._known[None]
+        longer = [whole * factor - run.ran_sec for whole in seconds if whole * factor > run.ran_sec]
         return self.random.choice(longer) if longer else self.random.uniform(0, run.ran_sec)
 
 

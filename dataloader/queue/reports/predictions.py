@@ -72,21 +72,21 @@ def outlook(conn: Conn, queue: str) -> Outlook:
         "no_worker": not line.workers and not line.running,
     }
     reason = next((reason for reason, holds in hindrances.items() if holds), None)
-    seen = Outlook(queue, facts["at"], accuracy, reason, [row["job_id"] for row in waiting + running])
-    return seen if seen.reason else _played(seen, line, durations, correction)
+    result = Outlook(queue, facts["at"], accuracy, reason, [row["job_id"] for row in waiting + running])
+    return result if result.reason else _played(result, line, durations, correction)
 
 
-def _played(seen: Outlook, line: Line, durations: prediction.Durations, by: Correction) -> Outlook:
+def _played(outlook: Outlook, line: Line, durations: prediction.Durations, by: Correction) -> Outlook:
     """The outlook with what the plays of this line say."""
-    said = prediction.forecast(line, durations, seen.jobs)
-    if said is None:
-        return replace(seen, reason="no_runs")
-    plain = {each.job: said.jobs[each.job].middle for each in line.waiting if each.task in durations}
-    ends = {each.job: said.jobs[each.job] for each in line.running if each.task in durations}
-    ends |= {job: prediction.corrected(said.jobs[job], by) for job in plain}
-    last = prediction.corrected(said.jobs[line.waiting[-1].job], by) if line.waiting else None
-    whole = prediction.corrected(said.line, by) if line.waiting else said.line
-    return replace(seen, ends=ends, plain=plain, line=whole, last=last)
+    forecast = prediction.forecast(line, durations, outlook.jobs)
+    if forecast is None:
+        return replace(outlook, reason="no_runs")
+    plain = {each.job: forecast.jobs[each.job].middle for each in line.waiting if each.task in durations}
+    ends = {each.job: forecast.jobs[each.job] for each in line.running if each.task in durations}
+    ends |= {job: prediction.corrected(forecast.jobs[job], by) for job in plain}
+    last = prediction.corrected(forecast.jobs[line.waiting[-1].job], by) if line.waiting else None
+    whole = prediction.corrected(forecast.line, by) if line.waiting else forecast.line
+    return replace(outlook, ends=ends, plain=plain, line=whole, last=last)
 
 
 def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Mapping[str, int]) -> Line:
@@ -114,9 +114,9 @@ def _takes(row: Row, room: Mapping[str, int]) -> list[str]:
     return [f"\0{row['lock_key']}", *(name for name in row["limits"] or () if name in room)]
 
 
-def of_queue(seen: Outlook) -> Row:
+def of_queue(outlook: Outlook) -> Row:
     """PURE: when a queue will have done all that is queued now, as people and programs are told."""
-    return {"queue": seen.queue, **_told(seen, seen.line, seen.reason)}
+    return {"queue": outlook.queue, **_shown(outlook, outlook.line, outlook.reason)}
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
@@ -124,39 +124,39 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
     return next(iter(_rows(conn, "job", job_id=job_id)), None)
 
 
-def of_job(seen: Outlook, job: Row) -> Row:
+def of_job(outlook: Outlook, job: Row) -> Row:
     """PURE: when a job will end, as people are told; one beyond LINE ends behind it and by the end of the queue."""
-    range_, reason = seen.ends.get(job["job_id"]), seen.reason
+    range_, reason = outlook.ends.get(job["job_id"]), outlook.reason
     if job["status"] not in ("queued", "running"):
         reason = "over"
     elif job["blocked_on"] == "parent":
         reason = "parents"
     if range_ is None and not reason:
-        range_, reason = _beyond(seen, job)
-    told = _told(seen, range_, reason)
-    is_late = bool(job["deadline"] and told["ends_at"] and told["ends_at"] > job["deadline"])
+        range_, reason = _beyond(outlook, job)
+    prediction = _shown(outlook, range_, reason)
+    is_late = bool(job["deadline"] and prediction["ends_at"] and prediction["ends_at"] > job["deadline"])
     shown = {name: job[name] for name in ("job_id", "queue", "status", "deadline")}
-    return {**shown, **told, "is_late": is_late}
+    return {**shown, **prediction, "is_late": is_late}
 
 
-def _beyond(seen: Outlook, job: Row) -> tuple[Range | None, str | None]:
-    if len(seen.plain) < LINE or not seen.last or not seen.line:
+def _beyond(outlook: Outlook, job: Row) -> tuple[Range | None, str | None]:
+    if len(outlook.plain) < LINE or not outlook.last or not outlook.line:
         return None, "no_runs"
-    said = prediction.between(seen.last, seen.line)
-    return Range(*(max(end, job["due_sec"]) for end in said)), None
+    range_ = prediction.between(outlook.last, outlook.line)
+    return Range(*(max(end, job["due_sec"]) for end in range_)), None
 
 
-def _told(seen: Outlook, range_: Range | None, reason: str | None) -> Row:
+def _shown(outlook: Outlook, range_: Range | None, reason: str | None) -> Row:
     """The instants of a range, or the reason why there is none."""
     if range_ and range_.middle > NEVER_SEC:
         range_, reason = None, "held"
     ends = (
         [None, None, None]
         if reason or not range_
-        else [(seen.at + timedelta(seconds=min(end, NEVER_SEC))) for end in range_]
+        else [(outlook.at + timedelta(seconds=min(end, NEVER_SEC))) for end in range_]
     )
-    told = dict(zip(("earliest", "ends_at", "latest"), ends, strict=True))
-    return {"at": seen.at, **told, "reason": reason, "accuracy": seen.accuracy}
+    times = dict(zip(("earliest", "ends_at", "latest"), ends, strict=True))
+    return {"at": outlook.at, **times, "reason": reason, "accuracy": outlook.accuracy}
 
 
 class Noted(NamedTuple):
@@ -190,23 +190,23 @@ def note(conn: Conn, after: str) -> Noted | None:
 
 
 def _note(conn: Conn, queue: str) -> int:
-    seen = outlook(conn, queue)
-    said = list(_noted(conn, seen))
-    conn.execute(_SQL["note"], {"made_at": seen.at, "said": json.dumps(said, default=str)})
+    current = outlook(conn, queue)
+    rows = list(_noted(conn, current))
+    conn.execute(_SQL["note"], {"made_at": current.at, "said": json.dumps(rows, default=str)})
     return len(_rows(conn, "alert", queue=queue))
 
 
-def _noted(conn: Conn, seen: Outlook) -> Iterator[Row]:
+def _noted(conn: Conn, outlook: Outlook) -> Iterator[Row]:
     """The rows to note: of jobs with a deadline, whatever is known of their ends, and of SAMPLE others of the line."""
-    rows = _rows(conn, "with_deadlines", job_ids=list(seen.jobs), most=ALERTED)
+    rows = _rows(conn, "with_deadlines", job_ids=list(outlook.jobs), most=ALERTED)
     due = {row["job_id"]: row["deadline"] for row in rows}
-    sample = list(seen.ends)[:: max(len(seen.ends) // SAMPLE, 1)]
+    sample = list(outlook.ends)[:: max(len(outlook.ends) // SAMPLE, 1)]
     for job_id in dict.fromkeys([*due, *sample]):
-        said = _told(seen, seen.ends.get(job_id), None)
-        times = {name: said[name] for name in ("ends_at", "earliest", "latest")}
-        own = {"job_id": job_id, "queue": seen.queue, "deadline": due.get(job_id)}
-        if said["ends_at"] or own["deadline"]:
-            yield own | times | {"plain_sec": seen.plain.get(job_id) if said["ends_at"] else None}
+        prediction = _shown(outlook, outlook.ends.get(job_id), None)
+        times = {name: prediction[name] for name in ("ends_at", "earliest", "latest")}
+        own = {"job_id": job_id, "queue": outlook.queue, "deadline": due.get(job_id)}
+        if prediction["ends_at"] or own["deadline"]:
+            yield own | times | {"plain_sec": outlook.plain.get(job_id) if prediction["ends_at"] else None}
 
 
 def _rows(conn: Conn, statement: str, **parameters: Any) -> list[Row]:

@@ -79,21 +79,21 @@ NOTHING = Search()
 
 @lru_cache(maxsize=256)
 def parsed(text: str | None) -> Search:
-    """What the text asks for; raises WrongSearch."""
+    """The search of this text; raises WrongSearch."""
     if text is None or not text.strip():
         return NOTHING
     if len(text) > LENGTH:
         raise WrongSearch(f"a search should have at most {LENGTH} characters, not {len(text):,}")
     if _CONTROL.search(text):
         raise WrongSearch("a search should have no control character and no lone surrogate in it")
-    filters = _Found()
+    filters = _Filters()
     for name, value in _terms(text):
         filters.add(name, value)
     return filters.search()
 
 
-class _Found:
-    """What the terms have said so far."""
+class _Filters:
+    """The filters of the terms that are parsed so far."""
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}
@@ -103,7 +103,7 @@ class _Found:
         self.like_id: str | None = None
 
     def add(self, name: str | None, value: str) -> None:
-        """Note one term; `value` is as it stands in the text, perhaps in quotes."""
+        """Add one term; `value` is the text of the term, perhaps in quotes."""
         if name is None:
             word, is_quoted = lowered(_plain(value)), value.startswith('"')
             if not is_quoted and _ID.fullmatch(word):

@@ -160,16 +160,16 @@ def _count(conn: Conn, most: int, within_sec: float) -> list[Row]:
 
 def figures(row: Row, most: int) -> Row:
     """PURE: a queue's figures, of which each that has reached `most` is what was noted, if that is more."""
-    told = {name: value for name, value in row.items() if not name.startswith("noted_")}
+    figures_ = {name: value for name, value in row.items() if not name.startswith("noted_")}
     is_noted = False
     for name in _BOUNDED:
         noted = row[f"noted_{name}"]
         if row[name] is not None and row[name] >= most and noted is not None:
-            told[name], is_noted = max(row[name], noted), True
-    told["length_is_exact"] = row["length"] < most and row["scheduled"] < most
-    told["fresh"] = max(told["length"] - told["retries"], 0)
-    told["counted_at"] = row["counted_at"] if is_noted else None
-    return told
+            figures_[name], is_noted = max(row[name], noted), True
+    figures_["length_is_exact"] = row["length"] < most and row["scheduled"] < most
+    figures_["fresh"] = max(figures_["length"] - figures_["retries"], 0)
+    figures_["counted_at"] = row["counted_at"] if is_noted else None
+    return figures_
 
 
 def note_lengths(conn: Conn, since_sec: float) -> float | None:
@@ -352,13 +352,13 @@ def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, 
     by_key = wanted.sort == "key"
     page = _by_key(conn, wanted, limit, after) if by_key else _by_change(conn, wanted, limit, after, scan=scan)
     ran = [row["job_id"] for row in page.jobs if row["started_at"]]
-    took = {row["job_id"]: row["run_sec"] for row in _rows(conn, "last_runs", job_ids=ran)} if ran else {}
+    run_secs = {row["job_id"]: row["run_sec"] for row in _rows(conn, "last_runs", job_ids=ran)} if ran else {}
     if search.parsed(wanted.q).args and not has_args_index(conn):
         advice = (
             f"arguments are searched among {SCAN:,} jobs a page, the last change first: where that takes too long,"
             " `dataloader search-index create` makes an index for them"
         )
-    return Page([row | {"run_sec": took.get(row["job_id"])} for row in page.jobs], page.next, advice)
+    return Page([row | {"run_sec": run_secs.get(row["job_id"])} for row in page.jobs], page.next, advice)
 
 
 def chosen(
@@ -409,9 +409,9 @@ def _by_change(
         for branch in branches:
             sorts = "plans_that_sort" if branch in ("dead", "retries", "near") else "plans"
             conn.execute(_SEARCH["plans_of_args"] if branch == "of_args" else _SQL[sorts])
-            here = bounds | named | _latest(conn, wanted, branch, bounds)
-            here["scan"] = min(here["scan"], scan or here["scan"])
-            rows += _rows(conn, branch, **filters(wanted) | here, limit=limit + 1)
+            bounds_ = bounds | named | _latest(conn, wanted, branch, bounds)
+            bounds_["scan"] = min(bounds_["scan"], scan or bounds_["scan"])
+            rows += _rows(conn, branch, **filters(wanted) | bounds_, limit=limit + 1)
     rows.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
     return _page(rows, limit, lambda row: row["changed_at"].isoformat())
 

@@ -115,13 +115,13 @@ def message_of(conn: Conn, job_id: UUID) -> Row | None:
 
 
 def is_firing(conn: Conn, name: str, message: Message) -> bool:
-    """Whether the condition of a message still lasts, as far as the webhook was told."""
+    """Whether the condition of a message still lasts, by the messages that the webhook got."""
     given = {field: message[field] for field in ("kind", "queue", "since")}
     return bool(_rows(conn, "is_firing", webhook=name, **given)[0]["exists"])
 
 
-def tell(conn: Conn, rules: Rules) -> int:
-    """Called by the reaper: add a job for each due message, once whatever reapers call; raises rather than wait."""
+def publish(conn: Conn, rules: Rules) -> int:
+    """Add one job for each due message, also if several reapers call this; raises instead of waiting for a lock."""
     if not (webhooks := listed(conn)):
         return 0
     with conn.transaction():
@@ -133,12 +133,12 @@ def tell(conn: Conn, rules: Rules) -> int:
             conn.execute(_SQL["go_on_behind"], {"last_event": events[-1]["event_id"]})
         else:
             conn.execute(_SQL["begin_anew"])
-        queues, told = _rows(conn, "queues"), _told(conn)
+        queues, firings = _rows(conn, "queues"), _firings(conn)
         sent = 0
         for each in webhooks:
             try:
                 with conn.transaction():
-                    due = messages.due(each, events, queues, told[each["name"]], rules, now)
+                    due = messages.due(each, events, queues, firings[each["name"]], rules, now)
                     for message in due:
                         _add(conn, each["name"], log.masked(message), rules)
                         _note(conn, each["name"], message)
@@ -191,7 +191,7 @@ def is_address(url: str) -> bool:
     return is_right and bool(re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname or ""))
 
 
-def _told(conn: Conn) -> dict[str, list[Firing]]:
+def _firings(conn: Conn) -> dict[str, list[Firing]]:
     firings: dict[str, list[Firing]] = defaultdict(list)
     for row in _rows(conn, "firing"):
         if row["kind"] in KINDS:
@@ -210,7 +210,7 @@ def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:
 
 
 def _note(conn: Conn, name: str, message: Message) -> None:
-    """Keep that the webhook was told that a condition has begun, or is over."""
+    """Record that the webhook got the begin or the end of a condition."""
     if message["state"] in ("firing", "resolved"):
         given = {field: message[field] for field in ("kind", "queue", "since")}
         conn.execute(_SQL[f"note_{message['state']}"], given | {"webhook": name})

@@ -39,7 +39,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, Settin
 
 DOTENV = Path(".env")
 
-# The prefixes of environment variables that `misspelt` looks at. In .env it looks at every variable.
+# The prefixes of environment variables that `misspelt` checks. In .env it checks every variable.
 _OURS = ("DL_", "PG_", "WORKER")
 
 QUEUES_MOST = 32  # of one worker: its slot in the shared memory has room for their names
@@ -594,7 +594,7 @@ class Settings(BaseSettings):
     dl_warm: int = Field(2, ge=0, le=64)
     """Prepared resources that a worker keeps for jobs of the same `affinity_key`."""
     dl_lookahead: int = Field(50, ge=1, le=1000)
-    """Among how many of a queue's first jobs a claim looks for a warm one."""
+    """The number of a queue's first jobs in which a claim searches for a warm one."""
     dl_affinity_wait_sec: Seconds = 60
     """How long a worker may pass a job over for others whose resources are warm."""
     dl_host_memory: HostMemory = "85"
@@ -622,7 +622,7 @@ class Settings(BaseSettings):
     """Address at which people reach the dashboard, for links in alerts; without it there are none. Without tokens the
     API answers requests to this host too."""
 
-    # Above 976 KB a text may be longer than what masking looks through as a whole.
+    # Above 976 KB a text may be longer than the limit of masking for one text.
     dl_result_kb: int = Field(256, ge=1, le=976)
     """Largest result of a job, in KB of JSON; a run whose pipeline returns more has failed."""
 

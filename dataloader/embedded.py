@@ -548,7 +548,7 @@ def dies_with_us(sig: int) -> Callable[[], None]:
     """A `preexec_fn` for Popen: the child gets `sig` when the thread that starts it ends. It works only on Linux."""
     if sys.platform != "linux":
         return lambda: None
-    owner, prctl = os.getpid(), ctypes.CDLL(None).prctl  # looked up before the fork
+    owner, prctl = os.getpid(), ctypes.CDLL(None).prctl  # resolved before the fork
 
     def ask() -> None:
         prctl(1, sig)  # PR_SET_PDEATHSIG, after Popen's setuid, which would clear it

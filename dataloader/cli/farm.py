@@ -1,4 +1,4 @@
-"""Commands that look at the farm: jobs, queues, ps, tasks, predict, top, completion; tables of queues and workers."""
+"""Commands that show the farm: jobs, queues, ps, tasks, predict, top, completion; tables of queues and workers."""
 
 from __future__ import annotations
 

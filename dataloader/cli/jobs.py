@@ -261,9 +261,7 @@ def _followed(farm: Farm, job_id: UUID | None, news: Callable[[], Iterable[R]]) 
     while True:
         is_over = False
         try:
-            is_over = (
-                job_id is not None and farm.status(job_id).is_final
-            )  # before the look: its last news are there then
+            is_over = job_id is not None and farm.status(job_id).is_final  # read before the news, to miss no last news
             yield from news()
         except Unavailable as e:
             is_over = False

@@ -203,7 +203,7 @@ made.add(commands, "queues", "limits", "schedules", "failures", "alerts")
 def search_index() -> None:
     """The index for searches by arguments, such as args.date:2024-05-01.
 
-    Without it such a search looks through 8,000 jobs a page. Each insert and each step of a job writes to it.
+    Without it such a search reads 8,000 jobs for each page. Each insert and each step of a job writes to it.
     """
 
 

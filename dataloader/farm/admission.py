@@ -32,7 +32,7 @@ LEAST_SHARE = 0.5  # of the processors that a run needs, which the measured load
 CLOSED_SEC = 1.0  # until the next try, where a stopped process is about to enter a run
 # After its last refresh a reservation is over: workers with a job that waits claim once a second.
 RESERVED_SEC = periods.seconds("RESERVED_SEC", 5.0)
-HEAT_SEC = periods.seconds("HEAT_SEC", 5.0)  # between two looks at the sensors, which take milliseconds
+HEAT_SEC = periods.seconds("HEAT_SEC", 5.0)  # between two readings of the sensors, which take milliseconds
 LOAD_SEC = 1.0  # over which processors are measured, at least: the kernel counts in steps of 10 ms
 _BUSY = (1, 2, 3, 6, 7, 8)  # in a line of /proc/stat: user, nice, system, irq, softirq, and what other guests took
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -112,7 +112,7 @@ class Admission:
         self._used_mb: dict[int, float] = {}  # by process, at the latest measurement
         self._load = Load({}, 0.0)
         self._measured_at = -MEASURED_SEC
-        self._seen: tuple[object, ...] = ()  # the runs and the reservation at the latest look
+        self._seen: tuple[object, ...] = ()  # the runs and the reservation at the latest check
         self._closed_until = 0.0  # a process is stopped that was about to enter a run
         self._left_out: frozenset[str] = frozenset()  # the tasks without room at the latest claim that passed jobs over
 
@@ -240,7 +240,7 @@ class Host:
         self._root = root
         self._heat_at = -math.inf
         self._is_hot = False
-        # The latest look: when, and the seconds of processors that were used until then, by each worker and in all.
+        # The latest measurement: its time, and the CPU seconds used until then, by each worker and in all.
         self._sample: tuple[float, Mapping[int, float], float] = (-math.inf, {}, 0.0)
         self._load = Load({}, 0.0)
 
@@ -258,9 +258,9 @@ class Host:
         return Room(*room_of(self._memories(), self._share, self._size_mb, runs_mb), cpus, self._is_hot)
 
     def load(self, workers: Collection[int]) -> Load:
-        """The load over LOAD_SEC or more; none at the first look, and without a bound.
+        """The load over LOAD_SEC or more; none at the first measurement, and without a bound.
 
-        `workers` are the processes whose runs have room now; those of the look before count as workers too.
+        `workers` are the processes whose runs have room now; those of the previous measurement count too.
         """
         at, before, busy_before = self._sample
         if self._cpu_share and now() >= at + LOAD_SEC:

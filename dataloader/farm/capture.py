@@ -33,7 +33,7 @@ WRITE_SEC = 1.0  # between two writes of a run under way
 POLL_SEC = (0.2, 1.0)  # between two reads: while output comes, and in silence
 CHUNK = 262_144  # bytes of one read
 FLOOD = 4 * 2**20  # bytes behind which the output is only counted, up to its last CHUNK
-FLOOD_LINES = 100_000  # the same of lines, which each take their time: a heartbeat waits for the look
+FLOOD_LINES = 100_000  # the same limit in lines, because each costs time and the heartbeat waits for this read
 COUNTED = 32 * 2**20  # bytes that are counted; of more the number is estimated, or the writer would be faster
 KEPT = 2**19  # bytes that stay in a file for the keeper
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
@@ -56,7 +56,7 @@ class Output:
         return os.lseek(self.fd, 0, os.SEEK_END) == self.at and not self.splitter.waiting
 
     def read(self) -> Iterator[bytes | int]:
-        """The lines that are there now, and numbers of lines that were too many to be looked at."""
+        """The new lines, and the numbers of skipped lines if there were too many."""
         size = os.fstat(self.fd).st_size
         if size < self.at:  # somebody has opened and truncated it, as `> /dev/stdout` does
             self.at = self._freed = 0
@@ -103,7 +103,7 @@ class Output:
 
 
 class Capture:
-    """The output of one worker's runs. The worker's thread begins and ends a run; the heartbeat's looks in between."""
+    """The output of one worker's runs. The worker's thread begins and ends a run; the heartbeat's thread reads."""
 
     def __init__(self, most_kb: int, slot: Slot, beyond: tuple[int, int] | None) -> None:
         """At most `most_kb` of each run. `beyond`: where the descriptors 1 and 2 had led; None: capture nothing."""

@@ -4,7 +4,7 @@ The thread renews the lease, writes progress, hears cancellations and replaces a
 the thread stops the run. A beat uses the session with the key's advisory lock, so a beat proves the lease and the lock.
 The thread also hands back jobs that wait behind a long run, and writes ends that have waited for their batch.
 
-The worker does not wake the thread for a run shorter than TICK_SEC: the thread looks that often while there are runs.
+The worker does not wake the thread for a run shorter than TICK_SEC: the thread checks that often during runs.
 So a short job costs no switch between threads, and no title of the process.
 """
 
@@ -80,7 +80,7 @@ class Lease:
         return self.must_stop_now()
 
     def must_stop_now(self) -> bool:
-        """The same, by a look at the deadlines: before a commit, and when the supervisor interrupts the run."""
+        """The same after a check of the deadlines: before a commit, and when the supervisor interrupts the run."""
         self._check_at = now() + CHECK_SEC
         if self.stop is None and self.slot.asked == self.slot.generation:
             self.end(End.CANCELED, None)
@@ -183,7 +183,7 @@ class Heartbeat(threading.Thread):
         self.hurry()
 
     def hurry(self) -> None:
-        """Wake the thread while it looks after this run; otherwise its next look is soon enough."""
+        """Wake the thread if it watches this run already; otherwise its next check is soon enough."""
         if self._is_attending:
             os.write(self._write, b".")
 

@@ -38,7 +38,7 @@ from dataloader.queue.run_log import SAVED, Keys, RunLog, Splitter, Text, harmle
 TICK_SEC = 0.25
 ANSWER_SEC = periods.seconds("KEEPER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
 SILENT_SEC = 1.0  # from a claim until the keeper hands back what waits behind a run that holds the GIL
-# How long the keeper looks for the worker of a cancelled job: its slot may not show the job yet.
+# How long the keeper searches for the worker of a cancelled job: its slot may not show the job yet.
 HEARD_SEC = periods.seconds("HEARD_SEC", 5.0)
 # How long a keeper in a drain tries to recover the last jobs.
 LAST_RECOVERY_SEC = periods.seconds("LAST_RECOVERY_SEC", 5.0)
@@ -72,7 +72,7 @@ class Keeper:
         self._session = Session(self._open_session, self._resume, outage, "keeper.session.lost")
         self._supervisor = os.getppid()
         self._retry_at = 0.0
-        self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to look for their workers
+        self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to search for their workers
         self._has_settled = False  # what workers of this host had claimed that were gone before this farm
         self._ask_all = True  # a cancellation may have come without a session
         self._leave_at: float | None = None
@@ -155,7 +155,7 @@ class Keeper:
         try:
             if slot.worker:
                 if slot.session:
-                    # First of all: a claim under way would commit after the look, and no worker would run its job.
+                    # This is first: a claim under way could commit after the check, and no worker would run its job.
                     lifecycle.end_session(conn, *slot.session)
                 self._salvage.write(conn, slot)
                 end, facts = _ENDS.get(why_of_death(slot), "crash"), facts_of_death(slot)
@@ -215,7 +215,7 @@ class Keeper:
                 self._has_settled &= job.status is not None  # else a row is locked, and the next tick tries again
 
     def _hears_of_cancellations(self, conn: db.Connection) -> bool:
-        """Read which jobs are cancelled: for HEARD_SEC the keeper looks for workers that may be about to begin them."""
+        """Read which jobs are cancelled; for HEARD_SEC the keeper searches for workers that may begin them."""
         asked = [note.payload for note in read(conn)]
         self._asked |= dict.fromkeys(asked, now() + HEARD_SEC)
         return bool(asked)

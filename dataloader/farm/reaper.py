@@ -34,13 +34,13 @@ from dataloader.queue.reports import predictions, runs, stats, webhooks
 from dataloader.queue.reports.messages import Rules
 
 WAKE_BATCH = 1_000
-STRANDED_BATCH = 200  # keys of parked rows that one round looks at
+STRANDED_BATCH = 200  # keys of parked rows that one round checks
 PRUNE_BATCH = (10, 500)  # jobs that one transaction deletes
 PRUNE_SEC = 0.02  # how long one should take: a job of hours has thousands of heartbeats in its journal
 PRUNE_PAUSE = 4  # times that after each: a claim's commit waits until its deletions are on the disk
-LOG_DAYS_SEC = periods.seconds("LOG_DAYS_SEC", 600.0)  # between two looks at the partitions of logs
+LOG_DAYS_SEC = periods.seconds("LOG_DAYS_SEC", 600.0)  # between two checks of the partitions of logs
 LOG_DAYS_AGAIN_SEC = periods.seconds("LOG_DAYS_AGAIN_SEC", 60.0)  # the same after a failure
-PREDICT_SEC = periods.seconds("PREDICT_SEC", 60.0)  # from one look at all queues to the next
+PREDICT_SEC = periods.seconds("PREDICT_SEC", 60.0)  # from one round over all queues to the next
 NOTE_SELDOM = 20  # times as long as a count: until the next count
 HELD_AGAIN_SEC = periods.seconds("HELD_AGAIN_SEC", 300.0)  # how often the same session that holds back vacuum is named
 DAY_SEC = 86_400
@@ -118,7 +118,7 @@ class Memory:
     held_again_at: float = 0.0
     predict_at: float = 0.0
     predicted: str = ""  # the last queue that has its predictions
-    stranded_after: int | None = None  # the last parked key looked at
+    stranded_after: int | None = None  # the last parked key that was checked
     waiting_after: UUID | None = None
     log_days_at: float = 0.0
 
@@ -232,7 +232,7 @@ class Schedules:
         self._settings = settings
         self._log = log
         self._hooks_error: str | None = None
-        self.due_at = -math.inf  # the monotonic instant of the next look
+        self.due_at = -math.inf  # the monotonic time of the next check
 
     def make(self, conn: db.Connection, _: float = math.inf) -> None:
         """Make the jobs that are due; without one, and without a change, this costs nothing."""

@@ -349,7 +349,7 @@ class Supervisor:
     def _order(self, child: Child, order: Order) -> None:
         if child.slot.order != order:
             child.slot.order = order
-            if child.slot.state != State.BUSY:  # a busy worker looks at its slot after the run
+            if child.slot.state != State.BUSY:  # a busy worker checks its slot after the run
                 os.kill(child.pid, signal.SIGHUP)
 
     # --- stacks ---

@@ -42,13 +42,13 @@ from dataloader.queue.plans import schedules
 from dataloader.queue.reports import stats
 from dataloader.queue.run_log import RunLog
 
-START_TURN_SEC = 0.1  # between two looks of a worker that waits for on_farm_start in another one
+START_TURN_SEC = 0.1  # between two checks of a worker that waits for on_farm_start in another one
 TURN_SEC = 0.002  # a farm's first idle worker claims at once, the next after this, two after twice this
 GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
-GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
+GLANCE_SEC = 0.001  # between two checks for idle siblings, because a check costs more than the shortest run
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
 NO_ROOM = "not started: another run has taken the room that the host had for it"
-LEARN_SEC = periods.seconds("LEARN_SEC", 60.0)  # between two looks at what the runs of tasks have used
+LEARN_SEC = periods.seconds("LEARN_SEC", 60.0)  # between two readings of the resources that runs of tasks have used
 ANSWER_SEC = periods.seconds("WORKER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
 LOCK_SEC = periods.seconds("WORKER_LOCK_SEC", 5.0)  # for a lock that another session has
 NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
@@ -84,7 +84,7 @@ def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlot
 
 
 class Orders:
-    """SIGTERM, SIGINT and the supervisor's death drain the worker; SIGHUP makes the worker look at its slot."""
+    """SIGTERM, SIGINT and the supervisor's death drain the worker; SIGHUP makes the worker check its slot."""
 
     def __init__(self, slot: Slot, life: int, drain_sec: float) -> None:
         """`life`: a pipe whose only writer is the supervisor; a draining worker is killed after `drain_sec`."""
@@ -476,7 +476,7 @@ class Worker:
             self.orders.pause(REST_SEC, session.conn.fileno())
 
     def _wait(self, session: lifecycle.Session) -> None:
-        """Until a job may be claimable for which no sibling has looked, the idle poll, or an order."""
+        """Wait until a job may be claimable that no sibling has tried to claim, until the idle poll, or an order."""
         if not session.is_listening:
             lifecycle.listen(session)
             return  # and claim once more: a job may have come before

@@ -199,7 +199,7 @@ def _print_findings(report: Document | None) -> str:
 
 
 def _watch(parts: list[Part], announcement: Announcement, reload: Reload | None, signals: Signals) -> int:
-    """Keep the parts running until a signal to stop, print the banner, look for changes; the exit code."""
+    """Keep the parts running until a signal to stop, print the banner, check for changes; returns the exit code."""
     while not signals.received & STOP:
         for part in parts:
             part.tick()
@@ -347,7 +347,7 @@ class Reload:
 
 
 def stamps(files: Iterable[str]) -> Stamps:
-    """What tells a file from an earlier one of its name; None where there is none."""
+    """The attributes that change with each new version of a file; None if the file is missing."""
     return {name: _stamp(name) for name in files}
 
 

@@ -1,6 +1,6 @@
 """HTTP for the built-in pipelines: one exchange with one server, redirects, the answer piece by piece.
 
-A name is looked up once, and the connection goes to the address that the guard has checked. No proxy of the environment
+A name is resolved once, and the connection goes to the address that the guard has checked. No proxy of the environment
 is asked. No error text shows more of a URL than its host. http.client is underneath because it lets us choose the
 address of a connection and read from a socket of our own; urllib3 and httpx hide both.
 """

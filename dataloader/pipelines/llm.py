@@ -58,7 +58,7 @@ _BILLIONS = re.compile(r"(?<![\d.])(\d{1,4}(?:\.\d{1,3})?)b(?![a-z0-9])", re.IGN
 _MODEL = re.compile(r"[a-z0-9][\w.:-]*(/[a-z0-9_][\w.:-]*){0,3}", re.ASCII | re.IGNORECASE)
 _NO_SPEAKER = re.compile("embed|rerank|(^|/)bge-", re.IGNORECASE)  # models that turn text into numbers
 _LINE_END = re.compile(rb"\r\n|\r|\n")  # httpx's own `aiter_lines` also ends a line at U+2028, which JSON may hold
-# What a node may say about its load; the first name that it uses counts.
+# The names that nodes use for the figures of their load; the first present name counts.
 _FIGURES = {
     "queue": ("queue_percent", "queue"),
     "RAM": ("ram_percent", "memory_percent", "ram"),
@@ -138,8 +138,8 @@ class Node:
     kind: Kind
     url: str = field(repr=False)  # may hold a password: only requests get it
     models: tuple[str, ...] = ()
-    loaded: frozenset[str] = frozenset()  # the models that are in its memory, as far as it says so
-    status_path: str | None = None  # where it says how busy it is; None: it does not
+    loaded: frozenset[str] = frozenset()  # the models in its memory, if the node reports them
+    status_path: str | None = None  # the path of its load report; None: it has none
 
     @property
     def name(self) -> str:
@@ -383,7 +383,7 @@ def _is_here(url: str) -> bool:
 
 
 def busy(status: Any, most_percent: float) -> str | None:
-    """Why a node with this status is too busy to be asked; None where it is not, or does not say."""
+    """The reason why a node with this status is too busy; None if it is not, or if that is not known."""
     numbers = _numbers(status)
     for resource, names in _FIGURES.items():
         value = next((numbers[name] for name in names if name in numbers), 0)
@@ -438,7 +438,7 @@ class Piece(NamedTuple):
 
     text: str = ""
     tokens: int = 0  # of the text, or of what a model thinks before it answers
-    total: int | None = None  # how many tokens the whole answer has, where the node says it
+    total: int | None = None  # the number of tokens of the whole answer, if the node reports it
 
 
 def question(node: Node, model: str, wanted: Arguments) -> dict[str, Any]:
@@ -506,7 +506,7 @@ class Answer:
     """PURE: an answer in either protocol, line by line. A document is one line, as every such server writes it."""
 
     def __init__(self) -> None:
-        self.is_whole = False  # its last word has been said; the number of its tokens may follow
+        self.is_whole = False  # all words have come; the number of tokens may follow
         self.is_over = False  # its end has come
 
     def read(self, line: bytes) -> Piece:
@@ -563,7 +563,7 @@ def _words(error: Any) -> str:
 
 
 def is_echo(answer: str, prompt: str, system: str | None = None) -> bool:
-    """True for an answer that says the prompt, also several times or after the system text, and nothing else."""
+    """True if the answer only repeats the prompt, perhaps several times or after the system text."""
     given, asked, instructed = _plain(answer), _plain(prompt), _plain(system or "")
     if not asked or asked not in given:
         return False

@@ -30,7 +30,7 @@ _CONNECT_SEC = 10
 _CANCEL_SEC = 2.0
 _SLICE_MS = 200  # between two safe points while the source is silent
 _FIELD = re.compile(r'(?:"((?:[^"]++|"")*+)"|([^,]*+))(?:,|\Z)')  # of a record; the csv module takes no long ones
-# A dead link is noticed within some 15 s; a DSN may say otherwise.
+# A dead link is noticed within some 15 s; a DSN may set other times.
 _LINK = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 15_000}
 # What a text of the source means must not depend on its role's settings.
 _BEGIN = b"""
@@ -208,7 +208,7 @@ class Query(Source):
         return last
 
     def _wait(self, events: int = select.POLLIN) -> None:
-        """Wait until the server has said something; a safe point where that takes longer."""
+        """Wait for an answer of the server; this is a safe point if it takes longer."""
         poll = select.poll()
         poll.register(self._pg.socket, events)
         while not poll.poll(_SLICE_MS):

@@ -91,7 +91,7 @@ class Pipeline:
     logs: bool = True
     args: type[BaseModel] | None = None
     args_schema: str | None = field(init=False)  # of `args`, as the queue keeps it
-    # Of the decorated function; found once, for the inspection costs more than a short run.
+    # Of the decorated function; computed once, because the inspection costs more than a short run.
     function: Callable[..., Any] = field(init=False)
     wants_context: bool = field(init=False)
     form: Form = field(init=False)
@@ -155,7 +155,7 @@ _absent: dict[str, str] = {}  # tasks that this installation lacks, and what wou
 
 
 def absent(task: str, why: str) -> None:
-    """Say why a known task has no pipeline in this installation; `resolve` tells it to a job that asks for the task."""
+    """Record why a known task has no pipeline in this installation; `resolve` reports it to a job of the task."""
     _absent[task] = why
 
 

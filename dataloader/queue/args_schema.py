@@ -1,6 +1,6 @@
 """PURE: the JSON Schema of a task's args: how the queue keeps it, and the check of args by it.
 
-The check is early help for API and command line; the promise is the worker's own look, by the model. A schema may come
+The check is early help for API and command line; only the worker's own check, by the model, counts. A schema may come
 from anybody, so only _KEYWORDS count, no `pattern` is tried, no `$ref` leads out, and a check of more than STEPS steps
 ends without a fault (jsonschema-rs has no such bound). Messages name the place and the rule, and never quote the args.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jsonschema import ValidationError
 
 SIZE_LIMIT = 65_536  # bytes of a schema; the column has the same bound
-STEPS = 20_000  # keywords that the check of one job's args looks at
+STEPS = 20_000  # keywords that the check of one job's args evaluates
 STEPS_AT_ONCE = 500_000  # the same of the jobs of one request
 SCHEMA_STEPS = 300_000  # the same of the check of a schema itself, by the schema of schemas
 FAULTS = 20  # of one job
@@ -235,7 +235,7 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
         else:
             steps = 1 + (len(value) if isinstance(value, list | dict) else 0)
         if name in ("items", "additionalProperties") and isinstance(instance, list | dict):
-            steps += len(instance) // 8  # an item costs a little where its schema says nothing
+            steps += len(instance) // 8  # an item costs a little if its schema has no rule
         _spend(steps)
         if name == "additionalProperties" and "patternProperties" in schema:
             return  # patterns, which are not tried, decide what is additional
@@ -244,7 +244,7 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
                 return  # too long to compare all items
             _spend(len(instance) ** 2 // 100 + len(instance) * len(repr(instance)) // 1_000)
         for error in keyword(validator, value, instance, schema) or ():
-            if not isinstance(error.validator, str):  # its own, and its text quotes the value; others are told already
+            if not isinstance(error.validator, str):  # its text quotes the value; other errors are reported already
                 _spend(len(error.message) // 1_000)
             yield error
 
@@ -290,7 +290,7 @@ def _described(error: ValidationError, before: tuple[str | int, ...]) -> Iterato
 
 
 def _of_choice(error: ValidationError, path: tuple[str | int, ...]) -> Iterator[ArgFault]:
-    """Of the choices the first that has the right type says what is wrong, else all say what they are."""
+    """The faults by the first choice of the right type; without one, the types of all choices."""
     choices: dict[Any, list[ValidationError]] = {}
     for each in error.context or ():
         choices.setdefault(each.relative_schema_path[0], []).append(each)

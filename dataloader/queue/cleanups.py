@@ -15,7 +15,7 @@ from dataloader.queue.db import Conn
 
 ATTEMPTS = 40  # of a cleanup, some seven hours with the pauses between them: the cluster may be away
 PRIORITY = 0  # before other jobs: what nobody wants any more uses a cluster
-MOST = 1_000  # jobs of one look; the next one goes on with the rest
+MOST = 1_000  # jobs of one round; the next round continues with the rest
 
 _SQL = db.statements("cleanups.sql")
 

@@ -83,7 +83,7 @@ class Connection(psycopg.Connection[Any]):
 
     @cached_property
     def repeating(self) -> psycopg.Cursor[Any]:
-        """A cursor for a statement that comes again and again: it need not look up the types of its columns anew."""
+        """A cursor for a statement that comes again and again: it does not read the types of its columns again."""
         return self.cursor()
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
@@ -236,7 +236,7 @@ def in_force(conn: Connection) -> Iterator[None]:
     if conn.is_direct:
         yield
         return
-    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said by BEGIN: the transaction's own default is late
+    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # set by BEGIN: a transaction's default is too late
     with conn.transaction():
         conn.execute(_SET, (json.dumps(dict(conn.wanted)),))
         yield
@@ -296,7 +296,7 @@ def hosts(dsn: str) -> list[str]:
     named = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
     count = max(map(len, named.values()), default=1)
     if any(len(values) not in (1, count) for values in named.values()):
-        return [dsn]  # libpq will say what is wrong with it
+        return [dsn]  # libpq will report the fault
     each = [{key: values[n % len(values)] for key, values in named.items()} for n in range(count)]
     if given.get("load_balance_hosts") == "random":
         shuffle(each)

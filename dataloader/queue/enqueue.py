@@ -33,7 +33,7 @@ AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
 
 # What `enqueue` stores where the producer gives nothing: the place, null unless the queue is ordered; the time of the
-# transaction; what the task's pipeline says.
+# transaction; the defaults of the task's pipeline.
 _INSTEAD = {
     "score": "(SELECT extract(epoch FROM clock_timestamp()) FROM dl_queues WHERE queue = %(queue)s AND ordered)",
     "available_at": "now()",
@@ -292,7 +292,7 @@ def require_room_for(conn: Conn, columns: Columns) -> None:
 def are_known(conn: Conn, keys: set[str | None]) -> bool:
     """Whether each of these idempotency keys has a job."""
     row = conn.execute(_SQL["known"], {"keys": list(keys)}).fetchone()
-    return bool(row and row[0] == len(keys))  # None, a job without a key, is never found
+    return bool(row and row[0] == len(keys))  # None, a job without a key, never matches
 
 
 def _set_traces(conn: Conn | Foreign, columns: Columns, results: list[tuple[UUID, str]], schema: str | None) -> None:

@@ -26,7 +26,7 @@ from dataloader.queue.run_log import RunLog
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
 CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
 
-# For dl_step: its plans are made once a session, and are what they should be whatever the statistics say.
+# For dl_step: its plans are made once a session, and do not depend on the statistics.
 PLANS = (
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
     " SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off"
@@ -255,7 +255,7 @@ def step(
 
 
 def _step_of(jobs: list[Job], ends: Collection[Ended], said: Row) -> Step:
-    """The step of which there is more to say than its jobs; see dl_step."""
+    """The step with these further facts beside its jobs; see dl_step."""
     unfinished, canceled, locked = [[*map(UUID, said.get(of, ()))] for of in ("unfinished", "canceled", "locked")]
     if "in_order" in said:
         places = {job_id: place for place, job_id in enumerate(said["in_order"])}

@@ -52,7 +52,7 @@ _STATEMENT = re.compile(r"(?>(\$\w*\$).*?\1|.)+?(?:;[ \t]*$|\Z)", re.DOTALL | re
 
 
 class SchemaError(Exception):
-    """The schema is not one that this code may use; the message says what to do."""
+    """This code cannot use the schema; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def expected() -> tuple[int, str]:
 
 
 def check(conn: db.Connection) -> None:
-    """Raise SchemaError unless this code may use the schema that `conn` sees; a newer one may say that it may not."""
+    """Raise SchemaError unless this code may use the schema that `conn` sees; a newer schema may forbid it."""
     _require_utf8(conn)
     if not _exists(conn):
         has_tables, _ = conn.execute(_ADOPT["tables"]).fetchone() or (False, False)

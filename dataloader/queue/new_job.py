@@ -156,7 +156,7 @@ _DEFAULTS = {name: None if field.is_required() else field.default for name, fiel
 _NOT_GIVEN = _DEFAULTS | {"lock_key": ""}
 _document = Trigger.__pydantic_validator__.validate_python
 _DOCUMENTS = TypeAdapter(list[Trigger])  # type: ignore[valid-type]
-# The same rules by columns, many times as fast for many jobs; what exactly is wrong with which job _DOCUMENTS says.
+# The same rules by columns, many times as fast for many jobs; _DOCUMENTS names the exact fault of each job.
 _RULES: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(
         list[Annotated[field.annotation, name, *field.metadata]],  # type: ignore[name-defined]

@@ -23,10 +23,10 @@ from dataloader.queue.fields import INT4_MAX, LIMIT_NAME
 
 DONE = "done"
 UNKNOWN = "unknown"
-NAMES = 2_000  # of queues, among which similar ones are looked for
+NAMES = 2_000  # of queues, among which similar names are searched
 SIMILAR = 3
 AT_ONCE = 1_000  # jobs that one transaction of the functions for a whole queue changes
-SCAN = 20_000  # jobs that one transaction of them looks at, where there is a filter
+SCAN = 20_000  # jobs that one transaction checks by a filter
 
 _SQL = db.statements("operate.sql")
 _SQL = {name: text.replace("{settings}", _SQL["settings"].rstrip(";")) for name, text in _SQL.items()}
@@ -63,7 +63,7 @@ _MOVE = "queue move "  # begins the author of a move's pauses
 ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead", "fair_by")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
 _Settings = Mapping[str, Any]
-# The settings of a queue of which nobody has said anything.
+# The default settings of a queue.
 DEFAULTS: dict[str, Any] = {
     "paused_at": None,
     "paused_by": None,
@@ -143,7 +143,7 @@ def limit_length(conn: Conn, queue: str, max_length: int | None, by: str) -> dic
 
 
 def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]:
-    """Change what a queue says of the order of its jobs (ORDER); the rest stays. Returns what `pause` does.
+    """Change the settings of a queue for the order of its jobs (ORDER); others stay. Returns the same as `pause`.
 
     Jobs go on meanwhile; from the return on each claim goes by it, and queued jobs have their places by their creation.
     Raises Contradiction for `merge` without `ordered`, having changed nothing.
@@ -176,7 +176,7 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
 
 
 def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> None:
-    """Let a queue be what WORKERS_JSON says where nobody has said it; raises Contradiction, which names both sides."""
+    """Apply the settings of WORKERS_JSON that the queue does not have yet; raises Contradiction for other values."""
     wanted = {name: value for name, value in (("ordered", ordered), ("merge", merge)) if value is not None}
     row = conn.execute(_SQL["said"], {"queue": queue}).fetchone() if wanted else None
     chosen = dict(zip(("ordered", "merge"), row or (None, None), strict=True))
@@ -336,7 +336,7 @@ def change_queue(
 def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> Moved:
     """Make up to `limit` queued, running and dead jobs of `source` jobs of `target`; to be called until `is_done`.
 
-    Each key keeps its order: both queues are paused meanwhile. `target` gets the ORDER that nobody has said of it, and
+    Each key keeps its order: both queues are paused meanwhile. `target` gets the settings of ORDER that it lacks, and
     goes on in the end; `source` stays paused. A repeated call completes what was interrupted. Raises WrongName and
     NotMovable, having changed nothing; Busy, with both queues paused, where other sessions are in the way.
     """
@@ -402,7 +402,7 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
 
 
 def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
-    """Move jobs of one group, running ones first: none comes back to a group that was looked at already."""
+    """Move jobs of one group, running ones first: none returns to a group that is done already."""
     places = {"from": source, "to": target}
     with conn.transaction():
         queues = [_one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))]

@@ -102,7 +102,7 @@ class RunLog:
                 self._left_out = gone.number
 
     def skip(self, lines: int) -> None:
-        """So many lines of the run were not even looked at."""
+        """Count so many lines of the run that were skipped unread."""
         with self._lock:
             self.number += lines
 
@@ -122,7 +122,7 @@ class RunLog:
         return self._left_out > self._deleted and self.written >= max(first, self._deleted + 1) > 0
 
     def unwritten(self) -> Unwritten:
-        """What to do now; `confirm` says that it was done."""
+        """The next action; call `confirm` after it."""
         with self._lock:
             lines = [*self._head, *(line for line in self._tail if line.number > self.written)]
             if self.is_in_doubt:
@@ -147,7 +147,7 @@ def _size(line: Line) -> int:
 
 
 class Text(NamedTuple):
-    """What one line of the output says: level, source, text, and when it was written, if it says so."""
+    """One line of the output: level, source, text, and the time of writing if the line has it."""
 
     level: str
     source: str

@@ -1,4 +1,4 @@
-"""Jobs on which every claim fails, whatever the queue: they are found and set aside, so that the other jobs run.
+"""Find jobs that make every claim fail, in any queue, and set them aside, so that the other jobs run.
 
 The claim is repeated in transactions that are rolled back, each time with half of the jobs hidden.
 """

@@ -17,7 +17,7 @@ from dataloader.queue.reports import runs, stats
 from dataloader.queue.reports import timeline as of_timeline
 
 LATEST = 10  # jobs of a task on its page
-LATEST_SCAN = 3_000  # jobs among which they are looked for
+LATEST_SCAN = 3_000  # jobs that the search for them reads
 LISTED = 100  # runs of the timeline's table
 
 

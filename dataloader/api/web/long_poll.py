@@ -12,7 +12,7 @@ from threading import Condition, Thread
 from time import monotonic
 from uuid import UUID
 
-PERIOD_SEC = 0.3  # between two looks
+PERIOD_SEC = 0.3  # between two polls
 DEFAULT_ROOM = 8  # where the number of the server's threads is not known
 
 Versions = Callable[[Collection[UUID]], dict[UUID, str]]

@@ -360,7 +360,7 @@ class Followed:
             yield from _rest(min(POLL_MAX_SEC, self._away_sec))
 
     def _cancel(self) -> None:
-        """Stop the program; where the engine does not confirm it in time, say so, and let a later run adopt it."""
+        """Stop the program; if the engine does not confirm this in time, note it; a later run adopts the program."""
         if not self._is_given or self._order.is_over or self._order.has_result:
             return
         why = "it has not answered in time"

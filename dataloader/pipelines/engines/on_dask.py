@@ -59,7 +59,7 @@ class OnDask(Engine):
         if task is None:
             return Report(State.ABSENT)
         status = task.future.status
-        if status in ("cancelled", "lost"):  # so says this client when its connection is gone
+        if status in ("cancelled", "lost"):  # the client reports this when its connection is lost
             self.close()
             raise Unreachable("the connection to the scheduler is lost")
         written = self._ask(lambda: self._written(order))

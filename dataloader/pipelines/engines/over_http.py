@@ -2,7 +2,7 @@
 
 Ray's job submission API is served by its dashboard; the id of a job there is our own. Ray refuses a second submission
 of an id, and knows a job until it is deleted or the head node has gone with its memory. It has no way to read a log
-from a place on: each look reads it whole, so a long one is read less often.
+from a place on: each poll reads all of it, so a long one is read less often.
 
 Spark's is the REST server of a standalone master; the id of a driver there is the master's, ours is its app's name. The
 master cannot be asked for our id. Where a run has died before it could keep the master's id, the next one looks for
@@ -33,11 +33,11 @@ _PASSING = (408, 425, 429, 502, 503, 504)
 
 RAY_SUBMIT_SEC = 5.0  # Ray answers once it has begun to start the job; asked again, it knows the id
 _RAY = {"SUCCEEDED": State.SUCCEEDED, "FAILED": State.FAILED, "STOPPED": State.STOPPED}  # others run, or wait
-_PAUSE_TIMES = 10  # a look at the log waits so many times as long as the one before lasted
+_PAUSE_TIMES = 10  # the pause before a read of the log, as a multiple of the duration of the last read
 _TOO_LONG = f"\n[the output has more than {ANSWER_MOST} bytes: its rest is not read, nor a result in it]\n".encode()
 
 SPARK_SUBMIT_SEC = 10.0
-PIECE = 2**20  # bytes of the output that one look reads
+PIECE = 2**20  # bytes of the output that one poll reads
 COMMAND_MOST = 2**16  # bytes at the head of stderr in which the command is
 _SPARK = {"FINISHED": State.SUCCEEDED, "KILLED": State.STOPPED, "FAILED": State.FAILED, "ERROR": State.FAILED}
 _NOT_ALIVE = ("not alive", "Exception from the cluster")  # the former in each answer, the latter around a status
@@ -64,7 +64,7 @@ class Answer(NamedTuple):
         if self.status in _PASSING:
             raise Unreachable(f"{self.server} has answered {self.status}")
         if not 200 <= self.status < 300:
-            # A stack of Python says at its end what is wrong.
+            # The last line of a Python traceback has the error.
             words = self.content.decode("utf-8", "replace").strip()[-_WORDS_MOST:]
             raise Refused(f"{self.server} has answered {self.status}: {words}".rstrip(": "))
 
@@ -223,7 +223,7 @@ class OnSpark(Engine):
         return Report(state if is_whole else State.RUNNING, output, read, why if state is State.FAILED else "")
 
     def find(self, order: Order) -> str | None:
-        """See Engine. While a driver that may be ours has written nothing, nobody can tell: Unreachable."""
+        """See Engine. Raises Unreachable while a driver without output may be ours: this cannot be decided."""
         master = self._master.ask("GET", "/json/").json()
         if (state := master.get("status", "ALIVE")) != "ALIVE":
             raise Unreachable(f"the master is {state}, and may not show each driver")
@@ -238,7 +238,7 @@ class OnSpark(Engine):
                 except (Unreachable, Refused):
                     if kind == "activedrivers":
                         raise
-                    # The worker of a completed driver is gone: nobody will ever tell.
+                    # The worker of a completed driver is gone, so this will never be known.
         return None
 
     def cancel(self, order: Order, until: float) -> bool:

@@ -18,7 +18,7 @@ from dataloader.queue.plans.partitions import SPAN, limit_of
 from dataloader.queue.plans.plan import Wrong
 
 NAME_MOST = 80  # characters: the limit of a backfill holds the name, and so do the keys of its jobs
-# What a backfill has where nothing is said, beside its name and task; all other words are of its jobs.
+# The defaults of a backfill, beside its name and task; all other parameters are those of its jobs.
 OWN: dict[str, Any] = {"queue": words.DEFAULT_QUEUE, "max_running": None, "skip_done": False, "code_version": ""}
 _SHOWN = 3  # jobs of a dry run, and the last one
 _Partition = Annotated[str, Field(min_length=1, max_length=partitions.LONGEST), AfterValidator(new_job.printable)]

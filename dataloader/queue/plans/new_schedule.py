@@ -16,7 +16,7 @@ from dataloader.queue.plans.words import NAME as NAME
 # By when its jobs should have ended: one of the two, kept beside the fields of its jobs.
 DEADLINES = ("deadline", "deadline_sec")
 TIMINGS = ("cron", "interval_sec")
-# What a schedule has where nothing is said; all other words are of its jobs.
+# The defaults of a schedule; all other parameters are those of its jobs.
 OWN: dict[str, Any] = {
     "cron": None,
     "interval_sec": None,

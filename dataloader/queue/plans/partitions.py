@@ -14,7 +14,7 @@ STATUSES = PARTITION_STATES
 SPAN = ("since", "until", "step")
 MOST = 200_000  # of one backfill
 LONGEST = 150  # characters: the idempotency key of the job holds it, and the name of the backfill
-# What a job of a backfill has where the backfill says nothing else: it stands behind the jobs of others.
+# The defaults of a job of a backfill: it runs after the jobs of others.
 OF_JOBS = {"priority": 200, "lock_key": "{{ task }}:{{ partition }}", "partition_key": "{{ partition }}"}
 STEPS = "such as day, 6 hours, 15 minutes, week, month, year; of whole numbers a number"
 _STEP = re.compile(r"(?:([1-9]\d{0,5}) ?)?(minute|min|hour|h|day|d|week|month|year)s?")
@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 
 def of_range(since: str, until: str, step: str) -> list[str]:
-    """The partitions of a range; raises ValueError, which says what would be right."""
+    """The partitions of a range; raises ValueError with the valid form."""
     begin, last = _bound(since, "since"), _bound(until, "until")
     if isinstance(begin, int) is not isinstance(last, int):
         raise ValueError("since and until should both be whole numbers, or both dates such as 2019-01-31")
@@ -82,7 +82,7 @@ def _text(at: int | datetime, is_day: bool) -> str:
 
 
 def step_of(text: str, is_number: bool) -> Step:
-    """The step of this text; raises ValueError, which says what would be right."""
+    """The step of this text; raises ValueError with the valid form."""
     if is_number:
         if not re.fullmatch(r"[1-9]\d{0,17}", text):
             raise ValueError(f"step should be a whole number from 1 on, as since and until are, not {text!r}")
@@ -138,7 +138,7 @@ def moment(partition: str) -> datetime | None:
 
 
 def eta_sec(left: int, ended_lately: int, lately_sec: float) -> float | None:
-    """In how many seconds the partitions that are left will have ended at the pace of lately; None: nobody can tell."""
+    """The seconds until the open partitions will end, at the recent pace; None if that is not known."""
     return left * lately_sec / ended_lately if ended_lately and lately_sec > 0 else None
 
 

@@ -34,7 +34,7 @@ class NotNow(Exception):
 
 
 class Wrong(ValueError):
-    """Words that make no schedule or backfill; the text names every wrong one, and says what would be right."""
+    """Parameters of no valid schedule or backfill; the text names each wrong one and its valid form."""
 
 
 class Made(NamedTuple):

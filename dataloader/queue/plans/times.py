@@ -42,7 +42,7 @@ class Timing:
 
 
 class Choice(NamedTuple):
-    """The due times that get a job now, from old to new, and the next one to be looked at; None: none comes."""
+    """The due times that get a job now, the oldest first, and the next due time; None if there is none."""
 
     due: list[datetime]
     following: datetime | None
@@ -57,7 +57,7 @@ def zone_of(name: str) -> ZoneInfo:
 
 
 def check_cron(text: str) -> None:
-    """Raise ValueError, which says what would be right, unless `text` is a cron expression that comes due."""
+    """Raise ValueError with the valid form, unless `text` is a cron expression with a due time."""
     if len(text.split()) != 5:
         raise ValueError(f"should be {CRON}; shorter times are for interval_sec")
     try:
@@ -127,7 +127,7 @@ def of_key(key: str | None) -> tuple[str, datetime] | None:
 
 
 def check_clock(text: str) -> None:
-    """Raise ValueError, which says what would be right, unless `text` is a time of the day."""
+    """Raise ValueError with the valid form, unless `text` is a time of the day."""
     if not _CLOCK.fullmatch(text):
         raise ValueError("should be a time of the day such as 07:00")
 

@@ -32,7 +32,7 @@ def of_job(name: str) -> Any:
 
 
 def checks(code: Any, check: Callable[[str], object]) -> Any:
-    """A rule of pydantic of a check that raises ValueError, which says what would be right."""
+    """A pydantic validator from a check that raises ValueError with the valid form."""
 
     def checked(text: str | None) -> str | None:
         try:
@@ -46,7 +46,7 @@ def checks(code: Any, check: Callable[[str], object]) -> Any:
 
 
 def check_name(text: str) -> None:
-    """Raise ValueError, which says what would be right, unless `text` may name a schedule or a backfill."""
+    """Raise ValueError with the valid form, unless `text` may name a schedule or a backfill."""
     if not re.fullmatch(NAME, text):
         raise ValueError("should be letters of A to Z, digits and . : + @ - _, and begin with a letter or a digit")
 

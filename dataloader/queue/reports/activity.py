@@ -11,10 +11,10 @@ from dataloader.queue.db import Conn, Row
 
 SHOWN = 100
 MOST = 300  # of each source
-SCAN = 10_000  # rows of the journal that are looked at for what is rare in it
+SCAN = 10_000  # rows of the journal that are read for rare entries
 TOGETHER = timedelta(minutes=5)
 _SQL = db.statements("timeline.sql")
-# What each kind of entry says; the state of its mark.
+# The text of each kind of entry, and the state of its mark.
 KINDS = {
     "failed": ("dead: failed", "bad"),
     "lost": ("dead: lost", "bad"),

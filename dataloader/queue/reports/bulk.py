@@ -196,7 +196,7 @@ def _read(confirmation: str, order: str, target: Target) -> tuple[datetime, int 
 
 
 def _digest(target: Target) -> str:
-    """What tells one list from another; its order is none of it."""
+    """The digest of a list of jobs; the order of the list does not change it."""
     given: dict[str, Any] = asdict(replace(target.wanted, sort="changed"))
     named = [given, None if target.job_ids is None else sorted(map(str, target.job_ids))]
     return sha256(json.dumps(named, default=str, sort_keys=True).encode()).hexdigest()[:16]

@@ -20,21 +20,21 @@ from dataloader.queue.reports.words import count, duration
 
 VERSION = 1
 TASK = INTERNAL_TASK
-# What the journal's kinds of rows are told as. Kinds of conditions are those of alerts.conditions.
+# The kinds of messages by the kinds of journal rows. Kinds of conditions are those of alerts.conditions.
 OF_JOURNAL = {"failed": "dead", "lost": "dead", "stuck": "stuck", "deadline": "deadline"}
 KINDS = ALERTS
 SEVERITIES = dict.fromkeys(("dead", "deadline"), "critical") | dict.fromkeys(("stuck", "lag", "paused"), "warning")
 SEVERITIES |= {"test": "info"}
 SHOWN = 20  # jobs, and pairs of queue and task, that a message names
 OVER = 0.5  # of the bound: below that a queue is late no more, so that it does not begin and end all the time
-REPEATED_SEC = periods.seconds("REPEATED_SEC", 600.0)  # after which an Alertmanager is told again: it forgets
+REPEATED_SEC = periods.seconds("REPEATED_SEC", 600.0)  # between two messages to an Alertmanager, which forgets them
 Row = Mapping[str, Any]
 Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the farm tells webhooks of alerts: times in seconds, the messages' own queue, and where links lead."""
+    """The rules of messages to webhooks: times in seconds, the queue of messages, and the address of links."""
 
     bundle_sec: float
     paused_sec: float
@@ -50,7 +50,7 @@ class Rules:
 
 
 class Firing(NamedTuple):
-    """A condition that a webhook was told of, since when it lasts, and when the webhook was told last."""
+    """A condition that a webhook knows, its begin, and the time of the last message about it."""
 
     kind: str
     queue: str
@@ -68,7 +68,7 @@ def due(
 
 
 def test(name: str, rules: Rules, now: datetime) -> Message:
-    """A message that says nothing but that messages arrive."""
+    """A message without an alert, to test that messages arrive."""
     text = "This is a test: messages of dataloader arrive here."
     return _message(name, "test", "event", text, now, now, rules, url=rules.public_url)
 
@@ -174,7 +174,7 @@ def _message(
     mark: Sequence[object] = (),
     **more: Any,
 ) -> Message:
-    """The document; `mark` tells it from other messages of this kind and begin, for its id."""
+    """The document of a message; its id has `mark`, to differ from messages of the same kind and begin."""
     identity = json.dumps([name, kind, state, _text(since), *mark, *([_text(now)] if kind == "test" else [])])
     return {
         "version": VERSION,

@@ -23,7 +23,7 @@ _ABSENT = "This server does not offer it."
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The rows of one statement, or the sentence that says why there are none to be seen."""
+    """The rows of one statement, or a sentence with the reason why they cannot be shown."""
 
     rows: list[Row]
     unseen: str = ""

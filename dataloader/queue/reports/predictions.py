@@ -1,4 +1,4 @@
-"""Predicted ends of jobs and queues: what is told, what the reaper notes, how right it was. May raise psycopg.Error."""
+"""Predicted ends of jobs and queues, the reaper's notes of them, and their accuracy. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dataloader.queue.reports import prediction
 from dataloader.queue.reports.prediction import Correction, Line, Range, Running, Waiting
 from dataloader.queue.reports.words import share
 
-LINE = 5_000  # queued jobs that a prediction looks at; of further ones only the number counts
+LINE = 5_000  # queued jobs that a prediction reads; of further ones it uses only the number
 SAMPLE = 5  # jobs of a queue whose predictions a round notes, besides those with a deadline
-ALERTED = 1_000  # jobs with a deadline of a queue that a round looks at
+ALERTED = 1_000  # jobs with a deadline that a round reads for each queue
 NEVER_SEC = 10 * 366 * 86_400.0  # an end that far away is none
 LOCK = 0x646C_7072_6564_6963  # an advisory lock outside the range of keys
 # Why there is no prediction, each with its sentence. A client may get others in the future.
@@ -77,7 +77,7 @@ def outlook(conn: Conn, queue: str) -> Outlook:
 
 
 def _played(outlook: Outlook, line: Line, durations: prediction.Durations, by: Correction) -> Outlook:
-    """The outlook with what the plays of this line say."""
+    """The outlook with the results of the simulations of this line."""
     forecast = prediction.forecast(line, durations, outlook.jobs)
     if forecast is None:
         return replace(outlook, reason="no_runs")
@@ -93,7 +93,7 @@ def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Ma
     """PURE: the rows of a queue as a line to be played."""
 
     def done(row: Row) -> float | None:
-        # A run that has begun at a checkpoint, or after another one, does not tell by its progress how fast it is.
+        # The progress of a run that began at a checkpoint, or after another run, does not show its speed.
         return share(db.parsed(row["progress"])) if row["claims"] <= 1 else None
 
     due = sum(row["due_sec"] <= 0 for row in waiting)
@@ -115,7 +115,7 @@ def _takes(row: Row, room: Mapping[str, int]) -> list[str]:
 
 
 def of_queue(outlook: Outlook) -> Row:
-    """PURE: when a queue will have done all that is queued now, as people and programs are told."""
+    """PURE: the report of when all jobs that are queued now will have ended."""
     return {"queue": outlook.queue, **_shown(outlook, outlook.line, outlook.reason)}
 
 
@@ -125,7 +125,7 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
 
 
 def of_job(outlook: Outlook, job: Row) -> Row:
-    """PURE: when a job will end, as people are told; one beyond LINE ends behind it and by the end of the queue."""
+    """PURE: the report of when a job will end; one beyond LINE ends after LINE and before the end of the queue."""
     range_, reason = outlook.ends.get(job["job_id"]), outlook.reason
     if job["status"] not in ("queued", "running"):
         reason = "over"
@@ -160,7 +160,7 @@ def _shown(outlook: Outlook, range_: Range | None, reason: str | None) -> Row:
 
 
 class Noted(NamedTuple):
-    """Of which queue the predictions were noted, how many jobs were told to be late, or why it could not be done."""
+    """The queue whose predictions were noted, the number of new late jobs, or the reason of a failure."""
 
     queue: str
     told: int = 0
@@ -170,7 +170,7 @@ class Noted(NamedTuple):
 def note(conn: Conn, after: str) -> Noted | None:
     """Called by the reaper: note what is predicted of the next queue behind the name `after`, and at "" compare.
 
-    Jobs that miss their deadlines are told in the journal once. None: no queue is left, or another reaper is at it.
+    The journal gets one row for each job that will miss its deadline. None: no queue is left, or another reaper works.
     """
     with conn.transaction():
         if not _rows(conn, "may_predict", lock=LOCK)[0]["pg_try_advisory_xact_lock"]:

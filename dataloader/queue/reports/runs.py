@@ -96,7 +96,7 @@ def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
 
 
 def of_tasks(conn: Conn, range_: str) -> list[Row]:
-    """What stats.tasks says of each task, with `figures` and `before` of those that `listed` has."""
+    """The rows of stats.tasks, with `figures` and `before` for the tasks that `listed` returns."""
     ran = {row["task"]: row for row in listed(conn, range_)["tasks"]}
     known = {row["task"]: row for row in stats.tasks(conn)}
     unknown = dict.fromkeys(_NEEDS) | {"runs": 0}

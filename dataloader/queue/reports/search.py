@@ -1,6 +1,6 @@
 """PURE: the language of the search box: words, and fields such as `status:dead`, `args.date:2024-05-01`, `key:"a b"`.
 
-All of it must hold; a word is a part of a task, queue or key, or an id. No search finds what answers mask.
+A job must match all terms; a word is a part of a task, queue or key, or an id. Masked values cannot be searched.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CAPITALS = str.maketrans({chr(code): chr(code + 32) for code in range(ord("A"),
 
 
 class WrongSearch(ValueError):
-    """The search says nothing that can be looked for; the text says what would be right."""
+    """The search is not valid; the text has the valid form."""
 
 
 class Range(NamedTuple):
@@ -250,7 +250,7 @@ def parameters(search: Search) -> dict[str, Any]:
 
 
 def pattern(part: str) -> str:
-    """What LIKE finds this part of a text by."""
+    """The pattern of LIKE for this part of a text."""
     escaped = _SPECIAL.sub(r"\\\g<0>", part)
     return f"%{escaped}%"
 

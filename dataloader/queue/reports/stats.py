@@ -24,27 +24,27 @@ from dataloader.queue.reports import search
 
 # Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
 BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
-COUNTED = 1_000  # jobs of one kind and queue that an answer counts itself; of longer ones it says what was noted
-COUNTING_SEC = 1.0  # in which it should; else it says all as it was noted
+COUNTED = 1_000  # jobs of one kind and queue that an answer counts itself; for more it uses the noted number
+COUNTING_SEC = 1.0  # the time for counting; after it all numbers are the noted ones
 NOTED = 1_000_000  # that the reaper counts, to note it
 NOTED_KEYS = 100_000  # keys of one ordered queue that the reaper counts
 NOTED_ROUGHLY = 10_000  # the same where counting takes longer than NOTING_SEC: there are many such queues
 NOTING_SEC = 3.0
 NOTE_LOCK = 0x646C_6C65_6E67_7468  # an advisory lock outside the range of keys
-# From when on a held snapshot is said to slow claims (see slows_claims).
+# The limits from which on a held snapshot slows claims (see slows_claims).
 HELD_SEC = periods.seconds("HELD_SEC", 30.0)
 HELD_XIDS = 10_000  # the same where this role may not see the age: transactions since
 MUCH_DEAD = 20_000  # dead rows of dl_jobs, beside the share that a vacuum would leave anyhow
 DEAD_SHARE = 0.02
 SOME_DEAD = 5_000  # is enough where due jobs wait as well
 LATE_SEC = periods.seconds("LATE_SEC", 60.0)
-SCAN = 4_000  # jobs of each kind that one page of a list or of a search looks at: some 20 ms
+SCAN = 4_000  # jobs of each kind that one page of a list or of a search reads: some 20 ms
 SORTED = 20_000  # jobs that a list in the order of their keys sorts
 AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
 AGGREGATING_SEC = 3.0  # the time limit of that call; after it a call takes fewer rows
 ANEW = -1  # what aggregate returns when the journal's sequence has been set back
 LIVE_SPAN_SEC = 3_600  # up to which throughput is read from dl_pace; longer spans from dl_pace_long
-SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that one page looks at
+SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that one page reads
 FOUND = 20_000  # jobs with some arguments, that the index for them may find for one page
 _SQL = db.statements("stats.sql")
 _SEARCH = db.statements("search.sql")
@@ -72,7 +72,7 @@ _SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers",
 
 
 class TooMany(ValueError):
-    """A list would have to sort more jobs than it looks at."""
+    """A list would have to sort more jobs than it may read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some jobs of a list, perhaps none of those looked at, the next place, and `advice` for a faster search."""
+    """A page of jobs, perhaps empty, with the next place in the list, and `advice` for a faster search."""
 
     jobs: list[Row]
     next: str | None
@@ -213,7 +213,7 @@ def used(conn: Conn, job_id: UUID, worker: str | None) -> Row | None:
 
 
 def tasks(conn: Conn) -> list[Row]:
-    """What pipelines say of their tasks and what runs have used; `memory_mb` and `cpus` are what counts."""
+    """The declarations of tasks and the resources that runs have used; `memory_mb` and `cpus` are the valid needs."""
     return _rows(conn, "tasks")
 
 
@@ -324,7 +324,7 @@ def latest_events(conn: Conn, after: int | None, limit: int, queue: str | None =
 
 
 def attempts(events: Iterable[Row]) -> list[Attempt]:
-    """PURE: the runs that a job's journal tells of, the first one first."""
+    """PURE: the runs of a job by its journal, the oldest first."""
     runs: list[Attempt] = []
     is_over, requeued_by = False, None
     for event in events:
@@ -346,7 +346,7 @@ def attempts(events: Iterable[Row]) -> list[Attempt]:
 def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, scan: int | None = None) -> Page:
     """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
 
-    By change at most `scan` jobs of each status are looked at. Raises ValueError for `after`, WrongSearch, TooMany.
+    By change at most `scan` jobs of each status are read. Raises ValueError for `after`, WrongSearch, TooMany.
     """
     wanted, advice = wanted.whole, None
     by_key = wanted.sort == "key"
@@ -417,7 +417,7 @@ def _by_change(
 
 
 def _latest(conn: Conn, wanted: Wanted, branch: str, bounds: Row) -> Row:
-    """How many jobs of a branch are looked at, and of dead ones of all queues, which are sorted, from when on."""
+    """The number of jobs of a branch to read; for the dead of all queues, which are sorted, the earliest time."""
     if branch == "dead" and wanted.queue is None:
         (*_, oldest) = [None, *_rows(conn, "dead_from", **bounds, scan=SORTED_FOR_PAGE)]
         if oldest:
@@ -484,7 +484,7 @@ def filters(wanted: Wanted) -> Row:
 
 
 def _page(rows: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
-    """Cut where the page is full, or where a statement came to its end of looking: beyond that there may be more."""
+    """Cut the rows at a full page, or at the place where a statement stopped: there may be more behind it."""
     shown: list[Row] = []
     after = None
     for row in rows:

@@ -1,4 +1,4 @@
-"""Counts beside a list of jobs, and suggestions of a search box; each looks at a bounded number of rows."""
+"""Counts beside a list of jobs, and suggestions of a search box; each reads a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dataloader.queue.job import DEAD, FINAL, STATUSES, TALLIED
 from dataloader.queue.reports import search, stats
 
 COUNTED = 10_000  # jobs of each source that a tally counts by an index alone
-SCAN = 3_000  # jobs of each source that it looks at
+SCAN = 3_000  # jobs of each source that a tally reads
 SUGGESTED = 8
 SUGGESTING = 1_000  # jobs of each kind whose keys are suggested
 _SQL = db.statements("search.sql")
-# Where the jobs of each kind are found.
+# The source of the jobs of each kind.
 _SOURCES = {
     "of_ready": {"ready"},
     "of_time": {"scheduled"},
@@ -51,7 +51,7 @@ class Tally:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all were looked at."""
+        """Whether all jobs were read."""
         return not self.at_least
 
     def document(self) -> dict[str, Any]:

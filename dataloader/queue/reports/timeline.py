@@ -11,7 +11,7 @@ from uuid import UUID
 from dataloader.queue import db
 from dataloader.queue.db import Conn, Row
 
-SCAN = 12_000  # rows of the journal that one answer looks at
+SCAN = 12_000  # rows of the journal that one answer reads
 HOURS = (1, 3, 12, 24)
 _SQL = db.statements("timeline.sql")
 _OUTCOMES = {"done": "succeeded", "failed": "failed", "lost": "lost", "canceled": "canceled"}

@@ -36,7 +36,7 @@ def release(held: dict[str, Any]) -> str:
 
 
 def duration(length: timedelta) -> str:
-    """A length of time as people say it, in whole seconds, by its two largest units: 3 d 4 h, 12 min 5 s, 0 s."""
+    """A duration in its two largest units, in whole seconds: 3 d 4 h, 12 min 5 s, 0 s."""
     left = max(0, round(length.total_seconds()))
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):

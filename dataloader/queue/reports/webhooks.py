@@ -26,7 +26,7 @@ from dataloader.queue.db import Row as Row
 from dataloader.queue.reports import messages
 from dataloader.queue.reports.messages import KINDS, TASK, Firing, Message, Rules
 
-LAG_SEC = periods.seconds("WEBHOOK_LAG_SEC", 300.0)  # from which on a queue is late, where its webhook does not say
+LAG_SEC = periods.seconds("WEBHOOK_LAG_SEC", 300.0)  # the lag of a late queue, unless its webhook sets another
 ATTEMPTS = 12  # of a message: with the pauses of the pipeline some four hours
 TAKEN = 10_000  # events of one round; the next one goes on with the rest
 SETTLE_SEC = periods.seconds("SETTLE_SEC", 10.0)  # from its begin until a transaction's rows should be visible
@@ -41,7 +41,7 @@ _SQL = {name: text.replace("{shown}", _SQL["shown"].rstrip(";")) for name, text 
 
 
 class WrongWebhook(ValueError):
-    """A field of a webhook is wrong; `field` names it ("" for its name), the text says what would be right."""
+    """A field of a webhook is wrong; `field` names it ("" for the name), the text has the valid form."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(f"{field} {text}")
@@ -88,7 +88,7 @@ def remove(conn: Conn, name: str) -> bool:
 
 
 def pause(conn: Conn, name: str, by: str) -> Row | None:
-    """Tell a webhook nothing, until `resume`; returns it, or None. What happens meanwhile is not told later."""
+    """Send no messages to a webhook until `resume`, also not later; returns the webhook, or None."""
     return _one(conn, "pause", name, by=by)
 
 

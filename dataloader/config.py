@@ -106,7 +106,7 @@ class WorkerSpec(_Entry):
     scheduler: Annotated[str | dict[str, int] | None, BeforeValidator(_scheduler)] = None  # None: "lag"
     concurrency: int = Field(default=1, ge=1, le=1024)
     prefetch: int = Field(default=AUTOMATIC_PREFETCH, ge=1, le=1000)
-    ordered: bool | None = None  # the farm's word on the queue's order, where nobody has set it; None: it says nothing
+    ordered: bool | None = None  # whether the queue is ordered, unless it is set in the database; None: not set here
     merge: bool | None = None
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What a process needs of its host: asked once at its start and by `dataloader check`, not deep in a loop. No SQL."""
+"""The needs of a process on its host, checked once at its start and by `dataloader check`. No SQL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Lack(NamedTuple):
 
 
 def prepare(files: int = 0) -> None:
-    """Undo what a parent process hands down and does harm: blocked signals, a limit of open files below `files`."""
+    """Undo harmful settings of the parent process: blocked signals, a limit of open files below `files`."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # those of a JVM or a thread pool; SIGTERM would have no effect
     soft, hard = resource.getrlimit(_OPEN)
     wished = max(FILES_WISHED, files)
@@ -35,7 +35,7 @@ def prepare(files: int = 0) -> None:
 
 
 def of_workers(files: int) -> Iterator[Lack]:
-    """What the supervisor, its workers and their keeper lack; each may have so many open files."""
+    """The lacks of the supervisor, its workers and their keeper; each may need so many open files."""
     yield from _too_few(files, "workers need")
     for name in _OF_THE_KERNEL:
         try:
@@ -48,7 +48,7 @@ def of_workers(files: int) -> Iterator[Lack]:
 
 
 def of_api() -> Iterator[Lack]:
-    """What the API lacks."""
+    """The lacks of the API."""
     yield from _too_few(FILES_OF_API, "the API needs")
     if not temporary_folder():
         what = "no folder for temporary files can be written to"

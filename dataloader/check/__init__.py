@@ -44,7 +44,7 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """True when nothing is an error."""
+        """True if no finding is an error."""
         return all(finding.level is not Level.ERROR for finding in self.findings)
 
     def text(self) -> str:
@@ -144,7 +144,7 @@ def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iter
 
 
 def of_host(settings: Settings) -> Iterator[Finding]:
-    """What this host lacks: a limit, a part of /proc, a folder, the API's address."""
+    """The findings on this host: limits, /proc, folders, the API's address."""
     files = files_needed(sum(spec.concurrency for spec in settings.workers))
     for lack in (*surroundings.of_workers(files), *surroundings.of_api()):
         yield error("host", *lack)

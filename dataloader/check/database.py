@@ -349,12 +349,12 @@ def _merging(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]
 
 
 def merging_by_settings(workers: Iterable[WorkerSpec]) -> dict[str, bool]:
-    """PURE: whether each queue merges by the settings: by any entry that names it, for others may say nothing."""
-    merging: dict[str, bool] = {}
+    """PURE: whether each queue merges by the settings: one entry of the queue with `merge` is enough."""
+    by_queue: dict[str, bool] = {}
     for spec in workers:
         for queue in spec.served:
-            merging[queue] = merging.get(queue, False) or bool(spec.merge)
-    return merging
+            by_queue[queue] = by_queue.get(queue, False) or bool(spec.merge)
+    return by_queue
 
 
 def merging(

@@ -224,7 +224,7 @@ def diagnose_backfill(backfill: Backfill, queues: Sequence[Queue], serving: Coll
 
 
 def _not_made(backfill: Backfill) -> Iterator[Finding]:
-    """Why no more jobs of it are made."""
+    """The reasons why no more jobs of the plan are made."""
     if backfill.state == "canceled":
         yield Finding(f"It is canceled by {backfill.canceled_by}, so none of its jobs starts any more.")
     elif backfill.state == "paused":

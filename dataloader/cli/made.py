@@ -75,7 +75,7 @@ def read(each: Parameter, value: Any, reached: Reached) -> Any:
 
 
 def _changes(op: Op) -> list[str]:
-    """The options of an operation that changes nothing without any."""
+    """The options of an operation that needs at least one option."""
     rest = [each for each in op.parameters.values() if each.name not in op.in_path]
     return [each.name for each in rest] if rest and op.method == "PUT" and not rest[0].is_required else []
 

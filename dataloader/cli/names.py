@@ -26,7 +26,7 @@ def may_be_new(command: F) -> F:
 
 
 def require(reached: Reached, is_new: bool | None = None, *, queue: str | None = None, task: str | None = None) -> None:
-    """Refuse a queue or a task that the farm does not know; nothing is refused where `is_new`, or no name is given.
+    """Refuse a queue or a task that the farm does not know, unless `is_new`; a missing name is not checked.
 
     `is_new` is None for a command without `--new`. Where the farm knows no name at all, it has not begun, and where
     the asker may not know (an older service, a role without the right), the farm itself has to judge.

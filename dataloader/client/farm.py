@@ -171,7 +171,7 @@ class Farm(Operations):
         *,
         patience: float = OUTAGE_SEC,
     ) -> Status:
-        """Wait until the job has ended, and return it, whatever its end.
+        """Wait until the job has ended, and return it in any final state.
 
         `on_progress` is called with the job at first and after each change. Raises WaitTimeout after `timeout` seconds;
         the job goes on. A service that is away meanwhile is waited for, up to `patience` seconds.

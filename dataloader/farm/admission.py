@@ -96,10 +96,10 @@ def fits(needs: Needs, own_mb: float, room: Room, runs: Sequence[Running], other
 
 
 class Admission:
-    """What one worker may begin, beside the runs of its farm and whatever else the host does."""
+    """Decides which runs one worker may begin, beside the other runs and the other load of the host."""
 
     def __init__(self, host: Host, shared: SharedSlots, slot: Slot, reserve_sec: float, logger: Any) -> None:
-        """`reserve_sec` is how long a job waits until room gathers for it; 0: for none does room gather."""
+        """`reserve_sec` is the wait of a job until room is reserved for it; 0: never."""
         self._host = host
         self._shared = shared
         self._slot = slot
@@ -131,7 +131,7 @@ class Admission:
         return [task for task, needs in self._needs.items() if not self._has_room(task, needs, reserved)]
 
     def passed(self, left_out: LeftOut | None, without: Collection[str]) -> None:
-        """A claim has passed over this job, for these tasks had no room; after `reserve_sec` room gathers for it."""
+        """Note that a claim skipped this job, because these tasks had no room; after `reserve_sec` room is reserved."""
         self._left_out = frozenset(without if left_out else ())
         if left_out != self._first:
             self._first, self._since = left_out, now()
@@ -189,7 +189,7 @@ class Admission:
         return *((slot.index, slot.needs) for slot in self._others()), reserved and reserved[0]
 
     def _measure(self, oldest_sec: float) -> None:
-        """What the runs use, and then what is free: what they take meanwhile counts rather twice."""
+        """Measure the use of the runs, then the free rest: in this order no memory is counted as free twice."""
         if now() < self._measured_at + oldest_sec:
             return
         workers = (os.getpid(), *(slot.pid for slot in self._others()))
@@ -208,7 +208,7 @@ class Admission:
 
 
 def _standing(note: Mapping[str, Any]) -> tuple[str, Needs] | None:
-    """The reservation that the note holds, unless it is over: the task and the needs of a job that room gathers for."""
+    """The reservation in the note, unless it is over: the task and the needs of the job."""
     return (note["task"], Needs(*note["needs"])) if now() <= note.get("until", 0.0) else None
 
 
@@ -246,7 +246,7 @@ class Host:
 
     @property
     def bound_mb(self) -> float:
-        """What all runs together may use; infinity where DL_HOST_MEMORY is 0."""
+        """The memory that all runs together may use; infinity if DL_HOST_MEMORY is 0."""
         return room_of(self._memories(), self._share, self._size_mb, 0.0)[0]
 
     def room(self, runs_mb: float) -> Room:

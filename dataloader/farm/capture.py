@@ -1,4 +1,4 @@
-"""What a run writes, taken line by line: its logging, its `print`, and the output of its child processes.
+"""Captures the output of a run line by line: its logging, its `print`, and the output of its child processes.
 
 From its first run until the worker waits, its descriptors 1 and 2 are two files in memory. A file takes any output at
 once, also that of a C call that holds the GIL, and a file's end is no matter of who has it open. The worker reads the
@@ -52,7 +52,7 @@ class Output:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing has come. Every run asks, by lseek: fstat costs three times as much."""
+        """Whether there is no output. Every run checks this, by lseek: fstat costs three times as much."""
         return os.lseek(self.fd, 0, os.SEEK_END) == self.at and not self.splitter.waiting
 
     def read(self) -> Iterator[bytes | int]:
@@ -106,7 +106,7 @@ class Capture:
     """The output of one worker's runs. The worker's thread begins and ends a run; the heartbeat's thread reads."""
 
     def __init__(self, most_kb: int, slot: Slot, beyond: tuple[int, int] | None) -> None:
-        """At most `most_kb` of each run. `beyond`: where the descriptors 1 and 2 had led; None: capture nothing."""
+        """At most `most_kb` of each run. `beyond`: the former targets of descriptors 1 and 2; None: no capture."""
         self.run: RunLog | None = None  # of the run under way, if it has a log
         self.write_at = 0.0  # when lines may be written again
         self.read_at = 0.0
@@ -221,7 +221,7 @@ class Capture:
 
     def _take_event(self, level: str, whole: Mapping[str, Any]) -> None:
         """Write an event of logging among the lines of the run, also in a process that the pipeline has forked."""
-        with suppress(Exception):  # a log call fails nobody, whatever its fields are
+        with suppress(Exception):  # a log call never raises, with any fields
             os.write(self._outputs[0].fd, marked(level, now(), log.as_lines(whole)))
 
     def places(self) -> list[int]:
@@ -240,7 +240,7 @@ class Capture:
 
 
 def beyond() -> tuple[int, int] | None:
-    """Descriptors that lead to where 1 and 2 lead now, whatever becomes of these; None where one of them is closed."""
+    """Copies of descriptors 1 and 2, which stay when these change; None if one of them is closed."""
     try:
         return fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
     except OSError as e:

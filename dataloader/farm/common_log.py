@@ -1,4 +1,4 @@
-"""What several processes of a farm would log, logged once for all of them. No SQL.
+"""Log events of several processes of a farm once for all of them. No SQL.
 
 The children of a supervisor share small files in memory, which it makes before its first fork. The kernel's lock on
 such a file belongs to a process, so a crash frees it.
@@ -39,7 +39,7 @@ class Note:
     def changed(self, must: bool = False) -> Iterator[dict[str, Any]]:
         """The dict, for this process alone; what the block changes in it is kept.
 
-        A process that gets no turn within WAIT_SEC changes a copy that nobody sees; with `must` it gets Busy.
+        A process that does not get the lock within WAIT_SEC changes a copy that is dropped; with `must` it gets Busy.
         """
         is_ours = self._lock()
         if must and not is_ours:

@@ -15,7 +15,7 @@ from dataloader.queue.job import Delivery, plain
 
 
 class Family:
-    """What one run does with other jobs, by a connection of its own: the heartbeat uses the worker's."""
+    """The actions of one run on other jobs, by a connection of its own: the heartbeat uses the worker's."""
 
     def __init__(self, delivery: Delivery, connect: Callable[[], db.Connection], schema: str) -> None:
         self._delivery = delivery

@@ -1,4 +1,4 @@
-"""A run is a guest in its worker: its children are plain processes, and it may leave nothing changed.
+"""A run is a guest in its worker: its children are plain processes, and its changes to the process are undone.
 
 A worker compares a few cheap facts of its process before and after each run (some 20 µs). Where a run has changed or
 removed one, the worker leaves, and the supervisor starts a fresh one; nothing is put back. An addition that stays the
@@ -122,7 +122,7 @@ class Inspection:
             differing = (name for name, a, b in zip(Facts._fields, before, facts, strict=True) if a != b)
             changed = [name for name in differing if name not in added]
             if "timers" in changed:
-                for timer in _TIMERS:  # not put back: one would go off before the end of the run is written
+                for timer in _TIMERS:  # not restored: one could fire before the end of the run is written
                     signal.setitimer(timer, 0)
             self._facts = facts
         left, more = self._left(warm)

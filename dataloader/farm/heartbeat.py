@@ -32,7 +32,7 @@ CHECK_SEC = 0.005  # between two checks of a run's deadlines
 REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress and checkpoints are written at most once in this time
 RETAKE_SEC = periods.seconds("RETAKE_SEC", 5.0)  # for taking the key again: the former session has 2 s to end
-LONG_SEC = 1.0  # a run that lasts so long until a beat leaves LISTEN: its triggers would cost the server for nothing
+LONG_SEC = 1.0  # after so long a run UNLISTENs at a beat, because unread notifications cost the server
 LOST_SEC = 1.0  # until a run stops whose key another worker may have
 
 
@@ -68,19 +68,19 @@ class Lease:
             self.slot.memory_limit = int(max_memory_mb * 2**20)
 
     def watch(self, stall_sec: float | None, ends_stuck: bool) -> None:
-        """The run is stuck once it has reported nothing for so long; None: for DL_STALL_SEC."""
+        """Set the time without a report after which the run counts as stuck; None: DL_STALL_SEC."""
         self.slot.reported_at, self.slot.ends_stuck = now(), ends_stuck
         self.slot.stall_sec = self.slot.silence_sec if stall_sec is None else stall_sec
 
     def must_stop(self) -> bool:
-        """Whether the run has to stop; a safe point, so the run is not stuck. Looks every CHECK_SEC at most."""
+        """Whether the run has to stop; a safe point, so the run is not stuck. Checks at most every CHECK_SEC."""
         if (at := now()) < self._check_at:
             return self.stop is not None
         self.slot.reported_at = at
         return self.must_stop_now()
 
     def must_stop_now(self) -> bool:
-        """The same after a check of the deadlines: before a commit, and when the supervisor interrupts the run."""
+        """Check the deadlines now: before a commit, and when the supervisor interrupts the run."""
         self._check_at = now() + CHECK_SEC
         if self.stop is None and self.slot.asked == self.slot.generation:
             self.end(End.CANCELED, None)

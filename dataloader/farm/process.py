@@ -60,7 +60,7 @@ class Signals:
             self._on_signal(number)
 
     def take(self) -> tuple[signal.Signals, ...]:
-        """Handle the signals, whatever other code has made of them, and block none; returns those that are watched."""
+        """Handle the signals, also after other code has changed them, and block none; returns the watched ones."""
         for number in self._watched:
             signal.signal(number, self._record)
         unblock_signals()
@@ -367,7 +367,7 @@ def _has_ended(pid: int, start: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # another user's, of which /proc may show nothing
+    except PermissionError:  # of another user, hidden in /proc
         pass
     fields = _stat(pid)
     return bool(fields) and (fields[0] in "ZX" or int(fields[19]) != start)

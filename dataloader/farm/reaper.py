@@ -235,10 +235,10 @@ class Schedules:
         self.due_at = -math.inf  # the monotonic time of the next check
 
     def make(self, conn: db.Connection, _: float = math.inf) -> None:
-        """Make the jobs that are due; without one, and without a change, this costs nothing."""
+        """Make the due jobs; without a due one and without a change this runs no statement."""
         if not list(conn.notifies(timeout=0)) and now() < self.due_at:
             return
-        pause = 0.0 if self._made(conn) else RETRY_SEC  # another reaper is at it, or no job can be made
+        pause = 0.0 if self._made(conn) else RETRY_SEC  # another reaper does it, or no job can be made
         left = [seconds for due_in in (schedules.due_in, backfills.due_in) if (seconds := due_in(conn)) is not None]
         self.due_at = now() + (max(min(left, default=math.inf), 0) or pause)
         if list(conn.notifies(timeout=0)):  # it came during a statement, and ends no wait
@@ -303,7 +303,7 @@ def reap(conn: db.Connection, log: Log, uptime: Uptime, patience_sec: float) -> 
 
 
 def unpark(conn: db.Connection, memory: Memory) -> None:
-    """Free parked and waiting rows that nothing else would wake, some in each round."""
+    """Free parked and waiting rows that missed their wake-up, some in each round."""
     memory.stranded_after = lifecycle.unpark_stranded(conn, memory.stranded_after, STRANDED_BATCH)
     memory.waiting_after = lifecycle.resolve_stranded(conn, memory.waiting_after, STRANDED_BATCH)
 

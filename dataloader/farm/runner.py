@@ -211,7 +211,7 @@ class Execution:
     def close(self, outcome: Outcome) -> Outcome:
         """Give back what the run has used; the outcome with the notes, checkpoint and ends of keys."""
         lease = self._lease
-        if self._lent is not None:  # of a resource whose run had to stop nobody knows the state
+        if self._lent is not None:  # the state of a resource is unknown after its run had to stop
             self._runner.warm.give_back(*self._lent, is_sound=lease.stop is None and not self._drops_resource)
         if self._family is not None:
             self._family.close()
@@ -424,7 +424,7 @@ def report_failure(delivery: Delivery, pipeline: pipelines.Pipeline | None, outc
 
 
 def call_hook(hook: Hook, *facts: object) -> None:
-    """Call the functions of a hook; their own exceptions are logged and change nothing."""
+    """Call the functions of a hook; their exceptions are only logged."""
     for function in hook:
         try:
             with own_process():
@@ -445,7 +445,7 @@ def last_words() -> Iterator[None]:
 
 
 def _of(delivery: Delivery, pipeline: pipelines.Pipeline | None) -> Run:
-    """The run for a hook at its error, which may be that the pipeline could be given nothing."""
+    """The run for the error hook; the input of the pipeline may be missing."""
     with suppress(Exception):
         return _seen(delivery, pipeline and input_of(delivery, pipeline, {}))
     return _seen(delivery, None)

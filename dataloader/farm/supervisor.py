@@ -72,7 +72,7 @@ class Child:
 
     @property
     def rests(self) -> bool:
-        """True when the worker claims nothing until its order changes: it has shown RESTING since it got WAIT."""
+        """True if the worker does not claim until its order changes: it has shown RESTING since it got WAIT."""
         return self.slot.order == Order.WAIT and self.slot.state == State.RESTING
 
 
@@ -326,7 +326,7 @@ class Supervisor:
             self._let_claim([child for child in self._workers.values() if child.queues == queues], wished_for)
 
     def _replace_one(self, older: list[Child]) -> None:
-        """Once all wanted workers are ready, the first of the older ones to finish its run leaves."""
+        """When all wanted workers are ready, end one older worker: the first that has no run."""
         ready = Counter(child.queues for child in self._workers.values() if child.slot.is_ready)
         are_ready = all(ready[queues] >= wanted for queues, wanted in self._wanted().items())
         resting = [child for child in older if child.rests]

@@ -99,7 +99,7 @@ class Orders:
             self.drain()
 
     def drain(self) -> None:
-        """Claim nothing more; a running job has DL_DRAIN_SEC. Safe in a signal handler: the method only sets values."""
+        """Stop claiming; a running job has DL_DRAIN_SEC. Safe in a signal handler: the method only sets values."""
         self._slot.drain_until(now() + self._drain_sec)
 
     @property
@@ -168,7 +168,7 @@ class Worker:
         process.adopt_orphans()
 
     def take_signals(self) -> Collection[int]:
-        """Handle the worker's signals, whatever other code has made of them; returns their numbers."""
+        """Handle the worker's signals, also after other code has changed them; returns their numbers."""
         signal.signal(signal.SIGUSR1, self.runner.interrupt)
         return {signal.SIGUSR1, *self.orders.signals.take()}
 
@@ -464,7 +464,7 @@ class Worker:
     # --- waiting ---
 
     def _rest(self, session: lifecycle.Session) -> None:
-        """Claim nothing until another order; the state RESTING tells the supervisor that no claim is under way."""
+        """Wait for another order without a claim; the state RESTING shows the supervisor that no claim is under way."""
         if self.batch.owes:
             self.batch.step(session, 0)
         if self.slot.state != State.RESTING:
@@ -510,5 +510,5 @@ class Worker:
 
 
 def _error_of(outcome: Outcome) -> str | None:
-    """What has failed the run, with its stack; None: nothing has."""
+    """The error of the run with its stack, or None."""
     return outcome.error if outcome.end in (End.ERROR, End.PERMANENT, End.TIMEOUT) else None

@@ -109,9 +109,9 @@ def masked_text(text: str) -> str:
 
 @lru_cache(maxsize=2_048)
 def _masked_again(text: str, _: int) -> str:
-    """The same for a short text: words, names and identities come again and again.
+    """`masked` with a cache for short texts: words, names and identities repeat.
 
-    The number is `_learned`: what a thread has masked while another learns a secret is not for later.
+    The number is `_learned`: a text that is masked while another thread learns a secret is masked again.
     """
     return _masked_anew(text)
 

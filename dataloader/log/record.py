@@ -136,7 +136,7 @@ def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
 
 
 def as_lines(event: Event, known: frozenset[str] = frozenset()) -> str:
-    """What an event says, masked, for a reader who knows these fields: text and further fields, then its exception.
+    """An event as masked lines for a reader who knows these fields: text and further fields, then its exception.
 
     The whole exception: only the text of a single field is bounded.
     """

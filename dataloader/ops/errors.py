@@ -1,4 +1,4 @@
-"""What an error of the queue means to an asker: one table for HTTP, the command line, the dashboard and programs."""
+"""The meaning of each error of the queue: one table for HTTP, the command line, the dashboard and programs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NotAllowed(Exception):
 
 
 class WrongMatching(ValueError):
-    """The search of an order says nothing that can be looked for."""
+    """The search of an order is not valid."""
 
 
 class Meaning(NamedTuple):

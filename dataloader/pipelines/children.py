@@ -46,7 +46,7 @@ class _OfThisProcess:
 
 
 def of_this_process(thing: T) -> T:
-    """The same object for this process; its use raises RuntimeError in a child, which has neither claim nor session."""
+    """A proxy of an object; its use in a child raises RuntimeError, because a child has neither claim nor session."""
     return cast(T, _OfThisProcess(thing))
 
 

@@ -165,7 +165,7 @@ class Source:
 
     @property
     def expected(self) -> int | None:
-        """How many records there may be; None: nobody knows."""
+        """The largest possible number of records, or None."""
         return None
 
     def unchanged(self) -> bool:
@@ -177,7 +177,7 @@ class Source:
         raise NotImplementedError
 
     def place(self) -> Place:
-        """Where the next record begins. Of the records before it `located` knows nothing any more."""
+        """The place of the next record. `located` cannot locate the records before it any more."""
         self._breaks.clear()
         return Place(None, self._count, self._count)
 
@@ -290,7 +290,7 @@ def _in_parts(context: Context, wanted: Target, source: Source) -> Generator[Pro
     """An error for good drops what is staged; other runs have committed parts, which are not read again."""
     saved = context.checkpoint or {}
     if saved.get("file") != source.version:
-        saved = {}  # there is none, or another source is there by now: nothing of the former is in the target
+        saved = {}  # no checkpoint, or of another source: the target has no row of that source
     begin = Place(*saved["place"]) if saved else None
     if begin and "merged" in saved:
         yield Progress(begin.records, begin.records)
@@ -316,7 +316,7 @@ def _in_parts(context: Context, wanted: Target, source: Source) -> Generator[Pro
 def _staged(
     context: Context, wanted: Target, source: Source, begin: Place | None
 ) -> Generator[Progress | None, None, None]:
-    """Stage the source from there on, part by part, or from its beginning where nothing of it is staged."""
+    """Stage the source part by part, from its staged end or from its begin."""
     with context.transaction() as conn:
         table = Table(conn, context.job_id, wanted, source, is_lasting=True)
         if begin is None or not table.is_staged():

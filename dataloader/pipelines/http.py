@@ -324,7 +324,7 @@ _ISATAP = 0x0000_5EFE  # the third quarter of such an address, but for one bit
 
 
 def is_forbidden(text: str) -> bool:
-    """PURE: whether nothing may be sent to this IP address: link-local, of no single machine, or cloud metadata."""
+    """PURE: whether this IP address is forbidden: link-local, not of a single machine, or cloud metadata."""
     for address in _meant(ip_address(text.partition("%")[0])):
         if address in _METADATA or address.is_link_local or any(address in network for network in _FORBIDDEN):
             return True

@@ -475,7 +475,7 @@ async def _pieces(
                 raise PassedOver(await _refusal(response))
             lines = _lines(response)
             while not answer.is_over:
-                # Behind the last word comes the number of tokens, or the end, or from some servers nothing more.
+                # After the last word come the number of tokens, or the end; some servers send neither.
                 async with asyncio.timeout(_REST_SEC if answer.is_whole else None):
                     line = await anext(lines, None)
                 if line is None:

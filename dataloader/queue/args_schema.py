@@ -337,7 +337,7 @@ _RULES: dict[str, str] = {
 
 
 def _rule(code: str, rule: Any) -> str:
-    """What a keyword of a schema asks for; its values are of the schema, and so of code."""
+    """The rule of a keyword in words; the values come from the schema, and so from code."""
     if code == "type":
         types = [rule] if isinstance(rule, str) else list(rule)
         return "should be " + " or ".join(_TYPES.get(each, each) for each in types)

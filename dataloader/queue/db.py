@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 CANCEL_SEC = 2.0  # time limit of a request to cancel an abandoned statement
 
-# The queue's statements rely on these settings, whatever the defaults of the server, database or role are: each
+# The queue's statements rely on these settings, which may differ from those of the server, database or role: each
 # statement of a function has its own snapshot, and psycopg reads times in this style only.
 _RELIED_ON = {"default_transaction_isolation": "read committed", "DateStyle": "ISO"}
 

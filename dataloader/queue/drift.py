@@ -45,7 +45,7 @@ class Function:
     text: str
 
     def is_in(self, rows: Iterable[Row]) -> bool:
-        """Whether one of these rows is this function, with nothing in it changed."""
+        """Whether one of these rows is this function, unchanged."""
         language = re.search(r"LANGUAGE (\w+)", self.head)
         settings = set(re.findall(r"\bSET ([\w.]+)", self.head))
         return any(

@@ -32,7 +32,7 @@ from dataloader.queue.parents import Parents, UnknownParents, links
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
 
-# What `enqueue` stores where the producer gives nothing: the place, null unless the queue is ordered; the time of the
+# The defaults of `enqueue` for missing values: the place, null unless the queue is ordered; the time of the
 # transaction; the defaults of the task's pipeline.
 _INSTEAD = {
     "score": "(SELECT extract(epoch FROM clock_timestamp()) FROM dl_queues WHERE queue = %(queue)s AND ordered)",
@@ -119,7 +119,7 @@ class QueueFull(Exception):
 
 
 class KeyTaken(Exception):
-    """The idempotency key at this place of a list has a job that the asker has not added, and may learn nothing of."""
+    """The idempotency key at this place of a list belongs to a job of another producer, which the asker may not see."""
 
     def __init__(self, place: int = 0) -> None:
         super().__init__("the idempotency key belongs to a job of another producer")
@@ -372,7 +372,7 @@ def _steps(wanted: Sequence[int]) -> list[Sequence[int]]:
 
 
 def _execute(conn: Conn | Foreign, statement: str, parameters: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
-    """Tuples from any connection, whatever its owner has made its rows. Nothing is prepared: for poolers."""
+    """A cursor with tuples on any connection, also one with another row factory; unprepared, for poolers."""
     if isinstance(conn, Foreign):
         return conn.execute(statement, parameters)
     return psycopg.Cursor(conn, row_factory=tuple_row).execute(statement.encode(), parameters, prepare=False)

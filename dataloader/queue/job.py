@@ -36,7 +36,7 @@ class Status(StrEnum):
 
 
 FINAL = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.LOST})
-ON_FAILURE = ("cancel", "hold", "run")  # what comes of a job whose parent has ended otherwise than `succeeded`
+ON_FAILURE = ("cancel", "hold", "run")  # the action on a job whose parent has not succeeded
 DEAD = frozenset({Status.FAILED, Status.LOST})
 # Groups of jobs that lists are filtered by as by a status, and their meaning.
 GROUPS = {
@@ -48,7 +48,7 @@ GROUPS = {
     "dead": "failed or lost",
 }
 STATUSES = (*map(str, Status), *GROUPS)
-# Each job counts as one of these, whatever its status.
+# Each job counts as one of these, in every status.
 TALLIED = ("ready", "scheduled", "blocked", "running", "succeeded", "failed", "lost", "canceled")
 # The journal's kind of the step into a state; a step into `queued` is also a "queued".
 KINDS = {status: str(status) for status in Status} | {
@@ -97,7 +97,7 @@ class Job(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """How far the runs of a job have come: JSON of its pipeline; None: the next run begins at the start.
+    """The progress of a job's runs as JSON of its pipeline; None: the next run begins at the start.
 
     `claim` and `number` name the newest checkpoint in the target. `spares_attempt`: a failed run with a new one is
     free.
@@ -110,12 +110,12 @@ class Checkpoint(NamedTuple):
 
     @property
     def mark(self) -> tuple[int, int]:
-        """Of two checkpoints of a job, the one with the larger mark knows more of the target."""
+        """The order of a job's checkpoints: the one with the larger mark is the later one."""
         return self.claim, self.number
 
     @property
     def value(self) -> Any:
-        """What the pipeline has saved; None: nothing."""
+        """The value that the pipeline has saved, or None."""
         return None if self.text is None else json.loads(self.text)
 
 
@@ -159,7 +159,7 @@ class End(StrEnum):
     TIMEOUT = "timeout"
     CANCELED = "canceled"
     HANDED_BACK = "handed back"  # a drain, or a key that could not be held: the attempt is not counted
-    GONE = "gone"  # the claim is no longer ours: nothing may be written
+    GONE = "gone"  # the claim is no longer ours, so no write is allowed
     CRASH = "crash"  # the worker died: its keeper settles the job
 
 
@@ -194,7 +194,7 @@ LEADS_TO: dict[str, Status] = {
 
 
 class Outcome(NamedTuple):
-    """What came of a run. `by_key` has what differs for keys of a batch, `raised` is the exception, for hooks.
+    """The outcome of a run. `by_key` has the differences for keys of a batch, `raised` is the exception, for hooks.
 
     `delay_sec` None leaves the pause to dl_retry_delay; `is_free`: the failed run does not count; `error_group` None
     leaves it to the database. `result` is JSON; `notes` and `changed` are for the journal.
@@ -229,7 +229,7 @@ class Finish(NamedTuple):
 def wait_sec(wait: Any, name: str) -> float:
     """A number of seconds or a timedelta as seconds; raises ValueError unless they are from 0 to WAIT_MOST_SEC."""
     seconds = math.nan
-    with suppress(Exception):  # whatever the value's own methods raise
+    with suppress(Exception):  # the value's own methods may raise any exception
         if not isinstance(wait, str | bytes):
             seconds = float(wait.total_seconds() if isinstance(wait, timedelta) else wait)
     if not 0 <= seconds <= WAIT_MOST_SEC:
@@ -239,7 +239,7 @@ def wait_sec(wait: Any, name: str) -> float:
 
 
 def decide(delivery: Delivery, outcome: Outcome) -> list[Finish | None]:
-    """The finish of each job that `outcome` calls for; None when nothing may be written any more.
+    """The finish of each job by `outcome`; None if no write is allowed any more.
 
     The jobs of a key go back together, with the fewest `max_attempts`; when spent, the first fails and the others start
     over (Lowkiq's rule).
@@ -308,7 +308,7 @@ class NotJson(ValueError):
         self.place = ""
 
     def at(self, place: str) -> NotJson:
-        """The same, for what holds the value at this place."""
+        """This error with the place inside the containing value."""
         self.place = place + self.place
         return self
 
@@ -323,7 +323,7 @@ def plain(value: Any, name: str) -> Any:
 
 
 def as_result(value: Any) -> Any:
-    """The same of what a pipeline has returned; NaN and infinities become null, as SQL and spreadsheets show them."""
+    """`plain` for the result of a pipeline; NaN and infinities become null, as in SQL and spreadsheets."""
     return _item("result", value, lambda odd, why: None if isinstance(odd, float) else _refuse(odd, why))
 
 
@@ -408,7 +408,7 @@ def _plain(value: Any, instead: Callable[[Any, str], Any]) -> Any:
             return storable(str(value))
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: _item(each.name, getattr(value, each.name), instead) for each in fields(value)}
-    # Of pydantic and numpy by their methods: nobody pays for an import that the pipeline has not made.
+    # Types of pydantic and numpy are recognized by their methods: the pipeline may not have imported them.
     kind = type(value)
     if hasattr(kind, "model_dump"):
         return _plain(value.model_dump(mode="json", by_alias=True), instead)

@@ -87,7 +87,7 @@ class LeftOut(NamedTuple):
 
 
 class Affinity(NamedTuple):
-    """What a claim prefers: see dl_step. `overdue`: by priority, jobs created before that instant go first."""
+    """The preferences of a claim: see dl_step. `overdue`: by priority, jobs created before that time go first."""
 
     warm: Collection[str]
     elsewhere: Collection[str]
@@ -206,7 +206,7 @@ def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "req
 
 
 def request_cancels(conn: Conn, job_ids: Collection[UUID], force: bool, by: str) -> None:
-    """The same for many, in one statement: a worker's step that ends some of them waits no longer than for one."""
+    """`request_cancel` for many jobs in one statement, so that a worker's step waits for one statement only."""
     conn.execute(_SQL["request_cancel"], {"job_ids": list(job_ids), "force": force, "by": by})
 
 
@@ -366,7 +366,7 @@ def checkpoints(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, Checkpoint]
 
 
 def keep_checkpoint(conn: Conn, job: Job, checkpoint: Checkpoint) -> None:
-    """Store how far a run has come, as far as its claim holds; a repetition changes nothing."""
+    """Store the progress of a run if its claim holds; a repetition has no effect."""
     conn.execute(_SQL["keep_checkpoint"], _claim_of(job) | checkpoint._asdict() | {"token": checkpoint.claim})
 
 
@@ -464,7 +464,7 @@ def keep(conn: Conn, job_ids: Sequence[UUID], attempts: Sequence[int], claimed_b
 
 
 def journal_stuck(conn: Conn, job_id: UUID, attempt: int, claimed_by: str, silent_sec: float, stacks: str) -> None:
-    """Write into a running job's journal that its run has reported nothing for so long, and where its threads hang."""
+    """Write into a running job's journal how long its run has sent no report, and the stacks of its threads."""
     claim = {"job_id": job_id, "attempt": attempt, "claimed_by": claimed_by}
     conn.execute(_SQL["tell_stuck"], claim | {"silent_sec": silent_sec, "stacks": stacks})
 

@@ -242,7 +242,7 @@ def _missing(conn: db.Connection) -> list[Migration]:
 
 
 def _applied(conn: db.Connection) -> dict[int, _Applied]:
-    """What was applied, by number; raises SchemaError for a schema that no released version has made."""
+    """The applied migrations by number; raises SchemaError for a schema that no released version has made."""
     rows = conn.execute("SELECT number, name, checksum, oldest_code FROM dl_migrations").fetchall()
     if (1, FIRST) not in [(number, name) for number, name, _, _ in rows]:
         raise SchemaError("the schema was made by code before 0.2.0, which was never released: use an empty database")

@@ -238,7 +238,7 @@ def hooked(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words(error: ValidationError) -> str:
-    """What is wrong, as `priority: the rule`, without the values."""
+    """The fault as `priority: the rule`, without the values."""
     return "; ".join(_worded(each, each["loc"]) for each in _errors(error))
 
 

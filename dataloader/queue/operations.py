@@ -90,7 +90,7 @@ class WrongName(ValueError):
 
 
 class WrongLimit(ValueError):
-    """What a limit is to allow is out of its bounds."""
+    """A value of a limit is out of its bounds."""
 
 
 class Busy(Exception):
@@ -383,7 +383,7 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
 
 
 def _authors(source: str, target: str) -> dict[str, str]:
-    """Who pauses the queues of a move, so that the same move knows its pauses again."""
+    """The `paused_by` of the queues of a move, by which a repeated move recognizes its pauses."""
     return {source: f"{_MOVE}to {target}", target: f"{_MOVE}from {source}"}
 
 
@@ -419,7 +419,7 @@ def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
 
 
 def settings(conn: Conn, queue: str) -> dict[str, Any]:
-    """What operators have set of a queue; DEFAULTS where nobody has."""
+    """The settings of a queue; DEFAULTS for the ones that are not set."""
     return next(iter(db.rows(conn, _SQL["queue"], {"queue": queue})), DEFAULTS | {"queue": queue})
 
 

@@ -76,7 +76,7 @@ class RunLog:
         self._line_most = max(20, min(LINE_MOST, self._tail_most // 2 - LINE_COST))
         self._tail_from: int | None = None  # the first line behind the head
         self._left_out = 0  # up to here lines behind the head were left out
-        self._deleted = 0  # up to here those of them are in the database no more
+        self._deleted = 0  # up to this number they are deleted from the database
         self._head: deque[Line] = deque()  # not written yet
         self._tail: deque[Line] = deque()  # the last lines, written or not
         self._tail_size = 0

@@ -23,7 +23,7 @@ _SQL = db.statements("set_aside.sql")
 
 
 class _Disturbed(Exception):
-    """Another session has some of the jobs locked: the trial proves nothing."""
+    """Another session has locked some of the jobs, so the trial has no result."""
 
 
 class Aside(NamedTuple):

@@ -105,7 +105,7 @@ class Result:
 
     @property
     def result(self) -> Any:
-        """What the pipeline has returned, as stored; None unless the job has succeeded. Of a batch: the first job's."""
+        """The stored result of the pipeline; None unless the job has succeeded. For a batch, that of the first job."""
         return next(iter(self.results.values()))[0]
 
     @property
@@ -329,7 +329,7 @@ class _Trial:
         return Run(attempt, "crash", progress, steps, seconds, error, checkpoint=saved), lost
 
     def _entries(self, diary: IO[str]) -> list[dict[str, Any]]:
-        """What a run has written into its diary; its latest checkpoint is that of the job."""
+        """The diary of a run; the latest checkpoint in it is that of the job."""
         diary.seek(0)
         entries = [json.loads(line) for line in diary]
         for entry in entries:
@@ -354,7 +354,7 @@ class _Trial:
         return status
 
     def live(self, delivery: Delivery, fate: Fate, diary: IO[str]) -> int:
-        """In the child: run until the kill; a run that ends before it writes its end into the diary."""
+        """Run until the kill; a run that ends before writes its end into the diary. Called in the child."""
         process.unblock_signals()
         _call(hooks.ON_WORKER_START)
         runner, lease = self._started(delivery, fate, diary)
@@ -524,7 +524,7 @@ def _missed(fate: Fate, steps: int, error: str | None) -> str:
 
 
 def _live_anew(parent: int, module: str, trial: _Trial, delivery: Delivery, fate: Fate, diary: str) -> int:
-    """In a new interpreter: run until the kill, as `_Trial.live`."""
+    """Run until the kill, as `_Trial.live`; called in a new interpreter."""
     process.follow_parent(parent, signal.SIGTERM)
     pipelines.load((module,))
     pipelines.resolve(delivery.first.task)

@@ -47,7 +47,7 @@ class Input:
     choices: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None
-    is_kept: bool = False  # a secret that stays what it is where nothing is written
+    is_kept: bool = False  # a secret that stays unchanged if the field is empty
 
     @property
     def at(self) -> str:

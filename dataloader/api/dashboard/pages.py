@@ -503,7 +503,7 @@ def _asked(name: str) -> str:
 
 
 def _of_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
-    """What `ask` finds of an ordered queue; raises a 400 Problem for a wrong place in its list."""
+    """The result of `ask` for an ordered queue; raises a 400 Problem for a wrong place in its list."""
     try:
         return ask(conn, *of, request.args.get("after") or None)
     except WrongCursor as e:

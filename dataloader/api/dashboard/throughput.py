@@ -38,7 +38,7 @@ def range_of(name: str) -> Range:
 
 
 def chart(wanted: Range, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the page shows of the steps of `stats.throughput`.
+    """The steps of `stats.throughput` in the form of the page.
 
     `columns` are drawn: instants (seconds since 1970), runs that ended, runs of them that failed. `rows` are listed:
     the steps with a run and the present one, the newest first.

@@ -36,7 +36,7 @@ def drain() -> None:
 @auth.require()
 @operation("service", Health, uses_database=False)
 def health() -> dict[str, Any]:
-    """200 while the process answers, whatever the database does."""
+    """200 while the process answers, also without the database."""
     return {"status": "healthy"}
 
 

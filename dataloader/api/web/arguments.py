@@ -40,7 +40,7 @@ class KnownSchemas:
 def require(conn: db.Connection, new: NewJob) -> None:
     """Raise a 400 Problem that names each of the job's args that its task's schema refuses.
 
-    Not where the job's idempotency key has a job: that one is the answer, whatever else the body says.
+    A job whose idempotency key exists is not checked, because the existing job is the answer.
     """
     if (text := _schemas().of(conn, [new.task]).get(new.task)) is None:
         return
@@ -50,7 +50,7 @@ def require(conn: db.Connection, new: NewJob) -> None:
 
 
 def require_all(conn: db.Connection, columns: Columns) -> None:
-    """The same for the jobs of a batch, of which no job is added where one is refused."""
+    """Check the jobs of a batch like `require`; one refused job refuses the whole batch."""
     if schemas := _schemas().of(conn, set(columns["task"])):
         wrong = list(_wrong(columns, schemas))
         if wrong and not are_known(conn, {key for key, _ in wrong}):

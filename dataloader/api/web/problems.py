@@ -118,7 +118,7 @@ def _of_meaning(error: Exception) -> Response:
 
 
 def _of_key(error: enqueue.KeyTaken) -> Response:
-    """The answer says nothing of the job: a guessed key must not lead to it."""
+    """The answer does not name the job, because a guessed key must not reveal it."""
     pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
     text = "the idempotency key should be one that no other producer has used"
     return _document(409, f"{error}: send another", [Fault(pointer, "key_taken", text)], kind=KEY_TAKEN)

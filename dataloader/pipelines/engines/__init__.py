@@ -52,7 +52,7 @@ class EngineAway(Exception):
 
 
 class State(StrEnum):
-    """What has become of a program on its engine."""
+    """The state of a program on its engine."""
 
     ABSENT = "absent"  # the engine knows no such program
     RUNNING = "running"  # or it waits for its place there
@@ -98,7 +98,7 @@ class Engine:
         raise NotImplementedError
 
     def poll(self, order: Order) -> Report:
-        """Its state, and its output from `order.read` on."""
+        """Report the state of the program, and its output from `order.read` on."""
         raise NotImplementedError
 
     def find(self, order: Order) -> str | None:

@@ -130,7 +130,7 @@ class OnDask(Engine):
         return task
 
     async def _written(self, order: Order) -> dict[str, Any] | None:
-        """What the driver has kept of the output; None where the function has not begun."""
+        """The output that the driver has kept; None if the function has not begun."""
         try:
             kept: dict[str, Any] = await _answer(self._variable(order).get(timeout=ABSENT_SEC))
         except TimeoutError:

@@ -67,7 +67,7 @@ def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
 
 
 def preview(conn: Conn, new: Mapping[str, Any]) -> Row:
-    """What `add` would do, having changed nothing: how many partitions, how many of them are done, some of the jobs."""
+    """The result that `add` would have, without a change: the partitions, how many are done already, some jobs."""
     from dataloader.queue.plans import new_backfill  # it needs pydantic, and a worker imports this module
 
     skipped = 0
@@ -139,7 +139,7 @@ def remove(conn: Conn, name: str, by: str) -> None:
 
 
 def tick(conn: Conn, lease_ttl_sec: int = 60) -> Made | None:
-    """Make, or cancel, the next bunch of the backfill that has waited longest; None: nothing. Errors as
+    """Make, or cancel, the next bunch of the backfill that has waited longest; None if there is none. Errors as
     `Plans.next_made`."""
 
     def make(present: Row) -> Made:
@@ -187,12 +187,12 @@ def _cancel_some(conn: Conn, present: Row) -> Made:
 
 
 def _rest(conn: Conn, name: str) -> float:
-    """For how many times as long as a bunch takes nothing of this backfill is made: 0 where nobody else claims jobs."""
+    """The pause after a bunch, as a multiple of its duration; 0 if no other queue user claims jobs."""
     return REST if _PLANS.value(conn, "has_company", limit=limit_of(name)) else 0.0
 
 
 def _done(conn: Conn, fingerprints: Sequence[UUID]) -> dict[UUID, UUID]:
-    """By fingerprint the job that has done this work."""
+    """The job that has done this work, by fingerprint."""
     return {row["fingerprint"]: row["job_id"] for row in _PLANS.rows(conn, "done", fingerprints=list(fingerprints))}
 
 

@@ -1,4 +1,4 @@
-"""The rules of a backfill, whoever makes it: the API, the command line. It needs pydantic."""
+"""The rules of a backfill, for the API and the command line. It needs pydantic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of a schedule, whoever makes it: code, the API, the command line, the dashboard. It needs pydantic."""
+"""The rules of a schedule, for code, the API, the command line and the dashboard. It needs pydantic."""
 
 from __future__ import annotations
 

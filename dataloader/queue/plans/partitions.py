@@ -38,7 +38,7 @@ class Step(NamedTuple):
     span: timedelta = timedelta()
 
     def from_(self, begin: int | datetime, count: int = 1) -> int | datetime:
-        """What begins so many steps later; raises ValueError behind the year 9999."""
+        """The begin of the partition so many steps later; raises ValueError after the year 9999."""
         if isinstance(begin, int):
             return begin + count * self.number
         try:
@@ -94,7 +94,7 @@ def step_of(text: str, is_number: bool) -> Step:
 
 
 def facts(partition: str, place: int, backfill: str, task: str, span: Mapping[str, str] | None) -> dict[str, Any]:
-    """What the job of a partition may name as `{{ name }}`; `place` counts from 1, `span` is the range's."""
+    """The values for `{{ name }}` in the job of a partition; `place` counts from 1, `span` is that of the range."""
     values: dict[str, Any] = {"partition": partition, "place": place, "backfill": backfill, "task": task}
     at = _parsed(partition)
     if isinstance(at, datetime):
@@ -143,7 +143,7 @@ def eta_sec(left: int, ended_lately: int, lately_sec: float) -> float | None:
 
 
 def state(total: int, made: int, counts: Mapping[str, int], is_paused: bool, is_canceled: bool) -> str:
-    """`canceled`, `paused`, `done` (nothing is left to run), `making` or `running`, in this order."""
+    """The first state that applies: `canceled`, `paused`, `done` (all have ended), `making` or `running`."""
     is_over = made == total and not counts.get("queued") and not counts.get("running")
     if is_canceled:
         return "canceled"

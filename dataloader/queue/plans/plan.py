@@ -1,4 +1,4 @@
-"""What schedules and backfills do in the same way: named templates of jobs, made into jobs by the reapers."""
+"""The common part of schedules and backfills: named templates, from which the reapers make jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Taken(Exception):
 
 
 class NotNow(Exception):
-    """What a schedule or backfill is now forbids the change."""
+    """The state of a schedule or backfill forbids the change."""
 
 
 class Wrong(ValueError):
@@ -38,7 +38,7 @@ class Wrong(ValueError):
 
 
 class Made(NamedTuple):
-    """What a reaper has done with one of them: jobs made, left out by its rules, or canceled, or the error."""
+    """The result of a reaper's round for one of them: jobs made, skipped or canceled, or the error."""
 
     name: str
     jobs: int = 0
@@ -80,7 +80,7 @@ class Plans:
 
     @contextmanager
     def locked(self, conn: Conn, name: str) -> Iterator[Row]:
-        """A transaction in which nobody else changes this one, neither people nor a reaper; raises Unknown."""
+        """A transaction with a lock on this plan, against people and reapers; raises Unknown."""
         with conn.transaction():
             rows = self.rows(conn, "lock", name=name)
             if not rows:
@@ -108,7 +108,7 @@ class Plans:
         return Made(present["name"], error=error)
 
     def due_in(self, conn: Conn, now: datetime | None = None) -> float | None:
-        """In how many seconds `tick` has something to do; 0 or less: now, None: there is nothing."""
+        """The seconds until `tick` has work; 0 or less: now, None: never."""
         seconds: float | None = self.value(conn, "due_in", now=now)
         return seconds
 

@@ -143,7 +143,7 @@ def deadline(due: datetime, zone: str, clock: str | None, seconds: int | None) -
 
 
 def facts(name: str, timing: Timing, due: datetime, previous: datetime | None) -> dict[str, Any]:
-    """What the job of a due time may name as `{{ name }}`; `previous` is the due time before, if there is one."""
+    """The values for `{{ name }}` in the job of a due time; `previous` is the due time before, or None."""
     local = due.astimezone(zone_of(timing.zone))
     return {
         "due": local.isoformat(),

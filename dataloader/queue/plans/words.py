@@ -108,7 +108,7 @@ def filled(value: Any, facts: Mapping[str, Any]) -> Any:
 
 
 def filled_text(text: str, facts: Mapping[str, Any]) -> str:
-    """The same for a text that stays one; raises ValueError as `filled`."""
+    """`filled` for a text that stays a text."""
     return _PLACE.sub(lambda place: _as_text(_fact(place[1], facts)), text)
 
 

@@ -1,4 +1,4 @@
-"""What happened lately: dead jobs, recoveries, operators' steps, starts of farms. May raise psycopg.Error."""
+"""The recent events: dead jobs, recoveries, operators' steps, starts of farms. May raise psycopg.Error."""
 
 from __future__ import annotations
 

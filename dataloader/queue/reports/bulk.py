@@ -85,7 +85,7 @@ def target(matching: Mapping[str, Any] | None, job_ids: Sequence[UUID] | None) -
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What an order would change and leave, by kind. `at_least`: there are more than were counted."""
+    """The jobs that an order would change or leave, by kind. `at_least`: there are more than were counted."""
 
     order: str
     changes: dict[str, int]
@@ -102,7 +102,7 @@ class Preview:
 
     @property
     def is_exact(self) -> bool:
-        """Whether there are no more than that."""
+        """Whether all were counted."""
         return not self.at_least & ORDERS[self.order].kinds
 
     def document(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Step:
 
 
 def preview(conn: Conn, order: str, target: Target) -> Preview:
-    """What the order (one of ORDERS) would do now to the jobs of the list. Raises WrongSearch."""
+    """The preview of an order (one of ORDERS) to the jobs of the list. Raises WrongSearch."""
     (as_of,) = conn.execute(_SQL["now"]).fetchone() or (None,)
     assert as_of is not None  # noqa: S101  it is the clock
     tally, kinds = _tally(conn, target, as_of), ORDERS[order].kinds

@@ -63,7 +63,7 @@ def slot_of(value: float) -> int:
 
 
 def bounds(slot: int) -> tuple[float, float]:
-    """What the values of a slot are above of, and up to which they go."""
+    """The bounds of a slot: its values are above the first and at most the second."""
     return (0.0 if slot <= 0 else upper(slot - 1)), upper(max(slot, 0))
 
 

@@ -52,7 +52,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is known of a queue: `waiting` in order, `beyond` further jobs; `room` of limits, a key has room for one."""
+    """The facts of a queue: `waiting` in order, `beyond` further jobs; `room` of limits, a key has room for one."""
 
     workers: int
     running: Sequence[Running] = ()
@@ -62,7 +62,7 @@ class Line:
 
 
 class Range(NamedTuple):
-    """An end, in seconds: of ten plays one before `low`, five by `middle`, one after `high`; infinite: never."""
+    """An end, in seconds: of ten simulations one ends before `low`, five by `middle`, one after `high`; inf: never."""
 
     low: float
     middle: float
@@ -86,7 +86,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(line: Line, durations: Durations, asked: Collection[Any] = (), seed: int = 0) -> Forecast | None:
-    """When these jobs will end, and all of the line; None where no run is known, or nothing can run.
+    """The ends of these jobs and of the whole line; None if no run is known, or no job can run.
 
     `durations` are of the latest runs by task. Deterministic; its cost is bounded by RUNS.
     """

@@ -37,7 +37,7 @@ _SQL = db.statements("predictions.sql")
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is predicted of a queue at the instant `at`, in seconds from then; `reason` (of REASONS): why nothing is.
+    """The prediction of a queue at the time `at`, in seconds from then; `reason` (of REASONS): why there is none.
 
     `ends` and `line` are corrected, `plain` is not; `last` is the end of the line's last job.
     """
@@ -54,7 +54,7 @@ class Outlook:
 
 
 def outlook(conn: Conn, queue: str) -> Outlook:
-    """What is predicted of a queue now. It takes some tenths of a second where LINE jobs are queued or more."""
+    """The prediction of a queue now. With LINE queued jobs or more it needs some tenths of a second."""
     with conn.transaction():
         conn.execute(_SQL["plans"])
         facts = _rows(conn, "queue", queue=queue)[0]
@@ -110,7 +110,7 @@ def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Ma
 
 
 def _takes(row: Row, room: Mapping[str, int]) -> list[str]:
-    """Its key, under a name that no limit has, and the limits that have a bound."""
+    """The key of a job, under a name that no limit has, and its limits that have a bound."""
     return [f"\0{row['lock_key']}", *(name for name in row["limits"] or () if name in room)]
 
 
@@ -120,7 +120,7 @@ def of_queue(outlook: Outlook) -> Row:
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
-    """What a prediction of a job needs besides its queue's outlook, for `of_job`; None for an unknown id."""
+    """The facts of a job for `of_job`, beside the outlook of its queue; None for an unknown id."""
     return next(iter(_rows(conn, "job", job_id=job_id)), None)
 
 
@@ -183,7 +183,7 @@ def note(conn: Conn, after: str) -> Noted | None:
         try:
             with conn.transaction():
                 return Noted(queue, _note(conn, queue))
-        except Exception as e:  # whatever the rows of a queue may cause
+        except Exception as e:  # the rows of a queue may cause any error
             if conn.closed:
                 raise
             return Noted(queue, error=f"{type(e).__name__}: {e}".strip())
@@ -197,7 +197,7 @@ def _note(conn: Conn, queue: str) -> int:
 
 
 def _noted(conn: Conn, outlook: Outlook) -> Iterator[Row]:
-    """The rows to note: of jobs with a deadline, whatever is known of their ends, and of SAMPLE others of the line."""
+    """The rows to note: all jobs with a deadline, and SAMPLE others of the line."""
     rows = _rows(conn, "with_deadlines", job_ids=list(outlook.jobs), most=ALERTED)
     due = {row["job_id"]: row["deadline"] for row in rows}
     sample = list(outlook.ends)[:: max(len(outlook.ends) // SAMPLE, 1)]

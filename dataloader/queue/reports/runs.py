@@ -1,4 +1,4 @@
-"""What the runs of tasks and queues took lately, compared with the period before, from dl_spans. May raise
+"""The durations and costs of runs of tasks and queues, compared with the period before, from dl_spans. May raise
 psycopg.Error."""
 
 from __future__ import annotations

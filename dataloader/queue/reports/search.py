@@ -60,7 +60,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a job must have; `like_id` is a word that may be a part of an id, or of a text as well."""
+    """The conditions of a search; `like_id` is a word that may be a part of an id, or of a text."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()

@@ -94,7 +94,7 @@ class Wanted:
 
     @property
     def whole(self) -> Wanted:
-        """The same, with the fields that the search names; raises WrongSearch where it names another value."""
+        """This filter with the fields that the search names; raises WrongSearch if it names another value."""
         named = search.parsed(self.q).fields
         for name, value in named.items():
             if getattr(self, name) not in (None, value):
@@ -208,7 +208,7 @@ def workers(conn: Conn) -> list[Row]:
 
 
 def used(conn: Conn, job_id: UUID, worker: str | None) -> Row | None:
-    """What the run of a job on this worker uses, as of `seen_at`; None where no keeper has shown it within 30 s."""
+    """The resources of a job's run on this worker at `seen_at`; None if no keeper has reported it within 30 s."""
     return next(iter(_rows(conn, "used", job_id=job_id, worker=worker)), None)
 
 
@@ -218,7 +218,7 @@ def tasks(conn: Conn) -> list[Row]:
 
 
 def learned(conn: Conn) -> dict[str, tuple[float, float]]:
-    """What runs have shown to need of their host: MB and processors, of the tasks where it is worth counting."""
+    """The measured needs of runs: MB and processors, for the tasks whose needs are large enough to count."""
     return {row["task"]: (row["memory_mb"], row["cpus"]) for row in _rows(conn, "learned")}
 
 
@@ -254,7 +254,7 @@ def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
 
 
 def limits(conn: Conn, name: str | None = None) -> list[Row]:
-    """What each limit allows and how it stands; `waiting` counts up to COUNTED, `room` up to 100."""
+    """The limits with their use; `waiting` counts up to COUNTED, `room` up to 100."""
     return _rows(conn, "limits", wanted=name, most=COUNTED)
 
 

@@ -146,7 +146,7 @@ REASONS: dict[str, Callable[[dict[str, Any], datetime], str]] = {
 
 
 def stuck(count: int, workers: int, silence: str) -> str:
-    """That so many of these workers run jobs that have reported nothing for so long."""
+    """The sentence that so many of these workers run jobs that have sent no report for so long."""
     whose = f"{count} of {workers} worker{'' if workers == 1 else 's'}"
     return f"{whose} {'has' if count == 1 else 'have'} reported nothing for {silence}."
 

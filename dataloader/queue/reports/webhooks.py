@@ -50,7 +50,7 @@ class WrongWebhook(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a webhook should be; None: all. A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names the key's
+    """The wanted settings of a webhook; None: all. A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names the key's
     variable."""
 
     name: str
@@ -143,7 +143,7 @@ def publish(conn: Conn, rules: Rules) -> int:
                         _add(conn, each["name"], log.masked(message), rules)
                         _note(conn, each["name"], message)
                         sent += 1
-            except Exception as e:  # whatever the row of a webhook may cause
+            except Exception as e:  # the row of a webhook may cause any error
                 if conn.closed:
                     raise
                 _log.warning("reaper.alerts.failed", webhook=each["name"], error=f"{type(e).__name__}: {e}".strip())
@@ -156,7 +156,7 @@ def check(wanted: Wanted) -> None:
         raise WrongWebhook("name", "should be 1 to 64 letters, digits, dots, hyphens and underscores, as ops-chat")
     if wanted.shape not in SHAPES:
         raise WrongWebhook("shape", f"should be one of {', '.join(SHAPES)}")
-    # The texts show nothing of the URL: it may hold a secret in a wrong place.
+    # The texts do not show the URL, because it may hold a secret in a wrong place.
     whole, wrong = f"${{{WEBHOOK_SECRETS}...}}, a variable of the workers that holds the whole URL", ""
     if "${" in wanted.url:
         wrong = f"should be {whole}: so a secret goes to no other host than its own"

@@ -287,8 +287,8 @@ def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:
         return ""
     from dataloader.queue.reports import waiting  # not at the top: other questions need no driver
 
-    facts = dict(waiting_for)
+    details = dict(waiting_for)
     try:
-        return waiting.words(facts, now)
+        return waiting.words(details, now)
     except (KeyError, TypeError, ValueError):  # another version of the service has other reasons
-        return f"It waits for: {facts.get('reason')}."
+        return f"It waits for: {details.get('reason')}."

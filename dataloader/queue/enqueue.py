@@ -213,8 +213,8 @@ def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) 
 
 def columns(jobs: Sequence[NewJob]) -> Columns:
     """Jobs as enqueue_columns takes them."""
-    fields = {name: merged(values) for name, values in spread(jobs).items() if name != "args"}
-    return fields | {"args": as_texts([job.args for job in jobs])}
+    by_name = {name: merged(values) for name, values in spread(jobs).items() if name != "args"}
+    return by_name | {"args": as_texts([job.args for job in jobs])}
 
 
 def spread(jobs: Sequence[NewJob]) -> Columns:

@@ -159,10 +159,10 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
     if changes.get("ordered"):
         _give(conn, "give_scores", queue, SCORES_AT_ONCE)  # before the switch, for it may take long
     with conn.transaction():
-        settings = _one(conn, "lock_queue", queue=queue) | dict(changes)
-        if settings["merge"] and not settings["ordered"]:
+        current = _one(conn, "lock_queue", queue=queue) | dict(changes)
+        if current["merge"] and not current["ordered"]:
             raise Contradiction(f"the queue {queue} would merge, so it should be ordered as well")
-        transaction = conn.execute(_SQL["set_order"], {"queue": queue} | settings).fetchone()
+        transaction = conn.execute(_SQL["set_order"], {"queue": queue} | current).fetchone()
     assert transaction is not None  # noqa: S101  its row is locked
     if changes.get("ordered") or changes.get("fair_by"):
         for _ in _tries(OLDER_SEC):  # until no transaction is left that may add jobs without seeing this one
@@ -278,9 +278,9 @@ def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str
 
 def _known(conn: Conn, statement: str, kind: str, name: str) -> dict[str, Any]:
     rows = conn.execute(_SQL[statement], {kind: name, "most": NAMES}, prepare=False).fetchall()
-    names = [row[0] for row in rows]
-    similar = [] if name in names else get_close_matches(name, names, SIMILAR)
-    return {"name": name, "is_known": name in names, "similar": similar, "count": len(names)}
+    known_names = [row[0] for row in rows]
+    similar = [] if name in known_names else get_close_matches(name, known_names, SIMILAR)
+    return {"name": name, "is_known": name in known_names, "similar": similar, "count": len(known_names)}
 
 
 def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bool = False) -> Outcomes:

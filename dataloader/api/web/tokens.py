@@ -39,7 +39,7 @@ def entry(token: str, name: str, scopes: Iterable[str]) -> str:
 def holder(token: str, known: Iterable[ApiToken]) -> ApiToken | None:
     """The token's entry, or None. All entries are compared in constant time, so the response time reveals no token."""
     wanted, match = digest(token), None
-    for entry in known:
-        if hmac.compare_digest(wanted, entry.sha256.get_secret_value()):
-            match = entry
+    for candidate in known:
+        if hmac.compare_digest(wanted, candidate.sha256.get_secret_value()):
+            match = candidate
     return match

@@ -133,10 +133,10 @@ def of_job(outlook: Outlook, job: Row) -> Row:
         reason = "parents"
     if range_ is None and not reason:
         range_, reason = _beyond(outlook, job)
-    prediction = _shown(outlook, range_, reason)
-    is_late = bool(job["deadline"] and prediction["ends_at"] and prediction["ends_at"] > job["deadline"])
+    report = _shown(outlook, range_, reason)
+    is_late = bool(job["deadline"] and report["ends_at"] and report["ends_at"] > job["deadline"])
     shown = {name: job[name] for name in ("job_id", "queue", "status", "deadline")}
-    return {**shown, **prediction, "is_late": is_late}
+    return {**shown, **report, "is_late": is_late}
 
 
 def _beyond(outlook: Outlook, job: Row) -> tuple[Range | None, str | None]:
@@ -202,11 +202,11 @@ def _noted(conn: Conn, outlook: Outlook) -> Iterator[Row]:
     due = {row["job_id"]: row["deadline"] for row in rows}
     sample = list(outlook.ends)[:: max(len(outlook.ends) // SAMPLE, 1)]
     for job_id in dict.fromkeys([*due, *sample]):
-        prediction = _shown(outlook, outlook.ends.get(job_id), None)
-        times = {name: prediction[name] for name in ("ends_at", "earliest", "latest")}
+        report = _shown(outlook, outlook.ends.get(job_id), None)
+        times = {name: report[name] for name in ("ends_at", "earliest", "latest")}
         own = {"job_id": job_id, "queue": outlook.queue, "deadline": due.get(job_id)}
-        if prediction["ends_at"] or own["deadline"]:
-            yield own | times | {"plain_sec": outlook.plain.get(job_id) if prediction["ends_at"] else None}
+        if report["ends_at"] or own["deadline"]:
+            yield own | times | {"plain_sec": outlook.plain.get(job_id) if report["ends_at"] else None}
 
 
 def _rows(conn: Conn, statement: str, **parameters: Any) -> list[Row]:

@@ -275,7 +275,7 @@ class Command(_Entry):
 
     @field_validator("env")
     @classmethod
-    def _hands_out_nothing_of_ours(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _has_no_own_object(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         ours = {field.upper() for field in Settings.model_fields}
         if wrong := [name for name in names if name.upper().startswith("DL_") or name.upper() in ours]:
             raise ValueError(f"should name no variable of the farm itself: {', '.join(wrong)}")
@@ -855,15 +855,15 @@ def _dotenv() -> list[Binding]:
 
 def _complaint(error: Any) -> str:
     variable, *rest = [str(part) for part in error["loc"]]
-    where = variable.upper() + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
+    name = variable.upper() + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
     if variable == "dl_api_tokens" and not rest:
-        where += " as a whole"  # masking would take the text after "..._TOKENS:" for a secret
+        name += " as a whole"  # masking would take the text after "..._TOKENS:" for a secret
     if error["type"] == "extra_forbidden" and variable == "workers_json":
         known = list(WorkerSpec.model_fields)
         close = difflib.get_close_matches(rest[-1], known, 1)
         meant = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
-        return f"{where}: there is no such word{meant}"
-    return f"{where}: {error['msg'].removeprefix('Value error, ')}"
+        return f"{name}: there is no such word{meant}"
+    return f"{name}: {error['msg'].removeprefix('Value error, ')}"
 
 
 def _names(text: str) -> list[str]:

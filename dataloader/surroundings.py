@@ -42,8 +42,8 @@ def of_workers(files: int) -> Iterator[Lack]:
             with open(name) as file:
                 file.read(1)
         except OSError as e:
-            what = f"{name} cannot be read ({e.strerror}), and workers need the whole of /proc"
-            yield Lack(what, "mount /proc without subset=pid; in a unit set ProcSubset=all")
+            text = f"{name} cannot be read ({e.strerror}), and workers need the whole of /proc"
+            yield Lack(text, "mount /proc without subset=pid; in a unit set ProcSubset=all")
             return
 
 
@@ -51,15 +51,15 @@ def of_api() -> Iterator[Lack]:
     """The lacks of the API."""
     yield from _too_few(FILES_OF_API, "the API needs")
     if not temporary_folder():
-        what = "no folder for temporary files can be written to"
-        yield Lack(what, "mount a tmpfs at /tmp or /dev/shm, or set TMPDIR")
+        text = "no folder for temporary files can be written to"
+        yield Lack(text, "mount a tmpfs at /tmp or /dev/shm, or set TMPDIR")
 
 
-def _too_few(files: int, who: str) -> Iterator[Lack]:
+def _too_few(files: int, subject: str) -> Iterator[Lack]:
     limit = resource.getrlimit(_OPEN)[1]
     if limit != resource.RLIM_INFINITY and limit < files:
-        what = f"the limit of open files is {limit}, and {who} {files}"
-        yield Lack(what, "raise it by `ulimit -n`, by LimitNOFILE of a unit, or by nofile of a container")
+        text = f"the limit of open files is {limit}, and {subject} {files}"
+        yield Lack(text, "raise it by `ulimit -n`, by LimitNOFILE of a unit, or by nofile of a container")
 
 
 def temporary_folder() -> str | None:

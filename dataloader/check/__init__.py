@@ -168,8 +168,8 @@ def data_folder(folder: Path, given: bool) -> Finding:
     if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK):
         return ok("data", f"{folder} can be read")
     level = Level.ERROR if given else Level.WARNING
-    what = "cannot be read" if os.path.isdir(folder) else "is no folder" if os.path.exists(folder) else "does not exist"
-    return Finding(level, "data", f"DL_DATA_DIR: {folder} {what}", "make it, readable for this user, for file loaders")
+    state = "cannot be read" if os.path.isdir(folder) else "is no folder" if os.path.exists(folder) else "is missing"
+    return Finding(level, "data", f"DL_DATA_DIR: {folder} {state}", "make it, readable for this user, for file loaders")
 
 
 def written_folder(name: str, folder: Path) -> Finding:
@@ -197,8 +197,8 @@ def of_pipelines(
     findings = []
     for variable, name in wanted:
         if name in deadly:
-            what = f"{variable}: the process that imports {name} {deadly[name]}"
-            findings.append(error("pipelines", what, "correct the module: no worker starts without it"))
+            text = f"{variable}: the process that imports {name} {deadly[name]}"
+            findings.append(error("pipelines", text, "correct the module: no worker starts without it"))
         else:
             begins(name)
             findings += filter(None, [_imported(variable, name)])
@@ -223,8 +223,8 @@ def _imported(variable: str, module: str) -> Finding | None:
         return error("pipelines", f"{variable}: {module} cannot be imported: {_line(e)}", _advice(e, module))
     after = _registered()
     if variable != "DL_HOOKS" and after["around_enqueue"] > before["around_enqueue"]:
-        what = f"{variable}: {module} registers @around_enqueue, which no API process would call"
-        return warning("pipelines", what, "name the module of this function in DL_HOOKS too")
+        text = f"{variable}: {module} registers @around_enqueue, which no API process would call"
+        return warning("pipelines", text, "name the module of this function in DL_HOOKS too")
     if variable == "DL_PIPELINES" and is_new and after == before:
         return warning("pipelines", f"{variable}: {module} registers no task", "use @register(...) in it")
     return None

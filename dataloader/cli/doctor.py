@@ -172,8 +172,8 @@ def of_errors(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
         return
     dead = sum(each.dead for each in groups)
     share = "The dead job has the error" if dead == 1 else f"{worst.dead:,} of {dead:,} dead jobs have the same error"
-    where = f"task {worst.task}, queue {worst.queue}"
-    text = f"{share}: {screen.short(worst.error_group, 200)} ({where})."
+    place = f"task {worst.task}, queue {worst.queue}"
+    text = f"{share}: {screen.short(worst.error_group, 200)} ({place})."
     if worst.note:
         text += f" Its note: {screen.short(worst.note, 200)}."
     yield Finding(f"{text} One of them, and all groups:", ("doctor", str(worst.job_id)))
@@ -333,11 +333,11 @@ def _no_worker(case: Case) -> str:
 def _running(case: Case) -> Iterator[Finding]:
     job, worker = case.job, case.worker
     since = case.runs[-1].started_at if case.runs else job.started_at
-    where = f" on {worker.host}, process {worker.pid}" if worker else f" by {job.claimed_by}" if job.claimed_by else ""
+    place = f" on {worker.host}, process {worker.pid}" if worker else f" by {job.claimed_by}" if job.claimed_by else ""
     duration = f" for {screen.duration((case.now - since).total_seconds())}" if since else ""
     reported = screen.progress(job.progress)
     yield Finding(
-        f"It runs{where}{duration}; " + (f"it reports: {reported}." if reported else "it has reported nothing yet.")
+        f"It runs{place}{duration}; " + (f"it reports: {reported}." if reported else "it has reported nothing yet.")
     )
     yield from _silent(case)
     if worker and worker.state == "stuck" and worker.reported_at:
@@ -372,8 +372,8 @@ def _silent(case: Case) -> Iterator[Finding]:
 def _failed(case: Case) -> Iterator[Finding]:
     job = case.job
     tried = f"after {job.attempt} of {job.max_attempts} attempts"
-    how = "its error was permanent, so it was not tried again" if job.attempt < (job.max_attempts or 0) else tried
-    yield Finding(f"It has failed, {how}: {screen.short(job.error, 300) or 'it left no error'}")
+    reason = "its error was permanent, so it was not tried again" if job.attempt < (job.max_attempts or 0) else tried
+    yield Finding(f"It has failed, {reason}: {screen.short(job.error, 300) or 'it left no error'}")
     yield Finding("The whole error, and its journal:", ("job", str(job.job_id)))
     yield Finding("When what was wrong is put right, with a fresh budget of attempts:", ("requeue", str(job.job_id)))
 

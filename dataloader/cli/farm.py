@@ -62,11 +62,11 @@ def predict(reached: Reached, what: str) -> None:
 def ending(prediction: JobPrediction | QueuePrediction, zone: tzinfo) -> str:
     """A prediction in words, and how right the last ones were."""
     of_job = prediction if isinstance(prediction, JobPrediction) else None
-    what = f"job {of_job.job_id}" if of_job else f"what is queued in {prediction.queue} now"
+    subject = f"job {of_job.job_id}" if of_job else f"what is queued in {prediction.queue} now"
     if prediction.ends_at is None:
         reason = predictions.REASONS.get(prediction.reason or "", f"The reason is {prediction.reason}.")
-        return f"when {what} ends is not known. {reason}"
-    words = f"{what} ends about {screen.clock(prediction.ends_at, zone)}, "
+        return f"when {subject} ends is not known. {reason}"
+    words = f"{subject} ends about {screen.clock(prediction.ends_at, zone)}, "
     words += f"between {screen.clock(prediction.earliest, zone)} and {screen.clock(prediction.latest, zone)}"
     if of_job and of_job.deadline:
         words += f"; its deadline {'is missed then' if of_job.is_late else 'is'}: {screen.clock(of_job.deadline, zone)}"

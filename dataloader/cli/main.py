@@ -331,7 +331,7 @@ def _missing(dsn: str, schema: str) -> list[str]:
 
     with db.connect(dsn, name="dl-migrate", schema=schema) as conn, db.in_force(conn):
         missing = [f"missing: {name}" for name in migrations.missing(conn)]
-        return missing + [f"not as shipped: {what}" for what in migrations.drifted(conn)]
+        return missing + [f"not as shipped: {drift}" for drift in migrations.drifted(conn)]
 
 
 def _preload(settings: Settings) -> None:

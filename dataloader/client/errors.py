@@ -36,8 +36,8 @@ class ClientError(Exception):
     def __str__(self) -> str:
         # A fault of the document as a whole has no pointer; where it is the only thing to say, the detail says it.
         new = [fault for fault in self.faults if fault.pointer or fault.message not in self.detail]
-        where = ["  " + ": ".join(filter(None, (fault.pointer, fault.message))) for fault in new]
-        return "\n".join([": ".join(filter(None, (self.title, self.detail))), *where])
+        lines = ["  " + ": ".join(filter(None, (fault.pointer, fault.message))) for fault in new]
+        return "\n".join([": ".join(filter(None, (self.title, self.detail))), *lines])
 
 
 class Refused(ClientError):

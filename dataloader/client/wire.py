@@ -137,8 +137,8 @@ def answer(status: int, reason: str, headers: Mapping[str, str], raw: bytes) -> 
     if status == 304 or (status == 200 and is_json):
         return Answer(status, document, headers.get("etag"), wait)
     if status < 400:
-        what = f"HTTP {status}" if status != 200 else "text that is no JSON"
-        raise Unexpected("The answer is not understood", f"it is {what}; is this the address of the dataloader API?")
+        kind = f"HTTP {status}" if status != 200 else "text that is no JSON"
+        raise Unexpected("The answer is not understood", f"it is {kind}; is this the address of the dataloader API?")
     raise of_answer(status, reason, document, wait)
 
 

@@ -112,7 +112,7 @@ class Admission:
         self._used_mb: dict[int, float] = {}  # by process, at the latest measurement
         self._load = Load({}, 0.0)
         self._measured_at = -MEASURED_SEC
-        self._seen: tuple[object, ...] = ()  # the runs and the reservation at the latest check
+        self._measured_state: tuple[object, ...] = ()  # the runs and the reservation at the latest check
         self._closed_until = 0.0  # a process is stopped that was about to enter a run
         self._left_out: frozenset[str] = frozenset()  # the tasks without room at the latest claim that passed jobs over
 
@@ -126,8 +126,9 @@ class Admission:
             return ()
         if now() < self._closed_until:
             return list(self._needs)
-        self._measure(0.0 if self._state() != self._seen else MEASURED_SEC)  # room that a run has left is there at once
-        self._seen, reserved = self._state(), _standing(self._shared.room.read())
+        # The room of a run that has ended counts at once.
+        self._measure(0.0 if self._state() != self._measured_state else MEASURED_SEC)
+        self._measured_state, reserved = self._state(), _standing(self._shared.room.read())
         return [task for task, needs in self._needs.items() if not self._has_room(task, needs, reserved)]
 
     def passed(self, left_out: LeftOut | None, without: Collection[str]) -> None:
@@ -155,7 +156,8 @@ class Admission:
 
     def has_gained_room(self) -> bool:
         """Whether a task that the latest claim skipped has room now, because a run has ended."""
-        return bool(self._left_out) and self._state() != self._seen and not self._left_out <= {*self.without()}
+        has_changed = self._state() != self._measured_state
+        return bool(self._left_out) and has_changed and not self._left_out <= {*self.without()}
 
     def enter(self, task: str) -> bool:
         """Claim the room that a run of this task needs; False when there is none any more."""

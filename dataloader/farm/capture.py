@@ -92,8 +92,8 @@ class Output:
         """Give back the memory of what was read long ago."""
         begin, end = self._freed, self.at - KEPT
         if end - begin > KEPT:
-            what = ctypes.c_int64(begin), ctypes.c_int64(end - begin)
-            _libc.fallocate(self.fd, _KEEP_SIZE | _PUNCH_HOLE, *what)
+            span = ctypes.c_int64(begin), ctypes.c_int64(end - begin)
+            _libc.fallocate(self.fd, _KEEP_SIZE | _PUNCH_HOLE, *span)
             self._freed = end
 
     @property

@@ -60,9 +60,9 @@ class Lease:
 
     # --- the pipeline's thread ---
 
-    def limit(self, timeout_sec: float | None, max_memory_mb: float | None, what: str = "the run") -> None:
-        """`what` begins now, and may take so many seconds and megabytes; None: any."""
-        self._timeout = f"timeout: {what} took more than {timeout_sec or 0:g} s"
+    def limit(self, timeout_sec: float | None, max_memory_mb: float | None, subject: str = "the run") -> None:
+        """`subject` begins now, and may take so many seconds and megabytes; None: any."""
+        self._timeout = f"timeout: {subject} took more than {timeout_sec or 0:g} s"
         self.slot.timeout_at = now() + timeout_sec if timeout_sec else 0.0
         if max_memory_mb:
             self.slot.memory_limit = int(max_memory_mb * 2**20)
@@ -135,14 +135,14 @@ class Lease:
         """True while the claim holds and no deadline has passed; a requested cancellation changes neither."""
         return self.stop in (None, End.CANCELED)
 
-    def end(self, how: End, reason: str | None) -> None:
+    def end(self, end: End, reason: str | None) -> None:
         """The run has to stop at its next safe point; a lost claim outweighs a cancellation."""
-        if self.stop is None or self.stop is End.CANCELED or how is End.GONE:
-            self.stop, self.reason = how, reason
+        if self.stop is None or self.stop is End.CANCELED or end is End.GONE:
+            self.stop, self.reason = end, reason
 
-    def give_up(self, how: End, reason: str, within: float | None = None) -> None:
+    def give_up(self, end: End, reason: str, within: float | None = None) -> None:
         """The claim is lost: the run stops, or its process is killed `within` seconds (by default with the lease)."""
-        self.end(how, reason)
+        self.end(end, reason)
         self.slot.give_up(self.slot.ends_by if within is None else min(self.slot.ends_by, now() + within))
 
 
@@ -160,7 +160,7 @@ class Heartbeat(threading.Thread):
         self._interval = 0.0  # between two beats of this run
         self._next_beat = 0.0
         self._failed = False
-        self._seen: lifecycle.Session | None = None  # the latest session of the run
+        self._latest_session: lifecycle.Session | None = None  # the latest session of the run
         self._has_key = True  # False: another session than the present one has the key
         self._is_attending = False  # True: the thread may be waiting beside a run
         self._sleeps_until = math.inf
@@ -217,7 +217,7 @@ class Heartbeat(threading.Thread):
     def _keep(self, lease: Lease) -> None:
         """Beat until the run is over."""
         self._interval = beat_interval(self._beat_sec, lease.delivery.lease_ttl_sec)
-        self._seen, self._has_key = self._batch.claimed_in, True
+        self._latest_session, self._has_key = self._batch.claimed_in, True
         # A beat marks jobs that were claimed ahead as begun (see dl_reap), unless the run is over sooner.
         is_shown = lease.job.job_id == self._batch.begun and len(lease.delivery.jobs) == 1
         first_mark = math.inf if is_shown else lease.began + TICK_SEC
@@ -244,8 +244,8 @@ class Heartbeat(threading.Thread):
         batch, capture = self._batch, self._capture
         try:
             read(session.conn)  # notifications, and the server's farewell
-            if session is not self._seen:  # the claim's session was lost: take the key again before anything else
-                self._seen, self._has_key, self._next_beat = session, False, now()
+            if session is not self._latest_session:  # the claim's session was lost: lock the key again first
+                self._latest_session, self._has_key, self._next_beat = session, False, now()
             is_beat_due = now() >= self._next_beat
             if is_beat_due and not self._has_key and not self._regain(lease, session):
                 return
@@ -290,8 +290,8 @@ class Heartbeat(threading.Thread):
         sent, written = now(), lease.written
         answer = lifecycle.beat(session.conn, jobs, document, journal=is_beat_due)
         if answer is None:
-            how = End.GONE if len(jobs) == 1 else End.HANDED_BACK  # the others' claims may hold
-            lease.give_up(how, "the claim belongs to another worker", within=LOST_SEC)
+            end = End.GONE if len(jobs) == 1 else End.HANDED_BACK  # the others' claims may hold
+            lease.give_up(end, "the claim belongs to another worker", within=LOST_SEC)
         else:
             lease.slot.renewed, lease.confirmed = sent, written
             if answer:

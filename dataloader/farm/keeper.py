@@ -151,14 +151,14 @@ class Keeper:
 
     def _recover(self, conn: db.Connection, slot: Slot) -> None:
         """Recover the jobs of this slot's dead worker; where the database refuses that, the reaper does later."""
-        jobs, reason = [], reason_of_death(slot)
+        jobs, reason = [], death_text(slot)
         try:
             if slot.worker:
                 if slot.session:
                     # This is first: a claim under way could commit after the check, and no worker would run its job.
                     lifecycle.end_session(conn, *slot.session)
                 self._salvage.write(conn, slot)
-                end, facts = _ENDS.get(why_of_death(slot), "crash"), facts_of_death(slot)
+                end, facts = _ENDS.get(death_reason(slot), "crash"), death_facts(slot)
                 jobs = lifecycle.settle(conn, slot.worker, end, reason, facts, slot.begun_last)
         except psycopg.Error as e:
             if conn.closed or db.is_passing(e):
@@ -270,22 +270,22 @@ _REASONS = {
 }
 
 
-def why_of_death(slot: Slot) -> Reason:
+def death_reason(slot: Slot) -> Reason:
     """Why the slot's worker ended; a worker that has left by itself after the loss of its claim was fenced as well."""
     has_left = slot.exit_status == EXIT_FENCED and slot.fence_by
     return Reason.FENCED if has_left else Reason(slot.why)
 
 
-def reason_of_death(slot: Slot) -> str:
+def death_text(slot: Slot) -> str:
     """How the slot's worker ended, for people."""
     if slot.why == Reason.MEMORY:
         used, limit = slot.memory_used >> 20, slot.memory_limit >> 20
         return f"out of memory: the run used {used} MB, max_memory_mb is {limit}, and was killed"
-    how = f"killed by signal {-slot.exit_status}" if slot.exit_status < 0 else f"exited with {slot.exit_status}"
-    return _REASONS.get(why_of_death(slot), f"worker {how}")
+    cause = f"killed by signal {-slot.exit_status}" if slot.exit_status < 0 else f"exited with {slot.exit_status}"
+    return _REASONS.get(death_reason(slot), f"worker {cause}")
 
 
-def facts_of_death(slot: Slot) -> dict[str, float]:
+def death_facts(slot: Slot) -> dict[str, float]:
     """The process's exit status for the journal, and its last run's cost where the supervisor has buried it."""
     status = slot.exit_status
     facts: dict[str, float] = {"signal": -status} if status < 0 else {"exit_status": status}
@@ -357,10 +357,10 @@ class WorkerRegistry:
             return
         self._checked_at = now()
         present = [(slot, _state(slot)) for slot in slots if slot.state != State.FREE and slot.worker]
-        seen = [(slot.worker, state, slot.runs) for slot, state in present]
-        if seen == self._shown and now() < self._at + UNCHANGED_SEC:
+        shown = [(slot.worker, state, slot.runs) for slot, state in present]
+        if shown == self._shown and now() < self._at + UNCHANGED_SEC:
             return
-        self._shown, self._at = seen, now()
+        self._shown, self._at = shown, now()
         rows = [self._row(slot, state) for slot, state in present]
         self._cpu = {slot.worker: self._cpu[slot.worker] for slot, _ in present}
         bound_mb = self._its_host.bound_mb

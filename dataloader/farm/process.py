@@ -353,11 +353,11 @@ def is_gone(worker: str) -> bool:
     """
     try:
         named, pid, rest = worker.rsplit(":", 2)
-        where, start, parent, parent_start = rest.split("-")
+        placed, start, parent, parent_start = rest.split("-")
         processes = [(int(pid), int(start)), (int(parent), int(parent_start))]
     except ValueError:
         return False
-    is_here = (named, where) == (hostname(), place()) and where != ""
+    is_here = (named, placed) == (hostname(), place()) and placed != ""
     return is_here and all(start > 0 and _has_ended(pid, start) for pid, start in processes)
 
 

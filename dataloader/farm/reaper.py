@@ -338,15 +338,15 @@ def watch(conn: db.Connection, log: Log, memory: Memory, period_sec: float) -> N
         memory.note_at = now() + NOTE_SELDOM * (now() - began)
     vacuum = stats.vacuum(conn)
     held = stats.slows_claims(vacuum, memory.lag_sec)
-    who = (held["kind"], held["pid"], held["application"]) if held else None
-    if held and (who != memory.held or now() >= memory.held_again_at):
+    holder = (held["kind"], held["pid"], held["application"]) if held else None
+    if held and (holder != memory.held or now() >= memory.held_again_at):
         facts = logs.masked({name: value for name, value in held.items() if name != "xids"})
         dead, lag_sec = vacuum["jobs_dead_tuples"], round(memory.lag_sec, 1)
         log.warning("reaper.vacuum.held_back", **facts, dead_tuples=dead, lag_sec=lag_sec)
         memory.held_again_at = now() + HELD_AGAIN_SEC
     elif memory.held and not held:
         log.info("reaper.vacuum.released", dead_tuples=vacuum["jobs_dead_tuples"])
-    memory.held = who
+    memory.held = holder
 
 
 def predict(conn: db.Connection, log: Log, memory: Memory, until: float) -> None:
@@ -357,8 +357,8 @@ def predict(conn: db.Connection, log: Log, memory: Memory, until: float) -> None
         if (noted := predictions.note(conn, after)) is None:
             return
         memory.predicted, memory.predict_at = noted.queue, 0.0
-        if noted.told:
-            log.warning("reaper.deadlines.at_risk", queue=noted.queue, jobs=noted.told)
+        if noted.late:
+            log.warning("reaper.deadlines.at_risk", queue=noted.queue, jobs=noted.late)
         if noted.error:
             log.warning("reaper.predict.failed", queue=noted.queue, error=noted.error)
 

@@ -185,7 +185,7 @@ class Execution:
             lease.limit(timeout_sec, pipeline.max_memory_mb)
             steps = pipelines.steps(pipeline, given, context)
             if hooks.AROUND_RUN:
-                steps = hooks.wrapped(_seen(delivery, given), steps)
+                steps = hooks.wrapped(_run_for_hook(delivery, given), steps)
             interruptible = None if pipeline.has_safe_points else lease
             while True:
                 item = self._runner.call(steps.__next__, interruptible)
@@ -328,10 +328,10 @@ class Execution:
                     raise Stopped from None
                 raise
 
-        where, schema = self._runner.target(dsn), self._runner.settings.pg_schema
+        target, schema = self._runner.target(dsn), self._runner.settings.pg_schema
         owner = self._delivery.first.claimed_by
         try:
-            with fence.transaction(where, schema, self._tokens, owner, leap, standing) as conn:
+            with fence.transaction(target, schema, self._tokens, owner, leap, standing) as conn:
                 yield conn
         except fence.Overtaken:
             lease.give_up(End.GONE, "a newer run of the job has begun")
@@ -447,11 +447,11 @@ def last_words() -> Iterator[None]:
 def _of(delivery: Delivery, pipeline: pipelines.Pipeline | None) -> Run:
     """The run for the error hook; the input of the pipeline may be missing."""
     with suppress(Exception):
-        return _seen(delivery, pipeline and input_of(delivery, pipeline, {}))
-    return _seen(delivery, None)
+        return _run_for_hook(delivery, pipeline and input_of(delivery, pipeline, {}))
+    return _run_for_hook(delivery, None)
 
 
-def _seen(delivery: Delivery, given: Any) -> Run:
+def _run_for_hook(delivery: Delivery, given: Any) -> Run:
     job, job_ids = delivery.first, tuple([each.job_id for each in delivery.jobs])
     return Run(job.queue, job.task, job.lock_key, job.job_id, job.attempt, given, job_ids)
 

@@ -201,16 +201,16 @@ class Supervisor:
             os.kill(orphan, signal.SIGKILL)
         self._orphans |= orphans
 
-    def _start_failed(self, what: str, backoff: Backoff, exit_status: int, calling: str = "") -> None:
+    def _start_failed(self, role: str, backoff: Backoff, exit_status: int, calling: str = "") -> None:
         """A child has died at its start; `calling`: what of the user's it was importing or calling."""
         if exit_status == EXIT_CANNOT_START and not self._ever_ready:
             self.exit_status = EXIT_CANNOT_START
-            self._log.error("supervisor.cannot.start", why=f"the {what} refused to start, see its log line")
+            self._log.error("supervisor.cannot.start", why=f"the {role} refused to start, see its log line")
             self._drain(within=self.settings.dl_kill_grace_sec)
         else:
             pause_sec = backoff.failed(by_itself=exit_status > 0 or bool(calling))
             facts = {"calling": calling, "exit_status": exit_status} if calling else {}
-            self._log.warning("supervisor.start.failed", what=what, pause_sec=pause_sec, **facts)
+            self._log.warning("supervisor.start.failed", what=role, pause_sec=pause_sec, **facts)
 
     def _note_readiness(self) -> None:
         for child in self._workers.values():

@@ -191,7 +191,7 @@ def _print_findings(report: Document | None) -> str:
             warn(f"{finding['level']}: {finding['about']}: {finding['what']}{advice}")
     if any(finding["level"] == "error" for finding in findings):
         raise Unfit("nothing was started; `dataloader check` shows all findings")
-    known = [what for finding in findings if (what := finding["what"].removeprefix(check.TASKS)) != finding["what"]]
+    known = [tasks for finding in findings if (tasks := finding["what"].removeprefix(check.TASKS)) != finding["what"]]
     return "".join(known)
 
 
@@ -335,12 +335,12 @@ class Reload:
         # A file that was changed during the check keeps its older stamp, so the next check finds the change.
         self._stamps = (stamps(neighbours(before)) | current | before) if errors else current | _still(before, current)
         named = ", ".join(Path(name).name for name in changed[:NAMED_MOST])
-        what = named if len(changed) <= NAMED_MOST else f"{named} and {len(changed) - NAMED_MOST} more files"
+        files = named if len(changed) <= NAMED_MOST else f"{named} and {len(changed) - NAMED_MOST} more files"
         if errors:
             for finding in errors:
-                warn(f"{what} changed, and the workers go on with the code of before: {finding['what']}")
+                warn(f"{files} changed, and the workers go on with the code of before: {finding['what']}")
             return
-        say(f"dataloader up: {what} changed: new workers start with the new code")
+        say(f"dataloader up: {files} changed: new workers start with the new code")
         for part in self._parts:
             if part.process and part.process.poll() is None:
                 part.process.send_signal(signal.SIGHUP)

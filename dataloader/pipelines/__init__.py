@@ -71,8 +71,8 @@ def validated(model: type[M], args: dict[str, Any]) -> M:
 
 
 def _complaint(error: Any, model: type[BaseModel]) -> str:
-    where = ".".join(map(str, error["loc"]))
+    name = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         known = "" if len(error["loc"]) > 1 else f"; there are {', '.join(model.model_fields)}"
-        return f"{where[:63]}: there is no such argument{known}"
-    return f"{where}: {error['msg'].removeprefix('Value error, ')}"
+        return f"{name[:63]}: there is no such argument{known}"
+    return f"{name}: {error['msg'].removeprefix('Value error, ')}"

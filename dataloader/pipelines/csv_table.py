@@ -517,8 +517,8 @@ def reason_of(error: psycopg.Error, table: str, columns: Collection[str]) -> str
     """PostgreSQL's message without the values in it, which may be secrets; the text of a function may be all values."""
     if error.diag.source_file in _LANGUAGES:
         named = re.match(r"(?:\w+ )?PL/pgSQL (?:\w+ )?([^\s(]+)\(", error.diag.context or "")
-        who = f"the function {named[1]}" if named else "a function"
-        return f"{who} raised an error ({error.sqlstate}), whose text may hold values"
+        source = f"the function {named[1]}" if named else "a function"
+        return f"{source} raised an error ({error.sqlstate}), whose text may hold values"
     words = re.sub(rf"{_STAGING}_[0-9a-f]+", lambda _: table, error.diag.message_primary or str(error.sqlstate))
     if error.sqlstate and error.sqlstate.startswith("22"):
         words = re.sub('["«„](.*)["»“]', lambda m: m[0] if m[1] in columns else '"..."', words, flags=re.DOTALL)

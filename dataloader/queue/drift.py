@@ -118,8 +118,8 @@ def _of_indexes(conn: db.Connection, schema: str) -> Iterator[Drift]:
         if not installed.get(match[1]):
             drop = f"DROP INDEX CONCURRENTLY IF EXISTS {match[1]}"
             make = match[0].replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
-            how = "is invalid" if match[1] in installed else "is missing"
-            yield Drift(f"index {match[1]}", how, (drop, make), is_index=True)
+            fault = "is invalid" if match[1] in installed else "is missing"
+            yield Drift(f"index {match[1]}", fault, (drop, make), is_index=True)
 
 
 def _rows(conn: db.Connection, name: str) -> list[Row]:

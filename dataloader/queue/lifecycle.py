@@ -249,28 +249,28 @@ def step(
     jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
-    told = _step_of(jobs, ends or (), json.loads(last[13])) if last[13] else Step(jobs, _written(ends or ()).ended)
-    _spend_checkpoints(session.conn, ends or (), told.ended)
-    return told
+    result = _step_of(jobs, ends or (), json.loads(last[13])) if last[13] else Step(jobs, _written(ends or ()).ended)
+    _spend_checkpoints(session.conn, ends or (), result.ended)
+    return result
 
 
-def _step_of(jobs: list[Job], ends: Collection[Ended], said: Row) -> Step:
+def _step_of(jobs: list[Job], ends: Collection[Ended], facts: Row) -> Step:
     """The step with these further facts beside its jobs; see dl_step."""
-    unfinished, canceled, locked = [[*map(UUID, said.get(of, ()))] for of in ("unfinished", "canceled", "locked")]
-    if "in_order" in said:
-        places = {job_id: place for place, job_id in enumerate(said["in_order"])}
+    unfinished, canceled, locked = [[*map(UUID, facts.get(of, ()))] for of in ("unfinished", "canceled", "locked")]
+    if "in_order" in facts:
+        places = {job_id: place for place, job_id in enumerate(facts["in_order"])}
         jobs.sort(key=lambda job: places[str(job.job_id)])
-    passed_over = said.get("passed_over", {})
+    passed_over = facts.get("passed_over", {})
     reached, left_out = passed_over.get("reached"), passed_over.get("left_out")
     return Step(
         jobs,
         _written(ends, unfinished, canceled, locked).ended,
-        backoffs=said.get("backoffs", 0),
-        look_again=said.get("look_again", False),
-        due_in=said.get("due_in"),
+        backoffs=facts.get("backoffs", 0),
+        look_again=facts.get("look_again", False),
+        due_in=facts.get("due_in"),
         locked=locked,
-        head=Head(said["from_priority"], said["from_time"]) if "from_time" in said else None,
-        batch=said.get("batch"),
+        head=Head(facts["from_priority"], facts["from_time"]) if "from_time" in facts else None,
+        batch=facts.get("batch"),
         reached=reached and Reached(reached["priority"], db.instant(reached["since"])),
         left_out=left_out and LeftOut(left_out["task"], db.instant(left_out["since"])),
     )
@@ -413,7 +413,7 @@ def _arrays(ends: Collection[Ended] | None) -> dict[str, str | None]:
         delay = None if delay_sec is None else str(delay_sec)
         if group is not None:
             facts = {**(facts or {}), "error_group": group}
-        row = (job.job_id.hex, str(job.attempt), verb, error, delay, progress, _told_of(facts) if facts else None)
+        row = (job.job_id.hex, str(job.attempt), verb, error, delay, progress, _facts_json(facts) if facts else None)
         for column, value in zip(columns, row, strict=True):
             column.append(value)
     job_ids, attempts, verbs, *texts = columns
@@ -444,7 +444,7 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _told_of(facts: Mapping[str, Any]) -> str:
+def _facts_json(facts: Mapping[str, Any]) -> str:
     """A JSON object of numbers and of a run's texts; one of numbers alone is made here, which is quicker."""
     if not _TEXTS.isdisjoint(facts):
         return json.dumps(facts)

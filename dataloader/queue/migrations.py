@@ -164,8 +164,8 @@ def check(conn: db.Connection) -> None:
     _require_utf8(conn)
     if not _exists(conn):
         has_tables, _ = conn.execute(_ADOPT["tables"]).fetchone() or (False, False)
-        what = "the tables are not adopted yet" if has_tables else "the database has no dataloader schema"
-        raise SchemaError(f"{what}: run `dataloader migrate`")
+        fault = "the tables are not adopted yet" if has_tables else "the database has no dataloader schema"
+        raise SchemaError(f"{fault}: run `dataloader migrate`")
     applied = _applied(conn)
     latest, checksum = expected()
     if max(applied) < latest:

@@ -292,8 +292,8 @@ def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]
     if not columns or _unfit(columns):
         jobs, faults = list(documents), list[str]()  # as `jobs[3].queue: the rule`
         for number, job in enumerate(jobs):
-            where = f"jobs[{number}]." if len(jobs) > 1 else ""
-            faults += [where + complaint for complaint in _complaints_of(job)]
+            prefix = f"jobs[{number}]." if len(jobs) > 1 else ""
+            faults += [prefix + complaint for complaint in _complaints_of(job)]
             if len(faults) > FAULTS_SHOWN:
                 faults = [*faults[:FAULTS_SHOWN], "and more"]
                 break
@@ -389,8 +389,8 @@ def _errors(error: ValidationError) -> list[ErrorDetails]:
     return error.errors(include_url=False, include_input=False, include_context=False)
 
 
-def _worded(error: ErrorDetails, where: Sequence[int | str]) -> str:
-    return f"{'.'.join(map(str, where))}: {error['msg']}" if where else error["msg"]
+def _worded(error: ErrorDetails, path: Sequence[int | str]) -> str:
+    return f"{'.'.join(map(str, path))}: {error['msg']}" if path else error["msg"]
 
 
 @cache

@@ -317,8 +317,8 @@ class _Trial:
             entries = self._entries(diary)
         if entries and "ended" in entries[-1]:
             raise NotReached(_missed(fate, entries[-1]["ended"], entries[-1]["error"]))
-        attempt, how = delivery.first.attempt, f"killed by signal {-status}" if status < 0 else f"exited with {status}"
-        error = f"worker {how} on attempt {attempt}"
+        attempt, end = delivery.first.attempt, f"killed by signal {-status}" if status < 0 else f"exited with {status}"
+        error = f"worker {end} on attempt {attempt}"
         progress = [entry["progress"] for entry in entries if "progress" in entry]
         steps = sum("step" in entry for entry in entries)
         is_free = self._checkpoint.spares_attempt and self._checkpoint.value != before.value

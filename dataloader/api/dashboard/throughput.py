@@ -19,8 +19,8 @@ class Range:
 
 
 RANGES = {
-    found.name: found
-    for found in (
+    each.name: each
+    for each in (
         Range("1h", "1 hour", "minute", 3_600, 60),
         Range("6h", "6 hours", "5 minutes", 6 * 3_600, 300),
         Range("24h", "24 hours", "15 minutes", 24 * 3_600, 900),

@@ -182,8 +182,8 @@ def _parameters(rule: Rule, declared: Operation) -> Iterator[Node]:
     yield {"$ref": "#/components/parameters/X-Request-ID"}
 
 
-def _parameter(name: str, where: str, rest: Node) -> Node:
-    return {"name": name, "in": where, **{key: value for key, value in rest.items() if value is not None}}
+def _parameter(name: str, location: str, rest: Node) -> Node:
+    return {"name": name, "in": location, **{key: value for key, value in rest.items() if value is not None}}
 
 
 def _responses(app: Flask, rule: Rule, declared: Operation, scopes: list[str]) -> Node:

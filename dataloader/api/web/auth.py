@@ -84,10 +84,10 @@ def require(*scopes: str) -> Callable[[F], F]:
 
 def may(*scopes: str) -> bool:
     """True when this request may call a view with any of these scopes; pages hide buttons by it."""
-    who: ApiToken | None = g.get("token")
-    if who is None:
+    token: ApiToken | None = g.get("token")
+    if token is None:
         return not _settings().dl_api_tokens and ("read" in scopes or _anonymous_may_change())
-    return not set(scopes).isdisjoint(who.scopes)
+    return not set(scopes).isdisjoint(token.scopes)
 
 
 def who() -> str:

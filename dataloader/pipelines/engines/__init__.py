@@ -307,9 +307,9 @@ class Followed:
             raise ProgramFailed(f"{self._name} does not know {self._order.id} any more: it has started anew")
         self._order = replace(self._order, is_over=True)
         yield from self._forgotten()
-        how = "was stopped there" if report.state is State.STOPPED else "failed"
-        how += f": {report.why}" if report.why else ""
-        raise ProgramFailed(f"{self._order.id} {how}{self._lines.output.last_words()}")
+        reason = "was stopped there" if report.state is State.STOPPED else "failed"
+        reason += f": {report.why}" if report.why else ""
+        raise ProgramFailed(f"{self._order.id} {reason}{self._lines.output.last_words()}")
 
     def _succeeded(self, result: Any) -> Steps[Any]:
         """Keep the result before the engine forgets it: a run after this one would find neither.
@@ -408,10 +408,10 @@ def _task_of(kind: str, module: str, name: str) -> Callable[[dict[str, Any], Con
         """
         wanted = validated(Arguments, args)
         clusters = {name: each for name, each in config.load().dl_engines.items() if each.engine == kind}
-        where = f"cluster: should be one of {kind} that DL_ENGINES of this worker names"
-        cluster = _named(clusters, wanted.cluster, where)
-        where = f"entrypoint: should be one that DL_ENGINES names for {wanted.cluster}"
-        entry = _named(cluster.entrypoints, wanted.entrypoint, where)
+        rule = f"cluster: should be one of {kind} that DL_ENGINES of this worker names"
+        cluster = _named(clusters, wanted.cluster, rule)
+        rule = f"entrypoint: should be one that DL_ENGINES names for {wanted.cluster}"
+        entry = _named(cluster.entrypoints, wanted.entrypoint, rule)
         text = json.dumps(wanted.args)
         if len(text) > ARGS_MOST:
             raise PermanentError(f"args: should be at most {ARGS_MOST} bytes of JSON, not {len(text)}")

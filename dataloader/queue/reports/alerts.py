@@ -76,10 +76,9 @@ def _of_queue(queue: Row) -> Iterator[Alert]:
     elif queue["stopped"]:
         advice = "A SIGSTOP or a debugger stopped their processes: kill -CONT resumes them, kill -KILL replaces them."
         stopped, workers = queue["stopped"], queue["workers"]
-        who = f"{stopped} of {workers} workers" if stopped < workers else f"All {workers} workers"
-        text = (
-            f"{'The only worker' if workers == 1 else who} of queue {name} {'is' if stopped == 1 else 'are'} stopped."
-        )
+        subject = f"{stopped} of {workers} workers" if stopped < workers else f"All {workers} workers"
+        text = f"{'The only worker' if workers == 1 else subject} of queue {name} "
+        text += "is stopped." if stopped == 1 else "are stopped."
         yield Alert(text, advice, name, is_grave=stopped == workers)
     elif is_late(queue, LAG_SEC):
         advice = "Its jobs wait for a busy key, or its workers are too few."

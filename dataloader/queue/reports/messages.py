@@ -83,13 +83,13 @@ def _of_events(webhook: Row, events: Iterable[Row], rules: Rules, now: datetime)
 def _of_rows(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: datetime) -> Message:
     groups = Counter((row["queue"], row["task"]) for row in rows)
     queues = {queue for queue, _ in groups}
-    where = f"in queue {next(iter(queues))}" if len(queues) == 1 else f"in {len(queues)} queues"
+    place = f"in queue {next(iter(queues))}" if len(queues) == 1 else f"in {len(queues)} queues"
     one, many = _SENTENCES[kind]
     return _message(
         name,
         kind,
         "event",
-        f"1 {one} {where}." if len(rows) == 1 else f"{count(len(rows))} {many} {where}.",
+        f"1 {one} {place}." if len(rows) == 1 else f"{count(len(rows))} {many} {place}.",
         min(row["ts"] for row in rows),
         now,
         rules,

@@ -163,7 +163,7 @@ class Noted(NamedTuple):
     """The queue whose predictions were noted, the number of new late jobs, or the reason of a failure."""
 
     queue: str
-    told: int = 0
+    late: int = 0
     error: str | None = None
 
 

@@ -107,10 +107,10 @@ def of_tasks(conn: Conn, range_: str) -> list[Row]:
     ]
 
 
-def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **what: str) -> Row:
+def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **filters: str) -> Row:
     """The answer for a task or a queue; `part` is how its runs are divided: the name of the list, and the column."""
     period = _period(conn, range_)
-    asked: Row = period | what | {"bin_sec": RANGES[range_].bin_sec, "most": PARTS}
+    asked: Row = period | filters | {"bin_sec": RANGES[range_].bin_sec, "most": PARTS}
     sums, slots = _rows(conn, "sums", of, **asked), _rows(conn, "slots", of, **asked)
     histograms = _histograms((row for row in sums if row["is_now"]), (row for row in slots if row["is_now"]))
     named, column = part

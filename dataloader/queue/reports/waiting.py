@@ -19,8 +19,8 @@ def holder(held: dict[str, Any]) -> str:
     """The holder of vacuum (see stats.vacuum), as the subject of a sentence."""
     if held["kind"] in ("session", "standby"):
         name = f" ({held['application']})" if held.get("application") else ""
-        who = "The standby" if held["kind"] == "standby" else "The database session"
-        return f"{who} of {held.get('user') or 'an unknown role'}{name}, backend {held['pid']},"
+        subject = "The standby" if held["kind"] == "standby" else "The database session"
+        return f"{subject} of {held.get('user') or 'an unknown role'}{name}, backend {held['pid']},"
     return f"The {held['kind']} {held['application']}"
 
 
@@ -63,11 +63,10 @@ def _lock(why: dict[str, Any], now: datetime) -> str:
 
 
 def _session(why: dict[str, Any], now: datetime) -> str:
-    who = f": {why['application'] or 'no name'}, backend {why['pid']}" if why.get("pid") else ""
+    holder = f": {why['application'] or 'no name'}, backend {why['pid']}" if why.get("pid") else ""
     again = duration(_instant(why["until"]) - now)
-    return (
-        f"Its key {why['lock_key']} is held by a database session that runs no job of ours{who}. Next try in {again}."
-    )
+    text = f"Its key {why['lock_key']} is held by a database session that runs no job of ours{holder}."
+    return f"{text} Next try in {again}."
 
 
 def _order(why: dict[str, Any], now: datetime) -> str:
@@ -90,11 +89,11 @@ def _dead(why: dict[str, Any], now: datetime) -> str:
 def _worker(why: dict[str, Any], now: datetime) -> str:
     ahead, workers, queue = why.get("ahead", 0), why.get("workers", 0), why["queue"]
     if not ahead:  # a queue with running jobs and no worker that shows itself is served by older code or plain services
-        who = {0: f"a worker of {queue}", 1: f"the only worker of {queue}"}.get(
+        worker = {0: f"a worker of {queue}", 1: f"the only worker of {queue}"}.get(
             workers, f"one of {workers} workers of {queue}"
         )
         room = f" and its host has room for its {why['need_mb']:,.0f} MB" if why.get("need_mb") else ""
-        return f"It is the next of its queue: it starts when {who} is free{room}."
+        return f"It is the next of its queue: it starts when {worker} is free{room}."
     many = {1: "1 job"}.get(ahead, f"{ahead} jobs" if ahead < 1_000 else "1,000 jobs or more")
     served = {0: "", 1: "; 1 worker serves that queue"}.get(workers, f"; {workers} workers serve that queue")
     return f"{many} of the queue {queue} {'goes' if ahead == 1 else 'go'} before it{served}."
@@ -116,10 +115,10 @@ def _parent(why: dict[str, Any], now: datetime) -> str:
 
 def _stopped(why: dict[str, Any], now: datetime) -> str:
     workers = why["workers"]
-    who, them = ("The only worker", "it") if workers == 1 else (f"All {workers} workers", "them")
+    subject, them = ("The only worker", "it") if workers == 1 else (f"All {workers} workers", "them")
     verb = "is" if workers == 1 else "are"
     return (
-        f"{who} of the queue {why['queue']} {verb} stopped (SIGSTOP, a debugger):"
+        f"{subject} of the queue {why['queue']} {verb} stopped (SIGSTOP, a debugger):"
         f" send {them} kill -CONT, or end {them} by kill -KILL and others take their place."
     )
 

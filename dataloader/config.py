@@ -389,7 +389,7 @@ class SparkCluster(Cluster):
     token: Bearer | None = None
 
 
-def _of_one_scheduler(workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
+def _check_schedulers(workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
     pairs = {(spec.served, json.dumps(spec.scheduler or "lag", sort_keys=True)) for spec in workers}
     if len(pairs) > len({served for served, _ in pairs}):
         raise ValueError('should have one "scheduler" for the same "queues"')
@@ -442,7 +442,7 @@ Workers = Annotated[
     tuple[WorkerSpec, ...],
     NoDecode,
     _json('[{"queue":"etl.default","concurrency":2}]'),
-    AfterValidator(_of_one_scheduler),
+    AfterValidator(_check_schedulers),
 ]
 Tokens = Annotated[
     tuple[ApiToken, ...],

@@ -34,7 +34,7 @@ def prepare(files: int = 0) -> None:
         resource.setrlimit(_OPEN, (wished if hard == resource.RLIM_INFINITY else min(wished, hard), hard))
 
 
-def of_workers(files: int) -> Iterator[Lack]:
+def worker_lacks(files: int) -> Iterator[Lack]:
     """The lacks of the supervisor, its workers and their keeper; each may need so many open files."""
     yield from _too_few(files, "workers need")
     for name in _OF_THE_KERNEL:
@@ -47,7 +47,7 @@ def of_workers(files: int) -> Iterator[Lack]:
             return
 
 
-def of_api() -> Iterator[Lack]:
+def api_lacks() -> Iterator[Lack]:
     """The lacks of the API."""
     yield from _too_few(FILES_OF_API, "the API needs")
     if not temporary_folder():

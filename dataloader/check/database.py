@@ -65,21 +65,21 @@ class Finding:
 ok, warning, error = (partial(Finding, level) for level in Level)
 
 
-def of_databases(settings: Settings, dsn: str | None) -> list[Finding]:
+def database_findings(settings: Settings, dsn: str | None) -> list[Finding]:
     """Findings on the queue's database at `dsn`, and on the database that pipelines write to."""
     if dsn is None:
         advice = "set DL_DB_DSN or PG_HOST and PG_DATABASE; `dataloader up` brings a PostgreSQL along"
         return [error("database", "no database is configured", advice)]
-    findings, target_dsn = of_queue(settings, dsn), settings.target_dsn or dsn
+    findings, target_dsn = queue_findings(settings, dsn), settings.target_dsn or dsn
     if target_dsn == dsn and any(f.level is Level.ERROR and f.about in ("database", "session") for f in findings):
         return findings  # the target would repeat the error
-    return [*findings, of_target(settings, target_dsn)]
+    return [*findings, target_finding(settings, target_dsn)]
 
 
 # --- the queue's database ---
 
 
-def of_queue(settings: Settings, dsn: str) -> list[Finding]:
+def queue_findings(settings: Settings, dsn: str) -> list[Finding]:
     """Findings on the queue's database; a question that fails is a finding, and the others go on."""
     try:
         conn = _connect(settings, dsn, settings.pg_schema_queue)
@@ -94,7 +94,7 @@ def of_queue(settings: Settings, dsn: str) -> list[Finding]:
         return findings
 
 
-def of_open(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
+def session_findings(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
     """The findings on the queue's database that need no session but `conn`: all except those on a session itself."""
     findings = [version(conn.info.server_version)]
     for about in _QUESTIONS.keys() - {"session"}:
@@ -412,7 +412,7 @@ _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] =
 # --- the target ---
 
 
-def of_target(settings: Settings, dsn: str) -> Finding:
+def target_finding(settings: Settings, dsn: str) -> Finding:
     """The finding on the database that pipelines write to."""
     try:
         with _connect(settings, dsn, settings.pg_schema) as conn, db.in_force(conn):

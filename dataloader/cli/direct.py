@@ -17,7 +17,7 @@ from tenacity import Retrying
 from dataloader import log, ops
 from dataloader.cli.screen import as_json
 from dataloader.client import Forbidden, NotFound, Refused, Unavailable, Unexpected
-from dataloader.client.errors import ClientError, of_answer
+from dataloader.client.errors import ClientError, from_answer
 from dataloader.client.farm import Farm, Snapshot
 from dataloader.client.wire import repetition, understood
 from dataloader.config import ConfigError, Settings
@@ -159,7 +159,7 @@ def _client_error(error: Exception) -> ClientError:
     known = meaning(error)
     assert known  # noqa: S101  the caller catches only the errors of MEANINGS
     kind, title = known.kind
-    return of_answer(known.status, "", {"type": kind, "title": title, "detail": str(error)}, None)
+    return from_answer(known.status, "", {"type": kind, "title": title, "detail": str(error)}, None)
 
 
 def _invalid(error: ValidationError) -> Refused:

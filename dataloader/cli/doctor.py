@@ -1,7 +1,7 @@
 """`doctor`: the reasons why a job, a schedule or a backfill does not go on as it should, each with what helps.
 
 `doctor` without an argument: what is wrong with the farm, as on the dashboard. `diagnose`, `diagnose_schedule`,
-`diagnose_backfill`, `of_farm`, `of_tasks` and `of_backfills` are pure: from facts to findings.
+`diagnose_backfill`, `farm_findings`, `task_findings` and `backfill_findings` are pure: from facts to findings.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ commands = base.Group()
 def doctor(reached: Reached, what: str | None) -> None:
     """Say why a job, a schedule or a backfill does not go on; without one of them, what is wrong with the farm."""
     if what is None:
-        _print(reached, list(_of_whole(reached.farm)), {})
+        _print(reached, list(_whole_farm(reached.farm)), {})
         return
     try:
         job_id = UUID(what)
@@ -96,12 +96,12 @@ def _named(reached: Reached, name: str) -> None:
     _print(reached, findings, {kind: name}, Text(f"{kind} {name}"))
 
 
-def of_farm(
+def farm_findings(
     overview: Overview, workers: Sequence[Worker], database: Database, receivers: Webhooks | None
 ) -> Iterator[Finding]:
     """The faults of the farm, the grave ones first; `receivers` None: the asker may not see the webhooks."""
     queues = [asdict(queue) for queue in overview.queues]
-    for alert in alerts.of_farm({"queues": queues}, [asdict(each) for each in workers], asdict(database)):
+    for alert in alerts.farm_alerts({"queues": queues}, [asdict(each) for each in workers], asdict(database)):
         command = ("jobs", "-q", alert.queue or "", "--status", alert.status) if alert.status else ("queues",)
         yield Finding(f"{alert.text} {alert.advice}".strip(), ("ps",) if alert.queue is None else command)
     if receivers and receivers.webhooks and not receivers.is_served:
@@ -109,14 +109,14 @@ def of_farm(
         yield Finding(text, ("webhook", "list"))
 
 
-def _of_whole(farm: Farm) -> Iterator[Finding]:
+def _whole_farm(farm: Farm) -> Iterator[Finding]:
     receivers = None
     with suppress(Forbidden):  # a token that may only read
         receivers = farm.webhooks()
     overview = farm.overview()
-    findings = list(of_farm(overview, farm.workers(), farm.database(), receivers))
-    findings += of_errors(farm.errors().groups if overview.total.dead else [])
-    findings += [*of_backfills(farm.backfills()), *of_tasks(farm.tasks())]
+    findings = list(farm_findings(overview, farm.workers(), farm.database(), receivers))
+    findings += error_findings(farm.errors().groups if overview.total.dead else [])
+    findings += [*backfill_findings(farm.backfills()), *task_findings(farm.tasks())]
     yield from findings or [Finding("Nothing is wrong with the farm.")]
 
 
@@ -165,7 +165,7 @@ def diagnose_schedule(schedule: Schedule) -> Iterator[Finding]:
         yield Finding(f"Its last job is {schedule.last_job_status}.", last)
 
 
-def of_errors(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
+def error_findings(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
     """The error that most of the dead jobs have in common, and one of them."""
     worst = max(groups, key=lambda each: each.dead, default=None)
     if worst is None or not worst.dead:
@@ -187,14 +187,14 @@ def _again(group: ErrorGroup) -> tuple[str, ...]:
     return ("requeue", "--matching", " ".join([*(f'{name}:"{text}"' for name, text in quoted.items()), "status:dead"]))
 
 
-def of_backfills(backfills: Sequence[Backfill]) -> Iterator[Finding]:
+def backfill_findings(backfills: Sequence[Backfill]) -> Iterator[Finding]:
     """The backfills whose next jobs are not made."""
     for each in backfills:
         if each.error or each.overdue_sec > OVERDUE_SEC:
             yield Finding(f"The jobs of backfill {each.name} are not made.", ("doctor", each.name))
 
 
-def of_tasks(tasks: Sequence[Task]) -> Iterator[Finding]:
+def task_findings(tasks: Sequence[Task]) -> Iterator[Finding]:
     """The tasks whose runs cost more workers than they should."""
     for each in tasks:
         if each.replaces:

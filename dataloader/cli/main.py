@@ -126,7 +126,7 @@ def up(reloads: bool) -> None:
 
     settings = _settings()
     files = files_needed(supervisor.wished(settings).total())
-    _check_host([*surroundings.of_workers(files), *surroundings.of_api()], files)
+    _check_host([*surroundings.worker_lacks(files), *surroundings.api_lacks()], files)
     sys.exit(program.run(settings, reloads))
 
 
@@ -140,7 +140,7 @@ def workers() -> None:
 
     settings = _settings()
     files = files_needed(supervisor.wished(settings).total())
-    _check_host(surroundings.of_workers(files), files)
+    _check_host(surroundings.worker_lacks(files), files)
     dsn = _dsn(settings)
     _check_database(settings, dsn, direct=True)
     _preload(settings)
@@ -176,7 +176,7 @@ def api(processes: int, threads: int) -> None:
     from dataloader.queue import hooks
 
     settings = _settings()
-    _check_host(surroundings.of_api())
+    _check_host(surroundings.api_lacks())
     dsn = _dsn(settings)
     _check_database(settings, dsn, direct=False)
     with _refusing():

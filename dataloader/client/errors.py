@@ -106,7 +106,7 @@ _KINDS: dict[int, type[ClientError]] = {
 }
 
 
-def of_answer(status: int, reason: str, document: Any, retry_after: float | None) -> ClientError:
+def from_answer(status: int, reason: str, document: Any, retry_after: float | None) -> ClientError:
     """The exception for an answer with this status; `document` is its JSON body, if it has one."""
     problem: Mapping[str, Any] = document if isinstance(document, dict) else {}
     listed = problem.get("errors")

@@ -26,7 +26,7 @@ from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
 from dataloader.farm.warm import Place, Resource, WarmResources, prepared
 from dataloader.pipelines import PermanentError, Progress, Retry, Run, Stopped, UnknownTask, hooks
-from dataloader.pipelines.children import of_this_process, own_process
+from dataloader.pipelines.children import bound_to_process, own_process
 from dataloader.pipelines.context import Suspended
 from dataloader.pipelines.registry import RETRY
 from dataloader.queue import db, lifecycle
@@ -242,7 +242,7 @@ class Execution:
             data_dir=self._runner.settings.data_dir,
             claim=job.claim,
             affinity_key=job.affinity_key,
-            _run=of_this_process(self),
+            _run=bound_to_process(self),
         )
 
     def _with_resource(self, given: Any, context: pipelines.Context | None) -> pipelines.Context | None:

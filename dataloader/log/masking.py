@@ -198,7 +198,7 @@ def learn_configured(settings: object) -> None:
     for cluster in getattr(settings, "dl_engines", {}).values():
         given += _secrets_in(cluster.secrets, 0)
     _configured = frozenset(
-        form for text in given + list(_of_environment()) for secret in _passwords(text) for form in _forms(secret)
+        form for text in given + list(_environment_values()) for secret in _passwords(text) for form in _forms(secret)
     )
     _remember()
 
@@ -219,7 +219,7 @@ def _remember() -> None:
     _masked_again.cache_clear()
 
 
-def _of_environment() -> Iterator[str]:
+def _environment_values() -> Iterator[str]:
     for name, value in os.environ.items():
         is_path = value.startswith("/")  # CREDENTIALS_DIRECTORY, TOKEN_FILE
         is_named = is_secret(name, value) or name.startswith((WEBHOOK_SECRETS, SOURCES))

@@ -42,13 +42,13 @@ def tasks(
 
     A task is listed that workers have pipelines for, or that has run.
     """
-    return made(Tasks, {"tasks": runs.of_tasks(call.conn, range) if range else stats.tasks(call.conn)})
+    return made(Tasks, {"tasks": runs.tasks_with_runs(call.conn, range) if range else stats.tasks(call.conn)})
 
 
 @op("GET /tasks/{task}", command="task TASK", examples=("dataloader task load.csv --range 7d",))
 def task_runs(call: Call, task: TaskName, range: RangeName = runs.USUAL) -> TaskRuns:
     """How long the runs of a task were: counts, failures, percentiles, a histogram, and the period before."""
-    return made(TaskRuns, runs.of_task(call.conn, task, range))
+    return made(TaskRuns, runs.task_runs(call.conn, task, range))
 
 
 @op("GET /tasks/{task}/schema", scope=("read", "trigger"), errors=(404,))

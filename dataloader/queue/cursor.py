@@ -19,13 +19,13 @@ class WrongCursor(ValueError):
 
 def at(parts: Sequence[str]) -> str:
     """The cursor of this place."""
-    return in_base64(json.dumps(list(parts)))
+    return to_base64(json.dumps(list(parts)))
 
 
 def parts(text: str, count: int) -> list[str]:
     """The parts of a place, which are texts that PostgreSQL can store; raises WrongCursor unless there are `count`."""
     try:
-        values = json.loads(of_base64(text))
+        values = json.loads(from_base64(text))
     except (ValueError, RecursionError):
         raise WrongCursor from None
     is_place = isinstance(values, list) and len(values) == count
@@ -34,13 +34,13 @@ def parts(text: str, count: int) -> list[str]:
     return list(values)
 
 
-def in_base64(text: str) -> str:
+def to_base64(text: str) -> str:
     """The text in characters that an address may have."""
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def of_base64(text: str) -> str:
-    """The text that `in_base64` has written so; raises WrongCursor."""
+def from_base64(text: str) -> str:
+    """The text of this base64; raises WrongCursor."""
     try:
         return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
     except (ValueError, binascii.Error):

@@ -67,14 +67,14 @@ def drifts(conn: db.Connection, functions: str) -> list[Drift]:
             changed.append(Drift(f"function {function.name}", "is changed" if of_name else "is missing"))
     return [
         *changed,
-        *_of_triggers(schema, {row["name"]: row for row in _rows(conn, "triggers")}),
-        *_of_indexes(conn, schema),
+        *_trigger_drifts(schema, {row["name"]: row for row in _rows(conn, "triggers")}),
+        *_index_drifts(conn, schema),
     ]
 
 
-def of_indexes(conn: db.Connection, schema: str) -> list[str]:
+def index_statements(conn: db.Connection, schema: str) -> list[str]:
     """The statements, each to stand alone, that build the indexes of this text that are missing or invalid."""
-    return [statement for each in _of_indexes(conn, schema) for statement in each.mend]
+    return [statement for each in _index_drifts(conn, schema) for statement in each.mend]
 
 
 def is_bound(conn: db.Connection) -> bool:
@@ -99,7 +99,7 @@ def _bound(conn: db.Connection, functions: str) -> str:
     return _BLOCK.sub(lambda _: f"{next(statements)};", functions)
 
 
-def _of_triggers(schema: str, installed: dict[str, Row]) -> Iterator[Drift]:
+def _trigger_drifts(schema: str, installed: dict[str, Row]) -> Iterator[Drift]:
     for match in _TRIGGER.finditer(schema):
         name, table, calls = match.groups()
         row = installed.get(name)
@@ -112,7 +112,7 @@ def _of_triggers(schema: str, installed: dict[str, Row]) -> Iterator[Drift]:
             yield Drift(f"trigger {name}", "is disabled", (f"ALTER TABLE {table} ENABLE TRIGGER {name}",))
 
 
-def _of_indexes(conn: db.Connection, schema: str) -> Iterator[Drift]:
+def _index_drifts(conn: db.Connection, schema: str) -> Iterator[Drift]:
     installed = {row["name"]: row["works"] for row in _rows(conn, "indexes")}
     for match in _INDEX.finditer(schema):
         if not installed.get(match[1]):

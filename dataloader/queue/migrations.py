@@ -260,7 +260,7 @@ def _make(conn: db.Connection) -> list[str]:
             _patiently(conn, "the begin of the adoption", "\n".join([parts["columns"], *place]))
         _in_batches(conn, "unplaced", "place")
         mended = _fit(conn)
-        for statement in drift.of_indexes(conn, parts["indexes"]):
+        for statement in drift.index_statements(conn, parts["indexes"]):
             conn.execute(statement.encode())
         # Until VALIDATE the checks hold for new rows only: no statement reads the table while it has it locked.
         checks = re.sub(";$", " NOT VALID;", parts["checks"], flags=re.MULTILINE)

@@ -43,7 +43,7 @@ def tick(conn: Conn, now: datetime) -> list[plan.Made]:
 def due(conn: Conn) -> list[datetime]:
     """The due times of all jobs, as their keys say."""
     keys = conn.execute("SELECT idempotency_key FROM dl_jobs").fetchall()
-    return sorted(found[1] for (key,) in keys if (found := times.of_key(key)))
+    return sorted(found[1] for (key,) in keys if (found := times.due_of_key(key)))
 
 
 def jobs(conn: Conn) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def test_a_job_has_what_its_schedule_says_and_its_journal_and_key_name_the_sched
     assert (job["queue"], job["task"], job["lock_key"], job["affinity_key"]) == ("q", "load", "nightly", "m3")
     assert job["partition_key"] == "p1"
     assert (job["priority"], job["max_attempts"], job["timeout_sec"], job["lease_ttl_sec"]) == (7, 2, 9, 30)
-    assert (job["producer"], times.of_key(job["idempotency_key"])) == ("schedule nightly", ("nightly", at(0)))
+    assert (job["producer"], times.due_of_key(job["idempotency_key"])) == ("schedule nightly", ("nightly", at(0)))
     assert value(conn, "SELECT payload ->> 'by' FROM dl_job_events WHERE kind = 'queued'") == "schedule nightly"
     shown = stored(conn)
     assert (shown["last_job_id"], shown["last_job_status"], shown["last_due"]) == (job["job_id"], "queued", at(0))

@@ -91,14 +91,14 @@ def test_what_is_left_of_a_run_follows_from_its_own_progress(
 def test_the_first_steps_fit_this_installation() -> None:
     settings = config.load(_env_file=None, workers_json='[{"queue": "load orders", "concurrency": 2}]')
     url = "http://farm:8081"
-    workers, reaper, job = first_steps.of_farm({"has_reaper": False}, [], settings, url)
+    workers, reaper, job = first_steps.steps({"has_reaper": False}, [], settings, url)
     assert [step.is_done for step in (workers, reaper, job)] == [False, False, False]
     assert "load orders" in workers.text
     words = shlex.split(job.commands[0])
     assert words[-6:] == ["noop", "--queue", "load orders", "--url", url, "--wait"]
     assert '{"queue": "load orders", "task": "noop"' in shlex.split(job.commands[1])[-1]
     seen = [{"is_live": False, "queues": ["gone"]}, {"is_live": True, "queues": ["live"]}]
-    steps = first_steps.of_farm({"has_reaper": True}, seen, settings, url)
+    steps = first_steps.steps({"has_reaper": True}, seen, settings, url)
     assert [step.is_done for step in steps] == [True, True, False]
     assert "--queue live" in steps[2].commands[0]
 
@@ -106,7 +106,7 @@ def test_the_first_steps_fit_this_installation() -> None:
 def test_an_address_in_a_command_stays_one_word() -> None:
     settings = config.load(_env_file=None)
     for hostile in ("http://x;rm -rf ~", "http://x'$(id)'", "http://x`id`"):
-        for command in first_steps.of_farm({"has_reaper": True}, [], settings, hostile)[2].commands:
+        for command in first_steps.steps({"has_reaper": True}, [], settings, hostile)[2].commands:
             assert any(word.startswith(hostile) for word in shlex.split(command))
 
 

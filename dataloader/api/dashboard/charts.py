@@ -71,7 +71,7 @@ def lanes(runs: Iterable[Run], since: datetime, until: datetime) -> list[Lane]:
     shown = sorted(sorted(all_lanes, key=lambda lane: -lane.busy)[:LANES], key=lambda lane: lane.worker)
     most = RECTANGLES // max(len(shown), 1)
     for number, lane in enumerate(shown):
-        lane.rectangles = _of_lane(of_worker[lane.worker], number * (LANE + GAP), since, until)[-most:]
+        lane.rectangles = _lane_boxes(of_worker[lane.worker], number * (LANE + GAP), since, until)[-most:]
     return shown
 
 
@@ -85,7 +85,7 @@ def drawn(figures: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_lane(runs: Sequence[Run], y: float, since: datetime, until: datetime) -> list[Rectangle]:
+def _lane_boxes(runs: Sequence[Run], y: float, since: datetime, until: datetime) -> list[Rectangle]:
     scale = WIDTH / max((until - since).total_seconds(), 1.0)
     boxes: list[Rectangle] = []
     for run in runs:

@@ -26,7 +26,7 @@ class Step:
     commands: Sequence[str] = ()
 
 
-def of_farm(facts: Mapping[str, Any], workers: Sequence[Mapping[str, Any]], settings: Settings, url: str) -> list[Step]:
+def steps(facts: Mapping[str, Any], workers: Sequence[Mapping[str, Any]], settings: Settings, url: str) -> list[Step]:
     """The steps up to the first job, by what `stats.beginning` has seen; `url` is where the API answers."""
     served = next((worker["queues"][0] for worker in workers if worker["is_live"]), None)
     queue = served or settings.workers[0].served[0]

@@ -75,7 +75,7 @@ def overview() -> Response:
         raise Problem(400, str(error)) from None
     farm, workers, postgres, beginning = cache.ask(_read_overview)
     steps = cache.ask(stats.throughput, wanted.span_sec, wanted.step_sec)
-    active = alerts.of_farm(farm, workers, postgres)
+    active = alerts.farm_alerts(farm, workers, postgres)
     return show(
         "overview.html",
         total=farm["total"],
@@ -102,7 +102,7 @@ def _first_steps(beginning: Mapping[str, Any] | None, workers: Rows) -> Rows:
     """The next steps for the operator of a farm that has had no job yet; no step for any other farm."""
     if beginning is None or beginning["has_begun"]:
         return []
-    steps = first_steps.of_farm(beginning, workers, _settings(), request.host_url.rstrip("/"))
+    steps = first_steps.steps(beginning, workers, _settings(), request.host_url.rstrip("/"))
     return [asdict(step) for step in steps]
 
 
@@ -134,7 +134,7 @@ def postgres() -> Response:
 
 def _read_findings(conn: db.Connection) -> Rows:
     settings = _settings()
-    return [asdict(finding) for finding in database.of_open(conn, settings, settings.queue_dsn or "")]
+    return [asdict(finding) for finding in database.session_findings(conn, settings, settings.queue_dsn or "")]
 
 
 @blueprint.get("/schedules")
@@ -142,7 +142,7 @@ def schedules() -> Response:
     """The schedules: when they are due, their last jobs, what is wrong with them."""
     with session() as conn:
         rows = of_schedules.listed(conn)
-    listed = [row | {"buttons": [asdict(button) for button in actions.of_schedule(row)]} for row in rows]
+    listed = [row | {"buttons": [asdict(button) for button in actions.schedule_buttons(row)]} for row in rows]
     return show("schedules.html", schedules=listed, overdue_most=of_schedules.OVERDUE_SEC)
 
 
@@ -168,13 +168,13 @@ def backfill(name: str) -> Response:
         b=_with_ended(row),
         blocks=heat.blocks(rows),
         cells=partial(heat.cells, jobs=url_for(".job", job_id="")),
-        buttons=[asdict(button) for button in actions.of_backfill(row)],
+        buttons=[asdict(button) for button in actions.backfill_buttons(row)],
         **_next("backfill", str(rows[-1]["place"]) if len(rows) == CELLS else None, name=name),
     )
 
 
 def _read_backfill(conn: db.Connection, name: str, after: int) -> tuple[dict[str, Any], Rows]:
-    return of_backfills.backfill(conn, name, cache.counts), of_backfills.of_ledger(conn, name, after, CELLS)
+    return of_backfills.backfill(conn, name, cache.counts), of_backfills.ledger_rows(conn, name, after, CELLS)
 
 
 def _with_ended(backfill: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def errors() -> Response:
         400 if mistake else 200,
         given=given | {"since": local},
         is_filtered=any(given.values()),
-        groups=[row | {"buttons": [asdict(button) for button in actions.of_errors(row)]} for row in groups.groups],
+        groups=[row | {"buttons": [asdict(button) for button in actions.error_buttons(row)]} for row in groups.groups],
         is_cut=groups.is_cut,
         mistake=mistake,
     )
@@ -258,7 +258,7 @@ def jobs() -> ResponseReturnValue:
         to_kind={kind: url_for(".jobs", **_without_empty(status=kind)) for kind in TALLIED},
         matching=matching,
         orders=bulk.ORDERS,
-        buttons=[asdict(button) for button in actions.of_list(given)],
+        buttons=[asdict(button) for button in actions.list_buttons(given)],
         only={name: given[name] for name in ("queue", *actions.FILTERS) if given[name]},
         **_neighbours(given, page.next),
     )
@@ -354,7 +354,7 @@ def job(job_id: str) -> Response:
         events=entries,
         heartbeats=len(events) - len(entries),
         later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
-        buttons=[asdict(button) for button in actions.of_job(row)],
+        buttons=[asdict(button) for button in actions.job_buttons(row)],
         **again.links(events),
     )
 
@@ -374,7 +374,7 @@ def _ending(conn: db.Connection, job_id: UUID) -> dict[str, Any] | None:
     wanted = predictions.job(conn, job_id)
     if wanted is None or wanted["status"] not in ("queued", "running"):
         return None
-    return predictions.of_job(cache.outlook(conn, wanted["queue"]), wanted)
+    return predictions.job_prediction(cache.outlook(conn, wanted["queue"]), wanted)
 
 
 def _result(returned: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -466,7 +466,7 @@ def keys() -> Response:
     """The keys of an ordered queue that have queued jobs, by name; the address holds the queue and the page."""
     queue = _asked("queue")
     with session() as conn:
-        page = _of_ordered(of_keys.page, conn, queue, SHOWN)
+        page = _ask_ordered(of_keys.page, conn, queue, SHOWN)
     return show("keys.html", name=queue, keys=_worded(page.rows), **_next("keys", page.next, queue=queue))
 
 
@@ -475,7 +475,7 @@ def key() -> Response:
     """One key of an ordered queue: what holds it, its jobs in their order, its running and dead ones."""
     queue, lock_key = _asked("queue"), _asked("lock_key")
     with session() as conn:
-        report = _of_ordered(of_keys.key, conn, queue, lock_key, SHOWN)
+        report = _ask_ordered(of_keys.key, conn, queue, lock_key, SHOWN)
         on_dead = operations.settings(conn, queue)["on_dead"]
     head = report.head
     return show(
@@ -502,7 +502,7 @@ def _asked(name: str) -> str:
     return text
 
 
-def _of_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
+def _ask_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
     """The result of `ask` for an ordered queue; raises a 400 Problem for a wrong place in its list."""
     try:
         return ask(conn, *of, request.args.get("after") or None)
@@ -531,10 +531,10 @@ def queue(queue: str) -> Response:
     queue, lists = named_queue(queue), []
     first_keys: Rows = []
     with session() as conn:
-        row = _of_queue(conn, queue)
+        row = _queue_row(conn, queue)
         with suppress(of_keys.NotOrdered):  # not any more
             first_keys = of_keys.page(conn, queue, LISTED).rows if row["ordered"] else []
-        ending = predictions.of_queue(cache.outlook(conn, queue))
+        ending = predictions.queue_prediction(cache.outlook(conn, queue))
         for status, *words in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
             lists.append((status, *words, page.jobs))
@@ -546,8 +546,8 @@ def queue(queue: str) -> Response:
         ending=ending,
         reasons=predictions.REASONS,
         keys=_worded(first_keys),
-        **runs_of(runs.of_queue, queue),
-        buttons=[asdict(button) for button in actions.of_queue(row)],
+        **runs_of(runs.queue_runs, queue),
+        buttons=[asdict(button) for button in actions.queue_buttons(row)],
         order_question=ops.load()["set_queue"].question,
     )
 
@@ -584,7 +584,7 @@ _LISTS = (
 )
 
 
-def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
+def _queue_row(conn: db.Connection, queue: str) -> dict[str, Any]:
     """The queue's row of the overview; zeros for an unknown queue."""
     farm = stats.overview(conn)
     nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}

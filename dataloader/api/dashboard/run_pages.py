@@ -35,7 +35,7 @@ def tasks() -> Response:
 def task(task: str) -> Response:
     """One task: its figures, charts, queues and last jobs."""
     task = named("task", named_queue(task))
-    figures = runs_of(runs.of_task, task)
+    figures = runs_of(runs.task_runs, task)
     with session() as conn:
         page = stats.jobs(conn, stats.Wanted(task=task), LATEST, scan=LATEST_SCAN)
     return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **figures)

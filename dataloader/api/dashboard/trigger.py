@@ -55,7 +55,7 @@ def trigger_job() -> Response:
     task = request.form.get("task", "")
     with session() as conn:
         args = _args(_schema(conn, task), None)
-        new = of_api.new_job(_document({"task": task, **_of_job(), "args": args}))
+        new = of_api.new_job(_document({"task": task, **_job_fields(), "args": args}))
         arguments.require(conn, new)
         job_id, _ = enqueue.enqueue(conn, new, limited=True, asker=auth.asker())
     g.changed = {"job_id": str(job_id), "action": "trigger"}
@@ -80,7 +80,7 @@ def run_again(job_id: UUID) -> Response:
         old = of_api.fields_of(conn, job_id)
         schema = _schema(conn, old["task"])
     args = _args(schema, _object(old["args"]))
-    changes = {name: value for name, value in _of_job().items() if value != log.masked(old[name])}
+    changes = {name: value for name, value in _job_fields().items() if value != log.masked(old[name])}
     new_id, _ = of_api.add(job_id, _document(old | changes | {"args": args}))
     return _led_to(new_id)
 
@@ -119,7 +119,7 @@ def _args(schema: _Schema, old: dict[str, Any] | None) -> dict[str, Any]:
         raise invalid(pointer(e.path), "form", f"{e.path[-1]} {e}") from None
 
 
-def _of_job() -> dict[str, Any]:
+def _job_fields() -> dict[str, Any]:
     """The fields of the job beside its args; raises a 400 Problem for a priority that is no number."""
     fields: dict[str, Any] = {name: text for name in OF_JOB if (text := request.form.get(name, "").strip())}
     if "priority" in fields:

@@ -50,7 +50,7 @@ class BackfillWords(words.JobWords, total=False):
         str | None, Field(max_length=100, description="for skip_done: what was done by another version is not done")
     ]
     priority: Annotated[
-        Annotated[int, words.of_job("priority")] | Annotated[str, Field(max_length=100)] | None,
+        Annotated[int, words.job_field("priority")] | Annotated[str, Field(max_length=100)] | None,
         Field(description="a number, or a template that becomes one; default: 200, behind other jobs"),
     ]
     limits: Annotated[words.Names | None, Field(description="other limits that its jobs count for")]
@@ -89,7 +89,7 @@ def _chosen(span: Mapping[str, str], listed: Sequence[str] | None) -> list[str]:
         return list(listed)
     if missing := [name for name in SPAN if name not in span]:
         raise ValueError(f"a range should have since, until and step: {' and '.join(missing)} is missing")
-    return partitions.of_range(**span)
+    return partitions.partitions_between(**span)
 
 
 def job_of(

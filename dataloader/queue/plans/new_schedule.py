@@ -62,7 +62,7 @@ class ScheduleWords(words.JobWords, total=False):
     jitter_sec: Annotated[
         float | None, Field(ge=0, le=86_400, description="a job begins up to so many seconds after its due time")
     ]
-    priority: Annotated[int | None, words.of_job("priority")]
+    priority: Annotated[int | None, words.job_field("priority")]
     deadline: Annotated[
         str | None,
         Field(

@@ -48,7 +48,7 @@ class Step(NamedTuple):
             raise ValueError("the range should end before the year 9999") from None
 
 
-def of_range(since: str, until: str, step: str) -> list[str]:
+def partitions_between(since: str, until: str, step: str) -> list[str]:
     """The partitions of a range; raises ValueError with the valid form."""
     begin, last = _bound(since, "since"), _bound(until, "until")
     if isinstance(begin, int) is not isinstance(last, int):

@@ -115,7 +115,7 @@ def key_of(name: str, due: datetime) -> str:
     return f"{_KEY}{name}:{at:%Y%m%dT%H%M%S}{fraction}Z"
 
 
-def of_key(key: str | None) -> tuple[str, datetime] | None:
+def due_of_key(key: str | None) -> tuple[str, datetime] | None:
     """The name of the schedule and the due time in such a key; None for any other."""
     if key is None or not key.startswith(_KEY):
         return None

@@ -23,7 +23,7 @@ _PLACE = re.compile(r"\{\{\s*(.*?)\s*\}\}", re.DOTALL)
 _FIELDS = {field.name: field for field in OF_PRODUCER}
 
 
-def of_job(name: str) -> Any:
+def job_field(name: str) -> Any:
     """The bounds and the text of a field of a job."""
     field = _FIELDS[name]
     names = ("min_length", "max_length") if field.type in ("text", "text[]") else ("ge", "le")
@@ -51,21 +51,21 @@ def check_name(text: str) -> None:
         raise ValueError("should be letters of A to Z, digits and . : + @ - _, and begin with a letter or a digit")
 
 
-Task = Annotated[str, of_job("task"), AfterValidator(new_job.no_internal_task)]
-Names = Annotated[list[new_job.LimitName], of_job("limits"), AfterValidator(new_job.distinct)]
+Task = Annotated[str, job_field("task"), AfterValidator(new_job.no_internal_task)]
+Names = Annotated[list[new_job.LimitName], job_field("limits"), AfterValidator(new_job.distinct)]
 
 
 class JobWords(TypedDict, total=False):
     """The fields of the jobs; null is the default of a job."""
 
-    queue: Annotated[str, of_job("queue"), AfterValidator(new_job.printable)] | None
-    args: Annotated[dict[str, Any] | None, of_job("args")]
-    lock_key: Annotated[str | None, of_job("lock_key")]
-    partition_key: Annotated[str | None, of_job("partition_key")]
-    affinity_key: Annotated[str | None, of_job("affinity_key")]
-    max_attempts: Annotated[int | None, of_job("max_attempts")]
-    lease_ttl_sec: Annotated[int | None, of_job("lease_ttl_sec")]
-    timeout_sec: Annotated[int | None, of_job("timeout_sec")]
+    queue: Annotated[str, job_field("queue"), AfterValidator(new_job.printable)] | None
+    args: Annotated[dict[str, Any] | None, job_field("args")]
+    lock_key: Annotated[str | None, job_field("lock_key")]
+    partition_key: Annotated[str | None, job_field("partition_key")]
+    affinity_key: Annotated[str | None, job_field("affinity_key")]
+    max_attempts: Annotated[int | None, job_field("max_attempts")]
+    lease_ttl_sec: Annotated[int | None, job_field("lease_ttl_sec")]
+    timeout_sec: Annotated[int | None, job_field("timeout_sec")]
 
 
 def model_of(title: str, words: type, **required: Any) -> type[BaseModel]:

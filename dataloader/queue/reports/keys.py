@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 
 from dataloader.queue import db, lifecycle
-from dataloader.queue.cursor import WrongCursor, in_base64, of_base64
+from dataloader.queue.cursor import WrongCursor, from_base64, to_base64
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import stats
 
@@ -107,11 +107,11 @@ def _read(row: Row) -> Row:
 
 def _as_cursor(parts: Sequence[str]) -> str:
     """Shorter than `cursor.at`, for a key may have 512 characters and an address some 4,000."""
-    return in_base64("\0".join(parts))
+    return to_base64("\0".join(parts))
 
 
 def _parts(text: str, count: int) -> list[str]:
-    parts = of_base64(text).split("\0")
+    parts = from_base64(text).split("\0")
     if len(parts) != count:
         raise WrongCursor
     return parts

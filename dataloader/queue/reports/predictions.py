@@ -114,17 +114,17 @@ def _takes(row: Row, room: Mapping[str, int]) -> list[str]:
     return [f"\0{row['lock_key']}", *(name for name in row["limits"] or () if name in room)]
 
 
-def of_queue(outlook: Outlook) -> Row:
+def queue_prediction(outlook: Outlook) -> Row:
     """PURE: the report of when all jobs that are queued now will have ended."""
     return {"queue": outlook.queue, **_shown(outlook, outlook.line, outlook.reason)}
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
-    """The facts of a job for `of_job`, beside the outlook of its queue; None for an unknown id."""
+    """The facts of a job for `job_prediction`, beside the outlook of its queue; None for an unknown id."""
     return next(iter(_rows(conn, "job", job_id=job_id)), None)
 
 
-def of_job(outlook: Outlook, job: Row) -> Row:
+def job_prediction(outlook: Outlook, job: Row) -> Row:
     """PURE: the report of when a job will end; one beyond LINE ends after LINE and before the end of the queue."""
     range_, reason = outlook.ends.get(job["job_id"]), outlook.reason
     if job["status"] not in ("queued", "running"):

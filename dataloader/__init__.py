@@ -65,6 +65,6 @@ def __getattr__(name: str) -> Any:
         return import_module("dataloader.obs")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module("dataloader.client" if name.endswith("Client") else "dataloader.queue.new_job"), name)
-    globals()[name] = found  # the next use costs what any attribute costs
-    return found
+    value = getattr(import_module("dataloader.client" if name.endswith("Client") else "dataloader.queue.new_job"), name)
+    globals()[name] = value  # the next use costs what any attribute costs
+    return value

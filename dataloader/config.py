@@ -48,7 +48,7 @@ from pydantic_settings import (
 
 DOTENV = Path(".env")
 
-# The prefixes of environment variables that `misspelt` looks at. In .env it looks at every variable.
+# The prefixes of environment variables that `misspelt` checks. In .env it checks every variable.
 _OURS = ("DL_", "PG_", "WORKER")
 
 QUEUES_MOST = 32  # of one worker: its slot in the shared memory has room for their names
@@ -115,7 +115,7 @@ class WorkerSpec(_Entry):
     scheduler: Annotated[str | dict[str, int] | None, BeforeValidator(_scheduler)] = None  # None: "lag"
     concurrency: int = Field(default=1, ge=1, le=1024)
     prefetch: int = Field(default=AUTOMATIC_PREFETCH, ge=1, le=1000)
-    ordered: bool | None = None  # the farm's word on the queue's order, where nobody has set it; None: it says nothing
+    ordered: bool | None = None  # whether the queue is ordered, unless it is set in the database; None: not set here
     merge: bool | None = None
 
     @model_validator(mode="after")
@@ -292,7 +292,7 @@ class Command(_Entry):
 
     @field_validator("env")
     @classmethod
-    def _hands_out_nothing_of_ours(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _has_no_own_object(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         ours = {field.upper() for field in Settings.model_fields}
         if wrong := [name for name in names if name.upper().startswith("DL_") or name.upper() in ours]:
             raise ValueError(f"should name no variable of the farm itself: {', '.join(wrong)}")
@@ -406,9 +406,9 @@ class SparkCluster(Cluster):
     token: Bearer | None = None
 
 
-def _of_one_scheduler(workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
-    said = {(spec.served, json.dumps(spec.scheduler or "lag", sort_keys=True)) for spec in workers}
-    if len(said) > len({served for served, _ in said}):
+def _check_schedulers(workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
+    pairs = {(spec.served, json.dumps(spec.scheduler or "lag", sort_keys=True)) for spec in workers}
+    if len(pairs) > len({served for served, _ in pairs}):
         raise ValueError('should have one "scheduler" for the same "queues"')
     return workers
 
@@ -460,7 +460,7 @@ Workers = Annotated[
     tuple[WorkerSpec, ...],
     NoDecode,
     _json('[{"queue":"etl.default","concurrency":2}]'),
-    AfterValidator(_of_one_scheduler),
+    AfterValidator(_check_schedulers),
 ]
 Tokens = Annotated[
     tuple[ApiToken, ...],
@@ -619,7 +619,7 @@ class Settings(BaseSettings):
     dl_warm: int = Field(2, ge=0, le=64)
     """Prepared resources that a worker keeps for jobs of the same `affinity_key`."""
     dl_lookahead: int = Field(50, ge=1, le=1000)
-    """Among how many of a queue's first jobs a claim looks for a warm one."""
+    """The number of a queue's first jobs in which a claim searches for a warm one."""
     dl_affinity_wait_sec: Seconds = 60
     """How long a worker may pass a job over for others whose resources are warm."""
     dl_host_memory: HostMemory = "85"
@@ -647,7 +647,7 @@ class Settings(BaseSettings):
     """Address at which people reach the dashboard, for links in alerts; without it there are none. Without tokens the
     API answers requests to this host too."""
 
-    # Above 976 KB a text may be longer than what masking looks through as a whole.
+    # Above 976 KB a text may be longer than the limit of masking for one text.
     dl_result_kb: int = Field(256, ge=1, le=976)
     """Largest result of a job, in KB of JSON; a run whose pipeline returns more has failed."""
 
@@ -904,15 +904,15 @@ def _dotenv() -> list[Binding]:
 
 def _complaint(error: Any) -> str:
     variable, *rest = [str(part) for part in error["loc"]]
-    where = variable.upper() + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
+    name = variable.upper() + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
     if variable == "dl_api_tokens" and not rest:
-        where += " as a whole"  # masking would take the text after "..._TOKENS:" for a secret
+        name += " as a whole"  # masking would take the text after "..._TOKENS:" for a secret
     if error["type"] == "extra_forbidden" and variable == "workers_json":
         known = list(WorkerSpec.model_fields)
         close = difflib.get_close_matches(rest[-1], known, 1)
         meant = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
-        return f"{where}: there is no such word{meant}"
-    return f"{where}: {error['msg'].removeprefix('Value error, ')}"
+        return f"{name}: there is no such word{meant}"
+    return f"{name}: {error['msg'].removeprefix('Value error, ')}"
 
 
 def _names(text: str) -> list[str]:

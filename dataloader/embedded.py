@@ -217,13 +217,13 @@ def _prepare(root: Path, programs: Path, account: Account, options: Sequence[str
     new.rename(data)
 
 
-def _run(account: Account, command: Sequence[str], said: str = "") -> None:
-    """Run a program of PostgreSQL to its end, with `said` as its stdin."""
+def _run(account: Account, command: Sequence[str], stdin: str = "") -> None:
+    """Run a program of PostgreSQL to its end, with `stdin` as its stdin."""
     done = subprocess.run(
         command,
         env=ENVIRONMENT,
         cwd="/",  # the account may not enter our working folder
-        input=said.encode(),
+        input=stdin.encode(),
         capture_output=True,
         timeout=INITDB_WITHIN,
         check=False,
@@ -364,8 +364,8 @@ def find_programs(data: Path, pg_bin: Path | None) -> Path:
     version = data / "PG_VERSION"
     major = int(version.read_text()) if version.exists() else None
     for folder in [pg_bin] if pg_bin else _candidates():
-        found = _major(folder)
-        if found and (found == major if major else found >= OLDEST):
+        number = _major(folder)
+        if number and (number == major if major else number >= OLDEST):
             return folder
     wanted = f"{major} (which made {data})" if major else f"{OLDEST} or newer"
     if pg_bin:
@@ -396,8 +396,8 @@ def _major(folder: Path) -> int | None:
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(rb"\) (\d+)", done.stdout)
-    return int(found[1]) if found else None
+    match = re.search(rb"\) (\d+)", done.stdout)
+    return int(match[1]) if match else None
 
 
 def reachable(programs: Path, root: Path, account: Account) -> Path:
@@ -548,7 +548,7 @@ def dies_with_us(sig: int) -> Callable[[], None]:
     """A `preexec_fn` for Popen: the child gets `sig` when the thread that starts it ends. It works only on Linux."""
     if sys.platform != "linux":
         return lambda: None
-    owner, prctl = os.getpid(), ctypes.CDLL(None).prctl  # looked up before the fork
+    owner, prctl = os.getpid(), ctypes.CDLL(None).prctl  # resolved before the fork
 
     def ask() -> None:
         prctl(1, sig)  # PR_SET_PDEATHSIG, after Popen's setuid, which would clear it

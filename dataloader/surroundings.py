@@ -1,4 +1,4 @@
-"""What a process needs of its host: asked once at its start and by `dataloader check`, not deep in a loop. No SQL."""
+"""The needs of a process on its host, checked once at its start and by `dataloader check`. No SQL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Lack(NamedTuple):
 
 
 def prepare(files: int = 0) -> None:
-    """Undo what a parent process hands down and does harm: blocked signals, a limit of open files below `files`."""
+    """Undo harmful settings of the parent process: blocked signals, a limit of open files below `files`."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # those of a JVM or a thread pool; SIGTERM would have no effect
     soft, hard = resource.getrlimit(_OPEN)
     wished = max(FILES_WISHED, files)
@@ -34,32 +34,32 @@ def prepare(files: int = 0) -> None:
         resource.setrlimit(_OPEN, (wished if hard == resource.RLIM_INFINITY else min(wished, hard), hard))
 
 
-def of_workers(files: int) -> Iterator[Lack]:
-    """What the supervisor, its workers and their keeper lack; each may have so many open files."""
+def worker_lacks(files: int) -> Iterator[Lack]:
+    """The lacks of the supervisor, its workers and their keeper; each may need so many open files."""
     yield from _too_few(files, "workers need")
     for name in _OF_THE_KERNEL:
         try:
             with open(name) as file:
                 file.read(1)
         except OSError as e:
-            what = f"{name} cannot be read ({e.strerror}), and workers need the whole of /proc"
-            yield Lack(what, "mount /proc without subset=pid; in a unit set ProcSubset=all")
+            text = f"{name} cannot be read ({e.strerror}), and workers need the whole of /proc"
+            yield Lack(text, "mount /proc without subset=pid; in a unit set ProcSubset=all")
             return
 
 
-def of_api() -> Iterator[Lack]:
-    """What the API lacks."""
+def api_lacks() -> Iterator[Lack]:
+    """The lacks of the API."""
     yield from _too_few(FILES_OF_API, "the API needs")
     if not temporary_folder():
-        what = "no folder for temporary files can be written to"
-        yield Lack(what, "mount a tmpfs at /tmp or /dev/shm, or set TMPDIR")
+        text = "no folder for temporary files can be written to"
+        yield Lack(text, "mount a tmpfs at /tmp or /dev/shm, or set TMPDIR")
 
 
-def _too_few(files: int, who: str) -> Iterator[Lack]:
+def _too_few(files: int, subject: str) -> Iterator[Lack]:
     limit = resource.getrlimit(_OPEN)[1]
     if limit != resource.RLIM_INFINITY and limit < files:
-        what = f"the limit of open files is {limit}, and {who} {files}"
-        yield Lack(what, "raise it by `ulimit -n`, by LimitNOFILE of a unit, or by nofile of a container")
+        text = f"the limit of open files is {limit}, and {subject} {files}"
+        yield Lack(text, "raise it by `ulimit -n`, by LimitNOFILE of a unit, or by nofile of a container")
 
 
 def temporary_folder() -> str | None:

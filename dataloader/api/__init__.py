@@ -88,7 +88,7 @@ def _refuse_chunks() -> None:
 
 
 def _refuse_zeros() -> None:
-    """Refuse U+0000 in a path, whatever the path names: PostgreSQL can neither store it nor look for it."""
+    """Refuse U+0000 in every path, because PostgreSQL can neither store it nor search for it."""
     if request.url_rule and "\0" in request.path:
         raise invalid("", "unstorable_text", "the address should hold no U+0000")
 

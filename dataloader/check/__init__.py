@@ -74,7 +74,7 @@ def run(find_dsn: Callable[[Settings], str | None]) -> Report:
 
     def rest(deadly: Mapping[str, str], begins: Callable[[str], None]) -> Report:
         findings = [*before, *of_pipelines(settings, deadly, begins)]
-        findings += database.of_databases(settings, find_dsn(settings))
+        findings += database.database_findings(settings, find_dsn(settings))
         return Report(shown(settings), findings, users_files())
 
     return _outlived(rest)
@@ -150,7 +150,7 @@ def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iter
 def of_host(settings: Settings) -> Iterator[Finding]:
     """What this host lacks: a limit, a part of /proc, a folder, the API's address."""
     files = files_needed(sum(spec.concurrency for spec in settings.workers))
-    for lack in (*surroundings.of_workers(files), *surroundings.of_api()):
+    for lack in (*surroundings.worker_lacks(files), *surroundings.api_lacks()):
         yield error("host", *lack)
     if trouble := ports.trouble(settings.app_host, settings.app_port):
         yield error("host", trouble, "correct APP_HOST or APP_PORT")

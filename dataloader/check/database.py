@@ -65,21 +65,21 @@ class Finding:
 ok, warning, error = (partial(Finding, level) for level in Level)
 
 
-def of_databases(settings: Settings, dsn: str | None) -> list[Finding]:
+def database_findings(settings: Settings, dsn: str | None) -> list[Finding]:
     """Findings on the queue's database at `dsn`, and on the database that pipelines write to."""
     if dsn is None:
         advice = "set DL_DB_DSN or PG_HOST and PG_DATABASE; `dataloader up` brings a PostgreSQL along"
         return [error("database", "no database is configured", advice)]
-    found, target_dsn = of_queue(settings, dsn), settings.target_dsn or dsn
-    if target_dsn == dsn and any(f.level is Level.ERROR and f.about in ("database", "session") for f in found):
-        return found  # the target would repeat the error
-    return [*found, of_target(settings, target_dsn)]
+    findings, target_dsn = queue_findings(settings, dsn), settings.target_dsn or dsn
+    if target_dsn == dsn and any(f.level is Level.ERROR and f.about in ("database", "session") for f in findings):
+        return findings  # the target would repeat the error
+    return [*findings, target_finding(settings, target_dsn)]
 
 
 # --- the queue's database ---
 
 
-def of_queue(settings: Settings, dsn: str) -> list[Finding]:
+def queue_findings(settings: Settings, dsn: str) -> list[Finding]:
     """Findings on the queue's database; a question that fails is a finding, and the others go on."""
     try:
         conn = _connect(settings, dsn, settings.pg_schema_queue)
@@ -94,7 +94,7 @@ def of_queue(settings: Settings, dsn: str) -> list[Finding]:
         return findings
 
 
-def of_open(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
+def session_findings(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
     """The findings on the queue's database that need no session but `conn`: all except those on a session itself."""
     findings = [version(conn.info.server_version)]
     for about in _QUESTIONS.keys() - {"session"}:
@@ -164,8 +164,8 @@ def session(direct: bool, heard: bool, with_options: bool, finds_schema: bool = 
         return error("session", probe.ASTRAY, probe.GUIDED)
     if not with_options:
         return warning("session", "a pooler drops our options, search_path and keepalives among them", probe.DIRECT)
-    how = "direct" if direct else "through a pooler in session mode"
-    return ok("session", f"{how}; LISTEN works")
+    way = "direct" if direct else "through a pooler in session mode"
+    return ok("session", f"{way}; LISTEN works")
 
 
 def _schema(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
@@ -179,20 +179,20 @@ def _schema_in(conn: db.Connection, name: str) -> list[Finding]:
     if rights["found"] and not rights["may_use"]:
         return [error("privileges", f"no USAGE on schema {name}", f"GRANT USAGE ON SCHEMA {name}")]
     functions = _facts(conn, "function_rights", schema=name)
-    found = privileges(tables, functions, _facts(conn, "strangers"))
-    found += exposure(name, rights["open_to_all"], functions, rights["is_superuser"])
+    findings = privileges(tables, functions, _facts(conn, "strangers"))
+    findings += exposure(name, rights["open_to_all"], functions, rights["is_superuser"])
     if any(table["name"] == "dl_migrations" and table["lacking"] for table in tables):
-        return found
+        return findings
     refusal, todo = "", ""
     try:
         migrations.check(conn)
         todo = ", ".join(migrations.missing(conn))
     except migrations.SchemaError as e:
         refusal = str(e)
-    found.append(schema(refusal, todo, may_migrate))
+    findings.append(schema(refusal, todo, may_migrate))
     if drifted := migrations.drifted(conn):
-        found.append(warning("schema", f"not as shipped: {'; '.join(drifted)}", _migrate(may_migrate)))
-    return found
+        findings.append(warning("schema", f"not as shipped: {'; '.join(drifted)}", _migrate(may_migrate)))
+    return findings
 
 
 def privileges(
@@ -207,9 +207,9 @@ def privileges(
     if names := ", ".join(function["name"] for function in functions if function["lacking"]):
         findings.append(error("privileges", f"this role may not call {names}", f"as the queue's owner: {ROLES}"))
     if roles := ", ".join(row["rolname"] for row in strangers):
-        what = f"this role may not end sessions of the role {roles}, whose workers are on the queue too"
+        text = f"this role may not end sessions of the role {roles}, whose workers are on the queue too"
         advice = "use one role for all, or GRANT pg_signal_backend, pg_read_all_stats"
-        findings.append(warning("privileges", what, advice))
+        findings.append(warning("privileges", text, advice))
     return findings or [ok("privileges", "all that the processes need")]
 
 
@@ -217,14 +217,14 @@ def exposure(name: str, may_create: bool, functions: Iterable[Mapping[str, Any]]
     """Findings on rights that every role has by the schema, and on a role with more rights than needed."""
     findings = []
     if may_create:
-        what = f"every role may create in the schema {name}: their functions there may run with this role's rights"
-        findings.append(warning("privileges", what, f"REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"))
+        text = f"every role may create in the schema {name}: their functions there may run with this role's rights"
+        findings.append(warning("privileges", text, f"REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"))
     if names := ", ".join(function["name"] for function in functions if function["open_to_all"]):
-        what = f"every role may call {names}, with the rights of the queue's owner"
-        findings.append(warning("privileges", what, f"as the queue's owner: {ROLES}"))
+        text = f"every role may call {names}, with the rights of the queue's owner"
+        findings.append(warning("privileges", text, f"as the queue's owner: {ROLES}"))
     if is_superuser:
-        what = "this role is a superuser, which neither the queue's owner nor a farm needs to be"
-        findings.append(warning("privileges", what, f"use an ordinary role; for a farm, as the owner: {ROLES}"))
+        text = "this role is a superuser, which neither the queue's owner nor a farm needs to be"
+        findings.append(warning("privileges", text, f"use an ordinary role; for a farm, as the owner: {ROLES}"))
     return findings
 
 
@@ -232,8 +232,8 @@ def schema(refusal: str, todo: str, may_migrate: bool) -> Finding:
     """The finding on the schema: `refusal` is a reason to refuse it, `todo` lists the steps of a `migrate`."""
     migrate = _migrate(may_migrate)
     if refusal:
-        what, _, advice = refusal.partition(": ")
-        return error("schema", what, migrate if "migrate" in advice else advice)
+        text, _, advice = refusal.partition(": ")
+        return error("schema", text, migrate if "migrate" in advice else advice)
     if todo:
         return warning("schema", f"not up to date: {todo}", migrate)
     return ok("schema", "up to date")
@@ -252,30 +252,30 @@ def _connections(conn: db.Connection, settings: Settings, dsn: str) -> list[Find
 
 def _fleet(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
     """The findings on the workers and the sessions of all farms; none of sessions where only one farm is seen."""
-    here = hostname()
+    host = hostname()
     try:
         with db.in_force(conn):
-            farms = _facts(conn, "fleet", here=here)
+            farms = _facts(conn, "fleet", here=host)
     except (errors.InsufficientPrivilege, errors.UndefinedTable, errors.UndefinedColumn):
         return []  # the schema's findings say so
     workers = sum(spec.concurrency for spec in settings.workers) + sum(farm["workers"] for farm in farms)
-    found = listeners(workers)
+    findings = listeners(workers)
     if not farms:
-        return found
-    (facts,), (seen,) = _facts(conn, "sessions"), _facts(conn, "fleet_sessions")
+        return findings
+    (facts,), (counts,) = _facts(conn, "sessions"), _facts(conn, "fleet_sessions")
     same = _server(settings.target_dsn or dsn) == _server(dsn)
     _, ours = wanted_connections(settings, same_server=same)
-    apis = api_connections(settings) * seen["api_hosts"]
-    most = ours + apis + seen["reapers"] + sum(farm_connections(**farm, same_server=same) for farm in farms)
-    return [*found, fleet(len(farms) + 1, most, sessions_left(facts, seen["of_farms"]))]
+    apis = api_connections(settings) * counts["api_hosts"]
+    most = ours + apis + counts["reapers"] + sum(farm_connections(**farm, same_server=same) for farm in farms)
+    return [*findings, fleet(len(farms) + 1, most, sessions_left(facts, counts["of_farms"]))]
 
 
 def listeners(workers: int) -> list[Finding]:
     """PURE: a warning where so many workers, when all are idle, make each trigger costly for the server."""
     if workers <= LISTENERS_MOST:
         return []
-    what = f"all farms have {workers} workers; idle ones cost each trigger {workers * LISTENER_MS:.0f} ms of CPU"
-    return [warning("listeners", what, f"have at most {LISTENERS_MOST} workers: see docs/scaling.md")]
+    text = f"all farms have {workers} workers; idle ones cost each trigger {workers * LISTENER_MS:.0f} ms of CPU"
+    return [warning("listeners", text, f"have at most {LISTENERS_MOST} workers: see docs/scaling.md")]
 
 
 def farm_connections(workers: int, kinds: int, same_server: bool) -> int:
@@ -305,11 +305,11 @@ def sessions_left(facts: Mapping[str, int], ours: int) -> dict[str, int]:
 def fleet(farms: int, most: int, allowed: Mapping[str, int]) -> Finding:
     """The finding on what all farms may need at once, beside the smallest of the limits."""
     limit, room = min(allowed.items(), key=lambda item: item[1])
-    what = f"all {farms} farms may need {most} sessions at once, {room} are theirs to use ({limit})"
+    text = f"all {farms} farms may need {most} sessions at once, {room} are theirs to use ({limit})"
     if most <= room:
-        return ok("fleet", what)
+        return ok("fleet", text)
     advice = f"raise {limit} by {most - room}, or lower WORKERS_JSON, PG_POOL_SIZE or PG_MAX_OVERFLOW"
-    return warning("fleet", what, advice)
+    return warning("fleet", text, advice)
 
 
 def _locks(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
@@ -324,17 +324,17 @@ def locks(table: probe.LockTable, workers: Sequence[WorkerSpec], of_others: int)
     """
     wanted, at_most = probe.keys_wanted(table, workers), probe.most_at_once(table, workers)
     automatic = probe.most_at_once(table, workers, is_automatic=True)
-    what = f"this machine may hold {wanted} keys, others hold {of_others}; the server has room for {table.room} locks"
+    text = f"this machine may hold {wanted} keys, others hold {of_others}; the server has room for {table.room} locks"
     needed = wanted * probe.LOCK_SHARE if wanted * probe.LOCK_SHARE > table.room else (wanted + of_others) * 2
     raised = f"raise max_locks_per_transaction to {-(-needed // table.transactions)} and restart the server"
     if any(spec.prefetch > at_most for spec in workers if not spec.is_automatic):
-        what = f"{what}: a worker claims {at_most} jobs at once at most"
-        return warning("locks", what, f"lower prefetch in WORKERS_JSON to {at_most}, or {raised}")
+        text = f"{text}: a worker claims {at_most} jobs at once at most"
+        return warning("locks", text, f"lower prefetch in WORKERS_JSON to {at_most}, or {raised}")
     if any(spec.prefetch > automatic for spec in workers if spec.is_automatic):
-        what = f"{what}: a worker without prefetch claims {automatic} jobs at once at most"
+        text = f"{text}: a worker without prefetch claims {automatic} jobs at once at most"
     if (wanted + of_others) * 2 > table.room:
-        return warning("locks", what, raised)
-    return ok("locks", what)
+        return warning("locks", text, raised)
+    return ok("locks", text)
 
 
 def _merging(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
@@ -349,12 +349,12 @@ def _merging(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]
 
 
 def merging_by_settings(workers: Iterable[WorkerSpec]) -> dict[str, bool]:
-    """PURE: whether each queue merges by the settings: by any entry that names it, for others may say nothing."""
-    found: dict[str, bool] = {}
+    """PURE: whether each queue merges by the settings: one entry of the queue with `merge` is enough."""
+    by_queue: dict[str, bool] = {}
     for spec in workers:
         for queue in spec.served:
-            found[queue] = found.get(queue, False) or bool(spec.merge)
-    return found
+            by_queue[queue] = by_queue.get(queue, False) or bool(spec.merge)
+    return by_queue
 
 
 def merging(
@@ -366,8 +366,8 @@ def merging(
         queue, merges = facts["queue"], by_settings[facts["queue"]] if facts["merge"] is None else facts["merge"]
         for task in facts["tasks"] if merges else ():
             if task in single:
-                what = f"the queue {queue} merges the jobs of a key, and the pipeline {task} takes one job"
-                findings.append(warning("queues", what, "register it with batch_size"))
+                text = f"the queue {queue} merges the jobs of a key, and the pipeline {task} takes one job"
+                findings.append(warning("queues", text, "register it with batch_size"))
     return findings
 
 
@@ -392,11 +392,11 @@ def wanted_connections(settings: Settings, same_server: bool) -> tuple[int, int]
 def connections(least: int, most: int, free: Mapping[str, int]) -> Finding:
     """The finding on the number of free sessions."""
     limit, left = min(free.items(), key=lambda item: item[1])
-    what = f"this machine needs {least} to {most} sessions, {left} are free ({limit})"
+    text = f"this machine needs {least} to {most} sessions, {left} are free ({limit})"
     if most <= left:
-        return ok("connections", what)
+        return ok("connections", text)
     advice = "raise the limit, or lower WORKERS_JSON, PG_POOL_SIZE or PG_MAX_OVERFLOW"
-    return Finding(Level.ERROR if least > left else Level.WARNING, "connections", what, advice)
+    return Finding(Level.ERROR if least > left else Level.WARNING, "connections", text, advice)
 
 
 _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] = {
@@ -412,7 +412,7 @@ _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] =
 # --- the target ---
 
 
-def of_target(settings: Settings, dsn: str) -> Finding:
+def target_finding(settings: Settings, dsn: str) -> Finding:
     """The finding on the database that pipelines write to."""
     try:
         with _connect(settings, dsn, settings.pg_schema) as conn, db.in_force(conn):
@@ -425,6 +425,6 @@ def of_target(settings: Settings, dsn: str) -> Finding:
 def target(name: str, found: bool, may_create: bool) -> Finding:
     """The finding on the pipelines' schema; the right to create tables is optional."""
     if not found:
-        what = f"PG_SCHEMA: there is no schema {name}, or this role may not use it"
-        return warning("target", what, f"CREATE SCHEMA {name}, or GRANT USAGE ON SCHEMA {name}")
+        text = f"PG_SCHEMA: there is no schema {name}, or this role may not use it"
+        return warning("target", text, f"CREATE SCHEMA {name}, or GRANT USAGE ON SCHEMA {name}")
     return ok("target", "reachable" if may_create else f"reachable; may not create tables in {name}")

@@ -108,9 +108,9 @@ def write_commands(
     ctx: click.Context, formatter: click.HelpFormatter, group: click.Group, title: str, names: Sequence[str]
 ) -> None:
     """A section with the commands of these names, each with its whole first sentence."""
-    found = [(name, command) for name in names if (command := group.get_command(ctx, name)) and not command.hidden]
+    commands = [(name, command) for name in names if (command := group.get_command(ctx, name)) and not command.hidden]
     with formatter.section(title):
-        formatter.write_dl([(name, command.get_short_help_str(SUMMARY_MOST)) for name, command in found])
+        formatter.write_dl([(name, command.get_short_help_str(SUMMARY_MOST)) for name, command in commands])
 
 
 @contextmanager
@@ -174,23 +174,23 @@ def settings() -> Settings:
     from dataloader import config, log
 
     try:
-        found = config.load()
+        loaded = config.load()
     except config.ConfigError as e:
         refuse(str(e), EXIT_CANNOT_START)
-    log.configure(found)
-    return found
+    log.configure(loaded)
+    return loaded
 
 
 def dsn(settings: Settings) -> str:
     """The queue's DSN: the configured one, or that of a running embedded server; refuses without either."""
-    found = settings.queue_dsn
-    if found is None:
+    queue_dsn = settings.queue_dsn
+    if queue_dsn is None:
         from dataloader import embedded
 
-        found = embedded.running(settings.dl_home / "postgres")
-    if found is None:
+        queue_dsn = embedded.running(settings.dl_home / "postgres")
+    if queue_dsn is None:
         refuse(
             "no database is configured: set DL_DB_DSN or PG_HOST and PG_DATABASE, or run `dataloader up`",
             EXIT_CANNOT_START,
         )
-    return found
+    return queue_dsn

@@ -17,7 +17,7 @@ from tenacity import Retrying
 from dataloader import log, obs, ops
 from dataloader.cli.screen import as_json
 from dataloader.client import Forbidden, Refused, Unavailable, Unexpected
-from dataloader.client.errors import ClientError, of_answer
+from dataloader.client.errors import ClientError, from_answer
 from dataloader.client.farm import Farm, Look
 from dataloader.client.wire import plain, repetition, understood
 from dataloader.config import ConfigError, Settings
@@ -125,7 +125,7 @@ class Direct(Farm):
 def _in_words(status: int, kind: tuple[str, str], error: Exception, faults: Iterable[Fault] = ()) -> ClientError:
     """The client's exception for a refusal, as the API would answer it."""
     problem = {"type": kind[0], "title": kind[1], "detail": str(error), "errors": [asdict(each) for each in faults]}
-    return of_answer(status, "", problem, None)
+    return from_answer(status, "", problem, None)
 
 
 def as_document(row: Any) -> Any:

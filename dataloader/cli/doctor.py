@@ -1,7 +1,7 @@
 """`doctor`: the reasons why a job, a schedule or a backfill does not go on as it should, each with what helps.
 
 `doctor` without an argument: what is wrong with the farm, as on the dashboard. `diagnose`, `diagnose_schedule`,
-`diagnose_backfill`, `of_farm`, `of_tasks` and `of_backfills` are pure: from facts to findings.
+`diagnose_backfill`, `farm_findings`, `task_findings` and `backfill_findings` are pure: from facts to findings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.text import Text
 from dataloader.cli import base, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.jobs import journal
-from dataloader.cli.render import attempts, said
+from dataloader.cli.render import attempts, outcome
 from dataloader.cli.watch import waits_for
 from dataloader.client import Forbidden, NotFound
 from dataloader.client.farm import Farm
@@ -68,7 +68,7 @@ commands = base.Group()
 def doctor(reached: Reached, what: str | None) -> None:
     """Say why a job, a schedule or a backfill does not go on; without one of them, what is wrong with the farm."""
     if what is None:
-        _tell(reached, list(_of_whole(reached.farm)), {})
+        _print(reached, list(_whole_farm(reached.farm)), {})
         return
     try:
         job_id = UUID(what)
@@ -78,7 +78,7 @@ def doctor(reached: Reached, what: str | None) -> None:
     case = _case(reached.farm, job_id)
     job = case.job
     title = Text.assemble(f"job {job.job_id} (", screen.short(job.task), "): ", screen.status(job.status))
-    _tell(reached, list(diagnose(case)), {"job_id": job.job_id, "status": job.status}, title)
+    _print(reached, list(diagnose(case)), {"job_id": job.job_id, "status": job.status}, title)
 
 
 def _named(reached: Reached, name: str) -> None:
@@ -87,21 +87,21 @@ def _named(reached: Reached, name: str) -> None:
         findings, kind = list(diagnose_schedule(reached.farm.schedule(name))), "schedule"
     except NotFound:
         try:
-            found = reached.farm.backfill(name)
+            backfill = reached.farm.backfill(name)
         except NotFound:
             unknown = "there is no schedule and no backfill with this name, and it is no job_id"
             raise NotFound(unknown, status=404) from None
         overview, workers = reached.farm.overview(), reached.farm.workers()
-        findings, kind = list(diagnose_backfill(found, overview.queues, _serving(workers))), "backfill"
-    _tell(reached, findings, {kind: name}, Text(f"{kind} {name}"))
+        findings, kind = list(diagnose_backfill(backfill, overview.queues, _serving(workers))), "backfill"
+    _print(reached, findings, {kind: name}, Text(f"{kind} {name}"))
 
 
-def of_farm(
+def farm_findings(
     overview: Overview, workers: Sequence[Worker], database: Database, receivers: Webhooks | None
 ) -> Iterator[Finding]:
     """The faults of the farm, the grave ones first; `receivers` None: the asker may not see the webhooks."""
     queues = [asdict(queue) for queue in overview.queues]
-    for alert in alerts.of_farm({"queues": queues}, [asdict(each) for each in workers], asdict(database)):
+    for alert in alerts.farm_alerts({"queues": queues}, [asdict(each) for each in workers], asdict(database)):
         command = ("jobs", "-q", alert.queue or "", "--status", alert.status) if alert.status else ("queues",)
         yield Finding(f"{alert.text} {alert.advice}".strip(), ("ps",) if alert.queue is None else command)
     if receivers and receivers.webhooks and not receivers.is_served:
@@ -109,18 +109,18 @@ def of_farm(
         yield Finding(text, ("webhook", "list"))
 
 
-def _of_whole(farm: Farm) -> Iterator[Finding]:
+def _whole_farm(farm: Farm) -> Iterator[Finding]:
     receivers = None
     with suppress(Forbidden):  # a token that may only read
         receivers = farm.webhooks()
     overview = farm.overview()
-    found = list(of_farm(overview, farm.workers(), farm.database(), receivers))
-    found += of_errors(farm.errors().groups if overview.total.dead else [])
-    found += [*of_backfills(farm.backfills()), *of_tasks(farm.tasks())]
-    yield from found or [Finding("Nothing is wrong with the farm.")]
+    findings = list(farm_findings(overview, farm.workers(), farm.database(), receivers))
+    findings += error_findings(farm.errors().groups if overview.total.dead else [])
+    findings += [*backfill_findings(farm.backfills()), *task_findings(farm.tasks())]
+    yield from findings or [Finding("Nothing is wrong with the farm.")]
 
 
-def _tell(reached: Reached, findings: Sequence[Finding], of: Mapping[str, object], title: Text | None = None) -> None:
+def _print(reached: Reached, findings: Sequence[Finding], of: Mapping[str, object], title: Text | None = None) -> None:
     if reached.as_json:
         listed = [{"text": f.text, "command": reached.command(*f.command) if f.command else None} for f in findings]
         reached.print_json({**of, "findings": listed})
@@ -139,40 +139,41 @@ def diagnose(case: Case) -> Iterator[Finding]:
     yield from _earlier_runs(case)
 
 
-def diagnose_schedule(found: Schedule) -> Iterator[Finding]:
+def diagnose_schedule(schedule: Schedule) -> Iterator[Finding]:
     """Why a schedule makes no jobs, or that it does."""
-    last = ("doctor", str(found.last_job_id)) if found.last_job_id and found.last_job_status else ()
-    if found.paused_at:
-        yield Finding(f"It is paused by {found.paused_by}, so it makes no jobs.", ("schedule", "resume", found.name))
-    elif found.retired_at:
-        yield Finding(_RETIRED, ("schedule", "remove", found.name))
-    elif found.error:
-        text = f"Its jobs cannot be made: {screen.short(found.error, 300)}. The reaper tries again every minute."
-        yield Finding(text, ("schedule", "show", found.name))
-    elif found.overdue_sec > OVERDUE_SEC:
-        late = screen.duration(found.overdue_sec)
+    last = ("doctor", str(schedule.last_job_id)) if schedule.last_job_id and schedule.last_job_status else ()
+    if schedule.paused_at:
+        text = f"It is paused by {schedule.paused_by}, so it makes no jobs."
+        yield Finding(text, ("schedule", "resume", schedule.name))
+    elif schedule.retired_at:
+        yield Finding(_RETIRED, ("schedule", "remove", schedule.name))
+    elif schedule.error:
+        text = f"Its jobs cannot be made: {screen.short(schedule.error, 300)}. The reaper tries again every minute."
+        yield Finding(text, ("schedule", "show", schedule.name))
+    elif schedule.overdue_sec > OVERDUE_SEC:
+        late = screen.duration(schedule.overdue_sec)
         text = f"A due time of {late} ago has no job: no reaper runs (start one: `dataloader reaper`)"
         yield Finding(f"{text}, or its log says why it makes none.")
-    elif found.next_due is None:
-        yield Finding("No due time of it comes any more.", ("schedule", "show", found.name))
+    elif schedule.next_due is None:
+        yield Finding("No due time of it comes any more.", ("schedule", "show", schedule.name))
     else:
-        yield Finding(f"It is due as it should be: {found.words}.", ("schedule", "show", found.name))
-    if found.skipped and found.overlap == "skip":
-        text = f"{found.skipped:,} due times got no job, because the job before had not ended (overlap skip)."
+        yield Finding(f"It is due as it should be: {schedule.words}.", ("schedule", "show", schedule.name))
+    if schedule.skipped and schedule.overlap == "skip":
+        text = f"{schedule.skipped:,} due times got no job, because the job before had not ended (overlap skip)."
         yield Finding(text, last)
-    elif last and found.last_job_status != "succeeded":
-        yield Finding(f"Its last job is {found.last_job_status}.", last)
+    elif last and schedule.last_job_status != "succeeded":
+        yield Finding(f"Its last job is {schedule.last_job_status}.", last)
 
 
-def of_errors(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
+def error_findings(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
     """The error that most of the dead jobs have in common, and one of them."""
     worst = max(groups, key=lambda each: each.dead, default=None)
     if worst is None or not worst.dead:
         return
     dead = sum(each.dead for each in groups)
     share = "The dead job has the error" if dead == 1 else f"{worst.dead:,} of {dead:,} dead jobs have the same error"
-    where = f"task {worst.task}, queue {worst.queue}"
-    text = f"{share}: {screen.short(worst.error_group, 200)} ({where})."
+    place = f"task {worst.task}, queue {worst.queue}"
+    text = f"{share}: {screen.short(worst.error_group, 200)} ({place})."
     if worst.note:
         text += f" Its note: {screen.short(worst.note, 200)}."
     yield Finding(f"{text} One of them, and all groups:", ("doctor", str(worst.job_id)))
@@ -186,16 +187,16 @@ def _again(group: ErrorGroup) -> tuple[str, ...]:
     return ("requeue", "--matching", " ".join([*(f'{name}:"{text}"' for name, text in quoted.items()), "status:dead"]))
 
 
-def of_backfills(found: Sequence[Backfill]) -> Iterator[Finding]:
+def backfill_findings(backfills: Sequence[Backfill]) -> Iterator[Finding]:
     """The backfills whose next jobs are not made."""
-    for each in found:
+    for each in backfills:
         if each.error or each.overdue_sec > OVERDUE_SEC:
             yield Finding(f"The jobs of backfill {each.name} are not made.", ("doctor", each.name))
 
 
-def of_tasks(found: Sequence[Task]) -> Iterator[Finding]:
+def task_findings(tasks: Sequence[Task]) -> Iterator[Finding]:
     """The tasks whose runs cost more workers than they should."""
-    for each in found:
+    for each in tasks:
         if each.replaces:
             runs, replaced = each.replaces.runs, each.replaces.replaced
             facts = ", ".join(screen.short(name, 40) for name in each.replaces.changed[:10])
@@ -204,53 +205,53 @@ def of_tasks(found: Sequence[Task]) -> Iterator[Finding]:
             yield Finding(f"{text} process ({facts}), {why}")
 
 
-def diagnose_backfill(found: Backfill, queues: Sequence[Queue], serving: Collection[str]) -> Iterator[Finding]:
+def diagnose_backfill(backfill: Backfill, queues: Sequence[Queue], serving: Collection[str]) -> Iterator[Finding]:
     """Why a backfill does not go on, or that it does; `serving` are the queues that have workers."""
-    reasons = [*_not_made(found), *_not_run(found, queues, serving)]
-    if found.state in ("making", "running", "done") and not reasons:
-        done = "is done" if found.state == "done" else "goes on"
-        yield Finding(f"It {done}: {found.ended:,} of {found.total:,} partitions.", ("backfill", "show", found.name))
+    reasons = [*_not_made(backfill), *_not_run(backfill, queues, serving)]
+    if backfill.state in ("making", "running", "done") and not reasons:
+        done = "is done" if backfill.state == "done" else "goes on"
+        text = f"It {done}: {backfill.ended:,} of {backfill.total:,} partitions."
+        yield Finding(text, ("backfill", "show", backfill.name))
     yield from reasons
-    if dead := {status: found.counts.get(status, 0) for status in ("failed", "lost") if found.counts.get(status)}:
+    if dead := {status: backfill.counts.get(status, 0) for status in ("failed", "lost") if backfill.counts.get(status)}:
         listed = " and ".join(f"{count:,} {status}" for status, count in dead.items())
         text = f"Of its partitions {listed}. To see which, and their jobs:"
-        yield Finding(text, ("backfill", "partitions", found.name, "--status", next(iter(dead))))
-        yield Finding("When what was wrong is put right:", ("backfill", "retry", found.name))
-    if found.state == "done" and (missing := found.counts.get("missing")):
+        yield Finding(text, ("backfill", "partitions", backfill.name, "--status", next(iter(dead))))
+        yield Finding("When what was wrong is put right:", ("backfill", "retry", backfill.name))
+    if backfill.state == "done" and (missing := backfill.counts.get("missing")):
         text = f"{missing:,} of its partitions have no job: somebody has deleted it before its end."
-        yield Finding(text, ("backfill", "partitions", found.name, "--status", "missing"))
+        yield Finding(text, ("backfill", "partitions", backfill.name, "--status", "missing"))
 
 
-def _not_made(found: Backfill) -> Iterator[Finding]:
-    """Why no more jobs of it are made."""
-    if found.state == "canceled":
-        yield Finding(f"It is canceled by {found.canceled_by}, so none of its jobs starts any more.")
-    elif found.state == "paused":
-        yield Finding(
-            f"It is paused by {found.paused_by}, so none of its jobs starts.", ("backfill", "resume", found.name)
-        )
-    elif found.error:
-        text = f"Its next jobs cannot be made: {screen.short(found.error, 300)}. The reaper tries again every 10 s."
-        yield Finding(text, ("backfill", "show", found.name))
-    elif found.overdue_sec > OVERDUE_SEC:
-        late = screen.duration(found.overdue_sec)
+def _not_made(backfill: Backfill) -> Iterator[Finding]:
+    """The reasons why no more jobs of the plan are made."""
+    if backfill.state == "canceled":
+        yield Finding(f"It is canceled by {backfill.canceled_by}, so none of its jobs starts any more.")
+    elif backfill.state == "paused":
+        text = f"It is paused by {backfill.paused_by}, so none of its jobs starts."
+        yield Finding(text, ("backfill", "resume", backfill.name))
+    elif backfill.error:
+        text = f"Its next jobs cannot be made: {screen.short(backfill.error, 300)}. The reaper tries again every 10 s."
+        yield Finding(text, ("backfill", "show", backfill.name))
+    elif backfill.overdue_sec > OVERDUE_SEC:
+        late = screen.duration(backfill.overdue_sec)
         text = f"Its next jobs have waited for a reaper for {late}: none runs (start one: `dataloader reaper`)"
         yield Finding(f"{text}, or its log says why it makes none.")
 
 
-def _not_run(found: Backfill, queues: Sequence[Queue], serving: Collection[str]) -> Iterator[Finding]:
+def _not_run(backfill: Backfill, queues: Sequence[Queue], serving: Collection[str]) -> Iterator[Finding]:
     """Why its queued jobs do not start."""
-    if found.state not in ("making", "running") or not found.counts.get("queued"):
+    if backfill.state not in ("making", "running") or not backfill.counts.get("queued"):
         return
-    queue = next((each for each in queues if each.queue == found.queue), None)
-    if found.queue not in serving:
+    queue = next((each for each in queues if each.queue == backfill.queue), None)
+    if backfill.queue not in serving:
         others = f" There are workers for: {', '.join(sorted(serving))}." if serving else " No worker is alive at all."
-        yield Finding(f"No worker serves its queue {found.queue}.{others}", ("ps",))
+        yield Finding(f"No worker serves its queue {backfill.queue}.{others}", ("ps",))
     if queue and queue.paused_at:
-        yield Finding(f"Its queue {found.queue} is paused.", ("resume", found.queue))
-    if found.max_running and found.counts.get("running", 0) >= found.max_running:
-        text = f"As many of its jobs run as may: {found.max_running:,}. To let more run:"
-        yield Finding(text, ("backfill", "set", found.name, "--max-running", str(2 * found.max_running)))
+        yield Finding(f"Its queue {backfill.queue} is paused.", ("resume", backfill.queue))
+    if backfill.max_running and backfill.counts.get("running", 0) >= backfill.max_running:
+        text = f"As many of its jobs run as may: {backfill.max_running:,}. To let more run:"
+        yield Finding(text, ("backfill", "set", backfill.name, "--max-running", str(2 * backfill.max_running)))
 
 
 _RETIRED = (
@@ -319,11 +320,11 @@ def _waiting(case: Case) -> Iterator[Finding]:
 
 def _no_worker(case: Case) -> str:
     if case.silent:
-        seen = max((each.seen_at for each in case.silent if each.seen_at), default=None)
+        last_seen = max((each.seen_at for each in case.silent if each.seen_at), default=None)
         workers = "1 worker" if len(case.silent) == 1 else f"{len(case.silent)} workers"
         hosts = ", ".join(sorted({each.host for each in case.silent}))
         return (
-            f" The last that was heard of {workers} of this queue was {screen.ago(seen, case.now)} ({hosts}):"
+            f" The last that was heard of {workers} of this queue was {screen.ago(last_seen, case.now)} ({hosts}):"
             " their machine is off or cut off, or their supervisor and keeper were ended or stopped (kill -CONT)."
         )
     return f" There are workers for: {', '.join(case.serving)}." if case.serving else " No worker is alive at all."
@@ -332,11 +333,11 @@ def _no_worker(case: Case) -> str:
 def _running(case: Case) -> Iterator[Finding]:
     job, worker = case.job, case.worker
     since = case.runs[-1].started_at if case.runs else job.started_at
-    where = f" on {worker.host}, process {worker.pid}" if worker else f" by {job.claimed_by}" if job.claimed_by else ""
-    took = f" for {screen.duration((case.now - since).total_seconds())}" if since else ""
+    place = f" on {worker.host}, process {worker.pid}" if worker else f" by {job.claimed_by}" if job.claimed_by else ""
+    duration = f" for {screen.duration((case.now - since).total_seconds())}" if since else ""
     reported = screen.progress(job.progress)
     yield Finding(
-        f"It runs{where}{took}; " + (f"it reports: {reported}." if reported else "it has reported nothing yet.")
+        f"It runs{place}{duration}; " + (f"it reports: {reported}." if reported else "it has reported nothing yet.")
     )
     yield from _silent(case)
     if worker and worker.state == "stuck" and worker.reported_at:
@@ -371,8 +372,8 @@ def _silent(case: Case) -> Iterator[Finding]:
 def _failed(case: Case) -> Iterator[Finding]:
     job = case.job
     tried = f"after {job.attempt} of {job.max_attempts} attempts"
-    how = "its error was permanent, so it was not tried again" if job.attempt < (job.max_attempts or 0) else tried
-    yield Finding(f"It has failed, {how}: {screen.short(job.error, 300) or 'it left no error'}")
+    reason = "its error was permanent, so it was not tried again" if job.attempt < (job.max_attempts or 0) else tried
+    yield Finding(f"It has failed, {reason}: {screen.short(job.error, 300) or 'it left no error'}")
     yield Finding("The whole error, and its journal:", ("job", str(job.job_id)))
     yield Finding("When what was wrong is put right, with a fresh budget of attempts:", ("requeue", str(job.job_id)))
 
@@ -392,7 +393,7 @@ def _lost(case: Case) -> Iterator[Finding]:
 
 
 def _death(case: Case) -> str:
-    ends = [text for run in case.runs if (text := said(run))]
+    ends = [text for run in case.runs if (text := outcome(run))]
     return screen.short(ends[-1] if ends else case.job.error, 300) or "nothing is known of how"
 
 
@@ -407,17 +408,18 @@ def _canceled(case: Case) -> Iterator[Finding]:
 
 
 def _over(case: Case) -> Iterator[Finding]:
-    took = case.runs[-1].seconds if case.runs else None
-    yield Finding(f"It has {case.job.status}{f' in {screen.duration(took)}' if took else ''}; nothing is the matter.")
+    seconds = case.runs[-1].seconds if case.runs else None
+    duration = f" in {screen.duration(seconds)}" if seconds else ""
+    yield Finding(f"It has {case.job.status}{duration}; nothing is the matter.")
 
 
 def _earlier_runs(case: Case) -> Iterator[Finding]:
-    bad = [run for run in case.runs if run.end and run.end != "done" and said(run)]
+    bad = [run for run in case.runs if run.end and run.end != "done" and outcome(run)]
     if case.job.status in ("queued", "running", "succeeded") and bad:
         last = bad[-1]
         count = f"{len(bad)} of its runs" if len(bad) > 1 else "One of its runs"
         number = f"attempt {last.attempt}" + (f" (run {last.run})" if last.run != last.attempt else "")
-        text = f"{count} ended otherwise; the last of them, {number}: {screen.short(said(last), 300)}"
+        text = f"{count} ended otherwise; the last of them, {number}: {screen.short(outcome(last), 300)}"
         yield Finding(text, ("job", str(case.job.job_id)))
     requeues = [event.payload for event in case.events if event.kind == "requeue" and isinstance(event.payload, dict)]
     backoffs = sum("backoffs" in payload for payload in requeues)

@@ -1,4 +1,4 @@
-"""Commands that look at the farm: jobs, queues, ps, tasks, predict, top, completion; tables of queues and workers."""
+"""Commands that show the farm: jobs, queues, ps, tasks, predict, top, completion; tables of queues and workers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def queues(reached: Reached) -> None:
 @reaching
 def ps(reached: Reached) -> None:
     """List the workers of all hosts, and what they run."""
-    found = reached.farm.workers()
-    reached.answer({"workers": found}, lambda: worker_table(found))
+    workers = reached.farm.workers()
+    reached.answer({"workers": workers}, lambda: worker_table(workers))
 
 
 @commands.command(examples=["dataloader predict etl.default", f"dataloader predict {base.EXAMPLE_ID}"])
@@ -50,29 +50,29 @@ def ps(reached: Reached) -> None:
 @reaching
 def predict(reached: Reached, what: str) -> None:
     """Say when a job will end, or all that is queued in a queue now, with the range of that."""
-    found: JobPrediction | QueuePrediction
+    prediction: JobPrediction | QueuePrediction
     try:
-        found = reached.farm.predict(UUID(what))
+        prediction = reached.farm.predict(UUID(what))
     except ValueError:  # it is the name of a queue
         names.require(reached, queue=what)
-        found = reached.farm.predict_queue(what)
-    reached.answer(found, lambda: screen.plain(ending(found, reached.zone), lines=True))
+        prediction = reached.farm.predict_queue(what)
+    reached.answer(prediction, lambda: screen.plain(ending(prediction, reached.zone), lines=True))
 
 
-def ending(told: JobPrediction | QueuePrediction, zone: tzinfo) -> str:
+def ending(prediction: JobPrediction | QueuePrediction, zone: tzinfo) -> str:
     """A prediction in words, and how right the last ones were."""
-    of_job = told if isinstance(told, JobPrediction) else None
-    what = f"job {of_job.job_id}" if of_job else f"what is queued in {told.queue} now"
-    if told.ends_at is None:
-        reason = predictions.REASONS.get(told.reason or "", f"The reason is {told.reason}.")
-        return f"when {what} ends is not known. {reason}"
-    words = f"{what} ends about {screen.clock(told.ends_at, zone)}, between {screen.clock(told.earliest, zone)}"
-    words += f" and {screen.clock(told.latest, zone)}"
+    of_job = prediction if isinstance(prediction, JobPrediction) else None
+    subject = f"job {of_job.job_id}" if of_job else f"what is queued in {prediction.queue} now"
+    if prediction.ends_at is None:
+        reason = predictions.REASONS.get(prediction.reason or "", f"The reason is {prediction.reason}.")
+        return f"when {subject} ends is not known. {reason}"
+    words = f"{subject} ends about {screen.clock(prediction.ends_at, zone)}, "
+    words += f"between {screen.clock(prediction.earliest, zone)} and {screen.clock(prediction.latest, zone)}"
     if of_job and of_job.deadline:
         words += f"; its deadline {'is missed then' if of_job.is_late else 'is'}: {screen.clock(of_job.deadline, zone)}"
-    if told.accuracy.predictions:
-        words += f"\nof the last day {told.accuracy.predictions} predictions were off by"
-        words += f" {percent(told.accuracy.error)} in the median"
+    if prediction.accuracy.predictions:
+        words += f"\nof the last day {prediction.accuracy.predictions} predictions were off by"
+        words += f" {percent(prediction.accuracy.error)} in the median"
     return words
 
 

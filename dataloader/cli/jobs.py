@@ -46,9 +46,9 @@ def _fields_of_producer(command: F) -> F:
         type=base.Choice(ON_FAILURE),
         help="what comes of the job when one of these does not succeed; default: cancel",
     )
-    return click.option("--depends-on", multiple=True, metavar="JOB", help="a job that ends before; again for more")(
-        failure(command)
-    )
+    return click.option(
+        "--depends-on", multiple=True, metavar="JOB", help="a job that must end before; repeat it for more"
+    )(failure(command))
 
 
 commands = base.Group()
@@ -102,26 +102,26 @@ def trigger(
             again = shlex.join(["--idempotency-key", key])
             e.detail += f"\nwhether the job was added is not known; sent again with {again} it is added once"
         raise
-    _started(reached, started, waits, timeout, watch.tell_result if only_result else watch.tell_end)
+    _started(reached, started, waits, timeout, watch.print_result if only_result else watch.print_end)
 
 
 def _started(
-    reached: Reached, started: Triggered, waits: bool, timeout: float | None = None, tell: Any = watch.tell_end
+    reached: Reached, started: Triggered, waits: bool, timeout: float | None = None, show_end: Any = watch.print_end
 ) -> None:
     if not waits:
         reached.print_json(started)
         return
     click.echo(f"dataloader: job {started.job_id}", err=True)
-    sys.exit(watch.to_its_end(reached, started.job_id, timeout, tell))
+    sys.exit(watch.to_its_end(reached, started.job_id, timeout, show_end))
 
 
 @commands.command(examples=(f"dataloader again {base.EXAMPLE_ID} --arg day=2026-01-31 --arg limit=10",))
 @click.argument("job_id", type=click.UUID)
 @click.option(
-    "--arg", "pairs", multiple=True, metavar="NAME=VALUE", help="an arg to replace, JSON or text; again for more"
+    "--arg", "pairs", multiple=True, metavar="NAME=VALUE", help="an arg to replace, JSON or text; repeat it for more"
 )
 @click.option("--args", "args_json", default="{}", help="args to replace, a JSON object; @FILE reads a file, @- stdin")
-@click.option("--without", multiple=True, metavar="NAME", help="an arg to leave out; again for more")
+@click.option("--without", multiple=True, metavar="NAME", help="an arg to leave out; repeat it for more")
 @click.option("--queue", "-q", help="default: the job's")
 @click.option("--lock-key", help="default: the job's")
 @click.option("--priority", type=int, help="default: the job's")
@@ -135,8 +135,8 @@ def again(reached: Reached, job_id: UUID, pairs: tuple[str, ...], args_json: str
 
 def _named(pair: str) -> tuple[str, Any]:
     """The name and the value of NAME=VALUE; a value that is no JSON is a text."""
-    name, found, text = pair.partition("=")
-    if not (name and found):
+    name, separator, text = pair.partition("=")
+    if not (name and separator):
         raise click.BadParameter("should be NAME=VALUE, such as limit=10", param_hint="--arg")
     try:
         return name, json.loads(text, parse_constant=_refuse)
@@ -182,10 +182,10 @@ def result(reached: Reached, job_id: UUID) -> None:
 @reaching
 def job(reached: Reached, job_id: UUID) -> None:
     """Show all that is known of a job: fields, arguments, attempts, journal."""
-    found, events = reached.farm.job(job_id), journal(reached.farm, job_id)
+    details, events = reached.farm.job(job_id), journal(reached.farm, job_id)
     runs = [attempt._asdict() for attempt in render.attempts(events)]
-    whole = {"job": found, "attempts": runs, "events": events}
-    reached.answer(whole, lambda: Group(*render.whole(found, events, reached.zone)))
+    whole = {"job": details, "attempts": runs, "events": events}
+    reached.answer(whole, lambda: Group(*render.whole(details, events, reached.zone)))
 
 
 def journal(farm: Farm, job_id: UUID) -> list[Event]:
@@ -208,14 +208,14 @@ def events(reached: Reached, job_id: UUID | None, queue: str | None, follow: boo
     if job_id and queue:
         raise click.UsageError("a job's journal is of one queue: leave --queue out")
     farm = reached.farm
-    found: Sequence[Event] = journal(farm, job_id)[-limit:] if job_id else farm.events(queue=queue, limit=limit)
-    if not found:
+    rows: Sequence[Event] = journal(farm, job_id)[-limit:] if job_id else farm.events(queue=queue, limit=limit)
+    if not rows:
         names.hint(reached, queue=queue)
     if reached.as_json and not follow:
-        reached.print_json({"events": found})
+        reached.print_json({"events": rows})
         return
     try:
-        for event in found if not follow else _new_events(farm, job_id, queue, found):
+        for event in rows if not follow else _new_events(farm, job_id, queue, rows):
             reached.answer_line(event, render.line(event, reached.zone))
     except KeyboardInterrupt:
         return
@@ -227,22 +227,22 @@ def _new_events(farm: Farm, job_id: UUID | None, queue: str | None, first: Seque
     PostgreSQL assigns ids before the commit, so a smaller id may appear later: each page begins LATE_SEC in the past.
     """
     yield from first
-    seen = {event.event_id: time.monotonic() for event in first}
+    known = {event.event_id: time.monotonic() for event in first}
     after = first[0].event_id - 1 if first else 0
     if not first and not job_id:  # the last event of the queue may be far back: begin at the farm's newest
         after = max((event.event_id for event in farm.events(limit=1)), default=0)
 
     def news() -> Iterator[Event]:
-        nonlocal after, seen
-        after = max([after, *(number for number, at in seen.items() if time.monotonic() - at > LATE_SEC)])
-        seen = {number: at for number, at in seen.items() if number > after}
+        nonlocal after, known
+        after = max([after, *(number for number, at in known.items() if time.monotonic() - at > LATE_SEC)])
+        known = {number: at for number, at in known.items() if number > after}
         page, start = (
             iter(farm.job_events(job_id, after=after) if job_id else _pages(farm, queue, after)),
             time.monotonic(),
         )
         for event in page:
-            if event.event_id not in seen:
-                seen[event.event_id] = start
+            if event.event_id not in known:
+                known[event.event_id] = start
                 yield event
 
     yield from _followed(farm, job_id, news)
@@ -261,9 +261,7 @@ def _followed(farm: Farm, job_id: UUID | None, news: Callable[[], Iterable[R]]) 
     while True:
         is_over = False
         try:
-            is_over = (
-                job_id is not None and farm.status(job_id).is_final
-            )  # before the look: its last news are there then
+            is_over = job_id is not None and farm.status(job_id).is_final  # read before the news, to miss no last news
             yield from news()
         except Unavailable as e:
             is_over = False

@@ -32,9 +32,9 @@ def add(root: click.Group, *subjects: str) -> None:
             *groups, name = [word for word in op.command.split() if not word.isupper()]
             parent = root
             for group in groups:
-                found = parent.commands[group]
-                assert isinstance(found, click.Group)  # noqa: S101  `groups` declares it
-                parent = found
+                child = parent.commands[group]
+                assert isinstance(child, click.Group)  # noqa: S101  `groups` declares it
+                parent = child
             parent.add_command(_command(op, name))
 
 
@@ -75,7 +75,7 @@ def read(each: Parameter, value: Any, reached: Reached) -> Any:
 
 
 def _changes(op: Op) -> list[str]:
-    """The options of an operation that changes nothing without any."""
+    """The options of an operation that needs at least one option."""
     rest = [each for each in op.parameters.values() if each.name not in op.in_path]
     return [each.name for each in rest] if rest and op.method == "PUT" and not rest[0].is_required else []
 
@@ -148,19 +148,19 @@ def _type(each: Parameter) -> click.ParamType[Any]:
     kind = plain_type(each.annotation)
     limits = {type(bound): bound for bound in bounds(each.annotation)}
     least, most = getattr(limits.get(Ge), "ge", None), getattr(limits.get(Le), "le", None)
-    found: click.ParamType[Any] = click.STRING
+    type_: click.ParamType[Any] = click.STRING
     if get_origin(kind) is Literal:
         is_for_null = may_be_none(each.annotation) and each.default is not None  # left out, it is null anyhow
         return base.Choice(dict.fromkeys([*get_args(kind), *([NONE] if is_for_null else [])]))
     if kind is int:
-        found = (_Span if each.name.endswith("_sec") else click.IntRange)(least, most)
+        type_ = (_Span if each.name.endswith("_sec") else click.IntRange)(least, most)
     elif kind is float:
-        found = base.Number(least, most)
-    return _OrNone(found) if may_be_none(each.annotation) and kind in (int, float) else found
+        type_ = base.Number(least, most)
+    return _OrNone(type_) if may_be_none(each.annotation) and kind in (int, float) else type_
 
 
 def _text(each: Parameter) -> str:
-    texts = [text for found in bounds(each.annotation) if (text := getattr(found, "description", None))]
+    texts = [text for bound in bounds(each.annotation) if (text := getattr(bound, "description", None))]
     return str(texts[-1]).replace("null", NONE) if texts else ""
 
 

@@ -126,7 +126,7 @@ def up(reloads: bool) -> None:
 
     settings = _settings()
     files = files_needed(supervisor.wished(settings).total())
-    _check_host([*surroundings.of_workers(files), *surroundings.of_api()], files)
+    _check_host([*surroundings.worker_lacks(files), *surroundings.api_lacks()], files)
     sys.exit(program.run(settings, reloads))
 
 
@@ -140,7 +140,7 @@ def workers() -> None:
 
     settings = _settings()
     files = files_needed(supervisor.wished(settings).total())
-    _check_host(surroundings.of_workers(files), files)
+    _check_host(surroundings.worker_lacks(files), files)
     dsn = _dsn(settings)
     _check_database(settings, dsn, direct=True)
     _preload(settings)
@@ -176,7 +176,7 @@ def api(processes: int, threads: int) -> None:
     from dataloader.queue import hooks
 
     settings = _settings()
-    _check_host(surroundings.of_api())
+    _check_host(surroundings.api_lacks())
     dsn = _dsn(settings)
     _check_database(settings, dsn, direct=False)
     with _refusing():
@@ -331,7 +331,7 @@ def _missing(dsn: str, schema: str) -> list[str]:
 
     with db.connect(dsn, name="dl-migrate", schema=schema) as conn, db.in_force(conn):
         missing = [f"missing: {name}" for name in migrations.missing(conn)]
-        return missing + [f"not as shipped: {what}" for what in migrations.drifted(conn)]
+        return missing + [f"not as shipped: {drift}" for drift in migrations.drifted(conn)]
 
 
 def _preload(settings: Settings) -> None:

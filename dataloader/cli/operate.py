@@ -1,6 +1,6 @@
-"""Commands that change jobs: requeue, run-now, delete, cancel; those of queues, limits, schedules, errors and webhooks.
+"""Commands that change jobs (requeue, run-now, delete, cancel), queues, limits, schedules, errors and webhooks.
 
-The commands that are not written here are made from the operations (`made`).
+`made` makes the commands that this file does not define from the operations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataloader.model.kinds import OrderName
 from dataloader.queue import db
 from dataloader.queue.reports import stats
 
-MAKING_SEC = 86_400.0  # an index of many millions of jobs takes its time
+INDEX_SEC = 86_400.0  # the longest build of the index; one for many millions of jobs may need hours
 
 
 commands = base.Group()
@@ -33,11 +33,11 @@ _DONE = {
     "delete": "deleted, with their journal",
     "cancel": "cancelled, or asked to stop",
 }
-_RULES = {"run-now": "only what is queued can be", "delete": "cancel it first", "cancel": "it has ended"}
+_ADVICE = {"run-now": "only a queued job can be made due", "delete": "cancel it first", "cancel": "it has ended"}
 
 
-def _order(name: OrderName, text: str, *more: click.Option) -> None:
-    """Make the command of an order to jobs: to named ones, or to those of a search."""
+def _order(name: OrderName, text: str, *options: click.Option) -> None:
+    """Make the command that gives this order to named jobs, or to the jobs of a search."""
 
     @commands.command(
         name=name,
@@ -49,7 +49,7 @@ def _order(name: OrderName, text: str, *more: click.Option) -> None:
     )
     @click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
     @click.option("--matching", metavar="TEXT", help='all jobs of this search: "task:load.csv status:dead"')
-    @click.option("--preview", "only_preview", is_flag=True, help="count the jobs of --matching, and why others stay")
+    @click.option("--preview", "only_preview", is_flag=True, help="count the jobs of --matching; show why others stay")
     @click.option("--yes", is_flag=True, help="do not ask for confirmation")
     @reaching
     def change(
@@ -62,7 +62,7 @@ def _order(name: OrderName, text: str, *more: click.Option) -> None:
         from_scratch: bool = False,
     ) -> None:
         if bool(job_ids) == (matching is not None):
-            raise click.UsageError("name jobs, or a search by --matching: one of the two")
+            raise click.UsageError("give the ids of jobs, or a search by --matching, but not both")
         if matching is None and only_preview:
             raise click.UsageError("--preview is for --matching")
         if matching is not None and force:
@@ -75,20 +75,20 @@ def _order(name: OrderName, text: str, *more: click.Option) -> None:
         else:
             if name == "delete" and not yes:
                 if "-" in job_ids:
-                    raise click.UsageError("with ids from stdin nobody can be asked: add --yes")
+                    raise click.UsageError("the ids come from stdin, so there is no confirmation: add --yes")
                 click.confirm(f"Delete {len(job_ids)} jobs, with their journal, for good?", abort=True, err=True)
             _change_named(reached, verb, _ids(job_ids), force)
 
-    change.params[1:1] = more
+    change.params[1:1] = options
 
 
 _order(
     "requeue",
-    "Queue jobs that have ended again, each with a fresh budget of attempts",
+    "Queue ended jobs again, each with a fresh budget of attempts",
     click.Option(["--from-scratch"], is_flag=True, help="begin at the start, not at the checkpoints"),
 )
-_order("run-now", "Make jobs due that wait for their time")
-_order("delete", "Delete jobs that do not run, with their journal")
+_order("run-now", "Make jobs that wait for their time due now")
+_order("delete", "Delete jobs that are not running, with their journal")
 _order(
     "cancel",
     "Cancel jobs: queued ones at once, running ones at their next safe point",
@@ -99,9 +99,9 @@ _order(
 def _change_named(reached: Reached, verb: OrderName, job_ids: list[UUID], force: bool) -> None:
     outcomes: list[BulkOutcome] = []
     for start in range(0, len(job_ids), BATCH):
-        some = job_ids[start : start + BATCH]
+        batch = job_ids[start : start + BATCH]
         outcomes += (
-            reached.farm.cancel_jobs(some, force=force) if verb == "cancel" else reached.farm.change_jobs(verb, some)
+            reached.farm.cancel_jobs(batch, force=force) if verb == "cancel" else reached.farm.change_jobs(verb, batch)
         )
     if outcomes or reached.as_json:
         reached.answer(
@@ -113,39 +113,39 @@ def _change_named(reached: Reached, verb: OrderName, job_ids: list[UUID], force:
 
 def _outcome(verb: str, outcome: str) -> str:
     known = {"done": _DONE[verb].removesuffix(", with their journal"), "unknown": "there is no such job"}
-    return known.get(outcome) or f"is {screen.plain(outcome)}: {_RULES.get(verb, 'only what has ended can be')}"
+    return known.get(outcome) or f"is {screen.plain(outcome)}: {_ADVICE.get(verb, 'it has not ended')}"
 
 
 def _change_matching(reached: Reached, verb: OrderName, query: str, only_preview: bool, yes: bool) -> None:
-    """Preview an order to the jobs of a search, ask, and give it."""
+    """Show the preview of an order to the jobs of a search, ask for confirmation, and give the order."""
     if not query.strip():
-        raise click.UsageError("--matching needs a search: an empty one would be for every job")
+        raise click.UsageError("--matching needs a search: an empty search would select every job")
     preview = reached.farm.preview(verb, matching={"q": query})
     if only_preview:
-        reached.answer(preview, lambda: _previewed(preview))
+        reached.answer(preview, lambda: _summary(preview))
         return
-    click.echo(_previewed(preview), err=True)
+    click.echo(_summary(preview), err=True)
     if preview.count and not yes:
         click.confirm(f"{verb} these {_count(preview)} jobs?", abort=True, err=True)
     changed = 0
     if preview.count or not preview.is_exact:
         changed = reached.farm.order_jobs(verb, preview.confirmation, matching={"q": query})
-    words = f"{changed:,} jobs {_DONE[verb]}"
-    reached.answer({"order": verb, "previewed": preview.count, "changed": changed}, lambda: words)
+    text = f"{changed:,} jobs {_DONE[verb]}"
+    reached.answer({"order": verb, "previewed": preview.count, "changed": changed}, lambda: text)
 
 
 def _count(preview: Preview) -> str:
     return f"{preview.count:,}{'' if preview.is_exact else ' or more'}"
 
 
-def _previewed(preview: Preview) -> str:
+def _summary(preview: Preview) -> str:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in preview.changes.items()) or "none"
-    left = [f"left alone: {each.count:,} {each.kind}, of which each {each.reason}" for each in preview.leaves]
+    left = [f"unchanged: {each.count:,} {each.kind}; each {each.reason}" for each in preview.leaves]
     return screen.plain("\n".join([f"{preview.order}: {_count(preview)} jobs ({kinds})", *left]), lines=True)
 
 
 def _ids(words: tuple[str, ...]) -> list[UUID]:
-    """The named ids; a - stands for the ids on stdin."""
+    """The ids of the arguments; a - is replaced by the ids from stdin."""
     texts = [text for word in words for text in (sys.stdin.read().split() if word == "-" else [word])]
     try:
         return list(dict.fromkeys(map(UUID, texts)))
@@ -170,7 +170,7 @@ def queue_group() -> None:
 
 @commands.group(examples=["dataloader schedule add nightly load.csv --cron '0 3 * * MON-FRI'"])
 def schedule() -> None:
-    """Jobs by the clock (docs/schedules.md)."""
+    """Schedules, which add jobs at given times (docs/schedules.md)."""
 
 
 @commands.group(examples=["dataloader webhook add ops https://ops.example.com/alerts --signed-by DL_WEBHOOK_KEY"])
@@ -179,10 +179,10 @@ def webhook() -> None:
 
 
 class _Errors(base.Group):
-    """Takes `errors` alone, and `errors --queue NAME`, for `errors list`."""
+    """`errors` and `errors --queue NAME` are short for `errors list`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The arguments, with the command that they leave out."""
+        """Insert the command `list` if the arguments begin with no command."""
         if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
             args = ["list", *args]
         return super().parse_args(ctx, args)
@@ -203,19 +203,19 @@ made.add(commands, "queues", "limits", "schedules", "failures", "alerts")
 def search_index() -> None:
     """The index for searches by arguments, such as args.date:2024-05-01.
 
-    Without it such a search looks through 8,000 jobs a page. Each insert and each step of a job writes to it.
+    Without it such a search reads 8,000 jobs for each page. Each insert and each step of a job writes to it.
     """
 
 
 @search_index.command(examples=["dataloader search-index create"])
 def create() -> None:
-    """Make the index beside a working farm; needs the owner of the tables."""
-    click.echo("the index is made" if _change_index(stats.create_args_index) else "the index is there already")
+    """Make the index while the farm works; only the owner of the tables can."""
+    click.echo("the index is created" if _change_index(stats.create_args_index) else "the index exists already")
 
 
 @search_index.command(examples=["dataloader search-index remove"])
 def remove() -> None:
-    """Remove the index beside a working farm."""
+    """Remove the index while the farm works."""
     click.echo("the index is removed" if _change_index(stats.drop_args_index) else "there is no such index")
 
 
@@ -223,7 +223,7 @@ def _change_index(change: Callable[[db.Conn], bool]) -> bool:
     try:
         settings = config.load()
         with db.connect(base.dsn(settings), name="dl-search-index", schema=settings.pg_schema_queue) as conn:
-            conn.answer_within = MAKING_SEC
+            conn.answer_within = INDEX_SEC
             return change(conn)
     except config.ConfigError as e:
         base.refuse(str(e), EXIT_CANNOT_START)

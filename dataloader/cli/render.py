@@ -28,8 +28,8 @@ def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
 
 def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
     """All that is known of a job."""
-    off = [name for name, value in vars(job).items() if value is False]
-    yield screen.sheet(job, zone, [*_APART, *off])
+    hidden = [name for name, value in vars(job).items() if value is False]
+    yield screen.sheet(job, zone, [*_APART, *hidden])
     if job.waiting_for:
         yield Text("\n" + screen.plain(watch.waits_for(job, datetime.now(UTC))), style="yellow")
     if job.args:
@@ -50,10 +50,10 @@ def _run(run: stats.Attempt, zone: tzinfo) -> dict[str, Any]:
     again = f", requeued by {run.requeued_by}" if run.requeued_by else ""
     begun = Text(screen.clock(run.started_at, zone))
     words = {"attempt": f"{run.attempt}{again}", "started_at": begun, "end": run.end or "running"}
-    return run._asdict() | words | {"said": said(run)}
+    return run._asdict() | words | {"said": outcome(run)}
 
 
-def said(run: stats.Attempt) -> str:
+def outcome(run: stats.Attempt) -> str:
     """The known reasons of a run's end."""
     reason = "" if run.error and run.reason == "error" else run.reason or ""
     signal = f"killed by signal {run.signal}" if run.signal and "signal" not in reason else ""

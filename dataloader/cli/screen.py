@@ -45,7 +45,7 @@ _STYLES = {
 def plain(value: object, lines: bool = False) -> str:
     """The value as text with escaped control characters, such as `\\x1b`; with `lines` line ends stay."""
     text = str(value).replace("\r\n", "\n") if lines else str(value)
-    return _HARMFUL.sub(lambda found: found[0] if lines and found[0] == "\n" else _spelled(found[0]), text)
+    return _HARMFUL.sub(lambda match: match[0] if lines and match[0] == "\n" else _spelled(match[0]), text)
 
 
 def _spelled(letter: str) -> str:
@@ -60,8 +60,8 @@ def as_json(value: Any, indent: int | None = 2) -> str:
     return _IN_JSON.sub(_escaped, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1]
+def _escaped(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1]
 
 
 def _default(value: Any) -> Any:
@@ -214,7 +214,9 @@ def sheet(answer: Any, zone: tzinfo, but: Collection[str] = ()) -> Table:
     now, rows = datetime.now(UTC), []
     for path, value in _flat(answer):
         values = [] if path in but else value if isinstance(value, list) else [value]
-        texts = [_told(path, each, now, zone) for each in values if not is_dataclass(each) or hasattr(each, "reason")]
+        texts = [
+            _long_cell(path, each, now, zone) for each in values if not is_dataclass(each) or hasattr(each, "reason")
+        ]
         label = path.replace(".", " ").replace("_", " ")
         rows += [(label if not number else "", text) for number, text in enumerate(texts)]
     return fields((name, text) for name, text in rows if text not in ("", None))
@@ -229,7 +231,7 @@ def _flat(answer: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield before + name, value
 
 
-def _told(path: str, value: Any, now: datetime, zone: tzinfo) -> Any:
+def _long_cell(path: str, value: Any, now: datetime, zone: tzinfo) -> Any:
     """A value of a sheet, which has more room than a cell."""
     if path == "counts":
         return ", ".join(f"{each} {count:,}" for each, count in value.items() if count)
@@ -285,8 +287,8 @@ def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:
         return ""
     from dataloader.queue.reports import waiting  # not at the top: other questions need no driver
 
-    found = dict(waiting_for)
+    details = dict(waiting_for)
     try:
-        return waiting.words(found, now)
+        return waiting.words(details, now)
     except (KeyError, TypeError, ValueError):  # another version of the service has other reasons
-        return f"It waits for: {found.get('reason')}."
+        return f"It waits for: {details.get('reason')}."

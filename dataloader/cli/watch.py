@@ -26,7 +26,7 @@ EXIT_INTERRUPTED = 130
 LINE_SEC = 2.0  # between two lines of progress
 
 
-def tell_end(reached: Reached, job: Status) -> None:
+def print_end(reached: Reached, job: Status) -> None:
     """Print the end of the job to stdout."""
     if reached.as_json or not screen.console().is_terminal:
         reached.print_json(job)
@@ -34,7 +34,7 @@ def tell_end(reached: Reached, job: Status) -> None:
         screen.show(_in_words(job))
 
 
-def tell_result(reached: Reached, job: Status) -> None:
+def print_result(reached: Reached, job: Status) -> None:
     """Print what the pipeline has returned to stdout; the end of a job that has not succeeded goes to stderr."""
     if job.status == "succeeded":
         reached.print_json(reached.farm.result(job.job_id))
@@ -43,20 +43,20 @@ def tell_result(reached: Reached, job: Status) -> None:
 
 
 def to_its_end(
-    reached: Reached, job_id: UUID, timeout: float | None, tell: Callable[[Reached, Status], None] = tell_end
+    reached: Reached, job_id: UUID, timeout: float | None, show_end: Callable[[Reached, Status], None] = print_end
 ) -> int:
-    """Watch the job on stderr until its end, then `tell` that. Returns the exit status, see EXITS."""
+    """Watch the job on stderr until its end, then `show_end` that. Returns the exit status, see EXITS."""
     err = screen.console(sys.stderr)
     again = reached.command("wait", job_id)
-    said = None
+    shown = None
     try:
         with _as_bar(err) if err.is_terminal else nullcontext(_in_lines()) as draw:
 
             def show(job: Status) -> None:
-                nonlocal said
+                nonlocal shown
                 failure = (job.attempt, job.error)  # of a run that is tried again: told once
-                if job.status == "queued" and job.attempt and job.error and failure != said:
-                    said, tried = failure, f"attempt {job.attempt} of {job.max_attempts}"
+                if job.status == "queued" and job.attempt and job.error and failure != shown:
+                    shown, tried = failure, f"attempt {job.attempt} of {job.max_attempts}"
                     err.print(f"dataloader: {tried} failed: {screen.short(job.error, 400)}", soft_wrap=True)
                 draw(job)
 
@@ -68,7 +68,7 @@ def to_its_end(
         stop = reached.command("cancel", job_id)
         click.echo(f"\ndataloader: the job goes on. To go on watching: {again}; to end it: {stop}", err=True)
         return EXIT_INTERRUPTED
-    tell(reached, job)
+    show_end(reached, job)
     return EXITS.get(job.status, 1)
 
 

@@ -35,9 +35,9 @@ class ClientError(Exception):
 
     def __str__(self) -> str:
         # A fault of the document as a whole has no pointer; where it is the only thing to say, the detail says it.
-        told = [fault for fault in self.faults if fault.pointer or fault.message not in self.detail]
-        where = ["  " + ": ".join(filter(None, (fault.pointer, fault.message))) for fault in told]
-        return "\n".join([": ".join(filter(None, (self.title, self.detail))), *where])
+        new = [fault for fault in self.faults if fault.pointer or fault.message not in self.detail]
+        lines = ["  " + ": ".join(filter(None, (fault.pointer, fault.message))) for fault in new]
+        return "\n".join([": ".join(filter(None, (self.title, self.detail))), *lines])
 
 
 class Refused(ClientError):
@@ -86,8 +86,8 @@ class WaitTimeout(ClientError, TimeoutError):
 
     def __init__(self, job: Status | None, seconds: float) -> None:
         self.job = job
-        seen = f"the job is {job.status}" if job else "the service did not answer"
-        super().__init__(f"after {seconds:g} s {seen}")
+        state = f"the job is {job.status}" if job else "the service did not answer"
+        super().__init__(f"after {seconds:g} s {state}")
 
 
 class JobFailed(ClientError):
@@ -106,7 +106,7 @@ _KINDS: dict[int, type[ClientError]] = {
 }
 
 
-def of_answer(status: int, reason: str, document: Any, retry_after: float | None) -> ClientError:
+def from_answer(status: int, reason: str, document: Any, retry_after: float | None) -> ClientError:
     """The exception for an answer with this status; `document` is its JSON body, if it has one."""
     problem: Mapping[str, Any] = document if isinstance(document, dict) else {}
     listed = problem.get("errors")

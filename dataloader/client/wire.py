@@ -21,7 +21,7 @@ from uuid import UUID
 from tenacity import RetryCallState, retry_if_exception, stop_before_delay
 
 import dataloader
-from dataloader.client.errors import ClientError, QueueFull, Unavailable, Unexpected, of_answer
+from dataloader.client.errors import ClientError, QueueFull, Unavailable, Unexpected, from_answer
 from dataloader.model.reading import NotUnderstood, read
 from dataloader.queue import typed_args
 
@@ -138,9 +138,9 @@ def answer(status: int, reason: str, headers: Mapping[str, str], raw: bytes) -> 
     if status == 304 or (status == 200 and is_json):
         return Answer(status, document, headers.get("etag"), wait)
     if status < 400:
-        what = f"HTTP {status}" if status != 200 else "text that is no JSON"
-        raise Unexpected("The answer is not understood", f"it is {what}; is this the address of the dataloader API?")
-    raise of_answer(status, reason, document, wait)
+        kind = f"HTTP {status}" if status != 200 else "text that is no JSON"
+        raise Unexpected("The answer is not understood", f"it is {kind}; is this the address of the dataloader API?")
+    raise from_answer(status, reason, document, wait)
 
 
 def understood(kind: type[R], document: Any) -> R:

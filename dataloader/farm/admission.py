@@ -27,12 +27,12 @@ from dataloader.queue.lifecycle import LeftOut
 
 MB = 2**20
 MEASURED_SEC = 0.25  # how old a measurement may be
-LOOK_SEC = (0.03, 0.08)  # between an idle worker's looks at the slots; at random, so that one of many comes first
+POLL_SEC = (0.03, 0.08)  # between the checks of an idle worker; random, so that few workers check at once
 LEAST_SHARE = 0.5  # of the processors that a run needs, which the measured load leaves free
 CLOSED_SEC = 1.0  # until the next try, where a stopped process is about to enter a run
 # After its last refresh a reservation is over: workers with a job that waits claim once a second.
 RESERVED_SEC = periods.seconds("RESERVED_SEC", 5.0)
-HEAT_SEC = periods.seconds("HEAT_SEC", 5.0)  # between two looks at the sensors, which take milliseconds
+HEAT_SEC = periods.seconds("HEAT_SEC", 5.0)  # between two readings of the sensors, which take milliseconds
 LOAD_SEC = 1.0  # over which processors are measured, at least: the kernel counts in steps of 10 ms
 _BUSY = (1, 2, 3, 6, 7, 8)  # in a line of /proc/stat: user, nice, system, irq, softirq, and what other guests took
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -96,10 +96,10 @@ def fits(needs: Needs, own_mb: float, room: Room, runs: Sequence[Running], other
 
 
 class Admission:
-    """What one worker may begin, beside the runs of its farm and whatever else the host does."""
+    """Decides which runs one worker may begin, beside the other runs and the other load of the host."""
 
     def __init__(self, host: Host, shared: SharedSlots, slot: Slot, reserve_sec: float, logger: Any) -> None:
-        """`reserve_sec` is how long a job waits until room gathers for it; 0: for none does room gather."""
+        """`reserve_sec` is the wait of a job until room is reserved for it; 0: never."""
         self._host = host
         self._shared = shared
         self._slot = slot
@@ -112,7 +112,7 @@ class Admission:
         self._used_mb: dict[int, float] = {}  # by process, at the latest measurement
         self._load = Load({}, 0.0)
         self._measured_at = -MEASURED_SEC
-        self._seen: tuple[object, ...] = ()  # the runs and the reservation at the latest look
+        self._measured_state: tuple[object, ...] = ()  # the runs and the reservation at the latest check
         self._closed_until = 0.0  # a process is stopped that was about to enter a run
         self._left_out: frozenset[str] = frozenset()  # the tasks without room at the latest claim that passed jobs over
 
@@ -126,12 +126,13 @@ class Admission:
             return ()
         if now() < self._closed_until:
             return list(self._needs)
-        self._measure(0.0 if self._state() != self._seen else MEASURED_SEC)  # room that a run has left is there at once
-        self._seen, reserved = self._state(), _standing(self._shared.room.read())
+        # The room of a run that has ended counts at once.
+        self._measure(0.0 if self._state() != self._measured_state else MEASURED_SEC)
+        self._measured_state, reserved = self._state(), _standing(self._shared.room.read())
         return [task for task, needs in self._needs.items() if not self._has_room(task, needs, reserved)]
 
     def passed(self, left_out: LeftOut | None, without: Collection[str]) -> None:
-        """A claim has passed over this job, for these tasks had no room; after `reserve_sec` room gathers for it."""
+        """Note that a claim skipped this job, because these tasks had no room; after `reserve_sec` room is reserved."""
         self._left_out = frozenset(without if left_out else ())
         if left_out != self._first:
             self._first, self._since = left_out, now()
@@ -149,13 +150,14 @@ class Admission:
                 note.update(task=task, needs=needs, until=now() + RESERVED_SEC)
 
     @property
-    def look_in(self) -> float:
-        """Seconds until an idle worker should ask for room, which nobody notifies of; infinity: it waits for none."""
-        return random.uniform(*LOOK_SEC) if self._left_out else math.inf  # noqa: S311  jitter
+    def next_check_in(self) -> float:
+        """Seconds until an idle worker should check for room, which has no notification; infinity: it does not wait."""
+        return random.uniform(*POLL_SEC) if self._left_out else math.inf  # noqa: S311  jitter
 
     def has_gained_room(self) -> bool:
-        """Whether a task that the latest claim has passed over has room by now, because a run has ended."""
-        return bool(self._left_out) and self._state() != self._seen and not self._left_out <= {*self.without()}
+        """Whether a task that the latest claim skipped has room now, because a run has ended."""
+        has_changed = self._state() != self._measured_state
+        return bool(self._left_out) and has_changed and not self._left_out <= {*self.without()}
 
     def enter(self, task: str) -> bool:
         """Claim the room that a run of this task needs; False when there is none any more."""
@@ -189,7 +191,7 @@ class Admission:
         return *((slot.index, slot.needs) for slot in self._others()), reserved and reserved[0]
 
     def _measure(self, oldest_sec: float) -> None:
-        """What the runs use, and then what is free: what they take meanwhile counts rather twice."""
+        """Measure the use of the runs, then the free rest: in this order no memory is counted as free twice."""
         if now() < self._measured_at + oldest_sec:
             return
         workers = (os.getpid(), *(slot.pid for slot in self._others()))
@@ -208,7 +210,7 @@ class Admission:
 
 
 def _standing(note: Mapping[str, Any]) -> tuple[str, Needs] | None:
-    """The reservation that the note holds, unless it is over: the task and the needs of a job that room gathers for."""
+    """The reservation in the note, unless it is over: the task and the needs of the job."""
     return (note["task"], Needs(*note["needs"])) if now() <= note.get("until", 0.0) else None
 
 
@@ -240,13 +242,13 @@ class Host:
         self._root = root
         self._heat_at = -math.inf
         self._is_hot = False
-        # The latest look: when, and the seconds of processors that were used until then, by each worker and in all.
+        # The latest measurement: its time, and the CPU seconds used until then, by each worker and in all.
         self._sample: tuple[float, Mapping[int, float], float] = (-math.inf, {}, 0.0)
         self._load = Load({}, 0.0)
 
     @property
     def bound_mb(self) -> float:
-        """What all runs together may use; infinity where DL_HOST_MEMORY is 0."""
+        """The memory that all runs together may use; infinity if DL_HOST_MEMORY is 0."""
         return room_of(self._memories(), self._share, self._size_mb, 0.0)[0]
 
     def room(self, runs_mb: float) -> Room:
@@ -258,9 +260,9 @@ class Host:
         return Room(*room_of(self._memories(), self._share, self._size_mb, runs_mb), cpus, self._is_hot)
 
     def load(self, workers: Collection[int]) -> Load:
-        """The load over LOAD_SEC or more; none at the first look, and without a bound.
+        """The load over LOAD_SEC or more; none at the first measurement, and without a bound.
 
-        `workers` are the processes whose runs have room now; those of the look before count as workers too.
+        `workers` are the processes whose runs have room now; those of the previous measurement count too.
         """
         at, before, busy_before = self._sample
         if self._cpu_share and now() >= at + LOAD_SEC:
@@ -345,4 +347,4 @@ def _temperature() -> float:
         sensors = psutil.sensors_temperatures()
     except (AttributeError, OSError, RuntimeError):
         return -math.inf
-    return max((each.current for found in sensors.values() for each in found if each.current), default=-math.inf)
+    return max((each.current for readings in sensors.values() for each in readings if each.current), default=-math.inf)

@@ -1,4 +1,4 @@
-"""What a run writes, taken line by line: its logging, its `print`, and the output of its child processes.
+"""Captures the output of a run line by line: its logging, its `print`, and the output of its child processes.
 
 From its first run until the worker waits, its descriptors 1 and 2 are two files in memory. A file takes any output at
 once, also that of a C call that holds the GIL, and a file's end is no matter of who has it open. The worker reads the
@@ -30,10 +30,10 @@ from dataloader.queue.run_log import Keys, RunLog, Splitter, harmless, marked, r
 NAMES = ("dl-stdout", "dl-stderr")  # of the files
 SOURCES = ("stdout", "stderr")
 WRITE_SEC = 1.0  # between two writes of a run under way
-LOOK_SEC = (0.2, 1.0)  # between two looks: while output comes, and in silence
+POLL_SEC = (0.2, 1.0)  # between two reads: while output comes, and in silence
 CHUNK = 262_144  # bytes of one read
 FLOOD = 4 * 2**20  # bytes behind which the output is only counted, up to its last CHUNK
-FLOOD_LINES = 100_000  # the same of lines, which each take their time: a heartbeat waits for the look
+FLOOD_LINES = 100_000  # the same limit in lines, because each costs time and the heartbeat waits for this read
 COUNTED = 32 * 2**20  # bytes that are counted; of more the number is estimated, or the writer would be faster
 KEPT = 2**19  # bytes that stay in a file for the keeper
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
@@ -52,11 +52,11 @@ class Output:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing has come. Every run asks, by lseek: fstat costs three times as much."""
+        """Whether there is no output. Every run checks this, by lseek: fstat costs three times as much."""
         return os.lseek(self.fd, 0, os.SEEK_END) == self.at and not self.splitter.waiting
 
     def read(self) -> Iterator[bytes | int]:
-        """The lines that are there now, and numbers of lines that were too many to be looked at."""
+        """The new lines, and the numbers of skipped lines if there were too many."""
         size = os.fstat(self.fd).st_size
         if size < self.at:  # somebody has opened and truncated it, as `> /dev/stdout` does
             self.at = self._freed = 0
@@ -92,8 +92,8 @@ class Output:
         """Give back the memory of what was read long ago."""
         begin, end = self._freed, self.at - KEPT
         if end - begin > KEPT:
-            what = ctypes.c_int64(begin), ctypes.c_int64(end - begin)
-            _libc.fallocate(self.fd, _KEEP_SIZE | _PUNCH_HOLE, *what)
+            span = ctypes.c_int64(begin), ctypes.c_int64(end - begin)
+            _libc.fallocate(self.fd, _KEEP_SIZE | _PUNCH_HOLE, *span)
             self._freed = end
 
     @property
@@ -103,10 +103,10 @@ class Output:
 
 
 class Capture:
-    """The output of one worker's runs. The worker's thread begins and ends a run; the heartbeat's looks in between."""
+    """The output of one worker's runs. The worker's thread begins and ends a run; the heartbeat's thread reads."""
 
     def __init__(self, most_kb: int, slot: Slot, beyond: tuple[int, int] | None) -> None:
-        """At most `most_kb` of each run. `beyond`: where the descriptors 1 and 2 had led; None: capture nothing."""
+        """At most `most_kb` of each run. `beyond`: the former targets of descriptors 1 and 2; None: no capture."""
         self.run: RunLog | None = None  # of the run under way, if it has a log
         self.write_at = 0.0  # when lines may be written again
         self.read_at = 0.0
@@ -115,7 +115,7 @@ class Capture:
         self._outputs: list[Output] = []
         self._before: tuple[int, int] = beyond or (1, 2)
         self._is_redirected = False
-        self._pause = LOOK_SEC[0]
+        self._pause = POLL_SEC[0]
         self._reading = threading.Lock()
         self._keys = Keys()
         self._echoes: list[Callable[[bytes], None]] = []
@@ -143,7 +143,7 @@ class Capture:
         if not is_wanted:
             return self.rest()
         self.run = run = RunLog(job, self._most, now())
-        self._pause = LOOK_SEC[0]
+        self._pause = POLL_SEC[0]
         self.read_at, self.write_at = run.began + self._pause, run.began
         self._show_written(run, [output.done for output in self._outputs])
         slot.logs = True
@@ -189,7 +189,7 @@ class Capture:
             return
         before = run.number
         self._read_files(run)
-        self._pause = LOOK_SEC[0] if run.number > before else min(2 * self._pause, LOOK_SEC[1])
+        self._pause = POLL_SEC[0] if run.number > before else min(2 * self._pause, POLL_SEC[1])
         self.read_at = now() + self._pause
 
     def _read_files(self, run: RunLog | None, is_over: bool = False) -> None:
@@ -221,7 +221,7 @@ class Capture:
 
     def _take_event(self, level: str, whole: Mapping[str, Any]) -> None:
         """Write an event of logging among the lines of the run, also in a process that the pipeline has forked."""
-        with suppress(Exception):  # a log call fails nobody, whatever its fields are
+        with suppress(Exception):  # a log call never raises, with any fields
             os.write(self._outputs[0].fd, marked(level, now(), log.as_lines(whole)))
 
     def places(self) -> list[int]:
@@ -240,7 +240,7 @@ class Capture:
 
 
 def beyond() -> tuple[int, int] | None:
-    """Descriptors that lead to where 1 and 2 lead now, whatever becomes of these; None where one of them is closed."""
+    """Copies of descriptors 1 and 2, which stay when these change; None if one of them is closed."""
     try:
         return fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
     except OSError as e:

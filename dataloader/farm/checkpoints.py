@@ -21,7 +21,7 @@ TARGET_IS_AHEAD = "the target has a newer checkpoint than the queue: the next ru
 
 
 class Checkpoints:
-    """What a run's context knows of checkpoints; its lease has the latest for the queue."""
+    """The checkpoints of a run's context; its lease has the latest one for the queue."""
 
     def __init__(
         self, lease: Lease, pipeline: Pipeline, kept: Checkpoint, ask_target: Callable[[], Checkpoint]
@@ -31,7 +31,7 @@ class Checkpoints:
         self._pipeline = pipeline
         self._begin = kept
         self._ask_target = ask_target
-        self._open: list[Standing | None] = []  # of the transactions under way; None: it may save nothing
+        self._open: list[Standing | None] = []  # of the open transactions; None: no save is allowed
         self.latest: Checkpoint | None = None  # None: the pipeline has not asked where to go on
 
     def begin(self) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""What several processes of a farm would log, logged once for all of them. No SQL.
+"""Log events of several processes of a farm once for all of them. No SQL.
 
 The children of a supervisor share small files in memory, which it makes before its first fork. The kernel's lock on
 such a file belongs to a process, so a crash frees it.
@@ -39,7 +39,7 @@ class Note:
     def changed(self, must: bool = False) -> Iterator[dict[str, Any]]:
         """The dict, for this process alone; what the block changes in it is kept.
 
-        A process that gets no turn within WAIT_SEC changes a copy that nobody sees; with `must` it gets Busy.
+        A process that does not get the lock within WAIT_SEC changes a copy that is dropped; with `must` it gets Busy.
         """
         is_ours = self._lock()
         if must and not is_ours:
@@ -122,12 +122,12 @@ class FarmOutage:
 def is_first(note: Note, generation: int, text: str) -> bool:
     """True for the first process of this generation (the number of the reload) that asks about this text."""
     mark = crc32(text.encode("utf-8", "replace"))
-    with note.changed() as told:
-        if told.get("generation", -1) < generation:
-            told.update(generation=generation, marks=[])
-        if told["generation"] > generation or mark in told["marks"]:
+    with note.changed() as reported:
+        if reported.get("generation", -1) < generation:
+            reported.update(generation=generation, marks=[])
+        if reported["generation"] > generation or mark in reported["marks"]:
             return False
-        told["marks"].append(mark)
+        reported["marks"].append(mark)
         return True
 
 

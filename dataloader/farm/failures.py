@@ -99,9 +99,9 @@ def fingerprint(error: BaseException, text: str) -> str:
     GROUP_MOST characters. `text` is the masked message: a secret whose digits are gone is not known any more.
     """
     place = own_frame(error)
-    where = f" at {_named(place)}" if place else ""
+    location = f" at {_named(place)}" if place else ""
     common = general(text)
-    return f"{type(error).__name__}{where}{f': {common}' if common else ''}"[:GROUP_MOST]
+    return f"{type(error).__name__}{location}{f': {common}' if common else ''}"[:GROUP_MOST]
 
 
 def general(text: str) -> str:

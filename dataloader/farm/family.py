@@ -15,7 +15,7 @@ from dataloader.queue.job import Delivery, plain
 
 
 class Family:
-    """What one run does with other jobs, by a connection of its own: the heartbeat uses the worker's."""
+    """The actions of one run on other jobs, by a connection of its own: the heartbeat uses the worker's."""
 
     def __init__(self, delivery: Delivery, connect: Callable[[], db.Connection], schema: str) -> None:
         self._delivery = delivery
@@ -49,7 +49,7 @@ class Family:
         """The results of these jobs once all have ended; until then the run ends, and the job waits for them."""
         if len(self._delivery.jobs) > 1:
             raise PermanentError("context.gather is for a run of one job, and this one has several")
-        jobs = parents.told(self._open(), job_ids)
+        jobs = parents.results(self._open(), job_ids)
         if not all(each.has_ended for each in jobs):
             try:
                 parents.gather(self._open(), self._job, list(job_ids))  # a lost claim ends the run in any case
@@ -63,7 +63,7 @@ class Family:
     def parents(self) -> list[Parent]:
         """The jobs that this one has waited for."""
         conn = self._open()
-        jobs = parents.told(conn, parents.parents_of(conn, self._job.job_id))
+        jobs = parents.results(conn, parents.parents_of(conn, self._job.job_id))
         return [Parent(each.job_id, each.task, each.status, each.result) for each in jobs]
 
     def _open(self) -> db.Connection:

@@ -64,7 +64,7 @@ def transaction(
         keeps_defaults=True,
     )
     with conn:
-        where = _raise(conn, tokens, owner) or _leap(conn, tokens, owner, leap)
+        schema_name = _raise(conn, tokens, owner) or _leap(conn, tokens, owner, leap)
         conn.execute(_SQL["forget"])
         if standing is not None:
             row = conn.execute(_SQL["standing"], {"job_id": standing.job_id}).fetchone()
@@ -74,11 +74,11 @@ def transaction(
             yield conn
             saving = None if standing is None else standing.to_save
             if standing is None or saving is None:
-                how, facts = "hold", _fences(tokens, owner)
+                statement, facts = "hold", _fences(tokens, owner)
             else:
-                how, claim = "hold_and_save", {"job_id": standing.job_id, "claim": tokens[standing.job_id]}
+                statement, claim = "hold_and_save", {"job_id": standing.job_id, "claim": tokens[standing.job_id]}
                 facts = claim | {"checkpoint": saving.text, "number": saving.number, "owner": owner}
-            row = conn.execute(sql.SQL(_SQL[how]).format(schema=sql.Identifier(where)), facts).fetchone()
+            row = conn.execute(sql.SQL(_SQL[statement]).format(schema=sql.Identifier(schema_name)), facts).fetchone()
             if row is None or not row[0]:
                 raise Overtaken
         if standing is not None and saving is not None:
@@ -120,6 +120,6 @@ def _leap(conn: db.Connection, tokens: dict[UUID, int], owner: str, leap: Callab
             raise Overtaken
         tokens[job_id] = token
     conn.execute(_SQL["rename"], {"name": _name(tokens)})
-    if where := _raise(conn, tokens, owner):
-        return where
+    if schema := _raise(conn, tokens, owner):
+        return schema
     raise Overtaken

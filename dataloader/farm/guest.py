@@ -1,4 +1,4 @@
-"""A run is a guest in its worker: its children are plain processes, and it may leave nothing changed.
+"""A run is a guest in its worker: its children are plain processes, and its changes to the process are undone.
 
 A worker compares a few cheap facts of its process before and after each run (some 20 µs). Where a run has changed or
 removed one, the worker leaves, and the supervisor starts a fresh one; nothing is put back. An addition that stays the
@@ -94,7 +94,7 @@ class Inspection:
         self._facts = _facts(self._umask)
         self._children = frozenset(descendants(os.getpid()))
         self._tasks = os.open("/proc/self/task", os.O_RDONLY | os.O_CLOEXEC)
-        self._of_log = self._of_log_now = len(_of_log())
+        self._of_log = self._of_log_now = len(_log_threads())
         self._lasting = _lasting()
         self._descriptors = _descriptors()
         self._first_free = _lowest_free(self._tasks) or 0
@@ -122,7 +122,7 @@ class Inspection:
             differing = (name for name, a, b in zip(Facts._fields, before, facts, strict=True) if a != b)
             changed = [name for name in differing if name not in added]
             if "timers" in changed:
-                for timer in _TIMERS:  # not put back: one would go off before the end of the run is written
+                for timer in _TIMERS:  # not restored: one could fire before the end of the run is written
                     signal.setitimer(timer, 0)
             self._facts = facts
         left, more = self._left(warm)
@@ -152,7 +152,7 @@ class Inspection:
         if strays(self._children, warm):
             left.append("children")
         if (threads := _links(self._tasks)) > self._threads:
-            self._of_log_now = len(_of_log())
+            self._of_log_now = len(_log_threads())
             if _lasting() - self._lasting:
                 left.append("threads")
             elif threads > self._threads + self._of_log_now - self._of_log:
@@ -203,7 +203,7 @@ def _links(tasks: int) -> int:
         return 0
 
 
-def _of_log() -> list[threading.Thread]:
+def _log_threads() -> list[threading.Thread]:
     """The threads that write the log; some of them begin at the first line of their kind, within a run."""
     return [thread for thread in threading.enumerate() if thread.name == "log"]
 

@@ -4,7 +4,7 @@ The thread renews the lease, writes progress, hears cancellations and replaces a
 the thread stops the run. A beat uses the session with the key's advisory lock, so a beat proves the lease and the lock.
 The thread also hands back jobs that wait behind a long run, and writes ends that have waited for their batch.
 
-The worker does not wake the thread for a run shorter than TICK_SEC: the thread looks that often while there are runs.
+The worker does not wake the thread for a run shorter than TICK_SEC: the thread checks that often during runs.
 So a short job costs no switch between threads, and no title of the process.
 """
 
@@ -32,7 +32,7 @@ CHECK_SEC = 0.005  # between two checks of a run's deadlines
 REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress and checkpoints are written at most once in this time
 RETAKE_SEC = periods.seconds("RETAKE_SEC", 5.0)  # for taking the key again: the former session has 2 s to end
-LONG_SEC = 1.0  # a run that lasts so long until a beat leaves LISTEN: its triggers would cost the server for nothing
+LONG_SEC = 1.0  # after so long a run UNLISTENs at a beat, because unread notifications cost the server
 LOST_SEC = 1.0  # until a run stops whose key another worker may have
 
 
@@ -60,27 +60,27 @@ class Lease:
 
     # --- the pipeline's thread ---
 
-    def limit(self, timeout_sec: float | None, max_memory_mb: float | None, what: str = "the run") -> None:
-        """`what` begins now, and may take so many seconds and megabytes; None: any."""
-        self._timeout = f"timeout: {what} took more than {timeout_sec or 0:g} s"
+    def limit(self, timeout_sec: float | None, max_memory_mb: float | None, subject: str = "the run") -> None:
+        """`subject` begins now, and may take so many seconds and megabytes; None: any."""
+        self._timeout = f"timeout: {subject} took more than {timeout_sec or 0:g} s"
         self.slot.timeout_at = now() + timeout_sec if timeout_sec else 0.0
         if max_memory_mb:
             self.slot.memory_limit = int(max_memory_mb * 2**20)
 
     def watch(self, stall_sec: float | None, ends_stuck: bool) -> None:
-        """The run is stuck once it has reported nothing for so long; None: for DL_STALL_SEC."""
+        """Set the time without a report after which the run counts as stuck; None: DL_STALL_SEC."""
         self.slot.reported_at, self.slot.ends_stuck = now(), ends_stuck
         self.slot.stall_sec = self.slot.silence_sec if stall_sec is None else stall_sec
 
     def must_stop(self) -> bool:
-        """Whether the run has to stop; a safe point, so the run is not stuck. Looks every CHECK_SEC at most."""
+        """Whether the run has to stop; a safe point, so the run is not stuck. Checks at most every CHECK_SEC."""
         if (at := now()) < self._check_at:
             return self.stop is not None
         self.slot.reported_at = at
         return self.must_stop_now()
 
     def must_stop_now(self) -> bool:
-        """The same, by a look at the deadlines: before a commit, and when the supervisor interrupts the run."""
+        """Check the deadlines now: before a commit, and when the supervisor interrupts the run."""
         self._check_at = now() + CHECK_SEC
         if self.stop is None and self.slot.asked == self.slot.generation:
             self.end(End.CANCELED, None)
@@ -135,14 +135,14 @@ class Lease:
         """True while the claim holds and no deadline has passed; a requested cancellation changes neither."""
         return self.stop in (None, End.CANCELED)
 
-    def end(self, how: End, reason: str | None) -> None:
+    def end(self, end: End, reason: str | None) -> None:
         """The run has to stop at its next safe point; a lost claim outweighs a cancellation."""
-        if self.stop is None or self.stop is End.CANCELED or how is End.GONE:
-            self.stop, self.reason = how, reason
+        if self.stop is None or self.stop is End.CANCELED or end is End.GONE:
+            self.stop, self.reason = end, reason
 
-    def give_up(self, how: End, reason: str, within: float | None = None) -> None:
+    def give_up(self, end: End, reason: str, within: float | None = None) -> None:
         """The claim is lost: the run stops, or its process is killed `within` seconds (by default with the lease)."""
-        self.end(how, reason)
+        self.end(end, reason)
         self.slot.give_up(self.slot.ends_by if within is None else min(self.slot.ends_by, now() + within))
 
 
@@ -160,7 +160,7 @@ class Heartbeat(threading.Thread):
         self._interval = 0.0  # between two beats of this run
         self._next_beat = 0.0
         self._failed = False
-        self._seen: lifecycle.Session | None = None  # the latest session of the run
+        self._latest_session: lifecycle.Session | None = None  # the latest session of the run
         self._has_key = True  # False: another session than the present one has the key
         self._is_attending = False  # True: the thread may be waiting beside a run
         self._sleeps_until = math.inf
@@ -183,7 +183,7 @@ class Heartbeat(threading.Thread):
         self.hurry()
 
     def hurry(self) -> None:
-        """Wake the thread while it looks after this run; otherwise its next look is soon enough."""
+        """Wake the thread if it watches this run already; otherwise its next check is soon enough."""
         if self._is_attending:
             os.write(self._write, b".")
 
@@ -196,9 +196,9 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         """Look after each run, for the life of the worker."""
-        seen = now()
+        last_busy = now()
         while True:
-            is_idle = now() - seen > REST_SEC
+            is_idle = now() - last_busy > REST_SEC
             self._sleeps_until = math.inf if is_idle else now() + TICK_SEC
             if self._lease is None or not is_idle:  # a run that has just begun: its thread saw this one awake
                 self._pause(self._sleeps_until - now())
@@ -211,13 +211,13 @@ class Heartbeat(threading.Thread):
                     self._log.exception("heartbeat.failed")
                     lease.give_up(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
                     self._wait_for_release(lease)
-                seen = now()
+                last_busy = now()
             self._is_attending = False
 
     def _keep(self, lease: Lease) -> None:
         """Beat until the run is over."""
         self._interval = beat_interval(self._beat_sec, lease.delivery.lease_ttl_sec)
-        self._seen, self._has_key = self._batch.claimed_in, True
+        self._latest_session, self._has_key = self._batch.claimed_in, True
         # A beat marks jobs that were claimed ahead as begun (see dl_reap), unless the run is over sooner.
         is_shown = lease.job.job_id == self._batch.begun and len(lease.delivery.jobs) == 1
         first_mark = math.inf if is_shown else lease.began + TICK_SEC
@@ -244,8 +244,8 @@ class Heartbeat(threading.Thread):
         batch, capture = self._batch, self._capture
         try:
             read(session.conn)  # notifications, and the server's farewell
-            if session is not self._seen:  # the claim's session was lost: take the key again before anything else
-                self._seen, self._has_key, self._next_beat = session, False, now()
+            if session is not self._latest_session:  # the claim's session was lost: lock the key again first
+                self._latest_session, self._has_key, self._next_beat = session, False, now()
             is_beat_due = now() >= self._next_beat
             if is_beat_due and not self._has_key and not self._regain(lease, session):
                 return
@@ -290,8 +290,8 @@ class Heartbeat(threading.Thread):
         sent, written = now(), lease.written
         answer = lifecycle.beat(session.conn, jobs, document, journal=is_beat_due)
         if answer is None:
-            how = End.GONE if len(jobs) == 1 else End.HANDED_BACK  # the others' claims may hold
-            lease.give_up(how, "the claim belongs to another worker", within=LOST_SEC)
+            end = End.GONE if len(jobs) == 1 else End.HANDED_BACK  # the others' claims may hold
+            lease.give_up(end, "the claim belongs to another worker", within=LOST_SEC)
         else:
             lease.slot.renewed, lease.confirmed = sent, written
             if answer:

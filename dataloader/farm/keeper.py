@@ -38,7 +38,7 @@ from dataloader.queue.run_log import SAVED, Keys, RunLog, Splitter, Text, harmle
 TICK_SEC = 0.25
 ANSWER_SEC = periods.seconds("KEEPER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
 SILENT_SEC = 1.0  # from a claim until the keeper hands back what waits behind a run that holds the GIL
-# How long the keeper looks for the worker of a cancelled job: its slot may not show the job yet.
+# How long the keeper searches for the worker of a cancelled job: its slot may not show the job yet.
 HEARD_SEC = periods.seconds("HEARD_SEC", 5.0)
 # How long a keeper in a drain tries to recover the last jobs.
 LAST_RECOVERY_SEC = periods.seconds("LAST_RECOVERY_SEC", 5.0)
@@ -72,7 +72,7 @@ class Keeper:
         self._session = Session(self._open_session, self._resume, outage, "keeper.session.lost")
         self._supervisor = os.getppid()
         self._retry_at = 0.0
-        self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to look for their workers
+        self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to search for their workers
         self._has_settled = False  # what workers of this host had claimed that were gone before this farm
         self._ask_all = True  # a cancellation may have come without a session
         self._leave_at: float | None = None
@@ -85,7 +85,7 @@ class Keeper:
     def keep(self) -> int:
         """Renew, cancel and recover at each tick, until the keeper may leave."""
         while not self._may_leave():
-            self._look_after_orphans()
+            self._drain_orphans()
             self._salvage.open_new(self._shared.used())
             self._signals.received.discard(signal.SIGCHLD)
             if now() < self._retry_at:
@@ -114,7 +114,7 @@ class Keeper:
         for slot, held, silent_sec, stacks in self._stuck.answered(self._shared.used()):
             facts = {"worker": slot.worker, "job_id": str(held.job_id), "silent_sec": silent_sec}
             self.log.warning("keeper.stuck", **facts)
-            lifecycle.tell_stuck(conn, held.job_id, held.attempts[0], slot.worker, silent_sec, stacks)
+            lifecycle.journal_stuck(conn, held.job_id, held.attempts[0], slot.worker, silent_sec, stacks)
         self._enforce_cancellations(conn)
         for slot in self._shared.used():
             if slot.state == State.DEAD:
@@ -151,14 +151,14 @@ class Keeper:
 
     def _recover(self, conn: db.Connection, slot: Slot) -> None:
         """Recover the jobs of this slot's dead worker; where the database refuses that, the reaper does later."""
-        jobs, reason = [], reason_of_death(slot)
+        jobs, reason = [], death_text(slot)
         try:
             if slot.worker:
                 if slot.session:
-                    # First of all: a claim under way would commit after the look, and no worker would run its job.
+                    # This is first: a claim under way could commit after the check, and no worker would run its job.
                     lifecycle.end_session(conn, *slot.session)
                 self._salvage.write(conn, slot)
-                end, facts = _ENDS.get(why_of_death(slot), "crash"), facts_of_death(slot)
+                end, facts = _ENDS.get(death_reason(slot), "crash"), death_facts(slot)
                 jobs = lifecycle.settle(conn, slot.worker, end, reason, facts, slot.begun_last)
         except psycopg.Error as e:
             if conn.closed or db.is_passing(e):
@@ -215,7 +215,7 @@ class Keeper:
                 self._has_settled &= job.status is not None  # else a row is locked, and the next tick tries again
 
     def _hears_of_cancellations(self, conn: db.Connection) -> bool:
-        """Read which jobs are cancelled: for HEARD_SEC the keeper looks for workers that may be about to begin them."""
+        """Read which jobs are cancelled; for HEARD_SEC the keeper searches for workers that may begin them."""
         asked = [note.payload for note in read(conn)]
         self._asked |= dict.fromkeys(asked, now() + HEARD_SEC)
         return bool(asked)
@@ -240,7 +240,7 @@ class Keeper:
         # Not by the pipe's end: the supervisor's death also sends SIGTERM, which may come first and orders nothing.
         return os.getppid() != self._supervisor
 
-    def _look_after_orphans(self) -> None:
+    def _drain_orphans(self) -> None:
         """After the supervisor was killed: its workers drain, and the keeper kills overdue ones."""
         if not self._is_orphaned():
             return
@@ -270,22 +270,22 @@ _REASONS = {
 }
 
 
-def why_of_death(slot: Slot) -> Reason:
+def death_reason(slot: Slot) -> Reason:
     """Why the slot's worker ended; a worker that has left by itself after the loss of its claim was fenced as well."""
     has_left = slot.exit_status == EXIT_FENCED and slot.fence_by
     return Reason.FENCED if has_left else Reason(slot.why)
 
 
-def reason_of_death(slot: Slot) -> str:
+def death_text(slot: Slot) -> str:
     """How the slot's worker ended, for people."""
     if slot.why == Reason.MEMORY:
         used, limit = slot.memory_used >> 20, slot.memory_limit >> 20
         return f"out of memory: the run used {used} MB, max_memory_mb is {limit}, and was killed"
-    how = f"killed by signal {-slot.exit_status}" if slot.exit_status < 0 else f"exited with {slot.exit_status}"
-    return _REASONS.get(why_of_death(slot), f"worker {how}")
+    cause = f"killed by signal {-slot.exit_status}" if slot.exit_status < 0 else f"exited with {slot.exit_status}"
+    return _REASONS.get(death_reason(slot), f"worker {cause}")
 
 
-def facts_of_death(slot: Slot) -> dict[str, float]:
+def death_facts(slot: Slot) -> dict[str, float]:
     """The process's exit status for the journal, and its last run's cost where the supervisor has buried it."""
     status = slot.exit_status
     facts: dict[str, float] = {"signal": -status} if status < 0 else {"exit_status": status}
@@ -348,19 +348,19 @@ class WorkerRegistry:
         self._name = process.hostname()
         self._farm = f"{self._name}:{os.getppid()}:{uuid4().hex[:12]}"
         self._shown: list[tuple[Any, ...]] = []
-        self._at = self._looked = -UNCHANGED_SEC
+        self._at = self._checked_at = -UNCHANGED_SEC
         self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
 
     def show(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
         """Show the workers in these slots, after a change or every UNCHANGED_SEC; briefly, see stats.sql."""
-        if now() < self._looked + CHANGED_SEC:
+        if now() < self._checked_at + CHANGED_SEC:
             return
-        self._looked = now()
+        self._checked_at = now()
         present = [(slot, _state(slot)) for slot in slots if slot.state != State.FREE and slot.worker]
-        seen = [(slot.worker, state, slot.runs) for slot, state in present]
-        if seen == self._shown and now() < self._at + UNCHANGED_SEC:
+        shown = [(slot.worker, state, slot.runs) for slot, state in present]
+        if shown == self._shown and now() < self._at + UNCHANGED_SEC:
             return
-        self._shown, self._at = seen, now()
+        self._shown, self._at = shown, now()
         rows = [self._row(slot, state) for slot, state in present]
         self._cpu = {slot.worker: self._cpu[slot.worker] for slot, _ in present}
         bound_mb = self._its_host.bound_mb

@@ -1,6 +1,6 @@
 """Signals, children, names, resources and the tie to a parent, for the farm's processes. No SQL.
 
-This module reads /proc itself: psutil needs a look at each process of the host to find the children of one.
+This module reads /proc itself: psutil reads each process of the host to find the children of one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Signals:
             self._on_signal(number)
 
     def take(self) -> tuple[signal.Signals, ...]:
-        """Handle the signals, whatever other code has made of them, and block none; returns those that are watched."""
+        """Handle the signals, also after other code has changed them, and block none; returns the watched ones."""
         for number in self._watched:
             signal.signal(number, self._record)
         unblock_signals()
@@ -111,12 +111,12 @@ def readable(fds: Iterable[int], timeout: float) -> list[int]:
     return [fd for fd, _ in poll.poll(max(0.0, timeout) * 1000)]
 
 
-def tell_ready() -> None:
-    """Report to the service manager that this process is ready, where NOTIFY_SOCKET is set: sd_notify(3)."""
+def notify_ready() -> None:
+    """Report to the service manager that this process is ready if NOTIFY_SOCKET is set: sd_notify(3)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling:
-            telling.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+            notifier.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
 # --- parents and children ---
@@ -169,7 +169,7 @@ def unblock_signals() -> None:
 
 
 def call_parent(parent: int) -> None:
-    """Wake the process `parent` by SIGCHLD to look at the slots, unless it is not this one's parent any more."""
+    """Wake `parent` by SIGCHLD to check the slots, unless it is no longer the parent of this process."""
     if os.getppid() == parent:
         os.kill(parent, signal.SIGCHLD)
 
@@ -231,7 +231,7 @@ def strays(known: Collection[int], apart: Collection[int]) -> list[int]:
     return [pid for pid in pids if pid not in known and started(pid) is not None]
 
 
-# --- what /proc says of a process ---
+# --- facts about a process, from /proc ---
 
 
 def _stat(pid: int) -> list[str]:
@@ -287,13 +287,13 @@ def cpu_used_by(pid: int) -> float:
 
 
 class Meter:
-    """The cost of each run of this process. The end of a run is the begin of the next, so a run costs one look."""
+    """The cost of each run of this process. The end of a run is the begin of the next, so a run costs one reading."""
 
     CHILD_SEC = 0.0005  # a child's CPU is counted at its end, which does not come sooner after its begin
     SLACK = 2**20  # bytes; a new count costs as much as a short run, so a smaller growth is ignored
 
     def __init__(self) -> None:
-        self.cpu_sec = 0.0  # of this process and its children, at the latest look
+        self.cpu_sec = 0.0  # of this process and its children, at the latest reading
         self.peak_memory = 0  # bytes, within SLACK
         self._looked_at = 0.0
         self._of_children = 0.0
@@ -318,7 +318,7 @@ class Meter:
             self._least = self.peak_memory
 
 
-# --- names: claimed_by says host, pid, and where and when the worker and its supervisor were started ---
+# --- names: claimed_by has the host, the pid, and the place and time of the start of worker and supervisor ---
 
 
 def hostname() -> str:
@@ -353,11 +353,11 @@ def is_gone(worker: str) -> bool:
     """
     try:
         named, pid, rest = worker.rsplit(":", 2)
-        where, start, parent, parent_start = rest.split("-")
+        placed, start, parent, parent_start = rest.split("-")
         processes = [(int(pid), int(start)), (int(parent), int(parent_start))]
     except ValueError:
         return False
-    is_here = (named, where) == (hostname(), place()) and where != ""
+    is_here = (named, placed) == (hostname(), place()) and placed != ""
     return is_here and all(start > 0 and _has_ended(pid, start) for pid, start in processes)
 
 
@@ -367,7 +367,7 @@ def _has_ended(pid: int, start: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # another user's, of which /proc may show nothing
+    except PermissionError:  # of another user, hidden in /proc
         pass
     fields = _stat(pid)
     return bool(fields) and (fields[0] in "ZX" or int(fields[19]) != start)

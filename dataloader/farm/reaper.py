@@ -25,7 +25,7 @@ from setproctitle import setproctitle
 from dataloader import log as logs
 from dataloader import periods
 from dataloader.config import ConfigError, Settings
-from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
+from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, notify_ready, now
 from dataloader.farm.session import Lost, Plain, Session
 from dataloader.queue import cleanups, db, hooks, lifecycle, migrations
 from dataloader.queue import logs as logs_of_jobs
@@ -34,13 +34,13 @@ from dataloader.queue.reports import predictions, runs, stats, webhooks
 from dataloader.queue.reports.messages import Rules
 
 WAKE_BATCH = 1_000
-STRANDED_BATCH = 200  # keys of parked rows that one round looks at
+STRANDED_BATCH = 200  # keys of parked rows that one round checks
 PRUNE_BATCH = (10, 500)  # jobs that one transaction deletes
 PRUNE_SEC = 0.02  # how long one should take: a job of hours has thousands of heartbeats in its journal
 PRUNE_PAUSE = 4  # times that after each: a claim's commit waits until its deletions are on the disk
-LOG_DAYS_SEC = periods.seconds("LOG_DAYS_SEC", 600.0)  # between two looks at the partitions of logs
+LOG_DAYS_SEC = periods.seconds("LOG_DAYS_SEC", 600.0)  # between two checks of the partitions of logs
 LOG_DAYS_AGAIN_SEC = periods.seconds("LOG_DAYS_AGAIN_SEC", 60.0)  # the same after a failure
-PREDICT_SEC = periods.seconds("PREDICT_SEC", 60.0)  # from one look at all queues to the next
+PREDICT_SEC = periods.seconds("PREDICT_SEC", 60.0)  # from one round over all queues to the next
 NOTE_SELDOM = 20  # times as long as a count: until the next count
 HELD_AGAIN_SEC = periods.seconds("HELD_AGAIN_SEC", 300.0)  # how often the same session that holds back vacuum is named
 DAY_SEC = 86_400
@@ -51,7 +51,7 @@ LOCK_SEC = periods.seconds("REAPER_LOCK_SEC", 10.0)  # for a lock that another s
 TRIES = 3  # for a duty whose session is lost, until the next duty has its turn
 JUMP_SEC = 1.0  # of the database's clock against this machine's, between two rounds
 GAP_SEC = 1.0  # from the loss of a session to an answer in the next one: no lease need end in this time
-LOOK_SEC = 1.0  # at schedules and backfills that could not be made in time, or that another reaper has locked
+RETRY_SEC = 1.0  # before the next try of plans that did not finish in time, or that another reaper has locked
 SILENCE_SEC = periods.seconds("SILENCE_SEC", 5.0)  # a database that needs longer for the simplest answer was away
 
 Duty = Callable[[db.Connection, float], object]  # until a monotonic instant, as far as the duty has no end of its own
@@ -118,7 +118,7 @@ class Memory:
     held_again_at: float = 0.0
     predict_at: float = 0.0
     predicted: str = ""  # the last queue that has its predictions
-    stranded_after: int | None = None  # the last parked key looked at
+    stranded_after: int | None = None  # the last parked key that was checked
     waiting_after: UUID | None = None
     log_days_at: float = 0.0
 
@@ -203,7 +203,7 @@ class Reaper:
         if not self._is_known:
             self._is_known = True
             self._log.info("reaper.started")
-            tell_ready()
+            notify_ready()
 
     def _prune(self, conn: db.Connection, until: float) -> None:
         """Delete jobs that ended DL_RETENTION_DAYS ago, in batches; other sessions have most of the time."""
@@ -232,13 +232,13 @@ class Schedules:
         self._settings = settings
         self._log = log
         self._hooks_error: str | None = None
-        self.due_at = -math.inf  # the monotonic instant of the next look
+        self.due_at = -math.inf  # the monotonic time of the next check
 
     def make(self, conn: db.Connection, _: float = math.inf) -> None:
-        """Make the jobs that are due; without one, and without a change, this costs nothing."""
+        """Make the due jobs; without a due one and without a change this runs no statement."""
         if not list(conn.notifies(timeout=0)) and now() < self.due_at:
             return
-        pause = 0.0 if self._made(conn) else LOOK_SEC  # another reaper is at it, or no job can be made
+        pause = 0.0 if self._made(conn) else RETRY_SEC  # another reaper does it, or no job can be made
         left = [seconds for due_in in (schedules.due_in, backfills.due_in) if (seconds := due_in(conn)) is not None]
         self.due_at = now() + (max(min(left, default=math.inf), 0) or pause)
         if list(conn.notifies(timeout=0)):  # it came during a statement, and ends no wait
@@ -303,7 +303,7 @@ def reap(conn: db.Connection, log: Log, uptime: Uptime, patience_sec: float) -> 
 
 
 def unpark(conn: db.Connection, memory: Memory) -> None:
-    """Free parked and waiting rows that nothing else would wake, some in each round."""
+    """Free parked and waiting rows that missed their wake-up, some in each round."""
     memory.stranded_after = lifecycle.unpark_stranded(conn, memory.stranded_after, STRANDED_BATCH)
     memory.waiting_after = lifecycle.resolve_stranded(conn, memory.waiting_after, STRANDED_BATCH)
 
@@ -338,15 +338,15 @@ def watch(conn: db.Connection, log: Log, memory: Memory, period_sec: float) -> N
         memory.note_at = now() + NOTE_SELDOM * (now() - began)
     vacuum = stats.vacuum(conn)
     held = stats.slows_claims(vacuum, memory.lag_sec)
-    who = (held["kind"], held["pid"], held["application"]) if held else None
-    if held and (who != memory.held or now() >= memory.held_again_at):
+    holder = (held["kind"], held["pid"], held["application"]) if held else None
+    if held and (holder != memory.held or now() >= memory.held_again_at):
         facts = logs.masked({name: value for name, value in held.items() if name != "xids"})
         dead, lag_sec = vacuum["jobs_dead_tuples"], round(memory.lag_sec, 1)
         log.warning("reaper.vacuum.held_back", **facts, dead_tuples=dead, lag_sec=lag_sec)
         memory.held_again_at = now() + HELD_AGAIN_SEC
     elif memory.held and not held:
         log.info("reaper.vacuum.released", dead_tuples=vacuum["jobs_dead_tuples"])
-    memory.held = who
+    memory.held = holder
 
 
 def predict(conn: db.Connection, log: Log, memory: Memory, until: float) -> None:
@@ -357,15 +357,15 @@ def predict(conn: db.Connection, log: Log, memory: Memory, until: float) -> None
         if (noted := predictions.note(conn, after)) is None:
             return
         memory.predicted, memory.predict_at = noted.queue, 0.0
-        if noted.told:
-            log.warning("reaper.deadlines.at_risk", queue=noted.queue, jobs=noted.told)
+        if noted.late:
+            log.warning("reaper.deadlines.at_risk", queue=noted.queue, jobs=noted.late)
         if noted.error:
             log.warning("reaper.predict.failed", queue=noted.queue, error=noted.error)
 
 
 def publish_alerts(conn: db.Connection, log: Log, rules: Rules) -> None:
     """Add a job for each message that is due to a webhook."""
-    if published := webhooks.tell(conn, rules):
+    if published := webhooks.publish(conn, rules):
         log.info("reaper.alerts.told", count=published)
 
 

@@ -26,7 +26,7 @@ from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
 from dataloader.farm.warm import Place, Resource, WarmResources, prepared
 from dataloader.pipelines import PermanentError, Progress, Retry, Run, Stopped, UnknownTask, hooks
-from dataloader.pipelines.children import of_this_process, own_process
+from dataloader.pipelines.children import bound_to_process, own_process
 from dataloader.pipelines.context import Suspended
 from dataloader.pipelines.registry import RETRY
 from dataloader.queue import db, lifecycle
@@ -184,7 +184,7 @@ class Execution:
             lease.limit(timeout_sec, pipeline.max_memory_mb)
             steps = pipelines.steps(pipeline, given, context)
             if hooks.AROUND_RUN:
-                steps = hooks.wrapped(_seen(delivery, given), steps)
+                steps = hooks.wrapped(_run_for_hook(delivery, given), steps)
             interruptible = None if pipeline.has_safe_points else lease
             while True:
                 item = self._runner.call(steps.__next__, interruptible)
@@ -210,7 +210,7 @@ class Execution:
     def close(self, outcome: Outcome) -> Outcome:
         """Give back what the run has used; the outcome with the notes, checkpoint and ends of keys."""
         lease = self._lease
-        if self._lent is not None:  # of a resource whose run had to stop nobody knows the state
+        if self._lent is not None:  # the state of a resource is unknown after its run had to stop
             self._runner.warm.give_back(*self._lent, is_sound=lease.stop is None and not self._drops_resource)
         if self._family is not None:
             self._family.close()
@@ -241,7 +241,7 @@ class Execution:
             data_dir=self._runner.settings.data_dir,
             claim=job.claim,
             affinity_key=job.affinity_key,
-            _run=of_this_process(self),
+            _run=bound_to_process(self),
         )
 
     def _with_resource(self, given: Any, context: pipelines.Context | None) -> pipelines.Context | None:
@@ -327,10 +327,10 @@ class Execution:
                     raise Stopped from None
                 raise
 
-        where, schema = self._runner.target(dsn), self._runner.settings.pg_schema
+        target, schema = self._runner.target(dsn), self._runner.settings.pg_schema
         owner = self._delivery.first.claimed_by
         try:
-            with fence.transaction(where, schema, self._tokens, owner, leap, standing) as conn:
+            with fence.transaction(target, schema, self._tokens, owner, leap, standing) as conn:
                 yield conn
         except fence.Overtaken:
             lease.give_up(End.GONE, "a newer run of the job has begun")
@@ -422,7 +422,7 @@ def report_failure(delivery: Delivery, pipeline: pipelines.Pipeline | None, outc
 
 
 def call_hook(hook: Hook, *facts: object) -> None:
-    """Call the functions of a hook; their own exceptions are logged and change nothing."""
+    """Call the functions of a hook; their exceptions are only logged."""
     for function in hook:
         try:
             with own_process():
@@ -443,13 +443,13 @@ def last_words() -> Iterator[None]:
 
 
 def _of(delivery: Delivery, pipeline: pipelines.Pipeline | None) -> Run:
-    """The run for a hook at its error, which may be that the pipeline could be given nothing."""
+    """The run for the error hook; the input of the pipeline may be missing."""
     with suppress(Exception):
-        return _seen(delivery, pipeline and input_of(delivery, pipeline, {}))
-    return _seen(delivery, None)
+        return _run_for_hook(delivery, pipeline and input_of(delivery, pipeline, {}))
+    return _run_for_hook(delivery, None)
 
 
-def _seen(delivery: Delivery, given: Any) -> Run:
+def _run_for_hook(delivery: Delivery, given: Any) -> Run:
     job, job_ids = delivery.first, tuple([each.job_id for each in delivery.jobs])
     return Run(job.queue, job.task, job.lock_key, job.job_id, job.attempt, given, job_ids)
 

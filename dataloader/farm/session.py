@@ -33,7 +33,7 @@ L = TypeVar("L", bound=Lent)
 
 
 class Plain(NamedTuple):
-    """A connection of which its owner knows no more."""
+    """A session that is only a connection."""
 
     conn: db.Connection
 
@@ -48,7 +48,7 @@ class Plain(NamedTuple):
 
 
 class Lost(Exception):
-    """The session broke under some work, or could not be opened; nobody knows whether the work was done."""
+    """The session broke during some work, or could not be opened; it is not known whether the work was done."""
 
 
 class Session(Generic[L]):
@@ -123,7 +123,7 @@ class Session(Generic[L]):
         try:
             self._resume(session, self._lost)
         except BaseException:
-            session.conn.close()  # nothing uses a session that was not put right
+            session.conn.close()  # a session that could not be restored must not be used
             raise
         self._lost.clear()
         self._was_open = True

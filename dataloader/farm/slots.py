@@ -32,7 +32,7 @@ class State(IntEnum):
 
     FREE = 0
     STARTING = 1
-    RESTING = 2  # ready, and claims nothing before another order
+    RESTING = 2  # ready, but does not claim before another order
     AWAKE = 3  # claims or writes ends
     IDLE = 4  # waits for a notification
     BUSY = 5  # runs the job that the slot shows
@@ -49,7 +49,7 @@ _WORKING = frozenset({State.AWAKE, State.IDLE, State.BUSY})
 
 
 class Needs(NamedTuple):
-    """What a run uses at most: MB of memory of its worker and that one's children, and processors; 0: do not ask."""
+    """The largest use of a run: MB of memory of its worker with children, and processors; 0: not checked."""
 
     memory_mb: float = 0.0
     cpus: float = 0.0
@@ -61,7 +61,7 @@ NONE = Needs()
 class Order(IntEnum):
     """The supervisor's order to a worker."""
 
-    WAIT = 0  # finish the run, then claim nothing
+    WAIT = 0  # finish the run, then do not claim
     WORK = 1
     LEAVE = 2  # exit; only a worker that rests gets this order
 
@@ -136,8 +136,8 @@ class Slot(ctypes.Structure):
     kind: _Int  # the supervisor's number for workers that serve the same queues
     reload: _Int  # the generation of settings that the process was started with
     order: _Int  # by the supervisor
-    looked_at: _Seconds  # when the worker sent its last claim that found no job
-    due_at: _Seconds  # when the next row is due, by that claim's answer; written before looked_at
+    empty_claim_at: _Seconds  # when the worker sent its last claim that returned no job
+    due_at: _Seconds  # when the next row is due, by that claim's answer; written before empty_claim_at
     exit_status: _Int
     identity: _Text  # what the worker writes to claimed_by
     calling: _Text  # the user's code that the worker is calling at its start: "import of my_pipelines"; empty: none
@@ -150,14 +150,14 @@ class Slot(ctypes.Structure):
     index: int  # of the slot among those of the farm
 
     def place_at(self, index: int) -> Slot:
-        """In each process that has the memory, once: the slot has this index."""
+        """Set the index of this slot; called once in each process that has the memory."""
         self.index = index
         self._jobs = memoryview((ctypes.c_char * (16 * JOBS_MOST)).from_buffer(self, Slot.jobs.offset)).cast("B")  # type: ignore[attr-defined]
         return self
 
     @property
     def worker(self) -> str:
-        """What the worker writes to claimed_by."""
+        """The worker's text for claimed_by."""
         return self.identity.decode()
 
     @property
@@ -181,7 +181,7 @@ class Slot(ctypes.Structure):
         return (int(pid), datetime.fromisoformat(start)) if start else None
 
     def take(self, kind: int, reload: int = 0) -> None:
-        """For a process about to be forked; its order is WAIT."""
+        """Prepare the slot for a process that will be forked; its order is WAIT."""
         ctypes.memset(ctypes.addressof(self), 0, Slot.jobs.offset)  # type: ignore[attr-defined]  # the rest counts as far as `claimed`
         self.kind = kind
         self.reload = reload
@@ -194,13 +194,13 @@ class Slot(ctypes.Structure):
         self.pid = os.getpid()
 
     def show(self, doing: str) -> None:
-        """By the worker: what `ps` shows of it."""
+        """Set the worker's title in `ps`; the worker calls it."""
         setproctitle(f"dataloader: worker {', '.join(self.queues)}#{self.index} {doing}")
 
     # --- the claim and the run ---
 
     def claim(self, job_ids: Sequence[UUID], attempts: Sequence[int]) -> None:
-        """By the worker: it has claimed these jobs, and runs none of them yet."""
+        """Note the claimed jobs, before the first runs; the worker calls it."""
         size = len(job_ids)
         self.generation += 1
         self.place = self.count = 0
@@ -212,7 +212,7 @@ class Slot(ctypes.Structure):
     def begin(
         self, place: int, count: int, lease_ttl: float, renewed: float, cpu_sec: float = 0.0, ahead: int = 0
     ) -> None:
-        """By the worker: it begins to run `count` jobs from this place of its claim on, which was sent at `renewed`."""
+        """Note that `count` jobs from this place of the claim begin; `renewed` is when the claim was sent."""
         self.generation += 1
         self.place = place
         self.count = count
@@ -250,9 +250,9 @@ class Slot(ctypes.Structure):
         return [UUID(bytes=bytes(self._jobs[at : at + 16])) for at in range(16 * place, end, 16)]
 
     def recall(self, held: Held) -> bool:
-        """By the keeper: the worker begins none of the jobs behind the run that `held` shows.
+        """Forbid the worker to begin the jobs behind the run that `held` shows; the keeper calls it.
 
-        True from the second tick on: by then either the worker has seen it, or `held` would show no such run any more.
+        True from the second tick on: by then the worker has seen it, or `held` does not show this run any more.
         """
         was_recalled = self.recalled == held.generation
         self.recalled = held.generation
@@ -260,7 +260,7 @@ class Slot(ctypes.Structure):
 
     @property
     def is_recalled(self) -> bool:
-        """By the worker, after a run: whether the keeper hands back the jobs behind it."""
+        """Whether the keeper hands back the jobs behind the last run; the worker asks after each run."""
         return self.recalled == self.generation
 
     def cost(self, cpu: float, peak_memory: int) -> dict[str, float]:
@@ -274,12 +274,12 @@ class Slot(ctypes.Structure):
         self.drain_by = min(self.drain_by or deadline, deadline)
 
     def give_up(self, deadline: float) -> None:
-        """By the worker: the claim is lost, the keeper renews it no more, and the run must be over by this instant."""
+        """Note that the claim is lost: the keeper stops renewing it, and the run must end by this instant."""
         self.fence_by = min(self.fence_by or deadline, deadline)
 
     @property
     def last_renewed(self) -> float:
-        """When the last confirmed renewal of the lease was *sent*, by the worker or by the keeper."""
+        """The time when the last confirmed renewal of the lease was *sent*, by the worker or by the keeper."""
         return max(self.renewed, self.kept)
 
     @property
@@ -300,14 +300,14 @@ class Slot(ctypes.Structure):
 
     # --- what the siblings need to know ---
 
-    def found_no_job(self, sent: float, due_in: float | None) -> None:
-        """By the worker: the claim sent at that instant found no job; the next row is due in so many seconds."""
+    def note_empty_claim(self, sent: float, due_in: float | None) -> None:
+        """The worker notes a claim without a job: when it was sent, and in how many seconds the next row is due."""
         self.due_at = math.inf if due_in is None else now() + due_in
-        self.looked_at = sent
+        self.empty_claim_at = sent
 
     @property
     def needs(self) -> Needs:
-        """What the run may use, as its admission has decided; NONE without a run that was asked."""
+        """The needs of the run that its admission has set; NONE without such a run."""
         return Needs(self.need_mb, self.need_cpus)
 
     @needs.setter
@@ -315,7 +315,7 @@ class Slot(ctypes.Structure):
         self.need_mb, self.need_cpus = needs
 
     def show_warm(self, keys: Sequence[str]) -> None:
-        """By the worker: the affinity keys of its resources; of too many the last ones."""
+        """Show the affinity keys of the worker's resources; of too many, the last ones."""
         while len(text := json.dumps(list(keys)).encode()) >= WARM_MOST:
             keys = keys[1:]
         self.warm_json = text
@@ -389,21 +389,21 @@ class SharedSlots:
         states = [other.state for other in self.others(slot)]
         return Siblings(len(states), states.count(State.IDLE))
 
-    def has_found_no_job(self, slot: Slot, since: float) -> bool:
-        """True while a sibling is idle whose claim since then has found no job."""
+    def has_empty_claim(self, slot: Slot, since: float) -> bool:
+        """True if an idle sibling has sent a claim since then and got no job."""
         is_any_idle = State.IDLE in self._states.tolist()
-        return is_any_idle and any(other.state == State.IDLE for other in self._looked(slot, since))
+        return is_any_idle and any(other.state == State.IDLE for other in self._with_empty_claim(slot, since))
 
-    def looked_for(self, slot: Slot, since: float) -> float | None:
-        """When the next row of the slot's queues is due, if a claim of a sibling after `since` found no job; else None.
+    def due_by_sibling(self, slot: Slot, since: float) -> float | None:
+        """The due time of the next row of these queues, by a sibling's empty claim after `since`; else None.
 
         That claim has seen every row for which a notification heard at `since` was sent.
         """
-        return next((other.due_at for other in self._looked(slot, since)), None)
+        return next((other.due_at for other in self._with_empty_claim(slot, since)), None)
 
-    def _looked(self, slot: Slot, since: float) -> Iterator[Slot]:
+    def _with_empty_claim(self, slot: Slot, since: float) -> Iterator[Slot]:
         kin = (slot.kind, slot.reload)  # other workers may claim from another database
-        return (other for other in self.slots if other.looked_at >= since and (other.kind, other.reload) == kin)
+        return (other for other in self.slots if other.empty_claim_at >= since and (other.kind, other.reload) == kin)
 
 
 def files_needed(workers: int) -> int:

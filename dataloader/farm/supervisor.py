@@ -72,7 +72,7 @@ class Child:
 
     @property
     def rests(self) -> bool:
-        """True when the worker claims nothing until its order changes: it has shown RESTING since it got WAIT."""
+        """True if the worker does not claim until its order changes: it has shown RESTING since it got WAIT."""
         return self.slot.order == Order.WAIT and self.slot.state == State.RESTING
 
 
@@ -196,21 +196,21 @@ class Supervisor:
 
     def _kill_orphans(self) -> None:
         """Kill our unknown children; theirs become ours when they end, so this happens again at each burial."""
-        found = set(process.children(os.getpid())) - self._workers.keys() - {self._keeper}
-        for orphan in found:
+        orphans = set(process.children(os.getpid())) - self._workers.keys() - {self._keeper}
+        for orphan in orphans:
             os.kill(orphan, signal.SIGKILL)
-        self._orphans |= found
+        self._orphans |= orphans
 
-    def _start_failed(self, what: str, backoff: Backoff, exit_status: int, calling: str = "") -> None:
+    def _start_failed(self, role: str, backoff: Backoff, exit_status: int, calling: str = "") -> None:
         """A child has died at its start; `calling`: what of the user's it was importing or calling."""
         if exit_status == EXIT_CANNOT_START and not self._ever_ready:
             self.exit_status = EXIT_CANNOT_START
-            self._log.error("supervisor.cannot.start", why=f"the {what} refused to start, see its log line")
+            self._log.error("supervisor.cannot.start", why=f"the {role} refused to start, see its log line")
             self._drain(within=self.settings.dl_kill_grace_sec)
         else:
             pause_sec = backoff.failed(by_itself=exit_status > 0 or bool(calling))
-            seen = {"calling": calling, "exit_status": exit_status} if calling else {}
-            self._log.warning("supervisor.start.failed", what=what, pause_sec=pause_sec, **seen)
+            facts = {"calling": calling, "exit_status": exit_status} if calling else {}
+            self._log.warning("supervisor.start.failed", what=role, pause_sec=pause_sec, **facts)
 
     def _note_readiness(self) -> None:
         for child in self._workers.values():
@@ -221,7 +221,7 @@ class Supervisor:
         are_ready = sum(child.slot.is_ready for child in self._workers.values())
         if not self._reported_ready and are_ready >= self._wish.total():
             self._reported_ready = True
-            process.tell_ready()
+            process.notify_ready()
 
     def _enforce(self) -> None:
         """Kill overdue processes, and interrupt once each run that has to stop and may have no safe point."""
@@ -326,7 +326,7 @@ class Supervisor:
             self._let_claim([child for child in self._workers.values() if child.queues == queues], wished_for)
 
     def _replace_one(self, older: list[Child]) -> None:
-        """Once all wanted workers are ready, the first of the older ones to finish its run leaves."""
+        """When all wanted workers are ready, end one older worker: the first that has no run."""
         ready = Counter(child.queues for child in self._workers.values() if child.slot.is_ready)
         are_ready = all(ready[queues] >= wanted for queues, wanted in self._wanted().items())
         resting = [child for child in older if child.rests]
@@ -349,7 +349,7 @@ class Supervisor:
     def _order(self, child: Child, order: Order) -> None:
         if child.slot.order != order:
             child.slot.order = order
-            if child.slot.state != State.BUSY:  # a busy worker looks at its slot after the run
+            if child.slot.state != State.BUSY:  # a busy worker checks its slot after the run
                 os.kill(child.pid, signal.SIGHUP)
 
     # --- stacks ---

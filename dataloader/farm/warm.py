@@ -1,4 +1,4 @@
-"""What a worker has prepared for its pipelines, and which jobs its claims prefer for that. No SQL.
+"""The resources that a worker keeps ready for its pipelines, and the jobs that its claims prefer. No SQL.
 
 A few resources stay warm, by the affinity keys of the jobs. Jobs with a warm key go first, within a bound.
 """
@@ -122,13 +122,13 @@ class Preference:
                 del self._marks[next(iter(self._marks))]
 
     def overdue(self) -> dict[int, datetime] | None:
-        """By priority: jobs created before that instant waited long enough; None: the next claim asks for no keys."""
+        """By priority, the time before which waiting jobs are overdue; None: the next claim asks for no warm keys."""
         if now() >= self._until:
             return None
-        since, found = now() - self._wait_sec, {}
+        since, marked = now() - self._wait_sec, {}
         for priority, marks in self._marks.items():
             while len(marks) > 1 and marks[1][0] <= since:
                 marks.popleft()
             if marks[0][0] <= since:
-                found[priority] = marks[0][1]
-        return found
+                marked[priority] = marks[0][1]
+        return marked

@@ -42,13 +42,13 @@ from dataloader.queue.plans import schedules
 from dataloader.queue.reports import stats
 from dataloader.queue.run_log import RunLog
 
-START_TURN_SEC = 0.1  # between two looks of a worker that waits for on_farm_start in another one
+START_TURN_SEC = 0.1  # between two checks of a worker that waits for on_farm_start in another one
 TURN_SEC = 0.002  # a farm's first idle worker claims at once, the next after this, two after twice this
 GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
-GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
+GLANCE_SEC = 0.001  # between two checks for idle siblings, because a check costs more than the shortest run
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
 NO_ROOM = "not started: another run has taken the room that the host had for it"
-LEARN_SEC = periods.seconds("LEARN_SEC", 60.0)  # between two looks at what the runs of tasks have used
+LEARN_SEC = periods.seconds("LEARN_SEC", 60.0)  # between two readings of the resources that runs of tasks have used
 ANSWER_SEC = periods.seconds("WORKER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
 LOCK_SEC = periods.seconds("WORKER_LOCK_SEC", 5.0)  # for a lock that another session has
 NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
@@ -84,7 +84,7 @@ def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlot
 
 
 class Orders:
-    """SIGTERM, SIGINT and the supervisor's death drain the worker; SIGHUP makes the worker look at its slot."""
+    """SIGTERM, SIGINT and the supervisor's death drain the worker; SIGHUP makes the worker check its slot."""
 
     def __init__(self, slot: Slot, life: int, drain_sec: float) -> None:
         """`life`: a pipe whose only writer is the supervisor; a draining worker is killed after `drain_sec`."""
@@ -99,7 +99,7 @@ class Orders:
             self.drain()
 
     def drain(self) -> None:
-        """Claim nothing more; a running job has DL_DRAIN_SEC. Safe in a signal handler: the method only sets values."""
+        """Stop claiming; a running job has DL_DRAIN_SEC. Safe in a signal handler: the method only sets values."""
         self._slot.drain_until(now() + self._drain_sec)
 
     @property
@@ -168,7 +168,7 @@ class Worker:
         process.adopt_orphans()
 
     def take_signals(self) -> Collection[int]:
-        """Handle the worker's signals, whatever other code has made of them; returns their numbers."""
+        """Handle the worker's signals, also after other code has changed them; returns their numbers."""
         signal.signal(signal.SIGUSR1, self.runner.interrupt)
         return {signal.SIGUSR1, *self.orders.signals.take()}
 
@@ -213,12 +213,12 @@ class Worker:
         """For the supervisor: the user's code that is called next, which may end the process; "": it has returned."""
         self.slot.calling = code.encode()[:199]
 
-    def _log_start(self, event: str, error: BaseException, **seen: str) -> None:
+    def _log_start(self, event: str, error: BaseException, **facts: str) -> None:
         """Log the error of a start with the user's frames, once for the farm; again it is a debug line."""
         head = headline(error)
-        is_new = is_first(self.shared.reported, self.slot.reload, f"{event} {seen} {head}")
+        is_new = is_first(self.shared.reported, self.slot.reload, f"{event} {facts} {head}")
         write = self.log.error if is_new else self.log.debug
-        write(event, **seen, error=head, exception=own_stack(error))
+        write(event, **facts, error=head, exception=own_stack(error))
 
     # --- the loop ---
 
@@ -279,7 +279,7 @@ class Worker:
         else:
             self._due_in = step.due_in
             if most and not step.look_again:
-                self.slot.found_no_job(self._sent, step.due_in)
+                self.slot.note_empty_claim(self._sent, step.due_in)
         return step
 
     def _write_last(self) -> None:
@@ -334,8 +334,8 @@ class Worker:
                     operations.agree(session.conn, queue, spec.ordered, spec.merge)
                 except operations.Contradiction as e:
                     raise ConfigError(str(e)) from None
-        operations.tell_tasks(session.conn, pipelines.told())
-        schedules.tell(session.conn, pipelines.schedules(), self.settings.timezone)
+        operations.publish_tasks(session.conn, pipelines.declarations())
+        schedules.publish(session.conn, pipelines.schedules(), self.settings.timezone)
         self.heartbeat.start()
         self.log.info("worker.started", pid=os.getpid())
 
@@ -382,7 +382,7 @@ class Worker:
         if not count or len(self.batch.waiting) * (at - began) / count < GIVE_SEC or at < self._glanced_at + GLANCE_SEC:
             return True
         self._glanced_at = at
-        return not self.shared.has_found_no_job(self.slot, self._sent)
+        return not self.shared.has_empty_claim(self.slot, self._sent)
 
     def _run(self, delivery: Delivery) -> None:
         """Run the jobs of a delivery of the latest claim; the batch keeps their ends. The cost is the first one's."""
@@ -464,7 +464,7 @@ class Worker:
     # --- waiting ---
 
     def _rest(self, session: lifecycle.Session) -> None:
-        """Claim nothing until another order; the state RESTING tells the supervisor that no claim is under way."""
+        """Wait for another order without a claim; the state RESTING shows the supervisor that no claim is under way."""
         if self.batch.owes:
             self.batch.step(session, 0)
         if self.slot.state != State.RESTING:
@@ -476,7 +476,7 @@ class Worker:
             self.orders.pause(REST_SEC, session.conn.fileno())
 
     def _wait(self, session: lifecycle.Session) -> None:
-        """Until a job may be claimable for which no sibling has looked, the idle poll, or an order."""
+        """Wait until a job may be claimable that no sibling has tried to claim, until the idle poll, or an order."""
         if not session.is_listening:
             lifecycle.listen(session)
             return  # and claim once more: a job may have come before
@@ -487,17 +487,17 @@ class Worker:
             # A notification that came during a statement is in psycopg's backlog, not on the socket: read, then wait.
             is_notified = any(note.payload in self.queues for note in read(session.conn))
             if is_notified or now() > due_at:
-                if (due := self._looked_for_by_sibling()) is None:
+                if (due := self._due_by_sibling()) is None:
                     break
                 due_at = due
             elif self.admission.has_gained_room():
                 break
             else:
-                until = min(poll_at, due_at + 0.001, now() + self.admission.look_in)
+                until = min(poll_at, due_at + 0.001, now() + self.admission.next_check_in)
                 self.orders.pause(until - now(), session.conn.fileno())
 
-    def _looked_for_by_sibling(self) -> float | None:
-        """When the next row is due, if a sibling claims after this call and finds no job; else None.
+    def _due_by_sibling(self) -> float | None:
+        """The due time of the next row, if a sibling claims after this call and gets no job; else None.
 
         Idle workers take turns in growing groups (0, 1, 2-3, 4-7 ...). One whose turn comes before such a claim claims
         itself, so no job is left when a sibling dies, is stopped, or takes one of several jobs.
@@ -506,9 +506,9 @@ class Worker:
             return None
         called = now()
         self.orders.pause(max(TURN_SEC, 2 * self._claim_sec) * before.bit_length())
-        return self.shared.looked_for(self.slot, called)
+        return self.shared.due_by_sibling(self.slot, called)
 
 
 def _error_of(outcome: Outcome) -> str | None:
-    """What has failed the run, with its stack; None: nothing has."""
+    """The error of the run with its stack, or None."""
     return outcome.error if outcome.end in (End.ERROR, End.PERMANENT, End.TIMEOUT) else None

@@ -79,7 +79,7 @@ class Program(Part):
     """`dataloader <name>` as a child in a session of its own, so that Ctrl-C reaches only `up`."""
 
     def __init__(self, name: str, environment: dict[str, str], stop_within: float, reports_ready: bool = False) -> None:
-        """`stop_within` is in seconds; `reports_ready`: the program calls `process.tell_ready`."""
+        """`stop_within` is in seconds; `reports_ready`: the program calls `process.notify_ready`."""
         super().__init__()
         self.name = name
         self._environment = environment

@@ -33,7 +33,7 @@ def wait_for(host: str, port: int) -> str:
 
 
 def trouble(host: str, port: int) -> str | None:
-    """Why nobody could listen there; None where somebody can, or does."""
+    """The reason why no program can listen there; None if one can, or does."""
     try:
         _bound(host, port)
     except OSError as error:
@@ -46,9 +46,9 @@ def _words(host: str, port: int, error: OSError) -> str:
 
 
 def _bound(host: str, port: int) -> str:
-    """What to bind, after it was bound for a moment; OSError where that fails."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, kind, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)  # IPv4 of `localhost`, as ever
+    """The address to bind, after a test bind; raises OSError if that fails."""
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, _, _, address = min(infos, key=lambda each: each[0] != socket.AF_INET)  # prefer IPv4 of `localhost`
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)

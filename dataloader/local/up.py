@@ -33,7 +33,7 @@ API_STOP_SEC = periods.seconds("API_STOP_SEC", 35.0)  # gunicorn answers the req
 REAPER_STOP_SEC = periods.seconds("REAPER_STOP_SEC", 15.0)
 HEALTHY_WITHIN = periods.seconds("HEALTHY_WITHIN", 30.0)  # seconds until the API answers
 QUIET_SEC = 0.1  # from the parts' reports until the lines that they logged before have been written
-LOOK_SEC = 0.5  # between two looks at the users' files
+POLL_SEC = 0.5  # between two checks of the users' files
 SETTLED_SEC = 0.2  # an editor may write a file in several steps
 NAMED_MOST = 3  # changed files that the message names
 NOOP = {"sleep1": 1, "sleep2": 1, "sleep3": 1}
@@ -191,7 +191,7 @@ def _print_findings(report: Document | None) -> str:
             warn(f"{finding['level']}: {finding['about']}: {finding['what']}{advice}")
     if any(finding["level"] == "error" for finding in findings):
         raise Unfit("nothing was started; `dataloader check` shows all findings")
-    known = [what for finding in findings if (what := finding["what"].removeprefix(check.TASKS)) != finding["what"]]
+    known = [tasks for finding in findings if (tasks := finding["what"].removeprefix(check.TASKS)) != finding["what"]]
     return "".join(known)
 
 
@@ -199,7 +199,7 @@ def _print_findings(report: Document | None) -> str:
 
 
 def _watch(parts: list[Part], announcement: Announcement, reload: Reload | None, signals: Signals) -> int:
-    """Keep the parts running until a signal to stop, print the banner, look for changes; the exit code."""
+    """Keep the parts running until a signal to stop, print the banner, check for changes; returns the exit code."""
     while not signals.received & STOP:
         for part in parts:
             part.tick()
@@ -207,10 +207,10 @@ def _watch(parts: list[Part], announcement: Announcement, reload: Reload | None,
         if refused := [part.name for part in parts if part.exit_code == EXIT_CANNOT_START]:
             warn(f"{refused[0]} cannot start with these settings; its message above names the reason")
             return EXIT_CANNOT_START
-        announcement.look(all(part.is_ready for part in parts))
+        announcement.check(all(part.is_ready for part in parts))
         if reload and announcement.is_made:
-            reload.look()
-        idle_sec = LOOK_SEC if reload else 5
+            reload.check()
+        idle_sec = POLL_SEC if reload else 5
         signals.wait(idle_sec if announcement.is_made and not any(part.due for part in parts) else 0.1)
     return EXIT_OK
 
@@ -219,8 +219,8 @@ def _reap_orphans(ours: set[int]) -> None:
     """Take the exit status of orphans, which process 1 of a container inherits as children."""
     with suppress(ChildProcessError):
         any_ended = os.WEXITED | os.WNOHANG | os.WNOWAIT  # WNOWAIT: Popen takes the status of our own children
-        while (found := os.waitid(os.P_ALL, 0, any_ended)) and found.si_pid not in ours:
-            os.waitpid(found.si_pid, 0)
+        while (ended := os.waitid(os.P_ALL, 0, any_ended)) and ended.si_pid not in ours:
+            os.waitpid(ended.si_pid, 0)
 
 
 # --- the banner ---
@@ -237,7 +237,7 @@ class Announcement:
         self._patience_ends = now() + HEALTHY_WITHIN
         self._ready_at: float | None = None
 
-    def look(self, are_ready: bool) -> None:
+    def check(self, are_ready: bool) -> None:
         """Print the banner when that is due; TimeoutError when the API does not answer within HEALTHY_WITHIN.
 
         `are_ready` says whether all parts are. After HEALTHY_WITHIN the banner no longer waits for workers.
@@ -313,13 +313,13 @@ class Reload:
         """
         self._check, self._parts = check, parts
         self._stamps = stamps(files)
-        self._look_at = 0.0
+        self._check_at = 0.0
 
-    def look(self) -> None:
-        """Look at the files when that is due; after a change check them, and reload the programs."""
-        if now() < self._look_at:
+    def check(self) -> None:
+        """Check every POLL_SEC whether files changed; after a change check the code, and reload the programs."""
+        if now() < self._check_at:
             return
-        self._look_at = now() + LOOK_SEC
+        self._check_at = now() + POLL_SEC
         changed = [name for name, stamp in stamps(self._stamps).items() if stamp != self._stamps[name]]
         if changed and all(map(_has_settled, changed)):
             self._reload(changed)
@@ -329,25 +329,25 @@ class Reload:
         report = self._check()
         if report is None:
             return
-        found = stamps(report["files"])
+        current = stamps(report["files"])
         errors = [finding for finding in report["findings"] if finding["level"] == "error"]
         # After an error the modules behind it were not imported: those of before and their neighbours are watched too.
-        # A file that was changed during the check keeps its older stamp, so the next look finds the change.
-        self._stamps = (stamps(neighbours(before)) | found | before) if errors else found | _still(before, found)
+        # A file that was changed during the check keeps its older stamp, so the next check finds the change.
+        self._stamps = (stamps(neighbours(before)) | current | before) if errors else current | _still(before, current)
         named = ", ".join(Path(name).name for name in changed[:NAMED_MOST])
-        what = named if len(changed) <= NAMED_MOST else f"{named} and {len(changed) - NAMED_MOST} more files"
+        files = named if len(changed) <= NAMED_MOST else f"{named} and {len(changed) - NAMED_MOST} more files"
         if errors:
             for finding in errors:
-                warn(f"{what} changed, and the workers go on with the code of before: {finding['what']}")
+                warn(f"{files} changed, and the workers go on with the code of before: {finding['what']}")
             return
-        say(f"dataloader up: {what} changed: new workers start with the new code")
+        say(f"dataloader up: {files} changed: new workers start with the new code")
         for part in self._parts:
             if part.process and part.process.poll() is None:
                 part.process.send_signal(signal.SIGHUP)
 
 
 def stamps(files: Iterable[str]) -> Stamps:
-    """What tells a file from an earlier one of its name; None where there is none."""
+    """The attributes that change with each new version of a file; None if the file is missing."""
     return {name: _stamp(name) for name in files}
 
 
@@ -356,14 +356,14 @@ def neighbours(files: Iterable[str]) -> set[str]:
     return {str(path) for folder in {Path(name).parent for name in files} for path in folder.glob("*.py")}
 
 
-def _still(before: Stamps, found: Stamps) -> Stamps:
-    return {name: stamp for name, stamp in before.items() if name in found}
+def _still(before: Stamps, current: Stamps) -> Stamps:
+    return {name: stamp for name, stamp in before.items() if name in current}
 
 
 def _stamp(name: str) -> tuple[int, int, int] | None:
     with suppress(OSError):
-        found = os.stat(name)
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        status = os.stat(name)
+        return status.st_mtime_ns, status.st_size, status.st_ino
     return None
 
 

@@ -157,13 +157,13 @@ class Template:
 
 
 def divert(taker: Callable[[str, Mapping[str, Any]], None] | None) -> None:
-    """From now on give each event of the application's stream to `taker` as well, with its level; None: to nobody."""
+    """From now on also give each event of the application's stream to `taker`, with its level; None ends this."""
     global _diverted
     _diverted = taker
 
 
 def as_lines(event: Mapping[str, Any]) -> str:
-    """What an event says, masked, as lines for people: its text with its further fields, and its exception in full."""
+    """An event as masked lines for people: its text with its further fields, and its whole exception."""
     return record.as_lines(event, frozenset(_context))
 
 
@@ -275,7 +275,7 @@ def _send(whole: dict[str, Any], stream: str, urgent: bool = False) -> None:
 
 
 def _channels(stream: str) -> list[Channel]:
-    """Of JSON: application lines go to stdout and to their file, others to their file, or without one to stdout."""
+    """The channels of JSON lines: the application's go to stdout and their file, others to their file or to stdout."""
     stdout = _outputs.stdout if _is_at_stdout(stream) else None
     return [channel for channel in (stdout, _outputs.files.get(stream)) if channel]
 

@@ -83,7 +83,7 @@ class Channel:
             return False
         try:
             while self._lines:
-                if not self._wrote_some():
+                if not self._write_batch():
                     if self._closing or monotonic() >= until:
                         return False
                     self._sink.wait(until - monotonic())
@@ -111,7 +111,7 @@ class Channel:
             while not self._closing and not self.drain(1.0):
                 pass
 
-    def _wrote_some(self) -> bool:
+    def _write_batch(self) -> bool:
         """Write the next lines that fit into one write; False when the sink is not ready."""
         dropped = self.dropped  # the first line reports it
         batch = [self._counting(self._lines[0], dropped) if dropped else self._lines[0]]

@@ -136,7 +136,7 @@ def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
 
 
 def as_lines(event: Event, known: frozenset[str] = frozenset()) -> str:
-    """What an event says, masked, for a reader who knows these fields: text and further fields, then its exception.
+    """An event as masked lines for a reader who knows these fields: text and further fields, then its exception.
 
     The whole exception: only the text of a single field is bounded.
     """
@@ -163,8 +163,8 @@ def _line(plain: dict[str, Any]) -> bytes:
 
 def _core(event: Event, why: str) -> bytes:
     """The few fields that identify the event, always small enough for a line."""
-    found = {name: _field(name, event[name], _Room(100, 0, 0)) for name in _CORE if name in event}
-    return _line(found | {"truncated": why})
+    fields = {name: _field(name, event[name], _Room(100, 0, 0)) for name in _CORE if name in event}
+    return _line(fields | {"truncated": why})
 
 
 def _field(name: object, value: Any, room: _Room) -> Any:
@@ -193,16 +193,16 @@ def _mapping(value: Mapping[Any, Any], room: _Room) -> Any:
     if room.depth <= 0:
         return f"[... {len(value)} fields ...]"
     less = room._replace(depth=room.depth - 1)
-    found = {_fitted(_text(name), 200): _field(name, item, less) for name, item in islice(value.items(), room.items)}
-    return found if len(value) <= room.items else found | {"...": f"{len(value) - room.items} more"}
+    fields = {_fitted(_text(name), 200): _field(name, item, less) for name, item in islice(value.items(), room.items)}
+    return fields if len(value) <= room.items else fields | {"...": f"{len(value) - room.items} more"}
 
 
 def _sequence(value: Any, room: _Room) -> Any:
     if room.depth <= 0:
         return f"[... {len(value)} items ...]"
     less = room._replace(depth=room.depth - 1)
-    found = [_plain(item, less) for item in islice(value, room.items)]
-    return found if len(value) <= room.items else [*found, f"... {len(value) - room.items} more"]
+    items = [_plain(item, less) for item in islice(value, room.items)]
+    return items if len(value) <= room.items else [*items, f"... {len(value) - room.items} more"]
 
 
 def _large(value: int, room: _Room) -> str:
@@ -250,9 +250,9 @@ def _visible(value: Any) -> Any:
     return _CONTROL.sub(_escape, value) if isinstance(value, str) else value
 
 
-def _escape(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
-def _escape_json(found: re.Match[str]) -> str:
-    return "\ufffd" if "\ud800" <= found[0] <= "\udfff" else f"\\u{ord(found[0]):04x}"
+def _escape_json(match: re.Match[str]) -> str:
+    return "\ufffd" if "\ud800" <= match[0] <= "\udfff" else f"\\u{ord(match[0]):04x}"

@@ -36,8 +36,8 @@ def read(kind: type[R], document: Any) -> R:
     Fields that the type does not know are left out: a newer service has added them. A field that an older service does
     not have is None, or its default, where its type allows that.
     """
-    found: R = _value(kind, document, kind.__name__)
-    return found
+    value: R = _value(kind, document, kind.__name__)
+    return value
 
 
 def _value(wanted: Any, value: Any, name: str) -> Any:

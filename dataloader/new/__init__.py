@@ -31,8 +31,8 @@ def write(name: str, folder: Path) -> list[Path]:
     for path in [*texts, folder / name]:
         if os.path.lexists(path):
             raise Refused(f"{path} exists already: choose another name, or remove it first")
-    if found := _shadowed(name):
-        raise Refused(f"{name} would hide {found}: choose another name, such as load_{name}")
+    if module := _shadowed(name):
+        raise Refused(f"{name} would hide {module}: choose another name, such as load_{name}")
     try:
         for path, template in texts.items():
             with path.open("x", encoding="utf-8") as file:

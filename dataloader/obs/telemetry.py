@@ -1,6 +1,6 @@
-"""What OpenTelemetry gets: a worker's runs as spans and figures, and the figures of /metrics from each API process.
+"""Exports to OpenTelemetry: a worker's runs as spans and figures, and the figures of /metrics of an API process.
 
-What is sent, and where to, follows from the variables that every OpenTelemetry SDK reads.
+The variables that every OpenTelemetry SDK reads choose the data and the receiver.
 """
 
 from __future__ import annotations

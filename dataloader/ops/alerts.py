@@ -30,8 +30,8 @@ Kind: TypeAlias = Literal[ALERTS]  # type: ignore[valid-type]
 def webhooks(call: Call) -> Webhooks:
     """The receivers of alerts, and whether a worker serves the queue of their messages."""
     queue = call.settings.dl_alerts_queue
-    found = {"queue": queue, "is_served": of_alerts.is_served(call.conn, queue)}
-    return made(Webhooks, found | {"webhooks": of_alerts.listed(call.conn)})
+    fields = {"queue": queue, "is_served": of_alerts.is_served(call.conn, queue)}
+    return made(Webhooks, fields | {"webhooks": of_alerts.listed(call.conn)})
 
 
 @op(

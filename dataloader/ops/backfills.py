@@ -57,7 +57,7 @@ def partitions(
     after: After = 0,
 ) -> Partitions:
     """List the partitions of a backfill in their order, each with its job; `missing` ones have none."""
-    rows = of_backfills.of_ledger(call.conn, backfill, after, limit, status)
+    rows = of_backfills.ledger_rows(call.conn, backfill, after, limit, status)
     following = rows[-1]["place"] if len(rows) == limit else None
     return made(Partitions, {"partitions": rows, "next": following})
 

@@ -1,4 +1,4 @@
-"""What an error of the queue means to an asker: one table for HTTP, the command line, the dashboard and programs."""
+"""The meaning of each error of the queue: one table for HTTP, the command line, the dashboard and programs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class NotAllowed(Exception):
 
 
 class WrongMatching(ValueError):
-    """The search of an order says nothing that can be looked for."""
+    """The search of an order is not valid."""
 
 
 class Meaning(NamedTuple):
@@ -97,5 +97,5 @@ MEANINGS: dict[type[Exception], Meaning] = {
 
 def meaning(error: BaseException) -> Meaning | None:
     """The meaning of an error that an asker can mend; None for any other."""
-    found = next((MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS), None)
-    return found and found._replace(parameter=getattr(error, "field", found.parameter))
+    known = next((MEANINGS[kind] for kind in type(error).__mro__ if kind in MEANINGS), None)
+    return known and known._replace(parameter=getattr(error, "field", known.parameter))

@@ -42,13 +42,13 @@ def tasks(
 
     A task is listed that workers have pipelines for, or that has run.
     """
-    return made(Tasks, {"tasks": runs.of_tasks(call.conn, range) if range else stats.tasks(call.conn)})
+    return made(Tasks, {"tasks": runs.tasks_with_runs(call.conn, range) if range else stats.tasks(call.conn)})
 
 
 @op("GET /tasks/{task}", command="task TASK", examples=("dataloader task load.csv --range 7d",))
 def task_runs(call: Call, task: TaskName, range: RangeName = runs.USUAL) -> TaskRuns:
     """How long the runs of a task were: counts, failures, percentiles, a histogram, and the period before."""
-    return made(TaskRuns, runs.of_task(call.conn, task, range))
+    return made(TaskRuns, runs.task_runs(call.conn, task, range))
 
 
 @op("GET /tasks/{task}/schema", scope=("read", "trigger"), errors=(404,))
@@ -63,10 +63,10 @@ def args_schema(call: Call, task: TaskName) -> ArgsSchema:
 @op("GET /names", scope=("read", "trigger", "operate"))
 def names(call: Call, queue: Text | None = None, task: Text | None = None) -> Names:
     """Whether the farm knows a queue and a task, before a mistyped name makes a new one; with similar names."""
-    found = operations.names(call.conn, queue, task)
+    known = operations.names(call.conn, queue, task)
     if not call.may_read:
-        found = {kind: name and name | {"similar": []} for kind, name in found.items()}
-    return made(Names, found)
+        known = {kind: name and name | {"similar": []} for kind, name in known.items()}
+    return made(Names, known)
 
 
 @op("GET /pace")

@@ -224,7 +224,7 @@ def family(call: Call, job_id: JobId) -> Family:
 def predict(call: Call, job_id: JobId) -> JobPrediction:
     """When a job will end, the range of that, and how right such predictions were in its queue."""
     row = _known(predictions.job(call.conn, job_id))
-    return made(JobPrediction, predictions.of_job(call.outlook(call.conn, row["queue"]), row))
+    return made(JobPrediction, predictions.job_prediction(call.outlook(call.conn, row["queue"]), row))
 
 
 @op("GET /jobs/{job_id}/events")

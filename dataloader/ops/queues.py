@@ -99,13 +99,13 @@ def keys(call: Call, queue: QueueName, limit: PageSize = 50, after: Cursor | Non
 @op("GET /queues/{queue}/prediction")
 def predict_queue(call: Call, queue: QueueName) -> QueuePrediction:
     """When all that is queued and runs now will have ended, its range, and how right such predictions were."""
-    return made(QueuePrediction, predictions.of_queue(call.outlook(call.conn, queue)))
+    return made(QueuePrediction, predictions.queue_prediction(call.outlook(call.conn, queue)))
 
 
 @op("GET /queues/{queue}/runs")
 def queue_runs(call: Call, queue: QueueName, range: RangeName = runs.USUAL) -> QueueRuns:
     """How long the runs of a queue were: counts, failures, percentiles, a histogram, and the period before."""
-    return made(QueueRuns, runs.of_queue(call.conn, queue, range))
+    return made(QueueRuns, runs.queue_runs(call.conn, queue, range))
 
 
 @op(

@@ -30,13 +30,13 @@ from dataloader.pipelines.registry import Pipeline as Pipeline
 from dataloader.pipelines.registry import UnknownTask as UnknownTask
 from dataloader.pipelines.registry import absent as absent
 from dataloader.pipelines.registry import batch_size as batch_size
+from dataloader.pipelines.registry import declarations as declarations
 from dataloader.pipelines.registry import keeps_logs as keeps_logs
 from dataloader.pipelines.registry import needs as needs
 from dataloader.pipelines.registry import register as register
 from dataloader.pipelines.registry import resolve as resolve
 from dataloader.pipelines.registry import schedules as schedules
 from dataloader.pipelines.registry import tasks as tasks
-from dataloader.pipelines.registry import told as told
 from dataloader.pipelines.registry import wants_context as wants_context
 from dataloader.queue.hooks import around_enqueue as around_enqueue
 from dataloader.queue.hooks import import_users as import_users
@@ -71,8 +71,8 @@ def validated(model: type[M], args: dict[str, Any]) -> M:
 
 
 def _complaint(error: Any, model: type[BaseModel]) -> str:
-    where = ".".join(map(str, error["loc"]))
+    name = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         known = "" if len(error["loc"]) > 1 else f"; there are {', '.join(model.model_fields)}"
-        return f"{where[:63]}: there is no such argument{known}"
-    return f"{where}: {error['msg'].removeprefix('Value error, ')}"
+        return f"{name[:63]}: there is no such argument{known}"
+    return f"{name}: {error['msg'].removeprefix('Value error, ')}"

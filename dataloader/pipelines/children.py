@@ -45,8 +45,8 @@ class _OfThisProcess:
         return getattr(self._thing, name)
 
 
-def of_this_process(thing: T) -> T:
-    """The same object for this process; its use raises RuntimeError in a child, which has neither claim nor session."""
+def bound_to_process(thing: T) -> T:
+    """A proxy of an object; its use in a child raises RuntimeError, because a child has neither claim nor session."""
     return cast(T, _OfThisProcess(thing))
 
 

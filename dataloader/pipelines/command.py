@@ -90,7 +90,7 @@ def run_command(args: dict[str, Any], context: Context) -> Generator[Progress | 
         for line in output.tail:
             context.note(line)
     if status != 0:
-        raise CommandFailed(f"{wanted.command} {ended_how(status)}{output.last_words()}")
+        raise CommandFailed(f"{wanted.command} {exit_text(status)}{output.last_words()}")
     return {"exit_code": status, "lines": output.lines, "bytes": output.bytes, "tail": list(output.tail)}
 
 
@@ -172,7 +172,7 @@ class Program:
             os.killpg(self._process.pid, number)
 
 
-def ended_how(status: int) -> str:
+def exit_text(status: int) -> str:
     """PURE: how a program has ended, in words."""
     if status >= 0:
         return f"exited with {status}"

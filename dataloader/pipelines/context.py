@@ -19,7 +19,7 @@ SKIP_SEC = 1.0  # until a skipped key is due again
 
 
 class Progress(dict[str, Any]):
-    """What a pipeline yields to say how far it is: `processed`, `total`, and more; a plain dict will do as well.
+    """A report of progress that a pipeline yields: `processed`, `total` and more; a plain dict is possible too.
 
     `checkpoint`, a dict of JSON of at most 64 KB, is where the next run of the job goes on (`context.checkpoint`), as
     by `context.save`. It is no part of the progress, which people see.

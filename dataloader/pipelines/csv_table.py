@@ -165,7 +165,7 @@ class Source:
 
     @property
     def expected(self) -> int | None:
-        """How many records there may be; None: nobody knows."""
+        """The largest possible number of records, or None."""
         return None
 
     def unchanged(self) -> bool:
@@ -177,7 +177,7 @@ class Source:
         raise NotImplementedError
 
     def place(self) -> Place:
-        """Where the next record begins. Of the records before it `located` knows nothing any more."""
+        """The place of the next record. `located` cannot locate the records before it any more."""
         self._breaks.clear()
         return Place(None, self._count, self._count)
 
@@ -214,14 +214,14 @@ class FileSource(Source):
     def __init__(self, path: str, descriptor: int) -> None:
         super().__init__(path)
         self._descriptor = descriptor
-        self.version = self._found()
+        self.version = self._fingerprint()
         self.size: int = self.version[0]
 
     def unchanged(self) -> bool:
         """False when a program has written to the file since it was opened."""
-        return self._found() == self.version
+        return self._fingerprint() == self.version
 
-    def _found(self) -> list[Any]:
+    def _fingerprint(self) -> list[Any]:
         status = os.fstat(self._descriptor)
         head = hashlib.sha256(os.pread(self._descriptor, _HEAD, 0)).hexdigest()
         return [status.st_size, status.st_mtime_ns, head]
@@ -290,7 +290,7 @@ def _in_parts(context: Context, wanted: Target, source: Source) -> Generator[Pro
     """An error for good drops what is staged; other runs have committed parts, which are not read again."""
     saved = context.checkpoint or {}
     if saved.get("file") != source.version:
-        saved = {}  # there is none, or another source is there by now: nothing of the former is in the target
+        saved = {}  # no checkpoint, or of another source: the target has no row of that source
     begin = Place(*saved["place"]) if saved else None
     if begin and "merged" in saved:
         yield Progress(begin.records, begin.records)
@@ -316,7 +316,7 @@ def _in_parts(context: Context, wanted: Target, source: Source) -> Generator[Pro
 def _staged(
     context: Context, wanted: Target, source: Source, begin: Place | None
 ) -> Generator[Progress | None, None, None]:
-    """Stage the source from there on, part by part, or from its beginning where nothing of it is staged."""
+    """Stage the source part by part, from its staged end or from its begin."""
     with context.transaction() as conn:
         table = Table(conn, context.job_id, wanted, source, is_lasting=True)
         if begin is None or not table.is_staged():
@@ -465,8 +465,8 @@ class Table:
         return self._cursor.fetchall()
 
     def _kind(self) -> str | None:
-        found = self._fetch(_KIND)
-        return found[0][0] if found else None
+        rows = self._fetch(_KIND)
+        return rows[0][0] if rows else None
 
     def _fitting(self) -> list[str]:
         """The columns of the target; raises PermanentError when it does not fit the records."""
@@ -498,13 +498,13 @@ class Table:
 
     def _located(self, error: psycopg.Error, begin: Place) -> Exception:
         """The error to raise for an error of COPY: it names source, line and column, and quotes no value."""
-        found = re.search(rf"{self._staging}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
-        if not found or not is_permanent(error):
+        match = re.search(rf"{self._staging}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
+        if not match or not is_permanent(error):
             return error
         reason = reason_of(error, self._wanted.table, self._source.columns)
-        if found[2] and f'"{found[2]}"' not in reason:
-            reason = f"column {found[2]}: {reason}"
-        line, more = self._source.located(begin, int(found[1]))
+        if match[2] and f'"{match[2]}"' not in reason:
+            reason = f"column {match[2]}: {reason}"
+        line, more = self._source.located(begin, int(match[1]))
         return self._source.error(line, reason, more)
 
 
@@ -517,8 +517,8 @@ def reason_of(error: psycopg.Error, table: str, columns: Collection[str]) -> str
     """PostgreSQL's message without the values in it, which may be secrets; the text of a function may be all values."""
     if error.diag.source_file in _LANGUAGES:
         named = re.match(r"(?:\w+ )?PL/pgSQL (?:\w+ )?([^\s(]+)\(", error.diag.context or "")
-        who = f"the function {named[1]}" if named else "a function"
-        return f"{who} raised an error ({error.sqlstate}), whose text may hold values"
+        source = f"the function {named[1]}" if named else "a function"
+        return f"{source} raised an error ({error.sqlstate}), whose text may hold values"
     words = re.sub(rf"{_STAGING}_[0-9a-f]+", lambda _: table, error.diag.message_primary or str(error.sqlstate))
     if error.sqlstate and error.sqlstate.startswith("22"):
         words = re.sub('["«„](.*)["»“]', lambda m: m[0] if m[1] in columns else '"..."', words, flags=re.DOTALL)

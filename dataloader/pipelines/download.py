@@ -1,8 +1,8 @@
-"""`load.http`: a file by its URL into the data folder. docs/fetch.md is the page for people.
+"""`load.http` downloads a file from a URL into the data folder. docs/fetch.md is its page for users.
 
-The file comes into a part beside its place, with checkpoints, and then takes the place at once. The part of a job
-belongs to its newest run: a run that is still alive holds a lock on its part, and the next run begins one of its own.
-Beside a file that was fetched there is a note of its version (`.NAME.http`).
+A run writes the bytes to a part file in the folder of the target, with checkpoints, and renames the whole part to the
+target. The next run continues in this part. A live run locks its part; then the next run begins a part of its own.
+The note `.NAME.http` in the same folder has the version that was downloaded.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dataloader.pipelines import Arguments, Context, FilePath, PermanentError, P
 from dataloader.pipelines.http import Answer, Refused, Unreachable
 
 CONNECT_SEC = 15.0
-SILENCE_SEC = 60.0  # without a byte
-SAVED_BYTES = 8 * 2**20  # between two checkpoints; a run that is killed fetches as much once more, at most
-_PIECE = 2**16
-_GZIP = ("gzip", "x-gzip")  # decoded, because object stores send what is stored so, also when asked not to
+SILENCE_SEC = 60.0  # the longest wait for the next byte
+SAVED_BYTES = 8 * 2**20  # between two checkpoints: at most so much is fetched again after a kill
+_CHUNK_BYTES = 2**16
+_GZIP = ("gzip", "x-gzip")  # decoded: object stores send a file that is stored so even if the request forbids it
 _UNSATISFIABLE = 416
-_LEFT_SEC = 7 * 86_400  # after which the part of another job goes, which has ended without its file
+_ABANDONED_SEC = 7 * 86_400  # a part without a write for so long is removed, of any job
 
 
 class Wanted(Arguments):
@@ -46,24 +46,24 @@ class Wanted(Arguments):
 
 @register("load.http", spares_attempts=True)
 def load_http(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, dict[str, Any]]:
-    """Make the file `path` of the data folder what the URL has; return its size, and whether it has changed.
+    """Download the URL to the file `path` below the data folder; return its size, and whether it has changed.
 
-    The file is in its place as a whole or as it was before. Where the server knows versions (ETag, Last-Modified), a
-    file that has not changed is not fetched again, and a run after one that was broken off fetches the rest. A wrong
-    argument, a refused address, an answer that is no file and a file that is too large raise PermanentError; silence, a
-    broken connection and a passing status are tried again. No error shows more of the URL than its host.
+    The new file replaces the old one as a whole. If the server sends versions (ETag, Last-Modified), an unchanged file
+    is not fetched again, and a run after an interrupted one fetches only the rest. A wrong argument, a refused address,
+    an answer without a file and a file that is too large raise PermanentError. Silence, a broken connection and a
+    temporary status are tried again. An error shows only the host of the URL.
     """
     wanted = validated(Wanted, args)
     settings = config.load()
     place = Place.below(context.data_dir, wanted.path)
     try:
         with Part.open(place, context, wanted.url) as part:
-            return (yield from _fetched(wanted.url, place, part, context, settings))
+            return (yield from _fetch(wanted.url, place, part, context, settings))
     except Refused as e:
         raise PermanentError(str(e)) from None
 
 
-def _fetched(
+def _fetch(
     url: str, place: Place, part: Part, context: Context, settings: Settings
 ) -> Generator[Progress | None, None, dict[str, Any]]:
     def is_refused(host: str, address: str) -> bool:
@@ -71,24 +71,24 @@ def _fetched(
         return http.is_forbidden(address) if is_private else http.is_internal(address)
 
     known = None if part.size else place.version_of(url)
-    headers = {}  # by which the server sends the rest of a part, or no body of a file that is known
+    headers = {}  # ask for the rest of the part, or for a body only if the file has changed
     if part.size:
         headers = {"Range": f"bytes={part.size}-", "If-Range": part.version.strong}
     elif known is not None:
-        given = {"If-None-Match": known.etag, "If-Modified-Since": known.modified}
-        headers = {name: value for name, value in given.items() if value}
+        conditions = {"If-None-Match": known.etag, "If-Modified-Since": known.modified}
+        headers = {name: value for name, value in conditions.items() if value}
     times = http.Times(CONNECT_SEC, SILENCE_SEC)
     with http.get(url, times, headers, guard=is_refused, check=context.check) as answer:
         if answer.status == _UNSATISFIABLE and part.size:
             if answer.headers.get("Content-Range") != f"bytes */{part.size}":
                 part.drop()
-                raise Unreachable(f"{answer.name} has less of the file than before: the next run fetches it anew")
+                raise Unreachable(f"{answer.name} has a shorter file than before: the next run fetches all of it")
         elif answer.status == 304 and known is not None:
             yield Progress(known.size, known.size)
-            # A run of this job before may have put it there, and died before its end was written.
+            # An earlier run of this job may have downloaded it, and died before its end was written.
             return {"changed": known.job == str(context.job_id), "bytes": known.size, "host": answer.name}
         elif answer.status in (200, 206):
-            yield from _received(answer, part, settings.dl_http_max_mb * 2**20)
+            yield from _receive(answer, part, settings.dl_http_max_mb * 2**20)
         else:
             answer.require_final()
             why = "there is no file for this worker at this address"
@@ -97,43 +97,43 @@ def _fetched(
     return {"changed": True, "bytes": part.size, "host": answer.name}
 
 
-def _received(answer: Answer, part: Part, most: int) -> Generator[Progress, None, None]:
-    """Write the answer behind what the part has of it, with a checkpoint for each SAVED_BYTES."""
+def _receive(answer: Answer, part: Part, max_bytes: int) -> Generator[Progress, None, None]:
+    """Append the answer to the part, with a checkpoint after each SAVED_BYTES."""
     coding = (answer.headers.get("Content-Encoding") or "identity").lower()
     transfer = (answer.headers.get("Transfer-Encoding") or "chunked").lower()
     if coding not in ("identity", *_GZIP) or transfer != "chunked":
-        raise PermanentError(f"{answer.name} sends the file encoded, though it was asked not to")
-    is_gzip = coding in _GZIP  # then the bytes of the answer are not those of the file
+        raise PermanentError(f"{answer.name} sends the file encoded, although the request forbids it")
+    is_gzip = coding in _GZIP  # then the answer has other bytes than the file
     version = Version(answer.headers.get("ETag") or "", answer.headers.get("Last-Modified") or "")
     if answer.status == 200:
         part.begin_anew(version, is_resumable=not is_gzip)
         total = None if is_gzip else answer.length
     elif is_gzip or not part.size or (total := _total_of_rest(answer, part, version)) is None:
         part.drop()
-        raise Unreachable(f"{answer.name} answered with another part of the file than it was asked for")
-    if total is not None and total > most:
+        raise Unreachable(f"{answer.name} sent another part of the file than the request asks for")
+    if total is not None and total > max_bytes:
         part.drop()
-        raise PermanentError(f"{answer.name} has a file of {total} bytes, and DL_HTTP_MAX_MB allows {most}")
-    plain: Any = answer  # of a file GzipFile needs `read` alone
+        raise PermanentError(f"{answer.name} has a file of {total} bytes, and DL_HTTP_MAX_MB allows {max_bytes}")
+    plain: Any = answer  # GzipFile calls only its `read`
     body = gzip.GzipFile(fileobj=plain) if is_gzip else plain
     try:
-        while piece := body.read(_PIECE):
-            if part.size + len(piece) > most:
+        while chunk := body.read(_CHUNK_BYTES):
+            if part.size + len(chunk) > max_bytes:
                 part.drop()
-                raise PermanentError(f"{answer.name} has a file of more than DL_HTTP_MAX_MB allows, {most} bytes")
-            part.write(piece)
+                raise PermanentError(f"{answer.name} has a file of more bytes than DL_HTTP_MAX_MB allows: {max_bytes}")
+            part.write(chunk)
             yield Progress(part.size, total)
     except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise Unreachable(f"{answer.name} sends a file that is damaged: it is no whole gzip") from None
+        raise Unreachable(f"{answer.name} sends a damaged file: its gzip data is not valid") from None
     if total is not None and part.size < total:
         part.save()
         raise Unreachable(f"{answer.name} has sent {part.size} of {total} bytes: the next run fetches the rest")
 
 
 def _total_of_rest(answer: Answer, part: Part, version: Version) -> int | None:
-    """The size of the file, where the answer goes on with the part's version at its end; None where it does not.
+    """The size of the whole file; None if the answer does not continue the part in the same version.
 
-    A server may send less than it was asked for, so the answer need not reach the end of the file.
+    A server may send less than the request asks for, so the answer need not reach the end of the file.
     """
     byte_range = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range") or "")
     if not byte_range or (version.etag and version.etag != part.version.etag):
@@ -143,31 +143,31 @@ def _total_of_rest(answer: Answer, part: Part, version: Version) -> int | None:
 
 
 class Version(NamedTuple):
-    """What a server calls a version of its file."""
+    """The names that a server gives to a version of its file."""
 
     etag: str = ""
-    modified: str = ""  # a date of HTTP
-    size: int = 0  # of the file that was fetched
-    job: str = ""  # that has fetched it
+    modified: str = ""  # Last-Modified
+    size: int = 0  # of the downloaded file
+    job: str = ""  # the id of the job that downloaded it
 
     @property
     def strong(self) -> str:
-        """The ETag by which a server may be asked for the rest of this version; "": it may not.
+        """The ETag for a request of the rest of this version; "" if there is none, or only a weak one.
 
-        A date would not do: the file may change twice in a second.
+        A date is not exact enough: the file may change twice in a second.
         """
         return "" if self.etag.startswith("W/") else self.etag
 
 
 class Place(NamedTuple):
-    """Where the file is to be: a real folder below the data folder, and the name there."""
+    """The target of the download: a real folder below the data folder, and a file name."""
 
     folder: Path
     name: str
 
     @classmethod
     def below(cls, root: Path, path: str) -> Place:
-        """The place of a path below the data folder, whose folders it makes; raises PermanentError for another."""
+        """The place of `path` below the data folder; makes its folders. Raises PermanentError for a path outside."""
         real = Path(os.path.realpath(root))
         folder = Path(os.path.realpath(real / os.path.dirname(path)))
         name = os.path.basename(path)
@@ -188,19 +188,19 @@ class Place(NamedTuple):
 
     @property
     def note(self) -> Path:
-        """Where the version of the file is noted."""
+        """The path of the note that has the version of the file."""
         return self.folder / f".{self.name}.http"
 
     def version_of(self, url: str) -> Version | None:
-        """The version of the file that is there, as it was fetched from this URL; None: not so, or it was changed."""
+        """The version of the present file; None if it was changed, or did not come from this URL."""
         with suppress(OSError, ValueError, TypeError, KeyError):
             noted = json.loads(self.note.read_text("utf-8"))
             if noted["file"] == _stat(self.file) and noted["url"] == _hash(url):
                 return Version(noted["etag"], noted["modified"], noted["file"][0], noted["job"])
         return None
 
-    def remember(self, url: str, version: Version) -> None:
-        """Note the version of the file that is there."""
+    def note_version(self, url: str, version: Version) -> None:
+        """Write the version of the present file to the note."""
         noted: dict[str, Any] = {"url": _hash(url), "file": _stat(self.file)}
         noted |= {"etag": version.etag, "modified": version.modified, "job": version.job}
         draft = self.note.with_name(f"{self.note.name}.{os.getpid()}")
@@ -209,16 +209,16 @@ class Place(NamedTuple):
 
 
 class Part:
-    """The part of one run; a run after another one goes on in the other's part."""
+    """The part file of one run. A later run of the job may continue in it."""
 
     @classmethod
     @contextmanager
     def open(cls, place: Place, context: Context, url: str) -> Iterator[Part]:
-        """The part of the run before as its checkpoint says, where it is there and the server can send the rest."""
+        """The part that the checkpoint names, cut to the checkpoint; a new part if that one cannot be continued."""
         saved = context.checkpoint or {}
         for path in place.folder.glob(f".{glob.escape(place.name)}.*.part"):
             with suppress(OSError):
-                if path.stat().st_mtime < time.time() - _LEFT_SEC:
+                if path.stat().st_mtime < time.time() - _ABANDONED_SEC:
                     path.unlink()
         part = cls(place, context, url)
         if saved.get("url") != _hash(url) or not part._take_over(saved):
@@ -226,7 +226,7 @@ class Part:
         try:
             yield part
         finally:
-            if not part._saved:  # no run goes on with it
+            if not part._saved:  # no later run can continue in it
                 part._path.unlink(missing_ok=True)
             part._file.close()
 
@@ -236,28 +236,28 @@ class Part:
         self._path: Path
         self.size = self._saved = 0
         self.version = Version()
-        self._is_resumable = True  # a part that is taken over was
+        self._is_resumable = True  # so is each part with a checkpoint
 
-    def write(self, piece: bytes) -> None:
-        """Add a piece; once SAVED_BYTES have come since, save where the next run goes on."""
-        self._file.write(piece)
-        self.size += len(piece)
+    def write(self, chunk: bytes) -> None:
+        """Append the chunk; save a checkpoint after each SAVED_BYTES."""
+        self._file.write(chunk)
+        self.size += len(chunk)
         if self.size >= self._saved + SAVED_BYTES:
             self.save()
 
     def save(self) -> None:
-        """Save where the next run goes on, unless the server cannot send the rest."""
+        """Save a checkpoint for the next run, unless the server cannot send the rest."""
         if self.size > self._saved and self._is_resumable:
             self._file.flush()
             os.fdatasync(self._file.fileno())
             self._saved = self.size
-            kept = {"url": _hash(self._url), "part": self._path.name}
-            self._context.save(kept | {"bytes": self.size, "version": list(self.version)})
+            checkpoint = {"url": _hash(self._url), "part": self._path.name}
+            self._context.save(checkpoint | {"bytes": self.size, "version": list(self.version)})
 
     def begin_anew(self, version: Version, is_resumable: bool) -> None:
-        """Forget what the part has; what comes is of this version, and the server can send the rest of it, or not.
+        """Begin at byte 0 with this version of the file.
 
-        It goes into a file of its own: the checkpoint may name the former, as a part of the former version.
+        A new part file is used, because the checkpoint may name the old one as a part of the old version.
         """
         if self.size:
             self._path.unlink(missing_ok=True)
@@ -268,23 +268,23 @@ class Part:
         self._is_resumable = is_resumable and bool(version.strong)
 
     def drop(self) -> None:
-        """Remove the part: no run goes on with it."""
+        """Remove the part, so that no run continues in it."""
         self.size = self._saved = 0
         self._path.unlink(missing_ok=True)
 
     def put_in_place(self) -> None:
-        """Put the whole file in its place, at once, and note its version."""
+        """Rename the whole part to the target, and note its version."""
         self._file.flush()
         os.fsync(self._file.fileno())
         os.replace(self._path, self._place.file)
-        self._place.remember(self._url, self.version._replace(job=str(self._context.job_id)))
+        self._place.note_version(self._url, self.version._replace(job=str(self._context.job_id)))
 
     def _open_new(self) -> None:
         self._path = self._place.folder / f".{self._place.name}.{self._context.job_id}.{self._context.claim}.part"
         self._file = _locked(self._path, os.O_CREAT | os.O_TRUNC)
 
     def _take_over(self, saved: dict[str, Any]) -> bool:
-        """Go on in the part of the run before; False where it is not there, or its run is alive."""
+        """Continue in the part of the checkpoint; False if it is missing or too short, or a live run holds its lock."""
         path = self._place.folder / str(saved["part"])
         try:
             file = _locked(path, 0)
@@ -300,7 +300,7 @@ class Part:
 
 
 def _locked(path: Path, flags: int) -> BinaryIO:
-    """The part, open and locked; raises OSError where a run that is alive holds it."""
+    """Open and lock the part; raises OSError if a live run holds its lock."""
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o640), "r+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -316,5 +316,5 @@ def _stat(file: Path) -> list[int]:
 
 
 def _hash(url: str) -> str:
-    """A URL may hold a secret, so notes and checkpoints have its hash."""
+    """The hash of the URL, for notes and checkpoints, because a URL may hold a secret."""
     return hashlib.sha256(url.encode()).hexdigest()

@@ -110,7 +110,7 @@ def _within(function: Callable[..., Any], run: Run, steps: Steps, pipeline: Step
                 raised = e
                 raise
     finally:
-        # An order to stop and an error that ends the worker pass, whatever the function has made of them.
+        # An order to stop and an error that ends the worker are raised again, even if the function caught them.
         if isinstance(raised, MemoryError) or not (raised is None or isinstance(raised, Exception)):
             raise raised
     if inspect.getgeneratorstate(pipeline) == inspect.GEN_CREATED:

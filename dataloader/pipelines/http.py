@@ -1,6 +1,6 @@
 """HTTP for the built-in pipelines: one exchange with one server, redirects, the answer piece by piece.
 
-A name is looked up once, and the connection goes to the address that the guard has checked. No proxy of the environment
+A name is resolved once, and the connection goes to the address that the guard has checked. No proxy of the environment
 is asked. No error text shows more of a URL than its host. http.client is underneath because it lets us choose the
 address of a connection and read from a socket of our own; urllib3 and httpx hide both.
 """
@@ -324,7 +324,7 @@ _ISATAP = 0x0000_5EFE  # the third quarter of such an address, but for one bit
 
 
 def is_forbidden(text: str) -> bool:
-    """PURE: whether nothing may be sent to this IP address: link-local, of no single machine, or cloud metadata."""
+    """PURE: whether this IP address is forbidden: link-local, not of a single machine, or cloud metadata."""
     for address in _meant(ip_address(text.partition("%")[0])):
         if address in _METADATA or address.is_link_local or any(address in network for network in _FORBIDDEN):
             return True

@@ -44,7 +44,7 @@ KEPT_SEC = 60.0  # for how long a scan's answer counts
 CONNECT_SEC = 3.0
 HEAVY_FROM, HEAVY_FACTOR = 32, 1.5  # billions of parameters
 _SCAN_SEC = 5.0  # for one question of a scan
-_LOOK_SEC = 0.2  # over which the CPU of this machine is measured
+_MEASURE_SEC = 0.2  # the time over which the CPU of this machine is measured
 _REST_SEC = 2.0  # that a node has for the end of its answer behind its last word
 _MODELS_NAMED = 50  # at most, in an error
 _LONGEST_LIST = 2**22  # bytes of a node's answer about itself
@@ -58,7 +58,7 @@ _BILLIONS = re.compile(r"(?<![\d.])(\d{1,4}(?:\.\d{1,3})?)b(?![a-z0-9])", re.IGN
 _MODEL = re.compile(r"[a-z0-9][\w.:-]*(/[a-z0-9_][\w.:-]*){0,3}", re.ASCII | re.IGNORECASE)
 _NO_SPEAKER = re.compile("embed|rerank|(^|/)bge-", re.IGNORECASE)  # models that turn text into numbers
 _LINE_END = re.compile(rb"\r\n|\r|\n")  # httpx's own `aiter_lines` also ends a line at U+2028, which JSON may hold
-# What a node may say about its load; the first name that it uses counts.
+# The names that nodes use for the figures of their load; the first present name counts.
 _FIGURES = {
     "queue": ("queue_percent", "queue"),
     "RAM": ("ram_percent", "memory_percent", "ram"),
@@ -138,8 +138,8 @@ class Node:
     kind: Kind
     url: str = field(repr=False)  # may hold a password: only requests get it
     models: tuple[str, ...] = ()
-    loaded: frozenset[str] = frozenset()  # the models that are in its memory, as far as it says so
-    status_path: str | None = None  # where it says how busy it is; None: it does not
+    loaded: frozenset[str] = frozenset()  # the models in its memory, if the node reports them
+    status_path: str | None = None  # the path of its load report; None: it has none
 
     @property
     def name(self) -> str:
@@ -288,8 +288,8 @@ async def scan(http: httpx.AsyncClient, settings: Settings, anew: bool = False) 
 
     An answer is kept for KEPT_SEC in this process, unless `anew`; that a node is down is not kept.
     """
-    found = await asyncio.gather(*(_scan(http, kind, url, anew) for kind, url in addresses(settings)))
-    return [each for each in found if isinstance(each, Node)], [each for each in found if isinstance(each, Passed)]
+    results = await asyncio.gather(*(_scan(http, kind, url, anew) for kind, url in addresses(settings)))
+    return [each for each in results if isinstance(each, Node)], [each for each in results if isinstance(each, Passed)]
 
 
 async def _scan(http: httpx.AsyncClient, kind: Kind, url: str, anew: bool) -> Node | Passed:
@@ -300,7 +300,7 @@ async def _scan(http: httpx.AsyncClient, kind: Kind, url: str, anew: bool) -> No
         models = _names(await _asked(http, url + _MODELS[kind]))
         loaded = _names(await _asked(http, f"{url}/api/ps", is_optional=True)) if kind == "ollama" else ()
         # Ollama and mlx_lm's server have no document about their load.
-        paths = [path for path in _STATUS if tells_load(await _asked(http, url + path, is_optional=True))]
+        paths = [path for path in _STATUS if reports_load(await _asked(http, url + path, is_optional=True))]
     except PassedOver as e:
         return Passed(Node(kind, url).name, str(e))
     node = Node(kind, url, models, frozenset(loaded), next(iter(paths), None))
@@ -311,8 +311,8 @@ async def _scan(http: httpx.AsyncClient, kind: Kind, url: str, anew: bool) -> No
 def _names(document: Any) -> tuple[str, ...]:
     """The models' names in a list of Ollama ({"models": [{"name": ...}]}) or of OpenAI ({"data": [{"id": ...}]})."""
     entries = (document.get("models") or document.get("data") or []) if isinstance(document, dict) else []
-    found = [entry.get("name") or entry.get("id") for entry in entries if isinstance(entry, dict)]
-    return tuple(name for name in found if isinstance(name, str))
+    names = [entry.get("name") or entry.get("id") for entry in entries if isinstance(entry, dict)]
+    return tuple(name for name in names if isinstance(name, str))
 
 
 async def _asked(http: httpx.AsyncClient, url: str, is_optional: bool = False) -> Any:
@@ -370,7 +370,7 @@ async def check_load(http: httpx.AsyncClient, node: Node, most_percent: float) -
     why = busy(status, most_percent)
     if why is None and most_percent < 100 and _is_here(node.url):
         psutil.cpu_percent()  # the next call measures from here on
-        await asyncio.sleep(_LOOK_SEC)
+        await asyncio.sleep(_MEASURE_SEC)
         load = {"ram_percent": psutil.virtual_memory().percent, "cpu_percent": psutil.cpu_percent()}
         why = busy(load, most_percent)
     if why:
@@ -383,7 +383,7 @@ def _is_here(url: str) -> bool:
 
 
 def busy(status: Any, most_percent: float) -> str | None:
-    """Why a node with this status is too busy to be asked; None where it is not, or does not say."""
+    """The reason why a node with this status is too busy; None if it is not, or if that is not known."""
     numbers = _numbers(status)
     for resource, names in _FIGURES.items():
         value = next((numbers[name] for name in names if name in numbers), 0)
@@ -395,8 +395,8 @@ def busy(status: Any, most_percent: float) -> str | None:
     return None
 
 
-def tells_load(status: Any) -> bool:
-    """True for a document in which `busy` finds something to judge by."""
+def reports_load(status: Any) -> bool:
+    """True if the document has a figure that `busy` uses."""
     names = set(_numbers(status))
     return not names.isdisjoint(chain(*_FIGURES.values())) or {"active_requests", "max_concurrency"} <= names
 
@@ -438,7 +438,7 @@ class Piece(NamedTuple):
 
     text: str = ""
     tokens: int = 0  # of the text, or of what a model thinks before it answers
-    total: int | None = None  # how many tokens the whole answer has, where the node says it
+    total: int | None = None  # the number of tokens of the whole answer, if the node reports it
 
 
 def question(node: Node, model: str, wanted: Arguments) -> dict[str, Any]:
@@ -475,7 +475,7 @@ async def _pieces(
                 raise PassedOver(await _refusal(response))
             lines = _lines(response)
             while not answer.is_over:
-                # Behind the last word comes the number of tokens, or the end, or from some servers nothing more.
+                # After the last word come the number of tokens, or the end; some servers send neither.
                 async with asyncio.timeout(_REST_SEC if answer.is_whole else None):
                     line = await anext(lines, None)
                 if line is None:
@@ -506,7 +506,7 @@ class Answer:
     """PURE: an answer in either protocol, line by line. A document is one line, as every such server writes it."""
 
     def __init__(self) -> None:
-        self.is_whole = False  # its last word has been said; the number of its tokens may follow
+        self.is_whole = False  # all words have come; the number of tokens may follow
         self.is_over = False  # its end has come
 
     def read(self, line: bytes) -> Piece:
@@ -563,7 +563,7 @@ def _words(error: Any) -> str:
 
 
 def is_echo(answer: str, prompt: str, system: str | None = None) -> bool:
-    """True for an answer that says the prompt, also several times or after the system text, and nothing else."""
+    """True if the answer only repeats the prompt, perhaps several times or after the system text."""
     given, asked, instructed = _plain(answer), _plain(prompt), _plain(system or "")
     if not asked or asked not in given:
         return False

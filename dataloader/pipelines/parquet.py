@@ -78,8 +78,8 @@ class ParquetFile(FileSource):
             for text in texts:
                 yield self._counted(text, len(text))
         if self._count != self.expected:  # pyarrow ends where the pages of a row group end, without an error
-            found = f"it has {self._count} rows, and should have {self.expected}"
-            raise PermanentError(f"{self.origin}: is damaged: {found}")
+            fault = f"it has {self._count} rows, and should have {self.expected}"
+            raise PermanentError(f"{self.origin}: is damaged: {fault}")
 
     def _batches(self, skipped: int) -> Iterator[Any]:
         """The rows behind so many, some at a time; row groups before them are not read."""

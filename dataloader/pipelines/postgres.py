@@ -30,7 +30,7 @@ _CONNECT_SEC = 10
 _CANCEL_SEC = 2.0
 _SLICE_MS = 200  # between two safe points while the source is silent
 _FIELD = re.compile(r'(?:"((?:[^"]++|"")*+)"|([^,]*+))(?:,|\Z)')  # of a record; the csv module takes no long ones
-# A dead link is noticed within some 15 s; a DSN may say otherwise.
+# A dead link is noticed within some 15 s; a DSN may set other times.
 _LINK = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 15_000}
 # What a text of the source means must not depend on its role's settings.
 _BEGIN = b"""
@@ -120,8 +120,8 @@ class Query(Source):
         place = super().place()
         if self._last is None or not self._key:
             return place
-        found = dict(zip(self.columns, _FIELD.finditer(self._last), strict=False))
-        mark = [found[name][2] if found[name][1] is None else found[name][1].replace('""', '"') for name in self._key]
+        parts = dict(zip(self.columns, _FIELD.finditer(self._last), strict=False))
+        mark = [parts[name][2] if parts[name][1] is None else parts[name][1].replace('""', '"') for name in self._key]
         return place._replace(mark=mark)
 
     @property
@@ -143,14 +143,14 @@ class Query(Source):
     def _described(self) -> dict[str, str]:
         """The columns with their types. Prepared alone, the query is whole: it cannot end the COPY around it."""
         self._ask(lambda: self._pg.send_prepare(b"", self._query.encode()))
-        found = self._ask(lambda: self._pg.send_describe_prepared(b""))
+        result = self._ask(lambda: self._pg.send_describe_prepared(b""))
         try:
-            names = unique([identifier((found.fname(n) or b"").decode()) for n in range(found.nfields)])
+            names = unique([identifier((result.fname(n) or b"").decode()) for n in range(result.nfields)])
         except ValueError as e:
             raise PermanentError(f"query: the names of its columns: {e}") from None
-        if not names or found.nparams:
+        if not names or result.nparams:
             raise PermanentError("query: should be one SELECT, VALUES or TABLE, without parameters")
-        return {name: _type(found.ftype(n)) for n, name in enumerate(names)}
+        return {name: _type(result.ftype(n)) for n, name in enumerate(names)}
 
     def _copy(self, mark: list[str] | None) -> bytes:
         """The statement that copies the rows, in the order of the key where there is one, behind a key's values."""
@@ -197,18 +197,18 @@ class Query(Source):
                 self._wait(select.POLLIN | select.POLLOUT)
             while self._pg.is_busy():
                 self._wait()
-            if (found := self._pg.get_result()) is None:
+            if (result := self._pg.get_result()) is None:
                 break
-            last = found
-            if found.status == ExecStatus.FATAL_ERROR:
-                raise errors.error_from_result(found, "utf-8")
-            if found.status == ExecStatus.COPY_OUT:
+            last = result
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise errors.error_from_result(result, "utf-8")
+            if result.status == ExecStatus.COPY_OUT:
                 break
         assert last is not None  # noqa: S101  each statement has a result
         return last
 
     def _wait(self, events: int = select.POLLIN) -> None:
-        """Wait until the server has said something; a safe point where that takes longer."""
+        """Wait for an answer of the server; this is a safe point if it takes longer."""
         poll = select.poll()
         poll.register(self._pg.socket, events)
         while not poll.poll(_SLICE_MS):

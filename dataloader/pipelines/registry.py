@@ -91,7 +91,7 @@ class Pipeline:
     logs: bool = True
     args: type[BaseModel] | None = None
     args_schema: str | None = field(init=False)  # of `args`, as the queue keeps it
-    # Of the decorated function; found once, for the inspection costs more than a short run.
+    # Of the decorated function; computed once, because the inspection costs more than a short run.
     function: Callable[..., Any] = field(init=False)
     wants_context: bool = field(init=False)
     form: Form = field(init=False)
@@ -155,7 +155,7 @@ _absent: dict[str, str] = {}  # tasks that this installation lacks, and what wou
 
 
 def absent(task: str, why: str) -> None:
-    """Say why a known task has no pipeline in this installation; `resolve` tells it to a job that asks for the task."""
+    """Record why a known task has no pipeline in this installation; `resolve` reports it to a job of the task."""
     _absent[task] = why
 
 
@@ -177,19 +177,19 @@ def batch_size(task: str) -> int:
     return (pipeline and pipeline.batch_size) or 1
 
 
-def told() -> dict[str, dict[str, Any]]:
-    """What each registered task says of its jobs where their trigger does not; None: as usual."""
+def declarations() -> dict[str, dict[str, Any]]:
+    """The declared defaults of each registered task for its jobs; None: the usual default."""
     names = ("max_attempts", "affinity", "limits", "memory_mb", "cpus", "args_schema")
     return {task: {name: getattr(pipeline, name) for name in names} for task, pipeline in _registry.items()}
 
 
 def schedules() -> dict[str, Any]:
-    """The schedule of each registered task, as `new_schedule.checked` makes it; None: it has none."""
+    """The schedule of each registered task, as `new_schedule.checked` returns it; None: no schedule."""
     return {task: pipeline.schedule for task, pipeline in _registry.items()}
 
 
 def needs() -> dict[str, tuple[float | None, float | None]]:
-    """What a run of each registered task needs by its declaration: MB and processors; None: it does not say."""
+    """The declared needs of a run of each registered task: MB and processors; None: not declared."""
     return {task: (pipeline.memory_mb, pipeline.cpus) for task, pipeline in _registry.items()}
 
 

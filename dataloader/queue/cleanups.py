@@ -14,8 +14,8 @@ from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
 
 ATTEMPTS = 40  # of a cleanup, some seven hours with the pauses between them: the cluster may be away
-PRIORITY = 0  # before other jobs: what nobody wants any more uses a cluster
-MOST = 1_000  # jobs of one look; the next one goes on with the rest
+PRIORITY = 0  # before other jobs, because a canceled program still uses the cluster
+MOST = 1_000  # jobs of one round; the next round continues with the rest
 
 _SQL = db.statements("cleanups.sql")
 
@@ -38,5 +38,5 @@ def add(conn: Conn, job_id: UUID) -> UUID | None:
 
 
 def forget(conn: Conn) -> None:
-    """Forget the jobs that leave nothing behind."""
+    """Remove the notes of jobs without a cleanup."""
     conn.execute(_SQL["forget"])

@@ -43,8 +43,8 @@ class Function:
     body: str
     text: str
 
-    def is_in(self, found: Iterable[Row]) -> bool:
-        """Whether one of these rows is this function, with nothing in it changed."""
+    def is_in(self, rows: Iterable[Row]) -> bool:
+        """Whether one of these rows is this function, unchanged."""
         language = re.search(r"LANGUAGE (\w+)", self.head)
         settings = set(re.findall(r"\bSET ([\w.]+)", self.head))
         return any(
@@ -52,28 +52,28 @@ class Function:
             and (language is None or language[1] == row["language"])
             and ("SECURITY DEFINER" in self.head) == row["by_owner"]
             and settings == set(row["settings"])
-            for row in found
+            for row in rows
         )
 
 
-def found(conn: db.Connection, functions: str) -> list[Drift]:
-    """The objects of a schema of this code that are missing, switched off or changed; `functions`: the shipped text."""
+def drifts(conn: db.Connection, functions: str) -> list[Drift]:
+    """The objects of the schema that are missing, disabled or changed; `functions` is the shipped text."""
     schema = (db.sql_folder() / "schema.sql").read_text("utf-8")
-    there, changed = _rows(conn, "functions"), []
+    installed, changed = _rows(conn, "functions"), []
     for function in shipped(_bound(conn, functions)):
-        of_name = [row for row in there if row["name"] == function.name]
+        of_name = [row for row in installed if row["name"] == function.name]
         if not function.is_in(of_name):
             changed.append(Drift(f"function {function.name}", "is changed" if of_name else "is missing"))
     return [
         *changed,
-        *_of_triggers(schema, {row["name"]: row for row in _rows(conn, "triggers")}),
-        *_of_indexes(conn, schema),
+        *_trigger_drifts(schema, {row["name"]: row for row in _rows(conn, "triggers")}),
+        *_index_drifts(conn, schema),
     ]
 
 
-def of_indexes(conn: db.Connection, schema: str) -> list[str]:
+def index_statements(conn: db.Connection, schema: str) -> list[str]:
     """The statements, each to stand alone, that build the indexes of this text that are missing or invalid."""
-    return [statement for each in _of_indexes(conn, schema) for statement in each.mend]
+    return [statement for each in _index_drifts(conn, schema) for statement in each.mend]
 
 
 def is_bound(conn: db.Connection) -> bool:
@@ -98,10 +98,10 @@ def _bound(conn: db.Connection, functions: str) -> str:
     return _BLOCK.sub(lambda _: f"{next(statements)};", functions)
 
 
-def _of_triggers(schema: str, there: dict[str, Row]) -> Iterator[Drift]:
+def _trigger_drifts(schema: str, installed: dict[str, Row]) -> Iterator[Drift]:
     for match in _TRIGGER.finditer(schema):
         name, table, calls = match.groups()
-        row = there.get(name)
+        row = installed.get(name)
         if row is None:
             yield Drift(f"trigger {name}", "is missing", (match[0],))
         elif row["calls"] != calls:
@@ -111,14 +111,14 @@ def _of_triggers(schema: str, there: dict[str, Row]) -> Iterator[Drift]:
             yield Drift(f"trigger {name}", "is disabled", (f"ALTER TABLE {table} ENABLE TRIGGER {name}",))
 
 
-def _of_indexes(conn: db.Connection, schema: str) -> Iterator[Drift]:
-    there = {row["name"]: row["works"] for row in _rows(conn, "indexes")}
+def _index_drifts(conn: db.Connection, schema: str) -> Iterator[Drift]:
+    installed = {row["name"]: row["works"] for row in _rows(conn, "indexes")}
     for match in _INDEX.finditer(schema):
-        if not there.get(match[1]):
+        if not installed.get(match[1]):
             drop = f"DROP INDEX CONCURRENTLY IF EXISTS {match[1]}"
             make = match[0].replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
-            how = "is invalid" if match[1] in there else "is missing"
-            yield Drift(f"index {match[1]}", how, (drop, make), is_index=True)
+            fault = "is invalid" if match[1] in installed else "is missing"
+            yield Drift(f"index {match[1]}", fault, (drop, make), is_index=True)
 
 
 def _rows(conn: db.Connection, name: str) -> list[Row]:

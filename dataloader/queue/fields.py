@@ -8,7 +8,7 @@ from typing import Any
 REQUIRED = ...  # no default: a producer has to name the field
 INT4_MAX = 2_147_483_647
 MONTH_SEC = 30 * 86_400
-ATTEMPTS = 5  # of a job whose producer and pipeline do not say; the same in SQL
+ATTEMPTS = 5  # of a job whose producer and pipeline set none; the same in SQL
 # The documents that show a field. `status` is also in the job's page, which shows all but the queue's own business.
 EVERYWHERE = frozenset({"status", "list"})
 STATUS = frozenset({"status"})
@@ -37,8 +37,8 @@ class Field:
     most: int | None = None
 
 
-def _given(name: str, type: str, seen: frozenset[str], text: str, default: Any, *bounds: int | None) -> Field:
-    return Field(name, type, text, seen, "producer", default, *bounds)
+def _given(name: str, type: str, shown_in: frozenset[str], text: str, default: Any, *bounds: int | None) -> Field:
+    return Field(name, type, text, shown_in, "producer", default, *bounds)
 
 
 _AFFINITY = "names the heavy resource that the job needs; default: as the pipeline says, or none"
@@ -91,5 +91,5 @@ FIELDS = (
 )
 OF_PRODUCER = tuple(field for field in FIELDS if field.by == "producer")
 OF_NEW_JOB = tuple(field for field in FIELDS if field.by in ("producer", "api"))
-# What a producer says of a job besides, of which the rows of other tables are made (queue/parents.py).
+# The fields of a job that are stored in other tables (queue/parents.py).
 LINKS = ("depends_on", "on_parent_failure")

@@ -108,7 +108,7 @@ def _as_texts(
 ) -> tuple[str, dict[str, str | None]]:
     """PURE: the statement with these placeholders, each a text before its cast, and the texts."""
     names = _PARAMETER.findall(statement)
-    own = _PARAMETER.sub(lambda found: f"CAST({placeholder(found[1])} AS text)", statement)
+    own = _PARAMETER.sub(lambda match: f"CAST({placeholder(match[1])} AS text)", statement)
     return own, {name: _as_text(parameters[name]) for name in names}
 
 

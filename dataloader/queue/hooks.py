@@ -96,13 +96,13 @@ def around_enqueue(function: F) -> F:
 
 def before_enqueue(job: Mapping[str, Any]) -> dict[str, Any]:
     """The job's fields after every `around_enqueue`, which get a copy; raises their errors, and WrongAnswer."""
-    found = {**job, "args": dict(job.get("args", {}))}
+    changed = {**job, "args": dict(job.get("args", {}))}
     for function in AROUND_ENQUEUE:
-        found = function(found)
-        if not isinstance(found, dict):
-            kind = type(found).__name__
+        changed = function(changed)
+        if not isinstance(changed, dict):
+            kind = type(changed).__name__
             raise WrongAnswer(identity(function), f"the job's fields as a dict, not {kind}")
-    return found
+    return changed
 
 
 def load(modules: Iterable[str]) -> None:
@@ -119,9 +119,9 @@ def load(modules: Iterable[str]) -> None:
 def import_users(name: str) -> None:
     """Import a users' module, also from the working folder, which comes first for it alone and last for others."""
     with suppress(OSError):  # the working folder may have been removed
-        if (here := os.getcwd()) not in sys.path:
-            sys.path.append(here)
-        _FIRST.folders.setdefault(name.partition(".")[0], here)
+        if (folder := os.getcwd()) not in sys.path:
+            sys.path.append(folder)
+        _FIRST.folders.setdefault(name.partition(".")[0], folder)
     if _FIRST not in sys.meta_path:
         sys.meta_path.insert(0, _FIRST)
     importlib.import_module(name)
@@ -136,8 +136,8 @@ class _First(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if (folder := self.folders.get(fullname)) is None:
             return None
-        found = PathFinder.find_spec(fullname, [folder])
-        return found if found and found.loader else None  # a bare folder of this name may be no package
+        spec = PathFinder.find_spec(fullname, [folder])
+        return spec if spec and spec.loader else None  # a bare folder of this name may be no package
 
 
 _FIRST = _First()

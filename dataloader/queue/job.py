@@ -35,7 +35,7 @@ class Status(StrEnum):
 
 
 FINAL = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.LOST})
-ON_FAILURE = ("cancel", "hold", "run")  # what comes of a job whose parent has ended otherwise than `succeeded`
+ON_FAILURE = ("cancel", "hold", "run")  # the action on a job whose parent has not succeeded
 DEAD = frozenset({Status.FAILED, Status.LOST})
 # Groups of jobs that lists are filtered by as by a status, and their meaning.
 GROUPS = {
@@ -47,7 +47,7 @@ GROUPS = {
     "dead": "failed or lost",
 }
 STATUSES = (*map(str, Status), *GROUPS)
-# Each job counts as one of these, whatever its status.
+# Each job counts as one of these, in every status.
 TALLIED = ("ready", "scheduled", "blocked", "running", "succeeded", "failed", "lost", "canceled")
 # The journal's kind of the step into a state; a step into `queued` is also a "queued".
 KINDS = {status: str(status) for status in Status} | {
@@ -80,7 +80,7 @@ class Job(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """How far the runs of a job have come: JSON of its pipeline; None: the next run begins at the start.
+    """The progress of a job's runs as JSON of its pipeline; None: the next run begins at the start.
 
     `claim` and `number` name the newest checkpoint in the target. `spares_attempt`: a failed run with a new one is
     free.
@@ -93,12 +93,12 @@ class Checkpoint(NamedTuple):
 
     @property
     def mark(self) -> tuple[int, int]:
-        """Of two checkpoints of a job, the one with the larger mark knows more of the target."""
+        """The order of a job's checkpoints: the one with the larger mark is the later one."""
         return self.claim, self.number
 
     @property
     def value(self) -> Any:
-        """What the pipeline has saved; None: nothing."""
+        """The value that the pipeline has saved, or None."""
         return None if self.text is None else json.loads(self.text)
 
 
@@ -126,10 +126,10 @@ class Delivery:
 
     def keys(self) -> dict[str, list[Job]]:
         """The jobs by their key."""
-        found: dict[str, list[Job]] = {}
+        by_key: dict[str, list[Job]] = {}
         for job in self.jobs:
-            found.setdefault(job.lock_key, []).append(job)
-        return found
+            by_key.setdefault(job.lock_key, []).append(job)
+        return by_key
 
 
 class End(StrEnum):
@@ -141,7 +141,7 @@ class End(StrEnum):
     TIMEOUT = "timeout"
     CANCELED = "canceled"
     HANDED_BACK = "handed back"  # a drain, or a key that could not be held: the attempt is not counted
-    GONE = "gone"  # the claim is no longer ours: nothing may be written
+    GONE = "gone"  # the claim is no longer ours, so no write is allowed
     CRASH = "crash"  # the worker died: its keeper settles the job
 
 
@@ -176,7 +176,7 @@ LEADS_TO: dict[str, Status] = {
 
 
 class Outcome(NamedTuple):
-    """What came of a run. `by_key` has what differs for keys of a batch, `raised` is the exception, for hooks.
+    """The outcome of a run. `by_key` has the differences for keys of a batch, `raised` is the exception, for hooks.
 
     `delay_sec` None leaves the pause to dl_retry_delay; `is_free`: the failed run does not count; `error_group` None
     leaves it to the database. `result` is JSON; `notes` and `changed` are for the journal.
@@ -211,7 +211,7 @@ class Finish(NamedTuple):
 def wait_sec(wait: Any, name: str) -> float:
     """A number of seconds or a timedelta as seconds; raises ValueError unless they are from 0 to WAIT_MOST_SEC."""
     seconds = math.nan
-    with suppress(Exception):  # whatever the value's own methods raise
+    with suppress(Exception):  # the value's own methods may raise any exception
         if not isinstance(wait, str | bytes):
             seconds = float(wait.total_seconds() if isinstance(wait, timedelta) else wait)
     if not 0 <= seconds <= WAIT_MOST_SEC:
@@ -221,7 +221,7 @@ def wait_sec(wait: Any, name: str) -> float:
 
 
 def decide(delivery: Delivery, outcome: Outcome) -> list[Finish | None]:
-    """The finish of each job that `outcome` calls for; None when nothing may be written any more.
+    """The finish of each job by `outcome`; None if no write is allowed any more.
 
     The jobs of a key go back together, with the fewest `max_attempts`; when spent, the first fails and the others start
     over (Lowkiq's rule).
@@ -290,7 +290,7 @@ class NotJson(ValueError):
         self.place = ""
 
     def at(self, place: str) -> NotJson:
-        """The same, for what holds the value at this place."""
+        """This error with the place inside the containing value."""
         self.place = place + self.place
         return self
 
@@ -305,7 +305,7 @@ def plain(value: Any, name: str) -> Any:
 
 
 def as_result(value: Any) -> Any:
-    """The same of what a pipeline has returned; NaN and infinities become null, as SQL and spreadsheets show them."""
+    """`plain` for the result of a pipeline; NaN and infinities become null, as in SQL and spreadsheets."""
     return _item("result", value, lambda odd, why: None if isinstance(odd, float) else _refuse(odd, why))
 
 
@@ -319,10 +319,10 @@ def as_progress(document: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def to_json(document: Mapping[str, Any] | None) -> str | None:
     """`as_progress` as JSON that jsonb accepts; None also for more than PROGRESS_LIMIT characters."""
-    if (found := as_progress(document)) is None:
+    if (progress := as_progress(document)) is None:
         return None
     try:
-        text = _encode(found)
+        text = _encode(progress)
     except (ValueError, RecursionError):
         return None
     return text if len(text) <= PROGRESS_LIMIT else None
@@ -345,11 +345,11 @@ def result_json(value: Any, most_kb: int) -> str:
 def checkpoint_json(value: Any) -> str:
     """A checkpoint as JSON that comes back as it was given; raises ValueError else, and above CHECKPOINT_KB."""
     try:
-        found = plain(value, "checkpoint")
-        place = _difference(found, value) if isinstance(value, dict) else ""
+        document = plain(value, "checkpoint")
+        place = _difference(document, value) if isinstance(value, dict) else ""
         if place is not None:
             raise NotJson("would not come back as it is").at(f".checkpoint{place}")
-        text = _encode(found)
+        text = _encode(document)
     except (NotJson, RecursionError) as e:
         raise ValueError(_NO_CHECKPOINT.format(e)) from None
     if (size := len(text.encode())) > CHECKPOINT_KB * 1_024:
@@ -389,15 +389,15 @@ def _plain(value: Any, instead: Callable[[Any, str], Any]) -> Any:
             return storable(str(value))
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: _item(each.name, getattr(value, each.name), instead) for each in fields(value)}
-    # Of pydantic and numpy by their methods: nobody pays for an import that the pipeline has not made.
+    # Types of pydantic and numpy are recognized by their methods: the pipeline may not have imported them.
     kind = type(value)
     if hasattr(kind, "model_dump"):
         return _plain(value.model_dump(mode="json", by_alias=True), instead)
     of_numpy = getattr(getattr(value, "dtype", None), "kind", "")
     if hasattr(kind, "tolist") and of_numpy != "m":  # a span of time would lose its unit
-        found = (value.astype(str) if of_numpy == "M" else value).tolist()
-        if type(found) is not kind:
-            return _plain(found, instead)
+        converted = (value.astype(str) if of_numpy == "M" else value).tolist()
+        if type(converted) is not kind:
+            return _plain(converted, instead)
     return instead(value, f"is of the type {kind.__module__}.{kind.__qualname__}")
 
 
@@ -426,15 +426,15 @@ def _shown(value: Any, why: str) -> Any:
     return None if isinstance(value, int | float) else storable(str(value))
 
 
-def _difference(found: Any, value: Any) -> str | None:
+def _difference(document: Any, value: Any) -> str | None:
     """The place of the first difference; None: there is none."""
     items: Iterable[tuple[Any, Any, Any]]
-    if isinstance(found, dict) and isinstance(value, dict) and found.keys() == value.keys():
-        items = ((name, found[name], value[name]) for name in found)
-    elif isinstance(found, list) and isinstance(value, list):
-        items = ((place, *both) for place, both in enumerate(zip(found, value, strict=True)))
+    if isinstance(document, dict) and isinstance(value, dict) and document.keys() == value.keys():
+        items = ((name, document[name], value[name]) for name in document)
+    elif isinstance(document, list) and isinstance(value, list):
+        items = ((place, *both) for place, both in enumerate(zip(document, value, strict=True)))
     else:
-        return None if not isinstance(found, dict | list) and found == value else ""
+        return None if not isinstance(document, dict | list) and document == value else ""
     for place, *both in items:
         if (within := _difference(*both)) is not None:
             return _place(place) + within

@@ -435,7 +435,7 @@ def keep(conn: Conn, job_ids: Sequence[UUID], attempts: Sequence[int], claimed_b
     return conn.execute(_SQL["keep"], claims).rowcount == len(job_ids)
 
 
-def tell_stuck(conn: Conn, job_id: UUID, attempt: int, claimed_by: str, silent_sec: float, stacks: str) -> None:
+def journal_stuck(conn: Conn, job_id: UUID, attempt: int, claimed_by: str, silent_sec: float, stacks: str) -> None:
     """Write into a running job's journal that its run has reported nothing for so long, and where its threads hang."""
     claim = {"job_id": job_id, "attempt": attempt, "claimed_by": claimed_by}
     conn.execute(_SQL["tell_stuck"], claim | {"silent_sec": silent_sec, "stacks": stacks})

@@ -23,7 +23,7 @@ _log = structlog.get_logger("worker")
 
 
 class Page(NamedTuple):
-    """Lines of a job, and the place behind them; `next` is None where there are no more yet."""
+    """Lines of a job, and the place behind them; `next` is None if there are no more yet."""
 
     lines: list[Row]
     next: str | None

@@ -48,7 +48,7 @@ _STATEMENT = re.compile(r"(?>(\$\w*\$).*?\1|.)+?(?:;[ \t]*$|\Z)", re.DOTALL | re
 
 
 class SchemaError(Exception):
-    """The schema is not one that this code may use; the message says what to do."""
+    """This code cannot use the schema; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +156,12 @@ def expected() -> tuple[int, str]:
 
 
 def check(conn: db.Connection) -> None:
-    """Raise SchemaError unless this code may use the schema that `conn` sees; a newer one may say that it may not."""
+    """Raise SchemaError unless this code may use the schema that `conn` sees; a newer schema may forbid it."""
     _require_utf8(conn)
     if not _exists(conn):
         has_tables, _ = conn.execute(_ADOPT["tables"]).fetchone() or (False, False)
-        what = "the tables are not adopted yet" if has_tables else "the database has no dataloader schema"
-        raise SchemaError(f"{what}: run `dataloader migrate`")
+        fault = "the tables are not adopted yet" if has_tables else "the database has no dataloader schema"
+        raise SchemaError(f"{fault}: run `dataloader migrate`")
     applied = _applied(conn)
     latest, checksum = expected()
     if max(applied) < latest:
@@ -220,8 +220,8 @@ def _session(dsn: str, schema: str) -> db.Connection:
 
 def _exists(conn: db.Connection) -> bool:
     # Not the search_path: a queue in `public` must not stand in for a schema that was never migrated.
-    found = conn.execute("SELECT to_regclass(quote_ident(current_schema()) || '.dl_migrations') IS NOT NULL").fetchone()
-    return bool(found and found[0])
+    row = conn.execute("SELECT to_regclass(quote_ident(current_schema()) || '.dl_migrations') IS NOT NULL").fetchone()
+    return bool(row and row[0])
 
 
 def _missing(conn: db.Connection) -> list[Migration]:
@@ -238,7 +238,7 @@ def _missing(conn: db.Connection) -> list[Migration]:
 
 
 def _applied(conn: db.Connection) -> dict[int, _Applied]:
-    """What was applied, by number; raises SchemaError for a schema that no released version has made."""
+    """The applied migrations by number; raises SchemaError for a schema that no released version has made."""
     rows = conn.execute("SELECT number, name, checksum, oldest_code FROM dl_migrations").fetchall()
     if (1, FIRST) not in [(number, name) for number, name, _, _ in rows]:
         raise SchemaError("the schema was made by code before 0.2.0, which was never released: use an empty database")
@@ -256,7 +256,7 @@ def _make(conn: db.Connection) -> list[str]:
             _patiently(conn, "the begin of the adoption", "\n".join([parts["columns"], *place]))
         _in_batches(conn, "unplaced", "place")
         mended = _fit(conn)
-        for statement in drift.of_indexes(conn, parts["indexes"]):
+        for statement in drift.index_statements(conn, parts["indexes"]):
             conn.execute(statement.encode())
         # Until VALIDATE the checks hold for new rows only: no statement reads the table while it has it locked.
         checks = re.sub(";$", " NOT VALID;", parts["checks"], flags=re.MULTILINE)
@@ -278,7 +278,7 @@ def _drifts(conn: db.Connection) -> list[drift.Drift]:
         is_ours = _exists(conn) and not _missing(conn) and max(_applied(conn)) == expected()[0]
     except SchemaError:
         is_ours = False
-    return drift.found(conn, functions().text) if is_ours else []
+    return drift.drifts(conn, functions().text) if is_ours else []
 
 
 def _mend(conn: db.Connection) -> list[str]:

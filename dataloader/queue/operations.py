@@ -168,7 +168,7 @@ def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> N
         set_order(conn, queue, "WORKERS_JSON", **changes)
 
 
-def tell_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
+def publish_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
     """Note for producers, by task, what its pipeline says of a job (`pipelines.told`); queued jobs keep theirs."""
     conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
 

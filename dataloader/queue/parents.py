@@ -28,7 +28,7 @@ class UnknownParents(ValueError):
         super().__init__(f"depends_on should name jobs that are there, or places in the list; not known: {names}")
 
 
-class Told(NamedTuple):
+class Result(NamedTuple):
     """What has come of a job; `task` and `status` are None when it is not there any more."""
 
     job_id: UUID
@@ -70,10 +70,10 @@ def links(
             yield job_id, job_ids[parent] if isinstance(parent, int) else parent, word
 
 
-def told(conn: Conn, job_ids: Sequence[UUID]) -> list[Told]:
+def results(conn: Conn, job_ids: Sequence[UUID]) -> list[Result]:
     """What has come of these jobs, in their order."""
     rows = conn.execute(_SQL["told"], {"job_ids": list(job_ids)})
-    return [Told(*row)._replace(result=row[-1] and json.loads(row[-1])) for row in rows]
+    return [Result(*row)._replace(result=row[-1] and json.loads(row[-1])) for row in rows]
 
 
 def parents_of(conn: Conn, job_id: UUID) -> list[UUID]:

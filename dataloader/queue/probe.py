@@ -34,7 +34,7 @@ def require_session(conn: db.Connection, dsn: str) -> None:
 
 
 def hears(listener: db.Connection, sender: db.Connection) -> bool:
-    """True when `listener` hears what `sender` notifies: its own NOTIFY would prove nothing behind an idle pooler."""
+    """True if `listener` gets a NOTIFY of `sender`; its own NOTIFY could arrive even behind an idle pooler."""
     channel = sql.Identifier(f"dl_probe_{uuid4().hex}")
     listener.execute(sql.SQL("LISTEN {}").format(channel))
     sender.execute(sql.SQL("NOTIFY {}").format(channel))
@@ -45,9 +45,9 @@ def hears(listener: db.Connection, sender: db.Connection) -> bool:
 
 def finds_schema(conn: db.Connection) -> bool:
     """True when the session is on the schema that was asked for: a pooler in session mode drops our search_path."""
-    there = conn.execute("SELECT current_schema()").fetchone()
+    schema = conn.execute("SELECT current_schema()").fetchone()
     with db.in_force(conn):
-        return conn.execute("SELECT current_schema()").fetchone() == there
+        return conn.execute("SELECT current_schema()").fetchone() == schema
 
 
 class LockTable(NamedTuple):

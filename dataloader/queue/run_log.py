@@ -50,7 +50,7 @@ def harmless(text: str) -> str:
     if text.isprintable():
         return text
     text = _SEQUENCE.sub("", text.rstrip("\r").rpartition("\r")[2])
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def clipped(text: str, most: int) -> str:
@@ -76,7 +76,7 @@ class RunLog:
         self._line_most = max(20, min(LINE_MOST, self._tail_most // 2 - LINE_COST))
         self._tail_from: int | None = None  # the first line behind the head
         self._left_out = 0  # up to here lines behind the head were left out
-        self._deleted = 0  # up to here those of them are in the database no more
+        self._deleted = 0  # up to this number they are deleted from the database
         self._head: deque[Line] = deque()  # not written yet
         self._tail: deque[Line] = deque()  # the last lines, written or not
         self._tail_size = 0
@@ -102,7 +102,7 @@ class RunLog:
                 self._left_out = gone.number
 
     def skip(self, lines: int) -> None:
-        """So many lines of the run were not even looked at."""
+        """Count so many lines of the run that were skipped unread."""
         with self._lock:
             self.number += lines
 
@@ -123,7 +123,7 @@ class RunLog:
         return (first, self._left_out) if self._left_out > self._deleted and self.written >= first else None
 
     def unwritten(self) -> Unwritten:
-        """What to do now; `confirm` says that it was done."""
+        """The next action; call `confirm` after it."""
         with self._lock:
             lines = [*self._head, *(line for line in self._tail if line.number > self.written)]
             if self.is_in_doubt:
@@ -147,7 +147,7 @@ def _size(line: Line) -> int:
 
 
 class Text(NamedTuple):
-    """What one line of the output says: level, source, text, and when it was written, if it says so."""
+    """One line of the output: level, source, text, and the time of writing if the line has it."""
 
     level: str
     source: str
@@ -169,8 +169,8 @@ def marked(level: str, at: float, text: str) -> bytes:
 def read(raw: bytes, source: str) -> Text:
     """A line of the output; stderr is a warning."""
     text = raw.decode("utf-8", "backslashreplace")
-    if text.startswith(MARK) and (found := _MARKED.match(text)):
-        return Text(found[1], "log", text[found.end() :], float(found[2]))
+    if text.startswith(MARK) and (match := _MARKED.match(text)):
+        return Text(match[1], "log", text[match.end() :], float(match[2]))
     return Text("warning" if source == "stderr" else "info", source, text)
 
 
@@ -188,11 +188,11 @@ class Splitter:
         *lines, rest = (self._rest + data).split(b"\n")
         if lines and self._cut:
             kept = lines[0][: self.LONGEST]
-            lines[0], self._cut = kept + _told(self._cut + len(lines[0]) - len(kept)), 0
+            lines[0], self._cut = kept + _marker(self._cut + len(lines[0]) - len(kept)), 0
         self._rest = rest[: self.LONGEST]
         self._cut += len(rest) - len(self._rest)
         return [
-            line if len(line) <= self.LONGEST + 100 else (line[: self.LONGEST] + _told(len(line) - self.LONGEST))
+            line if len(line) <= self.LONGEST + 100 else (line[: self.LONGEST] + _marker(len(line) - self.LONGEST))
             for line in lines
         ]
 
@@ -200,7 +200,7 @@ class Splitter:
         """The line that has no end, if there is one."""
         rest, cut = self._rest, self._cut
         self._rest, self._cut = b"", 0
-        return [rest + _told(cut)] if rest or cut else []
+        return [rest + _marker(cut)] if rest or cut else []
 
     @property
     def waiting(self) -> int:
@@ -208,7 +208,7 @@ class Splitter:
         return len(self._rest) + self._cut
 
 
-def _told(cut: int) -> bytes:
+def _marker(cut: int) -> bytes:
     return b" [... %d bytes more ...]" % cut if cut else b""
 
 
@@ -245,10 +245,10 @@ class Place(NamedTuple):
         """The place in an address; raises WrongPlace for another text."""
         if text is None:
             return cls()
-        found = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", text)
-        if not found:
+        match = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", text)
+        if not match:
             raise WrongPlace("should be `next` of the page before, such as 1.200")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.claim}.{self.line}"

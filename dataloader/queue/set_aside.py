@@ -1,4 +1,4 @@
-"""Jobs on which every claim fails, whatever the queue: they are found and set aside, so that the other jobs run.
+"""Find jobs that make every claim fail, in any queue, and set them aside, so that the other jobs run.
 
 The claim is repeated in transactions that are rolled back, each time with half of the jobs hidden.
 """
@@ -23,7 +23,7 @@ _SQL = db.statements("set_aside.sql")
 
 
 class _Disturbed(Exception):
-    """Another session has some of the jobs locked: the trial proves nothing."""
+    """Another session has locked some of the jobs, so the trial has no result."""
 
 
 class Aside(NamedTuple):
@@ -52,8 +52,8 @@ def set_aside(
     try:
         if (failure := _failure(conn, [], claim)) is None:
             return None
-        found = conn.execute(_SQL["suspects"], {"queues": list(queues), "most": SUSPECTS}).fetchall()
-        jobs = [job_id for (job_id,) in found]
+        rows = conn.execute(_SQL["suspects"], {"queues": list(queues), "most": SUSPECTS}).fetchall()
+        jobs = [job_id for (job_id,) in rows]
         if not jobs or _failure(conn, jobs, claim):
             raise error
         job_id, failure = _culprit(conn, jobs, claim, failure)

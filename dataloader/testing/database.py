@@ -102,9 +102,9 @@ def sweep(prefix: str) -> None:
     """Remove the servers' folders with this prefix that killed tests have left; their locks are free."""
     for folder in Path(tempfile.gettempdir()).glob(prefix + "*"):
         with suppress(OSError, embedded.EmbeddedError):
-            found = folder.stat()
+            status = folder.stat()
             # A younger folder may belong to tests that have not taken its lock yet.
-            if found.st_uid == os.geteuid() and found.st_mtime < time.time() - 60:
+            if status.st_uid == os.geteuid() and status.st_mtime < time.time() - 60:
                 lock = embedded.take_lock(folder / "lock", within=0)
                 shutil.rmtree(folder, ignore_errors=True)
                 embedded.release(lock)

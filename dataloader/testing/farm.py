@@ -105,7 +105,7 @@ class Result:
 
     @property
     def result(self) -> Any:
-        """What the pipeline has returned, as stored; None unless the job has succeeded. Of a batch: the first job's."""
+        """The stored result of the pipeline; None unless the job has succeeded. For a batch, that of the first job."""
         return next(iter(self.results.values()))[0]
 
     @property
@@ -238,12 +238,12 @@ def _task_of(pipeline: str | Callable[..., Any]) -> str:
     pipelines.load(())
     if isinstance(pipeline, str):
         return pipelines.resolve(pipeline).task
-    found = [task for task in pipelines.tasks() if pipelines.resolve(task).function is pipeline]
-    if len(found) == 1:
-        return found[0]
+    tasks = [task for task in pipelines.tasks() if pipelines.resolve(task).function is pipeline]
+    if len(tasks) == 1:
+        return tasks[0]
     name = getattr(pipeline, "__name__", repr(pipeline))
-    if found:
-        raise ValueError(f"{name} is registered as {', '.join(found)}: name the task to run")
+    if tasks:
+        raise ValueError(f"{name} is registered as {', '.join(tasks)}: name the task to run")
     raise ValueError(f'{name} is no pipeline: put @register("...") in front of it, or name its task')
 
 
@@ -317,8 +317,8 @@ class _Trial:
             entries = self._entries(diary)
         if entries and "ended" in entries[-1]:
             raise NotReached(_missed(fate, entries[-1]["ended"], entries[-1]["error"]))
-        attempt, how = delivery.first.attempt, f"killed by signal {-status}" if status < 0 else f"exited with {status}"
-        error = f"worker {how} on attempt {attempt}"
+        attempt, end = delivery.first.attempt, f"killed by signal {-status}" if status < 0 else f"exited with {status}"
+        error = f"worker {end} on attempt {attempt}"
         progress = [entry["progress"] for entry in entries if "progress" in entry]
         steps = sum("step" in entry for entry in entries)
         is_free = self._checkpoint.spares_attempt and self._checkpoint.value != before.value
@@ -329,7 +329,7 @@ class _Trial:
         return Run(attempt, "crash", progress, steps, seconds, error, checkpoint=saved), lost
 
     def _entries(self, diary: IO[str]) -> list[dict[str, Any]]:
-        """What a run has written into its diary; its latest checkpoint is that of the job."""
+        """The diary of a run; the latest checkpoint in it is that of the job."""
         diary.seek(0)
         entries = [json.loads(line) for line in diary]
         for entry in entries:
@@ -354,7 +354,7 @@ class _Trial:
         return status
 
     def live(self, delivery: Delivery, fate: Fate, diary: IO[str]) -> int:
-        """In the child: run until the kill; a run that ends before it writes its end into the diary."""
+        """Run until the kill; a run that ends before writes its end into the diary. Called in the child."""
         process.unblock_signals()
         _call(hooks.ON_WORKER_START)
         runner, lease = self._started(delivery, fate, diary)
@@ -524,7 +524,7 @@ def _missed(fate: Fate, steps: int, error: str | None) -> str:
 
 
 def _live_anew(parent: int, module: str, trial: _Trial, delivery: Delivery, fate: Fate, diary: str) -> int:
-    """In a new interpreter: run until the kill, as `_Trial.live`."""
+    """Run until the kill, as `_Trial.live`; called in a new interpreter."""
     process.follow_parent(parent, signal.SIGTERM)
     pipelines.load((module,))
     pipelines.resolve(delivery.first.task)

@@ -16,7 +16,7 @@ from typing import Any
 
 from dataloader.farm import process
 
-_LOOK_SEC = 0.5  # between two looks at a process that has not ended
+_POLL_SEC = 0.5  # between two checks of a process that has not ended
 # Of a wait for another thread of the same process, without a time limit: futex(2) on x86-64 and others.
 _FUTEX, _PRIVATE, _WAITS = ("202", "98"), 128, (0, 9)
 _MAIN = """
@@ -56,7 +56,7 @@ def ended(pid: int) -> int:
     """
     watch, before = os.pidfd_open(pid), list[str]()
     try:
-        while not process.readable([watch], _LOOK_SEC):
+        while not process.readable([watch], _POLL_SEC):
             waits = _waits(pid)
             if waits and waits == before:
                 raise Deadlocked("each thread of the run waits for another one")
@@ -70,17 +70,17 @@ def ended(pid: int) -> int:
 
 def _waits(pid: int) -> list[str]:
     """The wait of each thread, if each waits for another one without a time limit; else none (Linux: proc(5))."""
-    found = []
+    calls = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/syscall") as file:
                 call = file.read()
             with open(f"/proc/{pid}/task/{thread}/status") as file:
-                found.append(call + file.read())  # with the number of times that the thread was woken
+                calls.append(call + file.read())  # with the number of times that the thread was woken
             number, _, operation, _, limit, *_ = [*call.split(), *["0"] * 5]
             way = int(operation, 16)
             if number not in _FUTEX or way % _PRIVATE not in _WAITS or not way & _PRIVATE or int(limit, 16):
                 return []
     except OSError:
         return []
-    return found
+    return calls

@@ -37,7 +37,7 @@ def job(args: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def told(conn: db.Connection) -> None:
-    operations.tell_tasks(conn, {"load": {"args_schema": SCHEMA}, "free": {}})
+    operations.publish_tasks(conn, {"load": {"args_schema": SCHEMA}, "free": {}})
 
 
 def count(conn: db.Connection) -> int:
@@ -99,7 +99,7 @@ def test_a_batch_is_refused_as_a_whole(client: FlaskClient, conn: db.Connection,
 def test_the_newest_schema_counts(client: FlaskClient, conn: db.Connection) -> None:
     """Of two versions beside each other the worker that started last has the word, as in all that a task says."""
     assert post(client, TRIGGER, job({})).status_code == 400
-    operations.tell_tasks(conn, {"load": {}})
+    operations.publish_tasks(conn, {"load": {}})
     client.application.extensions["args_schemas"].clear()  # a second later
     assert post(client, TRIGGER, job({})).status_code == 200
 

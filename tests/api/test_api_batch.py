@@ -58,7 +58,7 @@ def test_each_job_is_stored_as_a_trigger_stores_it(client: FlaskClient, conn: db
 def test_the_affinity_key_is_as_the_tasks_pipeline_says_where_a_job_gives_none(
     client: FlaskClient, conn: db.Connection
 ) -> None:
-    operations.tell_tasks(conn, {MINIMAL["task"]: {"max_attempts": None, "affinity": ["model"]}})
+    operations.publish_tasks(conn, {MINIMAL["task"]: {"max_attempts": None, "affinity": ["model"]}})
     args = {"args": {"model": "m"}}
     assert batch(client, MINIMAL | args, MINIMAL | args | {"affinity_key": "mine"}, MINIMAL).status_code == 200
     assert [row["affinity_key"] for row in rows(conn)] == ["m", "mine", None]

@@ -190,7 +190,7 @@ def test_the_farm_in_figures(client: FlaskClient, conn: db.Connection) -> None:
 
 
 def test_tasks_with_what_their_runs_need(client: FlaskClient, conn: db.Connection) -> None:
-    operations.tell_tasks(conn, {"load.csv": {"max_attempts": 3, "memory_mb": 4_000}})
+    operations.publish_tasks(conn, {"load.csv": {"max_attempts": 3, "memory_mb": 4_000}})
     (task,) = asked(client, "/api/v1/tasks", Tasks)["tasks"]
     assert (task["task"], task["memory_mb"], task["declared_memory_mb"]) == ("load.csv", 4_000, 4_000)
     assert (task["max_attempts"], task["runs"], task["learned_memory_mb"], task["cpus"]) == (3, 0, None, None)

@@ -59,7 +59,7 @@ def test_times_that_are_typed_are_in_the_zone_of_the_page(dsn: str, conn: db.Con
 
 def test_a_time_in_the_form_of_a_task_is_in_the_zone_that_the_form_names(dsn: str, conn: db.Connection) -> None:
     schema = '{"properties": {"at": {"type": "string", "format": "date-time"}}}'
-    operations.tell_tasks(conn, {"t": {"args_schema": schema}})
+    operations.publish_tasks(conn, {"t": {"args_schema": schema}})
     with running(dsn, timezone="Asia/Tokyo") as app:
         client = app.test_client()
         client.set_cookie("dl_zone", "America/Lima")

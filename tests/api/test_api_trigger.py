@@ -70,7 +70,7 @@ def test_every_field_is_stored(client: FlaskClient, conn: db.Connection) -> None
 def test_the_affinity_key_is_as_the_tasks_pipeline_says_where_the_trigger_gives_none(
     client: FlaskClient, conn: db.Connection
 ) -> None:
-    operations.tell_tasks(conn, {MINIMAL["task"]: {"max_attempts": None, "affinity": ["model"]}})
+    operations.publish_tasks(conn, {MINIMAL["task"]: {"max_attempts": None, "affinity": ["model"]}})
     for more in ({}, {"affinity_key": None}, {"affinity_key": "mine"}):
         assert client.post(TRIGGER, json=MINIMAL | {"args": {"model": "m"}} | more).status_code == 200
     assert sorted(row["affinity_key"] for row in rows(conn)) == ["m", "m", "mine"]

@@ -20,7 +20,7 @@ SCHEMA = json.dumps({"type": "object", "properties": {"day": {"type": "string"}}
 
 @pytest.fixture
 def farm(dsn: str, conn: db.Connection) -> Iterator[Direct]:
-    operations.tell_tasks(conn, {"load": {"args_schema": SCHEMA}, "free": {}, "odd": {"args_schema": "{"}})
+    operations.publish_tasks(conn, {"load": {"args_schema": SCHEMA}, "free": {}, "odd": {"args_schema": "{"}})
     with Direct(dsn, config.load(_env_file=None)) as farm:
         yield farm
 

@@ -84,7 +84,7 @@ def duties(conn: db.Connection) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "lengths", lambda: stats.note_lengths(conn, 0.0)
     yield "vacuum", lambda: stats.vacuum(conn)
     yield "predict", lambda: _predict(conn)
-    yield "alerts", lambda: webhooks.tell(conn, RULES)
+    yield "alerts", lambda: webhooks.publish(conn, RULES)
     yield "log days", lambda: logs.keep_days(conn, 30)
     yield "prune", lambda: lifecycle.prune(conn, 86_400, "-infinity", 500)
     yield "learned", lambda: stats.learned(conn)

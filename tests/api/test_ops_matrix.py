@@ -81,7 +81,7 @@ def given_to(op: Op, conn: db.Connection) -> dict[str, Any]:
 @pytest.fixture
 def farm(conn: db.Connection) -> db.Connection:
     """A database with one of each thing that an operation may name."""
-    operations.tell_tasks(conn, {"load": {}})
+    operations.publish_tasks(conn, {"load": {}})
     operations.set_order(conn, "orders", "test", ordered=True)
     for job_id in (DEAD, QUEUED):
         conn.execute(

@@ -66,7 +66,7 @@ class Visitor:
         self.page.on("console", lambda said: self._note(said.type, said.text))
         self.page.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
         self.page.on("dialog", lambda dialog: (self.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        self.page.on("request", self._look)
+        self.page.on("request", self._on_request)
         self.page.on("response", lambda answer: self.asked.append((answer.url, answer.status)))
 
     def go(self, path: str) -> Page:
@@ -122,6 +122,6 @@ class Visitor:
         if kind in ("error", "warning") and not (status and status[1] in self.expected):
             self.faults.append(f"console {kind}: {text}")
 
-    def _look(self, request: Any) -> None:
+    def _on_request(self, request: Any) -> None:
         if not request.url.startswith((self.address + "/", "data:")):
             self.faults.append(f"another host: {request.url}")

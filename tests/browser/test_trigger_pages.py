@@ -32,7 +32,7 @@ class Load(BaseModel):
 @pytest.fixture(autouse=True)
 def told(scene: Scene) -> None:
     said = {"load.typed": {"args_schema": args_schema.written(Load.model_json_schema())}, "load.free": {}}
-    operations.tell_tasks(scene.conn, said)
+    operations.publish_tasks(scene.conn, said)
 
 
 def led_to(page: Page) -> UUID:

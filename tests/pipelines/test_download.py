@@ -287,7 +287,7 @@ SHORT = ("bytes 0-12/588890", "bytes 0-12/*", "bytes 0-12/13", "none")
 def test_a_part_that_was_not_asked_for_is_never_the_file(load: Load, server: Server, folder: Path, named: str) -> None:
     server.ranges = [named, "", named]
     result = load(max_attempts=2)
-    assert "another part of the file than it was asked for" in str(result.runs[0].error)
+    assert "another part of the file than the request asks for" in str(result.runs[0].error)
     assert ((folder / "f.csv").read_bytes(), files(folder)) == (FILE, WHOLE)
     server.etag = '"v2"'
     assert load().status == "failed"
@@ -358,7 +358,7 @@ def test_a_broken_download_of_an_encoded_file_begins_anew(load: Load, server: Se
 def test_an_encoded_file_that_is_damaged_is_refused(load: Load, server: Server, folder: Path, file: bytes) -> None:
     server.file, server.coding = file, "gzip"
     if file:
-        assert "127.0.0.1 sends a file that is damaged: it is no whole gzip" in str(load().error)
+        assert "127.0.0.1 sends a damaged file: its gzip data is not valid" in str(load().error)
         assert files(folder) == set()
     else:
         assert load().result["bytes"] == 0
@@ -531,7 +531,7 @@ def test_a_redirect_is_read_as_browsers_read_it(
         (204, {}, 1, "127.0.0.1 answered 204"),
         (503, {}, 2, "127.0.0.1 answered 503"),
         (429, {"Retry-After": "7"}, 2, "127.0.0.1 answered 429 and asks for 7 s"),
-        (200, {"Content-Encoding": "br"}, 1, "127.0.0.1 sends the file encoded, though it was asked not to"),
+        (200, {"Content-Encoding": "br"}, 1, "127.0.0.1 sends the file encoded, although the request forbids it"),
         (200, {"Content-Encoding": "gzip, gzip"}, 1, "127.0.0.1 sends the file encoded"),
         (200, {"Transfer-Encoding": "gzip, chunked"}, 1, "127.0.0.1 sends the file encoded"),
         (200, {"Content-Length": "99999999999"}, 1, "127.0.0.1 has a file of 99999999999 bytes, and DL_HTTP_MAX_MB"),

@@ -18,7 +18,7 @@ MADE = (
 
 def due(farm: Farm) -> list[Any]:
     """The due times that have jobs."""
-    return [found[1] for key, *_ in farm.rows(MADE) if (found := times.of_key(key))]
+    return [found[1] for key, *_ in farm.rows(MADE) if (found := times.due_of_key(key))]
 
 
 def test_a_schedule_of_code_makes_a_job_each_second_over_kills_of_its_reapers(farm: Farm) -> None:
@@ -36,7 +36,7 @@ def test_a_schedule_of_code_makes_a_job_each_second_over_kills_of_its_reapers(fa
     found = sorted(due(farm))
     assert {later - earlier for earlier, later in pairwise(found)} == {timedelta(seconds=1)}
     key, _, progress, _ = next(row for row in farm.rows(MADE) if row[1] == "succeeded")
-    assert times.of_key(key) == ("ticks", datetime.fromisoformat(progress["due"]))
+    assert times.due_of_key(key) == ("ticks", datetime.fromisoformat(progress["due"]))
 
 
 def test_a_job_is_made_within_about_a_second_of_its_due_time_though_the_reaper_rests(farm: Farm) -> None:
@@ -46,7 +46,7 @@ def test_a_job_is_made_within_about_a_second_of_its_due_time_though_the_reaper_r
     new = new_schedule.checked({"name": "n", "task": "ticks", "queue": "q", "interval_sec": 2}, "UTC")
     schedules.add(farm.conn, new, "test")
     until(lambda: len(due(farm)) >= 4, "jobs")
-    late = [row[3] - found[1] for row in farm.rows(MADE) if (found := times.of_key(row[0]))]
+    late = [row[3] - found[1] for row in farm.rows(MADE) if (found := times.due_of_key(row[0]))]
     assert min(late) >= timedelta(0)
     assert sorted(late)[len(late) // 2] < timedelta(seconds=1), late
     made = reaper.events("reaper.schedule.made")

@@ -232,7 +232,7 @@ BUSY = """
 import time
 handle = slow_clients.BufferingWorker.handle
 def wait_and_handle(worker, conn):
-    while conn.sock.gathered.startswith(b"GET /info ") and not os.path.exists({file!r}):
+    while conn.sock.received.startswith(b"GET /info ") and not os.path.exists({file!r}):
         time.sleep(0.01)
     return handle(worker, conn)
 slow_clients.BufferingWorker.handle = wait_and_handle

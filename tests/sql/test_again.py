@@ -40,7 +40,7 @@ def test_the_fields_are_those_of_the_trigger(conn: Conn, status: str) -> None:
 
 
 def test_an_affinity_key_that_follows_from_the_args_is_found_anew(conn: Conn) -> None:
-    operations.tell_tasks(conn, {"t": {"affinity": ["model"]}})
+    operations.publish_tasks(conn, {"t": {"affinity": ["model"]}})
     job_id = ended(conn, args={"model": "a"})
     assert row(conn, job_id)["affinity_key"] == "a"
     fields = again.fields_of(conn, job_id)

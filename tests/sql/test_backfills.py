@@ -51,7 +51,7 @@ def counts(conn: Conn, name: str = "b") -> dict[str, int]:
 
 
 def ledger(conn: Conn, name: str = "b", status: str | None = None) -> list[tuple[str, str]]:
-    return [(row["partition"], row["status"]) for row in backfills.of_ledger(conn, name, 0, 1_000, status)]
+    return [(row["partition"], row["status"]) for row in backfills.ledger_rows(conn, name, 0, 1_000, status)]
 
 
 def end(conn: Conn, status: str, *days: str) -> None:
@@ -282,7 +282,7 @@ def test_skip_done_leaves_out_what_is_done_with_the_same_args_and_version(conn: 
         "all": (5, 0),
     }
     assert counts(conn, "again") == {"skipped": 2, "queued": 3}
-    (first, *_) = backfills.of_ledger(conn, "again", 0, 1)
+    (first, *_) = backfills.ledger_rows(conn, "again", 0, 1)
     assert first["job_id"] == value(conn, "SELECT job_id FROM dl_jobs WHERE idempotency_key = 'backfill:b:2019-01-01'")
     backfills.cancel(conn, "again", "me")
     assert sum(made.canceled for made in tick(conn)) == 3, "those of its own"
@@ -308,7 +308,7 @@ def test_a_full_queue_stops_a_backfill_until_there_is_room(conn: Conn) -> None:
 
 
 def test_jobs_count_for_the_limits_of_their_pipeline_too(conn: Conn) -> None:
-    operations.tell_tasks(
+    operations.publish_tasks(
         conn,
         {"load": {"max_attempts": None, "affinity": None, "limits": ["cbr"], "memory_mb": None, "cpus": None}},
     )

@@ -53,12 +53,12 @@ def test_a_run_that_is_not_the_workers_any_more_is_not_told_to_be_stuck(conn: Co
     job_id = enqueue(conn)
     job = worker.take()
     for claim in ((uuid4(), 1, worker.name), (job_id, 2, worker.name), (job_id, 1, "somebody")):
-        lifecycle.tell_stuck(conn, *claim, 900.0, "stacks")
+        lifecycle.journal_stuck(conn, *claim, 900.0, "stacks")
     assert "stuck" not in kinds(conn, job_id)
-    lifecycle.tell_stuck(conn, job_id, job.attempt, worker.name, 900.0, "stacks")
+    lifecycle.journal_stuck(conn, job_id, job.attempt, worker.name, 900.0, "stacks")
     assert journal(conn, job_id)[-1] == ("stuck", {"attempt": 1, "silent_sec": 900.0, "stacks": "stacks"})
     worker.finish(job)
-    lifecycle.tell_stuck(conn, job_id, job.attempt, worker.name, 900.0, "stacks")
+    lifecycle.journal_stuck(conn, job_id, job.attempt, worker.name, 900.0, "stacks")
     assert kinds(conn, job_id).count("stuck") == 1
 
 

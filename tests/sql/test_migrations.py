@@ -554,7 +554,7 @@ def test_a_database_that_is_not_utf8_is_refused(
                     refused()
             with session(dsn) as conn:
                 assert not value(conn, "SELECT count(*) FROM pg_class WHERE relname LIKE 'dl\\_%'")
-            findings = database.of_queue(config.load(dl_db_dsn=dsn, _env_file=None), dsn)
+            findings = database.queue_findings(config.load(dl_db_dsn=dsn, _env_file=None), dsn)
             (error,) = [each for each in findings if each.level is database.Level.ERROR]
             assert error.what == f"the database's encoding is {encoding}, and only UTF8 holds every text of a job"
             assert error.advice.startswith("CREATE DATABASE")

@@ -104,14 +104,16 @@ def test_a_task_that_no_job_has_any_more_is_not_learned_of(conn: Conn, worker: W
 
 def test_the_word_of_the_pipeline_wins(conn: Conn, worker: Worker) -> None:
     ran(conn, worker, "heavy", {"peak_mb": 300.0, "cpu_sec": 30.0})
-    operations.tell_tasks(conn, {"heavy": {"max_attempts": 3, "memory_mb": 4_000}, "free": {"memory_mb": 0, "cpus": 2}})
+    operations.publish_tasks(
+        conn, {"heavy": {"max_attempts": 3, "memory_mb": 4_000}, "free": {"memory_mb": 0, "cpus": 2}}
+    )
     found = told(conn, "heavy")
     assert (found["memory_mb"], found["declared_memory_mb"], found["learned_memory_mb"]) == (4_000, 4_000, 300)
     assert (found["cpus"], found["declared_cpus"]) == (pytest.approx(3, rel=0.05), None)
     assert found["max_attempts"] == 3
     free = told(conn, "free")
     assert (free["memory_mb"], free["cpus"], free["runs"], free["learned_at"]) == (0, 2, 0, None)
-    operations.tell_tasks(conn, {"heavy": {}, "free": {}})
+    operations.publish_tasks(conn, {"heavy": {}, "free": {}})
     assert told(conn, "heavy")["memory_mb"] == 300
 
 
@@ -130,7 +132,7 @@ def test_a_job_says_that_no_host_of_its_queue_has_the_memory_for_it(conn: Conn, 
 
     hosts(3_000, 2_000)
     assert waiting_for() == {"reason": "worker", "task": None, "need_mb": None, "room_mb": None}
-    operations.tell_tasks(conn, {"heavy": {"memory_mb": 4_000}})
+    operations.publish_tasks(conn, {"heavy": {"memory_mb": 4_000}})
     assert waiting_for() == {"reason": "memory", "task": "heavy", "need_mb": 4_000, "room_mb": 3_000}
     hosts(3_000, 4_000)
     assert waiting_for() == {"reason": "worker", "task": None, "need_mb": 4_000, "room_mb": None}
@@ -138,9 +140,9 @@ def test_a_job_says_that_no_host_of_its_queue_has_the_memory_for_it(conn: Conn, 
     assert waiting_for()["reason"] == "worker"
     conn.execute("UPDATE dl_workers SET seen_at = now() - interval '1 min' WHERE host_memory_mb IS NULL")
     assert waiting_for()["reason"] == "memory"
-    operations.tell_tasks(conn, {"heavy": {"memory_mb": 0}})
+    operations.publish_tasks(conn, {"heavy": {"memory_mb": 0}})
     assert waiting_for()["reason"] == "worker"
-    operations.tell_tasks(conn, {"heavy": {}})
+    operations.publish_tasks(conn, {"heavy": {}})
     conn.execute(
         "INSERT INTO dl_needs (task, memory_mb, runs, learned_at, peaks) VALUES ('heavy', 3001, 1, now(), '{3001}')"
     )

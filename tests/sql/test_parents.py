@@ -321,7 +321,7 @@ def test_a_gathering_run_goes_on_behind_its_jobs(conn: Conn, worker: Worker) -> 
     assert (place(conn, outer), waiting(conn)) == (READY, 0)
     again = worker.take()
     assert (again.job_id, again.attempt) == (outer, 1)
-    found = parents.told(conn, parts)
+    found = parents.results(conn, parts)
     assert [(each.status, each.error) for each in found] == [("succeeded", None), ("failed", "no")]
 
 

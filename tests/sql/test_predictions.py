@@ -47,7 +47,7 @@ def seconds(conn: Conn, *job_ids: UUID, queue: str = "q") -> list[int | None]:
 def of_job(conn: Conn, job_id: UUID) -> dict[str, Any]:
     """What is told of a job."""
     job = predictions.job(conn, job_id)
-    return predictions.of_job(outlook(conn, job["queue"]), job)
+    return predictions.job_prediction(outlook(conn, job["queue"]), job)
 
 
 def noted(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
@@ -63,7 +63,7 @@ def noted(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
 def test_a_queue_ends_when_its_workers_have_done_all_that_waits(conn: Conn) -> None:
     jobs = [enqueue(conn) for _ in range(4)]
     assert seconds(conn, *jobs) == [100, 100, 200, 200]
-    told = predictions.of_queue(outlook(conn, "q"))
+    told = predictions.queue_prediction(outlook(conn, "q"))
     assert told["reason"] is None
     assert told["earliest"] < told["ends_at"] < told["latest"]
     assert (told["ends_at"] - told["at"]).total_seconds() == pytest.approx(200, rel=0.1)
@@ -185,7 +185,7 @@ def test_of_a_long_queue_the_first_jobs_are_played(conn: Conn, monkeypatch: pyte
     monkeypatch.setattr(predictions, "LINE", 100)
     many(conn, 1_000, "k%s")
     stats.note_lengths(conn, 0)
-    told = predictions.of_queue(outlook(conn, "q"))
+    told = predictions.queue_prediction(outlook(conn, "q"))
     assert (told["ends_at"] - told["at"]).total_seconds() == pytest.approx(50_000, rel=0.1)
     last = value(conn, "SELECT job_id FROM dl_jobs ORDER BY created_at DESC LIMIT 1")
     found = of_job(conn, last)
@@ -214,7 +214,7 @@ def test_no_read_of_a_prediction_grows_with_the_queue(conn: Conn, dsn: str) -> N
 
 @pytest.mark.usefixtures("known")
 def test_each_reason_why_nothing_is_predicted(conn: Conn, worker: Worker) -> None:
-    assert predictions.of_queue(outlook(conn, "q"))["reason"] == "nothing"
+    assert predictions.queue_prediction(outlook(conn, "q"))["reason"] == "nothing"
     job_id, new = enqueue(conn), enqueue(conn, task="new")
     child = enqueue(conn, depends_on=[job_id])
     assert of_job(conn, new)["reason"] == "no_runs"

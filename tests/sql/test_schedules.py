@@ -43,7 +43,7 @@ def tick(conn: Conn, now: datetime) -> list[plan.Made]:
 def due(conn: Conn) -> list[datetime]:
     """The due times of all jobs, as their keys say."""
     keys = conn.execute("SELECT idempotency_key FROM dl_jobs").fetchall()
-    return sorted(found[1] for (key,) in keys if (found := times.of_key(key)))
+    return sorted(found[1] for (key,) in keys if (found := times.due_of_key(key)))
 
 
 def jobs(conn: Conn) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def test_a_job_has_what_its_schedule_says_and_its_journal_and_key_name_the_sched
     assert (job["queue"], job["task"], job["lock_key"], job["affinity_key"]) == ("q", "load", "nightly", "m3")
     assert job["partition_key"] == "p1"
     assert (job["priority"], job["max_attempts"], job["timeout_sec"], job["lease_ttl_sec"]) == (7, 2, 9, 30)
-    assert (job["producer"], times.of_key(job["idempotency_key"])) == ("schedule nightly", ("nightly", at(0)))
+    assert (job["producer"], times.due_of_key(job["idempotency_key"])) == ("schedule nightly", ("nightly", at(0)))
     assert value(conn, "SELECT payload ->> 'by' FROM dl_job_events WHERE kind = 'queued'") == "schedule nightly"
     shown = stored(conn)
     assert (shown["last_job_id"], shown["last_job_status"], shown["last_due"]) == (job["job_id"], "queued", at(0))
@@ -299,7 +299,7 @@ def told(task: str = "load", **words: Any) -> dict[str, Any]:
 
 
 def test_code_tells_its_schedules_and_another_start_changes_only_what_is_new(conn: Conn) -> None:
-    schedules.tell(conn, {"load": told(), "other": None}, "Europe/Moscow")
+    schedules.publish(conn, {"load": told(), "other": None}, "Europe/Moscow")
     one = stored(conn, "load")
     assert (one["origin"], one["timezone"], one["words"]) == (
         "code",
@@ -307,37 +307,37 @@ def test_code_tells_its_schedules_and_another_start_changes_only_what_is_new(con
         "At 03:00 every day, Europe/Moscow",
     )
     conn.execute("UPDATE dl_schedules SET next_due = %s", (at(3),))
-    schedules.tell(conn, {"load": told(args={"a": 1})}, "Europe/Moscow")
+    schedules.publish(conn, {"load": told(args={"a": 1})}, "Europe/Moscow")
     assert (stored(conn, "load")["args"], stored(conn, "load")["next_due"]) == ({"a": 1}, at(3))
-    schedules.tell(conn, {"load": told(cron="0 4 * * *")}, "Europe/Moscow")
+    schedules.publish(conn, {"load": told(cron="0 4 * * *")}, "Europe/Moscow")
     assert stored(conn, "load")["next_due"] > value(conn, "SELECT now()")
 
 
 def test_what_people_have_changed_or_paused_outlives_the_next_start(conn: Conn) -> None:
-    schedules.tell(conn, {"load": told(), "hourly": told("hourly", cron="0 * * * *")}, "UTC")
+    schedules.publish(conn, {"load": told(), "hourly": told("hourly", cron="0 * * * *")}, "UTC")
     schedules.change(conn, "load", {"cron": "0 5 * * *"}, "UTC", "me")
     schedules.pause(conn, "hourly", "me")
-    schedules.tell(conn, {"load": told(), "hourly": told("hourly", cron="30 * * * *")}, "UTC")
+    schedules.publish(conn, {"load": told(), "hourly": told("hourly", cron="30 * * * *")}, "UTC")
     assert (stored(conn, "load")["cron"], stored(conn, "load")["changed_by"]) == ("0 5 * * *", "me")
     assert (stored(conn, "hourly")["cron"], stored(conn, "hourly")["paused_by"]) == ("30 * * * *", "me")
 
 
 def test_a_schedule_of_people_with_the_name_of_a_task_stays_theirs(conn: Conn) -> None:
     add(conn, "load", args={"mine": True})
-    schedules.tell(conn, {"load": told()}, "UTC")
+    schedules.publish(conn, {"load": told()}, "UTC")
     assert (stored(conn, "load")["origin"], stored(conn, "load")["args"]) == ("people", {"mine": True})
-    schedules.tell(conn, {"load": None}, "UTC")
+    schedules.publish(conn, {"load": None}, "UTC")
     assert stored(conn, "load")["retired_at"] is None
 
 
 def test_a_schedule_that_its_pipeline_names_no_more_is_retired(conn: Conn) -> None:
-    schedules.tell(conn, {"load": told(), "other": told("other")}, "UTC")
+    schedules.publish(conn, {"load": told(), "other": told("other")}, "UTC")
     conn.execute("UPDATE dl_schedules SET next_due = %s", (at(3),))
-    schedules.tell(conn, {"load": None}, "UTC")
+    schedules.publish(conn, {"load": None}, "UTC")
     assert stored(conn, "load")["retired_at"] is not None
     assert stored(conn, "other")["retired_at"] is None, "this worker does not know the task"
     assert [made.name for made in tick(conn, at(3))] == ["other"]
-    schedules.tell(conn, {"load": told()}, "UTC")
+    schedules.publish(conn, {"load": told()}, "UTC")
     assert [made.name for made in tick(conn, at(3))] == ["load"]
 
 
@@ -355,10 +355,10 @@ def test_a_change_by_which_a_schedule_may_be_due_earlier_wakes_the_reapers(dsn: 
         schedules.pause(conn, "nightly", "me")
         schedules.resume(conn, "nightly")
         assert heard()
-        schedules.tell(conn, {"load": told()}, "UTC")
+        schedules.publish(conn, {"load": told()}, "UTC")
         assert heard()
-        schedules.tell(conn, {"load": told()}, "UTC")
-        schedules.tell(conn, {"load": None}, "UTC")
+        schedules.publish(conn, {"load": told()}, "UTC")
+        schedules.publish(conn, {"load": None}, "UTC")
         assert heard()
         assert not list(ear.notifies(timeout=0))
 

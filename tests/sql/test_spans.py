@@ -199,7 +199,7 @@ def test_figures_compare_a_period_with_the_one_before(conn: Conn) -> None:
         journal.job(timedelta(minutes=10 + number), "load", "q")
     journal.write()
     roll(conn, 1_000)
-    found = runs.of_task(conn, "load", "1h")
+    found = runs.task_runs(conn, "load", "1h")
     for name, since, until in (
         ("figures", found["since"], found["until"]),
         ("before", found["since"] - timedelta(hours=1), found["since"]),
@@ -219,7 +219,7 @@ def test_figures_compare_a_period_with_the_one_before(conn: Conn) -> None:
     assert sum(row["runs"] for row in found["by_time"]) == found["figures"]["runs"]
     assert sum(bar["succeeded"] for bar in found["histogram"]) == found["figures"]["succeeded"]
     assert found["queues"][0]["queue"] == "q"
-    of_queue = runs.of_queue(conn, "q", "1h")
+    of_queue = runs.queue_runs(conn, "q", "1h")
     assert of_queue["figures"]["runs"] == found["figures"]["runs"]
     assert of_queue["tasks"][0]["task"] == "load"
     (listed,) = runs.listed(conn, "1h", "LOA")["tasks"]

@@ -57,7 +57,7 @@ def stored(conn: Conn, column: str) -> list[Any]:
 @KEYS
 @WAYS
 def test_the_attempts_are_the_triggers_or_the_pipelines_or_five(conn: Conn, add: Add, keys: bool) -> None:
-    operations.tell_tasks(conn, SAID)
+    operations.publish_tasks(conn, SAID)
     wanted = {("twice", None): 2, ("twice", 7): 7, ("once", None): 1, ("silent", None): 5, ("unknown", None): 5}
     jobs = [
         NewJob("q", task, f"key-{number}", idempotency_key=str(number) if keys else None, max_attempts=given)
@@ -70,7 +70,7 @@ def test_the_attempts_are_the_triggers_or_the_pipelines_or_five(conn: Conn, add:
 @pytest.mark.parametrize("said", [{"max_attempts": 3}, {"max_attempts": None}])
 def test_the_attempts_of_a_list_of_one_task(conn: Conn, said: dict[str, Any]) -> None:
     """Its columns are as short as they can be: one task, one number, or a number for each."""
-    operations.tell_tasks(conn, SAID)
+    operations.publish_tasks(conn, SAID)
     enqueue.enqueue_many(conn, [NewJob("q", "twice", f"k{n}", **said) for n in range(3)])
     enqueue.enqueue_many(conn, [NewJob("q", "twice", f"l{n}", max_attempts=n or None) for n in range(3)])
     assert stored(conn, "max_attempts") == [said["max_attempts"] or 2] * 3 + [2, 1, 2]
@@ -97,7 +97,7 @@ KEYS_OF_JOBS: list[tuple[str, dict[str, Any], str | None, str | None]] = [
 @KEYS
 @WAYS
 def test_the_affinity_key_is_the_producers_or_the_first_fit_arg_that_is_named(conn: Conn, add: Add, keys: bool) -> None:
-    operations.tell_tasks(conn, HEAVY)
+    operations.publish_tasks(conn, HEAVY)
     jobs = [
         NewJob("q", task, f"{n:02}", args, idempotency_key=str(n) if keys else None, affinity_key=given)
         for n, (task, args, given, _) in enumerate(KEYS_OF_JOBS)
@@ -108,7 +108,7 @@ def test_the_affinity_key_is_the_producers_or_the_first_fit_arg_that_is_named(co
 
 @WAYS
 def test_without_a_task_that_names_args_the_affinity_key_is_the_producers(conn: Conn, add: Add) -> None:
-    operations.tell_tasks(conn, SAID)
+    operations.publish_tasks(conn, SAID)
     args = {"model": "m"}
     add(conn, [NewJob("q", "once", "a", args), NewJob("q", "once", "b", args, affinity_key="k")])
     assert stored(conn, "affinity_key") == [None, "k"]
@@ -116,7 +116,7 @@ def test_without_a_task_that_names_args_the_affinity_key_is_the_producers(conn: 
 
 def test_the_affinity_keys_of_a_list_of_one_task(conn: Conn) -> None:
     """Its columns are as short as they can be: one task, one key, or a key for each."""
-    operations.tell_tasks(conn, HEAVY)
+    operations.publish_tasks(conn, HEAVY)
     args = [{"model": f"m{n}"} for n in range(3)]
     enqueue.enqueue_many(conn, [NewJob("q", "ask", f"k{n}", args[n]) for n in range(3)])
     enqueue.enqueue_many(conn, [NewJob("q", "ask", f"l{n}", args[n], affinity_key="one") for n in range(3)])
@@ -140,14 +140,14 @@ LIMITS_OF_JOBS: list[tuple[str, list[str] | None, list[str] | None]] = [
 @KEYS
 @WAYS
 def test_the_limits_are_the_producers_or_the_pipelines(conn: Conn, add: Add, keys: bool) -> None:
-    operations.tell_tasks(conn, {"load": told() | {"limits": ["a", "b"]}, "silent": told()})
+    operations.publish_tasks(conn, {"load": told() | {"limits": ["a", "b"]}, "silent": told()})
     jobs = [
         NewJob("q", task, f"{n:02}", idempotency_key=str(n) if keys else None, limits=given)
         for n, (task, given, _) in enumerate(LIMITS_OF_JOBS)
     ]
     add(conn, jobs)
     assert stored(conn, "limits") == [wanted for *_, wanted in LIMITS_OF_JOBS]
-    operations.tell_tasks(conn, {"load": told() | {"limits": ["z"]}})
+    operations.publish_tasks(conn, {"load": told() | {"limits": ["z"]}})
     add(conn, [NewJob("q", "load", "zz")])
     assert stored(conn, "limits")[-1] == ["z"]
 
@@ -161,15 +161,15 @@ def test_wrong_limits_of_a_job_are_refused(conn: Conn, add: Add, bad: list[str])
 
 
 def test_a_plain_insert_has_no_affinity_key(conn: Conn) -> None:
-    operations.tell_tasks(conn, HEAVY)
+    operations.publish_tasks(conn, HEAVY)
     assert row(conn, plain(conn, task="ask", args=Jsonb({"model": "m"})))["affinity_key"] is None
 
 
 def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(conn: Conn) -> None:
-    operations.tell_tasks(conn, SAID | HEAVY)
+    operations.publish_tasks(conn, SAID | HEAVY)
     before = conn.execute("SELECT task, xmin::text FROM dl_tasks ORDER BY task").fetchall()
     changed = {"once": told(9), "ask": told(None, "models"), "paint": told(), "new": told(1, "a", "b")}
-    operations.tell_tasks(conn, SAID | HEAVY | changed)
+    operations.publish_tasks(conn, SAID | HEAVY | changed)
     known = {
         task: (max_attempts, affinity)
         for task, max_attempts, affinity in conn.execute("SELECT task, max_attempts, affinity FROM dl_tasks")
@@ -180,22 +180,22 @@ def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(c
     }
     unchanged = "SELECT task, xmin::text FROM dl_tasks WHERE task <> ALL (%s) ORDER BY task"
     assert conn.execute(unchanged, (list(changed),)).fetchall() == [each for each in before if each[0] not in changed]
-    operations.tell_tasks(conn, {"once": told()})
+    operations.publish_tasks(conn, {"once": told()})
     assert value(conn, "SELECT max_attempts FROM dl_tasks WHERE task = 'once'") is None
 
 
 def test_the_schema_of_a_tasks_args_is_the_latest(conn: Conn) -> None:
-    operations.tell_tasks(conn, {"typed": {"args_schema": "{}"}, "free": {}})
+    operations.publish_tasks(conn, {"typed": {"args_schema": "{}"}, "free": {}})
     assert operations.args_schemas(conn, ["typed", "free", "unknown"]) == {"typed": "{}", "free": None}
     for newer in ('{"type": "object"}', None):
-        operations.tell_tasks(conn, {"typed": {"args_schema": newer}})
+        operations.publish_tasks(conn, {"typed": {"args_schema": newer}})
         assert operations.args_schemas(conn, ["typed"]) == {"typed": newer}
     with pytest.raises(psycopg.errors.CheckViolation):
-        operations.tell_tasks(conn, {"typed": {"args_schema": "x" * 65_537}})
+        operations.publish_tasks(conn, {"typed": {"args_schema": "x" * 65_537}})
 
 
 def test_the_order_of_the_args_counts(conn: Conn) -> None:
-    operations.tell_tasks(conn, {"paint": told(None, "category", "model")})
-    operations.tell_tasks(conn, {"paint": told(None, "model", "category")})
+    operations.publish_tasks(conn, {"paint": told(None, "category", "model")})
+    operations.publish_tasks(conn, {"paint": told(None, "model", "category")})
     enqueue.enqueue(conn, NewJob("q", "paint", "k", {"category": "c", "model": "m"}))
     assert stored(conn, "affinity_key") == ["m"]

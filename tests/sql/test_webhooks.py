@@ -62,8 +62,8 @@ def noted(conn: Conn, queue: str, lag_sec: float) -> None:
 def test_a_job_that_dies_is_told_once(conn: Conn) -> None:
     add(conn)
     (job_id,) = die(conn, error="no\nTraceback ...")
-    assert webhooks.tell(conn, RULES) == 1
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 0
     (message,) = messages(conn)
     assert (message["kind"], message["state"], message["severity"]) == ("dead", "event", "critical")
     assert (message["text"], message["count"], message["queue"]) == ("1 job is dead in queue q.", 1, "q")
@@ -84,7 +84,7 @@ def test_a_run_that_ends_a_job_is_told_of_as_it_stands_in_the_journal(conn: Conn
     job = worker.take()
     lifecycle.settle(conn, job.claimed_by, "crash", "worker killed by signal 9", running=[lost])
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '2 min'")
-    webhooks.tell(conn, RULES)
+    webhooks.publish(conn, RULES)
     (message,) = messages(conn)
     assert [(each["job_id"], each["what"], each["error"]) for each in message["jobs"]] == [
         (str(failed), "failed", "ValueError: no"),
@@ -95,19 +95,19 @@ def test_a_run_that_ends_a_job_is_told_of_as_it_stands_in_the_journal(conn: Conn
 def test_a_thousand_dead_jobs_are_one_message_with_a_count_and_twenty_of_them(conn: Conn) -> None:
     add(conn)
     jobs = die(conn, 600, "a") + die(conn, 400, "b")
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     (message,) = messages(conn)
     assert (message["text"], message["count"]) == ("1,000 jobs are dead in 2 queues.", 1_000)
     assert message["groups"] == [{"queue": "a", "task": "t", "count": 600}, {"queue": "b", "task": "t", "count": 400}]
     assert [job["job_id"] for job in message["jobs"]] == [str(job_id) for job_id in jobs[:20]]
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
 
 
 def test_more_than_a_round_takes_comes_in_the_next(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhooks, "TAKEN", 6)
     add(conn)
     die(conn, 10)
-    assert [webhooks.tell(conn, RULES) for _ in range(3)] == [1, 1, 0]
+    assert [webhooks.publish(conn, RULES) for _ in range(3)] == [1, 1, 0]
     assert [message["count"] for message in messages(conn)] == [6, 4]
 
 
@@ -115,9 +115,9 @@ def test_the_first_waits_for_those_that_come_in_its_minute(conn: Conn) -> None:
     add(conn)
     die(conn, 1, age_sec=50)
     die(conn, 1, age_sec=30)
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '15 s' WHERE kind = 'failed'")
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     assert messages(conn)[0]["count"] == 2
 
 
@@ -129,9 +129,9 @@ def test_what_is_young_is_told_with_the_next_for_an_older_number_may_not_be_visi
             "INSERT INTO dl_job_events (job_id, queue, kind, payload) VALUES (gen_random_uuid(), 'slow', 'lost', '{}')"
         )
         die(conn, 1, age_sec=5)
-        assert webhooks.tell(conn, RULES) == 1
+        assert webhooks.publish(conn, RULES) == 1
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '2 min'")
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     assert [message["count"] for message in messages(conn)] == [1, 2]
     assert [job["queue"] for job in messages(conn)[1]["jobs"]] == ["slow", "q"]
 
@@ -139,28 +139,28 @@ def test_what_is_young_is_told_with_the_next_for_an_older_number_may_not_be_visi
 def test_rows_of_a_clock_that_was_ahead_are_told(conn: Conn) -> None:
     add(conn)
     die(conn, 1, age_sec=-3_600)
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
 
 
 def test_a_dead_message_is_no_alert(conn: Conn) -> None:
     add(conn)
     (job_id,) = die(conn)
     conn.execute("UPDATE dl_jobs SET task = %s, args = '{}' WHERE job_id = %s", (TASK, job_id))
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     die(conn)
-    assert webhooks.tell(conn, RULES) == 1, "and the position has moved on"
+    assert webhooks.publish(conn, RULES) == 1, "and the position has moved on"
     assert messages(conn)[0]["count"] == 1
 
 
 def test_the_first_webhook_is_not_told_of_the_past_and_a_second_not_again(conn: Conn) -> None:
     die(conn)
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     add(conn)
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     die(conn)
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     add(conn, "late")
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     assert messages(conn, "late") == []
 
 
@@ -168,7 +168,7 @@ def test_a_second_webhook_keeps_the_first_from_nothing(conn: Conn) -> None:
     add(conn)
     die(conn)
     add(conn, "late")
-    assert webhooks.tell(conn, RULES) == 2
+    assert webhooks.publish(conn, RULES) == 2
 
 
 def test_each_webhook_is_told_what_it_asks_for(conn: Conn) -> None:
@@ -182,7 +182,7 @@ def test_each_webhook_is_told_what_it_asks_for(conn: Conn) -> None:
         "INSERT INTO dl_job_events (job_id, queue, kind, ts, payload)"
         " VALUES (gen_random_uuid(), 'a', 'stuck', now() - interval '2 min', '{\"silent_sec\": 75.0}')"
     )
-    webhooks.tell(conn, RULES)
+    webhooks.publish(conn, RULES)
     told = {name: [(m["kind"], m["count"]) for m in messages(conn, name)] for name in ("all", "stuck", "b", "none")}
     assert told == {"all": [("dead", 3), ("stuck", 1)], "stuck": [("stuck", 1)], "b": [("dead", 1)], "none": []}
     (stuck,) = messages(conn, "stuck")
@@ -195,7 +195,7 @@ def test_a_deadline_that_is_going_to_be_missed_is_told_once(conn: Conn) -> None:
     stats.note_lengths(conn, 0)
     predictions.note(conn, "")
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '2 min'")
-    assert (webhooks.tell(conn, RULES), webhooks.tell(conn, RULES)) == (1, 0)
+    assert (webhooks.publish(conn, RULES), webhooks.publish(conn, RULES)) == (1, 0)
     (message,) = messages(conn, "ops")
     assert (message["kind"], message["severity"]) == ("deadline", "critical")
     assert message["text"] == "1 job is going to miss its deadline in queue q."
@@ -207,24 +207,24 @@ def test_a_paused_webhook_is_told_nothing_not_even_later(conn: Conn) -> None:
     add(conn)
     webhooks.pause(conn, "ops", "test")
     die(conn)
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     webhooks.resume(conn, "ops")
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     die(conn)
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
 
 
 def test_a_late_queue_is_told_when_it_begins_and_when_it_is_over(conn: Conn) -> None:
     add(conn, lag_sec=300)
     noted(conn, "q", 299)
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     noted(conn, "q", 720)
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     for lag_sec in (720, 900, 200, 151):  # it wavers around its bound
         noted(conn, "q", lag_sec)
-        assert webhooks.tell(conn, RULES) == 0
+        assert webhooks.publish(conn, RULES) == 0
     noted(conn, "q", 149)
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     begun, over = messages(conn)
     assert (begun["kind"], begun["state"], begun["queue"]) == ("lag", "firing", "q")
     assert begun["text"] == "The oldest due job of queue q has waited 12 min."
@@ -237,26 +237,26 @@ def test_a_queue_that_nobody_has_counted_lately_is_neither_late_nor_over(conn: C
     add(conn)
     noted(conn, "q", 720)
     conn.execute("UPDATE dl_lengths SET counted_at = now() - interval '11 min'")
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     noted(conn, "q", 720)
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     conn.execute("UPDATE dl_lengths SET counted_at = now() - interval '11 min', lag_sec = 1")
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     conn.execute("DELETE FROM dl_lengths")  # it has no job any more
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
 
 
 def test_a_paused_queue_is_told_after_a_while_and_is_not_late_meanwhile(conn: Conn) -> None:
     add(conn)
     operations.pause(conn, "q", "token ops from 10.0.0.7")
     noted(conn, "q", 7_000)
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     conn.execute("UPDATE dl_queues SET paused_at = now() - interval '61 min'")
-    assert webhooks.tell(conn, RULES) == 1
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 0
     operations.resume(conn, "q", "test")
     noted(conn, "q", 0)
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     begun, over = messages(conn)
     assert begun["text"] == "Queue q has been paused for 1 h 1 min by token ops from 10.0.0.7."
     assert over["text"] == "Queue q is paused no more."
@@ -267,18 +267,18 @@ def test_the_queue_of_the_messages_makes_none_of_its_own_conditions(conn: Conn) 
     noted(conn, "alerts", 7_000)
     operations.pause(conn, "alerts", "test")
     conn.execute("UPDATE dl_queues SET paused_at = now() - interval '1 day'")
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
 
 
 def test_an_alertmanager_is_told_again_for_it_forgets_and_others_are_not(conn: Conn) -> None:
     add(conn, "json")
     add(conn, "am", shape="alertmanager")
     noted(conn, "q", 720)
-    assert webhooks.tell(conn, RULES) == 2
+    assert webhooks.publish(conn, RULES) == 2
     conn.execute("UPDATE dl_alerts SET told_at = now() - interval '11 min'")
     noted(conn, "q", 1_380)
-    assert webhooks.tell(conn, RULES) == 1
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 0
     first, again = messages(conn, "am")
     assert (first["since"], first["state"]) == (again["since"], again["state"])
     assert first["id"] != again["id"]
@@ -289,17 +289,17 @@ def test_nobody_keeps_a_message_back_by_taking_its_key(conn: Conn) -> None:
     add(conn)
     die(conn)
     with conn.transaction(force_rollback=True):
-        webhooks.tell(conn, RULES)
+        webhooks.publish(conn, RULES)
         (message,) = messages(conn)
     enqueue(conn, idempotency_key=message["id"])
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     assert messages(conn) == [message | {"at": messages(conn)[0]["at"]}]
 
 
 def test_a_message_goes_with_its_job(conn: Conn) -> None:
     add(conn)
     die(conn)
-    webhooks.tell(conn, RULES)
+    webhooks.publish(conn, RULES)
     conn.execute("DELETE FROM dl_jobs WHERE queue = 'q'")
     assert value(conn, "SELECT count(*) FROM dl_messages") == 1
     conn.execute("DELETE FROM dl_jobs")
@@ -316,7 +316,7 @@ def test_three_reapers_at_once_make_one_message(conn: Conn, dsn: str) -> None:
         def reap(barrier: Barrier = barrier) -> int:
             with db.connect(dsn, name="reaper", schema="public") as own:
                 barrier.wait(PATIENCE)
-                return webhooks.tell(own, RULES)
+                return webhooks.publish(own, RULES)
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda _: reap(), range(3)))
@@ -340,9 +340,9 @@ def test_a_reaper_that_dies_in_its_round_has_told_nothing_and_the_next_one_tells
 
         patch.setattr(webhooks, "_note", die_here)
         with pytest.raises(psycopg.OperationalError):
-            webhooks.tell(dying, RULES)
+            webhooks.publish(dying, RULES)
     assert messages(conn) == []
-    assert webhooks.tell(conn, RULES) == 2
+    assert webhooks.publish(conn, RULES) == 2
     assert [message["kind"] for message in messages(conn)] == ["dead", "lag"]
 
 
@@ -351,38 +351,38 @@ def test_a_reaper_that_finds_another_one_at_it_waits_for_nothing(conn: Conn, dsn
     die(conn)
     with psycopg.connect(dsn) as other:
         other.execute("SELECT FROM dl_alerted FOR UPDATE")
-        with started(lambda: webhooks.tell(conn, RULES), None, other) as round_:
+        with started(lambda: webhooks.publish(conn, RULES), None, other) as round_:
             assert round_.result(PATIENCE) == 0
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
 
 
 def test_a_journal_that_begins_anew_is_followed(conn: Conn) -> None:
     add(conn)
     die(conn)
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     conn.execute("UPDATE dl_alerted SET last_event = 1000000")
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     die(conn)
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
 
 
 def test_a_row_that_another_service_has_numbered_beyond_the_sequence_hides_no_deaths(conn: Conn) -> None:
     add(conn)
     (job_id,) = die(conn)
     conn.execute("UPDATE dl_job_events SET event_id = 1000000000000 WHERE job_id = %s AND kind = 'failed'", (job_id,))
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     die(conn)
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     conn.execute("UPDATE dl_alerted SET last_event = 1000000000000")
-    assert webhooks.tell(conn, RULES) == 0
+    assert webhooks.publish(conn, RULES) == 0
     die(conn)
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
 
 
 def test_secrets_in_errors_do_not_reach_the_message(conn: Conn) -> None:
     add(conn)
     die(conn, error=f"cannot reach https://user:{CANARY}@db/ with password={CANARY}")
-    webhooks.tell(conn, RULES)
+    webhooks.publish(conn, RULES)
     (message,) = messages(conn)
     assert CANARY not in json.dumps(message)
     assert "password=***" in message["jobs"][0]["error"]
@@ -433,7 +433,7 @@ def test_a_webhook_is_changed_as_a_whole_but_for_its_pause(conn: Conn) -> None:
 def test_a_webhook_that_is_removed_leaves_nothing(conn: Conn) -> None:
     add(conn)
     noted(conn, "q", 720)
-    webhooks.tell(conn, RULES)
+    webhooks.publish(conn, RULES)
     assert webhooks.remove(conn, "ops")
     assert not webhooks.remove(conn, "ops")
     assert value(conn, "SELECT count(*) FROM dl_alerts") == 0
@@ -469,7 +469,7 @@ def test_a_queue_without_jobs_may_be_paused_for_long(conn: Conn) -> None:
     add(conn)
     operations.pause(conn, "empty", "test")
     conn.execute("UPDATE dl_queues SET paused_at = now() - interval '61 min'")
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     assert messages(conn)[0]["queue"] == "empty"
 
 
@@ -482,19 +482,19 @@ def test_each_condition_ends_by_itself(conn: Conn) -> None:
     operations.pause(conn, "y2", "test")
     noted(conn, "y2", 0)
     conn.execute("UPDATE dl_queues SET paused_at = now() - interval '61 min'")
-    assert webhooks.tell(conn, RULES) == 3
+    assert webhooks.publish(conn, RULES) == 3
     webhooks.resume(conn, "b")
-    assert webhooks.tell(conn, RULES) == 3
+    assert webhooks.publish(conn, RULES) == 3
     webhooks.pause(conn, "b", "test")
     noted(conn, "x", 1)
-    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.publish(conn, RULES) == 1
     firing = (
         "SELECT string_agg(webhook || ' ' || kind || ' ' || queue, ', ' ORDER BY webhook, kind, queue) FROM dl_alerts"
     )
     assert value(conn, firing) == "a lag y, a paused y2, b lag x, b lag y, b paused y2"
     operations.resume(conn, "y2", "test")
     noted(conn, "y2", 720)
-    assert webhooks.tell(conn, RULES) == 2
+    assert webhooks.publish(conn, RULES) == 2
     assert value(conn, firing) == "a lag y, a lag y2, b lag x, b lag y, b paused y2"
 
 

@@ -53,7 +53,7 @@ def test_the_queue_gets_the_schema_without_the_defaults_of_secrets(registered: C
     @registered("plain")
     def other(args: dict[str, Any]) -> None: ...
 
-    said = registry.told()
+    said = registry.declarations()
     assert said["load"]["args_schema"] == SCHEMA
     assert said["plain"]["args_schema"] is None
     assert "hunter2" not in SCHEMA

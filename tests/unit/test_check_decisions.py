@@ -135,7 +135,7 @@ def test_the_folders_of_logs(tmp_path: Path) -> None:
 
 def test_settings_without_effect_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PG_USER", "u")
-    found = list(check.of_settings(config.load(), [("DL_HOMES", "DL_HOME")]))
+    found = list(check.settings_findings(config.load(), [("DL_HOMES", "DL_HOME")]))
     assert [finding.what for finding in found if finding.level == "warning"] == [
         "DL_HOMES is no setting",
         "without effect: PG_USER",

@@ -246,10 +246,10 @@ def test_doctor_tells_of_a_backfill_whose_queue_is_paused_and_of_what_is_dead_or
 
 def test_doctor_names_the_backfills_of_the_farm_whose_jobs_are_not_made() -> None:
     sound = [a_backfill("making", overdue_sec=3), a_backfill("paused")]
-    assert list(doctor.of_backfills(sound)) == []
+    assert list(doctor.backfill_findings(sound)) == []
     for ill in (a_backfill("making", error="full"), a_backfill("making", overdue_sec=300)):
         text = "The jobs of backfill b are not made."
-        assert list(doctor.of_backfills([*sound, ill])) == [doctor.Finding(text, ("doctor", "b"))]
+        assert list(doctor.backfill_findings([*sound, ill])) == [doctor.Finding(text, ("doctor", "b"))]
 
 
 def test_doctor_names_who_makes_claims_slow() -> None:
@@ -464,7 +464,7 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     sick = filled(Worker, worker="h:1:b", host="h", queue="q", state="busy", is_live=False)
     receivers = Webhooks(queue="alerts", is_served=False, webhooks=[filled(Webhook, name="ops")])
     found = list(
-        doctor.of_farm(
+        doctor.farm_findings(
             Overview(at=NOW, total=total, queues=[ill]), [sick], filled(Database, max_connections=100), receivers
         )
     )
@@ -478,22 +478,22 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
         ),
     ]
     groups = [group("ValueError: few", 2), group("OSError: disk", 7, note="full"), group("KeyError", 0)]
-    worst, again = doctor.of_errors(groups)
+    worst, again = doctor.error_findings(groups)
     assert worst.text.startswith("7 of 9 dead jobs have the same error: OSError: disk (task load, queue q).")
     assert "Its note: full." in worst.text
     assert worst.command == ("doctor", ID)
     assert again.command == ("requeue", "--matching", 'error_group:"OSError: disk" queue:"q" task:"load" status:dead')
-    assert list(doctor.of_errors(groups[2:])) == list(doctor.of_errors([])) == []
+    assert list(doctor.error_findings(groups[2:])) == list(doctor.error_findings([])) == []
     well = Overview(at=NOW, total=total, queues=[filled(Queue, queue="q", workers=1)])
     for receivers in (
         Webhooks(queue="alerts", is_served=False, webhooks=[]),
         Webhooks(queue="alerts", is_served=True, webhooks=[filled(Webhook, name="ops")]),
         None,
     ):
-        assert list(doctor.of_farm(well, [], filled(Database, max_connections=100), receivers)) == []
+        assert list(doctor.farm_findings(well, [], filled(Database, max_connections=100), receivers)) == []
 
 
 def test_doctor_names_the_tasks_whose_runs_replace_their_workers() -> None:
     rude = filled(Task, task="rude", replaces=Replaces(runs=5, replaced=3, changed=["threads", "umask"]))
-    (found,) = doctor.of_tasks([filled(Task, task="kind"), rude])
+    (found,) = doctor.task_findings([filled(Task, task="kind"), rude])
     assert found.text.startswith("3 of the last 5 runs of task rude have changed their process (threads, umask)")

@@ -85,7 +85,7 @@ def test_instants_are_in_the_zone_with_utc_beside_them() -> None:
 
 def test_what_is_wrong_is_said_the_gravest_first() -> None:
     def of(seen: Any = (), postgres: Any = None, **queue: Any) -> list[str]:
-        found = alerts.of_farm({"queues": [QUEUE | queue]}, seen, POSTGRES | (postgres or {}))
+        found = alerts.farm_alerts({"queues": [QUEUE | queue]}, seen, POSTGRES | (postgres or {}))
         return [alert.text for alert in found]
 
     assert of() == []
@@ -124,7 +124,7 @@ def test_buttons_are_those_that_a_state_allows() -> None:
     job: dict[str, Any] = {"status": "queued", "cancel_requested": False, "waiting_for": {"reason": "time"}}
 
     def of(**more: Any) -> list[str]:
-        return [button.name + "!" * bool(button.because) for button in actions.of_job(job | more)]
+        return [button.name + "!" * bool(button.because) for button in actions.job_buttons(job | more)]
 
     assert of() == ["run_now", "cancel", "delete"]
     assert of(waiting_for={"reason": "lock"}) == ["run_now!", "cancel", "delete"]
@@ -132,9 +132,9 @@ def test_buttons_are_those_that_a_state_allows() -> None:
     assert of(status="running", cancel_requested=True) == ["cancel!", "cancel", "delete!"]
     for final in sorted(FINAL):
         assert of(status=final) == ["requeue", "delete"]
-    names = [button.name + "!" * bool(button.because) for button in actions.of_queue(QUEUE)]
+    names = [button.name + "!" * bool(button.because) for button in actions.queue_buttons(QUEUE)]
     assert names == ["pause", "run_all!", "kill_retries!", "requeue_dead!", "delete_dead!"]
-    paused = actions.of_queue(QUEUE | {"paused_at": NOW, "dead": 1, "scheduled": 2_000, "retries": 3})
+    paused = actions.queue_buttons(QUEUE | {"paused_at": NOW, "dead": 1, "scheduled": 2_000, "retries": 3})
     assert next(button.name for button in paused if not button.because) == "resume"
     assert "all 2,000 scheduled jobs" in paused[1].question
     assert "all 3 jobs that wait for a retry" in paused[2].question
@@ -146,7 +146,7 @@ def test_buttons_of_a_list_are_for_all_that_its_filter_lets_through() -> None:
     given = dict.fromkeys(names, "") | {"status": "dead", "queue": "q", "task": "t", "sort": "key"}
 
     def of(**more: str) -> list[str]:
-        return [button.name + "!" * bool(button.because) for button in actions.of_list(given | more)]
+        return [button.name + "!" * bool(button.because) for button in actions.list_buttons(given | more)]
 
     assert of() == of(lock_key="k", partition_key="p") == ["requeue_dead", "delete_dead"]
     assert (of(status="retries"), of(status="scheduled")) == (["kill_retries"], ["run_all"])

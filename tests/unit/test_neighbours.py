@@ -15,7 +15,7 @@ from dataloader.local.parts import Program
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 NOBODY = 65_534
-TELL = "import os; from dataloader.farm import process; {}; process.tell_ready()"
+TELL = "import os; from dataloader.farm import process; {}; process.notify_ready()"
 
 
 def test_no_other_user_can_open_the_lock(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ DAYS = {"since": "2019-01-01", "until": "2019-01-03", "step": "day"}
     ],
 )
 def test_a_range_has_a_partition_a_step_up_to_its_end(since: str, until: str, step: str, expected: list[str]) -> None:
-    assert partitions.of_range(since, until, step) == expected
+    assert partitions.partitions_between(since, until, step) == expected
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_a_range_that_is_none_is_refused_with_what_would_be_right(
     since: str, until: str, step: str, words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        partitions.of_range(since, until, step)
+        partitions.partitions_between(since, until, step)
 
 
 def test_a_range_may_have_as_many_partitions_as_a_backfill_may() -> None:
-    assert len(partitions.of_range("1", str(partitions.MOST), "1")) == partitions.MOST
+    assert len(partitions.partitions_between("1", str(partitions.MOST), "1")) == partitions.MOST
 
 
 def test_the_job_of_a_partition_may_name_its_parts_its_end_and_its_place() -> None:

@@ -201,13 +201,19 @@ def test_what_a_pipeline_says_of_its_jobs(affinity: Any, kept: Any) -> None:
     register("silent")(plain)
     assert resolve("ask").affinity == kept
     silent = dict.fromkeys(("max_attempts", "affinity", "limits", "memory_mb", "cpus", "args_schema"))
-    assert pipelines.told() == {"ask": silent | {"max_attempts": 3, "affinity": kept, "cpus": 2}, "silent": silent}
+    assert pipelines.declarations() == {
+        "ask": silent | {"max_attempts": 3, "affinity": kept, "cpus": 2},
+        "silent": silent,
+    }
 
 
 def test_the_limits_of_a_pipeline() -> None:
     register("load", limits=["source:oracle", "раздел 2"])(plain)
     register("free", limits=[])(plain)
-    assert [pipelines.told()[task]["limits"] for task in ("load", "free")] == [("source:oracle", "раздел 2"), ()]
+    assert [pipelines.declarations()[task]["limits"] for task in ("load", "free")] == [
+        ("source:oracle", "раздел 2"),
+        (),
+    ]
     assert (registry.LIMITS_MOST, registry.LIMIT_NAME) == (fields.LIMITS_MOST, fields.LIMIT_NAME)
 
 

@@ -165,13 +165,13 @@ def test_a_wrong_zone_is_refused(zone: str) -> None:
 @pytest.mark.parametrize("name", ["nightly", "a:b.c", "x" * 150])
 def test_a_key_names_the_schedule_and_the_due_time(name: str) -> None:
     for due in (NOW, NOW + timedelta(microseconds=5)):
-        assert times.of_key(times.key_of(name, due.astimezone(ZoneInfo("Europe/Moscow")))) == (name, due)
+        assert times.due_of_key(times.key_of(name, due.astimezone(ZoneInfo("Europe/Moscow")))) == (name, due)
         assert len(times.key_of(name, due)) <= 255
 
 
 @pytest.mark.parametrize("key", [None, "", "mine", "schedule:", "schedule:x", "schedule:x:tomorrow"])
 def test_any_other_key_names_none(key: str | None) -> None:
-    assert times.of_key(key) is None
+    assert times.due_of_key(key) is None
 
 
 @pytest.mark.parametrize(

@@ -303,7 +303,7 @@ class History:
         hostile = {"type": "object", "properties": {HOSTILE[:200]: field, "mode": {"enum": ["full", HOSTILE]}}}
         typed = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}, "required": ["day"]}
         said = {HOSTILE_TASK: hostile, TYPED_TASK: typed}
-        operations.tell_tasks(
+        operations.publish_tasks(
             self.conn, {task: {"args_schema": args_schema.written(schema)} for task, schema in said.items()}
         )
 

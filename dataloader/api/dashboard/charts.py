@@ -97,7 +97,7 @@ def stacked(rows: Sequence[Mapping[str, Any]], below: str, above: str) -> list[R
     """
     most = max((row[below] + row[above] for row in rows), default=0) or 1
     step = WIDTH / max(len(rows), 1)
-    found = []
+    bars = []
     for number, row in enumerate(rows):
         y = HEIGHT
         for name, kind in ((below, "done"), (above, "failed")):
@@ -105,8 +105,8 @@ def stacked(rows: Sequence[Mapping[str, Any]], below: str, above: str) -> list[R
                 height = max(row[name] / most * HEIGHT, THINNEST)
                 y = max(y - height, 0.0)
                 x, width = _short(number * step), _short(step * 0.86)
-                found.append(Rectangle(x, _short(y), width, _short(height), kind, row))
-    return found
+                bars.append(Rectangle(x, _short(y), width, _short(height), kind, row))
+    return bars
 
 
 def lanes(runs: Iterable[Run], since: datetime, until: datetime) -> list[Lane]:
@@ -117,36 +117,36 @@ def lanes(runs: Iterable[Run], since: datetime, until: datetime) -> list[Lane]:
     of_worker: dict[str, list[Run]] = {}
     for run in runs:
         of_worker.setdefault(run.worker, []).append(run)
-    found = [Lane(worker, len(own), busy(own, since, until)) for worker, own in of_worker.items()]
-    shown = sorted(sorted(found, key=lambda lane: -lane.busy)[:LANES], key=lambda lane: lane.worker)
+    all_lanes = [Lane(worker, len(own), busy(own, since, until)) for worker, own in of_worker.items()]
+    shown = sorted(sorted(all_lanes, key=lambda lane: -lane.busy)[:LANES], key=lambda lane: lane.worker)
     most = RECTANGLES // max(len(shown), 1)
     for number, lane in enumerate(shown):
-        lane.rectangles = _of_lane(of_worker[lane.worker], number * (LANE + GAP), since, until)[-most:]
+        lane.rectangles = _lane_boxes(of_worker[lane.worker], number * (LANE + GAP), since, until)[-most:]
     return shown
 
 
-def drawn(found: Mapping[str, Any]) -> dict[str, Any]:
+def drawn(figures: Mapping[str, Any]) -> dict[str, Any]:
     """The charts of a task's or a queue's runs (queue/reports/runs.py): `columns` over time, `bars` of run times."""
-    by_time = [row | {"good": row["runs"] - row["failed"]} for row in found["by_time"]]
+    by_time = [row | {"good": row["runs"] - row["failed"]} for row in figures["by_time"]]
     return {
         "columns": [each._asdict() for each in stacked(by_time, "good", "failed")],
-        "bars": [each._asdict() for each in stacked(found["histogram"], "succeeded", "others")],
+        "bars": [each._asdict() for each in stacked(figures["histogram"], "succeeded", "others")],
         "chart": {"width": WIDTH, "height": HEIGHT},
     }
 
 
-def _of_lane(runs: Sequence[Run], y: float, since: datetime, until: datetime) -> list[Rectangle]:
+def _lane_boxes(runs: Sequence[Run], y: float, since: datetime, until: datetime) -> list[Rectangle]:
     scale = WIDTH / max((until - since).total_seconds(), 1.0)
-    found: list[Rectangle] = []
+    boxes: list[Rectangle] = []
     for run in runs:
         x = max((run.started_at - since).total_seconds() * scale, 0.0)
         end = min(((run.ended_at or until) - since).total_seconds() * scale, WIDTH)
         width = max(end - x, THINNEST)
-        if found and x < found[-1].x + found[-1].width:
-            found[-1] = _joined(found[-1], x + width, run)
+        if boxes and x < boxes[-1].x + boxes[-1].width:
+            boxes[-1] = _joined(boxes[-1], x + width, run)
         else:
-            found.append(Rectangle(_short(x), y, _short(width), LANE, run.outcome, {"run": run, "count": 1}))
-    return found
+            boxes.append(Rectangle(_short(x), y, _short(width), LANE, run.outcome, {"run": run, "count": 1}))
+    return boxes
 
 
 def _joined(last: Rectangle, end: float, run: Run) -> Rectangle:

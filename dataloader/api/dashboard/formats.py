@@ -72,21 +72,21 @@ def clock(
             at = _parsed(at)
         if not isinstance(at, datetime):
             return escape(NOTHING if at is None else at)
-        utc, here = at.astimezone(UTC), at.astimezone(zone())
+        utc, local = at.astimezone(UTC), at.astimezone(zone())
         return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(
             utc.isoformat().replace("+00:00", "Z"),
-            _exactly(here, utc),
+            _exactly(local, utc),
             relative,
-            _for_people(here, now().astimezone(here.tzinfo)),
+            _for_people(local, now().astimezone(local.tzinfo)),
         )
 
     return moment
 
 
-def _exactly(here: datetime, utc: datetime) -> str:
+def _exactly(local: datetime, utc: datetime) -> str:
     """`2026-11-21 15:00:00 Europe/Moscow = 2026-11-21 12:00:00.000000 UTC`."""
     exact = utc.strftime("%Y-%m-%d %H:%M:%S.%f") + " UTC"
-    return exact if str(here.tzinfo) == "UTC" else f"{here:%Y-%m-%d %H:%M:%S} {here.tzinfo} = {exact}"
+    return exact if str(local.tzinfo) == "UTC" else f"{local:%Y-%m-%d %H:%M:%S} {local.tzinfo} = {exact}"
 
 
 def _for_people(at: datetime, now: datetime) -> str:

@@ -47,7 +47,7 @@ class Input:
     choices: tuple[str, ...] = ()
     least: float | None = None
     most: float | None = None
-    is_kept: bool = False  # a secret that stays what it is where nothing is written
+    is_kept: bool = False  # a secret that stays unchanged if the field is empty
 
     @property
     def at(self) -> str:
@@ -66,11 +66,11 @@ def inputs(schema: Mapping[str, Any] | None, args: Mapping[str, Any] | None, zon
     properties = schema.get("properties") if schema else None
     if not schema or not isinstance(properties, dict) or not 0 < len(properties) <= INPUTS:
         return [Input("", "json", "Arguments, as a JSON object", value=_pretty(args or {}))]
-    found = [_input(schema, name, _resolved(schema, own), args, zone) for name, own in properties.items()]
+    fields = [_input(schema, name, _resolved(schema, own), args, zone) for name, own in properties.items()]
     more = {name: value for name, value in (args or {}).items() if name not in properties}
     if more or schema.get("additionalProperties"):
-        found.append(Input(MORE, "json", "Other arguments, as a JSON object", value=_pretty(more) if more else ""))
-    return found
+        fields.append(Input(MORE, "json", "Other arguments, as a JSON object", value=_pretty(more) if more else ""))
+    return fields
 
 
 def _input(
@@ -100,15 +100,15 @@ def _input(
 
 def _resolved(schema: Mapping[str, Any], own: Any) -> dict[str, Any]:
     """A property with what its `$ref` leads to, and of a choice between something and null the something."""
-    found: dict[str, Any] = dict(own) if isinstance(own, dict) else {}
+    node: dict[str, Any] = dict(own) if isinstance(own, dict) else {}
     for _ in range(4):  # a ref to a ref may go round
-        choices = [each for each in found.get("anyOf") or () if isinstance(each, dict) and each.get("type") != "null"]
-        name = str(found.get("$ref", "")).removeprefix("#/$defs/")
-        if len(choices) == 1 and len(found["anyOf"]) == 2:
-            found = choices[0] | {each: value for each, value in found.items() if each != "anyOf"}
-        elif isinstance(there := (schema.get("$defs") or {}).get(name), dict):
-            found = there | {each: value for each, value in found.items() if each != "$ref"}
-    return found
+        choices = [each for each in node.get("anyOf") or () if isinstance(each, dict) and each.get("type") != "null"]
+        name = str(node.get("$ref", "")).removeprefix("#/$defs/")
+        if len(choices) == 1 and len(node["anyOf"]) == 2:
+            node = choices[0] | {each: value for each, value in node.items() if each != "anyOf"}
+        elif isinstance(definition := (schema.get("$defs") or {}).get(name), dict):
+            node = definition | {each: value for each, value in node.items() if each != "$ref"}
+    return node
 
 
 def _kind(own: Mapping[str, Any]) -> str:
@@ -183,22 +183,22 @@ def args_of(
     A field that is empty is left out, unless it is one that has shown nothing for what the job has.
     """
     properties = (schema or {}).get("properties") or {}
-    found: dict[str, Any] = {}
+    args: dict[str, Any] = {}
     for field in fields:
         text = form.get(f"args.{field.name}", "").replace("\r\n", "\n")
         if field.name in ("", MORE) and field.name not in properties:
-            found |= _others(field, text, found, old)
+            args |= _others(field, text, args, old)
         elif field.name in old and text == shown(field.kind, field.name, old[field.name], zone).replace("\r\n", "\n"):
-            found[field.name] = old[field.name]
+            args[field.name] = old[field.name]
         elif text != "":
             value = _read(field, text, _resolved(schema or {}, properties.get(field.name)), zone)
-            found[field.name] = _restored(field.name, value, old)
-    return found
+            args[field.name] = _restored(field.name, value, old)
+    return args
 
 
-def _others(field: Input, text: str, found: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+def _others(field: Input, text: str, args: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
     others = _object(field.name, text)
-    if twice := next((name for name in others if name in found), None):
+    if twice := next((name for name in others if name in args), None):
         raise FormFault(field.name, f"has a field of its own: {twice[:100]}")
     return {name: _restored(name, value, old) for name, value in others.items()}
 
@@ -211,10 +211,10 @@ def _restored(name: str, value: Any, old: Mapping[str, Any]) -> Any:
 
 
 def _object(name: str, text: str) -> dict[str, Any]:
-    found = _json(text) if text.strip() else {}
-    if not isinstance(found, dict):
+    value = _json(text) if text.strip() else {}
+    if not isinstance(value, dict):
         raise FormFault(name, 'should be a JSON object, such as {"day": "2026-01-31"}')
-    return found
+    return value
 
 
 def _read(field: Input, text: str, own: Mapping[str, Any], zone: ZoneInfo) -> Any:

@@ -80,7 +80,7 @@ def overview() -> Response:
         raise Problem(400, str(error)) from None
     farm, workers, postgres, beginning = cache.ask(_read_overview)
     steps = cache.ask(stats.throughput, wanted.span_sec, wanted.step_sec)
-    found = alerts.of_farm(farm, workers, postgres)
+    found = alerts.farm_alerts(farm, workers, postgres)
     return show(
         "overview.html",
         total=farm["total"],
@@ -133,7 +133,7 @@ def postgres() -> Response:
 
 def _read_findings(conn: db.Connection) -> Rows:
     settings = _settings()
-    return [asdict(finding) for finding in database.of_open(conn, settings, settings.queue_dsn or "")]
+    return [asdict(finding) for finding in database.session_findings(conn, settings, settings.queue_dsn or "")]
 
 
 @blueprint.get("/schedules")
@@ -173,7 +173,7 @@ def backfill(name: str) -> Response:
 
 
 def _read_backfill(conn: db.Connection, name: str, after: int) -> tuple[dict[str, Any], Rows]:
-    return of_backfills.backfill(conn, name, cache.counts), of_backfills.of_ledger(conn, name, after, CELLS)
+    return of_backfills.backfill(conn, name, cache.counts), of_backfills.ledger_rows(conn, name, after, CELLS)
 
 
 def _with_ended(found: dict[str, Any]) -> dict[str, Any]:
@@ -348,7 +348,7 @@ def job(job_id: str) -> Response:
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,
         run_sec=run_sec,
-        left_sec=card.left_sec(found, events, run_sec, now) if found["status"] == "running" else None,
+        left_sec=card.remaining_sec(found, events, run_sec, now) if found["status"] == "running" else None,
         used=used,
         attempts=attempts,
         events=entries,
@@ -374,7 +374,7 @@ def _ending(conn: db.Connection, job_id: UUID) -> dict[str, Any] | None:
     wanted = predictions.job(conn, job_id)
     if wanted is None or wanted["status"] not in ("queued", "running"):
         return None
-    return predictions.of_job(cache.outlook(conn, wanted["queue"]), wanted)
+    return predictions.job_prediction(cache.outlook(conn, wanted["queue"]), wanted)
 
 
 def _result(returned: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -534,7 +534,7 @@ def queue(queue: str) -> Response:
         found = _of_queue(conn, queue)
         with suppress(of_keys.NotOrdered):  # not any more
             first_keys = of_keys.page(conn, queue, LISTED).rows if found["ordered"] else []
-        ending = predictions.of_queue(cache.outlook(conn, queue))
+        ending = predictions.queue_prediction(cache.outlook(conn, queue))
         for status, *words in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
             lists.append((status, *words, page.jobs))
@@ -546,7 +546,7 @@ def queue(queue: str) -> Response:
         ending=ending,
         reasons=predictions.REASONS,
         keys=_worded(first_keys),
-        **runs_of(runs.of_queue, queue),
+        **runs_of(runs.queue_runs, queue),
         buttons=[asdict(button) for button in actions.of_queue(found)],
         order_question=ops.load()["set_queue"].question,
     )
@@ -585,7 +585,7 @@ def tasks() -> Response:
 def task(task: str) -> Response:
     """One task: its figures, charts, queues and last jobs."""
     task = named("task", named_queue(task))
-    found = runs_of(runs.of_task, task)
+    found = runs_of(runs.task_runs, task)
     with session() as conn:
         page = stats.jobs(conn, stats.Wanted(task=task), LATEST, scan=LATEST_SCAN)
     return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **found)

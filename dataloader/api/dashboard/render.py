@@ -101,7 +101,7 @@ def _with_policy(response: Response) -> Response:
 
 
 @blueprint.app_context_processor
-def _of_every_page() -> dict[str, Any]:
+def _page_context() -> dict[str, Any]:
     settings: Settings = current_app.extensions["settings"]
     return {
         "asset": _asset,

@@ -26,18 +26,18 @@ def chosen() -> ZoneInfo:
     """The zone of this request. A cookie that names no zone counts as none."""
     if "zone" not in g:
         name = request.cookies.get(COOKIE, "")
-        g.zone = ZoneInfo(name) if len(name) <= _LONGEST and is_zone(name) else _of_installation()
+        g.zone = ZoneInfo(name) if len(name) <= _LONGEST and is_zone(name) else _server_zone()
     zone: ZoneInfo = g.zone
     return zone
 
 
 def choice() -> dict[str, str]:
     """For the page: the zone in use, the zone of the installation, and which choice it is (server, utc, browser)."""
-    here, own = chosen().key, _of_installation().key
-    made = "server" if here == own else "utc" if here == "UTC" else "browser"
-    return {"zone": here, "server_zone": own, "zone_choice": made}
+    current, own = chosen().key, _server_zone().key
+    made = "server" if current == own else "utc" if current == "UTC" else "browser"
+    return {"zone": current, "server_zone": own, "zone_choice": made}
 
 
-def _of_installation() -> ZoneInfo:
+def _server_zone() -> ZoneInfo:
     zone: ZoneInfo = current_app.extensions["zone"]
     return zone

@@ -43,17 +43,17 @@ class Durations:
         self.buckets[bisect_left(BUCKETS_SEC, seconds)] += 1
 
 
-def counted() -> tuple[dict[tuple[str, str, int], int], dict[tuple[str, str], Durations]]:
+def counts() -> tuple[dict[tuple[str, str, int], int], dict[tuple[str, str], Durations]]:
     """This process's answers, by method, route and status; and their durations, by method and route."""
     with _counting:
-        return dict(_responses), {route: replace(took, buckets=[*took.buckets]) for route, took in _durations.items()}
+        return dict(_responses), {route: replace(each, buckets=[*each.buckets]) for route, each in _durations.items()}
 
 
 def install(app: Flask) -> None:
     """Log every request of `app`; log lines during a request carry its request_id."""
     app.before_request(_begin)
     app.after_request(_end)
-    app.teardown_request(_forget)
+    app.teardown_request(_unbind)
 
 
 def _begin() -> None:
@@ -62,65 +62,63 @@ def _begin() -> None:
     with _counting:
         _requests[_route()] += 1
     if not _is_routine():
-        log.audit("request.begin", **_who())
+        log.audit("request.begin", **_caller())
 
 
 def _end(response: Response) -> Response:
     seconds = monotonic() - g.began
-    took = round(seconds * 1_000, 2)
-    is_worth_a_line = not (_is_routine() and (response.status_code == 304 or request.endpoint == FILES))
-    if is_worth_a_line:
-        log.audit("request.end", **_who(), **_changed(response), status=response.status_code, duration_ms=took)
+    duration_ms = round(seconds * 1_000, 2)
+    is_logged = not (_is_routine() and (response.status_code == 304 or request.endpoint == FILES))
+    if is_logged:
+        facts = _caller() | _changed(response)
+        log.audit("request.end", **facts, status=response.status_code, duration_ms=duration_ms)
     method, route = _route()
     with _counting:
         _responses[method, route, response.status_code] += 1
         _durations.setdefault((method, route), Durations()).add(seconds)
-        asked, answered = _requests[method, route], _responses[method, route, response.status_code]
-    if is_worth_a_line:
+        requests, responses = _requests[method, route], _responses[method, route, response.status_code]
+    if is_logged:
         log.metric(
             "http.request",
             method=method,
             route=route,
             status=response.status_code,
-            duration_ms=took,
-            requests_total=asked,
-            responses_total=answered,
+            duration_ms=duration_ms,
+            requests_total=requests,
+            responses_total=responses,
         )
     return response
 
 
 def _is_routine() -> bool:
-    """True for a page's refresh, every two seconds, and for the files of a page.
-
-    Otherwise an open page would fill the logs. An answer other than 304 still has its end line.
-    """
+    """True for the refresh of an open page, every two seconds, and for static files: they would fill the logs."""
     if request.method != "GET":
         return False
     refreshes = (request.endpoint or "").startswith("dashboard.") and "HX-Request" in request.headers
     return refreshes or request.endpoint == FILES
 
 
-def _forget(_error: BaseException | None) -> None:
+def _unbind(_error: BaseException | None) -> None:
     if tokens := g.pop("log_context", None):
         structlog.contextvars.reset_contextvars(**tokens)
 
 
-def _who() -> dict[str, Any]:
+def _caller() -> dict[str, Any]:
     """The caller, its address and the request; auth sets `g.token_name`."""
-    found = {"who": g.get("token_name", ANYBODY), "remote": request.remote_addr}
+    caller = {"who": g.get("token_name", ANYBODY), "remote": request.remote_addr}
     if forwarded := request.headers.get("X-Forwarded-For"):
-        found["forwarded_for"] = forwarded  # as the client claims
-    return found | {"method": request.method, "path": request.path}
+        caller["forwarded_for"] = forwarded  # not verified
+    return caller | {"method": request.method, "path": request.path}
 
 
 def _route() -> tuple[str, str]:
-    """The method and the route's pattern; a fixed number of pairs, whatever clients ask for."""
+    """The method and the pattern of the route; all unknown paths are one pair, so the number of pairs is bounded."""
     rule = request.url_rule
     return (request.method if rule else "any"), (rule.rule if rule else "unmatched")
 
 
 def _changed(response: Response) -> dict[str, Any]:
-    """The job that the request has changed; of many jobs the summary in `g.changed`."""
+    """The id of the job that the request has changed; for many jobs the summary in `g.changed`."""
     if "changed" in g:
         changed: dict[str, Any] = g.changed
         return changed

@@ -50,8 +50,8 @@ def post_worker_init(worker: Any) -> None:
     """gunicorn calls this in a worker that has its signal handlers and its application."""
     _release()
     sys.setswitchinterval(SWITCH_SEC)
-    for tell in getattr(worker.wsgi, "extensions", {}).get("on_threads", ()):
-        tell(worker.cfg.threads)
+    for listener in getattr(worker.wsgi, "extensions", {}).get("on_threads", ()):
+        listener(worker.cfg.threads)
 
 
 def _hold() -> None:

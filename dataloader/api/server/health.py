@@ -37,7 +37,7 @@ def drain() -> None:
 @auth.require()
 @operation("service", Health, uses_database=False)
 def health() -> dict[str, Any]:
-    """200 while the process answers, whatever the database does."""
+    """200 while the process answers, also without the database."""
     return {"status": "healthy"}
 
 
@@ -67,7 +67,7 @@ def ready() -> dict[str, Any]:
     if _drains:
         raise _not_ready("draining", "this process is about to end")
     probe: Probe = current_app.extensions["probe"]
-    if fault := probe.look():
+    if fault := probe.fault():
         raise _not_ready(*fault)
     return {"status": "ready", "checks": {"database": "ok", "schema": "ok", "draining": False}}
 
@@ -87,21 +87,21 @@ class Probe:
         self._sessions = sessions
         self._thread = ThreadPoolExecutor(1, "dl-api-ready")  # it starts with the first check, after any fork
         self._starting = Lock()
-        self._look: Future[tuple[str, str] | None] | None = None
+        self._check: Future[tuple[str, str] | None] | None = None
         self._until = 0.0
 
-    def look(self) -> tuple[str, str] | None:
-        """The name and reason of the check that failed; None: all passed."""
+    def fault(self) -> tuple[str, str] | None:
+        """The name and the reason of the check that failed; None if all passed."""
         with self._starting:
-            if self._look is None or self._look.done():
-                self._look, self._until = self._thread.submit(self._ask), monotonic() + READY_SEC
-            look, until = self._look, self._until
+            if self._check is None or self._check.done():
+                self._check, self._until = self._thread.submit(self._run), monotonic() + READY_SEC
+            check, until = self._check, self._until
         try:
-            return look.result(timeout=max(0.0, until - monotonic()))
+            return check.result(timeout=max(0.0, until - monotonic()))
         except TimeoutError:
             return "database", f"no answer within {READY_SEC:g} s"
 
-    def _ask(self) -> tuple[str, str] | None:
+    def _run(self) -> tuple[str, str] | None:
         try:
             with self._sessions.borrow() as conn:
                 migrations.check(conn)

@@ -1,7 +1,7 @@
 """/metrics for Prometheus: the farm's figures from the database, and the requests of this process.
 
 Every process answers the same figures of the farm. A process reads them at most every CACHED_SEC and for at most a
-twentieth of the time, in one session for at most ASKED_SEC. Where that fails, the answer repeats the last figures with
+twentieth of the time, in one session for at most READ_SEC. If a reading fails, the answer repeats the last figures with
 dl_scrape_error 1. The number of series is bounded, whatever the names of queues and tasks.
 """
 
@@ -32,13 +32,13 @@ from dataloader.api.web.sessions import Sessions
 from dataloader.queue.reports import stats
 
 CACHED_SEC = periods.seconds("METRICS_CACHED_SEC", 5.0)
-SELDOM = 20  # times the duration of the last reading, between two readings
-ASKED_SEC = 2.0
-NAMES = 200  # queues, and pairs of queue and task, that have series of their own
-WORKERS = 1_000
-LABEL = 200  # characters
+PAUSE_FACTOR = 20  # the pause after a reading, as a multiple of its duration
+READ_SEC = 2.0  # the limit of one reading
+MAX_NAMES = 200  # of queues, and of pairs of queue and task, that have series of their own
+MAX_WORKERS = 1_000
+MAX_LABEL = 200  # characters
 OTHER = "(other)"  # the name of the sum of the rest
-# The steps of a job that the journal sums up (see stats.totals), and which of them end a run.
+# The steps of a job that the journal sums up (see stats.totals). ENDS are the steps that end a run.
 ENDS = ("done", "failed", "canceled", "lost", "retry", "crash", "lease")
 STEPS = (*ENDS, "queued", "picked", "backoff", "handed_back", "requeue", "cancel_requested")
 # Steps for alerts: series from a queue's first step on, because increase() does not count a series' first sample.
@@ -63,7 +63,7 @@ def metrics() -> Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Reading:
     """The figures of one reading, and its time."""
 
     at: float
@@ -79,143 +79,143 @@ class Metrics(Collector):
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._asking = Lock()
+        self._read_lock = Lock()
         self._next_at = 0.0
         self._has_failed = True
-        self._seen: Seen | None = None
+        self._latest: Reading | None = None
         self._names = Names()
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
     def describe(self) -> list[Metric]:
-        """Nothing: without this method the registry would collect when it is created."""
+        """No metric. Without this method the registry would collect when it is created."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         """All metrics: of this process, of the farm, and of the requests."""
         yield _family(GaugeMetricFamily, "dl_build_info", "What runs here", ("version",), [((health.VERSION,), 1.0)])
-        yield from self._of_farm()
-        yield from _of_requests()
+        yield from self._farm_metrics()
+        yield from _request_metrics()
 
-    def _of_farm(self) -> Iterator[Metric]:
-        seen = self._look()
+    def _farm_metrics(self) -> Iterator[Metric]:
+        reading = self._renewed()
         yield _gauge("dl_scrape_error", "1: the database's figures are old or missing", float(self._has_failed))
-        if seen:
-            yield _gauge("dl_scrape_age_seconds", "Age of the database's figures", monotonic() - seen.at)
-            yield from _of_queues(seen.overview["queues"], self._names)
-            yield from _of_steps(seen.totals, self._names)
-            yield from _of_workers(seen.workers, self._names)
-            yield from _of_limits(seen.limits[:NAMES])
-            yield from _of_postgres(seen.postgres)
-            slowed = stats.slows_claims(seen.postgres, seen.overview["total"]["lag_sec"]) is not None
+        if reading:
+            yield _gauge("dl_scrape_age_seconds", "Age of the database's figures", monotonic() - reading.at)
+            yield from _queue_metrics(reading.overview["queues"], self._names)
+            yield from _step_metrics(reading.totals, self._names)
+            yield from _worker_metrics(reading.workers, self._names)
+            yield from _limit_metrics(reading.limits[:MAX_NAMES])
+            yield from _postgres_metrics(reading.postgres)
+            slowed = stats.slows_claims(reading.postgres, reading.overview["total"]["lag_sec"]) is not None
             text = "1 while a session holds back vacuum and claims are slow because of it"
             yield _gauge("dl_postgres_vacuum_slows_claims", text, float(slowed))
 
-    def _look(self) -> Seen | None:
+    def _renewed(self) -> Reading | None:
         """The last reading; one thread at a time renews an old one."""
         began = monotonic()
-        if began >= self._next_at and self._asking.acquire(blocking=False):
+        if began >= self._next_at and self._read_lock.acquire(blocking=False):
             try:
-                self._seen, self._has_failed = self._ask(began), False
+                self._latest, self._has_failed = self._read(began), False
             except Exception as e:
                 self._has_failed = True
                 _log.warning("api.scrape_failed", error=type(e).__name__)
             finally:
-                self._next_at = max(began + CACHED_SEC, monotonic() + SELDOM * (monotonic() - began))
-                self._asking.release()
-        return self._seen
+                self._next_at = max(began + CACHED_SEC, monotonic() + PAUSE_FACTOR * (monotonic() - began))
+                self._read_lock.release()
+        return self._latest
 
-    def _ask(self, at: float) -> Seen:
+    def _read(self, at: float) -> Reading:
         with self._sessions.borrow() as conn, conn.transaction():
-            conn.answer_by = monotonic() + ASKED_SEC
-            conn.execute("SELECT set_config('statement_timeout', %s, true)", (f"{ASKED_SEC * 1_000:.0f}",))
+            conn.answer_by = monotonic() + READ_SEC
+            conn.execute("SELECT set_config('statement_timeout', %s, true)", (f"{READ_SEC * 1_000:.0f}",))
             totals, limits = stats.totals(conn), stats.limits(conn)
-            return Seen(at, stats.overview(conn), stats.workers(conn), totals, limits, stats.postgres(conn))
+            return Reading(at, stats.overview(conn), stats.workers(conn), totals, limits, stats.postgres(conn))
 
 
 class Names:
-    """The first NAMES names of a kind have series of their own; the others are summed up."""
+    """The first MAX_NAMES names of a kind have series of their own; the series OTHER is the sum of the rest."""
 
     def __init__(self) -> None:
-        self._met: dict[int, set[Labels]] = {}
+        self._known: dict[int, set[Labels]] = {}
 
-    def of(self, *names: str) -> Labels:
-        """The labels for these names."""
-        labels = tuple(log.masked(name)[:LABEL] for name in names)
-        met = self._met.setdefault(len(labels), set())
-        if labels not in met and len(met) >= NAMES:
+    def labels(self, *names: str) -> Labels:
+        """The values of the labels for these names."""
+        labels = tuple(log.masked(name)[:MAX_LABEL] for name in names)
+        known = self._known.setdefault(len(labels), set())
+        if labels not in known and len(known) >= MAX_NAMES:
             return (OTHER,) * len(labels)
-        met.add(labels)
+        known.add(labels)
         return labels
 
 
 # The figures of a queue: the metric, its text, the value in the row (None: no series), and how values are joined.
-OF_QUEUES: tuple[tuple[str, str, Callable[[Row], float | None], Join], ...] = (
-    ("dl_jobs_scheduled", "Queued jobs whose time has not come", itemgetter("scheduled"), add),
+QUEUE_METRICS: tuple[tuple[str, str, Callable[[Row], float | None], Join], ...] = (
+    ("dl_jobs_scheduled", "Queued jobs that are not due yet", itemgetter("scheduled"), add),
     ("dl_jobs_fresh", "Queued jobs that were never run", itemgetter("fresh"), add),
     ("dl_jobs_retries", "Queued jobs that were run before", itemgetter("retries"), add),
     ("dl_queue_keys", "Keys of an ordered queue that have queued jobs", itemgetter("keys"), add),
     ("dl_queue_lag_seconds", "How long the oldest due job has waited", itemgetter("lag_sec"), max),
     ("dl_queue_paused", "1 while the queue is paused", lambda row: row["paused_at"] is not None, max),
-    ("dl_queue_max_length", "From so many queued jobs on new ones are refused", itemgetter("max_length"), add),
+    ("dl_queue_max_length", "The queue refuses new jobs at so many queued jobs", itemgetter("max_length"), add),
 )
 
 
-def _of_queues(queues: list[Row], names: Names) -> Iterator[Metric]:
-    rows = [(names.of(row["queue"]), row) for row in queues]
+def _queue_metrics(queues: list[Row], names: Names) -> Iterator[Metric]:
+    rows = [(names.labels(row["queue"]), row) for row in queues]
     by_status = [((*name, status), float(row[key])) for name, row in rows for status, key in STATUSES.items()]
     yield _family(GaugeMetricFamily, "dl_jobs", "Jobs; dead: failed and lost", ("queue", "status"), by_status)
-    for metric, text, value_of, join in OF_QUEUES:
+    for metric, text, value_of, join in QUEUE_METRICS:
         values = [(name, float(value)) for name, row in rows if (value := value_of(row)) is not None]
         yield _family(GaugeMetricFamily, metric, text, ("queue",), values, join)
 
 
-def _of_steps(totals: list[Row], names: Names) -> Iterator[Metric]:
-    rows = [(names.of(row["queue"], row["task"]), row) for row in totals]
+def _step_metrics(totals: list[Row], names: Names) -> Iterator[Metric]:
+    rows = [(names.labels(row["queue"], row["task"]), row) for row in totals]
     steps = [((*name, step), 0.0) for name, _ in rows for step in WATCHED]
     steps += [((*name, row["kind"] if row["kind"] in STEPS else OTHER), float(row["count"])) for name, row in rows]
     text = "Steps of jobs: picked (claims), done, failed, lost, retry, backoff, lease (lost leases) and more"
     yield _family(CounterMetricFamily, "dl_job_steps", text, ("queue", "task", "step"), steps)
-    runs = HistogramMetricFamily("dl_run_duration_seconds", "How long runs took", labels=("queue", "task"))
+    runs = HistogramMetricFamily("dl_run_duration_seconds", "Duration of runs", labels=("queue", "task"))
     ended = [(name, row) for name, row in rows if row["kind"] in ENDS]
     for name in dict.fromkeys(name for name, _ in ended):
-        of_it = [row for other, row in ended if other == name]
-        buckets = [sum(column) for column in zip(*(row["buckets"] for row in of_it), strict=True)]
-        runs.add_metric(name, _cumulative(stats.BUCKETS_SEC, buckets), sum(row["seconds"] for row in of_it))
+        task_rows = [row for other, row in ended if other == name]
+        buckets = [sum(column) for column in zip(*(row["buckets"] for row in task_rows), strict=True)]
+        runs.add_metric(name, _cumulative(stats.BUCKETS_SEC, buckets), sum(row["seconds"] for row in task_rows))
     yield runs
 
 
-def _of_workers(workers: list[Row], names: Names) -> Iterator[Metric]:
-    states = [((*names.of(queue), row["state"]), 1.0) for row in workers for queue in row["queues"]]
+def _worker_metrics(workers: list[Row], names: Names) -> Iterator[Metric]:
+    states = [((*names.labels(queue), row["state"]), 1.0) for row in workers for queue in row["queues"]]
     yield _family(GaugeMetricFamily, "dl_workers", "Workers seen in the last ten minutes", ("queue", "state"), states)
-    live = [row for row in workers if row["is_live"]][:WORKERS]
+    live = [row for row in workers if row["is_live"]][:MAX_WORKERS]
     labels = ("queue", "host", "pid")
     for key, name, text in (
         ("memory_bytes", "dl_worker_memory_bytes", "Memory of a worker and what it has started"),
         ("cpu_percent", "dl_worker_cpu_percent", "CPU of a worker; 100 is one core"),
     ):
         bounded = [
-            ((*names.of(row["queue"]), str(row["host"])[:LABEL], str(row["pid"])), float(row[key]))
+            ((*names.labels(row["queue"]), str(row["host"])[:MAX_LABEL], str(row["pid"])), float(row[key]))
             for row in live
             if row[key] is not None
         ]
         yield _family(GaugeMetricFamily, name, text, labels, bounded)
 
 
-def _of_limits(limits: list[Row]) -> Iterator[Metric]:
-    """The first NAMES limits: sums of limits would say nothing."""
+def _limit_metrics(limits: list[Row]) -> Iterator[Metric]:
+    """The first MAX_NAMES limits; the sum of different limits has no meaning."""
     texts = {
         "running": "Jobs of the limit that run",
         "most": "Jobs of the limit that may run at once",
-        "waiting": "Jobs that were found without room, counted up to 1,000",
+        "waiting": "Due jobs that the limit holds back, counted up to 1,000",
         "per_minute": "Jobs of the limit that may start in a minute",
     }
     for name, text in texts.items():
-        values = [((log.masked(each["name"])[:LABEL],), each[name]) for each in limits if each[name] is not None]
+        values = [((log.masked(each["name"])[:MAX_LABEL],), each[name]) for each in limits if each[name] is not None]
         yield _family(GaugeMetricFamily, f"dl_limit_{name}", text, ("limit",), values)
 
 
-def _of_postgres(row: Row) -> Iterator[Metric]:
+def _postgres_metrics(row: Row) -> Iterator[Metric]:
     oldest, vacuumed = row["oldest_transaction"], row["last_autovacuum"]
     for name, text, value in (
         ("size_bytes", "Size of the queue's database", row["size_bytes"]),
@@ -235,18 +235,18 @@ def _of_postgres(row: Row) -> Iterator[Metric]:
         yield _gauge(f"dl_postgres_{name}", text, float(value or 0))
 
 
-def _of_requests() -> Iterator[Metric]:
+def _request_metrics() -> Iterator[Metric]:
     """The metrics of this process alone, labelled by its pid."""
     pid = str(os.getpid())
-    responses, durations = audit.counted()
+    responses, durations = audit.counts()
     answered = [((pid, method, route, str(status)), float(n)) for (method, route, status), n in responses.items()]
     text = "Requests that a process has answered"
     yield _family(CounterMetricFamily, "dl_http_requests", text, ("pid", "method", "route", "status"), answered)
     labels = ("pid", "method", "route")
-    took = HistogramMetricFamily("dl_http_request_duration_seconds", "How long a process took to answer", labels=labels)
-    for (method, route), found in durations.items():
-        took.add_metric((pid, method, route), _cumulative(audit.BUCKETS_SEC, found.buckets), found.seconds)
-    yield took
+    family = HistogramMetricFamily("dl_http_request_duration_seconds", "Time to answer a request", labels=labels)
+    for (method, route), each in durations.items():
+        family.add_metric((pid, method, route), _cumulative(audit.BUCKETS_SEC, each.buckets), each.seconds)
+    yield family
 
 
 def _family(
@@ -257,7 +257,7 @@ def _family(
     values: Values,
     join: Join = add,
 ) -> Metric:
-    """A family with these values; those with the same labels are joined to one."""
+    """A family of these values; `join` makes one value of those with the same labels."""
     joined: dict[Labels, float] = {}
     for key, value in values:
         joined[key] = join(joined[key], value) if key in joined else value

@@ -84,10 +84,10 @@ def require(*scopes: str) -> Callable[[F], F]:
 
 def may(*scopes: str) -> bool:
     """True when this request may call a view with any of these scopes; pages hide buttons by it."""
-    who: ApiToken | None = g.get("token")
-    if who is None:
+    token: ApiToken | None = g.get("token")
+    if token is None:
         return not _settings().dl_api_tokens and ("read" in scopes or _anonymous_may_change())
-    return not set(scopes).isdisjoint(who.scopes)
+    return not set(scopes).isdisjoint(token.scopes)
 
 
 def who() -> str:
@@ -198,15 +198,15 @@ def _sign_in() -> BaseResponse:
 
 def _is_from_our_page() -> bool:
     """True when the browser reports the same site and htmx' header is there, which another site's form cannot set."""
-    said = "Sec-Fetch-Site" in request.headers or "Origin" in request.headers
-    return said and not is_cross_site() and "HX-Request" in request.headers
+    has_origin = "Sec-Fetch-Site" in request.headers or "Origin" in request.headers
+    return has_origin and not is_cross_site() and "HX-Request" in request.headers
 
 
 def _is_ours(origin: str) -> bool:
     """True for the same host and port; a proxy may have changed the scheme."""
     try:
-        there, here = urlsplit(origin), urlsplit(f"//{request.host}")
-        return (there.hostname, _port(there.port)) == (here.hostname, _port(here.port)) and bool(there.hostname)
+        sender, own = urlsplit(origin), urlsplit(f"//{request.host}")
+        return (sender.hostname, _port(sender.port)) == (own.hostname, _port(own.port)) and bool(sender.hostname)
     except ValueError:
         return False
 

@@ -1,4 +1,4 @@
-"""API tokens: 256 random bits, stored as their SHA-256. Random bits need no slow hash, for no search finds them."""
+"""API tokens: 256 random bits, stored as their SHA-256. A slow hash is not needed: nobody can guess 256 bits."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def new() -> str:
 
 
 def digest(token: str) -> str:
-    """The token's SHA-256 in hex; the service stores nothing else of a token."""
+    """The token's SHA-256 in hex; the service stores only this hash."""
     return sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def entry(token: str, name: str, scopes: Iterable[str]) -> str:
     """The token's entry in the list DL_API_TOKENS, as JSON. Raises ValueError for a name that is not valid."""
-    made = {"name": name, "scopes": list(dict.fromkeys(scopes)), "sha256": digest(token)}
+    fields = {"name": name, "scopes": list(dict.fromkeys(scopes)), "sha256": digest(token)}
     try:
-        ApiToken.model_validate(made)
+        ApiToken.model_validate(fields)
     except ValidationError:
         raise ValueError("should be up to 64 letters, digits and . _ @ -, and not anonymous") from None
-    return json.dumps(made)
+    return json.dumps(fields)
 
 
 def holder(token: str, known: Iterable[ApiToken]) -> ApiToken | None:
-    """The token's entry, or None. Every entry is compared in constant time: the delay reveals nothing."""
-    given, found = digest(token), None
-    for one in known:
-        if hmac.compare_digest(given, one.sha256.get_secret_value()):
-            found = one
-    return found
+    """The token's entry, or None. All entries are compared in constant time, so the response time reveals no token."""
+    wanted, match = digest(token), None
+    for candidate in known:
+        if hmac.compare_digest(wanted, candidate.sha256.get_secret_value()):
+            match = candidate
+    return match

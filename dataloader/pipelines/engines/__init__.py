@@ -36,7 +36,7 @@ RESULT_KEPT = 48 * 1024  # characters of JSON that a checkpoint can hold beside 
 PROGRESS_MOST = 4_096  # bytes of a line of progress
 LINE_MOST = 2**20  # bytes of a line that is kept until its end has come: a result may be as long
 SLICE_SEC = 0.1  # between two safe points
-LOOK_SEC, LOOK_MOST_SEC = 0.25, 2.0  # between two looks at the engine: first, and for a program that takes long
+POLL_SEC, POLL_MAX_SEC = 0.25, 2.0  # between two polls of the engine: at first, and for a long program
 CANCEL_SEC = 2.0  # less than DL_KILL_GRACE_SEC, after which the farm kills the worker
 
 T = TypeVar("T")
@@ -52,23 +52,23 @@ class EngineAway(Exception):
 
 
 class State(StrEnum):
-    """What has become of a program on its engine."""
+    """The state of a program on its engine."""
 
     ABSENT = "absent"  # the engine knows no such program
     RUNNING = "running"  # or it waits for its place there
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    STOPPED = "stopped"  # on order: ours, or that of a person at the engine
+    STOPPED = "stopped"  # by us, or by a person at the engine
 
 
-class Seen(NamedTuple):
-    """One look at a program: its state, and what it has written since the look before."""
+class Report(NamedTuple):
+    """The result of one poll: the state of a program, and its new output."""
 
     state: State
     output: bytes = b""
-    read: int = 0  # bytes of the output up to here; the next look goes on there
-    why: str = ""  # the engine's words for a failure
-    result: Any = None  # where the engine itself hands a result over
+    read: int = 0  # bytes of the output so far; the next poll reads from there
+    why: str = ""  # the failure in the words of the engine
+    result: Any = None  # if the engine returns results itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Order:
     id: str
     handle: str = ""
     read: int = 0
-    is_over: bool = False  # its end has been told: another run of the job orders anew
+    is_over: bool = False  # its end is reported: the next run of the job submits a new program
     has_result: bool = False  # it has succeeded with this `result`
     result: Any = None
 
@@ -91,18 +91,18 @@ class Order:
 class Engine:
     """One program on one cluster. Each verb raises Unreachable or Refused."""
 
-    forgets = False  # whether it is to forget a program whose result is safe; else people look at it there
+    forgets = False  # True if the engine should forget a program whose result is safe; else people can inspect it there
 
     def submit(self, order: Order) -> str:
-        """Start the program, and return the engine's handle for it; where the engine knows the id, it starts none."""
+        """Start the program and return the handle of the engine; a program with a known id is not started again."""
         raise NotImplementedError
 
-    def look(self, order: Order) -> Seen:
-        """Its state, and its output from `order.read` on."""
+    def poll(self, order: Order) -> Report:
+        """Report the state of the program, and its output from `order.read` on."""
         raise NotImplementedError
 
     def find(self, order: Order) -> str | None:
-        """The engine's handle for a program of this id; None where there is none."""
+        """The handle of the engine for the program with this id, or None."""
         raise NotImplementedError
 
     def cancel(self, order: Order, until: float) -> bool:
@@ -231,7 +231,7 @@ class Followed:
 
     def _cleaned_up(self, canceled: str) -> Steps[dict[str, str]]:
         """Stop the program of a job that was canceled while no run of it could stop the program."""
-        state = yield from self._found()
+        state = yield from self._state()
         if state is State.RUNNING:
             yield from self._asked(self._stopped)
             state = State.STOPPED
@@ -244,21 +244,20 @@ class Followed:
         if not self._engine.cancel(order, time.monotonic() + CANCEL_SEC):
             raise Unreachable("it has not confirmed that the program is stopped")
 
-    def _found(self) -> Steps[State]:
-        """What has become of the order of an earlier run."""
+    def _state(self) -> Steps[State]:
+        """The state of the program that an earlier run submitted."""
         if not self._order.handle:
             self._order = replace(self._order, handle=(yield from self._asked(self._engine.find)) or "")
-        return (yield from self._asked(self._engine.look)).state if self._order.handle else State.ABSENT
+        return (yield from self._asked(self._engine.poll)).state if self._order.handle else State.ABSENT
 
     def _given_again(self) -> Steps[None]:
         """Adopt the order of an earlier run, or give it where the engine does not know it.
 
-        An absent order keeps its id: where two runs of the job believe so, the engine starts one program for both. A
-        program that was stopped before its end was told was stopped for a run that could not write it, or while no run
-        looked: it is ordered under a new id.
+        An absent order keeps its id, so that the engine starts one program if two runs of the job do this at once. A
+        program that was stopped without a report of its end is submitted under a new id.
         """
         self._is_given = True
-        state = yield from self._found()
+        state = yield from self._state()
         if state not in (State.ABSENT, State.STOPPED):
             self._context.logger.info("%s at %s is adopted: it is %s", self._order.id, self._name, state)
             return
@@ -278,14 +277,14 @@ class Followed:
     def _to_its_end(self) -> Steps[Any]:
         began = time.monotonic()
         while True:
-            seen = yield from self._asked(self._engine.look)
-            self._lines.take(seen.output)
-            self._order = replace(self._order, read=max(self._order.read, seen.read))
-            if seen.state is not State.RUNNING:
+            report = yield from self._asked(self._engine.poll)
+            self._lines.take(report.output)
+            self._order = replace(self._order, read=max(self._order.read, report.read))
+            if report.state is not State.RUNNING:
                 self._lines.end()
-                return (yield from self._ended(seen))
+                return (yield from self._ended(report))
             yield self._progress()
-            yield from _rest(min(LOOK_MOST_SEC, max(LOOK_SEC, (time.monotonic() - began) / 30)))
+            yield from _rest(min(POLL_MAX_SEC, max(POLL_SEC, (time.monotonic() - began) / 30)))
 
     def _progress(self) -> Progress | None:
         """The program's progress, with the place in its output at which the next run goes on."""
@@ -299,17 +298,18 @@ class Followed:
         progress.update(news)
         return progress
 
-    def _ended(self, seen: Seen) -> Steps[Any]:
+    def _ended(self, report: Report) -> Steps[Any]:
         for line in self._lines.output.tail:
             self._context.note(line)
-        if seen.state is State.SUCCEEDED:
-            return (yield from self._succeeded(self._lines.result if seen.result is None else seen.result))
-        if seen.state is State.ABSENT:
+        if report.state is State.SUCCEEDED:
+            return (yield from self._succeeded(self._lines.result if report.result is None else report.result))
+        if report.state is State.ABSENT:
             raise ProgramFailed(f"{self._name} does not know {self._order.id} any more: it has started anew")
         self._order = replace(self._order, is_over=True)
         yield from self._forgotten()
-        how = ("was stopped there" if seen.state is State.STOPPED else "failed") + (f": {seen.why}" if seen.why else "")
-        raise ProgramFailed(f"{self._order.id} {how}{self._lines.output.last_words()}")
+        reason = "was stopped there" if report.state is State.STOPPED else "failed"
+        reason += f": {report.why}" if report.why else ""
+        raise ProgramFailed(f"{self._order.id} {reason}{self._lines.output.last_words()}")
 
     def _succeeded(self, result: Any) -> Steps[Any]:
         """Keep the result before the engine forgets it: a run after this one would find neither.
@@ -357,10 +357,10 @@ class Followed:
                     text = f"{self._name} has not answered for {self._away_sec:g} s: {e}"
                     raise EngineAway(f"{text}; the next attempt goes on with {self._order.id}") from None
             yield None
-            yield from _rest(min(LOOK_MOST_SEC, self._away_sec))
+            yield from _rest(min(POLL_MAX_SEC, self._away_sec))
 
     def _cancel(self) -> None:
-        """Stop the program; where the engine does not confirm it in time, say so, and let a later run adopt it."""
+        """Stop the program; if the engine does not confirm this in time, note it; a later run adopts the program."""
         if not self._is_given or self._order.is_over or self._order.has_result:
             return
         why = "it has not answered in time"
@@ -408,10 +408,10 @@ def _task_of(kind: str, module: str, name: str) -> Callable[[dict[str, Any], Con
         """
         wanted = validated(Arguments, args)
         clusters = {name: each for name, each in config.load().dl_engines.items() if each.engine == kind}
-        where = f"cluster: should be one of {kind} that DL_ENGINES of this worker names"
-        cluster = _named(clusters, wanted.cluster, where)
-        where = f"entrypoint: should be one that DL_ENGINES names for {wanted.cluster}"
-        entry = _named(cluster.entrypoints, wanted.entrypoint, where)
+        rule = f"cluster: should be one of {kind} that DL_ENGINES of this worker names"
+        cluster = _named(clusters, wanted.cluster, rule)
+        rule = f"entrypoint: should be one that DL_ENGINES names for {wanted.cluster}"
+        entry = _named(cluster.entrypoints, wanted.entrypoint, rule)
         text = json.dumps(wanted.args)
         if len(text) > ARGS_MOST:
             raise PermanentError(f"args: should be at most {ARGS_MOST} bytes of JSON, not {len(text)}")

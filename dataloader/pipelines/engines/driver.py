@@ -1,4 +1,4 @@
-"""What runs on a Dask worker: the function, in a process of its own, which an order stops.
+"""The program on a Dask worker: it runs the function in a process of its own, which an order can stop.
 
 Dask cannot stop a thread, so the task starts a process, passes its output on, and kills it when its order is cancelled.
 This file travels to the cluster as text (on_dask): nothing of ours is installed there, so it imports the standard
@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 GO_SEC = 30.0  # for the word that the order is kept; without it another run of the job gives the order anew
-LOOK_SEC = 0.25
+POLL_SEC = 0.25
 GRACE_SEC = 1.0  # between SIGTERM and SIGKILL
 TAIL = 64 * 1024  # bytes of the output that are kept for whoever reads it next
 RESULT_MOST = 2**20
@@ -28,7 +28,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def call(source: str, order: str) -> dict[str, Any]:
-    """In a thread of a Dask worker: run the function to its end, or until it is stopped."""
+    """Run the function to its end, or until it is stopped; called in a thread of a Dask worker."""
     from distributed import Event, Variable, secede
 
     given = json.loads(order)
@@ -46,7 +46,7 @@ def call(source: str, order: str) -> dict[str, Any]:
         try:
             output.publish()
             while process.poll() is None and not is_stopped:
-                is_stopped = stop.wait(LOOK_SEC)
+                is_stopped = stop.wait(POLL_SEC)
                 output.publish()
         finally:
             _end(process)
@@ -76,7 +76,7 @@ def _started(source: str, given: dict[str, Any], result: int) -> subprocess.Pope
 
 
 class _Output:
-    """What the process writes: all is counted, the last of it is kept in a variable of the scheduler."""
+    """The output of the process: its size, and its end, which a variable of the scheduler keeps."""
 
     def __init__(self, process: subprocess.Popen[bytes], variable: Any) -> None:
         self._process, self._variable = process, variable
@@ -122,7 +122,7 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def main(function: str, result: str, parent: str) -> None:
-    """In the process: call the function, and write what it returns. It dies with the Dask worker's thread."""
+    """Call the function, and write its result; called in the process, which dies with the Dask worker's thread."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -22,7 +22,7 @@ from distributed import Client, Event, Future, Variable
 from distributed.security import Security
 
 from dataloader.config import DaskCluster, DaskFunction
-from dataloader.pipelines.engines import Engine, Order, Seen, State, driver
+from dataloader.pipelines.engines import Engine, Order, Report, State, driver
 from dataloader.pipelines.http import Unreachable
 
 ANSWER_SEC = 3.0  # with CANCEL_SEC it ends before DL_KILL_GRACE_SEC does
@@ -53,13 +53,13 @@ class OnDask(Engine):
         self._task = self._ask(lambda: self._submitted(order))
         return order.id
 
-    def look(self, order: Order) -> Seen:
+    def poll(self, order: Order) -> Report:
         """See Engine."""
         task = self._task = self._task or self._ask(lambda: self._published(order))
         if task is None:
-            return Seen(State.ABSENT)
+            return Report(State.ABSENT)
         status = task.future.status
-        if status in ("cancelled", "lost"):  # so says this client when its connection is gone
+        if status in ("cancelled", "lost"):  # the client reports this when its connection is lost
             self.close()
             raise Unreachable("the connection to the scheduler is lost")
         written = self._ask(lambda: self._written(order))
@@ -68,15 +68,15 @@ class OnDask(Engine):
             output, read = newer(written["total"], written["tail"], order.read), written["total"]
         if status == "error":
             error: Any = self._ask(task.future.exception)
-            return Seen(State.FAILED, output, read, f"{type(error).__name__}: {error}"[:500])
+            return Report(State.FAILED, output, read, f"{type(error).__name__}: {error}"[:500])
         if status != "finished":
-            return Seen(State.RUNNING, output, read)
+            return Report(State.RUNNING, output, read)
         end = self._ask(task.future.result)
         if end["is_stopped"]:
-            return Seen(State.STOPPED, output, read)
+            return Report(State.STOPPED, output, read)
         if end["code"] == 0:
-            return Seen(State.SUCCEEDED, output, read, result=json.loads(end["result"] or "null"))
-        return Seen(State.FAILED, output, read, f"its process ended with {end['code']}")
+            return Report(State.SUCCEEDED, output, read, result=json.loads(end["result"] or "null"))
+        return Report(State.FAILED, output, read, f"its process ended with {end['code']}")
 
     def find(self, order: Order) -> str | None:
         """See Engine."""
@@ -122,15 +122,15 @@ class OnDask(Engine):
 
     async def _published(self, order: Order) -> _Task | None:
         """The task of this id, with the word that it may begin: who has published it may have died before that."""
-        found = await _answer(self._client.get_dataset(order.id, default=None))
-        if found is None:
+        dataset = await _answer(self._client.get_dataset(order.id, default=None))
+        if dataset is None:
             return None
-        task = _Task(*found)
+        task = _Task(*dataset)
         await _answer(Event(f"{order.id}-go-{task.nonce}", client=self._client).set())
         return task
 
     async def _written(self, order: Order) -> dict[str, Any] | None:
-        """What the driver has kept of the output; None where the function has not begun."""
+        """The output that the driver has kept; None if the function has not begun."""
         try:
             kept: dict[str, Any] = await _answer(self._variable(order).get(timeout=ABSENT_SEC))
         except TimeoutError:

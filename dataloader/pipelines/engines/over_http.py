@@ -2,7 +2,7 @@
 
 Ray's job submission API is served by its dashboard; the id of a job there is our own. Ray refuses a second submission
 of an id, and knows a job until it is deleted or the head node has gone with its memory. It has no way to read a log
-from a place on: each look reads it whole, so a long one is read less often.
+from a place on: each poll reads all of it, so a long one is read less often.
 
 Spark's is the REST server of a standalone master; the id of a driver there is the master's, ours is its app's name. The
 master cannot be asked for our id. Where a run has died before it could keep the master's id, the next one looks for
@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from dataloader.config import RayCluster, RayCommand, SparkApplication, SparkCluster
 from dataloader.pipelines import http
-from dataloader.pipelines.engines import Engine, Order, Seen, State
+from dataloader.pipelines.engines import Engine, Order, Report, State
 from dataloader.pipelines.http import Refused, TooLong, Unreachable
 
 ANSWER_SEC = 3.0  # for an answer; with CANCEL_SEC it ends before DL_KILL_GRACE_SEC does
@@ -33,11 +33,11 @@ _PASSING = (408, 425, 429, 502, 503, 504)
 
 RAY_SUBMIT_SEC = 5.0  # Ray answers once it has begun to start the job; asked again, it knows the id
 _RAY = {"SUCCEEDED": State.SUCCEEDED, "FAILED": State.FAILED, "STOPPED": State.STOPPED}  # others run, or wait
-_PAUSE_TIMES = 10  # a look at the log waits so many times as long as the one before lasted
+_PAUSE_TIMES = 10  # the pause before a read of the log, as a multiple of the duration of the last read
 _TOO_LONG = f"\n[the output has more than {ANSWER_MOST} bytes: its rest is not read, nor a result in it]\n".encode()
 
 SPARK_SUBMIT_SEC = 10.0
-PIECE = 2**20  # bytes of the output that one look reads
+PIECE = 2**20  # bytes of the output that one poll reads
 COMMAND_MOST = 2**16  # bytes at the head of stderr in which the command is
 _SPARK = {"FINISHED": State.SUCCEEDED, "KILLED": State.STOPPED, "FAILED": State.FAILED, "ERROR": State.FAILED}
 _NOT_ALIVE = ("not alive", "Exception from the cluster")  # the former in each answer, the latter around a status
@@ -64,7 +64,7 @@ class Answer(NamedTuple):
         if self.status in _PASSING:
             raise Unreachable(f"{self.server} has answered {self.status}")
         if not 200 <= self.status < 300:
-            # A stack of Python says at its end what is wrong.
+            # The last line of a Python traceback has the error.
             words = self.content.decode("utf-8", "replace").strip()[-_WORDS_MOST:]
             raise Refused(f"{self.server} has answered {self.status}: {words}".rstrip(": "))
 
@@ -122,16 +122,16 @@ class OnRay(Engine):
             answer.require_good()
         return order.id
 
-    def look(self, order: Order) -> Seen:
+    def poll(self, order: Order) -> Report:
         """See Engine."""
         answer = self._job(order)
         if answer.status == 404:
-            return Seen(State.ABSENT)
+            return Report(State.ABSENT)
         job = answer.json()
         state = _ray_state(job)
         output = self._output(order, state)
         why = str(job.get("message") or "") if state is State.FAILED else ""
-        return Seen(state, output, order.read + len(output), why.partition(", last available logs")[0])
+        return Report(state, output, order.read + len(output), why.partition(", last available logs")[0])
 
     def find(self, order: Order) -> str | None:
         """See Engine."""
@@ -185,8 +185,8 @@ class OnSpark(Engine):
 
     def submit(self, order: Order) -> str:
         """See Engine. Where an answer was lost, the master may have the order already."""
-        if self._is_in_doubt and (found := self.find(order)) is not None:
-            return found
+        if self._is_in_doubt and (driver := self.find(order)) is not None:
+            return driver
         application = self._application
         environment = {"SPARK_ENV_LOADED": "1", "DATALOADER_ARGS": self._args, "DATALOADER_ORDER": order.id}
         ours = {"spark.app.name": order.id, "spark.submit.deployMode": "cluster"}
@@ -207,11 +207,11 @@ class OnSpark(Engine):
             raise Refused(f"the master has not taken {order.id}: {answer.get('message')}")
         return str(answer["submissionId"])
 
-    def look(self, order: Order) -> Seen:
+    def poll(self, order: Order) -> Report:
         """See Engine."""
         status = _answered(self._rest.ask("GET", f"/v1/submissions/status/{quote(order.handle)}"))
         if not status.get("success"):
-            return Seen(State.ABSENT)
+            return Report(State.ABSENT)
         state = _SPARK.get(str(status.get("driverState")), State.RUNNING)
         try:
             output, read, is_whole = self._output(order, str(status.get("workerId") or ""))
@@ -220,10 +220,10 @@ class OnSpark(Engine):
                 raise  # its result may be there
             output, read, is_whole = b"", order.read, True
         why = str(status.get("message") or "")[:500] or f"the driver is {status.get('driverState')}"
-        return Seen(state if is_whole else State.RUNNING, output, read, why if state is State.FAILED else "")
+        return Report(state if is_whole else State.RUNNING, output, read, why if state is State.FAILED else "")
 
     def find(self, order: Order) -> str | None:
-        """See Engine. While a driver that may be ours has written nothing, nobody can tell: Unreachable."""
+        """See Engine. Raises Unreachable while a driver without output may be ours: this cannot be decided."""
         master = self._master.ask("GET", "/json/").json()
         if (state := master.get("status", "ALIVE")) != "ALIVE":
             raise Unreachable(f"the master is {state}, and may not show each driver")
@@ -238,7 +238,7 @@ class OnSpark(Engine):
                 except (Unreachable, Refused):
                     if kind == "activedrivers":
                         raise
-                    # The worker of a completed driver is gone: nobody will ever tell.
+                    # The worker of a completed driver is gone, so this will never be known.
         return None
 
     def cancel(self, order: Order, until: float) -> bool:

@@ -1,1 +1,1 @@
-"""Jobs that nobody triggers one by one: schedules and backfills, which the reaper makes jobs of."""
+"""Schedules and backfills, from which the reaper makes jobs."""

@@ -49,7 +49,7 @@ def backfill(conn: Conn, name: str, of_large: Counts = counts) -> Row:
     return _shown(conn, _PLANS.named(conn, name), of_large)
 
 
-def of_ledger(conn: Conn, name: str, after: int, limit: int, status: str | None = None) -> Rows:
+def ledger_rows(conn: Conn, name: str, after: int, limit: int, status: str | None = None) -> Rows:
     """Up to `limit` partitions behind the place `after`, in their order; those of one of partitions.STATUSES."""
     _PLANS.named(conn, name)
     return _PLANS.rows(conn, "partitions", name=name, after=after, limit=limit, status=status)

@@ -1,4 +1,4 @@
-"""The rules of a backfill, whoever makes it: the API, the command line. It needs pydantic."""
+"""The rules of a backfill, for the API and the command line. It needs pydantic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataloader.queue.plans.partitions import SPAN, limit_of
 from dataloader.queue.plans.plan import Wrong
 
 NAME_MOST = 80  # characters: the limit of a backfill holds the name, and so do the keys of its jobs
-# What a backfill has where nothing is said, beside its name and task; all other words are of its jobs.
+# The defaults of a backfill, beside its name and task; all other parameters are those of its jobs.
 OWN: dict[str, Any] = {"queue": words.DEFAULT_QUEUE, "max_running": None, "skip_done": False, "code_version": ""}
 _SHOWN = 3  # jobs of a dry run, and the last one
 _Partition = Annotated[str, Field(min_length=1, max_length=partitions.LONGEST), AfterValidator(new_job.printable)]
@@ -50,7 +50,7 @@ class BackfillWords(words.JobWords, total=False):
         str | None, Field(max_length=100, description="for skip_done: what was done by another version is not done")
     ]
     priority: Annotated[
-        Annotated[int, words.of_job("priority")] | Annotated[str, Field(max_length=100)] | None,
+        Annotated[int, words.job_field("priority")] | Annotated[str, Field(max_length=100)] | None,
         Field(description="a number, or a template that becomes one; default: 200, behind other jobs"),
     ]
     limits: Annotated[words.Names | None, Field(description="other limits that its jobs count for")]
@@ -66,12 +66,12 @@ def key_of(name: str, partition: str) -> str:
 
 def checked(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of dl_backfills and the `partitions` of name, task and BackfillWords; raises plan.Wrong."""
-    said = words.given(_NewBackfill, fields)
-    span = {name: said.pop(name) for name in SPAN if name in said}
-    own = {name: said.pop(name) for name in ("name", "task")}
-    own |= {name: said.pop(name, value) for name, value in OWN.items()} | {"span": span or None}
+    given = words.given(_NewBackfill, fields)
+    span = {name: given.pop(name) for name in SPAN if name in given}
+    own = {name: given.pop(name) for name in ("name", "task")}
+    own |= {name: given.pop(name, value) for name, value in OWN.items()} | {"span": span or None}
     try:
-        new = own | {"partitions": _chosen(span, said.pop("partitions", None)), "job": said}
+        new = own | {"partitions": _chosen(span, given.pop("partitions", None)), "job": given}
         for place in {1, len(new["partitions"])}:
             new_job.checked(job_of(new, new["partitions"][place - 1], place))
     except ValueError as e:
@@ -89,7 +89,7 @@ def _chosen(span: Mapping[str, str], listed: Sequence[str] | None) -> list[str]:
         return list(listed)
     if missing := [name for name in SPAN if name not in span]:
         raise ValueError(f"a range should have since, until and step: {' and '.join(missing)} is missing")
-    return partitions.of_range(**span)
+    return partitions.partitions_between(**span)
 
 
 def job_of(

@@ -1,4 +1,4 @@
-"""The rules of a schedule, whoever makes it: code, the API, the command line, the dashboard. It needs pydantic."""
+"""The rules of a schedule, for code, the API, the command line and the dashboard. It needs pydantic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataloader.queue.plans.words import NAME as NAME
 # By when its jobs should have ended: one of the two, kept beside the fields of its jobs.
 DEADLINES = ("deadline", "deadline_sec")
 TIMINGS = ("cron", "interval_sec")
-# What a schedule has where nothing is said; all other words are of its jobs.
+# The defaults of a schedule; all other parameters are those of its jobs.
 OWN: dict[str, Any] = {
     "cron": None,
     "interval_sec": None,
@@ -62,7 +62,7 @@ class ScheduleWords(words.JobWords, total=False):
     jitter_sec: Annotated[
         float | None, Field(ge=0, le=86_400, description="a job begins up to so many seconds after its due time")
     ]
-    priority: Annotated[int | None, words.of_job("priority")]
+    priority: Annotated[int | None, words.job_field("priority")]
     deadline: Annotated[
         str | None,
         Field(
@@ -84,12 +84,12 @@ _NewSchedule = words.model_of("NewSchedule", ScheduleWords, name=ScheduleName, t
 
 def checked(fields: Mapping[str, Any], zone: str) -> dict[str, Any]:
     """The columns of dl_schedules of name, task and ScheduleWords; `zone` is the default. Raises plan.Wrong."""
-    said = words.given(_NewSchedule, fields)
+    given = words.given(_NewSchedule, fields)
     for names in (TIMINGS, DEADLINES):
-        if all(name in said for name in names) or (names is TIMINGS and not any(name in said for name in names)):
+        if all(name in given for name in names) or (names is TIMINGS and not any(name in given for name in names)):
             raise Wrong(f"should have one of {' and '.join(names)}" + (", not both" if names is DEADLINES else ""))
-    own = {name: said.pop(name, value) for name, value in OWN.items()} | {"name": said.pop("name")}
-    new = own | {"timezone": own["timezone"] or zone, "job": {"queue": words.DEFAULT_QUEUE} | said}
+    own = {name: given.pop(name, value) for name, value in OWN.items()} | {"name": given.pop("name")}
+    new = own | {"timezone": own["timezone"] or zone, "job": {"queue": words.DEFAULT_QUEUE} | given}
     try:
         new_job.checked(job_of("x", new | {"timezone": own["timezone"] or "UTC"}, _SAMPLE))
     except ValueError as e:
@@ -107,8 +107,8 @@ def job_of(name: str, schedule: Mapping[str, Any], facts: Mapping[str, Any]) -> 
 
 def with_changes(schedule: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The fields from which `checked` makes this schedule, with changes; null is the default, a new timing replaces."""
-    found = {name: schedule[name] for name in ("name", *OWN)} | schedule["job"]
+    fields = {name: schedule[name] for name in ("name", *OWN)} | schedule["job"]
     for names in (TIMINGS, DEADLINES):
         if any(changes.get(name) is not None for name in names):
-            found |= dict.fromkeys(names)
-    return {name: value for name, value in (found | dict(changes)).items() if value is not None}
+            fields |= dict.fromkeys(names)
+    return {name: value for name, value in (fields | dict(changes)).items() if value is not None}

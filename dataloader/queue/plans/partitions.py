@@ -13,7 +13,7 @@ STATUSES = PARTITION_STATES
 SPAN = ("since", "until", "step")
 MOST = 200_000  # of one backfill
 LONGEST = 150  # characters: the idempotency key of the job holds it, and the name of the backfill
-# What a job of a backfill has where the backfill says nothing else: it stands behind the jobs of others.
+# The defaults of a job of a backfill: it runs after the jobs of others.
 OF_JOBS = {"priority": 200, "lock_key": "{{ task }}:{{ partition }}", "partition_key": "{{ partition }}"}
 STEPS = "such as day, 6 hours, 15 minutes, week, month, year; of whole numbers a number"
 _STEP = re.compile(r"(?:([1-9]\d{0,5}) ?)?(minute|min|hour|h|day|d|week|month|year)s?")
@@ -37,7 +37,7 @@ class Step(NamedTuple):
     span: timedelta = timedelta()
 
     def from_(self, begin: int | datetime, count: int = 1) -> int | datetime:
-        """What begins so many steps later; raises ValueError behind the year 9999."""
+        """The begin of the partition so many steps later; raises ValueError after the year 9999."""
         if isinstance(begin, int):
             return begin + count * self.number
         try:
@@ -47,8 +47,8 @@ class Step(NamedTuple):
             raise ValueError("the range should end before the year 9999") from None
 
 
-def of_range(since: str, until: str, step: str) -> list[str]:
-    """The partitions of a range; raises ValueError, which says what would be right."""
+def partitions_between(since: str, until: str, step: str) -> list[str]:
+    """The partitions of a range; raises ValueError with the valid form."""
     begin, last = _bound(since, "since"), _bound(until, "until")
     if isinstance(begin, int) is not isinstance(last, int):
         raise ValueError("since and until should both be whole numbers, or both dates such as 2019-01-31")
@@ -77,41 +77,41 @@ def _text(at: int | datetime, is_day: bool) -> str:
 
 
 def step_of(text: str, is_number: bool) -> Step:
-    """The step of this text; raises ValueError, which says what would be right."""
+    """The step of this text; raises ValueError with the valid form."""
     if is_number:
         if not re.fullmatch(r"[1-9]\d{0,17}", text):
             raise ValueError(f"step should be a whole number from 1 on, as since and until are, not {text!r}")
         return Step(number=int(text))
-    if not (found := _STEP.fullmatch(text.strip())):
+    if not (match := _STEP.fullmatch(text.strip())):
         raise ValueError(f"step should be {STEPS}, not {text!r}")
-    count, unit = int(found[1] or 1), found[2]
+    count, unit = int(match[1] or 1), match[2]
     return Step(months=count * _MONTHS[unit]) if unit in _MONTHS else Step(span=count * timedelta(seconds=_SPANS[unit]))
 
 
 def facts(partition: str, place: int, backfill: str, task: str, span: Mapping[str, str] | None) -> dict[str, Any]:
-    """What the job of a partition may name as `{{ name }}`; `place` counts from 1, `span` is the range's."""
-    found: dict[str, Any] = {"partition": partition, "place": place, "backfill": backfill, "task": task}
+    """The values for `{{ name }}` in the job of a partition; `place` counts from 1, `span` is that of the range."""
+    values: dict[str, Any] = {"partition": partition, "place": place, "backfill": backfill, "task": task}
     at = _parsed(partition)
     if isinstance(at, datetime):
-        found |= {"date": f"{at:%Y-%m-%d}", "time": f"{at:%H:%M:%S}", "weekday": at.isoweekday()}
-        found |= {name: getattr(at, name) for name in ("year", "month", "day", "hour", "minute")}
+        values |= {"date": f"{at:%Y-%m-%d}", "time": f"{at:%H:%M:%S}", "weekday": at.isoweekday()}
+        values |= {name: getattr(at, name) for name in ("year", "month", "day", "hour", "minute")}
     if span and at is not None:
         end = step_of(span["step"], isinstance(at, int)).from_(at)
         begin = at if isinstance(at, int) else partition
-        found |= {
+        values |= {
             "begin": begin,
             "end": end if isinstance(end, int) else _text(end, len(partition) == len("2019-01-31")),
         }
-    return found
+    return values
 
 
 def _bound(text: str, name: str) -> int | datetime:
-    found = _parsed(text)
-    if found is None:
+    bound = _parsed(text)
+    if bound is None:
         raise ValueError(
             f"{name} should be a date such as 2019-01-31, a time such as 2019-01-31T06:00, or a whole number"
         )
-    return found
+    return bound
 
 
 def _parsed(text: str) -> int | datetime | None:
@@ -128,17 +128,17 @@ def _parsed(text: str) -> int | datetime | None:
 
 def moment(partition: str) -> datetime | None:
     """The instant that a partition names; None where it names none."""
-    found = _parsed(partition)
-    return found if isinstance(found, datetime) else None
+    parsed = _parsed(partition)
+    return parsed if isinstance(parsed, datetime) else None
 
 
 def eta_sec(left: int, ended_lately: int, lately_sec: float) -> float | None:
-    """In how many seconds the partitions that are left will have ended at the pace of lately; None: nobody can tell."""
+    """The seconds until the open partitions will end, at the recent pace; None if that is not known."""
     return left * lately_sec / ended_lately if ended_lately and lately_sec > 0 else None
 
 
 def state(total: int, made: int, counts: Mapping[str, int], is_paused: bool, is_canceled: bool) -> str:
-    """`canceled`, `paused`, `done` (nothing is left to run), `making` or `running`, in this order."""
+    """The first state that applies: `canceled`, `paused`, `done` (all have ended), `making` or `running`."""
     is_over = made == total and not counts.get("queued") and not counts.get("running")
     if is_canceled:
         return "canceled"

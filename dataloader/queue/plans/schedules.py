@@ -92,7 +92,7 @@ def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, 
     return found
 
 
-def tell(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:
+def publish(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:
     """Note what pipelines say of their schedules, by task; one that its pipeline names no more is retired."""
     named = [{**each, "timezone": each["timezone"] or zone} for each in said.values() if each]
     with conn.transaction():

@@ -42,7 +42,7 @@ class Timing:
 
 
 class Choice(NamedTuple):
-    """The due times that get a job now, from old to new, and the next one to be looked at; None: none comes."""
+    """The due times that get a job now, the oldest first, and the next due time; None if there is none."""
 
     due: list[datetime]
     following: datetime | None
@@ -57,7 +57,7 @@ def zone_of(name: str) -> ZoneInfo:
 
 
 def check_cron(text: str) -> None:
-    """Raise ValueError, which says what would be right, unless `text` is a cron expression that comes due."""
+    """Raise ValueError with the valid form, unless `text` is a cron expression with a due time."""
     if len(text.split()) != 5:
         raise ValueError(f"should be {CRON}; shorter times are for interval_sec")
     try:
@@ -82,18 +82,18 @@ def latest(timing: Timing, until: datetime) -> datetime | None:
     """The last due time that is not behind `until`; None where none came in the 49 years before."""
     for span in _LOOKS_BACK:
         begin = until - max(span, timedelta(seconds=timing.interval_sec or 0))
-        found = list(takewhile(lambda due: due <= until, after(timing, begin)))
-        if found:
-            return found[-1]
+        due_times = list(takewhile(lambda due: due <= until, after(timing, begin)))
+        if due_times:
+            return due_times[-1]
     return None
 
 
 def chosen(timing: Timing, since: datetime, now: datetime, catch_up: str, most: int) -> Choice:
     """The due times from `since` to `now` that get a job: all up to `most`, those of GRACE_SEC, or the latest."""
     if catch_up == ALL:
-        found = list(islice(chain([since], after(timing, since)), most + 1))
-        due = [at for at in found[:most] if at <= now]
-        return Choice(due, next(iter(found[len(due) :]), None))
+        due_times = list(islice(chain([since], after(timing, since)), most + 1))
+        due = [at for at in due_times[:most] if at <= now]
+        return Choice(due, next(iter(due_times[len(due) :]), None))
     grace = timedelta(seconds=GRACE_SEC)
     due = list(takewhile(lambda at: at <= now, after(timing, max(since - TICK, now - grace))))
     if not due and catch_up == LAST and (missed := latest(timing, now)) and missed >= since:
@@ -114,7 +114,7 @@ def key_of(name: str, due: datetime) -> str:
     return f"{_KEY}{name}:{at:%Y%m%dT%H%M%S}{fraction}Z"
 
 
-def of_key(key: str | None) -> tuple[str, datetime] | None:
+def due_of_key(key: str | None) -> tuple[str, datetime] | None:
     """The name of the schedule and the due time in such a key; None for any other."""
     if key is None or not key.startswith(_KEY):
         return None
@@ -126,7 +126,7 @@ def of_key(key: str | None) -> tuple[str, datetime] | None:
 
 
 def check_clock(text: str) -> None:
-    """Raise ValueError, which says what would be right, unless `text` is a time of the day."""
+    """Raise ValueError with the valid form, unless `text` is a time of the day."""
     if not _CLOCK.fullmatch(text):
         raise ValueError("should be a time of the day such as 07:00")
 
@@ -135,28 +135,28 @@ def deadline(due: datetime, zone: str, clock: str | None, seconds: int | None) -
     """When the job of a due time should have ended, in UTC: at the next `clock` in the zone, or `seconds` later."""
     if clock is None:
         return None if seconds is None else due.astimezone(UTC) + timedelta(seconds=seconds)
-    here = due.astimezone(zone_of(zone))
-    ends = (datetime.combine(here.date() + day * _DAY, time.fromisoformat(clock), here.tzinfo) for day in range(3))
+    local = due.astimezone(zone_of(zone))
+    ends = (datetime.combine(local.date() + day * _DAY, time.fromisoformat(clock), local.tzinfo) for day in range(3))
     return next(at for each in ends if (at := each.astimezone(UTC)) > due)
 
 
 def facts(name: str, timing: Timing, due: datetime, previous: datetime | None) -> dict[str, Any]:
-    """What the job of a due time may name as `{{ name }}`; `previous` is the due time before, if there is one."""
-    here = due.astimezone(zone_of(timing.zone))
+    """The values for `{{ name }}` in the job of a due time; `previous` is the due time before, or None."""
+    local = due.astimezone(zone_of(timing.zone))
     return {
-        "due": here.isoformat(),
+        "due": local.isoformat(),
         "due_utc": f"{due.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "date": f"{here:%Y-%m-%d}",
-        "time": f"{here:%H:%M:%S}",
-        "year": here.year,
-        "month": here.month,
-        "day": here.day,
-        "hour": here.hour,
-        "minute": here.minute,
-        "second": here.second,
-        "weekday": here.isoweekday(),
+        "date": f"{local:%Y-%m-%d}",
+        "time": f"{local:%H:%M:%S}",
+        "year": local.year,
+        "month": local.month,
+        "day": local.day,
+        "hour": local.hour,
+        "minute": local.minute,
+        "second": local.second,
+        "weekday": local.isoweekday(),
         "timestamp": int(due.timestamp()),
-        "previous_due": previous and previous.astimezone(here.tzinfo).isoformat(),
+        "previous_due": previous and previous.astimezone(local.tzinfo).isoformat(),
         "schedule": name,
     }
 
@@ -197,13 +197,13 @@ def _by_real_time(sim: CronSim, zone: ZoneInfo, at: datetime) -> Iterator[dateti
     """Minute by minute: cronsim's own steps of an hour leave times out where the clocks change by half an hour."""
     due = at.astimezone(UTC).replace(second=0, microsecond=0) + _MINUTE
     while due.year <= at.year + 50:
-        here = due.astimezone(zone)
-        if here.month not in sim.months or not sim.match_day(here.date()):
-            due = datetime.combine(here.date() + _DAY, time(), zone).astimezone(UTC)
+        local = due.astimezone(zone)
+        if local.month not in sim.months or not sim.match_day(local.date()):
+            due = datetime.combine(local.date() + _DAY, time(), zone).astimezone(UTC)
             continue
-        if here.hour not in sim.hours:
-            due += (15 - here.minute % 15) * _MINUTE  # no zone changes its clocks between two quarters of an hour
+        if local.hour not in sim.hours:
+            due += (15 - local.minute % 15) * _MINUTE  # no zone changes its clocks between two quarters of an hour
             continue
-        if here.minute in sim.minutes:
+        if local.minute in sim.minutes:
             yield due
         due += _MINUTE

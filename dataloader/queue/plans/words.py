@@ -23,13 +23,13 @@ _PLACE = re.compile(r"\{\{\s*(.*?)\s*\}\}", re.DOTALL)
 _FIELDS = {field.name: field for field in OF_PRODUCER}
 
 
-def of_job(name: str) -> Any:
+def job_field(name: str) -> Any:
     """The bounds and the text of a field of a job."""
     return new_job.bounded(_FIELDS[name])
 
 
 def checks(code: Any, check: Callable[[str], object]) -> Any:
-    """A rule of pydantic of a check that raises ValueError, which says what would be right."""
+    """A pydantic validator from a check that raises ValueError with the valid form."""
 
     def checked(text: str | None) -> str | None:
         try:
@@ -43,26 +43,26 @@ def checks(code: Any, check: Callable[[str], object]) -> Any:
 
 
 def check_name(text: str) -> None:
-    """Raise ValueError, which says what would be right, unless `text` may name a schedule or a backfill."""
+    """Raise ValueError with the valid form, unless `text` may name a schedule or a backfill."""
     if not re.fullmatch(NAME, text):
         raise ValueError("should be letters of A to Z, digits and . : + @ - _, and begin with a letter or a digit")
 
 
-Task = Annotated[str, of_job("task"), AfterValidator(new_job.no_internal_task)]
-Names = Annotated[list[new_job.LimitName], of_job("limits"), AfterValidator(new_job.distinct)]
+Task = Annotated[str, job_field("task"), AfterValidator(new_job.no_internal_task)]
+Names = Annotated[list[new_job.LimitName], job_field("limits"), AfterValidator(new_job.distinct)]
 
 
 class JobWords(TypedDict, total=False):
     """The fields of the jobs; null is the default of a job."""
 
-    queue: Annotated[str, of_job("queue"), AfterValidator(new_job.printable)] | None
-    args: Annotated[dict[str, Any] | None, of_job("args")]
-    lock_key: Annotated[str | None, of_job("lock_key")]
-    partition_key: Annotated[str | None, of_job("partition_key")]
-    affinity_key: Annotated[str | None, of_job("affinity_key")]
-    max_attempts: Annotated[int | None, of_job("max_attempts")]
-    lease_ttl_sec: Annotated[int | None, of_job("lease_ttl_sec")]
-    timeout_sec: Annotated[int | None, of_job("timeout_sec")]
+    queue: Annotated[str, job_field("queue"), AfterValidator(new_job.printable)] | None
+    args: Annotated[dict[str, Any] | None, job_field("args")]
+    lock_key: Annotated[str | None, job_field("lock_key")]
+    partition_key: Annotated[str | None, job_field("partition_key")]
+    affinity_key: Annotated[str | None, job_field("affinity_key")]
+    max_attempts: Annotated[int | None, job_field("max_attempts")]
+    lease_ttl_sec: Annotated[int | None, job_field("lease_ttl_sec")]
+    timeout_sec: Annotated[int | None, job_field("timeout_sec")]
 
 
 def model_of(title: str, words: type, **required: Any) -> type[BaseModel]:
@@ -105,7 +105,7 @@ def filled(value: Any, facts: Mapping[str, Any]) -> Any:
 
 
 def filled_text(text: str, facts: Mapping[str, Any]) -> str:
-    """The same for a text that stays one; raises ValueError as `filled`."""
+    """`filled` for a text that stays a text."""
     return _PLACE.sub(lambda place: _as_text(_fact(place[1], facts)), text)
 
 

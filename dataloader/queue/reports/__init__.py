@@ -1,1 +1,1 @@
-"""What the queue tells people and monitoring: lists, searches, figures, predictions, alerts. Most of it only reads."""
+"""Reports for people and monitoring: lists, searches, figures, predictions, alerts. Most modules only read."""

@@ -1,4 +1,4 @@
-"""What happened lately: dead jobs, recoveries, operators' steps, starts of farms. May raise psycopg.Error."""
+"""The recent events: dead jobs, recoveries, operators' steps, starts of farms. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataloader.queue.db import Conn, Row
 
 SHOWN = 100
 MOST = 300  # of each source
-SCAN = 10_000  # rows of the journal that are looked at for what is rare in it
+SCAN = 10_000  # rows of the journal that are read for rare entries
 TOGETHER = timedelta(minutes=5)
 _SQL = db.statements("timeline.sql")
-# What each kind of entry says; the state of its mark.
+# The text of each kind of entry, and the state of its mark.
 KINDS = {
     "failed": ("dead: failed", "bad"),
     "lost": ("dead: lost", "bad"),
@@ -45,13 +45,13 @@ def read(conn: Conn) -> list[Row]:
         conn.execute(_SQL["plans"])
         jobs = db.rows(conn, _SQL["dead"], {"most": MOST}) + db.rows(conn, _SQL["steps"], {"most": MOST, "scan": SCAN})
         states = db.rows(conn, _SQL["states"], {"most": SHOWN})
-    found = gathered(jobs) + [row | {"task": None, "job_id": None} for row in states]
-    return sorted(found, key=lambda row: row["at"], reverse=True)[:SHOWN]
+    rows = gathered(jobs) + [row | {"task": None, "job_id": None} for row in states]
+    return sorted(rows, key=lambda row: row["at"], reverse=True)[:SHOWN]
 
 
 def gathered(rows: Iterable[Row]) -> list[Row]:
     """PURE: rows of one kind, queue, task and author within TOGETHER as one entry with `count`, as of the latest."""
-    found: list[Row] = []
+    result: list[Row] = []
     latest: dict[tuple[Any, ...], Row] = {}
     for row in sorted(rows, key=lambda row: row["at"], reverse=True):
         kind = (row["step"], row["queue"], row["task"], row["by"])
@@ -60,5 +60,5 @@ def gathered(rows: Iterable[Row]) -> list[Row]:
             entry["count"] += 1
         else:
             latest[kind] = row | {"count": 1, "name": None}
-            found.append(latest[kind])
-    return found
+            result.append(latest[kind])
+    return result

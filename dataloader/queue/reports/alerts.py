@@ -1,4 +1,4 @@
-"""PURE: what is wrong with a farm by its figures: `of_farm` for people, `conditions` for webhooks."""
+"""PURE: what is wrong with a farm by its figures: `farm_alerts` for people, `conditions` for webhooks."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def conditions(queue: Row, lag_sec: float, paused_sec: float, now: datetime) -> 
         yield Condition("paused", name, queue["paused_at"], text)
 
 
-def of_farm(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list[Alert]:
+def farm_alerts(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list[Alert]:
     """The farm's alerts, the grave ones first."""
-    found = [*_of_postgres(postgres or {}), *_of_vacuum(postgres, overview), *_of_workers(workers)]
+    found = [*_server_alerts(postgres or {}), *_vacuum_alerts(postgres, overview), *_silent_workers(workers)]
     for queue in overview["queues"]:
-        found += _of_queue(queue)
+        found += _queue_alerts(queue)
     return sorted(found, key=lambda alert: not alert.is_grave)
 
 
-def _of_queue(queue: Row) -> Iterator[Alert]:
+def _queue_alerts(queue: Row) -> Iterator[Alert]:
     name = queue["queue"]
     due = queue["length"] - queue["scheduled"]
     if queue["paused_at"]:
@@ -98,7 +98,7 @@ def _of_queue(queue: Row) -> Iterator[Alert]:
         yield Alert(f"{count(queue['dead'])} {noun} dead in queue {name}.", advice, name, "dead", is_grave=False)
 
 
-def _of_workers(workers: Sequence[Row]) -> Iterator[Alert]:
+def _silent_workers(workers: Sequence[Row]) -> Iterator[Alert]:
     silent = [worker for worker in workers if not worker["is_live"] and worker["state"] not in ("dead", "leaving")]
     if silent:
         hosts = ", ".join(sorted({worker["host"] for worker in silent}))
@@ -112,7 +112,7 @@ def _of_workers(workers: Sequence[Row]) -> Iterator[Alert]:
         yield Alert(waiting.stuck(len(stuck), len(live), duration(silent_sec)), advice, stuck[0]["queue"])
 
 
-def _of_vacuum(postgres: Row | None, overview: Row) -> Iterator[Alert]:
+def _vacuum_alerts(postgres: Row | None, overview: Row) -> Iterator[Alert]:
     lag_sec = max((queue["lag_sec"] for queue in overview["queues"]), default=0.0)
     held = stats.slows_claims(dict(postgres), lag_sec) if postgres else None
     if postgres and held:
@@ -122,7 +122,7 @@ def _of_vacuum(postgres: Row | None, overview: Row) -> Iterator[Alert]:
         yield Alert(f"{waiting.holder(held)} has held back vacuum{since}: {dead}.", advice)
 
 
-def _of_postgres(postgres: Row) -> Iterator[Alert]:
+def _server_alerts(postgres: Row) -> Iterator[Alert]:
     if not postgres:
         return
     if postgres["in_recovery"]:

@@ -44,8 +44,8 @@ class Histogram:
         """`p50`, `p95`, `p99`, `mean`, `largest` and `count`; None without a value."""
         if not self.count:
             return None
-        found = {name: self.percentile(share) or 0.0 for name, share in PERCENTILES.items()}
-        return {"count": self.count, **found, "mean": self.total / self.count, "largest": self.largest}
+        percentiles = {name: self.percentile(share) or 0.0 for name, share in PERCENTILES.items()}
+        return {"count": self.count, **percentiles, "mean": self.total / self.count, "largest": self.largest}
 
 
 def slot_of(value: float) -> int:
@@ -54,7 +54,7 @@ def slot_of(value: float) -> int:
 
 
 def bounds(slot: int) -> tuple[float, float]:
-    """What the values of a slot are above of, and up to which they go."""
+    """The bounds of a slot: its values are above the first and at most the second."""
     return (0.0 if slot <= 0 else upper(slot - 1)), upper(max(slot, 0))
 
 

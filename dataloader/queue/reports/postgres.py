@@ -23,7 +23,7 @@ _ABSENT = "This server does not offer it."
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The rows of one statement, or the sentence that says why there are none to be seen."""
+    """The rows of one statement, or a sentence with the reason why they cannot be shown."""
 
     rows: list[Row]
     unseen: str = ""
@@ -36,12 +36,12 @@ class Section:
 
 def health(conn: Conn) -> dict[str, Section]:
     """The sections by name (SECTIONS), with what this role may not see; raises only where the server is silent."""
-    found = {}
+    sections = {}
     for name in SECTIONS:
         most = OLDEST if name == "transactions" else LISTED
         try:
             with conn.transaction():
-                found[name] = Section(db.rows(conn, _SQL[name], {"most": most}, prepare=False))
+                sections[name] = Section(db.rows(conn, _SQL[name], {"most": most}, prepare=False))
         except (errors.ProgrammingError, errors.NotSupportedError, errors.QueryCanceled) as e:
-            found[name] = Section([], _UNSEEN.get(type(e), _ABSENT))
-    return found
+            sections[name] = Section([], _UNSEEN.get(type(e), _ABSENT))
+    return sections

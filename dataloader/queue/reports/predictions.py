@@ -112,17 +112,17 @@ def _takes(row: Row, room: Mapping[str, int]) -> list[str]:
     return [f"\0{row['lock_key']}", *(name for name in row["limits"] or () if name in room)]
 
 
-def of_queue(seen: Outlook) -> Row:
+def queue_prediction(seen: Outlook) -> Row:
     """PURE: when a queue will have done all that is queued now, as people and programs are told."""
     return {"queue": seen.queue, **_told(seen, seen.line, seen.reason)}
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
-    """What a prediction of a job needs besides its queue's outlook, for `of_job`; None for an unknown id."""
+    """What a prediction of a job needs besides its queue's outlook, for `job_prediction`; None for an unknown id."""
     return next(iter(_rows(conn, "job", job_id=job_id)), None)
 
 
-def of_job(seen: Outlook, job: Row) -> Row:
+def job_prediction(seen: Outlook, job: Row) -> Row:
     """PURE: when a job will end, as people are told; one beyond LINE ends behind it and by the end of the queue."""
     found, reason = seen.ends.get(job["job_id"]), seen.reason
     if job["status"] not in ("queued", "running"):
@@ -150,17 +150,17 @@ def _told(seen: Outlook, found: Range | None, reason: str | None) -> Row:
 
 
 class Noted(NamedTuple):
-    """Of which queue the predictions were noted, how many jobs were told to be late, or why it could not be done."""
+    """Of which queue the predictions were noted, how many jobs were shown to be late, or why it could not be done."""
 
     queue: str
-    told: int = 0
+    late: int = 0
     error: str | None = None
 
 
 def note(conn: Conn, after: str) -> Noted | None:
     """Called by the reaper: note what is predicted of the next queue behind the name `after`, and at "" compare.
 
-    Jobs that miss their deadlines are told in the journal once. None: no queue is left, or another reaper is at it.
+    The journal tells once of a job that will miss its deadline. None: no queue is left, or another reaper is at it.
     """
     with conn.transaction():
         if not _rows(conn, "may_predict", lock=LOCK)[0]["pg_try_advisory_xact_lock"]:

@@ -55,15 +55,15 @@ def fold(conn: Conn) -> int:
     return row[0] if row else 0
 
 
-def of_task(conn: Conn, task: str, range_: str = USUAL) -> Row:
+def task_runs(conn: Conn, task: str, range_: str = USUAL) -> Row:
     """The runs of a task in one of RANGES: `figures`, `before`, `histogram`, `by_time`, and its `queues`."""
     with conn.transaction():
         known = _rows(conn, "is_known", "of_task", task=task)[0]["is_known"]
         return {"task": task, "is_known": known} | _runs(conn, "of_task", range_, ("queues", "queue"), task=task)
 
 
-def of_queue(conn: Conn, queue: str, range_: str = USUAL) -> Row:
-    """The runs of a queue, as `of_task` has them; `tasks` has the tasks of these runs."""
+def queue_runs(conn: Conn, queue: str, range_: str = USUAL) -> Row:
+    """The runs of a queue, as `task_runs` has them; `tasks` has the tasks of these runs."""
     with conn.transaction():
         return {"queue": queue} | _runs(conn, "of_queue", range_, ("tasks", "task"), queue=queue)
 
@@ -87,7 +87,7 @@ def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
     return bounds | {"tasks": tasks, "is_cut": len(found) > TASKS}
 
 
-def of_tasks(conn: Conn, range_: str) -> list[Row]:
+def tasks_with_runs(conn: Conn, range_: str) -> list[Row]:
     """What stats.tasks says of each task, with `figures` and `before` of those that `listed` has."""
     ran = {row["task"]: row for row in listed(conn, range_)["tasks"]}
     known = {row["task"]: row for row in stats.tasks(conn)}

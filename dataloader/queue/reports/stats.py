@@ -297,7 +297,7 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
     rest = _rows(conn, "job", job_id=job_id)
     if not shown or not rest:
         return None
-    made_by = times.of_key(rest[0]["idempotency_key"])
+    made_by = times.due_of_key(rest[0]["idempotency_key"])
     schedule = {"name": made_by[0], "due": made_by[1]} if made_by else None
     checkpoint = next(iter(_rows(conn, "checkpoint", job_id=job_id)), None)
     args = db.parsed(rest[0]["args"])

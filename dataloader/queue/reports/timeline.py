@@ -11,7 +11,7 @@ from uuid import UUID
 from dataloader.queue import db
 from dataloader.queue.db import Conn, Row
 
-SCAN = 12_000  # rows of the journal that one answer looks at
+SCAN = 12_000  # rows of the journal that one answer reads
 HOURS = (1, 3, 12, 24)
 _SQL = db.statements("timeline.sql")
 _OUTCOMES = {"done": "succeeded", "failed": "failed", "lost": "lost", "canceled": "canceled"}
@@ -55,11 +55,11 @@ def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> li
     """PURE: the runs that these rows of the journal tell of, but for those of which the begin or end is unknown."""
     begun: dict[UUID, Row] = {row["job_id"]: row for row in running if row["ts"] < since}
     now_running = {row["job_id"] for row in running}
-    found: list[Run] = []
+    runs: list[Run] = []
 
     def add(start: Row, at: datetime, ended_at: datetime | None, outcome: str) -> None:
         if worker := start["worker"]:
-            found.append(Run(worker, start["job_id"], start["task"] or "", start["queue"], at, ended_at, outcome))
+            runs.append(Run(worker, start["job_id"], start["task"] or "", start["queue"], at, ended_at, outcome))
 
     for event in events:
         if event["kind"] == "picked":
@@ -71,7 +71,7 @@ def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> li
     for job_id, start in begun.items():
         if job_id in now_running:
             add(start, max(start["ts"], since), None, "running")
-    return sorted(found, key=lambda run: (run.started_at, run.worker))
+    return sorted(runs, key=lambda run: (run.started_at, run.worker))
 
 
 def busy(runs: Iterable[Run], since: datetime, until: datetime) -> float:

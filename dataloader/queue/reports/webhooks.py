@@ -116,7 +116,7 @@ def is_firing(conn: Conn, name: str, message: Message) -> bool:
     return bool(_rows(conn, "is_firing", webhook=name, **given)[0]["exists"])
 
 
-def tell(conn: Conn, rules: Rules) -> int:
+def publish(conn: Conn, rules: Rules) -> int:
     """Called by the reaper: add a job for each due message, once whatever reapers call; raises rather than wait."""
     if not (found := listed(conn)):
         return 0

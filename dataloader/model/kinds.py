@@ -17,7 +17,6 @@ SHAPES = ("json", "alertmanager", "slack")
 PARTITION_STATES = ("missing", "queued", "running", "succeeded", "failed", "lost", "canceled", "skipped")
 
 T = TypeVar("T")
-Document = Mapping[str, Any]
 Count = Annotated[int, Ge(0)]
 Seconds = Annotated[float, Ge(0)]
 OrderName: TypeAlias = Literal["requeue", "start-over", "cancel", "delete", "run-now"]

@@ -196,9 +196,6 @@ def test_schedules_are_made_changed_run_and_removed(ask: Ask) -> None:
     assert "at-three" in ask("schedule", "list").stdout
     taken = ask("schedule", "add", "at-three", "noop", *options)
     assert (taken.exit_code, "at-three already" in taken.stderr) == (1, True)
-    for wrong, words in ((("--cron", "x"), "five fields"), (("--args", '{"a": "{{ dew }}"}'), "is not known")):
-        refused = ask("schedule", "set", "at-three", *wrong)
-        assert (refused.exit_code, words in refused.stderr) == (1, True), refused.output
     changed = answer(ask("schedule", "set", "at-three", "--interval-sec", "15min", "--priority", 7, "--json"))
     assert (changed["words"], changed["priority"], changed["args"]) == ("Every 15 minutes", 7, {"sleep1": 0.01})
     job_id = answer(ask("schedule", "run", "at-three", "--json"))["job_id"]
@@ -208,11 +205,8 @@ def test_schedules_are_made_changed_run_and_removed(ask: Ask) -> None:
     told = ask("doctor", "at-three").stdout
     assert "It is paused by" in told
     assert "dataloader schedule resume at-three" in told
-    assert len(answer(ask("schedule", "resume", "at-three", "--json"))["next"]) == 5
-    assert len(answer(ask("schedule", "show", "at-three", "--next", 7, "--json"))["next"]) == 7
     assert "or a span such as 30s" in ask("schedule", "set", "at-three", "--interval-sec", "soon").stderr
-    removed = ask("schedule", "remove", "at-three")
-    assert "is removed" in removed.stdout
+    assert "is removed" in ask("schedule", "remove", "at-three").stdout
     gone = ask("schedule", "show", "at-three")
     assert (gone.exit_code, "no schedule with this name" in gone.stderr) == (1, True)
 
@@ -299,20 +293,15 @@ def test_the_partitions_of_a_backfill_come_from_wherever_they_are_listed(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ((), "one of a range (since, until and step) and partitions"),
-        (("--from", "2019-01-01", "--step", "day"), "until is missing"),
         ((*DAYS, "--partition", "x"), "one of a range (since, until and step) and partitions"),
-        ((*DAYS, "--step", "fortnight"), "step should be such as day, 6 hours"),
         (("--partition", "x", "--file", "/dev/null"), "come from --partition or --file"),
         (("--partition", "x", "--partition", "x"), "'x' comes 2 times"),
         (("--file", "no-such-file"), "'no-such-file': No such file or directory"),
         (("--file", "/dev/null"), "there is no partition in it"),
         (("--file", sys.executable), "it is not UTF-8"),
         ((*DAYS, "--args", "{"), "should be a JSON object"),
-        ((*DAYS, "--args", '{"a": "{{ dete }}"}'), "{{ dete }} is not known"),
         ((*DAYS, "--max-running", "0"), "0 is not in the range 1<=x"),
         ((*DAYS, "--priority", "soon"), "priority should become a whole number"),
-        ((*DAYS, "--name", "a/b"), "should be letters of A to Z, digits"),
     ],
 )
 def test_a_wrong_backfill_is_refused_with_what_would_be_right(ask: Ask, options: tuple[str, ...], words: str) -> None:

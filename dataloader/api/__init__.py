@@ -47,7 +47,6 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.extensions["settings"] = settings
     sessions = app.extensions["sessions"] = Sessions(settings)
     polls = app.extensions["long_polls"] = LongPolls(partial(_versions, sessions))
-    app.extensions["probe"] = health.Probe(sessions)
     app.extensions["metrics"] = metrics.Metrics(sessions)
     # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
     app.extensions["on_threads"] = [partial(_share, sessions, polls), lambda _: _push(app)]
@@ -58,8 +57,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     problems.install(app)
     audit.install(app)
     auth.install(app)
-    app.before_request(_refuse_chunks)
-    app.before_request(_refuse_zeros)
+    app.before_request(_refuse_odd)
     app.after_request(_with_headers)
     return app
 
@@ -81,14 +79,10 @@ def _push(app: Flask) -> None:
         app.extensions["on_drain"].append(sender.close)
 
 
-def _refuse_chunks() -> None:
-    """Refuse a chunked body: werkzeug would cut it silently at MAX_CONTENT_LENGTH."""
+def _refuse_odd() -> None:
+    """Refuse a chunked body, which werkzeug would cut at its limit, and U+0000, which PostgreSQL cannot store."""
     if "Transfer-Encoding" in request.headers:
         abort(411, "the request should have a Content-Length and no Transfer-Encoding")
-
-
-def _refuse_zeros() -> None:
-    """Refuse U+0000 in every path, because PostgreSQL can neither store it nor search for it."""
     if request.url_rule and "\0" in request.path:
         raise invalid("", "unstorable_text", "the address should hold no U+0000")
 

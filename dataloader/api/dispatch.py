@@ -24,7 +24,7 @@ from dataloader.model.reading import written
 from dataloader.ops import checks
 from dataloader.ops.adding import BATCH_DEPTH, BATCH_JOBS, BATCH_LIMIT
 from dataloader.ops.errors import Problem, invalid
-from dataloader.ops.op import Call, Input, Op, Parameter, Texts, adapter, bounds, fields_set, plain_type
+from dataloader.ops.op import Call, Input, Op, Texts, adapter, bounds, fields_set, plain_type
 from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN
 
 # A name may be any percent-encoded text; at the end of a path it is one that leads to no other address.
@@ -99,7 +99,9 @@ def _view(op: Op) -> Any:
     query_model = op.model(() if op.method != "GET" else rest, base, "Query", is_text=True)
     body_model = (op.body or op.model(rest, Input, "Body")) if op.method in ("POST", "PUT") else None
     may_be_empty = body_model is not None and not any(op.parameters[name].is_required for name in rest)
-    limit = BATCH_LIMIT if any(map(_is_long, op.parameters.values())) else checks.BODY_LIMIT
+    texts = [bound for each in op.parameters.values() for bound in bounds(each.annotation)]
+    is_batch = any(getattr(bound, "max_length", 0) >= BATCH_JOBS for bound in texts)
+    limit = BATCH_LIMIT if is_batch else checks.BODY_LIMIT
     depth = BATCH_DEPTH if op.name == "trigger_many" else DEPTH_LIMIT
 
     def view(**path: Any) -> Response:
@@ -137,11 +139,6 @@ def _view(op: Op) -> Any:
         leads_to_jobs=op.links or None,
     )
     return auth.require(*op.scope)(declared(view))
-
-
-def _is_long(each: Parameter) -> bool:
-    """Whether the parameter is a list as long as a batch may be."""
-    return any(getattr(bound, "max_length", 0) >= BATCH_JOBS for bound in bounds(each.annotation))
 
 
 def _query(model: type[BaseModel]) -> dict[str, Any]:

@@ -96,7 +96,9 @@ class Direct(Farm):
         except psycopg.errors.InsufficientPrivilege as e:
             raise Forbidden("database", _words(e)) from None
         except psycopg.Error as e:
-            self._forget()
+            with suppress(psycopg.Error):
+                self.close()
+            self._conn = None
             kind = Unavailable if db.is_passing(e) else Unexpected
             raise kind("database", _words(e)) from None
 
@@ -114,12 +116,6 @@ class Direct(Farm):
             with db.in_force(self._conn):
                 migrations.check(self._conn)
         return self._conn
-
-    def _forget(self) -> None:
-        if self._conn:
-            with suppress(psycopg.Error):
-                self._conn.close()
-        self._conn = None
 
 
 def _in_words(status: int, kind: tuple[str, str], error: Exception, faults: Iterable[Fault] = ()) -> ClientError:

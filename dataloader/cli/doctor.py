@@ -177,14 +177,10 @@ def error_findings(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
     if worst.note:
         text += f" Its note: {screen.short(worst.note, 200)}."
     yield Finding(f"{text} One of them, and all groups:", ("doctor", str(worst.job_id)))
-    yield Finding("When what was wrong is put right:", _again(worst))
-
-
-def _again(group: ErrorGroup) -> tuple[str, ...]:
-    """The command that queues the jobs of a group again."""
-    fields = {"error_group": group.error_group, "queue": group.queue, "task": group.task}
+    fields = {"error_group": worst.error_group, "queue": worst.queue, "task": worst.task}
     quoted = {name: text.replace("\\", r"\\").replace('"', r"\"") for name, text in fields.items()}
-    return ("requeue", "--matching", " ".join([*(f'{name}:"{text}"' for name, text in quoted.items()), "status:dead"]))
+    search = " ".join([*(f'{name}:"{text}"' for name, text in quoted.items()), "status:dead"])
+    yield Finding("When what was wrong is put right:", ("requeue", "--matching", search))
 
 
 def backfill_findings(backfills: Sequence[Backfill]) -> Iterator[Finding]:
@@ -381,7 +377,9 @@ def _failed(case: Case) -> Iterator[Finding]:
 def _lost(case: Case) -> Iterator[Finding]:
     job = case.job
     tries = f"each of {job.attempt} attempts" if job.attempt > 1 else "its only attempt"
-    yield Finding(f"Its workers died on {tries}, so it is not tried again: {_death(case)}")
+    ends = [text for run in case.runs if (text := said(run))]
+    death = screen.short(ends[-1] if ends else job.error, 300) or "nothing is known of how"
+    yield Finding(f"Its workers died on {tries}, so it is not tried again: {death}")
     if any(run.signal == signal.SIGKILL for run in case.runs):
         peak = max((run.peak_mb or 0 for run in case.runs), default=0)
         held = f" (it had up to {peak:,.0f} MB)" if peak else ""
@@ -390,11 +388,6 @@ def _lost(case: Case) -> Iterator[Finding]:
     if any(run.signal in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS) for run in case.runs):
         yield Finding("Its code, or a C library of its, crashed the process: the worker's log has the stack.")
     yield Finding("To try it again, with a fresh budget of attempts:", ("requeue", str(job.job_id)))
-
-
-def _death(case: Case) -> str:
-    ends = [text for run in case.runs if (text := outcome(run))]
-    return screen.short(ends[-1] if ends else case.job.error, 300) or "nothing is known of how"
 
 
 def _canceled(case: Case) -> Iterator[Finding]:

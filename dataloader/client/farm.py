@@ -68,6 +68,7 @@ class Farm(Operations):
     _finished = staticmethod(finished)
     _each = staticmethod(each)
     _sleep = staticmethod(time.sleep)
+    _look: Any  # a Look at a job: as soon as it has another version, or after some seconds
     url: str  # the address of the service or database, without secrets
 
     def __enter__(self) -> Self:
@@ -173,10 +174,6 @@ class Farm(Operations):
             has_waited = is_news or time.monotonic() - begun > _QUICK
             pause = look.pause or (0.05 if has_waited else min(2.0, max(0.1, 1.5 * pause)))
             await made(self._sleep(min(pause, max(0.0, until - time.monotonic()))))
-
-    def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Any:
-        """A Look at the job: as soon as it has another version than `etag`, or after some seconds."""
-        raise NotImplementedError
 
     def _pages(
         self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None, most: int

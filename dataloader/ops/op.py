@@ -28,7 +28,7 @@ Scope = Literal["read", "trigger", "operate"]
 Done = str | Callable[..., str]  # a text with names in braces, or a function of the answer
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
     """A session of the queue's database, open from its first use, and the asker: `by` names it for the journal."""
 
@@ -42,10 +42,14 @@ class Call:
     counts: backfills.Counts = backfills.counts  # the same for partitions of large backfills
     schemas: Callable[[Connection, Collection[str]], Mapping[str, str | None]] = operations.args_schemas  # and of tasks
 
-    @cached_property
+    _conn: Connection | None = None
+
+    @property
     def conn(self) -> Connection:
         """The session."""
-        return self.session()
+        if self._conn is None:  # cached_property would hold one lock for all threads while it opens
+            self._conn = self.session()
+        return self._conn
 
 
 class Parameter(NamedTuple):

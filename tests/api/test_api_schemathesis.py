@@ -22,7 +22,6 @@ from schemathesis.config import SchemathesisConfig
 
 from dataloader import config
 from dataloader.api import create_app
-from dataloader.api.server import health
 from dataloader.api.v1 import openapi
 from dataloader.api.web import sessions
 
@@ -92,7 +91,6 @@ def with_integers(value: Any) -> Any:
 def app(worker_db: str) -> Iterator[Flask]:
     """One that gives a busy machine time: how soon it says 503 is for other tests."""
     with pytest.MonkeyPatch.context() as patch, running(worker_db, pg_command_timeout=30) as app:
-        patch.setattr(health, "READY_SEC", 30)
         patch.setattr(sessions, "PROBE_SEC", 30)
         yield app
 

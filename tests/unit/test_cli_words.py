@@ -78,27 +78,16 @@ def test_a_watch_says_at_once_and_once_why_a_run_has_failed(service: Service) ->
 
 
 def test_what_a_trigger_says_goes_to_the_service(service: Service) -> None:
-    words = "--queue q --lock-key k --timeout-sec 5 --partition-key p --priority 0 --at 2026-01-31T06:30:00+03:00"
-    more = "--max-attempts 1 --lease-ttl-sec 9 --producer me --consumer-group g --idempotency-key i --args @-"
-    more += " --affinity-key m --limit a --limit b"
-    assert run("trigger", "t", *words.split(), *more.split(), input='{"a": 1}').exit_code == 0
-    assert service.asked[0].body == {
-        "task": "t",
-        "queue": "q",
-        "lock_key": "k",
-        "args": {"a": 1},
-        "timeout_sec": 5,
-        "partition_key": "p",
-        "priority": 0,
-        "available_at": "2026-01-31T06:30:00+03:00",
-        "max_attempts": 1,
-        "lease_ttl_sec": 9,
-        "producer": "me",
-        "consumer_group": "g",
-        "affinity_key": "m",
-        "limits": ["a", "b"],
-        "idempotency_key": "i",
-    }
+    texts = dict.fromkeys(
+        ["queue", "lock_key", "partition_key", "producer", "consumer_group", "affinity_key", "idempotency_key"], "x"
+    )
+    numbers = dict.fromkeys(("timeout_sec", "priority", "max_attempts", "lease_ttl_sec"), 5)
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in (texts | numbers).items()]
+    at = "2026-01-31T06:30:00+03:00"
+    more = ("--at", at, "--limit", "a", "--limit", "b", "--args", "@-")
+    assert run("trigger", "t", *options, *more, input='{"a": 1}').exit_code == 0
+    special = {"task": "t", "args": {"a": 1}, "available_at": at, "limits": ["a", "b"]}
+    assert service.asked[0].body == texts | numbers | special
 
 
 def test_a_trigger_whose_answer_is_lost_can_be_sent_again(service: Service) -> None:

@@ -132,7 +132,7 @@ def postgres() -> Response:
 
 
 def _read_findings(conn: db.Connection) -> Rows:
-    settings = _settings()
+    settings: Settings = current_app.extensions["settings"]
     return [asdict(finding) for finding in database.session_findings(conn, settings, settings.queue_dsn or "")]
 
 
@@ -333,7 +333,8 @@ def job(job_id: str) -> Response:
     attempts = [attempt._asdict() for attempt in stats.attempts(events)]
     now = datetime.now(UTC)
     waits = waiting.words(found["waiting_for"], now)
-    run_sec = _since(attempts[-1]["started_at"]) if attempts and attempts[-1]["ended_at"] is None else None
+    is_running = attempts and attempts[-1]["ended_at"] is None
+    run_sec = (now - attempts[-1]["started_at"]).total_seconds() if is_running else None
     return show(
         "job.html",
         job=found,
@@ -455,10 +456,6 @@ def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
             label = _LABELS.get(name) or name.replace("_", " ").capitalize()
             found.append((name, label, formats.NOTHING if value in (None, "") else value))
     return found
-
-
-def _since(at: datetime) -> float:
-    return (datetime.now(UTC) - at).total_seconds()
 
 
 @blueprint.get("/keys")
@@ -645,8 +642,3 @@ def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
         (row for row in farm["queues"] if row["queue"] == queue),
         nothing | {"queue": queue, "length_is_exact": True, "counted_at": None, "keys": None},
     )
-
-
-def _settings() -> Settings:
-    settings: Settings = current_app.extensions["settings"]
-    return settings

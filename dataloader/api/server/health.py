@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
 from time import monotonic
 from typing import Any
 
@@ -11,16 +9,14 @@ from flask import Blueprint, current_app
 
 import dataloader
 from dataloader.api.web import auth
-from dataloader.api.web.endpoint import operation
+from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import RETRY_AFTER_SEC
-from dataloader.api.web.sessions import Sessions
 from dataloader.config import Settings
 from dataloader.model.farm import Fault, Health, Info, Ready, Running
 from dataloader.ops.errors import Problem
 from dataloader.queue import db, migrations
 
 SERVICE = "dataloader"
-READY_SEC = 1.0  # for the database's answer
 blueprint = Blueprint("health", __name__)
 _started = monotonic()
 _drains = False
@@ -66,49 +62,18 @@ def ready() -> dict[str, Any]:
     """200 while requests should be sent here: the database answers, its schema fits, the process does not end."""
     if _drains:
         raise _not_ready("draining", "this process is about to end")
-    probe: Probe = current_app.extensions["probe"]
-    if fault := probe.fault():
-        raise _not_ready(*fault)
+    try:
+        with session() as conn:
+            migrations.check(conn)
+    except migrations.SchemaError as e:
+        raise _not_ready("schema", str(e)) from None
+    except Exception as e:
+        if not db.is_passing(e):
+            raise
+        raise _not_ready("database", "it does not answer") from None
     return {"status": "ready", "checks": {"database": "ok", "schema": "ok", "draining": False}}
 
 
 def _not_ready(check: str, reason: str) -> Problem:
     fault = Fault(pointer=f"/checks/{check}", code=check, message=reason)
     return Problem(503, f"not ready ({check}): {reason}", [fault], {"Retry-After": str(RETRY_AFTER_SEC)})
-
-
-class Probe:
-    """Checks that the database answers within READY_SEC and has a schema that fits.
-
-    One check runs at a time; concurrent requests share its answer and wait no longer than it takes.
-    """
-
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
-        self._thread = ThreadPoolExecutor(1, "dl-api-ready")  # it starts with the first check, after any fork
-        self._starting = Lock()
-        self._check: Future[tuple[str, str] | None] | None = None
-        self._until = 0.0
-
-    def fault(self) -> tuple[str, str] | None:
-        """The name and the reason of the check that failed; None if all passed."""
-        with self._starting:
-            if self._check is None or self._check.done():
-                self._check, self._until = self._thread.submit(self._run), monotonic() + READY_SEC
-            check, until = self._check, self._until
-        try:
-            return check.result(timeout=max(0.0, until - monotonic()))
-        except TimeoutError:
-            return "database", f"no answer within {READY_SEC:g} s"
-
-    def _run(self) -> tuple[str, str] | None:
-        try:
-            with self._sessions.borrow() as conn:
-                migrations.check(conn)
-        except migrations.SchemaError as e:
-            return "schema", str(e)
-        except Exception as e:
-            if not db.is_passing(e):
-                raise
-            return "database", "it does not answer"
-        return None

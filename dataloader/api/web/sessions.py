@@ -52,15 +52,12 @@ class Sessions:
             conn.answer_within, conn.answer_by = self._request_sec, until
             try:
                 with db.in_force(conn):
-                    self._check_schema_once(conn)
+                    if not self._schema_is_checked:
+                        migrations.check(conn)
+                        self._schema_is_checked = True
                     yield conn
             finally:
                 conn.answer_within, conn.answer_by = PROBE_SEC, None
-
-    def _check_schema_once(self, conn: db.Connection) -> None:
-        if not self._schema_is_checked:
-            migrations.check(conn)
-            self._schema_is_checked = True
 
 
 class _Pooled:

@@ -22,7 +22,7 @@ from api.api_link import linked
 from gunicorn.config import Config  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
-from dataloader.api.server.slow_clients import BODY_LIMIT, HEAD_LIMIT, BufferingWorker, size_of
+from dataloader.api.server.slow_clients import BODY_LIMIT, BufferingWorker
 from tools.slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, figures, healths, job_of
 
 ROOT = Path(__file__).parents[2]
@@ -93,28 +93,6 @@ def test_a_gunicorn_without_a_method_that_is_overridden_is_refused(monkeypatch: 
     monkeypatch.delattr(ThreadWorker, "murder_pending")
     with pytest.raises(RuntimeError, match=r"lacks ThreadWorker\.murder_pending"):
         BufferingWorker.check_config(Config(), log)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        (b"", None),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n", None),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 27),
-        (b"\r\nGET / HTTP/1.1\r\n\r\nmore", 20),
-        (b"GET / HTTP/1.1\n\nmore", 16),
-        (b"POST / HTTP/1.1\r\ncontent-LENGTH:\t 5 \r\n\r\n12", 45),
-        (b"POST / HTTP/1.1\r\nX: Content-Length: 5\r\n\r\n", 41),
-        (b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (BODY_LIMIT + 1), 45),
-        (b"x" * (HEAD_LIMIT + 1), HEAD_LIMIT + 1),
-    ],
-    ids=range(9),
-)
-def test_when_a_request_is_whole(text: bytes, size: int | None) -> None:
-    assert size_of(text) == size
-    for looked in range(min(len(text), 60)):
-        if size_of(text[:looked]) is None:
-            assert size_of(text, looked) == size
 
 
 def test_a_request_may_come_in_pieces_and_several_at_once(port: int, dsn: str) -> None:

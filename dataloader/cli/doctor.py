@@ -377,7 +377,7 @@ def _failed(case: Case) -> Iterator[Finding]:
 def _lost(case: Case) -> Iterator[Finding]:
     job = case.job
     tries = f"each of {job.attempt} attempts" if job.attempt > 1 else "its only attempt"
-    ends = [text for run in case.runs if (text := said(run))]
+    ends = [text for run in case.runs if (text := outcome(run))]
     death = screen.short(ends[-1] if ends else job.error, 300) or "nothing is known of how"
     yield Finding(f"Its workers died on {tries}, so it is not tried again: {death}")
     if any(run.signal == signal.SIGKILL for run in case.runs):

@@ -297,11 +297,6 @@ def test_a_bad_record(content: bytes, where: str, reason: str, batch_rows: int, 
     assert reason in error
 
 
-@pytest.mark.parametrize("content", [b"id,n\n1,1\n2\n", b"id,n\n1,1\n,2\n", b'id,n\n1,1\n2,"', b"id\n1\n\xff\n"])
-def test_a_bad_record_and_no_table(content: bytes, refused: Refused) -> None:
-    assert "f.csv, line 3: " in refused(content)
-
-
 def test_errors_quote_no_values(refused: Refused, rows: Rows) -> None:
     rows("CREATE TABLE t (id int PRIMARY KEY, a date, b varchar(3), c jsonb, d int NOT NULL)")
     for record in (b"secret,,,,1", b"1,secret,,,1", b"1,,secret,,1", b'1,,,"{""secret"":",1', b"1,,,,sec ret"):

@@ -187,13 +187,6 @@ def test_the_file_comes_whole_and_not_again(load: Load, server: Server, folder: 
     assert server.sent == [len(FILE)]
 
 
-def test_a_new_version_takes_the_place(load: Load, server: Server, folder: Path) -> None:
-    load()
-    server.file, server.etag = b"new", '"v2"'
-    assert load().result["changed"] is True
-    assert (folder / "f.csv").read_bytes() == b"new"
-
-
 @pytest.mark.parametrize("change", ["content", "time", "gone", "note", "url"])
 def test_a_file_that_is_not_as_it_was_fetched_is_fetched_again(
     load: Load, server: Server, folder: Path, change: str

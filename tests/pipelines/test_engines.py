@@ -217,14 +217,6 @@ def test_a_result_is_read_again_also_where_a_line_without_end_follows_it(behind:
     assert lines.unread == len(written + behind) - len(b"one\n")
 
 
-def test_a_result_that_has_no_end_yet_and_is_too_long_to_keep_is_read_again() -> None:
-    written = b'{"result": "' + b"x" * LINE_MOST + b'"}'
-    lines = Lines(logging.getLogger("t"), 0)
-    lines.take(written)
-    assert lines.result == "x" * LINE_MOST
-    assert lines.unread == len(written)
-
-
 # HTTP
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import pytest
 from receiver import Receiver
@@ -61,25 +59,3 @@ def test_a_server_that_does_not_read_is_given_up_in_time() -> None:
         ):
             pass
         assert time.monotonic() - began < 30
-
-
-def test_an_answer_that_is_too_long_is_refused() -> None:
-    def answer(listening: socket.socket) -> None:
-        with listening.accept()[0] as client, suppress(OSError):
-            client.recv(65_536)
-            client.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + bytes(2_000))
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=answer, args=(listening,))
-        thread.start()
-        address = Address.of(f"http://127.0.0.1:{listening.getsockname()[1]}/")
-        with http.exchange(address, Times(5, 60)) as got, pytest.raises(http.TooLong, match="more than 1000 bytes"):
-            got.content(1_000)
-        thread.join()
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("17", 17), ("", None), (None, None), ("soon", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)]
-)
-def test_when_a_server_wants_to_be_asked_again(text: str | None, seconds: Any) -> None:
-    assert http.pause_of(text) == seconds

@@ -159,12 +159,6 @@ def test_a_variable_that_holds_no_url_is_refused_and_not_shown(
     assert KEY not in str(result)
 
 
-def test_secrets_may_stand_in_the_file_of_settings(send: Send, receiver: Receiver, tmp_path: Any) -> None:
-    (tmp_path / ".env").write_text(f"DL_WEBHOOK_OF_FILE={receiver.url}/{CANARY}\n")
-    assert send(url="${DL_WEBHOOK_OF_FILE}").status == "succeeded"
-    assert receiver.got[0].path == f"/{CANARY}"
-
-
 def test_alertmanagers_shape_of_dead_jobs(send: Send, receiver: Receiver) -> None:
     send(dead(3), shape="alertmanager")
     alerts = receiver.got[0].document

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,21 +12,8 @@ from dataloader.pipelines import Context, Progress, register
 
 
 def never(args: dict[str, Any]) -> None:
-    """Hang in the way that `args` names."""
-    if args["how"] == "sleep":
-        time.sleep(3600)
-    elif args["how"] == "C":
-        hold_the_gil(3600)
-    elif args["how"] == "socket":
-        ours, _theirs = socket.socketpair()
-        ours.recv(1)
-    while True:
-        pass
-
-
-@register("never.plain", stall_sec=5, on_stall="retry")
-def plain(args: dict[str, Any]) -> None:
-    never(args)
+    """Hang in Python or in one C call."""
+    (time.sleep if args["how"] == "sleep" else hold_the_gil)(3600)
 
 
 @register("never.steps", stall_sec=5, on_stall="retry")

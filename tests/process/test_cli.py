@@ -348,23 +348,6 @@ def test_an_empty_list_says_that_nobody_knows_the_name(ask: Ask) -> None:
     assert "is known" not in ask("jobs", "-q", "q", "--task", "noop", "--status", "lost").stderr
 
 
-def test_a_queue_is_paused_limited_and_resumed(ask: Ask) -> None:
-    paused = ask("pause", "q")
-    assert ("is paused" in paused.stdout, paused.stderr) == (True, "")
-    job_id = triggered(ask)
-    told = ask("doctor", job_id).stdout
-    assert "The queue q is paused" in told
-    assert "dataloader resume q" in told
-    assert "paused" in ask("queues").stdout
-    assert ask("limit", "q", 1).exit_code == 0
-    full = ask("trigger", "noop", "--queue", "q")
-    assert (full.exit_code, "full" in full.stderr) == (1, True)
-    unlimited, resumed = ask("limit", "q", "none", "--json"), ask("resume", "q")
-    assert answer(unlimited)["max_length"] is None
-    assert resumed.stdout == "q goes on\n"
-    assert ask("wait", job_id).exit_code == 0
-
-
 def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
     first, second = triggered(ask, "errs", permanent=True), triggered(ask, "errs", permanent=True)
     assert [ask("wait", job_id).exit_code for job_id in (first, second)] == [10, 10]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +19,7 @@ from farming import Farm, until
 from judge import illegal
 from servers import FAST, IMMEDIATE, Database, root, serving
 
-from dataloader.queue import db, enqueue, migrations
+from dataloader.queue import db, migrations
 
 NEVER = 600  # seconds: no poll comes to the help of a lost notification
 
@@ -68,44 +66,6 @@ class LongJob:
         assert illegal([kind for kind, _ in self.farm.journal(self.job_id)], "succeeded") is None
 
 
-class Producer(threading.Thread):
-    """Adds small jobs all the time, and remembers those that were acknowledged."""
-
-    def __init__(self, dsn: str) -> None:
-        super().__init__(name="producer")
-        self.acknowledged: list[UUID] = []
-        self._dsn = dsn
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        """Go on over any error."""
-        while not self._over.is_set():
-            with suppress(psycopg.Error), db.connect(self._dsn, name="producer", schema="public") as conn:
-                for number in itertools.count():
-                    new = enqueue.NewJob("q", "noop", f"small-{number % 7}")
-                    self.acknowledged.append(enqueue.enqueue(conn, new)[0])
-                    if self._over.wait(0.05):
-                        return
-            self._over.wait(0.05)
-
-    def stop(self) -> list[UUID]:
-        """The jobs that were acknowledged."""
-        self._over.set()
-        self.join()
-        return self.acknowledged
-
-
-@contextmanager
-def producing(dsn: str) -> Iterator[Producer]:
-    """A producer that is at work in the block."""
-    producer = Producer(dsn)
-    producer.start()
-    try:
-        yield producer
-    finally:
-        producer.stop()
-
-
 def all_succeed(farm: Farm, jobs: Sequence[UUID]) -> None:
     """Each of these jobs is there and succeeds at its first counted attempt, by a legal way."""
     assert len(jobs) > 5, "too few to show anything"
@@ -137,16 +97,17 @@ def test_h4_a9_a_long_job_lives_through_three_restarts(database: Database, serve
     program = served.ready(workers=3, dl_claim_backoff_sec=NEVER)
     served.start("reaper")
     job = LongJob(served, "long", lease_ttl_sec=12)
-    with producing(database.dsn) as producer:
-        for how in (FAST, IMMEDIATE, FAST):
-            before = len(program.events("farm.database.back"))
-            database.restart(how)
-            reconnect(served)
-            until(lambda before=before: len(program.events("farm.database.back")) > before, "the run's new session")
-            works_again(served)
-            goes_on(served, job, beats=4)
+    jobs: list[UUID] = []
+    for how in (FAST, IMMEDIATE, FAST):
+        before = len(program.events("farm.database.back"))
+        jobs += [served.enqueue("noop", lock_key=f"small-{number}") for number in range(7)]
+        database.restart(how)
+        reconnect(served)
+        until(lambda before=before: len(program.events("farm.database.back")) > before, "the run's new session")
+        works_again(served)
+        goes_on(served, job, beats=4)
     job.ends_well()
-    all_succeed(served, producer.acknowledged)
+    all_succeed(served, jobs)
 
 
 def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(database: Database, served: Farm) -> None:

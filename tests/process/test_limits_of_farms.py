@@ -7,7 +7,6 @@ from random import Random
 from typing import Any
 
 import psutil
-import pytest
 from farming import Farm, Program, until
 from judge import UNDER_WAY
 from psycopg.types.json import Jsonb
@@ -68,9 +67,9 @@ def test_a_full_limit_leaves_the_other_jobs_alone(farm: Farm) -> None:
     until(lambda: farm.rows(ENDED)[0][0] > 20, "jobs of the removed limit to succeed")
 
 
-@pytest.mark.parametrize("per_minute", [1_200])
-def test_starts_keep_the_rate(farm: Farm, per_minute: int) -> None:
+def test_starts_keep_the_rate(farm: Farm) -> None:
     """Over 300 starts of three farms, behind the tokens that were there at the begin."""
+    per_minute = 1_200
     operations.set_limit(farm.conn, "source", "test", per_minute=per_minute)
     for _ in range(3):
         farm.ready(workers=1)

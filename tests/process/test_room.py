@@ -181,6 +181,9 @@ def test_what_never_fits_does_not_start_and_holds_nobody_up(hall: Hall) -> None:
     for _ in range(3):
         hall.farm.wait(hall.put(400), "succeeded")
     assert hall.farm.job(never)["status"] == "queued"
+    until(lambda: (hall.farm.job(never)["waiting_for"] or {}).get("reason") == "memory", "the keeper to show its host")
+    said = hall.farm.job(never)["waiting_for"]
+    assert (said["task"], said["need_mb"], said["room_mb"]) == ("uses 900", 900, 600)
     assert hall.farm.story(never) == ["queued"]
 
 
@@ -208,11 +211,3 @@ def test_without_bounds_the_runs_use_what_they_want(hall: Hall) -> None:
     until(lambda: sum(memory_used(worker.pid) for worker in hall.farm.programs[0].workers()) > 900 * MB, "more memory")
     for job in jobs:
         hall.farm.wait(job, "succeeded")
-
-
-def test_people_read_what_never_fits_and_what_tasks_need(hall: Hall) -> None:
-    hall.ready(workers=1)
-    never = hall.put(900)
-    until(lambda: (hall.farm.job(never)["waiting_for"] or {}).get("reason") == "memory", "the keeper to show its host")
-    said = hall.farm.job(never)["waiting_for"]
-    assert (said["task"], said["need_mb"], said["room_mb"]) == ("uses 900", 900, 600)

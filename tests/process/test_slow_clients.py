@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from api.api_link import linked
 
-from dataloader.api.server.slow_clients import BODY_LIMIT, HEAD_LIMIT, size_of
+from dataloader.api.server.slow_clients import BODY_LIMIT
 from tools.slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, figures, healths, job_of
 
 ROOT = Path(__file__).parents[2]
@@ -85,28 +85,6 @@ def all_said(sock: socket.socket) -> bytes:
 
 
 # What a thread gets, and when ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        (b"", None),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n", None),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 27),
-        (b"\r\nGET / HTTP/1.1\r\n\r\nmore", 20),
-        (b"GET / HTTP/1.1\n\nmore", 16),
-        (b"POST / HTTP/1.1\r\ncontent-LENGTH:\t 5 \r\n\r\n12", 45),
-        (b"POST / HTTP/1.1\r\nX: Content-Length: 5\r\n\r\n", 41),
-        (b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (BODY_LIMIT + 1), 45),
-        (b"x" * (HEAD_LIMIT + 1), HEAD_LIMIT + 1),
-    ],
-    ids=range(9),
-)
-def test_when_a_request_is_whole(text: bytes, size: int | None) -> None:
-    assert size_of(text) == size
-    for looked in range(min(len(text), 60)):
-        if size_of(text[:looked]) is None:
-            assert size_of(text, looked) == size
 
 
 def test_a_request_may_come_in_pieces_and_several_at_once(port: int, dsn: str) -> None:

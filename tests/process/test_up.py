@@ -376,31 +376,6 @@ def test_a_configured_database_is_used_and_its_password_not_shown(home: Path, ow
         assert "hush-hush" not in farm.said
 
 
-ORPHANS = """
-import os, subprocess, time
-from dataloader.local import up
-ours = subprocess.Popen(["/bin/true"])
-if os.fork() == 0:
-    os._exit(3)
-os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-deadline = time.monotonic() + 10
-while ours.poll() is None and time.monotonic() < deadline:
-    up._reap_orphans({ours.pid})
-while time.monotonic() < deadline:
-    up._reap_orphans({ours.pid})
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        break
-print(ours.returncode, time.monotonic() < deadline)
-"""
-
-
-def test_orphans_are_reaped_and_our_own_are_not() -> None:
-    done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True)
-    assert done.stdout == "0 True\n", done.stderr
-
-
 @pytest.mark.parametrize(
     ("host", "address"),
     [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("[::]", "[::1]"), ("[::1]", "[::1]"), ("::1", "[::1]"),

@@ -11,7 +11,7 @@ import pytest
 from dataloader import log
 from dataloader.farm import capture
 from dataloader.farm.capture import Capture, Output
-from dataloader.farm.keeper import SAVED_MOST, Salvage, last_words
+from dataloader.farm.keeper import SAVED_MOST, last_words
 from dataloader.farm.slots import SharedSlots
 from dataloader.queue.job import Job
 from dataloader.queue.run_log import RunLog
@@ -50,18 +50,6 @@ def test_the_rest_of_a_private_key_is_masked_in_last_words() -> None:
     os.write(output.fd, begin + b"MIIEtwo\n-----END PRIVATE KEY-----\nafter password=hunter2x\n")
     said = [each.text for each in last_words(output.fd, len(begin), "stdout")]
     assert said == ["***", "***", "after password=***"]
-
-
-def test_a_worker_whose_second_file_cannot_be_opened_costs_no_descriptor() -> None:
-    slot, output, saved = SharedSlots(1).slots[0], Output(capture.NAMES[0]), Salvage(16)
-    slot.take(1)
-    other = os.open("/dev/null", os.O_RDONLY)
-    slot.pid, slot.log_files[:] = os.getpid(), (output.fd, other)
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        saved.open_new([slot])
-    assert len(os.listdir("/proc/self/fd")) == before
-    os.close(other)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from answering import ID, STARTED, TOKEN, Answer, Service, filled, problem, stat
 from click.testing import CliRunner, Result
 
 from dataloader.cli import doctor, jobs, main, screen
-from dataloader.cli.main import _MODULES
 from dataloader.model.farm import Database, Webhook, Webhooks, Worker
 from dataloader.model.jobs import Event, Job, WaitingFor
 from dataloader.model.plans import Backfill, Schedule
@@ -134,14 +133,6 @@ def test_a_shell_can_complete(shell: str) -> None:
     assert "_DATALOADER_COMPLETE" in run("completion", shell).stdout
 
 
-def test_the_help_tells_programs_from_what_people_ask() -> None:
-    text = run("--help").stdout
-    assert text.index("Programs:") < text.index("  workers") < text.index("What people ask of a farm:")
-    for name in _MODULES:
-        assert f"\n  {name} " in text
-        assert run(name, "--help").exit_code == 0
-
-
 def test_texts_cannot_move_a_terminal() -> None:
     evil = "a\x00\x1b[31m\x07\x7f\x9b2J\u202e\u2028\ud800\ufeff\r\n\tö漢"
     assert screen.plain(evil) == r"a\x00\x1b[31m\x07\x7f\x9b2J\u202e\u2028\ud800\ufeff\r\n\tö漢"
@@ -231,14 +222,6 @@ def test_doctor_tells_of_a_backfill_whose_queue_is_paused_and_of_what_is_dead_or
     assert [finding.command[1:2] for finding in found] == [("show",), ("partitions",), ("retry",), ("partitions",)]
     assert "1,000 failed and 2 lost" in found[1].text
     assert "3 of its partitions have no job" in found[3].text
-
-
-def test_doctor_names_the_backfills_of_the_farm_whose_jobs_are_not_made() -> None:
-    sound = [a_backfill("making", overdue_sec=3), a_backfill("paused")]
-    assert list(doctor.backfill_findings(sound)) == []
-    for ill in (a_backfill("making", error="full"), a_backfill("making", overdue_sec=300)):
-        text = "The jobs of backfill b are not made."
-        assert list(doctor.backfill_findings([*sound, ill])) == [doctor.Finding(text, ("doctor", "b"))]
 
 
 def test_doctor_names_who_makes_claims_slow() -> None:

@@ -167,12 +167,6 @@ def test_a_refusal_has_the_fields_of_the_problem(service: Service, client: Any) 
     assert str(error) == "title invalid-input: one field\n  /queue: at least 1 character"
 
 
-def test_a_fault_of_the_whole_document_is_told_once() -> None:
-    whole = Fault(pointer="", code="backfill", message="until is missing")
-    assert str(Refused("title", "one field", faults=(whole,))) == "title: one field\n  until is missing"
-    assert str(Refused("title", "until is missing", faults=(whole,))) == "title: until is missing"
-
-
 def test_retry_after_is_kept(service: Service, client: Any) -> None:
     service.answers = [problem(429, "queue-full", headers={"Retry-After": "1"}), Answer(document=STARTED)]
     begun = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from dataloader.farm import failures
 from dataloader.farm.failures import GROUP_MOST, fingerprint, general, message, own_frame
 from dataloader.pipelines import csv_file, forms
 
@@ -160,22 +158,3 @@ def test_a_release_that_moves_the_line_keeps_the_group() -> None:
     first = at("/srv/app/load.py", "def step(): raise OSError('away')")
     later = at("/srv/app/load.py", "\n\n\ndef step():\n    raise OSError('away')")
     assert group_of(first["step"]) == group_of(later["step"]) != group_of(raising(OSError("away")))
-
-
-def test_a_note_does_not_hide_the_first_line_of_an_error() -> None:
-    error = ValueError("amount is negative: -5")
-    error.add_note("while loading part 3")
-    assert failures.headline(error) == "ValueError: amount is negative: -5"
-    head, _, rest = failures.described(error).partition("\n")
-    assert head == "ValueError: amount is negative: -5"
-    assert rest.rstrip().endswith("while loading part 3")
-
-
-def test_an_error_whose_text_exits_has_a_headline() -> None:
-    class Rude(Exception):
-        def __str__(self) -> str:
-            sys.exit(3)
-
-    assert "Rude" in failures.headline(Rude())
-    assert failures.message(Rude()) == "Rude"
-    assert "Rude" in failures.described(Rude())

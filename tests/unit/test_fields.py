@@ -20,7 +20,7 @@ from dataloader.client.farm import JobFields
 from dataloader.model.jobs import Job, ListedJob, Status
 from dataloader.queue import db
 from dataloader.queue.enqueue import NewJob
-from dataloader.queue.fields import FIELDS, LINKS, OF_PRODUCER, REQUIRED, Field
+from dataloader.queue.fields import FIELDS, LINKS, OF_PRODUCER, REQUIRED
 from dataloader.queue.migrations import functions
 
 ROOT = Path(__file__).parents[2]
@@ -158,12 +158,3 @@ def test_a_job_has_the_declared_defaults() -> None:
         found = given[field.name]
         default = found.default_factory() if found.default_factory is not MISSING else found.default
         assert (REQUIRED if default is MISSING else default) == field.default, field.name
-
-
-@pytest.mark.parametrize(
-    "field", [field for field in OF_PRODUCER if isinstance(field.default, int)], ids=lambda f: f.name
-)
-def test_dl_enqueue_has_the_declared_defaults(field: Field) -> None:
-    is_needed = field.default is not None
-    assert (f"coalesce(dl_enqueue.{field.name}, {field.default})" in function("dl_enqueue")) == is_needed
-    assert (f"  {field.name} int NOT NULL DEFAULT {field.default}," in text("schema.sql")) == is_needed

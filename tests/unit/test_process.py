@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from typing import Any
 from uuid import uuid4
 
@@ -16,19 +13,6 @@ from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
 from dataloader.farm.slots import Reason, SharedSlots, Slot, State, kill_reason, stop_reason
 from dataloader.queue.job import Delivery, End, Job
-
-FAMILY = """
-import os, signal, sys, time
-from dataloader.farm.process import Signals, fork, unblock_signals
-def child():
-    signals = Signals((signal.SIGTERM,)); unblock_signals()
-    print("child", os.getpid(), flush=True)
-    while not signals.received: signals.wait(60)
-    print("told", flush=True)
-    return 0
-fork(child); time.sleep(60)
-"""
-
 
 JOB = Job(uuid4(), "q", "t", "{}", None, "key", "", 1, 5, 60, None, 1, "host:1:a", None)
 
@@ -119,13 +103,6 @@ def test_why_a_run_stops_by_itself(fields: dict[str, Any], reason: Reason | None
     assert stop_reason(busy_slot(fields)) is reason
 
 
-def test_i4_a_child_is_told_when_its_parent_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout.readline().startswith("child")
-        parent.kill()
-        assert parent.stdout.readline() == "told\n"
-
-
 def test_e1_the_memory_of_a_run_that_was_ended_for_it_is_told_although_it_has_freed_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -139,47 +116,6 @@ def test_e1_the_memory_of_a_run_that_was_ended_for_it_is_told_although_it_has_fr
     assert kill_reason(slot) is Reason.MEMORY
     assert kill_reason(slot) is None
     assert slot.memory_used == 500 << 20
-
-
-def test_i6_i7_a_supervisor_with_a_thread_refuses_to_start() -> None:
-    import threading
-
-    from dataloader import config
-    from dataloader.farm import supervisor
-
-    done = threading.Event()
-    thread = threading.Thread(target=done.wait)
-    thread.start()
-    try:
-        with pytest.raises(RuntimeError, match="single-threaded"):
-            supervisor.Supervisor(config.load, config.load(), lambda *_: 0, lambda *_: 0).run()
-    finally:
-        done.set()
-        thread.join()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-WAKE_UPS = """
-import signal, sys
-from dataloader.farm.process import Signals
-signals = Signals((signal.SIGTERM,))
-signal.set_wakeup_fd(-1)         # other code takes the wake-ups
-signal.raise_signal(signal.SIGTERM)
-if sys.argv[1] == "early":
-    signals.take_wake_ups()
-signals.wait(600)                # does not wait: the signal has left no byte
-assert signals.received == {signal.SIGTERM}
-signals.wait(0.01)
-signal.raise_signal(signal.SIGTERM)
-signals.wait(600)                # the wake-ups are its own again
-print("heard")
-"""
-
-
-@pytest.mark.parametrize("when", ["early", "late"])
-def test_a_wait_takes_the_wake_ups_back_and_misses_no_signal(when: str) -> None:
-    said = subprocess.run([sys.executable, "-c", WAKE_UPS, when], capture_output=True, text=True)
-    assert (said.stdout, said.returncode) == ("heard\n", 0), said.stderr
 
 
 @pytest.mark.parametrize(

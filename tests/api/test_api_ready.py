@@ -64,7 +64,7 @@ def test_a_database_that_hangs_holds_nobody_up_and_heals(
     """The look is shared: ten who ask wait for one together, and whoever comes later is answered by it."""
     looks = []
     ask = health.Probe._run
-    monkeypatch.setattr(health.Probe, "_ask", lambda probe: looks.append(monotonic()) or ask(probe))
+    monkeypatch.setattr(health.Probe, "_run", lambda probe: looks.append(monotonic()) or ask(probe))
     with linked(own_db) as link, running(link.dsn) as app:
         assert app.test_client().get("/ready").status_code == 200
         link.freeze()

@@ -87,7 +87,7 @@ def test_the_farm_and_the_requests(client: FlaskClient, conn: db.Connection) -> 
 
 def test_without_the_database_the_last_figures_are_shown(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "CACHED_SEC", -1)
-    monkeypatch.setattr(metrics, "SELDOM", 0)
+    monkeypatch.setattr(metrics, "PAUSE_FACTOR", 0)
     with running(own_db) as app:
         client = app.test_client()
         client.post(TRIGGER, json=MINIMAL)
@@ -122,7 +122,7 @@ def test_the_database_is_asked_now_and_then_and_not_by_every_scrape(
 def test_there_are_so_many_series_whatever_is_named(
     client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "NAMES", 20)
+    monkeypatch.setattr(metrics, "MAX_NAMES", 20)
     conn.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key)"
         " SELECT gen_random_uuid(), 'token=s3cret-' || n || repeat(' x', 200), 't' || n, 'k'"

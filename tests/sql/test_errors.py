@@ -157,10 +157,10 @@ def test_an_answer_that_does_not_count_all_says_so(conn: Conn, worker: Worker, m
         " FROM generate_series(1, 150) i"
     )
     found = errors.groups(conn)
-    assert (found.is_cut, found.groups[0]["dead"]) == (False, 150)
+    assert (found["is_cut"], found["groups"][0]["dead"]) == (False, 150)
     monkeypatch.setattr(errors, "SCAN", 120)
     found = errors.groups(conn)
-    assert (found.is_cut, found.groups[0]["dead"]) == (True, 120)
+    assert (found["is_cut"], found["groups"][0]["dead"]) == (True, 120)
 
 
 @pytest.mark.parametrize(("change", "left"), [("requeue-dead", "queued"), ("delete-dead", None)])

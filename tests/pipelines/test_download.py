@@ -325,9 +325,6 @@ def test_a_connection_that_is_cut_without_a_length_is_seen_behind_tls(load: Load
     assert "broke the connection" in str(load(secure.url.replace("127.0.0.1", "localhost")).error)
 
 
-# --- an encoded file ---
-
-
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("coding", ["gzip", "x-gzip", "GZIP"])
 def test_a_file_that_is_stored_encoded_is_decoded(
@@ -395,9 +392,6 @@ def test_parts_of_ended_jobs_go_after_a_week(load: Load, server: Server, folder:
     os.utime(parts[0], (time.time() - 8 * 86_400,) * 2)
     assert load().status == "succeeded"
     assert [part.exists() for part in parts] == [False, True]
-
-
-# --- what is refused ---
 
 
 @pytest.mark.parametrize(

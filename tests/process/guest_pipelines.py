@@ -34,9 +34,6 @@ def tells_its_process(args: dict[str, Any]) -> dict[str, Any]:
     return {"pid": os.getpid(), "folder": os.getcwd(), "variables": len(os.environ)}
 
 
-# --- children ---
-
-
 @register("child_returns")
 def child_returns(args: dict[str, Any], context: Context) -> str:
     """A child that returns while its parent still works."""
@@ -208,9 +205,6 @@ def _error_of(call: Callable[[], object]) -> str:
         return f"{type(e).__name__}: {e}"
 
 
-# --- what runs leave changed ---
-
-
 def _alarm() -> None:
     signal.alarm(1)
 
@@ -315,9 +309,6 @@ def outlasts_an_alarm(args: dict[str, Any]) -> int:
     return os.getpid()
 
 
-# --- callbacks that exit ---
-
-
 def _exit(*_: object) -> Any:
     sys.exit(9)
 
@@ -365,9 +356,6 @@ def error_with_a_note(args: dict[str, Any]) -> None:
     error = ValueError("amount is negative: -5")
     error.add_note("while loading part 3")
     raise error
-
-
-# --- pools ---
 
 
 def _pool(method: str) -> int:

@@ -82,9 +82,6 @@ def grant_all(dsn: str, role: str) -> None:
     migrations.grant(dsn, "public", [("farm", str(conninfo_to_dict(role)["user"]))])
 
 
-# --- when all is well ---
-
-
 def test_all_is_well(check: Check, dsn: str) -> None:
     found = check(dl_db_dsn=dsn)
     assert (found.status, found.of("error"), found.of("warning")) == (0, [], [])
@@ -115,9 +112,6 @@ def test_an_embedded_server_that_is_running_is_found(check: Check, server_dsn: s
         pytest.skip("the tests run on a server that is not embedded")
     (tmp_path / "postgres").symlink_to(root)
     assert "version" in [about for about, *_ in check().of("ok")]
-
-
-# --- settings, folders, pipelines ---
 
 
 def test_no_database_is_configured(check: Check) -> None:
@@ -187,9 +181,6 @@ def test_a_module_that_prints_leaves_the_document_whole(check: Check, tmp_path: 
     )
     tasks = [what for about, what, _ in check(dl_pipelines="mine").of("ok") if about == "pipelines"]
     assert "my.task" in tasks[0]
-
-
-# --- the database ---
 
 
 @pytest.mark.parametrize(
@@ -347,9 +338,6 @@ def test_no_connection_is_left(check: Check, own_db: str, role: str) -> None:
     execute(own_db, "ALTER ROLE {} CONNECTION LIMIT 0", role)
     ((about, what, advice),) = check(dl_db_dsn=role).of("error")
     assert (about, "too many connections" in what, "CONNECTION LIMIT" in advice) == ("database", True, True)
-
-
-# --- a pooler ---
 
 
 @pytest.mark.parametrize("more", [[], ["server_round_robin=1"], ["default_pool_size=1"]])

@@ -66,9 +66,6 @@ def plain(args: dict[str, Any], context: Context) -> Any:
     return {"n": 2}
 
 
-# --- registration ---
-
-
 def f_none() -> None: ...
 def f_one(one: Any) -> None: ...
 def f_two(one: Any, two: Any) -> None: ...
@@ -107,9 +104,6 @@ def test_a_module_that_is_imported_anew_registers_its_functions_once(tmp_path: P
     for _ in range(2):
         exec(compile(code, "mine.py", "exec"), {"__name__": "mine"})
     assert [function.__name__ for function in hooks.ON_ERROR] == ["f", "g"]
-
-
-# --- around_run ---
 
 
 @pytest.mark.parametrize("function", [generator, coroutine, plain])
@@ -258,9 +252,6 @@ def test_no_around_run_keeps_a_worker_that_has_to_end(
     assert seen == [error]
 
 
-# --- on_error ---
-
-
 def test_on_error_is_called_once_for_each_failed_run(seen: list[Any]) -> None:
     @register("t")
     def fails(args: dict[str, Any], context: Context) -> None:
@@ -317,9 +308,6 @@ def test_on_error_of_a_batch(seen: list[Any]) -> None:
     assert seen[:2] == [("a", unique, 4, OSError), ("a", {"a": [{"n": 1}]}, 2, PermanentError)]
 
 
-# --- starts and the end ---
-
-
 def test_each_run_of_the_kit_is_a_farm_of_its_own(seen: list[Any]) -> None:
     register("t")(generator)
     on_worker_start(lambda: seen.append("worker"))
@@ -345,9 +333,6 @@ def test_a_start_that_fails_reaches_the_test_after_the_last_words(start: Callabl
         run("t")
     assert [str(exc) for exc in seen] == ["no model"]
     assert "hook.failed" in {line["event"] for line in said}
-
-
-# --- around_enqueue ---
 
 
 def test_around_enqueue_may_derive_fields_from_args(seen: list[Any]) -> None:
@@ -404,9 +389,6 @@ def test_around_enqueue_may_refuse_and_has_to_return() -> None:
         run("t", {"order": 1})
 
 
-# --- the document ---
-
-
 def test_the_examples_of_the_document_work(seen: list[Any]) -> None:
     from unittest.mock import MagicMock
 
@@ -427,9 +409,6 @@ def test_the_examples_of_the_document_work(seen: list[Any]) -> None:
     assert world["metrics"].timing.called
     assert world["chat"].post.call_args[0][0].endswith(": OSError at attempt 1")
     assert world["models"].download.called
-
-
-# --- Sentry ---
 
 
 class Collected(Transport):

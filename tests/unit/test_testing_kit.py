@@ -303,9 +303,6 @@ def test_each_test_has_a_database_of_its_own(run_pipeline: RunPipeline, dataload
     assert not logging.getLogger("dataloader.testing").handlers
 
 
-# --- batches and deliveries ---
-
-
 def test_a_batch_gets_the_args_of_each_key_in_their_order_and_equal_ones_once() -> None:
     seen: list[Any] = []
     register("t.batch", batch_size=3)(seen.append)
@@ -367,9 +364,6 @@ def test_a_pipeline_for_one_job_refuses_a_merged_delivery() -> None:
     register("t.batches", batch_size=1)(lambda batch: None)
     with pytest.raises(ValueError, match="takes batches"):
         run("t.batches", {})
-
-
-# --- retries ---
 
 
 def test_on_exhausted_gets_the_args_of_a_job_that_ends_failed_and_nobody_elses(

@@ -83,7 +83,7 @@ class Claimer:
         if case.ordered:
             operations.set_order(self.conn, "bench", "bench", ordered=True)
             if case.rows and (job := lifecycle.step(self.session, ["bench"], BACKOFF_SEC, 1).job):
-                lifecycle.finish(self.conn, job, Finish("retry", "bench", WEEK_SEC))
+                lifecycle.finish_some(self.conn, job.claimed_by, [Ended(job, Finish("retry", "bench", WEEK_SEC))])
 
     def until_claimed(self) -> list[float]:
         """Milliseconds of each claim up to the first that gets a job; the job is finished then."""
@@ -94,7 +94,7 @@ class Claimer:
             times.append((time.perf_counter() - start) * 1_000)
             self._bookmark.head = step.head or self._bookmark.head
             if step.job:
-                lifecycle.finish(self.conn, step.job, Finish("succeed"))
+                lifecycle.finish_some(self.conn, step.job.claimed_by, [Ended(step.job, Finish("succeed"))])
                 return times
             if not step.look_again:
                 raise BenchError("a claim found nothing where there are jobs")

@@ -1,6 +1,6 @@
 """dataloader: a job farm for long, CPU-heavy ETL work on PostgreSQL.
 
-The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts row and journal, a trigger notifies →
+The path of a job: `ops/adding.py` validates → `queue/enqueue.py` inserts row and journal, a trigger notifies →
 `farm/worker.py` claims, `farm/runner.py` runs a function of `pipelines/` with `farm/heartbeat.py` beside it,
 `queue/job.py` decides and `queue/lifecycle.py` writes the end.
 

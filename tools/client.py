@@ -22,22 +22,43 @@ from annotated_types import Le
 from dataloader import ops
 from dataloader.ops.op import Op, Parameter, bounds, may_be_none, plain_type
 from dataloader.ops.types import Cursor
+from dataloader.queue.plans.words import JobWords
 
+BY_HAND = (
+    "trigger",
+    "trigger_many",
+)  # `client.farm` has defaults for their required fields, and sends many by the thousand
 FILE = Path(__file__).parent.parent / "dataloader/client/operations.py"
 HEAD = '''"""The methods of the clients, made from dataloader/ops by `python -m tools.client`: change them there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack
-from uuid import UUID
+from uuid import UUID, uuid4
 
 {imports}
+from dataloader.queue.typed_args import Model
+
 
 def given(**fields: Any) -> dict[str, Any]:
     """The fields that are not None."""
     return {{name: value for name, value in fields.items() if value is not None}}
+
+
+def new_key() -> str:
+    """An idempotency key for a request that has none."""
+    return f"client-{{uuid4()}}"
+
+
+def _of(parameters: dict[str, Any], *nullable: str) -> dict[str, Any]:
+    """The parameters of a method that are given, and those of its words; an idempotency key where none is given."""
+    words: dict[str, Any] = parameters.pop("words", {{}})
+    if "idempotency_key" in parameters:
+        parameters["idempotency_key"] = parameters["idempotency_key"] or new_key()
+    del parameters["self"]
+    return {{name: value for name, value in parameters.items() if value is not None or name in nullable}} | words
 
 '''
 BASE = '''
@@ -53,30 +74,43 @@ class Operations:
 def text() -> str:
     """The whole file."""
     found = list(ops.load().values())
-    words = {kind.__name__: kind for each in found if (kind := _words(each))}
+    words: dict[str, Any] = {"JobWords": JobWords} | {kind.__name__: kind for each in found if (kind := _words(each))}
     imports = sorted({line for each in found for line in _imports(each)})
     kinds = sorted(words.values(), key=lambda kind: len(get_type_hints(kind)))
-    dicts = [_typed_dict(kind, kinds) for kind in kinds]
-    parts = [HEAD.format(imports="\n".join(imports)), *dicts, BASE, *map(_method, found)]
+    dicts = [*(_typed_dict(kind, kinds) for kind in kinds), _trigger_fields()]
+    methods = [_method(each) for each in found if each.name not in BY_HAND]
+    parts = [HEAD.format(imports="\n".join(imports)), *dicts, BASE, *methods]
     return _formatted("\n".join(parts))
 
 
 def _words(op: Op) -> Any:
     """The TypedDict of the operation's `**words`; None: it has none."""
     for name, parameter in inspect.signature(op.function).parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
+        if parameter.kind is parameter.VAR_KEYWORD and not op.body:
             return get_args(get_type_hints(op.function, include_extras=True)[name])[0]
     return None
 
 
 def _typed_dict(kind: Any, others: Collection[Any]) -> str:
     """The TypedDict; one of `others` of which it has all fields is its base."""
-    hints = get_type_hints(kind, include_extras=True)
-    bases = [other for other in others if get_type_hints(other, include_extras=True).items() < hints.items()]
-    inherited = get_type_hints(bases[0]) if bases else {}
-    head = f"class {kind.__name__}({bases[0].__name__ if bases else 'TypedDict'}, total=False):"
-    fields = [f"    {name}: {_plain(hint)}" for name, hint in hints.items() if name not in inherited]
+    hints = _fields(kind)
+    bases = [other for other in others if _fields(other).items() < hints.items()]  # the largest is the last
+    inherited = _fields(bases[-1]) if bases else {}
+    head = f"class {kind.__name__}({bases[-1].__name__ if bases else 'TypedDict'}, total=False):"
+    fields = [f"    {name}: {hint}" for name, hint in hints.items() if name not in inherited]
     return "\n".join([head, f'    """{kind.__doc__}"""', "", *fields, "", ""])
+
+
+def _fields(kind: Any) -> dict[str, str]:
+    return {name: _plain(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
+
+
+def _trigger_fields() -> str:
+    """The fields of a new job but for its task, of which the client needs none."""
+    each = [each for name, each in ops.load()["trigger"].parameters.items() if name != "task"]
+    fields = [f"    {field.name}: {_plain(field.annotation | None)}" for field in each]
+    head = ["class TriggerFields(TypedDict, total=False):", '    """The fields of a new job (docs/api.md)."""', ""]
+    return "\n".join([*head, *fields, "", ""])
 
 
 def _imports(op: Op) -> Iterator[str]:
@@ -110,10 +144,9 @@ def _method(op: Op) -> str:
         most = next(bound.le for bound in bounds(op.parameters["limit"].annotation) if isinstance(bound, Le))
     signature += ["*", *named] if named else []
     signature += [f"**words: Unpack[{words.__name__}]"] if words else []
-    needed = ", ".join(f'"{each.name}": {_sent(each)}' for each in parameters if each.is_required)
-    optional = ", ".join(f"{each.name}={each.name}" for each in parameters if not each.is_required)
-    parts = [f"{{{needed}}}"] + ([f"given({optional})"] if optional else []) + (["{**words}"] if words else [])
-    arguments = [repr(op.route), answer, " | ".join(part for part in parts if part != "{}") or "{}"]
+    nullable = [repr(each.name) for each in parameters if each.is_required and may_be_none(each.annotation)]
+    given = f"_of({', '.join(['locals()', *nullable])})" if signature[1:] else "{}"
+    arguments = [repr(op.route), answer, given]
     arguments += [repr(field)] if field else []
     arguments += ["limit", str(most)] if kind == "_pages" else []
     arguments += ["once=True"] if not op.repeatable and kind == "_call" else []
@@ -127,10 +160,6 @@ def _is_of_pages(op: Op, each: Parameter) -> bool:
     """True for a parameter that the client gives itself, where it goes from page to page."""
     is_cursor = each.name == "after" and (op.is_change or Cursor in get_args(each.annotation))
     return is_cursor or (each.name == "limit" and op.is_page)
-
-
-def _sent(parameter: Parameter) -> str:
-    return f"str({parameter.name})" if plain_type(parameter.annotation) is UUID else parameter.name
 
 
 def _parameter(each: Parameter) -> str:
@@ -148,9 +177,10 @@ def _plain(annotation: Any) -> str:
         name = "UUID | str"
     elif get_origin(kind) is Literal:
         name = f"Literal[{', '.join(map(repr, get_args(kind)))}]"
-    elif get_origin(kind) in (list, dict):
-        container = "Sequence" if get_origin(kind) is list else "dict"
-        name = f"{container}[{', '.join(_plain(each) for each in get_args(kind))}]"
+    elif get_origin(kind) is list:
+        name = f"Sequence[{_plain(get_args(kind)[0])}]"
+    elif get_origin(kind) is dict:  # the args of a job, of which a pipeline may have a model
+        name = "Mapping[str, Any] | Model"
     elif get_origin(kind) in (Union, UnionType):
         name = " | ".join(_plain(each) for each in get_args(kind) if each is not type(None))
     else:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from flask import Flask, Response, abort, request
+from flask.json.provider import DefaultJSONProvider
 
 from dataloader import config, log
 from dataloader.api import dispatch
-from dataloader.api.dashboard import actions, login, render, run_pages, trigger
+from dataloader.api.dashboard import actions, login, pages, render, trigger
 from dataloader.api.dashboard import bulk as bulk_orders
 from dataloader.api.server import audit, health, metrics
-from dataloader.api.v1 import (
-    again,
-    contract,
-    openapi,
-)
+from dataloader.api.v1 import contract, openapi
 from dataloader.api.web import auth, endpoint, problems
-from dataloader.api.web.json_body import BODY_LIMIT, Json
 from dataloader.api.web.long_poll import LongPolls
 from dataloader.api.web.sessions import Sessions
 from dataloader.obs import telemetry
+from dataloader.ops.checks import BODY_LIMIT
+from dataloader.ops.errors import invalid
 from dataloader.queue import hooks, lifecycle
 
 
@@ -53,8 +52,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
     app.extensions["on_threads"] = [partial(_share, sessions, polls), lambda _: _push(app)]
     app.extensions["on_drain"] = [polls.stop, health.drain]
-    v1 = (contract, again, openapi)
-    for module in (health, *v1, metrics, login, render, run_pages, actions, bulk_orders, trigger):
+    for module in (health, contract, openapi, metrics, login, render, pages, actions, bulk_orders, trigger):
         app.register_blueprint(module.blueprint)
     app.register_blueprint(dispatch.routes())
     problems.install(app)
@@ -92,11 +90,20 @@ def _refuse_chunks() -> None:
 def _refuse_zeros() -> None:
     """Refuse U+0000 in every path, because PostgreSQL can neither store it nor search for it."""
     if request.url_rule and "\0" in request.path:
-        raise problems.invalid("", "unstorable_text", "the address should hold no U+0000")
+        raise invalid("", "unstorable_text", "the address should hold no U+0000")
 
 
-class _Masked(Json):
+class _Masked(DefaultJSONProvider):
     """The JSON of every answer, with the secrets masked that pipelines and foreign workers wrote."""
+
+    sort_keys = False
+
+    @staticmethod
+    def default(value: Any) -> Any:
+        """The JSON of other types: an instant as RFC 3339; UUID, Decimal and more as Flask writes them."""
+        if isinstance(value, datetime):
+            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        return DefaultJSONProvider.default(value)
 
     def dumps(self, obj: Any, **kwargs: Any) -> str:
         return super().dumps(log.masked(obj), **kwargs)

@@ -1,37 +1,86 @@
-"""The routes of /api/v1, made from the operations: each checks its parameters, and calls the function."""
+"""The routes of /api/v1, made from the operations: each checks its parameters, and calls the function.
+
+A field or parameter that is not known, given twice or out of bounds is refused, and named.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, get_args
+from urllib.parse import urlencode
 
-from flask import Blueprint, Response, current_app, g, jsonify
-from pydantic import BaseModel
+from flask import Blueprint, Response, current_app, g, jsonify, request, url_for
+from pydantic import BaseModel, Field
 from pydantic_core import to_jsonable_python
 
 from dataloader import ops
-from dataloader.api.v1.requests import BATCH_JOBS, BATCH_LIMIT, Body, NamedTask, OfQueue, Query
 from dataloader.api.web import auth, cache
-from dataloader.api.web.endpoint import operation, paged, session
-from dataloader.api.web.json_body import BODY_LIMIT
+from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, job_id, named, operation, session
+from dataloader.config import Settings
+from dataloader.model.farm import Fault
 from dataloader.model.reading import written
-from dataloader.ops.op import Call, Op, Parameter, bounds, plain_type
+from dataloader.ops import checks
+from dataloader.ops.adding import BATCH_DEPTH, BATCH_JOBS, BATCH_LIMIT
+from dataloader.ops.errors import Problem, invalid
+from dataloader.ops.op import Call, Input, Op, Parameter, Texts, adapter, bounds, fields_set, plain_type
+from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN
 
 # A name may be any percent-encoded text; at the end of a path it is one that leads to no other address.
 _CONVERTERS = {"queue": "queue", "job_id": "job"}
 BY_HAND = ("status",)  # the contract's own view has an ETag and waits (v1.contract)
-_NAMED: dict[str, type[Query]] = {"queue": OfQueue, "task": NamedTask}
+_KEY = re.compile(r"[ -~]{1,255}")
+
+
+class OfQueue(Texts):
+    """The query of an address below a queue."""
+
+    name: str | None = Field(
+        default=None,
+        pattern=r"^(\.|\.\.|[\s\S]*/[\s\S]*)$",
+        max_length=QUEUE_LIMIT,
+        description="the queue, for the names that a path may not hold: `.` and `..`, which clients and proxies take"
+        " out of it, and names with a slash, of which `a/pause` ends as another address does; the path has any other"
+        " part in their place, such as `-`",
+    )
+
+
+class NamedTask(Texts):
+    """The query of GET /api/v1/tasks/{task}/schema."""
+
+    name: Literal[".", ".."] | None = Field(
+        default=None, description="the task, for these two names, which clients and proxies take out of a path"
+    )
+
+
+_NAMED: dict[str, type[Texts]] = {"queue": OfQueue, "task": NamedTask}
 
 
 def routes() -> Blueprint:
     """A blueprint with a route for each operation."""
     blueprint = Blueprint("operations", __name__, url_prefix="/api/v1")
     for each in ops.load().values():
-        if each.name in BY_HAND:
-            continue
-        blueprint.add_url_rule(_rule(each), each.name, _view(each), methods=[each.method])
+        if each.name not in BY_HAND:
+            blueprint.add_url_rule(_rule(each), each.name, _view(each), methods=[each.method])
     return blueprint
+
+
+@contextmanager
+def calling(settings: Settings | None = None) -> Iterator[Call]:
+    """The call of this request; its session is borrowed when it is first used, and given back at the end."""
+    with ExitStack() as stack:
+        yield Call(
+            lambda: stack.enter_context(session()),
+            auth.who(),
+            settings or current_app.extensions["settings"],
+            auth.may("read"),
+            auth.asker(),
+            request.headers.get("traceparent"),
+            cache.outlook,
+            cache.counts,
+            cache.schemas,
+        )
 
 
 def _rule(op: Op) -> str:
@@ -45,32 +94,45 @@ def _rule(op: Op) -> str:
 
 def _view(op: Op) -> Any:
     rest = [name for name in op.parameters if name not in op.in_path]
-    base = next((_NAMED[name] for name in op.in_path if name in _NAMED), Query)
-    body = op.model(rest, Body, "Body") if op.method in ("POST", "PUT") else None
+    base = next((_NAMED[name] for name in op.in_path if name in _NAMED), Texts)
+    path_model = op.model([name for name in op.in_path if name not in (*_NAMED, "job_id")], Texts, "Path")
+    query_model = op.model(() if op.method != "GET" else rest, base, "Query", is_text=True)
+    body_model = (op.body or op.model(rest, Input, "Body")) if op.method in ("POST", "PUT") else None
+    may_be_empty = body_model is not None and not any(op.parameters[name].is_required for name in rest)
+    limit = BATCH_LIMIT if any(map(_is_long, op.parameters.values())) else checks.BODY_LIMIT
+    depth = BATCH_DEPTH if op.name == "trigger_many" else DEPTH_LIMIT
 
-    def view(query: Query | None = None, body: Body | None = None, **path: Any) -> Response:
-        given = path | _given(query, rest) | _given(body, rest)
-        with session() as conn:
-            call = Call(
-                conn, auth.who(), current_app.extensions["settings"], auth.may("read"), cache.outlook, cache.counts
-            )
-            result = op.run(call, given)
-        answer = written(result)
+    def view(**path: Any) -> Response:
+        given = path | fields_set(checks.validated(path_model, {name: path[name] for name in path_model.model_fields}))
+        given |= _query(query_model)
+        if "job_id" in path:
+            given["job_id"] = job_id(path["job_id"])
+        for noun in _NAMED.keys() & path.keys():
+            in_path, in_query = named(noun, path[noun]), given.pop("name", None)
+            given[noun] = named(noun, in_query) if in_query else in_path
+        if body_model:
+            request.max_content_length = limit
+            body = {} if may_be_empty and not _raw() else checks.document(_json(), depth)
+            if "Idempotency-Key" in op.headers:
+                body = _with_key(body)
+            given |= body if op.body else fields_set(checks.validated(body_model, body))
+        with calling() as call:
+            answer = op.run(call, given)
         if op.is_change:
-            g.changed = _change(given, answer)
+            g.changed = _change({} if op.body else given, answer)
         if op.name in ops.UNMASKED:
-            return Response(json.dumps(answer), mimetype="application/json")
-        return paged(answer, answer["next"]) if op.is_page else jsonify(answer)
+            return Response(adapter(op.answer).dump_json(answer), mimetype=JSON)
+        return _paged(written(answer), answer.next) if op.is_page else jsonify(written(answer))
 
     view.__name__, view.__doc__ = op.name, op.function.__doc__
     declared = operation(
         op.subject,
         op.answer,
-        path=op.model([name for name in op.in_path if name not in (*_NAMED, "job_id")], Query, "Path"),
-        query=op.model(() if op.method != "GET" else rest, base, "Query", is_text=True),
-        body=body,
-        body_may_be_empty=body is not None and not any(op.parameters[name].is_required for name in rest),
-        body_limit=BATCH_LIMIT if any(map(_is_long, op.parameters.values())) else BODY_LIMIT,
+        path=path_model,
+        query=query_model,
+        body=body_model,
+        body_may_be_empty=may_be_empty,
+        headers=op.headers,
         errors=op.errors,
         leads_to_jobs=op.links or None,
     )
@@ -82,23 +144,68 @@ def _is_long(each: Parameter) -> bool:
     return any(getattr(bound, "max_length", 0) >= BATCH_JOBS for bound in bounds(each.annotation))
 
 
-def _change(given: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+def _query(model: type[BaseModel]) -> dict[str, Any]:
+    """The parameters of the query string, each given once."""
+    twice = [name for name, values in request.args.lists() if len(values) > 1]
+    if twice:
+        message = "a parameter should be given once"
+        places = [checks.pointer([name]) for name in twice[:FAULTS_SHOWN]]
+        raise Problem(400, message, [Fault(pointer=place, code="duplicate", message=message) for place in places])
+    return fields_set(checks.validated(model, request.args.to_dict(), "parameter"))
+
+
+def _raw() -> bytes:
+    raw = request.get_data()
+    if len(raw) < (request.content_length or 0):
+        raise invalid("", "truncated", "the body should be as long as its Content-Length")
+    return raw
+
+
+def _json() -> bytes:
+    """The body, which says that it is JSON."""
+    raw = _raw()
+    if request.mimetype != JSON or request.mimetype_params.get("charset", "utf-8").lower() != "utf-8":
+        raise invalid("", "content_type", "Content-Type should be application/json")
+    return raw
+
+
+def _with_key(body: dict[str, Any]) -> dict[str, Any]:
+    """The body with the header Idempotency-Key as a field."""
+    key = request.headers.get("Idempotency-Key")
+    if key is None:
+        return body
+    if not _KEY.fullmatch(key):
+        message = "Idempotency-Key should be 1 to 255 printable ASCII characters"
+        raise invalid("/idempotency_key", "idempotency_key", message)
+    if body.get("idempotency_key") not in (None, key):
+        message = "the header Idempotency-Key and the field idempotency_key should be the same, or one be left out"
+        raise invalid("/idempotency_key", "idempotency_key", message)
+    return body | {"idempotency_key": key}
+
+
+def _paged(document: dict[str, Any], following: object) -> Response:
+    """A page that names the next one, also as a link (RFC 8288)."""
+    answer = jsonify(document)
+    if following is not None:
+        asked = request.args.to_dict() | {"after": str(following)}
+        here = url_for(str(request.endpoint), **request.view_args or {})
+        answer.headers["Link"] = f'<{here}?{urlencode(asked)}>; rel="next"'
+    return answer
+
+
+def _change(given: Mapping[str, Any], answer: Any) -> dict[str, Any]:
     """A change in the audit: its parameters, how many jobs were changed, the first and the last of them."""
-    left_out = ("args", "verb", "confirmation", "after")
+    left_out = ("args", "verb", "confirmation", "after", "idempotency_key")
     facts = {name: value for name, value in given.items() if name not in left_out and not isinstance(value, list)}
-    jobs = answer.get("changed", answer.get("moved"))
-    if isinstance(answer.get("jobs"), list):
-        done = [each["job_id"] for each in answer["jobs"] if each["outcome"] == "done"]
+    jobs = getattr(answer, "changed", getattr(answer, "moved", None))
+    if isinstance(listed := getattr(answer, "jobs", None), list):
+        done = [each.job_id for each in listed if getattr(each, "outcome", "done") == "done"]
         facts |= {"first_job_id": done[0], "last_job_id": done[-1]} if done else {}
         jobs = len(done)
     elif given.get("job_ids"):
         facts["named"] = len(given["job_ids"])
-    elif answer.get("job_id"):
-        facts["job_id"] = answer["job_id"]
+    elif job := getattr(answer, "job_id", None):
+        facts |= {"rerun_of": given["job_id"], "action": "again"} if job != given.get("job_id", job) else {}
+        facts["job_id"] = job
     summary: dict[str, Any] = to_jsonable_python(facts if jobs is None else facts | {"jobs": jobs})
     return summary
-
-
-def _given(model: BaseModel | None, names: Iterable[str]) -> dict[str, Any]:
-    """The parameters of these names that the request gives; the function knows the defaults of the others."""
-    return {name: getattr(model, name) for name in names if model and name in model.model_fields_set}

@@ -33,7 +33,7 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|m|min|h|d)")
 EXAMPLE_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
-class _WithExamples(click.Command):
+class Command(click.Command):
     """A command with `examples`, each a line for a shell, which its help does not fold: they can be copied."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
@@ -49,11 +49,7 @@ class _WithExamples(click.Command):
                     formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
-class Command(_WithExamples):
-    """A command with `examples`."""
-
-
-class Group(_WithExamples, click.Group):
+class Group(Command, click.Group):
     """A group of commands. With `default`, a first word that is none of its commands belongs to this command."""
 
     command_class = Command

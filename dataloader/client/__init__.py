@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -37,10 +36,10 @@ from dataloader.client.errors import (
     Unexpected,
     WaitTimeout,
 )
-from dataloader.client.farm import BATCH, Farm, Snapshot, document, made
+from dataloader.client.farm import Farm, Look, made
 from dataloader.client.transport import Transport
 from dataloader.client.wire import Answer, Request, Service, repetition
-from dataloader.model.jobs import Status, Triggered, TriggeredMany
+from dataloader.model.jobs import Status
 
 if TYPE_CHECKING:
     from dataloader.client.asynchronous import AsyncClient
@@ -95,32 +94,6 @@ class Client(Farm):
     def close(self) -> None:
         self._transport.close()
 
-    def trigger_many(
-        self, jobs: Iterable[Mapping[str, Any]], *, on_done: Mapping[str, Any] | None = None
-    ) -> list[Triggered]:
-        """Add jobs, documents with the fields of `trigger`. The result has their ids and states in their order.
-
-        A request holds up to 1,000 jobs; the service adds all jobs of a request or none. `on_done` is one job more, the
-        last of the result: it starts when all others have ended. Raises ValueError for it beside more than 1,000 jobs.
-        """
-        return self._finished(self._add_many([*map(document, jobs)], on_done, obs.current()))
-
-    async def _add_many(
-        self, jobs: list[dict[str, Any]], on_done: Mapping[str, Any] | None, trace: str | None
-    ) -> list[Triggered]:
-        if on_done is not None and len(jobs) > BATCH:
-            raise ValueError(f"on_done is for up to {BATCH} jobs: name their ids in the depends_on of another job")
-        last = {} if on_done is None else {"on_done": document(on_done)}
-        added: list[Triggered] = []
-        for start in range(0, max(len(jobs), len(last)), BATCH):
-            body = {"jobs": jobs[start : start + BATCH], **last}
-            added += await made(self._call("POST /jobs/batch", TriggeredMany, body, "jobs", trace=trace))
-        return added
-
-    def _add(self, route: str, fields: dict[str, Any], trace: str | None) -> Triggered:
-        added: Triggered = self._call(route, Triggered, fields, trace=trace)
-        return added
-
     def _call(
         self,
         route: str,
@@ -131,25 +104,26 @@ class Client(Farm):
         once: bool = False,
         trace: str | None = None,
     ) -> Any:
+        trace = trace or obs.current()
         request = wire.request(route, given, {"traceparent": trace} if trace else {}, is_once=once)
 
         async def call() -> Any:
-            result = wire.understood(answer, (await self._sent(request, self._patience)).document)
-            return getattr(result, field) if field else result
+            found = wire.understood(answer, (await self._sent(request, self._patience)).document)
+            return getattr(found, field) if field else found
 
         return self._finished(call())
 
-    def _poll(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Any:
+    def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Any:
         named = {"job_id": str(job_id)} | ({"wait": seconds} if seconds else {})
         headers = {"If-None-Match": etag} if etag else {}
         request = wire.request("GET /jobs/{job_id}/status", named, headers, extra=seconds)
 
-        async def call() -> Snapshot:
+        async def look() -> Look:
             answer = await self._sent(request, patience)
             job = wire.understood(Status, answer.document) if answer.status == 200 else None
-            return Snapshot(job, answer.etag, answer.retry_after)
+            return Look(job, answer.etag, answer.retry_after)
 
-        return self._finished(call())
+        return self._finished(look())
 
     async def _sent(self, request: Request, patience: float) -> Answer:
         """The answer to a request, which is repeated for so many seconds while the service is away."""
@@ -167,5 +141,5 @@ class Client(Farm):
 def __getattr__(name: str) -> Any:
     if name != "AsyncClient":  # imported on first use: it needs the extra `async`
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = import_module("dataloader.client.asynchronous").AsyncClient
-    return value
+    found = globals()[name] = import_module("dataloader.client.asynchronous").AsyncClient
+    return found

@@ -94,11 +94,11 @@ class AsyncTransport:
 
 def _cause(error: Exception) -> Exception:
     """The error of the system that httpx wraps, which is the innermost one; else httpx's own."""
-    root, cause = error, error.__cause__ or error.__context__
+    found, cause = error, error.__cause__ or error.__context__
     while isinstance(cause, Exception):
-        root = cause if isinstance(cause, OSError | UnicodeError) else root
+        found = cause if isinstance(cause, OSError | UnicodeError) else found
         cause = cause.__cause__ or cause.__context__
-    return root
+    return found
 
 
 class AsyncClient:
@@ -203,7 +203,7 @@ class AsyncClient:
     test_webhook = _awaited(Client.test_webhook)
 
     # How the methods above make their requests, and do not block.
-    _add, _add_many, _run, _wait, _poll = Client._add, Client._add_many, Client._run, Client._wait, Client._poll
+    _trigger_many, _run, _wait, _look = Client._trigger_many, Client._run, Client._wait, Client._look
     _call, _pages, _total, _sent = Client._call, Client._pages, Client._total, Client._sent
     _finished = _each = staticmethod(lambda work: work)
     _sleep = staticmethod(anyio.sleep)

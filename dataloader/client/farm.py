@@ -1,25 +1,22 @@
-"""`Farm` has the operations of a job farm. `Client` calls them over HTTP, `Direct` (command line) in its own process.
+"""`Farm`: the questions and orders to a job farm. `Client` is one over HTTP, `Direct` of the command line in process.
 
-A method of several calls is a coroutine here. A farm that blocks runs it to its end (`finished`, `each`);
+A method of several calls is a coroutine here. A farm that blocks carries it out at once (`finished`, `each`);
 `AsyncClient` returns it to its caller.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from inspect import isawaitable
 from math import inf
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
-from uuid import UUID, uuid4
+from typing import Any, NamedTuple, Self, TypeVar, Unpack
+from uuid import UUID
 
-from dataloader import obs
 from dataloader.client.errors import JobFailed, NotFound, Unavailable, WaitTimeout
-from dataloader.client.operations import Operations, given
-from dataloader.model.jobs import Finished, Status, Triggered
-from dataloader.queue.typed_args import Model, plain
+from dataloader.client.operations import Operations, TriggerFields, new_key
+from dataloader.model.jobs import Finished, Status, Triggered, TriggeredMany
 
 R = TypeVar("R")
 BATCH = 1_000  # jobs of one request
@@ -28,31 +25,8 @@ OUTAGE_SEC = 600.0  # the longest absence of the service that a wait tolerates
 _QUICK = 0.3  # seconds; the service did not wait for a change before a faster answer without news
 
 
-class JobFields(TypedDict, total=False):
-    """The fields of a new job; their bounds are the API's (docs/api.md)."""
-
-    queue: str
-    lock_key: str | None
-    args: Mapping[str, Any] | Model | None
-    idempotency_key: str | None
-    partition_key: str | None
-    priority: int | None
-    available_at: datetime | str | None
-    max_attempts: int | None
-    lease_ttl_sec: int | None
-    timeout_sec: int | None
-    score: float | None
-    producer: str | None
-    consumer_group: str | None
-    affinity_key: str | None
-    limits: Sequence[str] | None
-    deadline: datetime | str | None
-    depends_on: Sequence[UUID | str] | None
-    on_parent_failure: str | None
-
-
-class Snapshot(NamedTuple):
-    """The job now (None: no change), its version, and the seconds to wait before the next poll."""
+class Look(NamedTuple):
+    """A job as it is now (None: as it was), its version, and the seconds to wait before the next look."""
 
     job: Status | None
     etag: str | None = None
@@ -83,9 +57,9 @@ def each(rows: AsyncIterator[R]) -> Iterator[R]:
         yield row
 
 
-async def made(value: Any) -> Any:
+async def made(found: Any) -> Any:
     """The answer of a call, which is awaited where it does not block."""
-    return await value if isawaitable(value) else value
+    return await found if isawaitable(found) else found
 
 
 class Farm(Operations):
@@ -107,7 +81,7 @@ class Farm(Operations):
     def close(self) -> None:
         """Close the connections."""
 
-    def trigger(self, task: str, *, trace: str | None = None, **fields: Unpack[JobFields]) -> Triggered:
+    def trigger(self, task: str, *, trace: str | None = None, **fields: Unpack[TriggerFields]) -> Triggered:
         """Add a job once, however often the request is repeated: an `idempotency_key` is made where none is given.
 
         Jobs of one `lock_key` never run at the same time; the default is the task's name. The default queue is
@@ -115,36 +89,28 @@ class Farm(Operations):
         the current OpenTelemetry span's. Raises Refused, which names the arguments, for args that the task's schema
         refuses.
         """
-        return self._add("POST /jobs/trigger", document({"task": task, **fields}), trace or obs.current())
+        added: Triggered = self._call("POST /jobs/trigger", Triggered, document({"task": task, **fields}), trace=trace)
+        return added
 
-    def again(
-        self,
-        job_id: UUID | str,
-        *,
-        args: Mapping[str, Any] | Model | None = None,
-        without: Sequence[str] = (),
-        queue: str | None = None,
-        lock_key: str | None = None,
-        priority: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> Triggered:
-        """Add a job with the fields of one that has ended, with changes; the journals of the two name each other.
+    def trigger_many(
+        self, jobs: Iterable[Mapping[str, Any]], *, on_done: Mapping[str, Any] | None = None
+    ) -> list[Triggered]:
+        """Add jobs, documents with the fields of `trigger`. The result has their ids and states in their order.
 
-        `args` replace those of the same names, `without` names those to leave out. An arg that is masked where it is
-        shown stays what it is. Raises Conflict for a job that has not ended.
+        A request holds up to 1,000 jobs; the service adds all jobs of a request or none. `on_done` is one job more, the
+        last of the result: it starts when all others have ended. Raises ValueError for it beside more than 1,000 jobs.
         """
-        changes = given(
-            args=None if args is None else plain(args),
-            without=list(without) or None,
-            queue=queue,
-            lock_key=lock_key,
-            priority=priority,
-            idempotency_key=idempotency_key or new_key(),
-        )
-        return self._add("POST /jobs/{job_id}/again", {"job_id": str(job_id), **changes}, obs.current())
+        return self._finished(self._trigger_many([*map(document, jobs)], on_done))
 
-    def _add(self, route: str, fields: dict[str, Any], trace: str | None) -> Triggered:
-        raise NotImplementedError
+    async def _trigger_many(self, jobs: list[dict[str, Any]], on_done: Mapping[str, Any] | None) -> list[Triggered]:
+        if on_done is not None and len(jobs) > BATCH:
+            raise ValueError(f"on_done is for up to {BATCH} jobs: name their ids in the depends_on of another job")
+        last = {} if on_done is None else {"on_done": document(on_done)}
+        found: list[Triggered] = []
+        for start in range(0, max(len(jobs), len(last)), BATCH):
+            body = {"jobs": jobs[start : start + BATCH], **last}
+            found += await made(self._call("POST /jobs/batch", TriggeredMany, body, "jobs"))
+        return found
 
     def run(self, /, task: str, *, timeout: float | None = None, **fields: Any) -> Finished:
         """Trigger a job, wait until it ends, and return it, with its `result`.
@@ -171,7 +137,7 @@ class Farm(Operations):
         *,
         patience: float = OUTAGE_SEC,
     ) -> Status:
-        """Wait until the job has ended, and return it in any final state.
+        """Wait until the job has ended, and return it, whatever its end.
 
         `on_progress` is called with the job at first and after each change. Raises WaitTimeout after `timeout` seconds;
         the job goes on. A service that is away meanwhile is waited for, up to `patience` seconds.
@@ -189,13 +155,13 @@ class Farm(Operations):
             left = max(0.0, until - begun)
             seconds = int(min(POLL_SEC, left)) if job else 0  # the first answer is always news
             try:
-                snapshot: Snapshot = await made(self._poll(job_id, etag, seconds, min(patience, left)))
+                look: Look = await made(self._look(job_id, etag, seconds, min(patience, left)))
             except Unavailable as e:
                 if e.is_lasting or patience < left:
                     raise
                 raise WaitTimeout(job, timeout or 0) from None
-            is_news = snapshot.job is not None and snapshot.job != job
-            job, etag = snapshot.job or job, snapshot.etag or etag
+            is_news = look.job is not None and look.job != job
+            job, etag = look.job or job, look.etag or etag
             assert job is not None  # noqa: S101  only a version that is known is left out
             if is_news and on_progress:
                 await made(on_progress(job))
@@ -205,11 +171,11 @@ class Farm(Operations):
                 raise WaitTimeout(job, timeout or 0)
             # A service that is busy does not wait for a change.
             has_waited = is_news or time.monotonic() - begun > _QUICK
-            pause = snapshot.pause or (0.05 if has_waited else min(2.0, max(0.1, 1.5 * pause)))
+            pause = look.pause or (0.05 if has_waited else min(2.0, max(0.1, 1.5 * pause)))
             await made(self._sleep(min(pause, max(0.0, until - time.monotonic()))))
 
-    def _poll(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Any:
-        """A Snapshot of the job, once it has another version than `etag`, or after some seconds."""
+    def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Any:
+        """A Look at the job: as soon as it has another version than `etag`, or after some seconds."""
         raise NotImplementedError
 
     def _pages(
@@ -222,10 +188,10 @@ class Farm(Operations):
             after: dict[str, Any] = {}
             while left > 0:
                 page = await made(self._call(route, answer, given | {"limit": int(min(most, left))} | after))
-                items = getattr(page, field)
-                for row in items:
+                found = getattr(page, field)
+                for row in found:
                     yield row
-                left, after = left - len(items), {"after": page.next}
+                left, after = left - len(found), {"after": page.next}
                 if page.next is None:
                     return
 
@@ -235,14 +201,14 @@ class Farm(Operations):
         """Repeat an operation until it has come to the end; returns the sum of this field of its answers."""
 
         async def total() -> int:
-            count: int = 0
+            found: int = 0
             after: dict[str, Any] = {}
             while True:
                 step = await made(self._call(route, answer, given | after, once=True))
-                count += getattr(step, field)
+                found += getattr(step, field)
                 following = getattr(step, "next", None)
                 if following is None and getattr(step, "is_done", True):
-                    return count
+                    return found
                 after = {"after": following} if following else {}
 
         return self._finished(total())
@@ -253,12 +219,6 @@ def document(job: Mapping[str, Any]) -> dict[str, Any]:
     filled = {
         "queue": job.get("queue") or "etl.default",
         "lock_key": job.get("lock_key") or job.get("task"),
-        "args": None if job.get("args") is None else plain(job["args"]),
         "idempotency_key": job.get("idempotency_key") or new_key(),
     }
     return {name: value for name, value in {**job, **filled}.items() if value is not None}
-
-
-def new_key() -> str:
-    """An idempotency key for a request that has none."""
-    return f"client-{uuid4()}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from dataloader.model.farm import Database, Names, RemovedWebhook, Tested, Webhook, Webhooks, Worker, Workers
 from dataloader.model.jobs import (
@@ -58,11 +58,26 @@ from dataloader.model.queues import (
     QueueState,
 )
 from dataloader.model.runs import ArgsSchema, Bucket, ErrorGroups, ErrorNote, Pace, QueueRuns, Task, TaskRuns, Tasks
+from dataloader.queue.typed_args import Model
 
 
 def given(**fields: Any) -> dict[str, Any]:
     """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def new_key() -> str:
+    """An idempotency key for a request that has none."""
+    return f"client-{uuid4()}"
+
+
+def _of(parameters: dict[str, Any], *nullable: str) -> dict[str, Any]:
+    """The parameters of a method that are given, and those of its words; an idempotency key where none is given."""
+    words: dict[str, Any] = parameters.pop("words", {})
+    if "idempotency_key" in parameters:
+        parameters["idempotency_key"] = parameters["idempotency_key"] or new_key()
+    del parameters["self"]
+    return {name: value for name, value in parameters.items() if value is not None or name in nullable} | words
 
 
 class Queued(TypedDict, total=False):
@@ -73,12 +88,9 @@ class Queued(TypedDict, total=False):
     partition_key: str | None
 
 
-class Tried(TypedDict, total=False):
+class Tried(Queued, total=False):
     """The same for jobs that have run: dead ones, and retries."""
 
-    task: str | None
-    lock_key: str | None
-    partition_key: str | None
     error: str | None
     error_group: str | None
 
@@ -94,12 +106,24 @@ class Order(TypedDict, total=False):
     fair_by: Literal["partition_key", "producer"] | None
 
 
-class Filters(TypedDict, total=False):
+class JobWords(TypedDict, total=False):
+    """The fields of the jobs; null is the default of a job."""
+
+    queue: str | None
+    args: Mapping[str, Any] | Model | None
+    lock_key: str | None
+    partition_key: str | None
+    affinity_key: str | None
+    max_attempts: int | None
+    lease_ttl_sec: int | None
+    timeout_sec: int | None
+
+
+class Filters(Queued, total=False):
     """Which jobs a list has. Filters that are given must all hold."""
 
     q: str | None
     queue: str | None
-    task: str | None
     status: (
         Literal[
             "queued",
@@ -117,8 +141,6 @@ class Filters(TypedDict, total=False):
         ]
         | None
     )
-    lock_key: str | None
-    partition_key: str | None
     producer: str | None
     consumer_group: str | None
     error_group: str | None
@@ -126,17 +148,9 @@ class Filters(TypedDict, total=False):
     until: datetime | str | None
 
 
-class ScheduleWords(TypedDict, total=False):
+class ScheduleWords(JobWords, total=False):
     """When a schedule is due, and the fields of its jobs; null is the default (docs/schedules.md)."""
 
-    queue: str | None
-    args: dict[str, Any] | None
-    lock_key: str | None
-    partition_key: str | None
-    affinity_key: str | None
-    max_attempts: int | None
-    lease_ttl_sec: int | None
-    timeout_sec: int | None
     cron: str | None
     interval_sec: int | None
     timezone: str | None
@@ -148,17 +162,9 @@ class ScheduleWords(TypedDict, total=False):
     deadline_sec: int | None
 
 
-class BackfillWords(TypedDict, total=False):
+class BackfillWords(JobWords, total=False):
     """A range (since, until, step) or a list of partitions, and the fields of the job of each (docs/backfills.md)."""
 
-    queue: str | None
-    args: dict[str, Any] | None
-    lock_key: str | None
-    partition_key: str | None
-    affinity_key: str | None
-    max_attempts: int | None
-    lease_ttl_sec: int | None
-    timeout_sec: int | None
     since: str | None
     until: str | None
     step: str | None
@@ -170,27 +176,33 @@ class BackfillWords(TypedDict, total=False):
     limits: Sequence[str] | None
 
 
-class ScheduleChange(TypedDict, total=False):
+class ScheduleChange(ScheduleWords, total=False):
     """The changes of a schedule: a field that is left out stays, null is its default."""
 
+    task: str
+
+
+class TriggerFields(TypedDict, total=False):
+    """The fields of a new job (docs/api.md)."""
+
     queue: str | None
-    args: dict[str, Any] | None
     lock_key: str | None
+    args: Mapping[str, Any] | Model | None
+    idempotency_key: str | None
     partition_key: str | None
-    affinity_key: str | None
+    priority: int | None
+    available_at: datetime | str | None
     max_attempts: int | None
     lease_ttl_sec: int | None
     timeout_sec: int | None
-    cron: str | None
-    interval_sec: int | None
-    timezone: str | None
-    catch_up: Literal["none", "last", "all"] | None
-    overlap: Literal["skip", "queue", "cancel_old"] | None
-    jitter_sec: float | None
-    priority: int | None
-    deadline: str | None
-    deadline_sec: int | None
-    task: str
+    score: float | None
+    producer: str | None
+    consumer_group: str | None
+    affinity_key: str | None
+    limits: Sequence[str] | None
+    deadline: datetime | str | None
+    depends_on: Sequence[UUID | str | int] | None
+    on_parent_failure: Literal["cancel", "hold", "run"] | None
 
 
 class Operations:
@@ -200,83 +212,89 @@ class Operations:
     _pages: Any  # the rows of all pages of a list
     _total: Any  # repeats an operation until the end; the sum of a field of its answers
 
+    def again(
+        self,
+        job_id: UUID | str,
+        *,
+        args: Mapping[str, Any] | Model | None = None,
+        without: Sequence[str] | None = None,
+        queue: str | None = None,
+        lock_key: str | None = None,
+        priority: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Triggered:
+        """Add a job with the fields of one that has ended, with changes. The journals of the two jobs name each other.
+
+        A masked arg stays what it is. The new job has no time, deadline, score, parents or idempotency key of the old.
+        """
+        return self._call("POST /jobs/{job_id}/again", Triggered, _of(locals()))
+
     def jobs(
         self, *, sort: Literal["changed", "key"] | None = None, limit: int | None = None, **words: Unpack[Filters]
     ) -> Iterator[ListedJob]:
         """List the jobs that pass all filters, the newest change first (or by key)."""
-        return self._pages("GET /jobs", Jobs, given(sort=sort) | {**words}, "jobs", limit, 200)
+        return self._pages("GET /jobs", Jobs, _of(locals()), "jobs", limit, 200)
 
     def tally(self, **words: Unpack[Filters]) -> Tally:
         """Count the jobs of a list: each job counts as one kind."""
-        return self._call("GET /tally", Tally, {**words})
+        return self._call("GET /tally", Tally, _of(locals()))
 
     def suggest(self, q: str) -> list[str]:
         """How the text of a search box may go on: up to 8 each of fields, statuses, tasks, queues and keys."""
-        return self._call("GET /suggestions", Suggestions, {"q": q}, "suggestions")
+        return self._call("GET /suggestions", Suggestions, _of(locals()), "suggestions")
 
     def job(self, job_id: UUID | str) -> Job:
         """One job with all that is known of it; secrets in its args are masked."""
-        return self._call("GET /jobs/{job_id}", Job, {"job_id": str(job_id)})
+        return self._call("GET /jobs/{job_id}", Job, _of(locals()))
 
     def status(self, job_id: UUID | str) -> Status:
         """One job as it is now, without its args and keys."""
-        return self._call("GET /jobs/{job_id}/status", Status, {"job_id": str(job_id)})
+        return self._call("GET /jobs/{job_id}/status", Status, _of(locals()))
 
     def result(self, job_id: UUID | str) -> Any:
         """The value that a job's pipeline has returned; null before the job has succeeded, or where that is None."""
-        return self._call("GET /jobs/{job_id}/result", Result, {"job_id": str(job_id)}, "result")
+        return self._call("GET /jobs/{job_id}/result", Result, _of(locals()), "result")
 
     def family(self, job_id: UUID | str) -> Family:
         """The first 50 jobs that this one waits for, or has waited for, and the first 50 that wait for this one."""
-        return self._call("GET /jobs/{job_id}/family", Family, {"job_id": str(job_id)})
+        return self._call("GET /jobs/{job_id}/family", Family, _of(locals()))
 
     def predict(self, job_id: UUID | str) -> JobPrediction:
         """When a job will end, the range of that, and how right such predictions were in its queue."""
-        return self._call("GET /jobs/{job_id}/prediction", JobPrediction, {"job_id": str(job_id)})
+        return self._call("GET /jobs/{job_id}/prediction", JobPrediction, _of(locals()))
 
     def job_events(self, job_id: UUID | str, *, after: int | None = None, limit: int | None = None) -> Iterator[Event]:
         """The journal of one job, the oldest event first."""
-        return self._pages(
-            "GET /jobs/{job_id}/events", JobEvents, {"job_id": str(job_id)} | given(after=after), "events", limit, 200
-        )
+        return self._pages("GET /jobs/{job_id}/events", JobEvents, _of(locals()), "events", limit, 200)
 
     def logs(
         self, job_id: UUID | str, *, after: str | None = None, attempt: int | None = None, limit: int | None = None
     ) -> Iterator[LogLine]:
         """Show the lines that the runs of one job have written, the oldest first."""
-        return self._pages(
-            "GET /jobs/{job_id}/logs",
-            JobLogs,
-            {"job_id": str(job_id)} | given(after=after, attempt=attempt),
-            "lines",
-            limit,
-            1000,
-        )
+        return self._pages("GET /jobs/{job_id}/logs", JobLogs, _of(locals()), "lines", limit, 1000)
 
     def cancel(self, job_id: UUID | str, *, force: bool | None = None) -> Status:
         """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status.
 
         A running job stops at its next safe point, with `force` wherever it is.
         """
-        return self._call("POST /jobs/{job_id}/cancel", Status, {"job_id": str(job_id)} | given(force=force))
+        return self._call("POST /jobs/{job_id}/cancel", Status, _of(locals()))
 
     def requeue(self, job_id: UUID | str) -> Status:
         """Queue a job that has ended again, with a fresh budget of attempts; any other is a conflict."""
-        return self._call("POST /jobs/{job_id}/requeue", Status, {"job_id": str(job_id)}, once=True)
+        return self._call("POST /jobs/{job_id}/requeue", Status, _of(locals()), once=True)
 
     def run_now(self, job_id: UUID | str) -> Status:
         """Make a queued job due whose time has not come; one that is not queued is a conflict."""
-        return self._call("POST /jobs/{job_id}/run-now", Status, {"job_id": str(job_id)}, once=True)
+        return self._call("POST /jobs/{job_id}/run-now", Status, _of(locals()), once=True)
 
     def delete(self, job_id: UUID | str) -> Deleted:
         """Delete a job that is not running, and its journal; one that runs is a conflict."""
-        return self._call("DELETE /jobs/{job_id}", Deleted, {"job_id": str(job_id)}, once=True)
+        return self._call("DELETE /jobs/{job_id}", Deleted, _of(locals()), once=True)
 
     def cancel_jobs(self, job_ids: Sequence[UUID | str], *, force: bool | None = None) -> list[BulkOutcome]:
         """Cancel up to 1,000 jobs."""
-        return self._call(
-            "POST /jobs/bulk/cancel", BulkOutcomes, {"job_ids": job_ids} | given(force=force), "jobs", once=True
-        )
+        return self._call("POST /jobs/bulk/cancel", BulkOutcomes, _of(locals()), "jobs", once=True)
 
     def change_jobs(
         self, verb: Literal["requeue", "start-over", "run-now", "delete"], job_ids: Sequence[UUID | str]
@@ -285,7 +303,7 @@ class Operations:
 
         `start-over` requeues jobs, which begin at the start and not at their checkpoints.
         """
-        return self._call("POST /jobs/bulk/{verb}", BulkOutcomes, {"verb": verb, "job_ids": job_ids}, "jobs", once=True)
+        return self._call("POST /jobs/bulk/{verb}", BulkOutcomes, _of(locals()), "jobs", once=True)
 
     def preview(
         self,
@@ -298,9 +316,7 @@ class Operations:
 
         The order is for the jobs of a list (`matching`), or for up to 1,000 named ones.
         """
-        return self._call(
-            "POST /jobs/bulk/preview", Preview, {"order": order} | given(matching=matching, job_ids=job_ids)
-        )
+        return self._call("POST /jobs/bulk/preview", Preview, _of(locals()))
 
     def order_jobs(
         self,
@@ -314,12 +330,7 @@ class Operations:
 
         A list that has more jobs for the order than its preview had is a conflict.
         """
-        return self._total(
-            "POST /jobs/bulk",
-            BulkChanged,
-            {"order": order, "confirmation": confirmation} | given(matching=matching, job_ids=job_ids),
-            "changed",
-        )
+        return self._total("POST /jobs/bulk", BulkChanged, _of(locals()), "changed")
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs, a pause, a limit or a worker."""
@@ -334,54 +345,54 @@ class Operations:
 
         A queue that is not ordered is a conflict.
         """
-        return self._pages("GET /queues/{queue}/keys", Keys, {"queue": queue}, "keys", limit, 200)
+        return self._pages("GET /queues/{queue}/keys", Keys, _of(locals()), "keys", limit, 200)
 
     def predict_queue(self, queue: str) -> QueuePrediction:
         """When all that is queued and runs now will have ended, its range, and how right such predictions were."""
-        return self._call("GET /queues/{queue}/prediction", QueuePrediction, {"queue": queue})
+        return self._call("GET /queues/{queue}/prediction", QueuePrediction, _of(locals()))
 
     def queue_runs(self, queue: str, *, range: Literal["1h", "24h", "7d"] | None = None) -> QueueRuns:
         """How long the runs of a queue were: counts, failures, percentiles, a histogram, and the period before."""
-        return self._call("GET /queues/{queue}/runs", QueueRuns, {"queue": queue} | given(range=range))
+        return self._call("GET /queues/{queue}/runs", QueueRuns, _of(locals()))
 
     def pause(self, queue: str) -> QueueState:
         """Start no job of a queue any more, on any host; what runs goes on."""
-        return self._call("POST /queues/{queue}/pause", QueueState, {"queue": queue})
+        return self._call("POST /queues/{queue}/pause", QueueState, _of(locals()))
 
     def resume(self, queue: str) -> QueueState:
         """Start jobs of a paused queue again."""
-        return self._call("POST /queues/{queue}/resume", QueueState, {"queue": queue})
+        return self._call("POST /queues/{queue}/resume", QueueState, _of(locals()))
 
     def limit(self, queue: str, max_length: int | None) -> QueueState:
         """Refuse to trigger jobs (429) while so many of a queue wait; none takes the limit away."""
-        return self._call("PUT /queues/{queue}/limit", QueueState, {"queue": queue, "max_length": max_length})
+        return self._call("PUT /queues/{queue}/limit", QueueState, _of(locals(), "max_length"))
 
     def set_queue(self, queue: str, **words: Unpack[Order]) -> QueueState:
         """Change the order of a queue's jobs, while jobs run; what is not named stays."""
-        return self._call("PUT /queues/{queue}", QueueState, {"queue": queue} | {**words})
+        return self._call("PUT /queues/{queue}", QueueState, _of(locals()))
 
     def requeue_dead(self, queue: str, **words: Unpack[Tried]) -> int:
         """Queue the failed and lost jobs of a queue again, each with a fresh budget of attempts."""
-        return self._total("POST /queues/{queue}/requeue-dead", Changed, {"queue": queue} | {**words}, "changed")
+        return self._total("POST /queues/{queue}/requeue-dead", Changed, _of(locals()), "changed")
 
     def delete_dead(self, queue: str, **words: Unpack[Tried]) -> int:
         """Delete the failed and lost jobs of a queue, with their journal."""
-        return self._total("POST /queues/{queue}/delete-dead", Changed, {"queue": queue} | {**words}, "changed")
+        return self._total("POST /queues/{queue}/delete-dead", Changed, _of(locals()), "changed")
 
     def run_all(self, queue: str, **words: Unpack[Queued]) -> int:
         """Make the jobs of a queue due whose time has not come."""
-        return self._total("POST /queues/{queue}/run-all", Changed, {"queue": queue} | {**words}, "changed")
+        return self._total("POST /queues/{queue}/run-all", Changed, _of(locals()), "changed")
 
     def kill_retries(self, queue: str, **words: Unpack[Tried]) -> int:
         """Let the jobs of a queue be failed that were tried and wait for their next attempt."""
-        return self._total("POST /queues/{queue}/kill-retries", Changed, {"queue": queue} | {**words}, "changed")
+        return self._total("POST /queues/{queue}/kill-retries", Changed, _of(locals()), "changed")
 
     def move(self, queue: str, to: str) -> int:
         """Make the queued, running and dead jobs of a queue those of another, in their order; what runs goes on.
 
         Both queues are paused until the last job has moved; the first one stays paused.
         """
-        return self._total("POST /queues/{queue}/move", Moved, {"queue": queue, "to": to}, "moved")
+        return self._total("POST /queues/{queue}/move", Moved, _of(locals()), "moved")
 
     def limits(self) -> list[Limit]:
         """List the limits: what each allows, how many of its jobs run, and how many wait for it."""
@@ -389,19 +400,17 @@ class Operations:
 
     def get_limit(self, limit: str) -> Limit:
         """One limit."""
-        return self._call("GET /limits/{limit}", Limit, {"limit": limit})
+        return self._call("GET /limits/{limit}", Limit, _of(locals()))
 
     def set_limit(
         self, limit: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
     ) -> Limit:
         """Make a limit, or replace what it allows, on all hosts at once; jobs that run go on."""
-        return self._call(
-            "PUT /limits/{limit}", Limit, {"limit": limit} | given(most=most, per_minute=per_minute, burst=burst)
-        )
+        return self._call("PUT /limits/{limit}", Limit, _of(locals()))
 
     def remove_limit(self, limit: str) -> LimitRemoved:
         """Let any number of a limit's jobs run; the jobs keep its name."""
-        return self._call("DELETE /limits/{limit}", LimitRemoved, {"limit": limit})
+        return self._call("DELETE /limits/{limit}", LimitRemoved, _of(locals()))
 
     def workers(self) -> list[Worker]:
         """The workers of all hosts that were seen in the last ten minutes, and what they run."""
@@ -412,29 +421,29 @@ class Operations:
 
         A task is listed that workers have pipelines for, or that has run.
         """
-        return self._call("GET /tasks", Tasks, given(range=range), "tasks")
+        return self._call("GET /tasks", Tasks, _of(locals()), "tasks")
 
     def task_runs(self, task: str, *, range: Literal["1h", "24h", "7d"] | None = None) -> TaskRuns:
         """How long the runs of a task were: counts, failures, percentiles, a histogram, and the period before."""
-        return self._call("GET /tasks/{task}", TaskRuns, {"task": task} | given(range=range))
+        return self._call("GET /tasks/{task}", TaskRuns, _of(locals()))
 
     def args_schema(self, task: str) -> ArgsSchema:
         """The JSON Schema of a task's args, as the worker that started last has shown it; null: any object will do."""
-        return self._call("GET /tasks/{task}/schema", ArgsSchema, {"task": task})
+        return self._call("GET /tasks/{task}/schema", ArgsSchema, _of(locals()))
 
     def names(self, *, queue: str | None = None, task: str | None = None) -> Names:
         """Whether the farm knows a queue and a task, before a mistyped name makes a new one; with similar names."""
-        return self._call("GET /names", Names, given(queue=queue, task=task))
+        return self._call("GET /names", Names, _of(locals()))
 
     def pace(self, *, minutes: int | None = None) -> list[Bucket]:
         """How many jobs ended in each ten seconds of the last minutes."""
-        return self._call("GET /pace", Pace, given(minutes=minutes), "pace")
+        return self._call("GET /pace", Pace, _of(locals()), "pace")
 
     def events(
         self, *, after: int | None = None, queue: str | None = None, limit: int | None = None
     ) -> list[FarmEvent]:
         """The journal of all jobs, the oldest first; without `after` the newest rows."""
-        return self._call("GET /events", FarmEvents, given(after=after, queue=queue, limit=limit), "events")
+        return self._call("GET /events", FarmEvents, _of(locals()), "events")
 
     def database(self) -> Database:
         """The queue's database: size, sessions, dead rows, the oldest transaction, and what holds back its vacuum."""
@@ -444,11 +453,11 @@ class Operations:
         self, *, queue: str | None = None, task: str | None = None, since: datetime | str | None = None
     ) -> ErrorGroups:
         """The groups of dead and retrying jobs, the largest first: up to 100 by queue, task and error group."""
-        return self._call("GET /errors", ErrorGroups, given(queue=queue, task=task, since=since))
+        return self._call("GET /errors", ErrorGroups, _of(locals()))
 
     def write_error_note(self, task: str, error_group: str, note: str) -> ErrorNote:
         """Write a note about a group of a task, in the place of an earlier one; an empty note removes that."""
-        return self._call("PUT /errors/note", ErrorNote, {"task": task, "error_group": error_group, "note": note})
+        return self._call("PUT /errors/note", ErrorNote, _of(locals()))
 
     def webhooks(self) -> Webhooks:
         """The receivers of alerts, and whether a worker serves the queue of their messages."""
@@ -466,63 +475,58 @@ class Operations:
         lag_sec: float | None = None,
     ) -> Webhook:
         """Add a receiver of alerts, or change the one of this name; what the request leaves out has its default."""
-        return self._call(
-            "PUT /webhooks/{webhook}",
-            Webhook,
-            {"webhook": webhook, "url": url}
-            | given(shape=shape, signed_by=signed_by, kinds=kinds, queues=queues, lag_sec=lag_sec),
-        )
+        return self._call("PUT /webhooks/{webhook}", Webhook, _of(locals()))
 
     def remove_webhook(self, webhook: str) -> RemovedWebhook:
         """Remove a receiver of alerts; messages that wait for it are not sent any more."""
-        return self._call("DELETE /webhooks/{webhook}", RemovedWebhook, {"webhook": webhook})
+        return self._call("DELETE /webhooks/{webhook}", RemovedWebhook, _of(locals()))
 
     def pause_webhook(self, webhook: str) -> Webhook:
         """Send a receiver no more messages; it does not hear later of what happens meanwhile."""
-        return self._call("POST /webhooks/{webhook}/pause", Webhook, {"webhook": webhook})
+        return self._call("POST /webhooks/{webhook}/pause", Webhook, _of(locals()))
 
     def resume_webhook(self, webhook: str) -> Webhook:
         """Send messages to a paused receiver again, also to one that was paused by its own answer 410."""
-        return self._call("POST /webhooks/{webhook}/resume", Webhook, {"webhook": webhook})
+        return self._call("POST /webhooks/{webhook}/resume", Webhook, _of(locals()))
 
     def test_webhook(self, webhook: str) -> Tested:
         """Send a receiver a test message, also while it is paused; the answer has the job that sends it."""
-        return self._call("POST /webhooks/{webhook}/test", Tested, {"webhook": webhook}, once=True)
+        return self._call("POST /webhooks/{webhook}/test", Tested, _of(locals()), once=True)
 
     def schedules(self, *, next: int | None = None) -> list[Schedule]:
         """List the schedules: when they are due, their last jobs, what is wrong with them."""
-        return self._call("GET /schedules", Schedules, given(next=next), "schedules")
+        return self._call("GET /schedules", Schedules, _of(locals()), "schedules")
 
     def schedule(self, name: str, *, next: int | None = None) -> Schedule:
         """Show a schedule with its next due times."""
-        return self._call("GET /schedules/{name}", Schedule, {"name": name} | given(next=next))
+        return self._call("GET /schedules/{name}", Schedule, _of(locals()))
 
     def add_schedule(self, name: str, task: str, **words: Unpack[ScheduleWords]) -> Schedule:
         """Add a schedule of a task; its first due time is the next one from now on."""
-        return self._call("POST /schedules", Schedule, {"name": name, "task": task} | {**words}, once=True)
+        return self._call("POST /schedules", Schedule, _of(locals()), once=True)
 
     def change_schedule(self, name: str, **words: Unpack[ScheduleChange]) -> Schedule:
         """Change a schedule; what is not named stays, null is the default. From then on code changes it no more.
 
         A new timing counts from now on.
         """
-        return self._call("PUT /schedules/{name}", Schedule, {"name": name} | {**words})
+        return self._call("PUT /schedules/{name}", Schedule, _of(locals()))
 
     def remove_schedule(self, name: str) -> Removed:
         """Remove a schedule; its jobs stay. One that a pipeline names comes back when a worker starts."""
-        return self._call("DELETE /schedules/{name}", Removed, {"name": name}, once=True)
+        return self._call("DELETE /schedules/{name}", Removed, _of(locals()), once=True)
 
     def pause_schedule(self, name: str) -> Schedule:
         """Make no jobs of a schedule until it is resumed; those that are made stay."""
-        return self._call("POST /schedules/{name}/pause", Schedule, {"name": name})
+        return self._call("POST /schedules/{name}/pause", Schedule, _of(locals()))
 
     def resume_schedule(self, name: str) -> Schedule:
         """End a schedule's pause; the due times of the pause get no job."""
-        return self._call("POST /schedules/{name}/resume", Schedule, {"name": name})
+        return self._call("POST /schedules/{name}/resume", Schedule, _of(locals()))
 
     def run_schedule(self, name: str) -> Triggered:
         """Add a job of a schedule now, paused or not; now is its due time."""
-        return self._call("POST /schedules/{name}/run", Triggered, {"name": name}, once=True)
+        return self._call("POST /schedules/{name}/run", Triggered, _of(locals()), once=True)
 
     def backfills(self) -> list[Backfill]:
         """List the newest backfills, up to 100: how far they are, what is wrong with them."""
@@ -530,7 +534,7 @@ class Operations:
 
     def backfill(self, backfill: str) -> Backfill:
         """Show a backfill: its progress, when it will be done, its partitions by status."""
-        return self._call("GET /backfills/{backfill}", Backfill, {"backfill": backfill})
+        return self._call("GET /backfills/{backfill}", Backfill, _of(locals()))
 
     def partitions(
         self,
@@ -542,43 +546,36 @@ class Operations:
         limit: int | None = None,
     ) -> Iterator[Partition]:
         """List the partitions of a backfill in their order, each with its job; `missing` ones have none."""
-        return self._pages(
-            "GET /backfills/{backfill}/partitions",
-            Partitions,
-            {"backfill": backfill} | given(status=status, after=after),
-            "partitions",
-            limit,
-            1000,
-        )
+        return self._pages("GET /backfills/{backfill}/partitions", Partitions, _of(locals()), "partitions", limit, 1000)
 
     def add_backfill(self, name: str, task: str, **words: Unpack[BackfillWords]) -> Backfill:
         """Add a backfill of a task. Its jobs are made behind the answer, some hundred at once."""
-        return self._call("POST /backfills", Backfill, {"name": name, "task": task} | {**words}, once=True)
+        return self._call("POST /backfills", Backfill, _of(locals()), once=True)
 
     def try_backfill(self, name: str, task: str, **words: Unpack[BackfillWords]) -> BackfillPreview:
         """Show how a backfill would go: how many partitions, how many are done already, some of the jobs."""
-        return self._call("POST /backfills/dry-run", BackfillPreview, {"name": name, "task": task} | {**words})
+        return self._call("POST /backfills/dry-run", BackfillPreview, _of(locals()))
 
     def set_backfill(self, backfill: str, max_running: int | None) -> Backfill:
         """Let so many jobs of a backfill run at once, from now on; those that run go on."""
-        return self._call("PUT /backfills/{backfill}", Backfill, {"backfill": backfill, "max_running": max_running})
+        return self._call("PUT /backfills/{backfill}", Backfill, _of(locals(), "max_running"))
 
     def remove_backfill(self, backfill: str) -> BackfillRemoved:
         """Remove a backfill of which no job is to come, with its ledger; its jobs stay."""
-        return self._call("DELETE /backfills/{backfill}", BackfillRemoved, {"backfill": backfill}, once=True)
+        return self._call("DELETE /backfills/{backfill}", BackfillRemoved, _of(locals()), once=True)
 
     def pause_backfill(self, backfill: str) -> Backfill:
         """Make and start no jobs of a backfill until it is resumed; those that run go on."""
-        return self._call("POST /backfills/{backfill}/pause", Backfill, {"backfill": backfill})
+        return self._call("POST /backfills/{backfill}/pause", Backfill, _of(locals()))
 
     def resume_backfill(self, backfill: str) -> Backfill:
         """End a backfill's pause."""
-        return self._call("POST /backfills/{backfill}/resume", Backfill, {"backfill": backfill})
+        return self._call("POST /backfills/{backfill}/resume", Backfill, _of(locals()))
 
     def cancel_backfill(self, backfill: str) -> Backfill:
         """Start no more jobs of a backfill; behind the answer the reaper cancels those that have not ended."""
-        return self._call("POST /backfills/{backfill}/cancel", Backfill, {"backfill": backfill})
+        return self._call("POST /backfills/{backfill}/cancel", Backfill, _of(locals()))
 
     def retry_backfill(self, backfill: str) -> int:
         """Queue the failed and lost jobs of a backfill again, each with a fresh budget of attempts."""
-        return self._total("POST /backfills/{backfill}/retry", BackfillRetried, {"backfill": backfill}, "changed")
+        return self._total("POST /backfills/{backfill}/retry", BackfillRetried, _of(locals()), "changed")

@@ -23,6 +23,7 @@ from tenacity import RetryCallState, retry_if_exception, stop_before_delay
 import dataloader
 from dataloader.client.errors import ClientError, QueueFull, Unavailable, Unexpected, from_answer
 from dataloader.model.reading import NotUnderstood, read
+from dataloader.queue import typed_args
 
 R = TypeVar("R")
 ANSWER_LIMIT = 256 * 1024 * 1024  # bytes; no answer of the API is as large
@@ -160,19 +161,20 @@ def request(route: str, given: Mapping[str, Any], headers: Mapping[str, str], **
         if text in (".", "..") or (part == "{queue}" and "%2F" in text and template.endswith(part)):
             text, query["name"] = "-", unquote(text)
         path += f"/{text}"
-    named = {name: _plain(name, value) for name, value in rest.items()}
+    named = plain(rest)
     if method in ("POST", "PUT"):
         return Request(method, path, named, query, headers, **more)
     return Request(method, path, None, query | named, headers, **more)
 
 
-def _plain(name: str, value: Any) -> Any:
+def plain(value: Any, name: str = "") -> Any:
+    """The value as JSON has it: ids and times as texts, a pydantic model as an object."""
     if isinstance(value, UUID):
         return str(value)
-    if isinstance(value, dict):
-        return {key: _plain(key, each) for key, each in value.items()}
+    if isinstance(value, Mapping) or hasattr(value, "model_dump"):
+        return {key: plain(each, key) for key, each in typed_args.plain(value).items()}
     if isinstance(value, list | tuple):
-        return [_plain(name, each) for each in value]
+        return [plain(each, name) for each in value]
     if not isinstance(value, datetime):
         return value
     if value.utcoffset() is None:

@@ -38,7 +38,6 @@ from dataloader.queue.job import (
     Job,
     Outcome,
     as_progress,
-    as_result,
     clip,
     result_json,
     to_json,
@@ -363,15 +362,14 @@ def _done(value: Any, progress: dict[str, Any] | None, most_kb: int) -> Outcome:
     if value is None:
         return Outcome(End.DONE, progress=progress)
     try:
-        result_json(value, most_kb)  # before masking, which shortens what is very long
-        return Outcome(End.DONE, progress=progress, result=result_json(log.masked(as_result(value)), most_kb))
+        return Outcome(End.DONE, progress=progress, result=result_json(value, most_kb))
     except ValueError as e:
         return _failed(PermanentError(str(e)), progress)
 
 
 def _shown(progress: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The last progress as people may see it; what is in JSON's types has its secrets by their names."""
-    shown = log.masked(as_progress(progress))
+    """The last progress in JSON's types."""
+    shown = as_progress(progress)
     if progress and to_json(shown) is None:
         _log.warning("progress.dropped", why="not JSON, or too large")
     return shown

@@ -1,8 +1,11 @@
 """Masking: `masked` removes secrets from log lines, error texts, journals and API answers.
 
 `masked` knows a secret by its name (`password`, `api_key`), by its place in a text (the userinfo of a URL,
-`token=...`, `Bearer ...`), by its form (the service's own tokens), or by its value: the configured passwords, the
-variables of the environment with a secret's name, and the secret arguments of the running job.
+`token=...`, `Bearer ...`), by its form (tokens of known services), or by its value: the configured passwords, the
+variables of the environment with a secret's name, and the secret arguments of the running job. A value counts where it
+stands as a whole word, and from SHORTEST characters on: a shorter one, such as "etl", is a part of other data.
+
+The names and forms are those of gitleaks (config/gitleaks.toml) and detect-secrets (plugins/keyword.py).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, overload
 from urllib.parse import quote, quote_plus, unquote
@@ -20,26 +23,36 @@ from dataloader.config import SOURCES, WEBHOOK_SECRETS
 MASK = "***"
 TEXT_LIMIT = 1_000_000  # characters; a longer text is cut in its middle to this length, then masked
 DEPTH_LIMIT = 100  # levels; a value nested deeper is masked unseen
-# A shorter secret is masked by name and place only: a value such as "etl" occurs everywhere.
-SHORTEST = 4
-SHORTEST_FOUND = 8  # the same for a guess: a variable of the environment, a value inside credentials
+SHORTEST = 8  # characters of a secret that is masked by its value
 LINES_MOST = 200  # of one secret that are masked by themselves
 SHORT = 200  # characters of a text that may come again
 SHORTEST_NUMBER = 6  # digits; shorter numbers are years, ports and counts
+# Names of secrets. No lowercase letter follows, so `secretary` and `tokenizer` are other words.
 _NAMES = (
-    r"pass(?:word|wd|phrase|code)|pwd|secret|token|authorization|cookie|credential|bearer|jwt|"
-    r"(?:api|access|private|auth|signing|encryption)[-_]?key"
+    r"(?:(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|cookie|signature)s?|authorization|bearer|(?<![a-z0-9])jwt|sess(?:ion)?[-_]?id|"
+    r"(?:api|app|application|access|account|auth|client|db|database|encryption|license|master|private|priv|secret|service|"
+    r"shared|signing|ssh|storage)[-_]?keys?)(?-i:(?![a-z]))"
 )
-_FIRST = "(?=[abcejpst])"  # the first letters of _NAMES rule out most places at little cost
-_NAME = re.compile(rf"{_NAMES}|pass$|^auth$|dsn|conninfo|conn(?:ection)?[-_]?str", re.IGNORECASE)
-_COUNT = re.compile("tokens", re.IGNORECASE)  # a number of this name is an amount, not a secret
+# A name that ends so is that of a fact about a secret.
+_FACTS = (
+    r"(?![\w-]{0,30}?(?:[-_]|(?-i:(?=[A-Z])))(?:age|at|banner|column|count|days|enabled|exists|expir[a-z]*|expires?_?in|field|"
+    r"file|format|hint|hours|in|is_set|len|length|limit|max|min|name|path|policy|prefix|required|rotation|sec|seconds|size|"
+    r"status|style|ttl|type|until|ur[il]|usage|used|version)(?:[^\w-]|\Z))"
+)
+_SECRET = f"(?:{_NAMES}){_FACTS}"
+# Short words are names of secrets as a whole or at the end of a name only.
+_NAME = re.compile(
+    rf"{_SECRET}|(?:^|[^a-z]|(?-i:(?=[A-Z])))(?:pass|auth|pin|otp|sas|sig|keypass)$|dsn$|conninfo|"
+    r"conn(?:ection)?[-_]?str|(?:database|db|webhook)[-_]?ur[il]$",
+    re.IGNORECASE,
+)
+_COUNT = re.compile("(?:token|key)s?$", re.IGNORECASE)  # a number of this name is an amount or an id, not a secret
 # Every repetition is bounded or possessive, so that the time of a search grows with the text's length only. A cut may
 # have shortened the text in a secret, so each expression also matches at the end of the text.
 _LOGIN = re.compile(r":(?=(//[^\s:/@]{0,200}+:))")  # a URL's password may begin here, also inside another password
 _WORD = re.compile(r"\S*+")
 _CUT = re.compile(r"(?!\d{1,5}+(?:[^\w%@+~=-]|\Z))\S{1,300}+\Z")  # a password cut by the end of the text, and no port
 _USER = re.compile(r"(https?://)[^\s:/@?#]{1,300}+@", re.IGNORECASE)  # a user without a password is a token
-_OWN = re.compile(r"(?<![A-Za-z0-9])dl_[A-Za-z0-9_-]{30,}+")  # a token of the service, or most of one
 _BEARER = re.compile(r"(bearer\s{1,3})(?=[a-z_.~+/=-]{0,40}\d)[\w.~+/=-]{8,}+", re.IGNORECASE)  # a word has no digit
 _PEM = re.compile(r"(PRIVATE KEY-----)[^-]{1,20000}+(?:-|\Z)")
 # A quoted value of a header ends with the quote, another one with the line.
@@ -47,23 +60,48 @@ _HEADER = re.compile(
     r"((?:authorization|cookie)\\{0,4}[\"']?\s{0,3}[=:]\s{0,3})(?:(\\{0,4}[\"'])[^\r\n\"'\\]++|[^\r\n\"'\\][^\r\n]*+)",
     re.IGNORECASE,
 )
-_FLAG = re.compile(rf"(--(?:(?!--)[\w-]){{0,30}}?{_FIRST}(?:{_NAMES})[\w-]{{0,30}}+\s{{1,3}})[^\s-]\S*+", re.IGNORECASE)
+_FIRST = "(?=[abcdejlmpst])"  # the first letters of _NAMES rule out most places at little cost
+_FLAG = re.compile(rf"--((?:(?!--)[\w-]){{0,30}}?{_FIRST}{_NAMES}[\w-]{{0,30}}+)(\s{{1,3}})[^\s-]\S*+", re.IGNORECASE)
+_LOGIN_FLAG = re.compile(r"(?<!\S)((?:-u|--user)[ =]{1,3}[^\s:]{1,100}+:)\S++")  # of curl
 _PAIR = re.compile(
-    rf"""({_FIRST}(?:{_NAMES}|pass)[\w-]{{0,30}}+\\{{0,4}}["']?\s{{0,3}}(?:=>|[=:]|%3[ad])\s{{0,3}}|"""
+    rf"""((?:{_FIRST}{_SECRET}[\w-]{{0,30}}+\\{{0,4}}["']?\s{{0,3}}(?:=>|[=:]|%3[ad])|"""
+    r"""(?<![a-z])(?:pass|pin|otp|sas|sig)(?:\\{0,4}["']\s{0,3}:|\s{0,3}=|%3d))\s{0,3}|"""
     r"""password\s{1,3}(?=e?'))"""  # the last is SQL
     r"""(?:[brue]?'(?:[^'\\]|\\.){0,5000}+(?:'|\Z)|[bru]?"(?:[^"\\]|\\.){0,5000}+(?:"|\Z)|"""
     r"""\\{1,4}["'].{0,5000}?(?:\\{1,4}["']|\Z)|\[[^]]{0,5000}+]?|\{[^}]{0,5000}+}?|[^\s,;&]++)""",
     re.IGNORECASE | re.DOTALL,
 )
-# Every name in _NAMES contains one of these words; most texts contain none, and need no search.
-_WORDS = ("pass", "pwd", "secret", "token", "auth", "cookie", "credential", "bearer", "jwt", "key")
+# Every name in _SECRET and _PAIR contains one of these words; most texts contain none, and need no search.
+_WORDS = ("pass", "pwd", "secret", "token", "auth", "cookie", "credential", "bearer", "jwt", "key", "sess",
+          "signature", "sig", "otp", "pin", "sas")  # fmt: skip
+# The forms of tokens: how each begins, and the rest of it.
+_FORMS = {
+    "dl_": r"[\w-]{30,}",  # ours, or most of one
+    "AKIA": "[A-Z0-9]{16}", "ASIA": "[A-Z0-9]{16}", "LTAI": "[A-Za-z0-9]{20}", "AIza": r"[\w-]{35}",
+    "GOCSPX-": r"[\w-]{28}", "ya29.": r"[\w-]{20,}",
+    "ghp_": "[A-Za-z0-9]{36}", "gho_": "[A-Za-z0-9]{36}", "ghu_": "[A-Za-z0-9]{36}",
+    "ghs_": "[A-Za-z0-9]{36}", "ghr_": "[A-Za-z0-9]{36}", "github_pat_": r"\w{22,}", "glpat-": r"[\w-]{20,}",
+    "glptt-": "[0-9a-f]{40}", "xox": r"[abeoprs]-[\w-]{10,}", "xapp-": r"\d-[A-Z0-9]+-\d+-[a-z0-9]+",
+    "hooks.slack.com/": r"[\w/+]{20,}", "sk_live_": "[A-Za-z0-9]{10,}", "sk_test_": "[A-Za-z0-9]{10,}",
+    "rk_live_": "[A-Za-z0-9]{10,}", "sk-": r"(?=[\w-]{0,40}\d)[\w-]{32,}", "SG.": r"[\w-]{16,}\.[\w-]{16,}",
+    "npm_": "[A-Za-z0-9]{36}", "pypi-": r"[\w-]{50,}", "hf_": "[A-Za-z]{34}", "dapi": "[a-f0-9]{32}",
+    "dop_v1_": "[a-f0-9]{64}", "hvs.": r"[\w-]{24,}", "shpat_": "[a-fA-F0-9]{32}",
+    "glsa_": "[A-Za-z0-9]{32}_[A-Fa-f0-9]{8}",
+    "AGE-SECRET-KEY-1": "[A-Z0-9]{58}", "PMAK-": r"[a-f0-9]{24}-[a-f0-9]{34}", "lin_api_": "[A-Za-z0-9]{40}",
+    "eyJ": r"[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?", ":AA": r"[\w-]{33}",  # a JWT; the token of a Telegram bot
+}  # fmt: skip
+_FORM = re.compile(
+    "|".join(
+        (r"(?<=\d)" if begin[0] == ":" else "(?<![A-Za-z0-9])") + re.escape(begin) + _FORMS[begin] for begin in _FORMS
+    )
+)
 _SCHEME = re.compile(r"(?:bearer|basic|token)\s+(\S+)", re.IGNORECASE)
 _USERINFO = re.compile(r"://[^\s:/@]{0,200}+:([^\s@/]{1,300}+)@")
 _ESCAPE = re.compile("%[0-9A-F]{2}")
 T = TypeVar("T")
 _configured: frozenset[str] = frozenset()
 _of_job: frozenset[str] = frozenset()
-_known: tuple[str, ...] = ()
+_known: tuple[tuple[str, re.Pattern[str]], ...] = ()
 _learned = 0  # how often `_known` has changed
 _PLAIN = frozenset({int, float, bool, type(None)})
 
@@ -75,7 +113,8 @@ def masked(value: T) -> T: ...
 def masked(value: Any) -> Any:
     """A copy of `value` without secrets: of a text, or of a structure of dicts, lists and tuples.
 
-    Any other value comes back unchanged. A text over TEXT_LIMIT is cut in its middle.
+    Any other value comes back unchanged. A text over TEXT_LIMIT is cut in its middle. The secret arguments of a job, a
+    dict under the name `args`, are masked everywhere in the dict around them.
     """
     return _masked(value, DEPTH_LIMIT)
 
@@ -90,7 +129,7 @@ def _masked(value: Any, depth: int) -> Any:
     if depth == 0:
         return MASK
     if isinstance(value, dict):
-        return {
+        shown = {
             masked_text(name) if type(name) is str else _masked(name, 0): MASK
             if is_secret(name, item)
             else item
@@ -98,8 +137,30 @@ def _masked(value: Any, depth: int) -> Any:
             else _masked(item, depth - 1)
             for name, item in value.items()
         }
+        own = _known_as(_secrets_in(args, 0)) if isinstance(args := value.get("args"), dict) else ()
+        return _without(shown, own) if own else shown
     items = [_masked(item, depth - 1) for item in value]
+    for at, item in enumerate(value[:-1]):  # the value behind a flag: ["--password", "x"], ["-u", "name:x"]
+        if isinstance(item, str) and isinstance(value[at + 1], str) and item.startswith("-"):
+            if is_secret(item.lstrip("-"), ""):
+                items[at + 1] = MASK
+            elif item in ("-u", "--user") and ":" in value[at + 1]:
+                items[at + 1] = masked_text(value[at + 1].split(":", 1)[0]) + f":{MASK}"
     return items if isinstance(value, list) else tuple(items)
+
+
+def _without(value: Any, secrets: Iterable[tuple[str, re.Pattern[str]]]) -> Any:
+    """A masked value without these secrets in its texts."""
+    if isinstance(value, str):
+        for secret, pattern in secrets:
+            if secret in value:
+                value = pattern.sub(MASK, value)
+        return value
+    if isinstance(value, dict):
+        return {name: _without(item, secrets) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_without(item, secrets) for item in value)
+    return value
 
 
 def masked_text(text: str) -> str:
@@ -109,9 +170,9 @@ def masked_text(text: str) -> str:
 
 @lru_cache(maxsize=2_048)
 def _masked_again(text: str, _: int) -> str:
-    """`masked` with a cache for short texts: words, names and identities repeat.
+    """The same for a short text: words, names and identities come again and again.
 
-    The number is `_learned`: a text that is masked while another thread learns a secret is masked again.
+    The number is `_learned`: what a thread has masked while another learns a secret is not for later.
     """
     return _masked_anew(text)
 
@@ -119,15 +180,15 @@ def _masked_again(text: str, _: int) -> str:
 def _masked_anew(text: str) -> str:
     if len(text) > TEXT_LIMIT:
         text = clipped(text, TEXT_LIMIT)
-    for secret in _known:
-        if secret in text:
-            text = text.replace(secret, MASK)
-    if "dl_" in text:
-        text = _OWN.sub(MASK, text)
+    text = _without(text, _known)
+    if len(text) >= 20 and any(begin in text for begin in _FORMS):
+        text = _FORM.sub(MASK, text)
     if "://" in text:
         text = _USER.sub(rf"\g<1>{MASK}@", _urls_masked(text))
     if ":" in text or "=" in text or "--" in text or "'" in text or "%3" in text:
         text = _named_masked(text)
+    if "-u" in text:
+        text = _LOGIN_FLAG.sub(rf"\g<1>{MASK}", text)
     if " " in text and ("earer " in text or "BEARER " in text):
         text = _BEARER.sub(rf"\g<1>{MASK}", text)
     return text
@@ -169,7 +230,9 @@ def _named_masked(text: str) -> str:
     if "PRIVATE KEY" in text:
         text = _PEM.sub(rf"\g<1>{MASK}", text)
     text = _PAIR.sub(rf"\g<1>{MASK}", _HEADER.sub(rf"\g<1>\g<2>{MASK}", text))
-    return _FLAG.sub(rf"\g<1>{MASK}", text) if "--" in text else text
+    if "--" not in text:
+        return text
+    return _FLAG.sub(lambda found: f"--{found[1]}{found[2]}{MASK}" if _has_secret_name(found[1]) else found[0], text)
 
 
 def clipped(text: str, limit: int) -> str:
@@ -181,7 +244,7 @@ def clipped(text: str, limit: int) -> str:
 
 def is_secret(name: object, value: object) -> bool:
     """True when a value of this name is to be masked."""
-    if not isinstance(name, str) or value is None or not _has_secret_name(name[:200]):
+    if not isinstance(name, str) or value is None or isinstance(value, bool) or not _has_secret_name(name[:200]):
         return False
     return not (isinstance(value, int | float) and _COUNT.search(name))
 
@@ -194,36 +257,55 @@ def _has_secret_name(name: str) -> bool:
 def learn_configured(settings: object) -> None:
     """From now on mask these settings' SecretStr values and the environment's secrets wherever they occur."""
     global _configured
-    given = [value.get_secret_value() for value in vars(settings).values() if hasattr(value, "get_secret_value")]
+    given = [*_of_settings(settings).values(), *_of_environment()]
     for cluster in getattr(settings, "dl_engines", {}).values():
         given += _secrets_in(cluster.secrets, 0)
-    _configured = frozenset(
-        form for text in given + list(_environment_values()) for secret in _passwords(text) for form in _forms(secret)
-    )
+    _configured = frozenset(secret for text in given for secret in _passwords(text))
     _remember()
+
+
+def too_short(settings: object) -> list[str]:
+    """The settings whose secret is too short to be masked by its value."""
+    given = _of_settings(settings).items()
+    return [name for name, text in given if any(0 < len(secret) < SHORTEST for secret in _passwords(text))]
+
+
+def _of_settings(settings: object) -> dict[str, str]:
+    given = vars(settings).items()
+    return {name: value.get_secret_value() for name, value in given if hasattr(value, "get_secret_value")}
 
 
 def learn_job(args: Mapping[str, Any]) -> None:
     """Mask the secret arguments of a starting job, and the passwords in its URLs, until the next call."""
     global _of_job
-    before, _of_job = _of_job, frozenset(form for secret in _secrets_in(args, 0) for form in _forms(secret))
+    before, _of_job = _of_job, frozenset(_secrets_in(args, 0))
     if _of_job != before:
         _remember()
 
 
 def _remember() -> None:
     global _known, _learned
-    # The longest first, for one secret may be part of another.
-    _known = tuple(sorted(_configured | _of_job, key=len, reverse=True))
+    _known = _known_as(_configured | _of_job)
     _learned += 1
     _masked_again.cache_clear()
 
 
-def _environment_values() -> Iterator[str]:
+def _known_as(secrets: Iterable[str]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """The forms of these secrets, each with its pattern as a whole word; the longest first, for one may be part of
+    another. Escapes of URLs, JSON and terminals are no part of a word."""
+    forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
+    begin = r"(?:(?<![^\W_])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[a-z])|(?<=[0-9;\[][0-9]m))"
+    ends = {True: (begin, r"(?![^\W_])"), False: ("", "")}
+    return tuple(
+        (form, re.compile(ends[form[0].isalnum()][0] + re.escape(form) + ends[form[-1].isalnum()][1])) for form in forms
+    )
+
+
+def _of_environment() -> Iterator[str]:
     for name, value in os.environ.items():
         is_path = value.startswith("/")  # CREDENTIALS_DIRECTORY, TOKEN_FILE
         is_named = is_secret(name, value) or name.startswith((WEBHOOK_SECRETS, SOURCES))
-        if is_named and len(value) >= SHORTEST_FOUND and not is_path:
+        if is_named and not is_path:
             yield value
 
 
@@ -232,8 +314,8 @@ def _passwords(text: str) -> Iterator[str]:
     from psycopg import ProgrammingError  # not at the top: a program that asks the API needs no driver
     from psycopg.conninfo import conninfo_to_dict
 
-    if match := _SCHEME.fullmatch(text):
-        yield from (text, match[1])
+    if found := _SCHEME.fullmatch(text):
+        yield from (text, found[1])
         return
     try:
         parts = conninfo_to_dict(text)
@@ -241,14 +323,14 @@ def _passwords(text: str) -> Iterator[str]:
         yield text
     else:
         yield from (str(parts[name]) for name in ("password", "sslpassword") if parts.get(name))
-    if match := _USERINFO.search(text):
-        yield match[1]
+    if found := _USERINFO.search(text):
+        yield found[1]
 
 
 def _secrets_in(value: Any, depth: int, is_named: bool = False, is_within: bool = False) -> Iterator[str]:
     """The secrets in args. `is_named`: the value has a secret's name; `is_within`: a structure around it has one."""
     if isinstance(value, str):
-        if is_named or (is_within and len(value) >= SHORTEST_FOUND):
+        if is_named or is_within:
             yield from _passwords(value)
         elif "://" in value:
             yield from map(unquote, _USERINFO.findall(value))
@@ -267,7 +349,7 @@ def _secrets_in(value: Any, depth: int, is_named: bool = False, is_within: bool 
 def _forms(secret: str) -> set[str]:
     """The forms of a secret in texts: plain, in a URL, in JSON, in Python's and in libpq's quotes."""
     encoded = {quote(secret), quote(secret, safe=""), quote_plus(secret), quote_plus(secret, safe="")}
-    encoded |= {_ESCAPE.sub(lambda match: match[0].lower(), form) for form in encoded}
+    encoded |= {_ESCAPE.sub(lambda found: found[0].lower(), form) for form in encoded}
     forms = {secret, repr(secret)[1:-1], *encoded}
     forms |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
     forms.add(secret.replace("\\", "\\\\").replace("'", "\\'"))
@@ -277,4 +359,4 @@ def _forms(secret: str) -> set[str]:
 def _lines_of(secret: str) -> set[str]:
     """The lines of a secret that has several: the log of a run is masked line by line."""
     lines = map(str.strip, secret.splitlines()[:LINES_MOST] if "\n" in secret else ())
-    return {line for line in lines if len(line) >= SHORTEST_FOUND}
+    return {line for line in lines if len(line) >= SHORTEST}

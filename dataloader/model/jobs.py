@@ -86,7 +86,7 @@ class Shown:
 
     @property
     def fraction(self) -> float | None:
-        """The finished share, 0 to 1, where the progress has `processed` and `total`; else None."""
+        """The finished share, 0 to 1, where the progress has `processed` and `total`, or `percent`; else None."""
         return fraction(self.progress)
 
 

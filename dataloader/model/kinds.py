@@ -17,7 +17,6 @@ SHAPES = ("json", "alertmanager", "slack")
 PARTITION_STATES = ("missing", "queued", "running", "succeeded", "failed", "lost", "canceled", "skipped")
 
 T = TypeVar("T")
-Document = Mapping[str, Any]
 Count = Annotated[int, Ge(0)]
 Seconds = Annotated[float, Ge(0)]
 OrderName: TypeAlias = Literal["requeue", "start-over", "cancel", "delete", "run-now"]
@@ -28,13 +27,23 @@ Progress = Annotated[Any, "the pipeline's last report: an object, unless another
 
 
 def fraction(progress: Any) -> float | None:
-    """`processed` of `total`, 0 to 1, where both are numbers and `total` is positive; else None."""
-    if not isinstance(progress, dict):
+    """The finished share, 0 to 1, of a progress with `processed` and `total`, or `percent`; else None."""
+    if not isinstance(progress, Mapping):
         return None
-    done, total = progress.get("processed"), progress.get("total")
-    if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
-        return min(1.0, max(0.0, done / total))
-    return None
+    done, total, percents = (number_of(progress.get(name)) for name in ("processed", "total", "percent"))
+    if done is not None and total is not None and total > 0:
+        return min(max(done / total, 0.0), 1.0)
+    return None if percents is None else min(max(percents / 100, 0.0), 1.0)
+
+
+def number_of(value: Any) -> float | None:
+    """`value` as a float, or None: pipelines yield any JSON."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

@@ -66,7 +66,7 @@ def put_webhook(
     queues: Annotated[list[Text], Field(min_length=1, max_length=QUEUES, description="whose alerts; null: all")]
     | None = None,
     lag_sec: Annotated[
-        float, Field(gt=0, le=1e9, description="from which queue latency on a queue is late")
+        float, Field(gt=0, le=1e9, allow_inf_nan=False, description="from which queue latency on a queue is late")
     ] = of_alerts.LAG_SEC,
 ) -> Webhook:
     """Add a receiver of alerts, or change the one of this name; what the request leaves out has its default."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from dataloader.queue import again, enqueue, operations, parents, run_log
+from dataloader.model.farm import Fault
+from dataloader.queue import enqueue, operations, parents, run_log
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.plans import plan
 from dataloader.queue.reports import bulk, keys, search, stats, webhooks
@@ -23,6 +25,21 @@ KINDS = {
 }
 KEY_TAKEN = "key-taken", "The idempotency key belongs to a job of another producer"  # another 409
 NOT_ORDERED = "not-ordered", "The queue is not ordered"  # and another
+
+
+class Problem(Exception):
+    """A refusal, as the answer has it: a status, a text, the faults of the request, headers."""
+
+    def __init__(
+        self, status: int, detail: str, faults: Iterable[Fault] = (), headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.faults, self.headers = status, detail, tuple(faults), headers
+
+
+def invalid(pointer: str, code: str, message: str) -> Problem:
+    """The 400 Problem of one fault in the input."""
+    return Problem(400, message, [Fault(pointer=pointer, code=code, message=message)])
 
 
 class Unknown(Exception):
@@ -64,17 +81,12 @@ MEANINGS: dict[type[Exception], Meaning] = {
     stats.TooMany: Meaning(400, "too_many", "sort"),
     bulk.WrongTarget: Meaning(400, "target", "matching"),
     bulk.WrongConfirmation: Meaning(400, "confirmation", "confirmation"),
-    bulk.Grown: Meaning(409, "conflict"),
-    again.NotEnded: Meaning(409, "conflict"),
     operations.WrongName: Meaning(400, "queue_name", "to"),
     operations.WrongLimit: Meaning(400, "limit"),
     operations.Contradiction: Meaning(400, "contradiction", "merge"),
-    operations.NotMovable: Meaning(409, "conflict"),
-    operations.Busy: Meaning(409, "conflict"),
+    operations.Conflict: Meaning(409, "conflict"),
     keys.NotOrdered: Meaning(409, "not-ordered"),
     plan.Unknown: Meaning(404, "not-found"),
-    plan.Taken: Meaning(409, "conflict"),
-    plan.NotNow: Meaning(409, "conflict"),
     plan.Wrong: Meaning(400, "plan"),
     webhooks.WrongWebhook: Meaning(400, "webhook"),
     parents.UnknownParents: Meaning(400, "depends_on", "depends_on"),

@@ -28,8 +28,7 @@ def errors(
     since: Annotated[Instant, Field(description="failed then or later")] | None = None,
 ) -> ErrorGroups:
     """The groups of dead and retrying jobs, the largest first: up to 100 by queue, task and error group."""
-    page = of_errors.groups(call.conn, queue, task, since)
-    return made(ErrorGroups, {"groups": page.groups, "is_cut": page.is_cut})
+    return made(ErrorGroups, of_errors.groups(call.conn, queue, task, since))
 
 
 @op(

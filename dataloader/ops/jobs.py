@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, Unpack
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict  # that of `typing` is no type for pydantic before Python 3.12
 
 from dataloader.model.jobs import (
@@ -24,14 +24,20 @@ from dataloader.model.jobs import (
     Status,
     Suggestions,
     Tally,
+    Triggered,
+    TriggeredMany,
 )
 from dataloader.model.kinds import OrderName
-from dataloader.ops.errors import NotAllowed, Unknown, WrongMatching
+from dataloader.ops import adding
+from dataloader.ops.errors import NotAllowed, Unknown, WrongMatching, invalid
 from dataloader.ops.op import Call, made, op
 from dataloader.ops.types import BIGINT_MAX, Attempt, Cursor, Instant, JobId, PageSize, SearchText, Storable, Text
-from dataloader.queue import lifecycle, operations, parents
+from dataloader.queue import again as of_again
+from dataloader.queue import enqueue, lifecycle, operations, parents
 from dataloader.queue import logs as logs_of
+from dataloader.queue.fields import INT4_MAX
 from dataloader.queue.job import GROUPS, STATUSES
+from dataloader.queue.new_job import Trigger
 from dataloader.queue.reports import bulk, predictions, stats, tallies
 from dataloader.queue.reports.search import LENGTH, WrongSearch
 
@@ -75,6 +81,84 @@ class Filters(TypedDict, total=False):
 Matching = Annotated[Filters, Field(description="the jobs of a list; at least one filter")]
 
 
+_AS_TRIGGER = WithJsonSchema({"$ref": "#/components/schemas/Trigger"})
+
+
+@op(
+    "POST /jobs/trigger",
+    scope="trigger",
+    errors=(409, 429),
+    links="/job_id",
+    headers=("Idempotency-Key", "traceparent"),
+    body=Trigger,
+)
+def trigger(call: Call, /, **fields: Any) -> Triggered:
+    """Insert a job, or find the one with this idempotency key. 200 means that its row is committed."""
+    new = adding.one(call, fields)
+    job_id, status = enqueue.enqueue(call.conn, new, limited=True, asker=call.asker)
+    return made(Triggered, {"job_id": job_id, "status": status})
+
+
+@op("POST /jobs/batch", scope="trigger", errors=(409, 429), links="/jobs/0/job_id", headers=("traceparent",))
+def trigger_many(
+    call: Call,
+    jobs: Annotated[list[Annotated[Any, _AS_TRIGGER]], Field(max_length=adding.BATCH_JOBS)],
+    on_done: Annotated[
+        Annotated[dict[str, Any], _AS_TRIGGER] | None,
+        Field(description="one job more, the last of the answer: it starts when all of `jobs` have ended"),
+    ] = None,
+) -> TriggeredMany:
+    """Insert jobs, all or none, or find those with their idempotency keys; in the order of the body, `on_done` last."""
+    if on_done is not None:
+        if "depends_on" in on_done:
+            message = "on_done waits for all jobs of the list: leave its depends_on out"
+            raise invalid("/on_done/depends_on", "depends_on", message)
+        jobs = [*jobs, {"on_parent_failure": "run", **on_done, "depends_on": list(range(len(jobs)))}]
+    columns = adding.many(call, jobs)
+    enqueue.require_room_for(call.conn, columns)
+    added = enqueue.enqueue_columns(call.conn, columns, asker=call.asker)
+    return TriggeredMany(jobs=[Triggered(job_id=job_id, status=status) for job_id, status in added])
+
+
+@op(
+    "POST /jobs/{job_id}/again",
+    scope="operate",
+    done="job {job_id} is {status}",
+    errors=(409, 429),
+    links="/job_id",
+    headers=("traceparent",),
+)
+def again(
+    call: Call,
+    job_id: JobId,
+    args: Annotated[dict[str, Any], Field(description="replace the job's args of these names")] | None = None,
+    without: Annotated[list[Text], Field(max_length=1_000, description="names of args to leave out")] | None = None,
+    queue: Annotated[Text, Field(description="null: the job's; so for the next two")] | None = None,
+    lock_key: Text | None = None,
+    priority: Annotated[int, Field(ge=0, le=INT4_MAX)] | None = None,
+    idempotency_key: Annotated[Text, Field(description="so that the request may be sent again")] | None = None,
+) -> Triggered:
+    """Add a job with the fields of one that has ended, with changes. The journals of the two jobs name each other.
+
+    A masked arg stays what it is. The new job has no time, deadline, score, parents or idempotency key of the old.
+    """
+    old = _known(of_again.fields_of(call.conn, job_id))
+    try:
+        new_args = of_again.changed(old["args"], args or {}, without or [])
+    except ValueError as e:
+        raise invalid("/args", "args", str(e)) from None
+    changes = {"queue": queue, "lock_key": lock_key, "priority": priority, "idempotency_key": idempotency_key}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return add_again(call, job_id, old | changes | {"args": new_args})
+
+
+def add_again(call: Call, job_id: UUID, fields: dict[str, Any]) -> Triggered:
+    """Add the job of these fields of a trigger, as one that runs `job_id` again."""
+    new = adding.one(call, fields)
+    new_id, status = of_again.add(call.conn, job_id, new, call.by, call.asker)
+    return made(Triggered, {"job_id": new_id, "status": status})
+
+
 @op(
     "GET /jobs",
     command="jobs",
@@ -97,7 +181,7 @@ def jobs(
 @op("GET /tally", command="tally", examples=("dataloader tally -s 'load status:dead'",))
 def tally(call: Call, **filters: Unpack[Filters]) -> Tally:
     """Count the jobs of a list: each job counts as one kind."""
-    return made(Tally, tallies.tally(call.conn, stats.Wanted(**filters)).document())
+    return made(Tally, tallies.tally(call.conn, stats.Wanted(**filters)))
 
 
 @op("GET /suggestions")
@@ -262,7 +346,7 @@ def preview(
     """
     target = bulk.target(matching, job_ids)
     try:
-        return made(Preview, bulk.preview(call.conn, order, target).document())
+        return made(Preview, bulk.preview(call.conn, order, target))
     except WrongSearch as e:
         raise WrongMatching(str(e)) from None
 

@@ -10,11 +10,10 @@ from dataloader.model.queues import Limit, LimitRemoved, Limits
 from dataloader.ops.errors import Unknown
 from dataloader.ops.op import Call, made, op
 from dataloader.ops.types import Whole
-from dataloader.queue import operations
-from dataloader.queue.fields import LIMIT_NAME
+from dataloader.queue import new_job, operations
 from dataloader.queue.reports import stats
 
-LimitName = Annotated[str, Field(min_length=1, max_length=LIMIT_NAME, description="of the limit")]
+LimitName = Annotated[new_job.LimitName, Field(description="of the limit")]
 
 
 @op(
@@ -45,7 +44,9 @@ def set_limit(
     call: Call,
     limit: LimitName,
     most: Annotated[Whole, Field(description="jobs that may run at once; null: any number")] | None = None,
-    per_minute: Annotated[float, Field(ge=0.001, le=1_000_000, description="jobs that may start in a minute")]
+    per_minute: Annotated[
+        float, Field(ge=0.001, le=1_000_000, allow_inf_nan=False, description="jobs that may start in a minute")
+    ]
     | None = None,
     burst: Annotated[
         int,
@@ -70,7 +71,7 @@ def set_limit(
 )
 def remove_limit(call: Call, limit: LimitName) -> LimitRemoved:
     """Let any number of a limit's jobs run; the jobs keep its name."""
-    if not (operations.is_limit_name(limit) and operations.remove_limit(call.conn, limit, call.by)):
+    if not operations.remove_limit(call.conn, limit, call.by):
         raise Unknown("limit")
     return LimitRemoved(name=limit)
 
@@ -84,7 +85,7 @@ def allowed(limit: Limit) -> str:
 
 
 def _limit(call: Call, name: str) -> Limit:
-    rows = stats.limits(call.conn, name) if operations.is_limit_name(name) else []
+    rows = stats.limits(call.conn, name)
     if not rows:
         raise Unknown("limit")
     return made(Limit, rows[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from string import Formatter
@@ -14,8 +14,11 @@ from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Unio
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from dataloader.config import Settings
+from dataloader.ops.checks import validated
 from dataloader.ops.types import whole_number
+from dataloader.queue import operations
 from dataloader.queue.db import Connection
+from dataloader.queue.enqueue import Asker
 from dataloader.queue.plans import backfills
 from dataloader.queue.reports.predictions import Outlook, outlook
 
@@ -25,16 +28,24 @@ Scope = Literal["read", "trigger", "operate"]
 Done = str | Callable[..., str]  # a text with names in braces, or a function of the answer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Call:
-    """A session of the queue's database, and the asker: `by` names it for the journal."""
+    """A session of the queue's database, open from its first use, and the asker: `by` names it for the journal."""
 
-    conn: Connection
+    session: Callable[[], Connection]
     by: str
     settings: Settings
     may_read: bool = True  # names that the asker has not given
+    asker: Asker | None = None  # the owner of the jobs that it adds
+    trace: str | None = None  # a W3C traceparent
     outlook: Callable[[Connection, str], Outlook] = outlook  # the API keeps those of the last seconds
     counts: backfills.Counts = backfills.counts  # the same for partitions of large backfills
+    schemas: Callable[[Connection, Collection[str]], Mapping[str, str | None]] = operations.args_schemas  # and of tasks
+
+    @cached_property
+    def conn(self) -> Connection:
+        """The session."""
+        return self.session()
 
 
 class Parameter(NamedTuple):
@@ -57,6 +68,12 @@ class Input(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 
 
+class Texts(BaseModel):
+    """The parameters of a query, of a path or of a form; this one has none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
 @dataclass(frozen=True)
 class Op:
     """An operation. `route` is a method and a path, `command` the words of the shell with its arguments in capitals."""
@@ -72,6 +89,8 @@ class Op:
     errors: tuple[int, ...]
     repeatable: bool
     links: str
+    headers: tuple[str, ...]
+    body: type[BaseModel] | None
 
     @property
     def name(self) -> str:
@@ -109,6 +128,11 @@ class Op:
         return {each.name: each for each in self._parameters()}
 
     def _parameters(self) -> Iterator[Parameter]:
+        if self.body:
+            for name, field in self.body.model_fields.items():
+                default = inspect.Parameter.empty if field.is_required() else field.default
+                yield Parameter(name, Annotated[field.annotation, field], default)
+            return
         hints = get_type_hints(self.function, include_extras=True)
         for name, parameter in list(inspect.signature(self.function).parameters.items())[1:]:
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -137,10 +161,17 @@ class Op:
         is_list = self.rows is not None and not self.is_change
         return is_list and any(each.name == "next" for each in fields(self.answer))
 
+    def checked(self, given: Mapping[str, Any], *, is_text: bool = False) -> dict[str, Any]:
+        """All parameters of a call, or of a form (`is_text`); raises a Problem that names each fault."""
+        if self.body:
+            return dict(given)
+        if is_text not in self._inputs:
+            self._inputs[is_text] = self.model(self.parameters, Texts if is_text else Input, "", is_text=is_text)
+        return fields_set(validated(self._inputs[is_text], dict(given)))
+
     @cached_property
-    def input(self) -> type[BaseModel]:
-        """The model that checks all parameters of a call in process."""
-        return self.model(self.parameters, Input, "")
+    def _inputs(self) -> dict[bool, type[BaseModel]]:
+        return {}
 
     def model(
         self, names: Iterable[str], base: type[BaseModel], suffix: str, *, is_text: bool = False
@@ -165,6 +196,11 @@ class Op:
     def run(self, call: Call, given: Mapping[str, Any]) -> Any:
         """Call the operation with parameters that were checked; raises what the function raises."""
         return self.function(call, **given)
+
+
+def fields_set(model: BaseModel) -> dict[str, Any]:
+    """The parameters that were given; the function knows the defaults of the others."""
+    return {name: getattr(model, name) for name in model.model_fields_set}
 
 
 class _Sentence(Formatter):
@@ -197,18 +233,22 @@ def op(
     errors: tuple[int, ...] = (),
     repeatable: bool = True,
     links: str = "",
+    headers: tuple[str, ...] = (),
+    body: type[BaseModel] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Declare an operation.
 
     `done` tells people of success: a text with the fields of the answer and the parameters in braces. `question` is
     asked before an operation that destroys something; `{jobs}` in it are the jobs that it is for. `columns` are the
     fields of a row that a table shows. `errors` are HTTP statuses that do not follow from the signature. A call that is
-    not `repeatable` is not sent twice. `links` is the JSON pointer of a job's id in the answer.
+    not `repeatable` is not sent twice. `links` is the JSON pointer of a job's id in the answer. `headers` are those
+    that a request may have. A function with a `body` takes its fields as they are, and checks them.
     """
     scopes = scope if isinstance(scope, tuple) else (scope,)
 
     def declare(function: Callable[P, R]) -> Callable[P, R]:
-        made = Op(function, route, scopes, command, done, question, columns, examples, errors, repeatable, links)
+        texts = (command, done, question, columns, examples)
+        made = Op(function, route, scopes, *texts, errors, repeatable, links, headers, body)
         OPS[made.name] = made
         return function
 

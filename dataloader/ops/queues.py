@@ -162,8 +162,7 @@ def _many(verb: str, only: Any, summary: str, *, done: str, **words: Any) -> Non
     """Declare an order to all jobs of one kind in a queue, 1,000 in a call; `only` are its filters."""
 
     def change(call: Call, queue: str, after: str | None = None, **only: Any) -> Changed:
-        selection = operations.Filter(**only)
-        changed, following = operations.change_queue(call.conn, verb, queue, call.by, AT_ONCE, selection, after)
+        changed, following = operations.change_queue(call.conn, verb, queue, call.by, AT_ONCE, only, after)
         return Changed(queue=queue, changed=changed, next=following)
 
     change.__name__, change.__doc__ = verb.replace("-", "_"), summary

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from dataloader.queue.fields import INT4_MAX
-from dataloader.queue.new_job import instant
+from dataloader.queue.new_job import instant, printable
 from dataloader.queue.reports.runs import RANGES
 
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -40,7 +40,9 @@ SearchText = Annotated[Text, Field(json_schema_extra={"pattern": PRINTABLE, "for
 Attempt = Annotated[int, Field(ge=1, le=INT4_MAX, description="of this attempt only")]
 JobId = Annotated[UUID, Field(strict=False, description="the id of a job")]
 QueueName = Annotated[str, Field(min_length=1, max_length=512, description="the queue"), Storable]
-NewQueueName = Annotated[str, Field(min_length=1, max_length=128, description="the name of the other queue"), Storable]
+NewQueueName = Annotated[
+    str, Field(min_length=1, max_length=128, description="the name of the other queue"), AfterValidator(printable)
+]
 TaskName = Annotated[str, Field(min_length=1, max_length=2_400, description="the task"), Storable]
 RangeName: TypeAlias = Literal[tuple(RANGES)]  # type: ignore[valid-type]
 Whole = Annotated[int, Field(ge=0, le=INT4_MAX)]

@@ -12,31 +12,26 @@ from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
 from dataloader.queue.enqueue import Asker, NewJob
 from dataloader.queue.job import FINAL
+from dataloader.queue.operations import Conflict
 
 KIND = "again"  # in the journal of the job that has ended
 _SQL = db.statements("again.sql")
 
 
-class NotEnded(Exception):
-    """The job may still do its own work; the text names its status."""
-
-
 def fields_of(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
-    """The fields of a trigger that adds the job once more, secrets included; None for an unknown id. Raises
-    NotEnded."""
+    """The fields of a trigger that adds the job once more, with secrets; None for an unknown id. Raises Conflict."""
     row = next(iter(db.rows(conn, _SQL["fields"], {"job_id": job_id})), None)
     if row is None:
         return None
     status = row.pop("status")
     if status not in FINAL:
-        raise NotEnded(f"the job is {status}; only a job that has ended can be run again with changes")
+        raise Conflict(f"the job is {status}; only a job that has ended can be run again with changes")
     fields = {name: value for name, value in row.items() if value is not None}
     return fields | {"args": db.parsed(row["args"])}
 
 
 def changed(args: Any, changes: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
-    """PURE: args with these changes, and without these names; a mask stays what it was. Raises ValueError for a
-    wrong name."""
+    """PURE: args with these changes and without these names; a mask stays what it was. Raises ValueError."""
     old = args if isinstance(args, dict) else {}
     if wrong := [name for name in without if name not in old or name in changes]:
         raise ValueError(
@@ -47,8 +42,7 @@ def changed(args: Any, changes: Mapping[str, Any], without: Collection[str] = ()
 
 
 def restored(new: Any, old: Any, name: str = "") -> Any:
-    """PURE: `new`, with the parts of `old` where `new` has what pages show of them. Raises ValueError for a mask
-    whose secret is not clear, in a changed text or list or under a new name."""
+    """PURE: `new`, with the parts of `old` where `new` shows them masked; raises ValueError where that is not clear."""
     (shown,) = log.masked({name: old}).values()
     if _written(new) == _written(shown):  # 1 and true are equal, and not the same
         return old

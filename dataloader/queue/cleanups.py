@@ -26,8 +26,7 @@ def due(conn: Conn) -> list[UUID]:
 
 
 def add(conn: Conn, job_id: UUID) -> UUID | None:
-    """Add the cleanup of a canceled job, also to a full queue; its id, or None where it is not needed or the row is
-    locked."""
+    """Add the cleanup of a canceled job, also to a full queue; its id, None: it is not needed, or the row is locked."""
     with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
         job = cursor.execute(_SQL["take"], {"job_id": job_id}).fetchone()
         if job is None or cursor.execute(_SQL["strike"], {"job_id": job_id}).fetchone() is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Sequence
 
@@ -19,29 +18,17 @@ class WrongCursor(ValueError):
 
 def at(parts: Sequence[str]) -> str:
     """The cursor of this place."""
-    return to_base64(json.dumps(list(parts)))
+    text = json.dumps(list(parts), ensure_ascii=False, separators=(",", ":"))  # a key may have 512 characters
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def parts(text: str, count: int) -> list[str]:
     """The parts of a place, which are texts that PostgreSQL can store; raises WrongCursor unless there are `count`."""
     try:
-        values = json.loads(from_base64(text))
+        found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode())
     except (ValueError, RecursionError):
         raise WrongCursor from None
-    is_place = isinstance(values, list) and len(values) == count
-    if not is_place or any(not isinstance(part, str) or storable(part) != part for part in values):
+    is_place = isinstance(found, list) and len(found) == count
+    if not is_place or any(not isinstance(part, str) or storable(part) != part for part in found):
         raise WrongCursor
-    return list(values)
-
-
-def to_base64(text: str) -> str:
-    """The text in characters that an address may have."""
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-
-
-def from_base64(text: str) -> str:
-    """The text of this base64; raises WrongCursor."""
-    try:
-        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
-    except (ValueError, binascii.Error):
-        raise WrongCursor from None
+    return list(found)

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 CANCEL_SEC = 2.0  # time limit of a request to cancel an abandoned statement
 
-# The queue's statements rely on these settings, which may differ from those of the server, database or role: each
+# The queue's statements rely on these settings, whatever the defaults of the server, database or role are: each
 # statement of a function has its own snapshot, and psycopg reads times in this style only.
 _RELIED_ON = {"default_transaction_isolation": "read committed", "DateStyle": "ISO"}
 
@@ -83,7 +83,7 @@ class Connection(psycopg.Connection[Any]):
 
     @cached_property
     def repeating(self) -> psycopg.Cursor[Any]:
-        """A cursor for a statement that comes again and again: it does not read the types of its columns again."""
+        """A cursor for a statement that comes again and again: it need not look up the types of its columns anew."""
         return self.cursor()
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
@@ -172,8 +172,7 @@ def connect(
         "lock_timeout": lock_timeout,
         "idle_in_transaction_session_timeout": idle_in_transaction_timeout,
     }
-    wanted = _wanted(schema, limits, keeps_defaults)
-    conninfo = _conninfo(dsn, name, connect_timeout, wanted, limits, keeps_defaults)
+    conninfo, wanted = _conninfo(dsn, name, schema, connect_timeout, limits, keeps_defaults)
     conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
     conn.answer_within, conn.wanted = answer_within, wanted
     if not keeps_defaults:
@@ -193,8 +192,7 @@ def pool(
     max_lifetime: float = 1800,
     configure: Callable[[Connection], None] = lambda conn: None,
 ) -> ConnectionPool[Connection]:
-    """A pool, not yet open, of sessions as `connect` makes them. Where a tested one is found dead, the pool is
-    emptied."""
+    """A pool, not yet open, of sessions as `connect` makes them; it is emptied where a tested one is dead."""
 
     def check(conn: Connection) -> None:
         try:
@@ -204,7 +202,7 @@ def pool(
             raise
 
     limits = {"statement_timeout": statement_timeout, "lock_timeout": 0, "idle_in_transaction_session_timeout": 60}
-    wanted = _wanted(schema, limits)
+    conninfo, wanted = _conninfo(dsn, name, schema, connect_timeout, limits)
 
     def configured(conn: Connection) -> None:
         conn.wanted = wanted
@@ -212,7 +210,7 @@ def pool(
         configure(conn)
 
     made = ConnectionPool(
-        _conninfo(dsn, name, connect_timeout, wanted, limits),
+        conninfo,
         connection_class=Connection,
         kwargs={"autocommit": True, "prepare_threshold": None},
         min_size=min(min_size, max_size),
@@ -236,29 +234,28 @@ def in_force(conn: Connection) -> Iterator[None]:
     if conn.is_direct:
         yield
         return
-    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # set by BEGIN: a transaction's default is too late
+    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said by BEGIN: the transaction's own default is late
     with conn.transaction():
         conn.execute(_SET, (json.dumps(dict(conn.wanted)),))
         yield
 
 
-def _wanted(schema: str, limits: Mapping[str, float], keeps_defaults: bool = False) -> dict[str, str]:
-    path = '"' + schema.replace('"', '""') + '"'
-    milliseconds = {limit: str(int(seconds * 1000)) for limit, seconds in limits.items() if seconds}
-    return {"search_path": path, "TimeZone": "UTC", **({} if keeps_defaults else _RELIED_ON), **milliseconds}
-
-
 def _conninfo(
     dsn: str,
     name: str,
+    schema: str,
     connect_timeout: float,
-    wanted: Mapping[str, str],
     limits: Mapping[str, float],
     keeps_defaults: bool = False,
-) -> str:
+) -> tuple[str, dict[str, str]]:
+    """The parameters of a connection, and the settings of its session among them."""
+    wanted = {"search_path": '"' + schema.replace('"', '""') + '"', "TimeZone": "UTC"}
+    wanted |= {} if keeps_defaults else _RELIED_ON
+    wanted |= {limit: str(int(seconds * 1000)) for limit, seconds in limits.items() if seconds}
     given = conninfo_to_dict(dsn)
     options = "-c idle_session_timeout=0"
-    options += "".join(f" -c {name}={_escaped(value)}" for name, value in wanted.items())
+    for setting, value in wanted.items():
+        options += f" -c {setting}=" + value.replace("\\", "\\\\").replace(" ", "\\ ")
     # The server's side of a dead link, or of a client that gave up: it lets go of our locks in well under a minute.
     options += " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
     options += " -c tcp_user_timeout=15000 -c client_connection_check_interval=2000"
@@ -276,11 +273,7 @@ def _conninfo(
     ours |= {key: value for key, value in given.items() if key in ours and key != "application_name"}
     unlimited = " ".join(f"-c {limit}=0" for limit, seconds in limits.items() if not seconds)
     ours["options"] = f"{unlimited} {given.get('options') or ''} {options}".strip()
-    return make_conninfo(dsn, **ours)
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace(" ", "\\ ")
+    return make_conninfo(dsn, **ours), wanted
 
 
 def shown(dsn: str) -> str:
@@ -296,7 +289,7 @@ def hosts(dsn: str) -> list[str]:
     named = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
     count = max(map(len, named.values()), default=1)
     if any(len(values) not in (1, count) for values in named.values()):
-        return [dsn]  # libpq will report the fault
+        return [dsn]  # libpq will say what is wrong with it
     each = [{key: values[n % len(values)] for key, values in named.items()} for n in range(count)]
     if given.get("load_balance_hosts") == "random":
         shuffle(each)
@@ -361,16 +354,22 @@ def rows(
 
 
 @cache
-def statements(file: str) -> dict[str, str]:
-    """The statements of one `sql/` file, by the name that a line `-- name: verb` gives them."""
-    texts: dict[str, str] = {}
+def statements(file: str, *parts: str) -> dict[str, str]:
+    """The statements of one `sql/` file, by the name that a line `-- name: verb` gives them.
+
+    Those of `parts` stand in the others in the place of {their name}.
+    """
+    found: dict[str, str] = {}
     name = ""
     for line in (sql_folder() / file).read_text("utf-8").splitlines(keepends=True):
         if line.startswith("-- name:"):
             name = line.removeprefix("-- name:").split()[0]
-            if name in texts:
+            if name in found:
                 raise ValueError(f"{file} names {name} twice")
-            texts[name] = ""
+            found[name] = ""
         elif name and not line.startswith("--"):
-            texts[name] = texts[name] + line
-    return {name: text.strip().rstrip(";") for name, text in texts.items()}
+            found[name] = found[name] + line
+    found = {name: text.strip().rstrip(";") for name, text in found.items()}
+    for part in parts:
+        found = {name: text.replace(f"{{{part}}}", found[part]) for name, text in found.items()}
+    return found

@@ -23,8 +23,7 @@ _BLOCK = re.compile(r"^DO \$bound\$ BEGIN EXECUTE (format\(.*?\)); END \$bound\$
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One object that is not as shipped, and the statements that put it back; none for a function: then all are
-    applied."""
+    """One object that is not as shipped, and what puts it back; nothing for a function: then all are applied."""
 
     what: str
     how: str

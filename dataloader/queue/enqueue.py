@@ -1,5 +1,4 @@
-"""How jobs are added: one (`enqueue`), or many by columns, where the cost of each job counts. May raise
-psycopg.Error."""
+"""How jobs are added: one, or many by columns, where the cost of each job counts. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ from dataloader.queue.parents import Parents, UnknownParents, links
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
 
-# The defaults of `enqueue` for missing values: the place, null unless the queue is ordered; the time of the
-# transaction; the defaults of the task's pipeline.
+# What `enqueue` stores where the producer gives nothing: the place, null unless the queue is ordered; the time of the
+# transaction; what the task's pipeline says.
 _INSTEAD = {
     "score": "(SELECT extract(epoch FROM clock_timestamp()) FROM dl_queues WHERE queue = %(queue)s AND ordered)",
     "available_at": "now()",
@@ -119,7 +118,7 @@ class QueueFull(Exception):
 
 
 class KeyTaken(Exception):
-    """The idempotency key at this place of a list belongs to a job of another producer, which the asker may not see."""
+    """The idempotency key at this place of a list has a job that the asker has not added, and may learn nothing of."""
 
     def __init__(self, place: int = 0) -> None:
         super().__init__("the idempotency key belongs to a job of another producer")
@@ -169,12 +168,10 @@ def new_id(conn: Conn) -> UUID:
     """The id of a job that will be added."""
     return next(_new_ids(1))
 
-    # The job that had the key was deleted between the two: the key is free again.
-
 
 def enqueue_one(conn: Conn, fields: Mapping[str, Any], schema: str | None = None) -> tuple[UUID, str]:
     """Add one job as enqueue_many does, in one statement; `fields` has a value for each field, `args` as JSON."""
-    job_id, is_direct = next(_new_ids(1)), conn in _direct
+    job_id, is_direct = new_id(conn), conn in _direct
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     cursor.execute(
         _in_schema(_ENQUEUE_ONE, schema).encode(), {**fields, "job_id": job_id}, prepare=None if is_direct else False
@@ -213,8 +210,8 @@ def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) 
 
 def columns(jobs: Sequence[NewJob]) -> Columns:
     """Jobs as enqueue_columns takes them."""
-    by_name = {name: merged(values) for name, values in spread(jobs).items() if name != "args"}
-    return by_name | {"args": as_texts([job.args for job in jobs])}
+    found = {name: merged(values) for name, values in spread(jobs).items() if name != "args"}
+    return found | {"args": as_texts([job.args for job in jobs])}
 
 
 def spread(jobs: Sequence[NewJob]) -> Columns:
@@ -249,33 +246,29 @@ def enqueue_columns(
     columns = columns | {"limits": [None if names is None else array(names) for names in columns["limits"]]}
     count = len(columns["args"])
     results = [(_NOT_YET, "queued")] * count
-    existing: set[int] = set()
-    left = _fixed_order(columns["idempotency_key"], count)
-    with (
-        _in_one_transaction(conn)
-        if (
-            len(columns["args"]) > AT_ONCE
-            or columns["idempotency_key"] != [None]
-            or any(columns.get("depends_on", ()))
-            or any(columns.get("trace", ()))
-        )
-        else nullcontext()
-    ):
+    found: set[int] = set()
+    left: Sequence[int] = range(count)
+    keys = columns["idempotency_key"]
+    if count > AT_ONCE and len(keys) == count:  # a fixed order over all statements, against deadlocks of two lists
+        left = sorted(left, key=lambda number: keys[number] or "")
+    is_one_statement = count <= AT_ONCE and keys == [None]
+    is_one_statement &= not any(any(columns.get(name, ())) for name in ("depends_on", "trace"))
+    with nullcontext() if is_one_statement else _in_one_transaction(conn):
         since = None
         if count > AT_ONCE:
             ((since,),) = _execute(conn, "SELECT clock_timestamp()::text", {})
         while left:
-            left = _add(conn, columns, results, existing, left, since, schema)
+            left = _add(conn, columns, results, found, left, since, schema)
         _set_traces(conn, columns, results, schema)
         if any(columns.get("depends_on", ())):
             job_ids = [job_id for job_id, _ in results]
             _depend(conn, links(columns["depends_on"], columns["on_parent_failure"], job_ids), schema, asker)
-        if asker and columns["idempotency_key"] != [None]:
+        if asker and keys != [None]:
             # See that the jobs that were `found` are the asker's, and note that the others are.
-            added = {result[0] for number, result in enumerate(results) if number not in existing}
-            taken = not_for(conn, asker, {results[number][0] for number in existing} - added)
+            added = {result[0] for number, result in enumerate(results) if number not in found}
+            taken = not_for(conn, asker, {results[number][0] for number in found} - added)
             if taken:
-                raise KeyTaken(min(number for number in existing if results[number][0] in taken))
+                raise KeyTaken(min(number for number in found if results[number][0] in taken))
             _execute(conn, _SQL["sign"], {"by": asker.by, "job_ids": list(added)})
     return results
 
@@ -291,8 +284,8 @@ def require_room_for(conn: Conn, columns: Columns) -> None:
 
 def are_known(conn: Conn, keys: set[str | None]) -> bool:
     """Whether each of these idempotency keys has a job."""
-    row = conn.execute(_SQL["known"], {"keys": list(keys)}).fetchone()
-    return bool(row and row[0] == len(keys))  # None, a job without a key, never matches
+    found = conn.execute(_SQL["known"], {"keys": list(keys)}).fetchone()
+    return bool(found and found[0] == len(keys))  # None, a job without a key, is never found
 
 
 def _set_traces(conn: Conn | Foreign, columns: Columns, results: list[tuple[UUID, str]], schema: str | None) -> None:
@@ -315,24 +308,16 @@ def _depend(
         raise UnknownParents({*map(UUID, unknown)} | hidden)
 
 
-def _fixed_order(keys: list[str | None], count: int) -> Sequence[int]:
-    """The order of the keys: over all statements it keeps two lists with the same keys from a deadlock."""
-    if len(keys) < count or count <= AT_ONCE:  # within a statement the function sees to it
-        return range(count)
-    return sorted(range(count), key=lambda number: keys[number] or "")
-
-
 def _add(
     conn: Conn | Foreign,
     columns: Columns,
     results: list[tuple[UUID, str]],
-    existing: set[int],
+    found: set[int],
     wanted: Sequence[int],
     since: str | None,
     schema: str | None,
 ) -> list[int]:
-    """Add the jobs of these numbers to `results`; returns those whose key's job was deleted meanwhile: the key is
-    free."""
+    """Add the jobs of these numbers to `results`; returns those whose key is free by now: its job was deleted."""
     statement, steps = _in_schema(_ENQUEUE_MANY, schema), _steps(wanted)
     new_ids = _new_ids(len(wanted))
     sent, gone = [], []
@@ -340,14 +325,11 @@ def _add(
         for step in steps:  # while the server adds one, the next is made ready here
             ids = list(islice(new_ids, len(step)))
             in_a_row = isinstance(step, range)
-            parameters: dict[str, Any] = {
-                name: values
-                if len(values) == 1
-                else values[step.start : step.stop]
-                if isinstance(step, range)
-                else [values[number] for number in step]
-                for name, values in columns.items()
-            }
+            parameters: dict[str, Any] = dict(columns)
+            for name, values in columns.items():
+                if len(values) > 1:
+                    some = values[step.start : step.stop] if isinstance(step, range) else [values[n] for n in step]
+                    parameters[name] = some
             parameters |= {"job_id": ids, "since": since, "before": step[0] if in_a_row else 0}
             parameters["place"] = None if in_a_row or since is None else [number + 1 for number in step]
             sent.append(_execute(conn, statement, parameters))
@@ -357,7 +339,7 @@ def _add(
             for nth, job_id, status in cursor:
                 if job_id:
                     results[step[nth - 1]] = UUID(job_id), status
-                    existing.add(step[nth - 1])
+                    found.add(step[nth - 1])
                 else:
                     gone.append(step[nth - 1])
     return gone
@@ -372,7 +354,7 @@ def _steps(wanted: Sequence[int]) -> list[Sequence[int]]:
 
 
 def _execute(conn: Conn | Foreign, statement: str, parameters: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
-    """A cursor with tuples on any connection, also one with another row factory; unprepared, for poolers."""
+    """Tuples from any connection, whatever its owner has made its rows. Nothing is prepared: for poolers."""
     if isinstance(conn, Foreign):
         return conn.execute(statement, parameters)
     return psycopg.Cursor(conn, row_factory=tuple_row).execute(statement.encode(), parameters, prepare=False)
@@ -384,7 +366,7 @@ def _in_schema(statement: str, schema: str | None) -> str:
     if schema is None:
         return statement
     name = psycopg.sql.Identifier(schema).as_string().replace("%", "%%")
-    return re.sub(r"^(SELECT|.* FROM) dl_", lambda match: f"{match[1]} {name}.dl_", statement)
+    return re.sub(r"^(SELECT|.* FROM) dl_", lambda found: f"{found[1]} {name}.dl_", statement)
 
 
 def _in_one_transaction(conn: Conn | Foreign) -> AbstractContextManager[Any]:

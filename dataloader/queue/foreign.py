@@ -1,5 +1,4 @@
-"""Producers' connections of SQLAlchemy and Django: `enqueue` in their transactions. Parameters go as text: drivers
-differ."""
+"""Producers' connections of SQLAlchemy and Django: `enqueue` in their transactions, with all parameters as text."""
 
 from __future__ import annotations
 
@@ -124,9 +123,5 @@ def _as_text(value: Any) -> str | None:
 
 def array(values: Sequence[Any]) -> str:
     """PURE: a list as PostgreSQL reads it."""
-    return "{" + ",".join(map(_element, values)) + "}"
-
-
-def _element(value: Any) -> str:
-    text = _as_text(value)
-    return "NULL" if text is None else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    texts = [text and text.replace("\\", "\\\\").replace('"', '\\"') for text in map(_as_text, values)]
+    return "{" + ",".join(["NULL" if text is None else f'"{text}"' for text in texts]) + "}"

@@ -1,5 +1,4 @@
-"""Hooks: users' functions that a process calls at a fixed point. The registry, and `around_enqueue`; see
-pipelines.hooks."""
+"""Hooks: users' functions that a process calls at a fixed point. The registry, and `around_enqueue`."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class Hook:
         return len(self._functions)
 
     def add(self, function: F) -> F:
-        """Register the function, once, or in the place of one imported before; raises TypeError where it cannot be
-        called."""
+        """Register the function, once, or in the place of one imported before; raises TypeError for a wrong one."""
         fault, is_generator = None, inspect.isgeneratorfunction(function)
         try:
             inspect.signature(function).bind(*[None] * self._count)
@@ -119,8 +117,7 @@ def load(modules: Iterable[str]) -> None:
 
 
 def import_users(name: str) -> None:
-    """Import a users' module, also from the working folder, which comes first for the module alone and last for
-    others."""
+    """Import a users' module, also from the working folder, which comes first for it alone and last for others."""
     with suppress(OSError):  # the working folder may have been removed
         if (folder := os.getcwd()) not in sys.path:
             sys.path.append(folder)

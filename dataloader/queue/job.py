@@ -1,5 +1,4 @@
-"""PURE: what a job is and what may become of it. Values of a run are tuples: frozen dataclasses cost three times as
-much."""
+"""PURE: what a job is and what may become of it. Values of a run are tuples, which cost a third of dataclasses."""
 
 from __future__ import annotations
 
@@ -57,22 +56,6 @@ KINDS = {status: str(status) for status in Status} | {
     Status.SUCCEEDED: "done",
 }
 
-# Every legal step between states. queued -> lost: a row that comes back with its attempts spent; queued -> failed: an
-# operator kills what waits for a retry.
-TRANSITIONS = frozenset(
-    {
-        (Status.QUEUED, Status.RUNNING),
-        (Status.QUEUED, Status.CANCELED),
-        (Status.QUEUED, Status.FAILED),
-        (Status.QUEUED, Status.LOST),
-        (Status.RUNNING, Status.SUCCEEDED),
-        (Status.RUNNING, Status.QUEUED),
-        (Status.RUNNING, Status.FAILED),
-        (Status.RUNNING, Status.CANCELED),
-        (Status.RUNNING, Status.LOST),
-    }
-)
-
 
 class Job(NamedTuple):
     """A claimed job as its worker sees it; `args_json` is unparsed, for wrong args are the job's own failure.
@@ -120,8 +103,7 @@ class Checkpoint(NamedTuple):
 
 
 class Delivery:
-    """The jobs of one run, in their order: usually one. `first` stands for the run in logs, `place` is its in the
-    claim."""
+    """The jobs of one run, in their order: usually one. `first` stands for the run, `place` is its in the claim."""
 
     __slots__ = ("first", "jobs", "place")  # read ten times in a short run
 
@@ -361,8 +343,7 @@ def result_json(value: Any, most_kb: int) -> str:
 
 
 def checkpoint_json(value: Any) -> str:
-    """A checkpoint as JSON that comes back as it was given; raises ValueError, for people, else and above
-    CHECKPOINT_KB."""
+    """A checkpoint as JSON that comes back as it was given; raises ValueError else, and above CHECKPOINT_KB."""
     try:
         document = plain(value, "checkpoint")
         place = _difference(document, value) if isinstance(value, dict) else ""

@@ -14,7 +14,6 @@ from uuid import UUID
 
 import psycopg
 import structlog
-from psycopg import errors
 from psycopg.types.json import Jsonb
 
 from dataloader import log
@@ -26,7 +25,7 @@ from dataloader.queue.run_log import RunLog
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
 CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
 
-# For dl_step: its plans are made once a session, and do not depend on the statistics.
+# For dl_step: its plans are made once a session, and are what they should be whatever the statistics say.
 PLANS = (
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
     " SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off"
@@ -54,8 +53,7 @@ class Session:
 
 
 class Ended(NamedTuple):
-    """A run that is over: what is to be written of its job, the facts for its journal, and a masked `report` for the
-    log."""
+    """A run that is over: what is written of its job, facts for its journal, and a masked `report` for the log."""
 
     job: Job
     finish: Finish
@@ -87,7 +85,7 @@ class LeftOut(NamedTuple):
 
 
 class Affinity(NamedTuple):
-    """The preferences of a claim: see dl_step. `overdue`: by priority, jobs created before that time go first."""
+    """What a claim prefers: see dl_step. `overdue`: by priority, jobs created before that instant go first."""
 
     warm: Collection[str]
     elsewhere: Collection[str]
@@ -127,8 +125,7 @@ class Written(NamedTuple):
     locked: Collection[UUID]
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(NamedTuple):
     """A job taken from a dead or silent worker, and its new status; None: the row is locked, try again."""
 
     job_id: UUID
@@ -170,8 +167,7 @@ def listen_for_cancellations(conn: db.Connection) -> None:
 
 def status(conn: Conn, job_id: UUID) -> Row | None:
     """One job as the API shows it, or None; `waiting_for` says why a queued job does not run yet."""
-    row = versioned_status(conn, job_id)
-    return row and row[0]
+    return (versioned_status(conn, job_id) or (None,))[0]
 
 
 def versioned_status(conn: Conn, job_id: UUID) -> tuple[Row, str] | None:
@@ -195,8 +191,8 @@ def versions(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
 
 def reasons(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, Row | None]:
     """Why each of these jobs does not run yet: the `waiting_for` of its `status`."""
-    rows = conn.execute(_REASONS, {"job_ids": list(job_ids)}).fetchall() if job_ids else []
-    return {job_id: _reason(waiting_for) for job_id, waiting_for in rows}
+    found = conn.execute(_REASONS, {"job_ids": list(job_ids)}).fetchall() if job_ids else []
+    return {job_id: _reason(waiting_for) for job_id, waiting_for in found}
 
 
 def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "request") -> Row | None:
@@ -206,7 +202,7 @@ def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "req
 
 
 def request_cancels(conn: Conn, job_ids: Collection[UUID], force: bool, by: str) -> None:
-    """`request_cancel` for many jobs in one statement, so that a worker's step waits for one statement only."""
+    """The same for many, in one statement: a worker's step that ends some of them waits no longer than for one."""
     conn.execute(_SQL["request_cancel"], {"job_ids": list(job_ids), "force": force, "by": by})
 
 
@@ -249,28 +245,28 @@ def step(
     jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
-    result = _step_of(jobs, ends or (), json.loads(last[13])) if last[13] else Step(jobs, _written(ends or ()).ended)
-    _spend_checkpoints(session.conn, ends or (), result.ended)
-    return result
+    told = _told(jobs, ends or (), json.loads(last[13])) if last[13] else Step(jobs, _written(ends or ()).ended)
+    _spend_checkpoints(session.conn, ends or (), told.ended)
+    return told
 
 
-def _step_of(jobs: list[Job], ends: Collection[Ended], facts: Row) -> Step:
-    """The step with these further facts beside its jobs; see dl_step."""
-    unfinished, canceled, locked = [[*map(UUID, facts.get(of, ()))] for of in ("unfinished", "canceled", "locked")]
-    if "in_order" in facts:
-        places = {job_id: place for place, job_id in enumerate(facts["in_order"])}
+def _told(jobs: list[Job], ends: Collection[Ended], said: Row) -> Step:
+    """The step of which there is more to say than its jobs; see dl_step."""
+    unfinished, canceled, locked = [[*map(UUID, said.get(of, ()))] for of in ("unfinished", "canceled", "locked")]
+    if "in_order" in said:
+        places = {job_id: place for place, job_id in enumerate(said["in_order"])}
         jobs.sort(key=lambda job: places[str(job.job_id)])
-    passed_over = facts.get("passed_over", {})
+    passed_over = said.get("passed_over", {})
     reached, left_out = passed_over.get("reached"), passed_over.get("left_out")
     return Step(
         jobs,
         _written(ends, unfinished, canceled, locked).ended,
-        backoffs=facts.get("backoffs", 0),
-        look_again=facts.get("look_again", False),
-        due_in=facts.get("due_in"),
+        backoffs=said.get("backoffs", 0),
+        look_again=said.get("look_again", False),
+        due_in=said.get("due_in"),
         locked=locked,
-        head=Head(facts["from_priority"], facts["from_time"]) if "from_time" in facts else None,
-        batch=facts.get("batch"),
+        head=Head(said["from_priority"], said["from_time"]) if "from_time" in said else None,
+        batch=said.get("batch"),
         reached=reached and Reached(reached["priority"], db.instant(reached["since"])),
         left_out=left_out and LeftOut(left_out["task"], db.instant(left_out["since"])),
     )
@@ -293,8 +289,7 @@ def beat(conn: Conn, jobs: Sequence[Job], progress: str | None, journal: bool) -
 
 
 def retake(session: Session, jobs: Sequence[Job]) -> bool | None:
-    """After a reconnect: hold keys and leases again; False: one is lost, None: the former session still has a key (2
-    s)."""
+    """After a reconnect: hold keys and leases again; False: one is lost, None: the former session has a key (2 s)."""
     held: bool | None = _row(session.conn, "retake", **_claims_of(jobs), backend_start=session.backend_start)[0]
     return held
 
@@ -305,19 +300,6 @@ def leap(conn: Conn, job: Job, fence: int) -> int | None:
     return row[0] if row else None
 
 
-def finish(
-    conn: Conn, job: Job, end: Finish, facts: Mapping[str, Any] | None = None, let_go: bool = True
-) -> Status | None:
-    """Write the end of a run and release its key, or with `let_go` all keys; the new status, None: the claim is over.
-
-    Refused ends as in `finish_some`. Raises LockNotAvailable at once while another session has the row locked.
-    """
-    written = _finish_one(conn, Ended(job, end, facts), let_go)
-    if written.locked:
-        raise errors.LockNotAvailable(f"another session has the row of job {job.job_id} locked")
-    return written.ended.get(job.job_id)
-
-
 def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Written:
     """Write the ends of runs of `worker` and release their keys; returns the new statuses of the runs still its own.
 
@@ -325,16 +307,16 @@ def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Written:
     reaper.
     """
     try:
-        return _finish(conn, worker, ends, let_go=False)
+        return _finish(conn, worker, ends)
     except psycopg.Error as e:
         if db.is_passing(e):
             raise
-    each = [_finish_one(conn, end, let_go=False) for end in ends]
+    each = [_finish_one(conn, end) for end in ends]
     statuses = {job_id: status for written in each for job_id, status in written.ended.items()}
     return Written(statuses, [job_id for written in each for job_id in written.locked])
 
 
-def _finish_one(conn: Conn, end: Ended, let_go: bool) -> Written:
+def _finish_one(conn: Conn, end: Ended) -> Written:
     error = (end.finish.error or "").encode("ascii", "backslashreplace").decode().replace("\0", "") or None
     bare = end._replace(finish=end.finish._replace(error=error, progress=None, error_group=None), facts=None)
     reason = ""
@@ -343,7 +325,7 @@ def _finish_one(conn: Conn, end: Ended, let_go: bool) -> Written:
             error = clip(f"the database refused the end of this run ({end.finish.verb}): {reason}")
             written_as = Ended(end.job, Finish(Verb.FAIL, error), log=end.log)
         try:
-            return _finish(conn, end.job.claimed_by, [written_as], let_go)
+            return _finish(conn, end.job.claimed_by, [written_as])
         except psycopg.Error as e:
             if db.is_passing(e):
                 raise
@@ -366,7 +348,7 @@ def checkpoints(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, Checkpoint]
 
 
 def keep_checkpoint(conn: Conn, job: Job, checkpoint: Checkpoint) -> None:
-    """Store the progress of a run if its claim holds; a repetition has no effect."""
+    """Store how far a run has come, as far as its claim holds; a repetition changes nothing."""
     conn.execute(_SQL["keep_checkpoint"], _claim_of(job) | checkpoint._asdict() | {"token": checkpoint.claim})
 
 
@@ -388,9 +370,9 @@ def _spend_checkpoints(conn: Conn, ends: Collection[Ended], ended: Mapping[UUID,
             conn.execute(_SQL["spend_checkpoints"], {"job_ids": spent})
 
 
-def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> Written:
+def _finish(conn: Conn, worker: str, ends: Collection[Ended]) -> Written:
     _keep_before(conn, ends)
-    parameters = {"worker": worker, "let_go": let_go} | _arrays(ends)
+    parameters = {"worker": worker, "let_go": False} | _arrays(ends)
     ((*row,),) = conn.execute(_SQL["finish"], parameters, prepare=True).fetchall()
     written = _written(ends, *row)
     _spend_checkpoints(conn, ends, written.ended)
@@ -413,17 +395,17 @@ def _arrays(ends: Collection[Ended] | None) -> dict[str, str | None]:
         delay = None if delay_sec is None else str(delay_sec)
         if group is not None:
             facts = {**(facts or {}), "error_group": group}
-        row = (job.job_id.hex, str(job.attempt), verb, error, delay, progress, _facts_json(facts) if facts else None)
+        told = None
+        if facts and _TEXTS.isdisjoint(facts):  # of numbers alone, which is quicker
+            told = "{" + ", ".join([f'"{name}": {number}' for name, number in facts.items()]) + "}"
+        elif facts:
+            told = json.dumps(facts)
+        row = (job.job_id.hex, str(job.attempt), verb, error, delay, progress, told)
         for column, value in zip(columns, row, strict=True):
             column.append(value)
     job_ids, attempts, verbs, *texts = columns
-    named = zip(("errors", "delays_sec", "progress", "facts"), map(_texts, texts), strict=True)
-    return {
-        "job_ids": None if ends is None else _array(job_ids),
-        "attempts": _array(attempts),
-        "verbs": _array(verbs),
-        **dict(named),
-    }
+    named = {"job_ids": None if ends is None else _array(job_ids), "attempts": _array(attempts), "verbs": _array(verbs)}
+    return named | dict(zip(("errors", "delays_sec", "progress", "facts"), map(_texts, texts), strict=True))
 
 
 def _array(words: Sequence[str]) -> str:
@@ -435,20 +417,10 @@ def _texts(values: Sequence[str | None]) -> str | None:
     """An array of any texts; None when there is none."""
     if values.count(None) == len(values):
         return None
-    return _array(["NULL" if value is None else _quoted(value) for value in values])
-
-
-def _quoted(text: str) -> str:
-    if storable(text) != text:  # libpq would take a text with NUL for shorter
+    if any(value is not None and storable(value) != value for value in values):  # libpq would cut a text at a NUL
         raise psycopg.DataError("PostgreSQL's texts have neither NUL nor lone surrogates")
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _facts_json(facts: Mapping[str, Any]) -> str:
-    """A JSON object of numbers and of a run's texts; one of numbers alone is made here, which is quicker."""
-    if not _TEXTS.isdisjoint(facts):
-        return json.dumps(facts)
-    return "{" + ", ".join([f'"{name}": {number}' for name, number in facts.items()]) + "}"
+    escaped = [value and value.replace("\\", "\\\\").replace('"', '\\"') for value in values]
+    return _array(["NULL" if value is None else f'"{value}"' for value in escaped])
 
 
 def has_ended(conn: Conn, job: Job) -> bool:
@@ -464,7 +436,7 @@ def keep(conn: Conn, job_ids: Sequence[UUID], attempts: Sequence[int], claimed_b
 
 
 def journal_stuck(conn: Conn, job_id: UUID, attempt: int, claimed_by: str, silent_sec: float, stacks: str) -> None:
-    """Write into a running job's journal how long its run has sent no report, and the stacks of its threads."""
+    """Write into a running job's journal that its run has reported nothing for so long, and where its threads hang."""
     claim = {"job_id": job_id, "attempt": attempt, "claimed_by": claimed_by}
     conn.execute(_SQL["tell_stuck"], claim | {"silent_sec": silent_sec, "stacks": stacks})
 
@@ -500,8 +472,7 @@ def _settled(rows: Collection[tuple[UUID, str | None]]) -> list[Settled]:
 
 
 def take_back(conn: Conn, worker: str, job_ids: Sequence[UUID], reason: str) -> int:
-    """Hand back, uncounted, jobs that a living worker, whose session has ended, has claimed ahead; returns their
-    number."""
+    """Hand back, uncounted, jobs that a living worker, whose session has ended, has claimed ahead; how many."""
     return conn.execute(_SQL["take_back"], {"worker": worker, "job_ids": list(job_ids), "reason": reason}).rowcount
 
 
@@ -511,8 +482,7 @@ def still_held(conn: Conn, worker: str, jobs: Sequence[Job]) -> set[UUID]:
 
 
 def hand_back(conn: Conn, worker: str, holds: Sequence[Job], reason: str) -> list[tuple[UUID, str]]:
-    """Hand back, uncounted, all that this living worker has claimed but for `holds`, unless locked; ids and
-    statuses."""
+    """Hand back, uncounted, all that a living worker has claimed but for `holds`, unless locked; ids and statuses."""
     return _all(conn, "hand_back", **_claims(holds), worker=worker, reason=f"not started: {reason}")
 
 
@@ -545,8 +515,7 @@ def wake(conn: Conn, limit: int) -> int:
 
 
 def unpark_stranded(conn: Conn, after: int | None, limit: int) -> int | None:
-    """Make parked rows claimable whose key has no run, for up to `limit` keys; returns the next `after`, None at the
-    end."""
+    """Make parked rows claimable whose key has no run, for up to `limit` keys; the next `after`, None at the end."""
     reached: int | None = _row(conn, "unpark_stranded", after=-(2**31) - 1 if after is None else after, limit=limit)[0]
     return reached
 

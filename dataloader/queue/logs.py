@@ -77,8 +77,7 @@ def args_of_run(conn: Conn, job_ids: Collection[UUID], claimed_by: str) -> list[
 
 
 def page(conn: Conn, job_id: UUID, after: str | None = None, attempt: int | None = None, limit: int = PAGE) -> Page:
-    """Up to `limit` lines of a job behind a place, each with what was `left_out` before it. Raises ValueError for no
-    place."""
+    """Up to `limit` lines of a job behind a place, each with what was `left_out` before it. Raises WrongPlace."""
     place = Place.read(after)
     rows = _rows(conn, "lines", {"job_id": job_id, "attempt": attempt, "limit": limit} | place._asdict())
     lines = [*_with_gaps(rows, place)]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -19,17 +17,15 @@ from psycopg import errors
 from dataloader import periods
 from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn
-from dataloader.queue.fields import INT4_MAX, LIMIT_NAME
 
 DONE = "done"
 UNKNOWN = "unknown"
-NAMES = 2_000  # of queues, among which similar names are searched
+NAMES = 2_000  # of queues, among which similar ones are looked for
 SIMILAR = 3
 AT_ONCE = 1_000  # jobs that one transaction of the functions for a whole queue changes
-SCAN = 20_000  # jobs that one transaction checks by a filter
+SCAN = 20_000  # jobs that one transaction of them looks at, where there is a filter
 
-_SQL = db.statements("operate.sql")
-_SQL = {name: text.replace("{settings}", _SQL["settings"].rstrip(";")) for name, text in _SQL.items()}
+_SQL = db.statements("operate.sql", "settings")
 _FIRST_ID = str(UUID(int=0))
 # The groups of a queue's jobs, and the place before the first row of each; the statements are `chosen`'s.
 _GROUPS = {
@@ -56,14 +52,11 @@ TURNS_AT_ONCE = 1_000  # jobs that one statement gives their turns
 OLDER_SEC = 2.0  # how long the switch waits for transactions that began before it
 # How long a move waits for claims that began before the pause; a claim takes about 1 s at most.
 CLAIMS_SEC = periods.seconds("CLAIMS_SEC", 5.0)
-_NAME = re.compile("[^\x00-\x1f\x7f-\x9f]{1,128}")  # of a queue that producers can name
-_LIMIT = re.compile(f"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{LIMIT_NAME}}}")
-RATES = (0.001, 1_000_000)  # starts in a minute
 _MOVE = "queue move "  # begins the author of a move's pauses
 ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead", "fair_by")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
 _Settings = Mapping[str, Any]
-# The default settings of a queue.
+# The settings of a queue of which nobody has said anything.
 DEFAULTS: dict[str, Any] = {
     "paused_at": None,
     "paused_by": None,
@@ -81,31 +74,16 @@ class Contradiction(Exception):
     """The settings of a queue do not go together, or not with those that it has."""
 
 
-class NotMovable(Exception):
-    """A move does not go with the two queues: one is not known, is paused by another move, or has another order."""
+class Conflict(Exception):
+    """The state of a job, a queue, a schedule or a backfill does not allow the change; the text says why."""
 
 
 class WrongName(ValueError):
-    """No queue can be moved to this name."""
+    """No queue can be moved to itself."""
 
 
 class WrongLimit(ValueError):
-    """A value of a limit is out of its bounds."""
-
-
-class Busy(Exception):
-    """Another session is in the way of a move; the move may be repeated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which jobs of a group a change is for; None is no filter. `error` is a part of the job's error."""
-
-    task: str | None = None
-    lock_key: str | None = None
-    partition_key: str | None = None
-    error: str | None = None
-    error_group: str | None = None
+    """A limit would allow any number of jobs, or a burst without a rate."""
 
 
 class Changed(NamedTuple):
@@ -122,12 +100,11 @@ class Moved(NamedTuple):
     is_done: bool
 
 
-ALL = Filter()
+FILTERS = ("task", "lock_key", "partition_key", "error", "error_group")  # of a change; `error` is a part of the text
 
 
 def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
-    """Keep every claim from now on from starting a job of this queue; running jobs go on. Returns the queue's
-    settings."""
+    """Keep every claim from now on from starting a job of this queue; what runs goes on. Returns its settings."""
     return _one(conn, "pause", queue=queue, by=by)
 
 
@@ -143,7 +120,7 @@ def limit_length(conn: Conn, queue: str, max_length: int | None, by: str) -> dic
 
 
 def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]:
-    """Change the settings of a queue for the order of its jobs (ORDER); others stay. Returns the same as `pause`.
+    """Change what a queue says of the order of its jobs (ORDER); the rest stays. Returns what `pause` does.
 
     Jobs go on meanwhile; from the return on each claim goes by it, and queued jobs have their places by their creation.
     Raises Contradiction for `merge` without `ordered`, having changed nothing.
@@ -159,10 +136,10 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
     if changes.get("ordered"):
         _give(conn, "give_scores", queue, SCORES_AT_ONCE)  # before the switch, for it may take long
     with conn.transaction():
-        current = _one(conn, "lock_queue", queue=queue) | dict(changes)
-        if current["merge"] and not current["ordered"]:
+        said = _one(conn, "lock_queue", queue=queue) | dict(changes)
+        if said["merge"] and not said["ordered"]:
             raise Contradiction(f"the queue {queue} would merge, so it should be ordered as well")
-        transaction = conn.execute(_SQL["set_order"], {"queue": queue} | current).fetchone()
+        transaction = conn.execute(_SQL["set_order"], {"queue": queue} | said).fetchone()
     assert transaction is not None  # noqa: S101  its row is locked
     if changes.get("ordered") or changes.get("fair_by"):
         for _ in _tries(OLDER_SEC):  # until no transaction is left that may add jobs without seeing this one
@@ -176,24 +153,24 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
 
 
 def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> None:
-    """Apply the settings of WORKERS_JSON that the queue does not have yet; raises Contradiction for other values."""
+    """Let a queue be what WORKERS_JSON says where nobody has said it; raises Contradiction, which names both sides."""
     wanted = {name: value for name, value in (("ordered", ordered), ("merge", merge)) if value is not None}
     row = conn.execute(_SQL["said"], {"queue": queue}).fetchone() if wanted else None
-    chosen = dict(zip(("ordered", "merge"), row or (None, None), strict=True))
+    said = dict(zip(("ordered", "merge"), row or (None, None), strict=True))
     for name, value in wanted.items():
-        if chosen[name] is not None and chosen[name] is not value:
-            says, is_said = (str(each).lower() for each in (value, chosen[name]))
+        if said[name] is not None and said[name] is not value:
+            says, is_said = (str(each).lower() for each in (value, said[name]))
             raise Contradiction(
                 f'WORKERS_JSON says "{name}": {says} of the queue {queue}, and the database {is_said}: correct it, or'
                 f" `dataloader queue set {queue} --{'' if value else 'no-'}{name}`"
             )
-    if changes := {name: value for name, value in wanted.items() if chosen[name] is None}:
+    if changes := {name: value for name, value in wanted.items() if said[name] is None}:
         set_order(conn, queue, "WORKERS_JSON", **changes)
 
 
-def publish_tasks(conn: Conn, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Publish the declarations of these tasks (`pipelines.declarations`) to producers; queued jobs do not change."""
-    conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **tasks[task]} for task in tasks])})
+def publish_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
+    """Note for producers, by task, what its pipeline says of a job (`pipelines.told`); queued jobs keep theirs."""
+    conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
 
 
 def args_schemas(conn: Conn, tasks: Collection[str]) -> dict[str, str | None]:
@@ -206,33 +183,18 @@ def set_limit(
 ) -> None:
     """Let at most `most` jobs of this limit run at once, and `per_minute` start in a minute, on all hosts together.
 
-    None: any number. `burst`: by default as many as a second has. Runs go on. Raises WrongLimit, having changed
-    nothing.
+    None: any number. `burst`: by default as many as a second has. Runs go on. Raises WrongLimit.
     """
-    wrong = None
-    if not is_limit_name(name):
-        wrong = f"a limit's name should have 1 to {LIMIT_NAME} characters, none of them a control character"
-    elif most is None and per_minute is None:
-        wrong = "a limit should say how many jobs may run at once (most), or start in a minute (per_minute), or both"
-    elif most is not None and not 0 <= most <= INT4_MAX:
-        wrong = f"most should be a whole number from 0 to {INT4_MAX}"
-    elif per_minute is not None and not RATES[0] <= per_minute <= RATES[1]:
-        wrong = f"per_minute should be a number from {RATES[0]} to {RATES[1]}"
-    elif burst is not None and (per_minute is None or not 1 <= burst <= RATES[1]):
-        wrong = f"burst should be a whole number from 1 to {RATES[1]}, beside per_minute"
-    if wrong:
-        raise WrongLimit(wrong)
+    if most is None and per_minute is None:
+        raise WrongLimit("a limit should say how many jobs may run at once (most), or start in a minute (per_minute)")
+    if burst is not None and per_minute is None:
+        raise WrongLimit("burst should stand beside per_minute")
     allows = {"most": most, "per_minute": per_minute, "burst": burst or max(1, math.ceil((per_minute or 0) / 60))}
     with conn.transaction():
         conn.execute(_SQL["lock_limit"], {"name": name})
         conn.execute(_SQL["due_at_token"], {"name": name})
         conn.execute(_SQL["set_limit"], {"name": name, "by": by} | allows)
         conn.execute(_SQL["let_in"], {"name": name})
-
-
-def is_limit_name(name: str) -> bool:
-    """PURE: whether a limit may have this name."""
-    return _LIMIT.fullmatch(name) is not None
 
 
 def remove_limit(conn: Conn, name: str, by: str) -> bool:
@@ -264,23 +226,21 @@ def _tries(within_sec: float) -> Iterator[None]:
 
 def known(conn: Conn, queue: str) -> dict[str, Any]:
     """Whether a queue of this name has jobs, a worker, a setting or a past (`is_known`); else `similar` names."""
-    name = _known(conn, "queue_names", "queue", queue)
-    return {"is_known": name["is_known"], "similar": name["similar"]}
+    found = _looked_up(conn, "queue", queue)
+    return {"is_known": found["is_known"], "similar": found["similar"]}
 
 
 def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str, Any] | None]:
-    """`known` of a queue and of a task, with the `count` of known names: at 0 an unknown name is normal."""
-    return {
-        "queue": None if queue is None else _known(conn, "queue_names", "queue", queue),
-        "task": None if task is None else _known(conn, "task_names", "task", task),
-    }
+    """What `known` says of a queue and of a task, and the `count` of known names: without any none is mistyped."""
+    given = {"queue": queue, "task": task}
+    return {kind: None if name is None else _looked_up(conn, kind, name) for kind, name in given.items()}
 
 
-def _known(conn: Conn, statement: str, kind: str, name: str) -> dict[str, Any]:
-    rows = conn.execute(_SQL[statement], {kind: name, "most": NAMES}, prepare=False).fetchall()
-    known_names = [row[0] for row in rows]
-    similar = [] if name in known_names else get_close_matches(name, known_names, SIMILAR)
-    return {"name": name, "is_known": name in known_names, "similar": similar, "count": len(known_names)}
+def _looked_up(conn: Conn, kind: str, name: str) -> dict[str, Any]:
+    rows = conn.execute(_SQL[f"{kind}_names"], {kind: name, "most": NAMES}, prepare=False).fetchall()
+    found = [row[0] for row in rows]
+    similar = [] if name in found else get_close_matches(name, found, SIMILAR)
+    return {"name": name, "is_known": name in found, "similar": similar, "count": len(found)}
 
 
 def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bool = False) -> Outcomes:
@@ -293,10 +253,10 @@ def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bo
     with conn.transaction():
         if verb == "cancel":
             lifecycle.request_cancels(conn, wanted, force, by)
-            statuses = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
-            results = {job_id: statuses.get(job_id, (UNKNOWN, False)) for job_id in wanted}
+            found = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
+            told = {job_id: found.get(job_id, (UNKNOWN, False)) for job_id in wanted}
             return {
-                job: DONE if is_asked or status == "canceled" else status for job, (status, is_asked) in results.items()
+                job: DONE if is_asked or status == "canceled" else status for job, (status, is_asked) in told.items()
             }
         done = {row[0] for row in conn.execute(_SQL[VERBS[verb]], {"job_ids": wanted, "by": by})}
         if verb == "start-over":
@@ -307,60 +267,62 @@ def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bo
 
 
 def change_queue(
-    conn: Conn, verb: str, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
+    conn: Conn,
+    verb: str,
+    queue: str,
+    by: str,
+    limit: int = AT_ONCE,
+    only: Mapping[str, str | None] = {},
+    after: str | None = None,
 ) -> Changed:
-    """Change up to `limit` jobs of a queue as the verb (QUEUE_VERBS) says, the oldest first.
+    """Change up to `limit` jobs of a queue that pass FILTERS as the verb (QUEUE_VERBS) says, the oldest first.
 
-    `after` is the `next` of the call before. Raises ValueError for another, and for `run-all` with a filter by error.
+    `after` is the `next` of the call before. Raises WrongCursor for another.
     """
-    if verb == "run-all" and (only.error is not None or only.error_group is not None):
-        raise ValueError("run-all has no filter error or error_group: jobs that have not run have none")
     group, step = QUEUE_VERBS[verb]
-    scan = limit if only == ALL else SCAN
+    scan = SCAN if any(value is not None for value in only.values()) else limit
     place = _GROUPS[group] if after is None else cursor.parts(after, len(_GROUPS[group]))
-    parameters = asdict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
+    parameters = dict.fromkeys(FILTERS) | dict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
     try:
         with conn.transaction():
             conn.execute(_SQL["plans"])
-            rows = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
-            job_ids = [row[0] for row in rows if row[0]]
+            found = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
+            job_ids = [row[0] for row in found if row[0]]
             changed = conn.execute(_SQL[step], {"job_ids": job_ids, "by": by}).fetchall() if job_ids else []
     except psycopg.DataError:
         if after is None:
             raise
         raise cursor.WrongCursor from None
-    is_more = len(rows) == limit or any(row[2] for row in rows)
-    return Changed(len(changed), cursor.at(rows[-1][1]) if is_more else None)
+    is_more = len(found) == limit or any(row[2] for row in found)
+    return Changed(len(changed), cursor.at(found[-1][1]) if is_more else None)
 
 
 def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> Moved:
     """Make up to `limit` queued, running and dead jobs of `source` jobs of `target`; to be called until `is_done`.
 
-    Each key keeps its order: both queues are paused meanwhile. `target` gets the settings of ORDER that it lacks, and
+    Each key keeps its order: both queues are paused meanwhile. `target` gets the ORDER that nobody has said of it, and
     goes on in the end; `source` stays paused. A repeated call completes what was interrupted. Raises WrongName and
-    NotMovable, having changed nothing; Busy, with both queues paused, where other sessions are in the way.
+    Conflict, having changed nothing; Conflict, with both queues paused, where other sessions are in the way.
     """
-    if not _NAME.fullmatch(target):
-        raise WrongName("the other queue's name should have 1 to 128 characters, none of them a control character")
     if source == target:
         raise WrongName(f"{source} would be moved to itself: name another queue")
     if not known(conn, source)["is_known"]:
-        raise NotMovable(f"no queue {source} is known now: it has no job, no worker and no setting")
+        raise Conflict(f"no queue {source} is known now: it has no job, no worker and no setting")
     authors = _authors(source, target)
     with conn.transaction():
-        queues = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
+        said = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
         for queue, author in authors.items():
-            paused_by = queues[queue]["paused_by"]
+            paused_by = said[queue]["paused_by"]
             if paused_by and paused_by.startswith(_MOVE) and paused_by != author:
-                raise NotMovable(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
+                raise Conflict(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
         # The pause of another move to `source` may have been replaced by hand.
-        is_unknown = queues[source]["paused_at"] is not None and queues[source]["paused_by"] != authors[source]
+        is_unknown = said[source]["paused_at"] is not None and said[source]["paused_by"] != authors[source]
         if is_unknown and (row := conn.execute(_SQL["moves_to"], {"by": f"{_MOVE}to {source}"}).fetchone()):
-            raise NotMovable(
+            raise Conflict(
                 f"{row[0]} is paused by a {_MOVE}to {source} and has jobs left: complete that, or"
                 f" `dataloader resume {row[0]}`"
             )
-        changes = inherited(source, queues[source], target, queues[target])
+        changes = inherited(source, said[source], target, said[target])
         _one(conn, "pause_source", queue=source, by=authors[source])
         pause(conn, target, authors[target])
     if changes:
@@ -368,58 +330,58 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     # Until no claim is left that may not have seen the pause.
     statements = [row[0] for row in conn.execute(_SQL["claims_under_way"], {"statements": None}).fetchall()]
     for _ in _tries(CLAIMS_SEC):
-        if not (claims := conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()):
+        if not (found := conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()):
             break
     else:
-        _, pid, application = claims[0]
-        raise Busy(
+        _, pid, application = found[0]
+        raise Conflict(
             f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
             " and may not know it: move again when it has ended"
         )
     for _ in _tries(OLDER_SEC):
         with suppress(errors.LockNotAvailable):
             return _move_some(conn, source, target, limit)
-    raise Busy(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")
+    raise Conflict(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")
 
 
 def _authors(source: str, target: str) -> dict[str, str]:
-    """The `paused_by` of the queues of a move, by which a repeated move recognizes its pauses."""
+    """Who pauses the queues of a move, so that the same move knows its pauses again."""
     return {source: f"{_MOVE}to {target}", target: f"{_MOVE}from {source}"}
 
 
 def inherited(source: str, of_source: _Settings, target: str, of_target: _Settings) -> dict[str, Any]:
-    """PURE: the settings of the order that a move brings to `target`; raises NotMovable where the two contradict."""
+    """PURE: the settings of the order that a move brings to `target`; raises Conflict where the two contradict."""
     if all(of_source[name] is None for name in ORDER):
         return {}
     for name in ORDER:
-        source_value, target_value = DEFAULTS[name] if of_source[name] is None else of_source[name], of_target[name]
-        if target_value is not None and target_value != source_value:
-            says, is_said = (json.dumps(value) for value in (source_value, target_value))
-            raise NotMovable(
+        here, there = DEFAULTS[name] if of_source[name] is None else of_source[name], of_target[name]
+        if there is not None and there != here:
+            says, is_said = (json.dumps(value) for value in (here, there))
+            raise Conflict(
                 f"{source} has {name} {says} and {target} has {is_said}: let them agree by `dataloader queue set`"
             )
     return {name: of_source[name] for name in ORDER if of_source[name] is not None and of_target[name] is None}
 
 
 def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
-    """Move jobs of one group, running ones first: none returns to a group that is done already."""
+    """Move jobs of one group, running ones first: none comes back to a group that was looked at already."""
     places = {"from": source, "to": target}
     with conn.transaction():
-        queues = [_one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))]
-        if any(each["paused_at"] is None for each in queues):
+        said = [_one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))]
+        if any(each["paused_at"] is None for each in said):
             return Moved(0, False)  # somebody has resumed it, or another session has ended this move
         conn.execute(_SQL["plans"])
         for group in ("running", "queued", "dead"):
-            rows = conn.execute(_SQL[f"{group}_to_move"], {"from": source, "limit": limit}).fetchall()
-            if rows:
-                moved = conn.execute(_SQL["move"], places | {"job_ids": [row[0] for row in rows]})
+            found = conn.execute(_SQL[f"{group}_to_move"], {"from": source, "limit": limit}).fetchall()
+            if found:
+                moved = conn.execute(_SQL["move"], places | {"job_ids": [row[0] for row in found]})
                 return Moved(moved.rowcount, False)
         conn.execute(_SQL["resume_own"], {"queue": target, "by": _authors(source, target)[target]})
     return Moved(0, True)
 
 
 def settings(conn: Conn, queue: str) -> dict[str, Any]:
-    """The settings of a queue; DEFAULTS for the ones that are not set."""
+    """What operators have set of a queue; DEFAULTS where nobody has."""
     return next(iter(db.rows(conn, _SQL["queue"], {"queue": queue})), DEFAULTS | {"queue": queue})
 
 

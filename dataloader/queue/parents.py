@@ -29,7 +29,7 @@ class UnknownParents(ValueError):
 
 
 class Result(NamedTuple):
-    """The status and the result of a job; `task` and `status` are None if it is deleted."""
+    """What has come of a job; `task` and `status` are None when it is not there any more."""
 
     job_id: UUID
     task: str | None
@@ -39,12 +39,12 @@ class Result(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """True if the job is final or deleted."""
+        """Whether nothing more will come of it."""
         return self.status is None or self.status in FINAL
 
 
 def fault(depends_on: Sequence[Parents | None], count: int) -> str | None:
-    """PURE: the fault in the places that the jobs of a list name as parents (a value for each or for all), or None."""
+    """PURE: what is wrong with the places that jobs of a list name as parents (for each or for all); None: nothing."""
     graph = {
         number: [parent for parent in parents or () if isinstance(parent, int)]
         for number, parents in zip(range(count), cycle(depends_on))
@@ -71,7 +71,7 @@ def links(
 
 
 def results(conn: Conn, job_ids: Sequence[UUID]) -> list[Result]:
-    """The results of these jobs, in the given order."""
+    """What has come of these jobs, in their order."""
     rows = conn.execute(_SQL["told"], {"job_ids": list(job_ids)})
     return [Result(*row)._replace(result=row[-1] and json.loads(row[-1])) for row in rows]
 
@@ -91,7 +91,7 @@ def gather(conn: Conn, job: Job, parent_ids: Sequence[UUID]) -> bool:
 def family(conn: Conn, job_id: UUID) -> Mapping[str, list[dict[str, Any]]]:
     """The first SHOWN `parents` and `children` of a job."""
     rows = db.rows(conn, _SQL["family"], {"job_id": job_id, "most": SHOWN})
-    relatives: dict[str, list[dict[str, Any]]] = {"parents": [], "children": []}
+    found: dict[str, list[dict[str, Any]]] = {"parents": [], "children": []}
     for row in rows:
-        relatives["parents" if row.pop("is_parent") else "children"].append(row)
-    return relatives
+        found["parents" if row.pop("is_parent") else "children"].append(row)
+    return found

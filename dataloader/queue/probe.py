@@ -79,8 +79,7 @@ def keys_wanted(table: LockTable, workers: Sequence[WorkerSpec]) -> int:
 
 
 def most_at_once(table: LockTable, workers: Sequence[WorkerSpec], is_automatic: bool = False) -> int:
-    """How many jobs each worker with a `prefetch` may claim at once within their share of locks; or the others'
-    part."""
+    """How many jobs a worker with a `prefetch`, or an automatic one, may claim at once within the share of locks."""
     share = table.room // LOCK_SHARE
     given = [spec for spec in workers if not spec.is_automatic]
     others = sum(spec.concurrency for spec in workers) - sum(spec.concurrency for spec in given)

@@ -114,12 +114,13 @@ class RunLog:
     @property
     def has_news(self) -> bool:
         """Whether there are lines to be written, or to be left out that were written."""
-        return bool(self._head) or bool(self._tail and self._tail[-1].number > self.written) or self._has_surplus
+        return bool(self._head or self._surplus or (self._tail and self._tail[-1].number > self.written))
 
     @property
-    def _has_surplus(self) -> bool:
-        first = self._tail_from or 0
-        return self._left_out > self._deleted and self.written >= max(first, self._deleted + 1) > 0
+    def _surplus(self) -> tuple[int, int] | None:
+        """The lines behind the head, first and last, that are in the database and were left out since."""
+        first = max(self._tail_from or 0, self._deleted + 1)
+        return (first, self._left_out) if self._left_out > self._deleted and self.written >= first else None
 
     def unwritten(self) -> Unwritten:
         """The next action; call `confirm` after it."""
@@ -128,8 +129,7 @@ class RunLog:
             if self.is_in_doubt:
                 # What else is to be left out is so next time.
                 return Unwritten((self.written + 1, self.number), lines, self._deleted)
-            surplus = (max(self._tail_from or 0, self._deleted + 1), self._left_out) if self._has_surplus else None
-            return Unwritten(surplus, lines, self._left_out)
+            return Unwritten(self._surplus, lines, self._left_out)
 
     def confirm(self, done: Unwritten) -> None:
         """These lines are in the database, or can never be."""

@@ -462,7 +462,7 @@ class _Lease(Lease):
 
     def report(self, progress: Progress) -> None:
         super().report(progress)
-        if (document := to_json(log.masked(as_progress(progress)))) is None:
+        if (document := to_json(as_progress(progress))) is None:
             return _log.warning("progress that is not JSON, or too large, is dropped")
         self._reported.append(json.loads(document))
         self.write(progress=self._reported[-1])

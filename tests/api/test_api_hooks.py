@@ -19,10 +19,10 @@ from psycopg.rows import dict_row
 
 import dataloader
 from dataloader import config, log
-from dataloader.api.v1.requests import BATCH_LIMIT
-from dataloader.api.web.json_body import BODY_LIMIT
 from dataloader.cli.direct import Direct
 from dataloader.client import Refused as RefusedByFarm
+from dataloader.ops.adding import BATCH_LIMIT
+from dataloader.ops.checks import BODY_LIMIT
 from dataloader.pipelines import around_enqueue
 from dataloader.queue import db, enqueue
 from dataloader.queue.enqueue import NewJob

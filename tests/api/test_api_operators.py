@@ -157,25 +157,6 @@ def test_many_jobs_at_once_and_what_became_of_each(client: FlaskClient, conn: db
     assert client.post(f"{BULK}/delete", json={"job_ids": []}).get_json() == {"jobs": []}
 
 
-@pytest.mark.parametrize("verb", ["cancel", "requeue", "start-over", "run-now", "delete"])
-@pytest.mark.parametrize(
-    ("body", "pointer"),
-    [
-        ({}, "/job_ids"),
-        ({"job_ids": None}, "/job_ids"),
-        ({"job_ids": ["7"]}, "/job_ids/0"),
-        ({"job_ids": [str(uuid4()), str(uuid4()) + "\n"]}, "/job_ids/1"),
-        ({"job_ids": [str(uuid4())] * 1_001}, "/job_ids"),
-        ({"job_ids": [], "reason": "because"}, "/reason"),
-        ({"job_ids": [], "force": "yes"}, "/force"),
-    ],
-)
-def test_a_bulk_body_is_checked(
-    client: FlaskClient, refused: Refused, verb: str, body: dict[str, Any], pointer: str
-) -> None:
-    refused(client.post(f"{BULK}/{verb}", json=body), 400, "invalid-input", pointer)
-
-
 @pytest.mark.parametrize("queue", ["load.cbr", "a/b", "<img src=x onerror=alert(1)>", "é %"])
 def test_a_queue_is_paused_limited_and_resumed(client: FlaskClient, queue: str) -> None:
     path = f"/api/v1/queues/{quote(queue, safe='')}"
@@ -312,10 +293,7 @@ def test_a_queue_is_moved_until_it_is_done(client: FlaskClient, conn: db.Connect
 
 @pytest.mark.parametrize(
     ("queue", "body", "pointer"),
-    [("orders", {}, "/to"), ("orders", {"to": ""}, "/to"), ("orders", {"to": "x" * 129}, "/to"),
-     ("orders", {"to": "\0"}, "/to"), ("orders", {"to": "a\nb"}, "/to"),
-     ("orders", {"to": "new", "force": True}, "/force"),
-     ("orders", {"to": "orders"}, "/to")],
+    [("orders", {"to": "\0"}, "/to"), ("orders", {"to": "a\nb"}, "/to"), ("orders", {"to": "orders"}, "/to")],
 )  # fmt: skip
 def test_a_move_is_checked_and_changes_nothing(
     client: FlaskClient, refused: Refused, queue: str, body: Any, pointer: str

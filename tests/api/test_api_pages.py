@@ -99,12 +99,6 @@ def test_a_reaper_that_is_there_needs_no_start(client: FlaskClient, dsn: str) ->
     assert re.search("Start the reaper</strong> <span class=.badge succeeded.>done", steps)
 
 
-def test_with_tokens_no_command_shows_one(dsn: str, conn: db.Connection) -> None:
-    token = {"name": "me", "scopes": ["read"], "sha256": "0" * 64}
-    with running(dsn, dl_api_tokens=[token]) as app:
-        assert "curl" not in app.test_client().get("/").text
-
-
 def test_the_page_of_postgresql_says_what_a_role_may_not_see(
     dsn: str, conn: db.Connection, make_role: Callable[[str], str]
 ) -> None:

@@ -1,17 +1,11 @@
-"""What no client means and every service meets: U+0000 in an address, a release whose files are gone."""
+"""U+0000 in an address, which no client means and every service meets."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
-import pytest
-from api_app import Refused
 from flask import Flask
 from flask.testing import FlaskClient
-from jinja2 import TemplateNotFound
-
-from dataloader.api.dashboard import render
 
 JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
 
@@ -36,15 +30,3 @@ def test_no_address_with_a_zero_character_is_a_fault_of_the_service(app: Flask, 
         same_site = {"Origin": "http://localhost"}
         answer = client.open(path, method=method, headers=same_site, data={} if path[:4] != "/api" else None)
         assert answer.status_code in (400, 404), (method, path, answer.status_code)
-
-
-def test_an_error_that_no_view_has_caught_is_a_problem(
-    client: FlaskClient, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The templates are gone, also that of the page for errors; jinja's error is an OSError."""
-
-    def gone(*_: Any, **__: Any) -> str:
-        raise TemplateNotFound("problem.html")
-
-    monkeypatch.setattr(render, "render_template", gone)
-    refused(client.get("/"), 500, "internal-error")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -154,10 +153,3 @@ def test_a_database_that_stops_ends_a_wait(dsn: str, refused: Refused) -> None:
         link.freeze()
         refused(answer.result(20), 503, "unavailable")
         link.thaw()
-
-
-def test_nobody_asks_when_nobody_waits(client: FlaskClient, job: str) -> None:
-    client.get(job + "?wait=1")
-    deadline = time.monotonic() + 10
-    while any(thread.name == "dl-long-polls" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline

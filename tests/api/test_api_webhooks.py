@@ -78,10 +78,9 @@ def test_a_receiver_is_tried_by_a_job(client: FlaskClient, conn: db.Connection) 
         ("a%20b", {"url": URL}, ""), ("x" * 65, {"url": URL}, ""),
         ("ops", {}, "/url"), ("ops", {"url": "ops"}, "/url"), ("ops", {"url": f"https://u:{CANARY}@a/"}, "/url"),
         ("ops", {"url": "https://a/${DL_WEBHOOK_OPS}"}, "/url"), ("ops", {"url": "${PG_PASSWORD}"}, "/url"),
-        ("ops", {"url": URL, "shape": "teams"}, "/shape"),
         ("ops", {"url": "https://a/b", "shape": "slack"}, "/url"), ("ops", {"url": URL, "kinds": []}, "/kinds"),
         ("ops", {"url": URL, "kinds": ["fire"]}, "/kinds/0"), ("ops", {"url": URL, "queues": [""]}, "/queues/0"),
-        ("ops", {"url": URL, "lag_sec": 0}, "/lag_sec"), ("ops", {"url": URL, "signed_by": CANARY}, "/signed_by"),
+        ("ops", {"url": URL, "signed_by": CANARY}, "/signed_by"),
         ("ops", {"url": URL, "secret": CANARY}, "/secret"),
     ],
 )  # fmt: skip

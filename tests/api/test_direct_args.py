@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from dataloader import config
 from dataloader.cli.direct import Direct
 from dataloader.cli.main import main
-from dataloader.client import Conflict, NotFound, Refused
+from dataloader.client import Refused
 from dataloader.queue import db, operations
 
 SCHEMA = json.dumps({"type": "object", "properties": {"day": {"type": "string"}}, "required": ["day"]})
@@ -35,31 +35,14 @@ def end(conn: db.Connection) -> None:
 
 
 def test_wrong_args_are_refused_and_a_known_key_is_answered(farm: Direct, conn: db.Connection) -> None:
+    """As over HTTP (test_api_args.py), but for the schemas, which are asked for each time."""
     first = farm.trigger("load", args={"day": "x"}, idempotency_key="a")
     assert farm.trigger("load", idempotency_key="a").job_id == first.job_id
     with pytest.raises(Refused) as refused:
         farm.trigger("load", args={"day": 5})
     assert [(fault.pointer, fault.message) for fault in refused.value.faults] == [("/args/day", "day should be a text")]
-    assert farm.args_schema("load").schema == json.loads(SCHEMA)
-    assert farm.args_schema("free").schema is None
-    assert farm.args_schema("odd").schema is None
     assert farm.trigger("odd").status == "queued"
-    with pytest.raises(NotFound):
-        farm.args_schema("unknown")
     assert len(conn.execute("SELECT FROM dl_jobs").fetchall()) == 2
-
-
-def test_a_job_is_run_again(farm: Direct, conn: db.Connection) -> None:
-    old = farm.trigger("load", args={"day": "x", "n": 1, "password": "hunter2hunter2"})
-    with pytest.raises(Conflict, match="only a job that has ended"):
-        farm.again(old.job_id)
-    end(conn)
-    new = farm.again(old.job_id, args={"day": "y", "password": "***"}, without=["n"], priority=7)
-    assert args_of(conn, new.job_id) == {"day": "y", "password": "hunter2hunter2"}
-    assert farm.job(new.job_id).priority == 7
-    for wrong in ({"args": {"day": 1}}, {"without": ["x"]}, {"without": ["day"]}):
-        with pytest.raises(Refused):
-            farm.again(old.job_id, **wrong)
 
 
 def test_the_command_takes_pairs(farm: Direct, conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

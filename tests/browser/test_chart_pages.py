@@ -191,4 +191,4 @@ def test_an_empty_farm_says_what_to_do_next(visit: Callable[[str], Visitor], add
         steps.get_by_role("button", name="Copy the command").nth(2).click()
         expect(page.locator("#flash")).to_contain_text("Copied the command.")
         copied = page.evaluate("navigator.clipboard.readText()")
-        assert f"trigger noop --queue etl.default --url {address} --wait" in copied
+        assert copied == "dataloader trigger noop --wait"

@@ -19,7 +19,6 @@ from dataloader.farm.runner import Execution
 from dataloader.pipelines import Context, resolve, steps
 from dataloader.testing import Result
 
-DATA = Path(__file__).parent.parent / "data"
 Run = Callable[..., list[Any]]
 
 

@@ -1,7 +1,4 @@
-"""A Spark master of one worker, as far as `run.spark` asks it: the REST server, the master's page, the worker's logs.
-
-It answers as Spark 4.3 does, which tests/process/test_engines_of_farms.py shows where pyspark is installed.
-"""
+"""A Spark master of one worker, as far as `run.spark` asks it. It answers as Spark 4.3 does."""
 
 from __future__ import annotations
 

@@ -258,21 +258,6 @@ def test_wrong_arguments(args: dict[str, Any], reason: str, permanent: Callable[
     assert permanent(**args).startswith(reason)
 
 
-def test_a_table_of_another_shape(permanent: Callable[..., str], rows: Rows) -> None:
-    rows("CREATE TABLE cbr_rates (date date, currency text)")
-    assert permanent().startswith("cbr_rates: ")
-
-
-def test_a_trigger_of_the_table_that_raises_ends_the_job_without_its_text(
-    run: Run, permanent: Callable[..., str], rows: Rows
-) -> None:
-    run("load.cbr.rates", date=DAY)
-    rows("CREATE SCHEMA theirs; CREATE FUNCTION theirs.refuse() RETURNS trigger LANGUAGE plpgsql"
-         " AS $$BEGIN RAISE 'wrong rate %', NEW; END$$; DELETE FROM cbr_rates")  # fmt: skip
-    rows("CREATE TRIGGER refuses BEFORE INSERT ON cbr_rates FOR EACH ROW EXECUTE FUNCTION theirs.refuse()")
-    assert permanent() == "cbr_rates: the function theirs.refuse raised an error (P0001), whose text may hold values"
-
-
 def test_cancelled_before_the_end(job: Callable[..., Result], rows: Rows, bank: Bank) -> None:
     points = range(1, job("load.cbr.rates", {"date": DAY}).steps + 1)
     rows("DROP TABLE cbr_rates")

@@ -88,24 +88,6 @@ def test_text_columns_as_in_the_header(load: Run, rows: Rows) -> None:
     assert rows(kinds) == [("text",)]
 
 
-def test_a_table_with_types_of_its_own(run: Run, rows: Rows, tmp_path: Path) -> None:
-    shutil.copy(OURAIRPORTS / "runways.csv", tmp_path)
-    rows(
-        "CREATE TABLE runways (id int PRIMARY KEY, airport_ref int, airport_ident text, length_ft int,"
-        " width_ft int, surface text, lighted bool, closed bool, le_ident text, le_latitude_deg float,"
-        ' le_longitude_deg float, le_elevation_ft int, "le_heading_degT" numeric, le_displaced_threshold_ft int,'
-        " he_ident text, he_latitude_deg float, he_longitude_deg float, he_elevation_ft int,"
-        ' "he_heading_degT" numeric, he_displaced_threshold_ft int, loaded_at timestamptz NOT NULL DEFAULT now())'
-    )
-    args = {"path": "runways.csv", "table": "public.runways", "key": ["id"], "batch_rows": 10_000}
-    total = run("load.csv", **args)[-1]["total"]
-    versions = rows("SELECT id, xmin FROM runways ORDER BY id")
-    run("load.csv", **args)
-    assert rows("SELECT id, xmin FROM runways ORDER BY id") == versions
-    assert len(versions) == total
-    assert rows("SELECT length_ft, lighted, le_latitude_deg FROM runways WHERE id = 269408") == [(80, True, None)]
-
-
 def test_only_what_differs_is_rewritten(load: Run, rows: Rows) -> None:
     rows("CREATE TABLE t (id int PRIMARY KEY, a json, b numeric, kept text DEFAULT 'yes')")
     load(b'id,a,b\n1,"{""x"":1}",1.0\n2,[],\n')
@@ -318,12 +300,6 @@ def test_a_bad_record(content: bytes, where: str, reason: str, batch_rows: int, 
 @pytest.mark.parametrize("content", [b"id,n\n1,1\n2\n", b"id,n\n1,1\n,2\n", b'id,n\n1,1\n2,"', b"id\n1\n\xff\n"])
 def test_a_bad_record_and_no_table(content: bytes, refused: Refused) -> None:
     assert "f.csv, line 3: " in refused(content)
-
-
-def test_line_numbers_far_into_a_file(refused: Refused, rows: Rows) -> None:
-    rows("CREATE TABLE t (id int PRIMARY KEY, s text)")
-    good = b"".join(b'%d,"a\n\nb"\n\n' % n for n in range(20_000))
-    assert "line 80002: column id" in refused(b"id,s\n" + good + b"x,\n" + good)
 
 
 def test_errors_quote_no_values(refused: Refused, rows: Rows) -> None:
@@ -561,18 +537,6 @@ def test_ended_at_any_safe_point(job: Callable[..., Result], rows: Rows, tmp_pat
     versions = rows("SELECT id, xmin FROM t ORDER BY id")
     assert load(crash_at="end").status == "succeeded"
     assert rows("SELECT id, xmin FROM t ORDER BY id") == versions
-
-
-def test_a_lost_session_is_tried_again(context: Context, rows: Rows) -> None:
-    (context.data_dir / "f.csv").write_text("id\n1\n2\n3\n")
-    running = steps(resolve("load.csv"), LOAD | {"path": "f.csv", "batch_rows": 1}, context)
-    next(running)
-    rows(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND state = 'idle in transaction'"
-    )
-    with pytest.raises(psycopg.OperationalError):
-        list(running)
 
 
 def test_two_loads_that_both_create_the_table(context: Context, rows: Rows) -> None:

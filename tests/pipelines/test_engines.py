@@ -1,7 +1,4 @@
-"""`run.dask`, `run.ray`, `run.spark`: what is allowed, what a run decides, what it reads; Spark against a fake master.
-
-Real clusters of Dask and Ray are in tests/process.
-"""
+"""`run.dask`, `run.ray`, `run.spark`: what is allowed, what a run decides, what it reads; Ray and Spark are fakes."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from patience import PATIENCE, until
 
 from dataloader import config, log
 from dataloader.pipelines.engines import ARGS_MOST, LINE_MOST, RESULT_KEPT, Lines, Order, State, order_of, spoken
-from dataloader.pipelines.engines.over_http import OUTPUT_SEC, OnRay, OnSpark, Server
+from dataloader.pipelines.engines.over_http import OnRay, OnSpark, Server
 from dataloader.pipelines.http import Refused, Unreachable
 from dataloader.testing import Result, run
 
@@ -274,23 +271,6 @@ def test_an_answer_that_may_be_long_is_awaited_while_its_bytes_come() -> None:
 # Dask
 
 
-@pytest.mark.parametrize(
-    ("total", "tail", "read", "new"),
-    [
-        (5, b"abcde", 0, b"abcde"),
-        (5, b"abcde", 3, b"de"),
-        (5, b"abcde", 5, b""),
-        (9, b"fghi", 5, b"fghi"),
-        (9, b"fghi", 0, b"[5 bytes are left out]\nfghi"),
-        (2, b"ab", 9, b""),
-    ],
-)
-def test_what_is_new_in_the_end_of_an_output(total: int, tail: bytes, read: int, new: bytes) -> None:
-    from dataloader.pipelines.engines.on_dask import newer
-
-    assert newer(total, tail, read) == new
-
-
 def test_a_scheduler_that_takes_connections_and_is_silent_is_unreachable(allow: Callable[..., None]) -> None:
     from dataloader.pipelines.engines.on_dask import OnDask
 
@@ -377,29 +357,10 @@ def on_ray() -> OnRay:
 ORDER = Order("dl-x-1", "dl-x-1")
 
 
-def test_ray_gets_the_order_with_its_args_in_the_environment_and_once(ray: FakeRay) -> None:
-    assert on_ray().submit(ORDER) == "dl-x-1"
-    assert on_ray().submit(ORDER) == "dl-x-1"
-    assert ray.submitted == {
-        "entrypoint": "python x.py",
-        "submission_id": "dl-x-1",
-        "runtime_env": {"env_vars": {"A": "b", "DATALOADER_ARGS": '{"n": "a\' $(id)"}', "DATALOADER_ORDER": "dl-x-1"}},
-        "metadata": {"dataloader_order": "dl-x-1"},
-        "entrypoint_num_cpus": 2,
-        "entrypoint_memory": 3 * 2**20,
-    }
-
-
 def test_ray_that_refuses_is_quoted(ray: FakeRay) -> None:
     ray.refuses = "Traceback ...\nValueError: no such working_dir"
     with pytest.raises(Refused, match=r"has answered 500: Traceback ...\nValueError: no such working_dir"):
         on_ray().submit(ORDER)
-
-
-def test_ray_is_read_from_where_the_run_before_was(ray: FakeRay) -> None:
-    ray.status, ray.log = "RUNNING", "Ёж\nnew\n"
-    seen = on_ray().poll(replace(ORDER, read=5))
-    assert (seen.state, seen.output, seen.read) == (State.RUNNING, b"new\n", 9)
 
 
 @pytest.mark.parametrize(
@@ -408,17 +369,17 @@ def test_ray_is_read_from_where_the_run_before_was(ray: FakeRay) -> None:
 )
 def test_ray_whose_output_is_gone_tells_its_state(ray: FakeRay, status: str, state: State, why: str) -> None:
     ray.status, ray.log = status, None
-    assert on_ray().poll(ORDER)[:4] == (state, b"", 0, why)
+    assert on_ray().look(ORDER)[:4] == (state, b"", 0, why)
 
 
 def test_ray_whose_output_is_gone_is_asked_again_for_a_result(ray: FakeRay) -> None:
     ray.status, ray.log = "SUCCEEDED", None
     with pytest.raises(Unreachable, match="cannot read the output of dl-x-1"):
-        on_ray().poll(ORDER)
+        on_ray().look(ORDER)
 
 
 def test_ray_that_has_lost_its_memory_knows_nothing(ray: FakeRay) -> None:
-    assert on_ray().poll(ORDER).state is State.ABSENT
+    assert on_ray().look(ORDER).state is State.ABSENT
     assert on_ray().find(ORDER) is None
 
 
@@ -436,39 +397,12 @@ def test_an_output_that_is_too_long_is_told_at_the_end(ray: FakeRay, monkeypatch
     monkeypatch.setattr("dataloader.pipelines.engines.over_http.ANSWER_MOST", 1_000)
     ray.status, ray.log = "RUNNING", "x" * 2_000
     it = on_ray()
-    assert it.poll(ORDER).output == b""
+    assert it.look(ORDER).output == b""
     ray.status = "SUCCEEDED"
-    assert b"its rest is not read, nor a result in it" in it.poll(ORDER).output
+    assert b"its rest is not read, nor a result in it" in it.look(ORDER).output
 
 
 # Spark
-
-
-def test_the_output_of_ray_may_take_long(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    ray.status = "RUNNING"
-    given = times_of(monkeypatch)
-    on_ray().poll(ORDER)
-    assert given == {"/api/jobs/dl-x-1": None, "/api/jobs/dl-x-1/logs": OUTPUT_SEC}
-
-
-def times_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
-    """The times that whole answers may take, by the path that is asked."""
-    given: dict[str, float | None] = {}
-    ask = Server.ask
-
-    def asked(self: Server, method: str, path: str, *args: Any, whole: float | None = None) -> Any:
-        given[path.partition("?")[0]] = whole
-        return ask(self, method, path, *args, whole=whole)
-
-    monkeypatch.setattr(Server, "ask", asked)
-    return given
-
-
-def test_the_output_of_spark_may_take_long(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
-    spark.create({"mainClass": "jobs.Resize", "sparkProperties": {}})
-    given = times_of(monkeypatch)
-    on_spark().poll(Order("dl-x-1", "driver-1"))
-    assert given == {"/v1/submissions/status/driver-1": None, "/json/": None, "/log/": OUTPUT_SEC}
 
 
 def test_spark_is_followed_to_its_result(job: Job, spark: FakeSpark, caplog: pytest.LogCaptureFixture) -> None:

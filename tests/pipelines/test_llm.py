@@ -72,9 +72,6 @@ def reasons(result: Result) -> list[str]:
     return [each["reason"] for each in result.value["passed_over"]]
 
 
-# --- the answer ---
-
-
 def test_the_answer_of_an_ollama_node(ask: Ask, ollama: FakeNode, mlx: FakeNode) -> None:
     result = ask(system="Be short.", options={"temperature": 0.5}, max_tokens=50)
     assert result.status == "succeeded"
@@ -203,8 +200,6 @@ def test_a_stream_that_is_no_whole_answer_is_none(ask: Ask, mlx: FakeNode, body:
     assert ask(model=MLX_MODEL).error == f"no node has answered ({MLX_MODEL}): {mlx.url}: {why}"
 
 
-# --- who is passed over ---
-
 SILENT = "it was silent for 0.3 s"
 CASES = [
     ("hangs", SILENT),
@@ -222,31 +217,26 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("behave", "why"), [*CASES, ("cuts", "it broke the connection")])
-def test_an_ollama_node_without_an_answer_is_passed_over(
-    behave: str, why: str, ask: Ask, ollama: FakeNode, mlx: FakeNode, settings: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("first", "behave", "why"),
+    [
+        *(("ollama", *case) for case in [*CASES, ("cuts", "it broke the connection")]),
+        *(("mlx", *case) for case in [*CASES, ("cuts", "it ended its answer in the middle")]),
+    ],
+)
+def test_a_node_without_an_answer_is_passed_over(
+    first: str, behave: str, why: str, ask: Ask, ollama: FakeNode, mlx: FakeNode, settings: pytest.MonkeyPatch
 ) -> None:
     settings.setenv("DL_LLM_SILENCE_SEC", "0.3")
-    assert ask().value["node"] == ollama.url  # type: ignore[index]
-    ollama.behave, ollama.elsewhere = behave, mlx.url
+    if first == "mlx":
+        settings.setenv("DL_LLM_CATEGORIES", '{"default": ["mlx-community/*", "*"]}')
+    one, other = (ollama, mlx) if first == "ollama" else (mlx, ollama)
+    assert ask().value["node"] == one.url  # type: ignore[index]
+    one.behave, one.elsewhere = behave, other.url
     result = ask()
     assert (result.status, reasons(result)) == ("succeeded", [why])
     assert result.value is not None
-    assert (result.value["text"], result.value["node"]) == (TEXT, mlx.url)
-
-
-@pytest.mark.parametrize(("behave", "why"), [*CASES, ("cuts", "it ended its answer in the middle")])
-def test_an_mlx_node_without_an_answer_is_passed_over(
-    behave: str, why: str, ask: Ask, ollama: FakeNode, mlx: FakeNode, settings: pytest.MonkeyPatch
-) -> None:
-    settings.setenv("DL_LLM_SILENCE_SEC", "0.3")
-    settings.setenv("DL_LLM_CATEGORIES", '{"default": ["mlx-community/*", "*"]}')
-    assert ask().value["node"] == mlx.url  # type: ignore[index]
-    mlx.behave, mlx.elsewhere = behave, ollama.url
-    result = ask()
-    assert (result.status, reasons(result)) == ("succeeded", [why])
-    assert result.value is not None
-    assert (result.value["text"], result.value["node"]) == (TEXT, ollama.url)
+    assert (result.value["text"], result.value["node"]) == (TEXT, other.url)
 
 
 def test_a_slow_node_is_no_silent_one(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:
@@ -304,9 +294,6 @@ def test_a_redirect_is_not_followed_in_a_scan_either(ask: Ask, ollama: FakeNode,
     assert not [path for path, _ in mlx.asked if path.startswith("/api")]
 
 
-# --- the load ---
-
-
 def test_a_node_that_says_that_it_is_busy_is_passed_over(
     ask: Ask, ollama: FakeNode, mlx: FakeNode, settings: pytest.MonkeyPatch
 ) -> None:
@@ -338,9 +325,6 @@ def test_an_mlx_node_gets_no_more_requests_than_its_places(
     with llm.place(node, 2), llm.place(node, 2):
         assert "this machine has 2 of 2 requests in flight there" in str(ask(model=MLX_MODEL).error)
     assert ask(model=MLX_MODEL).status == "succeeded"
-
-
-# --- the scan ---
 
 
 def test_a_scan_counts_for_a_minute(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:
@@ -384,9 +368,6 @@ def test_nothing_but_the_settings_names_a_host(ask: Ask, ollama: FakeNode, setti
     settings.setenv("ALL_PROXY", "http://127.0.0.1:1")
     assert ask().status == "succeeded"
     assert ask(host="http://127.0.0.1:1").error.startswith("host: there is no such argument")  # type: ignore[union-attr]
-
-
-# --- its end ---
 
 
 @pytest.mark.parametrize("behave", ["hangs", "mute"])

@@ -80,9 +80,6 @@ def condition(state: str) -> dict[str, Any]:
     return message
 
 
-# --- what arrives ---
-
-
 def test_a_message_arrives_signed(send: Send, receiver: Receiver) -> None:
     message = dead()
     result = send(message, signed_by="DL_WEBHOOK_KEY")
@@ -168,9 +165,6 @@ def test_secrets_may_stand_in_the_file_of_settings(send: Send, receiver: Receive
     assert receiver.got[0].path == f"/{CANARY}"
 
 
-# --- the shapes ---
-
-
 def test_alertmanagers_shape_of_dead_jobs(send: Send, receiver: Receiver) -> None:
     send(dead(3), shape="alertmanager")
     alerts = receiver.got[0].document
@@ -215,9 +209,6 @@ def test_slacks_shape(send: Send, receiver: Receiver, environment: pytest.Monkey
     assert "• <https://farm.example.com/jobs/1|t1 1> failed: &lt;!channel&gt; &amp; &lt;https://evil|x&gt;" in lines
     assert lines.endswith("\nand 5 more")
     assert all(len(block["text"]["text"]) <= 3_000 for block in document["blocks"])
-
-
-# --- what the receiver answers ---
 
 
 @pytest.mark.parametrize("status", [200, 202, 204])
@@ -300,9 +291,6 @@ def test_a_receiver_that_breaks_off_or_is_down_is_tried_again(send: Send, receiv
     for result in (broke, down, unknown):
         assert isinstance(result.exception, Retry), result.error
         assert "xxxx" not in str(result.error)
-
-
-# --- what is not sent ---
 
 
 def test_nothing_is_sent_to_a_metadata_service(send: Send) -> None:

@@ -1,7 +1,4 @@
-"""What the tests run on clusters: functions for Dask, which are the commands of Ray as well (`python -m engine_jobs`).
-
-Each notes its starts in the file `starts` of its args, with its process, so that a test sees how often it has begun.
-"""
+"""What runs on clusters: functions for Dask, commands of Ray (`python -m engine_jobs`). Each notes its starts."""
 
 from __future__ import annotations
 

@@ -127,41 +127,11 @@ def spins(args: dict[str, Any], context: Context) -> None:
         pass
 
 
-@register("leaves_a_child")
-def leaves_a_child(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Start a process that would outlive the job."""
-    child = subprocess.Popen(["/bin/sleep", "600"])
-    yield {"child": child.pid}
-    while True:
-        time.sleep(0.05)
-        yield {"child": child.pid}
-
-
 @register("odd_progress")
 def odd_progress(args: dict[str, Any]) -> Iterator[Any]:
     """Progress that JSON or PostgreSQL would refuse."""
     yield {"nul": "a\x00b", "nan": float("nan"), "bytes": b"x", "surrogate": "\ud800"}
     raise ValueError("\x00 and \ud800")
-
-
-@register("coroutine")
-async def coroutine(args: dict[str, Any], context: Context) -> Progress:
-    """Await for `sec` seconds."""
-    import asyncio
-
-    started(context).close()
-    await asyncio.sleep(args.get("sec", 0.05))
-    return {"processed": 1}
-
-
-@register("async_generator")
-async def async_generator(args: dict[str, Any], context: Context) -> Any:
-    """Yield between awaits."""
-    import asyncio
-
-    for number in range(args.get("steps", 3)):
-        await asyncio.sleep(args.get("sec", 0.02))
-        yield {"processed": number + 1}
 
 
 @register("takes_the_signals")
@@ -179,27 +149,6 @@ def takes_the_signals(args: dict[str, Any], context: Context) -> Iterator[Progre
     while time.monotonic() < end:
         time.sleep(0.02)
         yield {"processed": 1}
-
-
-@register("growing_progress")
-def growing_progress(args: dict[str, Any]) -> Iterator[Progress]:
-    """Yield a document that goes on growing below its first level."""
-    seen: dict[str, int] = {}
-    end = time.monotonic() + args["sec"]
-    while time.monotonic() < end:
-        seen[str(len(seen) % 3_000)] = len(seen)
-        yield {"seen": seen}
-
-
-@register("rude_progress")
-def rude_progress(args: dict[str, Any]) -> Iterator[Progress]:
-    """Yield a value that cannot be told."""
-
-    class Rude:
-        def __str__(self) -> str:
-            raise ValueError("no")
-
-    yield {"value": Rude()}
 
 
 @register("sleeps")
@@ -400,38 +349,3 @@ def waits_behind_a_checkpoint(args: dict[str, Any], context: Context) -> Iterato
     context.save({"password": args["secret"]})
     yield from waits_for_a_file(args, context)
     return begin
-
-
-def _reports(args: dict[str, Any], context: Context) -> None:
-    """Report three times at once, the last time in a `finally`, and come to the `end`."""
-    try:
-        context.progress({"processed": 1, "total": 3})
-        context.progress({"processed": 2, "total": 3})
-        if args["end"] == "error":
-            raise ValueError("as it should")
-        if args["end"] == "exit":
-            sys.exit(3)
-        while args["end"] == "stop":
-            time.sleep(0.01)
-            context.check()
-    finally:
-        context.progress({"processed": 3, "total": 3})
-
-
-@register("reports")
-def reports(args: dict[str, Any], context: Context) -> None:
-    """A plain function."""
-    _reports(args, context)
-
-
-@register("reports_async")
-async def reports_async(args: dict[str, Any], context: Context) -> None:
-    """A coroutine function."""
-    _reports(args, context)
-
-
-@register("reports_by_generator")
-def reports_by_generator(args: dict[str, Any], context: Context) -> Iterator[Any]:
-    """A generator."""
-    yield {"processed": 0, "total": 3}
-    _reports(args, context)

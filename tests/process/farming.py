@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from farm_pipelines import RUNS
 from forkserver import Forked
 
 from dataloader.queue import db, enqueue, lifecycle, operations
+from dataloader.queue.reports import stats
 
 CHECKOUT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds until a test gives up waiting; never how long it waits when all is well
@@ -75,6 +77,14 @@ def free_port() -> int:
 def ended_lines(file: Path) -> list[str]:
     """The file's lines without the last if it has no end yet: a reader may see half of what is being written."""
     return file.read_bytes().rpartition(b"\n")[0].decode().splitlines()
+
+
+def call(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
+    """The answer of the API at this port of this machine; with a body by POST."""
+    data, headers = json.dumps(body).encode() if body else None, {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
 
 
 def executed(command: Sequence[str], env: dict[str, str], cwd: Path | None, out: int) -> subprocess.Popen[bytes]:
@@ -206,6 +216,12 @@ class Farm:
         found = lifecycle.status(self.conn, job_id)
         assert found is not None
         return found
+
+    def result(self, job_id: UUID) -> Any:
+        """What its run has returned."""
+        found = stats.result(self.conn, job_id)
+        assert found is not None
+        return found["result"]
 
     def wait(self, job_id: UUID, *status: str, patience: float = PATIENCE) -> dict[str, Any]:
         """Wait until the job is in one of these states."""

@@ -119,9 +119,6 @@ def _started() -> socket.socket:
     return ours
 
 
-# --- the server ---
-
-
 def serve(control: socket.socket) -> None:
     """Fork a program for each request, until the tests are over. Returns in each program, which then runs."""
     # The programs of all commands, which each command would import by itself.

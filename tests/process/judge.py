@@ -37,3 +37,13 @@ SELECT a.lock_key, a.job_id, b.job_id, a.started, a.ended, b.started
   FROM runs a JOIN runs b ON a.lock_key = b.lock_key AND (a.job_id, a.pid, a.started) <> (b.job_id, b.pid, b.started)
  WHERE a.ended IS NOT NULL AND b.started >= a.started AND b.started < a.ended
 """
+
+# How many runs of a limit were under way behind each of their steps, at most.
+UNDER_WAY = """
+SELECT max(runs) FROM (
+  SELECT sum(change) OVER (ORDER BY ts, change, event_id) AS runs FROM (
+    SELECT ts, event_id, CASE kind WHEN 'picked' THEN 1 ELSE -1 END AS change
+      FROM dl_job_events JOIN dl_jobs USING (job_id)
+     WHERE kind IN ('picked', 'done', 'failed', 'canceled', 'lost', 'requeue') AND NOT payload ? 'backoffs'
+       AND %s = ANY (limits)) steps) n
+"""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 from farming import Farm, until
 from receiver import KEY, Receiver, is_signed
@@ -15,13 +13,6 @@ from dataloader.cli.main import main
 
 CANARY = "canary-5f2c"
 WISH = json.dumps([{"queue": "q"}, {"queue": "alerts"}])
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
 
 
 def ask(farm: Farm, *words: str) -> Any:
@@ -103,19 +94,3 @@ def test_doctor_says_that_nobody_sends_the_messages_and_a_test_arrives_once_some
     until(lambda: receiver.got, "the test message")
     assert receiver.got[0].document["kind"] == "test"
     until(lambda: "Nothing is wrong" in ask(farm, "doctor").stdout, "the keeper to show its workers")
-
-
-def test_the_command_line_refuses_what_is_wrong_and_says_what_would_be_right(farm: Farm, receiver: Receiver) -> None:
-    done = ask(farm, "webhook", "add", "ops", f"https://user:{CANARY}@a/")
-    assert done.exit_code == 1
-    assert "url seems to hold a secret" in done.stderr
-    assert CANARY not in done.output
-    for verb in ("test", "pause", "resume", "remove"):
-        assert "there is no webhook of this name" in ask(farm, "webhook", verb, "ops").stderr
-    add(farm, receiver, "--kind", "dead", "--queue", "a", "--queue", "b", "--lag-sec", "60")
-    (found,) = json.loads(ask(farm, "webhook", "list", "--json").stdout)["webhooks"]
-    assert (found["kinds"], found["queues"], found["lag_sec"]) == (["dead"], ["a", "b"], 60)
-    assert "is sent no messages" in ask(farm, "webhook", "pause", "ops").stdout
-    assert "paused" in ask(farm, "webhook", "list").stdout
-    assert "again" in ask(farm, "webhook", "resume", "ops").stdout
-    assert "is removed" in ask(farm, "webhook", "remove", "ops").stdout

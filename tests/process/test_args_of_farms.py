@@ -11,7 +11,6 @@ from farming import Farm, until
 from psycopg.types.json import Jsonb
 
 from dataloader.queue import args_schema, operations
-from dataloader.queue.reports import stats
 
 WRONG = {"limit": 0, "password": "hunter2hunter2", "zone": 1}
 
@@ -33,12 +32,6 @@ def insert(farm: Farm, task: str, args: dict[str, Any], key: str = "k") -> Any:
     return rows[0][0]
 
 
-def result(farm: Farm, job_id: Any) -> Any:
-    found = stats.result(farm.conn, job_id)
-    assert found is not None
-    return found["result"]
-
-
 def faults(farm: Farm, args: dict[str, Any]) -> list[str]:
     """What producers learn of these args."""
     text = operations.args_schemas(farm.conn, ["typed"])["typed"]
@@ -55,7 +48,7 @@ def test_a_pipeline_gets_its_model_and_wrong_args_fail_for_good(farm: Farm, told
     ]
     good, wrong = insert(farm, "typed", {"day": "x", "limit": "5"}), insert(farm, "typed", WRONG)
     farm.wait(good, "succeeded")
-    assert result(farm, good) == {"model": "Load", "day": "x", "limit": 5}
+    assert farm.result(good) == {"model": "Load", "day": "x", "limit": 5}
     failed = farm.wait(wrong, "failed")
     assert failed["attempt"] == 1
     for part in ("day: Field required", "limit: Input should be greater than or equal to 1", "zone: there is no such"):
@@ -70,7 +63,7 @@ def test_of_a_batch_only_the_key_with_wrong_args_fails(farm: Farm, told: Path) -
     farm.ready(workers=1, dl_pipelines="args_pipelines", workers_json=json.dumps([{"queue": "q", "prefetch": 10}]))
     operations.resume(farm.conn, "q", "test")
     farm.wait(good, "succeeded")
-    assert result(farm, good) == [1]
+    assert farm.result(good) == [1]
     assert "limit: Input should be" in farm.wait(wrong, "failed")["error"]
 
 

@@ -9,34 +9,18 @@ from random import Random
 import psutil
 import pytest
 from farming import Farm, Program, until
+from judge import UNDER_WAY
 
 from dataloader.queue.plans import backfills, new_backfill
 
 MOST = 3
 ENDED = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
-# How many runs were under way behind each of their steps, by the journal.
-UNDER_WAY = """
-SELECT max(runs) FROM (
-  SELECT sum(change) OVER (ORDER BY ts, change, event_id) AS runs FROM (
-    SELECT ts, event_id, CASE kind WHEN 'picked' THEN 1 ELSE -1 END AS change
-      FROM dl_job_events JOIN dl_jobs USING (job_id)
-     WHERE kind IN ('picked', 'done', 'failed', 'canceled', 'lost', 'requeue') AND NOT payload ? 'backoffs'
-       AND 'backfill:b' = ANY (limits)) steps) n
-"""
 TARGET = """
 CREATE TABLE filled (partition text NOT NULL, by_job uuid NOT NULL);
 CREATE INDEX ix_filled ON filled (partition);
 """
-KILLED = (
-    "worker",
-    "reaper",
-    "worker",
-    "supervisor",
-    "worker",
-    "worker",
-    "reaper",
-    "worker",
-)  # in turn, again and again
+# In turn, again and again.
+KILLED = (*("worker", "reaper", "worker", "supervisor"), *("worker", "worker", "reaper", "worker"))
 
 
 class Fire:
@@ -90,7 +74,7 @@ def test_each_partition_is_once_in_the_target_and_three_run_at_most_under_kills(
 
     until(all_ended, "all partitions to be done", 2 * partitions)
     assert fire.kills == kills
-    assert farm.rows(UNDER_WAY) == [(MOST,)]
+    assert farm.rows(UNDER_WAY, "backfill:b") == [(MOST,)]
     assert farm.rows("SELECT count(*), count(DISTINCT partition) FROM filled") == [(partitions, partitions)]
     shown = backfills.backfill(farm.conn, "b")
     assert shown

@@ -1,7 +1,4 @@
-"""A queue that was there before us: adopted with its rows, then shared with services that run the plain protocol.
-
-A plain producer, plain workers, a plain reaper and our farm, on one database; `-m slow` lets them run for a minute.
-"""
+"""A queue that was there before us: adopted with its rows, then shared with services that run the plain protocol."""
 
 from __future__ import annotations
 

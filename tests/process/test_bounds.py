@@ -40,9 +40,6 @@ def sleeping(mark: int) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[-1] == str(600 + mark)]
 
 
-# --- timeouts ---
-
-
 @pytest.mark.parametrize("task", ["spins", "sleeps", "tidies_up", "queries"])
 def test_e4_a_plain_function_that_takes_too_long_is_interrupted(farm: Farm, task: str) -> None:
     """Pure Python, a system call, a statement: the worker survives it, and nothing goes on in the database."""
@@ -98,9 +95,6 @@ def test_a_killed_runs_statement_ends_too(farm: Farm) -> None:
     until(lambda: not farm.rows(JOBS_SESSIONS))
 
 
-# --- cancellations ---
-
-
 @pytest.mark.parametrize(
     ("task", "args"), [("spins", {}), ("deaf", {}), ("holds_the_gil", GIL), ("waits_for_a_child", {"mark": 1})]
 )
@@ -154,9 +148,6 @@ def test_the_next_job_of_the_worker_is_not_cancelled_too(farm: Farm) -> None:
         farm.wait(farm.enqueue("recorded", args={"sec": 1.5}), "succeeded")
 
 
-# --- memory ---
-
-
 @pytest.mark.parametrize("child", [False, True])
 def test_e1_too_much_memory_is_a_crash_that_says_so(farm: Farm, child: bool) -> None:
     program = farm.ready(workers=1)
@@ -168,9 +159,6 @@ def test_e1_too_much_memory_is_a_crash_that_says_so(farm: Farm, child: bool) -> 
     assert child or payload["peak_mb"] > 395  # by another counter of the kernel, which is a few pages behind
     assert program.events("supervisor.worker.killed")[0]["why"] == "memory"
     farm.wait(farm.enqueue("noop"), "succeeded")
-
-
-# --- children ---
 
 
 @pytest.mark.parametrize("die", [False, True])
@@ -217,9 +205,6 @@ def test_i5_a_child_does_not_survive_a_worker_that_is_killed_when_its_supervisor
     worker.kill()
     farm.wait(job, "queued")
     assert not sleeping(mark)
-
-
-# --- the target ---
 
 
 def test_a8_what_a_zombie_writes_late_does_not_stand(farm: Farm) -> None:

@@ -1,9 +1,4 @@
-"""Canaries in every place for a secret, then a look at whatever leaves the farm: none of them may be there.
-
-A secret is: a value under a name for one (password, token, api_key, ...), the password of a DSN or URL, a bearer token,
-a token of the service, wherever it stands. What a job was given is kept in `dl_jobs.args` as it was; nothing else keeps
-or says it. Who asks gets back no secret either, not even his own, but for the cookie that a sign-in sets.
-"""
+"""Canaries in every place for a secret, then a look at whatever leaves the farm: none of them may be there."""
 
 from __future__ import annotations
 

@@ -172,11 +172,6 @@ def test_a_hook_that_the_api_would_not_call(check: Check, tmp_path: Path) -> Non
         assert "pipelines" not in [about for about, *_ in check(**settings).of("warning")]
 
 
-def test_a_module_of_pipelines_may_hold_hooks_alone(check: Check, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("from dataloader.pipelines import on_error\n@on_error\ndef f(run, exc): ...\n")
-    assert "pipelines" not in [about for about, *_ in check(dl_pipelines="mine").of("warning")]
-
-
 def test_a_module_of_hooks_that_is_wrong(check: Check, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HOOK.replace("f(job)", "f()"))
     ((what, advice),) = [
@@ -429,15 +424,3 @@ def test_h8_a_pooler_that_refuses_our_options(check: Check, dsn: str) -> None:
     # From 1.20 on PgBouncer takes them.
     assert (about, what.startswith("a pooler refuses our sessions")) == ("database", True) or about == "session"
     assert advice == probe.DIRECT
-
-
-def test_a_direct_session_costs_one_round_trip(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(db, "connect", lambda *_, **__: pytest.fail("opened another connection"))
-    probe.require_session(conn, "host=never-asked")
-    assert conn.is_direct
-
-
-def test_a_session_hears_another(conn: db.Connection, dsn: str) -> None:
-    with db.connect(dsn, name="test", schema="public") as other:
-        assert probe.hears(conn, other)
-    assert conn.execute("SELECT count(*) FROM pg_listening_channels()").fetchone() == (0,)

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from farming import Farm, free_port, until
 
 from dataloader.cli import main
-from dataloader.client import Client, Conflict, NotFound, QueueFull, Refused
+from dataloader.client import Client, NotFound
 from dataloader.model.jobs import Status
 from dataloader.queue.plans import backfills
 
@@ -141,82 +141,6 @@ def test_what_a_pipeline_has_returned_is_printed_alone(ask: Ask) -> None:
     assert "--result is for --wait" in alone.stderr
 
 
-def test_the_result_of_a_job_that_has_ended_is_printed_and_null_before(ask: Ask) -> None:
-    job_id = triggered(ask, "returns", value=["secret"])
-    assert ask("wait", job_id).exit_code == 0
-    assert answer(ask("result", job_id)) == ["secret"]
-    assert answer(ask("result", triggered(ask, queue="nobody"))) is None
-    unknown = ask("result", uuid4())
-    assert (unknown.exit_code, unknown.stdout) == (1, "")
-    assert "there is no job with this job_id" in unknown.stderr
-
-
-def test_an_unknown_pipeline_is_told_at_once(ask: Ask) -> None:
-    said = ask("trigger", "nop", "--new", "--queue", "q", "--wait", "--timeout", 5)
-    assert said.exit_code == 13
-    assert "attempt 1 of 5 failed: no pipeline 'nop' is registered here (did you mean 'noop'?); known: " in said.stderr
-
-
-def test_what_is_asked_can_be_read_by_programs(ask: Ask) -> None:
-    job_id = triggered(ask, sleep1=0.01)
-    assert ask("wait", job_id).exit_code == 0
-    listed = answer(ask("jobs", "--queue", "q", "--status", "succeeded", "--since", "1h", "--json"))["jobs"]
-    assert job_id in [job["job_id"] for job in listed]
-    whole = answer(ask("job", job_id, "--json"))
-    assert whole["job"]["args"] == {"sleep1": 0.01}
-    assert [event["kind"] for event in whole["events"] if event["kind"] != "heartbeat"] == ["queued", "picked", "done"]
-    assert [(run["attempt"], run["end"]) for run in whole["attempts"]] == [(1, "done")]
-    assert answer(ask("events", job_id, "--json"))["events"] == whole["events"]
-    queues = answer(ask("queues", "--json"))
-    assert {"length", "busy", "dead", "lag_sec"} <= queues["total"].keys()
-    assert "q" in [queue["queue"] for queue in queues["queues"]]
-    until(lambda: len(answer(ask("ps", "--json"))["workers"]) >= 2, "workers to be shown")
-    assert answer(ask("top", "--json"))["overview"]["queues"]
-    told = answer(ask("doctor", job_id, "--json"))
-    assert "nothing is the matter" in told["findings"][0]["text"]
-
-
-def test_what_is_asked_can_be_read_by_people(ask: Ask) -> None:
-    job_id = triggered(ask, sleep1=0.01)
-    ask("wait", job_id)
-    shown = {name: ask(*words).stdout for name, words in COMMANDS.items() for words in [[*words_of(words, job_id)]]}
-    assert job_id in shown["jobs"]
-    assert "succeeded" in shown["job"]
-    assert "picked worker=" in shown["events"]
-    assert shown["farm's events"].count("\n") == 3
-    assert "q " in shown["queues"]
-    assert "workers" in shown["top"]
-
-
-def test_schedules_are_made_changed_run_and_removed(ask: Ask) -> None:
-    """The same over HTTP and on the database."""
-    options = ("--cron", "0 3 * * MON-FRI", "--timezone", "UTC", "--queue", "q", "--args", '{"sleep1": 0.01}')
-    added = ask("schedule", "add", "at-three", "noop", *options)
-    assert "At 03:00 on Monday through Friday, UTC" in added.stdout, added.output
-    assert "at-three" in ask("schedule", "list").stdout
-    taken = ask("schedule", "add", "at-three", "noop", *options)
-    assert (taken.exit_code, "at-three already" in taken.stderr) == (1, True)
-    for wrong, words in ((("--cron", "x"), "five fields"), (("--args", '{"a": "{{ dew }}"}'), "is not known")):
-        refused = ask("schedule", "set", "at-three", *wrong)
-        assert (refused.exit_code, words in refused.stderr) == (1, True), refused.output
-    changed = answer(ask("schedule", "set", "at-three", "--interval-sec", "15min", "--priority", 7, "--json"))
-    assert (changed["words"], changed["priority"], changed["args"]) == ("Every 15 minutes", 7, {"sleep1": 0.01})
-    job_id = answer(ask("schedule", "run", "at-three", "--json"))["job_id"]
-    assert ask("wait", job_id).exit_code == 0
-    assert re.search("schedule name +at-three", ask("job", job_id).stdout)
-    assert "paused" in ask("schedule", "pause", "at-three").stdout
-    told = ask("doctor", "at-three").stdout
-    assert "It is paused by" in told
-    assert "dataloader schedule resume at-three" in told
-    assert len(answer(ask("schedule", "resume", "at-three", "--json"))["next"]) == 5
-    assert len(answer(ask("schedule", "show", "at-three", "--next", 7, "--json"))["next"]) == 7
-    assert "or a span such as 30s" in ask("schedule", "set", "at-three", "--interval-sec", "soon").stderr
-    removed = ask("schedule", "remove", "at-three")
-    assert "is removed" in removed.stdout
-    gone = ask("schedule", "show", "at-three")
-    assert (gone.exit_code, "no schedule with this name" in gone.stderr) == (1, True)
-
-
 DAYS = ("--from", "2019-01-01", "--to", "2019-01-03", "--step", "day")
 
 
@@ -300,19 +224,13 @@ def test_the_partitions_of_a_backfill_come_from_wherever_they_are_listed(
     ("options", "words"),
     [
         ((), "one of a range (since, until and step) and partitions"),
-        (("--from", "2019-01-01", "--step", "day"), "until is missing"),
         ((*DAYS, "--partition", "x"), "one of a range (since, until and step) and partitions"),
-        ((*DAYS, "--step", "fortnight"), "step should be such as day, 6 hours"),
         (("--partition", "x", "--file", "/dev/null"), "come from --partition or --file"),
-        (("--partition", "x", "--partition", "x"), "'x' comes 2 times"),
         (("--file", "no-such-file"), "'no-such-file': No such file or directory"),
         (("--file", "/dev/null"), "there is no partition in it"),
         (("--file", sys.executable), "it is not UTF-8"),
         ((*DAYS, "--args", "{"), "should be a JSON object"),
-        ((*DAYS, "--args", '{"a": "{{ dete }}"}'), "{{ dete }} is not known"),
         ((*DAYS, "--max-running", "0"), "0 is not in the range 1<=x"),
-        ((*DAYS, "--priority", "soon"), "priority should become a whole number"),
-        ((*DAYS, "--name", "a/b"), "should be letters of A to Z, digits"),
     ],
 )
 def test_a_wrong_backfill_is_refused_with_what_would_be_right(ask: Ask, options: tuple[str, ...], words: str) -> None:
@@ -445,66 +363,6 @@ def test_a_queue_is_paused_limited_and_resumed(ask: Ask) -> None:
     assert answer(unlimited)["max_length"] is None
     assert resumed.stdout == "q goes on\n"
     assert ask("wait", job_id).exit_code == 0
-
-
-def test_a_queue_is_ordered_and_made_plain_again(ask: Ask) -> None:
-    more = ("--merge-limit", 50, "--batch", 10, "--on-dead", "hold", "--new")
-    told = ask("queue", "set", "orders", "--ordered", "--merge", *more)
-    assert told.stdout == (
-        "orders is ordered: the jobs of a key start in the order of their scores, up to 50 of a key in one delivery,"
-        " up to 10 keys in one call, a dead job stops its key\n"
-    )
-    assert answer(ask("queue", "set", "orders", "--batch", "none", "--json"))["batch"] is None
-    refused = ask("queue", "set", "orders", "--no-ordered")
-    assert (refused.exit_code, "should be ordered as well" in refused.stderr) == (1, True)
-    assert "plain queue" in ask("queue", "set", "orders", "--no-ordered", "--no-merge").stdout
-    assert ask("queue", "set", "warehouse/move", "--ordered", "--new").stdout.startswith("warehouse/move is ordered")
-
-
-def test_the_keys_of_an_ordered_queue_are_listed(ask: Ask) -> None:
-    name = f"orders-{uuid4().hex[:8]}"
-    plain = ask("queue", "keys", "q")
-    assert (plain.exit_code, "queue set q --ordered" in plain.stderr) == (1, True)
-    assert ask("queue", "set", name, "--ordered", "--new").exit_code == 0
-    for key, score in (("order-7", 2), ("order-7", 1.5), (ESCAPE, 3)):
-        ask("trigger", "noop", "--queue", name, "--lock-key", key, "--score", score)
-    found = answer(ask("queue", "keys", name, "--json"))["keys"]
-    assert [(key["payloads"], key["score"]) for key in found] == [(1, 3.0), (2, 1.5)]
-    shown = ask("queue", "keys", name, "--limit", 1)
-    assert ("\x1b" in shown.stdout, "\\x1b" in shown.stdout) == (False, True)
-    assert "there may be more" in shown.stderr
-    assert "No worker serves" in shown.stdout
-    assert re.search(rf"{name} .*2 keys", ask("queues").stdout)
-
-
-def test_a_queue_is_moved_and_the_command_says_what_is_left_to_do(ask: Ask) -> None:
-    old, new = f"orders {uuid4()}", f"orders-{uuid4()}"
-    job_id = triggered(ask, queue=old)
-    told = ask("queue", "move", old, new)
-    assert told.stdout.startswith(
-        f"1 jobs of {old} are jobs of {new} now. {old} stays paused; jobs that producers still"
-    )
-    assert f"dataloader queue move '{old}' {new}" in told.stdout
-    assert answer(ask("status", job_id))["queue"] == new
-    assert answer(ask("queue", "move", old, new, "--json")) == {"queue": old, "to": new, "moved": 0}
-    refused = ask("queue", "move", old, old)
-    assert (refused.exit_code, "would be moved to itself" in refused.stderr) == (1, True)
-    assert ask("resume", old).exit_code == 0
-
-
-def test_the_jobs_of_a_queue_are_changed_by_filter(ask: Ask, farm: Farm) -> None:
-    queue = f"many {uuid4()}"
-    jobs = [triggered(ask, task, queue) for task in ("a", "b", "b")]
-    with farm.conn.transaction():
-        farm.conn.execute("UPDATE dl_jobs SET attempt = 1 WHERE queue = %s", (queue,))
-    assert ask("queue", "kill-retries", queue, "--task", "b").stdout == f"{queue}: 2 jobs failed\n"
-    assert answer(ask("queue", "kill-retries", queue, "--json")) == {"queue": queue, "changed": 1}
-    named = f'queue:"{queue}" status:dead'
-    assert ask("requeue", "--matching", f"{named} task:a", "--yes").stdout == "1 jobs queued again\n"
-    asked = ask("delete", "--matching", f"{named} task:b", input="y\n")
-    assert "delete these 2 jobs?" in asked.stderr
-    assert asked.stdout == "2 jobs deleted, with their journal\n"
-    assert answer(ask("status", jobs[0]))["status"] == "queued"
 
 
 def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
@@ -664,34 +522,6 @@ def test_in_a_terminal_there_is_a_bar_and_a_live_view(farm: Farm, url: str) -> N
     assert "\x1b[?1049l" in shown  # the screen that was there before is back
 
 
-def test_the_client_speaks_with_the_real_service(farm: Farm, url: str) -> None:
-    with Client(url) as client:
-        key = str(uuid4())
-        first = client.trigger("noop", queue="q", lock_key=key, idempotency_key=key)
-        assert client.trigger("noop", queue="q", lock_key=key, idempotency_key=key).job_id == first.job_id
-        assert client.run("noop", queue="q", lock_key=key, timeout=30).status == "succeeded"
-        many = client.trigger_many([{"task": "noop", "queue": "many", "lock_key": key}] * 3)
-        assert {job.job_id for job in client.jobs(queue="many")} == {started.job_id for started in many}
-        assert [event.kind for event in client.job_events(many[0].job_id)] == ["queued"]
-        assert client.job(many[0].job_id).args == {}
-        assert {each.outcome for each in client.change_jobs("delete", [each.job_id for each in many])} == {"done"}
-        with pytest.raises(NotFound):
-            client.job(many[0].job_id)
-        with pytest.raises(Conflict):
-            client.run_now(first.job_id)
-        with pytest.raises(Refused) as refused:
-            client.trigger("", queue="q")
-        assert [fault.pointer for fault in refused.value.faults] == ["/task", "/lock_key"]
-        client.limit("full", 1)
-        client.trigger("noop", queue="full")
-        with pytest.raises(QueueFull) as full:
-            Client(url, patience=0).trigger("noop", queue="full")
-        assert full.value.retry_after
-        assert next(queue for queue in client.queues() if queue.queue == "full").max_length == 1
-        assert client.overview().total.queue is None
-        assert {worker.queue for worker in client.workers()} <= {"q", "etl.default"}
-
-
 def test_the_pages_examples_run(farm: Farm, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "client.md").read_text("utf-8").replace("http://127.0.0.1:8081", url)
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
@@ -752,23 +582,3 @@ def test_jobs_are_searched_counted_and_ordered_in_bulk(ask: Ask, farm: Farm) -> 
         ("requeue", "--matching", "a", str(UUID(int=1))),
     ):
         assert ask(*words).exit_code == 2, words
-
-
-def test_an_error_group_is_listed_requeued_and_noted(ask: Ask, farm: Farm) -> None:
-    for group, number in (("of two", 1), ("of two", 2), ("of one", 3)):
-        farm.conn.execute(
-            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, error, error_group, finished_at)"
-            " VALUES (gen_random_uuid(), 'grouped', 'grouping', %s, 'failed', 'no', %s, now())",
-            (str(number), group),
-        )
-    listed = answer(ask("errors", "--queue", "grouped", "--json"))
-    assert [(group["error_group"], group["dead"]) for group in listed["groups"]] == [("of two", 2), ("of one", 1)]
-    assert "of two" in ask("errors", "list", "--task", "grouping").stdout
-    assert answer(ask("jobs", "--error-group", "of two", "--json"))["jobs"][0]["queue"] == "grouped"
-    requeued = ask("requeue", "--matching", 'error_group:"of two" task:grouping status:dead', "--yes")
-    assert requeued.stdout == "2 jobs queued again\n"
-    assert (
-        ask("errors", "note", "--error-group", "of one", "--task", "grouping", "known").stdout
-        == "the note is written\n"
-    )
-    assert answer(ask("errors", "--queue", "grouped", "--json"))["groups"][0]["note"] == "known"

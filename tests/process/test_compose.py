@@ -1,8 +1,4 @@
-"""deploy/compose.yaml: the services' commands, environment and secrets, as plain processes on a PostgreSQL.
-
-No container engine is needed. The test does with the file what an engine does: the order, the files of secrets, health
-checks, stop signals and their grace. Only what a container has for itself is mapped: hosts, folders, the port.
-"""
+"""deploy/compose.yaml: the services' commands, environment and secrets, as plain processes on a PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +19,9 @@ from typing import Any
 import psycopg
 import pytest
 import yaml
-from farming import PATIENCE, until
+from farming import PATIENCE, call, free_port, until
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from test_supervisord import GRACEFUL_TIMEOUT, free_port
+from test_supervisord import GRACEFUL_TIMEOUT
 
 from dataloader import embedded
 from dataloader.config import Settings
@@ -147,13 +142,7 @@ class Containers:
     def trigger(self, task: str, **args: Any) -> str:
         """Add a job over HTTP; its id."""
         new = {"queue": "etl.default", "task": task, "lock_key": task, "args": args}
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/api/v1/jobs/trigger",
-            json.dumps(new).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return str(json.load(answer)["job_id"])
+        return str(call(self.port, "/api/v1/jobs/trigger", new)["job_id"])
 
     def row(self, statement: str, *parameters: Any) -> Any:
         """The first row of a statement in the services' database."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import time
 from collections import Counter
@@ -54,19 +53,6 @@ def test_many_jobs_over_shared_keys_survive_a_kill_every_200_ms(farm: Farm, jobs
     assert program.stop() == 0
 
 
-def test_e1_a_job_that_kills_its_worker_ends_lost(farm: Farm) -> None:
-    """A crash is a spent attempt, with its reason; the neighbour's job is not touched."""
-    program = farm.ready(workers=2)
-    neighbour = farm.enqueue("recorded", args={"sec": 2})
-    farm.wait(neighbour, "running", "succeeded")
-    poison = farm.enqueue("kills_itself", max_attempts=1)
-    end = farm.wait(poison, "lost")
-    assert end["error"] == "worker killed by signal 9 on attempt 1"
-    assert farm.story(poison) == ["queued", "picked", "lost"]
-    assert farm.wait(neighbour, "succeeded")["attempt"] == 1
-    assert program.stop() == 0
-
-
 def test_a_claim_that_outlives_its_killed_worker_is_settled_too(farm: Farm) -> None:
     """The worker is killed while its claim is under way: the backend goes on, commits, and nobody would run the job."""
     program = farm.ready(workers=1)
@@ -112,15 +98,6 @@ def test_an_exit_in_a_pipeline_is_the_jobs_error_and_the_worker_is_replaced(farm
     assert "SystemExit: 3" in farm.wait(job, "failed")["error"]
     until(lambda: [w.pid for w in program.workers()] not in ([before], []), "a new worker")
     assert farm.wait(farm.enqueue("noop"), "succeeded")
-
-
-def test_i5_children_of_a_killed_job_do_not_survive_it(farm: Farm) -> None:
-    program = farm.ready(workers=1)
-    job = farm.enqueue("leaves_a_child", max_attempts=1)
-    child = until(lambda: farm.job(job)["progress"].get("child"))
-    program.workers()[0].send_signal(signal.SIGKILL)
-    farm.wait(job, "lost")
-    until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
 
 
 def killed(*programs: Program) -> None:

@@ -1,8 +1,4 @@
-"""PostgreSQL fails under a working farm: it restarts, is replaced by a standby, refuses sessions, says nothing.
-
-Names begin with the fault: A ownership, D wake-ups, H connections. What must hold is always the same: a job that was
-acknowledged is there, a run that can be held goes on, and the farm works again by itself.
-"""
+"""PostgreSQL fails under a working farm: it restarts, is replaced by a standby, refuses sessions, says nothing."""
 
 from __future__ import annotations
 
@@ -23,27 +19,11 @@ import psycopg
 import pytest
 from farming import Farm, until
 from judge import illegal
-from servers import FAST, IMMEDIATE, Database, confirms, following, root, serving
+from servers import FAST, IMMEDIATE, Database, root, serving
 
 from dataloader.queue import db, enqueue, migrations
 
 NEVER = 600  # seconds: no poll comes to the help of a lost notification
-
-
-@pytest.fixture
-def database() -> Iterator[Database]:
-    """A server with the project's schema."""
-    with root() as folder, serving(folder) as database:
-        migrations.migrate(database.dsn, schema="public")
-        yield database
-
-
-@pytest.fixture
-def standby(database: Database) -> Iterator[Database]:
-    """A second server that confirms every commit of `database`."""
-    with root() as folder, following(database, folder) as standby:
-        confirms("standby", database)
-        yield standby
 
 
 @pytest.fixture
@@ -58,9 +38,6 @@ def reconnect(farm: Farm) -> None:
     """Give the test itself a new session, once that is possible."""
     farm.conn.close()
     farm.conn = db.patiently(lambda: db.connect(farm.dsn, name="test", schema="public"), sleep=time.sleep)
-
-
-# Jobs --------------------------------------------------------------------------------------------------------
 
 
 class LongJob:
@@ -149,9 +126,6 @@ def works_again(farm: Farm) -> None:
     assert farm.wait(farm.enqueue("noop"), "succeeded", patience=60)["attempt"] == 1
 
 
-# Restarts and failovers --------------------------------------------------------------------------------------
-
-
 def goes_on(farm: Farm, job: LongJob, beats: int) -> None:
     """The job's lease is renewed so many times from now on."""
     wanted = beats + [kind for kind, _ in farm.journal(job.job_id)].count("heartbeat")
@@ -159,10 +133,7 @@ def goes_on(farm: Farm, job: LongJob, beats: int) -> None:
 
 
 def test_h4_a9_a_long_job_lives_through_three_restarts(database: Database, served: Farm) -> None:
-    """It runs for longer than its lease and finishes once; idle workers are back after each restart; no job is missing.
-
-    An hour's job in some 15 s: fast, immediate, fast.
-    """
+    """It runs for longer than its lease, and once; idle workers are back after each restart; no job is missing."""
     program = served.ready(workers=3, dl_claim_backoff_sec=NEVER)
     served.start("reaper")
     job = LongJob(served, "long", lease_ttl_sec=12)
@@ -179,10 +150,7 @@ def test_h4_a9_a_long_job_lives_through_three_restarts(database: Database, serve
 
 
 def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(database: Database, served: Farm) -> None:
-    """Though it was the last attempt: the reaper waits until they have handed back what they had to stop.
-
-    The workers are stopped while the database comes back, so the reaper is there first.
-    """
+    """Though it was the last attempt: the reaper waits until they have handed back what they had to stop."""
     program = served.ready(workers=8, debug=1)
     reaper = served.start("reaper")
     until(lambda: reaper.events("reaper.started"), "the reaper to start")
@@ -232,14 +200,8 @@ def test_a_run_that_ends_while_the_database_is_away_brings_its_worker_back(datab
     assert {worker.pid for worker in program.workers()} == workers
 
 
-# Restored to the past ----------------------------------------------------------------------------------------
-
-
 def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(tmp_path: Path) -> None:
-    """Claims that it does not know are dropped with a line, and the runs of its own past are made again.
-
-    When the copy was made, `known` was under way. It has ended since, and its worker runs `unknown`.
-    """
+    """Claims that it does not know are dropped with a line, and the runs of its own past are made again."""
     with root() as folder, serving(folder) as database:
         migrations.migrate(database.dsn, schema="public")
         farm = Farm(database.dsn, tmp_path)
@@ -275,48 +237,6 @@ def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(
             farm.close()
 
 
-@pytest.mark.slow
-def test_h4_a9_a_job_of_a_minute_lives_through_a_restart_every_five_seconds(database: Database, served: Farm) -> None:
-    """As above; its lease is 10 s."""
-    served.ready(workers=3)
-    served.start("reaper")
-    job = LongJob(served, "long", lease_ttl_sec=10)
-    over = time.monotonic() + 60
-    with producing(database.dsn) as producer:
-        for how in itertools.takewhile(lambda _: time.monotonic() < over, itertools.cycle([FAST, IMMEDIATE])):
-            database.restart(how)
-            reconnect(served)
-            goes_on(served, job, beats=4)
-    job.ends_well()
-    all_succeed(served, producer.acknowledged)
-
-
-def test_h3_a_failover_to_a_synchronous_standby_loses_nothing(
-    database: Database, standby: Database, tmp_path: Path
-) -> None:
-    """Behind a DSN of two hosts: what was acknowledged is there, the running job goes on, new ones are claimed."""
-    dsn = f"host={database.socket},{standby.socket} user=dataloader dbname=postgres target_session_attrs=read-write"
-    farm = Farm(dsn, tmp_path)
-    try:
-        program = farm.ready(workers=3, dl_claim_backoff_sec=NEVER)
-        farm.start("reaper")
-        job = LongJob(farm, "long")
-        with producing(dsn) as producer:
-            until(lambda: len(producer.acknowledged) > 5, "some jobs")
-            database.end(IMMEDIATE)
-            until(lambda: program.events("farm.database.lost"), "the farm to miss its database")
-            standby.admin("SELECT pg_promote()")
-            before = len(producer.acknowledged)
-            reconnect(farm)
-            until(lambda: len(producer.acknowledged) > before + 5, "new jobs")
-        until(lambda: program.events("farm.database.back"), "the run's new session")
-        works_again(farm)
-        job.ends_well()
-        all_succeed(farm, producer.acknowledged)
-    finally:
-        farm.close()
-
-
 def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, served: Farm) -> None:
     """25006 marks nothing failed: runs go on, their ends are written when it is over, and so are new claims."""
     program = served.ready(workers=2, debug=1)
@@ -334,9 +254,6 @@ def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, serv
     works_again(served)
     long.ends_well()
     until(lambda: reaper.events("reaper.session.back"), "the reaper to be back")
-
-
-# Silence -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -402,9 +319,6 @@ def test_an_outage_is_one_line_for_the_whole_farm(database: Database, served: Fa
     (back,) = program.events("farm.database.back")
     assert back["failures"] >= 5
     assert len(program.events("farm.database.lost")) == 1
-
-
-# Sessions refused, ended, deaf -------------------------------------------------------------------------------
 
 
 def test_h5_too_many_connections_end_no_run_and_pass(database: Database, served: Farm) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import psycopg
 import pytest
+from farming import until
 
 from dataloader import embedded
 from dataloader.embedded import EmbeddedError, Server
@@ -64,13 +64,6 @@ def rows(dsn: str) -> list[int]:
         conn.execute("CREATE TABLE IF NOT EXISTS kept (n int)")
         conn.execute("INSERT INTO kept SELECT count(*) FROM kept")
         return [n for (n,) in conn.execute("SELECT n FROM kept ORDER BY n")]
-
-
-def until(true: Callable[[], object], within: float = 30) -> None:
-    deadline = time.monotonic() + within
-    while not true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def test_rows_survive_a_stop_and_a_second_start(root: Path) -> None:
@@ -185,22 +178,6 @@ def test_two_owners_are_one_too_many(root: Path) -> None:
     embedded.release(embedded.take_lock(root / "lock", within=0))
 
 
-def test_a_forked_child_does_not_hold_the_lock(root: Path) -> None:
-    held = embedded.take_lock(root / "lock")
-    ready, tell = os.pipe()
-    if (child := os.fork()) == 0:
-        os.write(tell, b".")
-        signal.pause()
-        os._exit(0)
-    os.read(ready, 1)
-    embedded.release(held)
-    embedded.release(embedded.take_lock(root / "lock", within=0))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(ready)
-    os.close(tell)
-
-
 @pytest.mark.parametrize("name", ["x" * 90, "Пример", "with blank, comma and 'quote'"])
 def test_a_path_that_no_socket_can_have(root: Path, name: str) -> None:
     with start(root / name) as server:
@@ -210,17 +187,6 @@ def test_a_path_that_no_socket_can_have(root: Path, name: str) -> None:
         assert rows(server.dsn) == [0]
         assert embedded.running(root / name) == server.dsn
     assert not run.exists()
-
-
-def test_a_repeated_stop_leaves_the_next_owner_alone(made: Path) -> None:
-    place = made / ("x" * 90)  # its socket is in /tmp, in a folder that a stop removes
-    place.mkdir()
-    (made / "data").rename(place / "data")
-    former = start(place)
-    former.stop()
-    with start(place) as server:
-        former.stop()
-        assert rows(server.dsn) == [0]
 
 
 @as_root
@@ -252,19 +218,6 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(made: Path) -> None:
         start(made, {"shared_buffers": "plenty"})
     with start(made):
         pass
-
-
-def test_a_failed_initdb_says_why_and_makes_no_cluster(root: Path) -> None:
-    with pytest.raises(EmbeddedError, match="initdb failed"):
-        start(root, initdb=["--no-such-option"])
-    assert not (root / "data").exists()
-
-
-def test_an_initdb_that_hangs_is_an_error_in_words(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "INITDB_WITHIN", 0.001)
-    with pytest.raises(EmbeddedError, match="timed out"):
-        start(root)
-    assert not (root / "data").exists()
 
 
 def test_what_a_killed_initdb_left_is_made_anew(root: Path) -> None:
@@ -369,10 +322,3 @@ def served_by(root: Path, user: pwd.struct_passwd) -> int:
     except BaseException:
         traceback.print_exc()
         return 2
-
-
-@as_root
-def test_where_no_user_can_be_made_nobody_serves(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_added", lambda user: None)
-    with Server.start(made, {"fsync": "off"}, PG_BIN, NO_SYNC, user="dl-no-such-user") as server:
-        assert psutil.Process(server.process.pid).username() == "nobody"

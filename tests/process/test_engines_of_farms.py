@@ -1,7 +1,4 @@
-"""`run.dask`, `run.ray` and `run.spark` on a farm, each against a real cluster: what becomes of the program.
-
-Spark is tested where SPARK_HOME or the package pyspark is there.
-"""
+"""`run.dask`, `run.ray` and `run.spark` on a farm, each against a real cluster: what becomes of the program."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from farming import Farm, Program, until
 
 from dataloader.queue import lifecycle, logs, operations
 
-pytestmark = [pytest.mark.farm, pytest.mark.long]
+pytestmark = pytest.mark.long
 CANCEL_MOST_SEC = 10.0  # 2 s are promised; a busy machine has more
 ENGINES = ("dask", "ray", "spark")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from farming import Farm
 
 from dataloader.queue import operations
-from dataloader.queue.operations import Filter
 from dataloader.queue.reports import errors
 
 BOOM = "ValueError at farm_pipelines.py:errs: row # of … is wrong"
@@ -21,7 +20,7 @@ def test_runs_that_fail_for_one_cause_are_one_group_and_come_back_together(farm:
     for job_id in (*same, secret, good):
         farm.wait(job_id, "failed")
     farm.wait(crashed, "lost")
-    groups = {group["error_group"]: group for group in errors.groups(farm.conn).groups}
+    groups = {group["error_group"]: group for group in errors.groups(farm.conn)["groups"]}
     assert groups[BOOM]["dead"] == 3
     assert groups["PermanentError at farm_pipelines.py:errs: no use"]["dead"] == 1
     assert "hunter" not in str(groups)
@@ -29,8 +28,8 @@ def test_runs_that_fail_for_one_cause_are_one_group_and_come_back_together(farm:
     assert "attempt #" in of_crash["error_group"]
     assert len(groups) == 4
     assert farm.journal(same[0])[-1][1]["error_group"] == BOOM
-    only = Filter(task="errs", error_group=BOOM)
+    only = {"task": "errs", "error_group": BOOM}
     assert operations.change_queue(farm.conn, "requeue-dead", "q", "test", only=only).changed == 3
     for job_id in same:
         farm.wait(job_id, "failed")
-    assert errors.groups(farm.conn, task="errs").groups[0]["dead"] == 3
+    assert errors.groups(farm.conn, task="errs")["groups"][0]["dead"] == 3

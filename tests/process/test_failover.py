@@ -1,8 +1,4 @@
-"""The primary is lost under load, and its standby takes over: what is kept, what is lost, how long work stands still.
-
-Every server is a real one. A producer counts a job as acknowledged when PostgreSQL has confirmed its commit, and sends
-it again, with the same idempotency key, when it has not.
-"""
+"""The primary is lost under load, and its standby takes over: what is kept, what is lost, for how long work rests."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from operator import ge
 from pathlib import Path
 from typing import Any
@@ -20,11 +16,11 @@ import psycopg
 import pytest
 from farming import Farm, Program, until
 from judge import illegal
-from servers import FAST, Database, confirms, following, root, serving
+from servers import FAST, Database, confirms, following, root
 from test_database_faults import LongJob, all_succeed, reconnect, works_again
 
 from dataloader.client import Client, ClientError
-from dataloader.queue import db, enqueue, migrations
+from dataloader.queue import db, enqueue
 
 LEASE = 3  # seconds
 KEYS = 23
@@ -32,15 +28,9 @@ BOUND = 30.0  # seconds from the order to promote to the first claim there; less
 NOTES = "notes"
 
 
-# Servers, farms, producers -----------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def primary() -> Iterator[Database]:
-    """A server with the project's schema."""
-    with root() as folder, serving(folder) as primary:
-        migrations.migrate(primary.dsn, schema="public")
-        yield primary
+def primary(database: Database) -> Database:
+    return database
 
 
 @contextmanager
@@ -168,9 +158,6 @@ def pair(primary: Database, folder: Path) -> Iterator[tuple[Database, Farm]]:
         yield standby, farm
 
 
-# A failover --------------------------------------------------------------------------------------------------
-
-
 def fail_over(farm: Farm, heir: Database, lost_at: float) -> None:
     """Promote the standby of a primary lost then; print and bound how long it took until jobs were claimed again."""
     promoting_at = time.time()  # the clock of this machine, which both servers have
@@ -239,42 +226,6 @@ def test_h3_a_primary_killed_under_load_loses_nothing_behind_a_synchronous_stand
             works_again(farm)
 
 
-@pytest.mark.slow
-def test_h3_three_failovers_in_a_row_lose_nothing(primary: Database, tmp_path: Path) -> None:
-    """As above; the failover software takes a while, and the lost server comes back as the standby of its heir.
-
-    Each new primary is told to wait for its standby, before which it would lose jobs as any single server.
-    """
-    with ExitStack() as stack:
-        heirs = [stack.enter_context(root()) for _ in range(ROUNDS)]
-        places = [primary.socket, *(heir / "run" for heir in heirs)]
-        farm = stack.enter_context(farm_on(either(*places), tmp_path))
-        standby = stack.enter_context(following(primary, heirs[0]))
-        confirms("standby", primary)
-        farm.ready(workers=3)
-        farm.start("reaper")
-        job = LongJob(farm, "long", lease_ttl_sec=60)
-        producers = stack.enter_context(producing(farm, count=4))
-        for number, heir in enumerate([*heirs[1:], None]):
-            have_added(producers, 250)
-            lost_at = time.time()
-            primary.kill()
-            threading.Event().wait(DETECTION * number)  # the failover software makes up its mind
-            fail_over(farm, standby, lost_at)
-            have_added(producers, 50)
-            if heir:
-                primary, standby = standby, stack.enter_context(following(standby, heir))
-                confirms("standby", primary)
-        for producer in producers:
-            producer.stop()
-        job.ends_well()
-        nothing_is_lost(farm, producers)
-        works_again(farm)
-
-
-ROUNDS, DETECTION = 3, 5.0  # failovers; seconds that each takes longer than the one before
-
-
 @pytest.mark.long
 def test_h3_a_silent_primary_is_passed_by_and_acknowledges_nothing_when_it_is_back(
     primary: Database, tmp_path: Path
@@ -306,39 +257,10 @@ def acknowledges_nothing(primary: Database) -> None:
     assert ("late",) in primary.admin(WAITING)
 
 
-@pytest.mark.long
-def test_h3_without_its_standby_a_synchronous_primary_acknowledges_nothing_and_loses_nothing(
-    primary: Database, tmp_path: Path
-) -> None:
-    """Commits wait. A run goes on over that, if its lease is long enough; all goes on when nobody is waited for."""
-    with root() as folder, following(primary, folder) as standby, farm_on(primary.dsn, tmp_path) as farm:
-        confirms("standby", primary)
-        farm.ready(workers=3)
-        farm.start("reaper")
-        job = LongJob(farm, "long")
-        with producing(farm) as producers:
-            have_added(producers, 20)
-            standby.kill()
-            until(lambda: not primary.admin("SELECT FROM pg_stat_replication"), "the primary to miss its standby")
-            before = [len(producer.acknowledged) for producer in producers]
-            until(lambda: primary.admin(WAITING).count(("producer",)) >= len(producers), "all producers to wait")
-            until(lambda: len({*primary.admin(WAITING)}) > 1, "the farm to wait too")
-            acknowledges_nothing(primary)
-            more = [len(producer.acknowledged) - had for producer, had in zip(producers, before, strict=True)]
-            assert max(more) <= 1, "at most the commit that was confirmed already"
-            primary.admin("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
-            have_added(producers, 20)
-        job.ends_well()
-        nothing_is_lost(farm, producers)
-
-
 # One waits for the standby; its commit has notified, and PostgreSQL lets others that notify commit after it.
 WAITING = """
 SELECT application_name FROM pg_stat_activity WHERE wait_event = 'SyncRep' OR wait_event_type = 'Lock'
 """
-
-
-# Asynchronous standbys ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -401,10 +323,7 @@ def falling_behind(primary: Database) -> Iterator[None]:
 
 @pytest.mark.long
 def test_h3_a_planned_change_loses_nothing_and_the_name_in_the_dsn_may_move(primary: Database, tmp_path: Path) -> None:
-    """As with a managed PostgreSQL: one name, refused at first, then a server that cannot be written, then a primary.
-
-    The standby is asynchronous; a primary that is stopped in order sends it all before it ends.
-    """
+    """As with a managed PostgreSQL: one name, refused at first, then a server that cannot write, then a primary."""
     with root() as folder, following(primary, folder) as standby:
         name = Name(tmp_path / "name", primary)
         with farm_on(f"host={name.path} user=dataloader dbname=postgres", tmp_path) as farm:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
 from farming import Farm, until
-
-from dataloader.queue.reports import stats
 
 
 @pytest.fixture
@@ -26,17 +23,11 @@ def family(farm: Farm, notes: Path) -> Farm:
     return farm
 
 
-def result(farm: Farm, job: Any) -> Any:
-    found = stats.result(farm.conn, job)
-    assert found
-    return found["result"]
-
-
 def test_one_worker_fans_out_and_gathers(family: Farm, notes: Path) -> None:
     """The run that waits does not keep its worker, which else could never run the parts."""
     job = family.enqueue("whole", args={"parts": [1, 2, 3]})
     family.wait(job, "succeeded")
-    assert result(family, job) == {"sum": 12, "attempt": 1}
+    assert family.result(job) == {"sum": 12, "attempt": 1}
     assert sorted(notes.read_text().splitlines()) == ["part 1", "part 2", "part 3", "whole 1", "whole 1"]
     assert family.story(job) == ["queued", "picked", "requeue", "picked", "done"]
 
@@ -51,7 +42,7 @@ def test_the_results_of_the_parents_are_there_in_their_order(family: Farm) -> No
     parts = [family.enqueue("part", args={"n": n}) for n in (5, 6)]
     job = family.enqueue("sums", depends_on=[parts[1], parts[0]])
     family.wait(job, "succeeded")
-    assert result(family, job) == {"of": [12, 10], "states": ["succeeded"] * 2}
+    assert family.result(job) == {"of": [12, 10], "states": ["succeeded"] * 2}
 
 
 def test_what_a_run_triggers_is_checked_as_from_everybody(family: Farm) -> None:
@@ -72,6 +63,6 @@ def test_a_worker_that_is_killed_while_its_job_gathers_adds_nothing_twice(farm: 
         os.kill(program.workers()[0].pid, signal.SIGKILL)
     for job in jobs:
         farm.wait(job, "succeeded")
-        assert result(farm, job)["sum"] == 90
+        assert farm.result(job)["sum"] == 90
     assert farm.rows("SELECT count(*) FROM dl_jobs WHERE task = 'part'")[0][0] == 50
     assert farm.rows("SELECT count(*) FROM dl_waiting")[0][0] == 0

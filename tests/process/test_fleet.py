@@ -38,10 +38,3 @@ def test_an_upgrade_host_by_host_loses_no_job_and_runs_none_twice() -> None:
 @pytest.mark.long
 def test_a_hosts_jobs_run_elsewhere_when_it_vanishes_and_its_old_clock_later_delays_none() -> None:
     keeps_its_promises("fleet", "loss", "--hosts", "3", "--workers", "3", "--rate", "2", patience=600)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("what", ["upgrade", "loss"])
-def test_a_fleet_of_ten_hosts_keeps_its_promises(what: str) -> None:
-    keeps_its_promises("fleet", what, "--hosts", "10", "--workers", "10", "--rate", "20", patience=600)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -29,15 +28,7 @@ def result(farm: Farm, task: str, **args: Any) -> Any:
     """The result of a job that succeeds at its first attempt."""
     job = farm.enqueue(task, args=args)
     assert farm.wait(job, "succeeded")["attempt"] == 1, farm.journal(job)
-    return result_of(farm, job)
-
-
-def result_of(farm: Farm, job: UUID) -> Any:
-    ((found,),) = farm.rows("SELECT result FROM dl_results WHERE job_id = %s", job)
-    return found
-
-
-# --- children ---
+    return farm.result(job)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +40,7 @@ def test_only_the_process_that_claimed_a_job_writes_its_end(farm: Farm, task: st
     job = farm.enqueue(task, max_attempts=1)
     until(lambda: farm.story(job)[2:], "its first end")
     assert farm.job(job)["status"] == "succeeded", farm.journal(job)
-    assert result_of(farm, job) == "parent"
+    assert farm.result(job) == "parent"
     assert farm.story(job) == ["queued", "picked", "done"]
     result(farm, "tells_its_process")
     assert len(program.workers()) == 1
@@ -82,12 +73,9 @@ def test_a_child_of_a_run_has_no_claim(farm: Farm) -> None:
     job = farm.enqueue("child_uses_the_context", max_attempts=1)
     until(lambda: farm.story(job)[2:], "its first end")
     assert farm.job(job)["status"] == "succeeded", farm.journal(job)
-    told = result_of(farm, job)
+    told = farm.result(job)
     assert len(told) == 7
     assert {re.match(r"RuntimeError: .* forked", text) is not None for text in told.values()} == {True}, told
-
-
-# --- what runs leave changed ---
 
 
 def test_a_worker_that_a_run_has_changed_is_replaced(farm: Farm) -> None:
@@ -141,9 +129,6 @@ def test_a_task_that_replaces_its_workers_is_shown(farm: Farm) -> None:
     assert shown["tells_its_process"] is None
 
 
-# --- callbacks ---
-
-
 def test_what_exits_in_a_callback_neither_ends_the_worker_nor_hides_the_error(farm: Farm) -> None:
     program = ready(farm)
     (worker,) = program.workers()
@@ -162,42 +147,12 @@ def test_what_exits_in_a_callback_neither_ends_the_worker_nor_hides_the_error(fa
     assert result(farm, "tells_its_process")["pid"] == worker.pid
 
 
-# --- pools ---
-
-
 def test_a_pool_that_a_module_makes_at_its_import_serves_all_runs(farm: Farm) -> None:
     program = ready(farm, modules=f"{MODULES},pool_pipelines")
     found = [result(farm, "pool_of_the_module") for _ in range(4)]
     assert [each[:2] for each in found] == [[30, 0]] * 4
     assert len({each[2] for each in found}) == 1
     assert program.stop() == 0
-
-
-def are_there() -> list[str]:
-    """The guests whose libraries are installed; torch has a test of its own."""
-    return [name for name in GUESTS if name != "torch" and (name not in LIBRARIES or importlib.util.find_spec(name))]
-
-
-def visit(farm: Farm, names: Sequence[str], times: int) -> None:
-    """Run each guest so many times with each end, and innocent jobs between them; afterwards no child is left."""
-    program = ready(farm, workers=2)
-    for name in names:
-        jobs = {how: [of_guest(farm, name, how) for _ in range(times)] for how in ENDS}
-        innocent = [farm.enqueue("tells_its_process", max_attempts=1) for _ in range(times)]
-        for job in jobs["cancel"]:
-            until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
-            operations.change(farm.conn, "cancel", [job], "test")
-        for job in jobs["kill"]:
-            until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
-            psutil.Process(worker_of(farm, job)).kill()
-        for how, status in ENDS.items():
-            for job in jobs[how]:
-                ended = farm.wait(job, "succeeded", "failed", "canceled", "lost", patience=900)
-                assert (ended["status"], name, how) == (status, name, how), farm.journal(job)
-        assert {result_of(farm, job) for job in jobs["done"]} == {30}, name
-        for job in innocent:
-            assert farm.wait(job, "succeeded", "lost", "failed")["status"] == "succeeded", name
-    until(lambda: all(map(is_farms, family(program.process.pid))), "the last child to end")
 
 
 def of_guest(farm: Farm, name: str, how: str) -> UUID:
@@ -221,18 +176,20 @@ def is_farms(process: psutil.Process) -> bool:
 
 @pytest.mark.timeout(300)
 def test_libraries_are_good_guests_however_their_runs_end(farm: Farm) -> None:
-    visit(farm, are_there(), 1)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("name", are_there())
-def test_libraries_are_good_guests_fifty_times(farm: Farm, name: str) -> None:
-    visit(farm, [name], 50)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3_600)
-def test_torch_is_a_good_guest(farm: Farm) -> None:
-    pytest.importorskip("torch")
-    visit(farm, ["torch"], 50)
+    """Each runs with each end, and an innocent job between them; afterwards no child is left."""
+    program = ready(farm, workers=2)
+    for name in GUESTS:
+        if name in LIBRARIES and not importlib.util.find_spec(name):
+            continue
+        jobs = {how: of_guest(farm, name, how) for how in ENDS}
+        innocent = farm.enqueue("tells_its_process", max_attempts=1)
+        until(lambda job=jobs["cancel"]: farm.job(job)["progress"], "its progress", patience=900)
+        operations.change(farm.conn, "cancel", [jobs["cancel"]], "test")
+        until(lambda job=jobs["kill"]: farm.job(job)["progress"], "its progress", patience=900)
+        psutil.Process(worker_of(farm, jobs["kill"])).kill()
+        for how, status in ENDS.items():
+            ended = farm.wait(jobs[how], "succeeded", "failed", "canceled", "lost", patience=900)
+            assert (ended["status"], name, how) == (status, name, how), farm.journal(jobs[how])
+        assert farm.result(jobs["done"]) == 30, name
+        assert farm.wait(innocent, "succeeded", "lost", "failed")["status"] == "succeeded", name
+    until(lambda: all(map(is_farms, family(program.process.pid))), "the last child to end")

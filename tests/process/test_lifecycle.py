@@ -5,30 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
 import psycopg
 import pytest
 from farming import Farm, until
-from judge import illegal
 from psycopg import sql
 
 from dataloader.queue import lifecycle
-
-
-def test_i8_term_lets_a_running_job_finish_and_starts_no_other(farm: Farm) -> None:
-    program = farm.ready(workers=1)
-    go = farm.folder / "go"
-    running, waiting = farm.enqueue("waits_for_a_file", args={"go": str(go)}), farm.enqueue("noop")
-    until(go.with_suffix(".runs").exists, "the run to begin")
-    program.signal(signal.SIGTERM)
-    until(lambda: program.events("supervisor.draining"), "the drain")
-    go.touch()
-    assert program.stop() == 0
-    assert farm.job(running)["status"] == "succeeded"
-    assert farm.story(waiting) == ["queued"]
 
 
 def test_i8_what_does_not_finish_in_time_is_handed_back_uncounted(farm: Farm) -> None:
@@ -89,57 +74,6 @@ def test_term_to_one_worker_drains_that_worker_and_another_takes_its_place(farm:
     assert farm.wait(farm.enqueue("noop"), "succeeded")
     assert old.pid not in [worker.pid for worker in program.workers()]
     assert program.stop() == 0
-
-
-def test_b1_a_running_job_survives_the_loss_of_its_session(farm: Farm, backend: Callable[[str], int]) -> None:
-    """The heartbeat reconnects, takes the key again and renews: attempt 1, one run."""
-    farm.ready(workers=1)
-    job = farm.enqueue("recorded", args={"sec": 3}, lock_key="k")
-    other = farm.enqueue("noop", lock_key="k")
-    farm.wait(job, "running")
-    assert backend("dl-worker") == 1
-    until(lambda: farm.programs[0].events("farm.database.back"))
-    assert farm.rows(
-        "SELECT count(*) FROM pg_locks JOIN pg_database ON oid = database"
-        " WHERE datname = current_database() AND locktype = 'advisory' AND granted"
-    ) == [(1,)]
-    assert farm.job(other)["waiting_for"] == {"reason": "lock", "lock_key": "k", "job_id": job}
-    assert farm.wait(job, "succeeded")["attempt"] == 1
-    assert farm.wait(other, "succeeded")
-    assert len(farm.rows("SELECT FROM runs")) == 1
-
-
-def test_d4_an_idle_worker_whose_session_is_killed_listens_again(farm: Farm, backend: Callable[[str], int]) -> None:
-    farm.ready(workers=1, dl_claim_backoff_sec=600)
-    assert backend("dl-worker") == 1
-    until(
-        lambda: farm.rows(
-            "SELECT FROM pg_stat_activity WHERE datname = current_database()"
-            " AND application_name LIKE 'dl-worker%%' AND query LIKE '%%dl_step%%'"
-        )
-    )
-    farm.wait(farm.enqueue("noop"), "succeeded")
-
-
-def test_a9_a_claim_whose_answer_was_lost_is_given_back(farm: Farm, backend: Callable[[str], int]) -> None:
-    """The row says running by a worker that never heard of it: it gives the job back when it is connected again."""
-    program = farm.ready(workers=1, dl_claim_backoff_sec=600)
-    job = farm.enqueue("noop", "elsewhere")
-    name = program.events("worker.started")[0]["worker"]
-    farm.conn.execute(
-        "UPDATE dl_jobs SET status = 'running', attempt = 1, claimed_by = %s, lease_expires_at = now() + '1 h'", (name,)
-    )
-    assert backend("dl-worker") == 1
-    assert farm.wait(job, "queued")["attempt"] == 0
-
-
-def test_d7_a_delayed_job_starts_on_time(farm: Farm) -> None:
-    farm.ready(workers=1, dl_claim_backoff_sec=600, dl_reaper_period_sec=600)
-    (due,) = farm.rows("SELECT now() + interval '1.5 s'")[0]
-    job = farm.enqueue("noop", available_at=due)
-    assert farm.job(job)["waiting_for"] == {"reason": "time", "until": due}
-    end = farm.wait(job, "succeeded")
-    assert 0 <= (end["started_at"] - due).total_seconds() < 60
 
 
 def test_b9_the_next_job_of_a_key_starts_when_the_key_is_free(farm: Farm) -> None:
@@ -217,25 +151,6 @@ def test_a_stuck_worker_is_killed_after_dl_stall_sec(farm: Farm) -> None:
     assert farm.wait(farm.enqueue("noop"), "succeeded")
 
 
-def test_a1_a_stopped_workers_job_runs_elsewhere_and_its_late_finish_changes_nothing(farm: Farm) -> None:
-    farm.ready(workers=1)
-    farm.start("reaper")
-    go = farm.folder / "go"
-    job = farm.enqueue("waits_for_a_file", args={"go": str(go)}, lease_ttl_sec=2, lock_key="k")
-    until(go.with_suffix(".runs").exists, "the run to begin")
-    stopped = farm.programs[0].workers()[0]
-    stopped.suspend()
-    second = farm.ready(workers=1)
-    until(lambda: farm.job(job)["attempt"] == 2, "the job to run elsewhere")
-    go.touch()
-    stopped.resume()
-    assert farm.wait(job, "succeeded")["attempt"] == 2
-    assert farm.story(job) == ["queued", "picked", "requeue", "picked", "done"]
-    until(lambda: second.events("worker.job.finished"), "its log")
-    assert second.events("worker.job.finished")[-1]["status"] == "succeeded"
-    assert farm.wait(farm.enqueue("noop"), "succeeded")
-
-
 def test_i4_workers_of_a_killed_supervisor_drain_and_the_keeper_leaves_last(farm: Farm) -> None:
     program = farm.ready(workers=2, dl_drain_sec=4, dl_kill_grace_sec=0.5)
     quick, stuck = farm.enqueue("recorded", args={"sec": 0.5}), farm.enqueue("spins")
@@ -280,12 +195,6 @@ def test_a_dead_keeper_is_replaced_and_settles_what_it_finds(farm: Farm) -> None
     assert program.stop() == 0
 
 
-def test_e2_a_pipeline_module_that_cannot_be_imported_stops_the_start(farm: Farm) -> None:
-    program = farm.start(dl_pipelines="no_such_module")
-    assert program.process.wait(60) == 78
-    assert "no_such_module" in program.events("worker.pipelines.failed")[0]["error"]
-
-
 def test_an_unfinished_schema_is_refused_in_one_line(farm: Farm) -> None:
     farm.conn.execute("DELETE FROM dl_migrations WHERE number = 0")
     for name in ("workers", "reaper", "api"):
@@ -293,19 +202,6 @@ def test_an_unfinished_schema_is_refused_in_one_line(farm: Farm) -> None:
         assert program.process.wait(60) == 78, name
         assert "run `dataloader migrate`" in program.log.read_text()
         assert len(program.log.read_text().splitlines()) == 1
-
-
-@pytest.mark.parametrize("task", ["coroutine", "async_generator", "noop"])
-def test_all_kinds_of_pipeline_run(farm: Farm, task: str) -> None:
-    farm.ready(workers=1)
-    assert farm.wait(farm.enqueue(task), "succeeded")["progress"]["processed"] > 0
-
-
-def test_g2_progress_that_changes_while_it_is_written_or_cannot_be_text_costs_nothing(farm: Farm) -> None:
-    farm.ready(workers=1)
-    end = farm.wait(farm.enqueue("growing_progress", args={"sec": 2}), "succeeded")
-    assert end["attempt"] == 1
-    assert farm.wait(farm.enqueue("rude_progress"), "succeeded")["attempt"] == 1
 
 
 def test_e1_a_crash_during_a_drain_counts(farm: Farm) -> None:
@@ -336,9 +232,7 @@ def test_a4_a_run_that_holds_the_gil_is_ended_before_its_unrenewed_lease_is(farm
     until(lambda: "requeue" in farm.story(first))
 
 
-def test_b1_a_run_whose_key_was_taken_meanwhile_is_ended(
-    farm: Farm, backend: Callable[[str], int], own_db: str
-) -> None:
+def test_b1_a_run_whose_key_was_taken_meanwhile_is_ended(farm: Farm, own_db: str) -> None:
     """A foreign session gets the key when ours is lost; the run cannot go on, safe point or not."""
     farm.ready(workers=1)
     job = farm.enqueue("sleeps", lock_key="k", lease_ttl_sec=60, args={"sec": 600})
@@ -348,7 +242,7 @@ def test_b1_a_run_whose_key_was_taken_meanwhile_is_ended(
         waiting = threading.Thread(target=foreign.execute, args=["SELECT pg_advisory_lock(hashtext('k'))"])
         waiting.start()
         until(lambda: farm.rows("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
-        backend("dl-worker")
+        farm.end_sessions("dl-worker")
         waiting.join()
         until(lambda: not psutil.pid_exists(pid), "the run to be ended", patience=45)
     assert farm.wait(job, "running", "queued")["attempt"] <= 1
@@ -403,16 +297,3 @@ def test_what_a_pipeline_says_holds_where_the_trigger_says_nothing(farm: Farm) -
     told = farm.enqueue("fails_once_or_more", args={"model": "m"}, max_attempts=2, affinity_key="mine")
     until(lambda: farm.story(told).count("requeue") == 1, "the trigger's second attempt")
     assert farm.job(told)["affinity_key"] == "mine"
-
-
-def test_h4_jobs_survive_a_crash_of_every_session(farm: Farm, backend: Callable[[str], int]) -> None:
-    """All sessions of the farm are killed again and again while jobs of shared keys run."""
-    farm.ready(workers=3)
-    farm.start("reaper")
-    jobs = [farm.enqueue("recorded", lock_key=f"k{n % 5}", args={"sec": 0.1}) for n in range(60)]
-    for _ in range(12):
-        backend("dl-")
-        time.sleep(0.25)  # the rhythm of the nemesis
-    for job in jobs:
-        farm.wait(job, "succeeded", patience=60)
-        assert illegal(farm.story(job), "succeeded") is None

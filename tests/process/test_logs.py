@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import threading
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,10 +15,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import psutil
 import pytest
 from farming import Farm, until
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 PIPELINES = "farm_pipelines,log_pipelines"
 PASSWORD, KNOWN, ARGUMENT = "canary-of-the-dsn", "canary-of-pg-password", "canary-of-an-argument"
@@ -120,13 +117,6 @@ def test_i13_streams_have_their_files_and_rotate(farm: Farm) -> None:
     assert not program.events("job.run"), "a stream with a file does not go to stdout"
 
 
-def test_the_last_line_before_the_end_gets_out(farm: Farm) -> None:
-    program = farm.ready(workers=1)
-    assert program.stop() == 0
-    assert program.events("worker.stopped")
-    assert program.events("supervisor.stopped")
-
-
 class Refusing:
     """A server that ends each connection; it counts them by the application_name that they begin with."""
 
@@ -197,59 +187,3 @@ def test_a_failing_jobs_stack_is_in_the_log_once(farm: Farm, prefetch: int) -> N
     assert text.count("Traceback") == 1
     assert ARGUMENT not in text
     assert PASSWORD not in text
-
-
-def with_password(dsn: str) -> str:
-    """A DSN with the canary for a password, for a server that asks for none."""
-    return make_conninfo(**(conninfo_to_dict(dsn) | {"password": PASSWORD}))
-
-
-def secrets_of(farm: Farm) -> dict[str, str]:
-    return {"DL_DB_DSN": with_password(farm.dsn), "PG_PASSWORD": KNOWN, "DEBUG": "1", "DL_PIPELINES": PIPELINES}
-
-
-def test_j4_secrets_leave_by_no_way(farm: Farm, free_port: int) -> None:
-    """DSN, environment, arguments and exception: looked for in logs, answers, titles, journal, `error`, `progress`."""
-    folder = farm.folder / "logs"
-    paths = {name: folder for name in ("LOG_PATH", "METRIC_PATH", "AUDIT_LOG_PATH")}
-    given = secrets_of(farm) | paths | {"APP_PORT": free_port, "APP_HOST": "127.0.0.1"}
-    started = [farm.ready(workers=1, **given), farm.start("reaper", **given), farm.start("api", **given)]
-    args = {"password": ARGUMENT, "dsn": f"postgresql://u:{PASSWORD}@h/db", "known": KNOWN, "sec": 4}
-    job = farm.enqueue("tells_secrets", args=args, max_attempts=1)
-    farm.wait(job, "running")
-    until(lambda: beats(farm, job), "a beat")
-    found = [*_titles(), _answer(free_port, f"/api/v1/jobs/{job}/status")]
-    farm.wait(job, "failed")
-    found += [_answer(free_port, path) for path in (f"/api/v1/jobs/{job}/status", f"/{KNOWN}/{PASSWORD}")]
-    found += [*_titles(), repr(farm.journal(job)) + repr(farm.job(job))]
-    assert [program.stop() for program in started] == [0, 0, 0]
-    found += [path.read_text() for path in [*folder.iterdir(), *(program.log for program in started)]]
-    for canary in (PASSWORD, KNOWN, ARGUMENT):
-        assert not [text for text in found if canary in text]
-    assert {line["logger"] for line in documents(started[2].log.read_text())} >= {"gunicorn.error"}, "and all is JSON"
-    assert "***" in farm.job(job)["error"]
-    assert farm.rows("SELECT args->>'password' FROM dl_jobs") == [(ARGUMENT,)], "what is stored is as it was"
-    assert {path.name for path in folder.iterdir()} == {"dataloader.log", "metrics.log", "audit.log"}
-
-
-def _titles() -> list[str]:
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            found.append(" ".join(process.cmdline()))
-    return found
-
-
-def _answer(port: int, path: str) -> str:
-    """The answer's body, waiting for the API to start."""
-
-    def ask() -> str:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
-                return str(answer.read().decode())
-        except urllib.error.HTTPError as e:
-            return str(e.read().decode())
-        except OSError:
-            return ""
-
-    return str(until(ask, "an answer"))

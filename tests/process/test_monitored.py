@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from farming import Farm, until
-from test_supervisord import free_port
+from farming import Farm, free_port, until
 
 from dataloader.queue import operations
 

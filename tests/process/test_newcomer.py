@@ -107,36 +107,6 @@ def the_line(told: Told) -> str:
     return line
 
 
-WRONG = {
-    "a command": (("trigerr", "noop"), 2, "No such command 'trigerr'. Did you mean 'trigger'?"),
-    "a command of a group": (("schedule", "lst"), 2, "Did you mean"),
-    "an option": (("trigger", "noop", "--agrs", "{}"), 2, "No such option '--agrs'. (Did you mean one of: '--args'"),
-    "a choice": (("jobs", "--status", "quued"), 2, "Did you mean 'queued'"),
-    "a queue": (("pause", "etl.defualt", "--direct"), 1, "no queue 'etl.defualt' is known: "),
-    "the right queue": (("pause", "etl.defualt", "--direct"), 1, "Did you mean 'etl.default'?"),
-    "a task": (("trigger", "nop", "--wait", "--direct"), 1, "no task 'nop' is known: "),
-    "the right task": (("trigger", "nop", "--wait", "--direct"), 1, "Did you mean 'noop'?"),
-    "an id": (("status", "123", "--direct"), 2, "'JOB_ID': '123' is not a valid UUID"),
-    "an unknown id": (("status", UNKNOWN, "--direct"), 1, "there is no job with this job_id"),
-    "a file": (("trigger", "noop", "--args", "@nothing.json"), 2, "nothing.json cannot be read: No such file"),
-    "JSON": (("trigger", "noop", "--args", "{sleep: 1}"), 2, "should be a JSON object"),
-    "a token's file": (("queues", "--token-file", "nothing"), 2, "'--token-file': 'nothing': No such file"),
-    "an API that is not there": (("queues", "--url", "http://127.0.0.1:1"), 1, "refused; is the API running?"),
-    "a missing argument": (("pause",), 2, "Missing argument 'QUEUE'"),
-    "a module's name": (("new", "1st"), 1, "should be letters, digits and _"),
-    "a secret as a command": ((f"password={SECRET}",), 2, "No such command"),
-    "a secret as a choice": (("jobs", "--status", f"password={SECRET}"), 2, "is not one of"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_a_mistyped_command_is_answered_in_a_line(newcomer: Newcomer, what: str) -> None:
-    words, status, right = WRONG[what]
-    told = newcomer.types(*words)
-    assert (told.status, told.out) == (status, ""), told
-    assert right in the_line(told)
-
-
 SETTINGS = {
     "no database": (("queues", "--direct"), {"DL_DB_DSN": "-"}, "no database is configured: set DL_DB_DSN"),
     "no database for workers": (("workers",), {"DL_DB_DSN": "-"}, "no database is configured: set DL_DB_DSN"),

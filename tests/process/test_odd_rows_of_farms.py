@@ -6,11 +6,9 @@ import os
 import random
 
 import psycopg
-import pytest
 from farming import Farm, until
 from hostile import QUEUE, Rows
 
-pytestmark = pytest.mark.farm
 LEFT = "SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'healthy %%' AND status <> 'succeeded'"
 ASIDE = """
 SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'bad %%' AND status = 'failed' AND error LIKE 'no worker can%%'

@@ -1,9 +1,4 @@
-"""Order under fire: an ordered queue's promises beside failures, crashes, drains, cancellations, database restarts.
-
-Four producers, three farms, 200 keys. Afterwards the journal is judged: no job of a key started before an earlier one
-had ended, nothing that was acknowledged is lost, nothing runs again after its success; and the pipeline's own notes:
-no two calls of a key side by side. DL_TEST_FIRE_SEC sets for how long; 12 s by default.
-"""
+"""Order under fire: an ordered queue's promises beside failures, crashes, drains, cancellations, database restarts."""
 
 from __future__ import annotations
 
@@ -13,7 +8,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -24,11 +18,11 @@ import psutil
 import psycopg
 import pytest
 from farming import Farm, Program, until
-from servers import FAST, IMMEDIATE, Database, root, serving
+from servers import FAST, IMMEDIATE, Database
 from test_database_faults import reconnect
 
 from dataloader import enqueue
-from dataloader.queue import db, migrations, operations
+from dataloader.queue import db, operations
 
 SECONDS = float(os.environ.get("DL_TEST_FIRE_SEC", "12"))
 KEYS, FARMS, PRODUCERS = 200, 3, 4
@@ -118,13 +112,6 @@ class Fire:
     def _is_drained(self) -> bool:
         operations.change_queue(self.farm.conn, "run-all", "fire", "test")  # the delays after crashes are long
         return self.farm.rows("SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')")[0][0] == 0
-
-
-@pytest.fixture
-def database() -> Iterator[Database]:
-    with root() as folder, serving(folder) as database:
-        migrations.migrate(database.dsn, schema="public")
-        yield database
 
 
 @pytest.mark.parametrize("merge", [True, False], ids=["merged", "ordered"])

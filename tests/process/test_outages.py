@@ -1,9 +1,4 @@
-"""The database goes away at every statement of the workers', keepers' and reapers' loops, and comes back.
-
-All periods and leases are shortened to seconds, so an outage can last longer than each of them. A link before the
-server cuts the sessions exactly before or after a statement. The judges are the rows, the journal, the processes and a
-file of notes by the runs themselves.
-"""
+"""The database goes away at every statement of the workers', keepers' and reapers' loops, and comes back."""
 
 from __future__ import annotations
 
@@ -280,8 +275,6 @@ def test_outages_longer_than_a_period(farm: Farm) -> None:
 def test_outages_longer_than_a_lease(farm: Farm) -> None:
     grid(farm, LEASE + 1.0, reapers=False)
 
-
-# The reaper --------------------------------------------------------------------------------------------------
 
 FOREIGN = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_ttl_sec, started_at, heartbeat_at,

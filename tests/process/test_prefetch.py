@@ -7,7 +7,6 @@ import signal
 from typing import Any
 from uuid import UUID
 
-import psutil
 import pytest
 from farming import Farm, Program, until
 from judge import illegal
@@ -92,34 +91,6 @@ def test_e1_a_job_that_kills_its_worker_costs_the_others_nothing(farm: Farm) -> 
     for job in (jobs[0], *jobs[2:]):
         assert farm.wait(job, "succeeded")["attempt"] == 1
         assert illegal([kind for kind, _ in farm.journal(job)], "succeeded") is None
-
-
-def test_a_machine_that_is_gone_costs_only_the_job_that_ran(farm: Farm) -> None:
-    """Nobody settles what its workers held: the reaper does, and each of the jobs may run once."""
-    program = ready(farm)
-    (keeper,) = program.children("dataloader: keeper")
-    keeper.suspend()  # else it hands the others back after a second of the call
-    with farm.conn.transaction():
-        learning(farm)
-        args = {"sec": 3600, "at_once": True}
-        call, *others = (
-            farm.enqueue(task, priority=number, max_attempts=1, lease_ttl_sec=2, args=args)
-            for number, task in enumerate(["holds_the_gil", "noop", "noop", "noop"], 1)
-        )
-    until(lambda: {farm.job(job)["status"] for job in (call, *others)} == {"running"}, "one claim")
-    machine = psutil.Process(program.process.pid)
-    processes = [machine, *machine.children(recursive=True)]
-    for process in processes:
-        process.suspend()
-    for process in processes:
-        process.kill()
-    farm.start("reaper")
-    assert farm.wait(call, "lost")["error"].startswith("lease expired on attempt 1")
-    for job in others:
-        assert (farm.wait(job, "queued")["attempt"], farm.story(job)[-1]) == (0, "requeue")
-    farm.ready(workers=1)
-    for job in others:
-        assert farm.wait(job, "succeeded")["attempt"] == 1
 
 
 def test_a_job_of_a_batch_shows_that_it_was_begun(farm: Farm) -> None:

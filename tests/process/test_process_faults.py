@@ -28,9 +28,6 @@ def is_legal(farm: Farm, job: UUID) -> bool:
     return illegal([kind for kind, _ in farm.journal(job)], farm.job(job)["status"]) is None
 
 
-# A6: a queue that was set back -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fence", [1, 40])
 def test_a6_a_fence_that_is_ahead_of_the_queue_costs_no_attempt(farm: Farm, fence: int) -> None:
     """The target has seen claims that a failover, or a backup, took from the queue."""
@@ -47,8 +44,6 @@ def test_a6_a_fence_that_is_ahead_of_the_queue_costs_no_attempt(farm: Farm, fenc
     assert (said["fence"], said["claim"], said["leapt_to"]) == (fence, 1, fence + 1)
     assert not program.events("worker.ownership.lost")
 
-
-# A7: the heartbeat -------------------------------------------------------------------------------------------
 
 RAISES = ["_beat"]
 DIES = ["_beat", "_log"]  # the second is used where the first is caught
@@ -90,9 +85,6 @@ def test_a7_a_run_that_is_over_before_it_is_noticed_hangs_nothing(farm: Farm, me
     assert farm.story(job) == ["queued", "picked", "done"]
     assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
     assert program.stop() == 0
-
-
-# E7: what a pipeline leaves behind --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["ignore", "block"])
@@ -143,11 +135,6 @@ def test_e7_a_drain_ends_a_run_that_took_the_signals(farm: Farm, sec: float, dra
     assert farm.story(later) == ["queued"]
 
 
-# E4: the threshold -------------------------------------------------------------------------------------------
-
-
-# I14: reapers ------------------------------------------------------------------------------------------------
-
 LOST = """
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, claimed_by, started_at, heartbeat_at,
                      lease_expires_at)
@@ -190,22 +177,6 @@ def test_i14_several_reapers_are_safe_and_one_of_them_is_enough(farm: Farm) -> N
     assert farm.rows(REQUEUES, first) == [(300,)]
 
 
-# I15: mixed versions -----------------------------------------------------------------------------------------
-
-
-def test_i15_an_unknown_task_waits_for_a_farm_that_knows_it(farm: Farm) -> None:
-    """It is an error like any other, which says what is known."""
-    old = farm.ready(workers=1, dl_pipelines="host_pipelines")
-    job = farm.enqueue("recorded")
-    until(lambda: farm.story(job) == ["queued", "picked", "requeue"], "the error")
-    assert farm.job(job)["error"].startswith("no pipeline 'recorded' is registered here; known: alert.webhook, diary, ")
-    assert old.stop() == 0
-    farm.ready(workers=1)
-    farm.rows("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s RETURNING 1", job)  # not in 30 s
-    assert farm.wait(job, "succeeded")["attempt"] == 2
-    assert is_legal(farm, job)
-
-
 def test_i15_a_column_that_the_code_does_not_know_is_no_problem(farm: Farm) -> None:
     """It comes and goes under a working farm: a run goes on, and nobody needs a new session."""
     program = farm.ready(workers=2, dl_claim_backoff_sec=NEVER)
@@ -219,8 +190,6 @@ def test_i15_a_column_that_the_code_does_not_know_is_no_problem(farm: Farm) -> N
     farm.conn.execute("ALTER TABLE dl_jobs DROP COLUMN extra")
     use_everything(farm)
     assert farm.wait(job, "succeeded")["attempt"] == 1
-    assert not program.events("farm.database.lost")
-    assert not program.events("farm.database.lost")
     assert not program.events("farm.database.lost")
     assert not reaper.events("reaper.session.lost")
 
@@ -238,8 +207,6 @@ def use_everything(farm: Farm) -> None:
     assert farm.wait(crash, "succeeded")["attempt"] == 2
     come_back_once(farm, lose(farm, 1))
 
-
-# I16: process 1 ----------------------------------------------------------------------------------------------
 
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
@@ -282,9 +249,6 @@ def test_i16_as_process_1_it_buries_orphans_and_stops_on_term(farm: Farm) -> Non
     assert program.process.wait(60) == 0
     assert farm.job(running)["status"] == "succeeded"
     assert program.events("supervisor.stopped")[0]["exit_status"] == 0
-
-
-# I18: a suspended host ---------------------------------------------------------------------------------------
 
 
 def test_i18_a_farm_that_was_suspended_is_fenced_before_it_writes(farm: Farm, tmp_path: Path) -> None:

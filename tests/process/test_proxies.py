@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from farming import Farm, until
-from test_supervisord import free_port
+from farming import Farm, call, free_port, until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NGINX, CADDY = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"), shutil.which("caddy")
@@ -58,17 +57,6 @@ def caddy(_folder: Path, _port: int, _upstream: int) -> list[str]:
 
 
 COMMANDS: dict[str, Callable[[Path, int, int], list[str]]] = {"nginx": nginx, "caddy": caddy}
-
-
-def call(port: int, path: str, body: dict[str, Any] | None = None, timeout: float = 60) -> Any:
-    """The API's answer through the proxy."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}",
-        json.dumps(body).encode() if body else None,
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        return json.load(answer)
 
 
 def status(port: int, path: str) -> int:

@@ -6,8 +6,6 @@ import psycopg
 import pytest
 from farming import Farm, until
 
-from dataloader.farm.reaper import fitting
-
 
 def finished(farm: Farm, number: int, hours_ago: int) -> None:
     """Jobs that ended so long ago, each with a row in the journal."""
@@ -72,10 +70,3 @@ def test_leases_end_and_old_jobs_go_although_the_journal_cannot_be_summed_up(
         until(lambda: reaper.events("reaper.requeued"), "the lease to be seen")
         assert not reaper.events("reaper.session.lost")
     assert reaper.stop() == 0
-
-
-@pytest.mark.parametrize(
-    ("size", "took", "next_size"), [(500, 0.01, 500), (500, 0.04, 250), (20, 0.01, 40), (20, 9.0, 10), (10, 0.0, 200)]
-)
-def test_c7_a_batch_is_as_large_as_fits_its_time(size: int, took: float, next_size: int) -> None:
-    assert fitting(size, took) == next_size

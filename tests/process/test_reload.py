@@ -69,10 +69,7 @@ def reloadable(farm: Farm, folder: Path, workers: int = 2, **settings: object) -
 
 
 class Load:
-    """Jobs at half of what the workers can do, in a steady rhythm: by itself it makes none of them wait.
-
-    With two workers and more, one of them is held by a job of 3 s most of the time.
-    """
+    """Jobs at half of what the workers can do, in a steady rhythm: by itself it makes none of them wait."""
 
     EVERY, SHORT, LONG = 0.25, (0.05, 0.2, 0.1, 0.15), 3.0
 
@@ -108,36 +105,8 @@ class Load:
         return float(self.farm.rows(late, self.jobs)[0][0])
 
 
-def test_hup_brings_new_pipeline_code_while_jobs_run(farm: Farm, tmp_path: Path) -> None:
-    """A running job finishes with the old code; never are two workers missing."""
-    program, code = reloadable(farm, tmp_path, dl_claim_backoff_sec=600)
-    before = {worker.pid for worker in program.workers()}
-    running = farm.enqueue("recorded", args={"sec": 2})
-    farm.wait(running, "running", "succeeded")
-    assert version(farm) == 1
-    code.change()
-    program.signal(signal.SIGHUP)
-    fewest = 2
-
-    def replaced() -> bool:
-        nonlocal fewest
-        now = {worker.pid for worker in program.workers()}
-        fewest = min(fewest, len(now))
-        return len(now) == 2 and not now & before
-
-    until(replaced, "new workers")
-    assert fewest >= 1
-    assert farm.job(running)["status"] == "succeeded"
-    assert farm.job(running)["attempt"] == 1
-    assert version(farm) == 2
-    assert program.stop() == 0
-
-
 def reload_under_load(farm: Farm, folder: Path, workers: int, seconds: float, hups: dict[float, float]) -> float:
-    """HUPs at these seconds, each with new code of so long an import; how late (seconds) the latest job started.
-
-    No job is lost or runs twice, and never is more than one worker missing, nor is there more than one too many.
-    """
+    """HUPs at these seconds, each with new code of so long an import; how late (seconds) the latest job started."""
     program, code = reloadable(farm, folder, workers)
 
     def hup(importing: float) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import psycopg
 import pytest
 from farming import Farm, until
-
-from dataloader.queue import lifecycle
-from dataloader.queue.reports import stats
 
 JOBS = 200
 # Each result that was not there when its job's end was written. The trigger of the test looks at that instant.
@@ -26,12 +22,6 @@ CREATE TRIGGER note AFTER UPDATE ON dl_jobs FOR EACH ROW WHEN (NEW.status = 'suc
 """
 
 
-def result(farm: Farm, job_id: Any) -> Any:
-    found = stats.result(farm.conn, job_id)
-    assert found is not None
-    return found["result"]
-
-
 @pytest.mark.parametrize("prefetch", [1, 50])
 def test_no_job_has_succeeded_without_its_result_also_over_lost_sessions(farm: Farm, prefetch: int) -> None:
     farm.conn.execute(MISSING)
@@ -42,7 +32,7 @@ def test_no_job_has_succeeded_without_its_result_also_over_lost_sessions(farm: F
     until(lambda: program.events("farm.database.lost"), "a lost session")
     for job in jobs:
         farm.wait(job, "succeeded")
-    assert [result(farm, job) for job in jobs] == [[number] for number in range(JOBS)]
+    assert [farm.result(job) for job in jobs] == [[number] for number in range(JOBS)]
     assert farm.rows("SELECT job_id FROM missing") == []
 
 
@@ -57,13 +47,13 @@ def test_a_worker_killed_between_the_result_and_the_end_leaves_a_job_that_runs_a
         go.touch()
         until(lambda: program.events("worker.ends.locked"), "the worker to meet the lock")
         assert farm.rows("SELECT claim, result FROM dl_results") == [(1, 1)]
-        assert (farm.job(job)["status"], result(farm, job)) == ("running", None)
+        assert (farm.job(job)["status"], farm.result(job)) == ("running", None)
         (worker,) = program.workers()
         worker.kill()
         worker.wait()
         stranger.rollback()
     assert farm.wait(job, "succeeded")["attempt"] == 2
-    assert (result(farm, job), farm.rows("SELECT claim, result FROM dl_results")) == (2, [(2, 2)])
+    assert (farm.result(job), farm.rows("SELECT claim, result FROM dl_results")) == (2, [(2, 2)])
 
 
 def test_a_result_that_is_too_large_fails_the_job_and_says_where_it_should_go(farm: Farm) -> None:
@@ -76,27 +66,7 @@ def test_a_result_that_is_too_large_fails_the_job_and_says_where_it_should_go(fa
         " or to a file, and return their place",
     )
     farm.wait(small, "succeeded")
-    assert (result(farm, small), result(farm, large)) == ("x" * 1_022, None)
-
-
-def test_the_latest_report_is_written_with_every_end_of_every_form(farm: Farm) -> None:
-    farm.ready(workers=2)
-    tasks = ("reports", "reports_async", "reports_by_generator")
-    jobs = {
-        (task, end): farm.enqueue(task, args={"end": end}, max_attempts=1)
-        for task in tasks
-        for end in ("return", "error", "exit")
-    }
-    jobs |= {
-        (task, "timeout"): farm.enqueue(task, args={"end": "stop"}, max_attempts=1, timeout_sec=1) for task in tasks
-    }
-    jobs |= {(task, "cancel"): farm.enqueue(task, args={"end": "stop"}, max_attempts=1) for task in tasks}
-    for task in tasks:
-        farm.begun(jobs[task, "cancel"])
-        lifecycle.request_cancel(farm.conn, jobs[task, "cancel"])
-    becomes = {"return": "succeeded", "cancel": "canceled"}
-    found = {name: farm.wait(job, becomes.get(name[1], "failed"))["progress"] for name, job in jobs.items()}
-    assert found == {name: {"processed": 3, "total": 3} for name in jobs}
+    assert (farm.result(small), farm.result(large)) == ("x" * 1_022, None)
 
 
 def test_an_end_that_the_database_refuses_costs_no_other_job_and_no_worker(farm: Farm) -> None:

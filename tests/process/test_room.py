@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from random import Random
-from statistics import mean
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import psutil
 import pytest
-from farming import Farm, Program, until
+from farming import Farm, until
 
 from dataloader.farm.process import memory_used
 
@@ -68,34 +65,6 @@ class Hall:
     def count(self, question: str) -> int:
         """The number that a statement counts."""
         return int(self.farm.rows(question)[0][0])
-
-
-class Machine:
-    """A machine of 2 GB: when a farm's processes use more, it kills the largest, as the kernel does.
-
-    What a worker uses before its first run it shares with the others.
-    """
-
-    SIZE_MB = 2_048
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._shared_mb = min(self._sizes().values())
-        self.kills = 0
-        self.most_mb = 0.0
-
-    def _sizes(self) -> dict[int, float]:
-        return {worker.pid: memory_used(worker.pid) / MB for worker in self._program.workers()}
-
-    def look(self) -> None:
-        """Kill where the memory is used up."""
-        sizes = self._sizes()
-        used_mb = sum(max(0.0, size - self._shared_mb) for size in sizes.values()) + self._shared_mb
-        self.most_mb = max(self.most_mb, used_mb)
-        if used_mb > self.SIZE_MB:
-            self.kills += 1
-            with suppress(ProcessLookupError):
-                os.kill(max(sizes, key=sizes.__getitem__), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -247,66 +216,3 @@ def test_people_read_what_never_fits_and_what_tasks_need(hall: Hall) -> None:
     until(lambda: (hall.farm.job(never)["waiting_for"] or {}).get("reason") == "memory", "the keeper to show its host")
     said = hall.farm.job(never)["waiting_for"]
     assert (said["task"], said["need_mb"], said["room_mb"]) == ("uses 900", 900, 600)
-
-
-DECLARED = [100] * 8 + [200] * 8 + [300] * 6 + [400] * 4
-LEARNED = [350] * 9 + [600] * 4
-MACHINE = {"dl_host_memory": f"{0.85 * Machine.SIZE_MB:.0f}MB", "dl_reserve_sec": 5}
-
-
-def learn(hall: Hall) -> None:
-    """Each task that declares nothing runs once, and the reaper sums up the journal."""
-    program = hall.ready(workers=1)
-    reaper = hall.farm.start("reaper")
-    for size in set(LEARNED):
-        hall.farm.wait(hall.put(size, sec=1.2, task=f"learns {size}"), "succeeded")
-    until(lambda: hall.count("SELECT count(*) FROM dl_needs WHERE memory_mb >= 300") == 2, "the reaper to learn")
-    assert (program.stop(), reaper.stop()) == (0, 0)
-
-
-def fill_queue(hall: Hall) -> tuple[list[UUID], UUID]:
-    """Forty jobs of 100 to 900 MB in any order, and the biggest of them, which is the tenth."""
-    jobs = [(size, f"uses {size}") for size in DECLARED] + [(size, f"learns {size}") for size in LEARNED]
-    Random(7).shuffle(jobs)
-    jobs.insert(9, (900, "uses 900"))
-    added = [hall.put(size, sec=2.5, task=task, max_attempts=20) for size, task in jobs]
-    return added, added[9]
-
-
-def worked_off(hall: Hall, machine: Machine) -> list[float]:
-    """Until all jobs have ended: what their runs used at each look while others waited."""
-    used = []
-
-    def look() -> bool:
-        machine.look()
-        if hall.count(WAITING) and (of_runs := hall.used_mb()):
-            used.append(of_runs)
-        return not hall.count(UNFINISHED)
-
-    until(look, "all jobs to end", patience=300)
-    return used
-
-
-@pytest.mark.slow
-def test_a_machine_of_2_gb_kills_no_run_and_is_well_used(hall: Hall) -> None:
-    learn(hall)
-    jobs, big = fill_queue(hall)
-    machine = Machine(hall.ready(workers=12, **MACHINE))
-    used = worked_off(hall, machine)
-    assert machine.kills == 0
-    bound_mb = 0.85 * Machine.SIZE_MB
-    print(f"runs used {mean(used):.0f} of {bound_mb:.0f} MB on average; the machine {machine.most_mb:.0f} at most")
-    assert mean(used) >= 0.7 * bound_mb
-    since = "(SELECT min(ts) FROM dl_job_events WHERE kind = 'picked' AND job_id = ANY (%s))"
-    question = f"SELECT extract(epoch FROM started_at - {since}) FROM dl_jobs WHERE job_id = %s"
-    late = float(hall.farm.rows(question, jobs, big)[0][0])
-    print(f"the biggest began {late:.1f} s after the first job")
-    assert late < 2 + 5 + 3, "the jobs before it, its reserve time, the runs in its way"
-
-
-@pytest.mark.slow
-def test_without_admission_the_machine_kills_runs(hall: Hall) -> None:
-    fill_queue(hall)
-    machine = Machine(hall.ready(workers=12, dl_host_memory=0))
-    until(lambda: machine.look() or machine.kills >= 3, "the machine to kill")
-    print(f"{machine.kills} kills, {machine.most_mb:.0f} MB at most")

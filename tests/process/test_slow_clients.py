@@ -1,7 +1,4 @@
-"""I17, J6: slow clients and a silent database take no threads from others (dataloader/api/server/slow_clients.py).
-
-The module overrides what gunicorn does not document: these tests notice an update of gunicorn that changes it.
-"""
+"""I17, J6: slow clients and a silent database take no threads from others (dataloader/api/server/slow_clients.py)."""
 
 from __future__ import annotations
 
@@ -18,14 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from api.api_link import linked
-from gunicorn.config import Config  # type: ignore[import-untyped]
-from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
-from dataloader.api.server.slow_clients import BODY_LIMIT, HEAD_LIMIT, BufferingWorker, size_of
+from dataloader.api.server.slow_clients import BODY_LIMIT, HEAD_LIMIT, size_of
 from tools.slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, figures, healths, job_of
 
 ROOT = Path(__file__).parents[2]
@@ -88,14 +82,6 @@ def all_said(sock: socket.socket) -> bytes:
     while more := sock.recv(65_536):
         said += more
     return said
-
-
-def test_a_gunicorn_without_a_method_that_is_overridden_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Mock()
-    BufferingWorker.check_config(Config(), log)
-    monkeypatch.delattr(ThreadWorker, "murder_pending")
-    with pytest.raises(RuntimeError, match=r"lacks ThreadWorker\.murder_pending"):
-        BufferingWorker.check_config(Config(), log)
 
 
 # What a thread gets, and when ---------------------------------------------------------------------------------
@@ -187,27 +173,6 @@ def test_no_request_hides_in_another(port: int, head: bytes, body: bytes, status
     assert b'"service"' not in said
 
 
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-        (b"GET /info\r\n\r\n", 400),
-        (b"GET /info HTTP/3.9\r\n\r\n", 400),
-        (b"CONNECT localhost:443 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
-        (b"TRACE / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 405),
-        (b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03\r\n\r\n", 400),
-        (b"GET /info HTTP/1.1\r\n" + b"".join(b"X%d: a\r\n" % n for n in range(2_000)) + b"\r\n", 431),
-        (b"GET /info HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 50_000 + b"\r\n\r\n", 431),
-        (b"GET /" + b"a" * 50_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414),
-        (b"GET /info HTTP/1.0\r\n\r\n", 200),
-    ],
-    ids=range(10),
-)
-def test_what_is_no_request_of_ours_is_refused_and_hung_up_on(port: int, words: bytes, status: int) -> None:
-    with connected(port, words) as sock:
-        assert re.match(rb"HTTP/1\.[01] %d " % status, all_said(sock))
-
-
 def test_an_answer_that_is_read_late_is_whole(port: int, dsn: str) -> None:
     job = job_of(port)
     with socket.socket() as sock:
@@ -219,9 +184,6 @@ def test_an_answer_that_is_read_late_is_whole(port: int, dsn: str) -> None:
         time.sleep(0.3)
         said = all_said(sock)
         assert (said.count(b"HTTP/1.1 200 OK"), said.count(b'"waiting_for"')) == (40, 40)
-
-
-# What has an end ----------------------------------------------------------------------------------------------
 
 
 def test_who_says_nothing_or_not_enough_is_hung_up_on(port: int) -> None:
@@ -290,9 +252,6 @@ def test_health_is_answered_while_every_thread_is_busy(worker_db: str, tmp_path:
         assert [answer(sock)[0] for sock in busy] == [200] * 16
         for sock in busy:
             sock.close()
-
-
-# All of it together -------------------------------------------------------------------------------------------
 
 
 def test_i17_slow_clients_and_a_silent_database_leave_the_others_alone(own_db: str, tmp_path: Path) -> None:

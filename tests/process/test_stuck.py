@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import cycle, islice
-
 import pytest
 from farming import Farm, until
 
-HOWS = ("sleep", "loop", "C", "socket")
 MODULES = "stuck_pipelines"
 
 
@@ -47,20 +44,3 @@ def test_people_see_that_workers_are_stuck(farm: Farm) -> None:
     until(lambda: farm.rows(seen) == [("stuck", True)] * 2, "both workers to be shown as stuck")
     for job in jobs:
         farm.rows("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s RETURNING 1", job)
-
-
-@pytest.mark.long
-def test_ten_jobs_that_hang_take_none_of_ten_workers_for_long(farm: Farm) -> None:
-    farm.ready(workers=10, dl_pipelines=MODULES)
-    hung = [
-        farm.enqueue(f"never.{form}", args={"how": how}, max_attempts=1)
-        for form, how in islice(cycle([("plain", how) for how in HOWS] + [("steps", how) for how in HOWS]), 10)
-    ]
-    good = [farm.enqueue("good") for _ in range(100)]
-    for job in hung:
-        assert farm.wait(job, "failed", patience=60)["error"].startswith("stuck: ")
-        assert len(stacks_of(farm, job)) == 1
-    for job in good:
-        farm.wait(job, "succeeded")
-    lost = "SELECT max(extract(epoch FROM finished_at - started_at)) FROM dl_jobs WHERE job_id = ANY (%s)"
-    assert farm.rows(lost, hung)[0][0] < 20

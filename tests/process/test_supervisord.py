@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from uuid import UUID
 
 import psutil
 import pytest
-from farming import Farm, free_port, until
+from farming import Farm, call, free_port, until
 
 from dataloader.config import Settings
 from dataloader.farm.supervisor import KEEPER_STOP_SEC
@@ -83,21 +82,10 @@ class Supervisord:
         """Supervisord and all that it has started, orphans included: they keep their working directory."""
         return [process for process in psutil.process_iter() if cwd_of(process) == str(self.folder)]
 
-    def call(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Ask the API."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}",
-            data=json.dumps(body).encode() if body else None,
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
-
     def is_healthy(self) -> bool:
         """True when the API answers; `RUNNING` only says that it has not ended."""
         try:
-            return self.call("/health") == {"status": "healthy"}
+            return call(self.port, "/health") == {"status": "healthy"}
         except OSError:
             return False
 
@@ -145,7 +133,7 @@ def test_i10_a_restart_under_load_loses_nothing_and_a_shutdown_leaves_nothing(
     supervisord.wait_running()
     until(supervisord.is_healthy, "the API to answer")
     new = {"queue": "q", "task": "noop", "lock_key": "first"}
-    first = UUID(supervisord.call("/api/v1/jobs/trigger", new)["job_id"])
+    first = UUID(call(supervisord.port, "/api/v1/jobs/trigger", new)["job_id"])
     assert farm.wait(first, "succeeded")["attempt"] == 1
 
     ends_in_time = farm.enqueue("noop", args={"sleep1": 1.5})

@@ -63,9 +63,6 @@ def answers(port: int, host: str = "127.0.0.1") -> bool:
         connection.close()
 
 
-# --- what a parent hands down ---
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_workers_that_inherit_blocked_signals_drain(farm: Farm, number: signal.Signals) -> None:
     program = farm.ready(1, before=WITH_BLOCKED_SIGNALS)
@@ -81,27 +78,12 @@ def test_workers_that_inherit_blocked_signals_reload_and_bury_their_children(far
     assert program.stop() == 0
 
 
-def test_a_reaper_that_inherits_blocked_signals_stops(farm: Farm) -> None:
-    program = farm.start("reaper", before=WITH_BLOCKED_SIGNALS)
-    until(lambda: program.events("reaper.started"), "the reaper")
-    assert program.stop(30) == 0
-
-
-def test_an_api_that_inherits_blocked_signals_stops(farm: Farm) -> None:
+@pytest.mark.parametrize("name", ["reaper", "api --processes 1", "up"])
+def test_other_programs_that_inherit_blocked_signals_stop(farm: Farm, name: str) -> None:
     port = free_port()
-    program = farm.start("api --processes 1", before=WITH_BLOCKED_SIGNALS, app_host="127.0.0.1", app_port=port)
-    until(lambda: answers(port), "the API")
+    program = farm.start(name, before=WITH_BLOCKED_SIGNALS, app_host="127.0.0.1", app_port=port)
+    until(lambda: program.events("reaper.started") if name == "reaper" else answers(port), name)
     assert program.stop(40) == 0
-
-
-def test_up_that_inherits_blocked_signals_stops(farm: Farm) -> None:
-    port = free_port()
-    program = farm.start("up", before=WITH_BLOCKED_SIGNALS, app_host="127.0.0.1", app_port=port)
-    until(lambda: "dataloader is up" in program.log.read_text(), "the banner")
-    assert program.stop() == 0
-
-
-# --- open files ---
 
 
 def test_a_low_soft_limit_of_open_files_is_raised(farm: Farm) -> None:
@@ -109,24 +91,21 @@ def test_a_low_soft_limit_of_open_files_is_raised(farm: Farm) -> None:
     assert farm.wait(farm.enqueue("noop"), "succeeded")["status"] == "succeeded"
 
 
-@pytest.mark.parametrize(("name", "who"), [("workers", "workers need 100"), ("up", "workers need 100")])
-def test_a_limit_of_open_files_that_is_too_low_is_named_with_what_is_needed(farm: Farm, name: str, who: str) -> None:
-    line, *_ = refusal(farm, name, files(64, 80), workers=1)
-    assert line.startswith(f"dataloader: the limit of open files is 80, and {who}: raise it by `ulimit -n`")
-
-
-def test_an_api_names_the_limit_of_open_files_that_it_needs(farm: Farm) -> None:
-    (line,) = refusal(farm, "api", files(64, 64))
-    assert line.startswith("dataloader: the limit of open files is 64, and the API needs 256: raise it by `ulimit -n`")
+@pytest.mark.parametrize(
+    ("name", "limit", "who"),
+    [("workers", 80, "workers need 100"), ("up", 80, "workers need 100"), ("api", 64, "the API needs 256")],
+)
+def test_a_limit_of_open_files_that_is_too_low_is_named_with_what_is_needed(
+    farm: Farm, name: str, limit: int, who: str
+) -> None:
+    line, *_ = refusal(farm, name, files(64, limit), workers=1)
+    assert line.startswith(f"dataloader: the limit of open files is {limit}, and {who}: raise it by `ulimit -n`")
 
 
 def test_workers_start_with_just_as_many_open_files_as_they_ask_for(farm: Farm) -> None:
     farm.ready(3, before=files(108, 108))
     for job_id in [farm.enqueue("noop") for _ in range(20)]:
         farm.wait(job_id, "succeeded")
-
-
-# --- /proc, /tmp ---
 
 
 @mounts
@@ -170,9 +149,6 @@ def test_check_names_what_the_host_lacks(farm: Farm, before: list[str], words: s
     assert [each["what"][: len(words)] for each in findings if each["about"] == "host"] == [words]
 
 
-# --- addresses ---
-
-
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
 @pytest.mark.parametrize("host", ["::", "::1", "[::1]"])
 def test_an_api_listens_on_ipv6_in_every_spelling(farm: Farm, host: str) -> None:
@@ -189,8 +165,6 @@ def test_check_names_an_address_that_nobody_can_listen_on(farm: Farm) -> None:
     assert program.process.wait(60) == 78
     assert "host         cannot listen on 203.0.113.1 port" in program.log.read_text()
 
-
-# --- a user's module that ends its process ---
 
 DEATHS = {
     "SIGSEGV": "os.kill(os.getpid(), signal.SIGSEGV)",
@@ -245,8 +219,6 @@ def test_check_and_up_name_a_module_that_ends_its_process(farm: Farm, tmp_path: 
 def python_path(folder: Path) -> str:
     return f"{folder}{os.pathsep}{Path(__file__).parent}"
 
-
-# --- the host's name ---
 
 NAMED = """
 import ctypes, os, sys

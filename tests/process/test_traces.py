@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from farming import Farm, until
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from receiver import Receiver
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "canary-of-the-args"
@@ -24,24 +23,16 @@ OFF = {
 }
 
 
-class Collector(ThreadingHTTPServer):
+class Collector(Receiver):
     """Receives what OTLP exporters send over HTTP."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Receiver)
-        self.bodies: list[bytes] = []
-        self.figures: list[bytes] = []
-        self.thread = threading.Thread(target=self.serve_forever)
-        self.thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+    def bodies(self, of: str) -> list[bytes]:
+        return [got.body for got in self.got if got.path == f"/v1/{of}"]
 
     def spans(self) -> dict[str, Any]:
         """The spans so far by their names, each with its resource's attributes."""
         found = {}
-        for body in self.bodies:
+        for body in self.bodies("traces"):
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                 for scope in resource.scope_spans:
                     found |= {span.name: (span, attributes(resource.resource)) for span in scope.spans}
@@ -50,29 +41,11 @@ class Collector(ThreadingHTTPServer):
     def metrics(self) -> dict[str, Any]:
         """The metrics so far by their names, the last of each."""
         found = {}
-        for body in self.figures:
+        for body in self.bodies("metrics"):
             for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
                 for scope in resource.scope_metrics:
                     found |= {metric.name: metric for metric in scope.metrics}
         return found
-
-    def close(self) -> None:
-        self.shutdown()
-        self.thread.join()
-        self.server_close()
-
-
-class Receiver(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        bodies = {"/v1/traces": self.server.bodies, "/v1/metrics": self.server.figures}[self.path]
-        bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        """Be quiet."""
 
 
 @pytest.fixture
@@ -133,7 +106,7 @@ def test_an_error_is_told_masked_and_one_span_is_sent_for_each_attempt(farm: Far
     (event,) = run.events
     assert "Traceback" in attributes(event)["exception.stacktrace"]
     assert attributes(inside.events[0])["exception.type"] == "ValueError"
-    assert SECRET.encode() not in b"".join(collector.bodies)
+    assert SECRET.encode() not in b"".join(collector.bodies("traces"))
 
 
 def test_the_figures_of_runs_are_sent_at_the_end_of_a_worker(farm: Farm, collector: Collector) -> None:
@@ -149,8 +122,8 @@ def test_the_figures_of_runs_are_sent_at_the_end_of_a_worker(farm: Farm, collect
     assert (waited.count, attributes(waited)) == (2, {"dataloader.queue": "q", "dataloader.task": "traced"})
     assert [point.count for point in found["dataloader.run.duration"].histogram.data_points] == [1, 1]
     assert [point.as_int for point in found["dataloader.running"].sum.data_points] == [0]
-    assert not collector.bodies, "traces are off"
-    assert SECRET.encode() not in b"".join(collector.figures)
+    assert not collector.bodies("traces"), "traces are off"
+    assert SECRET.encode() not in b"".join(collector.bodies("metrics"))
 
 
 def test_a_collector_that_hangs_delays_no_drain(farm: Farm) -> None:

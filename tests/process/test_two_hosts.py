@@ -1,8 +1,4 @@
-"""Two hosts on one queue: they share the jobs, keys exclude across them, and one of them is lost and comes back.
-
-In one variant each host has a network of its own (namespaces, linked to a third one, where PostgreSQL listens) and is
-lost by a cut that neither side is told of. The other runs everywhere: two farms on one machine, one of them stopped.
-"""
+"""Two hosts on one queue: they share the jobs, keys exclude across them, and one of them is lost and comes back."""
 
 from __future__ import annotations
 
@@ -31,9 +27,6 @@ RESERVE = 30.0  # for slow machines: what is promised is the lease and one perio
 NOBODY = "02:00:00:00:00:99"  # a hardware address that no interface has
 
 
-# A place for each host ---------------------------------------------------------------------------------------
-
-
 class OneMachine:
     """Both hosts are this machine; a lost one is stopped, as a suspended VM is."""
 
@@ -60,10 +53,7 @@ class OneMachine:
 
 
 class Networks:
-    """Each host has a link of its own to `db`, where PostgreSQL listens. No interface of this machine is touched.
-
-    PostgreSQL's socket is a file, so that the test itself reaches it from outside.
-    """
+    """Each host has a link of its own to `db`, where PostgreSQL listens. No interface of this machine is touched."""
 
     LINKS: ClassVar = {
         "a": ("192.0.2.1", "192.0.2.2"),
@@ -116,9 +106,6 @@ class Networks:
         for (here, device, _), address in zip(self._ends(name), reversed(self.LINKS[name]), strict=True):
             ip("-n", space(here), "addr", "add", f"{address}/30", "dev", device)
             ip("-n", space(here), "link", "set", "dev", device, "up")
-
-
-# Hosts -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -203,9 +190,6 @@ def site(request: pytest.FixtureRequest) -> Site:
     """Every promise is tried in both places."""
     found: Site = request.getfixturevalue(request.param)
     return found
-
-
-# What is promised --------------------------------------------------------------------------------------------
 
 
 def test_two_hosts_share_the_jobs_and_keys_exclude_across_them(site: Site) -> None:

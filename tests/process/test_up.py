@@ -13,9 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,10 +21,10 @@ from typing import Any
 
 import psutil
 import pytest
-from farming import free_port
+from farming import call, free_port, until
 
 from dataloader import config
-from dataloader.local import parts, ports, up
+from dataloader.local import ports, up
 
 OURS = ("DL_", "PG_", "APP_", "WORKERS_JSON", "TEST_DATABASE_URL", "LOCAL", "TIMEZONE", "TZ")
 QUEUE = "test.up"
@@ -77,23 +75,12 @@ class Farm:
         print(self.said)  # shown where a test fails
         self._output.close()
 
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}",
-            method=method,
-            data=json.dumps(body).encode() if body else None,
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
-
     def trigger(self, **body: Any) -> str:
         job = {"queue": QUEUE, "task": "noop", "lock_key": "up", "args": {"sleep1": 0.01}, **body}
-        return str(self.call("POST", "/api/v1/jobs/trigger", job)["job_id"])
+        return str(call(self.port, "/api/v1/jobs/trigger", job)["job_id"])
 
     def status(self, job_id: str) -> str:
-        return str(self.call("GET", f"/api/v1/jobs/{job_id}/status")["status"])
+        return str(call(self.port, f"/api/v1/jobs/{job_id}/status")["status"])
 
     def succeeds(self) -> bool:
         """Whether a job can be triggered now and then succeeds."""
@@ -103,13 +90,6 @@ class Farm:
             return False
         until(lambda: self.status(job_id) == "succeeded")
         return True
-
-
-def until(true: Callable[[], object], within: float = 60) -> None:
-    deadline = time.monotonic() + within
-    while not true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 @contextmanager
@@ -224,7 +204,7 @@ def version(farm: Farm) -> object:
     """What a job of the pipeline returns now."""
     job_id = farm.trigger(task="versioned", args={})
     until(lambda: farm.status(job_id) == "succeeded")
-    return farm.call("GET", f"/api/v1/jobs/{job_id}/result")["result"]
+    return call(farm.port, f"/api/v1/jobs/{job_id}/result")["result"]
 
 
 def test_a_change_of_any_own_module_brings_workers_with_the_new_code(home: Path) -> None:
@@ -394,39 +374,6 @@ def test_a_configured_database_is_used_and_its_password_not_shown(home: Path, ow
         assert not any("hush-hush" in arg for child in farm.children() for arg in child.cmdline())
         assert farm.stop() == 0
         assert "hush-hush" not in farm.said
-
-
-class Failing(parts.Part):
-    """A part that has ended whenever it is looked at."""
-
-    name = "failing"
-    starts = 0
-
-    def start(self) -> None:
-        self.starts += 1
-        self.process = subprocess.Popen(["/bin/false"])
-        self.process.wait()
-
-    def stop(self) -> None:
-        pass
-
-
-def test_the_pause_before_a_restart_grows_and_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = 1000.0
-    monkeypatch.setattr(parts, "now", lambda: clock)
-    part, pauses = Failing(), []
-    part.start()
-    for _ in range(8):
-        part.tick()
-        assert part.due is not None
-        pauses.append(part.due - clock)
-        clock = part.due
-        part.tick()
-    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]
-    assert part.starts == 9
-    clock += 31
-    part.tick()
-    assert part.due == clock + 0.5
 
 
 ORPHANS = """

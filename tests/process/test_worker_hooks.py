@@ -5,14 +5,12 @@ from __future__ import annotations
 import gzip
 import os
 import signal
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from farming import Farm, Program, ended_lines, until
+from receiver import Receiver
 
 from dataloader.client import Client, Unavailable
 
@@ -150,16 +148,6 @@ def test_the_last_words_at_an_import_that_fails(farm: Farm, tmp_path: Path) -> N
     assert (failed["hook"], failed["function"], failed["error"]) == ("last_words", "mine.wrong", "KeyError: 'oh'")
 
 
-def test_the_last_words_of_a_worker_that_refuses_its_schema(farm: Farm, tmp_path: Path) -> None:
-    mine = Mine(farm, tmp_path, "")
-    program = mine.start(workers=1)
-    until(lambda: program.events("worker.started"))
-    farm.conn.execute("DELETE FROM dl_migrations WHERE number = 0")
-    farm.end_sessions("dl-worker")
-    until(lambda: mine.notes("last"))
-    assert mine.notes("last")[0].startswith("SchemaError ")
-
-
 def test_the_last_words_at_an_error_that_nobody_foresaw(farm: Farm, tmp_path: Path) -> None:
     broken = """
 from dataloader.farm.batch import Batch
@@ -210,39 +198,12 @@ def test_an_api_with_a_module_of_hooks_that_cannot_be_imported_does_not_start(fa
     assert program.log.read_text().splitlines() == [f"dataloader: {said}"]
 
 
-class Inbox(ThreadingHTTPServer):
-    """A service that keeps the bodies that it is sent."""
-
-    def __init__(self) -> None:
-        self.bodies: list[str] = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                is_packed = self.headers.get("Content-Encoding") == "gzip"
-                inbox.bodies.append((gzip.decompress(body) if is_packed else body).decode())
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None: ...
-
-        inbox = self
-        super().__init__(("127.0.0.1", 0), Handler)
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Inbox() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def sent(receiver: Receiver) -> list[str]:
+    return [gzip.decompress(got.body).decode() for got in receiver.got]  # the SDK packs every body
 
 
 def test_sentry_has_a_failed_run_before_its_end_and_the_death_of_a_worker(
-    farm: Farm, tmp_path: Path, inbox: Inbox
+    farm: Farm, tmp_path: Path, receiver: Receiver
 ) -> None:
     code = """
 @register("mine.fails")
@@ -250,51 +211,14 @@ def fails(args):
     raise ValueError(f"refused {args['password']}")
 """
     mine = Mine(farm, tmp_path, code)
-    dsn = f"http://key@127.0.0.1:{inbox.server_address[1]}/1"
+    dsn = f"{receiver.url}/1".replace("//", "//key@")
     program = mine.start(workers=1, dl_hooks="dataloader.pipelines.sentry", sentry_dsn=dsn)
     args = {"password": "canary-3f1d", "note": "canary-9a2b"}
     job = farm.enqueue("mine.fails", max_attempts=1, args=args)
     farm.wait(job, "failed")
-    (event,) = inbox.bodies
+    (event,) = sent(receiver)
     assert (str(job) in event, "refused ***" in event, "canary" in event) == (True, True, False)
     assert not program.events("sentry.off")
     farm.conn.execute("DELETE FROM dl_migrations WHERE number = 0")
     farm.end_sessions("dl-worker")
-    until(lambda: any("SchemaError" in body for body in inbox.bodies[1:]), "the last words")
-
-
-def test_a_run_and_its_error(farm: Farm, tmp_path: Path) -> None:
-    code = """
-@around_run
-def timed(run):
-    note("begins", run.task, run.lock_key, run.attempt)
-    try:
-        yield
-    finally:
-        note("ends", run.job_id)
-
-@on_error
-def report(run, exc):
-    note("error", run.job_id, type(exc).__name__)
-
-@register("mine.fails")
-def fails(args):
-    yield
-    raise ValueError("wrong")
-
-@register("mine.waits")
-def waits(args):
-    while True:
-        time.sleep(0.01)
-        yield {"waits": 1}
-"""
-    mine = Mine(farm, tmp_path, code)
-    program = mine.start(workers=1, dl_drain_sec=0.5)
-    job = farm.enqueue("mine.fails", lock_key="k", max_attempts=1)
-    farm.wait(job, "failed")
-    assert (mine.notes("begins"), mine.notes("ends")) == (["mine.fails k 1"], [str(job)])
-    assert mine.notes("error") == [f"{job} ValueError"]
-    waiting = farm.enqueue("mine.waits", lock_key="k")
-    farm.begun(waiting)
-    assert program.stop() == 0
-    assert (mine.notes("ends"), len(mine.notes("error"))) == ([str(job), str(waiting)], 1)
+    until(lambda: any("SchemaError" in body for body in sent(receiver)[1:]), "the last words")

@@ -26,6 +26,9 @@ from dataloader.queue.lifecycle import Ended, Head, Step
 BACKOFF_SEC = 15.0
 DONE = Finish("succeed")
 Conn = db.Connection
+# queued -> lost: a row comes back with its attempts spent; queued -> failed: an operator kills a retry.
+TRANSITIONS = {("queued", state) for state in ("running", "canceled", "failed", "lost")}
+TRANSITIONS |= {("running", state) for state in ("queued", "succeeded", "failed", "canceled", "lost")}
 _keys = itertools.count(1)
 
 
@@ -61,10 +64,10 @@ class Worker:
         """
         how = {"delay_sec": 0.0} | how
         while True:
-            try:
-                return lifecycle.finish(self.conn, job, Finish(verb, **how))
-            except psycopg.errors.LockNotAvailable:
-                self.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR NO KEY UPDATE", (job.job_id,))
+            written = lifecycle.finish_some(self.conn, job.claimed_by, [Ended(job, Finish(verb, **how))])
+            if not written.locked:
+                return written.ended.get(job.job_id)
+            self.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR NO KEY UPDATE", (job.job_id,))
 
     def notes(self) -> list[str]:
         """The queues this session was told of since it was last asked; nothing committed is still on its way."""

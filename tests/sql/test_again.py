@@ -51,7 +51,7 @@ def test_an_affinity_key_that_follows_from_the_args_is_found_anew(conn: Conn) ->
 @pytest.mark.parametrize("status", ["queued", "running"])
 def test_only_a_job_that_has_ended_is_run_again(conn: Conn, status: str) -> None:
     job_id = ended(conn, status)
-    with pytest.raises(again.NotEnded, match=f"the job is {status}; only a job that has ended"):
+    with pytest.raises(operations.Conflict, match=f"the job is {status}; only a job that has ended"):
         again.fields_of(conn, job_id)
     assert again.fields_of(conn, UUID(int=1)) is None
 

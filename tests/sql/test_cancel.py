@@ -12,7 +12,6 @@ from dataloader.queue import lifecycle
 def test_v12_a_queued_job_is_canceled_at_once_and_never_starts(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     status = lifecycle.request_cancel(conn, job_id)
-    assert status is not None
     assert (status["status"], status["attempt"]) == ("canceled", 0)
     assert status["finished_at"] is not None
     assert journal(conn, job_id)[-1] == ("canceled", {"attempt": 0, "by": "request"})
@@ -39,7 +38,6 @@ def test_a_running_job_is_told_by_its_row_and_by_a_notification(conn: Conn, work
     job_id = enqueue(conn)
     job = worker.take()
     status = lifecycle.request_cancel(conn, job_id)
-    assert status is not None
     assert (status["status"], status["cancel_requested"], status["finished_at"]) == ("running", True, None)
     assert heard(worker.conn, "dl_cancel") == [str(job_id)]
     assert journal(conn, job_id)[-1] == ("cancel_requested", {"attempt": 1, "by": "request"})

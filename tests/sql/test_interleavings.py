@@ -17,12 +17,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import Conn, Worker, blocked, enqueue, journal, row, until
+from hands import TRANSITIONS, Conn, Worker, blocked, enqueue, journal, row, until
 from judge import illegal
 from test_transitions import attempts
 
 from dataloader.queue import db, lifecycle
-from dataloader.queue.job import FINAL, TRANSITIONS, Job, Status
+from dataloader.queue.job import FINAL, Job, Status
 
 ONE, TWO = "host:1:boot", "host:2:boot"
 MAX_ATTEMPTS = 2
@@ -123,7 +123,6 @@ class Stage:
                     actor.busy = None
                     future.result()
         live = self.conn.execute(LIVE).fetchone()
-        assert live is not None
         assert live[0] <= 1, "V5: two runs of one key"
 
     def is_blocked(self, actor: Actor) -> bool:
@@ -193,7 +192,6 @@ def retake(stage: Stage, actor: Actor) -> None:
 def request(stage: Stage, actor: Actor) -> None:
     """Ask for the first job's end; what the answer says is a promise."""
     found = lifecycle.request_cancel(actor.conn, stage.jobs[0])
-    assert found is not None
     if found["status"] not in FINAL or found["status"] == "canceled":
         stage.promised.add(stage.jobs[0])
 
@@ -276,63 +274,42 @@ def explore(stage: Stage, script: str) -> int:
     return number
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_v2_v3_a_worker_behind_its_lease_writes_nothing(stage: Stage, verb: str) -> None:
-    """Its session is lost, its lease runs out, its job is reaped, and another worker takes what there is."""
-    assert explore(stage, f"claim lose {verb} | claim | age reap") == 60
+# What each explores, the steps of its actors, and in how many orders these come.
+EXPLORED = [
+    *((f"v2 v3 a worker behind its lease, {verb}", f"claim lose {verb} | claim | age reap", 60) for verb in VERBS),
+    ("the keeper renews no lease that is over", "claim keep succeed | claim | age reap", 60),
+    *((f"v12 a cancellation, {verb}", f"claim beat {verb} | claim succeed | request", 60) for verb in VERBS),
+    *(
+        (f"v2 a settled worker that lives on, {end}", f"claim beat retry | claim succeed | {end}", 60)
+        for end in ("crash", "drain", "timeout")
+    ),
+    ("two claims at once, neither of the row nor the key of the other",
+     "begin+claim commit succeed | begin+claim commit fail", 20),
+    ("a claim beside an end that is not committed yet", "claim begin+retry commit | claim succeed | request", 60),
+    ("v5 v6 an heir that ends its run too (long)", "claim lose retry | claim succeed | age reap", 210),
+    ("a2 a beat behind the lease (long)", "claim beat beat | claim beat | age reap", 210),
+    ("b1 a retake when the key is another's (long)", "claim lose retake succeed | claim succeed | age", 105),
+]  # fmt: skip
+# The same where one waits for the other's commit.
+BLOCKED = [
+    *(
+        (f"j2 a cancellation that meets an open end, {verb}", f"claim begin+{verb} commit | | begin+request commit", 10)
+        for verb in VERBS
+    ),
+    ("a3 a reap that is not committed yet", "claim beat succeed | | age begin+reap commit", 20),
+    ("a3 a beat or cancellation that is not committed yet (long)",
+     "claim begin+beat commit succeed | | begin+request commit | reap", 105),
+]  # fmt: skip
 
 
-@pytest.mark.long
-def test_v5_v6_an_heir_that_ends_its_run_too(stage: Stage) -> None:
-    assert explore(stage, "claim lose retry | claim succeed | age reap") == 210
-
-
-@pytest.mark.long
-def test_a2_a_beat_behind_the_lease_renews_nobody_elses(stage: Stage) -> None:
-    assert explore(stage, "claim beat beat | claim beat | age reap") == 210
-
-
-@pytest.mark.long
-def test_b1_a_retake_is_refused_when_the_key_is_anothers(stage: Stage) -> None:
-    assert explore(stage, "claim lose retake succeed | claim succeed | age") == 105
-
-
-def test_the_keeper_renews_no_lease_that_is_over(stage: Stage) -> None:
-    assert explore(stage, "claim keep succeed | claim | age reap") == 60
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_v12_a_cancellation_among_claims_and_ends(stage: Stage, verb: str) -> None:
-    assert explore(stage, f"claim beat {verb} | claim succeed | request") == 60
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_j2_a_cancellation_that_meets_an_open_end(stage: Stage, verb: str) -> None:
-    assert explore(stage, f"claim begin+{verb} commit | | begin+request commit") == 10
-    assert stage.blockings
-
-
-@pytest.mark.parametrize("end", ["crash", "drain", "timeout"])
-def test_v2_a_settled_worker_that_lives_on_writes_nothing(stage: Stage, end: str) -> None:
-    assert explore(stage, f"claim beat retry | claim succeed | {end}") == 60
-
-
-def test_a3_a_reap_that_is_not_committed_yet(stage: Stage) -> None:
-    """Who beats or ends meanwhile waits for it, and then finds the job gone."""
-    assert explore(stage, "claim beat succeed | | age begin+reap commit") == 20
-    assert stage.blockings
-
-
-@pytest.mark.long
-def test_a3_a_beat_or_cancellation_that_is_not_committed_yet(stage: Stage) -> None:
-    assert explore(stage, "claim begin+beat commit succeed | | begin+request commit | reap") == 105
-    assert stage.blockings
-
-
-def test_two_claims_at_once(stage: Stage) -> None:
-    """Each in a transaction: the second must neither take the row nor the key of the first."""
-    assert explore(stage, "begin+claim commit succeed | begin+claim commit fail") == 20
-
-
-def test_a_claim_beside_an_end_that_is_not_committed_yet(stage: Stage) -> None:
-    assert explore(stage, "claim begin+retry commit | claim succeed | request") == 60
+@pytest.mark.parametrize(
+    ("steps", "orders", "blocks"),
+    [
+        pytest.param(steps, orders, cases is BLOCKED, id=name, marks=[pytest.mark.long] if "(long)" in name else [])
+        for cases in (EXPLORED, BLOCKED)
+        for name, steps, orders in cases
+    ],
+)
+def test_in_every_order_the_rules_hold(stage: Stage, steps: str, orders: int, blocks: bool) -> None:
+    assert explore(stage, steps) == orders
+    assert stage.blockings or not blocks

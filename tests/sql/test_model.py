@@ -277,7 +277,6 @@ class Farm(RuleBasedStateMachine):
     @rule(number=workers, journal=st.booleans())
     def beat(self, number: int, journal: bool) -> None:
         worker = self.busy(number)
-        assert worker is not None
         job = self.mine(worker)
         found = lifecycle.beat(worker.conn, [self.held[worker.name]], None, journal)
         assert found == (job.cancel if job else None)
@@ -289,7 +288,6 @@ class Farm(RuleBasedStateMachine):
     @rule(number=workers, verb=verbs, delay=st.sampled_from([0, 3_600]))
     def finish(self, number: int, verb: str, delay: int) -> None:
         worker = self.busy(number)
-        assert worker is not None
         job = self.mine(worker)
         status = worker.finish(self.held.pop(worker.name), verb, delay_sec=delay)
         self.model.unlock(worker.name)
@@ -304,7 +302,6 @@ class Farm(RuleBasedStateMachine):
     def die(self, number: int, end: str) -> None:
         """The keeper saw it. Its session is gone by then: to end one takes 0.1 s, and test_settle tests it."""
         worker = self.busy(number)
-        assert worker is not None
         job = self.mine(worker)
         worker.conn.execute("SELECT pg_advisory_unlock_all()")
         self.forget_sessions()
@@ -338,7 +335,6 @@ class Farm(RuleBasedStateMachine):
         if picked := self.pick(number, "running" if number % 4 else None):
             found = lifecycle.request_cancel(self.conn, picked[0], force)
             after_cancel(picked[1], force)
-            assert found is not None
             assert found["status"] == picked[1].status
 
     @rule()

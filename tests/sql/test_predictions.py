@@ -47,7 +47,6 @@ def seconds(conn: Conn, *job_ids: UUID, queue: str = "q") -> list[int | None]:
 def of_job(conn: Conn, job_id: UUID) -> dict[str, Any]:
     """What is told of a job."""
     job = predictions.job(conn, job_id)
-    assert job is not None
     return predictions.job_prediction(outlook(conn, job["queue"]), job)
 
 
@@ -275,7 +274,7 @@ def noted_all(conn: Conn) -> list[tuple[str, int]]:
     found, after = [], ""
     while done := predictions.note(conn, after):
         assert done.error is None
-        found.append((done.queue, done.late))
+        found.append((done.queue, done.told))
         after = done.queue
     return found
 
@@ -311,7 +310,6 @@ def test_the_first_prediction_stays_and_is_compared_with_the_end(conn: Conn, wor
     worker.finish(job)
     noted_all(conn)
     found = noted(conn, job_id)
-    assert found is not None
     assert found["ended_at"] == row(conn, job_id)["finished_at"]
     accuracy = outlook(conn, "q").accuracy
     assert accuracy["predictions"] == 1
@@ -415,8 +413,6 @@ def test_a_job_is_at_risk_no_more_when_there_are_more_workers(conn: Conn) -> Non
     assert noted_all(conn) == [("q", 0)]
     assert stats.overview(conn)["queues"][0]["at_risk"] == 0
     found = noted(conn, job_id)
-    assert found is not None
-    assert first is not None
     assert found["expected_at"] < first["expected_at"]
     assert found["ends_at"] == first["ends_at"], "the first prediction is the one to be compared"
 
@@ -461,8 +457,6 @@ def test_what_was_unknown_is_compared_by_its_first_real_prediction(conn: Conn) -
     operations.resume(conn, "q", "test")
     noted_all(conn)
     after = noted(conn, job_id)
-    assert before is not None
-    assert after is not None
     assert (before["ends_at"], before["plain_sec"]) == (None, None)
     assert after["made_at"] > before["made_at"]
     assert after["plain_sec"] == pytest.approx(100, rel=0.1)

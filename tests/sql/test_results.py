@@ -19,7 +19,6 @@ from dataloader.queue.reports import stats
 def result(conn: Conn, job_id: UUID) -> Any:
     """As it is shown."""
     found = stats.result(conn, job_id)
-    assert found is not None
     assert found.keys() == {"job_id", "status", "result"}
     return found["result"]
 

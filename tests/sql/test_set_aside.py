@@ -65,7 +65,6 @@ def test_the_job_is_set_aside_alone(worker: Worker, poison: Callable[..., UUID],
         operations.set_order(worker.conn, "q", "test", **KINDS[kind])
     jobs = [plain(worker.conn) if n != place else poison() for n in range(40)]
     found = aside(worker)
-    assert found is not None
     assert (found.job_id, found.status) == (jobs[place], "queued")
     bad = row(worker.conn, found.job_id)
     assert (bad["attempt"], bad["blocked_on"]) == (1, "time")
@@ -95,7 +94,6 @@ def test_a_job_that_a_trigger_keeps_from_any_change_is_set_aside(worker: Worker,
     bad = plain(worker.conn, task="bad", max_attempts=1)
     good = plain(worker.conn)
     found = aside(worker)
-    assert found is not None
     assert (found.job_id, found.status) == (bad, "failed")
     assert row(worker.conn, bad)["status"] == "failed"
     assert [job.job_id for job in claim(worker).jobs] == [good]

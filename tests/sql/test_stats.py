@@ -17,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import STATUSES, Finish
+from dataloader.queue.lifecycle import Ended
 from dataloader.queue.reports import stats
 from dataloader.queue.reports.stats import Wanted
 
@@ -217,7 +218,7 @@ def test_the_attempts_that_a_journal_tells_of(conn: Conn, workers: Workers) -> N
             lifecycle.reap(conn)
         else:
             finish = Finish(end, "what went wrong" if end == "retry" else None, 30)
-            lifecycle.finish(worker.conn, job, finish, facts)
+            lifecycle.finish_some(worker.conn, worker.name, [Ended(job, finish, facts)])
         if end != "succeed":
             operations.change(conn, "run-now", [job_id], "me")
     found = stats.attempts(stats.events(conn, job_id))

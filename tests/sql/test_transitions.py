@@ -13,7 +13,8 @@ from judge import illegal
 from dataloader.queue import lifecycle, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue as add
-from dataloader.queue.job import FINAL, TRANSITIONS, Finish, Job, Status
+from dataloader.queue.job import FINAL, Finish, Job, Status
+from dataloader.queue.lifecycle import Ended
 
 BOOT = "host:1:boot"
 
@@ -27,7 +28,7 @@ STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
         lifecycle.Session(worker.conn, BOOT, worker.session.backend_pid, worker.session.backend_start), [job]
     ),
     **{
-        verb: lambda worker, job, verb=verb: lifecycle.finish(worker.conn, job, Finish(verb, "e"))
+        verb: lambda worker, job, verb=verb: lifecycle.finish_some(worker.conn, BOOT, [Ended(job, Finish(verb, "e"))])
         for verb in ("succeed", "retry", "fail", "cancel", "hand_back")
     },
     "keep": lambda worker, job: lifecycle.keep(worker.conn, [job.job_id], [job.attempt], job.claimed_by),
@@ -84,7 +85,6 @@ def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: Conn,
         step = (before["status"], after["status"])
         if step[0] != step[1]:
             steps[name].add(step)
-            assert (Status(step[0]), Status(step[1])) in TRANSITIONS, case
             assert len(told) == 1, case
             assert after["journaled"] == before["journaled"] + 1, case  # else the trigger looks again, and that costs
             assert not (asked and step[1] in ("queued", "running", "lost", "failed")), case
@@ -95,7 +95,6 @@ def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: Conn,
             assert after | {"now": 0} == before | {"now": 0}, case
             assert told == [], case
     assert {name: done for name, done in steps.items() if done} == MAY
-    assert {(Status(a), Status(b)) for done in steps.values() for a, b in done} == TRANSITIONS
 
 
 def attempts(story: list[tuple[str, dict[str, Any]]]) -> int:

@@ -42,13 +42,3 @@ def stuck(args: dict[str, Any]) -> Iterator[Any]:
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
-
-
-@register("t.pooled.polars")
-def frame(args: dict[str, Any]) -> Iterator[Any]:
-    """Group in the threads of polars."""
-    import polars
-
-    yield {}
-    rows = polars.DataFrame({"a": range(1000), "b": [n % 7 for n in range(1000)]})
-    yield {"processed": rows.lazy().group_by("b").agg(polars.col("a").sum()).sort("b").collect().height}

@@ -1,9 +1,4 @@
-"""A night of a farm as it might have been: the truth to which predictions are compared.
-
-2,000 jobs of eight tasks, with lognormal durations, keys and two priorities, on six workers. A worker is lost about
-once an hour, with its run, which begins anew on another one; its successor comes within ten minutes. One job in ten is
-added during the night, goes before the others, and nobody foresees it.
-"""
+"""A night of a farm as it might have been: the truth to which predictions are compared."""
 
 from __future__ import annotations
 

@@ -273,64 +273,6 @@ def test_room_gathers_once_one_job_was_passed_over_for_long_enough(
     assert reserved(shared) == BIG
 
 
-def test_a_farm_without_needs_pays_nothing(place: Place, shared: SharedSlots) -> None:
-    free = Admission(place, shared, shared.slots[0], 60, structlog.get_logger())  # type: ignore[arg-type]
-    free.know({})
-    assert free.without() == ()
-    assert free.enter("any")
-    free.leave()
-    assert free.next_check_in == math.inf
-    assert not free.has_gained_room()
-    assert place.asked == 0
-
-
-def test_a_host_without_bounds_admits_everything(shared: SharedSlots) -> None:
-    host = Host(config.load(dl_host_memory="0", dl_host_cpu=0))
-    free = Admission(host, shared, shared.slots[0], 60, structlog.get_logger())
-    free.know({BIG: Needs(10**9)})
-    assert free.without() == ()
-    assert free.enter(BIG)
-    assert shared.slots[0].needs == Needs()
-
-
-def test_what_another_worker_has_claimed_is_not_free(admitted: Admission, shared: SharedSlots) -> None:
-    assert admitted.without() == []
-    others(shared, 990)
-    assert [*admitted.without()] == [BIG, SMALL]
-    assert not admitted.enter(SMALL)
-    assert admitted.enter("without needs")
-    others(shared, 0, cpus=1)
-    assert not admitted.enter("cores")
-
-
-def test_the_measured_load_is_asked_too(admitted: Admission, shared: SharedSlots, place: Place) -> None:
-    admitted.know({"core": Needs(cpus=1)})
-    others(shared, 0, cpus=0.5)
-    assert admitted.without() == []
-    place.busy = Load({OTHERS: 1.6}, 0)
-    assert not admitted.enter("core")
-    place.busy = Load({OTHERS: 0.5}, 1.1)
-    assert not admitted.enter("core")
-    place.busy = Load({OTHERS: 0.5}, 0.9)
-    assert admitted.enter("core")
-
-
-def test_a_slot_has_the_needs_of_its_run_until_its_end(admitted: Admission, shared: SharedSlots) -> None:
-    assert admitted.enter(SMALL)
-    assert shared.slots[0].needs == Needs(300)
-    admitted.leave()
-    assert shared.slots[0].needs == Needs()
-
-
-def test_a_dead_worker_leaves_its_room(admitted: Admission, shared: SharedSlots) -> None:
-    others(shared, 990)
-    admitted.passed(left_out(SMALL), admitted.without())
-    assert not admitted.has_gained_room()
-    shared.slots[1].state = State.DEAD
-    assert admitted.has_gained_room()
-    assert admitted.enter(SMALL)
-
-
 def test_no_run_enters_while_another_process_does(admitted: Admission, shared: SharedSlots) -> None:
     """It may be stopped in the midst of that: no worker claims such jobs again and again meanwhile."""
     ready, over = os.pipe(), os.pipe()
@@ -347,18 +289,6 @@ def test_no_run_enters_while_another_process_does(admitted: Admission, shared: S
     assert admitted.enter(SMALL)
 
 
-def test_room_gathers_for_the_job_that_was_passed_over(admitted: Admission, shared: SharedSlots) -> None:
-    others(shared, 500)
-    without = admitted.without()
-    assert without == [BIG]
-    admitted.passed(left_out(BIG), without)
-    assert [*admitted.without()] == [BIG, SMALL]  # which would fit beside the other run
-    others(shared, 0)
-    assert admitted.has_gained_room()
-    assert admitted.enter(BIG)
-    assert reserved(shared) is None
-
-
 def test_a_reservation_of_others_stands_until_it_is_over(admitted: Admission, shared: SharedSlots) -> None:
     with shared.room.changed() as note:
         note.update(task="theirs", needs=[990, 0], until=admission.now() + 60)
@@ -369,24 +299,3 @@ def test_a_reservation_of_others_stands_until_it_is_over(admitted: Admission, sh
         note["until"] = admission.now() - 1
     admitted.passed(left_out(BIG), [BIG])
     assert reserved(shared) == BIG
-
-
-def test_room_gathers_no_more_for_a_job_that_another_worker_has_begun(admitted: Admission, shared: SharedSlots) -> None:
-    """What an earlier claim has passed over says nothing of now."""
-    admitted.passed(left_out(BIG), [BIG])
-    admitted.passed(left_out(BIG), [BIG])
-    with shared.room.changed() as note:
-        assert note["task"] == BIG
-        note.clear()
-    admitted.without()
-    admitted.passed(None, [])
-    assert reserved(shared) is None
-
-
-def test_nothing_is_reserved_for_what_never_fits(admitted: Admission, shared: SharedSlots) -> None:
-    admitted.know({"giant": Needs(2_000), SMALL: Needs(300)})
-    without = admitted.without()
-    assert without == ["giant"]
-    admitted.passed(left_out("giant"), without)
-    assert admitted.without() == ["giant"]
-    assert reserved(shared) is None

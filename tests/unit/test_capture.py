@@ -33,27 +33,6 @@ def test_output_is_read_once_and_as_it_comes() -> None:
     assert texts(output) == []
 
 
-def test_output_that_was_truncated_is_read_from_its_new_begin() -> None:
-    output = Output("dl-test")
-    os.write(output.fd, b"a long line before\n")
-    texts(output)
-    os.truncate(output.fd, 0)
-    os.write(output.fd, b"new\n")
-    assert texts(output) == [b"new"]
-
-
-def test_a_line_without_an_end_before_a_truncation_ends_there() -> None:
-    output = Output("dl-test")
-    os.write(output.fd, b"a long line without an end")
-    assert texts(output) == []
-    os.truncate(output.fd, 0)
-    os.write(output.fd, b"new")
-    assert texts(output) == [b"a long line without an end"]
-    assert output.done == 0  # the keeper of a dead worker begins there
-    os.write(output.fd, b"er\n")
-    assert texts(output) == [b"newer"]
-
-
 def test_a_flood_is_counted_up_to_its_end_and_takes_no_memory() -> None:
     output = Output("dl-test")
     lines = 3 * capture.FLOOD // 10
@@ -105,30 +84,6 @@ def lines(run: RunLog | None) -> list[tuple[str, str]]:
     return [(line.source, line.text) for line in run.unwritten().lines] if run else []
 
 
-def test_what_a_run_writes_is_its_log_and_goes_on(captured: tuple[Capture, int, int]) -> None:
-    made, out, err = captured
-    made.begin(JOB, True)
-    os.write(1, b"to 1\npassword=hunter2x")
-    os.write(2, b"to 2\n")
-    run = made.end("Boom: x\nat line 1")
-    assert lines(run) == [
-        ("stdout", "to 1"),
-        ("stdout", "password=***"),
-        ("stderr", "to 2"),
-        ("log", "Boom: x"),
-        ("log", "at line 1"),
-    ]
-    assert os.read(out, 1_000) == b"to 1\npassword=***\n"
-    assert os.read(err, 1_000) == b"to 2\n"
-    os.write(1, b"between\n")
-    made.rest()
-    os.write(1, b"after\n")
-    assert os.read(out, 1_000) == b"between\nafter\n"
-    made.begin(JOB, False)
-    os.write(1, b"of no log\n")
-    assert os.read(out, 1_000) == b"of no log\n"
-
-
 def test_last_words_begin_with_a_whole_line() -> None:
     output = Output("dl-test")
     os.write(output.fd, b"first\n" + b"x" * (SAVED_MOST - 3) + b"\nlast")
@@ -155,18 +110,6 @@ def test_a_color_within_a_secret_hides_it_from_no_mask(captured: tuple[Capture, 
     log.learn_job({})
 
 
-def test_what_comes_between_runs_is_of_none(captured: tuple[Capture, int, int]) -> None:
-    made, out, _ = captured
-    made.begin(JOB, True)
-    left = os.dup(1)  # a process that outlives its run has it
-    assert made.end() is None
-    os.write(left, b"straggler\n")
-    made.begin(JOB, True)
-    os.write(1, b"of the run\n")
-    assert lines(made.end()) == [("stdout", "of the run")]
-    assert os.read(out, 1_000) == b"straggler\nof the run\n"
-
-
 def test_a_private_key_that_has_no_end_masks_no_line_of_the_next_run(captured: tuple[Capture, int, int]) -> None:
     made, _, _ = captured
     made.begin(JOB, True)
@@ -175,11 +118,3 @@ def test_a_private_key_that_has_no_end_masks_no_line_of_the_next_run(captured: t
     made.begin(JOB, True)
     os.write(1, b"of the next\n")
     assert lines(made.end()) == [("stdout", "of the next")]
-
-
-def test_a_run_that_wants_no_log_writes_as_before(captured: tuple[Capture, int, int]) -> None:
-    made, _, _ = captured
-    before = os.fstat(1).st_ino
-    made.begin(JOB, False)
-    assert os.fstat(1).st_ino == before
-    assert made.end("error") is None

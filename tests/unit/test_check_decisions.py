@@ -33,57 +33,6 @@ def test_the_versions_that_are_served(number: int, level: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("direct", "heard", "with_options", "level", "said"),
-    [
-        (True, True, True, "ok", "direct; LISTEN works"),
-        (True, False, True, "warning", "no NOTIFY arrived"),
-        (False, False, True, "error", "a pooler in transaction mode"),
-        (False, True, True, "ok", "a pooler in session mode"),
-        (False, True, False, "warning", "drops our options"),
-    ],
-)
-def test_which_sessions_will_do(direct: bool, heard: bool, with_options: bool, level: str, said: str) -> None:
-    found = database.session(direct, heard, with_options)
-    assert (found.level, bool(found.advice)) == (level, level != "ok")
-    assert said in found.what
-
-
-@pytest.mark.parametrize(
-    ("refusal", "todo", "may_migrate", "level", "advice"),
-    [
-        ("", "", False, "ok", ""),
-        ("", "functions", True, "warning", "run `dataloader migrate`"),
-        ("no schema: run `dataloader migrate`", "", True, "error", "run `dataloader migrate`"),
-        ("no schema: run `dataloader migrate`", "", False, "error", "run `dataloader migrate` as a role that may"),
-        ("too new for this code: upgrade dataloader", "", False, "error", "upgrade dataloader"),
-    ],
-)
-def test_which_schema_will_do(refusal: str, todo: str, may_migrate: bool, level: str, advice: str) -> None:
-    found = database.schema(refusal, todo, may_migrate)
-    assert (found.level, found.advice[: len(advice)]) == (level, advice)
-
-
-@pytest.mark.parametrize(
-    ("lacking", "functions", "strangers", "levels"),
-    [
-        ([], [], [], ["ok"]),
-        (["UPDATE", "DELETE"], [], [], ["error"]),
-        ([], ["dl_step", "dl_reap"], [], ["error"]),
-        ([], [], ["other"], ["warning"]),
-        (["SELECT"], ["dl_step"], ["other"], ["error", "error", "warning"]),
-    ],
-)
-def test_which_privileges_will_do(
-    lacking: list[str], functions: list[str], strangers: list[str], levels: list[str]
-) -> None:
-    tables = [{"name": "dl_jobs", "owned": False, "lacking": lacking}]
-    found = database.privileges(
-        tables, [{"name": name, "lacking": True} for name in functions], [{"rolname": name} for name in strangers]
-    )
-    assert [finding.level for finding in found] == levels
-
-
-@pytest.mark.parametrize(
     ("free", "level"), [({"max_connections": 40}, "ok"), ({"max_connections": 39}, "warning"), ({"x": 13}, "error")]
 )
 def test_whether_there_are_connections_enough(free: dict[str, int], level: str) -> None:
@@ -148,29 +97,6 @@ def test_how_many_connections_a_machine_wants() -> None:
     assert database.wanted_connections(settings, same_server=True) == (4 + 2 + 2 * 2, 4 + 2 + 2 * 12 + 1 + 4)
     single = config.load(workers_json='[{"queue":"a"}]', pg_use_pool=False)
     assert database.wanted_connections(single, same_server=False) == (3, 1 + 2 + 2 * 15 + 1)
-
-
-@pytest.mark.parametrize(
-    ("workers", "kinds", "same_server", "most"),
-    [(0, 0, True, 1), (1, 1, False, 3), (50, 1, False, 52), (50, 2, True, 103)],
-)
-def test_how_many_connections_a_farm_may_need(workers: int, kinds: int, same_server: bool, most: int) -> None:
-    assert database.farm_connections(workers, kinds, same_server) == most
-
-
-def test_how_many_connections_the_limits_leave_to_all_farms() -> None:
-    facts = {"server_limit": 97, "server_used": 60, "here": 10}
-    facts |= {"database_limit": -1, "database_used": 60, "role_limit": 20, "role_used": 5}
-    assert database.sessions_left(facts, ours=50) == {"max_connections": 87, "the role's limit": 20}
-
-
-@pytest.mark.parametrize(
-    ("room", "level", "advice"), [(1_000, "ok", ""), (999, "warning", "raise max_connections by 1,")]
-)
-def test_whether_the_limits_hold_for_all_farms(room: int, level: str, advice: str) -> None:
-    found = database.fleet(20, 1_000, {"the role's limit": 5_000, "max_connections": room})
-    assert (found.level, found.advice.startswith(advice)) == (level, True)
-    assert f"all 20 farms may need 1000 sessions at once, {room} are theirs to use (max_connections)" == found.what
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,6 @@ from dataloader.client import (
 from dataloader.model import reading
 from dataloader.model.farm import Fault
 from dataloader.model.jobs import Status
-from dataloader.model.kinds import fraction
 from dataloader.model.queues import Limit, QueueState
 
 
@@ -337,22 +336,6 @@ def test_an_answer_ignores_what_it_does_not_know() -> None:
     with pytest.raises(reading.NotUnderstood, match="changed_at: it is of another kind"):
         reading.read(Limit, limit | {"changed_at": 5})
     assert reading.read(Status, state("running", progress=["any", "JSON"])).fraction is None
-
-
-@pytest.mark.parametrize(
-    ("progress", "share"),
-    [
-        ({"processed": 1, "total": 4}, 0.25),
-        ({"processed": 9, "total": 4}, 1.0),
-        ({"processed": -1, "total": 4}, 0.0),
-        ({"processed": 1, "total": 0}, None),
-        ({"processed": "1", "total": 4}, None),
-        ({}, None),
-        (None, None),
-    ],
-)
-def test_the_share_of_what_is_done(progress: Any, share: float | None) -> None:
-    assert fraction(progress) == share
 
 
 @pytest.mark.parametrize(

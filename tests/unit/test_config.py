@@ -92,12 +92,8 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "value", "said"),
     [
         ("APP_PORT", "s3cret", "APP_PORT: Input should be a valid integer"),
-        ("APP_PORT", "70000", "APP_PORT: Input should be less than or equal to 65535"),
         ("TIMEZONE", "s3cret", "TIMEZONE: should be a time zone such as Europe/Moscow"),
         ("DL_HEARTBEAT_SEC", "nan", "DL_HEARTBEAT_SEC: "),
-        ("DL_RETENTION_DAYS", "0", "DL_RETENTION_DAYS: Input should be greater than 0"),
-        ("DL_RETENTION_DAYS", "inf", "DL_RETENTION_DAYS: "),
-        ("DL_DRAIN_SEC", "-1", "DL_DRAIN_SEC: Input should be greater than or equal to 0"),
         ("DL_DB_DSN", "s3cret s3cret", "DL_DB_DSN: should be postgresql://"),
         (
             "DL_DB_DSN",
@@ -121,7 +117,6 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("WORKERS_JSON", '[{"queue":"a","queues":["b"]}]', 'WORKERS_JSON[0]: should have either "queue", or "queues"'),
         ("WORKERS_JSON", '[{"queues":[]}]', "WORKERS_JSON[0].queues: List should have at least 1 item"),
         ("WORKERS_JSON", '[{"queues":["a","a"]}]', 'WORKERS_JSON[0]: should name each queue once in "queues"'),
-        ("WORKERS_JSON", '[{"queues":["a",""]}]', "WORKERS_JSON[0].queues[1]: String should have at least 1 character"),
         ("WORKERS_JSON", '[{"queues":"a"}]', "WORKERS_JSON[0].queues: Input should be a valid list"),
         ("WORKERS_JSON", '[{"queue":"a","scheduler":"lag"}]', 'WORKERS_JSON[0]: should have "queues" where it has "sc'),
         (
@@ -145,7 +140,6 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("PG_SCHEMA_QUEUE", 'a"b; s3cret', "PG_SCHEMA_QUEUE: String should match"),
         ("WORKERS_JSON", "[" * 100_000, "WORKERS_JSON: should be JSON such as"),
         ("LOG_ROTATION", "s3cret", 'LOG_ROTATION: should be a size such as "10 MB" or a time'),
-        ("LOG_ROTATION", "0 MB", "LOG_ROTATION: should be"),
         ("LOG_FILE_NAME", "s3cret/x", "LOG_FILE_NAME: String should match"),
         ("LOG_PATH", "~s3cret/x", "LOG_PATH: should be a folder"),
         ("DL_API_TOKENS", "s3cret", "DL_API_TOKENS as a whole: should be JSON such as"),
@@ -159,23 +153,13 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("DL_API_TOKENS", '[{"name":"anonymous"}]', "DL_API_TOKENS[0].name: should not be anonymous"),
         ("DL_API_TOKENS", f"[{TOKEN},{TOKEN}]", "DL_API_TOKENS as a whole: should have each sha256 once"),
         ("OLLAMA_API_URL", "http://u:s3cret@h:1,h:2", "OLLAMA_API_URL: should be URLs such as http://localhost:11434,"),
-        ("OLLAMA_BASE_URL", "http://u:s3cret@h:99999", "OLLAMA_BASE_URL: should be URLs such as"),
         ("MLX_API_URL", "http://h/?key=s3cret", "MLX_API_URL: should be URLs such as"),
         ("MLX_API_URL", "http://u:12/s3cret@h", "MLX_API_URL: should be URLs such as"),
-        ("MLX_API_URL", "http://h/ s3cret", "MLX_API_URL: should be URLs such as"),
         ("DL_PUBLIC_URL", "farm.example.com", "DL_PUBLIC_URL: should be a URL such as https://dataloader"),
         ("DL_PUBLIC_URL", "https://u:s3cret@h/", "DL_PUBLIC_URL: should have no user and no password"),
-        ("DL_ALERTS_BUNDLE_SEC", "0", "DL_ALERTS_BUNDLE_SEC: Input should be greater than or equal to 1"),
-        ("DL_ALERTS_PAUSED_SEC", "0", "DL_ALERTS_PAUSED_SEC: Input should be"),
         ("MLX_API_URL", "file:///s3cret", "MLX_API_URL: should be URLs such as"),
         ("DL_LLM_CATEGORIES", "s3cret", "DL_LLM_CATEGORIES: should be JSON such as"),
         ("DL_LLM_CATEGORIES", '{"s3cret": ["*"]}', "DL_LLM_CATEGORIES: should be an object with names among reasoning"),
-        ("DL_LLM_CATEGORIES", '{"fast": []}', "DL_LLM_CATEGORIES.fast: List should have at least 1 item"),
-        ("DL_LLM_BUSY_PERCENT", "0", "DL_LLM_BUSY_PERCENT: Input should be greater than or equal to 1"),
-        ("DL_LLM_MLX_CONCURRENT", "0", "DL_LLM_MLX_CONCURRENT: Input should be greater than or equal to 1"),
-        ("DL_TRUSTED_PROXIES", "-1", "DL_TRUSTED_PROXIES: Input should be greater than or equal to 0"),
-        ("DL_MAX_JOBS", "0", "DL_MAX_JOBS: Input should be greater than or equal to 1"),
-        ("DL_MAX_RSS_MB", "15", "DL_MAX_RSS_MB: Input should be greater than or equal to 16"),
         ("DL_STALL_SEC", "10", "DL_STALL_SEC: should be more than DL_HEARTBEAT_SEC"),
         ("DL_HEARTBEAT_SEC", "900", "DL_STALL_SEC: should be more than DL_HEARTBEAT_SEC"),
     ],
@@ -239,6 +223,33 @@ def test_a_dotenv_that_is_no_file_is_refused(make: Callable[[Path], None], tmp_p
     for ask in (load, config.misspelt):
         with pytest.raises(ConfigError, match=r"^\.env cannot be read: should be a regular file$"):
             ask()
+
+
+def test_a_dotenv_expands_variables_but_in_single_quotes(tmp_path: Path) -> None:
+    lines = (
+        "A=x",
+        "PG_PASSWORD='p${A}w'",
+        'ENVIRONMENT="is ${A}"',
+        "DL_WEBHOOK_A=https://h/${A}",
+        "PG_HOST=${A}.example",
+    )
+    (tmp_path / ".env").write_text("\n".join(lines))
+    settings = load()
+    assert settings.pg_password is not None
+    assert settings.pg_password.get_secret_value() == "p${A}w"
+    assert (settings.environment, settings.pg_host) == ("is x", "x.example")
+    assert config.webhook_secret("DL_WEBHOOK_A") == "https://h/x"
+
+
+def test_white_space_around_a_dsn_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DL_DB_DSN", " postgresql://u@h/jobs \n")
+    assert load().queue_dsn == "postgresql://u@h/jobs"
+
+
+def test_a_module_of_python_itself_holds_no_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DL_PIPELINES", "my_jobs, queue")
+    with pytest.raises(ConfigError, match="DL_PIPELINES: queue is a module of Python itself: give yours another name"):
+        load()
 
 
 def test_a_dotenv_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -345,7 +356,6 @@ def test_a_file_gives_a_setting_that_nothing_else_gives(monkeypatch: pytest.Monk
     monkeypatch.setenv("DL_SECRETS_DIR", str(tmp_path))
     monkeypatch.setenv("PG_USER", "environment")
     settings = load()
-    assert settings.pg_password is not None
     assert (settings.pg_password.get_secret_value(), settings.pg_user) == ("from the file", "environment")
     assert config.webhook_secret("DL_WEBHOOK_SLACK") == "https://hooks.slack.com/services/T1/B2"
     assert config.webhook_secret("DL_WEBHOOK_OTHER") is None

@@ -196,9 +196,3 @@ def test_arguments_are_brief_and_their_numbers_as_they_are() -> None:
         "1795411234.123456",
         "1e+300",
     ]
-
-
-def test_bars_show_the_least_count_beside_the_largest() -> None:
-    assert formats.bars([0, 1, 4, 1_000, 0]) == "▁▂▂█▁"
-    assert formats.bars([0, 0]) == "▁▁"
-    assert formats.bars([]) == ""

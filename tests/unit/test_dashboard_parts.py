@@ -1,16 +1,14 @@
-"""The pure parts of the dashboard's pages: the chart's columns, a job's card, the first steps, times of a zone."""
+"""The pure parts of the dashboard's pages: the chart's columns, a job's card, times of a zone."""
 
 from __future__ import annotations
 
-import shlex
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from dataloader import config
-from dataloader.api.dashboard import card, first_steps, formats, throughput
+from dataloader.api.dashboard import card, charts, formats
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
 
@@ -19,23 +17,13 @@ def ago(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
 
 
-def test_each_range_has_whole_steps_that_its_table_keeps() -> None:
-    for found in throughput.RANGES.values():
-        assert found.span_sec % found.step_sec == 0
-        assert found.step_sec % (10 if found.span_sec <= 3_600 else 300) == 0
-        assert found.span_sec + found.step_sec < 8 * 86_400
-        assert 50 <= found.span_sec / found.step_sec <= 200
-    with pytest.raises(ValueError, match="should be one of: 1h, 6h, 24h, 7d"):
-        throughput.range_of("2h")
-
-
 def test_the_chart_draws_every_step_and_lists_those_with_runs() -> None:
     steps = [
         {"at": ago(120), "processed": 5, "failed": 1},
         {"at": ago(60), "processed": 0, "failed": 0},
         {"at": NOW, "processed": 0, "failed": 0},
     ]
-    drawn = throughput.chart(throughput.range_of("1h"), steps)
+    drawn = charts.throughput(charts.range_of("1h"), steps)
     assert drawn["columns"] == [[1_795_521_480, 1_795_521_540, 1_795_521_600], [5, 0, 0], [1, 0, 0]]
     assert drawn["rows"] == [steps[2], steps[0]]
     assert (drawn["processed"], drawn["failed"]) == (5, 1)
@@ -83,31 +71,9 @@ def test_what_is_left_of_a_run_follows_from_its_own_progress(
 ) -> None:
     job = JOB | {"progress": {"processed": done, "total": 100}, "heartbeat_at": ago(10), "claims": claims}
     expected = None if left is None else max(left - (10 if len(events) > 1 else 0), 0.0)
-    assert card.remaining_sec(job, events, 100.0, NOW) == pytest.approx(expected)
-    assert card.remaining_sec(job | {"progress": "none"}, events, 100.0, NOW) is None
-    assert card.remaining_sec(job, events, None, NOW) is None
-
-
-def test_the_first_steps_fit_this_installation() -> None:
-    settings = config.load(_env_file=None, workers_json='[{"queue": "load orders", "concurrency": 2}]')
-    url = "http://farm:8081"
-    workers, reaper, job = first_steps.steps({"has_reaper": False}, [], settings, url)
-    assert [step.is_done for step in (workers, reaper, job)] == [False, False, False]
-    assert "load orders" in workers.text
-    words = shlex.split(job.commands[0])
-    assert words[-6:] == ["noop", "--queue", "load orders", "--url", url, "--wait"]
-    assert '{"queue": "load orders", "task": "noop"' in shlex.split(job.commands[1])[-1]
-    seen = [{"is_live": False, "queues": ["gone"]}, {"is_live": True, "queues": ["live"]}]
-    steps = first_steps.steps({"has_reaper": True}, seen, settings, url)
-    assert [step.is_done for step in steps] == [True, True, False]
-    assert "--queue live" in steps[2].commands[0]
-
-
-def test_an_address_in_a_command_stays_one_word() -> None:
-    settings = config.load(_env_file=None)
-    for hostile in ("http://x;rm -rf ~", "http://x'$(id)'", "http://x`id`"):
-        for command in first_steps.steps({"has_reaper": True}, [], settings, hostile)[2].commands:
-            assert any(word.startswith(hostile) for word in shlex.split(command))
+    assert card.left_sec(job, events, 100.0, NOW) == pytest.approx(expected)
+    assert card.left_sec(job | {"progress": "none"}, events, 100.0, NOW) is None
+    assert card.left_sec(job, events, None, NOW) is None
 
 
 def test_a_relative_time_takes_the_focus_and_has_the_instant_as_its_title() -> None:

@@ -33,9 +33,6 @@ def stop_needs() -> dict[str, float]:
     return {"workers": drain, "reaper": 30, "api": GRACEFUL_TIMEOUT}
 
 
-# --- systemd ---
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A machine on which the units are installed, with the programs and targets that they name."""
@@ -88,8 +85,6 @@ def test_the_units_wait_for_a_stop() -> None:
     common = (DEPLOY / "systemd" / "dataloader-.service.d" / "common.conf").read_text()
     assert "\nKillMode=mixed\n" in common, "the parent alone is told: it tells its children once"
 
-
-# --- Kubernetes ---
 
 MANIFESTS = [
     document

@@ -20,7 +20,7 @@ from dataloader.client.farm import JobFields
 from dataloader.model.jobs import Job, ListedJob, Status
 from dataloader.queue import db
 from dataloader.queue.enqueue import NewJob
-from dataloader.queue.fields import FIELDS, INT4_MAX, LINKS, OF_PRODUCER, REQUIRED, Field
+from dataloader.queue.fields import FIELDS, LINKS, OF_PRODUCER, REQUIRED, Field
 from dataloader.queue.migrations import functions
 
 ROOT = Path(__file__).parents[2]
@@ -158,22 +158,6 @@ def test_a_job_has_the_declared_defaults() -> None:
         found = given[field.name]
         default = found.default_factory() if found.default_factory is not MISSING else found.default
         assert (REQUIRED if default is MISSING else default) == field.default, field.name
-
-
-def rule(field: Field) -> str:
-    """A field's bounds as dl_enqueue asks for them; the largest int is the column's own bound."""
-    size = {"text": "length", "text[]": "cardinality"}.get(field.type)
-    value = f"{size}(dl_enqueue.{field.name})" if size else f"dl_enqueue.{field.name}"
-    value = f"coalesce({value}, 0)" if field.default is REQUIRED else value
-    most = None if field.most == INT4_MAX else field.most
-    if field.least is None:
-        return f"WHEN {value} > {most}"
-    return f"WHEN {value} < {field.least}" if most is None else f"WHEN {value} NOT BETWEEN {field.least} AND {most}"
-
-
-@pytest.mark.parametrize("field", [field for field in OF_PRODUCER if field.least or field.most], ids=lambda f: f.name)
-def test_dl_enqueue_has_the_declared_bounds(field: Field) -> None:
-    assert re.search(re.escape(rule(field)) + r"\b", function("dl_enqueue"))
 
 
 @pytest.mark.parametrize(

@@ -1,54 +1,13 @@
-"""gate: requests that may go to the database, by a clock that the test sets."""
+"""gate: requests that may go to the database."""
 
 from __future__ import annotations
 
-import threading
-from math import inf
 from time import monotonic
 
 import pytest
 
-from dataloader.api.web.gate import STALL_SEC, Busy, Gate
+from dataloader.api.web.gate import Busy, Gate
 from dataloader.queue import db
-
-
-def full(most: int = 3, at: float = 100.0) -> Gate:
-    gate = Gate(most)
-    for _ in range(most):
-        assert gate.enter(at, inf)
-    return gate
-
-
-def test_a_full_gate_is_waited_at_while_it_moves() -> None:
-    gate, now = full(), 100.0
-    for _ in range(50):
-        now += STALL_SEC * 0.9
-        assert not gate.enter(now, inf)
-        gate.leave(now, is_away=False)
-        assert gate.enter(now, inf)
-    with pytest.raises(Busy):
-        gate.enter(now + STALL_SEC, inf)
-
-
-def test_a_long_rest_before_a_rush_is_no_stall() -> None:
-    assert not full(at=1_000.0).enter(1_000.1, inf)
-
-
-def test_after_a_silence_one_at_a_time_tries() -> None:
-    gate = full()
-    gate.leave(103.0, is_away=True)
-    with pytest.raises(Busy):
-        gate.enter(103.0, inf)
-    gate.leave(103.0, is_away=True)
-    gate.leave(103.0, is_away=True)
-    assert gate.enter(103.0, inf)
-    with pytest.raises(Busy):
-        gate.enter(105.0, inf)
-    gate.leave(105.8, is_away=True)
-    assert gate.enter(105.8, inf)
-    gate.leave(105.9, is_away=False)
-    for _ in range(3):
-        assert gate.enter(106.0, inf)
 
 
 class InTheWay(db.Error):
@@ -77,19 +36,3 @@ def test_nobody_waits_longer_than_it_may() -> None:
             pass
         with pytest.raises(Busy), gate.passed(monotonic() + 60):
             pass
-
-
-def test_two_hundred_at_once_all_get_through() -> None:
-    gate, together, done = Gate(4), threading.Barrier(200), []
-
-    def ask() -> None:
-        together.wait()
-        with gate.passed(monotonic() + 30):
-            done.append(1)
-
-    threads = [threading.Thread(target=ask) for _ in range(200)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(done) == 200

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,7 +18,6 @@ from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
 
 from dataloader import pipelines
-from dataloader.farm.runner import report_failure
 from dataloader.pipelines import (
     Context,
     PermanentError,
@@ -36,7 +33,6 @@ from dataloader.pipelines import (
     register,
     sentry,
 )
-from dataloader.queue.job import Delivery, End, Job, Outcome
 from dataloader.testing import run
 
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -111,62 +107,6 @@ def test_a_module_that_is_imported_anew_registers_its_functions_once(tmp_path: P
     for _ in range(2):
         exec(compile(code, "mine.py", "exec"), {"__name__": "mine"})
     assert [function.__name__ for function in hooks.ON_ERROR] == ["f", "g"]
-
-
-class Teller:
-    """A callable, and a method that can be called so too."""
-
-    def __init__(self, seen: list[Any]) -> None:
-        self.seen = seen
-
-    def __call__(self, run: Any, exc: Any) -> None: ...
-    def tell(self, run: Any, exc: Any) -> None: ...
-
-
-def teller(name: str) -> Callable[..., None]:
-    def tell(run: Any, exc: Any) -> Any:
-        return name
-
-    return tell
-
-
-def teller_by_default(name: str) -> Callable[..., None]:
-    def tell(run: Any, exc: Any, name: str = name) -> None: ...
-
-    return tell
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: partial(f_two),
-        lambda: teller("a"),
-        lambda: teller_by_default("a"),
-        lambda: Teller([]),
-        lambda: Teller([]).tell,
-    ],
-    ids=["partial", "closure", "default", "callable", "method"],
-)
-def test_functions_that_are_made_in_one_place_are_all_registered(make: Callable[[], Callable[..., Any]]) -> None:
-    made = [on_error(make()) for _ in range(2)]
-    assert list(hooks.ON_ERROR) == made
-
-
-def test_two_lambdas_of_one_line_are_both_registered_and_a_function_twice_is_one() -> None:
-    two = on_error(lambda run, exc: run), on_error(lambda run, exc: exc)
-    on_error(two[0])
-    assert tuple(hooks.ON_ERROR) == two
-
-
-def test_a_module_of_many_imports_keeps_the_newest_of_each_function() -> None:
-    code = "from dataloader.pipelines import on_error\n@on_error\ndef f(run, exc): ...\non_error(lambda run, exc: 1)"
-    code += "\nfor n in (1, 2):\n    @on_error\n    def g(run, exc, n=n): ..."
-    for n in range(20):
-        world: dict[str, Any] = {"__name__": "mine", "n": n}
-        exec(compile(code, "mine.py", "exec"), world)
-    functions = list(hooks.ON_ERROR)
-    assert [function.__name__ for function in functions] == ["f", "<lambda>", "g", "g"]
-    assert all(function.__globals__ is world for function in functions)
 
 
 # --- around_run ---
@@ -377,16 +317,6 @@ def test_on_error_of_a_batch(seen: list[Any]) -> None:
     assert seen[:2] == [("a", unique, 4, OSError), ("a", {"a": [{"n": 1}]}, 2, PermanentError)]
 
 
-def test_on_error_where_the_pipeline_could_be_given_nothing(seen: list[Any]) -> None:
-    on_error(lambda run, exc: seen.append((run.args, exc)))
-    register("t")(plain)
-    job = Job(UUID(int=1), "q", "t", "[1]", None, "k", "", 1, 5, 60, None, 1, "w")
-    error = PermanentError("args should be a JSON object")
-    report_failure(Delivery((job,)), pipelines.resolve("t"), Outcome(End.PERMANENT, raised=error))
-    report_failure(Delivery((job,)), None, Outcome(End.ERROR, raised=error))
-    assert seen == [(None, error), (None, error)]
-
-
 # --- starts and the end ---
 
 
@@ -396,20 +326,6 @@ def test_each_run_of_the_kit_is_a_farm_of_its_own(seen: list[Any]) -> None:
     on_farm_start(lambda: seen.append("farm"))
     run("t", {"wrong": True}, max_attempts=3)
     assert seen == ["farm", "worker"]
-
-
-def test_a_worker_that_follows_a_crash_starts_anew(seen: list[Any], tmp_path: Path) -> None:
-    register("t")(generator)
-    on_farm_start(lambda: seen.append(("farm", os.getpid())))
-
-    @on_worker_start
-    def worker() -> None:
-        with (tmp_path / "starts").open("a") as file:
-            file.write(f"{os.getpid()}\n")
-
-    assert run("t", crash_at=1).status == "succeeded"
-    pids = (tmp_path / "starts").read_text().split()
-    assert (len(pids), pids[1], seen) == (2, str(os.getpid()), [("farm", os.getpid())])
 
 
 @pytest.mark.parametrize("start", [on_farm_start, on_worker_start])
@@ -455,21 +371,6 @@ def test_around_enqueue_may_derive_fields_from_args(seen: list[Any]) -> None:
     assert list(result.jobs) == ["order-7"]
     assert seen == [{"queue": "orders", "task": "t", "args": {"order": 7, "seen": True}}]
     assert args == {"order": 7}, "the producer's own"
-
-
-def test_around_enqueue_sees_and_sets_the_affinity_key(seen: list[Any]) -> None:
-    register("t")(lambda args: args)
-
-    @around_enqueue
-    def by_model(job: dict[str, Any]) -> dict[str, Any]:
-        seen.append(job.get("affinity_key"))
-        return job | {"affinity_key": job["args"].get("model")}
-
-    run("t", {"model": "m"}, affinity_key="given")
-    run("t")
-    assert seen == ["given", None]
-    with pytest.raises(ValueError, match="affinity_key: String should have at most 200 characters"):
-        run("t", {"model": "m" * 201})
 
 
 @pytest.mark.parametrize(
@@ -611,20 +512,6 @@ def test_sentry_gets_no_request_for_another_run(sent: list[Envelope]) -> None:
 
     run("t", max_attempts=1)
     assert sent == []
-
-
-def test_sentry_gets_the_last_words(sent: list[Envelope]) -> None:
-    register("t")(generator)
-
-    @on_worker_start
-    def wrong() -> None:
-        raise LookupError("no model at postgresql://u:pa55word@h/d")
-
-    with pytest.raises(LookupError):
-        run("t")
-    (event,) = (envelope.get_event() for envelope in sent)
-    assert event
-    assert event["exception"]["values"][0]["value"] == "no model at postgresql://u:***@h/d"
 
 
 def test_a_wrong_sentry_dsn_is_named_and_not_shown(sent: list[Envelope], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,9 +109,3 @@ def held_after(modules: str) -> set[str]:
     code = f"import sys, {modules}; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(ran.stdout.split())
-
-
-def at_the_top(module: str) -> str:
-    """The imports of a module that come with it."""
-    tree = ast.parse((ROOT / module).read_text("utf-8"))
-    return ast.unparse(ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], []))

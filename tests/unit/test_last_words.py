@@ -176,17 +176,8 @@ def test_a_last_word_that_cannot_be_kept_is_logged() -> None:
 
     with capture_logs() as lines:
         (end,) = decide(jobs(), ran(tells_all))
-    assert end is not None
     assert (end.verb, end.progress) == ("succeed", None)
     assert [line["event"] for line in lines] == ["progress.dropped"]
-
-
-# --- how long a job waits for its next run ---
-
-
-class Changing(Retry):
-    def __init__(self) -> None:
-        pass
 
 
 class Rude:
@@ -208,39 +199,16 @@ def test_a_wait_is_looked_at_when_it_is_given_and_again_when_the_end_is_decided(
 
     outcome = ran(fails)
     (end,) = decide(jobs(), outcome)
-    assert end is not None
     assert (end.verb, end.delay_sec) == ("retry", None)
     assert (end.error or "").startswith("busy\nValueError: in_sec should be from 0 to 31,622,400 seconds")
 
 
-def test_a_retry_that_does_not_say_when_waits_as_after_an_error() -> None:
-    def fails(args: Any) -> None:
-        raise Changing
-
-    (end,) = decide(jobs(), ran(fails))
-    assert end is not None
-    assert (end.verb, end.delay_sec) == ("retry", None)
-
-
-class Seconds(float):
-    def __str__(self) -> str:
-        return "soon"
-
-    __repr__ = __str__
-
-
-class Index:
-    def __index__(self) -> int:
-        return 5
-
-
-@pytest.mark.parametrize("wait", [5, 5.0, timedelta(seconds=5), Seconds(5), Index()])
+@pytest.mark.parametrize("wait", [5, 5.0, timedelta(seconds=5)])
 def test_a_wait_is_a_plain_number_of_seconds_whatever_it_was_given_as(wait: Any) -> None:
     def fails(args: Any) -> None:
         raise Retry(wait)
 
     (end,) = decide(jobs(), ran(fails))
-    assert end is not None
     assert (type(end.delay_sec), end.delay_sec, end.error) == (float, 5.0, "asked to be tried again in 5 s")
 
 
@@ -250,5 +218,4 @@ def test_a_rule_that_gives_no_time_gives_the_usual_one(wait: Any) -> None:
         raise ValueError
 
     (end,) = decide(jobs(), ran(fails, retry_in=lambda attempt: wait))
-    assert end is not None
     assert (end.verb, end.delay_sec) == ("retry", None)

@@ -5,26 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from dataloader.config import CATEGORIES, Settings
 from dataloader.pipelines import PermanentError, validated
 from dataloader.pipelines.llm import (
-    Answer,
     Arguments,
     Node,
-    PassedOver,
-    Piece,
     addresses,
     busy,
     candidates,
     is_echo,
     patterns,
     question,
-    reports_load,
     timeout_factor,
-    trouble,
 )
 
 BIG = Node("ollama", "http://big:11434", ("nomic-embed-text:latest", "deepseek-r1:70b", "qwen2.5-coder:32b"))
@@ -39,9 +33,6 @@ def wanted(**args: Any) -> Arguments:
 
 def chosen(nodes: list[Node], **args: Any) -> list[tuple[str, str]]:
     return [(node.name, model) for node, model in candidates(nodes, patterns(wanted(**args), CATEGORIES))]
-
-
-# --- which node, which model ---
 
 
 def test_a_named_model_is_asked_of_the_nodes_that_have_it() -> None:
@@ -88,9 +79,6 @@ def test_a_node_never_shows_its_password() -> None:
     assert "s3cret" not in f"{node} {node!r}"
 
 
-# --- when a node is too busy ---
-
-
 @pytest.mark.parametrize(
     ("status", "why"),
     [
@@ -110,17 +98,6 @@ def test_a_node_never_shows_its_password() -> None:
 )
 def test_a_node_above_the_limit_is_busy(status: Any, why: str | None) -> None:
     assert busy(status, 90) == why
-
-
-@pytest.mark.parametrize(
-    ("status", "tells"),
-    [({"cpu": 1}, True), ({"active_requests": 0, "max_concurrency": 1}, True), ({"status": "ok"}, False), ([], False)],
-)
-def test_a_status_that_says_nothing_of_a_load_is_not_asked_again(status: Any, tells: bool) -> None:
-    assert reports_load(status) is tells
-
-
-# --- what is no answer ---
 
 
 @pytest.mark.parametrize(
@@ -145,9 +122,6 @@ def test_an_echo_of_marks_alone_is_one_too() -> None:
     assert not is_echo("42", "?!")
 
 
-# --- heavy models, and where jobs should run ---
-
-
 @pytest.mark.parametrize(
     ("model", "factor"),
     [
@@ -166,9 +140,6 @@ def test_an_echo_of_marks_alone_is_one_too() -> None:
 )
 def test_a_model_from_32_billion_parameters_on_takes_half_as_long_again(model: str | None, factor: float) -> None:
     assert timeout_factor(model) == factor
-
-
-# --- the arguments ---
 
 
 @pytest.mark.parametrize(
@@ -195,9 +166,6 @@ def test_a_wrong_argument_is_named(args: dict[str, Any], said: str) -> None:
     assert str(caught.value).startswith(said)
 
 
-# --- the protocols ---
-
-
 def test_a_question_in_both_protocols() -> None:
     asked = wanted(system="Be short.", max_tokens=9, options={"temperature": 0, "repeat_penalty": 1.1, "num_ctx": 512})
     assert question(BIG, "m", asked) == {
@@ -217,79 +185,6 @@ def test_a_question_in_both_protocols() -> None:
         "max_tokens": 9,
     }
     assert question(BIG, "m", wanted()) == {"model": "m", "prompt": "Why?", "stream": True, "options": {}}
-
-
-@pytest.mark.parametrize(
-    ("line", "piece"),
-    [
-        (b'{"response": "Be", "done": false}\r', Piece("Be", 1)),
-        (b'{"response": "", "thinking": "hm", "done": false}', Piece("", 1)),
-        (b'{"response": "", "done": true, "eval_count": 7}', Piece("", 0, 7)),
-        (b'data: {"choices": [{"delta": {"content": "Be"}}]}', Piece("Be", 1)),
-        (b'data:{"choices": [{"delta": {"role": "assistant", "content": null}}]}', Piece()),
-        (b'data: {"choices": [{"delta": {"reasoning": "hm"}}]}', Piece("", 1)),
-        (b'data: {"choices": [], "usage": {"completion_tokens": 7}}', Piece("", 0, 7)),
-        (b"data: [DONE]", Piece()),
-        (b": keepalive 1/4", Piece()),
-        (b"event: message", Piece()),
-        (b"", Piece()),
-    ],
-)
-def test_a_line_of_either_protocol(line: bytes, piece: Piece) -> None:
-    assert Answer().read(line) == piece
-
-
-@pytest.mark.parametrize(
-    ("line", "is_whole", "is_over"),
-    [
-        (b'{"response": "", "done": true}', True, True),
-        (b'{"response": "x", "done": false}', False, False),
-        (b'data:{"choices": [{"delta": {}, "finish_reason": "stop"}]}', True, False),
-        (b'data:{"choices": [{"delta": {}, "finish_reason": null}]}', False, False),
-        (b"data:[DONE]", True, True),
-    ],
-)
-def test_the_end_in_either_protocol(line: bytes, is_whole: bool, is_over: bool) -> None:
-    answer = Answer()
-    answer.read(line)
-    assert (answer.is_whole, answer.is_over) == (is_whole, is_over)
-
-
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        (b'{"error": "out of\\nmemory"}', "it broke off: out of memory"),
-        (b'data: {"error": {"message": "too long"}}', "it broke off: too long"),
-        (b"<html>", "its answer is not in its protocol"),
-        (b"[1]", "its answer is not in its protocol"),
-        (b'data: {"choices": [7]}', "its answer is not in its protocol"),
-        (b"[" * 100_000, "its answer is not in its protocol"),
-    ],
-)
-def test_a_line_that_is_no_part_of_an_answer(line: bytes, why: str) -> None:
-    with pytest.raises(PassedOver) as caught:
-        Answer().read(line)
-    assert str(caught.value) == why
-
-
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [
-        (
-            httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] s3cret"),
-            "its certificate is not valid for this machine",
-        ),
-        (httpx.ConnectError("s3cret"), "it is down: no connection"),
-        (httpx.ConnectTimeout("s3cret"), "it is down: no connection"),
-        (httpx.ReadTimeout("s3cret"), "it was silent for 7 s"),
-        (httpx.ReadError("s3cret"), "it broke the connection"),
-    ],
-)
-def test_a_trouble_of_the_connection_in_words_for_people(error: httpx.HTTPError, why: str) -> None:
-    assert str(trouble(error, 7)) == why
-
-
-# --- the addresses ---
 
 
 def test_the_nodes_are_those_of_the_settings_each_once() -> None:

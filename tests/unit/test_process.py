@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -14,9 +13,9 @@ import pytest
 
 from dataloader.farm import slots
 from dataloader.farm.heartbeat import Lease
-from dataloader.farm.process import drain_pipe, now
-from dataloader.farm.slots import JOBS_MOST, Reason, SharedSlots, Slot, State, kill_reason, stop_reason
-from dataloader.queue.job import Checkpoint, Delivery, End, Job
+from dataloader.farm.process import now
+from dataloader.farm.slots import Reason, SharedSlots, Slot, State, kill_reason, stop_reason
+from dataloader.queue.job import Delivery, End, Job
 
 FAMILY = """
 import os, signal, sys, time
@@ -55,7 +54,6 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
     slot.claim([job], [3])
     slot.begin(0, 1, 60.0, 5.0)
     held = slot.held()
-    assert held is not None
     assert (held.job_ids, held.attempts, held.lease_ttl, held.renewed) == ([job], [3], 60.0, 5.0)
     slot.kept = 7.0
     assert slot.held().renewed == 7.0  # type: ignore[union-attr]
@@ -121,100 +119,8 @@ def test_why_a_run_stops_by_itself(fields: dict[str, Any], reason: Reason | None
     assert stop_reason(busy_slot(fields)) is reason
 
 
-def test_the_earliest_end_of_a_drain_counts() -> None:
-    slot = SharedSlots(1).slots[0]
-    slot.drain_until(10.0)
-    slot.drain_until(5.0)
-    slot.drain_until(7.0)
-    assert slot.drain_by == 5.0
-
-
-def test_a_slot_that_is_taken_remembers_nothing() -> None:
-    slot = SharedSlots(1).slots[0]
-    slot.occupy("host:1:a")
-    slot.drain_until(10.0)
-    slot.note_empty_claim(5.0, None)
-    slot.take(2)
-    assert (slot.worker, slot.drain_by, slot.state, slot.kind) == ("", 0, State.STARTING, 2)
-    assert slot.empty_claim_at == 0
-
-
-def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
-    shared = SharedSlots(4)
-    for index, slot in enumerate(shared.slots):
-        slot.take(index % 2)
-        slot.state = State.IDLE
-    assert [shared.idle_before(slot) for slot in shared.slots] == [0, 0, 1, 1]
-    shared.slots[0].state = State.BUSY
-    assert [shared.idle_before(slot) for slot in shared.slots] == [0, 0, 0, 1]
-
-
-def test_a_recalled_worker_knows_it_after_this_run_and_not_after_the_next() -> None:
-    slot = SharedSlots(1).slots[0]
-    slot.claim([uuid4() for _ in range(4)], [1] * 4)
-    slot.begin(0, 1, 60.0, 5.0, ahead=3)
-    held = slot.held()
-    assert held is not None
-    assert (slot.ahead, slot.is_recalled) == (3, False)
-    assert [slot.recall(held), slot.recall(held)] == [False, True]
-    slot.state = State.AWAKE
-    assert (slot.is_recalled, slot.held()) == (True, None)
-    slot.begin(1, 1, 60.0, 6.0)
-    assert (slot.is_recalled, slot.ahead) == (False, 0)
-
-
-def test_a_worker_knows_which_siblings_work_and_which_wait() -> None:
-    shared = SharedSlots(300)
-    for index, state in enumerate([State.BUSY, State.IDLE, State.AWAKE, State.RESTING, State.DEAD, State.IDLE]):
-        shared.slots[index].take(index // 5)
-        shared.slots[index].state = state
-    assert [shared.siblings(shared.slots[index]) for index in (0, 1, 5)] == [(2, 1), (2, 0), (0, 0)]
-
-
-def test_an_idle_sibling_wants_jobs_once_it_has_looked_for_them() -> None:
-    shared = SharedSlots(4)
-    mine, busy, idle, newer = shared.slots
-    for slot, reload in ((mine, 0), (busy, 0), (idle, 0), (newer, 1)):
-        slot.take(0, reload)
-        slot.note_empty_claim(5.0, None)
-    newer.state = State.IDLE
-    assert not shared.has_empty_claim(mine, 5.0)
-    idle.state = State.IDLE
-    assert shared.has_empty_claim(mine, 5.0)
-    assert not shared.has_empty_claim(mine, 5.1)
-
-
-@pytest.mark.parametrize(
-    ("kin", "sent", "due_in", "answer"),
-    [
-        ((1, 2), 5.0, None, math.inf),
-        ((1, 2), 4.9, None, None),
-        ((0, 2), 5.0, None, None),
-        ((1, 1), 5.0, None, None),
-    ],
-)
-def test_d6_a_siblings_empty_look_counts_when_it_began_after_the_call(
-    kin: tuple[int, int], sent: float, due_in: float | None, answer: float | None
-) -> None:
-    shared = SharedSlots(2)
-    shared.slots[0].take(*kin)
-    shared.slots[1].take(1, 2)
-    shared.slots[0].note_empty_claim(sent, due_in)
-    assert shared.due_by_sibling(shared.slots[1], 5.0) == answer
-
-
-def test_d7_a_siblings_empty_look_tells_when_the_next_row_is_due() -> None:
-    shared = SharedSlots(2)
-    before = now()
-    shared.slots[0].note_empty_claim(before, 3.0)
-    due = shared.due_by_sibling(shared.slots[1], before)
-    assert due is not None
-    assert before + 3 <= due <= now() + 3
-
-
 def test_i4_a_child_is_told_when_its_parent_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         assert parent.stdout.readline().startswith("child")
         parent.kill()
         assert parent.stdout.readline() == "told\n"
@@ -235,18 +141,6 @@ def test_e1_the_memory_of_a_run_that_was_ended_for_it_is_told_although_it_has_fr
     assert slot.memory_used == 500 << 20
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_drained_pipe_tells_whether_a_writer_is_left(closed: bool) -> None:
-    read, write = os.pipe2(os.O_NONBLOCK)
-    os.write(write, b"...")
-    if closed:
-        os.close(write)
-    assert drain_pipe(read) is not closed
-    os.close(read)
-    if not closed:
-        os.close(write)
-
-
 def test_i6_i7_a_supervisor_with_a_thread_refuses_to_start() -> None:
     import threading
 
@@ -263,22 +157,6 @@ def test_i6_i7_a_supervisor_with_a_thread_refuses_to_start() -> None:
         done.set()
         thread.join()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_slot_shows_the_jobs_of_a_run_and_those_behind_it() -> None:
-    slot, jobs = SharedSlots(1).slots[0], [uuid4() for _ in range(JOBS_MOST)]
-    slot.take(0)
-    assert slot.begun_last is None
-    slot.claim(jobs, range(JOBS_MOST))
-    assert (slot.held(), slot.begun_last) == (None, None)
-    slot.begin(2, 3, 60.0, 5.0)
-    held = slot.held()
-    assert held is not None
-    assert (held.job_ids, held.attempts, held.job_id) == (jobs[2:5], [2, 3, 4], jobs[2])
-    assert (slot.begun_last, slot.waiting, slot.runs) == (jobs[2:5], jobs[5:], 1)
-    slot.state = State.AWAKE
-    slot.claim(jobs[:1], [7])
-    assert (slot.begun_last, slot.waiting) == ([], jobs[:1])
 
 
 WAKE_UPS = """
@@ -322,13 +200,3 @@ def test_work_elsewhere_is_the_next_runs_once_the_lease_is_over(
     lease = Lease(Delivery((JOB,)), busy_slot({"renewed": renewed}))
     lease.stop = stop
     assert lease.stop_for_others is reason
-
-
-def test_a_checkpoint_counts_as_saved_once_the_claim_has_held_behind_its_write() -> None:
-    lease = Lease(Delivery((JOB,)), busy_slot({}))
-    assert lease.is_saved
-    lease.save(checkpoint := Checkpoint('{"at": 1}'))
-    lease.written = checkpoint
-    assert not lease.is_saved
-    lease.confirmed = checkpoint
-    assert lease.is_saved

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from dataloader.queue import enqueue
 from dataloader.queue.enqueue import NewJob, merged
-from dataloader.queue.new_job import columns_of, is_deep
+from dataloader.queue.new_job import columns_of
 
 
 @pytest.mark.parametrize(
@@ -48,32 +46,8 @@ def test_one_object_that_is_not_json_and_there_is_none() -> None:
         enqueue.as_texts([{}, {"a": float("nan")}])
 
 
-@pytest.mark.parametrize("count", [1, 2, 999, 1_000, 1_001, 1_250, 1_251, 1_252, 10_000])
-def test_statements_share_the_jobs_and_the_first_of_several_is_small(count: int) -> None:
-    steps = enqueue._steps(range(count))
-    assert [number for step in steps for number in step] == list(range(count))
-    assert all(0 < len(step) <= enqueue.AT_ONCE for step in steps)
-    assert len(steps) == 1 if count <= enqueue.AT_ONCE else len(steps[0]) < enqueue.AT_ONCE / 3
-
-
 def test_columns_have_the_defaults_of_a_new_job() -> None:
     documents = [{"queue": "q", "task": "t", "lock_key": f"k{n}"} for n in range(3)]
     jobs = [NewJob(**document) for document in documents]
     assert columns_of(documents, lease_ttl_sec=60) | {"trace": [None]} == enqueue.columns(jobs)
     assert columns_of(documents, lease_ttl_sec=7)["lease_ttl_sec"] == [7]
-
-
-@pytest.mark.parametrize(
-    ("value", "room", "deep"),
-    [("text", 0, False), ({}, 0, True), ({}, 1, False), ({"a": [1]}, 1, True), ([[], {"a": 1}], 2, False)],
-)
-def test_depth_counts_objects_and_arrays(value: Any, room: int, deep: bool) -> None:
-    assert is_deep(value, room) is deep
-
-
-def test_new_ids_are_of_version_7_and_grow() -> None:
-    before = time.time_ns() // 1_000_000
-    ids = list(enqueue._new_ids(3_000))
-    assert ids == sorted(set(ids))
-    assert {(job_id.version, job_id.variant) for job_id in ids} == {(7, UUID(int=1 << 63).variant)}
-    assert before <= ids[0].int >> 80 <= ids[-1].int >> 80 <= time.time_ns() // 1_000_000 + 4

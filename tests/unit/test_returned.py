@@ -11,7 +11,7 @@ import pytest
 
 from dataloader import pipelines
 from dataloader.farm.runner import returned
-from dataloader.pipelines import Context, around_run, on_error, register
+from dataloader.pipelines import Context, on_error, register
 from dataloader.queue.job import Delivery, End, Job, Outcome, decide
 from dataloader.testing import run
 
@@ -106,14 +106,7 @@ def test_a_wrong_result_fails_the_job_at_once_and_hooks_hear_of_it(value: Any, e
     assert [str(exc) for exc in heard] == [error]
 
 
-def test_what_masking_would_cut_is_too_large_all_the_same() -> None:
-    """A text of more than a million characters: cut at its only blank, almost nothing would be left of it."""
-    found = outcome("x " + "y" * 3_000_000, most_kb=976)
-    assert found.end is End.PERMANENT
-    assert "returned 3,000,004 bytes" in (found.error or "")
-
-
-def test_secrets_in_a_result_are_masked_also_in_the_error_of_a_wrong_one() -> None:
+def test_a_result_is_stored_as_it_is_and_the_error_of_a_wrong_one_is_masked() -> None:
     class Rude:
         def __str__(self) -> str:
             raise ValueError(SECRET)
@@ -123,14 +116,14 @@ def test_secrets_in_a_result_are_masked_also_in_the_error_of_a_wrong_one() -> No
         return {"token": SECRET, "said": f"it was {SECRET}", "bad": {Rude(): 1} if args["bad"] else None}
 
     result = run(tells, {"password": SECRET, "bad": False})
-    assert result.result == {"token": "***", "said": "it was ***", "bad": None}
+    assert result.result == {"token": SECRET, "said": f"it was {SECRET}", "bad": None}
     result = run(tells, {"password": SECRET, "bad": True})
     assert result.status == "failed"
     assert SECRET not in (result.error or "")
     assert "not JSON: result.bad cannot be read (ValueError)" in (result.error or "")
 
 
-def test_secrets_in_a_dataclass_are_masked_in_results_and_in_progress() -> None:
+def test_results_and_progress_are_stored_as_they_are() -> None:
     @dataclass
     class Login:
         user: str
@@ -143,12 +136,9 @@ def test_secrets_in_a_dataclass_are_masked_in_results_and_in_progress() -> None:
 
     result = run(logs_in)
     assert (result.result, result.value) == (
-        [{"user": "etl", "password": "***"}],
-        {"login": {"user": "etl", "password": "***"}},
+        [{"user": "etl", "password": "canary-92"}],
+        {"login": {"user": "etl", "password": "canary-92"}},
     )
-
-
-# --- the kit ---
 
 
 def test_the_kit_gives_the_result_of_the_run_that_has_succeeded() -> None:
@@ -187,13 +177,3 @@ def test_the_kit_gives_the_result_of_each_job_of_a_batch() -> None:
     result = run(each, {"a": [{"v": 1}, {"v": 2}], "fails": [{}], "b": [{}]})
     assert result.jobs == {"a": ["succeeded"] * 2, "fails": ["failed"], "b": ["succeeded"]}
     assert result.results == {"a": [2, 2], "fails": [None], "b": [1]}
-
-
-def test_a_hook_around_the_run_passes_the_result_on() -> None:
-    register("t.one")(lambda args: 1)
-
-    @around_run
-    def around(run: Any) -> Iterator[None]:
-        yield
-
-    assert run("t.one").result == 1

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloader.queue.job import Job
-from dataloader.queue.run_log import LINE_COST, LINE_MOST, Keys, Place, RunLog, Splitter, harmless, marked, read
+from dataloader.queue.run_log import LINE_COST, LINE_MOST, RunLog, Splitter, harmless, marked, read
 
 JOB = Job(UUID(int=1), "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, "host:1:boot")
 
@@ -70,22 +70,6 @@ def test_a_log_of_its_size_is_whole() -> None:
     add(run, *map(str, range(500)))
     table.write()
     assert [table.lines[number] for number in range(1, 501)] == [*map(str, range(500))]
-
-
-def test_a_write_that_was_lost_is_done_again() -> None:
-    run = RunLog(JOB, 100_000, 0.0)
-    add(run, "a")
-    run.confirm(run.unwritten())
-    add(run, "b")
-    run.unwritten()
-    run.is_in_doubt = True
-    add(run, "c")
-    done = run.unwritten()
-    assert done.left_out == (2, 3)
-    assert [line.text for line in done.lines] == ["b", "c"]
-    run.confirm(done)
-    assert not run.has_news
-    assert not run.is_in_doubt
 
 
 def test_lines_that_were_not_looked_at_count() -> None:
@@ -156,15 +140,3 @@ def test_a_line_of_logging_comes_out_as_it_went_in() -> None:
     assert read(marked("odd", 1.0, "x")[:-1], "stdout").level == "info"
     assert read(b"\x1enonsense 1.0\x1ex", "stderr") == ("warning", "stderr", "\x1enonsense 1.0\x1ex", None)
     assert read(b"\xff", "stdout") == ("info", "stdout", "\\xff", None)
-
-
-def test_the_body_of_a_private_key_is_masked() -> None:
-    keys = Keys()
-    lines = ["a", "-----BEGIN RSA PRIVATE KEY-----", "MIIbody", "body", "-----END RSA PRIVATE KEY-----", "b"]
-    masked = [keys.masked(line, "***") for line in lines]
-    assert masked == ["a", "-----BEGIN RSA PRIVATE KEY-----", "***", "***", "***", "b"]
-
-
-def test_a_place_is_read_as_it_is_written() -> None:
-    assert Place.read(str(Place(3, 12))) == Place(3, 12)
-    assert Place.read(None) == Place(0, 0)

@@ -222,15 +222,6 @@ def test_a_run_that_waits_for_others_is_not_stuck(tmp_path: Path) -> None:
     assert [each.end for each in run(waits, crash_at=2).runs] == ["crash", "done"]
 
 
-def test_polars_may_have_run_before_a_crash() -> None:
-    pytest.importorskip("polars")
-    import pooled_pipelines
-
-    register("t.pooled.polars")(pooled_pipelines.frame)
-    assert run("t.pooled.polars").status == "succeeded"
-    assert [each.end for each in run("t.pooled.polars", crash_at="end").runs] == ["crash", "done"]
-
-
 def test_what_the_test_raises_comes_through() -> None:
     @register("t")
     def interrupted(args: dict[str, Any]) -> None:

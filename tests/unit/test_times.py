@@ -133,33 +133,6 @@ def test_the_latest_due_time_is_the_one_before_the_next(cron: str, zone: str) ->
 
 
 NOW = instant("2026-03-02T12:00:00")
-DAILY = Timing("0 3 * * *", None, "UTC")
-EACH_10_SEC = Timing(None, 10, "UTC")
-
-
-@pytest.mark.parametrize(("catch_up", "due"), [("none", []), ("last", ["02"]), ("all", ["28", "01", "02"])])
-def test_missed_due_times_by_catch_up(catch_up: str, due: list[str]) -> None:
-    choice = times.chosen(DAILY, instant("2026-02-28T03:00:00"), NOW, catch_up, 10)
-    assert [f"{at:%d}" for at in choice.due] == due
-    assert choice.following == instant("2026-03-03T03:00:00")
-
-
-@pytest.mark.parametrize("catch_up", ["none", "last", "all"])
-def test_what_is_due_within_the_grace_is_not_missed(catch_up: str) -> None:
-    since = NOW - timedelta(seconds=30)
-    choice = times.chosen(EACH_10_SEC, since, NOW, catch_up, 10)
-    assert choice.due == [since + timedelta(seconds=sec) for sec in (0, 10, 20, 30)]
-
-
-def test_all_goes_on_where_its_bound_was() -> None:
-    since, found = NOW - timedelta(seconds=95), []
-    next_due: datetime | None = times.first(EACH_10_SEC, since)
-    while next_due and next_due <= NOW:
-        choice = times.chosen(EACH_10_SEC, next_due, NOW, "all", 4)
-        assert len(choice.due) <= 4
-        found += choice.due
-        next_due = choice.following
-    assert found == list(takewhile(lambda at: at <= NOW, times.after(EACH_10_SEC, since)))
 
 
 def test_an_interval_of_a_second_that_rested_for_years_is_looked_at_in_a_moment() -> None:

@@ -1,10 +1,8 @@
-"""The words for states, ends, steps and reasons: each place that repeats them says the same as queue/job.py.
-
-A failure names the place, and the words that it lacks or has too many.
-"""
+"""The words for states, ends, steps and reasons: each place that repeats them says the same as queue/job.py."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable
 from importlib.resources import files
@@ -82,7 +80,7 @@ PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
     "the ends of dl_give_back": (lambda: re.findall(r"^--   '(\w+)'", comment(), re.MULTILINE), SETTLED.values()),
     "the reasons of the statement status": (
         lambda: re.findall(r"'reason', '(\w+)'", status_statement()),
-        waiting.REASONS,
+        re.findall(r'case "(\w+)"', inspect.getsource(waiting.words)),
     ),
     "cli.watch.EXITS": (lambda: watch.EXITS, FINAL),
     "dashboard.pages.STATUSES": (lambda: dict(pages.STATUSES), STATUSES),

@@ -16,8 +16,8 @@ from dataloader.farm import warm
 from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
-from dataloader.farm.slots import WARM_MOST, SharedSlots, State
-from dataloader.farm.warm import MARKS, Preference, Resource, WarmResources, prepared
+from dataloader.farm.slots import SharedSlots
+from dataloader.farm.warm import Preference, Resource, WarmResources, prepared
 from dataloader.pipelines import Context, register, resolve
 from dataloader.queue.job import Delivery, Job
 from dataloader.queue.lifecycle import Reached
@@ -52,32 +52,6 @@ def opened(log: list[str], name: str, error: Exception | None = None) -> Callabl
     return resource
 
 
-# --- what stays warm ---
-
-
-def test_as_many_resources_stay_as_may_and_the_one_used_last_stays_longest() -> None:
-    log: list[str] = []
-    kept = WarmResources(2)
-    for name in "abac":
-        place = (None, name)
-        resource = kept.resources.get(place)
-        if resource is None:
-            kept.make_room()
-            resource = prepared(name, opened(log, name))
-        kept.give_back(place, resource, is_sound=True)
-    assert (log, kept.keys) == (["+a", "+b", "-b", "+c"], ["a", "c"])
-    kept.close()
-    assert (log[4:], kept.keys) == (["-c", "-a"], [])
-
-
-@pytest.mark.parametrize(("most", "key", "is_sound"), [(0, "a", True), (2, "", True), (2, "a", False)])
-def test_what_does_not_stay_is_released_behind_its_run(most: int, key: str, is_sound: bool) -> None:
-    log: list[str] = []
-    kept = WarmResources(most)
-    kept.give_back((None, key), prepared("a", opened(log, "a")), is_sound)
-    assert (log, kept.keys) == (["+a", "-a"], [])
-
-
 def test_a_resource_that_cannot_be_released_stops_nobody() -> None:
     kept, log = WarmResources(1), list[str]()
     kept.give_back((None, "a"), prepared("t a", opened(log, "a", ValueError("stays"))), is_sound=True)
@@ -97,9 +71,6 @@ def test_two_pipelines_have_resources_of_their_own_for_one_key() -> None:
 def test_what_is_prepared_should_be_a_context_manager() -> None:
     with pytest.raises(TypeError, match="generator function with one yield, or return a context manager"):
         prepared("t", lambda: 3)  # type: ignore[arg-type,return-value]
-
-
-# --- for how long jobs are passed over ---
 
 
 def preferred() -> Preference:
@@ -127,79 +98,14 @@ def test_jobs_are_overdue_once_they_were_passed_over_for_long_enough(clock: Call
     assert overdue.overdue() == {100: at(9)}, "what was left then goes first, however late"
 
 
-def test_a_claim_that_reaches_less_far_moves_no_mark(clock: Callable[[float], None]) -> None:
-    overdue = preferred()
-    for second, reached in ((0, 9), (10, 5), (20, 9)):
-        clock(second)
-        overdue.claimed([], Reached(100, at(reached)))
-    clock(60)
-    assert overdue.overdue() == {100: at(9)}
-
-
-def test_each_priority_has_its_own_bound_and_there_are_few(clock: Callable[[float], None]) -> None:
-    overdue = preferred()
-    for priority in range(40):
-        overdue.claimed([], Reached(priority, at(priority)))
-    clock(61)
-    assert overdue.overdue() == {priority: at(priority) for priority in range(24, 40)}
-
-
-def test_many_claims_leave_few_marks(clock: Callable[[float], None]) -> None:
-    overdue = preferred()
-    for number in range(10_000):
-        clock(number * 0.006)
-        overdue.claimed([], Reached(100, at(number)))
-    assert len(overdue._marks[100]) <= MARKS + 1
-
-
 def job(key: str | None) -> Job:
     return Job(uuid4(), "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, "w", key)
-
-
-def test_claims_prefer_nothing_before_there_is_an_affinity_key_and_long_after(clock: Callable[[float], None]) -> None:
-    preference = Preference(True, 60)
-    assert preference.overdue() is None
-    preference.claimed([job(None)], None)
-    assert preference.overdue() is None
-    preference.claimed([job(None), job("a")], Reached(100, at(1)))
-    assert preference.overdue() == {}
-    clock(61)
-    assert preference.overdue() == {100: at(1)}
-    clock(601)
-    assert preference.overdue() is None
 
 
 def test_affinity_may_be_switched_off() -> None:
     preference = Preference(False, 60)
     preference.claimed([job("a")], None)
     assert preference.overdue() is None
-
-
-# --- what siblings see ---
-
-
-def test_a_worker_sees_what_its_siblings_have_warm() -> None:
-    shared = SharedSlots(4)
-    for number, (kind, state) in enumerate(
-        ((0, State.BUSY), (0, State.IDLE), (1, State.BUSY), (0, State.DEAD)),
-    ):
-        slot = shared.slots[number]
-        slot.take(kind)
-        slot.show_warm([f"key {number}", "ü\n"])
-        slot.state = state
-    assert [other.warm for other in shared.others(shared.slots[0])] == [["key 1", "ü\n"]]
-    shared.slots[1].take(0)
-    assert shared.slots[1].warm == []
-
-
-def test_of_too_many_keys_the_last_ones_are_shown() -> None:
-    slot = SharedSlots(1).slots[0]
-    slot.show_warm([f"{number:0200}" for number in range(64)])
-    assert slot.warm == [f"{number:0200}" for number in range(64)][-len(slot.warm) :]
-    assert 200 * len(slot.warm) > WARM_MOST * 0.9
-
-
-# --- the pipeline's side ---
 
 
 def test_a_pipeline_gets_what_it_has_prepared_in_every_way_to_write_it() -> None:

@@ -19,12 +19,10 @@ from flask import Blueprint, Response, current_app, g, request
 from dataloader import ops
 from dataloader.api.dashboard import zones
 from dataloader.api.dashboard.render import action_url, done, failed
-from dataloader.api.v1.requests import Query
-from dataloader.api.web import auth, cache
-from dataloader.api.web.endpoint import session
-from dataloader.api.web.json_body import validated
-from dataloader.api.web.problems import Problem
-from dataloader.ops.op import Call, Op, Parameter, may_be_none, plain_type
+from dataloader.api.dispatch import calling
+from dataloader.api.web import auth
+from dataloader.ops.errors import Problem
+from dataloader.ops.op import Op, Parameter, may_be_none, plain_type
 
 blueprint = Blueprint("actions", __name__)
 blueprint.register_error_handler(Exception, failed)
@@ -50,7 +48,7 @@ def _button(name: str, label: str, because: str = "", jobs: str = "", *, is_grav
     return Button(name, label, ops.load()[name].question.format(jobs=jobs), because, is_grave)
 
 
-def job_buttons(job: Mapping[str, Any]) -> list[Button]:
+def of_job(job: Mapping[str, Any]) -> list[Button]:
     """The buttons for a job in this state, the most likely one first."""
     is_running = job["status"] == "running"
     because = "A running job cannot be deleted. Cancel it first." if is_running else ""
@@ -82,7 +80,7 @@ def _force(job: Mapping[str, Any]) -> Button:
     return Button("cancel", "Force cancel", question, because, is_grave=True, given={"force": "yes"})
 
 
-def queue_buttons(queue: Mapping[str, Any]) -> list[Button]:
+def of_queue(queue: Mapping[str, Any]) -> list[Button]:
     """A queue's buttons; one without effect is disabled and says why."""
     dead, scheduled = _jobs(queue["dead"], "dead"), _jobs(queue["scheduled"], "scheduled")
     none_dead = "" if queue["dead"] else "No job of this queue is dead."
@@ -98,13 +96,13 @@ def queue_buttons(queue: Mapping[str, Any]) -> list[Button]:
     ]
 
 
-def schedule_buttons(schedule: Mapping[str, Any]) -> list[Button]:
+def of_schedule(schedule: Mapping[str, Any]) -> list[Button]:
     """A schedule's buttons."""
     pause = _button("resume_schedule", "Resume") if schedule["paused_at"] else _button("pause_schedule", "Pause")
     return [pause, _button("run_schedule", "Run now")]
 
 
-def error_buttons(group: Mapping[str, Any]) -> list[Button]:
+def of_errors(group: Mapping[str, Any]) -> list[Button]:
     """The buttons of an error group, for its dead jobs."""
     dead = f"{_jobs(group['dead'], 'dead')} of this group"
     because = "" if group["dead"] else "No job of this group is dead: those that retry have attempts left."
@@ -114,7 +112,7 @@ def error_buttons(group: Mapping[str, Any]) -> list[Button]:
     ]
 
 
-def backfill_buttons(backfill: Mapping[str, Any]) -> list[Button]:
+def of_backfill(backfill: Mapping[str, Any]) -> list[Button]:
     """A backfill's buttons; one without effect is disabled and says why."""
     dead = backfill["counts"]["failed"] + backfill["counts"]["lost"]
     over = {"done": "It is done.", "canceled": "It is canceled."}.get(backfill["state"], "")
@@ -126,7 +124,7 @@ def backfill_buttons(backfill: Mapping[str, Any]) -> list[Button]:
     ]
 
 
-def list_buttons(given: Mapping[str, str]) -> list[Button]:
+def of_list(given: Mapping[str, str]) -> list[Button]:
     """The buttons of a list of dead, retried or scheduled jobs, for all jobs that its filters let through."""
     because = ""
     if not given["queue"]:
@@ -159,26 +157,30 @@ def carry_out(name: str) -> Response:
     if op is None or not op.is_change or "operate" not in op.scope:
         raise Problem(404, "There is no such action.")
     given = _checked(op, texts)
+    answer, facts = repeated(op, given)
+    after = facts.get("next")
+    g.changed = texts | {"action": name} | ({"jobs": facts["changed"]} if "changed" in facts else {})
+    sentence = op.sentence(answer, given | facts | {"flags": ""}, _shown) or f"{facts['name']}: done"
+    sentence += "" if facts.get("is_known", True) else ". No queue of this name is known now"
+    more = action_url(name, **texts | {"after": after}) if after else ""
+    sentence += ". There may be more behind these." if more else "."
+    return done(sentence, is_gone=name == "delete", more=more)
+
+
+def repeated(op: Op, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Carry out an operation, for ALL_SEC where it has more steps; the last answer, and its fields with the sum."""
     until, changed = monotonic() + ALL_SEC, 0
     # The zone of the page is that of a schedule that names none.
     settings = current_app.extensions["settings"].model_copy(update={"timezone": zones.chosen().key})
-    with session() as conn:
-        call = Call(conn, auth.who(), settings, auth.may("read"), cache.outlook, cache.counts)
+    with calling(settings) as call:
         while True:
             answer = op.run(call, given)
             facts = {each.name: getattr(answer, each.name) for each in fields(answer)}
             changed += facts.get("changed", 0)
             after = facts.get("next")
             if after is None or "after" not in op.parameters or monotonic() > until:
-                break
-            given["after"] = after
-    facts |= {"changed": changed} if "changed" in facts else {}
-    g.changed = texts | {"action": name} | ({"jobs": changed} if "changed" in facts else {})
-    sentence = op.sentence(answer, given | facts | {"flags": ""}, _shown) or f"{facts['name']}: done"
-    sentence += "" if facts.get("is_known", True) else ". No queue of this name is known now"
-    more = action_url(name, **texts | {"after": after}) if after else ""
-    sentence += ". There may be more behind these." if more else "."
-    return done(sentence, is_gone=name == "delete", more=more)
+                return answer, facts | ({"changed": changed} if "changed" in facts else {})
+            given = {**given, "after": after}
 
 
 def _shown(value: Any) -> str:
@@ -204,11 +206,10 @@ def _checked(op: Op, texts: Mapping[str, str]) -> dict[str, Any]:
     given = {name: _value(op.parameters.get(name), text) for name, text in texts.items()}
     given = {name: value for name, value in given.items() if value is not ...}
     try:
-        form = validated(op.model(op.parameters, Query, "Form", is_text=True), given)
+        return op.checked(given, is_text=True)
     except Problem as e:
         wrong = "; ".join(f"{fault.pointer[1:]}: {fault.message}" for fault in e.faults)
         raise Problem(e.status, f"That was not done: {wrong}.", e.faults) from None
-    return {name: getattr(form, name) for name in form.model_fields_set}
 
 
 def _value(parameter: Parameter | None, text: str) -> Any:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from dataloader.api.dashboard import formats
-from dataloader.queue.reports.words import share
+from dataloader.model.kinds import fraction as share
 
 REASON_SHOWN = 160  # characters
 MIN_INTERVAL_SEC = 1.0  # between the two reports of progress that give a rate

@@ -1,4 +1,4 @@
-"""PURE: the geometry of the pages' SVG charts: columns over time, the bars of a histogram, the lanes of workers.
+"""PURE: the pages' charts: columns over time, the bars of a histogram, the lanes of workers, the overview's throughput.
 
 A template draws the rectangles; their sizes are attributes, for the content security policy forbids styles.
 """
@@ -38,6 +38,56 @@ class Lane:
     runs: int
     busy: float
     rectangles: list[Rectangle] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A span up to now, in steps (seconds); `name` stands in the address, the words on the page."""
+
+    name: str
+    span: str
+    step: str
+    span_sec: int
+    step_sec: int
+
+
+RANGES = {
+    found.name: found
+    for found in (
+        Range("1h", "1 hour", "minute", 3_600, 60),
+        Range("6h", "6 hours", "5 minutes", 6 * 3_600, 300),
+        Range("24h", "24 hours", "15 minutes", 24 * 3_600, 900),
+        Range("7d", "7 days", "hour", 7 * 86_400, 3_600),
+    )
+}
+DEFAULT_RANGE = "1h"
+
+
+def range_of(name: str) -> Range:
+    """The range of this name. Raises ValueError with a text for people."""
+    if name not in RANGES:
+        raise ValueError(f"The range should be one of: {', '.join(RANGES)}.")
+    return RANGES[name]
+
+
+def throughput(wanted: Range, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the page shows of the steps of `stats.throughput`.
+
+    `columns` are drawn: instants (seconds since 1970), runs that ended, runs of them that failed. `rows` are listed:
+    the steps with a run and the present one, the newest first.
+    """
+    columns = [
+        [int(step["at"].timestamp()) for step in steps],
+        [step["processed"] for step in steps],
+        [step["failed"] for step in steps],
+    ]
+    return {
+        "range": wanted,
+        "columns": columns,
+        "processed": sum(columns[1]),
+        "failed": sum(columns[2]),
+        "rows": [step for step in reversed(steps) if step["processed"] or step is steps[-1]],
+    }
 
 
 def stacked(rows: Sequence[Mapping[str, Any]], below: str, above: str) -> list[Rectangle]:

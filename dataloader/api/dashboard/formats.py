@@ -10,12 +10,12 @@ from zoneinfo import ZoneInfo
 
 from markupsafe import Markup, escape
 
+from dataloader.model.kinds import fraction as share
+from dataloader.model.kinds import number_of as number_of
 from dataloader.queue.reports.words import NOTHING as NOTHING
 from dataloader.queue.reports.words import count as count
 from dataloader.queue.reports.words import duration as duration
-from dataloader.queue.reports.words import number_of as number_of
 from dataloader.queue.reports.words import percent as percent
-from dataloader.queue.reports.words import share as share
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SIZES = ("B", "KB", "MB", "GB", "TB", "PB")

@@ -13,8 +13,8 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from dataloader import log
-from dataloader.api.web.json_body import pointer
 from dataloader.log import masking
+from dataloader.ops.checks import pointer
 from dataloader.queue import again
 
 INPUTS = 200  # of one form; a task with more args has a text area for all of them

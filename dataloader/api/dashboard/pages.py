@@ -17,14 +17,14 @@ from flask import Blueprint, Response, current_app, redirect, request, url_for
 from flask.typing import ResponseReturnValue
 
 from dataloader import ops, periods
-from dataloader.api.dashboard import actions, bulk, card, charts, first_steps, formats, heat, throughput, zones
+from dataloader.api.dashboard import actions, bulk, card, charts, formats, heat, zones
 from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web import auth, cache
 from dataloader.api.web.endpoint import job_id as parsed_job_id
-from dataloader.api.web.endpoint import session
-from dataloader.api.web.problems import Problem
+from dataloader.api.web.endpoint import named, session
 from dataloader.check import database
 from dataloader.config import Settings
+from dataloader.ops.errors import Problem
 from dataloader.queue import again, db, operations, parents
 from dataloader.queue import logs as of_logs
 from dataloader.queue.cursor import WrongCursor
@@ -32,9 +32,11 @@ from dataloader.queue.job import FINAL, TALLIED
 from dataloader.queue.plans import backfills as of_backfills
 from dataloader.queue.plans import plan
 from dataloader.queue.plans import schedules as of_schedules
+from dataloader.queue.reports import activity as of_activity
 from dataloader.queue.reports import alerts, predictions, runs, stats, tallies, waiting
 from dataloader.queue.reports import errors as of_errors
 from dataloader.queue.reports import keys as of_keys
+from dataloader.queue.reports import timeline as of_timeline
 from dataloader.queue.reports import webhooks as receivers
 from dataloader.queue.reports.messages import KINDS
 from dataloader.queue.reports.postgres import health
@@ -50,6 +52,9 @@ EVENTS_AT_ONCE = 1_000
 LINES = 200  # of a log, on the page of its job
 CELLS = 2_000  # partitions of one page: five years of days
 RESULT_SHOWN = 10_000  # characters of a result on its job's page
+LATEST = 10  # jobs of a task on its page
+LATEST_SCAN = 3_000  # jobs among which they are looked for
+RUNS = 100  # of the timeline's table
 TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "error_group")
 OF_LIST = (*FILTERS, "q", "status", "since", "until", "sort", "after")  # the parameters of a list, beside its trail
@@ -70,24 +75,26 @@ T = TypeVar("T")
 def overview() -> Response:
     """The overview: alerts, figures, throughput, queues, workers, the database; the address holds the chart's range."""
     try:
-        wanted = throughput.range_of(request.args.get("range", throughput.DEFAULT))
+        wanted = charts.range_of(request.args.get("range", charts.DEFAULT_RANGE))
     except ValueError as error:
         raise Problem(400, str(error)) from None
     farm, workers, postgres, beginning = cache.ask(_read_overview)
     steps = cache.ask(stats.throughput, wanted.span_sec, wanted.step_sec)
-    active = alerts.farm_alerts(farm, workers, postgres)
+    found = alerts.farm_alerts(farm, workers, postgres)
     return show(
         "overview.html",
         total=farm["total"],
         queues=farm["queues"],
-        alerts=[asdict(alert) for alert in active[:ALERTS]],
-        more_alerts=len(active[ALERTS:]),
+        alerts=[asdict(alert) for alert in found[:ALERTS]],
+        more_alerts=len(found[ALERTS:]),
         workers=workers[:SHOWN],
         more_workers=len(workers) if len(workers) > SHOWN else 0,
         postgres=postgres,
-        steps=_first_steps(beginning, workers),
-        chart=throughput.chart(wanted, steps),
-        ranges=throughput.RANGES.values(),
+        is_new=bool(beginning and not beginning["has_begun"]),
+        has_workers=any(worker["is_live"] for worker in workers),
+        has_reaper=beginning and beginning["has_reaper"],
+        chart=charts.throughput(wanted, steps),
+        ranges=charts.RANGES.values(),
     )
 
 
@@ -98,23 +105,15 @@ def _read_overview(conn: db.Connection) -> tuple[dict[str, Any], Rows, dict[str,
     return farm, workers, stats.postgres(conn), None if has_jobs else stats.beginning(conn)
 
 
-def _first_steps(beginning: Mapping[str, Any] | None, workers: Rows) -> Rows:
-    """The next steps for the operator of a farm that has had no job yet; no step for any other farm."""
-    if beginning is None or beginning["has_begun"]:
-        return []
-    steps = first_steps.steps(beginning, workers, _settings(), request.host_url.rstrip("/"))
-    return [asdict(step) for step in steps]
-
-
 @blueprint.get("/workers")
 def workers() -> Response:
     """The workers of all hosts and their jobs."""
     with session() as conn:
-        rows = _alive_first(stats.workers(conn))
-    live = [worker for worker in rows if worker["is_live"]]
+        found = _alive_first(stats.workers(conn))
+    live = [worker for worker in found if worker["is_live"]]
     return show(
         "workers.html",
-        workers=rows,
+        workers=found,
         live=len(live),
         busy=sum(worker["job_id"] is not None for worker in live),
         hosts=len({worker["host"] for worker in live}),
@@ -125,8 +124,8 @@ def workers() -> Response:
 def postgres() -> Response:
     """The health of the queue's database, and what `dataloader check` would warn of there."""
     sections: dict[str, Any] = {
-        name: {"rows": section.rows, "row": section.row, "unseen": section.unseen}
-        for name, section in cache.ask(health).items()
+        name: {"rows": found.rows, "row": found.row, "unseen": found.unseen}
+        for name, found in cache.ask(health).items()
     }
     findings = cache.ask(_read_findings, fresh_sec=CHECKED_SEC, outdated_sec=CHECKED_SEC)
     return show("postgres.html", findings=findings, **sections)
@@ -142,7 +141,7 @@ def schedules() -> Response:
     """The schedules: when they are due, their last jobs, what is wrong with them."""
     with session() as conn:
         rows = of_schedules.listed(conn)
-    listed = [row | {"buttons": [asdict(button) for button in actions.schedule_buttons(row)]} for row in rows]
+    listed = [row | {"buttons": [asdict(button) for button in actions.of_schedule(row)]} for row in rows]
     return show("schedules.html", schedules=listed, overdue_most=of_schedules.OVERDUE_SEC)
 
 
@@ -160,15 +159,15 @@ def backfill(name: str) -> Response:
     if "\0" in name or not (after.isascii() and after.isdigit() and len(after) < 8):
         raise Problem(404, "There is no such backfill, or no such page of it.")
     try:
-        row, rows = cache.ask(_read_backfill, name, int(after))
+        found, rows = cache.ask(_read_backfill, name, int(after))
     except plan.Unknown:
         raise Problem(404, "There is no backfill of this name.") from None
     return show(
         "backfill.html",
-        b=_with_ended(row),
+        b=_with_ended(found),
         blocks=heat.blocks(rows),
         cells=partial(heat.cells, jobs=url_for(".job", job_id="")),
-        buttons=[asdict(button) for button in actions.backfill_buttons(row)],
+        buttons=[asdict(button) for button in actions.of_backfill(found)],
         **_next("backfill", str(rows[-1]["place"]) if len(rows) == CELLS else None, name=name),
     )
 
@@ -177,22 +176,23 @@ def _read_backfill(conn: db.Connection, name: str, after: int) -> tuple[dict[str
     return of_backfills.backfill(conn, name, cache.counts), of_backfills.ledger_rows(conn, name, after, CELLS)
 
 
-def _with_ended(backfill: dict[str, Any]) -> dict[str, Any]:
+def _with_ended(found: dict[str, Any]) -> dict[str, Any]:
     """A backfill, with how many of its partitions need no more work."""
-    return backfill | {"ended": sum(backfill["counts"][status] for status in (*map(str, FINAL), "skipped"))}
+    return found | {"ended": sum(found["counts"][status] for status in (*map(str, FINAL), "skipped"))}
 
 
 @blueprint.get("/errors")
 def errors() -> Response:
     """The groups of dead and retrying jobs; the address holds the filter."""
     given = {name: request.args.get(name, "") for name in ("queue", "task", "since")}
-    groups, mistake, local = of_errors.Groups([], False), "", ""
+    found: dict[str, Any] = {"groups": [], "is_cut": False}
+    mistake, local = "", ""
     try:
         if "\0" in "".join(given.values()):
             raise ValueError("A filter should have no NUL character in it.")
         since = _instant(given["since"])
         local = _local(since)
-        groups = cache.ask(of_errors.groups, given["queue"] or None, given["task"] or None, since)
+        found = cache.ask(of_errors.groups, given["queue"] or None, given["task"] or None, since)
     except ValueError as error:
         mistake = str(error)
     return show(
@@ -200,8 +200,8 @@ def errors() -> Response:
         400 if mistake else 200,
         given=given | {"since": local},
         is_filtered=any(given.values()),
-        groups=[row | {"buttons": [asdict(button) for button in actions.error_buttons(row)]} for row in groups.groups],
-        is_cut=groups.is_cut,
+        groups=[row | {"buttons": [asdict(button) for button in actions.of_errors(row)]} for row in found["groups"]],
+        is_cut=found["is_cut"],
         mistake=mistake,
     )
 
@@ -219,8 +219,8 @@ def webhooks() -> Response:
     """The webhooks: the receivers of alerts for dead jobs, stuck runs, late and paused queues."""
     queue = current_app.extensions["settings"].dl_alerts_queue
     with session() as conn:
-        rows, is_served = receivers.listed(conn), receivers.is_served(conn, queue)
-    return show("webhooks.html", webhooks=rows, queue=queue, is_served=is_served, kinds=KINDS)
+        found, is_served = receivers.listed(conn), receivers.is_served(conn, queue)
+    return show("webhooks.html", webhooks=found, queue=queue, is_served=is_served, kinds=KINDS)
 
 
 def _alive_first(workers: Rows) -> Rows:
@@ -254,11 +254,11 @@ def jobs() -> ResponseReturnValue:
         jobs=page.jobs,
         mistake=mistake,
         advice=page.advice,
-        tally=tally and tally.document(),
+        tally=tally,
         to_kind={kind: url_for(".jobs", **_without_empty(status=kind)) for kind in TALLIED},
         matching=matching,
         orders=bulk.ORDERS,
-        buttons=[asdict(button) for button in actions.list_buttons(given)],
+        buttons=[asdict(button) for button in actions.of_list(given)],
         only={name: given[name] for name in ("queue", *actions.FILTERS) if given[name]},
         **_neighbours(given, page.next),
     )
@@ -304,12 +304,12 @@ def _local(at: datetime | None) -> str:
 
 def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, str | None]:
     """The addresses of the pages before and after. A cursor leads forward only: earlier ones stand in the address."""
-    position, trail = request.args.get("after"), request.args.getlist("trail")
+    here, trail = request.args.get("after"), request.args.getlist("trail")
     filters: dict[str, Any] = {name: value for name, value in given.items() if value}
     to_page = partial(url_for, ".jobs", **filters)
     newer = to_page(after=trail[-1] or None, trail=trail[:-1]) if trail else to_page()
-    older = to_page(after=following, trail=[*trail, position or ""][-TRAIL:]) if following else None
-    return {"newer": newer if position else None, "older": older}
+    older = to_page(after=following, trail=[*trail, here or ""][-TRAIL:]) if following else None
+    return {"newer": newer if here else None, "older": older}
 
 
 @blueprint.get("/jobs/<anything:job_id>")
@@ -318,43 +318,43 @@ def job(job_id: str) -> Response:
     wanted = parsed_job_id(job_id)
     after = request.args.get("after", 0, type=int)
     with session() as conn:
-        row = stats.job(conn, wanted)
+        found = stats.job(conn, wanted)
         events = _events(conn, wanted, max(after, 0))
-        is_ordered = row is not None and operations.settings(conn, row["queue"])["ordered"]
+        is_ordered = found is not None and operations.settings(conn, found["queue"])["ordered"]
         returned = stats.result(conn, wanted)
         family = parents.family(conn, wanted)
         ending = _ending(conn, wanted)
-        used = stats.used(conn, wanted, row["claimed_by"]) if row and row["status"] == "running" else None
+        used = stats.used(conn, wanted, found["claimed_by"]) if found and found["status"] == "running" else None
         written = _logs(conn, wanted)
-    if row is None:
+    if found is None:
         raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
-    waiting_for = row["waiting_for"] or {}
+    waiting_for = found["waiting_for"] or {}
     entries = [event for event in events if event["kind"] != "heartbeat"]
     attempts = [attempt._asdict() for attempt in stats.attempts(events)]
     now = datetime.now(UTC)
-    waits = waiting.words(row["waiting_for"], now)
+    waits = waiting.words(found["waiting_for"], now)
     run_sec = _since(attempts[-1]["started_at"]) if attempts and attempts[-1]["ended_at"] is None else None
     return show(
         "job.html",
-        job=row,
-        facts=_facts(row),
+        job=found,
+        facts=_facts(found),
         **_result(returned),
         **written,
         family=family,
         ending=ending,
         reasons=predictions.REASONS,
         waiting=waits,
-        reason=card.reason(row, waits),
+        reason=card.reason(found, waits),
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,
         run_sec=run_sec,
-        remaining_sec=card.remaining_sec(row, events, run_sec, now) if row["status"] == "running" else None,
+        left_sec=card.remaining_sec(found, events, run_sec, now) if found["status"] == "running" else None,
         used=used,
         attempts=attempts,
         events=entries,
         heartbeats=len(events) - len(entries),
         later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
-        buttons=[asdict(button) for button in actions.job_buttons(row)],
+        buttons=[asdict(button) for button in actions.of_job(found)],
         **again.links(events),
     )
 
@@ -386,13 +386,13 @@ def _result(returned: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _events(conn: db.Connection, job_id: UUID, after: int) -> Rows:
-    rows: Rows = []
-    while len(rows) < EVENTS:
-        more = stats.events(conn, job_id, rows[-1]["event_id"] if rows else after, EVENTS_AT_ONCE)
-        rows += more
+    found: Rows = []
+    while len(found) < EVENTS:
+        more = stats.events(conn, job_id, found[-1]["event_id"] if found else after, EVENTS_AT_ONCE)
+        found += more
         if len(more) < EVENTS_AT_ONCE:
             break
-    return rows
+    return found
 
 
 # Fields that the job's page shows elsewhere than in the list of facts.
@@ -442,7 +442,7 @@ _LABELS = {
 
 def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """Every other field of a job: its name, its label, its value."""
-    facts = []
+    found = []
     for name in [*_LABELS, *(name for name in job if name not in _LABELS)]:
         if name in job and name not in _ELSEWHERE:
             value = job[name]
@@ -453,8 +453,8 @@ def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
             elif name == "available_at" and job["blocked_on"] == "parent":  # the queue's far-off date would mislead
                 value = "the end of its parents"
             label = _LABELS.get(name) or name.replace("_", " ").capitalize()
-            facts.append((name, label, formats.NOTHING if value in (None, "") else value))
-    return facts
+            found.append((name, label, formats.NOTHING if value in (None, "") else value))
+    return found
 
 
 def _since(at: datetime) -> float:
@@ -466,7 +466,7 @@ def keys() -> Response:
     """The keys of an ordered queue that have queued jobs, by name; the address holds the queue and the page."""
     queue = _asked("queue")
     with session() as conn:
-        page = _ask_ordered(of_keys.page, conn, queue, SHOWN)
+        page = _of_ordered(of_keys.page, conn, queue, SHOWN)
     return show("keys.html", name=queue, keys=_worded(page.rows), **_next("keys", page.next, queue=queue))
 
 
@@ -475,22 +475,22 @@ def key() -> Response:
     """One key of an ordered queue: what holds it, its jobs in their order, its running and dead ones."""
     queue, lock_key = _asked("queue"), _asked("lock_key")
     with session() as conn:
-        report = _ask_ordered(of_keys.key, conn, queue, lock_key, SHOWN)
+        found = _of_ordered(of_keys.key, conn, queue, lock_key, SHOWN)
         on_dead = operations.settings(conn, queue)["on_dead"]
-    head = report.head
+    head = found.head
     return show(
         "key.html",
         name=lock_key,
         queue=queue,
-        length=report.length,
-        length_is_exact=report.length_is_exact,
+        length=found.length,
+        length_is_exact=found.length_is_exact,
         head=head,
         waiting=waiting.words(head["waiting_for"], datetime.now(UTC)) if head else "",
-        payloads=report.payloads.rows,
-        running=report.running,
-        dead=report.dead,
+        payloads=found.payloads.rows,
+        running=found.running,
+        dead=found.dead,
         on_dead=on_dead,
-        **_next("key", report.payloads.next, queue=queue, lock_key=lock_key),
+        **_next("key", found.payloads.next, queue=queue, lock_key=lock_key),
     )
 
 
@@ -502,8 +502,8 @@ def _asked(name: str) -> str:
     return text
 
 
-def _ask_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
-    """The result of `ask` for an ordered queue; raises a 400 Problem for a wrong place in its list."""
+def _of_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
+    """What `ask` finds of an ordered queue; raises a 400 Problem for a wrong place in its list."""
     try:
         return ask(conn, *of, request.args.get("after") or None)
     except WrongCursor as e:
@@ -531,9 +531,9 @@ def queue(queue: str) -> Response:
     queue, lists = named_queue(queue), []
     first_keys: Rows = []
     with session() as conn:
-        row = _queue_row(conn, queue)
+        found = _of_queue(conn, queue)
         with suppress(of_keys.NotOrdered):  # not any more
-            first_keys = of_keys.page(conn, queue, LISTED).rows if row["ordered"] else []
+            first_keys = of_keys.page(conn, queue, LISTED).rows if found["ordered"] else []
         ending = predictions.queue_prediction(cache.outlook(conn, queue))
         for status, *words in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
@@ -541,21 +541,21 @@ def queue(queue: str) -> Response:
     return show(
         "queue.html",
         name=queue,
-        q=row,
+        q=found,
         lists=lists,
         ending=ending,
         reasons=predictions.REASONS,
         keys=_worded(first_keys),
         **runs_of(runs.queue_runs, queue),
-        buttons=[asdict(button) for button in actions.queue_buttons(row)],
+        buttons=[asdict(button) for button in actions.of_queue(found)],
         order_question=ops.load()["set_queue"].question,
     )
 
 
 def runs_of(read: Callable[..., Any], *of: str) -> dict[str, Any]:
     """The runs of a queue or a task, with their charts, in the range of the address."""
-    figures = lately(read, *of, asked_range())
-    return {"found": figures, "ranges": list(runs.RANGES), **charts.drawn(figures)}
+    found = lately(read, *of, asked_range())
+    return {"found": found, "ranges": list(runs.RANGES), **charts.drawn(found)}
 
 
 def lately(read: Callable[..., T], *of: Any) -> T:
@@ -571,6 +571,59 @@ def asked_range() -> str:
     return range_
 
 
+@blueprint.get("/tasks")
+def tasks() -> Response:
+    """All tasks with their figures; the address holds the range and the filter."""
+    range_, like = asked_range(), request.args.get("like", "")
+    if "\0" in like:
+        raise Problem(400, "A filter should have no NUL character in it.")
+    found = lately(runs.listed, range_, like)
+    return show("tasks.html", found=found, like=like, ranges=list(runs.RANGES))
+
+
+@blueprint.get("/tasks/<anything:task>")
+def task(task: str) -> Response:
+    """One task: its figures, charts, queues and last jobs."""
+    task = named("task", named_queue(task))
+    found = runs_of(runs.task_runs, task)
+    with session() as conn:
+        page = stats.jobs(conn, stats.Wanted(task=task), LATEST, scan=LATEST_SCAN)
+    return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **found)
+
+
+@blueprint.get("/timeline")
+def timeline() -> Response:
+    """Which worker ran what when, in the last hours."""
+    text = request.args.get("hours", str(of_timeline.HOURS[0]))
+    if text not in map(str, of_timeline.HOURS):
+        raise Problem(400, f"The hours should be one of: {', '.join(map(str, of_timeline.HOURS))}.")
+    found = lately(of_timeline.read, int(text))
+    shown = charts.lanes(found.runs, found.since, found.until)
+    return show(
+        "timeline.html",
+        found=asdict(found) | {"runs": []},
+        runs=[run._asdict() for run in found.runs[: -RUNS - 1 : -1]],
+        lanes=[_lane(lane) for lane in shown],
+        more_workers=len({run.worker for run in found.runs}) - len(shown),
+        hours=int(text),
+        choices=of_timeline.HOURS,
+        height=max(len(shown), 1) * (charts.LANE + charts.GAP),
+        width=charts.WIDTH,
+    )
+
+
+def _lane(lane: charts.Lane) -> dict[str, Any]:
+    rectangles = [each._asdict() | {"row": each.row | {"run": each.row["run"]._asdict()}} for each in lane.rectangles]
+    return {"worker": lane.worker, "runs": lane.runs, "busy": lane.busy, "rectangles": rectangles}
+
+
+@blueprint.get("/activity")
+def activity() -> Response:
+    """The page lists dead jobs, recoveries, operators' changes and starts of farms, of all hosts."""
+    found = lately(of_activity.read)
+    return show("activity.html", entries=found, kinds=of_activity.KINDS)
+
+
 _LISTS = (
     ("dead", "Dead", "All dead jobs", "No job of this queue is dead."),
     ("running", "Running", "All running jobs", "No job of this queue runs."),
@@ -584,7 +637,7 @@ _LISTS = (
 )
 
 
-def _queue_row(conn: db.Connection, queue: str) -> dict[str, Any]:
+def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
     """The queue's row of the overview; zeros for an unknown queue."""
     farm = stats.overview(conn)
     nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}

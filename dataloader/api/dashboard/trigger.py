@@ -14,12 +14,13 @@ from werkzeug.exceptions import HTTPException
 from dataloader import log
 from dataloader.api.dashboard import forms, zones
 from dataloader.api.dashboard.render import as_problem, failed, show
-from dataloader.api.v1 import again as of_api
-from dataloader.api.web import arguments, auth
+from dataloader.api.dispatch import calling
+from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
-from dataloader.api.web.json_body import document, pointer
-from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import args_schema, db, enqueue, operations
+from dataloader.ops import jobs
+from dataloader.ops.checks import document, pointer
+from dataloader.ops.errors import Problem, Unknown, invalid
+from dataloader.queue import again, args_schema, db, operations
 from dataloader.queue.reports import stats
 
 blueprint = Blueprint("trigger", __name__)
@@ -53,13 +54,11 @@ def task_form() -> Response:
 def trigger_job() -> Response:
     """Add the job of the form, and lead to its page."""
     task = request.form.get("task", "")
-    with session() as conn:
-        args = _args(_schema(conn, task), None)
-        new = of_api.new_job(_document({"task": task, **_job_fields(), "args": args}))
-        arguments.require(conn, new)
-        job_id, _ = enqueue.enqueue(conn, new, limited=True, asker=auth.asker())
-    g.changed = {"job_id": str(job_id), "action": "trigger"}
-    return _led_to(job_id)
+    with calling() as call:
+        args = _args(_schema(call.conn, task), None)
+        added = jobs.trigger(call, **_document({"task": task, **_of_job(), "args": args}))
+    g.changed = {"job_id": str(added.job_id), "action": "trigger"}
+    return _led_to(added.job_id)
 
 
 @blueprint.get("/jobs/<uuid:job_id>/again")
@@ -67,7 +66,7 @@ def trigger_job() -> Response:
 def again_form(job_id: UUID) -> Response:
     """The form of a job that has ended, filled with its args. Secrets stay where they are."""
     with session() as conn:
-        old = of_api.fields_of(conn, job_id)
+        old = _fields_of(conn, job_id)
         schema = _schema(conn, old["task"])
     return _page(old["task"], schema, forms.inputs(schema.readable, _object(old["args"]), zones.chosen()), old, job_id)
 
@@ -76,13 +75,19 @@ def again_form(job_id: UUID) -> Response:
 @auth.require("operate")
 def run_again(job_id: UUID) -> Response:
     """Add the job of the form, and lead to its page."""
-    with session() as conn:
-        old = of_api.fields_of(conn, job_id)
-        schema = _schema(conn, old["task"])
-    args = _args(schema, _object(old["args"]))
-    changes = {name: value for name, value in _job_fields().items() if value != log.masked(old[name])}
-    new_id, _ = of_api.add(job_id, _document(old | changes | {"args": args}))
-    return _led_to(new_id)
+    with calling() as call:
+        old = _fields_of(call.conn, job_id)
+        args = _args(_schema(call.conn, old["task"]), _object(old["args"]))
+        changes = {name: value for name, value in _of_job().items() if value != log.masked(old[name])}
+        added = jobs.add_again(call, job_id, _document(old | changes | {"args": args}))
+    g.changed = {"job_id": str(added.job_id), "action": "again", "rerun_of": str(job_id)}
+    return _led_to(added.job_id)
+
+
+def _fields_of(conn: db.Connection, job_id: UUID) -> dict[str, Any]:
+    if (fields := again.fields_of(conn, job_id)) is None:
+        raise Unknown("job")
+    return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +124,14 @@ def _args(schema: _Schema, old: dict[str, Any] | None) -> dict[str, Any]:
         raise invalid(pointer(e.path), "form", f"{e.path[-1]} {e}") from None
 
 
-def _job_fields() -> dict[str, Any]:
+def _of_job() -> dict[str, Any]:
     """The fields of the job beside its args; raises a 400 Problem for a priority that is no number."""
-    fields: dict[str, Any] = {name: text for name in OF_JOB if (text := request.form.get(name, "").strip())}
-    if "priority" in fields:
-        if not (fields["priority"].isascii() and fields["priority"].isdigit() and len(fields["priority"]) < 11):
+    found: dict[str, Any] = {name: text for name in OF_JOB if (text := request.form.get(name, "").strip())}
+    if "priority" in found:
+        if not (found["priority"].isascii() and found["priority"].isdigit() and len(found["priority"]) < 11):
             raise invalid("/priority", "priority", "priority should be a whole number of 0 or more")
-        fields["priority"] = int(fields["priority"])
-    return fields
+        found["priority"] = int(found["priority"])
+    return found
 
 
 def _document(fields: dict[str, Any]) -> dict[str, Any]:

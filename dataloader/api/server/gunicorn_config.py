@@ -24,6 +24,7 @@ from dataloader.surroundings import temporary_folder
 worker_class = "dataloader.api.server.slow_clients.BufferingWorker"
 threads = 32  # half may hold long polls, two stay free, the others may use the database
 keepalive = 15  # seconds; an idle connection costs no thread
+sendfile = False  # answers go through the poller, which waits for the client
 graceful_timeout = 30
 timeout = 60
 worker_tmp_dir = temporary_folder()

@@ -12,10 +12,11 @@ from flask import Blueprint, current_app
 import dataloader
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation
-from dataloader.api.web.problems import RETRY_AFTER_SEC, Fault, Problem
+from dataloader.api.web.problems import RETRY_AFTER_SEC
 from dataloader.api.web.sessions import Sessions
 from dataloader.config import Settings
-from dataloader.model.farm import Health, Info, Ready, Running
+from dataloader.model.farm import Fault, Health, Info, Ready, Running
+from dataloader.ops.errors import Problem
 from dataloader.queue import db, migrations
 
 SERVICE = "dataloader"
@@ -72,7 +73,7 @@ def ready() -> dict[str, Any]:
 
 
 def _not_ready(check: str, reason: str) -> Problem:
-    fault = Fault(f"/checks/{check}", check, reason)
+    fault = Fault(pointer=f"/checks/{check}", code=check, message=reason)
     return Problem(503, f"not ready ({check}): {reason}", [fault], {"Retry-After": str(RETRY_AFTER_SEC)})
 
 

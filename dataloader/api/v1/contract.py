@@ -1,97 +1,61 @@
-"""/api/v1, the contract that is written by hand: trigger a job or many, ask for its status.
-
-Each view borrows a session and makes one call of `lifecycle` or `enqueue`.
-"""
+"""/api/v1: the status of a job, the view that is written by hand: it has an ETag, and may wait for a change."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Annotated, Any
 from uuid import UUID
 
-from flask import Blueprint, Response, current_app, g, request
+from flask import Blueprint, Response, current_app, jsonify, request
+from pydantic import BeforeValidator, Field
 
-from dataloader.api.v1 import requests
-from dataloader.api.web import arguments, auth
-from dataloader.api.web.endpoint import existing, operation, session
+from dataloader.api.web import auth
+from dataloader.api.web.endpoint import job_id as parsed_job_id
+from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.long_poll import LongPolls, Outcome
 from dataloader.api.web.problems import retry_after
-from dataloader.model.jobs import Status, Triggered, TriggeredMany
-from dataloader.queue import enqueue, lifecycle
-from dataloader.queue.enqueue import enqueue_columns, require_room_for
+from dataloader.model.jobs import Status
+from dataloader.ops.errors import Unknown, invalid
+from dataloader.ops.op import Texts
+from dataloader.ops.types import whole_number
+from dataloader.queue import lifecycle
 from dataloader.queue.job import FINAL
-from dataloader.queue.new_job import Trigger
 
+WAIT_LIMIT = 30  # seconds that one request may wait for a job to change
+_SECONDS = re.compile("[0-9]{1,2}")
 blueprint = Blueprint("v1", __name__, url_prefix="/api/v1")
 
 
-@blueprint.post("/jobs/trigger")
-@auth.require("trigger")
-@operation(
-    "jobs",
-    Triggered,
-    body=Trigger,
-    prepared=lambda document: requests.hooked(document, request.headers.get("Idempotency-Key")),
-    headers=("Idempotency-Key", "traceparent"),
-    errors=(409, 429),
-    leads_to_jobs="/job_id",
-)
-def trigger(body: Trigger) -> dict[str, Any]:
-    """Insert a job, or find the one with this idempotency key. 200 means that its row is committed."""
-    key, traceparent = request.headers.get("Idempotency-Key"), request.headers.get("traceparent")
-    new = requests.new_job(body, _default_lease(), key, traceparent)
-    with session() as conn:
-        arguments.require(conn, new)
-        job_id, status = enqueue.enqueue(conn, new, limited=True, asker=auth.asker())
-    return {"job_id": job_id, "status": status}
+class StatusQuery(Texts):
+    """GET /api/v1/jobs/{job_id}/status, which ignores all others."""
 
-
-@blueprint.post("/jobs/batch")
-@auth.require("trigger")
-@operation(
-    "jobs",
-    TriggeredMany,
-    body=requests.Batch,
-    body_limit=requests.BATCH_LIMIT,
-    body_depth=requests.BATCH_DEPTH,
-    headers=("traceparent",),
-    errors=(409, 429),
-    leads_to_jobs="/jobs/0/job_id",
-)
-def batch(body: requests.Batch) -> Response:
-    """Insert jobs, all or none, or find those with their idempotency keys; in the order of the body, `on_done` last."""
-    columns = requests.new_jobs(requests.all_hooked(body.group), _default_lease())
-    if trace := requests.trace(request.headers.get("traceparent")):
-        columns["trace"] = [trace]
-    with session() as conn:
-        arguments.require_all(conn, columns)
-        require_room_for(conn, columns)
-        added = enqueue_columns(conn, columns, asker=auth.asker())
-    g.changed = {"jobs": len(added)}
-    if added:
-        g.changed |= {"first_job_id": added[0][0], "last_job_id": added[-1][0]}
-    # Not by the masking JSON provider, which takes long: ids and states hold no quotes and no secrets.
-    answer = ",".join([f'{{"job_id":"{job_id}","status":"{status}"}}' for job_id, status in added])
-    return Response(f'{{"jobs":[{answer}]}}', mimetype="application/json")
+    wait: Annotated[int, Field(ge=0, le=WAIT_LIMIT), BeforeValidator(whole_number)] | None = Field(
+        default=None,
+        description="for how many seconds to wait until the job is another than `If-None-Match` says, or, without that,"
+        " until it has changed",
+    )
 
 
 @blueprint.get("/jobs/<anything:job_id>/status")
 @auth.require("read", "trigger")
-@operation("jobs", Status, query=requests.Status, is_documented_only=True, headers=("If-None-Match",), errors=(304,))
-def status(job_id: UUID) -> Response:
+@operation("jobs", Status, query=StatusQuery, headers=("If-None-Match",), errors=(304,))
+def status(job_id: str) -> Response:
     """The job as it is now, or with `wait` once it has changed; 404 when there is none.
 
     With `If-None-Match` the wait ends when the job has another `ETag`, at once if it has one already; without it when
     the job changes, at once if it has ended. `Retry-After` says that too many wait already, and this request did not.
     """
-    seconds = requests.seconds_to_wait(request.args.get("wait"))
-    job, version = _versioned(job_id)
+    wanted, text = parsed_job_id(job_id), request.args.get("wait", "0")
+    if not _SECONDS.fullmatch(text) or int(text) > WAIT_LIMIT:
+        raise invalid("/wait", "wait", f"wait should be a whole number of seconds from 0 to {WAIT_LIMIT}")
+    job, version = _versioned(wanted)
     outcome = None
-    if seconds and (_is_known(version) if request.if_none_match else job["status"] not in FINAL):
+    if int(text) and (_is_known(version) if request.if_none_match else job["status"] not in FINAL):
         polls: LongPolls = current_app.extensions["long_polls"]
-        outcome = polls.wait(job_id, version, seconds)
+        outcome = polls.wait(wanted, version, int(text))
         if outcome is Outcome.CHANGED:
-            job, version = _versioned(job_id)
-    answer = Response(status=304) if _is_known(version) else _as_json(job)
+            job, version = _versioned(wanted)
+    answer = Response(status=304) if _is_known(version) else jsonify(job)
     answer.set_etag(version, weak=True)
     if outcome is Outcome.FULL:
         answer.headers["Retry-After"] = retry_after()
@@ -100,18 +64,11 @@ def status(job_id: UUID) -> Response:
 
 def _versioned(job_id: UUID) -> tuple[dict[str, Any], str]:
     with session() as conn:
-        return existing(lifecycle.versioned_status(conn, job_id))
-
-
-def _default_lease() -> int:
-    seconds: int = current_app.extensions["settings"].dl_default_lease_ttl_sec
-    return seconds
+        if (found := lifecycle.versioned_status(conn, job_id)) is None:
+            raise Unknown("job")
+        return found
 
 
 def _is_known(version: str) -> bool:
     """True when the client has this version, by its If-None-Match."""
     return request.if_none_match.contains_weak(version)
-
-
-def _as_json(document: dict[str, Any]) -> Response:
-    return current_app.make_response(document)

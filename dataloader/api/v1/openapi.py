@@ -17,17 +17,15 @@ from werkzeug.routing import Rule
 
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, TASK_LIMIT, Operation
-from dataloader.api.web.json_body import PRINTABLE
 from dataloader.model.farm import Problem
 from dataloader.ops.errors import KINDS
-from dataloader.queue.new_job import Trigger
+from dataloader.ops.types import PRINTABLE
 
 Node = dict[str, Any]
 REF = "#/components/schemas/{model}"
 PAGE_CSP = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 TAGS = {
-    "jobs": "Trigger jobs, watch them, cancel them.",
-    "operate": "What operators do to jobs, one or many. Each change is in the journal, with who asked for it.",
+    "jobs": "Trigger jobs, watch them, change them. Each change is in the journal, with who asked for it.",
     "queues": "Queues in figures; pause, resume and limit them. It holds on all hosts at once.",
     "schedules": "Schedules, of which the farm makes jobs by the clock.",
     "backfills": "Backfills: jobs of one task for many partitions, and what became of each.",
@@ -149,7 +147,7 @@ def _operation(app: Flask, rule: Rule, view: Callable[..., Any]) -> Node:
     summary, _, more = (view.__doc__ or "").partition("\n")
     scopes = list(getattr(view, "scopes", ()))
     needs = f"Needs a token with the scope {' or '.join(f'`{scope}`' for scope in scopes)}." if scopes else ""
-    node: Node = {
+    found: Node = {
         "operationId": view.__name__,
         "tags": [declared.tag],
         "summary": summary.strip().removesuffix("."),
@@ -160,8 +158,8 @@ def _operation(app: Flask, rule: Rule, view: Callable[..., Any]) -> Node:
     }
     if declared.body:
         content = {JSON: {"schema": _ref(declared.body)}}
-        node["requestBody"] = {"required": not declared.body_may_be_empty, "content": content}
-    return node
+        found["requestBody"] = {"required": not declared.body_may_be_empty, "content": content}
+    return found
 
 
 def _parameters(rule: Rule, declared: Operation) -> Iterator[Node]:
@@ -175,15 +173,15 @@ def _parameters(rule: Rule, declared: Operation) -> Iterator[Node]:
         for name, schema in model.get("properties", {}).items():
             schema = _storable(_plain(schema))
             required = name in model.get("required", ()) or None
-            parameter = {"description": schema.pop("description", None), "required": required, "schema": schema}
-            yield _parameter(name, "query", parameter)
+            found = {"description": schema.pop("description", None), "required": required, "schema": schema}
+            yield _parameter(name, "query", found)
     for name in declared.headers:
         yield _parameter(name, "header", _HEADERS[name])
     yield {"$ref": "#/components/parameters/X-Request-ID"}
 
 
-def _parameter(name: str, location: str, rest: Node) -> Node:
-    return {"name": name, "in": location, **{key: value for key, value in rest.items() if value is not None}}
+def _parameter(name: str, where: str, rest: Node) -> Node:
+    return {"name": name, "in": where, **{key: value for key, value in rest.items() if value is not None}}
 
 
 def _responses(app: Flask, rule: Rule, declared: Operation, scopes: list[str]) -> Node:
@@ -193,13 +191,13 @@ def _responses(app: Flask, rule: Rule, declared: Operation, scopes: list[str]) -
     statuses |= {404} if {"job_id", "name", "backfill"} & rule.arguments else set()
     statuses |= {411, 413} if declared.body else set()
     statuses |= {503} if declared.uses_database else set()
-    responses: Node = {"200": _success(app, declared)}
+    found: Node = {"200": _success(app, declared)}
     for status in sorted(statuses):
-        responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
+        found[str(status)] = {"$ref": f"#/components/responses/{status}"}
     if 304 in declared.errors:
-        responses["200"]["headers"] |= _VERSION
-        responses["304"] = {"description": _WHEN[304], "headers": _headers(_VERSION)}
-    return responses
+        found["200"]["headers"] |= _VERSION
+        found["304"] = {"description": _WHEN[304], "headers": _headers(_VERSION)}
+    return found
 
 
 def _success(app: Flask, declared: Operation) -> Node:
@@ -210,11 +208,11 @@ def _success(app: Flask, declared: Operation) -> Node:
         content = {JSON: {"schema": _ref(declared.answer)}}
         text = " ".join((declared.answer.__doc__ or "").split())
         paged = "next" in get_type_hints(declared.answer)
-    response: Node = {"description": text, "headers": _headers(_NEXT if content.get(JSON) and paged else {})}
-    response["content"] = content
+    found: Node = {"description": text, "headers": _headers(_NEXT if content.get(JSON) and paged else {})}
+    found["content"] = content
     if declared.leads_to_jobs:
-        response["links"] = dict(_links(app, "job_id", declared.leads_to_jobs))
-    return response
+        found["links"] = dict(_links(app, "job_id", declared.leads_to_jobs))
+    return found
 
 
 def _links(app: Flask, parameter: str, pointer: str) -> Iterator[tuple[str, Node]]:
@@ -241,7 +239,7 @@ def _headers(more: Mapping[str, Any] | None = None) -> Node:
 
 def _schemas(app: Flask) -> Node:
     """The schemas of all models, sorted; a request's texts get the pattern of storable text."""
-    bodies: set[type[BaseModel]] = {Trigger}
+    bodies: set[type[BaseModel]] = set()
     answers: set[type] = {Problem}
     for _, _, view in operations(app):
         declared: Operation = view.operation  # type: ignore[attr-defined]
@@ -249,16 +247,13 @@ def _schemas(app: Flask) -> Node:
         answers |= set() if isinstance(declared.answer, str) else {declared.answer}
     models = sorted(bodies | answers, key=lambda model: model.__name__)
     wanted: list[Any] = [(model.__name__, "validation", TypeAdapter(model)) for model in models]
-    schemas: Node = TypeAdapter.json_schemas(wanted, ref_template=REF)[1]["$defs"]
+    found: Node = TypeAdapter.json_schemas(wanted, ref_template=REF)[1]["$defs"]
     for model in answers:
-        _describe(model, schemas)
+        _describe(model, found)
     for model in bodies:
-        schemas[model.__name__] = _storable(schemas[model.__name__])
-    schemas["Trigger"]["properties"]["queue"]["pattern"] = PRINTABLE
-    if "Batch" in schemas:
-        schemas["Batch"]["properties"]["jobs"]["items"] = _ref(Trigger)
-        schemas["Batch"]["properties"]["on_done"]["anyOf"][0] = _ref(Trigger)
-    return {name: _untitled(schema) for name, schema in sorted(schemas.items())}
+        found[model.__name__] = _storable(found[model.__name__])
+    found["Trigger"]["properties"]["queue"]["pattern"] = PRINTABLE
+    return {name: _untitled(schema) for name, schema in sorted(found.items())}
 
 
 def _describe(model: type, schemas: Node) -> None:
@@ -284,11 +279,11 @@ def _ref(model: type) -> Node:
 
 def _plain(schema: Node) -> Node:
     """The schema of an optional parameter without null, which a query string does not have."""
-    plain = {key: value for key, value in schema.items() if key not in ("title", "anyOf")}
-    if plain.get("default", ...) is None:
-        del plain["default"]
+    found = {key: value for key, value in schema.items() if key not in ("title", "anyOf")}
+    if found.get("default", ...) is None:
+        del found["default"]
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
-    return kinds[0] | plain if kinds else plain
+    return kinds[0] | found if kinds else found
 
 
 def _storable(schema: Any) -> Any:
@@ -297,10 +292,10 @@ def _storable(schema: Any) -> Any:
         return [_storable(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    result = {key: _storable(value) for key, value in schema.items()}
-    if result.get("type") == "string" and not {"pattern", "format", "enum", "const"} & result.keys():
-        result["pattern"] = _STORABLE
-    return result
+    found = {key: _storable(value) for key, value in schema.items()}
+    if found.get("type") == "string" and not {"pattern", "format", "enum", "const"} & found.keys():
+        found["pattern"] = _STORABLE
+    return found
 
 
 def _untitled(schema: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from threading import Lock
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -11,6 +11,7 @@ from flask import current_app
 
 from dataloader import periods
 from dataloader.api.web.endpoint import session
+from dataloader.queue import operations
 from dataloader.queue.db import Conn
 from dataloader.queue.plans import backfills
 from dataloader.queue.plans.plan import Rows
@@ -25,6 +26,7 @@ LATELY_SEC = periods.seconds("LATELY_FRESH_SEC", 5.0)  # figures of spans of fiv
 OUTLOOKS_FRESH_SEC = periods.seconds("OUTLOOKS_FRESH_SEC", 15.0)
 COUNTS_FRESH_SEC = periods.seconds("COUNTS_FRESH_SEC", 5.0)
 MOST = 200  # answers that are kept
+TASKS = 1_000  # whose schemas are kept
 
 
 class SharedAnswer(Generic[T]):
@@ -71,6 +73,17 @@ def outlook(conn: Conn, queue: str) -> Outlook:
 def counts(conn: Conn, backfill: str) -> Rows:
     """The counts of a large backfill's partitions, up to twice COUNTS_FRESH_SEC old."""
     return _shared(("counts", backfill), lambda: backfills.counts(conn, backfill), COUNTS_FRESH_SEC)
+
+
+def schemas(conn: Conn, tasks: Collection[str]) -> Mapping[str, str | None]:
+    """The schemas of the args of these tasks, up to FRESH_SEC old: a trigger costs no question of its own."""
+    now, known = monotonic(), current_app.extensions.setdefault("args_schemas", {})
+    if unknown := [task for task in tasks if known.get(task, (0.0, None))[0] < now]:
+        if len(known) + len(unknown) > TASKS:
+            known.clear()
+        found = operations.args_schemas(conn, unknown)
+        known |= {task: (now + FRESH_SEC, found.get(task)) for task in unknown}
+    return {task: text for task in tasks if (text := known.get(task, (0.0, None))[1]) is not None}
 
 
 def _shared(key: Any, question: Callable[[], T], fresh_sec: float, outdated_sec: float = 0.0) -> T:

@@ -39,10 +39,15 @@ class Gate:
 
     @contextmanager
     def passed(self, until: float) -> Iterator[None]:
-        """Hold a place for the block. Raises Busy where `enter` does, at the latest at `until` (monotonic)."""
+        """Hold a place for the block. Raises Busy where the gate is full and does not move, or after `until`."""
         with self._moved:
-            while not self.enter(now := monotonic(), until):
-                self._moved.wait(min(until, self._moved_at + STALL_SEC) - now)
+            while self._inside >= (1 if self._is_away else self._most):
+                left = min(until, self._moved_at + STALL_SEC) - monotonic()
+                if self._is_away or left <= 0:
+                    raise Busy("the database has not answered other requests")
+                self._moved.wait(left)
+            self._inside += 1
+            self._moved_at = monotonic()
         was_away = False
         try:
             yield
@@ -51,24 +56,9 @@ class Gate:
             raise
         finally:
             with self._moved:
-                self.leave(monotonic(), was_away)
+                self._inside -= 1
+                self._moved_at, self._is_away = monotonic(), was_away
                 self._moved.notify_all()
-
-    def enter(self, now: float, until: float) -> bool:
-        """Take a place; False: the gate is full and moves. Raises Busy when it has not moved, or the time is over."""
-        if self._inside >= (1 if self._is_away else self._most):
-            if self._is_away or now >= min(until, self._moved_at + STALL_SEC):
-                raise Busy("the database has not answered other requests")
-            return False
-        self._inside += 1
-        self._moved_at = now
-        return True
-
-    def leave(self, now: float, is_away: bool) -> None:
-        """Give a place back, and say whether the database could not be reached."""
-        self._inside -= 1
-        self._moved_at = now
-        self._is_away = is_away
 
 
 def is_away(error: Exception) -> bool:

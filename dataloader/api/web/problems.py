@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from random import randint
 from traceback import extract_tb
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -21,11 +20,9 @@ from psycopg import errors
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.ops.errors import KEY_TAKEN, KINDS, MEANINGS, meaning
+from dataloader.model.farm import Fault
+from dataloader.ops.errors import KEY_TAKEN, KINDS, MEANINGS, Problem, invalid, meaning
 from dataloader.queue import db, enqueue, hooks, migrations
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 RETRY_AFTER_SEC = 3  # at least
 FULL_RETRY_AFTER_SEC = 15
@@ -33,63 +30,17 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("api")
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault of a request: its place (a JSON pointer), a code for programs, a text for people."""
-
-    pointer: str
-    code: str
-    message: str
-
-
-class Problem(Exception):
-    """An exception that becomes the answer: a status, a text, the faults found, headers."""
-
-    def __init__(
-        self, status: int, detail: str, faults: Iterable[Fault] = (), headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.faults = tuple(faults)
-        self.headers = headers
-
-
-def invalid(pointer: str, code: str, message: str) -> Problem:
-    """The 400 Problem of one fault in the input."""
-    return Problem(400, message, [Fault(pointer, code, message)])
-
-
 def install(app: Flask) -> None:
     """Answer every error of `app` with a problem document."""
-    app.register_error_handler(Problem, _answer_problem)
-    app.register_error_handler(HTTPException, _answer_http)
-    app.register_error_handler(enqueue.QueueFull, _answer_full)
-    app.register_error_handler(enqueue.KeyTaken, _answer_taken_key)
+    app.register_error_handler(Problem, _of_problem)
+    app.register_error_handler(HTTPException, _of_http)
+    app.register_error_handler(enqueue.QueueFull, _of_full)
+    app.register_error_handler(enqueue.KeyTaken, _of_key)
     for refused in MEANINGS.keys() - {enqueue.QueueFull, enqueue.KeyTaken}:
-        app.register_error_handler(refused, _answer_known)
-    app.register_error_handler(migrations.SchemaError, _answer_schema)
-    app.register_error_handler(hooks.WrongAnswer, _answer_hook)
-    app.register_error_handler(Exception, _answer_unknown)
-    app.wsgi_app = _answering(app, app.wsgi_app)  # type: ignore[assignment, method-assign]
-
-
-def _answering(app: Flask, inner: WSGIApplication) -> WSGIApplication:
-    """Answer also what leaves the application, as an error of the page for errors: a file of the release is gone.
-
-    gunicorn would take an OSError for one of the client's socket, and close the connection without an answer.
-    """
-
-    def call(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        try:
-            return inner(environ, start_response)
-        except Exception as error:
-            with app.request_context(environ):
-                answer = _answer_unknown(error)
-                answer.headers["X-Request-ID"] = request_id()
-                return answer(environ, start_response)
-
-    return call
+        app.register_error_handler(refused, _of_meaning)
+    app.register_error_handler(migrations.SchemaError, _of_schema)
+    app.register_error_handler(hooks.WrongAnswer, _of_hook)
+    app.register_error_handler(Exception, _of_any)
 
 
 def request_id() -> str:
@@ -101,61 +52,62 @@ def request_id() -> str:
     return str(g.request_id)
 
 
-def _answer_problem(error: Problem) -> Response:
+def _of_problem(error: Problem) -> Response:
     return _document(error.status, error.detail, error.faults, error.headers)
 
 
-def _answer_full(error: enqueue.QueueFull) -> Response:
+def _of_full(error: enqueue.QueueFull) -> Response:
     return _document(429, f"{error}; send it again later", headers={"Retry-After": str(FULL_RETRY_AFTER_SEC)})
 
 
-def _answer_known(error: Exception) -> Response:
+def _of_meaning(error: Exception) -> Response:
     means = meaning(error)
     assert means  # noqa: S101  it is registered for the errors of the table
     if means.status == 400:
-        return _answer_problem(invalid(f"/{means.parameter}" if means.parameter else "", means.code, str(error)))
+        return _of_problem(invalid(f"/{means.parameter}" if means.parameter else "", means.code, str(error)))
     return _document(means.status, str(error), kind=means.kind)
 
 
-def _answer_taken_key(error: enqueue.KeyTaken) -> Response:
-    """The answer does not name the job, because a guessed key must not reveal it."""
+def _of_key(error: enqueue.KeyTaken) -> Response:
+    """The answer says nothing of the job: a guessed key must not lead to it."""
     pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
     text = "the idempotency key should be one that no other producer has used"
-    return _document(409, f"{error}: send another", [Fault(pointer, "key_taken", text)], kind=KEY_TAKEN)
+    fault = Fault(pointer=pointer, code="key_taken", message=text)
+    return _document(409, f"{error}: send another", [fault], kind=KEY_TAKEN)
 
 
-def _answer_http(error: HTTPException) -> Response:
+def _of_http(error: HTTPException) -> Response:
     headers = {name: value for name, value in error.get_headers() if name != "Content-Type"}
     return _document(error.code or 500, error.description or error.name, headers=headers, name=error.name)
 
 
-def _answer_schema(error: migrations.SchemaError) -> Response:
+def _of_schema(error: migrations.SchemaError) -> Response:
     _log.error("api.schema_refused", request_id=request_id(), detail=str(error))
     return _unavailable(str(error))
 
 
-def _answer_hook(error: hooks.WrongAnswer) -> Response:
-    facts = {"hook": "around_enqueue", "function": error.function, "error": str(error)}
-    _log.error("hook.failed", request_id=request_id(), **facts)
+def _of_hook(error: hooks.WrongAnswer) -> Response:
+    seen = {"hook": "around_enqueue", "function": error.function, "error": str(error)}
+    _log.error("hook.failed", request_id=request_id(), **seen)
     return _document(500, str(error))
 
 
-def _answer_unknown(error: Exception) -> Response:
-    facts = {"request_id": request_id(), "path": request.path, "error": type(error).__name__}
+def _of_any(error: Exception) -> Response:
+    seen = {"request_id": request_id(), "path": request.path, "error": type(error).__name__}
     if db.is_passing(error):
-        _log.warning("api.unavailable", **facts)
+        _log.warning("api.unavailable", **seen)
         return _unavailable("The database does not answer. Nothing is confirmed: send the request again.")
     if isinstance(error, errors.CheckViolation) and (field := checked_field(error)):
-        return _answer_problem(invalid(f"/{field}", "check", f"{field} should be what the table's check allows"))
+        return _of_problem(invalid(f"/{field}", "check", f"{field} should be what the table's check allows"))
     # Without the text and the stack, which may quote the request.
-    _log.error("api.error", **facts, where=_place(error))
+    _log.error("api.error", **seen, where=_place(error))
     return _document(500, "This is a fault of the service. The request id finds it in the log.")
 
 
 def checked_field(error: errors.CheckViolation) -> str | None:
     """The field of a job that the check of the same name refuses; None where the check is of no job."""
-    match = re.fullmatch(r"dl_jobs_chk_(\w+)", error.diag.constraint_name or "")
-    return match[1] if match else None
+    found = re.fullmatch(r"dl_jobs_chk_(\w+)", error.diag.constraint_name or "")
+    return found[1] if found else None
 
 
 def _unavailable(detail: str) -> Response:

@@ -17,7 +17,7 @@ from dataloader.queue import lifecycle, operations
 from dataloader.queue.db import Conn
 from dataloader.queue.plans import partitions
 from dataloader.queue.plans.partitions import limit_of
-from dataloader.queue.plans.plan import Made, NotNow, Plans, Row, Rows, add_jobs, shown_job
+from dataloader.queue.plans.plan import Made, Plans, Row, Rows, add_jobs, shown_job
 
 CHANNEL = "dl_backfills"
 AT_ONCE = 100  # partitions of one transaction; a claim that commits meanwhile waits for the disk, the longer the more
@@ -56,7 +56,7 @@ def ledger_rows(conn: Conn, name: str, after: int, limit: int, status: str | Non
 
 
 def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
-    """Add a backfill, a `new_backfill.checked`; the reapers make its jobs from now on. Raises plan.Taken."""
+    """Add a backfill, a `new_backfill.checked`; the reapers make its jobs from now on. Raises Conflict."""
     written = {**new, "span": new["span"] and json.dumps(new["span"]), "job": json.dumps(new["job"])}
     with conn.transaction():
         written |= {"total": len(new["partitions"]), "by": by}
@@ -67,7 +67,7 @@ def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
 
 
 def preview(conn: Conn, new: Mapping[str, Any]) -> Row:
-    """The result that `add` would have, without a change: the partitions, how many are done already, some jobs."""
+    """What `add` would do, having changed nothing: how many partitions, how many of them are done, some of the jobs."""
     from dataloader.queue.plans import new_backfill  # it needs pydantic, and a worker imports this module
 
     skipped = 0
@@ -76,25 +76,27 @@ def preview(conn: Conn, new: Mapping[str, Any]) -> Row:
         fingerprints = [new_backfill.fingerprint(new, job["args"]) for job in jobs]
         done = _done(conn, fingerprints)
         skipped = sum(work in done for work in fingerprints)
-    summary = {name: new[name] for name in ("name", "task", "queue")}
-    return summary | {"total": len(new["partitions"]), "skipped": skipped, "samples": new_backfill.samples(new)}
+    found = {name: new[name] for name in ("name", "task", "queue")}
+    return found | {"total": len(new["partitions"]), "skipped": skipped, "samples": new_backfill.samples(new)}
 
 
 def pause(conn: Conn, name: str, by: str) -> Row:
-    """Start no job of a backfill and make none; those that run go on. Raises plan.NotNow for one that is canceled."""
+    """Start no job of a backfill and make none; those that run go on. Raises Conflict for one that is canceled."""
     with _PLANS.locked(conn, name) as present:
         if present["canceled_at"]:
-            raise NotNow(f"the backfill {name} is canceled: it starts no jobs anyhow")
+            raise operations.Conflict(f"the backfill {name} is canceled: it starts no jobs anyhow")
         _PLANS.do(conn, "pause", name=name, by=by)
         _allow(conn, name, _NOTHING, by)
     return backfill(conn, name)
 
 
 def resume(conn: Conn, name: str, by: str) -> Row:
-    """End a backfill's pause; raises plan.NotNow for one that is canceled."""
+    """End a backfill's pause; raises operations.Conflict for one that is canceled."""
     with _PLANS.locked(conn, name) as present:
         if present["canceled_at"]:
-            raise NotNow(f"the backfill {name} is canceled: add another one, with skip_done for what is done")
+            raise operations.Conflict(
+                f"the backfill {name} is canceled: add another one, with skip_done for what is done"
+            )
         if present["paused_at"]:
             _PLANS.do(conn, "resume", name=name)
             _allow(conn, name, present["max_running"], by)
@@ -129,18 +131,19 @@ def retry(conn: Conn, name: str, by: str, after: int = 0) -> tuple[int, int | No
 
 
 def remove(conn: Conn, name: str, by: str) -> None:
-    """Remove a backfill with its ledger; its jobs stay. Raises plan.NotNow while jobs are to come."""
+    """Remove a backfill with its ledger; its jobs stay. Raises Conflict while jobs are to come."""
     with _PLANS.locked(conn, name) as present:
         is_at_work = present["made"] < present["total"] and not present["canceled_at"]
         if is_at_work or present["next_at"] or _PLANS.value(conn, "is_open", name=name):
-            raise NotNow(f"the backfill {name} still has jobs to come: cancel it, and wait until they have ended")
+            raise operations.Conflict(
+                f"the backfill {name} still has jobs to come: cancel it, and wait until they have ended"
+            )
         _PLANS.do(conn, "remove", name=name)
         _allow(conn, name, None, by)
 
 
 def tick(conn: Conn, lease_ttl_sec: int = 60) -> Made | None:
-    """Make, or cancel, the next bunch of the backfill that has waited longest; None if there is none. Errors as
-    `Plans.next_made`."""
+    """Make, or cancel, the next bunch of the backfill that has waited longest. Errors as `Plans.next_made`."""
 
     def make(present: Row) -> Made:
         _PLANS.do(conn, "by_index")
@@ -187,12 +190,12 @@ def _cancel_some(conn: Conn, present: Row) -> Made:
 
 
 def _rest(conn: Conn, name: str) -> float:
-    """The pause after a bunch, as a multiple of its duration; 0 if no other queue user claims jobs."""
+    """For how many times as long as a bunch takes nothing of this backfill is made: 0 where nobody else claims jobs."""
     return REST if _PLANS.value(conn, "has_company", limit=limit_of(name)) else 0.0
 
 
 def _done(conn: Conn, fingerprints: Sequence[UUID]) -> dict[UUID, UUID]:
-    """The job that has done this work, by fingerprint."""
+    """By fingerprint the job that has done this work."""
     return {row["fingerprint"]: row["job_id"] for row in _PLANS.rows(conn, "done", fingerprints=list(fingerprints))}
 
 
@@ -206,15 +209,15 @@ def _allow(conn: Conn, name: str, most: int | None, by: str) -> None:
 
 def _shown(conn: Conn, row: Row, of_large: Counts) -> Row:
     """A backfill as people see it, with its counts, its state and when it will be done."""
-    rows = (of_large if row["total"] >= LARGE else counts)(conn, row["name"])
-    by_status = dict.fromkeys(partitions.STATUSES, 0) | {each["status"]: each["partitions"] for each in rows}
+    found = (of_large if row["total"] >= LARGE else counts)(conn, row["name"])
+    by_status = dict.fromkeys(partitions.STATUSES, 0) | {each["status"]: each["partitions"] for each in found}
     job, now, span = row.pop("job"), row.pop("now"), row.pop("span") or {}
-    since = min((each["since"] for each in rows if each["since"]), default=None)
+    since = min((each["since"] for each in found if each["since"]), default=None)
     lately_sec = min(LATELY_SEC, (now - since).total_seconds()) if since else 0.0
     state = partitions.state(row["total"], row["made"], by_status, bool(row["paused_at"]), bool(row["canceled_at"]))
     left = row["total"] - row["made"] + by_status["queued"] + by_status["running"]
-    ended_lately = sum(each["lately"] for each in rows)
+    ended_lately = sum(each["lately"] for each in found)
     eta_sec = partitions.eta_sec(left, ended_lately, lately_sec) if state in ("making", "running") else None
-    facts = {"state": state, "counts": by_status, "started_at": since, "eta_sec": eta_sec}
+    told = {"state": state, "counts": by_status, "started_at": since, "eta_sec": eta_sec}
     words = {name: span.get(name) for name in partitions.SPAN}
-    return row | words | shown_job(job, limits=None, **partitions.OF_JOBS) | facts
+    return row | words | shown_job(job, limits=None, **partitions.OF_JOBS) | told

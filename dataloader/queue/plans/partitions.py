@@ -1,10 +1,9 @@
-"""PURE: the partitions of a backfill, texts: listed, or a step from `since` to `until`; and what the job of each may
-name."""
+"""PURE: the partitions of a backfill, as texts, and what the job of each may name."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -58,23 +57,19 @@ def partitions_between(since: str, until: str, step: str) -> list[str]:
         raise ValueError(f"since should be a day from 1 to {_SAFE_DAY} of a month, where the step is a month or a year")
     if begin > last:  # type: ignore[operator]
         raise ValueError(f"since should not be behind until: {since} is behind {until}")
-    return list(_texts(begin, last, parsed))
-
-
-def _texts(begin: int | datetime, last: int | datetime, step: Step) -> Iterator[str]:
-    is_day = isinstance(begin, datetime) and not step.span % timedelta(days=1) and begin.hour == begin.minute == 0
-    for count in range(MOST + 1):
-        try:
-            at = step.from_(begin, count)
-        except ValueError:  # the year 9999 was the last
-            return
-        if at > last:  # type: ignore[operator]
-            return
-        if count == MOST:
+    is_day = isinstance(begin, datetime) and not parsed.span % timedelta(days=1) and begin.hour == begin.minute == 0
+    found, at = list[str](), begin
+    while at <= last:  # type: ignore[operator]
+        if len(found) == MOST:
             raise ValueError(
                 f"a backfill should have at most {MOST:,} partitions: choose a longer step, or two backfills"
             )
-        yield _text(at, is_day)
+        found.append(_text(at, is_day))
+        try:
+            at = parsed.from_(begin, len(found))
+        except ValueError:  # the year 9999 was the last
+            break
+    return found
 
 
 def _text(at: int | datetime, is_day: bool) -> str:

@@ -1,4 +1,4 @@
-"""The common part of schedules and backfills: named templates, from which the reapers make jobs."""
+"""What schedules and backfills do in the same way: named templates of jobs, made into jobs by the reapers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dataloader.queue.db import Row as Row
 from dataloader.queue.enqueue import Asker, enqueue_columns, require_room_for
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import clip
+from dataloader.queue.operations import Conflict
 
 Rows = list[Row]
 _DEFAULTS = {field.name: field.default for field in OF_PRODUCER}
@@ -25,20 +26,12 @@ class Unknown(Exception):
     """There is no schedule or backfill of this name."""
 
 
-class Taken(Exception):
-    """There is a schedule or backfill of this name already."""
-
-
-class NotNow(Exception):
-    """The state of a schedule or backfill forbids the change."""
-
-
 class Wrong(ValueError):
-    """Parameters of no valid schedule or backfill; the text names each wrong one and its valid form."""
+    """Words that make no schedule or backfill; the text names every wrong one, and says what would be right."""
 
 
 class Made(NamedTuple):
-    """The result of a reaper's round for one of them: jobs made, skipped or canceled, or the error."""
+    """What a reaper has done with one of them: jobs made, left out by its rules, or canceled, or the error."""
 
     name: str
     jobs: int = 0
@@ -48,15 +41,11 @@ class Made(NamedTuple):
 
 
 class Plans:
-    """The schedules, or the backfills; `parts` are statements of `file` that stand in others in the place of {their
-    name}."""
+    """The schedules, or the backfills; `parts` are statements of `file` that stand in others as {their name}."""
 
     def __init__(self, noun: str, file: str, *parts: str) -> None:
         self.noun = noun
-        self._sql = db.statements(file)
-        for part in parts:
-            text = self._sql[part].rstrip(";\n ")
-            self._sql = {name: each.replace(f"{{{part}}}", text) for name, each in self._sql.items()}
+        self._sql = db.statements(file, *parts)
 
     def do(self, conn: Conn, statement: str, **parameters: Any) -> None:
         """Carry out a statement."""
@@ -80,7 +69,7 @@ class Plans:
 
     @contextmanager
     def locked(self, conn: Conn, name: str) -> Iterator[Row]:
-        """A transaction with a lock on this plan, against people and reapers; raises Unknown."""
+        """A transaction in which nobody else changes this one, neither people nor a reaper; raises Unknown."""
         with conn.transaction():
             rows = self.rows(conn, "lock", name=name)
             if not rows:
@@ -88,13 +77,12 @@ class Plans:
             yield rows[0]
 
     def add(self, conn: Conn, new: Mapping[str, Any], advice: str) -> None:
-        """Write a new one, and wake the reapers; raises Taken, which ends with the advice."""
+        """Write a new one, and wake the reapers; raises Conflict, which ends with the advice."""
         if not conn.execute(self._sql["add"], new).fetchone():
-            raise Taken(f"there is a {self.noun} {new['name']} already: {advice}")
+            raise Conflict(f"there is a {self.noun} {new['name']} already: {advice}")
 
     def next_made(self, conn: Conn, make: Callable[[Row], Made], retry_sec: float, **due: Any) -> Made | None:
-        """Make jobs of the next one that is due, in a transaction; None: none is. An error is kept, and tried again
-        later."""
+        """Make jobs of the next one that is due, in a transaction; None: none is. After an error, try again later."""
         present: Row | None = None
         try:
             with conn.transaction():
@@ -108,9 +96,9 @@ class Plans:
         return Made(present["name"], error=error)
 
     def due_in(self, conn: Conn, now: datetime | None = None) -> float | None:
-        """The seconds until `tick` has work; 0 or less: now, None: never."""
-        seconds: float | None = self.value(conn, "due_in", now=now)
-        return seconds
+        """In how many seconds `tick` has something to do; 0 or less: now, None: there is nothing."""
+        found: float | None = self.value(conn, "due_in", now=now)
+        return found
 
     def listen(self, conn: Conn) -> None:
         """From now on this session is notified of every change by which `tick` may have to do something earlier."""

@@ -15,10 +15,10 @@ from uuid import UUID
 
 from dataloader import periods
 from dataloader.model.plans import OVERDUE_SEC as OVERDUE_SEC
-from dataloader.queue import lifecycle
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.db import Conn
 from dataloader.queue.plans import times
-from dataloader.queue.plans.plan import Made, NotNow, Plans, Row, Rows, add_jobs, shown_job
+from dataloader.queue.plans.plan import Made, Plans, Row, Rows, add_jobs, shown_job
 from dataloader.queue.plans.times import Timing
 
 CHANNEL = "dl_schedules"
@@ -42,7 +42,7 @@ def schedule(conn: Conn, name: str, count: int = NEXT) -> Row:
 
 
 def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
-    """Add a schedule, a `new_schedule.checked`; its first due time is the next one from now on. Raises plan.Taken."""
+    """Add a schedule, a `new_schedule.checked`; its first due time is the next one from now on. Raises Conflict."""
     with conn.transaction():
         next_due = times.first(_timing(new), _PLANS.value(conn, "clock", now=None))
         _PLANS.add(conn, _written(new) | {"next_due": next_due, "by": by}, "change it, or choose another name")
@@ -81,26 +81,26 @@ def resume(conn: Conn, name: str) -> Row:
 
 
 def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, str]:
-    """Add a job of the schedule now, for which now is the due time; id and status. Raises plan.NotNow, QueueFull."""
+    """Add a job of the schedule now, for which now is the due time; id and status. Raises Conflict, QueueFull."""
     with _PLANS.locked(conn, name) as present:
         try:
             documents = _documents(present | {"jitter_sec": 0}, [present["now"]], lease_ttl_sec)
-            [job] = add_jobs(conn, list(documents), by)
+            [found] = add_jobs(conn, list(documents), by)
         except ValueError as e:
-            raise NotNow(str(e)) from None
-        _PLANS.do(conn, "ran", name=name, job_id=job[0])
-    return job
+            raise operations.Conflict(str(e)) from None
+        _PLANS.do(conn, "ran", name=name, job_id=found[0])
+    return found
 
 
-def publish(conn: Conn, declared: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:
-    """Store the schedules that pipelines declare, by task. One without a declaration is retired, but kept."""
-    named = [{**each, "timezone": each["timezone"] or zone} for each in declared.values() if each]
+def publish(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:
+    """Note what pipelines say of their schedules, by task; one that its pipeline names no more is retired."""
+    named = [{**each, "timezone": each["timezone"] or zone} for each in said.values() if each]
     with conn.transaction():
-        _PLANS.do(conn, "retire", tasks=list(declared), names=[each["name"] for each in named])
+        _PLANS.do(conn, "retire", tasks=list(said), names=[each["name"] for each in named])
         if named:
             now = _PLANS.value(conn, "clock", now=None)
-            schedules = [each | {"next_due": times.first(_timing(each), now)} for each in named]
-            _PLANS.do(conn, "tell", schedules=json.dumps(schedules, default=str))
+            told = [each | {"next_due": times.first(_timing(each), now)} for each in named]
+            _PLANS.do(conn, "tell", schedules=json.dumps(told, default=str))
 
 
 def tick(conn: Conn, lease_ttl_sec: int = 60, now: datetime | None = None) -> Iterator[Made]:
@@ -157,12 +157,12 @@ def _shown(row: Row, count: int) -> Row:
     try:
         timing = _timing(row)
         coming = chain([row["next_due"]], times.after(timing, row["next_due"])) if makes else ()
-        facts = {"words": times.words(timing), "next": list(islice(coming, count))}
+        told = {"words": times.words(timing), "next": list(islice(coming, count))}
     except (ValueError, OverflowError) as e:
-        facts = {"words": str(e), "next": []}
+        told = {"words": str(e), "next": []}
     late = (now - row["next_due"]).total_seconds() if makes else 0.0
     shown = shown_job(job, lock_key=row["name"], deadline=None, deadline_sec=None)
-    return row | shown | facts | {"overdue_sec": max(late, 0.0)}
+    return row | shown | told | {"overdue_sec": max(late, 0.0)}
 
 
 def _timing(row: Mapping[str, Any]) -> Timing:

@@ -89,8 +89,7 @@ def latest(timing: Timing, until: datetime) -> datetime | None:
 
 
 def chosen(timing: Timing, since: datetime, now: datetime, catch_up: str, most: int) -> Choice:
-    """Of the due times from `since` to `now` those that get a job: all up to `most`, those of GRACE_SEC, or the
-    latest."""
+    """The due times from `since` to `now` that get a job: all up to `most`, those of GRACE_SEC, or the latest."""
     if catch_up == ALL:
         due_times = list(islice(chain([since], after(timing, since)), most + 1))
         due = [at for at in due_times[:most] if at <= now]
@@ -133,8 +132,7 @@ def check_clock(text: str) -> None:
 
 
 def deadline(due: datetime, zone: str, clock: str | None, seconds: int | None) -> datetime | None:
-    """When the job of a due time should have ended, in UTC: at the next `clock` in the zone, or `seconds` later; or
-    None."""
+    """When the job of a due time should have ended, in UTC: at the next `clock` in the zone, or `seconds` later."""
     if clock is None:
         return None if seconds is None else due.astimezone(UTC) + timedelta(seconds=seconds)
     local = due.astimezone(zone_of(zone))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypedDict, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from dataloader.queue import new_job
@@ -25,10 +25,7 @@ _FIELDS = {field.name: field for field in OF_PRODUCER}
 
 def job_field(name: str) -> Any:
     """The bounds and the text of a field of a job."""
-    field = _FIELDS[name]
-    names = ("min_length", "max_length") if field.type in ("text", "text[]") else ("ge", "le")
-    bounds: Any = dict(zip(names, (field.least, field.most), strict=True))
-    return Field(description=field.text, **{name: bound for name, bound in bounds.items() if bound is not None})
+    return new_job.bounded(_FIELDS[name])
 
 
 def checks(code: Any, check: Callable[[str], object]) -> Any:

@@ -57,11 +57,10 @@ def conditions(queue: Row, lag_sec: float, paused_sec: float, now: datetime) -> 
 
 def farm_alerts(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list[Alert]:
     """The farm's alerts, the grave ones first."""
-    alerts = [*_server_alerts(postgres or {}), *_vacuum_alerts(postgres, overview)]
-    alerts += [*_silent_workers(workers), *_stuck_runs(workers)]
+    found = [*_server_alerts(postgres or {}), *_vacuum_alerts(postgres, overview), *_silent_workers(workers)]
     for queue in overview["queues"]:
-        alerts += _queue_alerts(queue)
-    return sorted(alerts, key=lambda alert: not alert.is_grave)
+        found += _queue_alerts(queue)
+    return sorted(found, key=lambda alert: not alert.is_grave)
 
 
 def _queue_alerts(queue: Row) -> Iterator[Alert]:
@@ -76,9 +75,10 @@ def _queue_alerts(queue: Row) -> Iterator[Alert]:
     elif queue["stopped"]:
         advice = "A SIGSTOP or a debugger stopped their processes: kill -CONT resumes them, kill -KILL replaces them."
         stopped, workers = queue["stopped"], queue["workers"]
-        subject = f"{stopped} of {workers} workers" if stopped < workers else f"All {workers} workers"
-        text = f"{'The only worker' if workers == 1 else subject} of queue {name} "
-        text += "is stopped." if stopped == 1 else "are stopped."
+        who = f"{stopped} of {workers} workers" if stopped < workers else f"All {workers} workers"
+        text = (
+            f"{'The only worker' if workers == 1 else who} of queue {name} {'is' if stopped == 1 else 'are'} stopped."
+        )
         yield Alert(text, advice, name, is_grave=stopped == workers)
     elif is_late(queue, LAG_SEC):
         advice = "Its jobs wait for a busy key, or its workers are too few."
@@ -104,9 +104,6 @@ def _silent_workers(workers: Sequence[Row]) -> Iterator[Alert]:
         hosts = ", ".join(sorted({worker["host"] for worker in silent}))
         noun = "worker has" if len(silent) == 1 else "workers have"
         yield Alert(f"{len(silent)} {noun} not been heard of ({hosts}).", "Look at the host and its log.")
-
-
-def _stuck_runs(workers: Sequence[Row]) -> Iterator[Alert]:
     live = [worker for worker in workers if worker["is_live"]]
     stuck = [worker for worker in live if worker["state"] == "stuck"]
     if stuck:

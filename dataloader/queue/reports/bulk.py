@@ -15,8 +15,8 @@ from typing import Any
 from uuid import UUID
 
 from dataloader.queue import cursor, db, operations
-from dataloader.queue.db import Conn
-from dataloader.queue.job import FINAL, TALLIED
+from dataloader.queue.db import Conn, Row
+from dataloader.queue.job import FINAL
 from dataloader.queue.reports import stats, tallies
 
 AT_ONCE = 1_000  # jobs that one call changes
@@ -59,10 +59,6 @@ class WrongConfirmation(ValueError):
     """The confirmation is none of a preview of this order to this list."""
 
 
-class Grown(Exception):
-    """The list has more jobs for the order than its preview had."""
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """The jobs of a list; with `job_ids` only these of them."""
@@ -83,120 +79,83 @@ def target(matching: Mapping[str, Any] | None, job_ids: Sequence[UUID] | None) -
     return Target(stats.Wanted(**filters))
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """The jobs that an order would change or leave, by kind. `at_least`: there are more than were counted."""
-
-    order: str
-    changes: dict[str, int]
-    leaves: dict[str, int]
-    reasons: dict[str, str]
-    at_least: frozenset[str]
-    as_of: datetime
-    confirmation: str
-
-    @property
-    def count(self) -> int:
-        """How many jobs the order would change; at least so many unless `is_exact`."""
-        return sum(self.changes.values())
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether all were counted."""
-        return not self.at_least & ORDERS[self.order].kinds
-
-    def document(self) -> dict[str, Any]:
-        """The preview as the API answers it."""
-        leaves = [{"kind": kind, "count": count, "reason": self.reasons[kind]} for kind, count in self.leaves.items()]
-        fields = {"order": self.order, "count": self.count, "is_exact": self.is_exact, "changes": self.changes}
-        return fields | {"leaves": leaves, "as_of": self.as_of, "confirmation": self.confirmation}
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """How many jobs one call has changed, and where the next one goes on; None: it was the last."""
-
-    changed: int
-    next: str | None
-
-
-def preview(conn: Conn, order: str, target: Target) -> Preview:
-    """The preview of an order (one of ORDERS) to the jobs of the list. Raises WrongSearch."""
+def preview(conn: Conn, order: str, target: Target) -> Row:
+    """What the order (one of ORDERS) would do now to the jobs of the list, as model.Preview. Raises WrongSearch."""
     (as_of,) = conn.execute(_SQL["now"]).fetchone() or (None,)
     assert as_of is not None  # noqa: S101  it is the clock
-    tally, kinds = _tally(conn, target, as_of), ORDERS[order].kinds
-    counts = {kind: count for kind, count in tally.counts.items() if count or kind in tally.at_least}
-    changes = {kind: counts[kind] for kind in TALLIED if kind in counts and kind in kinds}
-    leaves = {kind: counts[kind] for kind in TALLIED if kind in counts and kind not in kinds}
-    reasons = {kind: ORDERS[order].reasons[kind] for kind in leaves}
-    is_exact = not tally.at_least & kinds
-    confirmation = _confirmation(order, target, as_of, sum(changes.values()) if is_exact else None)
-    return Preview(order, changes, leaves, reasons, tally.at_least, as_of, confirmation)
+    tally, kinds, reasons = _tally(conn, target, as_of), ORDERS[order].kinds, ORDERS[order].reasons
+    counts = {kind: number for kind, number in tally["counts"].items() if number or kind in tally["at_least"]}
+    changes = {kind: number for kind, number in counts.items() if kind in kinds}
+    leaves = [
+        {"kind": kind, "count": number, "reason": reasons[kind]} for kind, number in counts.items() if kind not in kinds
+    ]
+    count, is_exact = sum(changes.values()), not kinds.intersection(tally["at_least"])
+    place = [order, _digest(target), as_of.isoformat(), str(count) if is_exact else ""]
+    told = {"order": order, "count": count, "is_exact": is_exact, "changes": changes, "leaves": leaves}
+    return told | {"at_least": tally["at_least"], "as_of": as_of, "confirmation": cursor.at(place)}
 
 
 def change(
     conn: Conn, order: str, target: Target, confirmation: str, by: str, after: str | None = None, limit: int = AT_ONCE
-) -> Step:
+) -> operations.Changed:
     """Change up to `limit` of the previewed jobs, the last change first; `after` is the `next` of the call before.
 
-    A repeated call changes no job twice. Raises WrongConfirmation, Grown, WrongSearch, ValueError, having changed
+    A repeated call changes no job twice. Raises WrongConfirmation, Conflict, WrongSearch, ValueError, having changed
     nothing.
     """
     as_of, count = _read(confirmation, order, target)
     if after is None and count is not None:
-        tally = _tally(conn, target, as_of)
-        now = sum(tally.counts[kind] for kind in ORDERS[order].kinds)
+        counts = _tally(conn, target, as_of)["counts"]
+        now = sum(counts[kind] for kind in ORDERS[order].kinds)
         if now > count:
-            raise Grown(f"the preview had {count:,} jobs to {order}, and there are {now:,} now: ask for a new preview")
-    wanted = replace(target.wanted, until=min(as_of, target.wanted.until or as_of), sort="changed")
+            raise operations.Conflict(
+                f"the preview had {count:,} jobs to {order}, and there are {now:,} now: ask for a new preview"
+            )
+    seen = replace(target.wanted, until=min(as_of, target.wanted.until or as_of), sort="changed")
     kinds = sorted(ORDERS[order].kinds)
     with conn.transaction():
         if target.job_ids is None:
-            rows, following = stats.chosen(conn, wanted, kinds, limit, after)
+            found, following = stats.chosen(conn, seen, kinds, limit, after)
         else:
             (number,) = cursor.parts(after, 1) if after else ("0",)
             if not re.fullmatch("[0-9]{1,9}", number):
                 raise cursor.WrongCursor
             stop = int(number) + limit
-            rows = list(target.job_ids[int(number) : stop])
+            found = list(target.job_ids[int(number) : stop])
             following = cursor.at([str(stop)]) if stop < len(target.job_ids) else None
-        parameters = stats.filters(wanted.whole) | stats.bounds(wanted)
+        parameters = stats.filters(seen.whole) | stats.bounds(seen)
         parameters |= {
-            "chosen": rows,
+            "chosen": found,
             "kinds": list(kinds),
             "as_of": as_of,
             "job_ids": None if target.job_ids is None else list(target.job_ids),
         }
         chosen = (
-            [row[0] for row in conn.execute(stats.spliced(_SQL["chosen"]), parameters, prepare=False)] if rows else []
+            [row[0] for row in conn.execute(stats.spliced(_SQL["chosen"]), parameters, prepare=False)] if found else []
         )
         outcomes = operations.change(conn, order, chosen, by) if chosen else {}
-    return Step(sum(outcome == operations.DONE for outcome in outcomes.values()), following)
+    return operations.Changed(sum(outcome == operations.DONE for outcome in outcomes.values()), following)
 
 
-def _tally(conn: Conn, target: Target, as_of: datetime) -> tallies.Tally:
+def _tally(conn: Conn, target: Target, as_of: datetime) -> Row:
     until = min(as_of, target.wanted.until or as_of)
     return tallies.tally(conn, replace(target.wanted, until=until), target.job_ids)
-
-
-def _confirmation(order: str, target: Target, as_of: datetime, count: int | None) -> str:
-    return cursor.at([order, _digest(target), as_of.isoformat(), "" if count is None else str(count)])
 
 
 def _read(confirmation: str, order: str, target: Target) -> tuple[datetime, int | None]:
     """The time and the count of the preview; raises WrongConfirmation."""
     try:
         of_order, digest, as_of, count = cursor.parts(confirmation, 4)
-        fields = datetime.fromisoformat(as_of), int(count) if count else None
+        found = datetime.fromisoformat(as_of), int(count) if count else None
     except ValueError:
         raise WrongConfirmation("confirmation should be that of a preview") from None
-    if (of_order, digest) != (order, _digest(target)) or fields[0].tzinfo is None:
+    if (of_order, digest) != (order, _digest(target)) or found[0].tzinfo is None:
         raise WrongConfirmation("confirmation is that of another preview: order and filters should be as they were")
-    return fields
+    return found
 
 
 def _digest(target: Target) -> str:
-    """The digest of a list of jobs; the order of the list does not change it."""
+    """What tells one list from another; its order is none of it."""
     given: dict[str, Any] = asdict(replace(target.wanted, sort="changed"))
     named = [given, None if target.job_ids is None else sorted(map(str, target.job_ids))]
     return sha256(json.dumps(named, default=str, sort_keys=True).encode()).hexdigest()[:16]

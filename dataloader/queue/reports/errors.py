@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from dataloader.queue import db
@@ -16,16 +15,8 @@ NOTE_MOST = 2_000  # characters
 _SQL = db.statements("errors.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """The largest groups; `is_cut`: some queue has more jobs than were counted, of which the latest were."""
-
-    groups: list[Row]
-    is_cut: bool
-
-
-def groups(conn: Conn, queue: str | None = None, task: str | None = None, since: datetime | None = None) -> Groups:
-    """The groups since then, the largest first, up to GROUPS. `by_hour` counts failures of HOURS, the oldest first."""
+def groups(conn: Conn, queue: str | None = None, task: str | None = None, since: datetime | None = None) -> Row:
+    """The largest groups since then, up to GROUPS, as model.ErrorGroups; `by_hour` counts failures of HOURS."""
     wanted = {"queue": queue, "task": task, "since": since, "most": GROUPS, "scan": SCAN, "scan_retried": SCAN_RETRIED}
     with conn.transaction():
         conn.execute(_SQL["plans"])
@@ -34,12 +25,10 @@ def groups(conn: Conn, queue: str | None = None, task: str | None = None, since:
     for row in rows:
         counts = row["by_hour"] or {}
         row |= {"by_hour": [counts.get(str(ago), 0) for ago in reversed(range(HOURS))], "hosts": row["hosts"] or []}
-    return Groups(rows, is_cut)
+    return {"groups": rows, "is_cut": is_cut}
 
 
 def write_note(conn: Conn, task: str, error_group: str, note: str, by: str) -> None:
-    """Keep a note about a group in the place of an earlier one; "" removes it. Raises ValueError above NOTE_MOST."""
-    if len(note) > NOTE_MOST:
-        raise ValueError(f"a note should have at most {NOTE_MOST:,} characters, not {len(note):,}")
+    """Keep a note about a group in the place of an earlier one; "" removes it."""
     named = {"task": task, "error_group": error_group, "note": note.strip(), "by": by}
     conn.execute(_SQL["write_note" if note.strip() else "clear_note"], named)

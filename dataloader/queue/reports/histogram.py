@@ -8,21 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 LEAST = 0.001  # seconds, or MB
 RATIO = 1.1
 MOST = 1e9  # larger values are in its slot
 BARS = 24  # of a drawn histogram, at most
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
-
-
-class Bar(NamedTuple):
-    """The `number` of values that are above `above` and at most `up_to`."""
-
-    above: float
-    up_to: float
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +63,20 @@ def upper(slot: int) -> float:
     return LEAST * RATIO**slot
 
 
-def bars(*histograms: Histogram) -> list[list[Bar]]:
-    """Each histogram as up to BARS bars of the same bounds and as many slots for all; none where no value is."""
+def bars(*histograms: Histogram) -> list[tuple[float, float, list[int]]]:
+    """Up to BARS bars of as many slots: what it is above of, up to where it goes, and the count of each histogram."""
     slots = [slot for histogram in histograms for slot in histogram.counts]
     if not slots:
-        return [[] for _ in histograms]
+        return []
     first, last = min(slots), max(slots)
     wide = -(-(last - first + 1) // BARS)
-    edges = range(first, last + 1, wide)
     return [
-        [
-            Bar(
-                bounds(begin)[0],
-                upper(begin + wide - 1),
-                sum(histogram.counts.get(slot, 0) for slot in range(begin, begin + wide)),
-            )
-            for begin in edges
-        ]
-        for histogram in histograms
+        (
+            bounds(begin)[0],
+            upper(begin + wide - 1),
+            [sum(each.counts.get(slot, 0) for slot in range(begin, begin + wide)) for each in histograms],
+        )
+        for begin in range(first, last + 1, wide)
     ]
 
 

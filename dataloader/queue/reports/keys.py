@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import quote
 from typing import Any
@@ -10,15 +9,13 @@ from uuid import UUID
 
 import psycopg
 
-from dataloader.queue import db, lifecycle
-from dataloader.queue.cursor import WrongCursor, from_base64, to_base64
+from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import stats
 
 COUNTED = 1_000  # jobs of one key that an answer counts
 LONG = 4_000  # bytes of arguments; longer ones stand on the job's own page alone
-_SQL = db.statements("keys.sql")
-_SQL = {name: text.replace("{shown}", _SQL["shown"]) for name, text in _SQL.items()}
+_SQL = db.statements("keys.sql", "shown")
 _FIRST = ("-Infinity", "-infinity", str(UUID(int=0)))  # the place before all
 
 
@@ -48,19 +45,14 @@ class Key:
 
 def page(conn: Conn, queue: str, limit: int = 50, after: str | None = None) -> Page:
     """Up to `limit` keys with queued jobs, by name: their counts up to COUNTED and their heads. Raises WrongCursor."""
-    (since,) = _parts(after, 1) if after else ("",)
+    (since,) = cursor.parts(after, 1) if after else ("",)
     with conn.transaction():
         _check(conn, queue)
-        rows = _rows(conn, "keys", queue=queue, since=since, limit=limit + 1, most=COUNTED)
-    following = _as_cursor([rows[limit]["lock_key"]]) if len(rows) > limit else None
-    reasons = lifecycle.reasons(conn, [row["job_id"] for row in rows[:limit]])
-    return Page(
-        [
-            row | {"payloads_is_exact": row["payloads"] < COUNTED, "waiting_for": reasons.get(row["job_id"])}
-            for row in rows[:limit]
-        ],
-        following,
-    )
+        found = _rows(conn, "keys", queue=queue, since=since, limit=limit + 1, most=COUNTED)
+    reasons = lifecycle.reasons(conn, [row["job_id"] for row in found[:limit]])
+    for row in found[:limit]:
+        row |= {"payloads_is_exact": row["payloads"] < COUNTED, "waiting_for": reasons.get(row["job_id"])}
+    return Page(found[:limit], cursor.at([found[limit]["lock_key"]]) if len(found) > limit else None)
 
 
 def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | None = None, others: int = 10) -> Key:
@@ -73,21 +65,21 @@ def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | Non
         first = _payloads(conn, of, 1, None) if after else payloads
         dead = _rows(conn, "dead", **of, limit=others)
     running = stats.jobs(conn, stats.Wanted(lock_key=lock_key, status="running"), others).jobs
-    heads = first.rows[:1]
-    reasons = lifecycle.reasons(conn, [row["job_id"] for row in heads])
-    head = next((row | {"waiting_for": reasons.get(row["job_id"])} for row in heads), None)
+    head = next(iter(first.rows), None)
+    if head:
+        head = head | {"waiting_for": lifecycle.reasons(conn, [head["job_id"]]).get(head["job_id"])}
     return Key(payloads, count["count"], count["count"] < COUNTED, head, running, [_read(row) for row in dead])
 
 
 def _payloads(conn: Conn, of: Row, limit: int, after: str | None) -> Page:
-    score, created_at, job_id = _parts(after, 3) if after else _FIRST
+    score, created_at, job_id = cursor.parts(after, 3) if after else _FIRST
     behind = {"score": score, "created_at": created_at, "job_id": job_id}
     try:
-        rows = _rows(conn, "payloads", **of, **behind, limit=limit + 1)
+        found = _rows(conn, "payloads", **of, **behind, limit=limit + 1)
     except psycopg.DataError:  # a place that no job can have
-        raise WrongCursor from None
-    following = _as_cursor(rows[limit - 1]["place"]) if len(rows) > limit else None
-    return Page([_read(row) for row in rows[:limit]], following)
+        raise cursor.WrongCursor from None
+    following = cursor.at(found[limit - 1]["place"]) if len(found) > limit else None
+    return Page([_read(row) for row in found[:limit]], following)
 
 
 def _check(conn: Conn, queue: str) -> None:
@@ -103,18 +95,6 @@ def _check(conn: Conn, queue: str) -> None:
 def _read(row: Row) -> Row:
     left = {name: value for name, value in row.items() if name != "place"}
     return left | {"args": None if row["args"] is None else db.parsed(row["args"])}
-
-
-def _as_cursor(parts: Sequence[str]) -> str:
-    """Shorter than `cursor.at`, for a key may have 512 characters and an address some 4,000."""
-    return to_base64("\0".join(parts))
-
-
-def _parts(text: str, count: int) -> list[str]:
-    parts = from_base64(text).split("\0")
-    if len(parts) != count:
-        raise WrongCursor
-    return parts
 
 
 def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Predicted ends of jobs and queues, the reaper's notes of them, and their accuracy. May raise psycopg.Error."""
+"""Predicted ends of jobs and queues: what is told, what the reaper notes, how right it was. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from dataloader.model.kinds import fraction
 from dataloader.queue import db
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import prediction
-from dataloader.queue.reports.prediction import Correction, Line, Range, Running, Waiting
-from dataloader.queue.reports.words import share
+from dataloader.queue.reports.prediction import Line, Range, Running, Waiting
 
-LINE = 5_000  # queued jobs that a prediction reads; of further ones it uses only the number
+LINE = 5_000  # queued jobs that a prediction looks at; of further ones only the number counts
 SAMPLE = 5  # jobs of a queue whose predictions a round notes, besides those with a deadline
-ALERTED = 1_000  # jobs with a deadline that a round reads for each queue
+ALERTED = 1_000  # jobs with a deadline of a queue that a round looks at
 NEVER_SEC = 10 * 366 * 86_400.0  # an end that far away is none
 LOCK = 0x646C_7072_6564_6963  # an advisory lock outside the range of keys
 # Why there is no prediction, each with its sentence. A client may get others in the future.
@@ -33,11 +33,12 @@ REASONS = {
     "nothing": "No job of the queue runs or waits.",
 }
 _SQL = db.statements("predictions.sql")
+_ENDS = ("earliest", "ends_at", "latest")
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The prediction of a queue at the time `at`, in seconds from then; `reason` (of REASONS): why there is none.
+    """What is predicted of a queue at the instant `at`, in seconds from then; `reason` (of REASONS): why nothing is.
 
     `ends` and `line` are corrected, `plain` is not; `last` is the end of the line's last job.
     """
@@ -54,7 +55,7 @@ class Outlook:
 
 
 def outlook(conn: Conn, queue: str) -> Outlook:
-    """The prediction of a queue now. With LINE queued jobs or more it needs some tenths of a second."""
+    """What is predicted of a queue now. It takes some tenths of a second where LINE jobs are queued or more."""
     with conn.transaction():
         conn.execute(_SQL["plans"])
         facts = _rows(conn, "queue", queue=queue)[0]
@@ -72,29 +73,26 @@ def outlook(conn: Conn, queue: str) -> Outlook:
         "no_worker": not line.workers and not line.running,
     }
     reason = next((reason for reason, holds in hindrances.items() if holds), None)
-    result = Outlook(queue, facts["at"], accuracy, reason, [row["job_id"] for row in waiting + running])
-    return result if result.reason else _played(result, line, durations, correction)
-
-
-def _played(outlook: Outlook, line: Line, durations: prediction.Durations, by: Correction) -> Outlook:
-    """The outlook with the results of the simulations of this line."""
-    forecast = prediction.forecast(line, durations, outlook.jobs)
-    if forecast is None:
-        return replace(outlook, reason="no_runs")
-    plain = {each.job: forecast.jobs[each.job].middle for each in line.waiting if each.task in durations}
-    ends = {each.job: forecast.jobs[each.job] for each in line.running if each.task in durations}
-    ends |= {job: prediction.corrected(forecast.jobs[job], by) for job in plain}
-    last = prediction.corrected(forecast.jobs[line.waiting[-1].job], by) if line.waiting else None
-    whole = prediction.corrected(forecast.line, by) if line.waiting else forecast.line
-    return replace(outlook, ends=ends, plain=plain, line=whole, last=last)
+    seen = Outlook(queue, facts["at"], accuracy, reason, [row["job_id"] for row in waiting + running])
+    if reason:
+        return seen
+    said = prediction.forecast(line, durations, seen.jobs)
+    if said is None:
+        return replace(seen, reason="no_runs")
+    plain = {each.job: said.jobs[each.job].middle for each in line.waiting if each.task in durations}
+    ends = {each.job: said.jobs[each.job] for each in line.running if each.task in durations}
+    ends |= {job: prediction.corrected(said.jobs[job], correction) for job in plain}
+    last = prediction.corrected(said.jobs[line.waiting[-1].job], correction) if line.waiting else None
+    whole = prediction.corrected(said.line, correction) if line.waiting else said.line
+    return replace(seen, ends=ends, plain=plain, line=whole, last=last)
 
 
 def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Mapping[str, int]) -> Line:
     """PURE: the rows of a queue as a line to be played."""
 
     def done(row: Row) -> float | None:
-        # The progress of a run that began at a checkpoint, or after another run, does not show its speed.
-        return share(db.parsed(row["progress"])) if row["claims"] <= 1 else None
+        # A run that has begun at a checkpoint, or after another one, does not tell by its progress how fast it is.
+        return fraction(db.parsed(row["progress"])) if row["claims"] <= 1 else None
 
     due = sum(row["due_sec"] <= 0 for row in waiting)
     return Line(
@@ -110,57 +108,49 @@ def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Ma
 
 
 def _takes(row: Row, room: Mapping[str, int]) -> list[str]:
-    """The key of a job, under a name that no limit has, and its limits that have a bound."""
+    """Its key, under a name that no limit has, and the limits that have a bound."""
     return [f"\0{row['lock_key']}", *(name for name in row["limits"] or () if name in room)]
 
 
-def queue_prediction(outlook: Outlook) -> Row:
-    """PURE: the report of when all jobs that are queued now will have ended."""
-    return {"queue": outlook.queue, **_shown(outlook, outlook.line, outlook.reason)}
+def queue_prediction(seen: Outlook) -> Row:
+    """PURE: when a queue will have done all that is queued now, as people and programs are told."""
+    return {"queue": seen.queue, **_told(seen, seen.line, seen.reason)}
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
-    """The facts of a job for `job_prediction`, beside the outlook of its queue; None for an unknown id."""
+    """What a prediction of a job needs besides its queue's outlook, for `job_prediction`; None for an unknown id."""
     return next(iter(_rows(conn, "job", job_id=job_id)), None)
 
 
-def job_prediction(outlook: Outlook, job: Row) -> Row:
-    """PURE: the report of when a job will end; one beyond LINE ends after LINE and before the end of the queue."""
-    range_, reason = outlook.ends.get(job["job_id"]), outlook.reason
+def job_prediction(seen: Outlook, job: Row) -> Row:
+    """PURE: when a job will end, as people are told; one beyond LINE ends behind it and by the end of the queue."""
+    found, reason = seen.ends.get(job["job_id"]), seen.reason
     if job["status"] not in ("queued", "running"):
         reason = "over"
     elif job["blocked_on"] == "parent":
         reason = "parents"
-    if range_ is None and not reason:
-        range_, reason = _beyond(outlook, job)
-    report = _shown(outlook, range_, reason)
-    is_late = bool(job["deadline"] and report["ends_at"] and report["ends_at"] > job["deadline"])
-    shown = {name: job[name] for name in ("job_id", "queue", "status", "deadline")}
-    return {**shown, **report, "is_late": is_late}
+    if found is None and not reason:
+        if len(seen.plain) < LINE or not seen.last or not seen.line:
+            reason = "no_runs"
+        else:
+            found = Range(*(max(end, job["due_sec"]) for end in prediction.between(seen.last, seen.line)))
+    told = _told(seen, found, reason)
+    is_late = bool(job["deadline"] and told["ends_at"] and told["ends_at"] > job["deadline"])
+    return {name: job[name] for name in ("job_id", "queue", "status", "deadline")} | told | {"is_late": is_late}
 
 
-def _beyond(outlook: Outlook, job: Row) -> tuple[Range | None, str | None]:
-    if len(outlook.plain) < LINE or not outlook.last or not outlook.line:
-        return None, "no_runs"
-    range_ = prediction.between(outlook.last, outlook.line)
-    return Range(*(max(end, job["due_sec"]) for end in range_)), None
-
-
-def _shown(outlook: Outlook, range_: Range | None, reason: str | None) -> Row:
+def _told(seen: Outlook, found: Range | None, reason: str | None) -> Row:
     """The instants of a range, or the reason why there is none."""
-    if range_ and range_.middle > NEVER_SEC:
-        range_, reason = None, "held"
-    ends = (
-        [None, None, None]
-        if reason or not range_
-        else [(outlook.at + timedelta(seconds=min(end, NEVER_SEC))) for end in range_]
-    )
-    times = dict(zip(("earliest", "ends_at", "latest"), ends, strict=True))
-    return {"at": outlook.at, **times, "reason": reason, "accuracy": outlook.accuracy}
+    if found and found.middle > NEVER_SEC:
+        found, reason = None, "held"
+    told: Row = dict.fromkeys(_ENDS)
+    if found and not reason:
+        told = {name: seen.at + timedelta(seconds=min(end, NEVER_SEC)) for name, end in zip(_ENDS, found, strict=True)}
+    return {"at": seen.at, **told, "reason": reason, "accuracy": seen.accuracy}
 
 
 class Noted(NamedTuple):
-    """The queue whose predictions were noted, the number of new late jobs, or the reason of a failure."""
+    """Of which queue the predictions were noted, how many jobs were shown to be late, or why it could not be done."""
 
     queue: str
     late: int = 0
@@ -170,7 +160,7 @@ class Noted(NamedTuple):
 def note(conn: Conn, after: str) -> Noted | None:
     """Called by the reaper: note what is predicted of the next queue behind the name `after`, and at "" compare.
 
-    The journal gets one row for each job that will miss its deadline. None: no queue is left, or another reaper works.
+    The journal tells once of a job that will miss its deadline. None: no queue is left, or another reaper is at it.
     """
     with conn.transaction():
         if not _rows(conn, "may_predict", lock=LOCK)[0]["pg_try_advisory_xact_lock"]:
@@ -182,31 +172,27 @@ def note(conn: Conn, after: str) -> Noted | None:
             return None
         try:
             with conn.transaction():
-                return Noted(queue, _note(conn, queue))
-        except Exception as e:  # the rows of a queue may cause any error
+                seen = outlook(conn, queue)
+                said = json.dumps(list(_noted(conn, seen)), default=str)
+                conn.execute(_SQL["note"], {"made_at": seen.at, "said": said})
+                return Noted(queue, len(_rows(conn, "alert", queue=queue)))
+        except Exception as e:  # whatever the rows of a queue may cause
             if conn.closed:
                 raise
             return Noted(queue, error=f"{type(e).__name__}: {e}".strip())
 
 
-def _note(conn: Conn, queue: str) -> int:
-    current = outlook(conn, queue)
-    rows = list(_noted(conn, current))
-    conn.execute(_SQL["note"], {"made_at": current.at, "said": json.dumps(rows, default=str)})
-    return len(_rows(conn, "alert", queue=queue))
-
-
-def _noted(conn: Conn, outlook: Outlook) -> Iterator[Row]:
-    """The rows to note: all jobs with a deadline, and SAMPLE others of the line."""
-    rows = _rows(conn, "with_deadlines", job_ids=list(outlook.jobs), most=ALERTED)
+def _noted(conn: Conn, seen: Outlook) -> Iterator[Row]:
+    """The rows to note: of jobs with a deadline, whatever is known of their ends, and of SAMPLE others of the line."""
+    rows = _rows(conn, "with_deadlines", job_ids=list(seen.jobs), most=ALERTED)
     due = {row["job_id"]: row["deadline"] for row in rows}
-    sample = list(outlook.ends)[:: max(len(outlook.ends) // SAMPLE, 1)]
+    sample = list(seen.ends)[:: max(len(seen.ends) // SAMPLE, 1)]
     for job_id in dict.fromkeys([*due, *sample]):
-        report = _shown(outlook, outlook.ends.get(job_id), None)
-        times = {name: report[name] for name in ("ends_at", "earliest", "latest")}
-        own = {"job_id": job_id, "queue": outlook.queue, "deadline": due.get(job_id)}
-        if report["ends_at"] or own["deadline"]:
-            yield own | times | {"plain_sec": outlook.plain.get(job_id) if report["ends_at"] else None}
+        said = _told(seen, seen.ends.get(job_id), None)
+        times = {name: said[name] for name in _ENDS}
+        own = {"job_id": job_id, "queue": seen.queue, "deadline": due.get(job_id)}
+        if said["ends_at"] or own["deadline"]:
+            yield own | times | {"plain_sec": seen.plain.get(job_id) if said["ends_at"] else None}
 
 
 def _rows(conn: Conn, statement: str, **parameters: Any) -> list[Row]:

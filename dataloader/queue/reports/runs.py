@@ -1,5 +1,4 @@
-"""The durations and costs of runs of tasks and queues, compared with the period before, from dl_spans. May raise
-psycopg.Error."""
+"""What the runs of tasks and queues took lately, compared with the period before. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ USUAL = "24h"
 
 
 def fold(conn: Conn) -> int:
-    """Called by the reaper: make old spans those of an hour, delete what is too old; how many, FOLDED: there may be
-    more."""
+    """Called by the reaper: make old spans those of an hour, delete older ones; FOLDED: there may be more."""
     with conn.transaction():
         conn.execute("SELECT set_config('statement_timeout', %s, true)", (f"{FOLDING_SEC * 1_000:.0f}ms",))
         row = conn.execute(_SQL["fold"], {"limit": FOLDED}).fetchone()
@@ -71,32 +69,26 @@ def queue_runs(conn: Conn, queue: str, range_: str = USUAL) -> Row:
 
 
 def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
-    """The tasks with runs in both periods, those with the most time first, up to TASKS; `like` is a part of the
-    name."""
+    """The tasks with runs in both periods, those with the most time first; `like` is a part of the name."""
     with conn.transaction():
         period = _period(conn, range_)
-        first = _rows(conn, "tasks", "of_all", **period, like=like or None, most=TASKS + 1)
-        names = [row["task"] for row in first[:TASKS]]
+        found = _rows(conn, "tasks", "of_all", **period, like=like or None, most=TASKS + 1)
+        names = [row["task"] for row in found[:TASKS]]
         sums = _rows(conn, "sums_of_tasks", "of_all", **period, tasks=names)
         slots = _rows(conn, "slots_of_tasks", "of_all", **period, tasks=names)
-    both = {name: ([], []) for name in names}  # type: dict[str, tuple[list[Row], list[Row]]]
+    both: dict[str, tuple[list[Row], list[Row]]] = {name: ([], []) for name in names}
     for which, rows in enumerate((sums, slots)):
         for row in rows:
             both[row["task"]][which].append(row)
     tasks = [
-        {"task": row["task"], "queues": row["queues"], **_compared(period, *both[row["task"]])} for row in first[:TASKS]
+        {"task": row["task"], "queues": row["queues"], **_compared(period, *both[row["task"]])} for row in found[:TASKS]
     ]
-    return {
-        "range": range_,
-        "since": period["since"],
-        "until": period["until"],
-        "tasks": tasks,
-        "is_cut": len(first) > TASKS,
-    }
+    bounds = {"range": range_, "since": period["since"], "until": period["until"]}
+    return bounds | {"tasks": tasks, "is_cut": len(found) > TASKS}
 
 
 def tasks_with_runs(conn: Conn, range_: str) -> list[Row]:
-    """The rows of stats.tasks, with `figures` and `before` for the tasks that `listed` returns."""
+    """What stats.tasks says of each task, with `figures` and `before` of those that `listed` has."""
     ran = {row["task"]: row for row in listed(conn, range_)["tasks"]}
     known = {row["task"]: row for row in stats.tasks(conn)}
     unknown = dict.fromkeys(_NEEDS) | {"runs": 0}
@@ -107,12 +99,14 @@ def tasks_with_runs(conn: Conn, range_: str) -> list[Row]:
     ]
 
 
-def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **filters: str) -> Row:
+def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **what: str) -> Row:
     """The answer for a task or a queue; `part` is how its runs are divided: the name of the list, and the column."""
     period = _period(conn, range_)
-    asked: Row = period | filters | {"bin_sec": RANGES[range_].bin_sec, "most": PARTS}
+    asked: Row = period | what | {"bin_sec": RANGES[range_].bin_sec, "most": PARTS}
     sums, slots = _rows(conn, "sums", of, **asked), _rows(conn, "slots", of, **asked)
-    histograms = _histograms((row for row in sums if row["is_now"]), (row for row in slots if row["is_now"]))
+    found = _histograms((row for row in sums if row["is_now"]), (row for row in slots if row["is_now"]))
+    bad = merged(found[end] for end in ("failed", "canceled") if end in found)
+    drawn = bars(found.get("succeeded", Histogram({})), bad)
     named, column = part
     known: dict[datetime, Row] = {row["at"]: row for row in _rows(conn, "by_time", of, **asked)}
     step = timedelta(seconds=RANGES[range_].bin_sec)
@@ -122,7 +116,10 @@ def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **filters: st
         "since": period["since"],
         "until": period["until"],
         **_compared(period, sums, slots),
-        "histogram": _drawn(histograms),
+        "histogram": [
+            {"above": above, "up_to": up_to, "succeeded": succeeded, "others": others}
+            for above, up_to, (succeeded, others) in drawn
+        ],
         "by_time": [known.get(at, {"at": at, "runs": 0, "failed": 0}) for at in columns],
         named: _rows(conn, "parts", of, part=column, **asked),
     }
@@ -134,30 +131,25 @@ def _period(conn: Conn, range_: str) -> Row:
     return _rows(conn, "period", "of_all", seconds=of.seconds, span_sec=of.span_sec)[0]
 
 
-def _compared(period: Row, sums: Iterable[Row], slots: Iterable[Row]) -> Row:
+def _compared(period: Row, sums: list[Row], slots: list[Row]) -> Row:
     lengths = {"figures": period["until"] - period["since"], "before": period["since"] - period["before"]}
-    sums, slots = list(sums), list(slots)
-    return {
-        name: figures(
-            _histograms(
-                (row for row in sums if row["is_now"] is is_now), (row for row in slots if row["is_now"] is is_now)
-            ),
-            lengths[name],
-        )
-        for name, is_now in (("figures", True), ("before", False))
-    }
+    told = {}
+    for name, length in lengths.items():
+        here, there = ([row for row in rows if row["is_now"] is (name == "figures")] for rows in (sums, slots))
+        told[name] = figures(_histograms(here, there), length)
+    return told
 
 
-def figures(histograms: Mapping[str, Histogram], length: timedelta) -> Row:
+def figures(found: Mapping[str, Histogram], length: timedelta) -> Row:
     """PURE: counts, runs an hour, the share of failed runs, and spreads; None without a run, or a value."""
-    counts = {end: histograms[end].count if end in histograms else 0 for end in ENDS}
+    counts = {end: found[end].count if end in found else 0 for end in ENDS}
     runs = sum(counts.values())
     return {
         "runs": runs,
         **counts,
         "per_hour": runs / (length.total_seconds() / 3_600),
         "failure_rate": counts["failed"] / runs if runs else None,
-        **{name: histograms[figure].spread() if figure in histograms else None for name, figure in SPREADS.items()},
+        **{name: found[figure].spread() if figure in found else None for name, figure in SPREADS.items()},
     }
 
 
@@ -170,17 +162,6 @@ def _histograms(sums: Iterable[Row], slots: Iterable[Row]) -> dict[str, Histogra
         for row in sums
         if row["figure"] in counts
     }
-
-
-def _drawn(histograms: Mapping[str, Histogram]) -> list[Row]:
-    """The run times as bars: of the runs that have succeeded, and of the others."""
-    nothing = Histogram({})
-    good = histograms.get("succeeded", nothing)
-    bad = merged(histograms[end] for end in ("failed", "canceled") if end in histograms)
-    return [
-        {"above": a.above, "up_to": a.up_to, "succeeded": a.number, "others": b.number}
-        for a, b in zip(*bars(good, bad), strict=True)
-    ]
 
 
 def _rows(conn: Conn, name: str, of: str, part: str = "", **parameters: Any) -> list[Row]:

@@ -1,6 +1,6 @@
 """PURE: the language of the search box: words, and fields such as `status:dead`, `args.date:2024-05-01`, `key:"a b"`.
 
-A job must match all terms; a word is a part of a task, queue or key, or an id. Masked values cannot be searched.
+All of it must hold; a word is a part of a task, queue or key, or an id. No search finds what answers mask.
 """
 
 from __future__ import annotations
@@ -42,13 +42,12 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?")
 _ID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{0,4}){1,3}(?:-[0-9a-f]{0,12})?|[0-9a-f]{32}")
 _LIKE_ID = re.compile("[0-9a-f]{8,31}")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_SPECIAL = re.compile(r"[\\%_]")
 _LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 _CAPITALS = str.maketrans({chr(code): chr(code + 32) for code in range(ord("A"), ord("Z") + 1)})
 
 
 class WrongSearch(ValueError):
-    """The search is not valid; the text has the valid form."""
+    """The search says nothing that can be looked for; the text says what would be right."""
 
 
 class Range(NamedTuple):
@@ -60,7 +59,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The conditions of a search; `like_id` is a word that may be a part of an id, or of a text."""
+    """What a job must have; `like_id` is a word that may be a part of an id, or of a text as well."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
@@ -79,90 +78,71 @@ NOTHING = Search()
 
 @lru_cache(maxsize=256)
 def parsed(text: str | None) -> Search:
-    """The search of this text; raises WrongSearch."""
+    """What the text asks for; raises WrongSearch."""
     if text is None or not text.strip():
         return NOTHING
     if len(text) > LENGTH:
         raise WrongSearch(f"a search should have at most {LENGTH} characters, not {len(text):,}")
     if _CONTROL.search(text):
         raise WrongSearch("a search should have no control character and no lone surrogate in it")
-    filters = _Filters()
+    fields: dict[str, str] = {}
+    words: list[str] = []
+    args: dict[tuple[str, ...], list[str]] = {}  # by its path the values that an argument may have, as JSON
+    ids = like_id = None
     for name, value in _terms(text):
-        filters.add(name, value)
-    return filters.search()
-
-
-class _Filters:
-    """The filters of the terms that are parsed so far."""
-
-    def __init__(self) -> None:
-        self.fields: dict[str, str] = {}
-        self.words: list[str] = []
-        self.args: list[tuple[tuple[str, ...], list[str]]] = []
-        self.ids: Range | None = None
-        self.like_id: str | None = None
-
-    def add(self, name: str | None, value: str) -> None:
-        """Add one term; `value` is the text of the term, perhaps in quotes."""
-        if name is None:
-            word, is_quoted = lowered(_plain(value)), value.startswith('"')
+        kind, said, is_quoted = name and name.lower(), _plain(value), value.startswith('"')
+        if kind is None:
+            word = lowered(said)
             if not is_quoted and _ID.fullmatch(word):
-                self._add_id(word)
-            elif not is_quoted and _LIKE_ID.fullmatch(word) and self.like_id is None:
-                self.like_id = word
+                kind = "id"
+            elif not is_quoted and _LIKE_ID.fullmatch(word) and like_id is None:
+                like_id = word
             elif word.strip():
-                self.words.append(word)
-            if len(self.words) > WORDS:
-                raise WrongSearch(f"a search should have at most {WORDS} words: leave some out, or quote a text as one")
-        elif name.lower() == "id":
-            self._add_id(_plain(value))
-        elif name.lower().startswith("args."):
-            path = name[4:]
-            parts = tuple(_ESCAPE.sub(r"\1", quoted) if quoted else plain for quoted, plain in _PART.findall(path))
-            # As JSON: the text, and without quotes the number, boolean or null that it looks like.
-            looks_like = [value] if value in ("true", "false", "null") or _NUMBER.fullmatch(value) else []
-            *around, last = parts
-            is_masked = any(masking.is_secret(each, {}) for each in around)
-            meanings = [
-                each
-                for each in [json.dumps(_plain(value)), *looks_like]
-                if not is_masked and not masking.is_secret(last, "" if each == "null" else json.loads(each))
-            ]
-            if not meanings:
-                raise WrongSearch(f"args{path} is masked everywhere, so no search finds its value: search for another")
-            if any(parts == other for other, _ in self.args):
-                raise WrongSearch(f"args{path} stands twice, and an argument has one value: leave one of them out")
-            if len(self.args) == ARGS:
-                raise WrongSearch(f"a search should name at most {ARGS} arguments")
-            self.args.append((parts, meanings))
-        else:
-            self._add_field(name, _plain(value))
+                words.append(word)
+        if kind == "id":
+            if ids is not None:
+                raise WrongSearch("a job has one id, and this search names two")
+            ids = beginning(lowered(said))
+        elif kind and kind.startswith("args."):
+            path, meanings = _argument(name[4:] if name else "", value)
+            if path in args:
+                raise WrongSearch(f"{name} stands twice, and an argument has one value: leave one of them out")
+            args[path] = meanings
+        elif kind:
+            known = _ALIASES.get(kind)
+            if known is None:
+                raise WrongSearch(_unknown(name or "", said))
+            if known == "status" and said not in STATUSES:
+                raise WrongSearch(f"status:{said} is none; a status is one of {', '.join(STATUSES)}")
+            if fields.setdefault(known, said) != said:
+                raise WrongSearch(f"{name} stands twice, and a job has one: leave one of them out")
+    if len(words) > WORDS:
+        raise WrongSearch(f"a search should have at most {WORDS} words: leave some out, or quote a text as one")
+    if len(args) > ARGS:
+        raise WrongSearch(f"a search should name at most {ARGS} arguments")
+    documents = []
+    for values in itertools.product(*args.values()) if args else ():
+        document: dict[str, Any] = {}
+        for path, each in zip(args, values, strict=True):
+            _put(document, path, each)
+        documents.append(_json(document))
+    return Search(fields, tuple(words), tuple(documents), ids, like_id)
 
-    def _add_id(self, value: str) -> None:
-        if self.ids is not None:
-            raise WrongSearch("a job has one id, and this search names two")
-        self.ids = beginning(lowered(value))
 
-    def _add_field(self, name: str, value: str) -> None:
-        known = _ALIASES.get(name.lower())
-        if known is None:
-            raise WrongSearch(_unknown(name, value))
-        if known == "status" and value not in STATUSES:
-            raise WrongSearch(f"status:{value} is none; a status is one of {', '.join(STATUSES)}")
-        if self.fields.get(known, value) != value:
-            raise WrongSearch(f"{name} stands twice, and a job has one: leave one of them out")
-        self.fields[known] = value
-
-    def search(self) -> Search:
-        """All of it."""
-        return Search(self.fields, tuple(self.words), tuple(self._documents()), self.ids, self.like_id)
-
-    def _documents(self) -> Iterator[str]:
-        for values in itertools.product(*(meanings for _, meanings in self.args)) if self.args else ():
-            document: dict[str, Any] = {}
-            for (parts, _), value in zip(self.args, values, strict=True):
-                _put(document, parts, value)
-            yield _json(document)
+def _argument(path: str, value: str) -> tuple[tuple[str, ...], list[str]]:
+    """The names that lead to an argument, and its value as JSON: the text, and what that looks like without quotes."""
+    parts = tuple(_ESCAPE.sub(r"\1", quoted) if quoted else plain for quoted, plain in _PART.findall(path))
+    looks_like = [value] if value in ("true", "false", "null") or _NUMBER.fullmatch(value) else []
+    *around, last = parts
+    is_masked = any(masking.is_secret(each, {}) for each in around)
+    meanings = [
+        each
+        for each in [json.dumps(_plain(value)), *looks_like]
+        if not is_masked and not masking.is_secret(last, "" if each == "null" else json.loads(each))
+    ]
+    if not meanings:
+        raise WrongSearch(f"args{path} is masked everywhere, so no search finds its value: search for another")
+    return parts, meanings
 
 
 def _terms(text: str) -> Iterator[tuple[str | None, str]]:
@@ -238,9 +218,11 @@ def lowered(text: str) -> str:
 def parameters(search: Search) -> dict[str, Any]:
     """The parameters of the conditions `found` in search.sql, where an id follows U+0001 and texts newlines."""
     ids, near, like_id = search.ids, search.near, search.like_id
+    digits = like_id or ""
+    dashed = str(UUID(digits.ljust(32, "0")))[: len(digits) + sum(len(digits) > place for place in (8, 12, 16, 20))]
     return {
         "patterns": list(map(pattern, search.words)) or None,
-        "like_id": [f"%\n%{like_id}%", f"\x01{_dashed(like_id)}%", f"\x01%{like_id}\n%"] if like_id else None,
+        "like_id": [f"%\n%{like_id}%", f"\x01{dashed}%", f"\x01%{like_id}\n%"] if like_id else None,
         "args": list(search.args) or None,
         "id_from": ids and ids.first,
         "id_to": ids and ids.last,
@@ -250,13 +232,8 @@ def parameters(search: Search) -> dict[str, Any]:
 
 
 def pattern(part: str) -> str:
-    """The pattern of LIKE for this part of a text."""
-    escaped = _SPECIAL.sub(r"\\\g<0>", part)
-    return f"%{escaped}%"
-
-
-def _dashed(digits: str) -> str:
-    return str(UUID(digits.ljust(32, "0")))[: len(digits) + sum(len(digits) > place for place in (8, 12, 16, 20))]
+    """What LIKE finds this part of a text by."""
+    return "%" + re.sub(r"[\\%_]", r"\\\g<0>", part) + "%"
 
 
 def quoted(value: str) -> str:
@@ -285,10 +262,6 @@ def unfinished(text: str) -> Unfinished | None:
     name, colon, value = term.partition(":")
     if not term or _CONTROL.search(text) or len(text) > LENGTH:
         return None
-    if colon and name.lower() in _ALIASES:
-        return Unfinished(text[:at], _ALIASES[name.lower()], _plain_end(value))
-    return Unfinished(text[:at], None, _plain_end(term))
-
-
-def _plain_end(text: str) -> str:
-    return _ESCAPE.sub(r"\1", text.removeprefix('"').removesuffix('"'))
+    field = _ALIASES.get(name.lower()) if colon else None
+    part = (value if field else term).removeprefix('"').removesuffix('"')
+    return Unfinished(text[:at], field, _ESCAPE.sub(r"\1", part))

@@ -1,25 +1,24 @@
-"""Counts beside a list of jobs, and suggestions of a search box; each reads a bounded number of rows."""
+"""Counts beside a list of jobs, and suggestions of a search box; each looks at a bounded number of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 from uuid import UUID
 
 from dataloader.log import masked
 from dataloader.queue import db
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, Row
 from dataloader.queue.job import DEAD, FINAL, STATUSES, TALLIED
 from dataloader.queue.reports import search, stats
 
 COUNTED = 10_000  # jobs of each source that a tally counts by an index alone
-SCAN = 3_000  # jobs of each source that a tally reads
+SCAN = 3_000  # jobs of each source that it looks at
 SUGGESTED = 8
 SUGGESTING = 1_000  # jobs of each kind whose keys are suggested
 _SQL = db.statements("search.sql")
-# The source of the jobs of each kind.
+# Where the jobs of each kind are found.
 _SOURCES = {
     "of_ready": {"ready"},
     "of_time": {"scheduled"},
@@ -37,32 +36,8 @@ _NOT_QUEUED = ("of_running", "of_dead", "of_finished")
 _GROUPS = {"queued": _QUEUED, "fresh": _QUEUED, "retries": _QUEUED, "dead": set(map(str, DEAD))}
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """How many jobs count as what (job.TALLIED); of a kind of `at_least` there are more."""
-
-    counts: Mapping[str, int]
-    at_least: frozenset[str]
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return sum(self.counts.values())
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether all jobs were read."""
-        return not self.at_least
-
-    def document(self) -> dict[str, Any]:
-        """The tally as the API answers it."""
-        at_least = [kind for kind in TALLIED if kind in self.at_least]
-        return {"counts": dict(self.counts), "total": self.total, "at_least": at_least}
-
-
-def tally(conn: Conn, wanted: stats.Wanted, job_ids: Sequence[UUID] | None = None) -> Tally:
-    """Count the jobs of a list, of each kind the first SCAN or COUNTED; with `job_ids` only these. Raises
-    WrongSearch."""
+def tally(conn: Conn, wanted: stats.Wanted, job_ids: Sequence[UUID] | None = None) -> Row:
+    """How many jobs of a list, or of these, count as what, as model.Tally, up to SCAN. Raises WrongSearch."""
     wanted = wanted.whole
     parameters = stats.filters(wanted) | stats.bounds(wanted) | {"job_ids": None if job_ids is None else list(job_ids)}
     is_plain = wanted in (stats.Wanted(queue=wanted.queue, sort=wanted.sort),) and job_ids is None
@@ -82,12 +57,8 @@ def tally(conn: Conn, wanted: stats.Wanted, job_ids: Sequence[UUID] | None = Non
                 source == "of_parent" and (conn.execute(_SQL["waiting"], {"scan": most}).fetchone() == (True,))
             ):
                 at_least |= kinds
-    return Tally(counts, frozenset(at_least))
-
-
-def kinds_of(status: str | None) -> set[str]:
-    """PURE: what the jobs of a status, or of a group of job.STATUSES, may count as."""
-    return set(TALLIED) if status is None else _GROUPS.get(status, {status})
+    at_least_of = [kind for kind in TALLIED if kind in at_least]
+    return {"counts": counts, "total": sum(counts.values()), "at_least": at_least_of}
 
 
 def suggest(conn: Conn, text: str) -> list[str]:
@@ -95,8 +66,8 @@ def suggest(conn: Conn, text: str) -> list[str]:
     last = search.unfinished(text)
     if last is None:
         return []
-    texts = [f"{last.before}{term}" for term in _terms(conn, last)]
-    return [each for each in texts if len(each) <= search.LENGTH and masked(each) == each]
+    found = [f"{last.before}{term}" for term in _terms(conn, last)]
+    return [each for each in found if len(each) <= search.LENGTH and masked(each) == each]
 
 
 def _terms(conn: Conn, last: search.Unfinished) -> Iterator[str]:
@@ -118,11 +89,11 @@ def _terms(conn: Conn, last: search.Unfinished) -> Iterator[str]:
 
 def _sources(conn: Conn, wanted: stats.Wanted) -> tuple[list[tuple[str, set[str]]], dict[str, Any]]:
     """Where the jobs of a list are counted, with what they may count as, and the ids that are counted apart."""
-    kinds = kinds_of(wanted.status)
-    sources = [(source, has) for source, has in _SOURCES.items() if has & kinds]
+    kinds = _GROUPS.get(wanted.status or "", {wanted.status} if wanted.status else set(TALLIED))
+    found = [(source, has) for source, has in _SOURCES.items() if has & kinds]
     if wanted.q and wanted.queue is None and wanted.status is None:  # by time: jobs that stand together
-        sources = [("of_queued", _QUEUED), *((source, _SOURCES[source]) for source in _NOT_QUEUED)]
-    by_name = dict(sources)
+        found = [("of_queued", _QUEUED), *((source, _SOURCES[source]) for source in _NOT_QUEUED)]
+    by_name = dict(found)
     names, named = stats.searched(conn, wanted, list(by_name))
     return [(_APART.get(name, name), by_name.get(name, kinds)) for name in names], named
 

@@ -19,14 +19,13 @@ from psycopg.types.json import Jsonb
 
 from dataloader import log, periods
 from dataloader.config import WEBHOOK_SECRETS
-from dataloader.model.kinds import SHAPES
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
 from dataloader.queue.db import Row as Row
 from dataloader.queue.reports import messages
 from dataloader.queue.reports.messages import KINDS, TASK, Firing, Message, Rules
 
-LAG_SEC = periods.seconds("WEBHOOK_LAG_SEC", 300.0)  # the lag of a late queue, unless its webhook sets another
+LAG_SEC = periods.seconds("WEBHOOK_LAG_SEC", 300.0)  # from which on a queue is late, where its webhook does not say
 ATTEMPTS = 12  # of a message: with the pauses of the pipeline some four hours
 TAKEN = 10_000  # events of one round; the next one goes on with the rest
 SETTLE_SEC = periods.seconds("SETTLE_SEC", 10.0)  # from its begin until a transaction's rows should be visible
@@ -36,12 +35,11 @@ _VARIABLE = re.compile(rf"{WEBHOOK_SECRETS}[A-Z0-9_]{{1,64}}", re.ASCII)
 WHOLE = re.compile(rf"\$\{{({_VARIABLE.pattern})\}}", re.ASCII)  # a `url` that is a variable of the workers
 
 _log = structlog.get_logger("reaper")
-_SQL = db.statements("alerts.sql")
-_SQL = {name: text.replace("{shown}", _SQL["shown"].rstrip(";")) for name, text in _SQL.items()}
+_SQL = db.statements("alerts.sql", "shown")
 
 
 class WrongWebhook(ValueError):
-    """A field of a webhook is wrong; `field` names it ("" for the name), the text has the valid form."""
+    """A field of a webhook is wrong; `field` names it ("" for its name), the text says what would be right."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(f"{field} {text}")
@@ -50,8 +48,7 @@ class WrongWebhook(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The wanted settings of a webhook; None: all. A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names the key's
-    variable."""
+    """What a webhook should be; None: all. A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names a variable."""
 
     name: str
     url: str
@@ -73,8 +70,7 @@ def find(conn: Conn, name: str) -> Row | None:
 
 
 def put(conn: Conn, wanted: Wanted, by: str) -> Row:
-    """Add or change the webhook of this name; the first one is told of what happens from now on. Raises
-    WrongWebhook."""
+    """Add or change the webhook of this name; the first is told of what happens from now on. Raises WrongWebhook."""
     check(wanted)
     fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(wanted).items()}
     with conn.transaction():
@@ -88,7 +84,7 @@ def remove(conn: Conn, name: str) -> bool:
 
 
 def pause(conn: Conn, name: str, by: str) -> Row | None:
-    """Send no messages to a webhook until `resume`, also not later; returns the webhook, or None."""
+    """Tell a webhook nothing, until `resume`; returns it, or None. What happens meanwhile is not told later."""
     return _one(conn, "pause", name, by=by)
 
 
@@ -115,14 +111,14 @@ def message_of(conn: Conn, job_id: UUID) -> Row | None:
 
 
 def is_firing(conn: Conn, name: str, message: Message) -> bool:
-    """Whether the condition of a message still lasts, by the messages that the webhook got."""
+    """Whether the condition of a message still lasts, as far as the webhook was told."""
     given = {field: message[field] for field in ("kind", "queue", "since")}
     return bool(_rows(conn, "is_firing", webhook=name, **given)[0]["exists"])
 
 
 def publish(conn: Conn, rules: Rules) -> int:
-    """Add one job for each due message, also if several reapers call this; raises instead of waiting for a lock."""
-    if not (webhooks := listed(conn)):
+    """Called by the reaper: add a job for each due message, once whatever reapers call; raises rather than wait."""
+    if not (found := listed(conn)):
         return 0
     with conn.transaction():
         conn.execute(_SQL["briefly"])
@@ -133,17 +129,19 @@ def publish(conn: Conn, rules: Rules) -> int:
             conn.execute(_SQL["go_on_behind"], {"last_event": events[-1]["event_id"]})
         else:
             conn.execute(_SQL["begin_anew"])
-        queues, firings = _rows(conn, "queues"), _firings(conn)
-        sent = 0
-        for each in webhooks:
+        queues, told, sent = _rows(conn, "queues"), defaultdict(list), 0
+        for row in _rows(conn, "firing"):
+            if row["kind"] in KINDS:
+                told[row.pop("webhook")].append(Firing(**row))
+        for each in found:
             try:
                 with conn.transaction():
-                    due = messages.due(each, events, queues, firings[each["name"]], rules, now)
+                    due = messages.due(each, events, queues, told[each["name"]], rules, now)
                     for message in due:
                         _add(conn, each["name"], log.masked(message), rules)
                         _note(conn, each["name"], message)
                         sent += 1
-            except Exception as e:  # the row of a webhook may cause any error
+            except Exception as e:  # whatever the row of a webhook may cause
                 if conn.closed:
                     raise
                 _log.warning("reaper.alerts.failed", webhook=each["name"], error=f"{type(e).__name__}: {e}".strip())
@@ -151,12 +149,10 @@ def publish(conn: Conn, rules: Rules) -> int:
 
 
 def check(wanted: Wanted) -> None:
-    """PURE: raise WrongWebhook for the first field that is wrong."""
+    """PURE: raise WrongWebhook for a wrong name, URL or variable; the operation checks all other fields."""
     if not _NAME.fullmatch(wanted.name):
         raise WrongWebhook("name", "should be 1 to 64 letters, digits, dots, hyphens and underscores, as ops-chat")
-    if wanted.shape not in SHAPES:
-        raise WrongWebhook("shape", f"should be one of {', '.join(SHAPES)}")
-    # The texts do not show the URL, because it may hold a secret in a wrong place.
+    # The texts show nothing of the URL: it may hold a secret in a wrong place.
     whole, wrong = f"${{{WEBHOOK_SECRETS}...}}, a variable of the workers that holds the whole URL", ""
     if "${" in wanted.url:
         wrong = f"should be {whole}: so a secret goes to no other host than its own"
@@ -171,12 +167,6 @@ def check(wanted: Wanted) -> None:
     if wanted.signed_by is not None and not _VARIABLE.fullmatch(wanted.signed_by):
         text = f"should be the name of an environment variable of the workers, as {WEBHOOK_SECRETS}KEY, not the key"
         raise WrongWebhook("signed_by", text)
-    if wanted.kinds is not None and (not wanted.kinds or not set(wanted.kinds) <= set(KINDS)):
-        raise WrongWebhook("kinds", f"should be some of {', '.join(KINDS)}; leave it out for all")
-    if wanted.queues is not None and not all(wanted.queues or [""]):
-        raise WrongWebhook("queues", "should name one queue or more; leave it out for all")
-    if not 0 < wanted.lag_sec <= 10**9:
-        raise WrongWebhook("lag_sec", "should be a number of seconds above 0")
 
 
 def is_address(url: str) -> bool:
@@ -191,14 +181,6 @@ def is_address(url: str) -> bool:
     return is_right and bool(re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname or ""))
 
 
-def _firings(conn: Conn) -> dict[str, list[Firing]]:
-    firings: dict[str, list[Firing]] = defaultdict(list)
-    for row in _rows(conn, "firing"):
-        if row["kind"] in KINDS:
-            firings[row.pop("webhook")].append(Firing(**row))
-    return firings
-
-
 def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:
     """The message and its job, without an idempotency key: a producer could take a foreseen one."""
     args = {"webhook": name, "text": message["text"]}
@@ -210,7 +192,7 @@ def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:
 
 
 def _note(conn: Conn, name: str, message: Message) -> None:
-    """Record that the webhook got the begin or the end of a condition."""
+    """Keep that the webhook was told that a condition has begun, or is over."""
     if message["state"] in ("firing", "resolved"):
         given = {field: message[field] for field in ("kind", "queue", "since")}
         conn.execute(_SQL[f"note_{message['state']}"], given | {"webhook": name})

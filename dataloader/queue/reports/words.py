@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from math import isfinite
-from typing import Any
 
 NOTHING = "–"
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -46,23 +44,3 @@ def percent(share: float | None) -> str:
     if share is None:
         return NOTHING
     return f"{share * 100:.1f} %" if 0 < share < 0.01 else f"{share * 100:.0f} %"
-
-
-def share(progress: Any) -> float | None:
-    """The finished share, 0 to 1, of a progress with `processed` and `total`, or `percent`; else None."""
-    if not isinstance(progress, Mapping):
-        return None
-    done, total, percents = (number_of(progress.get(name)) for name in ("processed", "total", "percent"))
-    if done is not None and total:
-        return min(max(done / total, 0.0), 1.0)
-    return None if percents is None else min(max(percents / 100, 0.0), 1.0)
-
-
-def number_of(value: Any) -> float | None:
-    """`value` as a float, or None: pipelines yield any JSON."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None

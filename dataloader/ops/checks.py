@@ -1,27 +1,24 @@
-"""Read the JSON of bodies, name their faults, and write the JSON of answers.
+"""PURE: the checks of what askers send: the guards on JSON, and the models of parameters; a Problem names each fault.
 
-A body is refused if PostgreSQL cannot store it or a worker cannot read it. A fault has a JSON pointer to its place.
+JSON holds only what PostgreSQL can store and a worker can read; a fault has a JSON pointer to its place.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from flask.json.provider import DefaultJSONProvider
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from dataloader.api.web.problems import Fault, Problem, invalid
+from dataloader.model.farm import Fault
+from dataloader.ops.errors import Problem, invalid
+from dataloader.ops.types import UNSTORABLE
 from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN, is_deep
 
 BODY_LIMIT = 256 * 1024  # bytes; in a batch, of each job's args
-DIGITS_LIMIT = 4_300  # of one integer; Python, and so a worker, cannot read a longer one
-UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-PRINTABLE = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"  # text without control characters, as a pattern of JSON Schema
+DIGITS_LIMIT = 4_300  # of one integer; Python, and so a worker, reads no longer one
 _POINTER_LIMIT = 200
 M = TypeVar("M", bound=BaseModel)
 
@@ -34,28 +31,28 @@ def document(raw: bytes, depth: int = DEPTH_LIMIT) -> dict[str, Any]:
     """
     if not raw:
         raise invalid("", "empty", "the body should be a JSON object; it is empty")
-    value = _parsed_fast(raw, depth) or _checked(_parsed(raw, depth), [], depth)
+    value = _at_once(raw, depth) or _plain(_decoded(raw, depth), [], depth)
     if not isinstance(value, dict):
         raise invalid("", "object_type", "the body should be a JSON object")
     return value
 
 
-def _parsed_fast(raw: bytes, depth: int) -> Any:
-    """The JSON in `raw` if a quick check finds no fault, else None; much faster than _checked."""
+def _at_once(raw: bytes, depth: int) -> Any:
+    """The JSON in `raw` where a quick check finds no fault, else None; much faster than _plain."""
     if b"\\u0000" in raw or b"\\ud" in raw or b"\\uD" in raw:
         return None
     try:
-        value = json.loads(raw.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(raw.decode(), object_pairs_hook=_without_twins, parse_float=_finite, parse_constant=_finite)
         return None if is_deep(value, depth) else value
     except (ValueError, RecursionError):
         return None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(pairs)
-    if len(unique) < len(pairs):
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
         raise ValueError
-    return unique
+    return found
 
 
 def _finite(digits: str) -> float:
@@ -65,17 +62,17 @@ def _finite(digits: str) -> float:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """The pairs of a JSON object, with duplicate keys."""
+    """An object as it was written, with keys that occur twice."""
 
 
-def _parsed(raw: bytes, depth: int) -> Any:
+def _decoded(raw: bytes, depth: int) -> Any:
     try:
         return json.loads(raw.decode(), object_pairs_hook=_Pairs, parse_int=_integer)
     except UnicodeDecodeError:
         raise invalid("", "utf8", "the body should be JSON in UTF-8") from None
     except json.JSONDecodeError as e:
-        place = f"line {e.lineno}, column {e.colno}"
-        raise invalid("", "json", f"the body should be JSON; its first fault is at {place}") from None
+        where = f"line {e.lineno}, column {e.colno}"
+        raise invalid("", "json", f"the body should be JSON; it is not from {where} on") from None
     except RecursionError:
         raise _too_deep([], depth) from None
 
@@ -84,14 +81,14 @@ def _integer(digits: str) -> float | int:
     return int(digits) if len(digits) <= DIGITS_LIMIT else math.inf
 
 
-def _checked(value: Any, path: list[str | int], depth: int) -> Any:
-    """`value` with a dict for each _Pairs. `path` is its place; it is changed in place, to save time."""
+def _plain(value: Any, path: list[str | int], depth: int) -> Any:
+    """`value` with dicts for _Pairs. `path` leads to it; the function changes `path` in place, which is cheap."""
     if isinstance(value, list) and len(path) >= depth:
         raise _too_deep(path, depth)
     if isinstance(value, _Pairs):
-        return _checked_object(value, path, depth)
+        return _object(value, path, depth)
     if isinstance(value, list):
-        return [_checked_item(path, index, item, depth) for index, item in enumerate(value)]
+        return [_at(path, index, item, depth) for index, item in enumerate(value)]
     if isinstance(value, str):
         _check_text(value, path)
     if isinstance(value, float) and not math.isfinite(value):
@@ -99,21 +96,21 @@ def _checked(value: Any, path: list[str | int], depth: int) -> Any:
     return value
 
 
-def _checked_object(pairs: _Pairs, path: list[str | int], depth: int) -> dict[str, Any]:
-    checked: dict[str, Any] = {}
+def _object(pairs: _Pairs, path: list[str | int], depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for key, item in pairs:
         _check_text(key, [*path, key])
-        if key in checked:
+        if key in found:
             raise invalid(pointer([*path, key]), "duplicate_key", "a key should occur once in an object")
-        checked[key] = _checked_item(path, key, item, depth)
-    return checked
+        found[key] = _at(path, key, item, depth)
+    return found
 
 
-def _checked_item(path: list[str | int], step: str | int, item: Any, depth: int) -> Any:
+def _at(path: list[str | int], step: str | int, item: Any, depth: int) -> Any:
     path.append(step)
-    checked = _checked(item, path, depth)
+    plain = _plain(item, path, depth)
     path.pop()
-    return checked
+    return plain
 
 
 def _check_text(text: str, path: list[str | int]) -> None:
@@ -141,9 +138,9 @@ def validated(model: type[M], document: dict[str, Any], noun: str = "field") -> 
 
 
 def refusal(error: ValidationError, model: type[BaseModel], noun: str, path: tuple[str, ...] = ()) -> Problem:
-    """A 400 Problem with the errors of pydantic; `path` is the place of the value in the body."""
+    """The 400 Problem of what pydantic found in the part of a body to which `path` leads."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
-    faults = [_fault(each, model, noun, path) for each in errors[:FAULTS_SHOWN]]
+    faults = [_fault(found, model, noun, path) for found in errors[:FAULTS_SHOWN]]
     count = f"one {noun} is" if len(errors) == 1 else f"{len(errors)} {noun}s are"
     return Problem(400, f"{count} not valid, see errors", faults)
 
@@ -153,17 +150,4 @@ def _fault(error: ErrorDetails, model: type[BaseModel], noun: str, path: tuple[s
     if error["type"] == "extra_forbidden":
         known = ", ".join(model.model_fields) or "none"
         message = f"This {noun} is not known; the {noun}s are: {known}"
-    return Fault(pointer((*path, *error["loc"])), error["type"], message)
-
-
-class Json(DefaultJSONProvider):
-    """The JSON of answers: fields in their order, instants as RFC 3339 in UTC."""
-
-    sort_keys = False
-
-    @staticmethod
-    def default(value: Any) -> Any:
-        """The JSON of other types: an instant as RFC 3339; UUID, Decimal and more as Flask writes them."""
-        if isinstance(value, datetime):
-            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        return DefaultJSONProvider.default(value)
+    return Fault(pointer=pointer((*path, *error["loc"])), code=error["type"], message=message)

@@ -1,0 +1,143 @@
+"""New jobs by the rules of a trigger: the bounds of their fields, the hooks, and the schemas of their tasks.
+
+What is not valid is a Problem that names each fault. Hooks run before a session is open.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from dataloader.model.farm import Fault
+from dataloader.ops.checks import BODY_LIMIT, document, pointer, refusal, validated
+from dataloader.ops.errors import Problem, invalid
+from dataloader.ops.op import Call
+from dataloader.queue import hooks, new_job
+from dataloader.queue.args_schema import Allowance
+from dataloader.queue.enqueue import Columns, NewJob, are_known
+from dataloader.queue.new_job import FAULTS_SHOWN, Trigger
+from dataloader.queue.parents import Parents, fault
+
+BATCH_JOBS = 10_000
+BATCH_LIMIT = 16 * 1024 * 1024  # bytes
+BATCH_DEPTH = new_job.DEPTH_LIMIT + 2  # so each job may be nested as deep as a trigger's body
+# W3C Trace Context: version, trace id, span id, flags; a later version may say more behind them.
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<more>-.*)?")
+
+
+def one(call: Call, fields: dict[str, Any]) -> NewJob:
+    """The job of these fields of a trigger; raises a Problem, and the errors of hooks."""
+    if hooks.AROUND_ENQUEUE:
+        validated(Trigger, new_job.keyed(fields))
+        fields = document(_written(_hooked(fields, ()), "job", BODY_LIMIT))
+    trigger = validated(Trigger, fields)
+    given = {name: getattr(trigger, name) for name in trigger.model_fields_set}
+    _require_sound([given.get("depends_on")], 1, "/depends_on")
+    new = NewJob(**{"lease_ttl_sec": call.settings.dl_default_lease_ttl_sec, **given, "trace": _trace(call)})
+    _require_args(call, [new.task], [new.idempotency_key], [new.args])
+    return new
+
+
+def many(call: Call, jobs: list[Any]) -> Columns:
+    """The jobs of a batch, each by the rules of a trigger; a Problem names the place of each wrong job."""
+    if hooks.AROUND_ENQUEUE:
+        _columns(call, [new_job.keyed(job) if isinstance(job, dict) else job for job in jobs])
+        made = [_hooked(job, ("jobs", number)) for number, job in enumerate(jobs)]
+        jobs = document(_written({"jobs": made}, "jobs", BATCH_LIMIT), BATCH_DEPTH)["jobs"]
+    columns = _columns(call, jobs)
+    if trace := _trace(call):
+        columns["trace"] = [trace]
+    _require_args(call, columns["task"], columns["idempotency_key"], columns["args"], is_batch=True)
+    return columns
+
+
+def _columns(call: Call, jobs: list[Any]) -> Columns:
+    try:
+        columns = new_job.columns_of(jobs, call.settings.dl_default_lease_ttl_sec)
+    except ValidationError as e:
+        raise refusal(e, Trigger, "field", ("jobs",)) from None
+    _require_sound(columns["depends_on"], len(columns["args"]), "/jobs")
+    for number, args in enumerate(columns["args"]):
+        if len(args) > BODY_LIMIT // 4 and len(args.encode()) > BODY_LIMIT:
+            message = f"args should be at most {BODY_LIMIT} bytes of JSON"
+            wrong = Fault(pointer=f"/jobs/{number}/args", code="too_large", message=message)
+            raise Problem(413, message, [wrong])
+    return columns
+
+
+def _require_sound(depends_on: Sequence[Parents | None], count: int, place: str) -> None:
+    if wrong := fault(depends_on, count):
+        raise invalid(place, "depends_on", wrong)
+
+
+def _trace(call: Call) -> str | None:
+    """The call's W3C traceparent where it is valid: an invalid one is ignored, not refused."""
+    match = _TRACEPARENT.fullmatch(call.trace or "")
+    return None if match is None or (match["more"] and match[0].startswith("00")) else match[0][:55]
+
+
+def _require_args(
+    call: Call,
+    tasks: Sequence[str],
+    keys: Sequence[str | None],
+    all_args: Sequence[str | Mapping[str, Any]],
+    *,
+    is_batch: bool = False,
+) -> None:
+    """Refuse args that the schemas of their tasks refuse, of up to FAULTS_SHOWN jobs.
+
+    Where the idempotency keys of the wrong jobs have jobs, these are the answer, whatever else the body says.
+    """
+    schemas, allowance, wrong = call.schemas(call.conn, set(tasks)), Allowance(), []
+    for number, args in enumerate(all_args) if schemas else ():
+        text = schemas.get(tasks[number % len(tasks)])
+        path = ("jobs", number, "args") if is_batch else ("args",)
+        if text is not None and (found := allowance.faults(text, json.loads(args) if isinstance(args, str) else args)):
+            at = [Fault(pointer=pointer((*path, *each.path)), code=each.code, message=str(each)) for each in found]
+            wrong.append((keys[number % len(keys)], at))
+            if len(wrong) == FAULTS_SHOWN:
+                break
+    if wrong and not are_known(call.conn, {key for key, _ in wrong}):
+        faults = [each for _, at in wrong for each in at]
+        detail = faults[0].message if len(faults) == 1 else f"{len(faults)} args are not valid, see errors"
+        raise Problem(400, detail, faults[:FAULTS_SHOWN])
+
+
+def _hooked(job: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
+    try:
+        return new_job.hooked(job)
+    except ValueError as e:
+        raise invalid(pointer(path), "refused", str(e)) from None
+
+
+def _written(document: dict[str, Any], noun: str, limit: int) -> bytes:
+    """What hooks have made, as JSON at its shortest, so that a valid body that no hook changes is not too large."""
+    try:
+        # A lone surrogate becomes its escape, which the guards on a body then find and name.
+        raw = _JSON.encode(document).encode(errors="backslashreplace")
+    except hooks.WrongAnswer:
+        raise
+    except (TypeError, ValueError, RecursionError):  # the text may quote the job
+        raise _not_json() from None
+    if len(raw) > limit:
+        raise Problem(413, f"the {noun} that the hooks have made should be at most {limit} bytes of JSON")
+    return raw
+
+
+def _default(value: object) -> str:
+    """JSON for what json does not know; a hook may give a time as a datetime."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise _not_json(f", not {type(value).__name__}")
+
+
+def _not_json(but: str = "") -> hooks.WrongAnswer:
+    return hooks.WrongAnswer(" or ".join(map(hooks.identity, hooks.AROUND_ENQUEUE)), f"what JSON can say{but}")
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)

@@ -45,7 +45,7 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """True when nothing is an error."""
+        """True if no finding is an error."""
         return all(finding.level is not Level.ERROR for finding in self.findings)
 
     def text(self) -> str:
@@ -59,9 +59,9 @@ class Report:
 
     def document(self) -> str:
         """The report as JSON."""
-        found = {"ok": self.is_good, "settings": self.settings, "findings": [asdict(f) for f in self.findings]}
-        found["files"] = list(self.files)
-        return json.dumps(found, ensure_ascii=False, indent=2)
+        report = {"ok": self.is_good, "settings": self.settings, "findings": [asdict(f) for f in self.findings]}
+        report["files"] = list(self.files)
+        return json.dumps(report, ensure_ascii=False, indent=2)
 
 
 def run(find_dsn: Callable[[Settings], str | None]) -> Report:
@@ -148,7 +148,7 @@ def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iter
 
 
 def of_host(settings: Settings) -> Iterator[Finding]:
-    """What this host lacks: a limit, a part of /proc, a folder, the API's address."""
+    """The findings on this host: limits, /proc, folders, the API's address."""
     files = files_needed(sum(spec.concurrency for spec in settings.workers))
     for lack in (*surroundings.worker_lacks(files), *surroundings.api_lacks()):
         yield error("host", *lack)
@@ -172,14 +172,14 @@ def data_folder(folder: Path, given: bool) -> Finding:
     if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK):
         return ok("data", f"{folder} can be read")
     level = Level.ERROR if given else Level.WARNING
-    what = "cannot be read" if os.path.isdir(folder) else "is no folder" if os.path.exists(folder) else "does not exist"
-    return Finding(level, "data", f"DL_DATA_DIR: {folder} {what}", "make it, readable for this user, for file loaders")
+    state = "cannot be read" if os.path.isdir(folder) else "is no folder" if os.path.exists(folder) else "is missing"
+    return Finding(level, "data", f"DL_DATA_DIR: {folder} {state}", "make it, readable for this user, for file loaders")
 
 
 def written_folder(name: str, folder: Path) -> Finding:
     """The finding on a folder of log files: this user can write to it, or can make it."""
-    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
-    if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
+    existing = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK):
         return ok("logs", f"{name}: {folder} can be written to")
     return error("logs", f"{name}: {folder} cannot be written to", "make it, writable for this user")
 
@@ -201,8 +201,8 @@ def of_pipelines(
     findings = []
     for variable, name in wanted:
         if name in deadly:
-            what = f"{variable}: the process that imports {name} {deadly[name]}"
-            findings.append(error("pipelines", what, "correct the module: no worker starts without it"))
+            text = f"{variable}: the process that imports {name} {deadly[name]}"
+            findings.append(error("pipelines", text, "correct the module: no worker starts without it"))
         else:
             begins(name)
             findings += filter(None, [_imported(variable, name)])
@@ -227,8 +227,8 @@ def _imported(variable: str, module: str) -> Finding | None:
         return error("pipelines", f"{variable}: {module} cannot be imported: {_line(e)}", _advice(e, module))
     after = _registered()
     if variable != "DL_HOOKS" and after["around_enqueue"] > before["around_enqueue"]:
-        what = f"{variable}: {module} registers @around_enqueue, which no API process would call"
-        return warning("pipelines", what, "name the module of this function in DL_HOOKS too")
+        text = f"{variable}: {module} registers @around_enqueue, which no API process would call"
+        return warning("pipelines", text, "name the module of this function in DL_HOOKS too")
     if variable == "DL_PIPELINES" and is_new and after == before:
         return warning("pipelines", f"{variable}: {module} registers no task", "use @register(...) in it")
     return None

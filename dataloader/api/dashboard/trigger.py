@@ -126,12 +126,12 @@ def _args(schema: _Schema, old: dict[str, Any] | None) -> dict[str, Any]:
 
 def _of_job() -> dict[str, Any]:
     """The fields of the job beside its args; raises a 400 Problem for a priority that is no number."""
-    found: dict[str, Any] = {name: text for name in OF_JOB if (text := request.form.get(name, "").strip())}
-    if "priority" in found:
-        if not (found["priority"].isascii() and found["priority"].isdigit() and len(found["priority"]) < 11):
+    fields: dict[str, Any] = {name: text for name in OF_JOB if (text := request.form.get(name, "").strip())}
+    if "priority" in fields:
+        if not (fields["priority"].isascii() and fields["priority"].isdigit() and len(fields["priority"]) < 11):
             raise invalid("/priority", "priority", "priority should be a whole number of 0 or more")
-        found["priority"] = int(found["priority"])
-    return found
+        fields["priority"] = int(fields["priority"])
+    return fields
 
 
 def _document(fields: dict[str, Any]) -> dict[str, Any]:

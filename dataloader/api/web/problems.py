@@ -69,7 +69,7 @@ def _of_meaning(error: Exception) -> Response:
 
 
 def _of_key(error: enqueue.KeyTaken) -> Response:
-    """The answer says nothing of the job: a guessed key must not lead to it."""
+    """The answer does not name the job, because a guessed key must not reveal it."""
     pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
     text = "the idempotency key should be one that no other producer has used"
     fault = Fault(pointer=pointer, code="key_taken", message=text)
@@ -87,27 +87,27 @@ def _of_schema(error: migrations.SchemaError) -> Response:
 
 
 def _of_hook(error: hooks.WrongAnswer) -> Response:
-    seen = {"hook": "around_enqueue", "function": error.function, "error": str(error)}
-    _log.error("hook.failed", request_id=request_id(), **seen)
+    facts = {"hook": "around_enqueue", "function": error.function, "error": str(error)}
+    _log.error("hook.failed", request_id=request_id(), **facts)
     return _document(500, str(error))
 
 
 def _of_any(error: Exception) -> Response:
-    seen = {"request_id": request_id(), "path": request.path, "error": type(error).__name__}
+    facts = {"request_id": request_id(), "path": request.path, "error": type(error).__name__}
     if db.is_passing(error):
-        _log.warning("api.unavailable", **seen)
+        _log.warning("api.unavailable", **facts)
         return _unavailable("The database does not answer. Nothing is confirmed: send the request again.")
     if isinstance(error, errors.CheckViolation) and (field := checked_field(error)):
         return _of_problem(invalid(f"/{field}", "check", f"{field} should be what the table's check allows"))
     # Without the text and the stack, which may quote the request.
-    _log.error("api.error", **seen, where=_place(error))
+    _log.error("api.error", **facts, where=_place(error))
     return _document(500, "This is a fault of the service. The request id finds it in the log.")
 
 
 def checked_field(error: errors.CheckViolation) -> str | None:
     """The field of a job that the check of the same name refuses; None where the check is of no job."""
-    found = re.fullmatch(r"dl_jobs_chk_(\w+)", error.diag.constraint_name or "")
-    return found[1] if found else None
+    match = re.fullmatch(r"dl_jobs_chk_(\w+)", error.diag.constraint_name or "")
+    return match[1] if match else None
 
 
 def _unavailable(detail: str) -> Response:

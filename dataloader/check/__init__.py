@@ -70,10 +70,10 @@ def run(find_dsn: Callable[[Settings], str | None]) -> Report:
         settings, misspelt = config.load(), config.misspelt()
     except config.ConfigError as e:
         return Report({}, [error("settings", line) for line in str(e).splitlines()])
-    before = [*of_settings(settings, misspelt), *of_host(settings), *of_folders(settings)]
+    before = [*settings_findings(settings, misspelt), *host_findings(settings), *folder_findings(settings)]
 
     def rest(deadly: Mapping[str, str], begins: Callable[[str], None]) -> Report:
-        findings = [*before, *of_pipelines(settings, deadly, begins)]
+        findings = [*before, *pipeline_findings(settings, deadly, begins)]
         findings += database.database_findings(settings, find_dsn(settings))
         return Report(shown(settings), findings, users_files())
 
@@ -129,7 +129,7 @@ def _shown(name: str, value: Any) -> str:
     return "" if value is None else log.masked(str(value))
 
 
-def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+def settings_findings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iterator[Finding]:
     """Findings on valid values that are doubtful: without effect, or a secret that is too short."""
     given = len(settings.model_fields_set)
     yield ok("settings", f"{given} given, {len(Settings.model_fields) - given} as by default")
@@ -147,7 +147,7 @@ def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iter
 # --- the host ---
 
 
-def of_host(settings: Settings) -> Iterator[Finding]:
+def host_findings(settings: Settings) -> Iterator[Finding]:
     """The findings on this host: limits, /proc, folders, the API's address."""
     files = files_needed(sum(spec.concurrency for spec in settings.workers))
     for lack in (*surroundings.worker_lacks(files), *surroundings.api_lacks()):
@@ -159,7 +159,7 @@ def of_host(settings: Settings) -> Iterator[Finding]:
 # --- folders ---
 
 
-def of_folders(settings: Settings) -> Iterator[Finding]:
+def folder_findings(settings: Settings) -> Iterator[Finding]:
     """Findings on the folders that the farm reads and writes."""
     yield data_folder(settings.data_dir, given=settings.dl_data_dir is not None)
     for name in ("log_path", "metric_path", "audit_log_path"):
@@ -187,7 +187,7 @@ def written_folder(name: str, folder: Path) -> Finding:
 # --- pipelines ---
 
 
-def of_pipelines(
+def pipeline_findings(
     settings: Settings, deadly: Mapping[str, str], begins: Callable[[str], None] = lambda module: None
 ) -> list[Finding]:
     """Import the modules that the workers import; findings on failures, and one with all known tasks.

@@ -257,7 +257,7 @@ def _has_secret_name(name: str) -> bool:
 def learn_configured(settings: object) -> None:
     """From now on mask these settings' SecretStr values and the environment's secrets wherever they occur."""
     global _configured
-    given = [*_of_settings(settings).values(), *_of_environment()]
+    given = [*_of_settings(settings).values(), *_environment_values()]
     for cluster in getattr(settings, "dl_engines", {}).values():
         given += _secrets_in(cluster.secrets, 0)
     _configured = frozenset(secret for text in given for secret in _passwords(text))
@@ -301,7 +301,7 @@ def _known_as(secrets: Iterable[str]) -> tuple[tuple[str, re.Pattern[str]], ...]
     )
 
 
-def _of_environment() -> Iterator[str]:
+def _environment_values() -> Iterator[str]:
     for name, value in os.environ.items():
         is_path = value.startswith("/")  # CREDENTIALS_DIRECTORY, TOKEN_FILE
         is_named = is_secret(name, value) or name.startswith((WEBHOOK_SECRETS, SOURCES))

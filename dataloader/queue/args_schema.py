@@ -271,7 +271,7 @@ def _described(error: ValidationError, before: tuple[str | int, ...]) -> Iterato
     """An error of the library in our words, which quote no value."""
     path, code, rule = (*before, *error.relative_path), str(error.validator), error.validator_value
     if code in ("anyOf", "oneOf"):
-        yield from _of_choice(error, path)
+        yield from _choice_faults(error, path)
     elif code == "required":
         for name in rule:
             if name not in error.instance:
@@ -285,7 +285,7 @@ def _described(error: ValidationError, before: tuple[str | int, ...]) -> Iterato
         yield ArgFault(path, code, _rule(code, rule))
 
 
-def _of_choice(error: ValidationError, path: tuple[str | int, ...]) -> Iterator[ArgFault]:
+def _choice_faults(error: ValidationError, path: tuple[str | int, ...]) -> Iterator[ArgFault]:
     """The faults by the first choice of the right type; without one, the types of all choices."""
     choices: dict[Any, list[ValidationError]] = {}
     for each in error.context or ():

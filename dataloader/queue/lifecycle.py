@@ -245,12 +245,12 @@ def step(
     jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
-    result = _told(jobs, ends or (), json.loads(last[13])) if last[13] else Step(jobs, _written(ends or ()).ended)
+    result = _step_of(jobs, ends or (), json.loads(last[13])) if last[13] else Step(jobs, _written(ends or ()).ended)
     _spend_checkpoints(session.conn, ends or (), result.ended)
     return result
 
 
-def _told(jobs: list[Job], ends: Collection[Ended], said: Row) -> Step:
+def _step_of(jobs: list[Job], ends: Collection[Ended], said: Row) -> Step:
     """The step with these further facts beside its jobs; see dl_step."""
     unfinished, canceled, locked = [[*map(UUID, said.get(of, ()))] for of in ("unfinished", "canceled", "locked")]
     if "in_order" in said:

@@ -169,7 +169,7 @@ def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> N
 
 
 def publish_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
-    """Note for producers, by task, what its pipeline says of a job (`pipelines.told`); queued jobs keep theirs."""
+    """Publish the declarations of these tasks (`pipelines.declarations`) to producers; queued jobs do not change."""
     conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
 
 
@@ -226,17 +226,17 @@ def _tries(within_sec: float) -> Iterator[None]:
 
 def known(conn: Conn, queue: str) -> dict[str, Any]:
     """Whether a queue of this name has jobs, a worker, a setting or a past (`is_known`); else `similar` names."""
-    name = _looked_up(conn, "queue", queue)
+    name = _known(conn, "queue", queue)
     return {"is_known": name["is_known"], "similar": name["similar"]}
 
 
 def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str, Any] | None]:
     """What `known` says of a queue and of a task, and the `count` of known names: without any none is mistyped."""
     given = {"queue": queue, "task": task}
-    return {kind: None if name is None else _looked_up(conn, kind, name) for kind, name in given.items()}
+    return {kind: None if name is None else _known(conn, kind, name) for kind, name in given.items()}
 
 
-def _looked_up(conn: Conn, kind: str, name: str) -> dict[str, Any]:
+def _known(conn: Conn, kind: str, name: str) -> dict[str, Any]:
     rows = conn.execute(_SQL[f"{kind}_names"], {kind: name, "most": NAMES}, prepare=False).fetchall()
     names = [row[0] for row in rows]
     similar = [] if name in names else get_close_matches(name, names, SIMILAR)

@@ -141,7 +141,7 @@ def schedules() -> Response:
     """The schedules: when they are due, their last jobs, what is wrong with them."""
     with session() as conn:
         rows = of_schedules.listed(conn)
-    listed = [row | {"buttons": [asdict(button) for button in actions.of_schedule(row)]} for row in rows]
+    listed = [row | {"buttons": [asdict(button) for button in actions.schedule_buttons(row)]} for row in rows]
     return show("schedules.html", schedules=listed, overdue_most=of_schedules.OVERDUE_SEC)
 
 
@@ -167,7 +167,7 @@ def backfill(name: str) -> Response:
         b=_with_ended(row),
         blocks=heat.blocks(rows),
         cells=partial(heat.cells, jobs=url_for(".job", job_id="")),
-        buttons=[asdict(button) for button in actions.of_backfill(row)],
+        buttons=[asdict(button) for button in actions.backfill_buttons(row)],
         **_next("backfill", str(rows[-1]["place"]) if len(rows) == CELLS else None, name=name),
     )
 
@@ -200,7 +200,9 @@ def errors() -> Response:
         400 if mistake else 200,
         given=given | {"since": local},
         is_filtered=any(given.values()),
-        groups=[row | {"buttons": [asdict(button) for button in actions.of_errors(row)]} for row in groups["groups"]],
+        groups=[
+            row | {"buttons": [asdict(button) for button in actions.error_buttons(row)]} for row in groups["groups"]
+        ],
         is_cut=groups["is_cut"],
         mistake=mistake,
     )
@@ -258,7 +260,7 @@ def jobs() -> ResponseReturnValue:
         to_kind={kind: url_for(".jobs", **_without_empty(status=kind)) for kind in TALLIED},
         matching=matching,
         orders=bulk.ORDERS,
-        buttons=[asdict(button) for button in actions.of_list(given)],
+        buttons=[asdict(button) for button in actions.list_buttons(given)],
         only={name: given[name] for name in ("queue", *actions.FILTERS) if given[name]},
         **_neighbours(given, page.next),
     )
@@ -348,13 +350,13 @@ def job(job_id: str) -> Response:
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,
         run_sec=run_sec,
-        left_sec=card.remaining_sec(row, events, run_sec, now) if row["status"] == "running" else None,
+        remaining_sec=card.remaining_sec(row, events, run_sec, now) if row["status"] == "running" else None,
         used=used,
         attempts=attempts,
         events=entries,
         heartbeats=len(events) - len(entries),
         later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
-        buttons=[asdict(button) for button in actions.of_job(row)],
+        buttons=[asdict(button) for button in actions.job_buttons(row)],
         **again.links(events),
     )
 
@@ -466,7 +468,7 @@ def keys() -> Response:
     """The keys of an ordered queue that have queued jobs, by name; the address holds the queue and the page."""
     queue = _asked("queue")
     with session() as conn:
-        page = _of_ordered(of_keys.page, conn, queue, SHOWN)
+        page = _ask_ordered(of_keys.page, conn, queue, SHOWN)
     return show("keys.html", name=queue, keys=_worded(page.rows), **_next("keys", page.next, queue=queue))
 
 
@@ -475,7 +477,7 @@ def key() -> Response:
     """One key of an ordered queue: what holds it, its jobs in their order, its running and dead ones."""
     queue, lock_key = _asked("queue"), _asked("lock_key")
     with session() as conn:
-        report = _of_ordered(of_keys.key, conn, queue, lock_key, SHOWN)
+        report = _ask_ordered(of_keys.key, conn, queue, lock_key, SHOWN)
         on_dead = operations.settings(conn, queue)["on_dead"]
     head = report.head
     return show(
@@ -502,7 +504,7 @@ def _asked(name: str) -> str:
     return text
 
 
-def _of_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
+def _ask_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
     """The result of `ask` for an ordered queue; raises a 400 Problem for a wrong place in its list."""
     try:
         return ask(conn, *of, request.args.get("after") or None)
@@ -531,7 +533,7 @@ def queue(queue: str) -> Response:
     queue, lists = named_queue(queue), []
     first_keys: Rows = []
     with session() as conn:
-        row = _of_queue(conn, queue)
+        row = _queue_row(conn, queue)
         with suppress(of_keys.NotOrdered):  # not any more
             first_keys = of_keys.page(conn, queue, LISTED).rows if row["ordered"] else []
         ending = predictions.queue_prediction(cache.outlook(conn, queue))
@@ -547,7 +549,7 @@ def queue(queue: str) -> Response:
         reasons=predictions.REASONS,
         keys=_worded(first_keys),
         **runs_of(runs.queue_runs, queue),
-        buttons=[asdict(button) for button in actions.of_queue(row)],
+        buttons=[asdict(button) for button in actions.queue_buttons(row)],
         order_question=ops.load()["set_queue"].question,
     )
 
@@ -637,7 +639,7 @@ _LISTS = (
 )
 
 
-def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
+def _queue_row(conn: db.Connection, queue: str) -> dict[str, Any]:
     """The queue's row of the overview; zeros for an unknown queue."""
     farm = stats.overview(conn)
     nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}

@@ -69,8 +69,8 @@ def due(
             if row["task"] != TASK and _wants(webhook, kind, row["queue"]):
                 wanted[kind].append(row)
         for kind in filter(wanted.get, _SENTENCES):
-            yield _of_rows(webhook["name"], kind, wanted[kind], rules, now)
-        yield from _of_conditions(webhook, queues, {(each.kind, each.queue): each for each in active}, rules, now)
+            yield _row_message(webhook["name"], kind, wanted[kind], rules, now)
+        yield from _condition_messages(webhook, queues, {(each.kind, each.queue): each for each in active}, rules, now)
 
 
 def test(name: str, rules: Rules, now: datetime) -> Message:
@@ -79,7 +79,7 @@ def test(name: str, rules: Rules, now: datetime) -> Message:
     return _message(name, "test", "event", text, now, now, rules, url=rules.public_url)
 
 
-def _of_rows(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: datetime) -> Message:
+def _row_message(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: datetime) -> Message:
     groups = Counter((row["queue"], row["task"]) for row in rows)
     queues = {queue for queue, _ in groups}
     place = f"in queue {next(iter(queues))}" if len(queues) == 1 else f"in {len(queues)} queues"
@@ -122,7 +122,7 @@ def _job(row: Row, rules: Rules) -> dict[str, Any]:
     }
 
 
-def _of_conditions(
+def _condition_messages(
     webhook: Row, queues: Sequence[Row], active: Mapping[tuple[str, str], Firing], rules: Rules, now: datetime
 ) -> Iterator[Message]:
     present: dict[tuple[str, str], Condition] = {}
@@ -134,21 +134,21 @@ def _of_conditions(
     for place, condition in present.items():
         known = active.get(place)
         if known is None:
-            yield _of_condition(webhook["name"], "firing", condition, rules, now)
+            yield _condition_message(webhook["name"], "firing", condition, rules, now)
         elif webhook["shape"] == "alertmanager" and (now - known.told_at).total_seconds() >= REPEATED_SEC:
             again = Condition(condition.kind, condition.queue, known.since, condition.text)
-            yield _of_condition(webhook["name"], "firing", again, rules, now)
+            yield _condition_message(webhook["name"], "firing", again, rules, now)
     unknown = {row["queue"] for row in queues if row["lag_sec"] is None}
     for (kind, queue), known in active.items():
         if (kind, queue) not in present and not (kind == "lag" and queue in unknown):
             over = Condition(kind, queue, known.since, _OVER[kind].format(queue=queue))
-            yield _of_condition(webhook["name"], "resolved", over, rules, now)
+            yield _condition_message(webhook["name"], "resolved", over, rules, now)
 
 
 _OVER = {"lag": "Queue {queue} is late no more.", "paused": "Queue {queue} is paused no more."}
 
 
-def _of_condition(name: str, state: str, condition: Condition, rules: Rules, now: datetime) -> Message:
+def _condition_message(name: str, state: str, condition: Condition, rules: Rules, now: datetime) -> Message:
     kind, queue, since, text = condition.kind, condition.queue, condition.since, condition.text
     # A browser takes a dot out of a path.
     page = f"-?name={queue}" if queue in (".", "..") else quote(queue, safe="")

@@ -21,7 +21,7 @@ LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9  # which parts of the plays' ends are not late
 PLAYS = (11, 51)  # at least, and at most
 RUNS = 30_000  # of all plays together: some tenths of a second
 SPREAD = 0.3  # of the durations of a task, at least, as a share of their mean: of few runs not much is known
-TOLD = 0.05  # the share of a run from which on its progress is used to predict the rest
+MIN_SHARE = 0.05  # the share of a run from which on its progress is used to predict the rest
 UNEVEN = 0.15  # how far that rest may be off, as a share of it
 ENOUGH = 20  # earlier predictions from which a correction follows
 FACTORS = (0.25, 4.0)  # between which a correction is
@@ -161,7 +161,7 @@ class _Drawing:
 
     def rest(self, run: Running) -> float:
         """The time that is left of a run: by its progress, else as of those runs that took longer than it has."""
-        if run.share is not None and run.share >= TOLD:
+        if run.share is not None and run.share >= MIN_SHARE:
             return run.ran_sec * (1 - run.share) / run.share * self.random.lognormvariate(0, UNEVEN)
         seconds, factor = self._known.get(run.task) or self._known[None]
         longer = [whole * factor - run.ran_sec for whole in seconds if whole * factor > run.ran_sec]

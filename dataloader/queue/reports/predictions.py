@@ -114,7 +114,7 @@ def _takes(row: Row, room: Mapping[str, int]) -> list[str]:
 
 def queue_prediction(seen: Outlook) -> Row:
     """PURE: the report of when all jobs that are queued now will have ended."""
-    return {"queue": seen.queue, **_told(seen, seen.line, seen.reason)}
+    return {"queue": seen.queue, **_shown(seen, seen.line, seen.reason)}
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
@@ -134,12 +134,12 @@ def job_prediction(seen: Outlook, job: Row) -> Row:
             reason = "no_runs"
         else:
             found = Range(*(max(end, job["due_sec"]) for end in prediction.between(seen.last, seen.line)))
-    told = _told(seen, found, reason)
+    told = _shown(seen, found, reason)
     is_late = bool(job["deadline"] and told["ends_at"] and told["ends_at"] > job["deadline"])
     return {name: job[name] for name in ("job_id", "queue", "status", "deadline")} | told | {"is_late": is_late}
 
 
-def _told(outlook: Outlook, range_: Range | None, reason: str | None) -> Row:
+def _shown(outlook: Outlook, range_: Range | None, reason: str | None) -> Row:
     """The instants of a range, or the reason why there is none."""
     if range_ and range_.middle > NEVER_SEC:
         range_, reason = None, "held"
@@ -190,7 +190,7 @@ def _noted(conn: Conn, outlook: Outlook) -> Iterator[Row]:
     due = {row["job_id"]: row["deadline"] for row in rows}
     sample = list(outlook.ends)[:: max(len(outlook.ends) // SAMPLE, 1)]
     for job_id in dict.fromkeys([*due, *sample]):
-        report = _told(outlook, outlook.ends.get(job_id), None)
+        report = _shown(outlook, outlook.ends.get(job_id), None)
         times = {name: report[name] for name in _ENDS}
         own = {"job_id": job_id, "queue": outlook.queue, "deadline": due.get(job_id)}
         if report["ends_at"] or own["deadline"]:

@@ -45,7 +45,7 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """True when nothing is an error."""
+        """True if no finding is an error."""
         return all(finding.level is not Level.ERROR for finding in self.findings)
 
     def text(self) -> str:
@@ -59,9 +59,9 @@ class Report:
 
     def document(self) -> str:
         """The report as JSON."""
-        found = {"ok": self.is_good, "settings": self.settings, "findings": [asdict(f) for f in self.findings]}
-        found["files"] = list(self.files)
-        return json.dumps(found, ensure_ascii=False, indent=2)
+        report = {"ok": self.is_good, "settings": self.settings, "findings": [asdict(f) for f in self.findings]}
+        report["files"] = list(self.files)
+        return json.dumps(report, ensure_ascii=False, indent=2)
 
 
 def run(find_dsn: Callable[[Settings], str | None]) -> Report:
@@ -70,10 +70,10 @@ def run(find_dsn: Callable[[Settings], str | None]) -> Report:
         settings, misspelt = config.load(), config.misspelt()
     except config.ConfigError as e:
         return Report({}, [error("settings", line) for line in str(e).splitlines()])
-    before = [*of_settings(settings, misspelt), *of_host(settings), *of_folders(settings)]
+    before = [*settings_findings(settings, misspelt), *host_findings(settings), *folder_findings(settings)]
 
     def rest(deadly: Mapping[str, str], begins: Callable[[str], None]) -> Report:
-        findings = [*before, *of_pipelines(settings, deadly, begins)]
+        findings = [*before, *pipeline_findings(settings, deadly, begins)]
         findings += database.database_findings(settings, find_dsn(settings))
         return Report(shown(settings), findings, users_files())
 
@@ -129,7 +129,7 @@ def _shown(name: str, value: Any) -> str:
     return "" if value is None else log.masked(str(value))
 
 
-def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+def settings_findings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iterator[Finding]:
     """Findings on valid values that are doubtful: without effect, or a secret that is too short."""
     given = len(settings.model_fields_set)
     yield ok("settings", f"{given} given, {len(Settings.model_fields) - given} as by default")
@@ -147,8 +147,8 @@ def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iter
 # --- the host ---
 
 
-def of_host(settings: Settings) -> Iterator[Finding]:
-    """What this host lacks: a limit, a part of /proc, a folder, the API's address."""
+def host_findings(settings: Settings) -> Iterator[Finding]:
+    """The findings on this host: limits, /proc, folders, the API's address."""
     files = files_needed(sum(spec.concurrency for spec in settings.workers))
     for lack in (*surroundings.worker_lacks(files), *surroundings.api_lacks()):
         yield error("host", *lack)
@@ -159,7 +159,7 @@ def of_host(settings: Settings) -> Iterator[Finding]:
 # --- folders ---
 
 
-def of_folders(settings: Settings) -> Iterator[Finding]:
+def folder_findings(settings: Settings) -> Iterator[Finding]:
     """Findings on the folders that the farm reads and writes."""
     yield data_folder(settings.data_dir, given=settings.dl_data_dir is not None)
     for name in ("log_path", "metric_path", "audit_log_path"):
@@ -172,14 +172,14 @@ def data_folder(folder: Path, given: bool) -> Finding:
     if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK):
         return ok("data", f"{folder} can be read")
     level = Level.ERROR if given else Level.WARNING
-    what = "cannot be read" if os.path.isdir(folder) else "is no folder" if os.path.exists(folder) else "does not exist"
-    return Finding(level, "data", f"DL_DATA_DIR: {folder} {what}", "make it, readable for this user, for file loaders")
+    state = "cannot be read" if os.path.isdir(folder) else "is no folder" if os.path.exists(folder) else "is missing"
+    return Finding(level, "data", f"DL_DATA_DIR: {folder} {state}", "make it, readable for this user, for file loaders")
 
 
 def written_folder(name: str, folder: Path) -> Finding:
     """The finding on a folder of log files: this user can write to it, or can make it."""
-    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
-    if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
+    existing = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK):
         return ok("logs", f"{name}: {folder} can be written to")
     return error("logs", f"{name}: {folder} cannot be written to", "make it, writable for this user")
 
@@ -187,7 +187,7 @@ def written_folder(name: str, folder: Path) -> Finding:
 # --- pipelines ---
 
 
-def of_pipelines(
+def pipeline_findings(
     settings: Settings, deadly: Mapping[str, str], begins: Callable[[str], None] = lambda module: None
 ) -> list[Finding]:
     """Import the modules that the workers import; findings on failures, and one with all known tasks.
@@ -201,8 +201,8 @@ def of_pipelines(
     findings = []
     for variable, name in wanted:
         if name in deadly:
-            what = f"{variable}: the process that imports {name} {deadly[name]}"
-            findings.append(error("pipelines", what, "correct the module: no worker starts without it"))
+            text = f"{variable}: the process that imports {name} {deadly[name]}"
+            findings.append(error("pipelines", text, "correct the module: no worker starts without it"))
         else:
             begins(name)
             findings += filter(None, [_imported(variable, name)])
@@ -227,8 +227,8 @@ def _imported(variable: str, module: str) -> Finding | None:
         return error("pipelines", f"{variable}: {module} cannot be imported: {_line(e)}", _advice(e, module))
     after = _registered()
     if variable != "DL_HOOKS" and after["around_enqueue"] > before["around_enqueue"]:
-        what = f"{variable}: {module} registers @around_enqueue, which no API process would call"
-        return warning("pipelines", what, "name the module of this function in DL_HOOKS too")
+        text = f"{variable}: {module} registers @around_enqueue, which no API process would call"
+        return warning("pipelines", text, "name the module of this function in DL_HOOKS too")
     if variable == "DL_PIPELINES" and is_new and after == before:
         return warning("pipelines", f"{variable}: {module} registers no task", "use @register(...) in it")
     return None

@@ -108,8 +108,8 @@ class Client(Farm):
         request = wire.request(route, given, {"traceparent": trace} if trace else {}, is_once=once)
 
         async def call() -> Any:
-            found = wire.understood(answer, (await self._sent(request, self._patience)).document)
-            return getattr(found, field) if field else found
+            result = wire.understood(answer, (await self._sent(request, self._patience)).document)
+            return getattr(result, field) if field else result
 
         return self._finished(call())
 
@@ -141,5 +141,5 @@ class Client(Farm):
 def __getattr__(name: str) -> Any:
     if name != "AsyncClient":  # imported on first use: it needs the extra `async`
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = import_module("dataloader.client.asynchronous").AsyncClient
-    return found
+    value = globals()[name] = import_module("dataloader.client.asynchronous").AsyncClient
+    return value

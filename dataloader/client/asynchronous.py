@@ -94,11 +94,11 @@ class AsyncTransport:
 
 def _cause(error: Exception) -> Exception:
     """The error of the system that httpx wraps, which is the innermost one; else httpx's own."""
-    found, cause = error, error.__cause__ or error.__context__
+    root, cause = error, error.__cause__ or error.__context__
     while isinstance(cause, Exception):
-        found = cause if isinstance(cause, OSError | UnicodeError) else found
+        root = cause if isinstance(cause, OSError | UnicodeError) else root
         cause = cause.__cause__ or cause.__context__
-    return found
+    return root
 
 
 class AsyncClient:

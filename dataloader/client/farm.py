@@ -57,9 +57,9 @@ def each(rows: AsyncIterator[R]) -> Iterator[R]:
         yield row
 
 
-async def made(found: Any) -> Any:
+async def made(value: Any) -> Any:
     """The answer of a call, which is awaited where it does not block."""
-    return await found if isawaitable(found) else found
+    return await value if isawaitable(value) else value
 
 
 class Farm(Operations):
@@ -138,7 +138,7 @@ class Farm(Operations):
         *,
         patience: float = OUTAGE_SEC,
     ) -> Status:
-        """Wait until the job has ended, and return it, whatever its end.
+        """Wait until the job has ended, and return it in any final state.
 
         `on_progress` is called with the job at first and after each change. Raises WaitTimeout after `timeout` seconds;
         the job goes on. A service that is away meanwhile is waited for, up to `patience` seconds.
@@ -185,10 +185,10 @@ class Farm(Operations):
             after: dict[str, Any] = {}
             while left > 0:
                 page = await made(self._call(route, answer, given | {"limit": int(min(most, left))} | after))
-                found = getattr(page, field)
-                for row in found:
+                items = getattr(page, field)
+                for row in items:
                     yield row
-                left, after = left - len(found), {"after": page.next}
+                left, after = left - len(items), {"after": page.next}
                 if page.next is None:
                     return
 
@@ -198,14 +198,14 @@ class Farm(Operations):
         """Repeat an operation until it has come to the end; returns the sum of this field of its answers."""
 
         async def total() -> int:
-            found: int = 0
+            count: int = 0
             after: dict[str, Any] = {}
             while True:
                 step = await made(self._call(route, answer, given | after, once=True))
-                found += getattr(step, field)
+                count += getattr(step, field)
                 following = getattr(step, "next", None)
                 if following is None and getattr(step, "is_done", True):
-                    return found
+                    return count
                 after = {"after": following} if following else {}
 
         return self._finished(total())

@@ -170,9 +170,9 @@ def masked_text(text: str) -> str:
 
 @lru_cache(maxsize=2_048)
 def _masked_again(text: str, _: int) -> str:
-    """The same for a short text: words, names and identities come again and again.
+    """`masked` with a cache for short texts: words, names and identities repeat.
 
-    The number is `_learned`: what a thread has masked while another learns a secret is not for later.
+    The number is `_learned`: a text that is masked while another thread learns a secret is masked again.
     """
     return _masked_anew(text)
 
@@ -257,7 +257,7 @@ def _has_secret_name(name: str) -> bool:
 def learn_configured(settings: object) -> None:
     """From now on mask these settings' SecretStr values and the environment's secrets wherever they occur."""
     global _configured
-    given = [*_of_settings(settings).values(), *_of_environment()]
+    given = [*_of_settings(settings).values(), *_environment_values()]
     for cluster in getattr(settings, "dl_engines", {}).values():
         given += _secrets_in(cluster.secrets, 0)
     _configured = frozenset(secret for text in given for secret in _passwords(text))
@@ -301,7 +301,7 @@ def _known_as(secrets: Iterable[str]) -> tuple[tuple[str, re.Pattern[str]], ...]
     )
 
 
-def _of_environment() -> Iterator[str]:
+def _environment_values() -> Iterator[str]:
     for name, value in os.environ.items():
         is_path = value.startswith("/")  # CREDENTIALS_DIRECTORY, TOKEN_FILE
         is_named = is_secret(name, value) or name.startswith((WEBHOOK_SECRETS, SOURCES))
@@ -314,8 +314,8 @@ def _passwords(text: str) -> Iterator[str]:
     from psycopg import ProgrammingError  # not at the top: a program that asks the API needs no driver
     from psycopg.conninfo import conninfo_to_dict
 
-    if found := _SCHEME.fullmatch(text):
-        yield from (text, found[1])
+    if match := _SCHEME.fullmatch(text):
+        yield from (text, match[1])
         return
     try:
         parts = conninfo_to_dict(text)
@@ -323,8 +323,8 @@ def _passwords(text: str) -> Iterator[str]:
         yield text
     else:
         yield from (str(parts[name]) for name in ("password", "sslpassword") if parts.get(name))
-    if found := _USERINFO.search(text):
-        yield found[1]
+    if match := _USERINFO.search(text):
+        yield match[1]
 
 
 def _secrets_in(value: Any, depth: int, is_named: bool = False, is_within: bool = False) -> Iterator[str]:
@@ -349,7 +349,7 @@ def _secrets_in(value: Any, depth: int, is_named: bool = False, is_within: bool 
 def _forms(secret: str) -> set[str]:
     """The forms of a secret in texts: plain, in a URL, in JSON, in Python's and in libpq's quotes."""
     encoded = {quote(secret), quote(secret, safe=""), quote_plus(secret), quote_plus(secret, safe="")}
-    encoded |= {_ESCAPE.sub(lambda found: found[0].lower(), form) for form in encoded}
+    encoded |= {_ESCAPE.sub(lambda match: match[0].lower(), form) for form in encoded}
     forms = {secret, repr(secret)[1:-1], *encoded}
     forms |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
     forms.add(secret.replace("\\", "\\\\").replace("'", "\\'"))

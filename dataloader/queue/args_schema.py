@@ -1,6 +1,6 @@
 """PURE: the JSON Schema of a task's args: how the queue keeps it, and the check of args by it.
 
-The check is early help for API and command line; the promise is the worker's own look, by the model. A schema may come
+The check is early help for API and command line; only the worker's own check, by the model, counts. A schema may come
 from anybody, so only _KEYWORDS count, no `pattern` is tried, no `$ref` leads out, and a check of more than STEPS steps
 ends without a fault (jsonschema-rs has no such bound). Messages name the place and the rule, and never quote the args.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jsonschema import ValidationError
 
 SIZE_LIMIT = 65_536  # bytes of a schema; the column has the same bound
-STEPS = 20_000  # keywords that the check of one job's args looks at
+STEPS = 20_000  # keywords that the check of one job's args evaluates
 STEPS_AT_ONCE = 500_000  # the same of the jobs of one request
 SCHEMA_STEPS = 300_000  # the same of the check of a schema itself, by the schema of schemas
 FAULTS = 20  # of one job
@@ -67,18 +67,18 @@ def _without_secrets(schema: Any, is_secret: bool = False) -> Any:
         return [_without_secrets(item, is_secret) for item in schema]
     if not isinstance(schema, dict):
         return masking.masked(schema)
-    found: dict[str, Any] = {}
+    masked: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in _NAMED and isinstance(value, dict):
-            found[keyword] = {}
+            masked[keyword] = {}
             for name, each in value.items():
                 is_its = isinstance(each, dict) and (masking.is_secret(name, "text") or each.get("writeOnly"))
-                found[keyword][name] = _without_secrets(each, bool(is_secret or is_its))
+                masked[keyword][name] = _without_secrets(each, bool(is_secret or is_its))
         elif keyword not in _SAMPLES:
-            found[keyword] = _without_secrets(value, is_secret)
+            masked[keyword] = _without_secrets(value, is_secret)
         elif not is_secret:
-            found[keyword] = masking.masked(value)
-    return found
+            masked[keyword] = masking.masked(value)
+    return masked
 
 
 def read(text: str) -> dict[str, Any]:
@@ -116,11 +116,11 @@ def faults(text: str, args: Any, steps: int = STEPS, allowance: Allowance | None
     if isinstance(validator, str):
         return []
     token = _steps_left.set([steps])
-    found: dict[ArgFault, None] = {}  # the library names an object once for each name that it lacks
+    unique: dict[ArgFault, None] = {}  # the library names an object once for each name that it lacks
     try:
         for error in validator.iter_errors(args):
-            found |= dict.fromkeys(islice(_described(error, ()), FAULTS))
-            if len(found) >= FAULTS:
+            unique |= dict.fromkeys(islice(_described(error, ()), FAULTS))
+            if len(unique) >= FAULTS:
                 break
     except (_Exhausted, RecursionError, Unresolvable, ArithmeticError):
         pass  # the worker checks with the model itself
@@ -128,7 +128,7 @@ def faults(text: str, args: Any, steps: int = STEPS, allowance: Allowance | None
         if allowance:
             allowance.left -= steps - max(_steps_left.get()[0], 0)
         _steps_left.reset(token)
-    return [*found][:FAULTS]
+    return [*unique][:FAULTS]
 
 
 class _Exhausted(Exception):
@@ -231,7 +231,7 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
         else:
             steps = 1 + (len(value) if isinstance(value, list | dict) else 0)
         if name in ("items", "additionalProperties") and isinstance(instance, list | dict):
-            steps += len(instance) // 8  # an item costs a little where its schema says nothing
+            steps += len(instance) // 8  # an item costs a little if its schema has no rule
         _spend(steps)
         if name == "additionalProperties" and "patternProperties" in schema:
             return  # patterns, which are not tried, decide what is additional
@@ -240,7 +240,7 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
                 return  # too long to compare all items
             _spend(len(instance) ** 2 // 100 + len(instance) * len(repr(instance)) // 1_000)
         for error in keyword(validator, value, instance, schema) or ():
-            if not isinstance(error.validator, str):  # its own, and its text quotes the value; others are told already
+            if not isinstance(error.validator, str):  # its text quotes the value; other errors are reported already
                 _spend(len(error.message) // 1_000)
             yield error
 
@@ -271,7 +271,7 @@ def _described(error: ValidationError, before: tuple[str | int, ...]) -> Iterato
     """An error of the library in our words, which quote no value."""
     path, code, rule = (*before, *error.relative_path), str(error.validator), error.validator_value
     if code in ("anyOf", "oneOf"):
-        yield from _of_choice(error, path)
+        yield from _choice_faults(error, path)
     elif code == "required":
         for name in rule:
             if name not in error.instance:
@@ -285,21 +285,21 @@ def _described(error: ValidationError, before: tuple[str | int, ...]) -> Iterato
         yield ArgFault(path, code, _rule(code, rule))
 
 
-def _of_choice(error: ValidationError, path: tuple[str | int, ...]) -> Iterator[ArgFault]:
-    """Of the choices the first that has the right type says what is wrong, else all say what they are."""
+def _choice_faults(error: ValidationError, path: tuple[str | int, ...]) -> Iterator[ArgFault]:
+    """The faults by the first choice of the right type; without one, the types of all choices."""
     choices: dict[Any, list[ValidationError]] = {}
     for each in error.context or ():
         choices.setdefault(each.relative_schema_path[0], []).append(each)
     fit = [
-        found
-        for found in choices.values()
-        if not any(error.validator == "type" and not error.relative_path for error in found)
+        errors
+        for errors in choices.values()
+        if not any(error.validator == "type" and not error.relative_path for error in errors)
     ]
     if fit:
         for each in fit[0]:
             yield from _described(each, path)
         return
-    types = [_rule("type", each.validator_value) for found in choices.values() for each in found[:1]]
+    types = [_rule("type", each.validator_value) for errors in choices.values() for each in errors[:1]]
     words = dict.fromkeys(text.removeprefix("should be ") for text in types)
     yield ArgFault(
         path, str(error.validator), f"should be {' or '.join(words)}" if words else "should be one of its choices only"
@@ -333,7 +333,7 @@ _RULES: dict[str, str] = {
 
 
 def _rule(code: str, rule: Any) -> str:
-    """What a keyword of a schema asks for; its values are of the schema, and so of code."""
+    """The rule of a keyword in words; the values come from the schema, and so from code."""
     if code == "type":
         types = [rule] if isinstance(rule, str) else list(rule)
         return "should be " + " or ".join(_TYPES.get(each, each) for each in types)

@@ -25,10 +25,10 @@ def at(parts: Sequence[str]) -> str:
 def parts(text: str, count: int) -> list[str]:
     """The parts of a place, which are texts that PostgreSQL can store; raises WrongCursor unless there are `count`."""
     try:
-        found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode())
+        values = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode())
     except (ValueError, RecursionError):
         raise WrongCursor from None
-    is_place = isinstance(found, list) and len(found) == count
-    if not is_place or any(not isinstance(part, str) or storable(part) != part for part in found):
+    is_place = isinstance(values, list) and len(values) == count
+    if not is_place or any(not isinstance(part, str) or storable(part) != part for part in values):
         raise WrongCursor
-    return list(found)
+    return list(values)

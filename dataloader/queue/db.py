@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 CANCEL_SEC = 2.0  # time limit of a request to cancel an abandoned statement
 
-# The queue's statements rely on these settings, whatever the defaults of the server, database or role are: each
+# The queue's statements rely on these settings, which may differ from those of the server, database or role: each
 # statement of a function has its own snapshot, and psycopg reads times in this style only.
 _RELIED_ON = {"default_transaction_isolation": "read committed", "DateStyle": "ISO"}
 
@@ -83,7 +83,7 @@ class Connection(psycopg.Connection[Any]):
 
     @cached_property
     def repeating(self) -> psycopg.Cursor[Any]:
-        """A cursor for a statement that comes again and again: it need not look up the types of its columns anew."""
+        """A cursor for a statement that comes again and again: it does not read the types of its columns again."""
         return self.cursor()
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
@@ -234,7 +234,7 @@ def in_force(conn: Connection) -> Iterator[None]:
     if conn.is_direct:
         yield
         return
-    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said by BEGIN: the transaction's own default is late
+    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # set by BEGIN: a transaction's default is too late
     with conn.transaction():
         conn.execute(_SET, (json.dumps(dict(conn.wanted)),))
         yield
@@ -289,7 +289,7 @@ def hosts(dsn: str) -> list[str]:
     named = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
     count = max(map(len, named.values()), default=1)
     if any(len(values) not in (1, count) for values in named.values()):
-        return [dsn]  # libpq will say what is wrong with it
+        return [dsn]  # libpq will report the fault
     each = [{key: values[n % len(values)] for key, values in named.items()} for n in range(count)]
     if given.get("load_balance_hosts") == "random":
         shuffle(each)
@@ -359,17 +359,17 @@ def statements(file: str, *parts: str) -> dict[str, str]:
 
     Those of `parts` stand in the others in the place of {their name}.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     name = ""
     for line in (sql_folder() / file).read_text("utf-8").splitlines(keepends=True):
         if line.startswith("-- name:"):
             name = line.removeprefix("-- name:").split()[0]
-            if name in found:
+            if name in texts:
                 raise ValueError(f"{file} names {name} twice")
-            found[name] = ""
+            texts[name] = ""
         elif name and not line.startswith("--"):
-            found[name] = found[name] + line
-    found = {name: text.strip().rstrip(";") for name, text in found.items()}
+            texts[name] = texts[name] + line
+    texts = {name: text.strip().rstrip(";") for name, text in texts.items()}
     for part in parts:
-        found = {name: text.replace(f"{{{part}}}", found[part]) for name, text in found.items()}
-    return found
+        texts = {name: text.replace(f"{{{part}}}", texts[part]) for name, text in texts.items()}
+    return texts

@@ -31,8 +31,8 @@ from dataloader.queue.parents import Parents, UnknownParents, links
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
 
-# What `enqueue` stores where the producer gives nothing: the place, null unless the queue is ordered; the time of the
-# transaction; what the task's pipeline says.
+# The defaults of `enqueue` for missing values: the place, null unless the queue is ordered; the time of the
+# transaction; the defaults of the task's pipeline.
 _INSTEAD = {
     "score": "(SELECT extract(epoch FROM clock_timestamp()) FROM dl_queues WHERE queue = %(queue)s AND ordered)",
     "available_at": "now()",
@@ -118,7 +118,7 @@ class QueueFull(Exception):
 
 
 class KeyTaken(Exception):
-    """The idempotency key at this place of a list has a job that the asker has not added, and may learn nothing of."""
+    """The idempotency key at this place of a list belongs to a job of another producer, which the asker may not see."""
 
     def __init__(self, place: int = 0) -> None:
         super().__init__("the idempotency key belongs to a job of another producer")
@@ -210,8 +210,8 @@ def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) 
 
 def columns(jobs: Sequence[NewJob]) -> Columns:
     """Jobs as enqueue_columns takes them."""
-    found = {name: merged(values) for name, values in spread(jobs).items() if name != "args"}
-    return found | {"args": as_texts([job.args for job in jobs])}
+    by_name = {name: merged(values) for name, values in spread(jobs).items() if name != "args"}
+    return by_name | {"args": as_texts([job.args for job in jobs])}
 
 
 def spread(jobs: Sequence[NewJob]) -> Columns:
@@ -246,7 +246,7 @@ def enqueue_columns(
     columns = columns | {"limits": [None if names is None else array(names) for names in columns["limits"]]}
     count = len(columns["args"])
     results = [(_NOT_YET, "queued")] * count
-    found: set[int] = set()
+    existing: set[int] = set()
     left: Sequence[int] = range(count)
     keys = columns["idempotency_key"]
     if count > AT_ONCE and len(keys) == count:  # a fixed order over all statements, against deadlocks of two lists
@@ -258,17 +258,17 @@ def enqueue_columns(
         if count > AT_ONCE:
             ((since,),) = _execute(conn, "SELECT clock_timestamp()::text", {})
         while left:
-            left = _add(conn, columns, results, found, left, since, schema)
+            left = _add(conn, columns, results, existing, left, since, schema)
         _set_traces(conn, columns, results, schema)
         if any(columns.get("depends_on", ())):
             job_ids = [job_id for job_id, _ in results]
             _depend(conn, links(columns["depends_on"], columns["on_parent_failure"], job_ids), schema, asker)
         if asker and keys != [None]:
             # See that the jobs that were `found` are the asker's, and note that the others are.
-            added = {result[0] for number, result in enumerate(results) if number not in found}
-            taken = not_for(conn, asker, {results[number][0] for number in found} - added)
+            added = {result[0] for number, result in enumerate(results) if number not in existing}
+            taken = not_for(conn, asker, {results[number][0] for number in existing} - added)
             if taken:
-                raise KeyTaken(min(number for number in found if results[number][0] in taken))
+                raise KeyTaken(min(number for number in existing if results[number][0] in taken))
             _execute(conn, _SQL["sign"], {"by": asker.by, "job_ids": list(added)})
     return results
 
@@ -284,8 +284,8 @@ def require_room_for(conn: Conn, columns: Columns) -> None:
 
 def are_known(conn: Conn, keys: set[str | None]) -> bool:
     """Whether each of these idempotency keys has a job."""
-    found = conn.execute(_SQL["known"], {"keys": list(keys)}).fetchone()
-    return bool(found and found[0] == len(keys))  # None, a job without a key, is never found
+    row = conn.execute(_SQL["known"], {"keys": list(keys)}).fetchone()
+    return bool(row and row[0] == len(keys))  # None, a job without a key, never matches
 
 
 def _set_traces(conn: Conn | Foreign, columns: Columns, results: list[tuple[UUID, str]], schema: str | None) -> None:
@@ -312,7 +312,7 @@ def _add(
     conn: Conn | Foreign,
     columns: Columns,
     results: list[tuple[UUID, str]],
-    found: set[int],
+    existing: set[int],
     wanted: Sequence[int],
     since: str | None,
     schema: str | None,
@@ -339,7 +339,7 @@ def _add(
             for nth, job_id, status in cursor:
                 if job_id:
                     results[step[nth - 1]] = UUID(job_id), status
-                    found.add(step[nth - 1])
+                    existing.add(step[nth - 1])
                 else:
                     gone.append(step[nth - 1])
     return gone
@@ -354,7 +354,7 @@ def _steps(wanted: Sequence[int]) -> list[Sequence[int]]:
 
 
 def _execute(conn: Conn | Foreign, statement: str, parameters: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
-    """Tuples from any connection, whatever its owner has made its rows. Nothing is prepared: for poolers."""
+    """A cursor with tuples on any connection, also one with another row factory; unprepared, for poolers."""
     if isinstance(conn, Foreign):
         return conn.execute(statement, parameters)
     return psycopg.Cursor(conn, row_factory=tuple_row).execute(statement.encode(), parameters, prepare=False)
@@ -366,7 +366,7 @@ def _in_schema(statement: str, schema: str | None) -> str:
     if schema is None:
         return statement
     name = psycopg.sql.Identifier(schema).as_string().replace("%", "%%")
-    return re.sub(r"^(SELECT|.* FROM) dl_", lambda found: f"{found[1]} {name}.dl_", statement)
+    return re.sub(r"^(SELECT|.* FROM) dl_", lambda match: f"{match[1]} {name}.dl_", statement)
 
 
 def _in_one_transaction(conn: Conn | Foreign) -> AbstractContextManager[Any]:

@@ -25,7 +25,7 @@ from dataloader.queue.run_log import RunLog
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
 CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
 
-# For dl_step: its plans are made once a session, and are what they should be whatever the statistics say.
+# For dl_step: its plans are made once a session, and do not depend on the statistics.
 PLANS = (
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
     " SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off"
@@ -85,7 +85,7 @@ class LeftOut(NamedTuple):
 
 
 class Affinity(NamedTuple):
-    """What a claim prefers: see dl_step. `overdue`: by priority, jobs created before that instant go first."""
+    """The preferences of a claim: see dl_step. `overdue`: by priority, jobs created before that time go first."""
 
     warm: Collection[str]
     elsewhere: Collection[str]
@@ -191,8 +191,8 @@ def versions(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
 
 def reasons(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, Row | None]:
     """Why each of these jobs does not run yet: the `waiting_for` of its `status`."""
-    found = conn.execute(_REASONS, {"job_ids": list(job_ids)}).fetchall() if job_ids else []
-    return {job_id: _reason(waiting_for) for job_id, waiting_for in found}
+    rows = conn.execute(_REASONS, {"job_ids": list(job_ids)}).fetchall() if job_ids else []
+    return {job_id: _reason(waiting_for) for job_id, waiting_for in rows}
 
 
 def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "request") -> Row | None:
@@ -202,7 +202,7 @@ def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "req
 
 
 def request_cancels(conn: Conn, job_ids: Collection[UUID], force: bool, by: str) -> None:
-    """The same for many, in one statement: a worker's step that ends some of them waits no longer than for one."""
+    """`request_cancel` for many jobs in one statement, so that a worker's step waits for one statement only."""
     conn.execute(_SQL["request_cancel"], {"job_ids": list(job_ids), "force": force, "by": by})
 
 
@@ -245,13 +245,13 @@ def step(
     jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
-    told = _told(jobs, ends or (), json.loads(last[13])) if last[13] else Step(jobs, _written(ends or ()).ended)
-    _spend_checkpoints(session.conn, ends or (), told.ended)
-    return told
+    result = _step_of(jobs, ends or (), json.loads(last[13])) if last[13] else Step(jobs, _written(ends or ()).ended)
+    _spend_checkpoints(session.conn, ends or (), result.ended)
+    return result
 
 
-def _told(jobs: list[Job], ends: Collection[Ended], said: Row) -> Step:
-    """The step of which there is more to say than its jobs; see dl_step."""
+def _step_of(jobs: list[Job], ends: Collection[Ended], said: Row) -> Step:
+    """The step with these further facts beside its jobs; see dl_step."""
     unfinished, canceled, locked = [[*map(UUID, said.get(of, ()))] for of in ("unfinished", "canceled", "locked")]
     if "in_order" in said:
         places = {job_id: place for place, job_id in enumerate(said["in_order"])}
@@ -348,7 +348,7 @@ def checkpoints(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, Checkpoint]
 
 
 def keep_checkpoint(conn: Conn, job: Job, checkpoint: Checkpoint) -> None:
-    """Store how far a run has come, as far as its claim holds; a repetition changes nothing."""
+    """Store the progress of a run if its claim holds; a repetition has no effect."""
     conn.execute(_SQL["keep_checkpoint"], _claim_of(job) | checkpoint._asdict() | {"token": checkpoint.claim})
 
 
@@ -436,7 +436,7 @@ def keep(conn: Conn, job_ids: Sequence[UUID], attempts: Sequence[int], claimed_b
 
 
 def journal_stuck(conn: Conn, job_id: UUID, attempt: int, claimed_by: str, silent_sec: float, stacks: str) -> None:
-    """Write into a running job's journal that its run has reported nothing for so long, and where its threads hang."""
+    """Write into a running job's journal how long its run has sent no report, and the stacks of its threads."""
     claim = {"job_id": job_id, "attempt": attempt, "claimed_by": claimed_by}
     conn.execute(_SQL["tell_stuck"], claim | {"silent_sec": silent_sec, "stacks": stacks})
 

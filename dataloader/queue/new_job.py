@@ -156,7 +156,7 @@ _DEFAULTS = {name: None if field.is_required() else field.default for name, fiel
 _NOT_GIVEN = _DEFAULTS | {"lock_key": ""}
 _document = Trigger.__pydantic_validator__.validate_python
 _DOCUMENTS = TypeAdapter(list[Trigger])  # type: ignore[valid-type]
-# The same rules by columns, many times as fast for many jobs; what exactly is wrong with which job _DOCUMENTS says.
+# The same rules by columns, many times as fast for many jobs; _DOCUMENTS names the exact fault of each job.
 _RULES: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(
         list[Annotated[field.annotation, name, *field.metadata]],  # type: ignore[name-defined]
@@ -234,7 +234,7 @@ def hooked(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words(error: ValidationError) -> str:
-    """What is wrong, as `priority: the rule`, without the values."""
+    """The fault as `priority: the rule`, without the values."""
     return "; ".join(_worded(each, each["loc"]) for each in _errors(error))
 
 
@@ -245,18 +245,18 @@ def keyed(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def checked(job: dict[str, Any]) -> dict[str, Any]:
     """All fields of a job, `args` as JSON; raises ValueError, which names every wrong field."""
-    found: dict[str, Any]
+    valid: dict[str, Any]
     try:
-        found = vars(_document(job))  # one is checked in a fifth of the time that columns take
-        texts = [value for value in found.values() if isinstance(value, str)]
-        found |= {"args": as_json(found["args"])}
+        valid = vars(_document(job))  # one is checked in a fifth of the time that columns take
+        texts = [value for value in valid.values() if isinstance(value, str)]
+        valid |= {"args": as_json(valid["args"])}
     except (ValueError, TypeError, RecursionError):
-        found = {}
-    if not found or _unfit({"texts": texts, "args": [found["args"]]}):
+        valid = {}
+    if not valid or _unfit({"texts": texts, "args": [valid["args"]]}):
         raise ValueError("; ".join(_complaints_of(job)))
-    if wrong := fault([found["depends_on"]], 1):
+    if wrong := fault([valid["depends_on"]], 1):
         raise ValueError(wrong)
-    return found
+    return valid
 
 
 def all_checked(documents: Sequence[Mapping[str, Any]]) -> Columns:
@@ -290,21 +290,21 @@ def _columns_of(documents: Sequence[Any], **more_defaults: Any) -> Columns:
 def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]]) -> Columns:
     """The columns that are made, checked; raises ValueError, which names the wrong fields of these documents."""
     try:
-        found = _checked(make())
+        columns = _checked(make())
     except (ValueError, TypeError, RecursionError):
-        found = {}
-    if not found or _unfit(found):
+        columns = {}
+    if not columns or _unfit(columns):
         jobs, faults = list(documents), list[str]()  # as `jobs[3].queue: the rule`
         for number, job in enumerate(jobs):
-            where = f"jobs[{number}]." if len(jobs) > 1 else ""
-            faults += [where + complaint for complaint in _complaints_of(job)]
+            prefix = f"jobs[{number}]." if len(jobs) > 1 else ""
+            faults += [prefix + complaint for complaint in _complaints_of(job)]
             if len(faults) > FAULTS_SHOWN:
                 faults = [*faults[:FAULTS_SHOWN], "and more"]
                 break
         raise ValueError("; ".join(faults))
-    if wrong := fault(found["depends_on"], len(found["args"])):
+    if wrong := fault(columns["depends_on"], len(columns["args"])):
         raise ValueError(wrong)
-    return found
+    return columns
 
 
 def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
@@ -318,19 +318,19 @@ def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
 
 def _checked(columns: Columns) -> Columns:
     """Columns that meet the rules, those of one value shortened to it; `args` as JSON."""
-    found = {name: _RULES[name].validate_python(merged(columns[name])) for name in _RULES if name != "args"}
+    valid = {name: _RULES[name].validate_python(merged(columns[name])) for name in _RULES if name != "args"}
     args = columns["args"]
     if not (set(map(type, args)) <= {dict} and set(map(type, chain.from_iterable(args))) <= {str}):
         args = _RULES["args"].validate_python(args)
-    return columns | found | {"args": as_texts(args)}
+    return columns | valid | {"args": as_texts(args)}
 
 
 def _unfit(columns: Columns) -> list[str]:
     """The columns that hold what PostgreSQL or a worker could not: what the API's guards on JSON refuse as well."""
-    found = [name for name, values in columns.items() if not _are_storable(values, is_json=name == "args")]
+    names = [name for name, values in columns.items() if not _are_storable(values, is_json=name == "args")]
     if any(map(_is_deep_json, columns["args"])):
-        found.append("args")
-    return found
+        names.append("args")
+    return names
 
 
 def _is_deep_json(text: str) -> bool:
@@ -377,8 +377,8 @@ def _errors(error: ValidationError) -> list[ErrorDetails]:
     return error.errors(include_url=False, include_input=False, include_context=False)
 
 
-def _worded(error: ErrorDetails, where: Sequence[int | str]) -> str:
-    return f"{'.'.join(map(str, where))}: {error['msg']}" if where else error["msg"]
+def _worded(error: ErrorDetails, path: Sequence[int | str]) -> str:
+    return f"{'.'.join(map(str, path))}: {error['msg']}" if path else error["msg"]
 
 
 @cache

@@ -20,10 +20,10 @@ from dataloader.queue.db import Conn
 
 DONE = "done"
 UNKNOWN = "unknown"
-NAMES = 2_000  # of queues, among which similar ones are looked for
+NAMES = 2_000  # of queues, among which similar names are searched
 SIMILAR = 3
 AT_ONCE = 1_000  # jobs that one transaction of the functions for a whole queue changes
-SCAN = 20_000  # jobs that one transaction of them looks at, where there is a filter
+SCAN = 20_000  # jobs that one transaction checks by a filter
 
 _SQL = db.statements("operate.sql", "settings")
 _FIRST_ID = str(UUID(int=0))
@@ -56,7 +56,7 @@ _MOVE = "queue move "  # begins the author of a move's pauses
 ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead", "fair_by")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
 _Settings = Mapping[str, Any]
-# The settings of a queue of which nobody has said anything.
+# The default settings of a queue.
 DEFAULTS: dict[str, Any] = {
     "paused_at": None,
     "paused_by": None,
@@ -120,7 +120,7 @@ def limit_length(conn: Conn, queue: str, max_length: int | None, by: str) -> dic
 
 
 def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]:
-    """Change what a queue says of the order of its jobs (ORDER); the rest stays. Returns what `pause` does.
+    """Change the settings of a queue for the order of its jobs (ORDER); others stay. Returns the same as `pause`.
 
     Jobs go on meanwhile; from the return on each claim goes by it, and queued jobs have their places by their creation.
     Raises Contradiction for `merge` without `ordered`, having changed nothing.
@@ -136,10 +136,10 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
     if changes.get("ordered"):
         _give(conn, "give_scores", queue, SCORES_AT_ONCE)  # before the switch, for it may take long
     with conn.transaction():
-        said = _one(conn, "lock_queue", queue=queue) | dict(changes)
-        if said["merge"] and not said["ordered"]:
+        current = _one(conn, "lock_queue", queue=queue) | dict(changes)
+        if current["merge"] and not current["ordered"]:
             raise Contradiction(f"the queue {queue} would merge, so it should be ordered as well")
-        transaction = conn.execute(_SQL["set_order"], {"queue": queue} | said).fetchone()
+        transaction = conn.execute(_SQL["set_order"], {"queue": queue} | current).fetchone()
     assert transaction is not None  # noqa: S101  its row is locked
     if changes.get("ordered") or changes.get("fair_by"):
         for _ in _tries(OLDER_SEC):  # until no transaction is left that may add jobs without seeing this one
@@ -153,23 +153,23 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
 
 
 def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> None:
-    """Let a queue be what WORKERS_JSON says where nobody has said it; raises Contradiction, which names both sides."""
+    """Apply the settings of WORKERS_JSON that the queue does not have yet; raises Contradiction for other values."""
     wanted = {name: value for name, value in (("ordered", ordered), ("merge", merge)) if value is not None}
     row = conn.execute(_SQL["said"], {"queue": queue}).fetchone() if wanted else None
-    said = dict(zip(("ordered", "merge"), row or (None, None), strict=True))
+    chosen = dict(zip(("ordered", "merge"), row or (None, None), strict=True))
     for name, value in wanted.items():
-        if said[name] is not None and said[name] is not value:
-            says, is_said = (str(each).lower() for each in (value, said[name]))
+        if chosen[name] is not None and chosen[name] is not value:
+            says, is_said = (str(each).lower() for each in (value, chosen[name]))
             raise Contradiction(
                 f'WORKERS_JSON says "{name}": {says} of the queue {queue}, and the database {is_said}: correct it, or'
                 f" `dataloader queue set {queue} --{'' if value else 'no-'}{name}`"
             )
-    if changes := {name: value for name, value in wanted.items() if said[name] is None}:
+    if changes := {name: value for name, value in wanted.items() if chosen[name] is None}:
         set_order(conn, queue, "WORKERS_JSON", **changes)
 
 
 def publish_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
-    """Note for producers, by task, what its pipeline says of a job (`pipelines.told`); queued jobs keep theirs."""
+    """Publish the declarations of these tasks (`pipelines.declarations`) to producers; queued jobs do not change."""
     conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
 
 
@@ -226,21 +226,21 @@ def _tries(within_sec: float) -> Iterator[None]:
 
 def known(conn: Conn, queue: str) -> dict[str, Any]:
     """Whether a queue of this name has jobs, a worker, a setting or a past (`is_known`); else `similar` names."""
-    found = _looked_up(conn, "queue", queue)
-    return {"is_known": found["is_known"], "similar": found["similar"]}
+    name = _known(conn, "queue", queue)
+    return {"is_known": name["is_known"], "similar": name["similar"]}
 
 
 def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str, Any] | None]:
     """What `known` says of a queue and of a task, and the `count` of known names: without any none is mistyped."""
     given = {"queue": queue, "task": task}
-    return {kind: None if name is None else _looked_up(conn, kind, name) for kind, name in given.items()}
+    return {kind: None if name is None else _known(conn, kind, name) for kind, name in given.items()}
 
 
-def _looked_up(conn: Conn, kind: str, name: str) -> dict[str, Any]:
+def _known(conn: Conn, kind: str, name: str) -> dict[str, Any]:
     rows = conn.execute(_SQL[f"{kind}_names"], {kind: name, "most": NAMES}, prepare=False).fetchall()
-    found = [row[0] for row in rows]
-    similar = [] if name in found else get_close_matches(name, found, SIMILAR)
-    return {"name": name, "is_known": name in found, "similar": similar, "count": len(found)}
+    names = [row[0] for row in rows]
+    similar = [] if name in names else get_close_matches(name, names, SIMILAR)
+    return {"name": name, "is_known": name in names, "similar": similar, "count": len(names)}
 
 
 def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bool = False) -> Outcomes:
@@ -253,10 +253,10 @@ def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bo
     with conn.transaction():
         if verb == "cancel":
             lifecycle.request_cancels(conn, wanted, force, by)
-            found = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
-            told = {job_id: found.get(job_id, (UNKNOWN, False)) for job_id in wanted}
+            statuses = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
+            results = {job_id: statuses.get(job_id, (UNKNOWN, False)) for job_id in wanted}
             return {
-                job: DONE if is_asked or status == "canceled" else status for job, (status, is_asked) in told.items()
+                job: DONE if is_asked or status == "canceled" else status for job, (status, is_asked) in results.items()
             }
         done = {row[0] for row in conn.execute(_SQL[VERBS[verb]], {"job_ids": wanted, "by": by})}
         if verb == "start-over":
@@ -286,21 +286,21 @@ def change_queue(
     try:
         with conn.transaction():
             conn.execute(_SQL["plans"])
-            found = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
-            job_ids = [row[0] for row in found if row[0]]
+            rows = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
+            job_ids = [row[0] for row in rows if row[0]]
             changed = conn.execute(_SQL[step], {"job_ids": job_ids, "by": by}).fetchall() if job_ids else []
     except psycopg.DataError:
         if after is None:
             raise
         raise cursor.WrongCursor from None
-    is_more = len(found) == limit or any(row[2] for row in found)
-    return Changed(len(changed), cursor.at(found[-1][1]) if is_more else None)
+    is_more = len(rows) == limit or any(row[2] for row in rows)
+    return Changed(len(changed), cursor.at(rows[-1][1]) if is_more else None)
 
 
 def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> Moved:
     """Make up to `limit` queued, running and dead jobs of `source` jobs of `target`; to be called until `is_done`.
 
-    Each key keeps its order: both queues are paused meanwhile. `target` gets the ORDER that nobody has said of it, and
+    Each key keeps its order: both queues are paused meanwhile. `target` gets the settings of ORDER that it lacks, and
     goes on in the end; `source` stays paused. A repeated call completes what was interrupted. Raises WrongName and
     Conflict, having changed nothing; Conflict, with both queues paused, where other sessions are in the way.
     """
@@ -310,19 +310,19 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
         raise Conflict(f"no queue {source} is known now: it has no job, no worker and no setting")
     authors = _authors(source, target)
     with conn.transaction():
-        said = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
+        queues = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
         for queue, author in authors.items():
-            paused_by = said[queue]["paused_by"]
+            paused_by = queues[queue]["paused_by"]
             if paused_by and paused_by.startswith(_MOVE) and paused_by != author:
                 raise Conflict(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
         # The pause of another move to `source` may have been replaced by hand.
-        is_unknown = said[source]["paused_at"] is not None and said[source]["paused_by"] != authors[source]
+        is_unknown = queues[source]["paused_at"] is not None and queues[source]["paused_by"] != authors[source]
         if is_unknown and (row := conn.execute(_SQL["moves_to"], {"by": f"{_MOVE}to {source}"}).fetchone()):
             raise Conflict(
                 f"{row[0]} is paused by a {_MOVE}to {source} and has jobs left: complete that, or"
                 f" `dataloader resume {row[0]}`"
             )
-        changes = inherited(source, said[source], target, said[target])
+        changes = inherited(source, queues[source], target, queues[target])
         _one(conn, "pause_source", queue=source, by=authors[source])
         pause(conn, target, authors[target])
     if changes:
@@ -330,10 +330,10 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     # Until no claim is left that may not have seen the pause.
     statements = [row[0] for row in conn.execute(_SQL["claims_under_way"], {"statements": None}).fetchall()]
     for _ in _tries(CLAIMS_SEC):
-        if not (found := conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()):
+        if not (claims := conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()):
             break
     else:
-        _, pid, application = found[0]
+        _, pid, application = claims[0]
         raise Conflict(
             f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
             " and may not know it: move again when it has ended"
@@ -345,7 +345,7 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
 
 
 def _authors(source: str, target: str) -> dict[str, str]:
-    """Who pauses the queues of a move, so that the same move knows its pauses again."""
+    """The `paused_by` of the queues of a move, by which a repeated move recognizes its pauses."""
     return {source: f"{_MOVE}to {target}", target: f"{_MOVE}from {source}"}
 
 
@@ -354,9 +354,9 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
     if all(of_source[name] is None for name in ORDER):
         return {}
     for name in ORDER:
-        here, there = DEFAULTS[name] if of_source[name] is None else of_source[name], of_target[name]
-        if there is not None and there != here:
-            says, is_said = (json.dumps(value) for value in (here, there))
+        source_value, target_value = DEFAULTS[name] if of_source[name] is None else of_source[name], of_target[name]
+        if target_value is not None and target_value != source_value:
+            says, is_said = (json.dumps(value) for value in (source_value, target_value))
             raise Conflict(
                 f"{source} has {name} {says} and {target} has {is_said}: let them agree by `dataloader queue set`"
             )
@@ -364,24 +364,24 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
 
 
 def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
-    """Move jobs of one group, running ones first: none comes back to a group that was looked at already."""
+    """Move jobs of one group, running ones first: none returns to a group that is done already."""
     places = {"from": source, "to": target}
     with conn.transaction():
-        said = [_one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))]
-        if any(each["paused_at"] is None for each in said):
+        queues = [_one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))]
+        if any(each["paused_at"] is None for each in queues):
             return Moved(0, False)  # somebody has resumed it, or another session has ended this move
         conn.execute(_SQL["plans"])
         for group in ("running", "queued", "dead"):
-            found = conn.execute(_SQL[f"{group}_to_move"], {"from": source, "limit": limit}).fetchall()
-            if found:
-                moved = conn.execute(_SQL["move"], places | {"job_ids": [row[0] for row in found]})
+            rows = conn.execute(_SQL[f"{group}_to_move"], {"from": source, "limit": limit}).fetchall()
+            if rows:
+                moved = conn.execute(_SQL["move"], places | {"job_ids": [row[0] for row in rows]})
                 return Moved(moved.rowcount, False)
         conn.execute(_SQL["resume_own"], {"queue": target, "by": _authors(source, target)[target]})
     return Moved(0, True)
 
 
 def settings(conn: Conn, queue: str) -> dict[str, Any]:
-    """What operators have set of a queue; DEFAULTS where nobody has."""
+    """The settings of a queue; DEFAULTS for the ones that are not set."""
     return next(iter(db.rows(conn, _SQL["queue"], {"queue": queue})), DEFAULTS | {"queue": queue})
 
 

@@ -29,7 +29,7 @@ class UnknownParents(ValueError):
 
 
 class Result(NamedTuple):
-    """What has come of a job; `task` and `status` are None when it is not there any more."""
+    """The status and the result of a job; `task` and `status` are None if it is deleted."""
 
     job_id: UUID
     task: str | None
@@ -39,7 +39,7 @@ class Result(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """True if the job is final or deleted."""
         return self.status is None or self.status in FINAL
 
 
@@ -71,7 +71,7 @@ def links(
 
 
 def results(conn: Conn, job_ids: Sequence[UUID]) -> list[Result]:
-    """What has come of these jobs, in their order."""
+    """The results of these jobs, in the given order."""
     rows = conn.execute(_SQL["told"], {"job_ids": list(job_ids)})
     return [Result(*row)._replace(result=row[-1] and json.loads(row[-1])) for row in rows]
 
@@ -91,7 +91,7 @@ def gather(conn: Conn, job: Job, parent_ids: Sequence[UUID]) -> bool:
 def family(conn: Conn, job_id: UUID) -> Mapping[str, list[dict[str, Any]]]:
     """The first SHOWN `parents` and `children` of a job."""
     rows = db.rows(conn, _SQL["family"], {"job_id": job_id, "most": SHOWN})
-    found: dict[str, list[dict[str, Any]]] = {"parents": [], "children": []}
+    relatives: dict[str, list[dict[str, Any]]] = {"parents": [], "children": []}
     for row in rows:
-        found["parents" if row.pop("is_parent") else "children"].append(row)
-    return found
+        relatives["parents" if row.pop("is_parent") else "children"].append(row)
+    return relatives

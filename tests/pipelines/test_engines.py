@@ -361,17 +361,17 @@ def test_ray_that_refuses_is_quoted(ray: FakeRay) -> None:
 )
 def test_ray_whose_output_is_gone_tells_its_state(ray: FakeRay, status: str, state: State, why: str) -> None:
     ray.status, ray.log = status, None
-    assert on_ray().look(ORDER)[:4] == (state, b"", 0, why)
+    assert on_ray().poll(ORDER)[:4] == (state, b"", 0, why)
 
 
 def test_ray_whose_output_is_gone_is_asked_again_for_a_result(ray: FakeRay) -> None:
     ray.status, ray.log = "SUCCEEDED", None
     with pytest.raises(Unreachable, match="cannot read the output of dl-x-1"):
-        on_ray().look(ORDER)
+        on_ray().poll(ORDER)
 
 
 def test_ray_that_has_lost_its_memory_knows_nothing(ray: FakeRay) -> None:
-    assert on_ray().look(ORDER).state is State.ABSENT
+    assert on_ray().poll(ORDER).state is State.ABSENT
     assert on_ray().find(ORDER) is None
 
 
@@ -389,9 +389,9 @@ def test_an_output_that_is_too_long_is_told_at_the_end(ray: FakeRay, monkeypatch
     monkeypatch.setattr("dataloader.pipelines.engines.over_http.ANSWER_MOST", 1_000)
     ray.status, ray.log = "RUNNING", "x" * 2_000
     it = on_ray()
-    assert it.look(ORDER).output == b""
+    assert it.poll(ORDER).output == b""
     ray.status = "SUCCEEDED"
-    assert b"its rest is not read, nor a result in it" in it.look(ORDER).output
+    assert b"its rest is not read, nor a result in it" in it.poll(ORDER).output
 
 
 # Spark

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -155,6 +156,33 @@ def test_a_pool_that_a_module_makes_at_its_import_serves_all_runs(farm: Farm) ->
     assert program.stop() == 0
 
 
+def are_there() -> list[str]:
+    """The guests whose libraries are installed; torch has a test of its own."""
+    return [name for name in GUESTS if name != "torch" and (name not in LIBRARIES or importlib.util.find_spec(name))]
+
+
+def visit(farm: Farm, names: Sequence[str], times: int) -> None:
+    """Run each guest so many times with each end, and innocent jobs between them; afterwards no child is left."""
+    program = ready(farm, workers=2)
+    for name in names:
+        jobs = {how: [of_guest(farm, name, how) for _ in range(times)] for how in ENDS}
+        innocent = [farm.enqueue("tells_its_process", max_attempts=1) for _ in range(times)]
+        for job in jobs["cancel"]:
+            until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
+            operations.change(farm.conn, "cancel", [job], "test")
+        for job in jobs["kill"]:
+            until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
+            psutil.Process(worker_of(farm, job)).kill()
+        for how, status in ENDS.items():
+            for job in jobs[how]:
+                ended = farm.wait(job, "succeeded", "failed", "canceled", "lost", patience=900)
+                assert (ended["status"], name, how) == (status, name, how), farm.journal(job)
+        assert {farm.result(job) for job in jobs["done"]} == {30}, name
+        for job in innocent:
+            assert farm.wait(job, "succeeded", "lost", "failed")["status"] == "succeeded", name
+    until(lambda: all(map(is_farms, family(program.process.pid))), "the last child to end")
+
+
 def of_guest(farm: Farm, name: str, how: str) -> UUID:
     more = {"timeout_sec": 1} if how == "timeout" else {}
     return farm.enqueue("guest", args={"name": name, "goes_on": how != "done"}, max_attempts=1, **more)
@@ -176,20 +204,18 @@ def is_farms(process: psutil.Process) -> bool:
 
 @pytest.mark.timeout(300)
 def test_libraries_are_good_guests_however_their_runs_end(farm: Farm) -> None:
-    """Each runs with each end, and an innocent job between them; afterwards no child is left."""
-    program = ready(farm, workers=2)
-    for name in GUESTS:
-        if name in LIBRARIES and not importlib.util.find_spec(name):
-            continue
-        jobs = {how: of_guest(farm, name, how) for how in ENDS}
-        innocent = farm.enqueue("tells_its_process", max_attempts=1)
-        until(lambda job=jobs["cancel"]: farm.job(job)["progress"], "its progress", patience=900)
-        operations.change(farm.conn, "cancel", [jobs["cancel"]], "test")
-        until(lambda job=jobs["kill"]: farm.job(job)["progress"], "its progress", patience=900)
-        psutil.Process(worker_of(farm, jobs["kill"])).kill()
-        for how, status in ENDS.items():
-            ended = farm.wait(jobs[how], "succeeded", "failed", "canceled", "lost", patience=900)
-            assert (ended["status"], name, how) == (status, name, how), farm.journal(jobs[how])
-        assert farm.result(jobs["done"]) == 30, name
-        assert farm.wait(innocent, "succeeded", "lost", "failed")["status"] == "succeeded", name
-    until(lambda: all(map(is_farms, family(program.process.pid))), "the last child to end")
+    visit(farm, are_there(), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("name", are_there())
+def test_libraries_are_good_guests_fifty_times(farm: Farm, name: str) -> None:
+    visit(farm, [name], 50)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+def test_torch_is_a_good_guest(farm: Farm) -> None:
+    pytest.importorskip("torch")
+    visit(farm, ["torch"], 50)

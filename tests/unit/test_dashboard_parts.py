@@ -71,9 +71,9 @@ def test_what_is_left_of_a_run_follows_from_its_own_progress(
 ) -> None:
     job = JOB | {"progress": {"processed": done, "total": 100}, "heartbeat_at": ago(10), "claims": claims}
     expected = None if left is None else max(left - (10 if len(events) > 1 else 0), 0.0)
-    assert card.left_sec(job, events, 100.0, NOW) == pytest.approx(expected)
-    assert card.left_sec(job | {"progress": "none"}, events, 100.0, NOW) is None
-    assert card.left_sec(job, events, None, NOW) is None
+    assert card.remaining_sec(job, events, 100.0, NOW) == pytest.approx(expected)
+    assert card.remaining_sec(job | {"progress": "none"}, events, 100.0, NOW) is None
+    assert card.remaining_sec(job, events, None, NOW) is None
 
 
 def test_a_relative_time_takes_the_focus_and_has_the_instant_as_its_title() -> None:

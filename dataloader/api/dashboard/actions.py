@@ -48,7 +48,7 @@ def _button(name: str, label: str, because: str = "", jobs: str = "", *, is_grav
     return Button(name, label, ops.load()[name].question.format(jobs=jobs), because, is_grave)
 
 
-def of_job(job: Mapping[str, Any]) -> list[Button]:
+def job_buttons(job: Mapping[str, Any]) -> list[Button]:
     """The buttons for a job in this state, the most likely one first."""
     is_running = job["status"] == "running"
     because = "A running job cannot be deleted. Cancel it first." if is_running else ""
@@ -80,7 +80,7 @@ def _force(job: Mapping[str, Any]) -> Button:
     return Button("cancel", "Force cancel", question, because, is_grave=True, given={"force": "yes"})
 
 
-def of_queue(queue: Mapping[str, Any]) -> list[Button]:
+def queue_buttons(queue: Mapping[str, Any]) -> list[Button]:
     """A queue's buttons; one without effect is disabled and says why."""
     dead, scheduled = _jobs(queue["dead"], "dead"), _jobs(queue["scheduled"], "scheduled")
     none_dead = "" if queue["dead"] else "No job of this queue is dead."
@@ -96,13 +96,13 @@ def of_queue(queue: Mapping[str, Any]) -> list[Button]:
     ]
 
 
-def of_schedule(schedule: Mapping[str, Any]) -> list[Button]:
+def schedule_buttons(schedule: Mapping[str, Any]) -> list[Button]:
     """A schedule's buttons."""
     pause = _button("resume_schedule", "Resume") if schedule["paused_at"] else _button("pause_schedule", "Pause")
     return [pause, _button("run_schedule", "Run now")]
 
 
-def of_errors(group: Mapping[str, Any]) -> list[Button]:
+def error_buttons(group: Mapping[str, Any]) -> list[Button]:
     """The buttons of an error group, for its dead jobs."""
     dead = f"{_jobs(group['dead'], 'dead')} of this group"
     because = "" if group["dead"] else "No job of this group is dead: those that retry have attempts left."
@@ -112,7 +112,7 @@ def of_errors(group: Mapping[str, Any]) -> list[Button]:
     ]
 
 
-def of_backfill(backfill: Mapping[str, Any]) -> list[Button]:
+def backfill_buttons(backfill: Mapping[str, Any]) -> list[Button]:
     """A backfill's buttons; one without effect is disabled and says why."""
     dead = backfill["counts"]["failed"] + backfill["counts"]["lost"]
     over = {"done": "It is done.", "canceled": "It is canceled."}.get(backfill["state"], "")
@@ -124,7 +124,7 @@ def of_backfill(backfill: Mapping[str, Any]) -> list[Button]:
     ]
 
 
-def of_list(given: Mapping[str, str]) -> list[Button]:
+def list_buttons(given: Mapping[str, str]) -> list[Button]:
     """The buttons of a list of dead, retried or scheduled jobs, for all jobs that its filters let through."""
     because = ""
     if not given["queue"]:

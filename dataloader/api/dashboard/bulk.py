@@ -31,8 +31,8 @@ ORDERS = {
 def matching(wanted: stats.Wanted) -> str:
     """The filters of a list as its page holds them for an order; "" where there is none."""
     given = {name: getattr(wanted, name) for name in Filters.__annotations__}
-    told = {name: value if isinstance(value, str) else value.isoformat() for name, value in given.items() if value}
-    return json.dumps(told) if told else ""
+    target = {name: value if isinstance(value, str) else value.isoformat() for name, value in given.items() if value}
+    return json.dumps(target) if target else ""
 
 
 @blueprint.get("/search/suggestions")
@@ -41,16 +41,16 @@ def suggestions() -> Response:
     """The options of the search box, for what is typed so far."""
     text = request.args.get("q", "")
     with session() as conn:
-        found = tallies.suggest(conn, text) if len(text) <= LENGTH and "\0" not in text else []
-    return Response(render_template("suggestions.html", suggestions=found), mimetype="text/html")
+        texts = tallies.suggest(conn, text) if len(text) <= LENGTH and "\0" not in text else []
+    return Response(render_template("suggestions.html", suggestions=texts), mimetype="text/html")
 
 
 @blueprint.post("/jobs/bulk/preview")
 @auth.require("operate")
 def preview_order() -> Response:
     """The preview says what an order would do, and has the button that gives the order."""
-    found, _ = _carried_out("preview")
-    return _part("preview.html", found.order, preview=found, target=request.form["target"])
+    preview, _ = _carried_out("preview")
+    return _part("preview.html", preview.order, preview=preview, target=request.form["target"])
 
 
 @blueprint.post("/jobs/bulk")

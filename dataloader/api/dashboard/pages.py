@@ -80,13 +80,13 @@ def overview() -> Response:
         raise Problem(400, str(error)) from None
     farm, workers, postgres, beginning = cache.ask(_read_overview)
     steps = cache.ask(stats.throughput, wanted.span_sec, wanted.step_sec)
-    found = alerts.farm_alerts(farm, workers, postgres)
+    active = alerts.farm_alerts(farm, workers, postgres)
     return show(
         "overview.html",
         total=farm["total"],
         queues=farm["queues"],
-        alerts=[asdict(alert) for alert in found[:ALERTS]],
-        more_alerts=len(found[ALERTS:]),
+        alerts=[asdict(alert) for alert in active[:ALERTS]],
+        more_alerts=len(active[ALERTS:]),
         workers=workers[:SHOWN],
         more_workers=len(workers) if len(workers) > SHOWN else 0,
         postgres=postgres,
@@ -109,11 +109,11 @@ def _read_overview(conn: db.Connection) -> tuple[dict[str, Any], Rows, dict[str,
 def workers() -> Response:
     """The workers of all hosts and their jobs."""
     with session() as conn:
-        found = _alive_first(stats.workers(conn))
-    live = [worker for worker in found if worker["is_live"]]
+        rows = _alive_first(stats.workers(conn))
+    live = [worker for worker in rows if worker["is_live"]]
     return show(
         "workers.html",
-        workers=found,
+        workers=rows,
         live=len(live),
         busy=sum(worker["job_id"] is not None for worker in live),
         hosts=len({worker["host"] for worker in live}),
@@ -124,8 +124,8 @@ def workers() -> Response:
 def postgres() -> Response:
     """The health of the queue's database, and what `dataloader check` would warn of there."""
     sections: dict[str, Any] = {
-        name: {"rows": found.rows, "row": found.row, "unseen": found.unseen}
-        for name, found in cache.ask(health).items()
+        name: {"rows": section.rows, "row": section.row, "unseen": section.unseen}
+        for name, section in cache.ask(health).items()
     }
     findings = cache.ask(_read_findings, fresh_sec=CHECKED_SEC, outdated_sec=CHECKED_SEC)
     return show("postgres.html", findings=findings, **sections)
@@ -141,7 +141,7 @@ def schedules() -> Response:
     """The schedules: when they are due, their last jobs, what is wrong with them."""
     with session() as conn:
         rows = of_schedules.listed(conn)
-    listed = [row | {"buttons": [asdict(button) for button in actions.of_schedule(row)]} for row in rows]
+    listed = [row | {"buttons": [asdict(button) for button in actions.schedule_buttons(row)]} for row in rows]
     return show("schedules.html", schedules=listed, overdue_most=of_schedules.OVERDUE_SEC)
 
 
@@ -159,15 +159,15 @@ def backfill(name: str) -> Response:
     if "\0" in name or not (after.isascii() and after.isdigit() and len(after) < 8):
         raise Problem(404, "There is no such backfill, or no such page of it.")
     try:
-        found, rows = cache.ask(_read_backfill, name, int(after))
+        row, rows = cache.ask(_read_backfill, name, int(after))
     except plan.Unknown:
         raise Problem(404, "There is no backfill of this name.") from None
     return show(
         "backfill.html",
-        b=_with_ended(found),
+        b=_with_ended(row),
         blocks=heat.blocks(rows),
         cells=partial(heat.cells, jobs=url_for(".job", job_id="")),
-        buttons=[asdict(button) for button in actions.of_backfill(found)],
+        buttons=[asdict(button) for button in actions.backfill_buttons(row)],
         **_next("backfill", str(rows[-1]["place"]) if len(rows) == CELLS else None, name=name),
     )
 
@@ -176,23 +176,23 @@ def _read_backfill(conn: db.Connection, name: str, after: int) -> tuple[dict[str
     return of_backfills.backfill(conn, name, cache.counts), of_backfills.ledger_rows(conn, name, after, CELLS)
 
 
-def _with_ended(found: dict[str, Any]) -> dict[str, Any]:
+def _with_ended(backfill: dict[str, Any]) -> dict[str, Any]:
     """A backfill, with how many of its partitions need no more work."""
-    return found | {"ended": sum(found["counts"][status] for status in (*map(str, FINAL), "skipped"))}
+    return backfill | {"ended": sum(backfill["counts"][status] for status in (*map(str, FINAL), "skipped"))}
 
 
 @blueprint.get("/errors")
 def errors() -> Response:
     """The groups of dead and retrying jobs; the address holds the filter."""
     given = {name: request.args.get(name, "") for name in ("queue", "task", "since")}
-    found: dict[str, Any] = {"groups": [], "is_cut": False}
+    groups: dict[str, Any] = {"groups": [], "is_cut": False}
     mistake, local = "", ""
     try:
         if "\0" in "".join(given.values()):
             raise ValueError("A filter should have no NUL character in it.")
         since = _instant(given["since"])
         local = _local(since)
-        found = cache.ask(of_errors.groups, given["queue"] or None, given["task"] or None, since)
+        groups = cache.ask(of_errors.groups, given["queue"] or None, given["task"] or None, since)
     except ValueError as error:
         mistake = str(error)
     return show(
@@ -200,8 +200,10 @@ def errors() -> Response:
         400 if mistake else 200,
         given=given | {"since": local},
         is_filtered=any(given.values()),
-        groups=[row | {"buttons": [asdict(button) for button in actions.of_errors(row)]} for row in found["groups"]],
-        is_cut=found["is_cut"],
+        groups=[
+            row | {"buttons": [asdict(button) for button in actions.error_buttons(row)]} for row in groups["groups"]
+        ],
+        is_cut=groups["is_cut"],
         mistake=mistake,
     )
 
@@ -219,8 +221,8 @@ def webhooks() -> Response:
     """The webhooks: the receivers of alerts for dead jobs, stuck runs, late and paused queues."""
     queue = current_app.extensions["settings"].dl_alerts_queue
     with session() as conn:
-        found, is_served = receivers.listed(conn), receivers.is_served(conn, queue)
-    return show("webhooks.html", webhooks=found, queue=queue, is_served=is_served, kinds=KINDS)
+        rows, is_served = receivers.listed(conn), receivers.is_served(conn, queue)
+    return show("webhooks.html", webhooks=rows, queue=queue, is_served=is_served, kinds=KINDS)
 
 
 def _alive_first(workers: Rows) -> Rows:
@@ -258,7 +260,7 @@ def jobs() -> ResponseReturnValue:
         to_kind={kind: url_for(".jobs", **_without_empty(status=kind)) for kind in TALLIED},
         matching=matching,
         orders=bulk.ORDERS,
-        buttons=[asdict(button) for button in actions.of_list(given)],
+        buttons=[asdict(button) for button in actions.list_buttons(given)],
         only={name: given[name] for name in ("queue", *actions.FILTERS) if given[name]},
         **_neighbours(given, page.next),
     )
@@ -304,12 +306,12 @@ def _local(at: datetime | None) -> str:
 
 def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, str | None]:
     """The addresses of the pages before and after. A cursor leads forward only: earlier ones stand in the address."""
-    here, trail = request.args.get("after"), request.args.getlist("trail")
+    position, trail = request.args.get("after"), request.args.getlist("trail")
     filters: dict[str, Any] = {name: value for name, value in given.items() if value}
     to_page = partial(url_for, ".jobs", **filters)
     newer = to_page(after=trail[-1] or None, trail=trail[:-1]) if trail else to_page()
-    older = to_page(after=following, trail=[*trail, here or ""][-TRAIL:]) if following else None
-    return {"newer": newer if here else None, "older": older}
+    older = to_page(after=following, trail=[*trail, position or ""][-TRAIL:]) if following else None
+    return {"newer": newer if position else None, "older": older}
 
 
 @blueprint.get("/jobs/<anything:job_id>")
@@ -318,44 +320,44 @@ def job(job_id: str) -> Response:
     wanted = parsed_job_id(job_id)
     after = request.args.get("after", 0, type=int)
     with session() as conn:
-        found = stats.job(conn, wanted)
+        row = stats.job(conn, wanted)
         events = _events(conn, wanted, max(after, 0))
-        is_ordered = found is not None and operations.settings(conn, found["queue"])["ordered"]
+        is_ordered = row is not None and operations.settings(conn, row["queue"])["ordered"]
         returned = stats.result(conn, wanted)
         family = parents.family(conn, wanted)
         ending = _ending(conn, wanted)
-        used = stats.used(conn, wanted, found["claimed_by"]) if found and found["status"] == "running" else None
+        used = stats.used(conn, wanted, row["claimed_by"]) if row and row["status"] == "running" else None
         written = _logs(conn, wanted)
-    if found is None:
+    if row is None:
         raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
-    waiting_for = found["waiting_for"] or {}
+    waiting_for = row["waiting_for"] or {}
     entries = [event for event in events if event["kind"] != "heartbeat"]
     attempts = [attempt._asdict() for attempt in stats.attempts(events)]
     now = datetime.now(UTC)
-    waits = waiting.words(found["waiting_for"], now)
+    waits = waiting.words(row["waiting_for"], now)
     is_running = attempts and attempts[-1]["ended_at"] is None
     run_sec = (now - attempts[-1]["started_at"]).total_seconds() if is_running else None
     return show(
         "job.html",
-        job=found,
-        facts=_facts(found),
+        job=row,
+        facts=_facts(row),
         **_result(returned),
         **written,
         family=family,
         ending=ending,
         reasons=predictions.REASONS,
         waiting=waits,
-        reason=card.reason(found, waits),
+        reason=card.reason(row, waits),
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,
         run_sec=run_sec,
-        left_sec=card.remaining_sec(found, events, run_sec, now) if found["status"] == "running" else None,
+        remaining_sec=card.remaining_sec(row, events, run_sec, now) if row["status"] == "running" else None,
         used=used,
         attempts=attempts,
         events=entries,
         heartbeats=len(events) - len(entries),
         later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
-        buttons=[asdict(button) for button in actions.of_job(found)],
+        buttons=[asdict(button) for button in actions.job_buttons(row)],
         **again.links(events),
     )
 
@@ -387,13 +389,13 @@ def _result(returned: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _events(conn: db.Connection, job_id: UUID, after: int) -> Rows:
-    found: Rows = []
-    while len(found) < EVENTS:
-        more = stats.events(conn, job_id, found[-1]["event_id"] if found else after, EVENTS_AT_ONCE)
-        found += more
+    rows: Rows = []
+    while len(rows) < EVENTS:
+        more = stats.events(conn, job_id, rows[-1]["event_id"] if rows else after, EVENTS_AT_ONCE)
+        rows += more
         if len(more) < EVENTS_AT_ONCE:
             break
-    return found
+    return rows
 
 
 # Fields that the job's page shows elsewhere than in the list of facts.
@@ -443,7 +445,7 @@ _LABELS = {
 
 def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """Every other field of a job: its name, its label, its value."""
-    found = []
+    facts = []
     for name in [*_LABELS, *(name for name in job if name not in _LABELS)]:
         if name in job and name not in _ELSEWHERE:
             value = job[name]
@@ -454,8 +456,8 @@ def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
             elif name == "available_at" and job["blocked_on"] == "parent":  # the queue's far-off date would mislead
                 value = "the end of its parents"
             label = _LABELS.get(name) or name.replace("_", " ").capitalize()
-            found.append((name, label, formats.NOTHING if value in (None, "") else value))
-    return found
+            facts.append((name, label, formats.NOTHING if value in (None, "") else value))
+    return facts
 
 
 @blueprint.get("/keys")
@@ -463,7 +465,7 @@ def keys() -> Response:
     """The keys of an ordered queue that have queued jobs, by name; the address holds the queue and the page."""
     queue = _asked("queue")
     with session() as conn:
-        page = _of_ordered(of_keys.page, conn, queue, SHOWN)
+        page = _ask_ordered(of_keys.page, conn, queue, SHOWN)
     return show("keys.html", name=queue, keys=_worded(page.rows), **_next("keys", page.next, queue=queue))
 
 
@@ -472,22 +474,22 @@ def key() -> Response:
     """One key of an ordered queue: what holds it, its jobs in their order, its running and dead ones."""
     queue, lock_key = _asked("queue"), _asked("lock_key")
     with session() as conn:
-        found = _of_ordered(of_keys.key, conn, queue, lock_key, SHOWN)
+        report = _ask_ordered(of_keys.key, conn, queue, lock_key, SHOWN)
         on_dead = operations.settings(conn, queue)["on_dead"]
-    head = found.head
+    head = report.head
     return show(
         "key.html",
         name=lock_key,
         queue=queue,
-        length=found.length,
-        length_is_exact=found.length_is_exact,
+        length=report.length,
+        length_is_exact=report.length_is_exact,
         head=head,
         waiting=waiting.words(head["waiting_for"], datetime.now(UTC)) if head else "",
-        payloads=found.payloads.rows,
-        running=found.running,
-        dead=found.dead,
+        payloads=report.payloads.rows,
+        running=report.running,
+        dead=report.dead,
         on_dead=on_dead,
-        **_next("key", found.payloads.next, queue=queue, lock_key=lock_key),
+        **_next("key", report.payloads.next, queue=queue, lock_key=lock_key),
     )
 
 
@@ -499,8 +501,8 @@ def _asked(name: str) -> str:
     return text
 
 
-def _of_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
-    """What `ask` finds of an ordered queue; raises a 400 Problem for a wrong place in its list."""
+def _ask_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
+    """The result of `ask` for an ordered queue; raises a 400 Problem for a wrong place in its list."""
     try:
         return ask(conn, *of, request.args.get("after") or None)
     except WrongCursor as e:
@@ -528,9 +530,9 @@ def queue(queue: str) -> Response:
     queue, lists = named_queue(queue), []
     first_keys: Rows = []
     with session() as conn:
-        found = _of_queue(conn, queue)
+        row = _queue_row(conn, queue)
         with suppress(of_keys.NotOrdered):  # not any more
-            first_keys = of_keys.page(conn, queue, LISTED).rows if found["ordered"] else []
+            first_keys = of_keys.page(conn, queue, LISTED).rows if row["ordered"] else []
         ending = predictions.queue_prediction(cache.outlook(conn, queue))
         for status, *words in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
@@ -538,21 +540,21 @@ def queue(queue: str) -> Response:
     return show(
         "queue.html",
         name=queue,
-        q=found,
+        q=row,
         lists=lists,
         ending=ending,
         reasons=predictions.REASONS,
         keys=_worded(first_keys),
         **runs_of(runs.queue_runs, queue),
-        buttons=[asdict(button) for button in actions.of_queue(found)],
+        buttons=[asdict(button) for button in actions.queue_buttons(row)],
         order_question=ops.load()["set_queue"].question,
     )
 
 
 def runs_of(read: Callable[..., Any], *of: str) -> dict[str, Any]:
     """The runs of a queue or a task, with their charts, in the range of the address."""
-    found = lately(read, *of, asked_range())
-    return {"found": found, "ranges": list(runs.RANGES), **charts.drawn(found)}
+    figures = lately(read, *of, asked_range())
+    return {"found": figures, "ranges": list(runs.RANGES), **charts.drawn(figures)}
 
 
 def lately(read: Callable[..., T], *of: Any) -> T:
@@ -634,7 +636,7 @@ _LISTS = (
 )
 
 
-def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
+def _queue_row(conn: db.Connection, queue: str) -> dict[str, Any]:
     """The queue's row of the overview; zeros for an unknown queue."""
     farm = stats.overview(conn)
     nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}

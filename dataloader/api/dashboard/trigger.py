@@ -56,7 +56,7 @@ def trigger_job() -> Response:
     task = request.form.get("task", "")
     with calling() as call:
         args = _args(_schema(call.conn, task), None)
-        added = jobs.trigger(call, **_document({"task": task, **_of_job(), "args": args}))
+        added = jobs.trigger(call, **_document({"task": task, **_job_fields(), "args": args}))
     g.changed = {"job_id": str(added.job_id), "action": "trigger"}
     return _led_to(added.job_id)
 
@@ -78,7 +78,7 @@ def run_again(job_id: UUID) -> Response:
     with calling() as call:
         old = _fields_of(call.conn, job_id)
         args = _args(_schema(call.conn, old["task"]), _object(old["args"]))
-        changes = {name: value for name, value in _of_job().items() if value != log.masked(old[name])}
+        changes = {name: value for name, value in _job_fields().items() if value != log.masked(old[name])}
         added = jobs.add_again(call, job_id, _document(old | changes | {"args": args}))
     g.changed = {"job_id": str(added.job_id), "action": "again", "rerun_of": str(job_id)}
     return _led_to(added.job_id)
@@ -124,14 +124,14 @@ def _args(schema: _Schema, old: dict[str, Any] | None) -> dict[str, Any]:
         raise invalid(pointer(e.path), "form", f"{e.path[-1]} {e}") from None
 
 
-def _of_job() -> dict[str, Any]:
+def _job_fields() -> dict[str, Any]:
     """The fields of the job beside its args; raises a 400 Problem for a priority that is no number."""
-    found: dict[str, Any] = {name: text for name in OF_JOB if (text := request.form.get(name, "").strip())}
-    if "priority" in found:
-        if not (found["priority"].isascii() and found["priority"].isdigit() and len(found["priority"]) < 11):
+    fields: dict[str, Any] = {name: text for name in OF_JOB if (text := request.form.get(name, "").strip())}
+    if "priority" in fields:
+        if not (fields["priority"].isascii() and fields["priority"].isdigit() and len(fields["priority"]) < 11):
             raise invalid("/priority", "priority", "priority should be a whole number of 0 or more")
-        found["priority"] = int(found["priority"])
-    return found
+        fields["priority"] = int(fields["priority"])
+    return fields
 
 
 def _document(fields: dict[str, Any]) -> dict[str, Any]:

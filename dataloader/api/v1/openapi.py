@@ -147,7 +147,7 @@ def _operation(app: Flask, rule: Rule, view: Callable[..., Any]) -> Node:
     summary, _, more = (view.__doc__ or "").partition("\n")
     scopes = list(getattr(view, "scopes", ()))
     needs = f"Needs a token with the scope {' or '.join(f'`{scope}`' for scope in scopes)}." if scopes else ""
-    found: Node = {
+    node: Node = {
         "operationId": view.__name__,
         "tags": [declared.tag],
         "summary": summary.strip().removesuffix("."),
@@ -158,8 +158,8 @@ def _operation(app: Flask, rule: Rule, view: Callable[..., Any]) -> Node:
     }
     if declared.body:
         content = {JSON: {"schema": _ref(declared.body)}}
-        found["requestBody"] = {"required": not declared.body_may_be_empty, "content": content}
-    return found
+        node["requestBody"] = {"required": not declared.body_may_be_empty, "content": content}
+    return node
 
 
 def _parameters(rule: Rule, declared: Operation) -> Iterator[Node]:
@@ -173,15 +173,15 @@ def _parameters(rule: Rule, declared: Operation) -> Iterator[Node]:
         for name, schema in model.get("properties", {}).items():
             schema = _storable(_plain(schema))
             required = name in model.get("required", ()) or None
-            found = {"description": schema.pop("description", None), "required": required, "schema": schema}
-            yield _parameter(name, "query", found)
+            parameter = {"description": schema.pop("description", None), "required": required, "schema": schema}
+            yield _parameter(name, "query", parameter)
     for name in declared.headers:
         yield _parameter(name, "header", _HEADERS[name])
     yield {"$ref": "#/components/parameters/X-Request-ID"}
 
 
-def _parameter(name: str, where: str, rest: Node) -> Node:
-    return {"name": name, "in": where, **{key: value for key, value in rest.items() if value is not None}}
+def _parameter(name: str, location: str, rest: Node) -> Node:
+    return {"name": name, "in": location, **{key: value for key, value in rest.items() if value is not None}}
 
 
 def _responses(app: Flask, rule: Rule, declared: Operation, scopes: list[str]) -> Node:
@@ -191,13 +191,13 @@ def _responses(app: Flask, rule: Rule, declared: Operation, scopes: list[str]) -
     statuses |= {404} if {"job_id", "name", "backfill"} & rule.arguments else set()
     statuses |= {411, 413} if declared.body else set()
     statuses |= {503} if declared.uses_database else set()
-    found: Node = {"200": _success(app, declared)}
+    responses: Node = {"200": _success(app, declared)}
     for status in sorted(statuses):
-        found[str(status)] = {"$ref": f"#/components/responses/{status}"}
+        responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
     if 304 in declared.errors:
-        found["200"]["headers"] |= _VERSION
-        found["304"] = {"description": _WHEN[304], "headers": _headers(_VERSION)}
-    return found
+        responses["200"]["headers"] |= _VERSION
+        responses["304"] = {"description": _WHEN[304], "headers": _headers(_VERSION)}
+    return responses
 
 
 def _success(app: Flask, declared: Operation) -> Node:
@@ -208,11 +208,11 @@ def _success(app: Flask, declared: Operation) -> Node:
         content = {JSON: {"schema": _ref(declared.answer)}}
         text = " ".join((declared.answer.__doc__ or "").split())
         paged = "next" in get_type_hints(declared.answer)
-    found: Node = {"description": text, "headers": _headers(_NEXT if content.get(JSON) and paged else {})}
-    found["content"] = content
+    response: Node = {"description": text, "headers": _headers(_NEXT if content.get(JSON) and paged else {})}
+    response["content"] = content
     if declared.leads_to_jobs:
-        found["links"] = dict(_links(app, "job_id", declared.leads_to_jobs))
-    return found
+        response["links"] = dict(_links(app, "job_id", declared.leads_to_jobs))
+    return response
 
 
 def _links(app: Flask, parameter: str, pointer: str) -> Iterator[tuple[str, Node]]:
@@ -247,13 +247,13 @@ def _schemas(app: Flask) -> Node:
         answers |= set() if isinstance(declared.answer, str) else {declared.answer}
     models = sorted(bodies | answers, key=lambda model: model.__name__)
     wanted: list[Any] = [(model.__name__, "validation", TypeAdapter(model)) for model in models]
-    found: Node = TypeAdapter.json_schemas(wanted, ref_template=REF)[1]["$defs"]
+    schemas: Node = TypeAdapter.json_schemas(wanted, ref_template=REF)[1]["$defs"]
     for model in answers:
-        _describe(model, found)
+        _describe(model, schemas)
     for model in bodies:
-        found[model.__name__] = _storable(found[model.__name__])
-    found["Trigger"]["properties"]["queue"]["pattern"] = PRINTABLE
-    return {name: _untitled(schema) for name, schema in sorted(found.items())}
+        schemas[model.__name__] = _storable(schemas[model.__name__])
+    schemas["Trigger"]["properties"]["queue"]["pattern"] = PRINTABLE
+    return {name: _untitled(schema) for name, schema in sorted(schemas.items())}
 
 
 def _describe(model: type, schemas: Node) -> None:
@@ -279,11 +279,11 @@ def _ref(model: type) -> Node:
 
 def _plain(schema: Node) -> Node:
     """The schema of an optional parameter without null, which a query string does not have."""
-    found = {key: value for key, value in schema.items() if key not in ("title", "anyOf")}
-    if found.get("default", ...) is None:
-        del found["default"]
+    plain = {key: value for key, value in schema.items() if key not in ("title", "anyOf")}
+    if plain.get("default", ...) is None:
+        del plain["default"]
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
-    return kinds[0] | found if kinds else found
+    return kinds[0] | plain if kinds else plain
 
 
 def _storable(schema: Any) -> Any:
@@ -292,10 +292,10 @@ def _storable(schema: Any) -> Any:
         return [_storable(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _storable(value) for key, value in schema.items()}
-    if found.get("type") == "string" and not {"pattern", "format", "enum", "const"} & found.keys():
-        found["pattern"] = _STORABLE
-    return found
+    result = {key: _storable(value) for key, value in schema.items()}
+    if result.get("type") == "string" and not {"pattern", "format", "enum", "const"} & result.keys():
+        result["pattern"] = _STORABLE
+    return result
 
 
 def _untitled(schema: Any) -> Any:

@@ -54,13 +54,13 @@ class LongPolls:
             if len(self._waiting) > self._room:
                 return Outcome.FULL
             while (left := until - (now := monotonic())) > 0 and not self._is_over.wait(min(PERIOD_SEC, left)):
-                if self._seen(since=now).get(job_id) != version:
+                if self._latest(since=now).get(job_id) != version:
                     return Outcome.CHANGED
             return Outcome.SAME
         finally:
             del self._waiting[me]
 
-    def _seen(self, since: float) -> Mapping[UUID, str]:
+    def _latest(self, since: float) -> Mapping[UUID, str]:
         """The versions of all jobs that are waited for, by a question that began after `since`."""
         with self._asking:
             if self._asked_at <= since:

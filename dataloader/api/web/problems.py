@@ -32,15 +32,15 @@ _log = structlog.get_logger("api")
 
 def install(app: Flask) -> None:
     """Answer every error of `app` with a problem document."""
-    app.register_error_handler(Problem, _of_problem)
-    app.register_error_handler(HTTPException, _of_http)
-    app.register_error_handler(enqueue.QueueFull, _of_full)
-    app.register_error_handler(enqueue.KeyTaken, _of_key)
+    app.register_error_handler(Problem, _answer_problem)
+    app.register_error_handler(HTTPException, _answer_http)
+    app.register_error_handler(enqueue.QueueFull, _answer_full)
+    app.register_error_handler(enqueue.KeyTaken, _answer_taken_key)
     for refused in MEANINGS.keys() - {enqueue.QueueFull, enqueue.KeyTaken}:
-        app.register_error_handler(refused, _of_meaning)
-    app.register_error_handler(migrations.SchemaError, _of_schema)
-    app.register_error_handler(hooks.WrongAnswer, _of_hook)
-    app.register_error_handler(Exception, _of_any)
+        app.register_error_handler(refused, _answer_known)
+    app.register_error_handler(migrations.SchemaError, _answer_schema)
+    app.register_error_handler(hooks.WrongAnswer, _answer_hook)
+    app.register_error_handler(Exception, _answer_unknown)
 
 
 def request_id() -> str:
@@ -52,62 +52,62 @@ def request_id() -> str:
     return str(g.request_id)
 
 
-def _of_problem(error: Problem) -> Response:
+def _answer_problem(error: Problem) -> Response:
     return _document(error.status, error.detail, error.faults, error.headers)
 
 
-def _of_full(error: enqueue.QueueFull) -> Response:
+def _answer_full(error: enqueue.QueueFull) -> Response:
     return _document(429, f"{error}; send it again later", headers={"Retry-After": str(FULL_RETRY_AFTER_SEC)})
 
 
-def _of_meaning(error: Exception) -> Response:
+def _answer_known(error: Exception) -> Response:
     means = meaning(error)
     assert means  # noqa: S101  it is registered for the errors of the table
     if means.status == 400:
-        return _of_problem(invalid(f"/{means.parameter}" if means.parameter else "", means.code, str(error)))
+        return _answer_problem(invalid(f"/{means.parameter}" if means.parameter else "", means.code, str(error)))
     return _document(means.status, str(error), kind=means.kind)
 
 
-def _of_key(error: enqueue.KeyTaken) -> Response:
-    """The answer says nothing of the job: a guessed key must not lead to it."""
+def _answer_taken_key(error: enqueue.KeyTaken) -> Response:
+    """The answer does not name the job, because a guessed key must not reveal it."""
     pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
     text = "the idempotency key should be one that no other producer has used"
     fault = Fault(pointer=pointer, code="key_taken", message=text)
     return _document(409, f"{error}: send another", [fault], kind=KEY_TAKEN)
 
 
-def _of_http(error: HTTPException) -> Response:
+def _answer_http(error: HTTPException) -> Response:
     headers = {name: value for name, value in error.get_headers() if name != "Content-Type"}
     return _document(error.code or 500, error.description or error.name, headers=headers, name=error.name)
 
 
-def _of_schema(error: migrations.SchemaError) -> Response:
+def _answer_schema(error: migrations.SchemaError) -> Response:
     _log.error("api.schema_refused", request_id=request_id(), detail=str(error))
     return _unavailable(str(error))
 
 
-def _of_hook(error: hooks.WrongAnswer) -> Response:
-    seen = {"hook": "around_enqueue", "function": error.function, "error": str(error)}
-    _log.error("hook.failed", request_id=request_id(), **seen)
+def _answer_hook(error: hooks.WrongAnswer) -> Response:
+    facts = {"hook": "around_enqueue", "function": error.function, "error": str(error)}
+    _log.error("hook.failed", request_id=request_id(), **facts)
     return _document(500, str(error))
 
 
-def _of_any(error: Exception) -> Response:
-    seen = {"request_id": request_id(), "path": request.path, "error": type(error).__name__}
+def _answer_unknown(error: Exception) -> Response:
+    facts = {"request_id": request_id(), "path": request.path, "error": type(error).__name__}
     if db.is_passing(error):
-        _log.warning("api.unavailable", **seen)
+        _log.warning("api.unavailable", **facts)
         return _unavailable("The database does not answer. Nothing is confirmed: send the request again.")
     if isinstance(error, errors.CheckViolation) and (field := checked_field(error)):
-        return _of_problem(invalid(f"/{field}", "check", f"{field} should be what the table's check allows"))
+        return _answer_problem(invalid(f"/{field}", "check", f"{field} should be what the table's check allows"))
     # Without the text and the stack, which may quote the request.
-    _log.error("api.error", **seen, where=_place(error))
+    _log.error("api.error", **facts, where=_place(error))
     return _document(500, "This is a fault of the service. The request id finds it in the log.")
 
 
 def checked_field(error: errors.CheckViolation) -> str | None:
     """The field of a job that the check of the same name refuses; None where the check is of no job."""
-    found = re.fullmatch(r"dl_jobs_chk_(\w+)", error.diag.constraint_name or "")
-    return found[1] if found else None
+    match = re.fullmatch(r"dl_jobs_chk_(\w+)", error.diag.constraint_name or "")
+    return match[1] if match else None
 
 
 def _unavailable(detail: str) -> Response:

@@ -67,7 +67,7 @@ def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
 
 
 def preview(conn: Conn, new: Mapping[str, Any]) -> Row:
-    """What `add` would do, having changed nothing: how many partitions, how many of them are done, some of the jobs."""
+    """The result that `add` would have, without a change: the partitions, how many are done already, some jobs."""
     from dataloader.queue.plans import new_backfill  # it needs pydantic, and a worker imports this module
 
     skipped = 0
@@ -76,8 +76,8 @@ def preview(conn: Conn, new: Mapping[str, Any]) -> Row:
         fingerprints = [new_backfill.fingerprint(new, job["args"]) for job in jobs]
         done = _done(conn, fingerprints)
         skipped = sum(work in done for work in fingerprints)
-    found = {name: new[name] for name in ("name", "task", "queue")}
-    return found | {"total": len(new["partitions"]), "skipped": skipped, "samples": new_backfill.samples(new)}
+    summary = {name: new[name] for name in ("name", "task", "queue")}
+    return summary | {"total": len(new["partitions"]), "skipped": skipped, "samples": new_backfill.samples(new)}
 
 
 def pause(conn: Conn, name: str, by: str) -> Row:
@@ -190,12 +190,12 @@ def _cancel_some(conn: Conn, present: Row) -> Made:
 
 
 def _rest(conn: Conn, name: str) -> float:
-    """For how many times as long as a bunch takes nothing of this backfill is made: 0 where nobody else claims jobs."""
+    """The pause after a bunch, as a multiple of its duration; 0 if no other queue user claims jobs."""
     return REST if _PLANS.value(conn, "has_company", limit=limit_of(name)) else 0.0
 
 
 def _done(conn: Conn, fingerprints: Sequence[UUID]) -> dict[UUID, UUID]:
-    """By fingerprint the job that has done this work."""
+    """The job that has done this work, by fingerprint."""
     return {row["fingerprint"]: row["job_id"] for row in _PLANS.rows(conn, "done", fingerprints=list(fingerprints))}
 
 
@@ -209,15 +209,15 @@ def _allow(conn: Conn, name: str, most: int | None, by: str) -> None:
 
 def _shown(conn: Conn, row: Row, of_large: Counts) -> Row:
     """A backfill as people see it, with its counts, its state and when it will be done."""
-    found = (of_large if row["total"] >= LARGE else counts)(conn, row["name"])
-    by_status = dict.fromkeys(partitions.STATUSES, 0) | {each["status"]: each["partitions"] for each in found}
+    rows = (of_large if row["total"] >= LARGE else counts)(conn, row["name"])
+    by_status = dict.fromkeys(partitions.STATUSES, 0) | {each["status"]: each["partitions"] for each in rows}
     job, now, span = row.pop("job"), row.pop("now"), row.pop("span") or {}
-    since = min((each["since"] for each in found if each["since"]), default=None)
+    since = min((each["since"] for each in rows if each["since"]), default=None)
     lately_sec = min(LATELY_SEC, (now - since).total_seconds()) if since else 0.0
     state = partitions.state(row["total"], row["made"], by_status, bool(row["paused_at"]), bool(row["canceled_at"]))
     left = row["total"] - row["made"] + by_status["queued"] + by_status["running"]
-    ended_lately = sum(each["lately"] for each in found)
+    ended_lately = sum(each["lately"] for each in rows)
     eta_sec = partitions.eta_sec(left, ended_lately, lately_sec) if state in ("making", "running") else None
-    told = {"state": state, "counts": by_status, "started_at": since, "eta_sec": eta_sec}
+    facts = {"state": state, "counts": by_status, "started_at": since, "eta_sec": eta_sec}
     words = {name: span.get(name) for name in partitions.SPAN}
-    return row | words | shown_job(job, limits=None, **partitions.OF_JOBS) | told
+    return row | words | shown_job(job, limits=None, **partitions.OF_JOBS) | facts

@@ -1,4 +1,4 @@
-"""What schedules and backfills do in the same way: named templates of jobs, made into jobs by the reapers."""
+"""The common part of schedules and backfills: named templates, from which the reapers make jobs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Unknown(Exception):
 
 
 class Wrong(ValueError):
-    """Words that make no schedule or backfill; the text names every wrong one, and says what would be right."""
+    """Parameters of no valid schedule or backfill; the text names each wrong one and its valid form."""
 
 
 class Made(NamedTuple):
-    """What a reaper has done with one of them: jobs made, left out by its rules, or canceled, or the error."""
+    """The result of a reaper's round for one of them: jobs made, skipped or canceled, or the error."""
 
     name: str
     jobs: int = 0
@@ -69,7 +69,7 @@ class Plans:
 
     @contextmanager
     def locked(self, conn: Conn, name: str) -> Iterator[Row]:
-        """A transaction in which nobody else changes this one, neither people nor a reaper; raises Unknown."""
+        """A transaction with a lock on this plan, against people and reapers; raises Unknown."""
         with conn.transaction():
             rows = self.rows(conn, "lock", name=name)
             if not rows:
@@ -96,9 +96,9 @@ class Plans:
         return Made(present["name"], error=error)
 
     def due_in(self, conn: Conn, now: datetime | None = None) -> float | None:
-        """In how many seconds `tick` has something to do; 0 or less: now, None: there is nothing."""
-        found: float | None = self.value(conn, "due_in", now=now)
-        return found
+        """The seconds until `tick` has work; 0 or less: now, None: never."""
+        seconds: float | None = self.value(conn, "due_in", now=now)
+        return seconds
 
     def listen(self, conn: Conn) -> None:
         """From now on this session is notified of every change by which `tick` may have to do something earlier."""

@@ -85,11 +85,11 @@ def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, 
     with _PLANS.locked(conn, name) as present:
         try:
             documents = _documents(present | {"jitter_sec": 0}, [present["now"]], lease_ttl_sec)
-            [found] = add_jobs(conn, list(documents), by)
+            [job] = add_jobs(conn, list(documents), by)
         except ValueError as e:
             raise operations.Conflict(str(e)) from None
-        _PLANS.do(conn, "ran", name=name, job_id=found[0])
-    return found
+        _PLANS.do(conn, "ran", name=name, job_id=job[0])
+    return job
 
 
 def publish(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:
@@ -157,12 +157,12 @@ def _shown(row: Row, count: int) -> Row:
     try:
         timing = _timing(row)
         coming = chain([row["next_due"]], times.after(timing, row["next_due"])) if makes else ()
-        told = {"words": times.words(timing), "next": list(islice(coming, count))}
+        facts = {"words": times.words(timing), "next": list(islice(coming, count))}
     except (ValueError, OverflowError) as e:
-        told = {"words": str(e), "next": []}
+        facts = {"words": str(e), "next": []}
     late = (now - row["next_due"]).total_seconds() if makes else 0.0
     shown = shown_job(job, lock_key=row["name"], deadline=None, deadline_sec=None)
-    return row | shown | told | {"overdue_sec": max(late, 0.0)}
+    return row | shown | facts | {"overdue_sec": max(late, 0.0)}
 
 
 def _timing(row: Mapping[str, Any]) -> Timing:

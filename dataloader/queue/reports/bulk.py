@@ -111,27 +111,27 @@ def change(
             raise operations.Conflict(
                 f"the preview had {count:,} jobs to {order}, and there are {now:,} now: ask for a new preview"
             )
-    seen = replace(target.wanted, until=min(as_of, target.wanted.until or as_of), sort="changed")
+    wanted = replace(target.wanted, until=min(as_of, target.wanted.until or as_of), sort="changed")
     kinds = sorted(ORDERS[order].kinds)
     with conn.transaction():
         if target.job_ids is None:
-            found, following = stats.chosen(conn, seen, kinds, limit, after)
+            rows, following = stats.chosen(conn, wanted, kinds, limit, after)
         else:
             (number,) = cursor.parts(after, 1) if after else ("0",)
             if not re.fullmatch("[0-9]{1,9}", number):
                 raise cursor.WrongCursor
             stop = int(number) + limit
-            found = list(target.job_ids[int(number) : stop])
+            rows = list(target.job_ids[int(number) : stop])
             following = cursor.at([str(stop)]) if stop < len(target.job_ids) else None
-        parameters = stats.filters(seen.whole) | stats.bounds(seen)
+        parameters = stats.filters(wanted.whole) | stats.bounds(wanted)
         parameters |= {
-            "chosen": found,
+            "chosen": rows,
             "kinds": list(kinds),
             "as_of": as_of,
             "job_ids": None if target.job_ids is None else list(target.job_ids),
         }
         chosen = (
-            [row[0] for row in conn.execute(stats.spliced(_SQL["chosen"]), parameters, prepare=False)] if found else []
+            [row[0] for row in conn.execute(stats.spliced(_SQL["chosen"]), parameters, prepare=False)] if rows else []
         )
         outcomes = operations.change(conn, order, chosen, by) if chosen else {}
     return operations.Changed(sum(outcome == operations.DONE for outcome in outcomes.values()), following)
@@ -146,16 +146,16 @@ def _read(confirmation: str, order: str, target: Target) -> tuple[datetime, int 
     """The time and the count of the preview; raises WrongConfirmation."""
     try:
         of_order, digest, as_of, count = cursor.parts(confirmation, 4)
-        found = datetime.fromisoformat(as_of), int(count) if count else None
+        fields = datetime.fromisoformat(as_of), int(count) if count else None
     except ValueError:
         raise WrongConfirmation("confirmation should be that of a preview") from None
-    if (of_order, digest) != (order, _digest(target)) or found[0].tzinfo is None:
+    if (of_order, digest) != (order, _digest(target)) or fields[0].tzinfo is None:
         raise WrongConfirmation("confirmation is that of another preview: order and filters should be as they were")
-    return found
+    return fields
 
 
 def _digest(target: Target) -> str:
-    """What tells one list from another; its order is none of it."""
+    """The digest of a list of jobs; the order of the list does not change it."""
     given: dict[str, Any] = asdict(replace(target.wanted, sort="changed"))
     named = [given, None if target.job_ids is None else sorted(map(str, target.job_ids))]
     return sha256(json.dumps(named, default=str, sort_keys=True).encode()).hexdigest()[:16]

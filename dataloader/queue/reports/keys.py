@@ -48,11 +48,11 @@ def page(conn: Conn, queue: str, limit: int = 50, after: str | None = None) -> P
     (since,) = cursor.parts(after, 1) if after else ("",)
     with conn.transaction():
         _check(conn, queue)
-        found = _rows(conn, "keys", queue=queue, since=since, limit=limit + 1, most=COUNTED)
-    reasons = lifecycle.reasons(conn, [row["job_id"] for row in found[:limit]])
-    for row in found[:limit]:
+        rows = _rows(conn, "keys", queue=queue, since=since, limit=limit + 1, most=COUNTED)
+    reasons = lifecycle.reasons(conn, [row["job_id"] for row in rows[:limit]])
+    for row in rows[:limit]:
         row |= {"payloads_is_exact": row["payloads"] < COUNTED, "waiting_for": reasons.get(row["job_id"])}
-    return Page(found[:limit], cursor.at([found[limit]["lock_key"]]) if len(found) > limit else None)
+    return Page(rows[:limit], cursor.at([rows[limit]["lock_key"]]) if len(rows) > limit else None)
 
 
 def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | None = None, others: int = 10) -> Key:
@@ -75,11 +75,11 @@ def _payloads(conn: Conn, of: Row, limit: int, after: str | None) -> Page:
     score, created_at, job_id = cursor.parts(after, 3) if after else _FIRST
     behind = {"score": score, "created_at": created_at, "job_id": job_id}
     try:
-        found = _rows(conn, "payloads", **of, **behind, limit=limit + 1)
+        rows = _rows(conn, "payloads", **of, **behind, limit=limit + 1)
     except psycopg.DataError:  # a place that no job can have
         raise cursor.WrongCursor from None
-    following = cursor.at(found[limit - 1]["place"]) if len(found) > limit else None
-    return Page([_read(row) for row in found[:limit]], following)
+    following = cursor.at(rows[limit - 1]["place"]) if len(rows) > limit else None
+    return Page([_read(row) for row in rows[:limit]], following)
 
 
 def _check(conn: Conn, queue: str) -> None:

@@ -20,21 +20,21 @@ from dataloader.queue.reports.words import count, duration
 
 VERSION = 1
 TASK = INTERNAL_TASK
-# What the journal's kinds of rows are told as. Kinds of conditions are those of alerts.conditions.
+# The kinds of messages by the kinds of journal rows. Kinds of conditions are those of alerts.conditions.
 OF_JOURNAL = {"failed": "dead", "lost": "dead", "stuck": "stuck", "deadline": "deadline"}
 KINDS = ALERTS
 SEVERITIES = dict.fromkeys(("dead", "deadline"), "critical") | dict.fromkeys(("stuck", "lag", "paused"), "warning")
 SEVERITIES |= {"test": "info"}
 SHOWN = 20  # jobs, and pairs of queue and task, that a message names
-OVER = 0.5  # of the bound: below that a queue is late no more, so that it does not begin and end all the time
-REPEATED_SEC = periods.seconds("REPEATED_SEC", 600.0)  # after which an Alertmanager is told again: it forgets
+OVER = 0.5  # of the bound: a late queue stays late until its lag is below it, so that the state does not flap
+REPEATED_SEC = periods.seconds("REPEATED_SEC", 600.0)  # between two messages to an Alertmanager, which forgets them
 Row = Mapping[str, Any]
 Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the farm tells webhooks of alerts: times in seconds, the messages' own queue, and where links lead."""
+    """The rules of messages to webhooks: times in seconds, the queue of messages, and the address of links."""
 
     bundle_sec: float
     paused_sec: float
@@ -50,7 +50,7 @@ class Rules:
 
 
 class Firing(NamedTuple):
-    """A condition that a webhook was told of, since when it lasts, and when the webhook was told last."""
+    """A condition that a webhook knows, its begin, and the time of the last message about it."""
 
     kind: str
     queue: str
@@ -59,9 +59,9 @@ class Firing(NamedTuple):
 
 
 def due(
-    webhook: Row, events: Iterable[Row], queues: Sequence[Row], told: Collection[Firing], rules: Rules, now: datetime
+    webhook: Row, events: Iterable[Row], queues: Sequence[Row], active: Collection[Firing], rules: Rules, now: datetime
 ) -> Iterator[Message]:
-    """The messages for this webhook: of new `events`, and of what has begun or ended since it was `told`."""
+    """The messages for this webhook: of new `events`, and of what has begun or ended since it was `active`."""
     if webhook["paused_at"] is None:
         wanted = defaultdict(list)
         for row in events:
@@ -69,26 +69,26 @@ def due(
             if row["task"] != TASK and _wants(webhook, kind, row["queue"]):
                 wanted[kind].append(row)
         for kind in filter(wanted.get, _SENTENCES):
-            yield _of_rows(webhook["name"], kind, wanted[kind], rules, now)
-        yield from _of_conditions(webhook, queues, {(each.kind, each.queue): each for each in told}, rules, now)
+            yield _row_message(webhook["name"], kind, wanted[kind], rules, now)
+        yield from _condition_messages(webhook, queues, {(each.kind, each.queue): each for each in active}, rules, now)
 
 
 def test(name: str, rules: Rules, now: datetime) -> Message:
-    """A message that says nothing but that messages arrive."""
+    """A message without an alert, to test that messages arrive."""
     text = "This is a test: messages of dataloader arrive here."
     return _message(name, "test", "event", text, now, now, rules, url=rules.public_url)
 
 
-def _of_rows(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: datetime) -> Message:
+def _row_message(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: datetime) -> Message:
     groups = Counter((row["queue"], row["task"]) for row in rows)
     queues = {queue for queue, _ in groups}
-    where = f"in queue {next(iter(queues))}" if len(queues) == 1 else f"in {len(queues)} queues"
+    place = f"in queue {next(iter(queues))}" if len(queues) == 1 else f"in {len(queues)} queues"
     one, many = _SENTENCES[kind]
     return _message(
         name,
         kind,
         "event",
-        f"1 {one} {where}." if len(rows) == 1 else f"{count(len(rows))} {many} {where}.",
+        f"1 {one} {place}." if len(rows) == 1 else f"{count(len(rows))} {many} {place}.",
         min(row["ts"] for row in rows),
         now,
         rules,
@@ -122,33 +122,33 @@ def _job(row: Row, rules: Rules) -> dict[str, Any]:
     }
 
 
-def _of_conditions(
-    webhook: Row, queues: Sequence[Row], told: Mapping[tuple[str, str], Firing], rules: Rules, now: datetime
+def _condition_messages(
+    webhook: Row, queues: Sequence[Row], active: Mapping[tuple[str, str], Firing], rules: Rules, now: datetime
 ) -> Iterator[Message]:
     present: dict[tuple[str, str], Condition] = {}
     for row in queues:
-        lag_sec = webhook["lag_sec"] * (OVER if ("lag", row["queue"]) in told else 1.0)
+        lag_sec = webhook["lag_sec"] * (OVER if ("lag", row["queue"]) in active else 1.0)
         for each in conditions(row, lag_sec, rules.paused_sec, now):
             if row["queue"] != rules.queue and _wants(webhook, each.kind, each.queue):  # its own could not be sent
                 present[each.kind, each.queue] = each
     for place, condition in present.items():
-        known = told.get(place)
+        known = active.get(place)
         if known is None:
-            yield _of_condition(webhook["name"], "firing", condition, rules, now)
+            yield _condition_message(webhook["name"], "firing", condition, rules, now)
         elif webhook["shape"] == "alertmanager" and (now - known.told_at).total_seconds() >= REPEATED_SEC:
             again = Condition(condition.kind, condition.queue, known.since, condition.text)
-            yield _of_condition(webhook["name"], "firing", again, rules, now)
+            yield _condition_message(webhook["name"], "firing", again, rules, now)
     unknown = {row["queue"] for row in queues if row["lag_sec"] is None}
-    for (kind, queue), known in told.items():
+    for (kind, queue), known in active.items():
         if (kind, queue) not in present and not (kind == "lag" and queue in unknown):
             over = Condition(kind, queue, known.since, _OVER[kind].format(queue=queue))
-            yield _of_condition(webhook["name"], "resolved", over, rules, now)
+            yield _condition_message(webhook["name"], "resolved", over, rules, now)
 
 
 _OVER = {"lag": "Queue {queue} is late no more.", "paused": "Queue {queue} is paused no more."}
 
 
-def _of_condition(name: str, state: str, condition: Condition, rules: Rules, now: datetime) -> Message:
+def _condition_message(name: str, state: str, condition: Condition, rules: Rules, now: datetime) -> Message:
     kind, queue, since, text = condition.kind, condition.queue, condition.since, condition.text
     # A browser takes a dot out of a path.
     page = f"-?name={queue}" if queue in (".", "..") else quote(queue, safe="")
@@ -173,7 +173,7 @@ def _message(
     mark: Sequence[object] = (),
     **more: Any,
 ) -> Message:
-    """The document; `mark` tells it from other messages of this kind and begin, for its id."""
+    """The document of a message; its id has `mark`, to differ from messages of the same kind and begin."""
     identity = json.dumps([name, kind, state, _text(since), *mark, *([_text(now)] if kind == "test" else [])])
     return {
         "version": VERSION,

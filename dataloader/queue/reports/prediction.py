@@ -21,7 +21,7 @@ LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9  # which parts of the plays' ends are not late
 PLAYS = (11, 51)  # at least, and at most
 RUNS = 30_000  # of all plays together: some tenths of a second
 SPREAD = 0.3  # of the durations of a task, at least, as a share of their mean: of few runs not much is known
-TOLD = 0.05  # the share of a run from which on its progress tells how long the rest takes
+MIN_SHARE = 0.05  # the share of a run from which on its progress is used to predict the rest
 UNEVEN = 0.15  # how far that rest may be off, as a share of it
 ENOUGH = 20  # earlier predictions from which a correction follows
 FACTORS = (0.25, 4.0)  # between which a correction is
@@ -52,7 +52,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is known of a queue: `waiting` in order, `beyond` further jobs; `room` of limits, a key has room for one."""
+    """The facts of a queue: `waiting` in order, `beyond` further jobs; `room` of limits, a key has room for one."""
 
     workers: int
     running: Sequence[Running] = ()
@@ -62,7 +62,7 @@ class Line:
 
 
 class Range(NamedTuple):
-    """An end, in seconds: of ten plays one before `low`, five by `middle`, one after `high`; infinite: never."""
+    """An end, in seconds: of ten simulations one ends before `low`, five by `middle`, one after `high`; inf: never."""
 
     low: float
     middle: float
@@ -85,7 +85,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(line: Line, durations: Durations, asked: Collection[Any] = (), seed: int = 0) -> Forecast | None:
-    """When these jobs will end, and all of the line; None where no run is known, or nothing can run.
+    """The ends of these jobs and of the whole line; None if no run is known, or no job can run.
 
     `durations` are of the latest runs by task. Deterministic; its cost is bounded by RUNS.
     """
@@ -120,10 +120,10 @@ def correction(ratios: Sequence[float]) -> Correction:
     return Correction(low, middle, high)
 
 
-def corrected(said: Range, by: Correction) -> Range:
+def corrected(range_: Range, by: Correction) -> Range:
     """The range of the plays, moved to where the ends usually are, and as wide as they usually are at least."""
-    low, middle, high = (end * by.middle for end in said)
-    return Range(min(low, said.middle * by.low), middle, max(high, said.middle * by.high))
+    low, middle, high = (end * by.middle for end in range_)
+    return Range(min(low, range_.middle * by.low), middle, max(high, range_.middle * by.high))
 
 
 def _range(ends: list[float]) -> Range:
@@ -156,15 +156,15 @@ class _Drawing:
 
     def whole(self, task: str) -> float:
         """The duration of a run that has not begun."""
-        seconds, off = self._known.get(task) or self._known[None]
-        return seconds[int(self.random.random() * len(seconds))] * off
+        seconds, factor = self._known.get(task) or self._known[None]
+        return seconds[int(self.random.random() * len(seconds))] * factor
 
     def rest(self, run: Running) -> float:
         """The time that is left of a run: by its progress, else as of those runs that took longer than it has."""
-        if run.share is not None and run.share >= TOLD:
+        if run.share is not None and run.share >= MIN_SHARE:
             return run.ran_sec * (1 - run.share) / run.share * self.random.lognormvariate(0, UNEVEN)
-        seconds, off = self._known.get(run.task) or self._known[None]
-        longer = [whole * off - run.ran_sec for whole in seconds if whole * off > run.ran_sec]
+        seconds, factor = self._known.get(run.task) or self._known[None]
+        longer = [whole * factor - run.ran_sec for whole in seconds if whole * factor > run.ran_sec]
         return self.random.choice(longer) if longer else self.random.uniform(0, run.ran_sec)
 
 

@@ -1,4 +1,4 @@
-"""Predicted ends of jobs and queues: what is told, what the reaper notes, how right it was. May raise psycopg.Error."""
+"""Predicted ends of jobs and queues, the reaper's notes of them, and their accuracy. May raise psycopg.Error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import prediction
 from dataloader.queue.reports.prediction import Line, Range, Running, Waiting
 
-LINE = 5_000  # queued jobs that a prediction looks at; of further ones only the number counts
+LINE = 5_000  # queued jobs that a prediction reads; of further ones it uses only the number
 SAMPLE = 5  # jobs of a queue whose predictions a round notes, besides those with a deadline
-ALERTED = 1_000  # jobs with a deadline of a queue that a round looks at
+ALERTED = 1_000  # jobs with a deadline that a round reads for each queue
 NEVER_SEC = 10 * 366 * 86_400.0  # an end that far away is none
 LOCK = 0x646C_7072_6564_6963  # an advisory lock outside the range of keys
 # Why there is no prediction, each with its sentence. A client may get others in the future.
@@ -38,7 +38,7 @@ _ENDS = ("earliest", "ends_at", "latest")
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is predicted of a queue at the instant `at`, in seconds from then; `reason` (of REASONS): why nothing is.
+    """The prediction of a queue at the time `at`, in seconds from then; `reason` (of REASONS): why there is none.
 
     `ends` and `line` are corrected, `plain` is not; `last` is the end of the line's last job.
     """
@@ -55,7 +55,7 @@ class Outlook:
 
 
 def outlook(conn: Conn, queue: str) -> Outlook:
-    """What is predicted of a queue now. It takes some tenths of a second where LINE jobs are queued or more."""
+    """The prediction of a queue now. With LINE queued jobs or more it needs some tenths of a second."""
     with conn.transaction():
         conn.execute(_SQL["plans"])
         facts = _rows(conn, "queue", queue=queue)[0]
@@ -73,25 +73,25 @@ def outlook(conn: Conn, queue: str) -> Outlook:
         "no_worker": not line.workers and not line.running,
     }
     reason = next((reason for reason, holds in hindrances.items() if holds), None)
-    seen = Outlook(queue, facts["at"], accuracy, reason, [row["job_id"] for row in waiting + running])
+    result = Outlook(queue, facts["at"], accuracy, reason, [row["job_id"] for row in waiting + running])
     if reason:
-        return seen
-    said = prediction.forecast(line, durations, seen.jobs)
+        return result
+    said = prediction.forecast(line, durations, result.jobs)
     if said is None:
-        return replace(seen, reason="no_runs")
+        return replace(result, reason="no_runs")
     plain = {each.job: said.jobs[each.job].middle for each in line.waiting if each.task in durations}
     ends = {each.job: said.jobs[each.job] for each in line.running if each.task in durations}
     ends |= {job: prediction.corrected(said.jobs[job], correction) for job in plain}
     last = prediction.corrected(said.jobs[line.waiting[-1].job], correction) if line.waiting else None
     whole = prediction.corrected(said.line, correction) if line.waiting else said.line
-    return replace(seen, ends=ends, plain=plain, line=whole, last=last)
+    return replace(result, ends=ends, plain=plain, line=whole, last=last)
 
 
 def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Mapping[str, int]) -> Line:
     """PURE: the rows of a queue as a line to be played."""
 
     def done(row: Row) -> float | None:
-        # A run that has begun at a checkpoint, or after another one, does not tell by its progress how fast it is.
+        # The progress of a run that began at a checkpoint, or after another run, does not show its speed.
         return fraction(db.parsed(row["progress"])) if row["claims"] <= 1 else None
 
     due = sum(row["due_sec"] <= 0 for row in waiting)
@@ -108,13 +108,13 @@ def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Ma
 
 
 def _takes(row: Row, room: Mapping[str, int]) -> list[str]:
-    """Its key, under a name that no limit has, and the limits that have a bound."""
+    """The key of a job, under a name that no limit has, and its limits that have a bound."""
     return [f"\0{row['lock_key']}", *(name for name in row["limits"] or () if name in room)]
 
 
 def queue_prediction(seen: Outlook) -> Row:
-    """PURE: when a queue will have done all that is queued now, as people and programs are told."""
-    return {"queue": seen.queue, **_told(seen, seen.line, seen.reason)}
+    """PURE: the report of when all jobs that are queued now will have ended."""
+    return {"queue": seen.queue, **_shown(seen, seen.line, seen.reason)}
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
@@ -123,7 +123,7 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
 
 
 def job_prediction(seen: Outlook, job: Row) -> Row:
-    """PURE: when a job will end, as people are told; one beyond LINE ends behind it and by the end of the queue."""
+    """PURE: the report of when a job will end; one beyond LINE ends after LINE and before the end of the queue."""
     found, reason = seen.ends.get(job["job_id"]), seen.reason
     if job["status"] not in ("queued", "running"):
         reason = "over"
@@ -134,19 +134,21 @@ def job_prediction(seen: Outlook, job: Row) -> Row:
             reason = "no_runs"
         else:
             found = Range(*(max(end, job["due_sec"]) for end in prediction.between(seen.last, seen.line)))
-    told = _told(seen, found, reason)
+    told = _shown(seen, found, reason)
     is_late = bool(job["deadline"] and told["ends_at"] and told["ends_at"] > job["deadline"])
     return {name: job[name] for name in ("job_id", "queue", "status", "deadline")} | told | {"is_late": is_late}
 
 
-def _told(seen: Outlook, found: Range | None, reason: str | None) -> Row:
+def _shown(outlook: Outlook, range_: Range | None, reason: str | None) -> Row:
     """The instants of a range, or the reason why there is none."""
-    if found and found.middle > NEVER_SEC:
-        found, reason = None, "held"
-    told: Row = dict.fromkeys(_ENDS)
-    if found and not reason:
-        told = {name: seen.at + timedelta(seconds=min(end, NEVER_SEC)) for name, end in zip(_ENDS, found, strict=True)}
-    return {"at": seen.at, **told, "reason": reason, "accuracy": seen.accuracy}
+    if range_ and range_.middle > NEVER_SEC:
+        range_, reason = None, "held"
+    times: Row = dict.fromkeys(_ENDS)
+    if range_ and not reason:
+        times = {
+            name: outlook.at + timedelta(seconds=min(end, NEVER_SEC)) for name, end in zip(_ENDS, range_, strict=True)
+        }
+    return {"at": outlook.at, **times, "reason": reason, "accuracy": outlook.accuracy}
 
 
 class Noted(NamedTuple):
@@ -176,23 +178,23 @@ def note(conn: Conn, after: str) -> Noted | None:
                 said = json.dumps(list(_noted(conn, seen)), default=str)
                 conn.execute(_SQL["note"], {"made_at": seen.at, "said": said})
                 return Noted(queue, len(_rows(conn, "alert", queue=queue)))
-        except Exception as e:  # whatever the rows of a queue may cause
+        except Exception as e:  # the rows of a queue may cause any error
             if conn.closed:
                 raise
             return Noted(queue, error=f"{type(e).__name__}: {e}".strip())
 
 
-def _noted(conn: Conn, seen: Outlook) -> Iterator[Row]:
-    """The rows to note: of jobs with a deadline, whatever is known of their ends, and of SAMPLE others of the line."""
-    rows = _rows(conn, "with_deadlines", job_ids=list(seen.jobs), most=ALERTED)
+def _noted(conn: Conn, outlook: Outlook) -> Iterator[Row]:
+    """The rows to note: all jobs with a deadline, and SAMPLE others of the line."""
+    rows = _rows(conn, "with_deadlines", job_ids=list(outlook.jobs), most=ALERTED)
     due = {row["job_id"]: row["deadline"] for row in rows}
-    sample = list(seen.ends)[:: max(len(seen.ends) // SAMPLE, 1)]
+    sample = list(outlook.ends)[:: max(len(outlook.ends) // SAMPLE, 1)]
     for job_id in dict.fromkeys([*due, *sample]):
-        said = _told(seen, seen.ends.get(job_id), None)
-        times = {name: said[name] for name in _ENDS}
-        own = {"job_id": job_id, "queue": seen.queue, "deadline": due.get(job_id)}
-        if said["ends_at"] or own["deadline"]:
-            yield own | times | {"plain_sec": seen.plain.get(job_id) if said["ends_at"] else None}
+        report = _shown(outlook, outlook.ends.get(job_id), None)
+        times = {name: report[name] for name in _ENDS}
+        own = {"job_id": job_id, "queue": outlook.queue, "deadline": due.get(job_id)}
+        if report["ends_at"] or own["deadline"]:
+            yield own | times | {"plain_sec": outlook.plain.get(job_id) if report["ends_at"] else None}
 
 
 def _rows(conn: Conn, statement: str, **parameters: Any) -> list[Row]:

@@ -72,8 +72,8 @@ def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
     """The tasks with runs in both periods, those with the most time first; `like` is a part of the name."""
     with conn.transaction():
         period = _period(conn, range_)
-        found = _rows(conn, "tasks", "of_all", **period, like=like or None, most=TASKS + 1)
-        names = [row["task"] for row in found[:TASKS]]
+        listing = _rows(conn, "tasks", "of_all", **period, like=like or None, most=TASKS + 1)
+        names = [row["task"] for row in listing[:TASKS]]
         sums = _rows(conn, "sums_of_tasks", "of_all", **period, tasks=names)
         slots = _rows(conn, "slots_of_tasks", "of_all", **period, tasks=names)
     both: dict[str, tuple[list[Row], list[Row]]] = {name: ([], []) for name in names}
@@ -81,14 +81,15 @@ def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
         for row in rows:
             both[row["task"]][which].append(row)
     tasks = [
-        {"task": row["task"], "queues": row["queues"], **_compared(period, *both[row["task"]])} for row in found[:TASKS]
+        {"task": row["task"], "queues": row["queues"], **_compared(period, *both[row["task"]])}
+        for row in listing[:TASKS]
     ]
     bounds = {"range": range_, "since": period["since"], "until": period["until"]}
-    return bounds | {"tasks": tasks, "is_cut": len(found) > TASKS}
+    return bounds | {"tasks": tasks, "is_cut": len(listing) > TASKS}
 
 
 def tasks_with_runs(conn: Conn, range_: str) -> list[Row]:
-    """What stats.tasks says of each task, with `figures` and `before` of those that `listed` has."""
+    """The rows of stats.tasks, with `figures` and `before` for the tasks that `listed` returns."""
     ran = {row["task"]: row for row in listed(conn, range_)["tasks"]}
     known = {row["task"]: row for row in stats.tasks(conn)}
     unknown = dict.fromkeys(_NEEDS) | {"runs": 0}
@@ -99,14 +100,14 @@ def tasks_with_runs(conn: Conn, range_: str) -> list[Row]:
     ]
 
 
-def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **what: str) -> Row:
+def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **filters: str) -> Row:
     """The answer for a task or a queue; `part` is how its runs are divided: the name of the list, and the column."""
     period = _period(conn, range_)
-    asked: Row = period | what | {"bin_sec": RANGES[range_].bin_sec, "most": PARTS}
+    asked: Row = period | filters | {"bin_sec": RANGES[range_].bin_sec, "most": PARTS}
     sums, slots = _rows(conn, "sums", of, **asked), _rows(conn, "slots", of, **asked)
-    found = _histograms((row for row in sums if row["is_now"]), (row for row in slots if row["is_now"]))
-    bad = merged(found[end] for end in ("failed", "canceled") if end in found)
-    drawn = bars(found.get("succeeded", Histogram({})), bad)
+    histograms = _histograms((row for row in sums if row["is_now"]), (row for row in slots if row["is_now"]))
+    bad = merged(histograms[end] for end in ("failed", "canceled") if end in histograms)
+    drawn = bars(histograms.get("succeeded", Histogram({})), bad)
     named, column = part
     known: dict[datetime, Row] = {row["at"]: row for row in _rows(conn, "by_time", of, **asked)}
     step = timedelta(seconds=RANGES[range_].bin_sec)
@@ -140,16 +141,16 @@ def _compared(period: Row, sums: list[Row], slots: list[Row]) -> Row:
     return told
 
 
-def figures(found: Mapping[str, Histogram], length: timedelta) -> Row:
+def figures(histograms: Mapping[str, Histogram], length: timedelta) -> Row:
     """PURE: counts, runs an hour, the share of failed runs, and spreads; None without a run, or a value."""
-    counts = {end: found[end].count if end in found else 0 for end in ENDS}
+    counts = {end: histograms[end].count if end in histograms else 0 for end in ENDS}
     runs = sum(counts.values())
     return {
         "runs": runs,
         **counts,
         "per_hour": runs / (length.total_seconds() / 3_600),
         "failure_rate": counts["failed"] / runs if runs else None,
-        **{name: found[figure].spread() if figure in found else None for name, figure in SPREADS.items()},
+        **{name: histograms[figure].spread() if figure in histograms else None for name, figure in SPREADS.items()},
     }
 
 

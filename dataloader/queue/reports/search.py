@@ -1,6 +1,6 @@
 """PURE: the language of the search box: words, and fields such as `status:dead`, `args.date:2024-05-01`, `key:"a b"`.
 
-All of it must hold; a word is a part of a task, queue or key, or an id. No search finds what answers mask.
+A job must match all terms; a word is a part of a task, queue or key, or an id. Masked values cannot be searched.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CAPITALS = str.maketrans({chr(code): chr(code + 32) for code in range(ord("A"),
 
 
 class WrongSearch(ValueError):
-    """The search says nothing that can be looked for; the text says what would be right."""
+    """The search is not valid; the text has the valid form."""
 
 
 class Range(NamedTuple):
@@ -59,7 +59,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a job must have; `like_id` is a word that may be a part of an id, or of a text as well."""
+    """The conditions of a search; `like_id` is a word that may be a part of an id, or of a text."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ NOTHING = Search()
 
 @lru_cache(maxsize=256)
 def parsed(text: str | None) -> Search:
-    """What the text asks for; raises WrongSearch."""
+    """The search of this text; raises WrongSearch."""
     if text is None or not text.strip():
         return NOTHING
     if len(text) > LENGTH:
@@ -232,7 +232,7 @@ def parameters(search: Search) -> dict[str, Any]:
 
 
 def pattern(part: str) -> str:
-    """What LIKE finds this part of a text by."""
+    """The pattern of LIKE for this part of a text."""
     return "%" + re.sub(r"[\\%_]", r"\\\g<0>", part) + "%"
 
 

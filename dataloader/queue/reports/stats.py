@@ -24,27 +24,27 @@ from dataloader.queue.reports import search
 
 # Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
 BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
-COUNTED = 1_000  # jobs of one kind and queue that an answer counts itself; of longer ones it says what was noted
-COUNTING_SEC = 1.0  # in which it should; else it says all as it was noted
+COUNTED = 1_000  # jobs of one kind and queue that an answer counts itself; for more it uses the noted number
+COUNTING_SEC = 1.0  # the time for counting; after it all numbers are the noted ones
 NOTED = 1_000_000  # that the reaper counts, to note it
 NOTED_KEYS = 100_000  # keys of one ordered queue that the reaper counts
 NOTED_ROUGHLY = 10_000  # the same where counting takes longer than NOTING_SEC: there are many such queues
 NOTING_SEC = 3.0
 NOTE_LOCK = 0x646C_6C65_6E67_7468  # an advisory lock outside the range of keys
-# From when on a held snapshot is said to slow claims (see slows_claims).
+# The limits from which on a held snapshot slows claims (see slows_claims).
 HELD_SEC = periods.seconds("HELD_SEC", 30.0)
 HELD_XIDS = 10_000  # the same where this role may not see the age: transactions since
 MUCH_DEAD = 20_000  # dead rows of dl_jobs, beside the share that a vacuum would leave anyhow
 DEAD_SHARE = 0.02
 SOME_DEAD = 5_000  # is enough where due jobs wait as well
 LATE_SEC = periods.seconds("LATE_SEC", 60.0)
-SCAN = 4_000  # jobs of each kind that one page of a list or of a search looks at: some 20 ms
+SCAN = 4_000  # jobs of each kind that one page of a list or of a search reads: some 20 ms
 SORTED = 20_000  # jobs that a list in the order of their keys sorts
 AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
 AGGREGATING_SEC = 3.0  # the time limit of that call; after it a call takes fewer rows
 ANEW = -1  # what aggregate returns when the journal's sequence has been set back
 LIVE_SPAN_SEC = 3_600  # up to which throughput is read from dl_pace; longer spans from dl_pace_long
-SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that one page looks at
+SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that one page reads
 FOUND = 20_000  # jobs with some arguments, that the index for them may find for one page
 _SQL = db.statements("stats.sql")
 _SEARCH = db.statements("search.sql")
@@ -72,7 +72,7 @@ _SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers",
 
 
 class TooMany(ValueError):
-    """A list would have to sort more jobs than it looks at."""
+    """A list would have to sort more jobs than it may read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Wanted:
 
     @property
     def whole(self) -> Wanted:
-        """The same, with the fields that the search names; raises WrongSearch where it names another value."""
+        """This filter with the fields that the search names; raises WrongSearch if it names another value."""
         named = search.parsed(self.q).fields
         for name, value in named.items():
             if getattr(self, name) not in (None, value):
@@ -104,7 +104,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some jobs of a list, perhaps none of those looked at, the next place, and `advice` for a faster search."""
+    """A page of jobs, perhaps empty, with the next place in the list, and `advice` for a faster search."""
 
     jobs: list[Row]
     next: str | None
@@ -160,16 +160,16 @@ def _count(conn: Conn, most: int, within_sec: float) -> list[Row]:
 
 def figures(row: Row, most: int) -> Row:
     """PURE: a queue's figures, of which each that has reached `most` is what was noted, if that is more."""
-    told = {name: value for name, value in row.items() if not name.startswith("noted_")}
+    figures_ = {name: value for name, value in row.items() if not name.startswith("noted_")}
     is_noted = False
     for name in _BOUNDED:
         noted = row[f"noted_{name}"]
         if row[name] is not None and row[name] >= most and noted is not None:
-            told[name], is_noted = max(row[name], noted), True
-    told["length_is_exact"] = row["length"] < most and row["scheduled"] < most
-    told["fresh"] = max(told["length"] - told["retries"], 0)
-    told["counted_at"] = row["counted_at"] if is_noted else None
-    return told
+            figures_[name], is_noted = max(row[name], noted), True
+    figures_["length_is_exact"] = row["length"] < most and row["scheduled"] < most
+    figures_["fresh"] = max(figures_["length"] - figures_["retries"], 0)
+    figures_["counted_at"] = row["counted_at"] if is_noted else None
+    return figures_
 
 
 def note_lengths(conn: Conn, since_sec: float) -> float | None:
@@ -208,17 +208,17 @@ def workers(conn: Conn) -> list[Row]:
 
 
 def used(conn: Conn, job_id: UUID, worker: str | None) -> Row | None:
-    """What the run of a job on this worker uses, as of `seen_at`; None where no keeper has shown it within 30 s."""
+    """The resources of a job's run on this worker at `seen_at`; None if no keeper has reported it within 30 s."""
     return next(iter(_rows(conn, "used", job_id=job_id, worker=worker)), None)
 
 
 def tasks(conn: Conn) -> list[Row]:
-    """What pipelines say of their tasks and what runs have used; `memory_mb` and `cpus` are what counts."""
+    """The declarations of tasks and the resources that runs have used; `memory_mb` and `cpus` are the valid needs."""
     return _rows(conn, "tasks")
 
 
 def learned(conn: Conn) -> dict[str, tuple[float, float]]:
-    """What runs have shown to need of their host: MB and processors, of the tasks where it is worth counting."""
+    """The measured needs of runs: MB and processors, for the tasks whose needs are large enough to count."""
     return {row["task"]: (row["memory_mb"], row["cpus"]) for row in _rows(conn, "learned")}
 
 
@@ -254,7 +254,7 @@ def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
 
 
 def limits(conn: Conn, name: str | None = None) -> list[Row]:
-    """What each limit allows and how it stands; `waiting` counts up to COUNTED, `room` up to 100."""
+    """The limits with their use; `waiting` counts up to COUNTED, `room` up to 100."""
     return _rows(conn, "limits", wanted=name, most=COUNTED)
 
 
@@ -323,41 +323,41 @@ def latest_events(conn: Conn, after: int | None, limit: int, queue: str | None =
 
 
 def attempts(events: Iterable[Row]) -> list[Attempt]:
-    """PURE: the runs that a job's journal tells of, the first one first."""
-    found: list[Attempt] = []
+    """PURE: the runs of a job by its journal, the oldest first."""
+    runs: list[Attempt] = []
     is_over, requeued_by = False, None
     for event in events:
         kind, payload = event["kind"], event["payload"] or {}
         if kind == "picked":
             begun = (payload.get("attempt", 0), payload.get("worker"), event["ts"])
-            found.append(Attempt(len(found) + 1, requeued_by, *begun, *[None] * 9))
+            runs.append(Attempt(len(runs) + 1, requeued_by, *begun, *[None] * 9))
             requeued_by = None
-        elif kind in _ENDS and found and found[-1].ended_at is None:
+        elif kind in _ENDS and runs and runs[-1].ended_at is None:
             facts: dict[str, Any] = {name: payload.get(name) for name in _FACTS}
-            seconds = (event["ts"] - found[-1].started_at).total_seconds()
-            found[-1] = found[-1]._replace(ended_at=event["ts"], seconds=seconds, end=kind, **facts)
+            seconds = (event["ts"] - runs[-1].started_at).total_seconds()
+            runs[-1] = runs[-1]._replace(ended_at=event["ts"], seconds=seconds, end=kind, **facts)
         elif kind == "requeue" and is_over:
             requeued_by = payload.get("by")
         is_over = kind in _FINAL or (is_over and kind not in ("requeue", "picked"))
-    return found
+    return runs
 
 
 def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, scan: int | None = None) -> Page:
     """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
 
-    By change at most `scan` jobs of each status are looked at. Raises ValueError for `after`, WrongSearch, TooMany.
+    By change at most `scan` jobs of each status are read. Raises ValueError for `after`, WrongSearch, TooMany.
     """
     wanted, advice = wanted.whole, None
     by_key = wanted.sort == "key"
     page = _by_key(conn, wanted, limit, after) if by_key else _by_change(conn, wanted, limit, after, scan=scan)
     ran = [row["job_id"] for row in page.jobs if row["started_at"]]
-    took = {row["job_id"]: row["run_sec"] for row in _rows(conn, "last_runs", job_ids=ran)} if ran else {}
+    run_secs = {row["job_id"]: row["run_sec"] for row in _rows(conn, "last_runs", job_ids=ran)} if ran else {}
     if search.parsed(wanted.q).args and not has_args_index(conn):
         advice = (
             f"arguments are searched among {SCAN:,} jobs a page, the last change first: where that takes too long,"
             " `dataloader search-index create` makes an index for them"
         )
-    return Page([row | {"run_sec": took.get(row["job_id"])} for row in page.jobs], page.next, advice)
+    return Page([row | {"run_sec": run_secs.get(row["job_id"])} for row in page.jobs], page.next, advice)
 
 
 def chosen(
@@ -391,9 +391,9 @@ def create_args_index(conn: Conn) -> bool:
 
 def drop_args_index(conn: Conn) -> bool:
     """Remove the index, outside of any transaction; False: there was none."""
-    found = conn.execute(_SEARCH["args_index"]).fetchone()
+    row = conn.execute(_SEARCH["args_index"]).fetchone()
     conn.execute(_SEARCH["drop_args_index"])
-    return found is not None
+    return row is not None
 
 
 def _by_change(
@@ -401,23 +401,23 @@ def _by_change(
 ) -> Page:
     until, before = _cursor(after, datetime.fromisoformat) or (wanted.until or _NEVER, _LAST_ID)
     bounds = {"since": wanted.since or _EVER, "until": until, "before": before}
-    found: list[Row] = []
+    rows: list[Row] = []
     with conn.transaction():
         branches = [each for each in _branches(wanted.status) if _KINDS[each] & set(kinds)]
         branches, named = searched(conn, wanted, branches)
         for branch in branches:
             sorts = "plans_that_sort" if branch in ("dead", "retries", "near") else "plans"
             conn.execute(_SEARCH["plans_of_args"] if branch == "of_args" else _SQL[sorts])
-            here = bounds | named | {"scan": SCAN}
+            bounds_ = bounds | named | {"scan": SCAN}
             if branch in ("near", "of_args"):
-                here["scan"] = FOUND + 1  # all of them
+                bounds_["scan"] = FOUND + 1  # all of them
             elif branch == "dead" and wanted.queue is None:  # those of all queues are sorted
                 (*_, oldest) = [None, *_rows(conn, "dead_from", **bounds, scan=SORTED_FOR_PAGE)]
-                here |= {"since": oldest["finished_at"], "scan": SORTED_FOR_PAGE} if oldest else {}
-            here["scan"] = min(here["scan"], scan or here["scan"])
-            found += _rows(conn, branch, **filters(wanted) | here, limit=limit + 1)
-    found.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
-    return _page(found, limit, lambda row: row["changed_at"].isoformat())
+                bounds_ |= {"since": oldest["finished_at"], "scan": SORTED_FOR_PAGE} if oldest else {}
+            bounds_["scan"] = min(bounds_["scan"], scan or bounds_["scan"])
+            rows += _rows(conn, branch, **filters(wanted) | bounds_, limit=limit + 1)
+    rows.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
+    return _page(rows, limit, lambda row: row["changed_at"].isoformat())
 
 
 def searched(conn: Conn, wanted: Wanted, branches: list[str]) -> tuple[list[str], Row]:
@@ -450,8 +450,8 @@ def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
                 f"more than {SORTED:,} jobs are too many to sort by key: name a queue or a status, bound their time by"
                 " since and until, or sort by change"
             )
-        found = _rows(conn, " ".join(["by_key", *branches]), **asked, limit=limit + 1)
-    return _page(found, limit, itemgetter("lock_key"))
+        rows = _rows(conn, " ".join(["by_key", *branches]), **asked, limit=limit + 1)
+    return _page(rows, limit, itemgetter("lock_key"))
 
 
 def _branches(status: str | None) -> tuple[str, ...]:
@@ -476,11 +476,11 @@ def filters(wanted: Wanted) -> Row:
     return given | search.parameters(search.parsed(wanted.q))
 
 
-def _page(found: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
-    """Cut where the page is full, or where a statement came to its end of looking: beyond that there may be more."""
+def _page(rows: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
+    """Cut the rows at a full page, or at the place where a statement stopped: there may be more behind it."""
     shown: list[Row] = []
     after = None
-    for row in found:
+    for row in rows:
         if len(shown) == limit:
             return Page(shown, after)
         is_edge, is_wanted = row.pop("is_edge"), row.pop("is_wanted")
@@ -505,7 +505,7 @@ def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | 
 def _with_payload(rows: list[Row]) -> list[Row]:
     """The rows of a journal, whose payload may be any JSON where another service has written it."""
     read = [(row, _json(row["payload"]) or {}) for row in rows]
-    return [row | {"payload": found if isinstance(found, dict) else {"payload": found}} for row, found in read]
+    return [row | {"payload": payload if isinstance(payload, dict) else {"payload": payload}} for row, payload in read]
 
 
 def _json(text: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""Counts beside a list of jobs, and suggestions of a search box; each looks at a bounded number of rows."""
+"""Counts beside a list of jobs, and suggestions of a search box; each reads a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dataloader.queue.job import DEAD, FINAL, STATUSES, TALLIED
 from dataloader.queue.reports import search, stats
 
 COUNTED = 10_000  # jobs of each source that a tally counts by an index alone
-SCAN = 3_000  # jobs of each source that it looks at
+SCAN = 3_000  # jobs of each source that a tally reads
 SUGGESTED = 8
 SUGGESTING = 1_000  # jobs of each kind whose keys are suggested
 _SQL = db.statements("search.sql")
-# Where the jobs of each kind are found.
+# The source of the jobs of each kind.
 _SOURCES = {
     "of_ready": {"ready"},
     "of_time": {"scheduled"},
@@ -66,8 +66,8 @@ def suggest(conn: Conn, text: str) -> list[str]:
     last = search.unfinished(text)
     if last is None:
         return []
-    found = [f"{last.before}{term}" for term in _terms(conn, last)]
-    return [each for each in found if len(each) <= search.LENGTH and masked(each) == each]
+    texts = [f"{last.before}{term}" for term in _terms(conn, last)]
+    return [each for each in texts if len(each) <= search.LENGTH and masked(each) == each]
 
 
 def _terms(conn: Conn, last: search.Unfinished) -> Iterator[str]:
@@ -90,10 +90,10 @@ def _terms(conn: Conn, last: search.Unfinished) -> Iterator[str]:
 def _sources(conn: Conn, wanted: stats.Wanted) -> tuple[list[tuple[str, set[str]]], dict[str, Any]]:
     """Where the jobs of a list are counted, with what they may count as, and the ids that are counted apart."""
     kinds = _GROUPS.get(wanted.status or "", {wanted.status} if wanted.status else set(TALLIED))
-    found = [(source, has) for source, has in _SOURCES.items() if has & kinds]
+    sources = [(source, has) for source, has in _SOURCES.items() if has & kinds]
     if wanted.q and wanted.queue is None and wanted.status is None:  # by time: jobs that stand together
-        found = [("of_queued", _QUEUED), *((source, _SOURCES[source]) for source in _NOT_QUEUED)]
-    by_name = dict(found)
+        sources = [("of_queued", _QUEUED), *((source, _SOURCES[source]) for source in _NOT_QUEUED)]
+    by_name = dict(sources)
     names, named = stats.searched(conn, wanted, list(by_name))
     return [(_APART.get(name, name), by_name.get(name, kinds)) for name in names], named
 

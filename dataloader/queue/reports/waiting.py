@@ -82,8 +82,8 @@ def holder(held: dict[str, Any]) -> str:
     """The holder of vacuum (see stats.vacuum), as the subject of a sentence."""
     if held["kind"] in ("session", "standby"):
         name = f" ({held['application']})" if held.get("application") else ""
-        who = "The standby" if held["kind"] == "standby" else "The database session"
-        return f"{who} of {held.get('user') or 'an unknown role'}{name}, backend {held['pid']},"
+        subject = "The standby" if held["kind"] == "standby" else "The database session"
+        return f"{subject} of {held.get('user') or 'an unknown role'}{name}, backend {held['pid']},"
     return f"The {held['kind']} {held['application']}"
 
 
@@ -99,6 +99,6 @@ def release(held: dict[str, Any]) -> str:
 
 
 def stuck(count: int, workers: int, silence: str) -> str:
-    """That so many of these workers run jobs that have reported nothing for so long."""
+    """The sentence that so many of these workers run jobs that have sent no report for so long."""
     whose = f"{count} of {workers} worker{'' if workers == 1 else 's'}"
     return f"{whose} {'has' if count == 1 else 'have'} reported nothing for {silence}."

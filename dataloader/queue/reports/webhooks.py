@@ -25,7 +25,7 @@ from dataloader.queue.db import Row as Row
 from dataloader.queue.reports import messages
 from dataloader.queue.reports.messages import KINDS, TASK, Firing, Message, Rules
 
-LAG_SEC = periods.seconds("WEBHOOK_LAG_SEC", 300.0)  # from which on a queue is late, where its webhook does not say
+LAG_SEC = periods.seconds("WEBHOOK_LAG_SEC", 300.0)  # the lag of a late queue, unless its webhook sets another
 ATTEMPTS = 12  # of a message: with the pauses of the pipeline some four hours
 TAKEN = 10_000  # events of one round; the next one goes on with the rest
 SETTLE_SEC = periods.seconds("SETTLE_SEC", 10.0)  # from its begin until a transaction's rows should be visible
@@ -39,7 +39,7 @@ _SQL = db.statements("alerts.sql", "shown")
 
 
 class WrongWebhook(ValueError):
-    """A field of a webhook is wrong; `field` names it ("" for its name), the text says what would be right."""
+    """A field of a webhook is wrong; `field` names it ("" for the name), the text has the valid form."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(f"{field} {text}")
@@ -84,7 +84,7 @@ def remove(conn: Conn, name: str) -> bool:
 
 
 def pause(conn: Conn, name: str, by: str) -> Row | None:
-    """Tell a webhook nothing, until `resume`; returns it, or None. What happens meanwhile is not told later."""
+    """Send no messages to a webhook until `resume`, also not later; returns the webhook, or None."""
     return _one(conn, "pause", name, by=by)
 
 
@@ -111,13 +111,13 @@ def message_of(conn: Conn, job_id: UUID) -> Row | None:
 
 
 def is_firing(conn: Conn, name: str, message: Message) -> bool:
-    """Whether the condition of a message still lasts, as far as the webhook was told."""
+    """Whether the condition of a message still lasts, by the messages that the webhook got."""
     given = {field: message[field] for field in ("kind", "queue", "since")}
     return bool(_rows(conn, "is_firing", webhook=name, **given)[0]["exists"])
 
 
 def publish(conn: Conn, rules: Rules) -> int:
-    """Called by the reaper: add a job for each due message, once whatever reapers call; raises rather than wait."""
+    """Add one job for each due message, also if several reapers call this; raises instead of waiting for a lock."""
     if not (found := listed(conn)):
         return 0
     with conn.transaction():
@@ -141,7 +141,7 @@ def publish(conn: Conn, rules: Rules) -> int:
                         _add(conn, each["name"], log.masked(message), rules)
                         _note(conn, each["name"], message)
                         sent += 1
-            except Exception as e:  # whatever the row of a webhook may cause
+            except Exception as e:  # the row of a webhook may cause any error
                 if conn.closed:
                     raise
                 _log.warning("reaper.alerts.failed", webhook=each["name"], error=f"{type(e).__name__}: {e}".strip())
@@ -152,7 +152,7 @@ def check(wanted: Wanted) -> None:
     """PURE: raise WrongWebhook for a wrong name, URL or variable; the operation checks all other fields."""
     if not _NAME.fullmatch(wanted.name):
         raise WrongWebhook("name", "should be 1 to 64 letters, digits, dots, hyphens and underscores, as ops-chat")
-    # The texts show nothing of the URL: it may hold a secret in a wrong place.
+    # The texts do not show the URL, because it may hold a secret in a wrong place.
     whole, wrong = f"${{{WEBHOOK_SECRETS}...}}, a variable of the workers that holds the whole URL", ""
     if "${" in wanted.url:
         wrong = f"should be {whole}: so a secret goes to no other host than its own"
@@ -192,7 +192,7 @@ def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:
 
 
 def _note(conn: Conn, name: str, message: Message) -> None:
-    """Keep that the webhook was told that a condition has begun, or is over."""
+    """Record that the webhook got the begin or the end of a condition."""
     if message["state"] in ("firing", "resolved"):
         given = {field: message[field] for field in ("kind", "queue", "since")}
         conn.execute(_SQL[f"note_{message['state']}"], given | {"webhook": name})

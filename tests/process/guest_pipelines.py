@@ -398,6 +398,13 @@ def _pyarrow() -> int:
     return 30 if pyarrow.compute.sum(groups["a_sum"]).as_py() == 49_995_000 else 0
 
 
+def _torch() -> int:
+    import torch
+    from torch.utils.data import DataLoader
+
+    return int(sum(batch.sum() for batch in DataLoader(torch.arange(5) ** 2, num_workers=2)))
+
+
 GUESTS: dict[str, Callable[[], int]] = {
     **{f"pool by {method}": lambda method=method: _pool(method) for method in ("fork", "spawn", "forkserver")},
     **{f"executor by {method}": lambda method=method: _executor(method) for method in ("fork", "spawn", "forkserver")},
@@ -405,6 +412,7 @@ GUESTS: dict[str, Callable[[], int]] = {
     "polars": _polars,
     "numpy": _numpy,
     "pyarrow": _pyarrow,
+    "torch": _torch,
 }
 
 

@@ -274,7 +274,7 @@ def noted_all(conn: Conn) -> list[tuple[str, int]]:
     found, after = [], ""
     while done := predictions.note(conn, after):
         assert done.error is None
-        found.append((done.queue, done.told))
+        found.append((done.queue, done.late))
         after = done.queue
     return found
 

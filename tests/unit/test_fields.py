@@ -16,7 +16,6 @@ import pytest
 
 import dataloader
 from dataloader.cli import jobs
-from dataloader.client.farm import JobFields
 from dataloader.model.jobs import Job, ListedJob, Status
 from dataloader.queue import db
 from dataloader.queue.enqueue import NewJob
@@ -109,7 +108,6 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
         lambda: parameters(dataloader.enqueue) - {"conn", "schema"},
         PRODUCERS | {*LINKS},
     ),
-    "client/farm.py, JobFields": (lambda: {"task", "trace", *JobFields.__annotations__}, TRIGGERED | {*LINKS}),
     "model/jobs.py, Status": (lambda: set(get_type_hints(Status)) - BESIDES, STATUS),
     "model/jobs.py, Job": (
         lambda: set(get_type_hints(Job)) - set(get_type_hints(Status)) - BESIDES,

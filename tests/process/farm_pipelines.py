@@ -344,8 +344,8 @@ def goes_on(args: dict[str, Any], context: Context) -> Iterator[Progress]:
 
 @register("waits_behind_a_checkpoint")
 def waits_behind_a_checkpoint(args: dict[str, Any], context: Context) -> Iterator[Any]:
-    """Save `secret`, and wait until the file `go` exists; return where the run began."""
-    begin = context.checkpoint
+    """Save `secret`, and wait until the file `go` exists; return the names in the checkpoint that it began with."""
+    names = sorted(context.checkpoint or ())
     context.save({"password": args["secret"]})
     yield from waits_for_a_file(args, context)
-    return begin
+    return names

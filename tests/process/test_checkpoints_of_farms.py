@@ -81,6 +81,7 @@ def test_it_is_written_while_the_run_goes_on_and_shows_nowhere(farm: Farm, tmp_p
     until(lambda: farm.job(job)["attempt"] == 2, "the next run")
     go.touch()
     farm.wait(job, "succeeded")
+    assert farm.result(job) == ["password"]
     shown = farm.rows("SELECT row_to_json(j)::text FROM (SELECT * FROM dl_jobs) j") + farm.journal(job)
     assert secret not in str([row for row in shown]).replace(farm.rows("SELECT args::text FROM dl_jobs")[0][0], "")
     assert secret not in program.log.read_text()

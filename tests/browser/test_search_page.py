@@ -109,7 +109,7 @@ def test_all_that_match_are_changed_also_on_other_pages(
 ) -> None:
     jobs = dead(scene, "many", 60)
     others = dead(scene, "many-others", 1)
-    monkeypatch.setattr("dataloader.api.dashboard.bulk.ALL_SEC", 0.0)  # an answer for each step
+    monkeypatch.setattr("dataloader.api.dashboard.actions.ALL_SEC", 0.0)  # an answer for each step
     monkeypatch.setattr(bulk.change, "__defaults__", (None, 25))
     page = visitor.go("/jobs?q=queue:many")
     page.get_by_role("button", name="Select all that match").click()

@@ -10,6 +10,7 @@ import difflib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC
@@ -23,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 from zoneinfo import ZoneInfo
 
 from dotenv.parser import Binding, parse_stream
+from dotenv.variables import parse_variables
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -35,7 +37,14 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    DotEnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 DOTENV = Path(".env")
 
@@ -168,6 +177,7 @@ def _conninfo(dsn: SecretStr) -> SecretStr:
     from psycopg.conninfo import conninfo_to_dict  # not at the top: a program that asks the API needs no driver
 
     try:
+        dsn = SecretStr(dsn.get_secret_value().strip())  # libpq takes white space at the end for a part of the name
         parts = conninfo_to_dict(dsn.get_secret_value())
     except Exception:
         # The parser's own message quotes parts of the text, which may hold the password.
@@ -180,6 +190,13 @@ def _conninfo(dsn: SecretStr) -> SecretStr:
     if not re.fullmatch(r"\d{0,5}(,\d{0,5})*", str(parts.get("port", ""))):
         raise ValueError("should have a number for the port")
     return dsn
+
+
+def _own_modules(text: str) -> str:
+    """Modules of users: a name of Python's own would be imported without a word."""
+    if own := [name for name in _names(text) if name.partition(".")[0] in sys.stdlib_module_names]:
+        raise ValueError(f"{own[0]} is a module of Python itself: give yours another name")
+    return text
 
 
 def _rotation(text: str) -> str:
@@ -434,6 +451,7 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 Schema = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_$-]*$")]
 Dsn = Annotated[SecretStr, AfterValidator(_conninfo)]
 Folder = Annotated[Path, AfterValidator(_absolute)]
+Modules = Annotated[str, AfterValidator(_own_modules)]
 Zone = Annotated[str, _fitting(is_zone, "a time zone such as Europe/Moscow")]
 Rotation = Annotated[str, AfterValidator(_rotation)]
 Stall = Annotated[Patience, AfterValidator(_above_the_heartbeat)]
@@ -474,6 +492,13 @@ Engines = Annotated[
     ),
 ]
 FileName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f]+$")]
+
+
+class _DotEnv(DotEnvSettingsSource):
+    """The variables of .env as `_dotenv_values` reads them; the library expands ${NAME} within single quotes too."""
+
+    def _read_env_file(self, file_path: Path) -> dict[str, str | None]:
+        return {name.lower(): value for name, value in _dotenv_values().items() if value}
 
 
 class Settings(BaseSettings):
@@ -630,9 +655,9 @@ class Settings(BaseSettings):
     """Most that the queue keeps of what a run writes, in KB; of a larger log the middle is left out. 0: the farm keeps
     no logs of jobs."""
 
-    dl_pipelines: str = ""
+    dl_pipelines: Modules = ""
     """Your pipelines' modules, separated by commas; each worker imports them."""
-    dl_hooks: str = ""
+    dl_hooks: Modules = ""
     """Modules with hooks, separated by commas; the workers, the API and `dataloader trigger --direct` import them; see
     docs/hooks.md."""
     dl_preload: str = ""
@@ -682,6 +707,18 @@ class Settings(BaseSettings):
     """API of the command line and the Python client; by default this machine's."""
     dl_token: SecretStr | None = None
     """Token that both send to this API."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The sources of settings, the strongest first."""
+        return init_settings, env_settings, _DotEnv(settings_cls), file_secret_settings
 
     @property
     def people_zone(self) -> str:
@@ -801,7 +838,7 @@ def _variable(name: str) -> str | None:
 
 
 def _given(name: str) -> str | None:
-    return os.environ.get(name) or {binding.key: binding.value for binding in _dotenv()}.get(name) or None
+    return os.environ.get(name) or _dotenv_values().get(name) or None
 
 
 def _text(path: Path) -> str:
@@ -835,6 +872,18 @@ def misspelt() -> list[tuple[str, str]]:
     settings = [field.upper() for field in Settings.model_fields]
     close = {name: difflib.get_close_matches(name.upper(), settings, 1, 0.8) for name in names}
     return sorted((name, near[0]) for name, near in close.items() if near and name.upper() not in settings)
+
+
+def _dotenv_values() -> dict[str, str]:
+    """The variables of .env; ${NAME} is expanded but for values in single quotes, as in a shell."""
+    values: dict[str, str] = {}
+    for binding in _dotenv():
+        if binding.key and binding.value is not None:
+            known = {**os.environ, **values}
+            is_literal = re.search(r"=\s*'", binding.original.string)
+            parts = [] if is_literal else [part.resolve(known) for part in parse_variables(binding.value)]
+            values[binding.key] = binding.value if is_literal else "".join(parts)
+    return values
 
 
 def _dotenv() -> list[Binding]:

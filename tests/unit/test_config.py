@@ -241,6 +241,33 @@ def test_a_dotenv_that_is_no_file_is_refused(make: Callable[[Path], None], tmp_p
             ask()
 
 
+def test_a_dotenv_expands_variables_but_in_single_quotes(tmp_path: Path) -> None:
+    lines = (
+        "A=x",
+        "PG_PASSWORD='p${A}w'",
+        'ENVIRONMENT="is ${A}"',
+        "DL_WEBHOOK_A=https://h/${A}",
+        "PG_HOST=${A}.example",
+    )
+    (tmp_path / ".env").write_text("\n".join(lines))
+    settings = load()
+    assert settings.pg_password is not None
+    assert settings.pg_password.get_secret_value() == "p${A}w"
+    assert (settings.environment, settings.pg_host) == ("is x", "x.example")
+    assert config.webhook_secret("DL_WEBHOOK_A") == "https://h/x"
+
+
+def test_white_space_around_a_dsn_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DL_DB_DSN", " postgresql://u@h/jobs \n")
+    assert load().queue_dsn == "postgresql://u@h/jobs"
+
+
+def test_a_module_of_python_itself_holds_no_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DL_PIPELINES", "my_jobs, queue")
+    with pytest.raises(ConfigError, match="DL_PIPELINES: queue is a module of Python itself: give yours another name"):
+        load()
+
+
 def test_a_dotenv_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refused(*_: object) -> str:
         raise PermissionError(13, "Permission denied")

@@ -718,7 +718,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources of settings, the strongest first."""
-        return init_settings, env_settings, _DotEnv(settings_cls), file_secret_settings
+        file = dotenv_settings.env_file if isinstance(dotenv_settings, DotEnvSettingsSource) else None  # None: no .env
+        return init_settings, env_settings, _DotEnv(settings_cls, env_file=file), file_secret_settings
 
     @property
     def people_zone(self) -> str:
@@ -880,9 +881,10 @@ def _dotenv_values() -> dict[str, str]:
     for binding in _dotenv():
         if binding.key and binding.value is not None:
             known = {**os.environ, **values}
-            is_literal = re.search(r"=\s*'", binding.original.string)
-            parts = [] if is_literal else [part.resolve(known) for part in parse_variables(binding.value)]
-            values[binding.key] = binding.value if is_literal else "".join(parts)
+            is_literal = re.match(r"[^=]*=\s*'", binding.original.string)
+            values[binding.key] = (
+                binding.value if is_literal else "".join(part.resolve(known) for part in parse_variables(binding.value))
+            )
     return values
 
 

@@ -232,13 +232,16 @@ def test_a_dotenv_expands_variables_but_in_single_quotes(tmp_path: Path) -> None
         'ENVIRONMENT="is ${A}"',
         "DL_WEBHOOK_A=https://h/${A}",
         "PG_HOST=${A}.example",
+        """DL_URL="http://${A}/?a='b'\"""",
     )
     (tmp_path / ".env").write_text("\n".join(lines))
     settings = load()
     assert settings.pg_password is not None
     assert settings.pg_password.get_secret_value() == "p${A}w"
     assert (settings.environment, settings.pg_host) == ("is x", "x.example")
+    assert settings.dl_url == "http://x/?a='b'"
     assert config.webhook_secret("DL_WEBHOOK_A") == "https://h/x"
+    assert load(_env_file=None).environment == "development"
 
 
 def test_white_space_around_a_dsn_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

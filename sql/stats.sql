@@ -296,7 +296,7 @@ SELECT saved_at, octet_length(checkpoint::text) AS bytes FROM dl_checkpoints
 
 -- name: result
 -- What the pipeline of a job has returned: nothing before the job has succeeded, and nothing of a run that has not ended it.
-SELECT j.job_id, j.status::text, r.result::text AS result
+SELECT j.job_id, j.status::text, r.result::text AS result, CASE WHEN r.result IS NOT NULL THEN j.args::text END AS args
   FROM dl_jobs j LEFT JOIN dl_results r ON r.job_id = j.job_id AND r.claim = j.claims AND j.status = 'succeeded'
  WHERE j.job_id = %(job_id)s;
 

@@ -284,7 +284,7 @@ class Heartbeat(threading.Thread):
                 lifecycle.keep_checkpoint(session.conn, lease.job, checkpoint)
                 lease.written = checkpoint
             progress, lease.progress = lease.progress, None
-            document = to_json(log.masked(as_progress(progress))) if progress else None
+            document = to_json(log.without_known(as_progress(progress))) if progress else None
             if progress and document is None:
                 self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
         sent, written = now(), lease.written

@@ -29,7 +29,7 @@ from zoneinfo import ZoneInfo
 
 from dataloader.log import record, sinks
 from dataloader.log.channel import Channel, Sink
-from dataloader.log.masking import MASK, learn_configured, learn_job, masked
+from dataloader.log.masking import MASK, learn_configured, learn_job, masked, without_known
 from dataloader.log.outage import Outage
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ __all__ = [
     "learn_job",
     "masked",
     "metric",
+    "without_known",
 ]
 
 FLUSH_SEC = 1.0

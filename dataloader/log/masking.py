@@ -149,15 +149,23 @@ def _masked(value: Any, depth: int) -> Any:
     return items if isinstance(value, list) else tuple(items)
 
 
+def without_known(value: Any) -> Any:
+    """A copy of a progress without the secrets that are known by value; `masked` removes the others when it is shown.
+
+    Lists of jobs show progress without the args that tell a job's own secrets, so these secrets go before it is stored.
+    """
+    return _without(value, _known)
+
+
 def _without(value: Any, secrets: Iterable[tuple[str, re.Pattern[str]]]) -> Any:
-    """A masked value without these secrets in its texts."""
+    """The value without these secrets in its texts."""
     if isinstance(value, str):
         for secret, pattern in secrets:
             if secret in value:
                 value = pattern.sub(MASK, value)
         return value
     if isinstance(value, dict):
-        return {name: _without(item, secrets) for name, item in value.items()}
+        return {_without(name, secrets): _without(item, secrets) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_without(item, secrets) for item in value)
     return value

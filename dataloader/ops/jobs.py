@@ -325,7 +325,7 @@ def cancel_jobs(call: Call, job_ids: JobIds, force: bool = False) -> BulkOutcome
     return _outcomes(job_ids, operations.change(call.conn, "cancel", job_ids, call.by, force=force))
 
 
-@op("POST /jobs/bulk/{verb}", scope="operate", repeatable=False)
+@op("POST /jobs/bulk/{verb}", scope="operate", repeatable=False, errors=(404,))
 def change_jobs(
     call: Call, verb: Literal["requeue", "start-over", "run-now", "delete"], job_ids: JobIds
 ) -> BulkOutcomes:

@@ -9,11 +9,11 @@ from pydantic import Field
 from dataloader.model.queues import Limit, LimitRemoved, Limits
 from dataloader.ops.errors import Unknown
 from dataloader.ops.op import Call, made, op
-from dataloader.ops.types import Whole
+from dataloader.ops.types import PRINTABLE, Whole
 from dataloader.queue import new_job, operations
 from dataloader.queue.reports import stats
 
-LimitName = Annotated[new_job.LimitName, Field(description="of the limit")]
+LimitName = Annotated[new_job.LimitName, Field(description="of the limit", json_schema_extra={"pattern": PRINTABLE})]
 
 
 @op(

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,8 +29,8 @@ def _alone(args: dict[str, Any]) -> Iterator[str]:
 
 
 @register("tells_all")
-def tells_all(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Tell all args, as they are and each secret alone, to the log, stdout's logger, the progress and the error."""
+def tells_all(args: dict[str, Any], context: Context) -> Generator[Progress, None, dict[str, Any]]:
+    """Tell all args, as they are and each secret alone, to the log, stdout's logger, progress, result and error."""
     alone = " ".join(_alone(args))
     told = f"{args!r} or {alone}"
     context.logger.warning("told: %s", told, extra={"args_given": args})
@@ -55,3 +55,4 @@ def tells_all(args: dict[str, Any], context: Context) -> Iterator[Progress]:
         except KeyError as error:
             raise ValueError(f"could not load: {told}", args) from error
     yield {"processed": 2, "total": 2, "note": alone}
+    return {"note": alone, "args": [args]}

@@ -160,8 +160,11 @@ class Watched:
                 self.left.append((f"title of {process.pid}", f"{process.name()} {process.cmdline()}"))
 
     def look_at_rows(self, foreign: UUID) -> None:
-        """What the queue's database keeps, but for args and what another service has written."""
-        of_jobs = ("dl_job_events", "(SELECT job_id, to_jsonb(j) - 'args' FROM dl_jobs j)")
+        """What the queue's database keeps, but for args, progress and what another service has written."""
+        of_jobs = (
+            "(SELECT job_id, kind, payload - 'progress' FROM dl_job_events)",
+            "(SELECT job_id, to_jsonb(j) - '{args,progress}'::text[] FROM dl_jobs j)",
+        )
         for table in of_jobs:
             rows = self.farm.rows(f"SELECT x::text FROM {table} x WHERE job_id <> %s", foreign)
             self.left += [(table, row[0]) for row in rows]
@@ -227,7 +230,7 @@ def everything_is_read(watched: Watched, jobs: dict[str, UUID]) -> None:
     for path in pages:
         assert watched.page(path).startswith("200"), path
     for job in jobs.values():
-        for path in ("", "/status", "/events", "/logs"):
+        for path in ("", "/status", "/events", "/logs", "/result"):
             assert watched.ask(f"/api/v1/jobs/{job}{path}").startswith("200")
         assert watched.page(f"/jobs/{job}").startswith("200")
 
@@ -348,6 +351,8 @@ def test_j4_no_canary_leaves(farm: Farm, free_port: int) -> None:
             leaks.setdefault(place, []).append(where)
     assert not {place: sorted(set(where))[:10] for place, where in leaks.items()}
     assert len(watched.left) > 150
+    returned = next(text for where, text in watched.left if where == f"GET /api/v1/jobs/{jobs['succeed']}/result")
+    assert '"note":"*** ***' in returned
     assert "***" in farm.job(jobs["fail"])["error"]
     assert "could not load" in farm.job(jobs["fail"])["error"]
     for job, written in ((jobs["fail"], "printed: {"), (jobs["die"], "a program says")):

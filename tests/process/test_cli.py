@@ -389,7 +389,7 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
         (["trigger", "noop", "--args", "@/no/such/file"], 2, "cannot be read"),
         (["trigger", "noop", "--max-attempts", "0"], 1, "/max_attempts: "),
         (["jobs", "--since", "yesterday"], 2, "should be 15min, 2h, 3d"),
-        (["requeue"], 2, "name jobs, or a search"),
+        (["requeue"], 2, "give the ids of jobs, or a search by --matching"),
         (["requeue", "x"], 2, "is a UUID such as"),
         (["delete", "-"], 2, "add --yes"),
         (["events", str(UUID(int=1)), "--queue", "q"], 2, "leave --queue out"),

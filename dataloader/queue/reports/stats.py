@@ -14,7 +14,7 @@ from uuid import UUID
 
 import psycopg
 
-from dataloader import periods
+from dataloader import log, periods
 from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.job import DEAD, FINAL, KINDS, TALLIED, Status
@@ -305,9 +305,12 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
 
 
 def result(conn: Conn, job_id: UUID) -> Row | None:
-    """`job_id`, `status` and `result`, None unless the job has succeeded; None for an unknown id."""
-    rows = _rows(conn, "result", job_id=job_id)
-    return rows[0] | {"result": db.parsed(rows[0]["result"] or "null")} if rows else None
+    """`job_id`, `status` and `result`, without secrets, None unless the job has succeeded; None for an unknown id."""
+    for row in _rows(conn, "result", job_id=job_id):
+        # The args tell which words of the result are the job's own secrets.
+        known = log.masked({"args": db.parsed(row.pop("args") or "{}"), "result": db.parsed(row["result"] or "null")})
+        return row | {"result": known["result"]}
+    return None
 
 
 def events(conn: Conn, job_id: UUID, after: int = 0, limit: int = 200) -> list[Row]:

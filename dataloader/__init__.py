@@ -13,7 +13,7 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
                                                                      queue.args_schema
     farm            PROCESSES of one machine                         queue pipelines
     api             PROCESS (gunicorn) HTTP: v1, pages, metrics      ops queue model check.database surroundings
-    client          the HTTP API from Python, for other programs     model queue.typed_args
+    client          the HTTP API from Python, for other programs     model queue.fields queue.typed_args
     embedded        a PostgreSQL of our own                          -
     check           findings: settings, host, pipelines, databases   queue pipelines farm.failures farm.process
                                                                      farm.slots local.ports surroundings

@@ -65,7 +65,7 @@ def _words(op: Op) -> Any:
     """The TypedDict of the operation's `**words`; None: it has none."""
     for name, parameter in inspect.signature(op.function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            return get_args(get_type_hints(op.function, include_extras=True)[name])[0]
+            return get_args(get_type_hints(op.function, include_extras=True)[name])[-1]
     return None
 
 

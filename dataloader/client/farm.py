@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from datetime import datetime
 from inspect import isawaitable
 from math import inf
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, Self, TypeVar, Unpack
 from uuid import UUID, uuid4
 
 from dataloader import obs
 from dataloader.client.errors import JobFailed, NotFound, Unavailable, WaitTimeout
 from dataloader.client.operations import Operations, given
 from dataloader.model.jobs import Finished, Status, Triggered
+from dataloader.queue.fields import JobFields
 from dataloader.queue.typed_args import Model, plain
 
 R = TypeVar("R")
@@ -28,27 +28,11 @@ OUTAGE_SEC = 600.0  # the longest absence of the service that a wait tolerates
 _QUICK = 0.3  # seconds; the service did not wait for a change before a faster answer without news
 
 
-class JobFields(TypedDict, total=False):
+class TriggerFields(JobFields, total=False):
     """The fields of a new job; their bounds are the API's (docs/api.md)."""
 
     queue: str
     lock_key: str | None
-    args: Mapping[str, Any] | Model | None
-    idempotency_key: str | None
-    partition_key: str | None
-    priority: int | None
-    available_at: datetime | str | None
-    max_attempts: int | None
-    lease_ttl_sec: int | None
-    timeout_sec: int | None
-    score: float | None
-    producer: str | None
-    consumer_group: str | None
-    affinity_key: str | None
-    limits: Sequence[str] | None
-    deadline: datetime | str | None
-    depends_on: Sequence[UUID | str] | None
-    on_parent_failure: str | None
 
 
 class Look(NamedTuple):
@@ -107,7 +91,7 @@ class Farm(Operations):
     def close(self) -> None:
         """Close the connections."""
 
-    def trigger(self, task: str, *, trace: str | None = None, **fields: Unpack[JobFields]) -> Triggered:
+    def trigger(self, task: str, *, trace: str | None = None, **fields: Unpack[TriggerFields]) -> Triggered:
         """Add a job once, however often the request is repeated: an `idempotency_key` is made where none is given.
 
         Jobs of one `lock_key` never run at the same time; the default is the task's name. The default queue is

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias, Unpack
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
 from pydantic import Field
@@ -41,35 +42,29 @@ JobIds = Annotated[list[JobId], Field(max_length=NAMED_MOST, description="the jo
 NamedJobs = Annotated[list[JobId], Field(min_length=1, max_length=NAMED_MOST, description="these jobs")]
 
 
-class Filters(TypedDict, total=False):
-    """Which jobs a list has. Filters that are given must all hold."""
-
-    q: (
-        Annotated[
-            SearchText,
-            Field(
-                description="a search: words (parts of task, queue or key, or an id) and fields, such as `status:dead`,"
-                " `task:load.csv`, `args.date:2024-05-01`, `id:0190a5d`; quotes keep spaces and colons"
-            ),
-        ]
-        | None
-    )
-    queue: Text | None
-    task: Text | None
-    status: (
-        Annotated[
-            ListedStatus,
-            Field(description=f"a status, or {', '.join(f'{name} ({words})' for name, words in GROUPS.items())}"),
-        ]
-        | None
-    )
-    lock_key: Text | None
-    partition_key: Text | None
-    producer: Text | None
-    consumer_group: Text | None
-    error_group: Annotated[Text, Field(description="the group of the error, as /api/v1/errors has it")] | None
-    since: Annotated[Instant, Field(description="changed then or later")] | None
-    until: Annotated[Instant, Field(description="changed before")] | None
+# The filters that are more than the text of a field.
+_FILTERS: dict[str, Any] = {
+    "q": Annotated[
+        SearchText,
+        Field(
+            description="a search: words (parts of task, queue or key, or an id) and fields, such as `status:dead`,"
+            " `task:load.csv`, `args.date:2024-05-01`, `id:0190a5d`; quotes keep spaces and colons"
+        ),
+    ],
+    "status": Annotated[
+        ListedStatus,
+        Field(description=f"a status, or {', '.join(f'{name} ({words})' for name, words in GROUPS.items())}"),
+    ],
+    "error_group": Annotated[Text, Field(description="the group of the error, as /api/v1/errors has it")],
+    "since": Annotated[Instant, Field(description="changed then or later")],
+    "until": Annotated[Instant, Field(description="changed before")],
+}
+if TYPE_CHECKING:
+    Filters: TypeAlias = dict[str, Any]
+else:
+    _names = ["q", *(each.name for each in fields(stats.Wanted) if each.name not in ("q", "sort"))]
+    Filters = TypedDict("Filters", {name: _FILTERS.get(name, Text) | None for name in _names}, total=False)
+    Filters.__doc__ = "Which jobs a list has. Filters that are given must all hold."
 
 
 Matching = Annotated[Filters, Field(description="the jobs of a list; at least one filter")]
@@ -87,7 +82,7 @@ def jobs(
     sort: Literal["changed", "key"] = "changed",
     limit: PageSize = 50,
     after: Cursor | None = None,
-    **filters: Unpack[Filters],
+    **filters: Annotated[Any, Filters],
 ) -> Jobs:
     """List the jobs that pass all filters, the newest change first (or by key)."""
     page = stats.jobs(call.conn, stats.Wanted(sort=sort, **filters), limit, after)
@@ -95,7 +90,7 @@ def jobs(
 
 
 @op("GET /tally", command="tally", examples=("dataloader tally -s 'load status:dead'",))
-def tally(call: Call, **filters: Unpack[Filters]) -> Tally:
+def tally(call: Call, **filters: Annotated[Any, Filters]) -> Tally:
     """Count the jobs of a list: each job counts as one kind."""
     return made(Tally, tallies.tally(call.conn, stats.Wanted(**filters)).document())
 

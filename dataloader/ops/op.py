@@ -105,14 +105,14 @@ class Op:
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        """All parameters but the call; the keys of a `**words: Unpack[...]` are parameters that may be left out."""
+        """All parameters but the call; the keys of a TypedDict that types `**words` may be left out."""
         return {each.name: each for each in self._parameters()}
 
     def _parameters(self) -> Iterator[Parameter]:
         hints = get_type_hints(self.function, include_extras=True)
         for name, parameter in list(inspect.signature(self.function).parameters.items())[1:]:
             if parameter.kind is parameter.VAR_KEYWORD:
-                words = get_args(hints[name])[0]
+                words = get_args(hints[name])[-1]
                 for word, annotation in get_type_hints(words, include_extras=True).items():
                     yield Parameter(word, annotation, parameter.empty, stays=True)
             else:

@@ -11,12 +11,11 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from uuid import UUID
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -31,10 +30,11 @@ from dataloader import config
 from dataloader.queue import fields
 from dataloader.queue.enqueue import Columns, NewJob, as_json, as_texts, enqueue_columns, enqueue_one, merged, spread
 from dataloader.queue.fields import INT4_MAX as INT4_MAX
+from dataloader.queue.fields import JobFields
 from dataloader.queue.foreign import Foreign, opened
 from dataloader.queue.hooks import AROUND_ENQUEUE, before_enqueue
 from dataloader.queue.job import ON_FAILURE
-from dataloader.queue.parents import Parents, fault
+from dataloader.queue.parents import fault
 from dataloader.queue.typed_args import plain
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def distinct(names: list[str] | None) -> list[str] | None:
 
 
 LimitName = Annotated[str, Field(min_length=1, max_length=fields.LIMIT_NAME), AfterValidator(printable)]
-_TYPES: dict[str, Any] = {
+TYPES: dict[str, Any] = {
     "text": str,
     "int": int,
     "float8": FiniteFloat,
@@ -118,7 +118,7 @@ def rule(field: fields.Field) -> tuple[Any, Any]:
     bounds: dict[str, Any] = {
         name: bound for name, bound in zip(names, (field.least, field.most), strict=True) if bound is not None
     }
-    kind = _TYPES[field.type] if field.default is not None else _TYPES[field.type] | None
+    kind = TYPES[field.type] if field.default is not None else TYPES[field.type] | None
     checks = (_CHECKS[field.name],) if field.name in _CHECKS else ()
     return Annotated[kind, Field(description=field.text, **bounds), *checks], field.default
 
@@ -172,23 +172,8 @@ def enqueue(
     queue: str,
     task: str,
     lock_key: str,
-    args: Mapping[str, Any] | BaseModel | None = None,
-    idempotency_key: str | None = None,
-    partition_key: str = "",
-    priority: int = 100,
-    available_at: datetime | None = None,
-    max_attempts: int | None = None,
-    lease_ttl_sec: int = 60,
-    timeout_sec: int | None = None,
-    score: float | None = None,
-    producer: str | None = None,
-    consumer_group: str | None = None,
-    affinity_key: str | None = None,
-    limits: list[str] | None = None,
-    deadline: datetime | None = None,
-    depends_on: Parents | None = None,
-    on_parent_failure: str = "cancel",
     schema: str | None = None,
+    **fields: Unpack[JobFields],
 ) -> tuple[UUID, str]:
     """Add one job on `conn`, in its transaction, if any; returns its id and status, or those of the job with its key.
 
@@ -197,17 +182,17 @@ def enqueue(
     PG_SCHEMA_QUEUE. Raises ValueError, which names every wrong field, before `conn` is touched; TypeError for another
     `conn`; UnknownParents; the errors of its library.
     """
-    given = locals() | {"args": {} if args is None else plain(args)}
-    del given["conn"], given["schema"]
+    given: dict[str, Any] = {"queue": queue, "task": task, "lock_key": lock_key, **fields}
+    given["args"] = {} if given.get("args") is None else plain(given["args"])
     if AROUND_ENQUEUE:
         given = without_defaults(given)
         checked(keyed(given))
         given = hooked(given)
-    fields, schema = checked(given), _configured_schema() if schema is None else schema
+    job, schema = checked(given), _configured_schema() if schema is None else schema
     own = opened(conn)
-    if fields["depends_on"] or isinstance(own, Foreign):
-        return enqueue_columns(own, {name: [value] for name, value in fields.items()}, schema)[0]
-    return enqueue_one(own, fields, schema)
+    if job["depends_on"] or isinstance(own, Foreign):
+        return enqueue_columns(own, {name: [value] for name, value in job.items()}, schema)[0]
+    return enqueue_one(own, job, schema)
 
 
 def enqueue_many(conn: ProducerConn, jobs: Sequence[NewJob], *, schema: str | None = None) -> list[tuple[UUID, str]]:
@@ -226,7 +211,7 @@ def enqueue_many(conn: ProducerConn, jobs: Sequence[NewJob], *, schema: str | No
 
 def without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
     """These fields of a producer without those that are as by default."""
-    return {name: value for name, value in fields.items() if value != _NOT_GIVEN[name]}
+    return {name: value for name, value in fields.items() if value != _NOT_GIVEN.get(name, ...)}
 
 
 def hooked(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.check import database
 from dataloader.config import Settings
-from dataloader.queue import again, db, operations, parents
+from dataloader.queue import again, db, fields, operations, parents
 from dataloader.queue import logs as of_logs
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.job import FINAL, TALLIED
@@ -51,7 +51,7 @@ LINES = 200  # of a log, on the page of its job
 CELLS = 2_000  # partitions of one page: five years of days
 RESULT_SHOWN = 10_000  # characters of a result on its job's page
 TRAIL = 30  # earlier pages that the link `newer` can return to
-FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "error_group")
+FILTERS = (*fields.FILTERS, "error_group")
 OF_LIST = (*FILTERS, "q", "status", "since", "until", "sort", "after")  # the parameters of a list, beside its trail
 STATUSES = [
     *((status, status) for status in ("queued", "running", "succeeded", "failed", "canceled", "lost")),
@@ -251,6 +251,8 @@ def jobs() -> ResponseReturnValue:
         given=given | local,
         is_filtered=any(value for name, value in given.items() if name != "sort"),
         statuses=STATUSES,
+        more={name: _label(name) for name in FILTERS[3:]},
+        shows_more=any(given[name] for name in (*FILTERS[3:], "since", "until")),
         jobs=page.jobs,
         mistake=mistake,
         advice=page.advice,
@@ -452,9 +454,12 @@ def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
                 value = formats.duration(value)
             elif name == "available_at" and job["blocked_on"] == "parent":  # the queue's far-off date would mislead
                 value = "the end of its parents"
-            label = _LABELS.get(name) or name.replace("_", " ").capitalize()
-            found.append((name, label, formats.NOTHING if value in (None, "") else value))
+            found.append((name, _label(name), formats.NOTHING if value in (None, "") else value))
     return found
+
+
+def _label(field: str) -> str:
+    return _LABELS.get(field) or field.replace("_", " ").capitalize()
 
 
 def _since(at: datetime) -> float:

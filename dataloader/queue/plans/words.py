@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from dataloader.queue import new_job
 from dataloader.queue.fields import OF_PRODUCER
-from dataloader.queue.plans.plan import Wrong
+from dataloader.queue.plans.plan import OF_JOB, Wrong
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.:+@-]*$"
 DEFAULT_QUEUE = "etl.default"
@@ -55,17 +55,15 @@ Task = Annotated[str, of_job("task"), AfterValidator(new_job.no_internal_task)]
 Names = Annotated[list[new_job.LimitName], of_job("limits"), AfterValidator(new_job.distinct)]
 
 
-class JobWords(TypedDict, total=False):
-    """The fields of the jobs; null is the default of a job."""
+if TYPE_CHECKING:
 
-    queue: Annotated[str, of_job("queue"), AfterValidator(new_job.printable)] | None
-    args: Annotated[dict[str, Any] | None, of_job("args")]
-    lock_key: Annotated[str | None, of_job("lock_key")]
-    partition_key: Annotated[str | None, of_job("partition_key")]
-    affinity_key: Annotated[str | None, of_job("affinity_key")]
-    max_attempts: Annotated[int | None, of_job("max_attempts")]
-    lease_ttl_sec: Annotated[int | None, of_job("lease_ttl_sec")]
-    timeout_sec: Annotated[int | None, of_job("timeout_sec")]
+    class JobWords(TypedDict, total=False):
+        """The fields of the jobs; null is the default of a job."""
+
+else:
+    _words = {name: Annotated[new_job.TYPES[_FIELDS[name].type] | None, of_job(name)] for name in OF_JOB}
+    _queue = Annotated[str, of_job("queue"), AfterValidator(new_job.printable)] | None
+    JobWords = TypedDict("JobWords", {"queue": _queue, **_words}, total=False)
 
 
 def model_of(title: str, words: type, **required: Any) -> type[BaseModel]:

@@ -39,10 +39,8 @@ def _array(field: Field) -> str:
 
 def _or_default(field: Field) -> str:
     """The field's parameter in dl_enqueue, where null counts as left out."""
-    value = f"dl_enqueue.{field.name}"
-    if field.default in (REQUIRED, None):
-        return value
-    return f"coalesce({value}, {field.default if field.type == 'int' else repr(field.default)})".replace("{}", "'{}'")
+    default = "NULL" if field.default in (REQUIRED, None) else f"'{field.default}'"
+    return f"p_{field.name} => coalesce(dl_enqueue.{field.name}, {default})"
 
 
 def _refusal(field: Field) -> str:
@@ -90,12 +88,12 @@ _LISTS = {
     "values": _list(_value, OF_NEW_JOB),
     "one": _list(lambda each: f"p_{each.name} => %({each.name})s", OF_PRODUCER),
     "many": _list(lambda each: f"p_{each.name} => %({each.name})b::{_array(each)}", OF_PRODUCER),
-    # The functions dl_enqueue_one, dl_enqueue_many and dl_enqueue.
+    # The functions dl_enqueue_one, dl_enqueue_many and dl_enqueue, which calls the first of them.
     "plain": _list(lambda each: each.name, _PLAIN),
     "p_plain": _list(lambda each: f"p_{each.name}", _PLAIN),
-    "given_plain": _list(_or_default, _PLAIN),
     "parameters": _list(lambda each: f"p_{each.name} {each.type}", OF_PRODUCER),
     "p_arrays": _list(lambda each: f"p_{each.name} {_array(each)}", OF_PRODUCER),
+    "given": _list(_or_default, OF_PRODUCER),
     "p_given": _list(
         lambda each: f"{each.name} {each.type}" + ("" if each.default is REQUIRED else " DEFAULT NULL"), OF_PRODUCER
     ),

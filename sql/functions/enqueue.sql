@@ -173,7 +173,6 @@ $function$, current_schema()); END $bound$;
       FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
 
 
-
 -- Add one job, for producers in any language (docs/producers.md); returns the id of the new job, or of the job that has the
 -- key. Null counts as left out. Bad input is refused with SQLSTATE 22023, and names the parameter. Bound as dl_enqueue_many.
 -- A version that adds a parameter drops these three functions first: no call could choose between two.
@@ -182,10 +181,9 @@ CREATE OR REPLACE FUNCTION dl_enqueue(
   {fields.p_given})
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
 DECLARE
   wrong text;
-  found uuid;
+  job_id uuid := gen_random_uuid();
 BEGIN
   wrong := CASE
     WHEN coalesce(length(dl_enqueue.queue), 0) NOT BETWEEN 1 AND 128 OR dl_enqueue.queue ~ '[\u0001-\u001f\u007f-\u009f]'
@@ -205,23 +203,7 @@ BEGIN
   IF wrong IS NOT NULL THEN
     RAISE EXCEPTION 'dl_enqueue: %%', wrong USING ERRCODE = 'invalid_parameter_value';
   END IF;
-  LOOP
-    INSERT INTO %1$I.dl_jobs (job_id, {fields.plain}, available_at, max_attempts, score, affinity_key, limits, created_at)
-    SELECT gen_random_uuid(), {fields.given_plain}, coalesce(dl_enqueue.available_at, now()),
-           coalesce(dl_enqueue.max_attempts, said.max_attempts, 5), dl_enqueue.score,
-           coalesce(dl_enqueue.affinity_key, %1$I.dl_affinity(said.affinity, dl_enqueue.args)),
-           nullif(coalesce(dl_enqueue.limits, said.limits), '{}'),
-           -- Not now(): several jobs of one transaction run in the order of their calls.
-           clock_timestamp()
-      FROM (VALUES (dl_enqueue.task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
-    ON CONFLICT (idempotency_key) DO NOTHING
-    RETURNING job_id INTO found;
-    EXIT WHEN found IS NOT NULL;
-    SELECT job_id INTO found FROM %1$I.dl_jobs WHERE idempotency_key = dl_enqueue.idempotency_key;
-    EXIT WHEN found IS NOT NULL;
-    -- The job that had the key was deleted between the two: the key is free again.
-  END LOOP;
-  RETURN found;
+  RETURN coalesce(split_part(%1$I.dl_enqueue_one(p_job_id => job_id, {fields.given}), ' ', 1)::uuid, job_id);
 END
 $$
 $function$, current_schema()); END $bound$;

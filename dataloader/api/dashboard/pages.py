@@ -414,16 +414,9 @@ _ELSEWHERE = {
     "attempt",
     "claimed_by",
 }
-# The order of the other fields; a field without a label follows.
+# A field without a label here has its name.
 _LABELS = {
     "partition_key": "Partition",
-    "priority": "Priority",
-    "producer": "Producer",
-    "consumer_group": "Consumer group",
-    "affinity_key": "Affinity key",
-    "limits": "Limits",
-    "deadline": "Deadline",
-    "idempotency_key": "Idempotency key",
     "created_at": "Created",
     "available_at": "Not before",
     "started_at": "First started",
@@ -431,12 +424,9 @@ _LABELS = {
     "finished_at": "Finished",
     "run_sec": "Last run took",
     "timeout_sec": "Time limit",
-    "score": "Score",
     "lease_ttl_sec": "Lease",
     "lease_expires_at": "Lease until",
-    "claims": "Claims",
     "backoffs": "Back-offs",
-    "blocked_on": "Blocked on",
     "cancel_requested": "Asked to stop",
     "cancel_forced": "By force",
 }
@@ -445,9 +435,8 @@ _LABELS = {
 def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """Every other field of a job: its name, its label, its value."""
     found = []
-    for name in [*_LABELS, *(name for name in job if name not in _LABELS)]:
-        if name in job and name not in _ELSEWHERE:
-            value = job[name]
+    for name, value in job.items():
+        if name not in _ELSEWHERE:
             if isinstance(value, bool):
                 value = "yes" if value else "no"
             elif name.endswith("_sec"):

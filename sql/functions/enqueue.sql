@@ -178,7 +178,7 @@ $function$, current_schema()); END $bound$;
 -- A version that adds a parameter drops these three functions first: no call could choose between two.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue(
-  {fields.p_given})
+  {fields.required}, {fields.optional})
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

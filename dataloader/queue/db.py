@@ -27,6 +27,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from dataloader import periods
+from dataloader.queue import field_sql
 
 Error = psycopg.Error
 Conn = psycopg.Connection[Any]  # one of ours, or a caller's
@@ -369,7 +370,7 @@ def statements(file: str, *parts: str) -> dict[str, str]:
             found[name] = ""
         elif name and not line.startswith("--"):
             found[name] = found[name] + line
-    found = {name: text.strip().rstrip(";") for name, text in found.items()}
+    found = {name: field_sql.filled(text.strip().rstrip(";")) for name, text in found.items()}
     for part in parts:
         found = {name: text.replace(f"{{{part}}}", found[part]) for name, text in found.items()}
     return found

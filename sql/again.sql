@@ -1,10 +1,9 @@
 -- Jobs that are run again with changes; called by dataloader/queue/again.py.
 
 -- name: fields
--- The fields of a trigger that adds the job again: without its time, deadline, idempotency key and place, and without an
--- affinity key that follows from the args.
-SELECT status::text, queue, task, lock_key, args::text AS args, partition_key, priority, j.max_attempts, lease_ttl_sec, timeout_sec,
-       producer, consumer_group, j.limits,
+-- The fields of a trigger that adds the job again: without what it has once (queue/field_sql.py), and without an affinity
+-- key that follows from the args.
+SELECT status::text, {fields.again},
        CASE WHEN affinity_key IS DISTINCT FROM dl_affinity(said.affinity, args) THEN affinity_key END AS affinity_key
   FROM dl_jobs j LEFT JOIN dl_tasks said USING (task) WHERE job_id = %(job_id)s;
 

@@ -3,12 +3,12 @@
 -- running job names the claim: no row changed means that the claim is over.
 
 -- name: enqueue
--- none -> queued. No row when the idempotency key exists (`find` then reads the twin), or a limited queue is full. {columns}
--- and {values}: queue/enqueue.py. Created by the clock: jobs of one transaction run in the order in which they were added.
+-- none -> queued. No row when the idempotency key exists (`find` then reads the twin), or a limited queue is full.
+-- Lists of fields: queue/field_sql.py. Created by the clock: jobs of one transaction run in the order in which they were added.
 WITH added AS (
-  INSERT INTO dl_jobs (job_id, created_at, turn_at, blocked_on, journaled, {columns})
+  INSERT INTO dl_jobs (job_id, created_at, turn_at, blocked_on, journaled, {fields.columns})
   SELECT %(job_id)s, clock_timestamp(),
-         (SELECT timestamptz 'infinity' FROM dl_queues WHERE queue = %(queue)s AND fair_by IS NOT NULL), CASE WHEN %(available_at)s::timestamptz > now() THEN 'time' END, 2, {values}
+         (SELECT timestamptz 'infinity' FROM dl_queues WHERE queue = %(queue)s AND fair_by IS NOT NULL), CASE WHEN %(available_at)s::timestamptz > now() THEN 'time' END, 2, {fields.values}
     FROM (VALUES (%(task)s::text)) AS new (task) LEFT JOIN dl_tasks said USING (task)
    WHERE NOT (%(limited)s AND dl_is_full(%(queue)s))
   ON CONFLICT (idempotency_key) DO NOTHING
@@ -20,14 +20,13 @@ journal AS (
 SELECT pg_notify('dl_jobs', queue) FROM added;
 
 -- name: enqueue_one
--- none -> queued, with no more than a producer's rights; see dl_enqueue_one. {values}: of the fields of a producer.
-SELECT dl_enqueue_one(p_job_id => %(job_id)s, {values}), pg_backend_pid();
+-- none -> queued, with no more than a producer's rights; see dl_enqueue_one.
+SELECT dl_enqueue_one(p_job_id => %(job_id)s, {fields.one}), pg_backend_pid();
 
 -- name: enqueue_many
--- none -> queued for each job of a batch; a row for each that was not added (dl_enqueue_many). {arrays}: a list for each
--- field.
+-- none -> queued for each job of a batch; a row for each that was not added (dl_enqueue_many).
 SELECT place, job_id::text, status FROM dl_enqueue_many(
-  p_job_id => %(job_id)b::uuid[], {arrays},
+  p_job_id => %(job_id)b::uuid[], {fields.many},
   p_place => %(place)b::int[], p_since => %(since)s::timestamptz + %(before)s::int * interval '1 microsecond');
 
 -- name: set_trace
@@ -61,11 +60,7 @@ SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_k
 -- name: status
 -- Jobs as the API shows them. A queued one says the first reason why it waits, in the order below. Far-off dates that Python
 -- cannot read are cut. `version` changes with all that is shown, but for what cannot change and for figures.
-SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started_at,
-       dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
-       j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
-       j.timeout_sec, CASE WHEN abs(j.score) < 'Infinity' THEN j.score END AS score, j.cancel_requested, j.producer,
-       j.consumer_group, j.affinity_key, j.limits, dl_readable(j.deadline) AS deadline, dl_readable(j.created_at) AS created_at, dl_readable(j.available_at) AS available_at,
+SELECT {fields.status},
        dl_last_run_sec(j) AS run_sec,
        CASE WHEN why ->> 'reason' = 'worker' THEN why || jsonb_build_object(
          'ahead', (SELECT count(*) FROM (

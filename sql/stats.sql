@@ -285,10 +285,7 @@ SELECT dl_roll(%(limit)s);
 
 -- name: job
 -- The fields that only a job's own page shows, besides `status` in queue.sql.
-SELECT args::text AS args, idempotency_key, lease_ttl_sec, dl_readable(lease_expires_at) AS lease_expires_at, claimed_by,
-       claims, blocked_on, backoffs, cancel_forced, trace
-  FROM dl_jobs WHERE job_id = %(job_id)s;
-
+SELECT {fields.page} FROM dl_jobs j WHERE job_id = %(job_id)s;
 -- name: checkpoint
 -- When a job's checkpoint was saved, and how long it is; the checkpoint itself is the pipeline's own.
 SELECT saved_at, octet_length(checkpoint::text) AS bytes FROM dl_checkpoints
@@ -327,15 +324,18 @@ SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit
 
 -- name: shown
 -- The fields of a job `j` in a list, in the place of {shown}.
-job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
-(j).max_attempts, CASE WHEN abs((j).score) < 'Infinity' THEN (j).score END AS score, (j).producer, (j).consumer_group, (j).affinity_key, (j).limits, dl_readable((j).deadline) AS deadline, (j).progress::text AS progress, left((j).error, 300) AS error,
-(j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
-dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
-dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at;
+job_id, {fields.list}, left((j).error, 300) AS error;
 
 -- name: matches
--- Whether the list has the job, in the place of {matches}.
-dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
+-- Whether the list has the job, in the place of {matches}; null is no filter. `status` is one of dl_status or of job.GROUPS.
+{fields.filters}
+AND CASE %(status)s::text WHEN 'ready' THEN (j).status = 'queued' AND (j).blocked_on IS NULL
+                          WHEN 'scheduled' THEN (j).status = 'queued' AND (j).blocked_on IS NOT DISTINCT FROM 'time'
+                          WHEN 'blocked' THEN (j).status = 'queued' AND (j).blocked_on <> 'time'
+                          WHEN 'fresh' THEN (j).status = 'queued' AND (j).attempt = 0
+                          WHEN 'retries' THEN (j).status = 'queued' AND (j).attempt > 0
+                          WHEN 'dead' THEN (j).status IN ('failed', 'lost')
+                          ELSE %(status)s::text IS NULL OR (j).status::text = %(status)s END
 AND (%(error_group)s::text IS NULL
      OR coalesce(coalesce((j).error_group, dl_error_group((j).error)) = %(error_group)s, false))
 AND {found};

@@ -369,7 +369,7 @@ def _done(value: Any, progress: dict[str, Any] | None, most_kb: int) -> Outcome:
 
 def _shown(progress: dict[str, Any] | None) -> dict[str, Any] | None:
     """The last progress in JSON's types."""
-    shown = log.without_known(as_progress(progress))
+    shown: dict[str, Any] | None = log.without_known(as_progress(progress))
     if progress and to_json(shown) is None:
         _log.warning("progress.dropped", why="not JSON, or too large")
     return shown

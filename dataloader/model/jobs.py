@@ -91,6 +91,22 @@ class Shown:
 
 
 @answer
+class Template:
+    """The fields of the jobs that a schedule or a backfill makes; secrets in `args` are masked."""
+
+    name: str
+    task: str
+    queue: str
+    args: dict[str, Any]
+    lock_key: str
+    partition_key: str
+    affinity_key: str | None
+    max_attempts: int | None
+    lease_ttl_sec: int
+    timeout_sec: int | None
+
+
+@answer
 class Status(Shown):
     """A job as its clients see it."""
 

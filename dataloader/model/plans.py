@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from dataloader import periods
+from dataloader.model.jobs import Template
 from dataloader.model.kinds import Count, JobStatus, PartitionState, Seconds, answer
 
 OVERDUE_SEC = periods.seconds("SCHEDULE_OVERDUE_SEC", 120.0)  # from then on nobody seems to make the jobs
@@ -14,10 +15,9 @@ ENDED = ("succeeded", "failed", "canceled", "lost", "skipped")  # the states of 
 
 
 @answer
-class Schedule:
+class Schedule(Template):
     """A schedule, the fields of its jobs, its due times and its last job; secrets in `args` are masked."""
 
-    name: str
     origin: Annotated[Literal["code", "people"], "code: a pipeline names it"]
     cron: str | None
     interval_sec: int | None
@@ -26,16 +26,7 @@ class Schedule:
     catch_up: Literal["none", "last", "all"]
     overlap: Literal["skip", "queue", "cancel_old"]
     jitter_sec: float
-    task: str
-    queue: str
-    lock_key: str
-    args: dict[str, Any]
     priority: int
-    max_attempts: int | None
-    lease_ttl_sec: int
-    timeout_sec: int | None
-    partition_key: str
-    affinity_key: str | None
     deadline: Annotated[str | None, "the time of the day by which its jobs should have ended, such as 07:00"]
     deadline_sec: Annotated[int | None, "how long after the due time, in seconds"]
     created_at: datetime
@@ -86,12 +77,9 @@ class Removed:
 
 
 @answer
-class Backfill:
+class Backfill(Template):
     """A backfill, the fields of its jobs, and what became of its partitions; secrets in `args` are masked."""
 
-    name: str
-    task: str
-    queue: str
     state: Literal["making", "running", "paused", "canceled", "done"]
     since: Annotated[str | None, "of a range; null: its partitions were listed"]
     until: str | None
@@ -106,14 +94,7 @@ class Backfill:
     max_running: Annotated[Count | None, "so many of its jobs run at once; null: any number"]
     skip_done: bool
     code_version: str
-    args: dict[str, Any]
-    lock_key: str
-    partition_key: str
     priority: int | str
-    max_attempts: int | None
-    lease_ttl_sec: int
-    timeout_sec: int | None
-    affinity_key: str | None
     limits: list[str] | None
     canceled: Annotated[Count, "the partitions to which a cancellation has come"]
     created_at: datetime

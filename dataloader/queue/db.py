@@ -27,6 +27,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from dataloader import periods
+from dataloader.queue import field_sql
 
 Error = psycopg.Error
 Conn = psycopg.Connection[Any]  # one of ours, or a caller's
@@ -369,7 +370,7 @@ def statements(file: str, *parts: str) -> dict[str, str]:
             texts[name] = ""
         elif name and not line.startswith("--"):
             texts[name] = texts[name] + line
-    texts = {name: text.strip().rstrip(";") for name, text in texts.items()}
+    texts = {name: field_sql.filled(text.strip().rstrip(";")) for name, text in texts.items()}
     for part in parts:
         texts = {name: text.replace(f"{{{part}}}", texts[part]) for name, text in texts.items()}
     return texts

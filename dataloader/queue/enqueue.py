@@ -9,8 +9,7 @@ import struct
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields
-from datetime import datetime
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import islice
 from operator import attrgetter
@@ -24,47 +23,15 @@ from psycopg.rows import tuple_row
 
 from dataloader.queue import db
 from dataloader.queue.db import Conn
-from dataloader.queue.fields import OF_NEW_JOB, OF_PRODUCER, Field
+from dataloader.queue.fields import NewJob as NewJob
 from dataloader.queue.foreign import Foreign, array
-from dataloader.queue.parents import Parents, UnknownParents, links
+from dataloader.queue.parents import UnknownParents, links
 
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
 
-# The defaults of `enqueue` for missing values: the place, null unless the queue is ordered; the time of the
-# transaction; the defaults of the task's pipeline.
-_INSTEAD = {
-    "score": "(SELECT extract(epoch FROM clock_timestamp()) FROM dl_queues WHERE queue = %(queue)s AND ordered)",
-    "available_at": "now()",
-    "max_attempts": "said.max_attempts, 5",
-    "affinity_key": "dl_affinity(said.affinity, %(args)s::jsonb)",
-    "limits": "said.limits",
-}
-
-
-def _value(field: Field) -> str:
-    """The field's parameter in `enqueue`, and what stands for one that is not given."""
-    value = f"%({field.name})s::{field.type}"
-    value = f"coalesce({value}, {_INSTEAD[field.name]})" if field.name in _INSTEAD else value
-    return f"nullif({value}, '{{}}')" if field.type == "text[]" else value
-
-
-def _array(field: Field) -> str:
-    """The field's parameter in `enqueue_many`: a list of values, of JSON and of lists as text."""
-    return f"p_{field.name} => %({field.name})b::{'text' if field.type in ('jsonb', 'text[]') else field.type}[]"
-
-
 _SQL = db.statements("queue.sql")
 _PARENTS = db.statements("parents.sql")
-_ENQUEUE = (
-    _SQL["enqueue"]
-    .replace("{columns}", ", ".join(field.name for field in OF_NEW_JOB))
-    .replace("{values}", ", ".join(map(_value, OF_NEW_JOB)))
-)
-_ENQUEUE_ONE = _SQL["enqueue_one"].replace(
-    "{values}", ", ".join(f"p_{field.name} => %({field.name})s" for field in OF_PRODUCER)
-)
-_ENQUEUE_MANY = _SQL["enqueue_many"].replace("{arrays}", ", ".join(map(_array, OF_PRODUCER)))
 _NOT_YET = UUID(int=0)
 _loader = psycopg.adapters.get_loader(psycopg.adapters.types["uuid"].oid, psycopg.pq.Format.BINARY)
 assert _loader  # noqa: S101  psycopg knows the type
@@ -76,36 +43,6 @@ _uuid_of = _loader(0).load  # of sixteen bytes; in half of the time that UUID() 
 _direct: WeakSet[Conn] = WeakSet()
 
 Columns = dict[str, list[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class NewJob:
-    """A job as its producer asks for it; the fields are those of `fields.OF_NEW_JOB`.
-
-    None leaves a field to its default or to the pipeline; `limits` [] is none. A `lock_key` "" leaves it to a hook
-    (`around_enqueue`). The job starts when the jobs `depends_on` have ended; `on_parent_failure` is of job.ON_FAILURE.
-    """
-
-    queue: str
-    task: str
-    lock_key: str
-    args: Mapping[str, Any] = field(default_factory=dict)
-    idempotency_key: str | None = None
-    partition_key: str = ""
-    priority: int = 100
-    available_at: datetime | None = None
-    max_attempts: int | None = None
-    lease_ttl_sec: int = 60
-    timeout_sec: int | None = None
-    score: float | None = None
-    producer: str | None = None
-    consumer_group: str | None = None
-    affinity_key: str | None = None
-    limits: Sequence[str] | None = None
-    deadline: datetime | None = None
-    trace: str | None = None
-    depends_on: Parents | None = None
-    on_parent_failure: str = "cancel"
 
 
 class QueueFull(Exception):
@@ -150,7 +87,7 @@ def enqueue(
     parameters |= {"job_id": job_id, "args": as_json(new.args), "limited": limited, "by": asker and asker.by}
     with _in_one_transaction(conn) if new.depends_on else nullcontext():
         while True:
-            if conn.execute(_ENQUEUE.encode(), parameters).fetchone():
+            if conn.execute(_SQL["enqueue"].encode(), parameters).fetchone():
                 if new.depends_on:
                     _depend(conn, links([new.depends_on], [new.on_parent_failure], [job_id]), None, asker)
                 return job_id, "queued"
@@ -173,9 +110,8 @@ def enqueue_one(conn: Conn, fields: Mapping[str, Any], schema: str | None = None
     """Add one job as enqueue_many does, in one statement; `fields` has a value for each field, `args` as JSON."""
     job_id, is_direct = new_id(conn), conn in _direct
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
-    cursor.execute(
-        _in_schema(_ENQUEUE_ONE, schema).encode(), {**fields, "job_id": job_id}, prepare=None if is_direct else False
-    )
+    statement = _in_schema(_SQL["enqueue_one"], schema).encode()
+    cursor.execute(statement, {**fields, "job_id": job_id}, prepare=None if is_direct else False)
     ((known, backend_pid),) = cursor.fetchall()
     if not is_direct and backend_pid == conn.info.backend_pid:
         _direct.add(conn)
@@ -318,7 +254,7 @@ def _add(
     schema: str | None,
 ) -> list[int]:
     """Add the jobs of these numbers to `results`; returns those whose key is free by now: its job was deleted."""
-    statement, steps = _in_schema(_ENQUEUE_MANY, schema), _steps(wanted)
+    statement, steps = _in_schema(_SQL["enqueue_many"], schema), _steps(wanted)
     new_ids = _new_ids(len(wanted))
     sent, gone = [], []
     with nullcontext() if isinstance(conn, Foreign) or len(steps) == 1 else conn.pipeline():

@@ -25,7 +25,7 @@ from psycopg import errors, sql
 
 from dataloader import periods
 from dataloader.config import ConfigError
-from dataloader.queue import db, drift, fields, probe
+from dataloader.queue import db, drift, field_sql, fields, probe
 
 # Outside the int4 range, in which the keys' advisory locks are (hashtext). One lock for a whole database.
 ADVISORY_LOCK = 0x646C_6D69_6772_6174
@@ -89,6 +89,7 @@ def functions() -> Migration:
     text = "\n".join((folder / name).read_text("utf-8") for name in names)
     for part in _PART.finditer(text):
         text = text.replace(part[0], "").replace(f"{{{part[1]}}}", part[2].strip())
+    text = field_sql.filled(text)
     return Migration(0, "functions", f"{text}\n{_rights()['spread']};\n")
 
 

@@ -37,14 +37,11 @@ $$;
 --
 -- Each job is created a microsecond after the one before it, from p_since or the clock; p_place are places in a list of
 -- several batches. Keys are inserted in the order of their bytes, against deadlocks. With the owner's rights, so it trusts
--- no search_path, and is bound to this schema by its text. The journal says which role added the jobs: dl_job_status. {words
--- in braces}: queue/enqueue.py.
+-- no search_path, and is bound to this schema by its text. The journal says which role added the jobs: dl_job_status. Lists of
+-- fields: queue/field_sql.py.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_many(
-  p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
-  p_partition_key text[], p_priority int[], p_available_at timestamptz[], p_max_attempts int[], p_lease_ttl_sec int[],
-  p_timeout_sec int[], p_score float8[], p_producer text[], p_consumer_group text[], p_affinity_key text[],
-  p_limits text[], p_deadline timestamptz[], p_place int[], p_since timestamptz)
+  p_job_id uuid[], {fields.p_arrays}, p_place int[], p_since timestamptz)
 RETURNS TABLE (place int, job_id uuid, status text) LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -117,43 +114,22 @@ $function$, current_schema()); END $bound$;
 
 -- part: many_jobs
     INSERT INTO %1$I.dl_jobs (
-           job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
-           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at,
-           turn_at, blocked_on, journaled)
-    SELECT n.job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
-           coalesce(available_at, now()), max_attempts, lease_ttl_sec, timeout_sec,
+           job_id, {fields.plain}, available_at, max_attempts, score, affinity_key, limits, created_at, turn_at, blocked_on, journaled)
+    SELECT n.job_id, {fields.plain}, coalesce(available_at, now()), max_attempts,
            coalesce(score, CASE WHEN queue = ANY (ordered)
                                 THEN extract(epoch FROM since + coalesce(n.place, nth) * interval '1 microsecond') END),
-           producer, consumer_group, affinity_key, nullif(limits, '{}')::text[], deadline,
-           since + coalesce(n.place, nth) * interval '1 microsecond', CASE WHEN queue = ANY (fair) THEN timestamptz 'infinity' END,
-           CASE WHEN available_at > now() THEN 'time' END, 2
-      FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
-                   unnest(%1$I.dl_spread(p_task, size)) AS task,
-                   unnest(%1$I.dl_spread(p_idempotency_key, size)) AS idempotency_key,
-                   unnest(%1$I.dl_spread(p_lock_key, size)) AS lock_key,
-                   unnest(%1$I.dl_spread(p_partition_key, size)) AS partition_key,
-                   unnest(%1$I.dl_spread(p_priority, size)) AS priority,
-                   unnest(%1$I.dl_spread(p_available_at, size)) AS available_at,
-                   unnest(%1$I.dl_spread(p_max_attempts, size)) AS max_attempts,
-                   unnest(%1$I.dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
-                   unnest(%1$I.dl_spread(p_timeout_sec, size)) AS timeout_sec,
-                   unnest(%1$I.dl_spread(p_score, size)) AS score,
-                   unnest(%1$I.dl_spread(p_producer, size)) AS producer,
-                   unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group,
-                   unnest(%1$I.dl_spread(p_affinity_key, size)) AS affinity_key,
-                   unnest(%1$I.dl_spread(p_limits, size)) AS limits,
-                   unnest(%1$I.dl_spread(p_deadline, size)) AS deadline, unnest(p_args) AS args,
+           affinity_key, nullif(limits, '{}')::text[], since + coalesce(n.place, nth) * interval '1 microsecond',
+           CASE WHEN queue = ANY (fair) THEN timestamptz 'infinity' END, CASE WHEN available_at > now() THEN 'time' END, 2
+      FROM (SELECT unnest(p_job_id) AS job_id, {fields.unnested}, unnest(p_args)::jsonb AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n
+
 
 
 -- Add one job at half the cost of a batch of one. Returns null, or the id and status of the job with its key, as one text:
 -- that is read faster. An insert that looks for no key is cheaper by a fifth.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_one(
-  p_job_id uuid, p_queue text, p_task text, p_lock_key text, p_args jsonb, p_idempotency_key text,
-  p_partition_key text, p_priority int, p_available_at timestamptz, p_max_attempts int, p_lease_ttl_sec int,
-  p_timeout_sec int, p_score float8, p_producer text, p_consumer_group text, p_affinity_key text,
-  p_limits text[], p_deadline timestamptz)
+  p_job_id uuid, {fields.parameters})
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -186,15 +162,12 @@ $function$, current_schema()); END $bound$;
 
 -- part: one_job
     INSERT INTO %1$I.dl_jobs (
-           job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at,
-           turn_at, blocked_on, journaled)
-    SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority,
-           coalesce(p_available_at, now()),
-           coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
+           job_id, {fields.plain}, available_at, max_attempts, score, affinity_key, limits, created_at, turn_at, blocked_on, journaled)
+    SELECT p_job_id, {fields.p_plain}, coalesce(p_available_at, now()),
+           coalesce(p_max_attempts, said.max_attempts, 5),
            coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
-           p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
-           nullif(coalesce(p_limits, said.limits), '{}'), p_deadline, at,
+           coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
+           nullif(coalesce(p_limits, said.limits), '{}'), at,
            (SELECT timestamptz 'infinity' FROM %1$I.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),
            CASE WHEN p_available_at > now() THEN 'time' END, 2
       FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
@@ -202,78 +175,35 @@ $function$, current_schema()); END $bound$;
 
 -- Add one job, for producers in any language (docs/producers.md); returns the id of the new job, or of the job that has the
 -- key. Null counts as left out. Bad input is refused with SQLSTATE 22023, and names the parameter. Bound as dl_enqueue_many.
--- A version that adds a parameter drops this function first: no call could choose between two.
+-- A version that adds a parameter drops these three functions first: no call could choose between two.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue(
-  queue text, task text, lock_key text, args jsonb DEFAULT NULL, idempotency_key text DEFAULT NULL,
-  partition_key text DEFAULT NULL, priority int DEFAULT NULL, available_at timestamptz DEFAULT NULL,
-  max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, timeout_sec int DEFAULT NULL, score float8 DEFAULT NULL,
-  producer text DEFAULT NULL, consumer_group text DEFAULT NULL, affinity_key text DEFAULT NULL,
-  limits text[] DEFAULT NULL, deadline timestamptz DEFAULT NULL)
+  {fields.required}, {fields.optional})
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
 DECLARE
   wrong text;
-  found uuid;
+  job_id uuid := gen_random_uuid();
 BEGIN
-  -- The bounds of dataloader/queue/fields.py.
   wrong := CASE
     WHEN coalesce(length(dl_enqueue.queue), 0) NOT BETWEEN 1 AND 128 OR dl_enqueue.queue ~ '[\u0001-\u001f\u007f-\u009f]'
       THEN 'queue should be a text of 1 to 128 characters without control characters'
-    WHEN coalesce(length(dl_enqueue.task), 0) NOT BETWEEN 1 AND 200 THEN 'task should be a text of 1 to 200 characters'
-    WHEN coalesce(length(dl_enqueue.lock_key), 0) NOT BETWEEN 1 AND 512
-      THEN 'lock_key should be a text of 1 to 512 characters'
+    {fields.refusals}
     WHEN jsonb_typeof(dl_enqueue.args) <> 'object' THEN 'args should be a JSON object'
     WHEN pg_column_size(dl_enqueue.args) > 500  -- else it has no room for so many levels
          AND jsonb_path_exists(dl_enqueue.args, 'strict $.**{63} ? (@.type() == "object" || @.type() == "array")')
       THEN 'args should be nested at most 63 deep'
-    WHEN length(dl_enqueue.idempotency_key) NOT BETWEEN 1 AND 255
-      THEN 'idempotency_key should be a text of 1 to 255 characters'
-    WHEN length(dl_enqueue.partition_key) > 255 THEN 'partition_key should be a text of at most 255 characters'
-    WHEN dl_enqueue.priority < 0 THEN 'priority should be 0 or more'
-    WHEN dl_enqueue.available_at NOT BETWEEN '2000-01-01 00:00+00' AND now() + interval '3653 days'
-      THEN 'available_at should be from the year 2000 to ten years from now'
-    WHEN dl_enqueue.max_attempts < 1 THEN 'max_attempts should be 1 or more'
-    WHEN dl_enqueue.lease_ttl_sec NOT BETWEEN 1 AND 86400 THEN 'lease_ttl_sec should be from 1 to 86400'
-    WHEN dl_enqueue.timeout_sec NOT BETWEEN 1 AND 2592000 THEN 'timeout_sec should be from 1 to 2592000'
     WHEN dl_enqueue.score IN ('NaN', 'Infinity', '-Infinity') THEN 'score should be a finite number'
-    WHEN length(dl_enqueue.producer) > 255 THEN 'producer should be a text of at most 255 characters'
-    WHEN length(dl_enqueue.consumer_group) > 255 THEN 'consumer_group should be a text of at most 255 characters'
-    WHEN length(dl_enqueue.affinity_key) NOT BETWEEN 1 AND 200
-      THEN 'affinity_key should be a text of 1 to 200 characters'
     WHEN cardinality(dl_enqueue.limits) > 8
       OR array_ndims(dl_enqueue.limits) > 1 OR array_lower(dl_enqueue.limits, 1) <> 1
       OR cardinality(dl_enqueue.limits) > (SELECT count(DISTINCT name) FROM unnest(dl_enqueue.limits) name
                                             WHERE length(name) BETWEEN 1 AND 100 AND name !~ '[\u0001-\u001f\u007f-\u009f]')
       THEN 'limits should be at most 8 different names of 1 to 100 characters without control characters'
-    WHEN dl_enqueue.deadline NOT BETWEEN '2000-01-01 00:00+00' AND now() + interval '3653 days'
-      THEN 'deadline should be from the year 2000 to ten years from now'
   END;
   IF wrong IS NOT NULL THEN
     RAISE EXCEPTION 'dl_enqueue: %%', wrong USING ERRCODE = 'invalid_parameter_value';
   END IF;
-  LOOP
-    INSERT INTO %1$I.dl_jobs (
-           job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at)
-    SELECT gen_random_uuid(), dl_enqueue.queue, dl_enqueue.task, dl_enqueue.lock_key, coalesce(dl_enqueue.args, '{}'),
-           dl_enqueue.idempotency_key, coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, 100),
-           coalesce(dl_enqueue.available_at, now()), coalesce(dl_enqueue.max_attempts, said.max_attempts, 5),
-           coalesce(dl_enqueue.lease_ttl_sec, 60), dl_enqueue.timeout_sec, dl_enqueue.score, dl_enqueue.producer,
-           dl_enqueue.consumer_group, coalesce(dl_enqueue.affinity_key, %1$I.dl_affinity(said.affinity, dl_enqueue.args)),
-           nullif(coalesce(dl_enqueue.limits, said.limits), '{}'), dl_enqueue.deadline,
-           -- Not now(): several jobs of one transaction run in the order of their calls.
-           clock_timestamp()
-      FROM (VALUES (dl_enqueue.task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
-    ON CONFLICT (idempotency_key) DO NOTHING
-    RETURNING job_id INTO found;
-    EXIT WHEN found IS NOT NULL;
-    SELECT job_id INTO found FROM %1$I.dl_jobs WHERE idempotency_key = dl_enqueue.idempotency_key;
-    EXIT WHEN found IS NOT NULL;
-    -- The job that had the key was deleted between the two: the key is free again.
-  END LOOP;
-  RETURN found;
+  RETURN coalesce(split_part(%1$I.dl_enqueue_one(p_job_id => job_id, {fields.given}), ' ', 1)::uuid, job_id);
 END
 $$
 $function$, current_schema()); END $bound$;

@@ -255,21 +255,3 @@ CREATE OR REPLACE FUNCTION dl_last_run_sec(p_job dl_jobs) RETURNS float8 LANGUAG
           WHERE job_id = p_job.job_id AND event_id > picked.event_id
             AND kind IN ('done', 'requeue', 'failed', 'canceled', 'lost') ORDER BY event_id LIMIT 1) ended) END::float8
 $$;
-
--- Whether a job passes the filter of a list; null is no filter. p_status is one of dl_status or of job.GROUPS.
-CREATE OR REPLACE FUNCTION dl_matches(
-  j dl_jobs, p_queue text, p_task text, p_status text, p_lock_key text, p_partition_key text, p_producer text,
-  p_consumer_group text) RETURNS boolean LANGUAGE sql STABLE AS $$
-  SELECT (p_queue IS NULL OR j.queue = p_queue) AND (p_task IS NULL OR j.task = p_task)
-     AND (p_lock_key IS NULL OR j.lock_key = p_lock_key)
-     AND (p_partition_key IS NULL OR j.partition_key = p_partition_key)
-     AND (p_producer IS NULL OR j.producer = p_producer)
-     AND (p_consumer_group IS NULL OR j.consumer_group = p_consumer_group)
-     AND CASE p_status WHEN 'ready' THEN j.status = 'queued' AND j.blocked_on IS NULL
-                       WHEN 'scheduled' THEN j.status = 'queued' AND j.blocked_on IS NOT DISTINCT FROM 'time'
-                       WHEN 'blocked' THEN j.status = 'queued' AND j.blocked_on <> 'time'
-                       WHEN 'fresh' THEN j.status = 'queued' AND j.attempt = 0
-                       WHEN 'retries' THEN j.status = 'queued' AND j.attempt > 0
-                       WHEN 'dead' THEN j.status IN ('failed', 'lost')
-                       ELSE p_status IS NULL OR j.status::text = p_status END
-$$;

@@ -54,13 +54,16 @@ def status_statement() -> str:
     return text("queue.sql").split("-- name: status\n")[1].split("-- name:")[0]
 
 
+def matches() -> str:
+    return text("stats.sql").split("-- name: matches\n")[1].split("-- name:")[0]
+
+
 # The words that a place has, and those that it should have.
 PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
     "dl_status in schema.sql": (lambda: literals(text("schema.sql"), r"AS ENUM \((.*?)\)"), Status),
     "dl_prune": (lambda: literals(body("dl_prune"), r"status::text IN \((.*?)\)"), FINAL),
     "requeue in operate.sql": (lambda: literals(text("operate.sql"), r"status IN (\('succeeded'.*?\))"), FINAL),
-    "the groups of dl_matches": (lambda: literals(body("dl_matches"), r"(WHEN '\w+') THEN"), GROUPS),
-    "the dead of dl_matches": (lambda: literals(body("dl_matches"), r"status IN \((.*?)\)"), DEAD),
+    "the groups of matches in stats.sql": (lambda: literals(matches(), r"(WHEN '\w+') THEN"), GROUPS),
     "the dead of stats.sql": (lambda: literals(text("stats.sql"), r"status IN \((.*?)\)"), DEAD),
     "the dead of operate.sql": (lambda: literals(text("operate.sql"), r"status IN (\('failed'.*?\))"), DEAD),
     "dl_last_run_sec": (lambda: literals(body("dl_last_run_sec"), r"kind IN \((.*?)\)"), RUN_ENDS),

@@ -25,7 +25,7 @@ from dataloader.api.web.endpoint import named, session
 from dataloader.check import database
 from dataloader.config import Settings
 from dataloader.ops.errors import Problem
-from dataloader.queue import again, db, operations, parents
+from dataloader.queue import again, db, fields, operations, parents
 from dataloader.queue import logs as of_logs
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.job import FINAL, TALLIED
@@ -56,7 +56,7 @@ LATEST = 10  # jobs of a task on its page
 LATEST_SCAN = 3_000  # jobs among which they are looked for
 RUNS = 100  # of the timeline's table
 TRAIL = 30  # earlier pages that the link `newer` can return to
-FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "error_group")
+FILTERS = (*fields.FILTERS, "error_group")
 OF_LIST = (*FILTERS, "q", "status", "since", "until", "sort", "after")  # the parameters of a list, beside its trail
 STATUSES = [
     *((status, status) for status in ("queued", "running", "succeeded", "failed", "canceled", "lost")),
@@ -253,6 +253,8 @@ def jobs() -> ResponseReturnValue:
         given=given | local,
         is_filtered=any(value for name, value in given.items() if name != "sort"),
         statuses=STATUSES,
+        more={name: _label(name) for name in FILTERS[3:]},
+        shows_more=any(given[name] for name in (*FILTERS[3:], "since", "until")),
         jobs=page.jobs,
         mistake=mistake,
         advice=page.advice,
@@ -415,16 +417,9 @@ _ELSEWHERE = {
     "attempt",
     "claimed_by",
 }
-# The order of the other fields; a field without a label follows.
+# A field without a label here has its name.
 _LABELS = {
     "partition_key": "Partition",
-    "priority": "Priority",
-    "producer": "Producer",
-    "consumer_group": "Consumer group",
-    "affinity_key": "Affinity key",
-    "limits": "Limits",
-    "deadline": "Deadline",
-    "idempotency_key": "Idempotency key",
     "created_at": "Created",
     "available_at": "Not before",
     "started_at": "First started",
@@ -432,12 +427,9 @@ _LABELS = {
     "finished_at": "Finished",
     "run_sec": "Last run took",
     "timeout_sec": "Time limit",
-    "score": "Score",
     "lease_ttl_sec": "Lease",
     "lease_expires_at": "Lease until",
-    "claims": "Claims",
     "backoffs": "Back-offs",
-    "blocked_on": "Blocked on",
     "cancel_requested": "Asked to stop",
     "cancel_forced": "By force",
 }
@@ -446,18 +438,20 @@ _LABELS = {
 def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """Every other field of a job: its name, its label, its value."""
     facts = []
-    for name in [*_LABELS, *(name for name in job if name not in _LABELS)]:
-        if name in job and name not in _ELSEWHERE:
-            value = job[name]
+    for name, value in job.items():
+        if name not in _ELSEWHERE:
             if isinstance(value, bool):
                 value = "yes" if value else "no"
             elif name.endswith("_sec"):
                 value = formats.duration(value)
             elif name == "available_at" and job["blocked_on"] == "parent":  # the queue's far-off date would mislead
                 value = "the end of its parents"
-            label = _LABELS.get(name) or name.replace("_", " ").capitalize()
-            facts.append((name, label, formats.NOTHING if value in (None, "") else value))
+            facts.append((name, _label(name), formats.NOTHING if value in (None, "") else value))
     return facts
+
+
+def _label(field: str) -> str:
+    return _LABELS.get(field) or field.replace("_", " ").capitalize()
 
 
 @blueprint.get("/keys")

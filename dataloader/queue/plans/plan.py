@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from dataloader.log import masked
+from dataloader.model.jobs import Template
 from dataloader.queue import db
 from dataloader.queue.db import Conn
 from dataloader.queue.db import Row as Row
 from dataloader.queue.enqueue import Asker, enqueue_columns, require_room_for
-from dataloader.queue.fields import OF_PRODUCER
+from dataloader.queue.fields import OF_PRODUCER, REQUIRED
 from dataloader.queue.job import clip
 from dataloader.queue.operations import Conflict
 
 Rows = list[Row]
-_DEFAULTS = {field.name: field.default for field in OF_PRODUCER}
-_OF_JOB = ("args", "priority", "max_attempts", "lease_ttl_sec", "timeout_sec", "partition_key", "affinity_key")
+# The fields of the jobs, beside the task, the queue and the limits.
+OF_JOB = [each.name for each in fields(Template) if each.name not in ("name", "task", "queue")]
+_DEFAULTS = {
+    each.name: each.default
+    for each in OF_PRODUCER
+    if each.name in ("priority", *OF_JOB) and each.default is not REQUIRED
+}
 
 
 class Unknown(Exception):
@@ -118,4 +125,4 @@ def add_jobs(conn: Conn, documents: Sequence[Row], by: str | None = None) -> lis
 
 def shown_job(template: Mapping[str, Any], **defaults: Any) -> Row:
     """The fields of the jobs of a template, with their defaults."""
-    return {name: _DEFAULTS[name] for name in _OF_JOB} | defaults | dict(template)
+    return _DEFAULTS | defaults | dict(template)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from dataloader.log import masking
+from dataloader.queue.fields import FILTERS
 from dataloader.queue.job import STATUSES
 
 LENGTH = 512  # characters of a search
@@ -30,8 +31,8 @@ FIELDS = {
     "partition": "partition_key",
     "producer": "producer",
     "group": "consumer_group",
-    "error_group": "error_group",
 }
+FIELDS |= {name: name for name in (*FILTERS, "error_group") if name not in FIELDS.values()}
 _ALIASES = FIELDS | {name: name for name in FIELDS.values()}
 _TERM = re.compile(
     r'(?:(?P<name>[A-Za-z_]\w*(?:\.(?:"(?:[^"\\]|\\.)*"|[^\s:."]+))*):)?(?P<value>"(?:[^"\\]|\\.)*"(?=\s|$)|[^\s"]\S*|)'

@@ -39,7 +39,7 @@ CREATE TABLE dl_jobs (
   args jsonb NOT NULL DEFAULT '{}'::jsonb,
   idempotency_key text UNIQUE,                       -- one key, one job
   lock_key text NOT NULL,                            -- jobs of one key never run side by side
-  partition_key text NOT NULL DEFAULT '',            -- stored and shown, no more
+  partition_key text NOT NULL DEFAULT '',            -- stored, shown and filtered by
   priority int NOT NULL DEFAULT 100,                 -- the smallest first, then the oldest
   available_at timestamptz NOT NULL DEFAULT now(),   -- not before
   status dl_status NOT NULL DEFAULT 'queued',
@@ -60,7 +60,8 @@ CREATE TABLE dl_jobs (
     CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0)
 );
 
--- A job's journal: queued, picked, heartbeat, requeue, done, failed, canceled, lost, cancel_requested.
+-- A job's journal: queued, picked, heartbeat, requeue, done, failed, canceled, lost, cancel_requested; ours also note,
+-- stuck, deadline and the kinds of people's orders.
 CREATE TABLE dl_job_events (
   event_id bigserial PRIMARY KEY,
   job_id uuid NOT NULL,                              -- no foreign key: dl_jobs_forget does what it would
@@ -152,7 +153,7 @@ CREATE INDEX ix_dl_jobs_queued ON dl_jobs (created_at) WHERE enum_eq(status, 'qu
 CREATE INDEX ix_dl_jobs_retried ON dl_jobs (queue, created_at) WHERE status = 'queued' AND attempt > 0;
 CREATE INDEX ix_dl_jobs_dead ON dl_jobs (queue, finished_at) WHERE status IN ('failed', 'lost');
 CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
--- What webhooks are told of, which is little: `new_events` in alerts.sql.
+-- What webhooks are told of, which is little: `new_events` in webhooks.sql.
 CREATE INDEX ix_dl_job_events_told ON dl_job_events (event_id) WHERE kind IN ('failed', 'lost', 'stuck', 'deadline');
 
 -- name: tables

@@ -134,7 +134,7 @@ class Slot(ctypes.Structure):
     state: _Int
     pid: _Int
     kind: _Int  # the supervisor's number for workers that serve the same queues
-    reload: _Int  # the generation of settings that the process was started with
+    reload: _Int  # the number of the reload whose settings the process has
     order: _Int  # by the supervisor
     empty_claim_at: _Seconds  # when the worker sent its last claim that returned no job
     due_at: _Seconds  # when the next row is due, by that claim's answer; written before empty_claim_at
@@ -349,7 +349,7 @@ class SharedSlots:
     """
 
     def __init__(self, size: int) -> None:
-        self.farm_start = Note()  # the hook on_farm_start, by generation
+        self.farm_start = Note()  # the hook on_farm_start, by reload
         self.reported = Note()  # errors of imports and hooks at the start
         self.outage = Note()  # whether the database is away: FarmOutage
         self.room = Note()  # held while a worker enters a run's needs; the reservation of `farm/admission.py`

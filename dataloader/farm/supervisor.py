@@ -60,15 +60,15 @@ class Backoff:
 
 @dataclass
 class Child:
-    """A worker process, its slot, and its generation: the number of the reload whose settings and code it has."""
+    """A worker process, its slot, and the number of the reload whose settings and code it has."""
 
     pid: int
     slot: Slot
     queues: Queues
-    generation: int
+    reload: int
     started: float
     stacks: int  # a memory file for its threads' stacks, which it dumps at SIGTTIN
-    interrupted: int = 0  # the latest run that was interrupted, by its generation in the slot
+    interrupted: int = 0  # the latest run that was interrupted, by its number in the slot
 
     @property
     def rests(self) -> bool:
@@ -89,7 +89,7 @@ class Supervisor:
         self._worker_main = worker_main
         self._keeper_main = keeper_main
         self._wish = wished(settings)
-        self._generation = 0
+        self._reloads = 0
         # A dead worker's slot is in use until its jobs are recovered, and a reload may wish for more workers.
         self._shared = SharedSlots(max(SLOTS_LEAST, 4 * self._wish.total()))
         self._numbers: dict[Queues, int] = {}
@@ -263,15 +263,15 @@ class Supervisor:
                     self._start_worker(queues)
 
     def _wanted(self) -> Counter[Queues]:
-        """The wish, and one more of each kind that still has a worker of an older generation."""
-        older = {child.queues for child in self._workers.values() if child.generation != self._generation}
-        return self._wish + Counter(older & self._wish.keys())
+        """The wish, and one more of each kind that still has a worker of an earlier reload."""
+        earlier = {child.queues for child in self._workers.values() if child.reload != self._reloads}
+        return self._wish + Counter(earlier & self._wish.keys())
 
     def _start_worker(self, queues: Queues) -> None:
         slot = self._shared.free()
         if slot is None:
             return  # every dead worker's jobs wait for the keeper: the database is away
-        slot.take(self._numbers.setdefault(queues, len(self._numbers)), self._generation)
+        slot.take(self._numbers.setdefault(queues, len(self._numbers)), self._reloads)
         self._set_limits(slot)
         stacks = slot.stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
         fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
@@ -281,7 +281,7 @@ class Supervisor:
             return self._worker_main(self.settings, queues, self._shared, slot, self._life)
 
         pid = self._fork(main)
-        self._workers[pid] = Child(pid, slot, queues, self._generation, now(), stacks)
+        self._workers[pid] = Child(pid, slot, queues, self._reloads, now(), stacks)
 
     def _fork(self, main: Callable[[], int]) -> int:
         def child() -> int:
@@ -300,13 +300,13 @@ class Supervisor:
             return
         log.configure(self.settings)
         self._wish = wished(self.settings)
-        self._generation += 1
+        self._reloads += 1
         for child in self._workers.values():
             self._set_limits(child.slot)
         self._backoffs.clear()  # the failures were the former code's
         if self._keeper is not None:
             os.kill(self._keeper, signal.SIGTERM)
-        self._log.info("supervisor.reloaded", workers=_shown(self._wish), generation=self._generation)
+        self._log.info("supervisor.reloaded", workers=_shown(self._wish), generation=self._reloads)
 
     def _set_limits(self, slot: Slot) -> None:
         slot.grace_sec, slot.silence_sec = self.settings.dl_kill_grace_sec, self.settings.dl_stall_sec
@@ -314,14 +314,14 @@ class Supervisor:
     # --- who may claim ---
 
     def _give_orders(self) -> None:
-        """Replace the workers of older generations one by one, and let as many workers claim as are wished for.
+        """Replace the workers of earlier reloads one by one, and let as many workers claim as are wished for.
 
         A worker that works gets WAIT, finishes its run, and shows RESTING; only then it gets LEAVE, and another worker
         its place. So no more jobs run at once than wished for, and no order overtakes a claim.
         """
         if self._draining:
             return
-        self._replace_one([child for child in self._workers.values() if child.generation != self._generation])
+        self._replace_one([child for child in self._workers.values() if child.reload != self._reloads])
         for queues, wished_for in self._wish.items():
             self._let_claim([child for child in self._workers.values() if child.queues == queues], wished_for)
 
@@ -342,7 +342,7 @@ class Supervisor:
         """Give the free places of a kind to the workers that are ready, then to those that start; the newest first."""
         at_work = [child for child in of_kind if child.slot.order == Order.WORK or child.slot.works]
         others = [child for child in of_kind if child not in at_work and child.slot.order == Order.WAIT]
-        others.sort(key=lambda child: (not child.rests, -child.generation))
+        others.sort(key=lambda child: (not child.rests, -child.reload))
         for child in others[: max(0, wished_for - len(at_work))]:
             self._order(child, Order.WORK)
 

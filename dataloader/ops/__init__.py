@@ -11,7 +11,7 @@ from importlib import import_module
 
 from dataloader.ops.op import OPS, Op
 
-SUBJECTS = ("jobs", "queues", "limits", "farm", "failures", "alerts", "schedules", "backfills")
+SUBJECTS = ("jobs", "queues", "limits", "farm", "failures", "webhooks", "schedules", "backfills")
 # Operations whose answers are not masked: the schema of a property called password is no secret, and to mask the ids of
 # thousands of jobs takes long.
 UNMASKED = frozenset({"args_schema", "trigger_many"})

@@ -11,7 +11,7 @@ from dataloader.model.kinds import ALERTS, SHAPES
 from dataloader.ops.errors import Unknown
 from dataloader.ops.op import Call, made, op
 from dataloader.ops.types import Text
-from dataloader.queue.reports import webhooks as of_alerts
+from dataloader.queue.reports import webhooks as receivers
 from dataloader.queue.reports.messages import Rules
 
 QUEUES = 1_000  # that a webhook may name
@@ -30,8 +30,8 @@ Kind: TypeAlias = Literal[ALERTS]  # type: ignore[valid-type]
 def webhooks(call: Call) -> Webhooks:
     """The receivers of alerts, and whether a worker serves the queue of their messages."""
     queue = call.settings.dl_alerts_queue
-    fields = {"queue": queue, "is_served": of_alerts.is_served(call.conn, queue)}
-    return made(Webhooks, fields | {"webhooks": of_alerts.listed(call.conn)})
+    fields = {"queue": queue, "is_served": receivers.is_served(call.conn, queue)}
+    return made(Webhooks, fields | {"webhooks": receivers.listed(call.conn)})
 
 
 @op(
@@ -47,7 +47,7 @@ def put_webhook(
     url: Annotated[
         str,
         Field(
-            max_length=of_alerts.URL_LIMIT,
+            max_length=receivers.URL_LIMIT,
             json_schema_extra={"pattern": r"^(https?://[!-~]+|\$\{DL_WEBHOOK_[A-Z0-9_]{1,64}\})$"},
             description="where messages go; `${DL_WEBHOOK_...}`: the variable of the workers that holds a secret URL",
         ),
@@ -67,11 +67,11 @@ def put_webhook(
     | None = None,
     lag_sec: Annotated[
         float, Field(gt=0, le=1e9, allow_inf_nan=False, description="from which queue latency on a queue is late")
-    ] = of_alerts.LAG_SEC,
+    ] = receivers.LAG_SEC,
 ) -> Webhook:
     """Add a receiver of alerts, or change the one of this name; what the request leaves out has its default."""
-    wanted = of_alerts.Wanted(webhook, url, shape, signed_by, kinds, queues, lag_sec)
-    return made(Webhook, of_alerts.put(call.conn, wanted, call.by))
+    wanted = receivers.Wanted(webhook, url, shape, signed_by, kinds, queues, lag_sec)
+    return made(Webhook, receivers.put(call.conn, wanted, call.by))
 
 
 @op(
@@ -84,7 +84,7 @@ def put_webhook(
 )
 def remove_webhook(call: Call, webhook: WebhookName) -> RemovedWebhook:
     """Remove a receiver of alerts; messages that wait for it are not sent any more."""
-    if not of_alerts.remove(call.conn, webhook):
+    if not receivers.remove(call.conn, webhook):
         raise Unknown("webhook")
     return RemovedWebhook(name=webhook)
 
@@ -99,7 +99,7 @@ def remove_webhook(call: Call, webhook: WebhookName) -> RemovedWebhook:
 )
 def pause_webhook(call: Call, webhook: WebhookName) -> Webhook:
     """Send a receiver no more messages; it does not hear later of what happens meanwhile."""
-    return _webhook(of_alerts.pause(call.conn, webhook, call.by))
+    return _webhook(receivers.pause(call.conn, webhook, call.by))
 
 
 @op(
@@ -112,7 +112,7 @@ def pause_webhook(call: Call, webhook: WebhookName) -> Webhook:
 )
 def resume_webhook(call: Call, webhook: WebhookName) -> Webhook:
     """Send messages to a paused receiver again, also to one that was paused by its own answer 410."""
-    return _webhook(of_alerts.resume(call.conn, webhook))
+    return _webhook(receivers.resume(call.conn, webhook))
 
 
 @op(
@@ -127,14 +127,14 @@ def resume_webhook(call: Call, webhook: WebhookName) -> Webhook:
 )
 def test_webhook(call: Call, webhook: WebhookName) -> Tested:
     """Send a receiver a test message, also while it is paused; the answer has the job that sends it."""
-    if (job_id := of_alerts.send_test(call.conn, webhook, Rules.of(call.settings))) is None:
+    if (job_id := receivers.send_test(call.conn, webhook, Rules.of(call.settings))) is None:
         raise Unknown("webhook")
     queue = call.settings.dl_alerts_queue
     advice = f'No worker serves the queue {queue}: add {{"queue": "{queue}"}} to WORKERS_JSON.'
-    return Tested(name=webhook, job_id=job_id, advice=None if of_alerts.is_served(call.conn, queue) else advice)
+    return Tested(name=webhook, job_id=job_id, advice=None if receivers.is_served(call.conn, queue) else advice)
 
 
-def _webhook(row: of_alerts.Row | None) -> Webhook:
+def _webhook(row: receivers.Row | None) -> Webhook:
     if row is None:
         raise Unknown("webhook")
     return made(Webhook, row)

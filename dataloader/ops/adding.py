@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from dataloader.model.farm import Fault
 from dataloader.ops.checks import BODY_LIMIT, document, pointer, refusal, validated
 from dataloader.ops.errors import Problem, invalid
@@ -59,8 +57,8 @@ def many(call: Call, jobs: list[Any]) -> Columns:
 def _columns(call: Call, jobs: list[Any]) -> Columns:
     try:
         columns = new_job.columns_of(jobs, call.settings.dl_default_lease_ttl_sec)
-    except ValidationError as e:
-        raise refusal(e, Trigger, "field", ("jobs",)) from None
+    except new_job.WrongJobs as e:
+        raise refusal(e.faults, Trigger, "field", ("jobs",)) from None
     _require_sound(columns["depends_on"], len(columns["args"]), "/jobs")
     for number, args in enumerate(columns["args"]):
         if len(args) > BODY_LIMIT // 4 and len(args.encode()) > BODY_LIMIT:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -15,11 +18,14 @@ from pydantic_core import ErrorDetails
 from dataloader.model.farm import Fault
 from dataloader.ops.errors import Problem, invalid
 from dataloader.ops.types import UNSTORABLE
-from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN, is_deep
+from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN, NUL_IN_JSON, is_deep
 
 BODY_LIMIT = 256 * 1024  # bytes; in a batch, of each job's args
+KEYS_LIMIT = 600_000  # of a body: so many, if unknown, take 130 MB
+WALKED = 500_000  # values in which the place of a fault is looked for
 DIGITS_LIMIT = 4_300  # of one integer; Python, and so a worker, reads no longer one
 _POINTER_LIMIT = 200
+_KEY = re.compile(rb'"\s*:')
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -31,7 +37,9 @@ def document(raw: bytes, depth: int = DEPTH_LIMIT) -> dict[str, Any]:
     """
     if not raw:
         raise invalid("", "empty", "the body should be a JSON object; it is empty")
-    value = _at_once(raw, depth) or _plain(_decoded(raw, depth), [], depth)
+    if raw.count(b":") > KEYS_LIMIT and sum(1 for _ in _KEY.finditer(raw)) > KEYS_LIMIT:
+        raise invalid("", "too_many_keys", f"the objects in the body should have at most {KEYS_LIMIT:,} keys")
+    value = _at_once(raw, depth) or _plain(_decoded(raw, depth), [], depth, count())
     if not isinstance(value, dict):
         raise invalid("", "object_type", "the body should be a JSON object")
     return value
@@ -39,10 +47,12 @@ def document(raw: bytes, depth: int = DEPTH_LIMIT) -> dict[str, Any]:
 
 def _at_once(raw: bytes, depth: int) -> Any:
     """The JSON in `raw` where a quick check finds no fault, else None; much faster than _plain."""
-    if b"\\u0000" in raw or b"\\ud" in raw or b"\\uD" in raw:
-        return None
     try:
         value = json.loads(raw.decode(), object_pairs_hook=_without_twins, parse_float=_finite, parse_constant=_finite)
+        if b"\\u0000" in raw or b"\\ud" in raw or b"\\uD" in raw:  # an emoji may be written as two surrogates
+            text = json.dumps(value, ensure_ascii=False)
+            if UNSTORABLE.search(text) or NUL_IN_JSON.search(text):
+                return None
         return None if is_deep(value, depth) else value
     except (ValueError, RecursionError):
         return None
@@ -81,14 +91,16 @@ def _integer(digits: str) -> float | int:
     return int(digits) if len(digits) <= DIGITS_LIMIT else math.inf
 
 
-def _plain(value: Any, path: list[str | int], depth: int) -> Any:
+def _plain(value: Any, path: list[str | int], depth: int, walked: Iterator[int]) -> Any:
     """`value` with dicts for _Pairs. `path` leads to it; the function changes `path` in place, which is cheap."""
+    if next(walked) == WALKED:
+        raise invalid("", "fault", f"the body should be sound JSON; behind its first {WALKED:,} values it is not")
     if isinstance(value, list) and len(path) >= depth:
         raise _too_deep(path, depth)
     if isinstance(value, _Pairs):
-        return _object(value, path, depth)
+        return _object(value, path, depth, walked)
     if isinstance(value, list):
-        return [_at(path, index, item, depth) for index, item in enumerate(value)]
+        return [_at(path, index, item, depth, walked) for index, item in enumerate(value)]
     if isinstance(value, str):
         _check_text(value, path)
     if isinstance(value, float) and not math.isfinite(value):
@@ -96,19 +108,19 @@ def _plain(value: Any, path: list[str | int], depth: int) -> Any:
     return value
 
 
-def _object(pairs: _Pairs, path: list[str | int], depth: int) -> dict[str, Any]:
+def _object(pairs: _Pairs, path: list[str | int], depth: int, walked: Iterator[int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, item in pairs:
         _check_text(key, [*path, key])
         if key in found:
             raise invalid(pointer([*path, key]), "duplicate_key", "a key should occur once in an object")
-        found[key] = _at(path, key, item, depth)
+        found[key] = _at(path, key, item, depth, walked)
     return found
 
 
-def _at(path: list[str | int], step: str | int, item: Any, depth: int) -> Any:
+def _at(path: list[str | int], step: str | int, item: Any, depth: int, walked: Iterator[int]) -> Any:
     path.append(step)
-    plain = _plain(item, path, depth)
+    plain = _plain(item, path, depth, walked)
     path.pop()
     return plain
 
@@ -134,14 +146,14 @@ def validated(model: type[M], document: dict[str, Any], noun: str = "field") -> 
     try:
         return model.model_validate(document)
     except ValidationError as e:
-        raise refusal(e, model, noun) from None
+        raise refusal(e.errors(include_url=False, include_context=False, include_input=False), model, noun) from None
 
 
-def refusal(error: ValidationError, model: type[BaseModel], noun: str, path: tuple[str, ...] = ()) -> Problem:
-    """The 400 Problem of what pydantic found in the part of a body to which `path` leads."""
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    faults = [_fault(found, model, noun, path) for found in errors[:FAULTS_SHOWN]]
-    count = f"one {noun} is" if len(errors) == 1 else f"{len(errors)} {noun}s are"
+def refusal(errors: Sequence[ErrorDetails], model: type[BaseModel], noun: str, path: tuple[str, ...] = ()) -> Problem:
+    """The 400 Problem of pydantic's faults in the part of a body to which `path` leads."""
+    faults = [_fault(error, model, noun, path) for error in errors[:FAULTS_SHOWN]]
+    more = "more than " if len(errors) > FAULTS_SHOWN else ""
+    count = f"one {noun} is" if len(errors) == 1 else f"{more}{len(faults)} {noun}s are"
     return Problem(400, f"{count} not valid, see errors", faults)
 
 

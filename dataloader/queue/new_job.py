@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
@@ -45,7 +45,7 @@ HORIZON = timedelta(days=3_653)  # ten years: Python cannot read back what Postg
 FAULTS_SHOWN = 20
 PARENTS = 10_000  # of one job
 _NESTING = (dict, list)
-_NUL_IN_JSON = re.compile(r"(?<!\\)(\\\\)*\\u0000")
+NUL_IN_JSON = re.compile(r"(?<!\\)(\\\\)*\\u0000")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
@@ -100,7 +100,7 @@ _TYPES: dict[str, Any] = {
     "float8": FiniteFloat,
     "jsonb": dict[str, Any],
     "timestamptz": datetime,
-    "text[]": Annotated[list[LimitName], Field(json_schema_extra={"uniqueItems": True})],
+    "text[]": Annotated[list[LimitName], Field(json_schema_extra={"uniqueItems": True}, fail_fast=True)],
 }
 _CHECKS = {
     "queue": AfterValidator(printable),
@@ -136,7 +136,8 @@ def _parent(value: object) -> UUID | int:
 
 _rules: dict[str, Any] = {field.name: rule(field) for field in fields.OF_PRODUCER} | {
     "depends_on": (
-        Annotated[list[Annotated[UUID | int, BeforeValidator(_parent)]], Field(max_length=PARENTS)] | None,
+        Annotated[list[Annotated[UUID | int, BeforeValidator(_parent)]], Field(max_length=PARENTS, fail_fast=True)]
+        | None,
         Field(default=None, description="the jobs that end before this one starts; a number: a place in the batch"),
     ),
     "on_parent_failure": (
@@ -159,7 +160,7 @@ _DOCUMENTS = TypeAdapter(list[Trigger])  # type: ignore[valid-type]
 # The same rules by columns, many times as fast for many jobs; _DOCUMENTS names the exact fault of each job.
 _RULES: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(
-        list[Annotated[field.annotation, name, *field.metadata]],  # type: ignore[name-defined]
+        Annotated[list[Annotated[field.annotation, name, *field.metadata]], Field(fail_fast=True)],  # type: ignore[arg-type,name-defined]
         config=ConfigDict(strict=True, hide_input_in_errors=True),
     )
     for name, field in Trigger.model_fields.items()
@@ -279,6 +280,14 @@ def _all_hooked(documents: list[dict[str, Any]]) -> Columns:
     return _all_checked(lambda: _columns_of(documents), documents)
 
 
+class WrongJobs(ValueError):
+    """Faults of a list of jobs; the `loc` of each begins with the job's place."""
+
+    def __init__(self, faults: list[ErrorDetails]) -> None:
+        super().__init__("; ".join(_worded(fault, fault["loc"]) for fault in faults))
+        self.faults = faults
+
+
 def _columns_of(documents: Sequence[Any], **more_defaults: Any) -> Columns:
     """Documents as _checked takes them; raises ValueError for what is none, and for a field that is not known."""
     defaults = _DEFAULTS | more_defaults
@@ -308,11 +317,17 @@ def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]
 
 
 def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
-    """Documents as columns, whatever their `args` hold; raises ValidationError, whose places begin with a number."""
+    """Documents as columns, whatever their `args` hold; raises WrongJobs."""
     try:
         return _checked(_columns_of(documents, lease_ttl_sec=lease_ttl_sec))
     except ValueError:
-        _DOCUMENTS.validate_python(documents)
+        faults: list[ErrorDetails] = []
+        for number, document in enumerate(documents):
+            faults += [each | {"loc": (number, *each["loc"][1:])} for each in _faults_of(document)]
+            if len(faults) > FAULTS_SHOWN:
+                break
+        if faults:
+            raise WrongJobs(faults) from None
         raise
 
 
@@ -345,7 +360,7 @@ def _are_storable(values: Sequence[object], is_json: bool) -> bool:
         text.encode()
     except UnicodeEncodeError:
         return False
-    return "\0" not in text and not (is_json and "\\u0000" in text and _NUL_IN_JSON.search(text))
+    return "\0" not in text and not (is_json and "\\u0000" in text and NUL_IN_JSON.search(text))
 
 
 def is_deep(value: Any, room: int = DEPTH_LIMIT - 1) -> bool:
@@ -362,12 +377,23 @@ def _document_of(job: NewJob) -> dict[str, Any]:
     return {name: getattr(job, name) for name in _DEFAULTS}
 
 
-def _complaints_of(document: dict[str, Any]) -> list[str]:
+def _faults_of(document: Any) -> list[ErrorDetails]:
+    """What is wrong with a job, and with the first of its unknown fields: pydantic would collect a million of them."""
+    if isinstance(document, dict) and len(document) > len(_DEFAULTS) + FAULTS_SHOWN:
+        unknown = islice((name for name in document if name not in _DEFAULTS), FAULTS_SHOWN + 1)
+        document = {name: document[name] for name in [*filter(document.__contains__, _DEFAULTS), *unknown]}
     try:
         _DOCUMENTS.validate_python([document])
-        unfit = _unfit(_checked({name: [value] for name, value in (_DEFAULTS | document).items()}))
     except ValidationError as e:
-        return [_worded(error, error["loc"][1:2]) for error in _errors(e)]
+        return _errors(e)
+    return []
+
+
+def _complaints_of(document: dict[str, Any]) -> list[str]:
+    try:
+        if faults := _faults_of(document):
+            return [_worded(fault, fault["loc"][1:2]) for fault in faults]
+        unfit = _unfit(_checked({name: [value] for name, value in (_DEFAULTS | document).items()}))
     except (ValueError, TypeError, RecursionError) as e:
         return [f"args: should be what JSON can say: {e}"]
     return [f"{name}: should hold no U+0000, no lone surrogate and nothing nested over 64 deep" for name in unfit]

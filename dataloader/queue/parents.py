@@ -13,6 +13,7 @@ from dataloader.queue import db
 from dataloader.queue.db import Conn
 from dataloader.queue.job import FINAL, Job
 
+LINKS = 100_000  # of the jobs that are added at once
 SHOWN = 50  # parents, and children, that a page names
 _SQL = db.statements("parents.sql")
 
@@ -45,6 +46,8 @@ class Result(NamedTuple):
 
 def fault(depends_on: Sequence[Parents | None], count: int) -> str | None:
     """PURE: what is wrong with the places that jobs of a list name as parents (for each or for all); None: nothing."""
+    if sum(map(len, filter(None, depends_on))) * count > LINKS * len(depends_on):
+        return f"depends_on: the jobs of a list should wait for at most {LINKS:,} others in all"
     graph = {
         number: [parent for parent in parents or () if isinstance(parent, int)]
         for number, parents in zip(range(count), cycle(depends_on))

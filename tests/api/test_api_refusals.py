@@ -11,8 +11,9 @@ from api_app import MINIMAL, TRIGGER, Refused
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from werkzeug.test import TestResponse
 
-from dataloader.queue import db
+from dataloader.queue import db, new_job
 
 CANARY = "s3cret-canary"
 WITHOUT = object()
@@ -41,6 +42,44 @@ FIELDS: list[tuple[str, Any]] = [
     *(("available_at", bad) for bad in ("٢٠٢٦-01-31T06:30:00Z", "2026-01-31T06:30:00Z\n", "2026-W05-6T06:30:00Z")),
     *((unknown, 1) for unknown in ("Queue", "job_id", "status", "attempt", "", "a b", "__proto__")),
 ]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "code", "detail"),
+    [
+        ([{f"k{number}": 1 for number in range(700_000)}], "too_many_keys", "at most 600,000 keys"),
+        ([{f"k{number}": 1 for number in range(100_000)}], "missing", "more than 20 fields are not valid"),
+        ([{f"k{number}": 1 for number in range(50)}] * 10_000, "missing", "more than 20 fields are not valid"),
+        ([MINIMAL | {"priority": "x"}] * 10_000, "int_type", "more than 20 fields are not valid"),
+        ([MINIMAL | {"limits": [7] * 10_000}] * 10, "string_type", "10 fields are not valid"),
+        ([MINIMAL | {"depends_on": ["x"] * 10_000}] * 100, "parent", "more than 20 fields are not valid"),
+        ([MINIMAL] + [MINIMAL | {"depends_on": [0] * 10_000}] * 11, "depends_on", "at most 100,000 others"),
+        ([MINIMAL | {"args": {"a": [0] * 600_000, "b": "\ud800"}}], "fault", "behind its first 500,000 values"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_batch_is_read_up_to_its_first_faults(
+    client: FlaskClient, refused: Refused, jobs: list[Any], code: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pydantic collects all faults, a million unknown names for example: no call of it may find more than a few."""
+    counts: list[int] = []
+    errors = new_job._errors
+    monkeypatch.setattr(new_job, "_errors", lambda e: counts.append(e.error_count()) or errors(e))
+    problem = refused(post_batch(client, jobs), 400, "invalid-input")
+    assert detail in problem["detail"]
+    assert code in {fault["code"] for fault in problem["errors"]}
+    assert len(problem["errors"]) <= new_job.FAULTS_SHOWN
+    assert sum(counts) <= 3 * new_job.FAULTS_SHOWN
+
+
+def test_a_large_batch_of_emoji_in_escapes_is_read_at_once(client: FlaskClient) -> None:
+    jobs = [MINIMAL | {"args": {"text": ["\U0001f600"] * 60}}] * 10_000
+    assert post_batch(client, jobs).status_code == 200
+
+
+def post_batch(client: FlaskClient, jobs: list[Any]) -> TestResponse:
+    """The client's own `json` would mask the body."""
+    return client.post("/api/v1/jobs/batch", data=json.dumps({"jobs": jobs}), content_type="application/json")
 
 
 @pytest.mark.parametrize(("field", "value"), FIELDS)

@@ -128,8 +128,22 @@ ON CONFLICT (queue) DO UPDATE SET
    lag_sec = excluded.lag_sec, keys = excluded.keys, counted_at = now();
 
 -- name: beginning
--- Whether the farm has had a job, and whether a reaper is there: by its session, whose name every role may see.
-SELECT EXISTS (SELECT FROM dl_totals) OR EXISTS (SELECT FROM dl_jobs) AS has_begun,
+-- Whether the farm has had a job.
+SELECT EXISTS (SELECT FROM dl_totals) OR EXISTS (SELECT FROM dl_jobs) AS has_begun;
+
+-- name: fitness
+-- Whether this session could add and end a job now, without writing a row: the server's state, and the rights that the
+-- role lacks. Whether a reaper is there: by its session, whose name every role may see.
+SELECT pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_only') = 'on' AS read_only,
+       ARRAY(SELECT privilege || ' on ' || name
+               FROM unnest('{dl_jobs, dl_job_events}'::text[]) name,
+                    unnest('{SELECT, INSERT, UPDATE, DELETE}'::text[]) privilege
+              WHERE NOT has_table_privilege(name, privilege)
+             UNION ALL
+             SELECT 'EXECUTE on ' || proname FROM pg_proc
+              WHERE pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'dl_jobs'::regclass)
+                AND proname LIKE 'dl\_%%' AND prorettype <> 'trigger'::regtype AND NOT has_function_privilege(oid, 'EXECUTE')
+             ORDER BY 1) AS lacking,
        EXISTS (SELECT FROM pg_stat_activity
                 WHERE datname = current_database() AND application_name LIKE 'dl-reaper%%') AS has_reaper;
 
@@ -218,7 +232,7 @@ SELECT current_setting('server_version') AS version, current_database() AS datab
        current_setting('max_connections')::int AS max_connections,
        pg_total_relation_size('dl_jobs') + pg_total_relation_size('dl_job_events') AS queue_tables_bytes,
        t.dead_tuples, t.live_tuples, t.last_autovacuum, pg_notification_queue_usage() AS notify_usage,
-       pg_is_in_recovery() AS in_recovery, to_jsonb(o) AS oldest_transaction
+       to_jsonb(o) AS oldest_transaction
   FROM (SELECT sum(n_dead_tup)::bigint AS dead_tuples, sum(n_live_tup)::bigint AS live_tuples,
                max(last_autovacuum) AS last_autovacuum
           FROM pg_stat_user_tables WHERE relid IN ('dl_jobs'::regclass, 'dl_job_events'::regclass)) t

@@ -144,6 +144,10 @@ class Database:
     last_autovacuum: datetime | None
     notify_usage: Annotated[float, "of the notification queue, 0 to 1"]
     in_recovery: bool
+    read_only: bool
+    lacking: Annotated[list[str], "the rights that adding and ending jobs need and the service's role does not have"]
+    disk_full: Annotated[bool, "a write of this process failed for it within the last minute"]
+    has_reaper: bool
     oldest_transaction: Transaction | None
     jobs_dead_tuples: int
     jobs_live_tuples: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from pathlib import Path
 from random import shuffle
 from time import monotonic
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import psycopg
 from psycopg import errors
@@ -26,7 +27,7 @@ from psycopg.types.json import set_json_loads
 from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
-from dataloader import periods
+from dataloader import log, periods
 from dataloader.queue import field_sql
 
 Error = psycopg.Error
@@ -69,7 +70,21 @@ class Connection(psycopg.Connection[Any]):
 
     answer_within: float = 60.0  # seconds, for each answer
     answer_by: float | None = None  # a monotonic instant, for all of them
+    # Of this process: why the latest try to connect failed; the monotonic instant of a write that found the disk full.
+    refusal: ClassVar[str] = ""
+    disk_full_at: ClassVar[float] = -math.inf
     wanted: Mapping[str, str] = MappingProxyType({})  # the settings that this session was opened with, see in_force
+
+    @classmethod
+    def connect(cls, *args: Any, **kwargs: Any) -> Self:
+        """As psycopg's; a pool's PoolTimeout does not say why it has no connection, so `refusal` does."""
+        try:
+            conn = super().connect(*args, **kwargs)
+        except Error as e:
+            cls.refusal = " ".join(str(e).rpartition("failed: ")[2].split())  # without host and port
+            raise
+        cls.refusal = ""
+        return conn
 
     @cached_property
     def is_direct(self) -> bool:
@@ -295,6 +310,12 @@ def hosts(dsn: str) -> list[str]:
     if given.get("load_balance_hosts") == "random":
         shuffle(each)
     return [make_conninfo(dsn, **one) for one in each]
+
+
+def reason(error: BaseException) -> str:
+    """What the server has said of a passing error, or of the latest try to connect; empty where it does not answer."""
+    said = error.diag.message_primary if isinstance(error, Error) and error.sqlstate else None
+    return log.masked(said or Connection.refusal)
 
 
 def is_passing(error: BaseException) -> bool:

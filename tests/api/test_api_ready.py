@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import html
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
+import psycopg
 import pytest
-from api_app import Refused, running
+from api_app import MINIMAL, TRIGGER, Refused, running
 from api_link import linked
 from flask import Flask
 from flask.testing import FlaskClient
+from patience import until
+from psycopg.conninfo import conninfo_to_dict
 
 from dataloader.api.server import health
-from dataloader.queue import db
+from dataloader.queue import db, migrations
+from dataloader.queue.reports import stats
+
+FULL = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$;
+CREATE TRIGGER full_disk BEFORE INSERT ON dl_jobs FOR EACH ROW EXECUTE FUNCTION refuse()
+"""
 
 
 def refusal(client: FlaskClient, refused: Refused, check: str) -> dict[str, Any]:
@@ -72,5 +84,51 @@ def test_a_database_that_hangs_holds_nobody_up_and_heals(own_db: str, refused: R
             assert monotonic() - began < 60
 
 
+def _overview(app: Flask) -> str:
+    return html.unescape(app.test_client().get("/").get_data(as_text=True))
+
+
 def _status(app: Flask) -> int:
     return app.test_client().get("/ready").status_code
+
+
+def test_a_refused_connection_has_the_servers_reason(refused: Refused, own_db: str, server_dsn: str) -> None:
+    with running("postgresql://nobody@127.0.0.1:1/none") as app:
+        assert "Connection refused" in refusal(app.test_client(), refused, "database")["detail"]
+    name = conninfo_to_dict(own_db)["dbname"]
+    with running(own_db) as app, psycopg.connect(server_dsn, autocommit=True) as admin:
+        admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        assert "session is read-only" in refusal(app.test_client(), refused, "database")["detail"]
+        admin.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        until(lambda: _status(app) == 200, "the API to be content")
+
+
+def test_a_role_without_the_rights_to_add_and_end_jobs(
+    own_db: str, make_role: Callable[[str], str], refused: Refused
+) -> None:
+    role = make_role(own_db)
+    name = conninfo_to_dict(role)["user"]
+    with running(role) as app, db.connect(own_db, name="test", schema="public") as conn:
+        migrations.grant(own_db, "public", [("farm", str(name))])
+        until(lambda: _status(app) == 200, "the API to be ready")
+        for right in ("INSERT ON dl_jobs", "UPDATE ON dl_jobs", "EXECUTE ON FUNCTION dl_finish"):
+            conn.execute(f"REVOKE {right} FROM {name}")
+            lacking = right.replace("ON FUNCTION", "ON").replace(" ON ", " on ")
+            text = f"The farm's role lacks {lacking}."
+            assert text in refusal(app.test_client(), refused, "database")["detail"]
+            until(lambda text=text: text in _overview(app), "the overview to say so")  # type: ignore[misc]
+            conn.execute(f"GRANT {right} TO {name}")
+            assert _status(app) == 200
+
+
+def test_a_server_without_room(own_db: str, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "The server's disk is full"
+    with running(own_db) as app, db.connect(own_db, name="test", schema="public") as conn:
+        client = app.test_client()
+        conn.execute(FULL)
+        assert "No space left on device" in client.post(TRIGGER, json=MINIMAL).get_json()["detail"]
+        assert text in refusal(client, refused, "database")["detail"]
+        until(lambda: text in _overview(app), "the overview to say so")
+        assert client.get("/api/v1/database").get_json()["disk_full"]
+        monkeypatch.setattr(stats, "DISK_FULL_SEC", 0)
+        assert _status(app) == 200

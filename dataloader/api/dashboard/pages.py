@@ -92,7 +92,7 @@ def overview() -> Response:
         postgres=postgres,
         is_new=bool(beginning and not beginning["has_begun"]),
         has_workers=any(worker["is_live"] for worker in workers),
-        has_reaper=beginning and beginning["has_reaper"],
+        has_reaper=postgres["has_reaper"],
         chart=charts.throughput(wanted, steps),
         ranges=charts.RANGES.values(),
     )

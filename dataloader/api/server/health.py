@@ -15,6 +15,7 @@ from dataloader.config import Settings
 from dataloader.model.farm import Fault, Health, Info, Ready, Running
 from dataloader.ops.errors import Problem
 from dataloader.queue import db, migrations
+from dataloader.queue.reports import alerts, stats
 
 SERVICE = "dataloader"
 blueprint = Blueprint("health", __name__)
@@ -59,18 +60,21 @@ def uptime() -> dict[str, Any]:
 @auth.require()
 @operation("service", Ready)
 def ready() -> dict[str, Any]:
-    """200 while requests should be sent here: the database answers, its schema fits, the process does not end."""
+    """200 while a job could be added and ended here: the schema and the role's rights fit, and writes are possible."""
     if _drains:
         raise _not_ready("draining", "this process is about to end")
     try:
         with session() as conn:
             migrations.check(conn)
+            wrong = next(alerts.unfit(stats.fitness(conn)), None)
     except migrations.SchemaError as e:
         raise _not_ready("schema", str(e)) from None
     except Exception as e:
         if not db.is_passing(e):
             raise
-        raise _not_ready("database", "it does not answer") from None
+        raise _not_ready("database", db.reason(e) or "it does not answer") from None
+    if wrong:
+        raise _not_ready("database", f"{wrong.text} {wrong.advice}")
     return {"status": "ready", "checks": {"database": "ok", "schema": "ok", "draining": False}}
 
 

@@ -96,7 +96,8 @@ def _answer_unknown(error: Exception) -> Response:
     facts = {"request_id": request_id(), "path": request.path, "error": type(error).__name__}
     if db.is_passing(error):
         _log.warning("api.unavailable", **facts)
-        return _unavailable("The database does not answer. Nothing is confirmed: send the request again.")
+        reason = f": {said}" if (said := db.reason(error)) else ""
+        return _unavailable(f"The database does not answer{reason}. Nothing is confirmed: send the request again.")
     if isinstance(error, errors.CheckViolation) and (field := checked_field(error)):
         return _answer_problem(invalid(f"/{field}", "check", f"{field} should be what the table's check allows"))
     # Without the text and the stack, which may quote the request.

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
+from psycopg import errors
+
 from dataloader.api.web.gate import Gate
 from dataloader.config import ConfigError, Settings
 from dataloader.queue import db, migrations
@@ -56,6 +58,9 @@ class Sessions:
                         migrations.check(conn)
                         self._schema_is_checked = True
                     yield conn
+            except errors.DiskFull:
+                db.Connection.disk_full_at = monotonic()
+                raise
             finally:
                 conn.answer_within, conn.answer_by = PROBE_SEC, None
 

@@ -122,11 +122,28 @@ def _vacuum_alerts(postgres: Row | None, overview: Row) -> Iterator[Alert]:
         yield Alert(f"{waiting.holder(held)} has held back vacuum{since}: {dead}.", advice)
 
 
+def unfit(fitness: Row) -> Iterator[Alert]:
+    """Why no job could be added and ended now, by stats.fitness; /ready says the first of them."""
+    if fitness["in_recovery"]:
+        yield Alert("The database is a standby: nothing can be written.", "Point DL_DB_DSN at the primary.")
+    elif fitness["read_only"]:
+        advice = "See the server's log and default_transaction_read_only: a full disk, or a switch-over."
+        yield Alert("The database is read-only: nothing can be written.", advice)
+    if lacking := fitness["lacking"]:
+        more = f" and {len(lacking) - 3} more rights" if len(lacking) > 3 else ""
+        text = f"The farm's role lacks {', '.join(lacking[:3])}{more}."
+        yield Alert(text, "Grant them again: `dataloader migrate --roles farm=NAME`, as the owner of the tables.")
+    if fitness["disk_full"]:
+        yield Alert("The server's disk is full: a write failed within the last minute.", "Make room there.")
+
+
 def _server_alerts(postgres: Row) -> Iterator[Alert]:
     if not postgres:
         return
-    if postgres["in_recovery"]:
-        yield Alert("The database is a standby: nothing can be written.", "Point DL_DB_DSN at the primary.")
+    yield from unfit(postgres)
+    if not postgres["has_reaper"]:
+        advice = "Start one: `dataloader reaper`."
+        yield Alert("No reaper runs: jobs of lost workers do not return, and schedules make none.", advice)
     if postgres["connections"] >= FULL * postgres["max_connections"]:
         text = f"{postgres['connections']} of {postgres['max_connections']} database connections are in use."
         yield Alert(text, "Workers and API will soon get no new connection.")

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from operator import itemgetter
+from time import monotonic
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from dataloader.queue.reports import search
 # Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
 BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
 COUNTED = 1_000  # jobs of one kind and queue that an answer counts itself; for more it uses the noted number
+DISK_FULL_SEC = 60.0  # for how long a write that failed for lack of space counts
 COUNTING_SEC = 1.0  # the time for counting; after it all numbers are the noted ones
 NOTED = 1_000_000  # that the reaper counts, to note it
 NOTED_KEYS = 100_000  # keys of one ordered queue that the reaper counts
@@ -198,8 +200,13 @@ def note_lengths(conn: Conn, since_sec: float) -> float | None:
 
 
 def beginning(conn: Conn) -> Row:
-    """Whether the farm has had a job (`has_begun`), and a reaper has a session in its database now (`has_reaper`)."""
+    """Whether the farm has had a job (`has_begun`)."""
     return _rows(conn, "beginning")[0]
+
+
+def fitness(conn: Conn) -> Row:
+    """What decides whether a job could be added and ended now (alerts.unfit); writes no row."""
+    return _rows(conn, "fitness")[0] | {"disk_full": monotonic() - db.Connection.disk_full_at < DISK_FULL_SEC}
 
 
 def workers(conn: Conn) -> list[Row]:
@@ -235,7 +242,7 @@ def show_workers(
 
 def postgres(conn: Conn) -> Row:
     """The server: version, sizes, connections, dead tuples, the database's oldest transaction; what `vacuum` says."""
-    return _rows(conn, "postgres")[0] | vacuum(conn)
+    return _rows(conn, "postgres")[0] | vacuum(conn) | fitness(conn)
 
 
 def vacuum(conn: Conn) -> Row:

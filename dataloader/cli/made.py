@@ -21,7 +21,7 @@ from dataloader.ops.op import Op, Parameter, bounds, may_be_none, plain_type
 NONE = "none"  # the word for null
 ROWS = 50  # of a table, where the command does not say
 _DIGITS = re.compile(r"-?[0-9]+(\.[0-9]+)?")
-NEW_NAMES = ("schedules", "backfills", "alerts")  # subjects whose words name queues and tasks to come
+NEW_NAMES = ("schedules", "backfills", "webhooks")  # subjects whose words name queues and tasks to come
 _SPAN = re.compile(r"(\d{1,9}) ?(s|sec|min|h|d|)")
 
 

@@ -196,7 +196,7 @@ def errors() -> None:
     """
 
 
-made.add(commands, "queues", "limits", "schedules", "failures", "alerts")
+made.add(commands, "queues", "limits", "schedules", "failures", "webhooks")
 
 
 @commands.group(name="search-index", examples=["dataloader search-index create"])

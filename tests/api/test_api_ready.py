@@ -123,6 +123,7 @@ def test_a_role_without_the_rights_to_add_and_end_jobs(
 
 def test_a_server_without_room(own_db: str, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "The server's disk is full"
+    monkeypatch.setattr(db.Connection, "disk_full_at", db.Connection.disk_full_at)  # other tests share the process
     with running(own_db) as app, db.connect(own_db, name="test", schema="public") as conn:
         client = app.test_client()
         conn.execute(FULL)

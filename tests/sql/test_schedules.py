@@ -189,12 +189,21 @@ def test_a_bad_schedule_keeps_its_error_and_stops_no_other(conn: Conn) -> None:
     assert (stored(conn, "bad")["error"], stored(conn, "bad")["error_at"]) == (None, None)
 
 
-def test_a_zone_that_is_gone_is_an_error_of_its_schedule_and_can_be_shown(conn: Conn) -> None:
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ("timezone = 'Mars/Olympus'", "no time zone 'Mars/Olympus'"),
+        ("cron = 'at noon'", "should be five fields"),
+        ("cron = '0 3 * * 9'", "bad day-of-week"),
+    ],
+)
+def test_a_schedule_that_cannot_be_read_has_an_error_and_can_be_shown(conn: Conn, change: str, error: str) -> None:
+    """A zone may be gone, and another service may have written the row."""
     add(conn)
-    conn.execute("UPDATE dl_schedules SET timezone = 'Mars/Olympus'")
+    conn.execute(f"UPDATE dl_schedules SET {change}")
     (made,) = tick(conn, at(3))
-    assert "no time zone 'Mars/Olympus'" in (made.error or "")
-    assert "Mars/Olympus" in schedules.listed(conn)[0]["words"]
+    assert error in (made.error or "")
+    assert error in schedules.listed(conn)[0]["words"]
 
 
 def test_a_full_queue_takes_no_job_of_a_schedule_and_the_due_time_stays_due(conn: Conn) -> None:

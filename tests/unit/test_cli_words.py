@@ -437,7 +437,10 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     receivers = Webhooks(queue="alerts", is_served=False, webhooks=[filled(Webhook, name="ops")])
     found = list(
         doctor.farm_findings(
-            Overview(at=NOW, total=total, queues=[ill]), [sick], filled(Database, max_connections=100), receivers
+            Overview(at=NOW, total=total, queues=[ill]),
+            [sick],
+            filled(Database, max_connections=100, has_reaper=True),
+            receivers,
         )
     )
     assert [(finding.text.partition(".")[0], finding.command) for finding in found] == [
@@ -462,7 +465,10 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
         Webhooks(queue="alerts", is_served=True, webhooks=[filled(Webhook, name="ops")]),
         None,
     ):
-        assert list(doctor.farm_findings(well, [], filled(Database, max_connections=100), receivers)) == []
+        assert (
+            list(doctor.farm_findings(well, [], filled(Database, max_connections=100, has_reaper=True), receivers))
+            == []
+        )
 
 
 def test_doctor_names_the_tasks_whose_runs_replace_their_workers() -> None:

@@ -24,6 +24,7 @@ QUEUE: dict[str, Any] = {
 POSTGRES: dict[str, Any] = {
     "in_recovery": False, "connections": 10, "max_connections": 100, "notify_usage": 0.0, "oldest_transaction": None,
     "jobs_dead_tuples": 0, "jobs_live_tuples": 0, "held_by": None,
+    "read_only": False, "lacking": [], "disk_full": False, "has_reaper": True,
 }  # fmt: skip
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -118,6 +119,9 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     ]
     bad = {"in_recovery": True, "connections": 95, "notify_usage": 0.5}
     assert [text.split()[0] for text in of(postgres=bad)] == ["The", "95", "The"]
+    assert of(postgres={"read_only": True}) == ["The database is read-only: nothing can be written."]
+    assert of(postgres={"lacking": list("abcde")}) == ["The farm's role lacks a, b, c and 2 more rights."]
+    assert of(postgres={"has_reaper": False})[0].startswith("No reaper runs")
 
 
 def test_buttons_are_those_that_a_state_allows() -> None:

@@ -31,7 +31,7 @@ TAGS = {
     "backfills": "Backfills: jobs of one task for many partitions, and what became of each.",
     "limits": "Limits of the fleet: how many jobs run at once, and start in a minute.",
     "failures": "Dead and retrying jobs in groups by their errors, and notes about a group.",
-    "alerts": "Webhooks: the receivers of alerts for dead jobs, stuck runs, late and paused queues.",
+    "webhooks": "The receivers of alerts for dead jobs, stuck runs, late and paused queues.",
     "farm": "The farm as a whole.",
     "service": "This process, for probes and monitoring.",
 }

@@ -61,9 +61,7 @@ def check_cron(text: str) -> None:
     if len(text.split()) != 5:
         raise ValueError(f"should be {CRON}; shorter times are for interval_sec")
     try:
-        next(CronSim(text, _EPOCH))
-    except CronSimError as e:
-        raise ValueError(f"should be {CRON}: {str(e).lower()}") from None
+        next(_simulated(text, _EPOCH))
     except StopIteration:
         raise ValueError(f"should be {CRON}: no day of the next 50 years fits") from None
 
@@ -168,7 +166,15 @@ def words(timing: Timing) -> str:
         times = timing.interval_sec // size
         return f"Every {unit}" if times == 1 else f"Every {times} {unit}s"
     assert timing.cron is not None  # noqa: S101  one of the two is there
-    return f"{CronSim(timing.cron, _EPOCH).explain()}, {timing.zone}"
+    return f"{_simulated(timing.cron, _EPOCH).explain()}, {timing.zone}"
+
+
+def _simulated(cron: str, at: datetime) -> CronSim:
+    """The due times behind `at`; raises ValueError, for a row of another service may hold any text."""
+    try:
+        return CronSim(cron, at)
+    except CronSimError as e:
+        raise ValueError(f"should be {CRON}: {str(e).lower()}") from None
 
 
 def _by_interval(interval_sec: int, at: datetime) -> Iterator[datetime]:
@@ -182,7 +188,7 @@ def _by_interval(interval_sec: int, at: datetime) -> Iterator[datetime]:
 def _by_cron(timing: Timing, at: datetime) -> Iterator[datetime]:
     assert timing.cron is not None  # noqa: S101  one of the two is there
     zone, last = zone_of(timing.zone), at
-    sim = CronSim(timing.cron, at.astimezone(zone))
+    sim = _simulated(timing.cron, at.astimezone(zone))
     if any(field.startswith("*") for field in timing.cron.split()[:2]):
         yield from _by_real_time(sim, zone, at)
         return

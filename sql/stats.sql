@@ -133,7 +133,7 @@ SELECT EXISTS (SELECT FROM dl_totals) OR EXISTS (SELECT FROM dl_jobs) AS has_beg
 
 -- name: fitness
 -- Whether this session could add and end a job now, without writing a row: the server's state, and the rights that the
--- role lacks. Whether a reaper is there: by its session, whose name every role may see.
+-- role lacks. Whether a reaper works: by its session, whose name every role may see, and its last statement, if it may.
 SELECT pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_only') = 'on' AS read_only,
        ARRAY(SELECT privilege || ' on ' || name
                FROM unnest('{dl_jobs, dl_job_events}'::text[]) name,
@@ -145,7 +145,8 @@ SELECT pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_onl
                 AND proname LIKE 'dl\_%%' AND prorettype <> 'trigger'::regtype AND NOT has_function_privilege(oid, 'EXECUTE')
              ORDER BY 1) AS lacking,
        EXISTS (SELECT FROM pg_stat_activity
-                WHERE datname = current_database() AND application_name LIKE 'dl-reaper%%') AS has_reaper;
+                WHERE datname = current_database() AND application_name LIKE 'dl-reaper%%'
+                  AND coalesce(state_change > clock_timestamp() - %(reaper_sec)s * interval '1 s', true)) AS has_reaper;
 
 -- name: workers
 -- The workers that the keepers of all hosts have shown within ten minutes, with the jobs that run there.

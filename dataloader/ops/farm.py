@@ -89,4 +89,4 @@ def events(
 @op("GET /database")
 def database(call: Call) -> Database:
     """The queue's database: size, sessions, dead rows, the oldest transaction, and what holds back its vacuum."""
-    return made(Database, stats.postgres(call.conn))
+    return made(Database, stats.postgres(call.conn, call.settings.dl_reaper_period_sec))

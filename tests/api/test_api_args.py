@@ -213,10 +213,14 @@ def test_the_page_of_a_dead_job_runs_it_again(client: FlaskClient, conn: db.Conn
     assert 'value="2026-01-31"' in page
     assert "stays as it is" in page
     assert "hunter2" not in page
+    assert max(page.index('name="lock_key"'), page.index('name="partition_key"')) < page.index("<details>")
     form = {"args.day": "2026-02-01", "args.limit": "", "args.mode": "", "args.password": ""}
+    form |= {"lock_key": "orders:2026-02-01", "partition_key": ""}
     answer = client.post(f"/jobs/{dead}/again", data=form, headers=PAGE)
     new_id = answer.headers["HX-Redirect"].rpartition("/")[2]
-    assert row(conn, UUID(new_id))["args"] == {"day": "2026-02-01", "password": "hunter2hunter2"}
+    added = row(conn, UUID(new_id))
+    assert added["args"] == {"day": "2026-02-01", "password": "hunter2hunter2"}
+    assert (added["lock_key"], added["partition_key"]) == ("orders:2026-02-01", "")
     assert (new_id in client.get(f"/jobs/{dead}").text, new_id != str(dead)) == (True, True)
     assert str(dead) in client.get(f"/jobs/{new_id}").text
     assert client.get(f"/jobs/{new_id}/again").status_code == 409

@@ -14,7 +14,7 @@ from flask.testing import FlaskClient
 from dataloader import config
 from dataloader.queue import db, enqueue, operations
 from dataloader.queue.plans import schedules
-from dataloader.queue.reports import postgres
+from dataloader.queue.reports import postgres, stats
 
 HTMX = {"HX-Request": "true"}
 
@@ -97,6 +97,26 @@ def test_a_reaper_that_is_there_needs_no_start(client: FlaskClient, dsn: str) ->
     with psycopg.connect(dsn, application_name="dl-reaper"):
         steps = client.get("/").text
     assert re.search("Start the reaper</strong> <span class=.badge succeeded.>done", steps)
+
+
+def test_a_reaper_that_has_sent_nothing_for_long_works_no_more(
+    client: FlaskClient, dsn: str, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process keeps its session."""
+    with psycopg.connect(dsn, application_name="dl-reaper", autocommit=True) as reaper:
+        reaper.execute("SELECT 1")
+        assert "No reaper works" not in client.get("/").text
+        monkeypatch.setattr(stats, "REAPER_SILENT_SEC", 0.0)
+        assert stats.fitness(conn, reaper_period_sec=60)["has_reaper"]
+        assert not stats.fitness(conn)["has_reaper"]
+
+
+def test_a_queue_that_nobody_knows_has_no_page(client: FlaskClient, conn: db.Connection) -> None:
+    answer = client.get("/queues/nope", headers={"Accept": "text/html"})
+    assert (answer.status_code, answer.mimetype) == (404, "text/html")
+    assert "there is no queue of this name" in answer.text
+    operations.pause(conn, "nope", "me")
+    assert client.get("/queues/nope").status_code == 200
 
 
 def test_the_page_of_postgresql_says_what_a_role_may_not_see(

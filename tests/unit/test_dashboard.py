@@ -121,7 +121,7 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     assert [text.split()[0] for text in of(postgres=bad)] == ["The", "95", "The"]
     assert of(postgres={"read_only": True}) == ["The database is read-only: nothing can be written."]
     assert of(postgres={"lacking": list("abcde")}) == ["The farm's role lacks a, b, c and 2 more rights."]
-    assert of(postgres={"has_reaper": False})[0].startswith("No reaper runs")
+    assert of(postgres={"has_reaper": False})[0].startswith("No reaper works")
 
 
 def test_buttons_are_those_that_a_state_allows() -> None:

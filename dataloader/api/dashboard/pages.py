@@ -24,7 +24,7 @@ from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import named, session
 from dataloader.check import database
 from dataloader.config import Settings
-from dataloader.ops.errors import Problem
+from dataloader.ops.errors import Problem, Unknown
 from dataloader.queue import again, db, fields, operations, parents
 from dataloader.queue import logs as of_logs
 from dataloader.queue.cursor import WrongCursor
@@ -102,7 +102,8 @@ def _read_overview(conn: db.Connection) -> tuple[dict[str, Any], Rows, dict[str,
     farm = stats.overview(conn)
     has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
     workers = _alive_first(stats.workers(conn))
-    return farm, workers, stats.postgres(conn), None if has_jobs else stats.beginning(conn)
+    postgres = stats.postgres(conn, current_app.extensions["settings"].dl_reaper_period_sec)
+    return farm, workers, postgres, None if has_jobs else stats.beginning(conn)
 
 
 @blueprint.get("/workers")
@@ -524,7 +525,9 @@ def queue(queue: str) -> Response:
     queue, lists = named_queue(queue), []
     first_keys: Rows = []
     with session() as conn:
-        row = _queue_row(conn, queue)
+        row = next((row for row in stats.overview(conn)["queues"] if row["queue"] == queue), None)
+        if row is None:
+            raise Unknown("queue")
         with suppress(of_keys.NotOrdered):  # not any more
             first_keys = of_keys.page(conn, queue, LISTED).rows if row["ordered"] else []
         ending = predictions.queue_prediction(cache.outlook(conn, queue))
@@ -628,13 +631,3 @@ _LISTS = (
         "No job of this queue is scheduled.",
     ),
 )
-
-
-def _queue_row(conn: db.Connection, queue: str) -> dict[str, Any]:
-    """The queue's row of the overview; zeros for an unknown queue."""
-    farm = stats.overview(conn)
-    nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}
-    return next(
-        (row for row in farm["queues"] if row["queue"] == queue),
-        nothing | {"queue": queue, "length_is_exact": True, "counted_at": None, "keys": None},
-    )

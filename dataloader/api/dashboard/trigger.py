@@ -24,7 +24,7 @@ from dataloader.queue import again, args_schema, db, operations
 from dataloader.queue.reports import stats
 
 blueprint = Blueprint("trigger", __name__)
-OF_JOB = ("queue", "lock_key", "priority")
+OF_JOB = ("queue", "lock_key", "partition_key", "priority")
 QUEUE = "etl.default"
 
 
@@ -45,7 +45,7 @@ def task_form() -> Response:
         if not task:
             return show("trigger.html", task="", tasks=[row["task"] for row in stats.tasks(conn)])
         schema = _schema(conn, task)
-    given = {"queue": QUEUE, "lock_key": task, "priority": 100}
+    given = {"queue": QUEUE, "lock_key": task, "partition_key": "", "priority": 100}
     return _page(task, schema, forms.inputs(schema.readable, None, zones.chosen()), given, None)
 
 
@@ -126,7 +126,8 @@ def _args(schema: _Schema, old: dict[str, Any] | None) -> dict[str, Any]:
 
 def _job_fields() -> dict[str, Any]:
     """The fields of the job beside its args; raises a 400 Problem for a priority that is no number."""
-    fields: dict[str, Any] = {name: text for name in OF_JOB if (text := request.form.get(name, "").strip())}
+    given = {name: request.form[name].strip() for name in OF_JOB if name in request.form}
+    fields: dict[str, Any] = {name: text for name, text in given.items() if text or name == "partition_key"}
     if "priority" in fields:
         if not (fields["priority"].isascii() and fields["priority"].isdigit() and len(fields["priority"]) < 11):
             raise invalid("/priority", "priority", "priority should be a whole number of 0 or more")

@@ -142,8 +142,8 @@ def _server_alerts(postgres: Row) -> Iterator[Alert]:
         return
     yield from unfit(postgres)
     if not postgres["has_reaper"]:
-        advice = "Start one: `dataloader reaper`."
-        yield Alert("No reaper runs: jobs of lost workers do not return, and schedules make none.", advice)
+        advice = "Start `dataloader reaper`; kill -CONT resumes one that was stopped."
+        yield Alert("No reaper works: jobs of lost workers do not return, and schedules make none.", advice)
     if postgres["connections"] >= FULL * postgres["max_connections"]:
         text = f"{postgres['connections']} of {postgres['max_connections']} database connections are in use."
         yield Alert(text, "Workers and API will soon get no new connection.")

@@ -26,6 +26,7 @@ from dataloader.queue.reports import search
 # Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
 BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
 COUNTED = 1_000  # jobs of one kind and queue that an answer counts itself; for more it uses the noted number
+REAPER_SILENT_SEC = periods.seconds("REAPER_SILENT_SEC", 45.0)
 DISK_FULL_SEC = 60.0  # for how long a write that failed for lack of space counts
 COUNTING_SEC = 1.0  # the time for counting; after it all numbers are the noted ones
 NOTED = 1_000_000  # that the reaper counts, to note it
@@ -204,9 +205,14 @@ def beginning(conn: Conn) -> Row:
     return _rows(conn, "beginning")[0]
 
 
-def fitness(conn: Conn) -> Row:
-    """What decides whether a job could be added and ended now (alerts.unfit); writes no row."""
-    return _rows(conn, "fitness")[0] | {"disk_full": monotonic() - db.Connection.disk_full_at < DISK_FULL_SEC}
+def fitness(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
+    """What decides whether a job could be added and ended now (alerts.unfit); writes no row.
+
+    A reaper that has sent nothing for three of its periods, and for REAPER_SILENT_SEC, is as good as none.
+    """
+    reaper_sec = max(REAPER_SILENT_SEC, 3 * reaper_period_sec)
+    is_full = monotonic() - db.Connection.disk_full_at < DISK_FULL_SEC
+    return _rows(conn, "fitness", reaper_sec=reaper_sec)[0] | {"disk_full": is_full}
 
 
 def workers(conn: Conn) -> list[Row]:
@@ -240,9 +246,9 @@ def show_workers(
         conn.execute(_SQL["show_workers"], shown)
 
 
-def postgres(conn: Conn) -> Row:
+def postgres(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
     """The server: version, sizes, connections, dead tuples, the database's oldest transaction; what `vacuum` says."""
-    return _rows(conn, "postgres")[0] | vacuum(conn) | fitness(conn)
+    return _rows(conn, "postgres")[0] | vacuum(conn) | fitness(conn, reaper_period_sec)
 
 
 def vacuum(conn: Conn) -> Row:

@@ -2,7 +2,13 @@
 
 -- name: shown
 -- In the place of {shown}: a webhook for people and programs. Its secrets are no part of it.
-name, url, shape, signed_by, kinds, queues, lag_sec, added_at, added_by, paused_at, paused_by;
+-- `undelivered` counts its messages that failed and were not sent since, `last_error` is the latest reason.
+name, url, shape, signed_by, kinds, queues, lag_sec, added_at, added_by, paused_at, paused_by,
+(SELECT count(*) FROM dl_messages m JOIN dl_jobs j USING (job_id)
+  WHERE m.webhook = dl_webhooks.name AND j.error IS NOT NULL AND j.status NOT IN ('succeeded', 'canceled')) AS undelivered,
+(SELECT left(j.error, 300) FROM dl_messages m JOIN dl_jobs j USING (job_id)
+  WHERE m.webhook = dl_webhooks.name AND j.error IS NOT NULL AND j.status NOT IN ('succeeded', 'canceled')
+  ORDER BY j.heartbeat_at DESC NULLS LAST LIMIT 1) AS last_error;
 
 -- name: listed
 SELECT {shown} FROM dl_webhooks ORDER BY name;

@@ -75,6 +75,8 @@ class Webhook:
     added_by: str | None
     paused_at: Annotated[datetime | None, "since when it is told nothing; null: it is not paused"]
     paused_by: str | None
+    undelivered: Annotated[int, "its messages that failed and were not sent since"]
+    last_error: Annotated[str | None, "why the latest of these failed"]
 
 
 @answer

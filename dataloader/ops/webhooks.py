@@ -24,7 +24,8 @@ Kind: TypeAlias = Literal[ALERTS]  # type: ignore[valid-type]
     "GET /webhooks",
     scope="operate",
     command="webhook list",
-    columns="name shape url kinds queues late_after=lag_sec signed_by paused=paused_at by=paused_by",
+    columns="name shape url kinds queues late_after=lag_sec signed_by paused=paused_at by=paused_by"
+    " undelivered last_error",
     examples=("dataloader webhook list",),
 )
 def webhooks(call: Call) -> Webhooks:

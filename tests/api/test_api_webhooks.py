@@ -98,6 +98,18 @@ def test_no_page_and_no_answer_has_a_secret(client: FlaskClient) -> None:
         assert CANARY not in client.get(path).text
 
 
+def test_a_receiver_that_gets_nothing_is_not_shown_as_told(client: FlaskClient, conn: db.Connection) -> None:
+    client.put(OPS, json={"url": URL})
+    client.post(f"{OPS}/test")
+    assert "undelivered" not in client.get("/webhooks").text
+    conn.execute("UPDATE dl_jobs SET attempt = 1, error = 'Connection refused'")  # it waits for its next attempt
+    (told,) = client.get(WEBHOOKS).get_json()["webhooks"]
+    assert (told["undelivered"], told["last_error"]) == (1, "Connection refused")
+    assert "<strong>1 undelivered</strong>: Connection refused" in client.get("/webhooks").text
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
+    assert client.get(WEBHOOKS).get_json()["webhooks"][0]["undelivered"] == 0
+
+
 def test_the_page_lists_the_receivers_and_says_that_nobody_sends(client: FlaskClient) -> None:
     assert "dataloader webhook add NAME URL" in client.get("/webhooks").text
     client.put(OPS, json={"url": URL, "queues": ["<b>q</b>"]})

@@ -50,6 +50,17 @@ def test_a_task_leads_to_its_page_its_queue_and_its_jobs(guest: Visitor) -> None
     expect(page.get_by_role("table", name="Percentiles")).to_be_visible()
 
 
+@pytest.mark.parametrize("width", [700, 1440])
+def test_the_names_of_workers_stand_beside_their_lanes(guest: Visitor, width: int) -> None:
+    page = guest.go("/timeline")
+    page.set_viewport_size({"width": width, "height": 900})
+    lanes = """() => [...document.querySelectorAll('.lanes > *')].map(part => part.getBoundingClientRect())
+                     .map(box => [box.top, box.height])"""
+    (names_top, names_height), (lanes_top, lanes_height) = page.evaluate(lanes)
+    assert abs(names_top - lanes_top) < 1
+    assert abs(names_height - lanes_height) < 1
+
+
 def test_a_queue_gets_a_limit_on_its_page(guest: Visitor, farm: Scene) -> None:
     page = guest.go("/queues/load.orders")
     page.get_by_text("Change the limit of this queue").click()

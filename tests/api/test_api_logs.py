@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -46,6 +47,21 @@ def test_lines_come_page_by_page_with_what_was_left_out(client: FlaskClient, job
     assert asked(client, job_id, f"?after={whole['lines'][-1]['place']}") == {"lines": [], "next": None}
     assert [line["text"] for line in asked(client, job_id, "?attempt=2")["lines"]] == ["again"]
     assert asked(client, job_id, "?attempt=3")["lines"] == []
+
+
+def test_the_page_leads_to_all_lines_as_text(client: FlaskClient, conn: db.Connection, job_id: str) -> None:
+    conn.execute(
+        "INSERT INTO dl_job_logs SELECT job_id, claim, attempt, 10 + n, now(), 'info', 'stdout', 'line ' || n"
+        " FROM dl_job_logs, generate_series(1, 2500) n WHERE job_id = %s AND line = 10",
+        (job_id,),
+    )
+    (link,) = re.findall(rf'href="(/jobs/{job_id}/log.txt[^"]*)"', client.get(f"/jobs/{job_id}?attempt=1").text)
+    answer = client.get(link)
+    assert answer.mimetype == "text/plain"
+    lines = answer.text.splitlines()
+    assert [line.rpartition("info ")[2] for line in lines[-2500:]] == [f"line {n}" for n in range(1, 2501)]
+    assert lines[2].startswith("[7 lines were left out")
+    assert "again" not in answer.text
 
 
 def test_an_unknown_job_is_a_404_and_one_without_a_log_is_not(client: FlaskClient, refused: Refused) -> None:

@@ -54,11 +54,11 @@ def test_a_task_leads_to_its_page_its_queue_and_its_jobs(guest: Visitor) -> None
 def test_the_names_of_workers_stand_beside_their_lanes(guest: Visitor, width: int) -> None:
     page = guest.go("/timeline")
     page.set_viewport_size({"width": width, "height": 900})
-    lanes = """() => [...document.querySelectorAll('.lanes > *')].map(part => part.getBoundingClientRect())
-                     .map(box => [box.top, box.height])"""
-    (names_top, names_height), (lanes_top, lanes_height) = page.evaluate(lanes)
-    assert abs(names_top - lanes_top) < 1
-    assert abs(names_height - lanes_height) < 1
+    ends = """() => ['.lanes li:first-child', '.lanes li:last-child', '.lanes svg'].map(
+                 part => document.querySelector(part).getBoundingClientRect()).map(box => [box.top, box.bottom])"""
+    (first, _), (_, last), (top, bottom) = page.evaluate(ends)
+    assert abs(first - top) < 1
+    assert abs(last - bottom) < 1
 
 
 def test_a_queue_gets_a_limit_on_its_page(guest: Visitor, farm: Scene) -> None:

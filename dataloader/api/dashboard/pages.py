@@ -16,7 +16,7 @@ from uuid import UUID
 from flask import Blueprint, Response, current_app, redirect, request, url_for
 from flask.typing import ResponseReturnValue
 
-from dataloader import ops, periods
+from dataloader import log, ops, periods
 from dataloader.api.dashboard import actions, bulk, card, charts, formats, heat, zones
 from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web import auth, cache
@@ -363,6 +363,23 @@ def job(job_id: str) -> Response:
         buttons=[asdict(button) for button in actions.job_buttons(row)],
         **again.links(events),
     )
+
+
+@blueprint.get("/jobs/<uuid:job_id>/log.txt")
+def log_text(job_id: UUID) -> Response:
+    """All lines that an attempt, or by default the job, has written, as text."""
+    attempt, after = request.args.get("attempt", type=int), "0.0"
+    rows: Rows = []
+    with session() as conn:
+        while after:
+            page = of_logs.page(conn, job_id, after, attempt)
+            rows, after = rows + page.lines, page.next or ""
+    gap = "[{} lines were left out: the log is larger than DL_JOB_LOG_KB]\n"
+    lines = []
+    for row in rows:
+        lines += [gap.format(row["left_out"])] if row["left_out"] else []
+        lines.append(f"{row['at'].isoformat()} {row['level']} {log.masked(row['text'])}\n")
+    return Response("".join(lines), mimetype="text/plain")
 
 
 def _logs(conn: db.Connection, job_id: UUID) -> dict[str, Any]:

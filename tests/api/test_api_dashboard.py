@@ -28,7 +28,11 @@ HTMX = {"HX-Request": "true"}
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_keeps_to_its_own_host_and_an_unchanged_part_is_304(client: FlaskClient, path: str) -> None:
+def test_a_page_keeps_to_its_own_host_and_an_unchanged_part_is_304(
+    client: FlaskClient, conn: db.Connection, path: str
+) -> None:
+    for queue in ("load.cbr", "a/b ?%"):
+        operations.pause(conn, queue, "me")
     page = client.get(path)
     assert page.status_code == 200
     policy = page.headers["Content-Security-Policy"]
@@ -169,6 +173,7 @@ def test_without_a_database_every_page_says_so() -> None:
             page = client.get(path)
             assert page.status_code == 503
             assert page.headers["Retry-After"]
-            assert "The database does not answer." in page.text
+            assert "The database does not answer: connection to server" not in page.text
+            assert "The database does not answer: Connection refused" in page.text
             part = client.get(path, headers=HTMX)
             assert (part.status_code, part.mimetype) == (503, "text/plain")

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 
 from dataloader.model.runs import QueueRuns, TaskRuns
 from dataloader.ops.op import adapter
-from dataloader.queue import db
+from dataloader.queue import db, operations
 from dataloader.queue.reports import stats
 
 NAMES = ["load", "a/b", "..", ".", "<script>alert(1)</script>", "x" * 500, "a?b#c%2f", "é\u202e \n"]
@@ -98,9 +98,11 @@ def test_a_queue_has_its_figures(client: FlaskClient, conn: db.Connection, queue
         ("/timeline?hours=7", 400),
         ("/timeline?hours=x", 400),
         ("/queues/q?range=2h", 400),
+        ("/queues/unknown", 404),
     ],
 )
-def test_what_is_not_right_is_refused(client: FlaskClient, path: str, status: int) -> None:
+def test_what_is_not_right_is_refused(client: FlaskClient, conn: db.Connection, path: str, status: int) -> None:
+    operations.pause(conn, "q", "me")
     assert client.get(path).status_code == status
 
 

@@ -34,7 +34,7 @@ DECLARE
 BEGIN
   SELECT string_agg(oid::regprocedure::text, ', '),
          string_agg(oid::regprocedure::text, ', ') FILTER (WHERE prorettype <> 'trigger'::regtype),
-         string_agg(oid::regprocedure::text, ', ') FILTER (WHERE proname IN ('dl_readable', 'dl_last_run_sec', 'dl_counted', 'dl_limit_state', 'dl_error_group')),
+         string_agg(oid::regprocedure::text, ', ') FILTER (WHERE proname IN ('dl_readable', 'dl_matches', 'dl_last_run_sec', 'dl_counted', 'dl_limit_state', 'dl_error_group')),
          string_agg(oid::regprocedure::text, ', ')
            FILTER (WHERE proname IN ('dl_enqueue', 'dl_enqueue_one', 'dl_enqueue_many', 'dl_set_trace', 'dl_depend',
                               'dl_job_status'))

@@ -301,6 +301,7 @@ SELECT dl_roll(%(limit)s);
 -- name: job
 -- The fields that only a job's own page shows, besides `status` in queue.sql.
 SELECT {fields.page} FROM dl_jobs j WHERE job_id = %(job_id)s;
+
 -- name: checkpoint
 -- When a job's checkpoint was saved, and how long it is; the checkpoint itself is the pipeline's own.
 SELECT saved_at, octet_length(checkpoint::text) AS bytes FROM dl_checkpoints

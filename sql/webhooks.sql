@@ -2,13 +2,17 @@
 
 -- name: shown
 -- In the place of {shown}: a webhook for people and programs. Its secrets are no part of it.
--- `undelivered` counts its messages that failed and were not sent since, `last_error` is the latest reason.
-name, url, shape, signed_by, kinds, queues, lag_sec, added_at, added_by, paused_at, paused_by,
-(SELECT count(*) FROM dl_messages m JOIN dl_jobs j USING (job_id)
-  WHERE m.webhook = dl_webhooks.name AND j.error IS NOT NULL AND j.status NOT IN ('succeeded', 'canceled')) AS undelivered,
-(SELECT left(j.error, 300) FROM dl_messages m JOIN dl_jobs j USING (job_id)
-  WHERE m.webhook = dl_webhooks.name AND j.error IS NOT NULL AND j.status NOT IN ('succeeded', 'canceled')
-  ORDER BY j.heartbeat_at DESC NULLS LAST LIMIT 1) AS last_error;
+name, url, shape, signed_by, kinds, queues, lag_sec, added_at, added_by, paused_at, paused_by;
+
+-- name: deliveries
+-- For people: the messages of each webhook that failed and were added after the last one that arrived, and the latest reason.
+SELECT m.webhook AS name, count(*) AS undelivered,
+       left((array_agg(j.error ORDER BY j.heartbeat_at DESC NULLS LAST))[1], 300) AS last_error
+  FROM dl_messages m JOIN dl_jobs j USING (job_id)
+  LEFT JOIN (SELECT webhook, max(created_at) AS at FROM dl_messages JOIN dl_jobs USING (job_id)
+              WHERE status = 'succeeded' GROUP BY webhook) arrived ON arrived.webhook = m.webhook
+ WHERE j.error IS NOT NULL AND j.status NOT IN ('succeeded', 'canceled') AND j.created_at > coalesce(arrived.at, '-infinity')
+ GROUP BY m.webhook;
 
 -- name: listed
 SELECT {shown} FROM dl_webhooks ORDER BY name;

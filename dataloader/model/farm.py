@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
@@ -75,8 +76,8 @@ class Webhook:
     added_by: str | None
     paused_at: Annotated[datetime | None, "since when it is told nothing; null: it is not paused"]
     paused_by: str | None
-    undelivered: Annotated[int, "its messages that failed and were not sent since"]
-    last_error: Annotated[str | None, "why the latest of these failed"]
+    undelivered: Annotated[int, "in a list: its messages that failed since the last one that arrived"] = 0
+    last_error: Annotated[str | None, "why the latest of these failed"] = None
 
 
 @answer
@@ -146,10 +147,12 @@ class Database:
     last_autovacuum: datetime | None
     notify_usage: Annotated[float, "of the notification queue, 0 to 1"]
     in_recovery: bool
-    read_only: bool
-    lacking: Annotated[list[str], "the rights that adding and ending jobs need and the service's role does not have"]
-    disk_full: Annotated[bool, "a write of this process failed for it within the last minute"]
-    has_reaper: bool
+    read_only: bool = False
+    lacking: Annotated[
+        list[str], "the rights that adding and ending jobs need and the service's role does not have"
+    ] = field(default_factory=list)
+    disk_full: Annotated[bool, "a write of this process failed for it within the last minute"] = False
+    has_reaper: Annotated[bool, "a reaper's session has done something lately"] = True
     oldest_transaction: Transaction | None
     jobs_dead_tuples: int
     jobs_live_tuples: int

@@ -25,7 +25,7 @@ KEYS_LIMIT = 600_000  # of a body: so many, if unknown, take 130 MB
 WALKED = 500_000  # values in which the place of a fault is looked for
 DIGITS_LIMIT = 4_300  # of one integer; Python, and so a worker, reads no longer one
 _POINTER_LIMIT = 200
-_KEY = re.compile(rb'"\s*:')
+_KEY = re.compile(rb'(?<!\\)"\s*:')  # and no text of JSON within a text
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -153,8 +153,8 @@ def refusal(errors: Sequence[ErrorDetails], model: type[BaseModel], noun: str, p
     """The 400 Problem of pydantic's faults in the part of a body to which `path` leads."""
     faults = [_fault(error, model, noun, path) for error in errors[:FAULTS_SHOWN]]
     more = "more than " if len(errors) > FAULTS_SHOWN else ""
-    count = f"one {noun} is" if len(errors) == 1 else f"{more}{len(faults)} {noun}s are"
-    return Problem(400, f"{count} not valid, see errors", faults)
+    fields = f"one {noun} is" if len(errors) == 1 else f"{more}{len(faults)} {noun}s are"
+    return Problem(400, f"{fields} not valid, see errors", faults)
 
 
 def _fault(error: ErrorDetails, model: type[BaseModel], noun: str, path: tuple[str, ...]) -> Fault:

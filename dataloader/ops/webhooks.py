@@ -32,7 +32,7 @@ def webhooks(call: Call) -> Webhooks:
     """The receivers of alerts, and whether a worker serves the queue of their messages."""
     queue = call.settings.dl_alerts_queue
     fields = {"queue": queue, "is_served": receivers.is_served(call.conn, queue)}
-    return made(Webhooks, fields | {"webhooks": receivers.listed(call.conn)})
+    return made(Webhooks, fields | {"webhooks": receivers.with_deliveries(call.conn)})
 
 
 @op(

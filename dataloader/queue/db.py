@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -48,6 +49,7 @@ RECONNECT_SEC = periods.seconds("RECONNECT_SEC", 5.0)  # the longest pause betwe
 
 # Then a pool leaves the next attempt to its next user, instead of backing off for minutes.
 POOL_RECONNECT_SEC = 1.5
+REFUSED_SEC = periods.seconds("REFUSED_SEC", 60.0)  # for how long a refusal explains that no session can be had
 
 _SET = "SELECT pg_catalog.set_config(key, value, true) FROM pg_catalog.json_each_text(%s::pg_catalog.json)"
 
@@ -71,7 +73,7 @@ class Connection(psycopg.Connection[Any]):
     answer_within: float = 60.0  # seconds, for each answer
     answer_by: float | None = None  # a monotonic instant, for all of them
     # Of this process: why the latest try to connect failed; the monotonic instant of a write that found the disk full.
-    refusal: ClassVar[str] = ""
+    refusal: ClassVar[tuple[float, str]] = (-math.inf, "")
     disk_full_at: ClassVar[float] = -math.inf
     wanted: Mapping[str, str] = MappingProxyType({})  # the settings that this session was opened with, see in_force
 
@@ -81,9 +83,12 @@ class Connection(psycopg.Connection[Any]):
         try:
             conn = super().connect(*args, **kwargs)
         except Error as e:
-            cls.refusal = " ".join(str(e).rpartition("failed: ")[2].split())  # without host and port
+            # Everybody may ask /ready: only the words of server or system, without host, port, role and database.
+            said = re.search(r"failed: ((?:.*failed: )?)(.*)", str(e))
+            words = re.sub(r" for host .*|\"[^\"]*\"", "…", said[2]) if said else ""
+            cls.refusal = (monotonic(), " ".join(words.split()))
             raise
-        cls.refusal = ""
+        cls.refusal = (-math.inf, "")
         return conn
 
     @cached_property
@@ -314,8 +319,10 @@ def hosts(dsn: str) -> list[str]:
 
 def reason(error: BaseException) -> str:
     """What the server has said of a passing error, or of the latest try to connect; empty where it does not answer."""
-    said = error.diag.message_primary if isinstance(error, Error) and error.sqlstate else None
-    return log.masked(said or Connection.refusal)
+    if isinstance(error, Error) and error.sqlstate:
+        return log.masked(error.diag.message_primary or "")
+    at, said = Connection.refusal
+    return log.masked(said) if monotonic() - at < REFUSED_SEC else ""
 
 
 def is_passing(error: BaseException) -> bool:

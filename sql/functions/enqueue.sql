@@ -124,7 +124,6 @@ $function$, current_schema()); END $bound$;
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n
 
 
-
 -- Add one job at half the cost of a batch of one. Returns null, or the id and status of the job with its key, as one text:
 -- that is read faster. An insert that looks for no key is cheaper by a fifth.
 DO $bound$ BEGIN EXECUTE format($function$

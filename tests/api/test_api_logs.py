@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from uuid import UUID
 
 import pytest
 from api_app import MINIMAL, TRIGGER, Refused
@@ -62,6 +63,8 @@ def test_the_page_leads_to_all_lines_as_text(client: FlaskClient, conn: db.Conne
     assert [line.rpartition("info ")[2] for line in lines[-2500:]] == [f"line {n}" for n in range(1, 2501)]
     assert lines[2].startswith("[7 lines were left out")
     assert "again" not in answer.text
+    assert client.get(f"/jobs/{job_id}/log.txt?attempt=99999999999").status_code == 200
+    assert client.get(f"/jobs/{UUID(int=1)}/log.txt").status_code == 404
 
 
 def test_an_unknown_job_is_a_404_and_one_without_a_log_is_not(client: FlaskClient, refused: Refused) -> None:

@@ -133,3 +133,23 @@ def test_a_server_without_room(own_db: str, refused: Refused, monkeypatch: pytes
         assert client.get("/api/v1/database").get_json()["disk_full"]
         monkeypatch.setattr(stats, "DISK_FULL_SEC", 0)
         assert _status(app) == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("failed to resolve host 'pg.internal': [Errno -2] Name or service not known", ""),
+        ("{}Connection refused\n\tIs the server running on that host?", "Connection refused"),
+        ('{}FATAL:  no pg_hba.conf entry for host "10.2.3.4", user "farm"', "FATAL: no pg_hba.conf entry…"),
+        ('{}FATAL:  role "farm" does not exist', "FATAL: role … does not exist"),
+    ],
+)
+def test_a_refusal_names_no_host_role_or_database(text: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise psycopg.OperationalError(text.format('connection failed: connection to server at "h", port 1 failed: '))
+
+    monkeypatch.setattr(db.Connection, "refusal", db.Connection.refusal)
+    monkeypatch.setattr(psycopg.Connection, "connect", refuse)
+    with pytest.raises(psycopg.OperationalError) as raised:
+        db.Connection.connect("")
+    assert db.reason(raised.value) == shown

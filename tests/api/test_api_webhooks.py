@@ -106,7 +106,10 @@ def test_a_receiver_that_gets_nothing_is_not_shown_as_told(client: FlaskClient, 
     (told,) = client.get(WEBHOOKS).get_json()["webhooks"]
     assert (told["undelivered"], told["last_error"]) == (1, "Connection refused")
     assert "<strong>1 undelivered</strong>: Connection refused" in client.get("/webhooks").text
-    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now()")
+    assert client.get(WEBHOOKS).get_json()["webhooks"][0]["undelivered"] == 1
+    arrived = client.post(f"{OPS}/test").get_json()["job_id"]
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (arrived,))
     assert client.get(WEBHOOKS).get_json()["webhooks"][0]["undelivered"] == 0
 
 

@@ -121,6 +121,8 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     assert [text.split()[0] for text in of(postgres=bad)] == ["The", "95", "The"]
     assert of(postgres={"read_only": True}) == ["The database is read-only: nothing can be written."]
     assert of(postgres={"lacking": list("abcde")}) == ["The farm's role lacks a, b, c and 2 more rights."]
+    reader = ["DELETE on dl_jobs", "INSERT on dl_jobs", "UPDATE on dl_jobs"]
+    assert of(postgres={"lacking": reader}) == []  # it only looks
     assert of(postgres={"has_reaper": False})[0].startswith("No reaper works")
 
 

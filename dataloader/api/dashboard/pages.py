@@ -222,7 +222,7 @@ def webhooks() -> Response:
     """The webhooks: the receivers of alerts for dead jobs, stuck runs, late and paused queues."""
     queue = current_app.extensions["settings"].dl_alerts_queue
     with session() as conn:
-        rows, is_served = receivers.listed(conn), receivers.is_served(conn, queue)
+        rows, is_served = receivers.with_deliveries(conn), receivers.is_served(conn, queue)
     return show("webhooks.html", webhooks=rows, queue=queue, is_served=is_served, kinds=KINDS)
 
 
@@ -365,20 +365,34 @@ def job(job_id: str) -> Response:
     )
 
 
+def _queue_row(conn: db.Connection, queue: str) -> dict[str, Any]:
+    """The queue's row of the overview; zeros for a queue with nothing but a past. Raises Unknown."""
+    farm = stats.overview(conn)
+    row: dict[str, Any] | None = next((row for row in farm["queues"] if row["queue"] == queue), None)
+    if row:
+        return row
+    if not operations.known(conn, queue)["is_known"] and not stats.jobs(conn, stats.Wanted(queue=queue), 1).jobs:
+        raise Unknown("queue")
+    nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}
+    return nothing | {"queue": queue, "length_is_exact": True, "counted_at": None, "keys": None}
+
+
 @blueprint.get("/jobs/<uuid:job_id>/log.txt")
 def log_text(job_id: UUID) -> Response:
     """All lines that an attempt, or by default the job, has written, as text."""
-    attempt, after = request.args.get("attempt", type=int), "0.0"
-    rows: Rows = []
-    with session() as conn:
-        while after:
-            page = of_logs.page(conn, job_id, after, attempt)
-            rows, after = rows + page.lines, page.next or ""
+    asked, after = request.args.get("attempt", type=int), "0.0"
     gap = "[{} lines were left out: the log is larger than DL_JOB_LOG_KB]\n"
     lines = []
-    for row in rows:
-        lines += [gap.format(row["left_out"])] if row["left_out"] else []
-        lines.append(f"{row['at'].isoformat()} {row['level']} {log.masked(row['text'])}\n")
+    with session() as conn:
+        if not (attempts := of_logs.attempts(conn, job_id)):
+            raise Unknown("log")
+        attempt = asked if asked in attempts else None
+        while after:
+            page = of_logs.page(conn, job_id, after, attempt)
+            for row in page.lines:
+                lines += [gap.format(row["left_out"])] if row["left_out"] else []
+                lines.append(f"{row['at'].isoformat()} {row['level']} {log.masked(row['text'])}\n")
+            after = page.next or ""
     return Response("".join(lines), mimetype="text/plain")
 
 
@@ -542,9 +556,7 @@ def queue(queue: str) -> Response:
     queue, lists = named_queue(queue), []
     first_keys: Rows = []
     with session() as conn:
-        row = next((row for row in stats.overview(conn)["queues"] if row["queue"] == queue), None)
-        if row is None:
-            raise Unknown("queue")
+        row = _queue_row(conn, queue)
         with suppress(of_keys.NotOrdered):  # not any more
             first_keys = of_keys.page(conn, queue, LISTED).rows if row["ordered"] else []
         ending = predictions.queue_prediction(cache.outlook(conn, queue))

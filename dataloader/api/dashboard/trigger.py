@@ -78,10 +78,14 @@ def run_again(job_id: UUID) -> Response:
     with calling() as call:
         old = _fields_of(call.conn, job_id)
         args = _args(_schema(call.conn, old["task"]), _object(old["args"]))
-        changes = {name: value for name, value in _job_fields().items() if value != log.masked(old[name])}
+        changes = {name: value for name, value in _job_fields().items() if value != _as_sent(log.masked(old[name]))}
         added = jobs.add_again(call, job_id, _document(old | changes | {"args": args}))
     g.changed = {"job_id": str(added.job_id), "action": "again", "rerun_of": str(job_id)}
     return _led_to(added.job_id)
+
+
+def _as_sent(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
 
 
 def _fields_of(conn: db.Connection, job_id: UUID) -> dict[str, Any]:

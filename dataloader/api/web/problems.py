@@ -97,7 +97,12 @@ def _answer_unknown(error: Exception) -> Response:
     if db.is_passing(error):
         _log.warning("api.unavailable", **facts)
         reason = f": {said}" if (said := db.reason(error)) else ""
-        return _unavailable(f"The database does not answer{reason}. Nothing is confirmed: send the request again.")
+        fault = (
+            "takes no writes"
+            if isinstance(error, errors.DiskFull | errors.ReadOnlySqlTransaction)
+            else "does not answer"
+        )
+        return _unavailable(f"The database {fault}{reason}. Nothing is confirmed: send the request again.")
     if isinstance(error, errors.CheckViolation) and (field := checked_field(error)):
         return _answer_problem(invalid(f"/{field}", "check", f"{field} should be what the table's check allows"))
     # Without the text and the stack, which may quote the request.

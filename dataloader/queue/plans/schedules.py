@@ -151,7 +151,7 @@ def _documents(present: Row, due: Sequence[datetime], lease_ttl_sec: int) -> Ite
 
 
 def _shown(row: Row, count: int) -> Row:
-    """A schedule as people see it; one that cannot be read, for the zone is gone, with an error."""
+    """A schedule as people see it; one that cannot be read with an error."""
     job, now = row.pop("job"), row.pop("now")
     makes = row["paused_at"] is None and row["retired_at"] is None and row["next_due"] is not None
     try:

@@ -64,6 +64,12 @@ def listed(conn: Conn) -> list[Row]:
     return _rows(conn, "listed")
 
 
+def with_deliveries(conn: Conn) -> list[Row]:
+    """All webhooks, by name, with `undelivered` and `last_error` of those whose latest messages have not arrived."""
+    failed = {row["name"]: row for row in _rows(conn, "deliveries")}
+    return [row | failed.get(row["name"], {}) for row in listed(conn)]
+
+
 def find(conn: Conn, name: str) -> Row | None:
     """The webhook of this name, or None."""
     return _one(conn, "find", name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -90,6 +90,13 @@ class Connection(psycopg.Connection[Any]):
             raise
         cls.refusal = (-math.inf, "")
         return conn
+
+    def notifies(self, **limits: Any) -> Generator[psycopg.Notify]:
+        """As psycopg's, which asks the socket alone: first what libpq has read behind the answer of a statement."""
+        while note := self.pgconn.notifies():
+            if self.pgconn.notify_handler:
+                self.pgconn.notify_handler(note)
+        return super().notifies(**limits)
 
     @cached_property
     def is_direct(self) -> bool:

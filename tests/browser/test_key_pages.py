@@ -76,6 +76,7 @@ def test_the_form_of_a_queue_sets_its_order_once_asked(visitor: Visitor, orders:
         found = operations.settings(orders[0], "steered")
         return [found[name] for name in operations.ORDER]
 
+    operations.limit_length(orders[0], "steered", 100, "me")  # so it is known
     page = visitor.go("/queues/steered")
     page.get_by_text("Change the order of this queue").click()
     page.get_by_label("Merge:").check()

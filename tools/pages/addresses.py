@@ -20,7 +20,7 @@ from .history import FAIR, HOSTILE_QUEUE, HOSTILE_TASK, HOT_KEY, LIMIT, ORDERED,
 
 # By the name of a route's parameter, or by the route and the name: what is asked for, one after the other.
 VALUES: dict[str, tuple[str, ...]] = {
-    "queue": (PLAIN, ORDERED, FAIR, HOSTILE_QUEUE, "backfill.done", "nobody"),
+    "queue": (PLAIN, ORDERED, FAIR, HOSTILE_QUEUE, "backfill.done"),
     "task": (TYPED_TASK, HOSTILE_TASK, "nobody"),
     "/api/v1/tasks/<anything:task>/schema task": (TYPED_TASK, HOSTILE_TASK),  # that workers have shown
     "limit": (LIMIT, PRINTABLE[:100]),
@@ -95,7 +95,7 @@ def addresses(app: Flask, job_ids: Mapping[str, UUID]) -> list[Address]:
 
 def _of(rule: Rule, job_ids: Mapping[str, UUID]) -> Iterator[Address]:
     """Each value without a query, then the first value with each query."""
-    is_page = rule.endpoint.startswith(PAGES)
+    is_page = rule.endpoint.startswith(PAGES) and not rule.rule.endswith(".txt")
     paths = [_path(rule, dict(chosen)) for chosen in itertools.product(*_choices(rule, job_ids))]
     for path in [] if rule.rule in ALWAYS else paths:
         yield Address(rule.rule, path, is_page, path)

@@ -25,7 +25,7 @@ from dataloader.api.web.endpoint import named, session
 from dataloader.check import database
 from dataloader.config import Settings
 from dataloader.ops.errors import Problem, Unknown
-from dataloader.queue import again, db, fields, operations, parents
+from dataloader.queue import again, db, fields, lifecycle, operations, parents
 from dataloader.queue import logs as of_logs
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.job import FINAL, TALLIED
@@ -384,9 +384,9 @@ def log_text(job_id: UUID) -> Response:
     gap = "[{} lines were left out: the log is larger than DL_JOB_LOG_KB]\n"
     lines = []
     with session() as conn:
-        if not (attempts := of_logs.attempts(conn, job_id)):
-            raise Unknown("log")
-        attempt = asked if asked in attempts else None
+        if lifecycle.status(conn, job_id) is None:
+            raise Unknown("job")
+        attempt = asked if asked in of_logs.attempts(conn, job_id) else None
         while after:
             page = of_logs.page(conn, job_id, after, attempt)
             for row in page.lines:

@@ -153,7 +153,7 @@ CREATE INDEX ix_dl_jobs_queued ON dl_jobs (created_at) WHERE enum_eq(status, 'qu
 CREATE INDEX ix_dl_jobs_retried ON dl_jobs (queue, created_at) WHERE status = 'queued' AND attempt > 0;
 CREATE INDEX ix_dl_jobs_dead ON dl_jobs (queue, finished_at) WHERE status IN ('failed', 'lost');
 CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
--- What webhooks are told of, which is little: `new_events` in webhooks.sql.
+-- The few rows that webhooks are told of: `new_events` in webhooks.sql.
 CREATE INDEX ix_dl_job_events_told ON dl_job_events (event_id) WHERE kind IN ('failed', 'lost', 'stuck', 'deadline');
 
 -- name: tables

@@ -84,8 +84,8 @@ class Connection(psycopg.Connection[Any]):
             conn = super().connect(*args, **kwargs)
         except Error as e:
             # Everybody may ask /ready: only the words of server or system, without host, port, role and database.
-            said = re.search(r"failed: ((?:.*failed: )?)(.*)", str(e))
-            words = re.sub(r" for host .*|\"[^\"]*\"", "…", said[2]) if said else ""
+            said = re.search(r"failed: (?:.*failed: )?(.*)", str(e))
+            words = re.sub(r" for host .*|\"[^\"]*\"", "…", said[1]) if said else ""
             cls.refusal = (monotonic(), " ".join(words.split()))
             raise
         cls.refusal = (-math.inf, "")
@@ -325,7 +325,7 @@ def hosts(dsn: str) -> list[str]:
 
 
 def reason(error: BaseException) -> str:
-    """What the server has said of a passing error, or of the latest try to connect; empty where it does not answer."""
+    """The server's own words on a passing error, or on the latest try to connect; empty where it does not answer."""
     if isinstance(error, Error) and error.sqlstate:
         return log.masked(error.diag.message_primary or "")
     at, said = Connection.refusal

@@ -17,7 +17,7 @@ _INSTEAD = {
     "limits": "said.limits",
 }
 _FIRST = {name: nth for nth, name in enumerate(("queue", "task", "args", "idempotency_key", "lock_key"))}
-# What a job that runs again does not have from the first one.
+# A job that runs again takes all fields of the first one but these.
 _ONCE = ("idempotency_key", "available_at", "score", "affinity_key", "deadline")
 # How a value is shown: Python does not know all times, and JSON not all numbers.
 _SHOWN = {
@@ -95,7 +95,7 @@ _LISTS = {
     "optional": _each("{0.name} {0.type} DEFAULT NULL", [each for each in OF_PRODUCER if each not in _REQUIRED]),
     "refusals": "\n    ".join(map(_refusal, _BOUND)),
     "given": ", ".join(map(_given, OF_PRODUCER)),
-    # What is shown of a job, and by what lists are filtered.
+    # The fields that answers show, and those by which lists are filtered.
     "status": _shown("j", [each for each in FIELDS if "status" in each.seen]),
     "page": _shown("j", [each for each in FIELDS if "page" in each.seen]),
     "list": _shown("(j)", [each for each in FIELDS if "list" in each.seen and each.name not in ("job_id", "error")]),

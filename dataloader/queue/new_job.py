@@ -378,7 +378,7 @@ def _document_of(job: NewJob) -> dict[str, Any]:
 
 
 def _faults_of(document: Any) -> list[ErrorDetails]:
-    """What is wrong with a job, and with the first of its unknown fields: pydantic would collect a million of them."""
+    """The faults of a job, with the first of its unknown fields only: pydantic would collect a million of them."""
     if isinstance(document, dict) and len(document) > len(_DEFAULTS) + FAULTS_SHOWN:
         unknown = islice((name for name in document if name not in _DEFAULTS), FAULTS_SHOWN + 1)
         document = {name: document[name] for name in [*filter(document.__contains__, _DEFAULTS), *unknown]}

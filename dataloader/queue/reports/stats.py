@@ -206,7 +206,7 @@ def beginning(conn: Conn) -> Row:
 
 
 def fitness(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
-    """What decides whether a job could be added and ended now (alerts.unfit); writes no row.
+    """The facts that decide whether a job could be added and ended now (alerts.unfit); writes no row.
 
     A reaper that has sent nothing for three of its periods, and for REAPER_SILENT_SEC, is as good as none.
     """

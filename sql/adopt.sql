@@ -7,8 +7,8 @@ SELECT count(*) > 0 AS there, count(*) FILTER (WHERE attname = 'blocked_on') > 0
   FROM pg_attribute WHERE attrelid = to_regclass(quote_ident(current_schema()) || '.dl_jobs') AND NOT attisdropped;
 
 -- name: begin
--- After `columns` of schema.sql and dl_jobs_place, in one transaction: each row takes its place. The old claim index serves
--- until ours is built.
+-- After `columns` of schema.sql and dl_jobs_place, and before `checks`, in one transaction: each row takes its place. The old
+-- claim index serves until ours is built.
 CREATE TRIGGER dl_jobs_place BEFORE INSERT OR UPDATE OF status, available_at ON dl_jobs
   FOR EACH ROW EXECUTE FUNCTION dl_jobs_place();
 ALTER INDEX IF EXISTS ix_dl_jobs_claim RENAME TO ix_dl_jobs_claim_old;
@@ -50,14 +50,31 @@ END
 $adopt$;
 
 -- name: old_indexes
--- The contract's indexes that ours replace. With the lease in an index no heartbeat could be a heap-only (HOT) update.
+-- The contract's indexes that ours replace. With the lease in an index no heartbeat could be a heap-only (HOT) update. And
+-- the index of idempotency keys that has given way to the other one, or was not finished.
 SELECT relname FROM pg_class
  WHERE relnamespace = quote_ident(current_schema())::regnamespace
-   AND relname IN ('ix_dl_jobs_claim_old', 'ix_dl_jobs_running_lease', 'ix_dl_jobs_status_queue');
+   AND (relname IN ('ix_dl_jobs_claim_old', 'ix_dl_jobs_running_lease', 'ix_dl_jobs_status_queue', 'dl_jobs_unique')
+        OR relname = 'ix_dl_jobs_idempotency'
+           AND EXISTS (SELECT FROM pg_constraint WHERE conrelid = 'dl_jobs'::regclass AND conname = 'dl_jobs_idempotency_key_key'));
 
--- name: unvalidated
--- The checks of dl_jobs that hold for new rows only.
-SELECT conname FROM pg_constraint WHERE conrelid = 'dl_jobs'::regclass AND contype = 'c' AND NOT convalidated;
+-- name: has_unique
+-- Whether the contract's UNIQUE is there, on which other services' `ON CONFLICT (idempotency_key)` depends.
+SELECT EXISTS (SELECT FROM pg_constraint WHERE conrelid = 'dl_jobs'::regclass AND conname = 'dl_jobs_idempotency_key_key');
+
+-- name: unique
+-- The contract's UNIQUE in the place of our index, which old_indexes drops. The code of 0.2.0 needs the UNIQUE.
+DROP INDEX CONCURRENTLY IF EXISTS dl_jobs_unique;
+CREATE UNIQUE INDEX CONCURRENTLY dl_jobs_unique ON dl_jobs (idempotency_key);
+ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_idempotency_key_key UNIQUE USING INDEX dl_jobs_unique;
+UPDATE dl_migrations SET oldest_code = 1 WHERE number = 1;
+
+-- name: no_unique
+-- And back.
+DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_idempotency;
+CREATE UNIQUE INDEX CONCURRENTLY ix_dl_jobs_idempotency ON dl_jobs (idempotency_key) WHERE idempotency_key IS NOT NULL;
+UPDATE dl_migrations SET oldest_code = 2 WHERE number = 1;
+ALTER TABLE dl_jobs DROP CONSTRAINT dl_jobs_idempotency_key_key;
 
 -- name: breaks
 -- In the place of {breaks}: the checks of schema.sql on the contract's columns, the other way round.
@@ -66,7 +83,7 @@ SELECT conname FROM pg_constraint WHERE conrelid = 'dl_jobs'::regclass AND conty
  OR octet_length(consumer_group) > 1020);
 
 -- name: unfit
--- Rows that break a check: PostgreSQL checks at each update, so nobody could claim, renew, cancel or end such a job.
+-- Rows that break a check: pages and indexes rely on the checks, which are triggers and hold for what is written from now on.
 SELECT job_id FROM dl_jobs WHERE {breaks};
 
 -- name: fit

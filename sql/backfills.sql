@@ -11,7 +11,7 @@ SELECT name, task, queue, span, job, code_version, skip_done, max_running, total
 -- The newest first.
 {shown} ORDER BY created_at DESC, name LIMIT %(limit)s;
 
--- name: backfill
+-- name: named
 {shown} WHERE name = %(name)s;
 
 -- name: status_of
@@ -37,17 +37,14 @@ SELECT p.place, p.partition, {status_of} AS status, p.job_id, j.finished_at
  ORDER BY p.place LIMIT %(limit)s;
 
 -- name: lock
--- One backfill, which nobody else changes before the commit: neither people nor a reaper.
 SELECT * FROM dl_backfills WHERE name = %(name)s FOR UPDATE;
 
 -- name: add
--- No row where the name is taken. The commit wakes the reapers, here and below.
-WITH added AS (
-  INSERT INTO dl_backfills (name, task, queue, span, job, code_version, skip_done, max_running, total, next_at, created_by)
-  VALUES (%(name)s, %(task)s, %(queue)s, %(span)s::jsonb, %(job)s::jsonb, %(code_version)s, %(skip_done)s,
-          %(max_running)s, %(total)s, now(), %(by)s)
-  ON CONFLICT (name) DO NOTHING RETURNING name)
-SELECT pg_notify('dl_backfills', name) FROM added;
+-- No row where the name is taken.
+INSERT INTO dl_backfills (name, task, queue, span, job, code_version, skip_done, max_running, total, next_at, created_by)
+VALUES (%(name)s, %(task)s, %(queue)s, %(span)s::jsonb, %(job)s::jsonb, %(code_version)s, %(skip_done)s,
+        %(max_running)s, %(total)s, now(), %(by)s)
+ON CONFLICT (name) DO NOTHING;
 
 -- name: add_partitions
 INSERT INTO dl_partitions (backfill, place, partition)
@@ -56,21 +53,17 @@ SELECT %(name)s, place, partition FROM unnest(%(partitions)s::text[]) WITH ORDIN
 -- name: pause
 -- A pause that stands keeps its time and its author. No more jobs are made.
 UPDATE dl_backfills SET paused_at = now(), paused_by = %(by)s, next_at = NULL
- WHERE name = %(name)s AND paused_at IS NULL AND canceled_at IS NULL;
+ WHERE name = %(name)s AND paused_at IS NULL;
 
 -- name: resume
-WITH resumed AS (
-  UPDATE dl_backfills SET paused_at = NULL, paused_by = NULL, error = NULL, error_at = NULL,
-                          next_at = CASE WHEN made < total THEN now() END
-   WHERE name = %(name)s AND paused_at IS NOT NULL RETURNING name)
-SELECT pg_notify('dl_backfills', name) FROM resumed;
+UPDATE dl_backfills SET paused_at = NULL, paused_by = NULL, error = NULL, error_at = NULL,
+                        next_at = CASE WHEN made < total THEN now() END
+ WHERE name = %(name)s AND paused_at IS NOT NULL;
 
 -- name: cancel
 -- The reaper cancels the jobs, a bunch a transaction.
-WITH canceled AS (
-  UPDATE dl_backfills SET canceled_at = now(), canceled_by = %(by)s, next_at = now(), error = NULL, error_at = NULL
-   WHERE name = %(name)s AND canceled_at IS NULL RETURNING name)
-SELECT pg_notify('dl_backfills', name) FROM canceled;
+UPDATE dl_backfills SET canceled_at = now(), canceled_by = %(by)s, next_at = now(), error = NULL, error_at = NULL
+ WHERE name = %(name)s AND canceled_at IS NULL;
 
 -- name: set_most
 UPDATE dl_backfills SET max_running = %(max_running)s WHERE name = %(name)s;
@@ -90,10 +83,6 @@ SELECT p.place, p.job_id FROM dl_partitions p JOIN dl_jobs j USING (job_id)
  WHERE p.backfill = %(name)s AND p.place > %(after)s AND NOT p.is_skipped AND j.status IN ('failed', 'lost')
  ORDER BY p.place LIMIT %(limit)s;
 
--- name: by_index
--- A table that grows fast has no statistics yet; a dear plan would be compiled, which takes 0.1 s.
-SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
-
 -- name: lock_due
 -- The backfill that has waited longest for its next bunch, unless another reaper is at it. Served by ix_dl_backfills_next.
 SELECT * FROM dl_backfills WHERE next_at <= clock_timestamp() ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED;
@@ -105,11 +94,11 @@ SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND %(limit)s <> ALL
     OR EXISTS (SELECT FROM dl_jobs
                 WHERE finished_at > now() - interval '1 s' AND %(limit)s <> ALL (coalesce(limits, '{}')));
 
--- name: unmade
--- The next partitions without jobs. Both ends are named here and below: without them the first bunches would read the whole
--- ledger.
-SELECT place, partition FROM dl_partitions
- WHERE backfill = %(name)s AND place > %(made)s AND place <= %(upto)s ORDER BY place;
+-- name: bunch
+-- The next partitions, with their own jobs. Both ends are named here and below: without them the first bunches would read
+-- the whole ledger.
+SELECT place, partition, CASE WHEN NOT is_skipped THEN job_id END AS job_id FROM dl_partitions
+ WHERE backfill = %(name)s AND place > %(after)s AND place <= %(upto)s ORDER BY place;
 
 -- name: of_task
 -- The limits of a job whose producer names none.
@@ -126,24 +115,14 @@ SELECT p.fingerprint, p.job_id FROM dl_partitions p LEFT JOIN dl_jobs j USING (j
 UPDATE dl_partitions p SET job_id = made.job_id, fingerprint = made.fingerprint, is_skipped = made.is_skipped
   FROM unnest(%(places)s::int[], %(job_ids)s::uuid[], %(fingerprints)s::uuid[], %(are_skipped)s::boolean[])
        AS made (place, job_id, fingerprint, is_skipped)
- WHERE p.backfill = %(name)s AND p.place > %(made)s AND p.place <= %(upto)s AND p.place = made.place;
+ WHERE p.backfill = %(name)s AND p.place > %(after)s AND p.place <= %(upto)s AND p.place = made.place;
 
--- name: made
--- Up to this place all have jobs. The next bunch comes `rest` times the length of this transaction later, so that claims go
--- on as fast as before.
-UPDATE dl_backfills SET made = %(upto)s, error = NULL, error_at = NULL,
-                        next_at = CASE WHEN %(upto)s < total
-                                       THEN clock_timestamp() + %(rest)s * (clock_timestamp() - now()) END
- WHERE name = %(name)s;
-
--- name: jobs_behind
--- Jobs of its own behind a place, for a cancellation.
-SELECT place, CASE WHEN NOT is_skipped THEN job_id END AS job_id FROM dl_partitions
- WHERE backfill = %(name)s AND place > %(canceled)s AND place <= %(upto)s;
-
--- name: canceled
--- The next bunch comes later, as in `made`.
-UPDATE dl_backfills SET canceled = %(upto)s,
+-- name: done_up_to
+-- Up to this place all have jobs, or are canceled. The next bunch comes `rest` times the length of this transaction later, so
+-- that claims go on as fast as before.
+UPDATE dl_backfills SET made = CASE WHEN canceled_at IS NULL THEN %(upto)s ELSE made END,
+                        canceled = CASE WHEN canceled_at IS NULL THEN canceled ELSE %(upto)s END,
+                        error = NULL, error_at = NULL,
                         next_at = CASE WHEN %(upto)s < total
                                        THEN clock_timestamp() + %(rest)s * (clock_timestamp() - now()) END
  WHERE name = %(name)s;
@@ -157,6 +136,3 @@ UPDATE dl_backfills SET error = %(error)s, error_at = coalesce(error_at, now()),
 -- name: due_in
 -- In how many seconds there is something to do, by the database's clock; null where there is nothing.
 SELECT extract(epoch FROM min(next_at) - clock_timestamp())::float8 FROM dl_backfills WHERE next_at IS NOT NULL;
-
--- name: listen
-LISTEN dl_backfills;

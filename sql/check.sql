@@ -64,9 +64,9 @@ SELECT count(*)::int AS workers, count(DISTINCT coalesce(queues, ARRAY[queue])):
 -- name: fleet_sessions
 -- The sessions of farms, and of other machines the reapers and API hosts. An address that is null is this machine's.
 SELECT count(*)::int AS of_farms,
-       count(*) FILTER (WHERE application_name = 'dl-reaper' AND is_elsewhere)::int AS reapers,
-       count(DISTINCT client_addr) FILTER (WHERE application_name = 'dl-api' AND is_elsewhere)::int AS api_hosts
-  FROM (SELECT application_name, client_addr, client_addr IS DISTINCT FROM inet_client_addr() AS is_elsewhere
+       count(*) FILTER (WHERE name = 'dl-reaper' AND is_elsewhere)::int AS reapers,
+       count(DISTINCT client_addr) FILTER (WHERE name = 'dl-api' AND is_elsewhere)::int AS api_hosts
+  FROM (SELECT split_part(application_name, ' ', 1) AS name, client_addr, client_addr IS DISTINCT FROM inet_client_addr() AS is_elsewhere
           FROM pg_stat_activity
          WHERE datname = current_database() AND application_name LIKE 'dl-%%') ours;
 

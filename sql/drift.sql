@@ -9,8 +9,11 @@ SELECT tgname AS name, tgenabled IN ('O', 'A') AS works, proname AS calls
  WHERE relnamespace = quote_ident(current_schema())::regnamespace AND relname LIKE 'dl\_%%' AND NOT tgisinternal;
 
 -- name: indexes
-SELECT relname AS name, indisvalid AND indisready AS works
-  FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE relnamespace = quote_ident(current_schema())::regnamespace;
+-- The contract's UNIQUE stands for ours where it is.
+SELECT CASE conname WHEN 'dl_jobs_idempotency_key_key' THEN 'ix_dl_jobs_idempotency' ELSE relname END AS name,
+       indisvalid AND indisready AS works
+  FROM pg_index JOIN pg_class c ON c.oid = indexrelid LEFT JOIN pg_constraint ON conindid = indexrelid AND contype = 'u'
+ WHERE relnamespace = quote_ident(current_schema())::regnamespace;
 
 -- name: functions
 -- The text of each function as it was given, and the names of the parameters that it sets.

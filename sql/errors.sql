@@ -1,9 +1,5 @@
 -- The errors of jobs in groups, for people; called by the functions of the same name in dataloader/queue/reports/errors.py.
 
--- name: plans
--- For `groups`: along the indexes, whatever the statistics say.
-SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;
-
 -- name: groups
 -- The groups of dead jobs and of those that wait for a retry, the largest first. Reads of each queue its latest jobs, `scan`
 -- dead and `scan_retried` others in all, at least a hundred each; is_cut: there are more. Hosts are those of the latest five

@@ -1,9 +1,6 @@
 -- The keys of an ordered queue, for dataloader/queue/reports/keys.py. All is served by ix_dl_jobs_order: loose scans and
 -- bounded counts, so that a page costs the same however many jobs a key has. Orders are whole, for no other index has them.
 
--- name: plans
-SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL enable_sort = off;
-
 -- name: is_ordered
 SELECT coalesce(ordered, false) FROM dl_queues WHERE queue = %(queue)s;
 
@@ -23,16 +20,11 @@ SELECT found.lock_key, payloads, head.*
   FROM found
  CROSS JOIN LATERAL (
    SELECT job_id, CASE WHEN abs(score) < 'Infinity' THEN score END AS score, attempt,
-          dl_readable(available_at) AS available_at FROM (
-     (SELECT * FROM dl_jobs j
-       WHERE queue = %(queue)s AND j.lock_key = found.lock_key AND status = 'queued' AND score IS NOT NULL
-         AND least(attempt, 1) = 0
-       ORDER BY queue, j.lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT 1)
-     UNION ALL
-     (SELECT * FROM dl_jobs j
-       WHERE queue = %(queue)s AND j.lock_key = found.lock_key AND status = 'queued' AND score IS NOT NULL
-         AND least(attempt, 1) = 1
-       ORDER BY queue, j.lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT 1)) two
+          dl_readable(available_at) AS available_at FROM (VALUES (0), (1)) AS of (tried) CROSS JOIN LATERAL (
+     SELECT * FROM dl_jobs j
+      WHERE queue = %(queue)s AND j.lock_key = found.lock_key AND status = 'queued' AND score IS NOT NULL
+        AND least(attempt, 1) = tried
+      ORDER BY queue, j.lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT 1) two
     ORDER BY two.score, created_at, job_id LIMIT 1) head
  CROSS JOIN LATERAL (
    SELECT count(*) AS payloads FROM (
@@ -58,28 +50,19 @@ dl_readable(finished_at) AS finished_at, ARRAY[score::text, created_at::text, jo
 
 -- name: payloads
 -- The queued jobs of a key in the order in which they start, behind a place.
-SELECT {shown} FROM (
-  (SELECT * FROM dl_jobs
-    WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = 'queued' AND score IS NOT NULL
-      AND least(attempt, 1) = 0
-      AND (score, created_at, job_id) > (%(score)s::float8, %(created_at)s::timestamptz, %(job_id)s::uuid)
-    ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s)
-  UNION ALL
-  (SELECT * FROM dl_jobs
-    WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = 'queued' AND score IS NOT NULL
-      AND least(attempt, 1) = 1
-      AND (score, created_at, job_id) > (%(score)s::float8, %(created_at)s::timestamptz, %(job_id)s::uuid)
-    ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s)) two
+SELECT {shown} FROM (VALUES (0), (1)) AS of (tried) CROSS JOIN LATERAL (
+  SELECT * FROM dl_jobs
+   WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = 'queued' AND score IS NOT NULL
+     AND least(attempt, 1) = tried
+     AND (score, created_at, job_id) > (%(score)s::float8, %(created_at)s::timestamptz, %(job_id)s::uuid)
+   ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s) two
  ORDER BY two.score, two.created_at, job_id LIMIT %(limit)s;
 
 -- name: dead
 -- The first dead jobs of a key.
-SELECT {shown} FROM (
-  (SELECT * FROM dl_jobs
-    WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = 'failed' AND score IS NOT NULL
-    ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s)
-  UNION ALL
-  (SELECT * FROM dl_jobs
-    WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = 'lost' AND score IS NOT NULL
-    ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s)) two
+SELECT {shown} FROM unnest('{failed, lost}'::dl_status[]) AS dead (ended) CROSS JOIN LATERAL (
+  SELECT * FROM dl_jobs
+   WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = ended AND score IS NOT NULL
+     AND status IN ('failed', 'lost')
+   ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s) two
  ORDER BY two.score, two.created_at, job_id LIMIT %(limit)s;

@@ -24,14 +24,12 @@ SELECT args::text FROM dl_jobs
  WHERE job_id = ANY (%(job_ids)s) AND claimed_by = %(claimed_by)s AND status = 'running';
 
 -- name: lines
--- A job's lines behind a place, the oldest run first. A null attempt: of all.
 SELECT claim, attempt, line, at, level, source, text FROM dl_job_logs
  WHERE job_id = %(job_id)s AND (claim, line) > (%(claim)s, %(line)s)
    AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s)
  ORDER BY claim, line LIMIT %(limit)s;
 
 -- name: last_lines
--- The last lines of an attempt, or of all, in their order.
 SELECT * FROM (
   SELECT claim, attempt, line, at, level, source, text FROM dl_job_logs
    WHERE job_id = %(job_id)s AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s)
@@ -46,6 +44,3 @@ WITH RECURSIVE each_run AS (
   SELECT more.claim, more.attempt FROM each_run r CROSS JOIN LATERAL (
     SELECT claim, attempt FROM dl_job_logs WHERE job_id = %(job_id)s AND claim > r.claim ORDER BY claim LIMIT 1) more)
 SELECT DISTINCT attempt FROM each_run ORDER BY attempt;
-
--- name: keep_days
-SELECT dl_log_days(%(days)s);

@@ -28,11 +28,11 @@ SELECT {settings} FROM dl_queues WHERE queue = %(queue)s;
 queue, paused_at, paused_by, max_length, coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge,
 coalesce(merge_limit, 1000) AS merge_limit, batch, coalesce(on_dead, 'continue') AS on_dead, fair_by;
 
--- name: said
+-- name: order_of
 SELECT ordered, merge FROM dl_queues WHERE queue = %(queue)s;
 
 -- name: lock_queue
--- What has been said of the order of a queue, null where nothing was; nobody else changes it before the commit.
+-- The order that people or workers chose for a queue, null where none did; no other session changes it before the commit.
 INSERT INTO dl_queues AS q (queue) VALUES (%(queue)s) ON CONFLICT (queue) DO UPDATE SET queue = excluded.queue
 RETURNING paused_at, paused_by, ordered, merge, merge_limit, batch, on_dead, fair_by;
 
@@ -42,7 +42,7 @@ WITH changed AS (
   UPDATE dl_queues SET ordered = %(ordered)s, merge = %(merge)s, merge_limit = %(merge_limit)s, batch = %(batch)s,
          on_dead = %(on_dead)s, fair_by = %(fair_by)s
    WHERE queue = %(queue)s RETURNING queue)
-SELECT pg_notify('dl_jobs', queue), pg_current_xact_id()::text FROM changed;
+SELECT pg_current_xact_id()::text, pg_notify('dl_jobs', queue) FROM changed;
 
 -- name: give_scores
 -- Scores for queued and running jobs without one, some at a time; see dl_give_scores.
@@ -56,11 +56,11 @@ SELECT dl_give_turns(array_agg(job_id)), max(created_at)::text
            AND deadline IS NULL
          ORDER BY created_at LIMIT %(limit)s) plain;
 
--- name: tell_tasks
+-- name: publish_tasks
 -- What pipelines say of their tasks. Of a farm that starts only the first worker finds a difference.
 INSERT INTO dl_tasks (task, max_attempts, affinity, limits, memory_mb, cpus, args_schema)
 SELECT task, max_attempts, affinity, limits, memory_mb, cpus, args_schema
-  FROM json_to_recordset(%(tasks)s) AS said (
+  FROM json_to_recordset(%(tasks)s) AS declared (
          task text, max_attempts int, affinity text[], limits text[], memory_mb real, cpus real, args_schema text)
 EXCEPT SELECT task, max_attempts, affinity, limits, memory_mb, cpus, args_schema FROM dl_tasks ORDER BY task
 ON CONFLICT (task) DO UPDATE SET
@@ -68,7 +68,6 @@ ON CONFLICT (task) DO UPDATE SET
    memory_mb = excluded.memory_mb, cpus = excluded.cpus, args_schema = excluded.args_schema;
 
 -- name: args_schemas
--- The JSON Schemas of those of these tasks that workers have shown; null: the task's args have none.
 SELECT task, args_schema FROM dl_tasks WHERE task = ANY (%(tasks)s);
 
 -- name: lock_limit
@@ -86,19 +85,15 @@ ON CONFLICT (name) DO UPDATE SET
 
 -- name: due_at_token
 -- The jobs to which the old rate gave the time of its next token are due: they ask again.
-UPDATE dl_jobs SET blocked_on = NULL, available_at = now() WHERE ctid = ANY (ARRAY(
-  SELECT ctid FROM dl_jobs JOIN dl_limit_state(ARRAY[%(name)s]) l ON l.name = ANY (limits)
-   WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'time' AND available_at = l.next_at));
+UPDATE dl_jobs SET blocked_on = NULL, available_at = now() WHERE job_id = ANY (ARRAY(
+  SELECT job_id FROM dl_jobs JOIN dl_limit_state(ARRAY[%(name)s]) l ON l.name = ANY (limits)
+   WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'time' AND available_at = l.next_at
+   ORDER BY job_id FOR NO KEY UPDATE OF dl_jobs));
 
 -- name: remove_limit
 DELETE FROM dl_limits WHERE name = %(name)s RETURNING name;
 
--- name: let_in
--- The jobs that wait for this limit start as far as there is room now.
-SELECT dl_let_in(ARRAY[%(name)s]);
-
 -- name: is_past
--- Whether every transaction sees the commit of this one.
 SELECT %(transaction)s::xid8 < pg_snapshot_xmin(pg_current_snapshot());
 
 -- name: task_names
@@ -109,6 +104,13 @@ SELECT %(transaction)s::xid8 < pg_snapshot_xmin(pg_current_snapshot());
  LIMIT %(most)s)
 UNION SELECT task FROM dl_tasks WHERE task = %(task)s
 UNION (SELECT task FROM dl_totals WHERE task = %(task)s LIMIT 1);
+
+-- name: task_facts
+-- Whether workers have shown this task or it has run, and the tasks that workers have shown; no row without such a task.
+SELECT task = ANY (names) OR EXISTS (SELECT FROM dl_needs WHERE task = %(task)s)
+       OR EXISTS (SELECT FROM dl_spans WHERE task = %(task)s) AS is_known, names
+  FROM (SELECT %(task)s::text AS task, ARRAY(SELECT task FROM dl_tasks ORDER BY task LIMIT %(most)s) AS names) shown
+ WHERE names <> '{}';
 
 -- name: queue_names
 -- The queues with workers, settings or sums, and this one when it has jobs. Served by small tables, ix_dl_jobs_claim,
@@ -121,17 +123,14 @@ UNION (SELECT queue FROM dl_jobs WHERE queue = %(queue)s AND status IN ('failed'
         ORDER BY queue, finished_at LIMIT 1);
 
 -- name: statuses
--- The statuses of these jobs, after a statement that has left some of them alone.
-SELECT job_id, status::text FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
-
--- name: cancellations
+-- The statuses of these jobs, and whether a cancellation was asked for.
 SELECT job_id, status::text, cancel_requested FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
 
 -- name: requeue
 -- final -> queued, due at once, with a fresh budget; in a merged queue also the jobs of its key that wait for a retry.
 WITH again AS (
   UPDATE dl_jobs SET status = 'queued', available_at = now(), attempt = 0, error = NULL, error_group = NULL, progress = '{}',
-         backoffs = 0, journaled = journaled + 1
+         backoffs = 0, journaled = mod(journaled, 1000000) + 1
    WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
                               ORDER BY job_id FOR NO KEY UPDATE))
      AND status IN ('succeeded', 'failed', 'canceled', 'lost')
@@ -158,7 +157,7 @@ ON CONFLICT (job_id) DO UPDATE SET checkpoint = NULL, target_claim = excluded.ta
 -- name: run_now
 -- queued -> queued: what waits for its time becomes due; in a merged queue also the jobs of its key that wait for a retry.
 WITH due AS (
-  UPDATE dl_jobs SET available_at = now(), journaled = journaled + 1
+  UPDATE dl_jobs SET available_at = now(), journaled = mod(journaled, 1000000) + 1
    WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
                               ORDER BY job_id FOR NO KEY UPDATE))
      AND status = 'queued' AND (blocked_on = 'time' OR available_at > now())
@@ -188,7 +187,7 @@ RETURNING job_id;
 -- key ready.
 WITH killed AS (
   UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'failed' END::dl_status,
-         finished_at = now(), blocked_on = NULL, journaled = journaled + 1,
+         finished_at = now(), blocked_on = NULL, journaled = mod(journaled, 1000000) + 1,
          error = coalesce(error, 'killed by ' || %(by)s::text),
          error_group = coalesce(error_group, CASE WHEN error IS NULL THEN 'killed by hand' END)
    WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)

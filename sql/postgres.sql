@@ -14,6 +14,18 @@ SELECT current_setting('server_version') AS version, current_database() AS datab
        current_setting('autovacuum_freeze_max_age')::int AS most_xids, current_setting('autovacuum')::bool AS vacuums
   FROM pg_database d WHERE d.datname = current_database();
 
+-- name: claim_plan
+-- How a claim comes to its first job, with the rows that it reads in vain; the statement locks and changes nothing.
+EXPLAIN (ANALYZE, BUFFERS, COSTS OFF)
+SELECT job_id FROM (
+  SELECT job_id, lock_key, NOT cancel_requested AND attempt < greatest(max_attempts, 1)
+                             AND available_at <= clock_timestamp() AS is_startable
+    FROM dl_jobs WHERE queue = %(queue)s AND status = 'queued' AND blocked_on IS NULL
+   ORDER BY queue, priority, coalesce(turn_at, created_at) LIMIT 1000) near
+ WHERE is_startable
+   AND (SELECT true FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = hashtext(near.lock_key)
+           AND lease_expires_at > now() LIMIT 1) IS NULL LIMIT 1;
+
 -- name: connections
 -- Sessions of clients in all databases by role, program and state. The word behind our programs' first colon is a queue.
 SELECT coalesce(usename, '') AS "user", split_part(application_name, ':', 1) AS application, datname AS database, state,

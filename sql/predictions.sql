@@ -1,9 +1,5 @@
 -- Predicted ends; called by the functions of dataloader/queue/reports/predictions.py. Nothing here changes a job.
 
--- name: plans
--- What they should be, whatever the statistics say: each read comes from an index, in its order.
-SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;
-
 -- name: queue
 -- What a prediction needs of a queue. A worker of several busy queues counts by its part. `length` is the reaper's count.
 WITH serving AS (
@@ -87,9 +83,8 @@ SELECT job_id, queue, status::text AS status, blocked_on, deadline,
   FROM dl_jobs WHERE job_id = %(job_id)s;
 
 -- name: may_predict
--- One reaper at a time. Its one session also serves leases, which must not wait.
-SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout', '1s', true),
-       pg_try_advisory_xact_lock(%(lock)s);
+-- One reaper at a time.
+SELECT pg_try_advisory_xact_lock(%(lock)s);
 
 -- name: queues
 -- Those that have something to predict, as the reaper has counted, and as it runs now.
@@ -116,7 +111,7 @@ SELECT job_id, deadline FROM dl_jobs
 INSERT INTO dl_predictions AS p (job_id, queue, made_at, ends_at, earliest, latest, plain_sec, deadline, expected_at)
 SELECT job_id, queue, %(made_at)s, ends_at, earliest, latest, plain_sec, deadline,
        CASE WHEN deadline IS NOT NULL THEN ends_at END
-  FROM json_to_recordset(%(said)s) AS said (
+  FROM json_to_recordset(%(forecast)s) AS forecast (
          job_id uuid, queue text, ends_at timestamptz, earliest timestamptz, latest timestamptz, plain_sec float8,
          deadline timestamptz)
  ORDER BY job_id
@@ -127,6 +122,12 @@ ON CONFLICT (job_id) DO UPDATE SET
    ends_at = coalesce(p.ends_at, excluded.ends_at), earliest = coalesce(p.earliest, excluded.earliest),
    latest = coalesce(p.latest, excluded.latest)
    WHERE p.ended_at IS NULL AND (p.deadline IS NOT NULL OR excluded.deadline IS NOT NULL);
+
+-- name: late
+-- Served by ix_dl_predictions_open; the same jobs as at_risk in stats.sql.
+SELECT p.job_id, j.task, j.lock_key, p.deadline, p.expected_at FROM dl_predictions p JOIN dl_jobs j USING (job_id)
+ WHERE p.queue = %(queue)s AND p.ended_at IS NULL AND p.deadline IS NOT NULL
+   AND (p.expected_at > p.deadline OR p.deadline < now()) ORDER BY p.deadline, p.job_id LIMIT %(most)s;
 
 -- name: alert
 -- Jobs that are going to miss their deadlines, or have, told in the journal once: webhooks read it there.

@@ -4,14 +4,14 @@
 
 -- name: enqueue
 -- none -> queued. No row when the idempotency key exists (`find` then reads the twin), or a limited queue is full.
--- Lists of fields: queue/field_sql.py. Created by the clock: jobs of one transaction run in the order in which they were added.
+-- Lists of fields: queue/fields.py. Created by the clock: jobs of one transaction run in the order in which they were added.
 WITH added AS (
   INSERT INTO dl_jobs (job_id, created_at, turn_at, blocked_on, journaled, {fields.columns})
   SELECT %(job_id)s, clock_timestamp(),
          (SELECT timestamptz 'infinity' FROM dl_queues WHERE queue = %(queue)s AND fair_by IS NOT NULL), CASE WHEN %(available_at)s::timestamptz > now() THEN 'time' END, 2, {fields.values}
     FROM (VALUES (%(task)s::text)) AS new (task) LEFT JOIN dl_tasks said USING (task)
    WHERE NOT (%(limited)s AND dl_is_full(%(queue)s))
-  ON CONFLICT (idempotency_key) DO NOTHING
+  ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
   RETURNING job_id, queue),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
@@ -34,7 +34,6 @@ SELECT place, job_id::text, status FROM dl_enqueue_many(
 SELECT FROM dl_set_trace(%(trace)s::text, %(job_ids)s::uuid[]);
 
 -- name: sign
--- Keep the name of the adder of these jobs in their journal.
 UPDATE dl_job_events SET payload = coalesce(payload, '{}') || jsonb_build_object('by', %(by)s::text)
  WHERE job_id = ANY (%(job_ids)s) AND kind = 'queued';
 
@@ -45,16 +44,16 @@ SELECT job_id FROM unnest(%(job_ids)s::uuid[]) job_id
          WHERE e.job_id = job_id.job_id AND kind = 'queued' ORDER BY event_id LIMIT 1)
        IS DISTINCT FROM split_part(%(by)s::text, ' from ', 1);
 
--- name: limit
--- The limit of a queue's length, if it has one, and whether the queue is full.
-SELECT max_length, dl_is_full(queue) FROM dl_queues WHERE queue = %(queue)s AND max_length IS NOT NULL;
+-- name: full
+-- `length`: how many jobs are queued, up to 10,000.
+SELECT queue, max_length, (
+         SELECT count(*) FROM (SELECT FROM dl_jobs j WHERE j.queue = q.queue AND status = 'queued' LIMIT 10000) n) AS length
+  FROM dl_queues q WHERE queue = ANY (%(queues)s::text[]) AND dl_is_full(queue) ORDER BY queue LIMIT 1;
 
 -- name: known
--- How many of these idempotency keys have a job.
 SELECT count(*) FROM dl_jobs WHERE idempotency_key = ANY (%(keys)s);
 
 -- name: find
--- The job of an idempotency key.
 SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s;
 
 -- name: status
@@ -88,8 +87,15 @@ SELECT {fields.status},
       CASE WHEN j.blocked_on = 'time'
            THEN jsonb_build_object('reason', 'time', 'until', dl_readable(j.available_at)) END,
       CASE WHEN j.blocked_on = 'parent' THEN (
-        SELECT jsonb_build_object('reason', 'parent', 'parents', w.parents, 'on_failure', w.on_failure, 'job_id', (
-                 SELECT e.parent_id FROM dl_parents e WHERE e.job_id = j.job_id AND NOT e.is_over ORDER BY e.place LIMIT 1))
+        SELECT jsonb_build_object('reason', 'parent', 'parents', w.parents, 'on_failure', w.on_failure) || coalesce((
+                 SELECT jsonb_strip_nulls(jsonb_build_object('job_id', e.parent_id, 'task', p.task, 'lock_key', p.lock_key,
+                                                             'since', dl_readable(held.since)))
+                   FROM (SELECT * FROM dl_parents WHERE job_id = j.job_id AND NOT is_over ORDER BY place LIMIT 1000) e
+                   LEFT JOIN dl_jobs p ON p.job_id = e.parent_id
+                  CROSS JOIN LATERAL (
+                    SELECT CASE WHEN p.status NOT IN ('queued', 'running') AND dl_after(p.status, w.on_failure) IS NULL
+                                THEN p.finished_at END AS since) held
+                  ORDER BY held.since, e.place LIMIT 1), '{}')  -- one that holds it up for good goes first
           FROM dl_waiting w WHERE w.job_id = j.job_id) END,
       (SELECT jsonb_build_object('reason', 'lock', 'lock_key', j.lock_key, 'job_id', r.job_id) FROM dl_jobs r
         WHERE r.status = 'running' AND hashtext(r.lock_key) = hashtext(j.lock_key) AND r.lease_expires_at > now() LIMIT 1),
@@ -138,7 +144,7 @@ SELECT {fields.status},
 -- queued -> canceled at once; a running job is told by its row and a notification, again when forced. Rows are locked in the
 -- order of job_id, so two such statements never wait for each other.
 WITH asked AS (
-  UPDATE dl_jobs SET cancel_requested = true, cancel_forced = cancel_forced OR %(force)s, journaled = journaled + 1,
+  UPDATE dl_jobs SET cancel_requested = true, cancel_forced = cancel_forced OR %(force)s, journaled = mod(journaled, 1000000) + 1,
          status = CASE status WHEN 'queued' THEN 'canceled' ELSE status END,
          finished_at = CASE status WHEN 'queued' THEN now() END
    WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
@@ -160,6 +166,12 @@ SELECT * FROM dl_step(
   %(job_ids)s::uuid[], %(attempts)s::int[], %(verbs)s::text[], %(errors)s::text[], %(delays_sec)s::float8[],
   %(progress)s::text[], %(facts)s::text[], %(prefer)s::json);
 
+-- name: step_plain
+-- The same of a plain queue, for runs that have all succeeded; see dl_step_plain.
+SELECT * FROM dl_step_plain(
+  %(queue)s, %(worker)s, %(backend_start)s, %(most)s, %(job_ids)s::uuid[], %(attempts)s::int[], %(progress)s::text[],
+  %(facts)s::text[]);
+
 -- name: traces
 -- Where the triggers of these jobs stand in traces; asked only by workers that trace.
 SELECT job_id, trace FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND trace IS NOT NULL;
@@ -171,22 +183,19 @@ SELECT job_id, greatest(0, extract(epoch FROM clock_timestamp() - greatest(avail
 
 -- name: beat
 -- running -> running: leases are renewed; progress and the regular journal row are of the first job. Heap-only: changes no
--- indexed column.
+-- indexed column. Rows are locked in the order of `request_cancel`.
 WITH renewed AS (
   UPDATE dl_jobs j SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
          progress = CASE WHEN j.job_id = (%(job_ids)s::uuid[])[1] THEN coalesce(%(progress)s::jsonb, progress) ELSE progress END
     FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[]) AS run (job_id, attempt)
-   WHERE j.job_id = run.job_id AND j.attempt = run.attempt AND claimed_by = %(claimed_by)s AND status::text = 'running'
+   WHERE j.job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE))
+     AND j.job_id = run.job_id AND j.attempt = run.attempt AND claimed_by = %(claimed_by)s AND status::text = 'running'
   RETURNING j.job_id, queue, j.attempt, progress, cancel_requested),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, 'heartbeat', jsonb_build_object('attempt', attempt, 'progress', progress)
     FROM renewed WHERE %(journal)s AND job_id = (%(job_ids)s::uuid[])[1])
 SELECT count(*), coalesce(bool_or(cancel_requested), false) FROM renewed;
-
--- name: retake
--- running -> running after a reconnect; see dl_retake.
-SELECT dl_retake(%(job_ids)s::uuid[], %(attempts)s::int[], %(claimed_by)s, %(backend_start)s);
 
 -- name: leap
 -- running -> running: a number for this claim above a fence in its target, after the queue was restored from an older state.
@@ -250,7 +259,8 @@ SELECT kind <> 'picked' FROM dl_job_events
 UPDATE dl_jobs j SET lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
        heartbeat_at = coalesce(heartbeat_at, now())
   FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[]) AS run (job_id, attempt)
- WHERE j.job_id = run.job_id AND j.attempt = run.attempt AND claimed_by = %(claimed_by)s AND status::text = 'running'
+ WHERE j.job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE))
+   AND j.job_id = run.job_id AND j.attempt = run.attempt AND claimed_by = %(claimed_by)s AND status::text = 'running'
    AND lease_expires_at > now();
 
 -- name: tell_stuck
@@ -261,17 +271,9 @@ SELECT job_id, queue, 'stuck', jsonb_build_object('attempt', attempt, 'silent_se
   FROM dl_jobs
  WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running';
 
--- name: end_session
--- End a session of ours that may still be at work on the server; see dl_end_session.
-SELECT dl_end_session(%(backend_pid)s, %(backend_start)s);
-
 -- name: cancellations
 -- Those of these running jobs that should stop, and whether at once: the keeper enforces it.
 SELECT job_id, cancel_forced FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND status = 'running' AND cancel_requested;
-
--- name: settle
--- running -> queued, lost, failed or canceled: the job of a worker that died; see dl_settle.
-SELECT job_id, status::text FROM dl_settle(%(worker)s, %(running)s::uuid[], %(end)s, %(reason)s, %(facts)s);
 
 -- name: take_back
 -- running -> queued: jobs that a living worker has claimed ahead of its run and cannot hand back.
@@ -282,7 +284,6 @@ WITH waiting AS MATERIALIZED (
 SELECT dl_give_back(job_id, 'drain', %(reason)s, '{}') FROM waiting;
 
 -- name: still_held
--- Which of these claims does this worker still have?
 SELECT j.job_id FROM dl_jobs j
   JOIN unnest(%(job_ids)s::uuid[], %(attempts)s::int[]) AS claim (job_id, attempt) USING (job_id, attempt)
  WHERE claimed_by = %(worker)s AND status::text = 'running';
@@ -315,29 +316,9 @@ SELECT job_id, status::text FROM dl_settle(%(worker)s, ARRAY(
                               AND payload ->> 'reason' = 'not started: ' || %(reason)s))),
   'crash', %(reason)s, '{}');
 
--- name: reap
--- running -> queued, lost or canceled: one job whose lease has run out; see dl_reap.
-SELECT job_id, queue, status::text FROM dl_reap(%(up_sec)s, %(patience_sec)s) WHERE job_id IS NOT NULL;
-
 -- name: clock
--- The database's clock, and for how long its server has been up by it (seconds).
 SELECT extract(epoch FROM clock_timestamp())::float8,
        extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8;
-
--- name: wake
--- queued -> queued: rows of every queue whose time has come become claimable; see dl_wake.
-SELECT dl_wake_all(%(limit)s);
-
--- name: unpark_stranded
--- queued -> queued: parked rows behind which no run is any more become claimable; see dl_unpark_stranded.
-SELECT dl_unpark_stranded(%(after)s, %(limit)s);
-
--- name: resolve_stranded
-SELECT dl_resolve_stranded(%(after)s, %(limit)s);
-
--- name: let_in
--- queued -> queued: parked rows of limits with room become claimable; see dl_let_in_all.
-SELECT dl_let_in_all();
 
 -- name: prune
 -- finished -> gone, with their journal (dl_prune). The times are text, for Python does not know all of them.

@@ -1,5 +1,5 @@
 -- The rights of each role. `migrate --roles` grants the first three; `spread` also follows the functions at each change, and
--- finds the roles by their rights. docs/operating.md has the outcome; a test compares.
+-- finds the roles by their rights. docs/roles.md has the outcome; a test compares.
 
 -- name: farm
 GRANT USAGE ON SCHEMA {schema} TO {role};
@@ -34,7 +34,7 @@ DECLARE
 BEGIN
   SELECT string_agg(oid::regprocedure::text, ', '),
          string_agg(oid::regprocedure::text, ', ') FILTER (WHERE prorettype <> 'trigger'::regtype),
-         string_agg(oid::regprocedure::text, ', ') FILTER (WHERE proname IN ('dl_readable', 'dl_matches', 'dl_last_run_sec', 'dl_counted', 'dl_limit_state', 'dl_error_group')),
+         string_agg(oid::regprocedure::text, ', ') FILTER (WHERE proname IN ('dl_readable', 'dl_after', 'dl_matches', 'dl_last_run_sec', 'dl_counted', 'dl_limit_state', 'dl_error_group')),
          string_agg(oid::regprocedure::text, ', ')
            FILTER (WHERE proname IN ('dl_enqueue', 'dl_enqueue_one', 'dl_enqueue_many', 'dl_set_trace', 'dl_depend',
                               'dl_job_status'))

@@ -1,8 +1,7 @@
 -- Schedules; called by the functions of the same name in dataloader/queue/plans/schedules.py. A test may give another `now`.
 
 -- name: clock
--- The time of the transaction.
-SELECT coalesce(%(now)s::timestamptz, now());
+SELECT now();
 
 -- name: shown
 -- In the place of {shown}: a schedule with its last job, as people see it.
@@ -15,35 +14,30 @@ SELECT s.name, s.origin, s.cron, s.interval_sec, s.timezone, s.catch_up, s.overl
 -- name: schedules
 {shown} ORDER BY s.name;
 
--- name: schedule
+-- name: named
 {shown} WHERE s.name = %(name)s;
 
 -- name: lock
--- One schedule, which nobody else changes before the commit: neither people nor a reaper.
 SELECT *, now() AS now FROM dl_schedules WHERE name = %(name)s FOR UPDATE;
 
 -- name: add
--- No row where the name is taken. The commit wakes the reapers, here and below.
-WITH added AS (
-  INSERT INTO dl_schedules (name, origin, cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due,
-                            created_by)
-  VALUES (%(name)s, 'people', %(cron)s, %(interval_sec)s, %(timezone)s, %(catch_up)s, %(overlap)s, %(jitter_sec)s,
-          %(job)s::jsonb, %(next_due)s, %(by)s)
-  ON CONFLICT (name) DO NOTHING RETURNING name)
-SELECT pg_notify('dl_schedules', name) FROM added;
+-- No row where the name is taken.
+INSERT INTO dl_schedules (name, origin, cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due,
+                          created_by)
+VALUES (%(name)s, 'people', %(cron)s, %(interval_sec)s, %(timezone)s, %(catch_up)s, %(overlap)s, %(jitter_sec)s,
+        %(job)s::jsonb, %(next_due)s, %(by)s)
+ON CONFLICT (name) DO NOTHING;
 
 -- name: change
 -- Another definition: an error that the one before had says nothing of it.
-WITH changed AS (
-  UPDATE dl_schedules
-     SET cron = %(cron)s, interval_sec = %(interval_sec)s, timezone = %(timezone)s, catch_up = %(catch_up)s,
-         overlap = %(overlap)s, jitter_sec = %(jitter_sec)s, job = %(job)s::jsonb, next_due = %(next_due)s,
-         changed_at = now(), changed_by = %(by)s, error = NULL, error_at = NULL, retry_at = NULL
-   WHERE name = %(name)s RETURNING name)
-SELECT pg_notify('dl_schedules', name) FROM changed;
+UPDATE dl_schedules
+   SET cron = %(cron)s, interval_sec = %(interval_sec)s, timezone = %(timezone)s, catch_up = %(catch_up)s,
+       overlap = %(overlap)s, jitter_sec = %(jitter_sec)s, job = %(job)s::jsonb, next_due = %(next_due)s,
+       changed_at = now(), changed_by = %(by)s, error = NULL, error_at = NULL, retry_at = NULL
+ WHERE name = %(name)s;
 
 -- name: remove
-DELETE FROM dl_schedules WHERE name = %(name)s RETURNING name;
+DELETE FROM dl_schedules WHERE name = %(name)s;
 
 -- name: pause
 -- A pause that stands keeps its time and its author.
@@ -51,52 +45,41 @@ UPDATE dl_schedules SET paused_at = now(), paused_by = %(by)s WHERE name = %(nam
 
 -- name: resume
 -- From now on: the due times of the pause get no job.
-WITH resumed AS (
-  UPDATE dl_schedules SET paused_at = NULL, paused_by = NULL, next_due = %(next_due)s, error = NULL, error_at = NULL,
-                          retry_at = NULL
-   WHERE name = %(name)s AND paused_at IS NOT NULL RETURNING name)
-SELECT pg_notify('dl_schedules', name) FROM resumed;
+UPDATE dl_schedules SET paused_at = NULL, paused_by = NULL, next_due = %(next_due)s, error = NULL, error_at = NULL,
+                        retry_at = NULL
+ WHERE name = %(name)s AND paused_at IS NOT NULL;
 
--- name: tell
+-- name: publish
 -- What pipelines say of their schedules. What people have changed or named stays; with the same timing, what is due stays
 -- due.
-WITH told AS (
-  INSERT INTO dl_schedules AS s (name, origin, cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due,
-                                 created_by)
-  SELECT name, 'code', cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due, 'code'
-    FROM json_to_recordset(%(schedules)s) AS said (
-           name text, cron text, interval_sec int, timezone text, catch_up text, overlap text, jitter_sec float8,
-           job jsonb, next_due timestamptz)
-   ORDER BY name
-  ON CONFLICT (name) DO UPDATE SET
-     next_due = CASE WHEN (s.cron, s.interval_sec, s.timezone)
-                          IS NOT DISTINCT FROM (excluded.cron, excluded.interval_sec, excluded.timezone)
-                     THEN s.next_due ELSE excluded.next_due END,
-     cron = excluded.cron, interval_sec = excluded.interval_sec, timezone = excluded.timezone,
-     catch_up = excluded.catch_up, overlap = excluded.overlap, jitter_sec = excluded.jitter_sec, job = excluded.job,
-     error = NULL, error_at = NULL, retry_at = NULL
-   WHERE s.origin = 'code' AND s.changed_at IS NULL
-     AND (s.cron, s.interval_sec, s.timezone, s.catch_up, s.overlap, s.jitter_sec, s.job) IS DISTINCT FROM
-         (excluded.cron, excluded.interval_sec, excluded.timezone, excluded.catch_up, excluded.overlap,
-          excluded.jitter_sec, excluded.job)
-  RETURNING s.name)
-SELECT pg_notify('dl_schedules', '') FROM told LIMIT 1;
+INSERT INTO dl_schedules AS s (name, origin, cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due,
+                               created_by)
+SELECT name, 'code', cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due, 'code'
+  FROM json_populate_recordset(NULL::dl_schedules, %(schedules)s) ORDER BY name
+ON CONFLICT (name) DO UPDATE SET
+   next_due = CASE WHEN (s.cron, s.interval_sec, s.timezone)
+                        IS NOT DISTINCT FROM (excluded.cron, excluded.interval_sec, excluded.timezone)
+                   THEN s.next_due ELSE excluded.next_due END,
+   cron = excluded.cron, interval_sec = excluded.interval_sec, timezone = excluded.timezone,
+   catch_up = excluded.catch_up, overlap = excluded.overlap, jitter_sec = excluded.jitter_sec, job = excluded.job,
+   error = NULL, error_at = NULL, retry_at = NULL
+ WHERE s.origin = 'code' AND s.changed_at IS NULL
+   AND (s.cron, s.interval_sec, s.timezone, s.catch_up, s.overlap, s.jitter_sec, s.job) IS DISTINCT FROM
+       (excluded.cron, excluded.interval_sec, excluded.timezone, excluded.catch_up, excluded.overlap,
+        excluded.jitter_sec, excluded.job);
 
 -- name: retire
 -- Schedules of code that their pipelines name no more make no jobs, those named again do; unknown tasks are left alone.
-WITH other AS (
-  UPDATE dl_schedules SET retired_at = CASE WHEN name = ANY (%(names)s::text[]) THEN NULL ELSE now() END
-   WHERE origin = 'code' AND job ->> 'task' = ANY (%(tasks)s::text[])
-     AND (retired_at IS NULL) <> (name = ANY (%(names)s::text[]))
-  RETURNING name)
-SELECT pg_notify('dl_schedules', '') FROM other LIMIT 1;
+UPDATE dl_schedules SET retired_at = CASE WHEN name = ANY (%(names)s::text[]) THEN NULL ELSE now() END
+ WHERE origin = 'code' AND job ->> 'task' = ANY (%(tasks)s::text[])
+   AND (retired_at IS NULL) <> (name = ANY (%(names)s::text[]));
 
 -- name: lock_due
--- The next schedule by name that is due, unless another reaper is at it. Served by ix_dl_schedules_due.
+-- The schedule that has been due longest but for those of `made`, unless another reaper is at it: ix_dl_schedules_due.
 SELECT *, coalesce(%(now)s::timestamptz, now()) AS now FROM dl_schedules
  WHERE next_due <= coalesce(%(now)s::timestamptz, now()) AND paused_at IS NULL AND retired_at IS NULL
-   AND (retry_at IS NULL OR retry_at <= coalesce(%(now)s::timestamptz, now())) AND name > %(after)s
- ORDER BY name LIMIT 1 FOR UPDATE SKIP LOCKED;
+   AND (retry_at IS NULL OR retry_at <= coalesce(%(now)s::timestamptz, now())) AND name <> ALL (%(made)s)
+ ORDER BY next_due, name LIMIT 1 FOR UPDATE SKIP LOCKED;
 
 -- name: has_ended
 -- Whether the last job of a schedule has ended, or is gone.
@@ -125,6 +108,3 @@ UPDATE dl_schedules
 -- In how many seconds the next schedule is due, by the database's clock; null where none is.
 SELECT extract(epoch FROM min(greatest(next_due, retry_at)) - coalesce(%(now)s::timestamptz, clock_timestamp()))::float8
   FROM dl_schedules WHERE paused_at IS NULL AND retired_at IS NULL;
-
--- name: listen
-LISTEN dl_schedules;

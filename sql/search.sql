@@ -43,7 +43,8 @@ CASE (j).status::text WHEN 'queued' THEN CASE WHEN (j).blocked_on IS NULL THEN '
 coalesce((j).finished_at, CASE (j).status WHEN 'running' THEN (j).started_at END, (j).created_at);
 
 -- name: far
--- In the place of {far}: not one of the jobs that an id in the search may mean. Those are looked up by their key, apart.
+-- Stands in the place of {far} except in `of_near` itself, and leaves out the jobs that an id in the search may mean:
+-- `of_near` reads these jobs by their key.
 (%(near_from)s::uuid IS NULL OR (j).job_id NOT BETWEEN %(near_from)s::uuid AND %(near_to)s::uuid);
 
 -- name: tallied
@@ -65,8 +66,12 @@ SELECT %(kind)s::text AS kind, count(*) AS count, count(*) AS looked_at FROM (
 (%(queue)s::text IS NULL OR queue = %(queue)s);
 
 -- name: of_queued
--- The latest. Served by ix_dl_jobs_queued.
-enum_eq(status, 'queued') ORDER BY created_at DESC;
+-- Served by ix_dl_jobs_queued.
+enum_eq(status, 'queued');
+
+-- name: of_retries
+-- Those that were tried before. Served by ix_dl_jobs_retried; of all queues together they are sorted.
+status = 'queued' AND attempt > 0;
 
 -- name: of_ready
 -- Served by ix_dl_jobs_turn.
@@ -97,12 +102,12 @@ SELECT count(*) >= %(scan)s FROM (SELECT FROM dl_waiting LIMIT %(scan)s) n;
 status = 'running';
 
 -- name: of_dead
--- Served by ix_dl_jobs_dead.
+-- Served by ix_dl_jobs_dead; of all queues together they are sorted.
 status IN ('failed', 'lost');
 
 -- name: of_finished
--- The latest succeeded and canceled jobs. Served by ix_dl_jobs_finished.
-finished_at IS NOT NULL AND finished_at >= %(since)s AND finished_at <= %(until)s ORDER BY finished_at DESC;
+-- Served by ix_dl_jobs_finished.
+finished_at IS NOT NULL;
 
 -- name: of_near
 -- The jobs that an id in the search may mean. Served by the jobs' key.
@@ -116,21 +121,13 @@ args @> ANY (%(args)s::jsonb[]);
 -- Those that somebody has ticked. Served by the jobs' key.
 job_id = ANY (%(job_ids)s::uuid[]);
 
--- name: plans_of_args
-SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = on; SET LOCAL jit = off;
-
 -- name: args_index
 -- Whether there is the index for searches by arguments, and it works.
 SELECT indisvalid AND indisready FROM pg_index WHERE indexrelid = to_regclass('ix_dl_jobs_args');
 
--- name: few_of_args
--- How many jobs have the arguments, counted up to one more than `most`. Served by ix_dl_jobs_args.
-SELECT count(*) FROM (SELECT FROM dl_jobs WHERE args @> ANY (%(args)s::jsonb[]) LIMIT %(most)s + 1) n;
-
--- name: few_near
--- The same of the jobs that an id in a search may mean. Served by the jobs' key.
-SELECT count(*) FROM (
-  SELECT FROM dl_jobs WHERE job_id BETWEEN %(near_from)s::uuid AND %(near_to)s::uuid LIMIT %(most)s + 1) n;
+-- name: are_few
+-- Whether a source has at most `most` jobs.
+SELECT count(*) <= %(most)s AS are_few FROM (SELECT FROM dl_jobs WHERE {source} LIMIT %(most)s + 1) n;
 
 -- name: create_args_index
 -- By an operator's command alone: each insert and each change of a job's status pays for it. Beside a working farm.
@@ -165,5 +162,4 @@ SELECT clock_timestamp();
 SELECT job_id FROM dl_jobs j
  WHERE job_id = ANY (%(chosen)s) AND {matches} AND {kind} = ANY (%(kinds)s)
    AND {changed_at} BETWEEN %(since)s AND %(until)s AND {changed_at} <= %(as_of)s
-   AND (%(job_ids)s::uuid[] IS NULL OR job_id = ANY (%(job_ids)s::uuid[]))
  ORDER BY job_id FOR UPDATE;

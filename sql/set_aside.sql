@@ -22,7 +22,6 @@ DELETE FROM dl_jobs WHERE job_id IN (
   SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND status::text = 'queued' FOR UPDATE SKIP LOCKED);
 
 -- name: locked
--- Whether others have some of these jobs locked, so that they are not hidden.
 SELECT EXISTS (SELECT FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND status::text = 'queued');
 
 -- name: fail
@@ -30,7 +29,7 @@ SELECT EXISTS (SELECT FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND status::
 WITH spent AS (
   UPDATE dl_jobs SET
          status = CASE WHEN attempt::bigint + 1 >= max_attempts THEN 'failed' ELSE 'queued' END::dl_status,
-         attempt = least(attempt, 2147483646) + 1, journaled = least(journaled, 999999999) + 1,
+         attempt = least(attempt, 2147483646) + 1, journaled = mod(journaled, 1000000) + 1,
          blocked_on = CASE WHEN attempt::bigint + 1 < max_attempts THEN 'time' END,
          available_at = now() + make_interval(secs => dl_retry_delay(least(attempt, 2147483646) + 1)),
          finished_at = CASE WHEN attempt::bigint + 1 >= max_attempts THEN now() END,

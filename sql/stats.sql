@@ -1,8 +1,5 @@
 -- Reports for people; called by the functions of the same name in dataloader/queue/reports/stats.py. None changes a job.
 
--- name: give_up_after
-SELECT set_config('statement_timeout', %(time)s, true);
-
 -- name: live
 -- In the place of {live}: who runs and serves, and what the reaper has predicted (ix_dl_predictions_open).
 running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
@@ -47,18 +44,7 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
           WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS DISTINCT FROM 'time'
           ORDER BY j.queue, j.available_at LIMIT 1)), 0))::float8 AS lag_sec,
        {of_settings},
-       CASE WHEN ordered THEN (
-         WITH RECURSIVE found (lock_key, nth) AS (
-           (SELECT lock_key, 1 FROM dl_jobs j
-             WHERE j.queue = known.queue AND status = 'queued' AND score IS NOT NULL
-             ORDER BY j.queue, lock_key LIMIT 1)
-           UNION ALL
-           SELECT next.lock_key, nth + 1 FROM found CROSS JOIN LATERAL (
-             SELECT lock_key FROM dl_jobs j
-              WHERE j.queue = known.queue AND status = 'queued' AND score IS NOT NULL AND j.lock_key > found.lock_key
-              ORDER BY j.queue, lock_key LIMIT 1) next
-            WHERE nth < %(most_keys)s)
-         SELECT count(*) FROM found) END AS keys,
+       CASE WHEN ordered THEN {keys_of} END AS keys,
        noted_length, noted_scheduled, noted_retries, noted_dead, noted_keys, counted_at
   FROM known
   LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN risks USING (queue)
@@ -96,20 +82,22 @@ SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled
   LEFT JOIN dl_queues USING (queue)
   LEFT JOIN dl_lengths USING (queue);
 
+-- name: keys_of
+-- In the place of {keys_of}: the keys of an ordered queue's queued jobs, up to `most_keys`, by a loose scan of ix_dl_jobs_order.
+(WITH RECURSIVE found (lock_key, nth) AS (
+   (SELECT lock_key, 1 FROM dl_jobs j
+     WHERE j.queue = known.queue AND status = 'queued' AND score IS NOT NULL ORDER BY j.queue, lock_key LIMIT 1)
+   UNION ALL
+   SELECT next.lock_key, nth + 1 FROM found CROSS JOIN LATERAL (
+     SELECT lock_key FROM dl_jobs j
+      WHERE j.queue = known.queue AND status = 'queued' AND score IS NOT NULL AND j.lock_key > found.lock_key
+      ORDER BY j.queue, lock_key LIMIT 1) next
+    WHERE nth < %(most_keys)s)
+ SELECT count(*) FROM found);
+
 -- name: keys
--- For the reaper: the keys of each ordered queue with queued jobs, up to `most`, by a loose scan of ix_dl_jobs_order.
-SELECT queue, (
-  WITH RECURSIVE found (lock_key, nth) AS (
-    (SELECT lock_key, 1 FROM dl_jobs j
-      WHERE j.queue = q.queue AND status = 'queued' AND score IS NOT NULL ORDER BY j.queue, lock_key LIMIT 1)
-    UNION ALL
-    SELECT next.lock_key, nth + 1 FROM found CROSS JOIN LATERAL (
-      SELECT lock_key FROM dl_jobs j
-       WHERE j.queue = q.queue AND status = 'queued' AND score IS NOT NULL AND j.lock_key > found.lock_key
-       ORDER BY j.queue, lock_key LIMIT 1) next
-     WHERE nth < %(most)s)
-  SELECT count(*) FROM found) AS keys
-  FROM dl_queues q WHERE ordered;
+-- For the reaper: the keys of each ordered queue.
+SELECT queue, {keys_of} AS keys FROM dl_queues known WHERE ordered;
 
 -- name: may_note
 -- One reaper at a time, and not again after another reaper's fresh count.
@@ -127,6 +115,24 @@ ON CONFLICT (queue) DO UPDATE SET
    length = excluded.length, scheduled = excluded.scheduled, retries = excluded.retries, dead = excluded.dead,
    lag_sec = excluded.lag_sec, keys = excluded.keys, counted_at = now();
 
+-- name: wrong_plans
+-- Of the schedules, and of the backfills, whose next jobs are not made: the one that is oldest so, and how many they are.
+SELECT DISTINCT ON (kind) *, count(*) OVER (PARTITION BY kind) AS number FROM (
+  SELECT 'schedule' AS kind, name, left(error, 200) AS error, error_at AS since FROM dl_schedules
+   WHERE error IS NOT NULL AND paused_at IS NULL AND retired_at IS NULL
+  UNION ALL
+  SELECT 'backfill', name, left(error, 200), error_at FROM dl_backfills
+   WHERE error IS NOT NULL AND paused_at IS NULL AND canceled_at IS NULL
+  UNION ALL
+  SELECT 'schedule', name, 'it is overdue', next_due FROM dl_schedules
+   WHERE error IS NULL AND paused_at IS NULL AND retired_at IS NULL
+     AND next_due < now() - make_interval(secs => %(overdue_sec)s)
+  UNION ALL
+  SELECT 'backfill', name, 'it is overdue', next_at FROM dl_backfills
+   WHERE error IS NULL AND paused_at IS NULL AND canceled_at IS NULL
+     AND next_at < now() - make_interval(secs => %(overdue_sec)s)) wrong
+ ORDER BY kind, since, name;
+
 -- name: beginning
 -- Whether the farm has had a job.
 SELECT EXISTS (SELECT FROM dl_totals) OR EXISTS (SELECT FROM dl_jobs) AS has_begun;
@@ -134,6 +140,7 @@ SELECT EXISTS (SELECT FROM dl_totals) OR EXISTS (SELECT FROM dl_jobs) AS has_beg
 -- name: fitness
 -- Whether this session could add and end a job now, without writing a row: the server's state, and the rights that the
 -- role lacks. Whether a reaper works: by its session, whose name every role may see, and its last statement, if it may.
+-- Whether a process of the role has found the disk full: its session's name tells (db.connect).
 SELECT pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_only') = 'on' AS read_only,
        ARRAY(SELECT privilege || ' on ' || name
                FROM unnest('{dl_jobs, dl_job_events}'::text[]) name,
@@ -146,12 +153,16 @@ SELECT pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_onl
              ORDER BY 1) AS lacking,
        EXISTS (SELECT FROM pg_stat_activity
                 WHERE datname = current_database() AND application_name LIKE 'dl-reaper%%'
-                  AND coalesce(state_change > clock_timestamp() - %(reaper_sec)s * interval '1 s', true)) AS has_reaper;
+                  AND coalesce(state_change > clock_timestamp() - %(reaper_sec)s * interval '1 s', true)) AS has_reaper,
+       EXISTS (SELECT FROM pg_stat_activity
+                WHERE datname = current_database() AND usename = current_user
+                  AND to_timestamp(substring(application_name FROM ' full@(\d{1,11})$')::bigint)
+                      > clock_timestamp() - %(full_sec)s * interval '1 s') AS disk_full;
 
 -- name: workers
 -- The workers that the keepers of all hosts have shown within ten minutes, with the jobs that run there.
 SELECT w.worker, w.farm, w.host, w.pid, w.queue, coalesce(w.queues, ARRAY[w.queue]) AS queues, w.state,
-       w.memory_bytes, w.cpu_percent, w.jobs, w.started_at, w.seen_at, w.reported_at,
+       w.memory_bytes, w.cpu_percent, w.jobs, w.started_at, w.seen_at, w.reported_at, w.reload_error,
        w.seen_at > now() - interval '30 s' AND w.state <> 'dead' AS is_live,
        j.job_id, j.task, j.lock_key, j.attempt, j.progress::text AS progress, dl_readable(p.ts) AS job_started_at
   FROM dl_workers w
@@ -163,7 +174,7 @@ SELECT w.worker, w.farm, w.host, w.pid, w.queue, coalesce(w.queues, ARRAY[w.queu
 
 -- name: used
 -- What the run of a job uses now; no row: nobody has shown it lately. Served by the primary key of dl_workers.
-SELECT memory_bytes, cpu_percent, seen_at FROM dl_workers
+SELECT memory_bytes, cpu_percent, seen_at, CASE state WHEN 'stuck' THEN reported_at END AS stuck_since FROM dl_workers
  WHERE worker = %(worker)s AND job_id = %(job_id)s AND seen_at > now() - interval '30 s';
 
 -- name: tasks
@@ -201,25 +212,22 @@ SELECT l.name, l.most, l.per_minute, CASE WHEN l.per_minute IS NOT NULL THEN l.b
 SELECT task, coalesce(dl_counted(memory_mb, NULL), 0) AS memory_mb, coalesce(dl_counted(NULL, cpus), 0) AS cpus
   FROM dl_needs WHERE dl_counted(memory_mb, cpus) IS NOT NULL;
 
--- name: briefly
--- Keeper and reaper have one session for this and for leases, which must not wait.
-SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout', '500ms', true);
-
 -- name: show_workers
 -- A keeper shows its workers, and no others of this farm; rows of farms that are gone go after a day.
 WITH shown AS (
   INSERT INTO dl_workers AS w (
          worker, farm, host, pid, queue, queues, state, job_id, memory_bytes, cpu_percent, jobs, started_at, reported_at,
-         host_memory_mb)
+         host_memory_mb, reload_error)
   SELECT worker, %(farm)s, %(host)s, pid, queue, queues, state, job_id, memory_bytes, cpu_percent, jobs, started_at,
-         now() - make_interval(secs => silent_sec), %(host_memory_mb)s::real
+         now() - make_interval(secs => silent_sec), %(host_memory_mb)s::real, %(reload_error)s::text
     FROM json_to_recordset(%(workers)s) AS s (worker text, pid int, queue text, queues text[], state text, job_id uuid,
          memory_bytes bigint, cpu_percent real, jobs bigint, started_at timestamptz, silent_sec float8)
   ON CONFLICT (worker) DO UPDATE SET
      farm = excluded.farm,  -- another, after the keeper was replaced
      state = excluded.state, job_id = excluded.job_id, memory_bytes = excluded.memory_bytes, queue = excluded.queue,
      queues = excluded.queues, cpu_percent = excluded.cpu_percent, jobs = excluded.jobs, seen_at = now(),
-     reported_at = excluded.reported_at, host_memory_mb = excluded.host_memory_mb
+     reported_at = excluded.reported_at, host_memory_mb = excluded.host_memory_mb,
+     reload_error = excluded.reload_error
   RETURNING worker)
 DELETE FROM dl_workers
  WHERE farm = %(farm)s AND worker <> ALL (ARRAY(SELECT worker FROM json_to_recordset(%(workers)s) AS s (worker text)))
@@ -246,6 +254,23 @@ SELECT current_setting('server_version') AS version, current_database() AS datab
        AND datname = current_database()
      ORDER BY (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) DESC, xact_start LIMIT 1) o ON true;
 
+-- name: blockers
+-- Sessions in the farm's way. Their age (of the last change of their state) is seen of this role's own sessions, and with
+-- pg_read_all_stats. Of the farm's advisory locks the numbers begin with "dl" in ASCII, or are "dlogs".
+SELECT DISTINCT 'lock' AS blocks, pid, usename AS "user", application_name AS application,
+       extract(epoch FROM clock_timestamp() - state_change)::float8 AS age_sec
+  FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+ WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND a.datname = current_database() AND l.database = a.datid
+   AND (classid::bigint >> 16 = 25708 OR classid = 100 AND objid = 1819240307)
+   AND application_name <> 'dl-migrate'
+   AND coalesce(state_change < clock_timestamp() - %(held_sec)s * interval '1 s', application_name NOT LIKE 'dl-%%')
+UNION ALL (
+SELECT 'notifications', pid, usename, application_name, extract(epoch FROM clock_timestamp() - xact_start)::float8
+  FROM pg_locks JOIN pg_stat_activity USING (pid)
+ WHERE locktype = 'virtualxid' AND granted AND mode = 'ExclusiveLock' AND pid <> pg_backend_pid()
+   AND pg_notification_queue_usage() > %(notify_full)s
+ ORDER BY coalesce(xact_start, clock_timestamp() - interval '10 s') LIMIT 1);
+
 -- name: vacuum
 -- Dead and living rows of dl_jobs, and the holder of vacuum: the oldest snapshot. Other roles' age and query need
 -- pg_read_all_stats.
@@ -268,14 +293,6 @@ SELECT n_dead_tup AS jobs_dead_tuples, n_live_tup AS jobs_live_tuples, to_jsonb(
         FROM pg_replication_slots WHERE xmin IS NOT NULL) holders
      ORDER BY xids DESC, age_sec DESC NULLS LAST LIMIT 1) h ON true
  WHERE relid = 'dl_jobs'::regclass;
-
--- name: pace
--- Every ten seconds of the last minutes, those without a run too.
-SELECT bucket AS at, coalesce(sum(processed), 0)::bigint AS processed, coalesce(sum(failed), 0)::bigint AS failed
-  FROM generate_series(date_bin('10 s', now() - make_interval(mins => %(minutes)s), '2000-01-01 00:00+00'),
-                       date_bin('10 s', now(), '2000-01-01 00:00+00'), interval '10 s') bucket
-  LEFT JOIN dl_pace p ON p.at = bucket
- GROUP BY bucket ORDER BY bucket;
 
 -- name: throughput
 -- Runs that ended in each step of a span, those without a run too. Served by the key of {pace}.
@@ -327,16 +344,9 @@ SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS pa
 SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS payload FROM dl_job_events
  WHERE event_id > %(after)s AND (%(queue)s::text IS NULL OR queue = %(queue)s) ORDER BY event_id LIMIT %(limit)s;
 
--- A page of jobs is merged of `finished`, `dead`, `running`, `queued`, `retries`, each read in the order of change from an
--- index, in `listed` in the place of {branch}. `near` and `of_args` read and sort the few that a search names. A job changed
--- when it ended, started first, or was added. At most `scan` jobs are looked at; is_edge says up to where.
-
--- name: plans
--- For these: what they should be, whatever the statistics say. Only `dead` and `retries` may sort.
-SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL enable_sort = off;
-
--- name: plans_that_sort
-SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;
+-- A page of jobs is merged of several sources (of_finished, of_running and others in search.sql), each read in the order of
+-- change from an index. `of_near` and `of_args` read and sort the few that a search names. A job changed when it ended,
+-- started first, or was added.
 
 -- name: shown
 -- The fields of a job `j` in a list, in the place of {shown}.
@@ -356,27 +366,18 @@ AND (%(error_group)s::text IS NULL
      OR coalesce(coalesce((j).error_group, dl_error_group((j).error)) = %(error_group)s, false))
 AND {found};
 
+-- name: source
+-- In the place of {source}: the jobs of a source that have changed in a time, before a place of the list.
+SELECT j.*, {at} AS changed_at FROM dl_jobs j
+ WHERE {of} AND {at} >= %(since)s AND {at} <= %(until)s AND ({at}, job_id) < (%(until)s, %(before)s);
+
 -- name: listed
-SELECT nth = %(scan)s AS is_edge, {matches} AS is_wanted, {shown}, changed_at
-  FROM (SELECT j, job_id, changed_at, row_number() OVER (ORDER BY changed_at DESC, job_id DESC) AS nth
-          FROM ({branch}) near) looked_at
- WHERE nth = %(scan)s OR {matches}
+-- Of at most `scan` jobs of a source those that match; is_edge says up to where they were looked at.
+SELECT nth = %(scan)s AS is_edge, {matches} AND {far} AS is_wanted, {shown}, changed_at
+  FROM (SELECT s.*, row_number() OVER (ORDER BY changed_at DESC, job_id DESC) AS nth FROM ({source}) s
+         ORDER BY changed_at DESC, job_id DESC LIMIT %(scan)s) j
+ WHERE nth = %(scan)s OR ({matches} AND {far})
  ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
-
--- name: finished
--- Served by ix_dl_jobs_finished.
-SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
- WHERE finished_at IS NOT NULL AND finished_at >= %(since)s AND finished_at <= %(until)s
-   AND (finished_at, job_id) < (%(until)s, %(before)s)
- ORDER BY finished_at DESC, job_id DESC LIMIT %(scan)s;
-
--- name: dead
--- Served by ix_dl_jobs_dead; of all queues together they are sorted.
-SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
- WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
-   AND finished_at >= %(since)s AND finished_at <= %(until)s
-   AND (finished_at, job_id) < (%(until)s, %(before)s)
- ORDER BY finished_at DESC, job_id DESC LIMIT %(scan)s;
 
 -- name: dead_from
 -- When the last of the next `scan` dead jobs ended: older ones need not be sorted. Index-only: ix_dl_jobs_dead.
@@ -384,59 +385,17 @@ SELECT finished_at FROM dl_jobs
  WHERE status IN ('failed', 'lost') AND finished_at >= %(since)s AND finished_at < %(until)s
  ORDER BY finished_at DESC OFFSET %(scan)s - 1 LIMIT 1;
 
--- name: running
--- Of which there are few. Served by ix_dl_jobs_running.
-SELECT j, job_id, started_at AS changed_at FROM dl_jobs j
- WHERE status = 'running' AND started_at >= %(since)s AND started_at <= %(until)s
-   AND (started_at, job_id) < (%(until)s, %(before)s)
- ORDER BY started_at DESC, job_id DESC LIMIT %(scan)s;
-
--- name: queued
--- Served by ix_dl_jobs_queued.
-SELECT j, job_id, created_at AS changed_at FROM dl_jobs j
- WHERE enum_eq(status, 'queued') AND created_at >= %(since)s AND created_at <= %(until)s
-   AND (created_at, job_id) < (%(until)s, %(before)s)
- ORDER BY created_at DESC, job_id DESC LIMIT %(scan)s;
-
--- name: retries
--- Those that were tried before. Served by ix_dl_jobs_retried; of all queues together they are sorted.
-SELECT j, job_id, created_at AS changed_at FROM dl_jobs j
- WHERE status = 'queued' AND attempt > 0 AND (%(queue)s::text IS NULL OR queue = %(queue)s)
-   AND created_at >= %(since)s AND created_at <= %(until)s
-   AND (created_at, job_id) < (%(until)s, %(before)s)
- ORDER BY created_at DESC, job_id DESC LIMIT %(scan)s;
-
--- name: near
--- Served by the jobs' key.
-SELECT j, (j).job_id AS job_id, {changed_at} AS changed_at
-  FROM (SELECT j FROM dl_jobs j WHERE job_id BETWEEN %(near_from)s::uuid AND %(near_to)s::uuid LIMIT %(scan)s) meant
- WHERE {changed_at} >= %(since)s AND {changed_at} <= %(until)s AND ({changed_at}, (j).job_id) < (%(until)s, %(before)s)
- ORDER BY changed_at DESC, job_id DESC LIMIT %(scan)s;
-
--- name: of_args
--- Served by ix_dl_jobs_args.
-SELECT j, job_id, {changed_at} AS changed_at FROM dl_jobs j
- WHERE args @> ANY (%(args)s::jsonb[])
-   AND {changed_at} >= %(since)s AND {changed_at} <= %(until)s AND ({changed_at}, job_id) < (%(until)s, %(before)s)
- ORDER BY changed_at DESC, job_id DESC LIMIT %(scan)s;
-
 -- name: last_runs
 -- How long the last runs of these jobs took.
 SELECT job_id, dl_last_run_sec(j) AS run_sec FROM dl_jobs j WHERE job_id = ANY (%(job_ids)s);
 
 -- name: in_time
--- How many jobs of its branches a list by key would have to look at, of each up to `scan`.
-SELECT count(*) FROM ({branch}) n;
+-- How many jobs of its sources a list by key would have to look at, of each up to `scan`.
+SELECT count(*) FROM ({sources}) n;
 
 -- name: by_key
--- A page of the jobs of some branches in the order of their keys: those that match are sorted.
+-- A page of the jobs of some sources in the order of their keys: those that match are sorted.
 SELECT false AS is_edge, true AS is_wanted, {shown}, dl_readable(changed_at) AS changed_at
-  FROM ({branch}) near
- WHERE {matches} AND ((j).lock_key, job_id) > (%(key)s, %(after_id)s)
- ORDER BY (j).lock_key, job_id LIMIT %(limit)s;
-
--- name: any_dead
--- In any order, for a list by key. Served by ix_dl_jobs_dead.
-SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
- WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
-   AND finished_at >= %(since)s AND finished_at <= %(until)s LIMIT %(scan)s;
+  FROM ({sources}) j
+ WHERE {matches} AND (lock_key, job_id) > (%(key)s, %(after_id)s)
+ ORDER BY lock_key, job_id LIMIT %(limit)s;

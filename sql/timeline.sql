@@ -1,7 +1,4 @@
--- Who ran what when, and what has happened lately; called by dataloader/queue/reports/timeline.py and activity.py.
-
--- name: plans
-SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
+-- Who ran what when, and what has happened lately; called by dataloader/queue/reports/timeline.py.
 
 -- name: clock
 -- What was asked for, and the oldest row that will be read, which is null where the whole journal is shorter.
@@ -27,7 +24,7 @@ SELECT j.job_id, j.queue, j.task, j.claimed_by AS worker, dl_readable(coalesce(p
 -- name: dead
 -- The latest dead jobs, stuck runs and missed deadlines, however long ago. Served by ix_dl_job_events_told.
 SELECT e.event_id, e.job_id, e.queue, dl_readable(e.ts) AS at, e.kind AS step, NULL AS by, j.task,
-       left(coalesce(e.payload ->> 'error', e.payload ->> 'reason', j.error), 200) AS words
+       left(coalesce(e.payload ->> 'error', e.payload ->> 'reason', CASE WHEN e.kind IN ('failed', 'lost') THEN j.error END), 200) AS words
   FROM dl_job_events e LEFT JOIN dl_jobs j USING (job_id)
  WHERE e.kind IN ('failed', 'lost', 'stuck', 'deadline') ORDER BY e.event_id DESC LIMIT %(most)s;
 

@@ -6,24 +6,24 @@ name, url, shape, signed_by, kinds, queues, lag_sec, added_at, added_by, paused_
 
 -- name: deliveries
 -- For people: the messages of each webhook that failed and were added after the last one that arrived, and the latest reason.
-SELECT m.webhook AS name, count(*) AS undelivered,
-       left((array_agg(j.error ORDER BY j.heartbeat_at DESC NULLS LAST))[1], 300) AS last_error
-  FROM dl_messages m JOIN dl_jobs j USING (job_id)
-  LEFT JOIN (SELECT webhook, max(created_at) AS at FROM dl_messages JOIN dl_jobs USING (job_id)
-              WHERE status = 'succeeded' GROUP BY webhook) arrived ON arrived.webhook = m.webhook
- WHERE j.error IS NOT NULL AND j.status NOT IN ('succeeded', 'canceled') AND j.created_at > coalesce(arrived.at, '-infinity')
- GROUP BY m.webhook;
+-- Of the farm's `most` latest messages: their job_ids are ordered by time.
+WITH latest AS MATERIALIZED (
+  SELECT webhook AS name, status, created_at, heartbeat_at, error
+    FROM (SELECT job_id, webhook FROM dl_messages ORDER BY job_id DESC LIMIT %(most)s) m
+   CROSS JOIN LATERAL (SELECT * FROM dl_jobs WHERE job_id = m.job_id OFFSET 0) j),  -- by the index, whatever the planner knows
+arrived AS (SELECT name, max(created_at) AS at FROM latest WHERE status = 'succeeded' GROUP BY name)
+SELECT name, count(*) AS undelivered, left((array_agg(error ORDER BY heartbeat_at DESC NULLS LAST))[1], 300) AS last_error
+  FROM latest LEFT JOIN arrived USING (name)
+ WHERE error IS NOT NULL AND status NOT IN ('succeeded', 'canceled') AND created_at > coalesce(at, '-infinity')
+ GROUP BY name;
 
 -- name: listed
-SELECT {shown} FROM dl_webhooks ORDER BY name;
+SELECT {shown} FROM dl_webhooks WHERE %(name)s::text IS NULL OR name = %(name)s ORDER BY name;
 
--- name: find
-SELECT {shown} FROM dl_webhooks WHERE name = %(name)s;
-
--- name: begin_here
--- The first webhook is told of what happens from now on, not of what the journal holds.
+-- name: begin_anew
+-- Go on behind the rows that are there: for the first webhook, and where the journal is numbered anew.
 UPDATE dl_alerted SET last_event = (SELECT coalesce(max(event_id), 0) FROM dl_job_events WHERE event_id <= dl_journal_end())
- WHERE NOT EXISTS (SELECT FROM dl_webhooks);
+ WHERE last_event > dl_journal_end() OR NOT EXISTS (SELECT FROM dl_webhooks);
 
 -- name: put
 -- A pause that stands stays.
@@ -63,10 +63,6 @@ SELECT EXISTS (SELECT FROM dl_served
 SELECT EXISTS (SELECT FROM dl_alerts
                 WHERE webhook = %(webhook)s AND kind = %(kind)s AND queue = %(queue)s AND since = %(since)s);
 
--- name: briefly
--- For the rest of the transaction: the reaper has one session for this and for leases, which must not wait for it.
-SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout', '3s', true);
-
 -- name: position
 -- One reaper at a time: the others find the row locked, and leave the round to that one.
 SELECT last_event, now() FROM dl_alerted LIMIT 1 FOR UPDATE SKIP LOCKED;
@@ -89,11 +85,6 @@ SELECT event_id, kind, n.ts, job_id, n.queue, coalesce(task, '') AS task,
 
 -- name: go_on_behind
 UPDATE dl_alerted SET last_event = %(last_event)s;
-
--- name: begin_anew
--- The journal is numbered anew: go on behind the rows that are there.
-UPDATE dl_alerted SET last_event = (SELECT coalesce(max(event_id), 0) FROM dl_job_events WHERE event_id <= dl_journal_end())
- WHERE last_event > dl_journal_end();
 
 -- name: queues
 -- What the conditions are decided by: the reaper's counts and the pauses. A lag that was counted too long ago is null.

@@ -7,11 +7,10 @@ from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
-from dataloader.model.kinds import ALERTS, SHAPES, Count, Progress, answer
+from dataloader.model.kinds import ALERTS, SHAPES, Answer, Count, Progress
 
 
-@answer
-class Worker:
+class Worker(Answer):
     """A worker as its farm's keeper has last shown it, and the job it runs."""
 
     worker: str
@@ -34,17 +33,16 @@ class Worker:
     attempt: int | None
     progress: Progress
     job_started_at: datetime | None
+    reload_error: Annotated[str | None, "why the latest reload of its farm did not succeed"] = None
 
 
-@answer
-class Workers:
+class Workers(Answer):
     """The workers of all hosts that were seen in the last ten minutes."""
 
     workers: list[Worker]
 
 
-@answer
-class Name:
+class Name(Answer):
     """Whether the farm knows a name."""
 
     name: str
@@ -53,16 +51,14 @@ class Name:
     count: Annotated[Count, "how many names the farm knows; 0: it has not begun"]
 
 
-@answer
-class Names:
+class Names(Answer):
     """A queue is known that has jobs, settings or workers, a task that workers have shown or jobs name."""
 
     queue: Name | None
     task: Name | None
 
 
-@answer
-class Webhook:
+class Webhook(Answer):
     """A receiver of alerts. Its secrets are the workers'; here are the names of their variables."""
 
     name: str
@@ -80,8 +76,7 @@ class Webhook:
     last_error: Annotated[str | None, "why the latest of these failed"] = None
 
 
-@answer
-class Webhooks:
+class Webhooks(Answer):
     """The receivers of alerts."""
 
     queue: Annotated[str, "of the jobs that send messages (DL_ALERTS_QUEUE)"]
@@ -89,15 +84,13 @@ class Webhooks:
     webhooks: list[Webhook]
 
 
-@answer
-class RemovedWebhook:
+class RemovedWebhook(Answer):
     """The receiver that is gone."""
 
     name: str
 
 
-@answer
-class Tested:
+class Tested(Answer):
     """The job that sends the test message."""
 
     name: str
@@ -105,8 +98,7 @@ class Tested:
     advice: Annotated[str | None, "what keeps the message from being sent; null: nothing is known to"]
 
 
-@answer
-class Transaction:
+class Transaction(Answer):
     """The oldest transaction of the database server."""
 
     pid: int
@@ -118,8 +110,7 @@ class Transaction:
     holds_back_vacuum: bool
 
 
-@answer
-class VacuumHolder:
+class VacuumHolder(Answer):
     """The session or slot that holds back vacuum of the queue's tables; null: the service's role may not see it."""
 
     kind: Annotated[str, "session, standby, prepared transaction, replication slot"]
@@ -132,8 +123,17 @@ class VacuumHolder:
     query: Annotated[str | None, "its first 200 characters"]
 
 
-@answer
-class Database:
+class Blocker(Answer):
+    """A session in the way of the farm."""
+
+    blocks: Annotated[str, "lock: an advisory lock of the farm's duties; notifications: the notification queue"]
+    pid: int
+    user: str | None
+    application: str | None
+    age_sec: Annotated[float | None, "of its state or its transaction; null: the service's role may not see it"]
+
+
+class Database(Answer):
     """The queue's database."""
 
     version: str
@@ -151,23 +151,22 @@ class Database:
     lacking: Annotated[
         list[str], "the rights that adding and ending jobs need and the service's role does not have"
     ] = field(default_factory=list)
-    disk_full: Annotated[bool, "a write of this process failed for it within the last minute"] = False
+    disk_full: Annotated[bool, "a write of the API or of a farm failed for it within the last minute"] = False
     has_reaper: Annotated[bool, "a reaper's session has done something lately"] = True
     oldest_transaction: Transaction | None
     jobs_dead_tuples: int
     jobs_live_tuples: int
     held_by: VacuumHolder | None
+    blockers: list[Blocker] = field(default_factory=list)
 
 
-@answer
-class Health:
+class Health(Answer):
     """The process answers."""
 
     status: Literal["healthy"]
 
 
-@answer
-class Info:
+class Info(Answer):
     """The service and its version."""
 
     service: str
@@ -175,8 +174,7 @@ class Info:
     environment: str
 
 
-@answer
-class Running:
+class Running(Answer):
     """How long this process has run, in seconds."""
 
     status: Literal["running"]
@@ -185,8 +183,7 @@ class Running:
     uptime: float
 
 
-@answer
-class Checks:
+class Checks(Answer):
     """The checks of the service; all have passed, else the answer is a 503."""
 
     database: Literal["ok"]
@@ -194,16 +191,14 @@ class Checks:
     draining: Literal[False]
 
 
-@answer
-class Ready:
+class Ready(Answer):
     """Requests may be sent here."""
 
     status: Literal["ready"]
     checks: Checks
 
 
-@answer
-class Fault:
+class Fault(Answer):
     """One thing wrong in a request."""
 
     pointer: Annotated[str, "JSON pointer (RFC 6901) into the body, `/name` of a parameter, or empty"]
@@ -211,8 +206,7 @@ class Fault:
     message: str
 
 
-@answer
-class Problem:
+class Problem(Answer):
     """Every answer that is not a success (RFC 9457)."""
 
     type: Annotated[str, "/problems/ and the kind, which never changes"]

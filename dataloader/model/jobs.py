@@ -6,27 +6,25 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from dataloader.model.kinds import Count, JobKind, JobStatus, Progress, Seconds, answer, fraction
+from dataloader.model.kinds import Answer, Count, JobKind, JobStatus, Progress, Seconds, fraction
 from dataloader.queue.job import FINAL
 
 
-@answer
-class Triggered:
+class Triggered(Answer):
     """A job that is committed, or the one that has the idempotency key."""
 
     job_id: UUID
     status: JobStatus
+    warning: Annotated[str | None, "the task may be mistyped; in a batch at the first job of such a task"] = None
 
 
-@answer
-class TriggeredMany:
+class TriggeredMany(Answer):
     """One entry for each job of the batch, in its order."""
 
     jobs: list[Triggered]
 
 
-@answer
-class WaitingFor:
+class WaitingFor(Answer):
     """Why a queued job does not run yet. Which fields there are depends on `reason`."""
 
     reason: Annotated[str, "such as paused, time, parent, lock, session, order, dead, worker, memory or limit"]
@@ -50,8 +48,7 @@ class WaitingFor:
     most: Annotated[Count | None, "jobs of that limit that may run at once"] = None
 
 
-@answer
-class Shown:
+class Shown(Answer):
     """The fields of a job that each of its documents has."""
 
     job_id: UUID
@@ -90,8 +87,7 @@ class Shown:
         return fraction(self.progress)
 
 
-@answer
-class Template:
+class Template(Answer):
     """The fields of the jobs that a schedule or a backfill makes; secrets in `args` are masked."""
 
     name: str
@@ -106,7 +102,6 @@ class Template:
     timeout_sec: int | None
 
 
-@answer
 class Status(Shown):
     """A job as its clients see it."""
 
@@ -114,30 +109,26 @@ class Status(Shown):
     waiting_for: WaitingFor | None
 
 
-@answer
 class Finished(Status):
     """A job that has ended, with what its pipeline has returned: two answers in one."""
 
     result: Any = None
 
 
-@answer
-class DueTime:
+class DueTime(Answer):
     """A due time of a schedule."""
 
     name: str
     due: datetime
 
 
-@answer
-class Checkpoint:
+class Checkpoint(Answer):
     """Where the next run of a job goes on, which only the pipeline knows; it goes when the job succeeds."""
 
     saved_at: datetime
     bytes: Count
 
 
-@answer
 class Job(Status):
     """A job with all that is known of it; secrets in `args` are masked."""
 
@@ -155,8 +146,7 @@ class Job(Status):
     checkpoint: Annotated[Checkpoint | None, "null: the next run begins at the start"]
 
 
-@answer
-class Relative:
+class Relative(Answer):
     """A job that another one waits for, or that waits for another one; nulls: it was deleted."""
 
     job_id: UUID
@@ -165,16 +155,14 @@ class Relative:
     is_over: Annotated[bool, "it does not hold the other one up any more, or is not held up"]
 
 
-@answer
-class Family:
+class Family(Answer):
     """The first 50 parents and children of a job."""
 
     parents: list[Relative]
     children: list[Relative]
 
 
-@answer
-class Accuracy:
+class Accuracy(Answer):
     """How right the predictions of a queue were whose jobs ended within the last day."""
 
     predictions: Annotated[Count, "how many; the newest 1,000 count"]
@@ -182,8 +170,7 @@ class Accuracy:
     within: Annotated[float | None, "the share of the jobs that ended within their ranges"]
 
 
-@answer
-class PredictedEnd:
+class PredictedEnd(Answer):
     at: Annotated[datetime, "when it was predicted, up to some seconds ago"]
     ends_at: Annotated[datetime | None, "the predicted end: as likely earlier as later"]
     earliest: Annotated[datetime | None, "one in ten ends before"]
@@ -192,14 +179,12 @@ class PredictedEnd:
     accuracy: Accuracy
 
 
-@answer
 class QueuePrediction(PredictedEnd):
     """When all that is queued in a queue now, and runs, will have ended."""
 
     queue: str
 
 
-@answer
 class JobPrediction(PredictedEnd):
     """When a job will end."""
 
@@ -210,8 +195,7 @@ class JobPrediction(PredictedEnd):
     is_late: Annotated[bool, "the predicted end is behind the deadline"]
 
 
-@answer
-class Result:
+class Result(Answer):
     """The value that a job's pipeline has returned; secrets in the value are masked."""
 
     job_id: UUID
@@ -219,7 +203,6 @@ class Result:
     result: Annotated[Any, "any JSON; null before the job has succeeded, and where nothing was returned"]
 
 
-@answer
 class ListedJob(Shown):
     """A job in a list; `error` is cut to 300 characters."""
 
@@ -228,8 +211,7 @@ class ListedJob(Shown):
     blocked_on: str | None
 
 
-@answer
-class Jobs:
+class Jobs(Answer):
     """One page. It may be short and there may be more all the same: `next` says."""
 
     jobs: list[ListedJob]
@@ -237,8 +219,7 @@ class Jobs:
     advice: Annotated[str | None, "what would make this search faster; null: nothing would"]
 
 
-@answer
-class Kinds:
+class Kinds(Answer):
     """How many jobs count as what; each job counts once."""
 
     ready: Annotated[Count, "queued, and nothing holds it back"]
@@ -251,8 +232,7 @@ class Kinds:
     canceled: Count
 
 
-@answer
-class Tally:
+class Tally(Answer):
     """The counts beside a list. One request looks at up to 10,000 jobs of each kind."""
 
     counts: Kinds
@@ -260,15 +240,13 @@ class Tally:
     at_least: Annotated[list[JobKind], "of these there are more than the request has looked at"]
 
 
-@answer
-class Suggestions:
+class Suggestions(Answer):
     """How a search may go on."""
 
     suggestions: Annotated[list[str], "whole searches; fields, statuses, tasks, queues, keys"]
 
 
-@answer
-class Left:
+class Left(Answer):
     """Jobs of the list that an order leaves alone."""
 
     kind: JobKind
@@ -276,8 +254,7 @@ class Left:
     reason: Annotated[str, "behind `the job`"]
 
 
-@answer
-class Preview:
+class Preview(Answer):
     """What an order would do."""
 
     order: str
@@ -289,8 +266,7 @@ class Preview:
     confirmation: Annotated[str, "for the order"]
 
 
-@answer
-class BulkChanged:
+class BulkChanged(Answer):
     """How many jobs one request has changed. Send it again, with `next` as `after`, until that is null."""
 
     order: str
@@ -298,8 +274,7 @@ class BulkChanged:
     next: str | None
 
 
-@answer
-class Event:
+class Event(Answer):
     """One row of the journal."""
 
     event_id: int
@@ -308,7 +283,6 @@ class Event:
     payload: Any
 
 
-@answer
 class FarmEvent(Event):
     """One row of the farm's journal."""
 
@@ -316,16 +290,14 @@ class FarmEvent(Event):
     queue: str
 
 
-@answer
-class JobEvents:
+class JobEvents(Answer):
     """The journal of one job, the oldest first."""
 
     events: list[Event]
     next: Annotated[int | None, "`after` of the next page; null when this is the last"]
 
 
-@answer
-class LogLine:
+class LogLine(Answer):
     """One line of what a run has written, masked."""
 
     claim: Annotated[Count, "the run: grows with each start of the job, also over those that do not count"]
@@ -339,39 +311,34 @@ class LogLine:
     place: Annotated[str, "`after` of what comes behind it"]
 
 
-@answer
-class JobLogs:
+class JobLogs(Answer):
     """The lines of the runs of one job, the oldest first."""
 
     lines: list[LogLine]
     next: Annotated[str | None, "`after` of the next page; null when this is the last"]
 
 
-@answer
-class FarmEvents:
+class FarmEvents(Answer):
     """The farm's journal, the oldest first. To follow it, ask again with `after` = the last `event_id`."""
 
     events: list[FarmEvent]
 
 
-@answer
-class Deleted:
+class Deleted(Answer):
     """The job and its journal are gone."""
 
     job_id: UUID
     deleted: Literal[True]
 
 
-@answer
-class BulkOutcome:
+class BulkOutcome(Answer):
     """The result for one job of a bulk request."""
 
     job_id: UUID
     outcome: Annotated[str, "`done`, `unknown` (there is no such job) or the status that forbids it"]
 
 
-@answer
-class BulkOutcomes:
+class BulkOutcomes(Answer):
     """One entry for each of `job_ids`, in their order."""
 
     jobs: list[BulkOutcome]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, TypeAlias, dataclass_transform
 
 from annotated_types import Ge
 
@@ -16,7 +16,6 @@ ALERTS = ("dead", "stuck", "deadline", "lag", "paused")
 SHAPES = ("json", "alertmanager", "slack")
 PARTITION_STATES = ("missing", "queued", "running", "succeeded", "failed", "lost", "canceled", "skipped")
 
-T = TypeVar("T")
 Count = Annotated[int, Ge(0)]
 Seconds = Annotated[float, Ge(0)]
 OrderName: TypeAlias = Literal["requeue", "start-over", "cancel", "delete", "run-now"]
@@ -47,6 +46,8 @@ def number_of(value: Any) -> float | None:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def answer(cls: type[T]) -> type[T]:
-    """A frozen dataclass; a text in the annotation of a field describes the field."""
-    return dataclass(frozen=True, kw_only=True)(cls)
+class Answer:
+    """Makes each class below it a frozen dataclass; a text in the annotation of a field describes the field."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)

@@ -8,13 +8,12 @@ from uuid import UUID
 
 from dataloader import periods
 from dataloader.model.jobs import Template
-from dataloader.model.kinds import Count, JobStatus, PartitionState, Seconds, answer
+from dataloader.model.kinds import Answer, Count, JobStatus, PartitionState, Seconds
 
 OVERDUE_SEC = periods.seconds("SCHEDULE_OVERDUE_SEC", 120.0)  # from then on nobody seems to make the jobs
 ENDED = ("succeeded", "failed", "canceled", "lost", "skipped")  # the states of partitions that need no more work
 
 
-@answer
 class Schedule(Template):
     """A schedule, the fields of its jobs, its due times and its last job; secrets in `args` are masked."""
 
@@ -61,22 +60,19 @@ class Schedule(Template):
         return ""
 
 
-@answer
-class Schedules:
+class Schedules(Answer):
     """All schedules."""
 
     schedules: list[Schedule]
 
 
-@answer
-class Removed:
+class Removed(Answer):
     """The schedule is gone; its jobs are not."""
 
     name: str
     removed: Literal[True]
 
 
-@answer
 class Backfill(Template):
     """A backfill, the fields of its jobs, and what became of its partitions; secrets in `args` are masked."""
 
@@ -119,15 +115,13 @@ class Backfill(Template):
         return self.counts.get("failed", 0) + self.counts.get("lost", 0)
 
 
-@answer
-class Backfills:
+class Backfills(Answer):
     """The newest backfills."""
 
     backfills: list[Backfill]
 
 
-@answer
-class BackfillSample:
+class BackfillSample(Answer):
     """A job that a backfill would make."""
 
     partition: str
@@ -137,8 +131,7 @@ class BackfillSample:
     priority: int
 
 
-@answer
-class BackfillPreview:
+class BackfillPreview(Answer):
     """How a backfill would go; the call changes no job."""
 
     name: str
@@ -149,16 +142,14 @@ class BackfillPreview:
     samples: Annotated[list[BackfillSample], "the jobs of the first partitions and of the last one"]
 
 
-@answer
-class BackfillRetried:
+class BackfillRetried(Answer):
     """How many dead jobs are queued again; `next` is `after` of the request that goes on."""
 
     changed: Count
     next: int | None
 
 
-@answer
-class Partition:
+class Partition(Answer):
     """A partition of a backfill."""
 
     place: Count
@@ -168,16 +159,14 @@ class Partition:
     finished_at: datetime | None
 
 
-@answer
-class Partitions:
+class Partitions(Answer):
     """Some partitions of a backfill, in their order; `next` is `after` of the next page."""
 
     partitions: list[Partition]
     next: int | None
 
 
-@answer
-class BackfillRemoved:
+class BackfillRemoved(Answer):
     """The backfill and its ledger are gone; its jobs are not."""
 
     name: str

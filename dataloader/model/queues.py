@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 from dataloader.model.jobs import WaitingFor
-from dataloader.model.kinds import Count, Seconds, answer
+from dataloader.model.kinds import Answer, Count, Seconds
 
 
-@answer
-class QueueSettings:
+class QueueSettings(Answer):
     """The settings of a queue."""
 
     queue: str
@@ -29,7 +28,6 @@ class QueueSettings:
     ]
 
 
-@answer
 class QueueState(QueueSettings):
     """The settings of a queue that operators have made."""
 
@@ -37,8 +35,7 @@ class QueueState(QueueSettings):
     similar: Annotated[list[str], "the known names most like an unknown one, for those who may read"]
 
 
-@answer
-class QueueFigures:
+class QueueFigures(Answer):
     """A queue in figures. `length` is all that is queued: what is due and what is scheduled."""
 
     length: Count
@@ -59,12 +56,10 @@ class QueueFigures:
     at_risk: Annotated[Count, "jobs that are going to miss their deadlines, or have, as the reaper predicts"]
 
 
-@answer
 class Queue(QueueFigures, QueueSettings):
     """One queue."""
 
 
-@answer
 class Total(QueueFigures):
     """All queues together; what only one queue can have is null."""
 
@@ -80,14 +75,12 @@ class Total(QueueFigures):
     fair_by: str | None
 
 
-@answer
-class Queues:
+class Queues(Answer):
     """Every queue that has jobs, a pause, a limit or a worker."""
 
     queues: list[Queue]
 
 
-@answer
 class Overview(Queues):
     """The farm in figures."""
 
@@ -95,8 +88,7 @@ class Overview(Queues):
     total: Total
 
 
-@answer
-class Changed:
+class Changed(Answer):
     """How many jobs of the queue were changed. Send the request again, with `next` as `after`, until that is null."""
 
     queue: str
@@ -106,8 +98,7 @@ class Changed:
     ]
 
 
-@answer
-class Moved:
+class Moved(Answer):
     """How many jobs are the other queue's now. Send the request again until `is_done`; until then both are paused."""
 
     queue: str
@@ -116,8 +107,7 @@ class Moved:
     is_done: Annotated[bool, "none was left to move, and the other queue goes on"]
 
 
-@answer
-class Key:
+class Key(Answer):
     """A key of an ordered queue that has queued jobs; the job is its head, which starts first."""
 
     lock_key: str
@@ -130,16 +120,14 @@ class Key:
     waiting_for: Annotated[WaitingFor | None, "why the head does not run yet; null: it has just begun"]
 
 
-@answer
-class Keys:
+class Keys(Answer):
     """One page of keys, by name."""
 
     keys: list[Key]
     next: Annotated[str | None, "`after` of the next page; null when this is the last"]
 
 
-@answer
-class Limit:
+class Limit(Answer):
     """A limit of the fleet: its bounds on all hosts together, and how many of its jobs run and wait."""
 
     name: str
@@ -154,15 +142,13 @@ class Limit:
     changed_at: datetime
 
 
-@answer
-class Limits:
+class Limits(Answer):
     """All limits, by name."""
 
     limits: list[Limit]
 
 
-@answer
-class LimitRemoved:
+class LimitRemoved(Answer):
     """The limit that is no more."""
 
     name: str

@@ -6,11 +6,10 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from dataloader.model.kinds import Count, answer
+from dataloader.model.kinds import Answer, Count
 
 
-@answer
-class Spread:
+class Spread(Answer):
     """The values of the runs of a period; a percentile is off by less than 10 percent."""
 
     count: Count
@@ -21,8 +20,7 @@ class Spread:
     largest: float
 
 
-@answer
-class Figures:
+class Figures(Answer):
     """The runs that ended in a period. Each retry is a run; one that was handed back at a drain is none."""
 
     runs: Count
@@ -38,8 +36,7 @@ class Figures:
     cpu_sec: Spread | None
 
 
-@answer
-class RunBar:
+class RunBar(Answer):
     """How many runs took longer than `above` seconds, and at most `up_to`."""
 
     above: float
@@ -48,8 +45,7 @@ class RunBar:
     others: Annotated[Count, "failed or canceled"]
 
 
-@answer
-class RunTime:
+class RunTime(Answer):
     """The runs of a part of the period that begins `at`."""
 
     at: datetime
@@ -57,8 +53,7 @@ class RunTime:
     failed: Count
 
 
-@answer
-class RunsOfPeriod:
+class RunsOfPeriod(Answer):
     range: str
     since: datetime
     until: datetime
@@ -68,28 +63,24 @@ class RunsOfPeriod:
     by_time: list[RunTime]
 
 
-@answer
-class RunsOfPart:
+class RunsOfPart(Answer):
     runs: Count
     failed: Count
     seconds: Annotated[float, "of all these runs together"]
 
 
-@answer
 class RunsOfQueue(RunsOfPart):
     """The runs in one queue."""
 
     queue: str
 
 
-@answer
 class RunsOfTask(RunsOfPart):
     """The runs of one task."""
 
     task: str
 
 
-@answer
 class TaskRuns(RunsOfPeriod):
     """What the runs of a task took in a period, and in the one before."""
 
@@ -98,7 +89,6 @@ class TaskRuns(RunsOfPeriod):
     queues: Annotated[list[RunsOfQueue], "those with the most time first, up to 50"]
 
 
-@answer
 class QueueRuns(RunsOfPeriod):
     """What the runs of a queue took in a period, and in the one before."""
 
@@ -106,8 +96,7 @@ class QueueRuns(RunsOfPeriod):
     tasks: Annotated[list[RunsOfTask], "those with the most time first, up to 50"]
 
 
-@answer
-class Replaces:
+class Replaces(Answer):
     """How often the latest runs of a task have changed their process, so that their worker was replaced."""
 
     runs: Count
@@ -115,8 +104,7 @@ class Replaces:
     changed: Annotated[list[str], "what they have changed: `environment`, `threads` ..."]
 
 
-@answer
-class Task:
+class Task(Answer):
     """The memory and the processors that a run of a task needs, as its pipeline declares or as its runs have shown."""
 
     task: str
@@ -136,15 +124,13 @@ class Task:
     before: Annotated[Figures | None, "of the period before"] = None
 
 
-@answer
-class Tasks:
+class Tasks(Answer):
     """The tasks that workers have pipelines for, or that have run."""
 
     tasks: list[Task]
 
 
-@answer
-class ArgsSchema:
+class ArgsSchema(Answer):
     """What a task takes as args."""
 
     task: str
@@ -153,8 +139,7 @@ class ArgsSchema:
     ]
 
 
-@answer
-class Bucket:
+class Bucket(Answer):
     """The runs that ended within ten seconds from `at`."""
 
     at: datetime
@@ -162,15 +147,13 @@ class Bucket:
     failed: Count
 
 
-@answer
-class Pace:
+class Pace(Answer):
     """The runs that ended lately, in buckets of ten seconds, the oldest first."""
 
     pace: list[Bucket]
 
 
-@answer
-class ErrorGroup:
+class ErrorGroup(Answer):
     """The dead and retrying jobs of a queue and a task with errors of one kind; the latest failure of a job counts."""
 
     queue: str
@@ -189,16 +172,14 @@ class ErrorGroup:
     noted_at: datetime | None
 
 
-@answer
-class ErrorGroups:
+class ErrorGroups(Answer):
     """The largest groups, up to 100."""
 
     groups: list[ErrorGroup]
     is_cut: Annotated[bool, "there are more jobs than were counted: the latest of each queue, 10,000 in all"]
 
 
-@answer
-class ErrorNote:
+class ErrorNote(Answer):
     """The note about a group, as it is now."""
 
     task: str

@@ -20,8 +20,7 @@ _SQL = db.statements("again.sql")
 
 def fields_of(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
     """The fields of a trigger that adds the job once more, with secrets; None for an unknown id. Raises Conflict."""
-    row = next(iter(db.rows(conn, _SQL["fields"], {"job_id": job_id})), None)
-    if row is None:
+    if (row := _SQL.first(conn, "fields", job_id=job_id)) is None:
         return None
     status = row.pop("status")
     if status not in FINAL:
@@ -38,21 +37,32 @@ def changed(args: Any, changes: Mapping[str, Any], without: Collection[str] = ()
             f"{wrong[0][:100]} is no argument of the job that stays: there are {', '.join(old)[:300] or 'none'}"
         )
     kept = {name: value for name, value in old.items() if name not in without}
-    return kept | {name: restored(value, old[name], name) if name in old else value for name, value in changes.items()}
+    masked = shown(old)
+    return kept | {
+        name: restored(value, old[name], masked[name]) if name in old else value for name, value in changes.items()
+    }
 
 
-def restored(new: Any, old: Any, name: str = "") -> Any:
-    """PURE: `new`, with the parts of `old` where `new` shows them masked; raises ValueError where that is not clear."""
-    (shown,) = log.masked({name: old}).values()
+def shown(args: Mapping[str, Any]) -> dict[str, Any]:
+    """PURE: the args as people see them: a secret is masked in the other args too. The names stay."""
+    return dict(zip(args, log.masked({"args": dict(args)})["args"].values(), strict=False))
+
+
+def restored(new: Any, old: Any, shown: Any) -> Any:
+    """PURE: `new`, with the parts of `old` where `new` has them as in `shown`, the masked `old`.
+
+    Raises ValueError where that is not clear.
+    """
     if _written(new) == _written(shown):  # 1 and true are equal, and not the same
         return old
-    if isinstance(new, dict) and isinstance(old, dict):
+    if isinstance(new, dict) and isinstance(old, dict) and isinstance(shown, dict):
+        parts = {name: (old[name], part) for name, part in zip(old, shown.values(), strict=False)}
         return {
-            each: restored(value, old[each], each) if each in old else _unmasked(value, shown, old)
-            for each, value in new.items()
+            name: restored(value, *parts[name]) if name in parts else _unmasked(value, shown, old)
+            for name, value in new.items()
         }
-    if isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
-        return [restored(value, each) for value, each in zip(new, old, strict=True)]
+    if isinstance(new, list) and isinstance(old, list) and isinstance(shown, list) and len(new) == len(old):
+        return [restored(*each) for each in zip(new, old, shown, strict=True)]
     return _unmasked(new, shown, old)
 
 
@@ -73,7 +83,7 @@ def add(conn: Conn, old_id: UUID, new: NewJob, by: str, asker: Asker | None = No
         known = enqueue.are_known(conn, {new.idempotency_key})
         job_id, status = enqueue.enqueue(conn, new, limited=True, asker=asker)
         if not known:
-            conn.execute(_SQL["note"].encode(), {"new_id": job_id, "old_id": old_id, "by": by})
+            _SQL.do(conn, "note", new_id=job_id, old_id=old_id, by=by)
     return job_id, status
 
 

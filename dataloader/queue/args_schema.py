@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dataloader.log import masking
+from dataloader.queue.reports.words import plain
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -34,11 +34,6 @@ _CHOICES_SHOWN = 20
 _MESSAGE_LIMIT = 300
 _NAMED = ("properties", "$defs", "definitions")  # keywords of which the keys are names, and no keywords
 _SAMPLES = ("default", "examples", "example")
-_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-
-
-class UnusableSchema(ValueError):
-    """The text is no JSON Schema that can be checked; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +50,16 @@ class ArgFault:
 
 def written(schema: Mapping[str, Any]) -> str:
     """The schema as the queue keeps it, without the samples of secrets; raises ValueError above SIZE_LIMIT bytes."""
-    text = json.dumps(_without_secrets(schema), separators=(",", ":"))
+    text = json.dumps(_without_samples(schema), separators=(",", ":"))
     if len(text) > SIZE_LIMIT:
         raise ValueError(f"its JSON Schema has {len(text)} bytes; it should have at most {SIZE_LIMIT}")
     return text
 
 
-def _without_secrets(schema: Any, is_secret: bool = False) -> Any:
+def _without_samples(schema: Any, is_secret: bool = False) -> Any:
     """Without samples where the schema is a secret's, with masked ones elsewhere."""
     if isinstance(schema, list):
-        return [_without_secrets(item, is_secret) for item in schema]
+        return [_without_samples(item, is_secret) for item in schema]
     if not isinstance(schema, dict):
         return masking.masked(schema)
     masked: dict[str, Any] = {}
@@ -73,28 +68,18 @@ def _without_secrets(schema: Any, is_secret: bool = False) -> Any:
             masked[keyword] = {}
             for name, each in value.items():
                 is_its = isinstance(each, dict) and (masking.is_secret(name, "text") or each.get("writeOnly"))
-                masked[keyword][name] = _without_secrets(each, bool(is_secret or is_its))
+                masked[keyword][name] = _without_samples(each, bool(is_secret or is_its))
         elif keyword not in _SAMPLES:
-            masked[keyword] = _without_secrets(value, is_secret)
+            masked[keyword] = _without_samples(value, is_secret)
         elif not is_secret:
             masked[keyword] = masking.masked(value)
     return masked
 
 
-def read(text: str) -> dict[str, Any]:
-    """The schema in a text of the queue; raises UnusableSchema."""
-    validator = _validator(text)
-    if isinstance(validator, str):
-        raise UnusableSchema(validator)
-    schema: dict[str, Any] = validator.schema
-    return schema
-
-
 def readable(text: str | None) -> dict[str, Any] | None:
     """The schema in this text; None where there is none, or it is none that can be checked."""
-    with suppress(UnusableSchema):
-        return None if text is None else read(text)
-    return None
+    validator = None if text is None else _validator(text)
+    return validator and validator.schema
 
 
 class Allowance:
@@ -104,31 +89,26 @@ class Allowance:
         self.left = steps
 
     def faults(self, text: str, args: Any) -> list[ArgFault]:
-        """As `faults`, within what is left."""
-        return faults(text, args, min(STEPS, self.left), self)
+        """The faults of args by the schema in `text`, at most FAULTS; [] where the steps do not suffice to tell."""
+        from referencing.exceptions import Unresolvable
 
-
-def faults(text: str, args: Any, steps: int = STEPS, allowance: Allowance | None = None) -> list[ArgFault]:
-    """The faults of args by the schema in `text`, at most FAULTS; [] where it cannot tell, also within `steps`."""
-    from referencing.exceptions import Unresolvable
-
-    validator = _validator(text)
-    if isinstance(validator, str):
-        return []
-    token = _steps_left.set([steps])
-    unique: dict[ArgFault, None] = {}  # the library names an object once for each name that it lacks
-    try:
-        for error in validator.iter_errors(args):
-            unique |= dict.fromkeys(islice(_described(error, ()), FAULTS))
-            if len(unique) >= FAULTS:
-                break
-    except (_Exhausted, RecursionError, Unresolvable, ArithmeticError):
-        pass  # the worker checks with the model itself
-    finally:
-        if allowance:
-            allowance.left -= steps - max(_steps_left.get()[0], 0)
-        _steps_left.reset(token)
-    return [*unique][:FAULTS]
+        validator = _validator(text)
+        if validator is None:
+            return []
+        steps = min(STEPS, self.left)
+        token = _steps_left.set([steps])
+        unique: dict[ArgFault, None] = {}  # the library names an object once for each name that it lacks
+        try:
+            for error in validator.iter_errors(args):
+                unique |= dict.fromkeys(islice(_described(error, ()), FAULTS))
+                if len(unique) >= FAULTS:
+                    break
+        except (_Exhausted, RecursionError, Unresolvable, ArithmeticError):
+            pass  # the worker checks with the model itself
+        finally:
+            self.left -= steps - max(_steps_left.get()[0], 0)
+            _steps_left.reset(token)
+        return [*unique][:FAULTS]
 
 
 class _Exhausted(Exception):
@@ -148,38 +128,25 @@ def _spend(steps: int) -> None:
 
 @lru_cache(maxsize=256)
 def _validator(text: str) -> Any:
-    """The validator of a schema, or the reason why it has none, which is as costly to find out."""
+    """The validator of a schema; None where it is none that can be checked, which is as costly to find out."""
+    from jsonschema import Draft202012Validator
     from referencing import Registry  # without a way to fetch anything
 
     if len(text) > SIZE_LIMIT:
-        return f"it has more than {SIZE_LIMIT} bytes"
-    try:
-        schema = json.loads(text, parse_constant=lambda constant: int(constant))
-        if trouble := _trouble(schema):
-            return trouble[:200]
-        # To find a place by its name, the library reads the whole schema for each reference.
-        away = next((ref for ref in _references(schema) if ref != "#" and not ref.startswith("#/")), None)
-    except (ValueError, RecursionError):
-        return "it is no JSON"
-    if away:
-        return f"a $ref should lead into the schema itself, not to {away[:100]}"
-    return _validator_class()(schema, registry=Registry(), format_checker=_formats())
-
-
-def _trouble(schema: Any) -> str | None:
-    """Why a document is no usable JSON Schema; also if it takes more than SCHEMA_STEPS to find that out."""
-    from jsonschema import Draft202012Validator
-
+        return None
     token = _steps_left.set([SCHEMA_STEPS])
     try:
-        error = next(_validator_class(of_schemas=True)(Draft202012Validator.META_SCHEMA).iter_errors(schema), None)
-    except _Exhausted:
-        return "it has too many parts to be checked"
+        schema = json.loads(text, parse_constant=lambda constant: int(constant))
+        is_schema = _validator_class(of_schemas=True)(Draft202012Validator.META_SCHEMA).is_valid(schema)
+        # To find a place by its name, the library reads the whole schema for each reference.
+        leads_out = any(ref != "#" and not ref.startswith("#/") for ref in _references(schema))
+    except (ValueError, RecursionError, _Exhausted):
+        return None
     finally:
         _steps_left.reset(token)
-    if error is not None:
-        return f"it is no JSON Schema at /{'/'.join(map(str, error.absolute_path))}"
-    return None if isinstance(schema, dict) else "it should be a JSON object"
+    if leads_out or not is_schema or not isinstance(schema, dict):
+        return None
+    return _validator_class()(schema, registry=Registry(), format_checker=_formats())
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -247,23 +214,23 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
     return counted
 
 
+# The formats that are checked: what they refuse with False or a ValueError pydantic refuses too.
+_CHECKED_FORMATS: dict[str, Callable[[str], object]] = {
+    "date": lambda text: re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII) and date.fromisoformat(text),
+    "date-time": lambda text: text.isdigit() or datetime.fromisoformat(text.upper()),  # digits: seconds since 1970
+    "uuid": UUID,
+}
+
+
 @lru_cache(maxsize=1)
 def _formats() -> Any:
-    """The formats that are checked: what they refuse pydantic refuses too."""
     from jsonschema import FormatChecker
 
-    def is_date(text: str) -> bool:
-        return bool(_DATE.fullmatch(text) and date.fromisoformat(text))
-
-    def is_time(text: str) -> bool:
-        return text.isdigit() or bool(datetime.fromisoformat(text.upper()))  # digits: seconds since 1970
-
-    def checking(is_right: Callable[[str], object]) -> Callable[[object], bool]:
-        return lambda value: not isinstance(value, str) or bool(is_right(value))
-
     formats = FormatChecker(formats=())
-    for name, is_right in (("date", is_date), ("date-time", is_time), ("uuid", UUID)):
-        formats.checks(name, raises=ValueError)(checking(is_right))
+    for name, is_right in _CHECKED_FORMATS.items():
+        formats.checks(name, raises=ValueError)(
+            lambda value, is_right=is_right: not isinstance(value, str) or bool(is_right(value))
+        )
     return formats
 
 
@@ -290,20 +257,15 @@ def _choice_faults(error: ValidationError, path: tuple[str | int, ...]) -> Itera
     choices: dict[Any, list[ValidationError]] = {}
     for each in error.context or ():
         choices.setdefault(each.relative_schema_path[0], []).append(each)
-    fit = [
-        errors
-        for errors in choices.values()
-        if not any(error.validator == "type" and not error.relative_path for error in errors)
-    ]
-    if fit:
-        for each in fit[0]:
-            yield from _described(each, path)
-        return
-    types = [_rule("type", each.validator_value) for errors in choices.values() for each in errors[:1]]
+    for errors in choices.values():
+        if not any(each.validator == "type" and not each.relative_path for each in errors):
+            for each in errors:
+                yield from _described(each, path)
+            return
+    types = [_rule("type", errors[0].validator_value) for errors in choices.values()]
     words = dict.fromkeys(text.removeprefix("should be ") for text in types)
-    yield ArgFault(
-        path, str(error.validator), f"should be {' or '.join(words)}" if words else "should be one of its choices only"
-    )
+    rule = f"should be {' or '.join(words)}" if words else "should be one of its choices only"
+    yield ArgFault(path, str(error.validator), rule)
 
 
 _TYPES = {
@@ -338,14 +300,10 @@ def _rule(code: str, rule: Any) -> str:
         types = [rule] if isinstance(rule, str) else list(rule)
         return "should be " + " or ".join(_TYPES.get(each, each) for each in types)
     if code == "enum":
-        return f"should be one of {_listed(map(_plain, rule))}"
+        return f"should be one of {_listed(map(plain, rule))}"
     if code == "format":
         return f"should be {_FORMATS.get(rule, 'a ' + str(rule))}"
-    return _RULES.get(code, "is not what the task takes").format(_plain(rule))[:_MESSAGE_LIMIT]
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return _RULES.get(code, "is not what the task takes").format(plain(rule))[:_MESSAGE_LIMIT]
 
 
 def _listed(names: Iterable[str]) -> str:

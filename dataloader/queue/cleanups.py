@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from psycopg.rows import dict_row
-
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
 
@@ -22,21 +20,21 @@ _SQL = db.statements("cleanups.sql")
 
 def due(conn: Conn) -> list[UUID]:
     """The canceled jobs that have left something behind and have no cleanup."""
-    return [job_id for (job_id,) in conn.execute(_SQL["due"], {"most": MOST})]
+    return [row["job_id"] for row in _SQL.rows(conn, "due", most=MOST)]
 
 
 def add(conn: Conn, job_id: UUID) -> UUID | None:
     """Add the cleanup of a canceled job, also to a full queue; its id, None: it is not needed, or the row is locked."""
-    with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
-        job = cursor.execute(_SQL["take"], {"job_id": job_id}).fetchone()
-        if job is None or cursor.execute(_SQL["strike"], {"job_id": job_id}).fetchone() is None:
+    with conn.transaction():
+        job = _SQL.first(conn, "take", job_id=job_id)
+        if job is None or not _SQL.do(conn, "strike", job_id=job_id):
             return None
         job |= {"lock_key": f"cleanup of {job_id}", "priority": PRIORITY, "max_attempts": ATTEMPTS, "limits": []}
         cleanup, _ = enqueue.enqueue(conn, enqueue.NewJob(**job, producer="cleanups"))
-        conn.execute(_SQL["hand_over"], {"job_id": job_id, "cleanup": cleanup})
+        _SQL.do(conn, "hand_over", job_id=job_id, cleanup=cleanup)
         return cleanup
 
 
 def forget(conn: Conn) -> None:
     """Remove the notes of jobs without a cleanup."""
-    conn.execute(_SQL["forget"])
+    _SQL.do(conn, "forget")

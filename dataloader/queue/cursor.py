@@ -5,8 +5,16 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from dataloader.queue.job import storable
+
+
+class Page(NamedTuple):
+    """Some rows of a list, and the place at which the next page begins; None: there is none."""
+
+    rows: list[dict[str, Any]]
+    next: str | None
 
 
 class WrongCursor(ValueError):

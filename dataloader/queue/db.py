@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -26,10 +26,10 @@ from psycopg.pq import Conninfo, Format
 from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
-from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
+from tenacity import Retrying, retry_if_exception, wait_random_exponential
 
 from dataloader import log, periods
-from dataloader.queue import field_sql
+from dataloader.queue import fields
 
 Error = psycopg.Error
 Conn = psycopg.Connection[Any]  # one of ours, or a caller's
@@ -51,6 +51,11 @@ RECONNECT_SEC = periods.seconds("RECONNECT_SEC", 5.0)  # the longest pause betwe
 POOL_RECONNECT_SEC = 1.5
 REFUSED_SEC = periods.seconds("REFUSED_SEC", 60.0)  # for how long a refusal explains that no session can be had
 
+DISK_FULL_SEC = 60.0  # for how long a write that failed for lack of space counts
+# Where no row can be written, the session's name tells other processes of it, and when (stats.fitness).
+_DISK_FULL = """
+SELECT pg_catalog.set_config('application_name', pg_catalog.left(pg_catalog.current_setting('application_name'), 45)
+       || ' full@' || extract(epoch FROM pg_catalog.clock_timestamp())::bigint, false)"""
 _SET = "SELECT pg_catalog.set_config(key, value, true) FROM pg_catalog.json_each_text(%s::pg_catalog.json)"
 
 # Outages that a new connection heals in time (PostgreSQL, appendix A): connection exceptions, shutdown and crash
@@ -84,8 +89,8 @@ class Connection(psycopg.Connection[Any]):
             conn = super().connect(*args, **kwargs)
         except Error as e:
             # Everybody may ask /ready: only the words of server or system, without host, port, role and database.
-            said = re.search(r"failed: (?:.*failed: )?(.*)", str(e))
-            words = re.sub(r" for host .*|\"[^\"]*\"", "…", said[1]) if said else ""
+            reason = re.search(r"failed: (?:.*failed: )?(.*)", str(e))
+            words = re.sub(r" for host .*|\"[^\"]*\"", "…", reason[1]) if reason else ""
             cls.refusal = (monotonic(), " ".join(words.split()))
             raise
         cls.refusal = (-math.inf, "")
@@ -203,7 +208,9 @@ def connect(
     conninfo, wanted = _conninfo(dsn, name, schema, connect_timeout, limits, keeps_defaults)
     conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
     conn.answer_within, conn.wanted = answer_within, wanted
-    if not keeps_defaults:
+    if not keeps_defaults:  # a run's session in the target keeps the name by which later runs find it
+        if monotonic() - Connection.disk_full_at < DISK_FULL_SEC:
+            conn.execute(_DISK_FULL)
         _read_anything(conn)
     return conn
 
@@ -276,7 +283,6 @@ def _conninfo(
     limits: Mapping[str, float],
     keeps_defaults: bool = False,
 ) -> tuple[str, dict[str, str]]:
-    """The parameters of a connection, and the settings of its session among them."""
     wanted = {"search_path": '"' + schema.replace('"', '""') + '"', "TimeZone": "UTC"}
     wanted |= {} if keeps_defaults else _RELIED_ON
     wanted |= {limit: str(int(seconds * 1000)) for limit, seconds in limits.items() if seconds}
@@ -328,8 +334,8 @@ def reason(error: BaseException) -> str:
     """The server's own words on a passing error, or on the latest try to connect; empty where it does not answer."""
     if isinstance(error, Error) and error.sqlstate:
         return log.masked(error.diag.message_primary or "")
-    at, said = Connection.refusal
-    return log.masked(said) if monotonic() - at < REFUSED_SEC else ""
+    at, reason = Connection.refusal
+    return log.masked(reason) if monotonic() - at < REFUSED_SEC else ""
 
 
 def is_passing(error: BaseException) -> bool:
@@ -354,20 +360,13 @@ def patiently(
     *,
     sleep: Callable[[float], None],
     give_up: Callable[[], bool] = lambda: False,
-    on_error: Callable[[BaseException], None] = lambda error: None,
 ) -> T:
     """Call `attempt` until it succeeds, over passing errors, with pauses up to RECONNECT_SEC, unless `give_up()`."""
-
-    def failed(state: RetryCallState) -> None:
-        if state.outcome and (error := state.outcome.exception()):
-            on_error(error)
-
     retrying = Retrying(
         retry=retry_if_exception(is_passing),
         wait=wait_random_exponential(multiplier=0.1, max=RECONNECT_SEC),
         stop=lambda state: give_up(),
         sleep=sleep,
-        after=failed,
         reraise=True,
     )
     return retrying(attempt)
@@ -381,6 +380,24 @@ def sql_folder() -> Traversable:
         return Path(__file__).parents[2] / "sql"
 
 
+def by_index(conn: Conn, *, bitmaps: bool = False, sorts: bool = True) -> None:
+    """Until the commit: read by indexes whatever the statistics say, in their order where there are no `sorts`."""
+    conn.execute(
+        "SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),"
+        " set_config('enable_bitmapscan', %s, true), set_config('enable_sort', %s, true)",
+        (str(bitmaps), str(sorts)),
+    )
+
+
+def give_up_after(conn: Conn, seconds: float, lock_sec: float | None = None) -> None:
+    """Until the commit: a statement fails after so many seconds, a wait for a lock after `lock_sec`."""
+    conn.execute(
+        "SELECT set_config('statement_timeout', %s, true),"
+        " set_config('lock_timeout', coalesce(%s, current_setting('lock_timeout')), true)",
+        (f"{seconds * 1_000:.0f}ms", None if lock_sec is None else f"{lock_sec * 1_000:.0f}ms"),
+    )
+
+
 def rows(
     conn: Conn, statement: str, parameters: Mapping[str, Any] | None = None, *, prepare: bool | None = None
 ) -> list[Row]:
@@ -389,8 +406,50 @@ def rows(
         return cursor.execute(statement.encode(), parameters, prepare=prepare).fetchall()
 
 
+class Statements(dict[str, str]):
+    """The statements of a file by name. `rows` plans them anew each time, for these values."""
+
+    def do(self, conn: Conn, statement: str, /, **parameters: Any) -> int:
+        """Carry out a statement; returns the number of its rows."""
+        return conn.execute(self[statement].encode(), parameters).rowcount
+
+    def rows(self, conn: Conn, statement: str, /, **parameters: Any) -> list[Row]:
+        """The rows of a statement."""
+        return rows(conn, self[statement], parameters, prepare=False)
+
+    def first(self, conn: Conn, statement: str, /, **parameters: Any) -> Row | None:
+        """The first row of a statement, or None."""
+        return next(iter(self.rows(conn, statement, **parameters)), None)
+
+    def value(self, conn: Conn, statement: str, /, **parameters: Any) -> Any:
+        """The first value of a statement; None without a row."""
+        row = self.first(conn, statement, **parameters)
+        return next(iter(row.values())) if row else None
+
+
+def call(conn: Conn, function: str, *arguments: Any) -> list[Any]:
+    """The rows of a function of the queue, as tuples."""
+    called = f"SELECT * FROM {function}({', '.join(['%s'] * len(arguments))})"  # noqa: S608  a name of ours
+    return conn.execute(called.encode(), arguments).fetchall()
+
+
+def as_text(value: Any) -> str | None:
+    """PURE: a value as PostgreSQL reads it."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Sequence):
+        return array(value)
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def array(values: Sequence[Any]) -> str:
+    """PURE: a list as PostgreSQL reads it."""
+    texts = [text and text.replace("\\", "\\\\").replace('"', '\\"') for text in map(as_text, values)]
+    return "{" + ",".join(["NULL" if text is None else f'"{text}"' for text in texts]) + "}"
+
+
 @cache
-def statements(file: str, *parts: str) -> dict[str, str]:
+def statements(file: str, *parts: str) -> Statements:
     """The statements of one `sql/` file, by the name that a line `-- name: verb` gives them.
 
     Those of `parts` stand in the others in the place of {their name}.
@@ -405,7 +464,7 @@ def statements(file: str, *parts: str) -> dict[str, str]:
             texts[name] = ""
         elif name and not line.startswith("--"):
             texts[name] = texts[name] + line
-    texts = {name: field_sql.filled(text.strip().rstrip(";")) for name, text in texts.items()}
+    texts = {name: fields.filled(text.strip().rstrip(";")) for name, text in texts.items()}
     for part in parts:
         texts = {name: text.replace(f"{{{part}}}", texts[part]) for name, text in texts.items()}
-    return texts
+    return Statements(texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dataloader.queue import db
 from dataloader.queue.db import Row
@@ -13,7 +14,7 @@ _SQL = db.statements("drift.sql")
 _TRIGGER = re.compile(
     r"^CREATE (?:CONSTRAINT )?TRIGGER (\w+) .*? ON (\w+)\b.*?EXECUTE FUNCTION (\w+)\(\);$", re.DOTALL | re.MULTILINE
 )
-_INDEX = re.compile(r"^CREATE INDEX (\w+) .*?;$", re.DOTALL | re.MULTILINE)
+_INDEX = re.compile(r"^CREATE (?:UNIQUE )?INDEX (\w+) .*?;$", re.DOTALL | re.MULTILINE)
 # A function; _BLOCK is the DO block around a function whose text names its schema, with the format() that puts it in.
 _FUNCTION = re.compile(
     r"CREATE OR REPLACE FUNCTION (?P<name>\w+)\((?P<head>(?:(?!\$\$).)*?)AS \$\$(?P<body>.*?)\$\$", re.DOTALL
@@ -34,8 +35,7 @@ class Drift:
         return f"{self.what} {self.how}"
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
+class Function(NamedTuple):
     """A function as functions/ has it; `text` is the statement that makes it."""
 
     name: str
@@ -59,14 +59,14 @@ class Function:
 def drifts(conn: db.Connection, functions: str) -> list[Drift]:
     """The objects of the schema that are missing, disabled or changed; `functions` is the shipped text."""
     schema = (db.sql_folder() / "schema.sql").read_text("utf-8")
-    installed, changed = _rows(conn, "functions"), []
+    installed, changed = _SQL.rows(conn, "functions"), []
     for function in shipped(_bound(conn, functions)):
         of_name = [row for row in installed if row["name"] == function.name]
         if not function.is_in(of_name):
             changed.append(Drift(f"function {function.name}", "is changed" if of_name else "is missing"))
     return [
         *changed,
-        *_trigger_drifts(schema, {row["name"]: row for row in _rows(conn, "triggers")}),
+        *_trigger_drifts(schema, {row["name"]: row for row in _SQL.rows(conn, "triggers")}),
         *_index_drifts(conn, schema),
     ]
 
@@ -78,7 +78,7 @@ def index_statements(conn: db.Connection, schema: str) -> list[str]:
 
 def is_bound(conn: db.Connection) -> bool:
     """Whether functions that name their schema name the one that `conn` sees, and not one before a rename."""
-    return bool(_rows(conn, "bound"))
+    return bool(_SQL.do(conn, "bound"))
 
 
 def shipped(text: str) -> list[Function]:
@@ -112,14 +112,10 @@ def _trigger_drifts(schema: str, installed: dict[str, Row]) -> Iterator[Drift]:
 
 
 def _index_drifts(conn: db.Connection, schema: str) -> Iterator[Drift]:
-    installed = {row["name"]: row["works"] for row in _rows(conn, "indexes")}
+    installed = {row["name"]: row["works"] for row in _SQL.rows(conn, "indexes")}
     for match in _INDEX.finditer(schema):
         if not installed.get(match[1]):
             drop = f"DROP INDEX CONCURRENTLY IF EXISTS {match[1]}"
-            make = match[0].replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
+            make = match[0].replace(" INDEX ", " INDEX CONCURRENTLY ", 1)
             fault = "is invalid" if match[1] in installed else "is missing"
             yield Drift(f"index {match[1]}", fault, (drop, make), is_index=True)
-
-
-def _rows(conn: db.Connection, name: str) -> list[Row]:
-    return db.rows(conn, _SQL[name])

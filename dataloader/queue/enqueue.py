@@ -22,9 +22,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from dataloader.queue import db
-from dataloader.queue.db import Conn
+from dataloader.queue.db import Conn, array
 from dataloader.queue.fields import NewJob as NewJob
-from dataloader.queue.foreign import Foreign, array
+from dataloader.queue.foreign import Foreign
 from dataloader.queue.parents import UnknownParents, links
 
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
@@ -48,8 +48,9 @@ Columns = dict[str, list[Any]]
 class QueueFull(Exception):
     """The queue holds as many jobs as it may (`operations.limit_length`)."""
 
-    def __init__(self, queue: str, max_length: int) -> None:
-        super().__init__(f"the queue {queue} is full: {max_length} jobs are queued, which is its limit")
+    def __init__(self, queue: str, max_length: int, length: int) -> None:
+        counted = f"{length:,}{' or more' if length == 10_000 else ''} jobs are queued"
+        super().__init__(f"the queue {queue} is full: {counted}, and its limit is {max_length:,}")
         self.queue = queue
         self.max_length = max_length
 
@@ -130,10 +131,8 @@ def not_for(conn: Conn | Foreign, asker: Asker, job_ids: Collection[UUID]) -> se
 
 def require_room(conn: Conn, queues: Iterable[str]) -> None:
     """Raise QueueFull for the first of these queues that holds as many jobs as it may."""
-    for queue in queues:
-        limit = conn.execute(_SQL["limit"], {"queue": queue}).fetchone()
-        if limit and limit[1]:
-            raise QueueFull(queue, limit[0])
+    if full := _SQL.first(conn, "full", queues=sorted(queues)):
+        raise QueueFull(**full)
 
 
 def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) -> list[tuple[UUID, str]]:
@@ -195,7 +194,10 @@ def enqueue_columns(
             ((since,),) = _execute(conn, "SELECT clock_timestamp()::text", {})
         while left:
             left = _add(conn, columns, results, existing, left, since, schema)
-        _set_traces(conn, columns, results, schema)
+        traces = columns.get("trace", [])
+        for trace in set(traces) - {None}:  # a list mostly has one or none
+            of_it = [result[0] for number, result in enumerate(results) if traces[number % len(traces)] == trace]
+            _execute(conn, _in_schema(_SQL["set_trace"], schema), {"trace": trace, "job_ids": of_it})
         if any(columns.get("depends_on", ())):
             job_ids = [job_id for job_id, _ in results]
             _depend(conn, links(columns["depends_on"], columns["on_parent_failure"], job_ids), schema, asker)
@@ -212,7 +214,7 @@ def enqueue_columns(
 def require_room_for(conn: Conn, columns: Columns) -> None:
     """Raise QueueFull where a queue of these jobs is full, unless all are there already: a list may be sent again."""
     try:
-        require_room(conn, sorted(set(columns["queue"])))
+        require_room(conn, set(columns["queue"]))
     except QueueFull:
         if not are_known(conn, set(columns["idempotency_key"])):
             raise
@@ -220,22 +222,12 @@ def require_room_for(conn: Conn, columns: Columns) -> None:
 
 def are_known(conn: Conn, keys: set[str | None]) -> bool:
     """Whether each of these idempotency keys has a job."""
-    row = conn.execute(_SQL["known"], {"keys": list(keys)}).fetchone()
-    return bool(row and row[0] == len(keys))  # None, a job without a key, never matches
-
-
-def _set_traces(conn: Conn | Foreign, columns: Columns, results: list[tuple[UUID, str]], schema: str | None) -> None:
-    """A statement for each trace, of which a list mostly has one or none."""
-    traces = columns.get("trace", [])
-    for trace in set(traces) - {None}:
-        of_it = [result[0] for number, result in enumerate(results) if traces[number % len(traces)] == trace]
-        _execute(conn, _in_schema(_SQL["set_trace"], schema), {"trace": trace, "job_ids": of_it})
+    return bool(_SQL.value(conn, "known", keys=list(keys)) == len(keys))  # None, a job without a key, never matches
 
 
 def _depend(
     conn: Conn | Foreign, links: Iterable[tuple[UUID, UUID, str]], schema: str | None, asker: Asker | None
 ) -> None:
-    """Let jobs that this transaction has added wait for their parents."""
     job_ids, parent_ids, on_failure = (list(each) for each in zip(*links, strict=True))
     hidden = not_for(conn, asker, {*parent_ids}.difference(job_ids)) if asker else set()
     parameters = {"job_ids": job_ids, "parent_ids": parent_ids, "on_failure": on_failure}

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import psycopg
+
+from dataloader.queue.db import as_text
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session, scoped_session
 
-    ProducerConn = psycopg.Connection[Any] | Connection | Session | scoped_session[Any] | BaseDatabaseWrapper
+    ProducerConn: TypeAlias = psycopg.Connection[Any] | Connection | Session | scoped_session[Any] | BaseDatabaseWrapper
 
 _PARAMETER = re.compile(r"%\((\w+)\)[sb](?=::)")  # one without a cast is left, and refused by the library
 _ASYNC = "SQLAlchemy's asynchronous {name}: use `await conn.run_sync(enqueue, queue=...)`"
@@ -109,19 +110,4 @@ def _as_texts(
     """PURE: the statement with these placeholders, each a text before its cast, and the texts."""
     names = _PARAMETER.findall(statement)
     own = _PARAMETER.sub(lambda match: f"CAST({placeholder(match[1])} AS text)", statement)
-    return own, {name: _as_text(parameters[name]) for name in names}
-
-
-def _as_text(value: Any) -> str | None:
-    """PURE: a value as PostgreSQL reads it."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, Sequence):
-        return array(value)
-    return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
-def array(values: Sequence[Any]) -> str:
-    """PURE: a list as PostgreSQL reads it."""
-    texts = [text and text.replace("\\", "\\\\").replace('"', '\\"') for text in map(_as_text, values)]
-    return "{" + ",".join(["NULL" if text is None else f'"{text}"' for text in texts]) + "}"
+    return own, {name: as_text(parameters[name]) for name in names}

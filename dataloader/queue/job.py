@@ -115,13 +115,11 @@ class Delivery:
     @property
     def lease_ttl_sec(self) -> int:
         """The shortest lease of the jobs."""
-        return self.first.lease_ttl_sec if len(self.jobs) == 1 else min([job.lease_ttl_sec for job in self.jobs])
+        return min([job.lease_ttl_sec for job in self.jobs])
 
     @property
     def timeout_sec(self) -> int | None:
         """The shortest limit that a job names for the run; None when no job names one."""
-        if len(self.jobs) == 1:
-            return self.first.timeout_sec
         return min([job.timeout_sec for job in self.jobs if job.timeout_sec], default=None)
 
     def keys(self) -> dict[str, list[Job]]:
@@ -304,11 +302,6 @@ def plain(value: Any, name: str) -> Any:
     return _item(name, value, _refuse)
 
 
-def as_result(value: Any) -> Any:
-    """`plain` for the result of a pipeline; NaN and infinities become null, as in SQL and spreadsheets."""
-    return _item("result", value, lambda odd, why: None if isinstance(odd, float) else _refuse(odd, why))
-
-
 def as_progress(document: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The document in JSON's own types, with null for odd numbers and text for all else; None where that fails."""
     try:
@@ -329,9 +322,12 @@ def to_json(document: Mapping[str, Any] | None) -> str | None:
 
 
 def result_json(value: Any, most_kb: int) -> str:
-    """A pipeline's result as JSON for jsonb; raises ValueError, for people, for what JSON lacks and above `most_kb`."""
+    """A pipeline's result as JSON for jsonb, with null for NaN and infinities, as in SQL and spreadsheets.
+
+    Raises ValueError, for people, for what JSON lacks and above `most_kb`.
+    """
     try:
-        text = _encode(as_result(value))
+        text = _encode(_item("result", value, lambda odd, why: None if isinstance(odd, float) else _refuse(odd, why)))
     except (NotJson, RecursionError) as e:
         raise ValueError(_NO_RESULT.format(e)) from None
     if (size := len(text.encode())) > most_kb * 1_024:

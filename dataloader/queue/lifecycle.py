@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 
 from dataloader import log
 from dataloader.queue import db, logs
-from dataloader.queue.db import Conn, Row
+from dataloader.queue.db import Conn, Row, array
 from dataloader.queue.job import LEADS_TO, SETTLED, Checkpoint, Finish, Job, Status, Verb, clip, storable
 from dataloader.queue.run_log import RunLog
 
@@ -31,6 +31,7 @@ PLANS = (
     " SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off"
 )
 LARGE = 1_000_000  # characters of arguments of the jobs of one claim
+PLAIN_AGAIN_SEC = 1.0  # until the next short claim of a queue with jobs that only dl_step may start
 
 _log = structlog.get_logger("worker")
 parsed = db.parsed
@@ -50,6 +51,8 @@ class Session:
     backend_pid: int
     backend_start: datetime
     is_listening: bool = False  # for queues with jobs
+    makes_way: bool = False  # by the next claim, for the last one was short and found fewer jobs than it wanted
+    not_plain: dict[str, float] = field(default_factory=dict)  # queues without short claims, until then (monotonic)
 
 
 class Ended(NamedTuple):
@@ -131,10 +134,10 @@ class Settled(NamedTuple):
     job_id: UUID
     status: Status | None
 
-
-def _row(conn: Conn, name: str, **parameters: Any) -> Any:
-    """The only row of a statement, as a tuple; None where it has none."""
-    return conn.execute(_SQL[name].encode(), parameters).fetchone()
+    @classmethod
+    def read(cls, job_id: UUID, status: str | None) -> Settled:
+        """A row of dl_settle or dl_reap."""
+        return cls(job_id, Status(status) if status else None)
 
 
 def _all(conn: Conn, name: str, **parameters: Any) -> list[Any]:
@@ -148,16 +151,13 @@ def open_session(conn: db.Connection, worker: str) -> Session:
     return Session(conn, worker, conn.info.backend_pid, start)
 
 
-def listen(session: Session) -> None:
-    """LISTEN for queues with jobs, while the worker is idle: each NOTIFY costs a signal for each listening session."""
-    session.conn.execute(f"LISTEN {JOBS_CHANNEL}")
-    session.is_listening = True
+def listen(session: Session, is_idle: bool = True) -> None:
+    """LISTEN for queues with jobs while the worker is idle: each listening session costs each NOTIFY a signal.
 
-
-def unlisten(session: Session) -> None:
-    """The worker is busy for longer: notifications need not reach it. Before its next wait it claims again."""
-    session.conn.execute(f"UNLISTEN {JOBS_CHANNEL}")
-    session.is_listening = False
+    Not `is_idle`: a worker that is busy for longer stops that; it claims again before its next wait.
+    """
+    session.conn.execute(f"{'LISTEN' if is_idle else 'UNLISTEN'} {JOBS_CHANNEL}")
+    session.is_listening = is_idle
 
 
 def listen_for_cancellations(conn: db.Connection) -> None:
@@ -221,9 +221,77 @@ def step(
 
     They are of the first of these queues that has some; `by_lag`: of the one that has waited longest. Of an ordered
     queue the heads of up to `most` keys, of a merged one all jobs of these keys. All other keys are let go, unless
-    `ends` is None. One transaction, one round trip. Raises psycopg.Error, having changed nothing, for an end that
-    PostgreSQL refuses.
+    `ends` is None. Raises psycopg.Error, having changed nothing, for an end that PostgreSQL refuses. A plain queue has
+    a short claim (dl_step_plain). Where that starts nothing, dl_step follows in a transaction of its own.
     """
+    is_short = not (affinity or without or (by_lag and len(queues) > 1))
+    if is_short := is_short and _may_be_short(session, queues[0], most, ends):
+        short, left = _step_plain(session, queues[0], most, ends)
+        session.makes_way = 0 < len(short.jobs) < most
+        if short.jobs:
+            return short
+        before, ends = short.ended, ends if ends is None else left
+    else:
+        before, session.makes_way = {}, False
+    try:
+        step = long_step(session, queues, backoff_sec, most, ends, head, by_lag, affinity, without)
+    except psycopg.Error:
+        if before and not ends:  # these ends are written; the next claim meets the error again
+            return Step([], before, 0, True, None)
+        raise
+    if is_short and step.jobs:
+        session.not_plain[queues[0]] = monotonic() + PLAIN_AGAIN_SEC
+    return step._replace(ended={**before, **step.ended}) if before else step
+
+
+def _may_be_short(session: Session, queue: str, most: int, ends: Collection[Ended] | None) -> bool:
+    return (
+        most > 0
+        and not session.makes_way
+        and session.not_plain.get(queue, 0.0) <= monotonic()
+        and all(end.finish.verb == Verb.SUCCEED for end in ends or ())
+    )
+
+
+def _step_plain(
+    session: Session, queue: str, most: int, ends: Collection[Ended] | None
+) -> tuple[Step, Collection[Ended]]:
+    """The short claim, and the ends that it has not written."""
+    arrays = _arrays(ends)
+    parameters = {
+        "queue": queue,
+        "worker": session.worker,
+        "backend_start": session.backend_start.isoformat(),
+        "most": most,
+        **{name: arrays[name] for name in ("job_ids", "attempts", "progress", "facts")},
+    }
+    _keep_before(session.conn, ends or ())
+    rows = session.conn.repeating.execute(_SQL["step_plain"], parameters, prepare=True).fetchall()
+    *_, left, batch = rows.pop() if rows and rows[-1][0] is None else (None, None)
+    jobs = [Job._make((row[0], queue, *row[1:11], session.worker, row[11])) for row in rows]
+    _forget_large(session.conn, jobs)
+    ended = {end.job.job_id: Status.SUCCEEDED for end in ends or () if end.job.job_id not in (left or ())}
+    _spend_checkpoints(session.conn, ends or (), ended)
+    return Step(jobs, ended, batch=batch), [end for end in ends or () if end.job.job_id not in ended]
+
+
+def _forget_large(conn: db.Connection, jobs: Sequence[Job]) -> None:
+    if sum(len(job.args_json) for job in jobs) > LARGE:
+        del conn.repeating  # it would hold the arguments once more while the jobs run
+
+
+def long_step(
+    session: Session,
+    queues: list[str],
+    backoff_sec: float,
+    most: int,
+    ends: Collection[Ended] | None = (),
+    head: Head = Head(),  # noqa: B008  a constant
+    by_lag: bool = False,
+    affinity: Affinity | None = None,
+    without: Collection[str] = (),
+) -> Step:
+    """`step` by dl_step alone, which reaches each row that a short claim reaches."""
     prefer: Row = {"without": list(without)} if without else {}
     if affinity:
         prefer |= {"warm": list(affinity.warm), "elsewhere": list(affinity.elsewhere), "lookahead": affinity.lookahead}
@@ -243,30 +311,26 @@ def step(
     _keep_before(session.conn, ends or ())
     *rows, last = session.conn.repeating.execute(_SQL["step"], parameters, prepare=True).fetchall()
     jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]
-    if sum(len(job.args_json) for job in jobs) > LARGE:
-        del session.conn.repeating  # it would hold the arguments once more while the jobs run
-    result = _step_of(jobs, ends or (), json.loads(last[13])) if last[13] else Step(jobs, _written(ends or ()).ended)
-    _spend_checkpoints(session.conn, ends or (), result.ended)
-    return result
-
-
-def _step_of(jobs: list[Job], ends: Collection[Ended], said: Row) -> Step:
-    """The step with these further facts beside its jobs; see dl_step."""
-    unfinished, canceled, locked = [[*map(UUID, said.get(of, ()))] for of in ("unfinished", "canceled", "locked")]
-    if "in_order" in said:
-        places = {job_id: place for place, job_id in enumerate(said["in_order"])}
+    _forget_large(session.conn, jobs)
+    facts = json.loads(last[13]) if last[13] else {}  # see dl_step
+    written = _written(ends or (), *([*map(UUID, facts.get(of, ()))] for of in ("unfinished", "canceled", "locked")))
+    _spend_checkpoints(session.conn, ends or (), written.ended)
+    if not facts:
+        return Step(jobs, written.ended)
+    if "in_order" in facts:
+        places = {job_id: place for place, job_id in enumerate(facts["in_order"])}
         jobs.sort(key=lambda job: places[str(job.job_id)])
-    passed_over = said.get("passed_over", {})
+    passed_over = facts.get("passed_over", {})
     reached, left_out = passed_over.get("reached"), passed_over.get("left_out")
     return Step(
         jobs,
-        _written(ends, unfinished, canceled, locked).ended,
-        backoffs=said.get("backoffs", 0),
-        look_again=said.get("look_again", False),
-        due_in=said.get("due_in"),
-        locked=locked,
-        head=Head(said["from_priority"], said["from_time"]) if "from_time" in said else None,
-        batch=said.get("batch"),
+        written.ended,
+        backoffs=facts.get("backoffs", 0),
+        look_again=facts.get("look_again", False),
+        due_in=facts.get("due_in"),
+        locked=written.locked,
+        head=Head(facts["from_priority"], facts["from_time"]) if "from_time" in facts else None,
+        batch=facts.get("batch"),
         reached=reached and Reached(reached["priority"], db.instant(reached["since"])),
         left_out=left_out and LeftOut(left_out["task"], db.instant(left_out["since"])),
     )
@@ -284,20 +348,19 @@ def waits(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, float]:
 
 def beat(conn: Conn, jobs: Sequence[Job], progress: str | None, journal: bool) -> bool | None:
     """Renew the leases of a run's jobs, with the first one's progress; True: it should stop, None: a claim is over."""
-    held, cancel_requested = _row(conn, "beat", **_claims_of(jobs), progress=progress, journal=journal)
+    ((held, cancel_requested),) = _all(conn, "beat", **_claims_of(jobs), progress=progress, journal=journal)
     return cancel_requested if held == len(jobs) else None
 
 
 def retake(session: Session, jobs: Sequence[Job]) -> bool | None:
     """After a reconnect: hold keys and leases again; False: one is lost, None: the former session has a key (2 s)."""
-    held: bool | None = _row(session.conn, "retake", **_claims_of(jobs), backend_start=session.backend_start)[0]
-    return held
+    ((held,),) = db.call(session.conn, "dl_retake", *_claims_of(jobs).values(), session.backend_start)
+    return None if held is None else bool(held)
 
 
 def leap(conn: Conn, job: Job, fence: int) -> int | None:
     """Give this claim a number above a fence in the target that is ahead of the queue; None when the claim is over."""
-    row = _row(conn, "leap", **_claim_of(job), fence=fence)
-    return row[0] if row else None
+    return next((claim for (claim,) in _all(conn, "leap", **_claim_of(job), fence=fence)), None)
 
 
 def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Written:
@@ -336,8 +399,7 @@ def _finish_one(conn: Conn, end: Ended) -> Written:
 
 def keep_results(conn: Conn, ends: Collection[Ended]) -> None:
     """Store what these runs have returned, as far as their claims hold, right before their ends are written."""
-    kept = [_claim_of(end.job) | {"result": end.finish.result} for end in ends if end.finish.result is not None]
-    if kept:
+    if kept := [_claim_of(end.job) | {"result": end.finish.result} for end in ends if end.finish.result is not None]:
         with conn.cursor() as cursor:
             cursor.executemany(_SQL["keep_results"], kept)
 
@@ -353,7 +415,6 @@ def keep_checkpoint(conn: Conn, job: Job, checkpoint: Checkpoint) -> None:
 
 
 def _keep_before(conn: Conn, ends: Collection[Ended]) -> None:
-    """Store what has to be there before these ends are written."""
     keep_results(conn, ends)
     for end in ends:
         if end.checkpoint is not None:
@@ -364,8 +425,7 @@ def _keep_before(conn: Conn, ends: Collection[Ended]) -> None:
 
 def _spend_checkpoints(conn: Conn, ends: Collection[Ended], ended: Mapping[UUID, Status]) -> None:
     """The checkpoints of jobs that have succeeded go. They stay where this fails, until the job goes or comes back."""
-    spent = [end.job.job_id for end in ends if end.checkpoint and ended.get(end.job.job_id) is Status.SUCCEEDED]
-    if spent:
+    if spent := [end.job.job_id for end in ends if end.checkpoint and ended.get(end.job.job_id) is Status.SUCCEEDED]:
         with suppress(psycopg.Error):
             conn.execute(_SQL["spend_checkpoints"], {"job_ids": spent})
 
@@ -389,44 +449,35 @@ def _written(ends: Collection[Ended], unfinished: Any = (), canceled: Any = (), 
 
 def _arrays(ends: Collection[Ended] | None) -> dict[str, str | None]:
     """As dl_finish reads them: an array for each value, as a text, which costs psycopg less; None for one of nulls."""
-    columns: list[list[Any]] = [[], [], [], [], [], [], []]
+    rows: list[tuple[str | None, ...]] = []
     for ended in ends or ():
         job, (verb, error, delay_sec, progress, _, group), facts, *_ = ended
         delay = None if delay_sec is None else str(delay_sec)
         if group is not None:
             facts = {**(facts or {}), "error_group": group}
-        told = None
+        written = None
         if facts and _TEXTS.isdisjoint(facts):  # of numbers alone, which is quicker
-            told = "{" + ", ".join([f'"{name}": {number}' for name, number in facts.items()]) + "}"
+            written = "{" + ", ".join([f'"{name}": {number}' for name, number in facts.items()]) + "}"
         elif facts:
-            told = json.dumps(facts)
-        row = (job.job_id.hex, str(job.attempt), verb, error, delay, progress, told)
-        for column, value in zip(columns, row, strict=True):
-            column.append(value)
-    job_ids, attempts, verbs, *texts = columns
-    named = {"job_ids": None if ends is None else _array(job_ids), "attempts": _array(attempts), "verbs": _array(verbs)}
-    return named | dict(zip(("errors", "delays_sec", "progress", "facts"), map(_texts, texts), strict=True))
-
-
-def _array(words: Sequence[str]) -> str:
-    """An array of words that need no quotes."""
-    return "{" + ",".join(words) + "}"
+            written = json.dumps(facts)
+        rows.append((job.job_id.hex, str(job.attempt), verb, error, delay, progress, written))
+    names = ("job_ids", "attempts", "verbs", "errors", "delays_sec", "progress", "facts")
+    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    arrays = {name: _texts(column) for name, column in zip(names, columns, strict=True)}
+    return arrays if rows or ends is None else arrays | {"job_ids": "{}"}
 
 
 def _texts(values: Sequence[str | None]) -> str | None:
-    """An array of any texts; None when there is none."""
     if values.count(None) == len(values):
         return None
     if any(value is not None and storable(value) != value for value in values):  # libpq would cut a text at a NUL
         raise psycopg.DataError("PostgreSQL's texts have neither NUL nor lone surrogates")
-    escaped = [value and value.replace("\\", "\\\\").replace('"', '\\"') for value in values]
-    return _array(["NULL" if value is None else f'"{value}"' for value in escaped])
+    return array(values)
 
 
 def has_ended(conn: Conn, job: Job) -> bool:
     """True when the end of this claim is committed: what a finish whose answer was lost may have come to."""
-    row = _row(conn, "ended", **_claim_of(job))
-    return bool(row and row[0])
+    return (True,) in _all(conn, "ended", **_claim_of(job))
 
 
 def keep(conn: Conn, job_ids: Sequence[UUID], attempts: Sequence[int], claimed_by: str) -> bool:
@@ -443,7 +494,7 @@ def journal_stuck(conn: Conn, job_id: UUID, attempt: int, claimed_by: str, silen
 
 def end_session(conn: Conn, backend_pid: int, backend_start: datetime) -> None:
     """End the backend of a lost session, and wait up to 2 s for its exit."""
-    conn.execute(_SQL["end_session"], {"backend_pid": backend_pid, "backend_start": backend_start})
+    db.call(conn, "dl_end_session", backend_pid, backend_start)
 
 
 def cancellations(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, bool]:
@@ -463,12 +514,8 @@ def settle(
 
     The others are handed back uncounted.
     """
-    given: Row = {"running": running, "end": SETTLED.get(end, end), "reason": reason, "facts": Jsonb(facts or {})}
-    return _settled(_all(conn, "settle", worker=worker, **given))
-
-
-def _settled(rows: Collection[tuple[UUID, str | None]]) -> list[Settled]:
-    return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
+    arguments = (worker, running, SETTLED.get(end, end), reason, Jsonb(facts or {}))
+    return [Settled.read(*row) for row in db.call(conn, "dl_settle", *arguments)]
 
 
 def take_back(conn: Conn, worker: str, job_ids: Sequence[UUID], reason: str) -> int:
@@ -488,7 +535,7 @@ def hand_back(conn: Conn, worker: str, holds: Sequence[Job], reason: str) -> lis
 
 def settle_gone(conn: Conn, worker: str, reason: str) -> list[Settled]:
     """Take from a worker that is gone what it held; what it had not begun is handed back uncounted."""
-    return _settled(_all(conn, "settle_gone", worker=worker, reason=reason))
+    return [Settled.read(*row) for row in _all(conn, "settle_gone", worker=worker, reason=reason)]
 
 
 def holders(conn: Conn, host: str) -> list[str]:
@@ -498,42 +545,43 @@ def holders(conn: Conn, host: str) -> list[str]:
 
 def clock(conn: Conn) -> tuple[float, float]:
     """The database's clock (seconds since 1970), and for how many seconds its server has been up."""
-    now, up_sec = _row(conn, "clock")
+    ((now, up_sec),) = _all(conn, "clock")
     return now, up_sec
 
 
 def reap(conn: Conn, up_sec: float = math.inf, patience_sec: float = 0.0) -> Settled | None:
     """Take one job whose lease has run out from its worker; None: there is none. The times are those of dl_reap."""
-    row = _row(conn, "reap", up_sec=up_sec, patience_sec=patience_sec)
-    return Settled(row[0], Status(row[2])) if row else None
+    ((job_id, _, status),) = db.call(conn, "dl_reap", up_sec, patience_sec)
+    return None if job_id is None else Settled.read(job_id, status)
 
 
 def wake(conn: Conn, limit: int) -> int:
     """Make up to `limit` rows of each queue claimable whose time has come; returns their number."""
-    (woken,) = _row(conn, "wake", limit=limit)
+    ((woken,),) = db.call(conn, "dl_wake_all", limit)
     return int(woken)
 
 
 def unpark_stranded(conn: Conn, after: int | None, limit: int) -> int | None:
     """Make parked rows claimable whose key has no run, for up to `limit` keys; the next `after`, None at the end."""
-    reached: int | None = _row(conn, "unpark_stranded", after=-(2**31) - 1 if after is None else after, limit=limit)[0]
-    return reached
+    ((reached,),) = db.call(conn, "dl_unpark_stranded", -(2**31) - 1 if after is None else after, limit)
+    return None if reached is None else int(reached)
 
 
 def resolve_stranded(conn: Conn, after: UUID | None, limit: int) -> UUID | None:
     """Tell up to `limit` waiting jobs of parents that have ended unseen; returns the next `after`, None at the end."""
-    reached: UUID | None = _row(conn, "resolve_stranded", after=after or UUID(int=0), limit=limit)[0]
-    return reached
+    row: tuple[UUID | None]
+    (row,) = db.call(conn, "dl_resolve_stranded", after or UUID(int=0), limit)
+    return row[0]
 
 
 def let_in(conn: Conn) -> None:
     """Make rows claimable that wait for a limit with room, as far as it has: what ends and claims have missed."""
-    conn.execute(_SQL["let_in"])
+    db.call(conn, "dl_let_in_all")
 
 
 def prune(conn: Conn, older_than_sec: float, since: str, limit: int) -> tuple[int, str]:
     """Delete up to `limit` jobs that ended so long ago, the oldest first; their number, and the next `since`."""
-    pruned, reached = _row(conn, "prune", older_than_sec=older_than_sec, since=since, limit=limit)
+    ((pruned, reached),) = _all(conn, "prune", older_than_sec=older_than_sec, since=since, limit=limit)
     return pruned, reached
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain
-from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -12,6 +10,7 @@ import structlog
 
 from dataloader import periods
 from dataloader.queue import db
+from dataloader.queue.cursor import Page
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.run_log import Line, Place, RunLog
 
@@ -20,13 +19,6 @@ PAGE = 1_000  # lines of one answer
 SLACK_SEC = periods.seconds("SLACK_SEC", 60.0)
 _SQL = db.statements("logs.sql")
 _log = structlog.get_logger("worker")
-
-
-class Page(NamedTuple):
-    """Lines of a job, and the place behind them; `next` is None if there are no more yet."""
-
-    lines: list[Row]
-    next: str | None
 
 
 def write(conn: Conn, runs: Collection[RunLog], at: float) -> None:
@@ -51,60 +43,54 @@ def write(conn: Conn, runs: Collection[RunLog], at: float) -> None:
 
 def _leave_out(conn: Conn, run: RunLog, lines: tuple[int, int], at: float) -> None:
     job, (first, last) = run.job, lines
-    named = {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by, "claim": job.claim}
-    age_sec = at - run.began + SLACK_SEC
-    conn.execute(_SQL["leave_out"], named | {"first": first, "last": last, "age_sec": age_sec})
+    claim = {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by, "claim": job.claim}
+    _SQL.do(conn, "leave_out", **claim, first=first, last=last, age_sec=at - run.began + SLACK_SEC)
 
 
 def _insert(conn: Conn, lines: Sequence[tuple[RunLog, Line]], at: float) -> None:
-    parameters = {
-        "job_ids": [run.job.job_id for run, _ in lines],
-        "attempts": [run.job.attempt for run, _ in lines],
-        "claimed_by": [run.job.claimed_by for run, _ in lines],
-        "lines": [line.number for _, line in lines],
-        "ages_sec": [max(0.0, at - line.at) for _, line in lines],
-        "levels": [line.level for _, line in lines],
-        "sources": [line.source for _, line in lines],
-        "texts": [line.text for _, line in lines],
-    }
-    conn.execute(_SQL["write"], parameters)
+    _SQL.do(
+        conn,
+        "write",
+        job_ids=[run.job.job_id for run, _ in lines],
+        attempts=[run.job.attempt for run, _ in lines],
+        claimed_by=[run.job.claimed_by for run, _ in lines],
+        lines=[line.number for _, line in lines],
+        ages_sec=[max(0.0, at - line.at) for _, line in lines],
+        levels=[line.level for _, line in lines],
+        sources=[line.source for _, line in lines],
+        texts=[line.text for _, line in lines],
+    )
 
 
 def args_of_run(conn: Conn, job_ids: Collection[UUID], claimed_by: str) -> list[str]:
     """The arguments of these running jobs of a worker, as JSON."""
-    rows = conn.execute(_SQL["args_of_run"], {"job_ids": list(job_ids), "claimed_by": claimed_by}).fetchall()
-    return [*chain.from_iterable(rows)]
+    return [row["args"] for row in _SQL.rows(conn, "args_of_run", job_ids=list(job_ids), claimed_by=claimed_by)]
 
 
 def page(conn: Conn, job_id: UUID, after: str | None = None, attempt: int | None = None, limit: int = PAGE) -> Page:
     """Up to `limit` lines of a job behind a place, each with what was `left_out` before it. Raises WrongPlace."""
     place = Place.read(after)
-    rows = _rows(conn, "lines", {"job_id": job_id, "attempt": attempt, "limit": limit} | place._asdict())
+    rows = _SQL.rows(conn, "lines", job_id=job_id, attempt=attempt, limit=limit, **place._asdict())
     lines = [*_with_gaps(rows, place)]
     return Page(lines, str(lines[-1]["place"]) if len(lines) == limit else None)
 
 
 def last(conn: Conn, job_id: UUID, attempt: int | None = None, limit: int = PAGE) -> list[Row]:
     """The last lines of an attempt, or of the job, in their order."""
-    rows = _rows(conn, "last_lines", {"job_id": job_id, "attempt": attempt, "limit": limit})
-    is_whole = len(rows) < limit
-    before = Place() if is_whole or not rows else Place(rows[0]["claim"], rows[0]["line"] - 1)
+    rows = _SQL.rows(conn, "last_lines", job_id=job_id, attempt=attempt, limit=limit)
+    before = Place() if len(rows) < limit else Place(rows[0]["claim"], rows[0]["line"] - 1)
     return [*_with_gaps(rows, before)]
 
 
 def attempts(conn: Conn, job_id: UUID) -> list[int]:
     """The attempts of a job that have written something."""
-    return [*chain.from_iterable(conn.execute(_SQL["attempts"], {"job_id": job_id}).fetchall())]
+    return [row["attempt"] for row in _SQL.rows(conn, "attempts", job_id=job_id)]
 
 
 def keep_days(conn: Conn, days: float | None) -> int | None:
     """Make the partitions of the next days, and drop those older than so many days; see dl_log_days."""
-    row = conn.execute(_SQL["keep_days"], {"days": days}).fetchone()
-    return row[0] if row else None
-
-
-def _rows(conn: Conn, statement: str, parameters: dict[str, Any]) -> list[Row]:
-    return db.rows(conn, _SQL[statement], parameters)
+    ((made,),) = db.call(conn, "dl_log_days", days)
+    return None if made is None else int(made)
 
 
 def _with_gaps(rows: Sequence[Row], before: Place) -> Iterator[Row]:

@@ -18,14 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import NamedTuple
 from uuid import UUID
 
 from psycopg import errors, sql
 
 from dataloader import periods
 from dataloader.config import ConfigError
-from dataloader.queue import db, drift, field_sql, fields, probe
+from dataloader.queue import db, drift, fields, probe
 
 # Outside the int4 range, in which the keys' advisory locks are (hashtext). One lock for a whole database.
 ADVISORY_LOCK = 0x646C_6D69_6772_6174
@@ -40,6 +39,7 @@ FIT_LISTED = 1_000  # of those that broke a check `migrate` names so many
 KINDS = ("farm", "producer", "reader")  # of roles, beside the owner
 FIRST = "schema of 0.2.0"  # the name of number 1 in dl_migrations
 _ADOPT = db.statements("adopt.sql", "breaks", "misplaced")
+_RIGHTS = db.statements("rights.sql")
 _HEADER = re.compile(r"^-- (oldest code|outside a transaction|functions)(?:: (.*))?$", re.MULTILINE)
 # Behind a function: a part of it that stands in several places, each as {its name}; it ends with an empty line.
 _PART = re.compile(r"^-- part: (\w+)\n(.*?)\n\n", re.MULTILINE | re.DOTALL)
@@ -53,7 +53,7 @@ class SchemaError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file: `number` 0 stands for all of functions/, which may be applied again."""
+    """One file: `number` 0 stands for all of functions/, which may be applied again. The header as the module says."""
 
     number: int
     name: str
@@ -68,35 +68,31 @@ class Migration:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-class _Applied(NamedTuple):
-    checksum: str
-    oldest_code: int
-
-
 @cache
 def known() -> tuple[Migration, ...]:
     """The numbered migrations of this code, in order, from 0002 on."""
-    folder = db.sql_folder() / "migrations"
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    return tuple(_read(int(name[:4]), name, (folder / name).read_text("utf-8")) for name in names)
+    return tuple(_read(int(name[:4]), name, text) for name, text in _files("migrations"))
 
 
 @cache
 def functions() -> Migration:
     """All of functions/, which follows the numbered ones, and the rights on what it makes."""
-    folder = db.sql_folder() / "functions"
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    text = "\n".join((folder / name).read_text("utf-8") for name in names)
+    text = "\n".join(text for _, text in _files("functions"))
     for part in _PART.finditer(text):
         text = text.replace(part[0], "").replace(f"{{{part[1]}}}", part[2].strip())
-    text = field_sql.filled(text)
-    return Migration(0, "functions", f"{text}\n{_rights()['spread']};\n")
+    return Migration(0, "functions", f"{fields.filled(text)}\n{_RIGHTS['spread']};\n")
 
 
-def migrate(dsn: str, schema: str) -> list[str]:
-    """Bring the queue in `schema` up to date; returns the files applied, and what drifted or broke a check and was
-    mended.
+def _files(folder: str) -> list[tuple[str, str]]:
+    files = [file for file in (db.sql_folder() / folder).iterdir() if file.name.endswith(".sql")]
+    return sorted((file.name, file.read_text("utf-8")) for file in files)
 
+
+def migrate(dsn: str, schema: str, plain_protocol: bool | None = None) -> list[str]:
+    """Bring the queue in `schema` up to date; returns what was applied, and what drifted or broke a check, in words.
+
+    `plain_protocol`: with the contract's UNIQUE on idempotency_key, which `ON CONFLICT (idempotency_key)` in other
+    services needs, or with a cheaper partial index; None keeps what is there, and a new queue gets the partial index.
     Safe to run several times at once and beside a working farm. Raises SchemaError for a newer schema, a changed file,
     or a pooler.
     """
@@ -107,13 +103,9 @@ def migrate(dsn: str, schema: str) -> list[str]:
         for migration in _missing(conn):
             _apply(conn, migration)
             done.append(migration.name)
+        done += _use_unique(conn, plain_protocol)
         for (index,) in conn.execute(_ADOPT["old_indexes"]).fetchall():
             conn.execute(sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}").format(sql.Identifier(index)))
-        if checks := conn.execute(_ADOPT["unvalidated"]).fetchall():
-            done += _fit(conn)  # what came between the first mending and the checks
-        for (check,) in checks:  # they hold for all rows from now on
-            text = sql.SQL("ALTER TABLE dl_jobs VALIDATE CONSTRAINT {}").format(sql.Identifier(check))
-            _patiently(conn, check, text.as_string())
         return [*done, *_mend(conn)]
 
 
@@ -123,9 +115,16 @@ def grants(schema: str, roles: Iterable[tuple[str, str]]) -> str:
     columns = [sql.Identifier(name) for name in ("job_id", "created_at", *(field.name for field in fields.OF_NEW_JOB))]
     for kind, role in roles:
         names = {"schema": sql.Identifier(schema), "role": sql.Identifier(role), "columns": sql.SQL(", ").join(columns)}
-        lines.append(sql.SQL("{};").format(sql.SQL(_rights()[kind]).format(**names)))
-    lines.append(sql.SQL(f"{_rights()['spread']};\nCOMMIT;"))
+        lines.append(sql.SQL(f"{_RIGHTS[kind]};").format(**names))
+    lines.append(sql.SQL(f"{_RIGHTS['spread']};\nCOMMIT;"))
     return sql.SQL("\n").join(lines).as_string()
+
+
+def closing(database: str, roles: Iterable[tuple[str, str]]) -> str:
+    """The statements that let no role but these, and those with a GRANT of their own, connect to the database."""
+    names = sql.SQL(", ").join(sql.Identifier(role) for role in dict.fromkeys(role for _, role in roles))
+    text = sql.SQL("REVOKE CONNECT ON DATABASE {0} FROM PUBLIC; GRANT CONNECT ON DATABASE {0} TO {1};")
+    return text.format(sql.Identifier(database), names).as_string()
 
 
 def grant(dsn: str, schema: str, roles: Collection[tuple[str, str]]) -> None:
@@ -171,10 +170,10 @@ def check(conn: db.Connection) -> None:
         raise SchemaError(
             "the schema's functions are missing, a migration has stopped before them: run `dataloader migrate`"
         )
-    oldest_code = max(each.oldest_code for each in applied.values())
+    oldest_code = max(each["oldest_code"] for each in applied.values())
     if oldest_code > latest:
         raise SchemaError(f"the schema needs code that knows migration {oldest_code}: upgrade dataloader")
-    if applied[0].checksum == checksum and not drift.is_bound(conn):
+    if applied[0]["checksum"] == checksum and not drift.is_bound(conn):
         raise SchemaError("the schema was renamed, and its functions have the former name: run `dataloader migrate`")
 
 
@@ -184,10 +183,6 @@ def _require_utf8(conn: db.Connection) -> None:
     if encoding not in ("UTF8", None):  # None: a pooler does not pass it on
         made = "CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0"
         raise SchemaError(f"the database's encoding is {encoding}, and only UTF8 holds every text of a job: {made}")
-
-
-def _rights() -> dict[str, str]:
-    return db.statements("rights.sql")
 
 
 def _read(number: int, name: str, text: str) -> Migration:
@@ -231,19 +226,20 @@ def _missing(conn: db.Connection) -> list[Migration]:
         check(conn)
         return []  # A newer dataloader was here: its functions serve this code too.
     for migration in known():
-        if migration.number in applied and applied[migration.number].checksum != migration.checksum:
+        if migration.number in applied and applied[migration.number]["checksum"] != migration.checksum:
             raise SchemaError(f"{migration.name} is not the file that was applied: restore it and add a new migration")
     todo = [migration for migration in known() if migration.number not in applied]
-    has_functions = 0 in applied and applied[0].checksum == functions().checksum
+    has_functions = 0 in applied and applied[0]["checksum"] == functions().checksum
     return todo if has_functions and not todo else [*todo, functions()]
 
 
-def _applied(conn: db.Connection) -> dict[int, _Applied]:
+def _applied(conn: db.Connection) -> dict[int, db.Row]:
     """The applied migrations by number; raises SchemaError for a schema that no released version has made."""
-    rows = conn.execute("SELECT number, name, checksum, oldest_code FROM dl_migrations").fetchall()
-    if (1, FIRST) not in [(number, name) for number, name, _, _ in rows]:
+    rows = db.rows(conn, "SELECT number, name, checksum, oldest_code FROM dl_migrations")
+    applied = {row["number"]: row for row in rows}
+    if applied.get(1, {}).get("name") != FIRST:
         raise SchemaError("the schema was made by code before 0.2.0, which was never released: use an empty database")
-    return {number: _Applied(checksum, oldest_code) for number, _, checksum, oldest_code in rows}
+    return applied
 
 
 def _make(conn: db.Connection) -> list[str]:
@@ -253,24 +249,25 @@ def _make(conn: db.Connection) -> list[str]:
     mended: list[str] = []
     if has_tables:
         if not has_begun:
-            place = [*_bodies("dl_jobs_place"), f"{_ADOPT['begin']};\n"]
-            _patiently(conn, "the begin of the adoption", "\n".join([parts["columns"], *place]))
+            place = [*_bodies("dl_jobs_place", "dl_jobs_check"), f"{_ADOPT['begin']};\n"]
+            _patiently(conn, "the begin of the adoption", "\n".join([parts["columns"], *place, parts["checks"]]))
         _in_batches(conn, "unplaced", "place")
-        mended = _fit(conn)
+        unfit = _in_batches(conn, "unfit", "fit")
+        mended = [f"job {job_id}, which broke a check of dl_jobs" for job_id in unfit[:FIT_LISTED]]
+        mended += [f"and {len(unfit) - FIT_LISTED} more jobs"] if len(unfit) > FIT_LISTED else []
         for statement in drift.index_statements(conn, parts["indexes"]):
             conn.execute(statement.encode())
-        # Until VALIDATE the checks hold for new rows only: no statement reads the table while it has it locked.
-        checks = re.sub(";$", " NOT VALID;", parts["checks"], flags=re.MULTILINE)
-        before, behind = [], [checks, f"{_ADOPT['finish']};\n"]
+        before, behind = [], [f"{_ADOPT['finish']};\n"]
     else:
-        before, behind = [parts[name] for name in ("contract", "columns", "checks", "indexes")], []
+        before, behind = [parts[name] for name in ("contract", "columns", "indexes")], [parts["checks"]]
     text = "\n".join([*before, parts["tables"], functions().text, *behind, parts["triggers"]])
-    _patiently(conn, FIRST, text, [Migration(1, FIRST, "", oldest_code=1), *known(), functions()])
+    # The code of 0.2.0 adds jobs with ON CONFLICT (idempotency_key), which needs the contract's UNIQUE.
+    oldest_code = 1 if has_tables else 2
+    _patiently(conn, FIRST, text, [Migration(1, FIRST, "", oldest_code=oldest_code), *known(), functions()])
     return [*mended, FIRST, functions().name]
 
 
 def _bodies(*names: str) -> list[str]:
-    """The statements that make these functions."""
     return [each.text for each in drift.shipped(functions().text) if each.name in names]
 
 
@@ -283,7 +280,6 @@ def _drifts(conn: db.Connection) -> list[drift.Drift]:
 
 
 def _mend(conn: db.Connection) -> list[str]:
-    """Put back what is not as shipped; returns it in words."""
     drifts = _drifts(conn)
     if any(not each.mend for each in drifts):
         _apply(conn, functions())
@@ -295,11 +291,20 @@ def _mend(conn: db.Connection) -> list[str]:
     return [f"{each.what}, which {each.how}" for each in drifts]
 
 
-def _fit(conn: db.Connection) -> list[str]:
-    """Mend the rows that break a check of dl_jobs; returns them in words."""
-    mended = _in_batches(conn, "unfit", "fit")
-    more = [f"and {len(mended) - FIT_LISTED} more jobs"] if len(mended) > FIT_LISTED else []
-    return [*(f"job {job_id}, which broke a check of dl_jobs" for job_id in mended[:FIT_LISTED]), *more]
+def has_unique(conn: db.Connection) -> bool:
+    """Whether dl_jobs has the contract's UNIQUE on idempotency_key."""
+    return conn.execute(_ADOPT["has_unique"]).fetchone() == (True,)
+
+
+def _use_unique(conn: db.Connection, wanted: bool | None) -> list[str]:
+    if wanted is None or wanted == has_unique(conn):
+        return []
+    for statement in _STATEMENT.finditer(_ADOPT["unique" if wanted else "no_unique"]):
+        if "CONCURRENTLY" in statement[0]:
+            conn.execute(statement[0].encode())
+        else:
+            _patiently(conn, "the UNIQUE on idempotency_key", statement[0])
+    return [f"{'UNIQUE' if wanted else 'partial index'} on idempotency_key"]
 
 
 def _in_batches(conn: db.Connection, listing: str, change: str) -> list[UUID]:
@@ -335,8 +340,8 @@ def _alone(conn: db.Connection) -> Iterator[None]:
 
 def _apply(conn: db.Connection, migration: Migration) -> None:
     if migration.in_transaction:
-        rights = f"{_rights()['spread']};"  # farms use new tables at once
-        text = "\n".join([*_bodies(*migration.functions), migration.text, rights])
+        # The rights, because farms use new tables at once.
+        text = "\n".join([*_bodies(*migration.functions), migration.text, f"{_RIGHTS['spread']};"])
         _patiently(conn, migration.name, text, [migration])
     else:
         for statement in _STATEMENT.finditer(migration.text):
@@ -355,9 +360,7 @@ def _patiently(conn: db.Connection, name: str, text: str, records: Iterable[Migr
                     conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(VACUUM_TIMEOUT))
                     for table in ("dl_jobs", "dl_job_events"):
                         if conn.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone() == (True,):
-                            conn.execute(
-                                sql.SQL("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE").format(sql.Identifier(table))
-                            )
+                            conn.execute(f"LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE".encode())
                 conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_TIMEOUT))
                 conn.execute(text.encode())
                 for record in records:

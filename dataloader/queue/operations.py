@@ -110,7 +110,7 @@ def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
 
 def resume(conn: Conn, queue: str, by: str) -> dict[str, Any]:
     """End the queue's pause, if there is one, and wake its workers; returns what `pause` does."""
-    conn.execute(_SQL["resume"], {"queue": queue})
+    _SQL.do(conn, "resume", queue=queue)
     return settings(conn, queue)
 
 
@@ -139,12 +139,10 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
         current = _one(conn, "lock_queue", queue=queue) | dict(changes)
         if current["merge"] and not current["ordered"]:
             raise Contradiction(f"the queue {queue} would merge, so it should be ordered as well")
-        transaction = conn.execute(_SQL["set_order"], {"queue": queue} | current).fetchone()
-    assert transaction is not None  # noqa: S101  its row is locked
+        transaction = _SQL.value(conn, "set_order", queue=queue, **current)
     if changes.get("ordered") or changes.get("fair_by"):
         for _ in _tries(OLDER_SEC):  # until no transaction is left that may add jobs without seeing this one
-            row = conn.execute(_SQL["is_past"], {"transaction": transaction[1]}).fetchone()
-            if row and row[0]:
+            if _SQL.value(conn, "is_past", transaction=transaction):
                 break
     if changes.get("ordered"):
         _give(conn, "give_scores", queue, SCORES_AT_ONCE)
@@ -155,27 +153,26 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
 def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> None:
     """Apply the settings of WORKERS_JSON that the queue does not have yet; raises Contradiction for other values."""
     wanted = {name: value for name, value in (("ordered", ordered), ("merge", merge)) if value is not None}
-    row = conn.execute(_SQL["said"], {"queue": queue}).fetchone() if wanted else None
-    chosen = dict(zip(("ordered", "merge"), row or (None, None), strict=True))
+    chosen = _SQL.first(conn, "order_of", queue=queue) or {} if wanted else {}
     for name, value in wanted.items():
-        if chosen[name] is not None and chosen[name] is not value:
-            says, is_said = (str(each).lower() for each in (value, chosen[name]))
+        if chosen.get(name) not in (None, value):
+            asked, stored = (str(each).lower() for each in (value, chosen[name]))
             raise Contradiction(
-                f'WORKERS_JSON says "{name}": {says} of the queue {queue}, and the database {is_said}: correct it, or'
+                f'WORKERS_JSON says "{name}": {asked} of the queue {queue}, and the database {stored}: correct it, or'
                 f" `dataloader queue set {queue} --{'' if value else 'no-'}{name}`"
             )
-    if changes := {name: value for name, value in wanted.items() if chosen[name] is None}:
+    if changes := {name: value for name, value in wanted.items() if chosen.get(name) is None}:
         set_order(conn, queue, "WORKERS_JSON", **changes)
 
 
-def publish_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
+def publish_tasks(conn: Conn, declared: Mapping[str, Mapping[str, Any]]) -> None:
     """Publish the declarations of these tasks (`pipelines.declarations`) to producers; queued jobs do not change."""
-    conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
+    _SQL.do(conn, "publish_tasks", tasks=json.dumps([{"task": task, **declared[task]} for task in declared]))
 
 
 def args_schemas(conn: Conn, tasks: Collection[str]) -> dict[str, str | None]:
     """The JSON Schema of the args of each of these tasks that workers have shown, as text; None: any object will do."""
-    return {row["task"]: row["args_schema"] for row in db.rows(conn, _SQL["args_schemas"], {"tasks": list(tasks)})}
+    return {row["task"]: row["args_schema"] for row in _SQL.rows(conn, "args_schemas", tasks=list(tasks))}
 
 
 def set_limit(
@@ -190,25 +187,24 @@ def set_limit(
     if burst is not None and per_minute is None:
         raise WrongLimit("burst should stand beside per_minute")
     allows = {"most": most, "per_minute": per_minute, "burst": burst or max(1, math.ceil((per_minute or 0) / 60))}
-    with conn.transaction():
-        conn.execute(_SQL["lock_limit"], {"name": name})
-        conn.execute(_SQL["due_at_token"], {"name": name})
-        conn.execute(_SQL["set_limit"], {"name": name, "by": by} | allows)
-        conn.execute(_SQL["let_in"], {"name": name})
+    _change_limit(conn, "set_limit", {"name": name, "by": by} | allows)
 
 
 def remove_limit(conn: Conn, name: str, by: str) -> bool:
     """Let any number of jobs of this limit run; False when there is no limit of this name. The jobs keep the name."""
+    return _change_limit(conn, "remove_limit", {"name": name}) == 1
+
+
+def _change_limit(conn: Conn, statement: str, parameters: Mapping[str, Any]) -> int:
     with conn.transaction():
-        conn.execute(_SQL["lock_limit"], {"name": name})
-        conn.execute(_SQL["due_at_token"], {"name": name})
-        is_there = conn.execute(_SQL["remove_limit"], {"name": name}).fetchone() is not None
-        conn.execute(_SQL["let_in"], {"name": name})
-    return is_there
+        conn.execute(_SQL["lock_limit"], parameters)
+        conn.execute(_SQL["due_at_token"], parameters)
+        changed = conn.execute(_SQL[statement], parameters).rowcount
+        db.call(conn, "dl_let_in", [parameters["name"]])
+    return changed
 
 
 def _give(conn: Conn, statement: str, queue: str, limit: int) -> None:
-    """Give the queue's jobs their scores or their turns by this statement, up to `limit` at a time."""
     after: str | None = "-infinity"
     while after:
         ((given, reached),) = conn.execute(_SQL[statement], {"queue": queue, "after": after, "limit": limit})
@@ -224,23 +220,20 @@ def _tries(within_sec: float) -> Iterator[None]:
         yield
 
 
-def known(conn: Conn, queue: str) -> dict[str, Any]:
-    """Whether a queue of this name has jobs, a worker, a setting or a past (`is_known`); else `similar` names."""
-    name = _known(conn, "queue", queue)
-    return {"is_known": name["is_known"], "similar": name["similar"]}
+def known(conn: Conn, kind: str, name: str) -> dict[str, Any]:
+    """Whether a queue or a task (`kind`) of this name has jobs, a worker, a setting or a past (`is_known`).
 
-
-def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str, Any] | None]:
-    """What `known` says of a queue and of a task, and the `count` of known names: without any none is mistyped."""
-    given = {"queue": queue, "task": task}
-    return {kind: None if name is None else _known(conn, kind, name) for kind, name in given.items()}
-
-
-def _known(conn: Conn, kind: str, name: str) -> dict[str, Any]:
-    rows = conn.execute(_SQL[f"{kind}_names"], {kind: name, "most": NAMES}, prepare=False).fetchall()
-    names = [row[0] for row in rows]
+    Else `similar` names; and the `count` of known names: without any none is mistyped.
+    """
+    names = [row[kind] for row in _SQL.rows(conn, f"{kind}_names", **{kind: name}, most=NAMES)]
     similar = [] if name in names else get_close_matches(name, names, SIMILAR)
     return {"name": name, "is_known": name in names, "similar": similar, "count": len(names)}
+
+
+def similar_tasks(conn: Conn, task: str) -> list[str] | None:
+    """The workers' tasks most like one that none of them has shown and that has not run; None: it is no such task."""
+    facts = _SQL.first(conn, "task_facts", task=task, most=NAMES)
+    return get_close_matches(task, facts["names"], SIMILAR) if facts and not facts["is_known"] else None
 
 
 def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bool = False) -> Outcomes:
@@ -253,16 +246,16 @@ def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bo
     with conn.transaction():
         if verb == "cancel":
             lifecycle.request_cancels(conn, wanted, force, by)
-            statuses = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
-            results = {job_id: statuses.get(job_id, (UNKNOWN, False)) for job_id in wanted}
-            return {
-                job: DONE if is_asked or status == "canceled" else status for job, (status, is_asked) in results.items()
-            }
-        done = {row[0] for row in conn.execute(_SQL[VERBS[verb]], {"job_ids": wanted, "by": by})}
+            done = set()
+        else:
+            done = {row[0] for row in conn.execute(_SQL[VERBS[verb]], {"job_ids": wanted, "by": by})}
         if verb == "start-over":
             conn.execute(_SQL["start_over"], {"job_ids": list(done)})
         left = [job_id for job_id in wanted if job_id not in done]
-        others = dict(conn.execute(_SQL["statuses"], {"job_ids": left}).fetchall()) if left else {}
+        rows = conn.execute(_SQL["statuses"], {"job_ids": left}).fetchall() if left else []
+    if verb == "cancel":
+        done = {job_id for job_id, status, is_asked in rows if is_asked or status == "canceled"}
+    others = {job_id: status for job_id, status, _ in rows}
     return {job_id: DONE if job_id in done else others.get(job_id, UNKNOWN) for job_id in wanted}
 
 
@@ -285,7 +278,7 @@ def change_queue(
     parameters = dict.fromkeys(FILTERS) | dict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
     try:
         with conn.transaction():
-            conn.execute(_SQL["plans"])
+            _SQL.do(conn, "plans")
             rows = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
             job_ids = [row[0] for row in rows if row[0]]
             changed = conn.execute(_SQL[step], {"job_ids": job_ids, "by": by}).fetchall() if job_ids else []
@@ -306,7 +299,7 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     """
     if source == target:
         raise WrongName(f"{source} would be moved to itself: name another queue")
-    if not known(conn, source)["is_known"]:
+    if not known(conn, "queue", source)["is_known"]:
         raise Conflict(f"no queue {source} is known now: it has no job, no worker and no setting")
     authors = _authors(source, target)
     with conn.transaction():
@@ -317,13 +310,13 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
                 raise Conflict(f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`")
         # The pause of another move to `source` may have been replaced by hand.
         is_unknown = queues[source]["paused_at"] is not None and queues[source]["paused_by"] != authors[source]
-        if is_unknown and (row := conn.execute(_SQL["moves_to"], {"by": f"{_MOVE}to {source}"}).fetchone()):
+        if is_unknown and (other := _SQL.value(conn, "moves_to", by=f"{_MOVE}to {source}")):
             raise Conflict(
-                f"{row[0]} is paused by a {_MOVE}to {source} and has jobs left: complete that, or"
-                f" `dataloader resume {row[0]}`"
+                f"{other} is paused by a {_MOVE}to {source} and has jobs left: complete that, or"
+                f" `dataloader resume {other}`"
             )
         changes = inherited(source, queues[source], target, queues[target])
-        _one(conn, "pause_source", queue=source, by=authors[source])
+        _SQL.do(conn, "pause_source", queue=source, by=authors[source])
         pause(conn, target, authors[target])
     if changes:
         _change_order(conn, target, changes)  # from the defaults, so no job is parked that should be ready
@@ -356,33 +349,31 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
     for name in ORDER:
         source_value, target_value = DEFAULTS[name] if of_source[name] is None else of_source[name], of_target[name]
         if target_value is not None and target_value != source_value:
-            says, is_said = (json.dumps(value) for value in (source_value, target_value))
+            asked, stored = (json.dumps(value) for value in (source_value, target_value))
             raise Conflict(
-                f"{source} has {name} {says} and {target} has {is_said}: let them agree by `dataloader queue set`"
+                f"{source} has {name} {asked} and {target} has {stored}: let them agree by `dataloader queue set`"
             )
     return {name: of_source[name] for name in ORDER if of_source[name] is not None and of_target[name] is None}
 
 
 def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
     """Move jobs of one group, running ones first: none returns to a group that is done already."""
-    places = {"from": source, "to": target}
     with conn.transaction():
         queues = [_one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))]
         if any(each["paused_at"] is None for each in queues):
             return Moved(0, False)  # somebody has resumed it, or another session has ended this move
-        conn.execute(_SQL["plans"])
+        _SQL.do(conn, "plans")
+        places = {"from": source, "to": target}
         for group in ("running", "queued", "dead"):
-            rows = conn.execute(_SQL[f"{group}_to_move"], {"from": source, "limit": limit}).fetchall()
-            if rows:
-                moved = conn.execute(_SQL["move"], places | {"job_ids": [row[0] for row in rows]})
-                return Moved(moved.rowcount, False)
-        conn.execute(_SQL["resume_own"], {"queue": target, "by": _authors(source, target)[target]})
+            if job_ids := [row["job_id"] for row in _SQL.rows(conn, f"{group}_to_move", **places, limit=limit)]:
+                return Moved(_SQL.do(conn, "move", **places, job_ids=job_ids), False)
+        _SQL.do(conn, "resume_own", queue=target, by=_authors(source, target)[target])
     return Moved(0, True)
 
 
 def settings(conn: Conn, queue: str) -> dict[str, Any]:
     """The settings of a queue; DEFAULTS for the ones that are not set."""
-    return next(iter(db.rows(conn, _SQL["queue"], {"queue": queue})), DEFAULTS | {"queue": queue})
+    return _SQL.first(conn, "queue", queue=queue) or DEFAULTS | {"queue": queue}
 
 
 def _one(conn: Conn, name: str, **parameters: Any) -> dict[str, Any]:

@@ -67,15 +67,15 @@ def fault(depends_on: Sequence[Parents | None], count: int) -> str | None:
 def links(
     depends_on: Sequence[Parents | None], on_failure: Sequence[str], job_ids: Sequence[UUID]
 ) -> Iterator[tuple[UUID, UUID, str]]:
-    """PURE: each job with each of its parents; the first two lists have a value for each job or one for all of them."""
+    """PURE: each job with each of its parents once; the first two lists have a value for each job or one for all."""
     for job_id, parents, word in zip(job_ids, cycle(depends_on), cycle(on_failure), strict=False):
-        for parent in parents or ():
+        for parent in dict.fromkeys(parents or ()):
             yield job_id, job_ids[parent] if isinstance(parent, int) else parent, word
 
 
 def results(conn: Conn, job_ids: Sequence[UUID]) -> list[Result]:
     """The results of these jobs, in the given order."""
-    rows = conn.execute(_SQL["told"], {"job_ids": list(job_ids)})
+    rows = conn.execute(_SQL["results"], {"job_ids": list(job_ids)})
     return [Result(*row)._replace(result=row[-1] and json.loads(row[-1])) for row in rows]
 
 
@@ -86,15 +86,13 @@ def parents_of(conn: Conn, job_id: UUID) -> list[UUID]:
 
 def gather(conn: Conn, job: Job, parent_ids: Sequence[UUID]) -> bool:
     """Let a running job wait for these at its end; False: its claim is over. InvalidParameterValue for a circle."""
-    claim = {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by}
-    row = conn.execute(_SQL["gather"], claim | {"parent_ids": list(parent_ids)}).fetchone()
-    return bool(row and row[0])
+    ((holds,),) = db.call(conn, "dl_gather", job.job_id, job.attempt, job.claimed_by, list(parent_ids))
+    return bool(holds)
 
 
 def family(conn: Conn, job_id: UUID) -> Mapping[str, list[dict[str, Any]]]:
     """The first SHOWN `parents` and `children` of a job."""
-    rows = db.rows(conn, _SQL["family"], {"job_id": job_id, "most": SHOWN})
     relatives: dict[str, list[dict[str, Any]]] = {"parents": [], "children": []}
-    for row in rows:
+    for row in _SQL.rows(conn, "family", job_id=job_id, most=SHOWN):
         relatives["parents" if row.pop("is_parent") else "children"].append(row)
     return relatives

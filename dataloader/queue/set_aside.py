@@ -47,25 +47,30 @@ def set_aside(
 
     None: another session was quicker. Raises `error` where no job of these queues is the cause.
     """
-    if conn.execute(_SQL["look_alone"], {"lock": LOCK}).fetchone() != (True,):
+    if not _SQL.value(conn, "look_alone", lock=LOCK):
         return None
     try:
         if (failure := _failure(conn, [], claim)) is None:
             return None
-        rows = conn.execute(_SQL["suspects"], {"queues": list(queues), "most": SUSPECTS}).fetchall()
-        jobs = [job_id for (job_id,) in rows]
+        jobs = [row["job_id"] for row in _SQL.rows(conn, "suspects", queues=list(queues), most=SUSPECTS)]
         if not jobs or _failure(conn, jobs, claim):
             raise error
-        job_id, failure = _culprit(conn, jobs, claim, failure)
+        suspects = jobs
+        while len(suspects) > 1:
+            half = set(suspects[: len(suspects) // 2])
+            if of_half := _failure(conn, [job for job in jobs if job not in half], claim):
+                suspects, failure = list(half), of_half
+            else:
+                suspects = [job for job in suspects if job not in half]
         text = clip(masked(f"no worker can claim the job: {failure.diag.message_primary or failure}"))
-        parameters = {"job_id": job_id, "error": text}
+        parameters = {"job_id": suspects[0], "error": text}
         try:
             changed = conn.execute(_SQL["fail"], parameters).fetchone()
         except psycopg.Error as e:
             if not is_of_a_row(e):
                 raise
             changed = conn.execute(_SQL["replace"], parameters).fetchone()
-        return Aside(job_id, changed[0], changed[1], text) if changed else None
+        return Aside(suspects[0], changed[0], changed[1], text) if changed else None
     except _Disturbed:
         return None
     finally:
@@ -73,26 +78,12 @@ def set_aside(
             conn.execute(_SQL["let_go"])
 
 
-def _culprit(
-    conn: db.Connection, jobs: Sequence[UUID], claim: Callable[[], object], error: psycopg.Error
-) -> tuple[UUID, psycopg.Error]:
-    """The job on which the claim fails also where all others are hidden, and that failure."""
-    suspects = jobs
-    while len(suspects) > 1:
-        half = set(suspects[: len(suspects) // 2])
-        if failure := _failure(conn, [job for job in jobs if job not in half], claim):
-            suspects, error = list(half), failure
-        else:
-            suspects = [job for job in suspects if job not in half]
-    return suspects[0], error
-
-
 def _failure(conn: db.Connection, hidden: Sequence[UUID], claim: Callable[[], object]) -> psycopg.Error | None:
     """How the claim fails while these jobs are hidden; None: it does not. Nothing stays changed."""
     try:
         with conn.transaction(force_rollback=True):
-            conn.execute(_SQL["hide"], {"job_ids": list(hidden)})
-            if conn.execute(_SQL["locked"], {"job_ids": list(hidden)}).fetchone() == (True,):
+            _SQL.do(conn, "hide", job_ids=list(hidden))
+            if _SQL.value(conn, "locked", job_ids=list(hidden)):
                 raise _Disturbed
             claim()
     except psycopg.Error as e:

@@ -178,7 +178,7 @@ BEGIN
              FOR NO KEY UPDATE SKIP LOCKED),
         started AS (
           UPDATE dl_jobs SET status = 'running', blocked_on = NULL, attempt = attempt + 1, claims = claims + 1, backoffs = 0,
-                 journaled = journaled + 1, started_at = coalesce(started_at, at_once), finished_at = NULL,
+                 journaled = mod(journaled, 1000000) + 1, started_at = coalesce(started_at, at_once), finished_at = NULL,
                  -- The worker begins the best job at once. The others are claimed ahead: null until their runs beat
                  -- (dl_reap).
                  heartbeat_at = CASE WHEN job_id = coalesce(in_order[1], (

@@ -38,7 +38,7 @@ $$;
 -- Each job is created a microsecond after the one before it, from p_since or the clock; p_place are places in a list of
 -- several batches. Keys are inserted in the order of their bytes, against deadlocks. With the owner's rights, so it trusts
 -- no search_path, and is bound to this schema by its text. The journal says which role added the jobs: dl_job_status. Lists of
--- fields: queue/field_sql.py.
+-- fields: queue/fields.py.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_many(
   p_job_id uuid[], {fields.p_arrays}, p_place int[], p_since timestamptz)
@@ -90,7 +90,7 @@ BEGIN
   WITH added AS (
     {many_jobs}
      ORDER BY idempotency_key COLLATE "C", nth
-    ON CONFLICT (idempotency_key) DO NOTHING
+    ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
     RETURNING job_id, queue, producer)
   INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
   SELECT added.job_id, queue, 'queued',
@@ -140,7 +140,7 @@ BEGIN
   ELSE
     LOOP
       {one_job}
-      ON CONFLICT (idempotency_key) DO NOTHING;
+      ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING;
       EXIT WHEN FOUND;
       -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
       SELECT job_id || ' ' || status INTO known FROM %1$I.dl_jobs WHERE idempotency_key = p_idempotency_key;

@@ -1,7 +1,8 @@
 -- running -> final, or queued again: the ends of a worker's own runs.
 
 
--- Seconds until a job that ended with an error runs again: 30 for each attempt so far, at most a day.
+-- Seconds until a job that ended with an error runs again: 30 for each attempt so far, at most a day. RETRY_SEC in
+-- queue/job.py and linear() in pipelines/retries.py have the same number.
 CREATE OR REPLACE FUNCTION dl_retry_delay(p_attempt int) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
   SELECT least(30.0 * p_attempt, 86400)::float8
 $$;
@@ -61,7 +62,7 @@ BEGIN
              status = CASE WHEN cancel_requested THEN 'canceled' ELSE CASE verb
                         WHEN 'succeed' THEN 'succeeded' WHEN 'fail' THEN 'failed' WHEN 'cancel' THEN 'canceled'
                         ELSE 'queued' END END::dl_status,
-             journaled = journaled + 1,
+             journaled = mod(journaled, 1000000) + 1,
              -- A job that joined a key of more attempts than it may have keeps its last one.
              attempt = CASE verb WHEN 'hand_back' THEN least(j.attempt, greatest(max_attempts, 1)) - 1
                                  WHEN 'restart' THEN 0 ELSE j.attempt END,

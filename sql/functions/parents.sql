@@ -45,8 +45,8 @@ END
 $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
 
--- Let one job wait for these parents too: a queued one at once, a running one from the end of its run. Known and finished
--- parents do not count.
+-- Let one job wait for these parents too: a queued one at once, a running one from the end of its run. Parents that it
+-- has, or that let it go, add none.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_link(p_job_id uuid, p_parent_ids uuid[], p_on_failure text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -96,8 +96,8 @@ BEGIN
 END
 $$;
 
--- At the commit that links a job to a parent: that may have ended meanwhile. An uncommitted end has the row locked, or waits
--- for this commit. Where it is locked, or in a transaction with one snapshot, dl_freed has it tried again.
+-- Runs at the commit that links a job to a parent, which may have ended meanwhile. The session that ends the parent has its
+-- row locked, or waits for this commit. Where the row is locked, or our transaction has one snapshot, dl_freed tries again.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_linked() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
@@ -121,56 +121,71 @@ END
 $$
 $function$, current_schema(), format('%I.dl_parents', current_schema())); END $bound$;
 
--- What dl_resolve has to do: waiting jobs with something to learn of these parents or to be let go, and those of these jobs
--- that are queued again although they wait (context.gather).
+-- The work of dl_resolve, at most p_most rows: jobs that wait for one of these ended parents; jobs whose wait is over and that were not
+-- let go; ended jobs that are queued again although they wait (context.gather). Each arm reads an index without the
+-- children that are done, so the cost does not grow with them.
+DROP FUNCTION IF EXISTS dl_concerned(uuid[]), dl_tell(uuid[], uuid[]);
 DO $bound$ BEGIN EXECUTE format($function$
-CREATE OR REPLACE FUNCTION dl_concerned(p_ended uuid[]) RETURNS TABLE (job_id uuid, parent_id uuid)
+CREATE OR REPLACE FUNCTION dl_concerned(p_ended uuid[], p_most int) RETURNS TABLE (job_id uuid, parent_id uuid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
-  SELECT w.job_id, e.parent_id
-    FROM %1$I.dl_parents e JOIN %1$I.dl_waiting w USING (job_id) LEFT JOIN %1$I.dl_jobs p ON p.job_id = e.parent_id
-   WHERE e.parent_id = ANY (p_ended)
-     AND (NOT e.is_over AND %1$I.dl_after(p.status, w.on_failure) IS NOT NULL
-          OR (w.parents <= 0 OR w.failed_parent IS NOT NULL)
-             AND EXISTS (SELECT FROM %1$I.dl_jobs j WHERE j.job_id = w.job_id AND j.status::text = 'queued'))
+  (SELECT w.job_id, e.parent_id
+     FROM %1$I.dl_parents e JOIN %1$I.dl_waiting w USING (job_id) LEFT JOIN %1$I.dl_jobs p ON p.job_id = e.parent_id
+    WHERE e.parent_id = ANY (p_ended) AND NOT e.is_over AND %1$I.dl_after(p.status, w.on_failure) IS NOT NULL)
   UNION ALL
-  SELECT w.job_id, w.job_id FROM %1$I.dl_waiting w JOIN %1$I.dl_jobs j USING (job_id)
-   WHERE w.job_id = ANY (p_ended) AND j.status::text = 'queued' AND j.blocked_on IS DISTINCT FROM 'parent'
+  (SELECT w.job_id, e.parent_id
+     FROM (SELECT job_id FROM %1$I.dl_waiting WHERE parents <= 0 OR failed_parent IS NOT NULL OFFSET 0) w
+     JOIN %1$I.dl_jobs j USING (job_id)
+     JOIN LATERAL (SELECT parent_id FROM %1$I.dl_parents WHERE job_id = w.job_id AND parent_id = ANY (p_ended) OFFSET 0) e ON true
+    WHERE j.status::text = 'queued')
+  UNION ALL
+  (SELECT w.job_id, w.job_id FROM %1$I.dl_waiting w JOIN %1$I.dl_jobs j USING (job_id)
+    WHERE w.job_id = ANY (p_ended) AND j.status::text = 'queued' AND j.blocked_on IS DISTINCT FROM 'parent')
+  LIMIT p_most
 $$
 $function$, current_schema()); END $bound$;
 
 -- These jobs have ended: let their children go or cancel them, and so on down. Waits for no lock, so it cannot deadlock, and
--- handles a bounded number: dl_freed has the rest tried again. Bound to this schema by its text, for triggers call it.
+-- stops after 500 changes, because claims of other queues wait meanwhile: dl_freed has the rest tried again. Its text names
+-- this schema, because triggers call it.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_resolve(p_ended uuid[]) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
+  most CONSTANT int := 500;
   ended uuid[] := p_ended;
   children uuid[];
-  told record;
+  step record;
+  number int := 0;
   tries int := 0;
 BEGIN
   FOR round IN 1 .. 20 LOOP
     children := ARRAY(
       SELECT job_id FROM %1$I.dl_waiting
-       WHERE job_id = ANY (ARRAY(SELECT c.job_id FROM %1$I.dl_concerned(ended) c LIMIT 1000)) FOR UPDATE SKIP LOCKED);
-    told := %1$I.dl_tell(children, ended);
-    IF told.changed = 0 THEN
-      EXIT WHEN tries = 3 OR NOT EXISTS (SELECT FROM %1$I.dl_concerned(ended));
+       WHERE job_id = ANY (ARRAY(SELECT c.job_id FROM %1$I.dl_concerned(ended, most) c)) FOR UPDATE SKIP LOCKED);
+    step := %1$I.dl_end_waits(children, ended);
+    number := number + step.changed;
+    IF step.changed = 0 THEN
+      IF NOT EXISTS (SELECT FROM %1$I.dl_concerned(ended, 1)) THEN
+        RETURN;
+      END IF;
+      EXIT WHEN tries = 3;
       tries := tries + 1;
       PERFORM pg_sleep(0.0002 * 5 ^ tries);
     END IF;
-    ended := ended || told.canceled;
+    ended := ended || step.canceled;
+    EXIT WHEN number >= most;
   END LOOP;
   INSERT INTO %1$I.dl_freed (parent_id, since)
-  SELECT DISTINCT c.parent_id, CASE WHEN tries = 3 THEN now() ELSE now() - interval '1 s' END FROM %1$I.dl_concerned(ended) c;
+  SELECT DISTINCT parent, CASE WHEN tries = 3 THEN now() ELSE now() - interval '0.8 s' END
+    FROM unnest(ended) parent WHERE EXISTS (SELECT FROM %1$I.dl_concerned(ARRAY[parent], 1));
 END
 $$
 $function$, current_schema()); END $bound$;
 
--- Tell these jobs, whose rows in dl_waiting the caller has locked, of the ended parents: let them go or cancel them.
--- `changed` counts what was written; locked and running jobs are left.
+-- End the waits of these jobs, whose rows in dl_waiting the caller has locked, for the ended parents: let the jobs go or
+-- cancel them. `changed` counts the changed rows; locked and running jobs stay.
 DO $bound$ BEGIN EXECUTE format($function$
-CREATE OR REPLACE FUNCTION dl_tell(p_children uuid[], p_ended uuid[], OUT changed int, OUT canceled uuid[])
+CREATE OR REPLACE FUNCTION dl_end_waits(p_children uuid[], p_ended uuid[], OUT changed int, OUT canceled uuid[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   free uuid[];
@@ -187,8 +202,8 @@ BEGIN
   counted AS (
     UPDATE %1$I.dl_waiting w SET parents = parents - number, failed_parent = coalesce(w.failed_parent, failed)
       FROM (SELECT job_id, count(*) FILTER (WHERE word = 'go') AS number,
-                   (array_agg(parent_id) FILTER (WHERE word = 'cancel'))[1] AS failed FROM over GROUP BY job_id) told
-     WHERE w.job_id = told.job_id RETURNING w.job_id)
+                   (array_agg(parent_id) FILTER (WHERE word = 'cancel'))[1] AS failed FROM over GROUP BY job_id) outcome
+     WHERE w.job_id = outcome.job_id RETURNING w.job_id)
   SELECT count(*) INTO changed FROM counted;
 
   free := ARRAY(
@@ -204,7 +219,7 @@ BEGIN
            error = CASE WHEN w.failed_parent IS NULL THEN j.error
                         ELSE 'canceled: its parent ' || w.failed_parent || ' has ended '
                              || coalesce((SELECT p.status::text FROM %1$I.dl_jobs p WHERE p.job_id = w.failed_parent), 'deleted') END,
-           journaled = journaled + CASE WHEN w.failed_parent IS NOT NULL THEN 1 ELSE 0 END,
+           journaled = CASE WHEN w.failed_parent IS NOT NULL THEN mod(journaled, 1000000) + 1 ELSE journaled END,
            blocked_on = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN 'parent' END,
            available_at = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN %1$I.dl_far() ELSE w.available_at END,
            turn_at = CASE WHEN j.share IS NULL THEN j.turn_at ELSE coalesce(j.turn_at, 'infinity') END
@@ -228,19 +243,19 @@ $$
 $function$, current_schema()); END $bound$;
 
 -- For dl_jobs_step: a job that leaves its place does not wait any more; one that has ended may have children. One that
--- dl_tell cancels has no row in dl_waiting by now.
+-- dl_end_waits cancels has no row in dl_waiting by now.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_stepped(p_old %1$I.dl_jobs, p_new %1$I.dl_jobs) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  was_told boolean := false;
+  is_resolved boolean := false;
 BEGIN
   IF p_old.blocked_on = 'parent'
      AND NOT EXISTS (SELECT FROM %1$I.dl_jobs WHERE job_id = p_new.job_id AND blocked_on = 'parent') THEN
     DELETE FROM %1$I.dl_waiting WHERE job_id = p_new.job_id;
-    was_told := NOT FOUND;
+    is_resolved := NOT FOUND;
   END IF;
-  IF p_new.status NOT IN ('queued', 'running') AND p_old.status IN ('queued', 'running') AND NOT was_told
+  IF p_new.status NOT IN ('queued', 'running') AND p_old.status IN ('queued', 'running') AND NOT is_resolved
      AND (SELECT true FROM %1$I.dl_waiting LIMIT 1) THEN
     PERFORM %1$I.dl_resolve(ARRAY[p_new.job_id]);
   END IF;
@@ -248,7 +263,7 @@ END
 $$
 $function$, current_schema()); END $bound$;
 
--- Tell again of the parents of dl_freed, each once a second.
+-- Resolve the parents of dl_freed again, each at most once a second.
 CREATE OR REPLACE FUNCTION dl_resolve_freed() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   parents uuid[];
@@ -265,9 +280,8 @@ BEGIN
 END
 $$;
 
--- Tell again of parents that have ended unseen: only a step that no trigger saw leaves such jobs (session_replication_role,
--- DISABLE TRIGGER). Reads up to p_limit jobs that wait after p_after; returns the last one, null at the end. Called by the
--- reaper.
+-- Resolve parents whose end no trigger saw (session_replication_role, DISABLE TRIGGER). Reads up to p_limit waiting jobs
+-- after p_after; returns the last one, null at the end. Called by the reaper.
 CREATE OR REPLACE FUNCTION dl_resolve_stranded(p_after uuid, p_limit int) RETURNS uuid LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off AS $$
 DECLARE

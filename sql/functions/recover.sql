@@ -1,6 +1,6 @@
 -- running -> queued, lost, failed or canceled: keeper and reaper recover the jobs of lost workers. Then retention.
 
--- End a session that outlived its worker's right to a job, and wait up to 2 s. Its start is compared, for pids come again.
+-- End a session that outlived its worker's right to a job, and wait up to 2 s. Its start is compared, because pids come again.
 -- Another role's session may keep the key until the server notices.
 CREATE OR REPLACE FUNCTION dl_end_session(p_pid int, p_backend_start timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -56,7 +56,7 @@ BEGIN
            status = CASE WHEN cancel_requested THEN 'canceled'
                          WHEN NOT is_spent OR job_id <> first THEN 'queued'
                          WHEN p_end = 'timeout' THEN 'failed' ELSE 'lost' END::dl_status,
-           journaled = journaled + 1,
+           journaled = mod(journaled, 1000000) + 1,
            attempt = CASE WHEN is_free THEN greatest(least(attempt, max_attempts) - 1, 0)  -- as dl_finish
                           WHEN is_spent AND job_id <> first THEN 0 ELSE attempt END,
            blocked_on = CASE WHEN NOT cancel_requested AND NOT is_spent AND delay_sec > 0 THEN 'time' END,
@@ -137,10 +137,10 @@ BEGIN
   LOOP
     SELECT * INTO held FROM dl_jobs
      WHERE status = 'running'
-       AND coalesce(lease_expires_at,
-                    coalesce(heartbeat_at, started_at, created_at) + make_interval(secs => lease_ttl_sec)) < now()
+       AND coalesce(lease_expires_at < now(),  -- arithmetic on our clock alone: a row's may be at the end of time
+                    coalesce(heartbeat_at, started_at, created_at) < now() - make_interval(secs => lease_ttl_sec))
        AND (p_up_sec > p_patience_sec + lease_ttl_sec / 3.0
-            OR greatest(lease_expires_at - make_interval(secs => lease_ttl_sec), heartbeat_at, created_at) >= back)
+            OR lease_expires_at >= back + make_interval(secs => lease_ttl_sec) OR greatest(heartbeat_at, created_at) >= back)
        AND dl_jobs.job_id <> ALL (refused)
      LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
     IF NOT FOUND THEN

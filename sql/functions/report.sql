@@ -56,7 +56,7 @@ CREATE OR REPLACE FUNCTION dl_merge_slots(
   p_slots smallint[], p_counts int[], p_more_slots smallint[], p_more_counts int[])
 RETURNS TABLE (slots smallint[], counts int[]) LANGUAGE sql STABLE AS $$
   SELECT array_agg(slot ORDER BY slot), array_agg(n ORDER BY slot)
-    FROM (SELECT slot, sum(n)::int AS n
+    FROM (SELECT slot, least(sum(n), 2000000000)::int AS n
             FROM unnest(p_slots || p_more_slots, p_counts || p_more_counts) AS given (slot, n) GROUP BY slot) merged
 $$;
 
@@ -75,6 +75,7 @@ DECLARE
   upto bigint;
   journal_end bigint := dl_journal_end();
   rolled int;
+  most CONSTANT bigint := 1e15;  -- the bound of the sums' checks: a row of a stranger may be there
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
   SELECT last_event INTO since FROM dl_rolled LIMIT 1 FOR UPDATE SKIP LOCKED;
@@ -82,7 +83,7 @@ BEGIN
     RETURN 0;
   END IF;
   IF journal_end < since THEN
-    UPDATE dl_rolled SET last_event = coalesce((SELECT max(event_id) FROM dl_job_events WHERE event_id <= journal_end), 0);
+    UPDATE dl_rolled SET last_event = greatest((SELECT max(event_id) FROM dl_job_events WHERE event_id <= journal_end), 0);
     RETURN -1;
   END IF;
   WITH near AS (
@@ -129,8 +130,8 @@ BEGIN
              count(*) FILTER (WHERE seconds > 86400)]
       FROM steps GROUP BY queue, task, step
     ON CONFLICT (queue, task, kind) DO UPDATE SET
-       count = t.count + excluded.count, seconds = t.seconds + excluded.seconds,
-       buckets = ARRAY(SELECT a + b FROM unnest(t.buckets, excluded.buckets) WITH ORDINALITY AS n (a, b, nth) ORDER BY nth)),
+       count = least(t.count + excluded.count, most), seconds = least(t.seconds + excluded.seconds, 1e300),
+       buckets = ARRAY(SELECT least(a + b, most) FROM unnest(t.buckets, excluded.buckets) WITH ORDINALITY AS n (a, b, nth) ORDER BY nth)),
   took AS (
     SELECT task, count(*) AS runs, array_agg(greatest(seconds, 0)::real ORDER BY event_id DESC) AS seconds
       FROM steps WHERE step = 'done' AND seconds IS NOT NULL AND task <> '' GROUP BY task),
@@ -138,13 +139,13 @@ BEGIN
     INSERT INTO dl_durations AS d (task, seconds, runs, learned_at)
     SELECT task, seconds[1:200], runs, now() FROM took ORDER BY task
     ON CONFLICT (task) DO UPDATE SET
-       seconds = (excluded.seconds || d.seconds)[1:200], runs = d.runs + excluded.runs, learned_at = excluded.learned_at),
+       seconds = (excluded.seconds || d.seconds)[1:200], runs = least(d.runs + excluded.runs, most), learned_at = excluded.learned_at),
   used AS (
     SELECT task, count(*) AS runs, array_agg(peak_mb ORDER BY event_id DESC) AS peaks,
            array_agg((cpu_sec / seconds)::real ORDER BY event_id DESC) FILTER (WHERE seconds >= 1) AS shares
       FROM steps WHERE peak_mb IS NOT NULL AND task <> '' GROUP BY task),
   latest AS (
-    SELECT used.task, used.runs + coalesce(n.runs, 0) AS runs, (used.peaks || n.peaks)[1:200] AS peaks,
+    SELECT used.task, least(used.runs + coalesce(n.runs, 0), most) AS runs, (used.peaks || n.peaks)[1:200] AS peaks,
            (used.shares || n.shares)[1:200] AS shares
       FROM used LEFT JOIN dl_needs n ON n.task = used.task),
   needs AS (
@@ -163,7 +164,7 @@ BEGIN
     INSERT INTO dl_pace_long AS p (at, queue, processed, failed)
     SELECT date_bin('5 min', at, '2000-01-01 00:00+00'), queue, sum(processed), sum(failed) FROM ended GROUP BY 1, 2
     ON CONFLICT (at, queue) DO UPDATE SET
-       processed = p.processed + excluded.processed, failed = p.failed + excluded.failed),
+       processed = least(p.processed + excluded.processed, most), failed = least(p.failed + excluded.failed, most)),
   measured AS (
     SELECT task, queue, date_bin('5 min', at, '2000-01-01 00:00+00') AS span,
            array_agg(seconds) FILTER (WHERE seconds IS NOT NULL AND step = 'done') AS succeeded,
@@ -189,12 +190,13 @@ BEGIN
                  FROM unnest(of_runs) AS value GROUP BY 1) in_slots) h
      WHERE of_runs IS NOT NULL ORDER BY task, span, queue, figure
     ON CONFLICT (task, minutes, at, queue, figure) DO UPDATE SET
-       count = s.count + excluded.count, total = s.total + excluded.total, largest = greatest(s.largest, excluded.largest),
+       count = least(s.count + excluded.count, most), total = least(s.total + excluded.total, 1e300),
+       largest = greatest(s.largest, excluded.largest),
        (slots, counts) = (SELECT m.slots, m.counts FROM dl_merge_slots(s.slots, s.counts, excluded.slots, excluded.counts) m))
   INSERT INTO dl_pace AS p (at, queue, processed, failed)
   SELECT at, queue, processed, failed FROM ended
   ON CONFLICT (at, queue) DO UPDATE SET
-     processed = p.processed + excluded.processed, failed = p.failed + excluded.failed;
+     processed = least(p.processed + excluded.processed, most), failed = least(p.failed + excluded.failed, most);
   DELETE FROM dl_pace WHERE at < now() - interval '2 days';
   DELETE FROM dl_pace_long WHERE at < now() - interval '8 days';
   UPDATE dl_rolled SET last_event = upto;
@@ -208,6 +210,7 @@ CREATE OR REPLACE FUNCTION dl_fold_spans(p_limit int) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   folded int;
+  most CONSTANT bigint := 1e15;  -- as in dl_roll
   dropped int;
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
@@ -216,11 +219,11 @@ BEGIN
      ORDER BY minutes, at LIMIT p_limit FOR UPDATE SKIP LOCKED),
   gone AS (DELETE FROM dl_spans WHERE ctid = ANY (ARRAY(SELECT place FROM old)) RETURNING *),
   in_slots AS (
-    SELECT task, queue, date_bin('1 h', at, '2000-01-01 00:00+00') AS span, figure, slot, sum(n)::int AS n
+    SELECT task, queue, date_bin('1 h', at, '2000-01-01 00:00+00') AS span, figure, slot, least(sum(n), 2000000000)::int AS n
       FROM gone CROSS JOIN LATERAL unnest(gone.slots, gone.counts) AS of_span (slot, n) GROUP BY 1, 2, 3, 4, 5),
   sums AS (
-    SELECT task, queue, date_bin('1 h', at, '2000-01-01 00:00+00') AS span, figure, sum(gone.count) AS count,
-           sum(total) AS total, max(largest) AS largest FROM gone GROUP BY 1, 2, 3, 4),
+    SELECT task, queue, date_bin('1 h', at, '2000-01-01 00:00+00') AS span, figure, least(sum(gone.count), most) AS count,
+           least(sum(total), 1e300) AS total, max(largest) AS largest FROM gone GROUP BY 1, 2, 3, 4),
   hours AS (
     INSERT INTO dl_spans AS s (task, queue, minutes, at, figure, count, total, largest, slots, counts)
     SELECT task, queue, 60, span, figure, sums.count, total, largest,
@@ -228,7 +231,8 @@ BEGIN
       FROM sums JOIN in_slots USING (task, queue, span, figure)
      GROUP BY task, queue, span, figure, sums.count, total, largest ORDER BY task, span, queue, figure
     ON CONFLICT (task, minutes, at, queue, figure) DO UPDATE SET
-       count = s.count + excluded.count, total = s.total + excluded.total, largest = greatest(s.largest, excluded.largest),
+       count = least(s.count + excluded.count, most), total = least(s.total + excluded.total, 1e300),
+       largest = greatest(s.largest, excluded.largest),
        (slots, counts) = (SELECT m.slots, m.counts FROM dl_merge_slots(s.slots, s.counts, excluded.slots, excluded.counts) m))
   SELECT count(*) INTO folded FROM gone;
   DELETE FROM dl_spans WHERE ctid = ANY (ARRAY(

@@ -1,5 +1,14 @@
 -- The bodies of the triggers. schema.sql creates the triggers, and says for which rows each one fires.
 
+-- Refuses a row whose field has left its bounds, as a CHECK of the trigger's name would.
+CREATE OR REPLACE FUNCTION dl_jobs_check() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  RAISE check_violation USING
+    MESSAGE = format('new row for relation "dl_jobs" violates check constraint "%s"', TG_NAME),
+    CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+END
+$$;
+
 -- Refuses args that Python's readers could not read: their recursion ends at a depth of some 900.
 CREATE OR REPLACE FUNCTION dl_jobs_depth() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

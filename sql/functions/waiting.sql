@@ -204,7 +204,7 @@ BEGIN
   ended AS (
     UPDATE dl_jobs SET status = coalesce(becomes, 'queued')::dl_status, score = coalesce(score, place),
            blocked_on = CASE becomes WHEN 'queued' THEN 'time' END,
-           journaled = journaled + CASE WHEN becomes <> 'queued' THEN 1 ELSE 0 END,
+           journaled = CASE WHEN becomes <> 'queued' THEN mod(journaled, 1000000) + 1 ELSE journaled END,
            finished_at = CASE WHEN becomes <> 'queued' THEN now() END,
            error = CASE becomes WHEN 'lost' THEN
                      concat_ws(E'\n', 'no attempts left: ' || attempt || ' of ' || max_attempts, error) ELSE error END,

@@ -13,13 +13,12 @@ from typing import Any
 from uuid import UUID
 
 from dataloader import periods
-from dataloader.queue import lifecycle, operations
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.db import Conn
 from dataloader.queue.plans import partitions
 from dataloader.queue.plans.partitions import limit_of
 from dataloader.queue.plans.plan import Made, Plans, Row, Rows, add_jobs, shown_job
 
-CHANNEL = "dl_backfills"
 AT_ONCE = 100  # partitions of one transaction; a claim that commits meanwhile waits for the disk, the longer the more
 REST = 4.0  # times that after it, while jobs of others run: until the next one of the same backfill
 RETRIED_AT_ONCE = 500
@@ -27,10 +26,9 @@ RETRY_SEC = periods.seconds("BACKFILL_RETRY_SEC", 10.0)  # from a failure, such 
 LATELY_SEC = periods.seconds("BACKFILL_LATELY_SEC", 600.0)  # over which the pace is measured
 LISTED = 100  # backfills of one list
 LARGE = 2_000  # partitions of a backfill whose counting takes its time
-_NOTHING = 0
 
-_PLANS = Plans("backfill", "backfills.sql", "shown", "status_of")
-due_in, listen = _PLANS.due_in, _PLANS.listen  # on CHANNEL
+_PLANS = Plans("backfill", "shown", "status_of")
+due_in, listen = _PLANS.due_in, _PLANS.listen
 Counts = Callable[[Conn, str], Rows]
 
 
@@ -82,42 +80,35 @@ def preview(conn: Conn, new: Mapping[str, Any]) -> Row:
 
 def pause(conn: Conn, name: str, by: str) -> Row:
     """Start no job of a backfill and make none; those that run go on. Raises Conflict for one that is canceled."""
-    with _PLANS.locked(conn, name) as present:
-        if present["canceled_at"]:
-            raise operations.Conflict(f"the backfill {name} is canceled: it starts no jobs anyhow")
-        _PLANS.do(conn, "pause", name=name, by=by)
-        _allow(conn, name, _NOTHING, by)
-    return backfill(conn, name)
+    return _changed(conn, "pause", name, by, "it starts no jobs anyhow")
 
 
 def resume(conn: Conn, name: str, by: str) -> Row:
-    """End a backfill's pause; raises operations.Conflict for one that is canceled."""
-    with _PLANS.locked(conn, name) as present:
-        if present["canceled_at"]:
-            raise operations.Conflict(
-                f"the backfill {name} is canceled: add another one, with skip_done for what is done"
-            )
-        if present["paused_at"]:
-            _PLANS.do(conn, "resume", name=name)
-            _allow(conn, name, present["max_running"], by)
-    return backfill(conn, name)
+    """End a backfill's pause; raises Conflict for one that is canceled."""
+    return _changed(conn, "resume", name, by, "add another one, with skip_done for what is done")
 
 
 def cancel(conn: Conn, name: str, by: str) -> Row:
     """Start no job of a backfill any more; the reapers cancel its jobs, in bunches."""
-    with _PLANS.locked(conn, name) as present:
-        if not present["canceled_at"]:
-            _PLANS.do(conn, "cancel", name=name, by=by)
-            _allow(conn, name, _NOTHING, by)
-    return backfill(conn, name)
+    return _changed(conn, "cancel", name, by)
 
 
 def set_most(conn: Conn, name: str, max_running: int | None, by: str) -> Row:
     """Let so many jobs of a backfill run at once; None: any number. A paused one starts none."""
-    with _PLANS.locked(conn, name) as present:
-        _PLANS.do(conn, "set_most", name=name, max_running=max_running)
-        if not present["paused_at"] and not present["canceled_at"]:
-            _allow(conn, name, max_running, by)
+    return _changed(conn, "set_most", name, by, max_running=max_running)
+
+
+def _changed(conn: Conn, statement: str, name: str, by: str, refusal: str = "", **fields: Any) -> Row:
+    """Change a backfill, and its limit with it; where there is a `refusal`, one that is canceled raises Conflict."""
+    with _PLANS.locked(conn, name) as before:
+        if refusal and before["canceled_at"]:
+            raise operations.Conflict(f"the backfill {name} is canceled: {refusal}")
+        if _PLANS.do(conn, statement, name=name, by=by, **fields):
+            present = _PLANS.named(conn, name, "lock")
+            is_held = present["next_at"] if present["canceled_at"] else present["paused_at"]
+            _allow(conn, name, 0 if is_held else present["max_running"], by)
+            if present["next_at"]:
+                _PLANS.wake(conn)
     return backfill(conn, name)
 
 
@@ -146,7 +137,7 @@ def tick(conn: Conn, lease_ttl_sec: int = 60) -> Made | None:
     """Make, or cancel, the next bunch of the backfill that has waited longest. Errors as `Plans.next_made`."""
 
     def make(present: Row) -> Made:
-        _PLANS.do(conn, "by_index")
+        db.by_index(conn, bitmaps=True)  # a table that grows fast has no statistics yet
         return _cancel_some(conn, present) if present["canceled_at"] else _make_some(conn, present, lease_ttl_sec)
 
     return _PLANS.next_made(conn, make, RETRY_SEC)
@@ -157,8 +148,8 @@ def _make_some(conn: Conn, present: Row, lease_ttl_sec: int) -> Made:
     from dataloader.queue.plans import new_backfill
 
     name = present["name"]
-    bunch = {"name": name, "made": present["made"], "upto": min(present["made"] + AT_ONCE, present["total"])}
-    wanted = _PLANS.rows(conn, "unmade", **bunch)
+    bunch = {"name": name, "after": present["made"], "upto": min(present["made"] + AT_ONCE, present["total"])}
+    wanted = _PLANS.rows(conn, "bunch", **bunch)
     of_task = _PLANS.value(conn, "of_task", task=present["task"]) or ()
     jobs = [new_backfill.job_of(present, row["partition"], row["place"], of_task, lease_ttl_sec) for row in wanted]
     fingerprints = [new_backfill.fingerprint(present, job["args"]) for job in jobs]
@@ -170,21 +161,19 @@ def _make_some(conn: Conn, present: Row, lease_ttl_sec: int) -> Made:
     skipped = [work in done for work in fingerprints]
     ledger = {"places": [row["place"] for row in wanted], "job_ids": job_ids, "fingerprints": fingerprints}
     _PLANS.do(conn, "note", **bunch, **ledger, are_skipped=skipped)
-    _PLANS.do(conn, "made", **bunch, rest=_rest(conn, name))
+    _PLANS.do(conn, "done_up_to", **bunch, rest=_rest(conn, name))
     return Made(name, len(new), sum(skipped))
 
 
 def _cancel_some(conn: Conn, present: Row) -> Made:
     """Cancel the next jobs; behind the last one the limit is again what it was, for jobs that people requeue."""
-    name = present["name"]
-    upto = min(present["canceled"] + AT_ONCE, present["total"])
-    rows = _PLANS.rows(conn, "jobs_behind", name=name, canceled=present["canceled"], upto=upto)
-    job_ids = [row["job_id"] for row in rows if row["job_id"]]
-    by = f"{present['canceled_by']}, with the backfill {name}"
+    name, by = present["name"], f"{present['canceled_by']}, with the backfill {present['name']}"
+    bunch = {"name": name, "after": present["canceled"], "upto": min(present["canceled"] + AT_ONCE, present["total"])}
+    job_ids = [row["job_id"] for row in _PLANS.rows(conn, "bunch", **bunch) if row["job_id"]]
     if job_ids:
         lifecycle.request_cancels(conn, job_ids, False, by)
-    _PLANS.do(conn, "canceled", name=name, upto=upto, rest=_rest(conn, name))
-    if upto == present["total"]:
+    _PLANS.do(conn, "done_up_to", **bunch, rest=_rest(conn, name))
+    if bunch["upto"] == present["total"]:
         _allow(conn, name, present["max_running"], by)
     return Made(name, canceled=len(job_ids))
 

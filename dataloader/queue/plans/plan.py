@@ -19,6 +19,7 @@ from dataloader.queue.fields import OF_PRODUCER, REQUIRED
 from dataloader.queue.job import clip
 from dataloader.queue.operations import Conflict
 
+CONTENDED_SEC = 5.0  # from a failure to the next try, where another session had something locked
 Rows = list[Row]
 # The fields of the jobs, beside the task, the queue and the limits.
 OF_JOB = [each.name for each in fields(Template) if each.name not in ("name", "task", "queue")]
@@ -47,57 +48,47 @@ class Made(NamedTuple):
     error: str | None = None
 
 
-class Plans:
-    """The schedules, or the backfills; `parts` are statements of `file` that stand in others as {their name}."""
+class Plans(db.Statements):
+    """The statements of the schedules, or of the backfills; `parts` stand in the others as {their name}."""
 
-    def __init__(self, noun: str, file: str, *parts: str) -> None:
-        self.noun = noun
-        self._sql = db.statements(file, *parts)
+    def __init__(self, noun: str, *parts: str) -> None:
+        super().__init__(db.statements(f"{noun}s.sql", *parts))
+        self.noun, self.channel = noun, f"dl_{noun}s"
 
-    def do(self, conn: Conn, statement: str, **parameters: Any) -> None:
-        """Carry out a statement."""
-        conn.execute(self._sql[statement], parameters)
-
-    def rows(self, conn: Conn, statement: str, **parameters: Any) -> Rows:
-        """The rows of a statement."""
-        return db.rows(conn, self._sql[statement], parameters)
-
-    def value(self, conn: Conn, statement: str, **parameters: Any) -> Any:
-        """The first value of a statement; None without a row."""
-        row = conn.execute(self._sql[statement], parameters).fetchone()
-        return row[0] if row else None
-
-    def named(self, conn: Conn, name: str) -> Row:
+    def named(self, conn: Conn, name: str, statement: str = "named") -> Row:
         """The one of this name, as people see it; raises Unknown."""
-        rows = self.rows(conn, self.noun, name=name)
-        if not rows:
-            raise Unknown(f"there is no {self.noun} with this name")
-        return rows[0]
+        if row := self.first(conn, statement, name=name):
+            return row
+        raise Unknown(f"there is no {self.noun} with this name")
 
     @contextmanager
     def locked(self, conn: Conn, name: str) -> Iterator[Row]:
         """A transaction with a lock on this plan, against people and reapers; raises Unknown."""
         with conn.transaction():
-            rows = self.rows(conn, "lock", name=name)
-            if not rows:
-                raise Unknown(f"there is no {self.noun} with this name")
-            yield rows[0]
+            yield self.named(conn, name, "lock")
 
     def add(self, conn: Conn, new: Mapping[str, Any], advice: str) -> None:
         """Write a new one, and wake the reapers; raises Conflict, which ends with the advice."""
-        if not conn.execute(self._sql["add"], new).fetchone():
+        if not self.do(conn, "add", **new):
             raise Conflict(f"there is a {self.noun} {new['name']} already: {advice}")
+        self.wake(conn)
+
+    def wake(self, conn: Conn) -> None:
+        """The commit notifies the sessions that `listen`."""
+        conn.execute("SELECT pg_notify(%s, '')", (self.channel,))
 
     def next_made(self, conn: Conn, make: Callable[[Row], Made], retry_sec: float, **due: Any) -> Made | None:
         """Make jobs of the next one that is due, in a transaction; None: none is. After an error, try again later."""
         present: Row | None = None
         try:
             with conn.transaction():
-                present = next(iter(self.rows(conn, "lock_due", **due)), None)
+                present = self.first(conn, "lock_due", **due)
                 return make(present) if present else None
         except Exception as e:  # also what users' hooks raise
-            if present is None or conn.closed or db.is_passing(e):
+            if present is None or conn.closed or db.is_outage(e):
                 raise
+            if db.is_passing(e):
+                retry_sec = min(retry_sec, CONTENDED_SEC)
             error = clip(masked(f"{e}".strip() or type(e).__name__))
         self.do(conn, "failed", name=present["name"], error=error, retry_sec=retry_sec, **due)
         return Made(present["name"], error=error)
@@ -109,7 +100,7 @@ class Plans:
 
     def listen(self, conn: Conn) -> None:
         """From now on this session is notified of every change by which `tick` may have to do something earlier."""
-        self.do(conn, "listen")
+        conn.execute(f"LISTEN {self.channel}")
 
 
 def add_jobs(conn: Conn, documents: Sequence[Row], by: str | None = None) -> list[tuple[UUID, str]]:

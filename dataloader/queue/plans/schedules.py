@@ -21,14 +21,13 @@ from dataloader.queue.plans import times
 from dataloader.queue.plans.plan import Made, Plans, Row, Rows, add_jobs, shown_job
 from dataloader.queue.plans.times import Timing
 
-CHANNEL = "dl_schedules"
 AT_ONCE = 1_000  # missed due times of one schedule for which one transaction makes jobs
 RETRY_SEC = periods.seconds("SCHEDULE_RETRY_SEC", 60.0)  # from a failure to the next try
 NEXT = 5  # due times that are shown
 NEXT_MOST = 100
 
-_PLANS = Plans("schedule", "schedules.sql", "shown")
-due_in, listen = _PLANS.due_in, _PLANS.listen  # on CHANNEL
+_PLANS = Plans("schedule", "shown")
+due_in, listen = _PLANS.due_in, _PLANS.listen
 
 
 def listed(conn: Conn, count: int = NEXT) -> Rows:
@@ -44,7 +43,7 @@ def schedule(conn: Conn, name: str, count: int = NEXT) -> Row:
 def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
     """Add a schedule, a `new_schedule.checked`; its first due time is the next one from now on. Raises Conflict."""
     with conn.transaction():
-        next_due = times.first(_timing(new), _PLANS.value(conn, "clock", now=None))
+        next_due = times.first(_timing(new), _PLANS.value(conn, "clock"))
         _PLANS.add(conn, _written(new) | {"next_due": next_due, "by": by}, "change it, or choose another name")
     return schedule(conn, new["name"])
 
@@ -58,6 +57,7 @@ def change(conn: Conn, name: str, changes: Mapping[str, Any], zone: str, by: str
         is_same = _timing(new) == _timing(present)
         next_due = present["next_due"] if is_same else times.first(_timing(new), present["now"])
         _PLANS.do(conn, "change", **_written(new), next_due=next_due, by=by)
+        _PLANS.wake(conn)
     return schedule(conn, name)
 
 
@@ -76,7 +76,8 @@ def pause(conn: Conn, name: str, by: str) -> Row:
 def resume(conn: Conn, name: str) -> Row:
     """End a schedule's pause; the due times of the pause get no job."""
     with _PLANS.locked(conn, name) as present:
-        _PLANS.do(conn, "resume", name=name, next_due=times.first(_timing(present), present["now"]))
+        if _PLANS.do(conn, "resume", name=name, next_due=times.first(_timing(present), present["now"])):
+            _PLANS.wake(conn)
     return schedule(conn, name)
 
 
@@ -92,25 +93,35 @@ def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, 
     return job
 
 
-def publish(conn: Conn, said: Mapping[str, Mapping[str, Any] | None], zone: str) -> None:
+def publish(conn: Conn, declared: Mapping[str, Any], zone: str) -> None:
     """Note what pipelines say of their schedules, by task; one that its pipeline names no more is retired."""
-    named = [{**each, "timezone": each["timezone"] or zone} for each in said.values() if each]
+    named = [{**each, "timezone": each["timezone"] or zone} for each in declared.values() if each]
     with conn.transaction():
-        _PLANS.do(conn, "retire", tasks=list(said), names=[each["name"] for each in named])
+        changed = _PLANS.do(conn, "retire", tasks=list(declared), names=[each["name"] for each in named])
         if named:
-            now = _PLANS.value(conn, "clock", now=None)
-            told = [each | {"next_due": times.first(_timing(each), now)} for each in named]
-            _PLANS.do(conn, "tell", schedules=json.dumps(told, default=str))
+            now = _PLANS.value(conn, "clock")
+            present = [each | {"next_due": times.first(_timing(each), now)} for each in named]
+            changed += _PLANS.do(conn, "publish", schedules=json.dumps(present, default=str))
+        if changed:
+            _PLANS.wake(conn)
 
 
-def tick(conn: Conn, lease_ttl_sec: int = 60, now: datetime | None = None) -> Iterator[Made]:
-    """Make the jobs of all due schedules, one a transaction, up to AT_ONCE jobs each. Errors as `Plans.next_made`."""
-    after = ""
-    while made := _PLANS.next_made(
-        conn, lambda present: _make(conn, present, lease_ttl_sec), RETRY_SEC, now=now, after=after
-    ):
-        after = made.name
-        yield made
+def tick(
+    conn: Conn, lease_ttl_sec: int = 60, now: datetime | None = None, served: list[str] | None = None
+) -> Iterator[Made]:
+    """Make the jobs of all due schedules, one a transaction, up to AT_ONCE jobs each. Errors as `Plans.next_made`.
+
+    The schedules that are due longest come first, so a caller may stop early. `served` keeps the schedules of such a
+    round for the next call, in which they come last: a backlog above AT_ONCE delays no other schedule.
+    """
+    served = [] if served is None else served
+    for _ in range(2 if served else 1):
+        while made := _PLANS.next_made(
+            conn, lambda present: _make(conn, present, lease_ttl_sec), RETRY_SEC, now=now, made=served
+        ):
+            served.append(made.name)
+            yield made
+        served.clear()
 
 
 def _make(conn: Conn, present: Row, lease_ttl_sec: int) -> Made:

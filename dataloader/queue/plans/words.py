@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypedDict, get_type_hints
@@ -13,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from dataloader.queue import new_job
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.plans.plan import Wrong
+from dataloader.queue.reports.words import plain
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.:+@-]*$"
 DEFAULT_QUEUE = "etl.default"
@@ -106,7 +106,7 @@ def filled(value: Any, facts: Mapping[str, Any]) -> Any:
 
 def filled_text(text: str, facts: Mapping[str, Any]) -> str:
     """`filled` for a text that stays a text."""
-    return _PLACE.sub(lambda place: _as_text(_fact(place[1], facts)), text)
+    return _PLACE.sub(lambda place: plain(_fact(place[1], facts)), text)
 
 
 def _fact(name: str, facts: Mapping[str, Any]) -> Any:
@@ -114,7 +114,3 @@ def _fact(name: str, facts: Mapping[str, Any]) -> Any:
         known = ", ".join(f"{{{{ {known} }}}}" for known in facts)
         raise ValueError(f"{{{{ {name} }}}} is not known; known are {known}")
     return facts[name]
-
-
-def _as_text(fact: Any) -> str:
-    return fact if isinstance(fact, str) else json.dumps(fact, ensure_ascii=False)

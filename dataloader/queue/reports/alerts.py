@@ -14,18 +14,19 @@ from dataloader.queue.reports.words import count, duration, percent
 Row = Mapping[str, Any]
 LAG_SEC = periods.seconds("ALERT_LAG_SEC", 300.0)  # the wait of a due job that raises an alert
 FULL = 0.9  # of connections
-NOTIFY_FULL = 0.25  # of the NOTIFY queue: it is empty on a healthy server
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One fault: a text, advice, and a link (`queue`, or a filter of jobs)."""
+    """One fault: a text, advice, and a link (`queue`, or a filter of jobs, or a page of the dashboard)."""
 
     text: str
     advice: str = ""
     queue: str | None = None
     status: str | None = None
     is_grave: bool = True
+    page: str | None = None
+    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def is_late(queue: Row, lag_sec: float) -> bool:
 
 
 def conditions(queue: Row, lag_sec: float, paused_sec: float, now: datetime) -> Iterator[Condition]:
-    """The faults of a queue that last now, by the seconds from which on they count; kinds are in webhooks.KINDS."""
+    """The faults of a queue that last now, by the seconds from which on they count; kinds are in model.kinds.ALERTS."""
     name, waits = queue["queue"], queue["lag_sec"] or 0.0
     if is_late(queue, lag_sec):
         text = f"The oldest due job of queue {name} has waited {duration(waits)}."
@@ -55,9 +56,10 @@ def conditions(queue: Row, lag_sec: float, paused_sec: float, now: datetime) -> 
         yield Condition("paused", name, queue["paused_at"], text)
 
 
-def farm_alerts(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list[Alert]:
-    """The farm's alerts, the grave ones first."""
-    found = [*_server_alerts(postgres or {}), *_vacuum_alerts(postgres, overview), *_silent_workers(workers)]
+def farm_alerts(overview: Row, workers: Sequence[Row], postgres: Row | None, wrong: Sequence[Row] = ()) -> list[Alert]:
+    """The farm's alerts, the grave ones first; `wrong` are the schedules, backfills and webhooks that do not work."""
+    lag_sec = max((queue["lag_sec"] for queue in overview["queues"]), default=0.0)
+    found = [*(_server_alerts(postgres, lag_sec) if postgres else ()), *_silent_workers(workers), *map(plan, wrong)]
     for queue in overview["queues"]:
         found += _queue_alerts(queue)
     return sorted(found, key=lambda alert: not alert.is_grave)
@@ -68,10 +70,11 @@ def _queue_alerts(queue: Row) -> Iterator[Alert]:
     due = queue["length"] - queue["scheduled"]
     if queue["paused_at"]:
         by = f" by {queue['paused_by']}" if queue["paused_by"] else ""
-        yield Alert(f"Queue {name} is paused{by}.", "No job of it starts until it is resumed.", name, is_grave=due > 0)
+        advice, since = "No job of it starts until it is resumed.", queue["paused_at"]
+        yield Alert(f"Queue {name} is paused{by}.", advice, name, is_grave=False, since=since)
     elif due > 0 and not queue["workers"] and not queue["busy"]:
         advice = "Start workers for it: WORKERS_JSON of a farm should name this queue."
-        yield Alert(f"Queue {name} has {count(due)} due and no worker.", advice, name)
+        yield Alert(f"Queue {name} has {count(due)} due {'job' if due == 1 else 'jobs'} and no worker.", advice, name)
     elif queue["stopped"]:
         advice = "A SIGSTOP or a debugger stopped their processes: kill -CONT resumes them, kill -KILL replaces them."
         stopped, workers = queue["stopped"], queue["workers"]
@@ -95,7 +98,7 @@ def _queue_alerts(queue: Row) -> Iterator[Alert]:
     if queue["dead"]:
         noun = "job is" if queue["dead"] == 1 else "jobs are"
         advice = "Look at their errors, then requeue or delete them."
-        yield Alert(f"{count(queue['dead'])} {noun} dead in queue {name}.", advice, name, "dead", is_grave=False)
+        yield Alert(f"{count(queue['dead'])} {noun} dead in queue {name}.", advice, name, "dead")
 
 
 def _silent_workers(workers: Sequence[Row]) -> Iterator[Alert]:
@@ -104,22 +107,36 @@ def _silent_workers(workers: Sequence[Row]) -> Iterator[Alert]:
         hosts = ", ".join(sorted({worker["host"] for worker in silent}))
         noun = "worker has" if len(silent) == 1 else "workers have"
         yield Alert(f"{len(silent)} {noun} not been heard of ({hosts}).", "Look at the host and its log.")
+    refused = {(worker["host"], worker["reload_error"]) for worker in workers if worker.get("reload_error")}
+    for host, error in sorted(refused):
+        advice = "Its workers keep their settings and code. Correct it, and reload again."
+        yield Alert(f"The latest reload of the farm on {host} did not succeed: {error}.", advice)
     live = [worker for worker in workers if worker["is_live"]]
     stuck = [worker for worker in live if worker["state"] == "stuck"]
     if stuck:
         silent_sec = min((worker["seen_at"] - worker["reported_at"]).total_seconds() for worker in stuck)
         advice = "The journals of their jobs have the stacks of their threads. Cancel them by force, or set on_stall."
-        yield Alert(waiting.stuck(len(stuck), len(live), duration(silent_sec)), advice, stuck[0]["queue"])
+        text = waiting.stuck(len(stuck), len(live), duration(silent_sec))
+        yield Alert(text, advice, is_grave=False, page="workers")
 
 
-def _vacuum_alerts(postgres: Row | None, overview: Row) -> Iterator[Alert]:
-    lag_sec = max((queue["lag_sec"] for queue in overview["queues"]), default=0.0)
-    held = stats.slows_claims(dict(postgres), lag_sec) if postgres else None
-    if postgres and held:
-        since = f" for {duration(held['age_sec'])}" if held["age_sec"] is not None else ""
-        dead = f"{count(postgres['jobs_dead_tuples'])} dead rows of dl_jobs cannot be removed"
-        advice = f"Claims get slower until it ends: {waiting.release(held)}."
-        yield Alert(f"{waiting.holder(held)} has held back vacuum{since}: {dead}.", advice)
+def plan(wrong: Row) -> Alert:
+    """The alert of a schedule, a backfill or a webhook that does not work, and of the others of its kind (`number`)."""
+    kind, name, number = wrong["kind"], wrong["name"], wrong.get("number", 1)
+    one, many = "makes no jobs", "make no jobs"
+    if kind == "webhook":
+        one, many = "does not receive its messages", "do not receive their messages"
+    who = f"The {kind} {name} {one}" if number == 1 else f"{count(number)} {kind}s {many}, among them {name}"
+    return Alert(f"{who}: {wrong['error']}.", page=f"{kind}s", since=wrong["since"])
+
+
+def undelivered(webhooks: Sequence[Row]) -> list[dict[str, Any]]:
+    """The webhooks whose latest messages have not arrived, as rows for `plan`; paused webhooks are left out."""
+    return [
+        {"kind": "webhook", "name": row["name"], "error": f"{row['undelivered']} undelivered", "since": None}
+        for row in webhooks
+        if row.get("undelivered") and not row["paused_at"]
+    ]
 
 
 def unfit(fitness: Row) -> Iterator[Alert]:
@@ -137,9 +154,18 @@ def unfit(fitness: Row) -> Iterator[Alert]:
         yield Alert("The server's disk is full: a write failed within the last minute.", "Make room there.")
 
 
-def _server_alerts(postgres: Row) -> Iterator[Alert]:
-    if not postgres:
-        return
+def blocked(blockers: Sequence[Row]) -> Iterator[Alert]:
+    """The sessions that stats.blockers names."""
+    for each in blockers:
+        since = "" if each["age_sec"] is None else f" for {duration(each['age_sec'])}"
+        does = f"has held an advisory lock of the farm{since}: some duties of reaper and workers wait for it."
+        if each["blocks"] == "notifications":
+            does = f"has been in a transaction{since}, and may keep the NOTIFY queue from being emptied."
+        advice = f"Unless its work should go on: SELECT pg_terminate_backend({each['pid']})."
+        yield Alert(f"{waiting.holder({**each, 'kind': 'session'})} {does}", advice)
+
+
+def _server_alerts(postgres: Row, lag_sec: float) -> Iterator[Alert]:
     # A role that may neither add nor change jobs is a reader's, which looks with `dataloader --direct doctor`.
     is_reader = {"INSERT on dl_jobs", "UPDATE on dl_jobs"} <= set(postgres["lacking"])
     yield from unfit({**postgres, "lacking": []} if is_reader else postgres)
@@ -149,6 +175,12 @@ def _server_alerts(postgres: Row) -> Iterator[Alert]:
     if postgres["connections"] >= FULL * postgres["max_connections"]:
         text = f"{postgres['connections']} of {postgres['max_connections']} database connections are in use."
         yield Alert(text, "Workers and API will soon get no new connection.")
-    if postgres["notify_usage"] > NOTIFY_FULL:
+    if postgres["notify_usage"] > stats.NOTIFY_FULL:
         text = f"The NOTIFY queue is {percent(postgres['notify_usage'])} full."
         yield Alert(text, "A listening session does not read its notifications; at 100 % no job can be added.")
+    yield from blocked(postgres["blockers"])
+    if held := stats.slows_claims(dict(postgres), lag_sec):
+        since = f" for {duration(held['age_sec'])}" if held["age_sec"] is not None else ""
+        dead = f"{count(postgres['jobs_dead_tuples'])} dead rows of dl_jobs cannot be removed"
+        advice = f"Claims get slower until it ends: {waiting.release(held)}."
+        yield Alert(f"{waiting.holder(held)} has held back vacuum{since}: {dead}.", advice)

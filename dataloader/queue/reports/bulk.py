@@ -16,38 +16,25 @@ from uuid import UUID
 
 from dataloader.queue import cursor, db, operations
 from dataloader.queue.db import Conn, Row
-from dataloader.queue.job import FINAL
+from dataloader.queue.job import FINAL, TALLIED
 from dataloader.queue.reports import stats, tallies
 
 AT_ONCE = 1_000  # jobs that one call changes
 _SQL = db.statements("search.sql")
-_FINAL = frozenset(map(str, FINAL))
-_QUEUED = frozenset({"ready", "scheduled", "blocked"})
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Which kinds of jobs (job.TALLIED) an order may change, and why not the others."""
-
-    kinds: frozenset[str]
-    reasons: Mapping[str, str]
-
-
-_NOT_ENDED = dict.fromkeys(_QUEUED | {"running"}, "has not ended: cancel it first")
-ORDERS: dict[str, Order] = {
-    "requeue": Order(_FINAL, _NOT_ENDED),
-    "start-over": Order(_FINAL, _NOT_ENDED),
-    "cancel": Order(_QUEUED | {"running"}, dict.fromkeys(_FINAL, "has ended")),
-    "delete": Order(_QUEUED | _FINAL, {"running": "runs: cancel it first"}),
-    "run-now": Order(
-        frozenset({"scheduled"}),
-        {
-            "ready": "is due already",
-            "blocked": "waits for its key, other jobs or a limit, not for its time",
-            "running": "runs already",
-            **dict.fromkeys(_FINAL, "has ended: requeue it"),
-        },
-    ),
+_ENDED = frozenset(map(str, FINAL))
+_NOT_ENDED = dict.fromkeys(stats.QUEUED | {"running"}, "has not ended: cancel it first")
+# Why an order changes no jobs of a kind (job.TALLIED); those of all other kinds it changes.
+ORDERS: dict[str, dict[str, str]] = {
+    "requeue": _NOT_ENDED,
+    "start-over": _NOT_ENDED,
+    "cancel": dict.fromkeys(_ENDED, "has ended"),
+    "delete": {"running": "runs: cancel it first"},
+    "run-now": {
+        "ready": "is due already",
+        "blocked": "waits for its key, other jobs or a limit, not for its time",
+        "running": "runs already",
+        **dict.fromkeys(_ENDED, "has ended: requeue it"),
+    },
 }
 
 
@@ -81,18 +68,15 @@ def target(matching: Mapping[str, Any] | None, job_ids: Sequence[UUID] | None) -
 
 def preview(conn: Conn, order: str, target: Target) -> Row:
     """What the order (one of ORDERS) would do now to the jobs of the list, as model.Preview. Raises WrongSearch."""
-    (as_of,) = conn.execute(_SQL["now"]).fetchone() or (None,)
-    assert as_of is not None  # noqa: S101  it is the clock
-    tally, kinds, reasons = _tally(conn, target, as_of), ORDERS[order].kinds, ORDERS[order].reasons
+    as_of, reasons = _SQL.value(conn, "now"), ORDERS[order]
+    tally = _tally(conn, target, as_of)
     counts = {kind: number for kind, number in tally["counts"].items() if number or kind in tally["at_least"]}
-    changes = {kind: number for kind, number in counts.items() if kind in kinds}
-    leaves = [
-        {"kind": kind, "count": number, "reason": reasons[kind]} for kind, number in counts.items() if kind not in kinds
-    ]
-    count, is_exact = sum(changes.values()), not kinds.intersection(tally["at_least"])
+    changes = {kind: number for kind, number in counts.items() if kind not in reasons}
+    leaves = [{"kind": kind, "count": counts[kind], "reason": reasons[kind]} for kind in counts if kind in reasons]
+    count, is_exact = sum(changes.values()), reasons.keys() >= set(tally["at_least"])
     place = [order, _digest(target), as_of.isoformat(), str(count) if is_exact else ""]
-    told = {"order": order, "count": count, "is_exact": is_exact, "changes": changes, "leaves": leaves}
-    return told | {"at_least": tally["at_least"], "as_of": as_of, "confirmation": cursor.at(place)}
+    preview = {"order": order, "count": count, "is_exact": is_exact, "changes": changes, "leaves": leaves}
+    return preview | {"at_least": tally["at_least"], "as_of": as_of, "confirmation": cursor.at(place)}
 
 
 def change(
@@ -104,15 +88,15 @@ def change(
     nothing.
     """
     as_of, count = _read(confirmation, order, target)
+    kinds = [kind for kind in TALLIED if kind not in ORDERS[order]]
     if after is None and count is not None:
         counts = _tally(conn, target, as_of)["counts"]
-        now = sum(counts[kind] for kind in ORDERS[order].kinds)
+        now = sum(counts[kind] for kind in kinds)
         if now > count:
             raise operations.Conflict(
                 f"the preview had {count:,} jobs to {order}, and there are {now:,} now: ask for a new preview"
             )
     wanted = replace(target.wanted, until=min(as_of, target.wanted.until or as_of), sort="changed")
-    kinds = sorted(ORDERS[order].kinds)
     with conn.transaction():
         if target.job_ids is None:
             rows, following = stats.chosen(conn, wanted, kinds, limit, after)
@@ -124,16 +108,9 @@ def change(
             rows = list(target.job_ids[int(number) : stop])
             following = cursor.at([str(stop)]) if stop < len(target.job_ids) else None
         parameters = stats.filters(wanted.whole) | stats.bounds(wanted)
-        parameters |= {
-            "chosen": rows,
-            "kinds": list(kinds),
-            "as_of": as_of,
-            "job_ids": None if target.job_ids is None else list(target.job_ids),
-        }
-        chosen = (
-            [row[0] for row in conn.execute(stats.spliced(_SQL["chosen"]), parameters, prepare=False)] if rows else []
-        )
-        outcomes = operations.change(conn, order, chosen, by) if chosen else {}
+        parameters |= {"chosen": rows, "kinds": kinds, "as_of": as_of}
+        still = db.rows(conn, stats.spliced(_SQL["chosen"]), parameters, prepare=False) if rows else []
+        outcomes = operations.change(conn, order, [row["job_id"] for row in still], by) if still else {}
     return operations.Changed(sum(outcome == operations.DONE for outcome in outcomes.values()), following)
 
 

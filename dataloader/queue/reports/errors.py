@@ -19,8 +19,8 @@ def groups(conn: Conn, queue: str | None = None, task: str | None = None, since:
     """The largest groups since then, up to GROUPS, as model.ErrorGroups; `by_hour` counts failures of HOURS."""
     wanted = {"queue": queue, "task": task, "since": since, "most": GROUPS, "scan": SCAN, "scan_retried": SCAN_RETRIED}
     with conn.transaction():
-        conn.execute(_SQL["plans"])
-        rows = db.rows(conn, _SQL["groups"], wanted, prepare=False)
+        db.by_index(conn)
+        rows = _SQL.rows(conn, "groups", **wanted)
     is_cut = any([row.pop("is_cut") for row in rows])
     for row in rows:
         counts = row["by_hour"] or {}
@@ -31,4 +31,4 @@ def groups(conn: Conn, queue: str | None = None, task: str | None = None, since:
 def write_note(conn: Conn, task: str, error_group: str, note: str, by: str) -> None:
     """Keep a note about a group in the place of an earlier one; "" removes it."""
     named = {"task": task, "error_group": error_group, "note": note.strip(), "by": by}
-    conn.execute(_SQL["write_note" if note.strip() else "clear_note"], named)
+    _SQL.do(conn, "write_note" if note.strip() else "clear_note", **named)

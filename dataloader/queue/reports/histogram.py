@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 LEAST = 0.001  # seconds, or MB
 RATIO = 1.1
-MOST = 1e9  # larger values are in its slot
 BARS = 24  # of a drawn histogram, at most
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
@@ -46,11 +45,6 @@ class Histogram:
             return None
         percentiles = {name: self.percentile(share) or 0.0 for name, share in PERCENTILES.items()}
         return {"count": self.count, **percentiles, "mean": self.total / self.count, "largest": self.largest}
-
-
-def slot_of(value: float) -> int:
-    """The slot of a value; the same as in dl_roll."""
-    return math.ceil(math.log(min(max(value, LEAST), MOST) * 1_000) / math.log(RATIO))
 
 
 def bounds(slot: int) -> tuple[float, float]:

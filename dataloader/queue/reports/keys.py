@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from shlex import quote
-from typing import Any
 from uuid import UUID
 
 import psycopg
 
 from dataloader.queue import cursor, db, lifecycle
+from dataloader.queue.cursor import Page
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import stats
 
@@ -21,14 +21,6 @@ _FIRST = ("-Infinity", "-infinity", str(UUID(int=0)))  # the place before all
 
 class NotOrdered(Exception):
     """The queue is not ordered, so its keys have no first job."""
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Some rows of a list, and where the next page begins; None: there is none."""
-
-    rows: list[Row]
-    next: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,7 @@ def page(conn: Conn, queue: str, limit: int = 50, after: str | None = None) -> P
     (since,) = cursor.parts(after, 1) if after else ("",)
     with conn.transaction():
         _check(conn, queue)
-        rows = _rows(conn, "keys", queue=queue, since=since, limit=limit + 1, most=COUNTED)
+        rows = _SQL.rows(conn, "keys", queue=queue, since=since, limit=limit + 1, most=COUNTED)
     reasons = lifecycle.reasons(conn, [row["job_id"] for row in rows[:limit]])
     for row in rows[:limit]:
         row |= {"payloads_is_exact": row["payloads"] < COUNTED, "waiting_for": reasons.get(row["job_id"])}
@@ -60,10 +52,10 @@ def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | Non
     of = {"queue": queue, "lock_key": lock_key, "long": LONG}
     with conn.transaction():
         _check(conn, queue)
-        (count,) = _rows(conn, "length", **of, most=COUNTED)
+        (count,) = _SQL.rows(conn, "length", **of, most=COUNTED)
         payloads = _payloads(conn, of, limit, after)
         first = _payloads(conn, of, 1, None) if after else payloads
-        dead = _rows(conn, "dead", **of, limit=others)
+        dead = _SQL.rows(conn, "dead", **of, limit=others)
     running = stats.jobs(conn, stats.Wanted(lock_key=lock_key, status="running"), others).jobs
     head = next(iter(first.rows), None)
     if head:
@@ -75,7 +67,7 @@ def _payloads(conn: Conn, of: Row, limit: int, after: str | None) -> Page:
     score, created_at, job_id = cursor.parts(after, 3) if after else _FIRST
     behind = {"score": score, "created_at": created_at, "job_id": job_id}
     try:
-        rows = _rows(conn, "payloads", **of, **behind, limit=limit + 1)
+        rows = _SQL.rows(conn, "payloads", **of, **behind, limit=limit + 1)
     except psycopg.DataError:  # a place that no job can have
         raise cursor.WrongCursor from None
     following = cursor.at(rows[limit - 1]["place"]) if len(rows) > limit else None
@@ -83,9 +75,8 @@ def _payloads(conn: Conn, of: Row, limit: int, after: str | None) -> Page:
 
 
 def _check(conn: Conn, queue: str) -> None:
-    conn.execute(_SQL["plans"])
-    row = conn.execute(_SQL["is_ordered"], {"queue": queue}).fetchone()
-    if row != (True,):
+    db.by_index(conn, sorts=False)
+    if not _SQL.value(conn, "is_ordered", queue=queue):
         raise NotOrdered(
             f"the queue {queue} is not ordered, so its keys have no order;"
             f" `dataloader queue set {quote(queue)} --ordered` makes it ordered"
@@ -95,8 +86,3 @@ def _check(conn: Conn, queue: str) -> None:
 def _read(row: Row) -> Row:
     left = {name: value for name, value in row.items() if name != "place"}
     return left | {"args": None if row["args"] is None else db.parsed(row["args"])}
-
-
-def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:
-    """Planned anew each time, for these values."""
-    return db.rows(conn, _SQL[name], parameters, prepare=False)

@@ -19,6 +19,11 @@ from dataloader.queue.reports.alerts import Condition, conditions
 from dataloader.queue.reports.words import count, duration
 
 VERSION = 1
+SENTENCES = {
+    "dead": ("job is dead", "jobs are dead"),
+    "stuck": ("run is stuck", "runs are stuck"),
+    "deadline": ("job is going to miss its deadline", "jobs are going to miss their deadlines"),
+}
 TASK = INTERNAL_TASK
 # The kinds of messages by the kinds of journal rows. Kinds of conditions are those of alerts.conditions.
 OF_JOURNAL = {"failed": "dead", "lost": "dead", "stuck": "stuck", "deadline": "deadline"}
@@ -68,7 +73,7 @@ def due(
             kind = OF_JOURNAL[row["kind"]]
             if row["task"] != TASK and _wants(webhook, kind, row["queue"]):
                 wanted[kind].append(row)
-        for kind in filter(wanted.get, _SENTENCES):
+        for kind in filter(wanted.get, SENTENCES):
             yield _row_message(webhook["name"], kind, wanted[kind], rules, now)
         yield from _condition_messages(webhook, queues, {(each.kind, each.queue): each for each in active}, rules, now)
 
@@ -83,7 +88,7 @@ def _row_message(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: d
     groups = Counter((row["queue"], row["task"]) for row in rows)
     queues = {queue for queue, _ in groups}
     place = f"in queue {next(iter(queues))}" if len(queues) == 1 else f"in {len(queues)} queues"
-    one, many = _SENTENCES[kind]
+    one, many = SENTENCES[kind]
     return _message(
         name,
         kind,
@@ -99,13 +104,6 @@ def _row_message(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: d
         groups=[{"queue": q, "task": task, "count": number} for (q, task), number in groups.most_common(SHOWN)],
         jobs=[_job(row, rules) for row in rows[:SHOWN]],
     )
-
-
-_SENTENCES = {
-    "dead": ("job is dead", "jobs are dead"),
-    "stuck": ("run is stuck", "runs are stuck"),
-    "deadline": ("job is going to miss its deadline", "jobs are going to miss their deadlines"),
-}
 
 
 def _job(row: Row, rules: Rules) -> dict[str, Any]:

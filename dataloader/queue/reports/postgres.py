@@ -34,6 +34,13 @@ class Section:
         return next(iter(self.rows), None)
 
 
+def claim_plan(conn: Conn, queue: str) -> list[str]:
+    """The server's plan of a search for a queue's next job, with its times and pages, line by line; claims nothing."""
+    with conn.transaction():
+        db.by_index(conn, sorts=False)  # as workers plan
+        return [line for row in _SQL.rows(conn, "claim_plan", queue=queue) for line in row.values()]
+
+
 def health(conn: Conn) -> dict[str, Section]:
     """The sections by name (SECTIONS), with what this role may not see; raises only where the server is silent."""
     sections = {}
@@ -41,7 +48,7 @@ def health(conn: Conn) -> dict[str, Section]:
         most = OLDEST if name == "transactions" else LISTED
         try:
             with conn.transaction():
-                sections[name] = Section(db.rows(conn, _SQL[name], {"most": most}, prepare=False))
+                sections[name] = Section(_SQL.rows(conn, name, most=most))
         except (errors.ProgrammingError, errors.NotSupportedError, errors.QueryCanceled) as e:
             sections[name] = Section([], _UNSEEN.get(type(e), _ABSENT))
     return sections

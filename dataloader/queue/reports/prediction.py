@@ -2,7 +2,7 @@
 
 The future is played several times: free workers take jobs in the claim's order, and a run takes as long as a drawn one
 of its task. An end is the median of the plays, its range has eight of ten. What plays do not know (new jobs, failures,
-other workers) shows in earlier predictions, of which a `Correction` follows.
+other workers) shows in earlier predictions, of which a correction follows: a Range of factors.
 """
 
 from __future__ import annotations
@@ -69,14 +69,6 @@ class Range(NamedTuple):
     high: float
 
 
-class Correction(NamedTuple):
-    """By which factors jobs took longer than predicted: one in ten below `low`, half up to `middle`."""
-
-    low: float = 1.0
-    middle: float = 1.0
-    high: float = 1.0
-
-
 class Forecast(NamedTuple):
     """The ends of the jobs that were asked for and that the line has, and of the whole line with what is beyond."""
 
@@ -84,7 +76,7 @@ class Forecast(NamedTuple):
     line: Range
 
 
-def forecast(line: Line, durations: Durations, asked: Collection[Any] = (), seed: int = 0) -> Forecast | None:
+def forecast(line: Line, durations: Durations, asked: Collection[Any] = ()) -> Forecast | None:
     """The ends of these jobs and of the whole line; None if no run is known, or no job can run.
 
     `durations` are of the latest runs by task. Deterministic; its cost is bounded by RUNS.
@@ -93,7 +85,7 @@ def forecast(line: Line, durations: Durations, asked: Collection[Any] = (), seed
     if not known or not (line.workers or line.running):
         return None
     jobs: list[Waiting | Running] = [*line.waiting, *line.running]
-    drawing = _Drawing(known, Random(seed))  # noqa: S311  no secret
+    drawing = _Drawing(known, Random(0))  # noqa: S311  no secret
     plays = []
     for _ in range(min(max(RUNS // max(len(jobs), 1), PLAYS[0]), PLAYS[1])):
         drawing.begin()
@@ -107,20 +99,14 @@ def forecast(line: Line, durations: Durations, asked: Collection[Any] = (), seed
     return Forecast(ends, _range([last for _, last in plays]))
 
 
-def between(first: Range, last: Range) -> Range:
-    """The end of a job of which only this is known: that it comes behind the first of these ends, and by the last."""
-    return Range(first.low, (first.middle + last.middle) / 2, last.high)
-
-
-def correction(ratios: Sequence[float]) -> Correction:
-    """The correction of earlier predictions, by the ratios of taken to predicted time; none below ENOUGH."""
+def correction(ratios: Sequence[float]) -> Range:
+    """By which factors jobs took longer than predicted, by the ratios of taken to predicted time; 1 below ENOUGH."""
     if len(ratios) < ENOUGH:
-        return Correction()
-    low, middle, high = (min(max(ratio, FACTORS[0]), FACTORS[1]) for ratio in _range(list(ratios)))
-    return Correction(low, middle, high)
+        return Range(1.0, 1.0, 1.0)
+    return Range(*(min(max(ratio, FACTORS[0]), FACTORS[1]) for ratio in _range(list(ratios))))
 
 
-def corrected(range_: Range, by: Correction) -> Range:
+def corrected(range_: Range, by: Range) -> Range:
     """The range of the plays, moved to where the ends usually are, and as wide as they usually are at least."""
     low, middle, high = (end * by.middle for end in range_)
     return Range(min(low, range_.middle * by.low), middle, max(high, range_.middle * by.high))

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from dataloader.model.kinds import fraction
 from dataloader.queue import db
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import prediction
-from dataloader.queue.reports.prediction import Line, Range, Running, Waiting
+from dataloader.queue.reports.prediction import MIN_SHARE, Line, Range, Running, Waiting
 
 LINE = 5_000  # queued jobs that a prediction reads; of further ones it uses only the number
 SAMPLE = 5  # jobs of a queue whose predictions a round notes, besides those with a deadline
@@ -26,8 +26,8 @@ REASONS = {
     "over": "The job has ended.",
     "paused": "Its queue is paused.",
     "no_worker": "No worker serves its queue.",
-    "no_runs": "No run of its task has succeeded yet.",
-    "parents": "It waits for other jobs, and nobody knows when they let it start.",
+    "no_runs": "No run of its task, or of the job that holds its key, has succeeded yet.",
+    "parents": "It waits for other jobs.",
     "merge": "Its queue merges the jobs of a key, so nobody knows how many runs there will be.",
     "held": "By what is known now it never starts: a limit lets no job of it run.",
     "nothing": "No job of the queue runs or waits.",
@@ -57,13 +57,13 @@ class Outlook:
 def outlook(conn: Conn, queue: str) -> Outlook:
     """The prediction of a queue now. With LINE queued jobs or more it needs some tenths of a second."""
     with conn.transaction():
-        conn.execute(_SQL["plans"])
-        facts = _rows(conn, "queue", queue=queue)[0]
-        accuracy = _rows(conn, "accuracy", queue=queue)[0]
-        waiting, running = _rows(conn, "waiting", queue=queue, most=LINE), _rows(conn, "running", queue=queue)
+        db.by_index(conn)
+        facts = _SQL.rows(conn, "queue", queue=queue)[0]
+        accuracy = _SQL.rows(conn, "accuracy", queue=queue)[0]
+        waiting, running = _SQL.rows(conn, "waiting", queue=queue, most=LINE), _SQL.rows(conn, "running", queue=queue)
         tasks = {row["task"] for row in chain(waiting, running)}
-        durations = {row["task"]: row["seconds"] for row in _rows(conn, "durations", tasks=list(tasks))}
-        room = {row["name"]: row["room"] for row in _rows(conn, "room", queue=queue)}
+        durations = {row["task"]: row["seconds"] for row in _SQL.rows(conn, "durations", tasks=list(tasks))}
+        room = {row["name"]: row["room"] for row in _SQL.rows(conn, "room", queue=queue)}
     correction = prediction.correction(accuracy.pop("ratios") or [])
     line = line_of(facts, waiting, running, room)
     hindrances = {
@@ -76,14 +76,18 @@ def outlook(conn: Conn, queue: str) -> Outlook:
     result = Outlook(queue, facts["at"], accuracy, reason, [row["job_id"] for row in waiting + running])
     if reason:
         return result
-    said = prediction.forecast(line, durations, result.jobs)
-    if said is None:
+    forecast = prediction.forecast(line, durations, result.jobs)
+    if forecast is None:
         return replace(result, reason="no_runs")
-    plain = {each.job: said.jobs[each.job].middle for each in line.waiting if each.task in durations}
-    ends = {each.job: said.jobs[each.job] for each in line.running if each.task in durations}
-    ends |= {job: prediction.corrected(said.jobs[job], correction) for job in plain}
-    last = prediction.corrected(said.jobs[line.waiting[-1].job], correction) if line.waiting else None
-    whole = prediction.corrected(said.line, correction) if line.waiting else said.line
+    known = [each for each in line.running if each.task in durations or (each.share or 0.0) >= MIN_SHARE]
+    ends = {each.job: forecast.jobs[each.job] for each in known}
+    # The farm cannot predict the ends of these runs, nor the ends of jobs that wait for their keys.
+    endless = {each.takes[0] for each in line.running if each.job not in ends}
+    waits = [each for each in line.waiting if each.task in durations and each.takes[0] not in endless]
+    plain = {each.job: forecast.jobs[each.job].middle for each in waits}
+    ends |= {job: prediction.corrected(forecast.jobs[job], correction) for job in plain}
+    last = prediction.corrected(forecast.jobs[line.waiting[-1].job], correction) if line.waiting else None
+    whole = prediction.corrected(forecast.line, correction) if line.waiting else forecast.line
     return replace(result, ends=ends, plain=plain, line=whole, last=last)
 
 
@@ -119,7 +123,7 @@ def queue_prediction(seen: Outlook) -> Row:
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
     """What a prediction of a job needs besides its queue's outlook, for `job_prediction`; None for an unknown id."""
-    return next(iter(_rows(conn, "job", job_id=job_id)), None)
+    return _SQL.first(conn, "job", job_id=job_id)
 
 
 def job_prediction(seen: Outlook, job: Row) -> Row:
@@ -133,10 +137,11 @@ def job_prediction(seen: Outlook, job: Row) -> Row:
         if len(seen.plain) < LINE or not seen.last or not seen.line:
             reason = "no_runs"
         else:
-            found = Range(*(max(end, job["due_sec"]) for end in prediction.between(seen.last, seen.line)))
-    told = _shown(seen, found, reason)
-    is_late = bool(job["deadline"] and told["ends_at"] and told["ends_at"] > job["deadline"])
-    return {name: job[name] for name in ("job_id", "queue", "status", "deadline")} | told | {"is_late": is_late}
+            middle = (seen.last.middle + seen.line.middle) / 2
+            found = Range(*(max(end, job["due_sec"]) for end in (seen.last.low, middle, seen.line.high)))
+    shown = _shown(seen, found, reason)
+    is_late = bool(job["deadline"] and shown["ends_at"] and shown["ends_at"] > job["deadline"])
+    return {name: job[name] for name in ("job_id", "queue", "status", "deadline")} | shown | {"is_late": is_late}
 
 
 def _shown(outlook: Outlook, range_: Range | None, reason: str | None) -> Row:
@@ -149,6 +154,11 @@ def _shown(outlook: Outlook, range_: Range | None, reason: str | None) -> Row:
             name: outlook.at + timedelta(seconds=min(end, NEVER_SEC)) for name, end in zip(_ENDS, range_, strict=True)
         }
     return {"at": outlook.at, **times, "reason": reason, "accuracy": outlook.accuracy}
+
+
+def late(conn: Conn, queue: str, most: int) -> list[Row]:
+    """Up to `most` jobs of a queue that are predicted to miss their deadlines, or have missed them."""
+    return _SQL.rows(conn, "late", queue=queue, most=most)
 
 
 class Noted(NamedTuple):
@@ -165,19 +175,19 @@ def note(conn: Conn, after: str) -> Noted | None:
     The journal tells once of a job that will miss its deadline. None: no queue is left, or another reaper is at it.
     """
     with conn.transaction():
-        if not _rows(conn, "may_predict", lock=LOCK)[0]["pg_try_advisory_xact_lock"]:
+        db.give_up_after(conn, 1.0, lock_sec=0.1)  # the reaper has one session for this and for leases
+        if not _SQL.value(conn, "may_predict", lock=LOCK):
             return None
         if not after:
-            conn.execute(_SQL["compare"])
-        queue = next((row["queue"] for row in _rows(conn, "queues") if row["queue"] > after), None)
+            _SQL.do(conn, "compare")
+        queue = next((row["queue"] for row in _SQL.rows(conn, "queues") if row["queue"] > after), None)
         if queue is None:
             return None
         try:
             with conn.transaction():
                 seen = outlook(conn, queue)
-                said = json.dumps(list(_noted(conn, seen)), default=str)
-                conn.execute(_SQL["note"], {"made_at": seen.at, "said": said})
-                return Noted(queue, len(_rows(conn, "alert", queue=queue)))
+                _SQL.do(conn, "note", made_at=seen.at, forecast=json.dumps(list(_noted(conn, seen)), default=str))
+                return Noted(queue, len(_SQL.rows(conn, "alert", queue=queue)))
         except Exception as e:  # the rows of a queue may cause any error
             if conn.closed:
                 raise
@@ -186,7 +196,7 @@ def note(conn: Conn, after: str) -> Noted | None:
 
 def _noted(conn: Conn, outlook: Outlook) -> Iterator[Row]:
     """The rows to note: all jobs with a deadline, and SAMPLE others of the line."""
-    rows = _rows(conn, "with_deadlines", job_ids=list(outlook.jobs), most=ALERTED)
+    rows = _SQL.rows(conn, "with_deadlines", job_ids=list(outlook.jobs), most=ALERTED)
     due = {row["job_id"]: row["deadline"] for row in rows}
     sample = list(outlook.ends)[:: max(len(outlook.ends) // SAMPLE, 1)]
     for job_id in dict.fromkeys([*due, *sample]):
@@ -195,7 +205,3 @@ def _noted(conn: Conn, outlook: Outlook) -> Iterator[Row]:
         own = {"job_id": job_id, "queue": outlook.queue, "deadline": due.get(job_id)}
         if report["ends_at"] or own["deadline"]:
             yield own | times | {"plain_sec": outlook.plain.get(job_id) if report["ends_at"] else None}
-
-
-def _rows(conn: Conn, statement: str, **parameters: Any) -> list[Row]:
-    return db.rows(conn, _SQL[statement], parameters, prepare=False)

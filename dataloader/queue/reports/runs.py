@@ -50,16 +50,15 @@ USUAL = "24h"
 def fold(conn: Conn) -> int:
     """Called by the reaper: make old spans those of an hour, delete older ones; FOLDED: there may be more."""
     with conn.transaction():
-        conn.execute("SELECT set_config('statement_timeout', %s, true)", (f"{FOLDING_SEC * 1_000:.0f}ms",))
-        row = conn.execute(_SQL["fold"], {"limit": FOLDED}).fetchone()
-    return row[0] if row else 0
+        db.give_up_after(conn, FOLDING_SEC)
+        return _SQL.value(conn, "fold", limit=FOLDED) or 0
 
 
 def task_runs(conn: Conn, task: str, range_: str = USUAL) -> Row:
     """The runs of a task in one of RANGES: `figures`, `before`, `histogram`, `by_time`, and its `queues`."""
     with conn.transaction():
-        known = _rows(conn, "is_known", "of_task", task=task)[0]["is_known"]
-        return {"task": task, "is_known": known} | _runs(conn, "of_task", range_, ("queues", "queue"), task=task)
+        known = {"task": task, "is_known": _SQL.value(conn, "is_known", task=task)}
+        return known | _runs(conn, "of_task", range_, ("queues", "queue"), task=task)
 
 
 def queue_runs(conn: Conn, queue: str, range_: str = USUAL) -> Row:
@@ -72,20 +71,16 @@ def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
     """The tasks with runs in both periods, those with the most time first; `like` is a part of the name."""
     with conn.transaction():
         period = _period(conn, range_)
-        listing = _rows(conn, "tasks", "of_all", **period, like=like or None, most=TASKS + 1)
-        names = [row["task"] for row in listing[:TASKS]]
-        sums = _rows(conn, "sums_of_tasks", "of_all", **period, tasks=names)
-        slots = _rows(conn, "slots_of_tasks", "of_all", **period, tasks=names)
-    both: dict[str, tuple[list[Row], list[Row]]] = {name: ([], []) for name in names}
-    for which, rows in enumerate((sums, slots)):
-        for row in rows:
-            both[row["task"]][which].append(row)
-    tasks = [
-        {"task": row["task"], "queues": row["queues"], **_compared(period, *both[row["task"]])}
-        for row in listing[:TASKS]
-    ]
+        rows = _rows(conn, "tasks", "of_all", **period, like=like or None, most=TASKS + 1)
+        names = [row["task"] for row in rows[:TASKS]]
+        both = [_rows(conn, name, "of_tasks", "task", **period, tasks=names) for name in ("sums", "slots")]
+    by_task: dict[str, tuple[list[Row], list[Row]]] = {name: ([], []) for name in names}
+    for place, parts in enumerate(both):
+        for part in parts:
+            by_task[part["task"]][place].append(part)
+    tasks = [row | _compared(period, *by_task[row["task"]]) for row in rows[:TASKS]]
     bounds = {"range": range_, "since": period["since"], "until": period["until"]}
-    return bounds | {"tasks": tasks, "is_cut": len(listing) > TASKS}
+    return bounds | {"tasks": tasks, "is_cut": len(rows) > TASKS}
 
 
 def tasks_with_runs(conn: Conn, range_: str) -> list[Row]:
@@ -104,7 +99,7 @@ def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **filters: st
     """The answer for a task or a queue; `part` is how its runs are divided: the name of the list, and the column."""
     period = _period(conn, range_)
     asked: Row = period | filters | {"bin_sec": RANGES[range_].bin_sec, "most": PARTS}
-    sums, slots = _rows(conn, "sums", of, **asked), _rows(conn, "slots", of, **asked)
+    sums, slots = (_rows(conn, name, of, "NULL", **asked) for name in ("sums", "slots"))
     histograms = _histograms((row for row in sums if row["is_now"]), (row for row in slots if row["is_now"]))
     bad = merged(histograms[end] for end in ("failed", "canceled") if end in histograms)
     drawn = bars(histograms.get("succeeded", Histogram({})), bad)
@@ -122,23 +117,22 @@ def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **filters: st
             for above, up_to, (succeeded, others) in drawn
         ],
         "by_time": [known.get(at, {"at": at, "runs": 0, "failed": 0}) for at in columns],
-        named: _rows(conn, "parts", of, part=column, **asked),
+        named: _rows(conn, "parts", of, column, **asked),
     }
 
 
 def _period(conn: Conn, range_: str) -> Row:
-    conn.execute(_SQL["plans"])
-    of = RANGES[range_]
-    return _rows(conn, "period", "of_all", seconds=of.seconds, span_sec=of.span_sec)[0]
+    db.by_index(conn, bitmaps=True)
+    return _SQL.rows(conn, "period", seconds=RANGES[range_].seconds, span_sec=RANGES[range_].span_sec)[0]
 
 
 def _compared(period: Row, sums: list[Row], slots: list[Row]) -> Row:
     lengths = {"figures": period["until"] - period["since"], "before": period["since"] - period["before"]}
-    told = {}
+    compared = {}
     for name, length in lengths.items():
         here, there = ([row for row in rows if row["is_now"] is (name == "figures")] for rows in (sums, slots))
-        told[name] = figures(_histograms(here, there), length)
-    return told
+        compared[name] = figures(_histograms(here, there), length)
+    return compared
 
 
 def figures(histograms: Mapping[str, Histogram], length: timedelta) -> Row:
@@ -166,6 +160,5 @@ def _histograms(sums: Iterable[Row], slots: Iterable[Row]) -> dict[str, Histogra
 
 
 def _rows(conn: Conn, name: str, of: str, part: str = "", **parameters: Any) -> list[Row]:
-    """Planned anew each time, for these values."""
     statement = _SQL[name].replace("{of}", _SQL[of]).replace("{part}", part)
     return db.rows(conn, statement, parameters, prepare=False)

@@ -91,9 +91,9 @@ def parsed(text: str | None) -> Search:
     args: dict[tuple[str, ...], list[str]] = {}  # by its path the values that an argument may have, as JSON
     ids = like_id = None
     for name, value in _terms(text):
-        kind, said, is_quoted = name and name.lower(), _plain(value), value.startswith('"')
+        kind, plain, is_quoted = name and name.lower(), _plain(value), value.startswith('"')
         if kind is None:
-            word = lowered(said)
+            word = lowered(plain)
             if not is_quoted and _ID.fullmatch(word):
                 kind = "id"
             elif not is_quoted and _LIKE_ID.fullmatch(word) and like_id is None:
@@ -103,7 +103,7 @@ def parsed(text: str | None) -> Search:
         if kind == "id":
             if ids is not None:
                 raise WrongSearch("a job has one id, and this search names two")
-            ids = beginning(lowered(said))
+            ids = beginning(lowered(plain))
         elif kind and kind.startswith("args."):
             path, meanings = _argument(name[4:] if name else "", value)
             if path in args:
@@ -112,10 +112,10 @@ def parsed(text: str | None) -> Search:
         elif kind:
             known = _ALIASES.get(kind)
             if known is None:
-                raise WrongSearch(_unknown(name or "", said))
-            if known == "status" and said not in STATUSES:
-                raise WrongSearch(f"status:{said} is none; a status is one of {', '.join(STATUSES)}")
-            if fields.setdefault(known, said) != said:
+                raise WrongSearch(_unknown(name or "", plain))
+            if known == "status" and plain not in STATUSES:
+                raise WrongSearch(f"status:{plain} is none; a status is one of {', '.join(STATUSES)}")
+            if fields.setdefault(known, plain) != plain:
                 raise WrongSearch(f"{name} stands twice, and a job has one: leave one of them out")
     if len(words) > WORDS:
         raise WrongSearch(f"a search should have at most {WORDS} words: leave some out, or quote a text as one")

@@ -16,6 +16,7 @@ from uuid import UUID
 import psycopg
 
 from dataloader import log, periods
+from dataloader.model.plans import OVERDUE_SEC
 from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.job import DEAD, FINAL, KINDS, TALLIED, Status
@@ -27,13 +28,15 @@ from dataloader.queue.reports import search
 BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
 COUNTED = 1_000  # jobs of one kind and queue that an answer counts itself; for more it uses the noted number
 REAPER_SILENT_SEC = periods.seconds("REAPER_SILENT_SEC", 45.0)
-DISK_FULL_SEC = 60.0  # for how long a write that failed for lack of space counts
+DISK_FULL_SEC = db.DISK_FULL_SEC
 COUNTING_SEC = 1.0  # the time for counting; after it all numbers are the noted ones
 NOTED = 1_000_000  # that the reaper counts, to note it
 NOTED_KEYS = 100_000  # keys of one ordered queue that the reaper counts
 NOTED_ROUGHLY = 10_000  # the same where counting takes longer than NOTING_SEC: there are many such queues
 NOTING_SEC = 3.0
 NOTE_LOCK = 0x646C_6C65_6E67_7468  # an advisory lock outside the range of keys
+LOCK_HELD_SEC = 60.0  # for which a session may keep a lock of the farm's duties
+NOTIFY_FULL = 0.25  # of the NOTIFY queue: it is empty on a healthy server
 # The limits from which on a held snapshot slows claims (see slows_claims).
 HELD_SEC = periods.seconds("HELD_SEC", 30.0)
 HELD_XIDS = 10_000  # the same where this role may not see the age: transactions since
@@ -41,30 +44,32 @@ MUCH_DEAD = 20_000  # dead rows of dl_jobs, beside the share that a vacuum would
 DEAD_SHARE = 0.02
 SOME_DEAD = 5_000  # is enough where due jobs wait as well
 LATE_SEC = periods.seconds("LATE_SEC", 60.0)
-SCAN = 4_000  # jobs of each kind that one page of a list or of a search reads: some 20 ms
+SCAN = 4_000  # jobs of each source that a list reads at once: some 20 ms
+GROWS = 4  # times that it reads next for the same page
+SCAN_MOST = 64_000
+FILL_SEC = 0.5  # after so long it reads no more for a page: an answer has less than 3 s
 SORTED = 20_000  # jobs that a list in the order of their keys sorts
 AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
 AGGREGATING_SEC = 3.0  # the time limit of that call; after it a call takes fewer rows
 ANEW = -1  # what aggregate returns when the journal's sequence has been set back
-LIVE_SPAN_SEC = 3_600  # up to which throughput is read from dl_pace; longer spans from dl_pace_long
-SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that one page reads
+LONG_STEP_SEC = 300  # steps from which on throughput is read from dl_pace_long instead of dl_pace
+BRIEFLY_SEC = 0.5, 0.1  # for a statement and for a lock: keeper and reaper have one session for this and for leases
+SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that it sorts at once
 FOUND = 20_000  # jobs with some arguments, that the index for them may find for one page
-_SQL = db.statements("stats.sql")
+_SQL = db.statements("stats.sql", "live", "of_settings", "keys_of")
 _SEARCH = db.statements("search.sql")
-# Of a list, the last change first; the last two find the jobs that a search names.
-_BRANCHES = frozenset({"finished", "dead", "running", "queued", "retries", "near", "of_args"})
-_FAR = _BRANCHES - {"near"}  # find what the search does not name by an id
-_QUEUED = {"ready", "scheduled", "blocked"}
-# What the jobs of a branch may count as.
-_KINDS: dict[str, set[str]] = {
-    "finished": set(map(str, FINAL)),
-    "dead": set(map(str, DEAD)),
-    "running": {"running"},
-    "queued": _QUEUED,
-    "retries": _QUEUED,
+QUEUED = frozenset({"ready", "scheduled", "blocked"})
+_CHANGED = "{changed_at}"
+# The sources of lists (search.sql): when their jobs changed, and what these may count as; the last two are of searches.
+_SOURCES: dict[str, tuple[str, frozenset[str]]] = {
+    "of_finished": ("finished_at", frozenset(map(str, FINAL))),
+    "of_dead": ("finished_at", frozenset(map(str, DEAD))),
+    "of_running": ("started_at", frozenset({"running"})),
+    "of_queued": ("created_at", QUEUED),
+    "of_retries": ("created_at", QUEUED),
+    "of_near": (_CHANGED, frozenset(TALLIED)),
+    "of_args": (_CHANGED, frozenset(TALLIED)),
 }
-_EVER = datetime(1, 1, 2, tzinfo=UTC)
-_NEVER = datetime(9999, 12, 30, tzinfo=UTC)
 _LAST_ID = UUID(int=2**128 - 1)
 _FIRST_ID = UUID(int=0)
 _FINAL = frozenset(KINDS[status] for status in FINAL)
@@ -141,7 +146,7 @@ def overview(conn: Conn) -> Row:
     try:
         rows, most = _count(conn, COUNTED, COUNTING_SEC), COUNTED
     except psycopg.errors.QueryCanceled:
-        rows, most = _rows(conn, "queues_as_noted"), 0
+        rows, most = _SQL.rows(conn, "queues_as_noted"), 0
     queues = sorted((figures(row, most) for row in rows), key=itemgetter("queue"))
     keys = [row["keys"] for row in queues if row["keys"] is not None]
     total = dict.fromkeys(("queue", *DEFAULTS)) | {name: sum(row[name] for row in queues) for name in _SUMMED}
@@ -154,11 +159,11 @@ def overview(conn: Conn) -> Row:
     return {"at": datetime.now(UTC), "total": total, "queues": queues}
 
 
-def _count(conn: Conn, most: int, within_sec: float) -> list[Row]:
+def _count(conn: Conn, most: int, within_sec: float, most_keys: int = 0, statement: str = "queues") -> list[Row]:
     with conn.transaction(force_rollback=True):  # undoes the settings, also within another transaction
-        conn.execute(_SQL["give_up_after"], {"time": f"{within_sec * 1_000:.0f}ms"})
-        conn.execute(_SQL["plans"])
-        return _rows(conn, "queues", most=most, most_keys=COUNTED)
+        db.give_up_after(conn, within_sec)
+        db.by_index(conn, sorts=False)
+        return _SQL.rows(conn, statement, most=most, most_keys=most_keys or COUNTED)
 
 
 def figures(row: Row, most: int) -> Row:
@@ -180,18 +185,15 @@ def note_lengths(conn: Conn, since_sec: float) -> float | None:
 
     def note(most: int) -> float | None:
         with conn.transaction():
-            conn.execute(_SQL["briefly"])
-            row = conn.execute(_SQL["may_note"], {"lock": NOTE_LOCK, "since_sec": since_sec}).fetchone()
-            if row != (True,):
+            db.give_up_after(conn, *BRIEFLY_SEC)
+            if not _SQL.value(conn, "may_note", lock=NOTE_LOCK, since_sec=since_sec):
                 return None
             counted, keys = _count(conn, most, NOTING_SEC), dict[str, int]()
             for most_keys in (NOTED_ROUGHLY, NOTED_KEYS):  # none where even a few take too long
-                with suppress(psycopg.errors.QueryCanceled), conn.transaction(force_rollback=True):
-                    conn.execute(_SQL["give_up_after"], {"time": f"{NOTING_SEC * 1_000:.0f}ms"})
-                    conn.execute(_SQL["plans"])
-                    keys = {row["queue"]: row["keys"] for row in _rows(conn, "keys", most=most_keys)}
+                with suppress(psycopg.errors.QueryCanceled):
+                    keys = {row["queue"]: row["keys"] for row in _count(conn, most, NOTING_SEC, most_keys, "keys")}
             noted = [row | {"keys": keys.get(row["queue"])} for row in counted]
-            conn.execute(_SQL["note_lengths"], {"queues": json.dumps(noted, default=str)})
+            _SQL.do(conn, "note_lengths", queues=json.dumps(noted, default=str))
         return max((row["lag_sec"] for row in counted), default=0.0)
 
     try:
@@ -200,9 +202,14 @@ def note_lengths(conn: Conn, since_sec: float) -> float | None:
         return note(NOTED_ROUGHLY)
 
 
+def wrong_plans(conn: Conn) -> list[Row]:
+    """A schedule and a backfill that make no jobs although they should: kind, name, `since`, `error`, `number`."""
+    return _SQL.rows(conn, "wrong_plans", overdue_sec=OVERDUE_SEC)
+
+
 def beginning(conn: Conn) -> Row:
     """Whether the farm has had a job (`has_begun`)."""
-    return _rows(conn, "beginning")[0]
+    return _SQL.rows(conn, "beginning")[0]
 
 
 def fitness(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
@@ -211,49 +218,68 @@ def fitness(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
     A reaper that has sent nothing for three of its periods, and for REAPER_SILENT_SEC, is as good as none.
     """
     reaper_sec = max(REAPER_SILENT_SEC, 3 * reaper_period_sec)
+    row = _SQL.rows(conn, "fitness", reaper_sec=reaper_sec, full_sec=DISK_FULL_SEC)[0]
     is_full = monotonic() - db.Connection.disk_full_at < DISK_FULL_SEC
-    return _rows(conn, "fitness", reaper_sec=reaper_sec)[0] | {"disk_full": is_full}
+    return row | {"disk_full": is_full or row["disk_full"]}
 
 
 def workers(conn: Conn) -> list[Row]:
     """The workers of all hosts as their keepers showed them within the last ten minutes, with what they run."""
-    return [row | {"progress": _json(row["progress"])} for row in _rows(conn, "workers")]
+    return [row | {"progress": _json(row["progress"])} for row in _SQL.rows(conn, "workers")]
 
 
 def used(conn: Conn, job_id: UUID, worker: str | None) -> Row | None:
-    """The resources of a job's run on this worker at `seen_at`; None if no keeper has reported it within 30 s."""
-    return next(iter(_rows(conn, "used", job_id=job_id, worker=worker)), None)
+    """The resources of a job's run on this worker at `seen_at`; `stuck_since` its last sign of life, if it is stuck.
+
+    The result is None if no keeper has reported the run within 30 s.
+    """
+    return _SQL.first(conn, "used", job_id=job_id, worker=worker)
 
 
 def tasks(conn: Conn) -> list[Row]:
     """The declarations of tasks and the resources that runs have used; `memory_mb` and `cpus` are the valid needs."""
-    return _rows(conn, "tasks")
+    return _SQL.rows(conn, "tasks")
 
 
 def learned(conn: Conn) -> dict[str, tuple[float, float]]:
     """The measured needs of runs: MB and processors, for the tasks whose needs are large enough to count."""
-    return {row["task"]: (row["memory_mb"], row["cpus"]) for row in _rows(conn, "learned")}
+    return {row["task"]: (row["memory_mb"], row["cpus"]) for row in _SQL.rows(conn, "learned")}
 
 
 def show_workers(
-    conn: Conn, farm: str, host: str, workers: Sequence[Mapping[str, Any]], host_memory_mb: float | None = None
+    conn: Conn,
+    farm: str,
+    host: str,
+    workers: Sequence[Mapping[str, Any]],
+    host_memory_mb: float | None = None,
+    reload_error: str | None = None,
 ) -> None:
-    """Called by a keeper: store the farm's workers and their host's MB for runs. Raises rather than wait for a lock."""
+    """Called by a keeper: store the farm's workers, their host's MB for runs, and why its latest reload was refused.
+
+    Raises rather than wait for a lock.
+    """
     present = json.dumps(list(workers), default=str)
-    shown = {"farm": farm, "host": host, "workers": present, "host_memory_mb": host_memory_mb}
+    shown: Row = {"farm": farm, "host": host, "workers": present}
+    shown |= {"host_memory_mb": host_memory_mb, "reload_error": reload_error}
     with conn.transaction():
-        conn.execute(_SQL["briefly"])
-        conn.execute(_SQL["show_workers"], shown)
+        db.give_up_after(conn, *BRIEFLY_SEC)
+        _SQL.do(conn, "show_workers", **shown)
 
 
 def postgres(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
-    """The server: version, sizes, connections, dead tuples, the database's oldest transaction; what `vacuum` says."""
-    return _rows(conn, "postgres")[0] | vacuum(conn) | fitness(conn, reaper_period_sec)
+    """The server: version, sizes, connections, dead tuples, its oldest transaction, `blockers`; what `vacuum` says."""
+    found = {"blockers": blockers(conn)}
+    return _SQL.rows(conn, "postgres")[0] | vacuum(conn) | fitness(conn, reaper_period_sec) | found
+
+
+def blockers(conn: Conn) -> list[Row]:
+    """The sessions that keep a lock of the farm's duties, or the notification queue full (alerts.blocked)."""
+    return _SQL.rows(conn, "blockers", held_sec=LOCK_HELD_SEC, notify_full=NOTIFY_FULL)
 
 
 def vacuum(conn: Conn) -> Row:
     """Dead and living tuples of dl_jobs, and `held_by`, the holder of its vacuum as far as this role may see it."""
-    return _rows(conn, "vacuum")[0]
+    return _SQL.rows(conn, "vacuum")[0]
 
 
 def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
@@ -268,24 +294,23 @@ def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
 
 def limits(conn: Conn, name: str | None = None) -> list[Row]:
     """The limits with their use; `waiting` counts up to COUNTED, `room` up to 100."""
-    return _rows(conn, "limits", wanted=name, most=COUNTED)
+    return _SQL.rows(conn, "limits", wanted=name, most=COUNTED)
 
 
 def pace(conn: Conn, minutes: int) -> list[Row]:
     """How many runs ended, and how many of them badly, in each ten seconds of the last minutes; the oldest first."""
-    return _rows(conn, "pace", minutes=minutes)
+    return throughput(conn, minutes * 60 + 10, 10)
 
 
 def throughput(conn: Conn, span_sec: int, step_sec: int) -> list[Row]:
-    """Ended and failed runs in each step of a span up to now; steps of 10 s, beyond LIVE_SPAN_SEC of 5 minutes."""
-    pace = "dl_pace" if span_sec <= LIVE_SPAN_SEC else "dl_pace_long"
-    statement = _SQL["throughput"].replace("{pace}", pace)
+    """Ended and failed runs in each step of a span up to now; the steps are a multiple of 10 s."""
+    statement = _SQL["throughput"].replace("{pace}", "dl_pace" if step_sec < LONG_STEP_SEC else "dl_pace_long")
     return db.rows(conn, statement, {"span_sec": span_sec, "step_sec": step_sec}, prepare=False)
 
 
 def totals(conn: Conn) -> list[Row]:
     """The journal's sums by queue, task and kind; `seconds` and `buckets` (BUCKETS_SEC) are of ended runs."""
-    return _rows(conn, "totals")
+    return _SQL.rows(conn, "totals")
 
 
 def aggregate(conn: Conn) -> int:
@@ -298,28 +323,25 @@ def aggregate(conn: Conn) -> int:
 
 def _aggregate(conn: Conn, limit: int) -> int:
     with conn.transaction():
-        conn.execute(_SQL["briefly"])
-        conn.execute(_SQL["give_up_after"], {"time": f"{AGGREGATING_SEC * 1_000:.0f}ms"})
-        row = conn.execute(_SQL["aggregate"], {"limit": limit}).fetchone()
-    return row[0] if row else 0
+        db.give_up_after(conn, AGGREGATING_SEC, BRIEFLY_SEC[1])
+        return _SQL.value(conn, "aggregate", limit=limit) or 0
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
     """Every field of one job, its arguments, `schedule` and `checkpoint` included; None for an unknown id."""
     shown = lifecycle.status(conn, job_id)
-    rest = _rows(conn, "job", job_id=job_id)
+    rest = _SQL.first(conn, "job", job_id=job_id)
     if not shown or not rest:
         return None
-    made_by = times.due_of_key(rest[0]["idempotency_key"])
+    made_by = times.due_of_key(rest["idempotency_key"])
     schedule = {"name": made_by[0], "due": made_by[1]} if made_by else None
-    checkpoint = next(iter(_rows(conn, "checkpoint", job_id=job_id)), None)
-    args = db.parsed(rest[0]["args"])
-    return shown | rest[0] | {"args": args, "schedule": schedule, "checkpoint": checkpoint}
+    checkpoint = _SQL.first(conn, "checkpoint", job_id=job_id)
+    return shown | rest | {"args": db.parsed(rest["args"]), "schedule": schedule, "checkpoint": checkpoint}
 
 
 def result(conn: Conn, job_id: UUID) -> Row | None:
     """`job_id`, `status` and `result`, without secrets, None unless the job has succeeded; None for an unknown id."""
-    for row in _rows(conn, "result", job_id=job_id):
+    for row in _SQL.rows(conn, "result", job_id=job_id):
         # The args tell which words of the result are the job's own secrets.
         known = log.masked({"args": db.parsed(row.pop("args") or "{}"), "result": db.parsed(row["result"] or "null")})
         return row | {"result": known["result"]}
@@ -328,14 +350,14 @@ def result(conn: Conn, job_id: UUID) -> Row | None:
 
 def events(conn: Conn, job_id: UUID, after: int = 0, limit: int = 200) -> list[Row]:
     """The job's journal behind the event `after`, the oldest first."""
-    return _with_payload(_rows(conn, "events", job_id=job_id, after=after, limit=limit))
+    return _with_payload(_SQL.rows(conn, "events", job_id=job_id, after=after, limit=limit))
 
 
 def latest_events(conn: Conn, after: int | None, limit: int, queue: str | None = None) -> list[Row]:
     """The journal of all jobs, or of a queue's, behind the event `after`; None: the newest. The oldest first."""
     if after is None:
-        return _with_payload(_rows(conn, "last_events", limit=limit, queue=queue)[::-1])
-    return _with_payload(_rows(conn, "next_events", after=after, limit=limit, queue=queue))
+        return _with_payload(_SQL.rows(conn, "last_events", limit=limit, queue=queue)[::-1])
+    return _with_payload(_SQL.rows(conn, "next_events", after=after, limit=limit, queue=queue))
 
 
 def attempts(events: Iterable[Row]) -> list[Attempt]:
@@ -361,27 +383,35 @@ def attempts(events: Iterable[Row]) -> list[Attempt]:
 def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, scan: int | None = None) -> Page:
     """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
 
-    By change at most `scan` jobs of each status are read. Raises ValueError for `after`, WrongSearch, TooMany.
+    It is full unless it is the last, or FILL_SEC are over. With `scan` it has those of that many jobs of each source.
+    Raises ValueError for `after`, WrongSearch, TooMany.
     """
     wanted, advice = wanted.whole, None
-    by_key = wanted.sort == "key"
-    page = _by_key(conn, wanted, limit, after) if by_key else _by_change(conn, wanted, limit, after, scan=scan)
-    ran = [row["job_id"] for row in page.jobs if row["started_at"]]
-    run_secs = {row["job_id"]: row["run_sec"] for row in _rows(conn, "last_runs", job_ids=ran)} if ran else {}
+    if wanted.sort == "key":
+        found, following = _by_key(conn, wanted, limit, after)
+    else:
+        found, following = _by_change(conn, wanted, limit, after, scan=scan or SCAN)
+        next_scan, until = SCAN, monotonic() + FILL_SEC
+        while scan is None and following and len(found) < limit and monotonic() < until:
+            next_scan = min(next_scan * GROWS, SCAN_MOST)
+            more, following = _by_change(conn, wanted, limit - len(found), following, scan=next_scan)
+            found += more
+    ran = [row["job_id"] for row in found if row["started_at"]]
+    run_secs = {row["job_id"]: row["run_sec"] for row in _SQL.rows(conn, "last_runs", job_ids=ran)} if ran else {}
     if search.parsed(wanted.q).args and not has_args_index(conn):
         advice = (
-            f"arguments are searched among {SCAN:,} jobs a page, the last change first: where that takes too long,"
+            "arguments are searched job by job, the last change first: where that takes too long,"
             " `dataloader search-index create` makes an index for them"
         )
-    return Page([row | {"run_sec": run_secs.get(row["job_id"])} for row in page.jobs], page.next, advice)
+    return Page([row | {"run_sec": run_secs.get(row["job_id"])} for row in found], following, advice)
 
 
 def chosen(
     conn: Conn, wanted: Wanted, kinds: Collection[str], limit: int, after: str | None = None
 ) -> tuple[list[UUID], str | None]:
     """The next jobs of a list that count as one of `kinds`, and where to go on. Raises what `jobs` does."""
-    page = _by_change(conn, wanted.whole, limit, after, kinds)
-    return [row["job_id"] for row in page.jobs if kind(row["status"], row["blocked_on"]) in kinds], page.next
+    rows, following = _by_change(conn, wanted.whole, limit, after, kinds)
+    return [row["job_id"] for row in rows if kind(row["status"], row["blocked_on"]) in kinds], following
 
 
 def kind(status: str, blocked_on: str | None) -> str:
@@ -393,7 +423,7 @@ def kind(status: str, blocked_on: str | None) -> str:
 
 def has_args_index(conn: Conn) -> bool:
     """Whether there is an index for searches by arguments, and it works."""
-    return conn.execute(_SEARCH["args_index"]).fetchone() == (True,)
+    return _SEARCH.value(conn, "args_index") is True
 
 
 def create_args_index(conn: Conn) -> bool:
@@ -413,77 +443,76 @@ def drop_args_index(conn: Conn) -> bool:
 
 
 def _by_change(
-    conn: Conn, wanted: Wanted, limit: int, after: str | None, kinds: Collection[str] = TALLIED, scan: int | None = None
-) -> Page:
-    until, before = _cursor(after, datetime.fromisoformat) or (wanted.until or _NEVER, _LAST_ID)
-    bounds = {"since": wanted.since or _EVER, "until": until, "before": before}
+    conn: Conn, wanted: Wanted, limit: int, after: str | None, kinds: Collection[str] = TALLIED, scan: int = SCAN
+) -> tuple[list[Row], str | None]:
+    until, before = _cursor(after, datetime.fromisoformat) or (wanted.until or db.LATEST, _LAST_ID)
+    asked = filters(wanted) | bounds(wanted) | {"until": until, "before": before}
     rows: list[Row] = []
     with conn.transaction():
-        branches = [each for each in _branches(wanted.status) if _KINDS[each] & set(kinds)]
-        branches, named = searched(conn, wanted, branches)
-        for branch in branches:
-            sorts = "plans_that_sort" if branch in ("dead", "retries", "near") else "plans"
-            conn.execute(_SEARCH["plans_of_args"] if branch == "of_args" else _SQL[sorts])
-            bounds_ = bounds | named | {"scan": SCAN}
-            if branch in ("near", "of_args"):
-                bounds_["scan"] = FOUND + 1  # all of them
-            elif branch == "dead" and wanted.queue is None:  # those of all queues are sorted
-                (*_, oldest) = [None, *_rows(conn, "dead_from", **bounds, scan=SORTED_FOR_PAGE)]
-                bounds_ |= {"since": oldest["finished_at"], "scan": SORTED_FOR_PAGE} if oldest else {}
-            bounds_["scan"] = min(bounds_["scan"], scan or bounds_["scan"])
-            rows += _rows(conn, branch, **filters(wanted) | bounds_, limit=limit + 1)
+        sources = [each for each in _sources(wanted.status) if _SOURCES[each][1] & set(kinds)]
+        sources, named = searched(conn, wanted, sources)
+        for source in sources:
+            sorts = source in ("of_dead", "of_retries", "of_near", "of_args")
+            db.by_index(conn, bitmaps=source == "of_args", sorts=sorts)
+            part = asked | named | {"scan": scan}
+            if source in ("of_near", "of_args"):
+                part["scan"] = max(scan, FOUND + 1)  # all of them
+            elif source == "of_dead" and wanted.queue is None:  # those of all queues are sorted
+                part["scan"] = scan * SORTED_FOR_PAGE // SCAN
+                oldest = _SQL.value(conn, "dead_from", **part)
+                part["since"] = oldest or part["since"]
+            rows += db.rows(conn, _listed(source), part | {"limit": limit + 1}, prepare=False)
     rows.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
     return _page(rows, limit, lambda row: row["changed_at"].isoformat())
 
 
-def searched(conn: Conn, wanted: Wanted, branches: list[str]) -> tuple[list[str], Row]:
-    """The branches that find what the search names, and the ids left to the branch `near`; in a transaction."""
+def searched(conn: Conn, wanted: Wanted, sources: list[str]) -> tuple[list[str], Row]:
+    """The sources that find what the search names, and the ids left to the source `of_near`; in a transaction."""
     asked = search.parsed(wanted.q)
 
-    def are_few(plans: str, statement: str, **named: Any) -> bool:
-        conn.execute(plans)
-        row = conn.execute(_SEARCH[statement], named | {"most": FOUND}, prepare=False).fetchone()
-        return row is not None and row[0] <= FOUND
+    def are_few(source: str, **named: Any) -> bool:
+        db.by_index(conn, bitmaps=source == "of_args", sorts=False)
+        statement = _SEARCH["are_few"].replace("{source}", _SEARCH[source])
+        return bool(db.rows(conn, statement, named | {"most": FOUND}, prepare=False)[0]["are_few"])
 
-    is_indexed = bool(asked.args) and has_args_index(conn)
-    if is_indexed and are_few(_SEARCH["plans_of_args"], "few_of_args", args=list(asked.args)):
-        branches = ["of_args"]
-    if asked.near and are_few(_SQL["plans"], "few_near", near_from=asked.near.first, near_to=asked.near.last):
-        return ["near"] if asked.ids else [*branches, "near"], {}
-    return branches, {"near_from": None, "near_to": None}
+    if asked.args and has_args_index(conn) and are_few("of_args", args=list(asked.args)):
+        sources = ["of_args"]
+    near = {"near_from": asked.near and asked.near.first, "near_to": asked.near and asked.near.last}
+    if asked.near and are_few("of_near", **near):
+        return ["of_near"] if asked.ids else [*sources, "of_near"], near
+    return sources, dict.fromkeys(near)
 
 
-def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
+def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> tuple[list[Row], str | None]:
     key, after_id = _cursor(after, str) or ("", _FIRST_ID)
-    asked = (
-        filters(wanted) | bounds(wanted) | {"key": key, "after_id": after_id, "before": _LAST_ID, "scan": SORTED + 1}
-    )
-    branches = [{"dead": "any_dead"}.get(branch, branch) for branch in _branches(wanted.status)]
+    asked = filters(wanted) | bounds(wanted) | {"before": _LAST_ID, "scan": SORTED + 1}
+    parts = " UNION ALL ".join(f"({_source(each)} LIMIT %(scan)s)" for each in _sources(wanted.status))
+    count, page = (spliced(_SQL[name].replace("{sources}", parts)) for name in ("in_time", "by_key"))
     with conn.transaction():
-        conn.execute(_SQL["plans_that_sort"])
-        if _rows(conn, " ".join(["in_time", *branches]), **asked)[0]["count"] > SORTED:
+        db.by_index(conn)
+        if db.rows(conn, count, asked, prepare=False)[0]["count"] > SORTED:
             raise TooMany(
                 f"more than {SORTED:,} jobs are too many to sort by key: name a queue or a status, bound their time by"
                 " since and until, or sort by change"
             )
-        rows = _rows(conn, " ".join(["by_key", *branches]), **asked, limit=limit + 1)
+        rows = db.rows(conn, page, asked | {"key": key, "after_id": after_id, "limit": limit + 1}, prepare=False)
     return _page(rows, limit, itemgetter("lock_key"))
 
 
-def _branches(status: str | None) -> tuple[str, ...]:
-    """Which statements a list is merged of."""
+def _sources(status: str | None) -> tuple[str, ...]:
+    """The sources that a list is merged of."""
     if status is None:
-        return ("finished", "running", "queued")
+        return ("of_finished", "of_running", "of_queued")
     if status == "dead" or status in DEAD:
-        return ("dead",)
+        return ("of_dead",)
     if status in FINAL:
-        return ("finished",)
-    return (status,) if status in ("running", "retries") else ("queued",)  # ready, scheduled, blocked, fresh too
+        return ("of_finished",)
+    return (f"of_{status}",) if status in ("running", "retries") else ("of_queued",)  # also ready, blocked, fresh
 
 
 def bounds(wanted: Wanted) -> Row:
     """The times between which the jobs of a list have changed."""
-    return {"since": wanted.since or _EVER, "until": wanted.until or _NEVER}
+    return {"since": wanted.since or db.EARLIEST, "until": wanted.until or db.LATEST}
 
 
 def filters(wanted: Wanted) -> Row:
@@ -492,20 +521,20 @@ def filters(wanted: Wanted) -> Row:
     return given | search.parameters(search.parsed(wanted.q))
 
 
-def _page(rows: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
+def _page(rows: list[Row], limit: int, key: Callable[[Row], str]) -> tuple[list[Row], str | None]:
     """Cut the rows at a full page, or at the place where a statement stopped: there may be more behind it."""
     shown: list[Row] = []
     after = None
     for row in rows:
         if len(shown) == limit:
-            return Page(shown, after)
+            return shown, after
         is_edge, is_wanted = row.pop("is_edge"), row.pop("is_wanted")
         after = cursor.at([key(row), str(row["job_id"])])
         if is_wanted:
             shown.append(row | {"progress": _json(row["progress"])})
         if is_edge:
-            return Page(shown, after)
-    return Page(shown, None)
+            return shown, after
+    return shown, None
 
 
 def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | None:
@@ -528,26 +557,21 @@ def _json(text: str | None) -> Any:
     return None if text is None else db.parsed(text)
 
 
-def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:
-    """Planned anew each time, for these values: a plan for any filter would be a bad one for most."""
-    return db.rows(conn, _statement(name), parameters, prepare=False)
+def _source(name: str) -> str:
+    """The jobs of a source, with the queue where its index has it."""
+    of = f"{_SEARCH[name]} AND {_SEARCH['of_queue']}" if name in ("of_dead", "of_retries") else _SEARCH[name]
+    return _SQL["source"].replace("{of}", of).replace("{at}", _SOURCES[name][0])
 
 
 @cache
-def _statement(name: str) -> str:
-    """A statement of stats.sql; the parts that lists share stand there once."""
-    first, *branches = ["listed", name] if name in _BRANCHES else name.split()
-    text = _SQL[first].replace("{branch}", " UNION ALL ".join(f"({_SQL[branch]})" for branch in branches))
-    for part in ("live", "of_settings"):
-        text = text.replace(f"{{{part}}}", _SQL[part])
-    return spliced(text, name)
+def _listed(source: str) -> str:
+    return spliced(_SQL["listed"].replace("{source}", _source(source)), source)
 
 
-def spliced(text: str, branch: str = "") -> str:
+def spliced(text: str, source: str = "") -> str:
     """A statement with the parts that lists, tallies and bulk orders share in their places."""
-    far = _SEARCH["far"] if branch in _FAR else "true"
-    text = text.replace("{matches}", _SQL["matches"] + " AND {far}" if branch in _BRANCHES else _SQL["matches"])
-    text = text.replace("{far}", far).replace("{found}", _SEARCH["found"]).replace("{shown}", _SQL["shown"])
-    for part in ("safe", "texts", "secret", "secret_words", "kind", "changed_at"):
-        text = text.replace("{" + part + "}", _SEARCH[part])
+    parts: dict[str, str] = _SQL | _SEARCH
+    parts = parts | {"far": "true"} if source in ("of_near", "of_ids") else parts
+    for part in ("matches", "far", "found", "shown", "safe", "texts", "secret", "secret_words", "kind", "changed_at"):
+        text = text.replace("{" + part + "}", parts[part])
     return text

@@ -29,8 +29,7 @@ _SOURCES = {
     "of_dead": set(map(str, DEAD)),
     "of_finished": set(map(str, FINAL - DEAD)),
 }
-_APART = {"near": "of_near"}  # what a list's branch is called here
-_QUEUED = {"ready", "scheduled", "blocked"}
+_QUEUED = set(stats.QUEUED)
 _NOT_QUEUED = ("of_running", "of_dead", "of_finished")
 # What the jobs of a status that is none of TALLIED count as.
 _GROUPS = {"queued": _QUEUED, "fresh": _QUEUED, "retries": _QUEUED, "dead": set(map(str, DEAD))}
@@ -48,13 +47,13 @@ def tally(conn: Conn, wanted: stats.Wanted, job_ids: Sequence[UUID] | None = Non
             is_counted = is_plain and len(kinds) == 1
             most = COUNTED if is_counted else SCAN
             asked = parameters | named | {"scan": most, "kind": min(kinds)}
-            conn.execute(_SQL["plans_of_args"] if source == "of_args" else _PLANS)
+            db.by_index(conn, bitmaps=source == "of_args", sorts=False)
             rows = db.rows(conn, _statement(source, is_counted), asked, prepare=False)
             for row in rows:
                 if row["kind"] in kinds:
                     counts[row["kind"]] += row["count"]
             if sum(row["looked_at"] for row in rows) >= most or (
-                source == "of_parent" and (conn.execute(_SQL["waiting"], {"scan": most}).fetchone() == (True,))
+                source == "of_parent" and _SQL.value(conn, "waiting", scan=most)
             ):
                 at_least |= kinds
     at_least_of = [kind for kind in TALLIED if kind in at_least]
@@ -80,10 +79,10 @@ def _terms(conn: Conn, last: search.Unfinished) -> Iterator[str]:
         if last.name == field or (last.name is None and len(part) > 1):
             # A value that answers mask is none, for the part may be of its secret.
             asked = {"field": field, "pattern": search.pattern(part), "most": 2 * SUGGESTED, "scan": SUGGESTING}
-            statement = _SQL["suggested_keys" if field == "lock_key" else "suggested_names"]
             with conn.transaction():
-                conn.execute(_PLANS)
-                values = [value for (value,) in conn.execute(statement, asked, prepare=False) if masked(value) == value]
+                db.by_index(conn, sorts=False)
+                rows = _SQL.rows(conn, "suggested_keys" if field == "lock_key" else "suggested_names", **asked)
+            values = [row["name"] for row in rows if masked(row["name"]) == row["name"]]
             yield from (f"{name}:{search.quoted(value)}" for value in values[:SUGGESTED])
 
 
@@ -95,17 +94,14 @@ def _sources(conn: Conn, wanted: stats.Wanted) -> tuple[list[tuple[str, set[str]
         sources = [("of_queued", _QUEUED), *((source, _SOURCES[source]) for source in _NOT_QUEUED)]
     by_name = dict(sources)
     names, named = stats.searched(conn, wanted, list(by_name))
-    return [(_APART.get(name, name), by_name.get(name, kinds)) for name in names], named
+    return [(name, by_name.get(name, kinds)) for name in names], named
 
 
 @cache
 def _statement(source: str, is_counted: bool = False) -> str:
-    if is_counted:
-        return _SQL["counted"].replace("{of_queue}", _SQL["of_queue"]).replace("{source}", _SQL[source])
-    far = "true" if source in ("of_near", "of_ids") else _SQL["far"]
+    of = _SQL[source]
+    if at := {"of_finished": "finished_at", "of_queued": "created_at"}.get(source):  # the latest of them
+        of += f" AND {at} >= %(since)s AND {at} <= %(until)s ORDER BY {at} DESC"
     of_queue = "true" if source == "of_finished" else _SQL["of_queue"]
-    statement = _SQL["tallied"].replace("{source}", _SQL[source]).replace("{far}", far)
-    return stats.spliced(statement.replace("{of_queue}", of_queue))
-
-
-_PLANS = db.statements("stats.sql")["plans"]
+    statement = _SQL["counted" if is_counted else "tallied"].replace("{source}", of).replace("{of_queue}", of_queue)
+    return stats.spliced(statement, source)

@@ -1,20 +1,51 @@
-"""The timeline of the workers: which runs each had when, from the journal. Every function may raise psycopg.Error."""
+"""The timeline of the workers: which runs each had when; the activity: what has happened lately.
+
+Every function may raise psycopg.Error.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from dataloader.queue import db
 from dataloader.queue.db import Conn, Row
 
-SCAN = 12_000  # rows of the journal that one answer reads
+SCAN = 12_000  # rows of the journal that one timeline reads
 HOURS = (1, 3, 12, 24)
 _SQL = db.statements("timeline.sql")
+ENTRIES = 100  # of one activity
+OF_JOBS = 5_000  # rows of each source that they are gathered from
+RARE = 10_000  # rows of the journal that are read for rare entries
+TOGETHER = timedelta(minutes=5)
 _OUTCOMES = {"done": "succeeded", "failed": "failed", "lost": "lost", "canceled": "canceled"}
+# The text of each kind of entry, and the state of its mark.
+KINDS = {
+    "failed": ("dead: failed", "bad"),
+    "lost": ("dead: lost", "bad"),
+    "stuck": ("run is stuck", "bad"),
+    "deadline": ("going to miss its deadline", "bad"),
+    "crash": ("recovered: its worker died", "warn"),
+    "lease": ("recovered: its lease ran out", "warn"),
+    "requeue": ("requeued", "info"),
+    "cancel_requested": ("asked to cancel", "info"),
+    "canceled": ("canceled", "info"),
+    "paused": ("queue paused", "warn"),
+    "farm": ("farm started", "info"),
+    "schema": ("schema upgraded", "info"),
+    "backfill": ("backfill added", "info"),
+    "backfill_canceled": ("backfill canceled", "warn"),
+    "backfill_paused": ("backfill paused", "warn"),
+    "schedule": ("schedule changed", "info"),
+    "schedule_paused": ("schedule paused", "warn"),
+    "schedule_error": ("schedule makes no jobs", "bad"),
+    "limit": ("limit changed", "info"),
+    "note": ("note about an error group", "info"),
+}
 
 
 class Run(NamedTuple):
@@ -42,13 +73,11 @@ class Timeline:
 def read(conn: Conn, hours: int) -> Timeline:
     """The runs of the last hours; of a farm with more than SCAN rows of the journal in this time, the latest."""
     with conn.transaction():
-        conn.execute(_SQL["plans"])
-        (clock,) = db.rows(conn, _SQL["clock"], {"hours": hours, "scan": SCAN})
+        db.by_index(conn, bitmaps=True)
+        (clock,) = _SQL.rows(conn, "clock", hours=hours, scan=SCAN)
         since = max(clock["asked"], clock["oldest"] or clock["asked"])
-        events = db.rows(conn, _SQL["events"], {"since": since, "scan": SCAN}, prepare=False)
-        running = db.rows(conn, _SQL["running"])
-    is_cut = since > clock["asked"]
-    return Timeline(since, clock["now"], paired(events, running, since), is_cut)
+        events, running = _SQL.rows(conn, "events", since=since, scan=SCAN), _SQL.rows(conn, "running")
+    return Timeline(since, clock["now"], paired(events, running, since), since > clock["asked"])
 
 
 def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> list[Run]:
@@ -83,3 +112,33 @@ def busy(runs: Iterable[Run], since: datetime, until: datetime) -> float:
             total += end - max(run.started_at, reached)
             reached = end
     return total / (until - since) if until > since else 0.0
+
+
+def activity(conn: Conn) -> tuple[list[Row], datetime | None]:
+    """The latest entries, the newest first, up to ENTRIES (see `gathered`); and since when they are complete.
+
+    That is None where all was read. Else older jobs are missing, also in the counts.
+    """
+    with conn.transaction():
+        db.by_index(conn, bitmaps=True)
+        dead, steps = _SQL.rows(conn, "dead", most=OF_JOBS), _SQL.rows(conn, "steps", most=OF_JOBS, scan=RARE)
+        states = _SQL.rows(conn, "states", most=ENTRIES)
+        (clock,) = _SQL.rows(conn, "clock", hours=0, scan=RARE)
+    rows = gathered(dead + steps) + [row | {"task": None, "job_id": None} for row in states]
+    cuts = [clock["oldest"], *(read[-1]["at"] for read in (dead, steps) if len(read) == OF_JOBS)]
+    return sorted(rows, key=itemgetter("at"), reverse=True)[:ENTRIES], max(filter(None, cuts), default=None)
+
+
+def gathered(rows: Iterable[Row]) -> list[Row]:
+    """PURE: rows of one kind, queue, task and author within TOGETHER as one entry with `count`, as of the latest."""
+    result: list[Row] = []
+    latest: dict[tuple[Any, ...], Row] = {}
+    for row in sorted(rows, key=itemgetter("at"), reverse=True):
+        kind = (row["step"], row["queue"], row["task"], row["by"])
+        entry = latest.get(kind)
+        if entry and entry["at"] - row["at"] <= TOGETHER:
+            entry["count"] += 1
+        else:
+            latest[kind] = row | {"count": 1, "name": None}
+            result.append(latest[kind])
+    return result

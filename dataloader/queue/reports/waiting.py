@@ -32,9 +32,13 @@ def words(waiting_for: dict[str, Any] | None, now: datetime) -> str:
             held = (
                 " It goes on waiting when one fails, until that has succeeded." if why["on_failure"] == "hold" else ""
             )
+            first = f"{why['task']} ({key})" if why.get("task") else job_id
+            if why.get("since"):
+                ago = duration(now - why["since"])
+                return f"Its parent {first} ended {ago} ago without success: requeue that, or run this job now."
             if why["parents"] == 1:
-                return f"It starts when 1 job has ended: {job_id}.{held}"
-            return f"It starts when {why['parents']} jobs have ended, the first of which is {job_id}.{held}"
+                return f"It starts when 1 job has ended: {first}.{held}"
+            return f"It starts when {why['parents']} jobs have ended, the first of which is {first}.{held}"
         case "lock":
             return f"Its key {key} is held by job {job_id}, which runs."
         case "session":

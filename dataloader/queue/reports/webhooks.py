@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,11 +20,12 @@ from dataloader.config import WEBHOOK_SECRETS
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
 from dataloader.queue.db import Row as Row
-from dataloader.queue.reports import messages
+from dataloader.queue.reports import alerts, messages
 from dataloader.queue.reports.messages import KINDS, TASK, Firing, Message, Rules
 
 LAG_SEC = periods.seconds("WEBHOOK_LAG_SEC", 300.0)  # the lag of a late queue, unless its webhook sets another
 ATTEMPTS = 12  # of a message: with the pauses of the pipeline some four hours
+LATEST = 1_000  # messages that `deliveries` reads, of all webhooks
 TAKEN = 10_000  # events of one round; the next one goes on with the rest
 SETTLE_SEC = periods.seconds("SETTLE_SEC", 10.0)  # from its begin until a transaction's rows should be visible
 URL_LIMIT = 2_000  # characters
@@ -46,42 +45,49 @@ class WrongWebhook(ValueError):
         self.field = "" if field == "name" else field
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a webhook should be; None: all. A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names a variable."""
-
-    name: str
-    url: str
-    shape: str = "json"
-    signed_by: str | None = None
-    kinds: Sequence[str] | None = None
-    queues: Sequence[str] | None = None
-    lag_sec: float = LAG_SEC
-
-
 def listed(conn: Conn) -> list[Row]:
     """All webhooks, by name."""
-    return _rows(conn, "listed")
+    return _SQL.rows(conn, "listed", name=None)
 
 
 def with_deliveries(conn: Conn) -> list[Row]:
     """All webhooks, by name, with `undelivered` and `last_error` of those whose latest messages have not arrived."""
-    failed = {row["name"]: row for row in _rows(conn, "deliveries")}
-    return [row | failed.get(row["name"], {}) for row in listed(conn)]
+    found = listed(conn)
+    failed = {row["name"]: row for row in _SQL.rows(conn, "deliveries", most=LATEST)} if found else {}
+    return [row | failed.get(row["name"], {}) for row in found]
+
+
+def wrong(conn: Conn) -> list[Row]:
+    """A webhook whose latest messages have not arrived, as a row of stats.wrong_plans, without the reason's text."""
+    found = alerts.undelivered(with_deliveries(conn))
+    return [row | {"number": len(found)} for row in found[:1]]
 
 
 def find(conn: Conn, name: str) -> Row | None:
     """The webhook of this name, or None."""
-    return _one(conn, "find", name)
+    return _one(conn, "listed", name)
 
 
-def put(conn: Conn, wanted: Wanted, by: str) -> Row:
-    """Add or change the webhook of this name; the first is told of what happens from now on. Raises WrongWebhook."""
-    check(wanted)
-    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(wanted).items()}
+def put(
+    conn: Conn,
+    name: str,
+    url: str,
+    by: str,
+    shape: str = "json",
+    signed_by: str | None = None,
+    kinds: list[str] | None = None,
+    queues: list[str] | None = None,
+    lag_sec: float = LAG_SEC,
+) -> Row:
+    """Add or change the webhook of this name; the first is told of what happens from now on. Raises WrongWebhook.
+
+    A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names a variable; None for `kinds` or `queues`: all.
+    """
+    check(name, url, shape, signed_by)
+    more = {"shape": shape, "signed_by": signed_by, "kinds": kinds, "queues": queues, "lag_sec": lag_sec}
     with conn.transaction():
-        conn.execute(_SQL["begin_here"])
-        return _rows(conn, "put", **fields, by=by)[0]
+        _SQL.do(conn, "begin_anew")
+        return _SQL.rows(conn, "put", name=name, url=url, by=by, **more)[0]
 
 
 def remove(conn: Conn, name: str) -> bool:
@@ -108,18 +114,17 @@ def send_test(conn: Conn, name: str, rules: Rules) -> UUID | None:
 
 def is_served(conn: Conn, queue: str) -> bool:
     """Whether a live worker of some host serves this queue."""
-    return bool(_rows(conn, "is_served", queue=queue)[0]["exists"])
+    return bool(_SQL.value(conn, "is_served", queue=queue))
 
 
 def message_of(conn: Conn, job_id: UUID) -> Row | None:
     """The message that this job sends, and the name of its webhook; None where the farm has not added the job."""
-    return next(iter(_rows(conn, "message", job_id=job_id)), None)
+    return _SQL.first(conn, "message", job_id=job_id)
 
 
 def is_firing(conn: Conn, name: str, message: Message) -> bool:
     """Whether the condition of a message still lasts, by the messages that the webhook got."""
-    given = {field: message[field] for field in ("kind", "queue", "since")}
-    return bool(_rows(conn, "is_firing", webhook=name, **given)[0]["exists"])
+    return bool(_SQL.value(conn, "is_firing", **_place(name, message)))
 
 
 def publish(conn: Conn, rules: Rules) -> int:
@@ -127,25 +132,25 @@ def publish(conn: Conn, rules: Rules) -> int:
     if not (found := listed(conn)):
         return 0
     with conn.transaction():
-        conn.execute(_SQL["briefly"])
-        if (row := conn.execute(_SQL["position"]).fetchone()) is None:
+        db.give_up_after(conn, 3.0, lock_sec=0.1)  # the reaper has one session for this and for leases
+        if (position := _SQL.first(conn, "position")) is None:
             return 0
-        now, wait = row[1], {"bundle_sec": rules.bundle_sec, "settle_sec": min(SETTLE_SEC, rules.bundle_sec)}
-        if events := _rows(conn, "new_events", after=row[0], **wait, limit=TAKEN):
-            conn.execute(_SQL["go_on_behind"], {"last_event": events[-1]["event_id"]})
+        now, wait = position["now"], {"bundle_sec": rules.bundle_sec, "settle_sec": min(SETTLE_SEC, rules.bundle_sec)}
+        if events := _SQL.rows(conn, "new_events", after=position["last_event"], **wait, limit=TAKEN):
+            _SQL.do(conn, "go_on_behind", last_event=events[-1]["event_id"])
         else:
-            conn.execute(_SQL["begin_anew"])
-        queues, told, sent = _rows(conn, "queues"), defaultdict(list), 0
-        for row in _rows(conn, "firing"):
+            _SQL.do(conn, "begin_anew")
+        queues, firing, sent = _SQL.rows(conn, "queues"), defaultdict(list), 0
+        for row in _SQL.rows(conn, "firing"):
             if row["kind"] in KINDS:
-                told[row.pop("webhook")].append(Firing(**row))
+                firing[row.pop("webhook")].append(Firing(**row))
         for each in found:
             try:
                 with conn.transaction():
-                    due = messages.due(each, events, queues, told[each["name"]], rules, now)
-                    for message in due:
+                    for message in messages.due(each, events, queues, firing[each["name"]], rules, now):
                         _add(conn, each["name"], log.masked(message), rules)
-                        _note(conn, each["name"], message)
+                        if message["state"] in ("firing", "resolved"):
+                            _SQL.do(conn, f"note_{message['state']}", **_place(each["name"], message))
                         sent += 1
             except Exception as e:  # the row of a webhook may cause any error
                 if conn.closed:
@@ -154,23 +159,23 @@ def publish(conn: Conn, rules: Rules) -> int:
     return sent
 
 
-def check(wanted: Wanted) -> None:
+def check(name: str, url: str, shape: str, signed_by: str | None) -> None:
     """PURE: raise WrongWebhook for a wrong name, URL or variable; the operation checks all other fields."""
-    if not _NAME.fullmatch(wanted.name):
+    if not _NAME.fullmatch(name):
         raise WrongWebhook("name", "should be 1 to 64 letters, digits, dots, hyphens and underscores, as ops-chat")
     # The texts do not show the URL, because it may hold a secret in a wrong place.
     whole, wrong = f"${{{WEBHOOK_SECRETS}...}}, a variable of the workers that holds the whole URL", ""
-    if "${" in wanted.url:
+    if "${" in url:
         wrong = f"should be {whole}: so a secret goes to no other host than its own"
-    elif not is_address(wanted.url):
+    elif not is_address(url):
         wrong = f"should be a URL such as https://ops.example.com/alerts, without #; or {whole}"
-    elif "@" in urlsplit(wanted.url).netloc or log.masked(wanted.url) != wanted.url:
+    elif "@" in urlsplit(url).netloc or log.masked(url) != url:
         wrong = f"seems to hold a secret: it should be {whole}"
-    elif wanted.shape == "slack":
+    elif shape == "slack":
         wrong = f"is a secret where the shape is slack: it should be {whole}"
-    if wrong and not WHOLE.fullmatch(wanted.url):
+    if wrong and not WHOLE.fullmatch(url):
         raise WrongWebhook("url", wrong)
-    if wanted.signed_by is not None and not _VARIABLE.fullmatch(wanted.signed_by):
+    if signed_by is not None and not _VARIABLE.fullmatch(signed_by):
         text = f"should be the name of an environment variable of the workers, as {WEBHOOK_SECRETS}KEY, not the key"
         raise WrongWebhook("signed_by", text)
 
@@ -193,21 +198,15 @@ def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:
     job = enqueue.NewJob(rules.queue, TASK, f"webhook {name}", args, max_attempts=ATTEMPTS, producer="alerts")
     job_id = enqueue.new_id(conn)
     with conn.transaction():
-        conn.execute(_SQL["keep_message"], {"job_id": job_id, "webhook": name, "message": Jsonb(message)})
+        _SQL.do(conn, "keep_message", job_id=job_id, webhook=name, message=Jsonb(message))
         return enqueue.enqueue(conn, job, job_id=job_id)[0]
 
 
-def _note(conn: Conn, name: str, message: Message) -> None:
-    """Record that the webhook got the begin or the end of a condition."""
-    if message["state"] in ("firing", "resolved"):
-        given = {field: message[field] for field in ("kind", "queue", "since")}
-        conn.execute(_SQL[f"note_{message['state']}"], given | {"webhook": name})
+def _place(name: str, message: Message) -> Row:
+    """The condition of a message, as the webhook knows it."""
+    return {"webhook": name, **{field: message[field] for field in ("kind", "queue", "since")}}
 
 
 def _one(conn: Conn, statement: str, name: str, **parameters: Any) -> Row | None:
     """The row of this webhook; None, without a question, for a name that none can have."""
-    return next(iter(_rows(conn, statement, name=name, **parameters)), None) if _NAME.fullmatch(name) else None
-
-
-def _rows(conn: Conn, statement: str, /, **parameters: Any) -> list[Row]:
-    return db.rows(conn, _SQL[statement], parameters)
+    return _SQL.first(conn, statement, name=name, **parameters) if _NAME.fullmatch(name) else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta
 from math import isfinite
+from typing import Any
 
 NOTHING = "–"
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -37,6 +39,11 @@ def count(number: int | None, is_exact: bool = True, counted_at: datetime | None
     if number is None:
         return NOTHING
     return f"{number:,}" if is_exact else f"~{number:,}" if counted_at else f"{number:,}+"
+
+
+def plain(value: Any) -> str:
+    """A text as it is, any other value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def percent(share: float | None) -> str:

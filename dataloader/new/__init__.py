@@ -26,7 +26,14 @@ def write(name: str, folder: Path) -> list[Path]:
 
     Raises Refused for an unusable name, for a file that exists, and for a folder that cannot be written.
     """
-    _require_name(name)
+    fit = name.replace("-", "_").replace(".", "_")
+    if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
+        hint = f", such as {fit}" if fit.isidentifier() and fit.isascii() and not keyword.iskeyword(fit) else ""
+        raise Refused(f"{name!r} cannot be a module's name: it should be letters, digits and _, no keyword{hint}")
+    if len(name) > LONGEST:
+        raise Refused(f"the name should have at most {LONGEST} characters, this one has {len(name)}")
+    if name.startswith("test_"):
+        raise Refused(f"{name} would be taken for a test: choose a name without test_")
     texts = {folder / f"{name}.py": "pipeline.txt", folder / f"test_{name}.py": "its_test.txt"}
     for path in [*texts, folder / name]:
         if os.path.lexists(path):
@@ -50,17 +57,6 @@ test it      {python} -m pytest test_{name}.py
 run it       DL_PIPELINES={name} {dataloader} up
 trigger it   {dataloader} trigger {name} --args '{{"path": "example.csv"}}' --wait
              with example.csv (columns id, name, amount) in the folder of files that `up` prints"""
-
-
-def _require_name(name: str) -> None:
-    fit = name.replace("-", "_").replace(".", "_")
-    if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
-        hint = f", such as {fit}" if fit.isidentifier() and fit.isascii() and not keyword.iskeyword(fit) else ""
-        raise Refused(f"{name!r} cannot be a module's name: it should be letters, digits and _, no keyword{hint}")
-    if len(name) > LONGEST:
-        raise Refused(f"the name should have at most {LONGEST} characters, this one has {len(name)}")
-    if name.startswith("test_"):
-        raise Refused(f"{name} would be taken for a test: choose a name without test_")
 
 
 def _shadowed(name: str) -> str | None:

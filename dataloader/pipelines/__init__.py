@@ -13,35 +13,40 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dataloader.pipelines.context import Context as Context
-from dataloader.pipelines.context import PermanentError as PermanentError
-from dataloader.pipelines.context import Progress as Progress
-from dataloader.pipelines.context import Retry as Retry
-from dataloader.pipelines.context import Stopped as Stopped
-from dataloader.pipelines.forms import Steps as Steps
-from dataloader.pipelines.forms import steps as steps
-from dataloader.pipelines.hooks import Run as Run
-from dataloader.pipelines.hooks import around_run as around_run
-from dataloader.pipelines.hooks import last_words as last_words
-from dataloader.pipelines.hooks import on_error as on_error
-from dataloader.pipelines.hooks import on_farm_start as on_farm_start
-from dataloader.pipelines.hooks import on_worker_start as on_worker_start
-from dataloader.pipelines.registry import Pipeline as Pipeline
-from dataloader.pipelines.registry import UnknownTask as UnknownTask
-from dataloader.pipelines.registry import absent as absent
-from dataloader.pipelines.registry import batch_size as batch_size
-from dataloader.pipelines.registry import declarations as declarations
-from dataloader.pipelines.registry import keeps_logs as keeps_logs
-from dataloader.pipelines.registry import needs as needs
-from dataloader.pipelines.registry import register as register
-from dataloader.pipelines.registry import resolve as resolve
-from dataloader.pipelines.registry import schedules as schedules
-from dataloader.pipelines.registry import tasks as tasks
-from dataloader.pipelines.registry import wants_context as wants_context
-from dataloader.queue.hooks import around_enqueue as around_enqueue
-from dataloader.queue.hooks import import_users as import_users
+from dataloader.pipelines.context import Context, PermanentError, Progress, Retry, Stopped
+from dataloader.pipelines.forms import Steps, rest, steps
+from dataloader.pipelines.hooks import Run, around_run, last_words, on_error, on_farm_start, on_worker_start
+from dataloader.pipelines.registry import (
+    Pipeline,
+    UnknownTask,
+    declarations,
+    register,
+    register_with,
+    registered,
+    resolve,
+    tasks,
+)
+from dataloader.queue.hooks import around_enqueue, import_users
 
-BUILT_IN = ("noop", "csv_file", "cbr", "llm", "webhook", "command", "postgres", "download", "parquet", "engines")
+__all__ = ["Context", "PermanentError", "Pipeline", "Progress", "Retry", "Run", "Steps", "Stopped", "UnknownTask"]
+__all__ += ["declarations", "register", "register_with", "registered", "resolve", "rest", "steps", "tasks"]
+__all__ += ["around_enqueue", "around_run", "last_words", "on_error", "on_farm_start", "on_worker_start"]
+__all__ += ["import_users"]
+
+BUILT_IN = (
+    "noop",
+    "csv_file",
+    "files",
+    "cbr",
+    "llm",
+    "webhook",
+    "command",
+    "postgres",
+    "database",
+    "download",
+    "parquet",
+    "engines",
+)
 
 M = TypeVar("M", bound=BaseModel)
 FilePath = Annotated[str, Field(min_length=1, max_length=4_096, pattern=r"^[^\x00]+$")]
@@ -63,16 +68,14 @@ def load(modules: Iterable[str]) -> None:
 
 def validated(model: type[M], args: dict[str, Any]) -> M:
     """`args` as a pydantic model; raises PermanentError, which names each wrong argument and the right form."""
+    faults = []
     try:
         return model.model_validate(args)
     except ValidationError as e:
-        errors = e.errors(include_input=False, include_context=False, include_url=False)
-        raise PermanentError("; ".join(_complaint(error, model) for error in errors)) from None
-
-
-def _complaint(error: Any, model: type[BaseModel]) -> str:
-    name = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        known = "" if len(error["loc"]) > 1 else f"; there are {', '.join(model.model_fields)}"
-        return f"{name[:63]}: there is no such argument{known}"
-    return f"{name}: {error['msg'].removeprefix('Value error, ')}"
+        for error in e.errors(include_input=False, include_context=False, include_url=False):
+            name, fault = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+            if error["type"] == "extra_forbidden":
+                known = "" if len(error["loc"]) > 1 else f"; there are {', '.join(model.model_fields)}"
+                name, fault = name[:63], f"there is no such argument{known}"
+            faults.append(f"{name}: {fault}")
+    raise PermanentError("; ".join(faults))

@@ -13,13 +13,12 @@ from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 from xml.etree import ElementTree as ET
 
-import psycopg
 from psycopg.rows import tuple_row
 from pydantic import BeforeValidator, Field
 
 from dataloader import config
 from dataloader.pipelines import Arguments, Context, PermanentError, http, register, validated
-from dataloader.pipelines.csv_table import is_permanent, reason_of
+from dataloader.pipelines.csv_table import permanent
 from dataloader.pipelines.http import Refused, Unreachable
 
 _DECIMALS = decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN)  # whatever other code makes of the current one
@@ -29,7 +28,7 @@ _LARGEST_ANSWER = 2**20  # bytes; a day's rates take some 5,000
 _AGENT = "dataloader (load.cbr.rates)"
 
 _CREATE = """
-CREATE TABLE cbr_rates (
+CREATE TABLE IF NOT EXISTS cbr_rates (
   date date NOT NULL, currency text NOT NULL, nominal int NOT NULL, value numeric NOT NULL,
   rate numeric NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (date, currency))
 """
@@ -90,18 +89,13 @@ def load_cbr_rates(args: dict[str, Any], context: Context) -> Iterator[dict[str,
         if unknown := sorted(set(wanted.currencies) - {rate.currency for rate in rates}):
             raise PermanentError(f"currencies: {', '.join(unknown)} should be among the rates of {rates[0].day}")
         rates = [rate for rate in rates if rate.currency in wanted.currencies]
-    try:
-        with context.transaction() as conn, conn.cursor(row_factory=tuple_row) as cursor:
-            if not _exists(cursor):
-                cursor.execute(_LOCK)  # another job may be creating the table
-                if not _exists(cursor):
-                    cursor.execute(_CREATE)
-            cursor.executemany(_UPSERT, [(*rate, rate.rate) for rate in rates])
-            yield {"processed": len(rates), "total": len(rates)}
-    except psycopg.Error as e:
-        if not is_permanent(e):
-            raise
-        raise PermanentError(f"cbr_rates: {reason_of(e, 'cbr_rates', ())}") from None
+    with permanent("cbr_rates", "cbr_rates"), context.transaction() as conn:
+        cursor = conn.cursor(row_factory=tuple_row)
+        if cursor.execute("SELECT to_regclass('cbr_rates')").fetchall() == [(None,)]:
+            cursor.execute(_LOCK)  # another job may be creating the table
+            cursor.execute(_CREATE)
+        cursor.executemany(_UPSERT, [(*rate, rate.rate) for rate in rates])
+        yield {"processed": len(rates), "total": len(rates)}
 
 
 def read(document: bytes) -> list[Rate]:
@@ -139,10 +133,6 @@ def _rate(day: dt.date, element: ET.Element) -> Rate:
     if not re.fullmatch("[0-9]{1,15}(,[0-9]{1,10})?", value):
         raise PermanentError(f"the answer's Value of {code} should be a number with a decimal comma")
     return Rate(day, code, int(nominal), Decimal(value.replace(",", ".")))
-
-
-def _exists(cursor: psycopg.Cursor[Any]) -> bool:
-    return cursor.execute("SELECT to_regclass('cbr_rates') IS NOT NULL").fetchall() == [(True,)]
 
 
 def _fetch(url: str) -> Generator[None, None, bytes]:

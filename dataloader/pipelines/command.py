@@ -7,6 +7,7 @@ kills what the program has started.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
@@ -76,14 +77,13 @@ def run_command(args: dict[str, Any], context: Context) -> Generator[Progress | 
     env |= {"DATALOADER_CLAIM": str(context.claim), "DATALOADER_DATA_DIR": str(context.data_dir)}
     try:
         with closing(Program(argv, env, folder, command.memory_mb, output)) as program:
-            until = None if command.timeout_sec is None else time.monotonic() + command.timeout_sec
+            until = math.inf if command.timeout_sec is None else time.monotonic() + command.timeout_sec
             reported = 0
             while (status := program.wait(_SLICE)) is None:
-                if until is not None and time.monotonic() > until:
+                if time.monotonic() > until:
                     program.close()
-                    raise CommandFailed(
-                        f"{wanted.command} ran for more than {command.timeout_sec:g} s{output.last_words()}"
-                    )
+                    too_long = f"{wanted.command} ran for more than {command.timeout_sec:g} s"
+                    raise CommandFailed(f"{too_long}{output.last_words()}")
                 yield Progress(output.lines) if output.lines > reported else None
                 reported = output.lines
     finally:
@@ -113,8 +113,8 @@ class Program:
             start_new_session=True,
         )
         assert self._process.stdout is not None  # noqa: S101  it is a pipe
-        self._pipe = self._process.stdout.fileno()
-        os.set_blocking(self._pipe, False)
+        self._pipe = self._process.stdout
+        os.set_blocking(self._pipe.fileno(), False)
         self._is_at_end = False
 
     def wait(self, within: float) -> int | None:
@@ -123,9 +123,8 @@ class Program:
         Returns its exit code, or the negative number of its signal; None: it goes on.
         """
         self._read(within)
-        if not self._has_ended():
-            return None
-        self._bury()
+        if self._has_ended():
+            self._bury()
         return self._process.returncode
 
     def close(self) -> None:
@@ -148,7 +147,7 @@ class Program:
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         if poll.poll(within * 1000):
-            piece = os.read(self._pipe, _PIECE)
+            piece = os.read(self._pipe.fileno(), _PIECE)
             self._is_at_end = not piece
             self._output.take(piece)
 
@@ -164,8 +163,7 @@ class Program:
             if not self._is_at_end:
                 self._read(0)
         self._output.end()
-        assert self._process.stdout is not None  # noqa: S101  it is a pipe
-        self._process.stdout.close()
+        self._pipe.close()
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -200,9 +198,9 @@ class Output:
         *whole, self._begun = _LINE_END.split(self._begun + piece)
         for line in whole:
             self._add(line)
-        while len(self._begun) > LONGEST_LINE:
-            self._line(self._begun[:LONGEST_LINE])
-            self._begun = self._begun[LONGEST_LINE:]
+        if (most := (len(self._begun) - 1) // LONGEST_LINE * LONGEST_LINE) > 0:
+            self._add(self._begun[:most])
+            self._begun = self._begun[most:]
 
     def end(self) -> None:
         """The output is over: its last line may have no end."""
@@ -215,14 +213,12 @@ class Output:
 
     def _add(self, line: bytes) -> None:
         for begin in range(0, len(line), LONGEST_LINE):
-            self._line(line[begin : begin + LONGEST_LINE])
-
-    def _line(self, line: bytes) -> None:
-        text = _CONTROLS.sub("", line.decode("utf-8", "replace"))
-        self.lines += 1
-        self.tail.append(text)
-        if self._left > 0:
-            self._logger.info("%s", text)
-            self._left -= len(line) + 1
-            if self._left <= 0:
-                self._logger.warning("the program has written much: the rest of its output is not logged")
+            part = line[begin : begin + LONGEST_LINE]
+            text = _CONTROLS.sub("", part.decode("utf-8", "replace"))
+            self.lines += 1
+            self.tail.append(text)
+            if self._left > 0:
+                self._logger.info("%s", text)
+                self._left -= len(part) + 1
+                if self._left <= 0:
+                    self._logger.warning("the program has written much: the rest of its output is not logged")

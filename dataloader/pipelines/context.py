@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from logging import Logger
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import UUID
 
 import psycopg
 
+from dataloader import log
 from dataloader.queue.job import End, Outcome, wait_sec
+
+if TYPE_CHECKING:
+    from dataloader.pipelines.session import Session
+    from dataloader.pipelines.state import State
 
 SKIP_SEC = 1.0  # until a skipped key is due again
 
@@ -83,6 +88,9 @@ class Execution(Protocol):
     def must_stop(self) -> bool: ...
     def report(self, document: dict[str, Any]) -> None: ...
     def transaction(self, dsn: str | None) -> AbstractContextManager[psycopg.Connection[Any]]: ...
+    def secret(self, name: str) -> str | None: ...
+    @property
+    def http(self) -> Session: ...
     def queue_session(self) -> AbstractContextManager[psycopg.Connection[Any]]: ...
     def decide(self, key: str, outcome: Outcome) -> None: ...
     def note(self, text: str) -> None: ...
@@ -222,3 +230,70 @@ class Context:
         search_path is PG_SCHEMA.
         """
         return self._run.transaction(dsn)
+
+    def load(
+        self,
+        table: str,
+        rows: Any,
+        *,
+        key: Sequence[str] = (),
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        finish: Callable[[psycopg.Connection[Any]], None] | None = None,
+        **how: Any,
+    ) -> dict[str, Any]:
+        """Load rows into a table of the target in one transaction, with safe points; return what was counted.
+
+        `rows` are dicts, or tuples in the order of `columns`, from any iterable; or a frame or a reader of pandas,
+        polars or pyarrow. `columns` may be a dict with the types of a new table. `how` are the arguments of every load
+        (docs/loaders.md), such as mode="replace". `finish` is called in the transaction before its commit: what it
+        saves by `save` or `State.set` is committed with the rows, and mode="append" needs it. Raises PermanentError for
+        what does not fit, and changes nothing then.
+        """
+        from dataloader.pipelines import rows as source
+
+        return source.load(self, table, rows, key, columns, finish, how)
+
+    def create(self, ddl: str) -> None:
+        """Execute DDL such as `CREATE TABLE IF NOT EXISTS` in the target, in a transaction of its own.
+
+        It waits for any other run that creates at the same time, for PostgreSQL lets one of two such statements fail.
+        Raises PermanentError for what PostgreSQL refuses.
+        """
+        from dataloader.pipelines import csv_table, state
+
+        with csv_table.permanent("context.create", ""), self.transaction() as conn:
+            state.create(conn, ddl)
+
+    def state(self, name: str) -> State:
+        """The state of this name in the target as it is now; `set` writes it with the data of a transaction."""
+        from dataloader.pipelines import state
+
+        state.checked(name)
+        with self.transaction() as conn:
+            if not (found := state.states(conn, name)):
+                state.create(conn, state.TABLE)
+        return state.State(name, self.job_id, found[0]["value"] if found else None)
+
+    @property
+    def http(self) -> Session:
+        """The run's session for APIs, an httpx.Client; session.py says what its calls raise. It needs the extra `http`.
+
+        A status that passes becomes the job's retry, at the time that Retry-After names. `pages` reads a list.
+        """
+        return self._run.http
+
+    def secret(self, name: str) -> str:
+        """The value of a secret, masked from now on in logs, errors and pages.
+
+        It is in the environment or `.env` of the workers as DL_SECRET_<NAME>, or in the file DL_SECRETS_DIR/<name>.
+        Raises PermanentError where it is missing.
+        """
+        try:
+            value = self._run.secret(name)
+        except ValueError as e:
+            raise PermanentError(str(e)) from None
+        if value:
+            log.learn_secret(value)
+            return value
+        places = f"set DL_SECRET_{name.upper()} for the workers, or write the file {name} in the folder DL_SECRETS_DIR"
+        raise PermanentError(f"the secret {name} is missing: {places}")

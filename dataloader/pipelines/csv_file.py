@@ -2,7 +2,7 @@
 
 PostgreSQL's own rules for CSV and for its types apply to the records, except that a quote within a field is literal. A
 file of up to PART_BYTES is read twice, first to count the records. A larger one is read once, in parts. Reading takes
-bounded memory: one record, or one block of the decoder.
+bounded memory: one record, or one chunk. Records that COPY reads as we do pass in blocks, by one match of a pattern.
 """
 
 from __future__ import annotations
@@ -12,21 +12,48 @@ import csv
 import io
 import os
 import re
-from collections.abc import Generator, Iterator
-from functools import partial
-from typing import Annotated, Any
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate, islice, pairwise
+from typing import Annotated, Any, BinaryIO
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
-from dataloader.pipelines import Context, PermanentError, Progress, csv_table, register, validated
-from dataloader.pipelines.csv_table import LONGEST_RECORD, FileArguments, FileSource, Place, Target, identifier, unique
+from dataloader.pipelines import Arguments, Context, PermanentError, Progress, csv_table, register, validated
+from dataloader.pipelines.csv_table import (
+    LONGEST_RECORD,
+    Block,
+    FileArguments,
+    FileSource,
+    Item,
+    Place,
+    Rejected,
+    Target,
+    identifier,
+    unique,
+)
 
-_UNDECODABLE = "\udcff"  # stands for an invalid byte; no encoding yields this character
+_LINE_ENDS = re.compile("\r\n?|\n")
+_CHUNK = 2**16  # characters that are read at once, and one line
+WHITESPACE = "whitespace"  # the delimiter of columns that are set apart by blanks
+_DELIMITERS = "\t|;,"  # those that are recognized; the earlier ones are rarer in texts
+_NO_QUOTE = "\udbff"  # no encoding yields this character
+_SEP_LINE = re.compile('"?sep=(.)"?\\s*', re.IGNORECASE)  # for Excel
+_RECOGNIZED_BY = 20  # lines
+_RECOGNIZED_CHARACTERS = 2**14  # of each of them
+_CONTROLS = re.compile("[\x80-\x9f]")  # no text has them
+_CONTROL = "the control character U+{:04X}{{}}; encoding may be cp1252"
+_ZERO_BYTE = "a zero byte (0x00{}), which PostgreSQL cannot hold; max_errors rejects such rows"
+# The encodings that a message may guess, the more frequent ones first.
+_GUESSES = ("cp1252", "cp1251", "cp1250", "koi8-r", "cp866", "cp1253", "shift_jis", "gb18030", "big5", "euc-kr")
 
 
 def _mark_undecodable(error: UnicodeError) -> tuple[str, int]:
+    """Each invalid byte becomes a lone surrogate that holds it, as by "surrogateescape", but for any encoding."""
     if isinstance(error, UnicodeDecodeError):
-        return _UNDECODABLE, error.end
+        return "".join(chr(0xDC00 | byte) for byte in error.object[error.start : error.end]), error.end
     raise error
 
 
@@ -42,44 +69,66 @@ def _encoding(name: str) -> str:
     return name
 
 
-def _delimiter(character: str) -> str:
+def _mark(character: str) -> str:
     if len(character) != 1 or not character.isascii() or character.isalnum() or character in '"\r\n\0':
         raise ValueError("should be one ASCII punctuation mark, tab or space, and not the quote")
     return character
 
 
+def _delimiter(text: str) -> str:
+    if text != WHITESPACE and (len(text) != 1 or text.isalnum() or text in '"\r\n\0'):
+        raise ValueError(f'should be one punctuation mark, tab or space, or "{WHITESPACE}"')
+    return text
+
+
+class Layout(Arguments):
+    """The arguments that say how the records of a text file are written; docs/loaders.md explains each."""
+
+    delimiter: Annotated[str, AfterValidator(_delimiter)] | None = None
+    encoding: Annotated[str, AfterValidator(_encoding)] | None = None
+    header: bool | Annotated[list[str], Field(min_length=1)] = True
+    skip_rows: int = Field(default=0, ge=0)
+    skip_footer: int = Field(default=0, ge=0)
+    quote: Annotated[str, Field(max_length=1, pattern=r"^[^\w\r\n]?$")] = '"'
+    escape: Annotated[str, AfterValidator(_mark)] | None = None
+    comment: Annotated[str, Field(min_length=1)] | None = None
+    widths: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
+
+
 class Wanted(Target, FileArguments):
     """The `args` of `load.csv`; docs/loaders.md explains each."""
 
-    delimiter: Annotated[str, AfterValidator(_delimiter)] = ","
+    delimiter: Annotated[str, AfterValidator(_mark)] = ","
     encoding: Annotated[str, AfterValidator(_encoding)] = "utf-8"
 
 
 @register("load.csv", spares_attempts=True)
-def load_csv(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, Progress | None]:
+def load_csv(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, Progress]:
     """Make the rows of `table` with the file's keys equal to the file's, in one transaction.
 
     A second run changes nothing. The last of several records with the same key counts. A wrong argument, a bad
     record or a table that does not fit raises PermanentError and leaves the table unchanged. A run after another one
-    that ended in the middle of a large file goes on there, unless the file has changed. The result is None, or the
-    progress with the number of the quotes that were read literally.
+    that ended in the middle of a large file goes on there, unless the file has changed. The result is
+    what `csv_table.load` has counted, with the number of the quotes that were read literally.
     """
     wanted = validated(Wanted, args)
     descriptor = csv_table.opened(context.data_dir, wanted.path)
-    with open(descriptor, encoding=wanted.encoding, errors=_mark_undecodable.__name__, newline="") as stream:
-        source = CsvFile(wanted, stream)
+    layout = Layout(delimiter=wanted.delimiter, encoding=wanted.encoding)
+    with opened_text(open(descriptor, "rb"), wanted.encoding) as stream:
+        source = CsvFile(wanted.path, descriptor, stream, layout)
+        source.require_names()
         is_large = source.size > csv_table.PART_BYTES
         if not is_large:
-            source.total = sum(1 for _ in source.records(source.begin))
-        end = yield from csv_table.load(context, wanted, source, in_parts=is_large)
-    if not end.literal_quotes:
-        return None
-    context.logger.warning("%s: %s quotes within fields were read literally", wanted.path, end.literal_quotes)
-    return Progress(end.records, end.records, literal_quotes=end.literal_quotes)
+            source.count()
+        counts = yield from csv_table.load(context, wanted, source, in_parts=is_large)
+    if literal := counts.get("literal_quotes"):
+        context.logger.warning("%s: %s quotes within fields were read literally", wanted.path, literal)
+    return counts
 
 
-def _separated(field: str, mark: str) -> re.Pattern[str]:
-    return re.compile(f"{field}(?:{mark}{field})*+[\r\n]*+")
+def opened_text(stream: BinaryIO, encoding: str) -> io.TextIOWrapper:
+    """The stream's text, with its line ends; what is no text of this encoding is marked."""
+    return io.TextIOWrapper(stream, encoding=encoding, errors=_mark_undecodable.__name__, newline="")
 
 
 class CsvFile(FileSource):
@@ -87,98 +136,306 @@ class CsvFile(FileSource):
 
     A quote at the start of a field encloses it. Any other quote is literal, as for Python's csv module. For COPY each
     quote would be special, and lines with one quote each would become one row. So COPY gets a field with a literal
-    quote enclosed in quotes.
+    quote enclosed in quotes. A record of another layout is cut into its fields, and written anew for COPY.
     """
 
     names_columns = "header"
     hint = "; is the delimiter right?"
+    is_typed = False
 
-    def __init__(self, wanted: Wanted, stream: io.TextIOWrapper) -> None:
-        """Read the header; raises PermanentError for a wrong one."""
-        super().__init__(wanted.path, stream.fileno())
-        self.delimiter, self.total = wanted.delimiter, 0
-        self._encoding, self._stream = wanted.encoding, stream
+    def __init__(
+        self, path: str, descriptor: int, stream: io.TextIOWrapper, layout: Layout, is_checked: bool = False
+    ) -> None:
+        """Read the header; `is_checked` refuses text that cannot be meant, and yields refused records as Rejected."""
+        super().__init__(path, descriptor)
+        self._descriptor, self._stream, self._encoding = descriptor, stream, layout.encoding or "utf-8"
+        self._layout, self._is_checked = layout, is_checked
+        self._is_latin = is_checked and codecs.lookup(self._encoding).name.startswith("iso8859")
         self._line = self._literal_quotes = 0  # of the records that were read
-        mark = re.escape(wanted.delimiter)
-        plain, enclosed = f'[^"{mark}\r\n]*+', '"[^"]*+(?:""[^"]*+)*+"'
+        self._header: str | None = None
+        self._last: int | None = None  # the number of the last record above the footer
+        self._names: list[str] = []
+        self._chunk, self._lines = "", io.StringIO()
+        self._one = self._many = re.compile("(?!)")  # match one record, and many of them, that may pass in a block
+        self._skip_to_header()
+        mark = "," if layout.widths else layout.delimiter or self._recognized()
+        is_cut = bool(layout.widths or mark == WHITESPACE)
+        self._delimiter, self._quote = mark, _NO_QUOTE if is_cut else layout.quote or _NO_QUOTE
+        is_foreign = is_cut or layout.quote != '"' or layout.escape or not mark.isascii()
+        self.delimiter = "," if is_cut or not mark.isascii() else mark
+        self._recut = self._rewritten if is_foreign else None
+        self._compile(re.escape(mark[0]), re.escape(self._quote), re.escape(layout.escape or ""))
+        self._read_header()
+
+    def _compile(self, mark: str, quote: str, escape: str) -> None:
+        plain, enclosed = f"[^{quote}{mark}\r\n]*+", f"{quote}[^{quote}]*+(?:{quote}{quote}[^{quote}]*+)*+{quote}"
+        text = f"[^{mark}]*+"
+        if escape:
+            plain = f"(?:[^{quote}{mark}{escape}\r\n]|{escape}[^\r\n])*+"
+            enclosed = f"{quote}(?:[^{quote}{escape}]|{quote}{quote}|{escape}.)*+{quote}"
+            text = f"(?:[^{mark}{escape}]|{escape}(?:.|\\Z))*+"
         # A record without literal quotes, and text that does not end within a quoted field.
-        self._is_plain = _separated(f"(?:{enclosed}|{plain})", mark).fullmatch
-        self._is_whole = _separated(f'(?:{enclosed}[^{mark}]*+|(?!")[^{mark}]*+)', mark).fullmatch
+        fields = f"(?:{enclosed}|{plain})", f"(?:{enclosed}{text}|(?!{quote}){text})"
+        records = (re.compile(f"{field}(?:{mark}{field})*+[\r\n]*+", re.DOTALL) for field in fields)
+        self._is_plain, self._is_whole = (record.fullmatch for record in records)
         # A field that begins with a quote, and one that has a quote within.
-        self._field = re.compile(f'(?:\\A|(?<={mark}))(?:({enclosed})([^{mark}]*+)|[^"{mark}]++"[^{mark}]*+)')
-        self.columns = dict.fromkeys(self._header(), "text")
+        self._field = re.compile(
+            f"(?:\\A|(?<={mark}))(?:({enclosed})({text})|[^{quote}{mark}]++{quote}{text})", re.DOTALL
+        )
+        self._cut = re.compile(f"(?:\\A|{mark})({enclosed}|{text})", re.DOTALL).finditer
+        escaped = f"|{escape}(?=[{quote}{mark}{escape}])" if escape else ""
+        self._unescaped = re.compile(f"(?:{quote}(?={quote}){escaped})(.)", re.DOTALL).sub
+
+    @property
+    def names(self) -> list[str]:
+        return self._names
+
+    @property
+    def dialect(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"delimiter": self._delimiter, "encoding": self._encoding}
 
     @property
     def bytes_read(self) -> int:
         """Where reading has come in the file, some thousand bytes ahead of the records."""
-        return os.lseek(self._stream.fileno(), 0, os.SEEK_CUR)
+        return os.lseek(self._descriptor, 0, os.SEEK_CUR)
 
     @property
     def expected(self) -> int:
         """How many records there are; without a count, if the others are as long as those that were read."""
         return self.total or max(self._count, self._count * self.size // max(1, self.bytes_read))
 
-    def records(self, begin: Place) -> Iterator[tuple[int, str]]:
-        """See Source; raises PermanentError at invalid text and at a broken record."""
-        mark, self._line, self._count, self._literal_quotes = begin
+    def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
+        """Raises PermanentError at invalid text and at a broken record."""
+        if self._layout.skip_footer and self._last is None:
+            self._last = max(0, sum(1 for _ in self._from(self.begin)) - self._layout.skip_footer)
+        left = None if self._last is None else max(0, self._last - begin.records)
+        return islice(self._from(begin), left)
+
+    def _from(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
+        mark, self._line, self._count, self._literal_quotes, skipped = begin
         self._stream.seek(mark)
+        self._stream.read(skipped)
+        self._advance()
         return self._records()
 
+    def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
+        records = self.records(begin)
+        return records if self._recut or self._layout.skip_footer else self._in_blocks(records, size)
+
+    def _in_blocks(self, records: Iterator[tuple[int, Item]], size: int) -> Iterator[tuple[int, Item]]:
+        left = size
+        while (item := self._block(left) or next(records, None)) is not None:
+            left -= item[1].records if isinstance(item[1], Block) else 1
+            left = left if left > 0 else size
+            yield item
+
+    def pass_in_blocks(self, fields: Sequence[str]) -> None:
+        """Take a pattern for each column: `items` gives the records that match in blocks, and the others one by one."""
+        # Lines that COPY or this reader take for something else than a record.
+        other = "|".join(["[\r\n]", r"(?:\\\.|\x1a)[\r\n]", *filter(None, [re.escape(self._layout.comment or "")])])
+        record = f"(?!{other}){re.escape(self._delimiter).join(fields)}\r?\n"
+        self._one, self._many = re.compile(record), re.compile(f"(?:{record})*+")
+
+    def _block(self, most: int) -> tuple[int, Block] | None:
+        """The records from here on that COPY reads as we do, at most so many; None where the next one is none."""
+        begin = self._lines.tell()
+        if begin == len(self._chunk):
+            self._advance()
+            begin = 0
+        if not self._is_clean or (end := self._many.match(self._chunk, begin).end()) == begin:  # type: ignore[union-attr]
+            return None
+        text = self._chunk[begin:end]
+        count = "".join(text.split('"')[::2]).count("\n")  # the line ends that are not in quotes
+        if count > most:
+            last = deque(islice(self._one.finditer(self._chunk, begin), most), 1).pop().end()
+            count, text = most, self._chunk[begin:last]
+        self._lines.seek(begin + len(text))
+        first = self._line + 1
+        self._count += count
+        self._line += len(_LINE_ENDS.findall(text)) if "\r" in text else text.count("\n")
+        return first, Block(_ends_by_lf(text), count)
+
+    def _advance(self) -> None:
+        """Read the next chunk; it ends where a line does."""
+        self._mark = self._stream.tell()
+        text = self._chunk = self._stream.read(_CHUNK) + self._stream.readline(LONGEST_RECORD)
+        self._lines = io.StringIO(text, newline="")
+        # In a chunk with one of these each record is examined.
+        self._is_clean = not (
+            "\0" in text
+            or "\ufeff" in text
+            or (self._header and self._header in text)
+            or (self._is_latin and _CONTROLS.search(text))
+            or len(text) >= LONGEST_RECORD
+            or not _is_unicode(text)
+        )
+
+    def _readline(self, limit: int = LONGEST_RECORD) -> str:
+        if not (line := self._lines.readline(limit)):
+            self._advance()
+            line = self._lines.readline(limit)
+        return line
+
     def place(self) -> Place:
-        """Where the next record begins, blank lines included; its mark is that of the text stream (its `tell`)."""
-        return Place(self._stream.tell(), self._line, self._count, self._literal_quotes)
+        """Where the next record begins, blank lines included: so many characters behind a mark of the text stream."""
+        return self._place(self._count)
 
     def located(self, begin: Place, reported: int) -> tuple[int, int]:
-        """See Source. PostgreSQL counts LF in quotes, but not CR."""
+        """PostgreSQL counts LF in quotes, but not CR."""
         at, line = 1, 0
         for line, text in self.records(begin):
+            if isinstance(text, Rejected):
+                continue
             at += 1 + text.count("\n")
             if at >= reported:
-                return line, len(re.findall("\r\n?|\n", text))
+                return line, len(_LINE_ENDS.findall(text))
         return line, 0
 
     def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
-        """See Source."""
         to = f" to {line + extra_lines}" if extra_lines else ""
         return PermanentError(f"{self.origin}, line {line}{to}: {reason}")
 
-    def _header(self) -> list[str]:
+    def require_names(self) -> None:
+        """Take the names of the header for the columns; raises PermanentError where they cannot be."""
+        try:
+            if not self.names or not all(self.names):
+                raise ValueError("should be a header that names every column")
+            self.columns = dict.fromkeys(unique([identifier(name) for name in self.names]), "text")
+            self.pass_in_blocks([text_pattern(self._delimiter)] * len(self.names))
+        except ValueError as e:
+            raise self.error(self.header_line, f"header: {e}") from None
+
+    def _skip_to_header(self) -> None:
         self._stream.seek(0)
         try:
             if self._stream.read(1) != "\ufeff":
                 self._stream.seek(0)
         except UnicodeError:  # UTF-16 and UTF-32 without their byte order mark
             raise self.error(1, f"should begin with the byte order mark of {self._encoding}") from None
-        line, text = next(self._records(), (1, ""))
-        self._count = 0
-        self.begin = self.place()
-        try:
-            names = next(csv.reader([text], delimiter=self.delimiter, strict=True), [])
-            if not names or not all(names):
-                raise ValueError("should be a header that names every column")
-            return unique([identifier(name) for name in names])
-        except (csv.Error, ValueError) as e:
-            raise self.error(line, f"header: {e}") from None
+        self._advance()
+        self._sep = _SEP_LINE.fullmatch(self._lines.readline(_RECOGNIZED_BY))
+        self._line = max(self._layout.skip_rows, int(self._sep is not None))
+        self._lines.seek(0)
+        for _ in range(self._line):
+            while (text := self._readline()) and text[-1] not in "\r\n":
+                pass
+        self.begin = self._place(0)
 
-    def _records(self) -> Iterator[tuple[int, str]]:
+    def _recognized(self) -> str:
+        """The delimiter: the one that the header has, and that most lines have as often."""
+        if self._sep:
+            return self._sep[1]
+        lines = [re.sub('"[^"]*"', "", self._readline(_RECOGNIZED_CHARACTERS)) for _ in range(_RECOGNIZED_BY)]
+        is_comment = self._layout.comment or _NO_QUOTE
+        lines = [line for line in lines if line.strip() and not line.startswith(is_comment)]
+        counts = {mark: [line.count(mark) for line in lines] for mark in _DELIMITERS}
+        return max(counts, key=lambda mark: _likelihood(counts[mark]))
+
+    def _read_header(self) -> None:
+        self.header_line, text = next(self._from(self.begin), (1, ""))
+        if isinstance(text, Rejected):
+            raise self.error(self.header_line, "header: " * (self._layout.header is True) + text.reason)
+        try:
+            first = next(csv.reader([text], delimiter=self.delimiter, strict=True), [])
+        except csv.Error as e:
+            raise self.error(self.header_line, f"header: {e}") from None
+        if self._layout.header is True:
+            self._names, self._count = first, 0
+            self._header = text if len(first) > 1 else None
+            self.begin = self._place(0)
+        else:
+            self._names = self._layout.header or [f"column_{number}" for number in range(1, len(first) + 1)]
+
+    def _place(self, records: int) -> Place:
+        return Place(self._mark, self._line, records, self._literal_quotes, self._lines.tell())
+
+    def _records(self) -> Iterator[tuple[int, str | Rejected]]:
         # This loop runs once per line of the file, so the cheap tests come first and calls are few.
-        readline = partial(self._stream.readline, LONGEST_RECORD)
-        line = self._line
-        for text in iter(readline, ""):
-            line = first = line + 1
-            if '"' in text and not self._is_plain(text):
+        quote, comment, is_checked = self._quote, self._layout.comment, self._is_checked
+        for text in iter(self._readline, ""):
+            self._line = first = self._line + 1
+            if comment and text.startswith(comment):
+                continue
+            if quote in text and not self._is_plain(text):
                 text, lines = self._irregular(text, first)
-                line += lines
+                self._line += lines
             if len(text) >= LONGEST_RECORD:
                 raise self.error(first, f"longer than {LONGEST_RECORD} characters")
             text = text.rstrip("\r\n")
             if not text:
                 continue
-            if not text.isascii():
-                self._check(text, first)
-            self._line = line
+            record: str | Rejected = text
+            if not text.isascii() or (is_checked and "\0" in text):
+                record = self._readable(text, first)
+                text = record if isinstance(record, str) else text
+            # Programs that put files together repeat the header; those of DOS end a file with Ctrl-Z.
+            if is_checked and (text == self._header or text == "\x1a"):
+                continue
+            if self._recut and record is text and not (record := self._recut(text)):
+                continue
             self._count += 1
-            yield first, text
+            yield first, record
+
+    def _readable(self, text: str, first: int) -> str | Rejected:
+        """The text, or the reason why it cannot be meant."""
+        fault, at = "", -1
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            fault, at = f"a byte that is not {self._encoding} text (0x{ord(text[e.start]) & 0xFF:02X}{{}})", e.start
+            if guess := self._guessed(text):
+                fault += f"; it reads as {guess}, so encoding may be {guess.split()[0]}"
+        else:
+            if self._is_checked and "\0" in text:
+                fault, at = _ZERO_BYTE, text.find("\0")
+            elif self._is_latin and (control := _CONTROLS.search(text)):
+                fault, at = _CONTROL.format(ord(control[0])), control.start()
+        if not fault:
+            return text.removeprefix("\ufeff") if self._is_checked else text
+        reason = fault.format(self._within(text, at))
+        if self._is_checked:
+            return Rejected(reason, re.sub("[\0\ud800-\udfff]", "\ufffd", text))
+        raise self.error(first + len(_LINE_ENDS.findall(text[:at])), reason)
+
+    def _guessed(self, text: str) -> str | None:
+        """The encoding as which this record and the lines behind it read well."""
+        at = self._lines.tell()
+        texts = [text, *(self._lines.readline(_RECOGNIZED_CHARACTERS) for _ in range(_RECOGNIZED_BY))]
+        self._lines.seek(at)
+        try:
+            return guessed_encoding("\n".join(texts).encode(self._encoding, "surrogateescape"))
+        except UnicodeError:
+            return None
+
+    def _within(self, text: str, at: int) -> str:
+        """The column of the character, for a message."""
+        if self._layout.widths:
+            number = bisect_right(list(accumulate(self._layout.widths)), at)
+        elif self._delimiter == WHITESPACE:
+            number = len(text[: at + 1].split()) - 1
+        else:
+            number = sum(field.end() <= at for field in self._cut(text))
+        return f", column {self.names[number]}" if number < len(self.names) else ""
+
+    def _rewritten(self, text: str) -> str | Rejected:
+        """The record as CSV with COPY's quotes, or nothing where it is blank."""
+        if widths := self._layout.widths:
+            ends = list(accumulate(widths))
+            if text[ends[-1] :].strip():
+                return Rejected(f"longer than the {ends[-1]} characters of widths", text)
+            values = [text[end - width : end].strip() for end, width in zip(ends, widths, strict=True)]
+            return self.delimiter.join(field(value, self.delimiter) for value in values) if any(values) else ""
+        if self._delimiter == WHITESPACE:
+            words = re.findall(r'"([^"]*)"(?!\S)|(\S+)', text)
+            return ",".join(field(bare or quoted, ",", not bare) for quoted, bare in words)
+        return self.delimiter.join(map(self._field_anew, self._cut(text)))
+
+    def _field_anew(self, match: re.Match[str]) -> str:
+        text, escape = match[1], self._layout.escape
+        is_quoted = text.startswith(self._quote)
+        if is_quoted or escape:
+            text = self._unescaped(r"\1", text[1:-1] if is_quoted else text)
+        return field(text, self.delimiter, is_quoted)
 
     def _irregular(self, text: str, first: int) -> tuple[str, int]:
         """The record that begins with this line, for COPY, and the number of its further lines.
@@ -188,10 +445,13 @@ class CsvFile(FileSource):
         record, rest = io.StringIO(), text
         length, lines = record.write(text), 0
         while not self._is_whole(rest):
-            more = self._stream.readline(LONGEST_RECORD) if length < LONGEST_RECORD else ""
+            more = self._readline() if length < LONGEST_RECORD else ""
             if not more:
-                raise self.error(first, "unterminated quote")
-            rest = f'"{more}'  # the line begins within quotes
+                text = record.getvalue()
+                at = next((cell.start(1) for cell in self._cut(text) if self._is_open(cell[1])), len(text))
+                cut = "the file may be cut: fetch it again, whole; or the argument quote should name another one"
+                raise self.error(first, f"unterminated quote{self._within(text, at)}; {cut}")
+            rest = f"{self._quote}{more}"  # the line begins within quotes
             length += record.write(more)
             lines += 1
         text = record.getvalue()
@@ -202,6 +462,10 @@ class CsvFile(FileSource):
         except ValueError as e:
             raise self.error(first, str(e), lines) from None
 
+    def _is_open(self, text: str) -> bool:
+        quotes = text.count(self._quote)
+        return text.startswith(self._quote) and (quotes % 2 == 1 or bool(self._layout.escape))
+
     def _enclosed(self, field: re.Match[str]) -> str:
         """The field for COPY; raises ValueError where its quote may belong to another line."""
         enclosed, behind = field.groups()
@@ -211,15 +475,72 @@ class CsvFile(FileSource):
             raise ValueError("a field of several lines has text behind the closing quote")
         else:
             text, literal = enclosed[1:-1], behind
-        if not (count := literal.count('"')):
+        quote = self._quote
+        if not (count := literal.count(quote)):
             return field[0]
         self._literal_quotes += count
-        literal = literal.replace('"', '""')
-        return f'"{text}{literal}"'
+        literal = literal.replace(quote, quote * 2)
+        return f"{quote}{text}{literal}{quote}"
 
-    def _check(self, text: str, first: int) -> None:
-        try:
-            text.encode()
-        except UnicodeEncodeError as e:
-            line = first + len(re.findall("\r\n?|\n", text[: e.start]))
-            raise self.error(line, f"a byte that is not {self._encoding} text") from None
+
+def text_pattern(delimiter: str) -> str:
+    """PURE: a pattern of any field without a literal quote."""
+    return f'(?>[^"{re.escape(delimiter)}\r\n]++|"[^"]*+(?:""[^"]*+)*+"|)'
+
+
+def _ends_by_lf(records: str) -> str:
+    """PURE: the records with the line end that COPY expects; those within quotes stay."""
+    if "\r" not in records:
+        return records
+    parts = records.split('"')
+    parts[::2] = [part.replace("\r\n", "\n") for part in parts[::2]]
+    return '"'.join(parts)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def field(value: str | None, delimiter: str, is_quoted: bool = False) -> str:
+    """PURE: the value as a field of CSV for COPY; an empty text that is not quoted means nothing, as None does."""
+    if value and (is_quoted or any(mark in value for mark in (delimiter, '"', "\n", "\r"))):
+        return '"' + value.replace('"', '""') + '"'
+    return value or ('""' if is_quoted and value is not None else "")
+
+
+def _likelihood(counts: list[int]) -> tuple[bool, float, int]:
+    """PURE: how likely a character is the delimiter, by how often it is in the header and in each line."""
+    header = counts[0] if counts else 0
+    return header > 0, counts.count(header) / max(1, len(counts)), header
+
+
+def guessed_encoding(raw: bytes) -> str | None:
+    """PURE: the encodings as which these bytes read best, or None: a guess for a message, by what words have."""
+    scores: dict[str, float] = {}
+    for name in _GUESSES:
+        with suppress(UnicodeError):
+            scores[name] = _readability(raw.decode(name))
+    best = max(scores.values(), default=0)
+    return " or ".join(name for name, score in scores.items() if score == best) if best > 0 else None
+
+
+def _readability(text: str) -> float:
+    """PURE: how many of the characters beyond ASCII are those of words; mixed scripts and symbols count against."""
+    score = 0.0
+    for word in re.findall(r"\w+", text):
+        foreign = [letter for letter in word if not letter.isascii()]
+        is_latin = all(letter < "\u0250" for letter in foreign)
+        # Most letters of a Latin word have no accent; a word of another script has no Latin letter.
+        is_odd = len(foreign) > max(3, len(word) * 0.6) if is_latin else len(foreign) < len(word)
+        # A letter of two bytes counts as two; kana and words of hangul, which few encodings have, a little more.
+        score += sum(1 if letter.islower() else 0.6 if letter < "\u2e80" else 1.2 for letter in foreign)
+        is_hangul = all("\uac00" <= letter <= "\ud7a3" for letter in word)
+        score += 0.1 * (len(word) if is_hangul else len(re.findall("[\u3040-\u30ff]", word)))
+        score -= 1.2 * len(re.findall("[\uff61-\uff9f]", word))
+        score -= 2 * len(foreign) * is_odd + 3 * sum(not letter.isalpha() for letter in foreign)
+        score -= 2 * sum(a.islower() and b.isupper() and not (a + b).isascii() for a, b in pairwise(word))
+    symbols = re.findall(r"[^\w\s“”‘’„–—…«»€°№§\x00-\x7f]", text)
+    return score - 2 * len(symbols)

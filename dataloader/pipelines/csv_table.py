@@ -8,30 +8,51 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
+import select
 import stat
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, LiteralString, NamedTuple
+from typing import Annotated, Any, Literal, LiteralString, NamedTuple
 from uuid import UUID
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGresult
 from psycopg.rows import tuple_row
 from pydantic import AfterValidator, Field
 
-from dataloader.pipelines import Arguments, Context, FilePath, PermanentError, Progress
+from dataloader.pipelines import Arguments, Context, FilePath, PermanentError, Progress, rest
 
-PART_BYTES = 8 * 2**20  # a run that is killed reads as much once more, at most, and one batch
+PART_BYTES = 8 * 2**20  # of a small file, which comes at once
+_COMMITTED_BYTES = 4  # PART_BYTES: a run that is killed reads as much once more, at most, and one batch
+_DIRECT_BYTES = 64  # PART_BYTES: a larger file is no single transaction, for a run that is killed begins it anew
+Finish = Callable[[psycopg.Connection[Any]], None]
 LONGEST_RECORD = 16 * 2**20  # characters: an unmatched quote must not read the rest of a large file into memory
 _HEAD = 2**16  # bytes by which a file is recognized
 _STAGING = "dl_load_csv"
-_MERGED_AT_ONCE = 100_000  # records in one statement, between two safe points
+_REJECTS = "_rejects"  # the name of the table of rejected records ends so
+_LONGEST_NAME = 63 - len(_REJECTS)
+_SLICE_MS = 1_000  # of a statement, between two safe points
+_CANCEL_SEC = 5.0  # for the server to end a statement
 _COPIED_AT_ONCE = 2**16  # characters in one message to the server
+_BATCH_SIZE = 2**23  # characters: a batch of long records has fewer rows
+_REPEATED_ROWS = 2_000  # in a batch that may have wrong rows, for each of these costs a repetition
+_RECORD, _LINE_ENDS = re.compile('(?:[^"\n]++|"[^"]*+")*+\n'), re.compile("\r\n?|\n")
+_COUNTS = ("inserted", "updated", "unchanged", "deleted", "duplicate_keys", "rejected")
+_BITS = {"smallint": 16, "integer": 32, "bigint": 64}
+_ALIASES = {
+    **{"int2": "smallint", "int": "integer", "int4": "integer", "int8": "bigint"},
+    **{"decimal": "numeric", "float4": "real", "float8": "double precision"},
+}
 _LOCK_PAUSE = 0.2  # seconds between two tries for the lock, while another load creates the table
 
 # SQLSTATE classes of what another attempt may heal: the connection, a failover, a conflict, a limit or a fault of the
@@ -42,11 +63,12 @@ _PASSING = ("08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "72", "F
 _LANGUAGES = ("pl_exec.c", "plpy_elog.c", "plperl.c", "pltcl.c")
 
 # Values are literals in these statements: beside parameters, a % in a column's name would be a placeholder.
-_KIND = "SELECT relkind FROM pg_class WHERE oid = to_regclass({table_name})"
+_KIND = "SELECT (SELECT relkind FROM pg_class WHERE oid = to_regclass({table_name}))"
 _COLUMNS = """
-SELECT attname FROM pg_attribute
+SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
 WHERE attrelid = {table_name}::regclass AND attnum > 0 AND NOT attisdropped
 """
+_STAGED_COLUMNS = _COLUMNS.replace("{table_name}", "{staging_name}")
 # The indexes that ON CONFLICT can use: unique, not deferred, of plain columns, over all rows.
 _UNIQUE_KEYS = """
 SELECT array_agg(a.attname::text)
@@ -58,34 +80,100 @@ GROUP BY i.indexrelid
 """
 # Locks of two integers are distinct from the locks of one bigint that workers hold for their jobs' keys.
 _LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('load.csv'), hashtext({table_name}))"
-_CREATE = "CREATE TABLE {table} ({typed}, PRIMARY KEY ({key}))"
 # The target's types, checks and NOT NULL make COPY refuse every record that the target would, and name its line. An
-# unlogged table needs no log, for its rows are written once more into the target. A crash of the server empties it.
-_STAGING_TABLE = "CREATE {lifetime} TABLE {staging} ({line} bigint NOT NULL, {like})"
+# unlogged table needs no log, for its rows are written once more into the target. A crash of the server empties it. The
+# staging table of a new target becomes the target, so it is logged. Rows are in the order of the source, by ctid: one
+# session after another fills the table, and no vacuum frees a place in it.
+_STAGING_TABLE = "CREATE {lifetime} TABLE {staging} ({like}) WITH (autovacuum_enabled = false)"
+_STAGED_REJECTS = "CREATE {lifetime} TABLE {staged_rejects} (file text, line bigint, row text, reason text)"
+_REJECTS_TABLE = """
+CREATE TABLE {rejects} (file text, line bigint, "row" text, reason text, job_id uuid, at timestamptz DEFAULT now())
+"""
+# The roles of the target get the same rights to the table of its rejects; the change of its owner comes last. Where the
+# load's role may not give the table away, the owner has all rights to it.
+_RIGHTS = """
+SELECT 'GRANT ' || privilege_type || ' ON ' || {rejects_name} || ' TO '
+  || CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END
+FROM pg_class, aclexplode(relacl) WHERE oid = {table_name}::regclass AND grantee <> relowner
+UNION ALL
+SELECT CASE WHEN has_schema_privilege(relowner, relnamespace, 'CREATE')
+    AND pg_has_role(relowner, CASE WHEN current_setting('server_version_num') < '16' THEN 'MEMBER' ELSE 'SET' END)
+  THEN 'ALTER TABLE ' || {rejects_name} || ' OWNER TO ' ELSE 'GRANT ALL ON ' || {rejects_name} || ' TO ' END
+  || quote_ident(pg_get_userbyid(relowner))
+FROM pg_class WHERE oid = {table_name}::regclass AND relowner <> current_user::regrole
+"""
+# A second run of a job that has committed replaces what the first one rejected.
+_KEEP_REJECTS = """
+WITH earlier AS (DELETE FROM {rejects} WHERE job_id = {job_id})
+INSERT INTO {rejects} (file, line, "row", reason, job_id)
+SELECT file, line, "row", reason, {job_id} FROM {staged_rejects} ORDER BY ctid
+"""
 # The staging tables of jobs that have ended without their last transaction: canceled, lost, failed.
 _LEFT_OVER = """
 SELECT tablename FROM pg_tables
-WHERE schemaname = current_schema() AND tablename ~ '^dl_load_csv_[0-9a-f]{{32}}$' AND NOT EXISTS (
-  SELECT FROM dl_fence WHERE job_id = right(tablename, 32)::uuid AND raised_at > now() - interval '7 days')
+WHERE schemaname = current_schema() AND tablename ~ '^dl_load_csv_[0-9a-f]{{32}}(_rejects)?$' AND NOT EXISTS (
+  SELECT FROM dl_fence WHERE job_id = substr(tablename, 13, 32)::uuid AND raised_at > now() - interval '7 days')
 """
+_IS_FUTURE = "SELECT relpersistence = 'p' FROM pg_class WHERE oid = {staging_name}::regclass"
 # From a header line COPY learns the line end before the first record; without one it counts CR in quotes.
 _COPY = """
-COPY {staging} ({line}, {columns}) FROM STDIN
+COPY {staging} ({columns}) FROM STDIN
 (FORMAT csv, HEADER, DELIMITER {delimiter}, ENCODING 'UTF8')
 """
-_DROP_EARLIER = """
-DELETE FROM {staging} AS earlier
-USING (SELECT {key}, max({line}) AS {line} FROM {staging} GROUP BY {key} HAVING count(*) > 1) AS last
-WHERE ({earlier_key}) = ({last_key}) AND earlier.{line} < last.{line}
+_IS_EMPTY = "SELECT NOT EXISTS (SELECT FROM {table})"
+# COPY passes rules, and takes values for a column that is GENERATED ALWAYS AS IDENTITY; a trigger may count statements.
+# A key that may be NULL has to be refused.
+_TAKES_COPY = """
+SELECT NOT relhasrules AND NOT relrowsecurity AND has_table_privilege(oid, 'UPDATE')
+  AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal)
+  AND NOT EXISTS (
+    SELECT FROM pg_attribute
+    WHERE attrelid = c.oid AND attnum > 0
+      AND (attidentity = 'a' OR attname = ANY (ARRAY[{key_names}]::text[]) AND NOT attnotnull))
+FROM pg_class AS c WHERE oid = {table_name}::regclass
 """
+_STAGED = "SELECT count(*), count(DISTINCT ({key})) FROM {staging}"
+_DROP_EARLIER = """
+DELETE FROM {table} AS old
+USING (SELECT {key}, max(ctid) AS last FROM {table} GROUP BY {key} HAVING count(*) > 1) AS new
+WHERE {match} AND old.ctid < new.last
+"""
+# The last row of each key; where each key is there once, the staging table itself needs no sort.
+_LAST = "(SELECT DISTINCT ON ({key}) * FROM {staging} ORDER BY {key}, ctid DESC)"
+# The join comes first: ON CONFLICT alone locks equal rows too, and a lock is written to the log. The order of the key
+# fills the table and its index in order.
 _MERGE = """
 INSERT INTO {table} AS old ({columns})
-SELECT {columns} FROM {staging} WHERE {line} > {after} AND {line} <= {last}
-ON CONFLICT ({key})
+SELECT {new_columns} FROM {last} AS new LEFT JOIN {table} AS old ON {match}
+WHERE NOT ({match}) IS TRUE OR {differs}
+ORDER BY {new_key}
+ON CONFLICT ({key}) {on_conflict}
 """
 # *<> compares the stored bytes: it takes any type (json has no =), and finds 1.0 and 1.00 different.
-_UPDATE = """
-DO UPDATE SET {assignments} WHERE ROW({old_values})::record *<> ROW({new_values})::record
+_DIFFERS = "ROW({old_values})::record *<> ROW({new_values})::record"
+_ON_CONFLICT = "DO UPDATE SET {assignments} WHERE {differs}"
+_APPEND = "INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging} ORDER BY ctid"
+_MISSING = "{scope} AND NOT EXISTS (SELECT FROM {staging} AS new WHERE {match})"
+_CLOSE = """
+UPDATE {table} AS old SET valid_to = {now}, is_current = false
+FROM {last} AS new
+WHERE old.is_current AND {match} AND {differs}
+"""
+_OPEN = """
+INSERT INTO {table} ({columns}, valid_from, is_current)
+SELECT {new_columns}, {now}, true
+FROM {last} AS new
+WHERE NOT EXISTS (SELECT FROM {table} AS old WHERE old.is_current AND {match})
+"""
+_VERSIONS = {
+    "valid_from": "timestamptz NOT NULL DEFAULT now()",
+    "valid_to": "timestamptz",
+    "is_current": "boolean NOT NULL DEFAULT true",
+}
+# The rows that this transaction inserted and updated: RETURNING cannot tell them apart in a partitioned table.
+_WRITTEN = """
+SELECT sum(pg_stat_get_xact_tuples_inserted(part))::bigint, sum(pg_stat_get_xact_tuples_updated(part))::bigint
+FROM (SELECT {table_name}::regclass UNION SELECT relid FROM pg_partition_tree({table_name}::regclass)) AS parts (part)
 """
 
 
@@ -117,6 +205,9 @@ def _table(name: str) -> str:
     return name
 
 
+_Name = Annotated[str, AfterValidator(identifier)]
+
+
 class FileArguments(Arguments):
     """The argument of a load from a file."""
 
@@ -127,11 +218,38 @@ class Target(Arguments):
     """The arguments of every load; docs/loaders.md explains each."""
 
     table: Annotated[str, AfterValidator(_table)]
-    key: Annotated[list[Annotated[str, AfterValidator(identifier)]], Field(min_length=1), AfterValidator(unique)]
-    batch_rows: int = Field(default=5_000, ge=1, le=1_000_000)
+    key: Annotated[list[_Name], Field(min_length=1), AfterValidator(unique)] = Field(default_factory=list)
+    mode: Literal["append", "merge", "replace", "scd2"] = "merge"
+    partition: dict[_Name, str | int | float | bool | None] = Field(default_factory=dict)
+    delete_missing: bool | Literal["soft"] = False
+    deleted_column: _Name = "deleted_at"
+    max_delete: float = Field(default=1.0, ge=0, le=1)
+    max_errors: int = Field(default=0, ge=0)
+    schema_change: Literal["refuse", "add", "widen"] = "refuse"
+    batch_rows: int = Field(default=20_000, ge=1, le=1_000_000)
 
 
 # --- the sources ---
+
+
+class Rejected(NamedTuple):
+    """A record that its reader refuses: `Source.records` yields one in place of the record's text."""
+
+    reason: str  # without values
+    text: str
+
+
+class Block(NamedTuple):
+    """Records as COPY reads them, each with its line end: `Source.items` yields one in place of a record's text."""
+
+    text: str
+    records: int
+
+    def singles(self, number: int) -> Iterator[tuple[int, str]]:
+        """The records alone; `number` is the line of the first, and they are known by their lines."""
+        for match in _RECORD.finditer(self.text):
+            yield number, match[0][:-1]
+            number += len(_LINE_ENDS.findall(match[0]))
 
 
 class Place(NamedTuple):
@@ -141,22 +259,40 @@ class Place(NamedTuple):
     line: int = 0
     records: int = 0
     literal_quotes: int = 0
+    skipped: int = 0  # characters between the mark and the record
+
+
+Item = str | Rejected | Block
+
+
+class _OtherTypesError(RuntimeError):
+    """The target has come, or has changed, since the rows were staged."""
 
 
 class Source:
     """CSV records in their order. They are read once, and people know them by their numbers from 1."""
 
     delimiter = ","
+    is_typed = True  # else its values are text, and `load.files` infers their types
     names_columns = "file"  # the word for what names the columns
     hint = ""  # advice for an error about a missing column
     version: list[Any]  # JSON that differs for other records: a run goes on only behind the same ones
     columns: Mapping[str, str]  # with their types in a new table
+    in_target: Collection[str] = ()  # the columns of the table, whose types are its own
+    size = 0  # bytes
+    total = 0  # records, once they are counted
+    dialect: Mapping[str, Any] = {}  # what was recognized: for people
 
     def __init__(self, origin: str) -> None:
         """`origin` is where the records come from, for people."""
         self.origin, self.begin = origin, Place()
         self._count = self._bytes = 0
         self._breaks: deque[tuple[int, int]] = deque()  # the records of several lines since the latest `place`
+
+    @property
+    def names(self) -> list[str]:
+        """The columns as the source names them."""
+        return list(self.columns)
 
     @property
     def bytes_read(self) -> int:
@@ -168,13 +304,25 @@ class Source:
         """The largest possible number of records, or None."""
         return None
 
-    def unchanged(self) -> bool:
-        """False when the records may be others than when they were opened."""
-        return True
+    def fit(self, types: Mapping[str, str]) -> None:
+        """Take note of the types that these columns of the source have in the table."""
 
-    def records(self, begin: Place) -> Iterator[tuple[int, str]]:
+    def require_unchanged(self) -> None:
+        """Raise RuntimeError when a program has written to the source since it was opened."""
+
+    def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
         """The records from there on: the number by which people know each, and its text without a line end."""
         raise NotImplementedError
+
+    def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
+        """The same records, of which many may come in one block; a block has at most `size` of them."""
+        return self.records(begin)
+
+    def count(self) -> None:
+        """Read all records, for `expected`."""
+        for _ in self.items(self.begin, _BATCH_SIZE):
+            pass
+        self.total = self.place().records
 
     def place(self) -> Place:
         """The place of the next record. `located` cannot locate the records before it any more."""
@@ -192,6 +340,10 @@ class Source:
                 break
             number = max(row, number - lines)
         return number, 0
+
+    def where(self, number: int) -> tuple[str, int]:
+        """The file of the record of this number, and the record's number there."""
+        return self.origin, number
 
     def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
         """The error of a record; it names the source and the record's number."""
@@ -217,9 +369,9 @@ class FileSource(Source):
         self.version = self._fingerprint()
         self.size: int = self.version[0]
 
-    def unchanged(self) -> bool:
-        """False when a program has written to the file since it was opened."""
-        return self._fingerprint() == self.version
+    def require_unchanged(self) -> None:
+        if self._fingerprint() != self.version:
+            raise RuntimeError(f"a program wrote to {self.origin} during the load")
 
     def _fingerprint(self) -> list[Any]:
         status = os.fstat(self._descriptor)
@@ -252,65 +404,162 @@ def opened(folder: Path, path: str) -> int:
 
 
 def load(
-    context: Context, wanted: Target, source: Source, in_parts: bool = False
-) -> Generator[Progress | None, None, Place]:
-    """Make the table's rows equal to the source's of the same keys, and return the source's end.
+    context: Context,
+    wanted: Target,
+    source: Source,
+    in_parts: bool = False,
+    finish: Finish | None = None,
+) -> Generator[Progress | None, None, Progress]:
+    """Bring the source's records into the table in the wanted mode; return what was counted: the job's result.
 
-    Raises PermanentError for what the table refuses, and psycopg.Error for what another attempt may heal.
+    The table changes in one transaction, and `finish` is called at its end, on its connection. A job has one load: its
+    checkpoint says how far the load is. Raises PermanentError for what the table refuses, and psycopg.Error for what
+    another attempt may heal.
     """
-    if missing := [name for name in wanted.key if name not in source.columns]:
-        raise PermanentError(f"key: {_listed(missing)} should be in the {source.names_columns}{source.hint}")
+    _require_sense(wanted, source)
+    with permanent(f"{source.origin} into {wanted.table}", wanted.table, source.columns):
+        counts = None
+        if not context.checkpoint and 0 < source.size <= _DIRECT_BYTES * PART_BYTES:  # a file, which can be read again
+            counts = yield from _directly(context, wanted, source, finish)
+        return counts or (yield from (_in_parts if in_parts else _at_once)(context, wanted, source, finish))
+
+
+def _require_sense(wanted: Target, source: Source) -> None:
+    """Raise PermanentError where arguments contradict each other, or the source lacks a column of theirs."""
+    mode, columns = wanted.mode, source.columns
+    if mode in ("merge", "scd2") and not wanted.key:
+        raise PermanentError(f"key: mode {mode} needs the columns that identify a row; append and replace need none")
+    for argument, names in {"key": wanted.key, "partition": [*wanted.partition]}.items():
+        if missing := [name for name in names if name not in columns]:
+            raise PermanentError(f"{argument}: {_listed(missing)} should be in the {source.names_columns}{source.hint}")
+    if wanted.partition and mode != "replace":
+        raise PermanentError(f"partition: mode {mode} has no partition, only replace has one")
+    if wanted.delete_missing and (mode not in ("merge", "scd2") or (mode, wanted.delete_missing) == ("scd2", "soft")):
+        raise PermanentError(f"delete_missing: mode {mode} should not have {json.dumps(wanted.delete_missing)}")
+    if wanted.max_errors and len(wanted.table.rpartition(".")[2].encode()) > _LONGEST_NAME:
+        raise PermanentError(f"table: should have at most {_LONGEST_NAME} bytes, because max_errors adds {_REJECTS}")
+    if taken := [name for name in _own_columns(wanted) if name in columns]:
+        raise PermanentError(f"{_listed(taken)} should not be in the {source.names_columns}: the load writes it")
+
+
+def _own_columns(wanted: Target) -> dict[str, str]:
+    """The columns with their types that the load itself writes."""
+    if wanted.mode == "scd2":
+        return _VERSIONS
+    return {wanted.deleted_column: "timestamptz"} if wanted.delete_missing == "soft" else {}
+
+
+def _directly(
+    context: Context, wanted: Target, source: Source, finish: Finish | None
+) -> Generator[Progress | None, None, Progress | None]:
+    """COPY into the target itself, new or not, where that has the same result; None without a change elsewhere."""
+    began = time.monotonic()
     try:
-        return (yield from (_in_parts if in_parts else _at_once)(context, wanted, source))
-    except psycopg.Error as e:
-        if not is_permanent(e):
+        with context.transaction() as conn:
+            table = Table(conn, context.job_id, wanted, source)
+            if is_new := not table.exists():
+                table.make_staging()
+            elif not (yield from table.takes_copy()):
+                return None
+            yield from _copied(table, source)
+            counts = dict.fromkeys(_COUNTS, 0) | {"inserted": table.copied}
+            result = (
+                (yield from _written(table, source, began))
+                if is_new
+                else _result(source, counts, began, time.monotonic())
+            )
+            if finish:
+                finish(conn)
+            _save(context, source, counts=result)
+    except errors.UniqueViolation:
+        if wanted.mode == "append":
             raise
-        # Not `from e`: its DETAIL quotes rows.
-        reason = reason_of(e, wanted.table, source.columns)
-        raise PermanentError(f"{source.origin} into {wanted.table}: {reason}") from None
+        return None  # a key is in the file twice
+    except errors.ForeignKeyViolation:
+        return None  # perhaps a row of a later COPY has the key
+    return result
 
 
-def _at_once(context: Context, wanted: Target, source: Source) -> Generator[Progress | None, None, Place]:
+def _copied(table: Table, source: Source) -> Generator[Progress | None, None, None]:
+    """Copy all records within the transaction of the table."""
+    items = source.items(source.begin, table.batch_rows)
+    while not table.is_done:
+        if table.copy(items):
+            yield Progress(source.place().records, source.expected)
+    source.require_unchanged()
+
+
+def _at_once(
+    context: Context, wanted: Target, source: Source, finish: Finish | None
+) -> Generator[Progress | None, None, Progress]:
+    # The other modes may run twice: the second run changes nothing.
+    if (counts := appended(context, wanted)) is not None:
+        return counts
+    began = time.monotonic()
     with context.transaction() as conn:
         table = Table(conn, context.job_id, wanted, source)
-        yield from table.find()
         table.make_staging()
-        records, copied = source.records(source.begin), wanted.batch_rows
-        while copied == wanted.batch_rows:
-            if copied := table.copy(records):
-                yield Progress(source.place().records, source.expected)
-        table.require_unchanged()
-        yield from table.merge()
-        end = source.place()
-        yield Progress(end.records, end.records)
-    return end
+        yield from _copied(table, source)
+        counts = yield from _written(table, source, began)
+        if finish:
+            finish(conn)
+        if wanted.mode == "append":
+            context.save({"counts": counts})
+    return counts
 
 
-def _in_parts(context: Context, wanted: Target, source: Source) -> Generator[Progress | None, None, Place]:
-    """An error for good drops what is staged; other runs have committed parts, which are not read again."""
-    saved = context.checkpoint or {}
-    if saved.get("file") != source.version:
-        saved = {}  # no checkpoint, or of another source: the target has no row of that source
-    begin = Place(*saved["place"]) if saved else None
-    if begin and "merged" in saved:
-        yield Progress(begin.records, begin.records)
-        return begin
+def _in_parts(
+    context: Context, wanted: Target, source: Source, finish: Finish | None
+) -> Generator[Progress | None, None, Progress]:
+    """An error for good and other types of the target drop what is staged.
+
+    Any other end leaves committed parts, which the next run does not read again.
+    """
+    began, saved = time.monotonic(), context.checkpoint or {}
+    is_other = saved.get("file") != source.version  # or there is no checkpoint
+    if "counts" in saved and (not is_other or wanted.mode == "append"):
+        return _again(saved["counts"])
     try:
-        yield from _staged(context, wanted, source, begin)
+        yield from _staged(context, wanted, source, None if is_other else Place(*saved["place"]))
         with context.transaction() as conn:
             table = Table(conn, context.job_id, wanted, source, is_lasting=True)
             table.require_staged()
-            yield from table.find()
-            yield from table.merge()
-            _save(context, source, merged=True)
-    except (PermanentError, psycopg.Error) as e:
-        if isinstance(e, PermanentError) or is_permanent(e):
+            counts = yield from _written(table, source, began)
+            if finish:
+                finish(conn)
+            _save(context, source, counts=counts)
+    except (PermanentError, psycopg.Error, _OtherTypesError) as e:
+        if not isinstance(e, psycopg.Error) or is_permanent(e):
             with context.transaction() as conn:
                 Table(conn, context.job_id, wanted, source, is_lasting=True).drop_staging()
         raise
+    return counts
+
+
+def appended(context: Context, wanted: Target) -> Progress | None:
+    """The counts of an earlier run that appended all rows, for a job appends once; None if no run of it did."""
+    saved = context.checkpoint or {}
+    return _again(saved["counts"]) if wanted.mode == "append" and "counts" in saved else None
+
+
+def _again(counts: dict[str, Any]) -> Progress:
+    """The result of an earlier run of the job."""
+    return Progress(counts.pop("processed"), counts.pop("total"), **counts)
+
+
+def _written(table: Table, source: Source, began: float) -> Generator[Progress | None, None, Progress]:
+    """Write what is staged to the target; what was counted on the way, as the job's result."""
+    end, read = source.place(), time.monotonic()
+    yield Progress(end.records, end.records, phase="merging")
+    return _result(source, (yield from table.write()), began, read)
+
+
+def _result(source: Source, counts: dict[str, Any], began: float, read: float) -> Progress:
     end = source.place()
-    yield Progress(end.records, end.records)
-    return end
+    if end.literal_quotes:
+        counts["literal_quotes"] = end.literal_quotes
+    seconds = {"reading": round(read - began, 3), "merging": round(time.monotonic() - read, 3)}
+    return Progress(end.records, end.records, **counts, bytes=source.bytes_read, seconds=seconds)
 
 
 def _staged(
@@ -322,20 +571,21 @@ def _staged(
         if begin is None or not table.is_staged():
             table.make_staging()
             begin = source.begin
-    records, is_last = source.records(begin), False
-    while not is_last:
-        end = source.bytes_read + PART_BYTES
+    items, is_done = source.items(begin, table.batch_rows), False
+    while not is_done:
+        end = source.bytes_read + _COMMITTED_BYTES * PART_BYTES
         with context.transaction() as conn:
             table = Table(conn, context.job_id, wanted, source, is_lasting=True)
             table.require_staged()
-            while not is_last and source.bytes_read < end:
-                is_last = table.copy(records) < wanted.batch_rows
+            while not is_done and source.bytes_read < end:
+                table.copy(items)
+                is_done = table.is_done
                 yield Progress(source.place().records, source.expected)
-            table.require_unchanged()
+            source.require_unchanged()
             _save(context, source)
 
 
-def _save(context: Context, source: Source, **more: bool) -> None:
+def _save(context: Context, source: Source, **more: Any) -> None:
     context.save({"file": source.version, "place": list(source.place())} | more)
 
 
@@ -351,102 +601,375 @@ class Table:
         self, conn: psycopg.Connection[Any], job_id: UUID, wanted: Target, source: Source, is_lasting: bool = False
     ) -> None:
         """A lasting staging table is there for the other transactions of its job too."""
+        self.is_done, self.copied = False, 0  # whether `copy` has come to the end of the records; the rows until then
+        self.batch_rows = min(wanted.batch_rows, _REPEATED_ROWS) if wanted.max_errors else wanted.batch_rows
         self._wanted, self._source, self._staging = wanted, source, staging_of(job_id)
+        self._reporting = self._staging  # a pattern of what names the table in the context of COPY's errors
         self._cursor = conn.cursor(row_factory=tuple_row)
-        *schema, name = wanted.table.split(".")
+        self._schema_name, _, name = wanted.table.rpartition(".")
         # An unqualified `pg_class` would mean PostgreSQL's own.
-        table = sql.Identifier(schema[0] if schema else self._schema(), name)
-        staging = sql.Identifier(self._schema() if is_lasting else "pg_temp", self._staging)
-        line = "dl_line"
-        while line in source.columns:
-            line += "_"
+        table = sql.Identifier(self._schema_name or self._schema(), name)
         values = [column for column in source.columns if column not in wanted.key]
-        typed = [_formatted("{} ", column) + sql.SQL(kind) for column, kind in source.columns.items()]  # our own words
+        back = [wanted.deleted_column] if wanted.delete_missing == "soft" else []  # NULL in a row that comes back
+        typed = [_typed("{} ", column, kind) for column, kind in source.columns.items()]
         # The values of the names in braces in the statements above.
         self._parts: dict[str, sql.Composable] = {
             "table": table,
             "table_name": sql.Literal(table.as_string()),
-            "staging": staging,
-            "staging_name": sql.Literal(staging.as_string()),
-            "lifetime": sql.SQL("UNLOGGED" if is_lasting else "TEMPORARY"),
-            "line": sql.Identifier(line),
             "delimiter": sql.Literal(source.delimiter),
-            "columns": _joined("{}", source.columns),
+            "columns": joined("{}", source.columns),
+            "new_columns": joined("new.{}", source.columns),
             "typed": sql.SQL(", ").join(typed),
-            "key": _joined("{}", wanted.key),
-            "earlier_key": _joined("earlier.{}", wanted.key),
-            "last_key": _joined("last.{}", wanted.key),
-            "assignments": _joined("{0} = excluded.{0}", values),
-            "old_values": _joined("old.{}", values),
-            "new_values": _joined("excluded.{}", values),
+            "key": joined("{}", wanted.key),
+            "key_names": sql.SQL(", ").join(map(sql.Literal, wanted.key)),
+            "new_key": joined("new.{}", wanted.key),
+            "match": joined("old.{0} = new.{0}", wanted.key, " AND "),
+            "assignments": joined("{0} = excluded.{0}", values + back),
+            "old_values": joined("old.{}", values),
+            "name": sql.Identifier(name),
+            "job_id": sql.Literal(str(job_id)),
         }
-        self._merge = _MERGE + (_UPDATE if values else "DO NOTHING")
+        rejects = sql.Identifier(self._schema_name or self._schema(), name + _REJECTS)
+        self._parts |= {"rejects": rejects, "rejects_name": sql.Literal(rejects.as_string())}
+        lasting = [sql.Identifier(self._schema(), self._staging + end) for end in ("", _REJECTS)]
+        self._parts |= {"lasting": lasting[0], "lasting_rejects": lasting[1]}
+        self._place_staging(*((self._schema(), "UNLOGGED") if is_lasting else ("pg_temp", "TEMPORARY")))
 
-    def find(self) -> Iterator[None]:
-        """Create the table when there is none; raises PermanentError when it does not fit the records."""
-        if not self._kind():
+        def differs(new: LiteralString) -> sql.Composed:
+            row = [self._composed(_DIFFERS, new_values=joined(new, values))] if values else []
+            return sql.SQL(" OR ").join(row + [_formatted("old.{} IS NOT NULL", name) for name in back])
+
+        is_key = not values and not back  # all columns are the key: equal keys are equal rows
+        self._parts["differs"] = sql.SQL("false") if is_key else differs("new.{}")
+        self._on_conflict = (
+            sql.SQL("DO NOTHING") if is_key else self._composed(_ON_CONFLICT, differs=differs("excluded.{}"))
+        )
+
+    def _place_staging(self, schema: str, lifetime: LiteralString) -> None:
+        staging = sql.Identifier(schema, self._staging)
+        name = sql.Literal(staging.as_string())
+        self._parts |= {"staging": staging, "staging_name": name, "lifetime": sql.SQL(lifetime)}
+        self._parts["staged_rejects"] = sql.Identifier(schema, self._staging + _REJECTS)
+
+    def find(self) -> Generator[None, None, bool]:
+        """True where there is no table, and the staging table can become it; else make or change the table as needed.
+
+        Raises PermanentError when the table does not fit the records.
+        """
+        if not self._value(_KIND):
             # Of two loads that create the table at once, one would fail.
-            while not self._fetch(_LOCK)[0][0]:
-                yield None
-                time.sleep(_LOCK_PAUSE)
-        if not self._kind():
-            self._execute(_CREATE)
-        self._fitting()
+            while not self._value(_LOCK):
+                yield from rest(_LOCK_PAUSE)
+        if not self._value(_KIND):
+            if self._value(_IS_FUTURE):
+                return True
+            self._execute("CREATE TABLE {table} ({typed})")
+            yield from self._complete()
+        yield from self._change()
+        return False
+
+    def exists(self) -> bool:
+        """Whether there is a target."""
+        return self._value(_KIND) is not None
+
+    def takes_copy(self) -> Generator[None, None, bool]:
+        """Whether COPY may fill the target itself: it appends, or the target is empty; then no other load writes to it.
+
+        Raises PermanentError when the table does not fit the records.
+        """
+        wanted = self._wanted
+        if wanted.mode == "scd2" or wanted.partition or wanted.delete_missing or wanted.max_errors:
+            return False
+        existing, columns = self._fitting(), self._source.columns
+        if not existing.keys() >= columns.keys() or self._wider(existing) or not self._value(_TAKES_COPY):
+            return False
+        if wanted.mode != "append":
+            if not self._value(_IS_EMPTY):
+                return False
+            yield from self._patiently("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+            if not self._value(_IS_EMPTY):
+                return False
+        self._parts["staging"] = self._parts["table"]
+        name = re.escape(wanted.table.rpartition(".")[2])
+        self._reporting = rf"(?m:^)(?=[^\n]*COPY)[^\n]*?(?<!\w){name}(?!\w)"
+        return True
 
     def make_staging(self) -> None:
-        """Make the staging table anew, as the target is now; while there is no target, of text columns."""
-        for (name,) in self._fetch(_LEFT_OVER):
+        """Make the staging table anew, as the target is now; while there is no target, of the source's types."""
+        for (name,) in self._execute(_LEFT_OVER).fetchall():
             self._execute("DROP TABLE IF EXISTS {left}", left=sql.Identifier(self._schema(), name))
         self.drop_staging()
-        existing = self._fitting() if self._kind() else []
+        # An earlier run may have committed a part, of a file that was larger.
+        self._execute("DROP TABLE IF EXISTS {lasting}, {lasting_rejects}")
+        existing = self._fitting() if self._value(_KIND) else {}
+        self._source.in_target = existing
+        if not existing and self._schema_name in ("", self._schema()):
+            self._place_staging(self._schema(), "")  # the staging table becomes the target
         like = "LIKE {table} INCLUDING CONSTRAINTS" if existing else "{typed}"
         self._execute(_STAGING_TABLE, like=self._composed(like))
-        changes = [_formatted("DROP COLUMN {} CASCADE", name) for name in set(existing) - set(self._source.columns)]
+        if self._wanted.max_errors:
+            self._execute(_STAGED_REJECTS)
+        columns = self._source.columns
+        changes = [_formatted("DROP COLUMN {} CASCADE", name) for name in existing if name not in columns]
         changes += [_formatted("ALTER COLUMN {} SET NOT NULL", name) for name in self._wanted.key]
-        self._execute("ALTER TABLE {staging} {changes}", changes=sql.SQL(", ").join(changes))
+        if existing:
+            changes += [_typed("ADD COLUMN {} ", name, columns[name]) for name in columns if name not in existing]
+            changes += [_typed("ALTER COLUMN {} TYPE ", name, new) for name, new, _ in self._wider(existing)]
+        if changes:
+            self._execute("ALTER TABLE {staging} {changes}", changes=sql.SQL(", ").join(changes))
 
     def is_staged(self) -> bool:
         """Whether the staging table is there with its rows: the server may have crashed."""
-        [(is_there,)] = self._fetch("SELECT to_regclass({staging_name}) IS NOT NULL")
-        return bool(is_there and self._fetch("SELECT EXISTS (SELECT FROM {staging})")[0][0])
+        is_there = self._value("SELECT to_regclass({staging_name}) IS NOT NULL")
+        # All records of the parts may be rejected.
+        tables = ["staging", "staged_rejects"][: 1 + bool(self._wanted.max_errors)]
+        exists: LiteralString = "SELECT EXISTS (SELECT FROM {rows})"
+        return bool(is_there and any(self._value(exists, rows=self._parts[table]) for table in tables))
 
     def require_staged(self) -> None:
         """Raise RuntimeError when records that this run or an earlier one has staged are gone."""
         if self._source.place().records and not self.is_staged():
             raise RuntimeError("the server has crashed, and lost what was staged: the next run begins anew")
 
-    def require_unchanged(self) -> None:
-        """Raise RuntimeError when a program has written to the source meanwhile."""
-        if not self._source.unchanged():
-            raise RuntimeError(f"a program wrote to {self._source.origin} during the load")
-
     def drop_staging(self) -> None:
         """Drop the staging table, if there is one."""
-        self._execute("DROP TABLE IF EXISTS {staging}")
+        self._execute("DROP TABLE IF EXISTS {staging}, {staged_rejects}")
 
-    def copy(self, records: Iterator[tuple[int, str]]) -> int:
+    def copy(self, items: Iterator[tuple[int, Item]]) -> int:
         """Copy the next batch into the staging table; returns how many records it had.
 
         PostgreSQL reports an error at the end of a COPY, so a batch is one.
         """
         begin = self._source.place()
         try:
-            self._copy(islice(records, self._wanted.batch_rows))
+            if self._wanted.max_errors:
+                self._copy_without_rejects([*self._batch(items)])
+            else:
+                self._copy(self._batch(items))
         except psycopg.Error as e:
             raise self._located(e, begin) from None
         return self._source.place().records - begin.records
 
-    def merge(self) -> Iterator[None]:
-        """Insert the new rows and update those that differ; the last record of each key counts."""
-        self._execute(_DROP_EARLIER)
-        self._execute("CREATE INDEX ON {staging} USING brin ({line})")
-        # Without statistics the planner ignores the index, and scans the whole table for each slice.
-        self._execute("ANALYZE {staging} ({line})")
-        [(last,)] = self._fetch("SELECT coalesce(max({line}), 0) FROM {staging}")
-        for line in range(0, last, _MERGED_AT_ONCE):
-            self._execute(self._merge, after=sql.Literal(line), last=sql.Literal(line + _MERGED_AT_ONCE))
-            yield None
+    def _batch(self, items: Iterator[tuple[int, Item]]) -> Iterator[tuple[int, Item]]:
+        rows = size = 0
+        for number, item in items:
+            yield number, item
+            rows += item.records if isinstance(item, Block) else 1
+            size += len(item if isinstance(item, str) else item.text)
+            if rows >= self.batch_rows or size > _BATCH_SIZE:
+                return
+        self.is_done = True
+
+    def _copy_without_rejects(self, batch: list[tuple[int, Item]]) -> None:
+        """Keep the records that their reader or PostgreSQL refuses aside, each with the reason."""
+        rejects = [(number, item) for number, item in batch if isinstance(item, Rejected)]
+        rows: list[tuple[int, Item]] = [(number, item) for number, item in batch if not isinstance(item, Rejected)]
+        while rows and len(rejects) <= self._wanted.max_errors:
+            try:
+                with self._cursor.connection.transaction():
+                    self._copy(rows)
+                break
+            except (psycopg.DataError, psycopg.IntegrityError) as e:
+                if not (match := self._reported(e)):
+                    raise
+                at = _at_line(rows, int(match[1]))
+                if isinstance(block := rows[at][1], Block):
+                    rows[at : at + 1] = block.singles(rows[at][0])
+                    at = _at_line(rows, int(match[1]))
+                self._copy(rows[:at])  # PostgreSQL checks records in their order: these are good
+                rejects.append((rows[at][0], Rejected(self._reason(e, match[2]), str(rows[at][1]))))
+                rows = rows[at + 1 :]
+        if rejects:
+            self._reject(sorted(rejects))
+
+    def _reject(self, rejects: list[tuple[int, Rejected]]) -> None:
+        left = self._wanted.max_errors - self._value("SELECT count(*) FROM {staged_rejects}")
+        if len(rejects) > left:
+            number, record = rejects[left]
+            reason = f"{record.reason}; more rows are wrong than max_errors allows ({self._wanted.max_errors})"
+            raise self._source.error(number, reason)
+        rows = [
+            (*self._source.where(number), text.replace("\0", "\ufffd").encode("utf-8", "replace").decode(), reason)
+            for number, (reason, text) in rejects
+        ]
+        self._cursor.executemany(self._composed("INSERT INTO {staged_rejects} VALUES (%s, %s, %s, %s)"), rows)
+
+    def _keep_rejects(self) -> Generator[None, None, int]:
+        """Move the rejected records to the target's own table of them; returns their number."""
+        if not self._wanted.max_errors:
+            return 0
+        while not self._value(_LOCK):
+            yield from rest(_LOCK_PAUSE)
+        if self._value("SELECT to_regclass({rejects_name}) IS NULL"):
+            self._execute(_REJECTS_TABLE)
+            for (statement,) in self._execute(_RIGHTS).fetchall():
+                self._cursor.execute(statement.encode())
+        return self._execute(_KEEP_REJECTS).rowcount
+
+    def _copy(self, items: Iterable[tuple[int, Item]]) -> None:
+        chunk: list[str] = []
+        size = 0
+        with self._cursor.copy(self._composed(_COPY)) as copy:
+            copy.write(b"\n")  # the header
+            for number, item in items:
+                if isinstance(item, Rejected):
+                    raise self._source.error(number, item.reason)
+                chunk.append(text := _text(item))
+                size += len(text)
+                if size > _COPIED_AT_ONCE:
+                    copy.write("".join(chunk).encode())
+                    chunk, size = [], 0
+            copy.write("".join(chunk).encode())
+        self.copied += self._cursor.rowcount
+
+    def write(self) -> Generator[Progress | None, None, dict[str, int]]:
+        """Bring the staged rows into the target, and drop the staging table; returns the numbers of rows."""
+        is_new = yield from self.find()
+        wanted, scope = self._wanted, (yield from self._scope())
+        if is_new:
+            return (yield from self._adopt())
+        self._execute("SET LOCAL work_mem = '64MB'")
+        staged, distinct = yield from self._numbers(
+            _STAGED if wanted.key else "SELECT count(*), count(*) FROM {staging}"
+        )
+        if wanted.key:
+            yield from self._patiently("ANALYZE {staging} ({key})")
+            self._parts["last"] = self._composed(_LAST if distinct < staged else "{staging}")
+        deletes = wanted.mode == "replace" or bool(wanted.delete_missing)
+        if deletes or wanted.mode == "scd2":
+            # No other writes; readers go on.
+            yield from self._patiently("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+        # Not now(): the transaction may have begun before the versions that another load has made meanwhile.
+        self._parts["now"] = sql.Literal(self._value("SELECT clock_timestamp()"))
+        before = 0
+        if deletes:
+            [before] = yield from self._numbers("SELECT count(*) FROM {table} AS old WHERE {scope}", scope=scope)
+        deleted = (yield from self._vanish(scope)) if deletes else 0
+        inserted, updated = yield from self._insert()
+        vanished = deleted if wanted.key else max(0, deleted - inserted)
+        if vanished > wanted.max_delete * before:
+            raise PermanentError(
+                f"max_delete: {vanished} of the {before} rows would vanish, and it allows"
+                f" {wanted.max_delete:.0%}; does the {self._source.names_columns} lack rows?"
+            )
+        rejected = yield from self._keep_rejects()
         self.drop_staging()
+        unchanged = 0 if wanted.mode == "append" or not wanted.key else distinct - inserted - updated
+        return {"inserted": inserted, "updated": updated, "unchanged": unchanged, "deleted": deleted} | {
+            "duplicate_keys": staged - distinct,
+            "rejected": rejected,
+        }
+
+    def _scope(self) -> Generator[None, None, sql.Composable]:
+        """The condition of the rows that the load may delete: those of the partition, or those that are there."""
+        wanted = self._wanted
+        if wanted.mode == "scd2":
+            return sql.SQL("old.is_current")
+        if wanted.delete_missing == "soft":
+            return _formatted("old.{} IS NULL", wanted.deleted_column)
+        is_in = [
+            _formatted("old.{} ", name) + (sql.SQL("IS NULL") if value is None else sql.SQL("= {}").format(str(value)))
+            for name, value in wanted.partition.items()
+        ]
+        scope = sql.SQL(" AND ").join(is_in) if is_in else sql.SQL("true")
+        unfit: LiteralString = "SELECT count(*) FROM {staging} AS old WHERE ({scope}) IS NOT TRUE"
+        if is_in and (yield from self._numbers(unfit, scope=scope)) != [0]:
+            raise PermanentError(f"partition: the {self._source.names_columns} has rows of another one")
+        return scope
+
+    def _vanish(self, scope: sql.Composable) -> Generator[None, None, int]:
+        """Delete or close the rows that the source lacks; without a key all rows, which then come anew.
+
+        Not TRUNCATE and no swap of tables: a reader whose snapshot is older would see an empty table.
+        """
+        wanted = self._wanted
+        missing = self._composed(_MISSING, scope=scope) if wanted.key else scope
+        if wanted.mode == "scd2":
+            change = "UPDATE {table} AS old SET valid_to = {now}, is_current = false WHERE {missing}"
+        elif wanted.delete_missing == "soft":
+            change = "UPDATE {table} AS old SET {deleted} = {now} WHERE {missing}"
+        else:
+            change = "DELETE FROM {table} AS old WHERE {missing}"
+        return (yield from self._patiently(change, missing=missing, deleted=sql.Identifier(wanted.deleted_column)))
+
+    def _insert(self) -> Generator[None, None, tuple[int, int]]:
+        """Insert what is new, and update what differs; the numbers of both."""
+        wanted = self._wanted
+        if wanted.mode == "scd2":
+            closed = yield from self._patiently(_CLOSE)
+            opened = yield from self._patiently(_OPEN)
+            return opened - closed, closed
+        if wanted.mode == "append" or not wanted.key:
+            return (yield from self._patiently(_APPEND)), 0
+        before = self._row(_WRITTEN)
+        yield from self._patiently(_MERGE, on_conflict=self._on_conflict)
+        after = self._row(_WRITTEN)
+        return after[0] - before[0], after[1] - before[1]
+
+    def _patiently(self, statement: LiteralString, **more: sql.Composable) -> Generator[None, None, int]:
+        """Execute a statement that may be long; returns the number of rows."""
+        return (yield from self._result(statement, **more)).command_tuples or 0
+
+    def _numbers(self, statement: LiteralString, **more: sql.Composable) -> Generator[None, None, list[int]]:
+        """The row of a query that may be long; its values are numbers."""
+        result = yield from self._result(statement, **more)
+        return [int(result.get_value(0, column) or 0) for column in range(result.nfields)]
+
+    def _result(self, statement: LiteralString, **more: sql.Composable) -> Generator[None, None, PGresult]:
+        """Execute a statement with a safe point every second.
+
+        A stop there ends the statement in the server too.
+        """
+        conn = self._cursor.connection
+        pg = conn.pgconn
+        pg.send_query(self._composed(statement, **more).as_bytes(conn))
+        poll = select.poll()
+        poll.register(pg.socket, select.POLLIN)
+        try:
+            while pg.flush() or pg.is_busy():
+                if poll.poll(_SLICE_MS):
+                    pg.consume_input()
+                else:
+                    yield None
+        except BaseException:
+            with suppress(psycopg.Error):
+                conn.cancel_safe(timeout=_CANCEL_SEC)
+            raise
+        finally:
+            results = [*iter(pg.get_result, None)]
+        if (result := results[0]).status == ExecStatus.FATAL_ERROR:
+            raise errors.error_from_result(result, "utf-8")
+        return result
+
+    def _adopt(self) -> Generator[None, None, dict[str, int]]:
+        """Make the staging table the target, which is quicker than to write the rows once more."""
+        wanted, duplicates = self._wanted, 0
+        self._execute("ALTER TABLE {staging} RESET (autovacuum_enabled)")
+        self._execute("ALTER TABLE {staging} RENAME TO {name}")
+        try:
+            with self._cursor.connection.transaction():
+                yield from self._complete()
+        except errors.UniqueViolation:
+            if wanted.mode == "append":
+                raise
+            duplicates = yield from self._patiently(_DROP_EARLIER)
+            yield from self._complete()
+        rejected = yield from self._keep_rejects()
+        self.drop_staging()
+        counts = dict.fromkeys(_COUNTS, 0)
+        [inserted] = yield from self._numbers("SELECT count(*) FROM {table}")
+        return counts | {"inserted": inserted, "duplicate_keys": duplicates, "rejected": rejected}
+
+    def _complete(self) -> Generator[None, None, None]:
+        """Give a new table the load's own columns, and its key."""
+        wanted, own = self._wanted, _own_columns(self._wanted)
+        key = [*wanted.key, "valid_from"] if wanted.mode == "scd2" else wanted.key
+        changes = [_typed("ADD COLUMN {} ", name, kind) for name, kind in own.items()]
+        changes += [sql.SQL("ADD PRIMARY KEY ({})").format(joined("{}", key))] if key else []
+        if changes:
+            yield from self._patiently("ALTER TABLE {table} {changes}", changes=sql.SQL(", ").join(changes))
+        if wanted.mode == "scd2":
+            yield from self._patiently("CREATE UNIQUE INDEX ON {table} ({key}) WHERE is_current")
 
     def _schema(self) -> str:
         [(name,)] = self._cursor.execute("SELECT current_schema()").fetchall()
@@ -455,57 +978,91 @@ class Table:
         raise PermanentError(f"table: there is no schema for {self._wanted.table}; does PG_SCHEMA exist?")
 
     def _composed(self, statement: LiteralString, **more: sql.Composable) -> sql.Composed:
-        return sql.SQL(statement).format(**self._parts, **more)
+        return sql.SQL(statement).format(**(self._parts | more))
 
-    def _execute(self, statement: LiteralString, **more: sql.Composable) -> None:
-        self._cursor.execute(self._composed(statement, **more))
+    def _execute(self, statement: LiteralString, **more: sql.Composable) -> psycopg.Cursor[Any]:
+        return self._cursor.execute(self._composed(statement, **more))
 
-    def _fetch(self, statement: LiteralString) -> list[Any]:
-        self._execute(statement)
-        return self._cursor.fetchall()
+    def _value(self, statement: LiteralString, **more: sql.Composable) -> Any:
+        return self._row(statement, **more)[0]
 
-    def _kind(self) -> str | None:
-        rows = self._fetch(_KIND)
-        return rows[0][0] if rows else None
+    def _row(self, statement: LiteralString, **more: sql.Composable) -> Any:
+        [row] = self._execute(statement, **more).fetchall()
+        return row
 
-    def _fitting(self) -> list[str]:
-        """The columns of the target; raises PermanentError when it does not fit the records."""
+    def _fitting(self) -> dict[str, str]:
+        """The columns of the target with their types; raises PermanentError when it does not fit the records."""
         table, key = self._wanted.table, self._wanted.key
-        if self._kind() not in ("r", "p"):
+        if self._value(_KIND) not in ("r", "p"):
             raise PermanentError(f"table: {table} should be a table")
-        existing = [name for (name,) in self._fetch(_COLUMNS)]
-        if missing := [name for name in self._source.columns if name not in existing]:
-            theirs = self._source.names_columns
-            raise PermanentError(f"table: {table} should have the {theirs}'s columns, but lacks {_listed(missing)}")
-        if not any(set(names) == set(key) for (names,) in self._fetch(_UNIQUE_KEYS)):
+        existing = dict(self._execute(_COLUMNS).fetchall())
+        missing = [name for name in [*self._source.columns, *_own_columns(self._wanted)] if name not in existing]
+        if missing and self._wanted.schema_change == "refuse":
+            theirs, remedy = self._source.names_columns, 'schema_change "add" adds columns'
+            raise PermanentError(
+                f"table: {table} should have the {theirs}'s columns, but lacks {_listed(missing)}; {remedy}"
+            )
+        is_merged = bool(key) and self._wanted.mode in ("merge", "replace")
+        if is_merged and not any(set(names) == set(key) for (names,) in self._execute(_UNIQUE_KEYS)):
             raise PermanentError(f"key: {table} should have a unique index on exactly {_listed(key)}")
         return existing
 
-    def _copy(self, records: Iterable[tuple[int, str]]) -> None:
-        delimiter = self._source.delimiter
-        with self._cursor.copy(self._composed(_COPY)) as copy:
-            copy.write(b"\n")  # the header
-            chunk: list[str] = []
-            size = 0
-            for line, text in records:
-                # The line's number in front also keeps a record `\.` from ending the data (PostgreSQL < 18).
-                chunk.append(f"{line}{delimiter}{text}\n")
-                size += len(text)
-                if size > _COPIED_AT_ONCE:
-                    copy.write("".join(chunk).encode())
-                    chunk, size = [], 0
-            copy.write("".join(chunk).encode())
+    def _wider(self, existing: Mapping[str, str]) -> list[tuple[str, str, str]]:
+        """The columns that may have to be wider: their names and new types, and the conditions of what needs these."""
+        if self._wanted.schema_change != "widen":
+            return []
+        columns = [(name, wider(existing[name], new)) for name, new in self._source.columns.items() if name in existing]
+        return [(name, *change) for name, change in columns if change]
+
+    def _change(self) -> Generator[None, None, None]:
+        """Add the columns that the target lacks, and widen those for which a staged value is too large."""
+        existing = self._fitting()
+        columns = {**self._source.columns, **_own_columns(self._wanted)}
+        changes = [_typed("ADD COLUMN {} ", name, kind) for name, kind in columns.items() if name not in existing]
+        back: list[sql.Composed] = []
+        for name, new, condition in self._wider(existing):
+            unfit = _formatted(condition, name)
+            found: LiteralString = "SELECT count(*) FROM (SELECT FROM {staging} WHERE {unfit} LIMIT 1) AS found"
+            is_needed = (yield from self._numbers(found, unfit=unfit)) != [0]
+            kind = new if is_needed else existing[name]
+            (changes if is_needed else back).append(_typed("ALTER COLUMN {} TYPE ", name, kind))
+        for table, some in {"{table}": changes, "{staging}": back}.items():
+            if some:
+                yield from self._patiently("ALTER TABLE " + table + " {changes}", changes=sql.SQL(", ").join(some))
+        types, staged = (dict(self._execute(columns).fetchall()) for columns in (_COLUMNS, _STAGED_COLUMNS))
+        if others := [name for name in self._source.columns if types[name] != staged[name]]:
+            # A cast would change values without a word: 1.5 would become 2.
+            names = _listed(others)
+            raise _OtherTypesError(f"{names}: other types since the rows were staged; the next run begins anew")
 
     def _located(self, error: psycopg.Error, begin: Place) -> Exception:
         """The error to raise for an error of COPY: it names source, line and column, and quotes no value."""
-        match = re.search(rf"{self._staging}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
-        if not match or not is_permanent(error):
+        match = self._reported(error)
+        is_twice = isinstance(error, errors.UniqueViolation) and self._wanted.mode != "append"  # for `_directly`
+        if not match or is_twice or not is_permanent(error):
             return error
-        reason = reason_of(error, self._wanted.table, self._source.columns)
-        if match[2] and f'"{match[2]}"' not in reason:
-            reason = f"column {match[2]}: {reason}"
         line, more = self._source.located(begin, int(match[1]))
-        return self._source.error(line, reason, more)
+        return self._source.error(line, self._reason(error, match[2]), more)
+
+    def _reported(self, error: psycopg.Error) -> re.Match[str] | None:
+        """The line that COPY reports, and the column if it knows one."""
+        return re.search(rf"{self._reporting}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
+
+    def _reason(self, error: psycopg.Error, column: str | None) -> str:
+        reason = reason_of(error, self._wanted.table, self._source.columns)
+        return f"column {column}: {reason}" if column and f'"{column}"' not in reason else reason
+
+
+def _text(item: str | Rejected | Block) -> str:
+    """PURE: a record or a block with its line ends, for COPY."""
+    # Before PostgreSQL 18 a line `\\.` ends the data.
+    return item.text if not isinstance(item, str) else '"\\."\n' if item == "\\." else f"{item}\n"
+
+
+def _at_line(rows: list[tuple[int, Item]], reported: int) -> int:
+    """PURE: which of the rows PostgreSQL reports by the number of its last line; line 1 is the header."""
+    ends = [*accumulate((_text(item).count("\n") for _, item in rows), initial=1)][1:]
+    return bisect_left(ends, reported)
 
 
 def is_permanent(error: psycopg.Error) -> bool:
@@ -513,7 +1070,19 @@ def is_permanent(error: psycopg.Error) -> bool:
     return error.sqlstate is not None and not error.sqlstate.startswith(_PASSING)
 
 
-def reason_of(error: psycopg.Error, table: str, columns: Collection[str]) -> str:
+@contextmanager
+def permanent(subject: str, table: str, columns: Collection[str] = ()) -> Iterator[None]:
+    """Raise PermanentError, which begins with the subject, for an error that the next attempt would meet again."""
+    try:
+        yield
+    except psycopg.Error as e:
+        if not is_permanent(e):
+            raise
+        # Not `from e`: its DETAIL quotes rows.
+        raise PermanentError(f"{subject}: {reason_of(e, table, columns)}") from None
+
+
+def reason_of(error: psycopg.Error, table: str = "", columns: Collection[str] = ()) -> str:
     """PostgreSQL's message without the values in it, which may be secrets; the text of a function may be all values."""
     if error.diag.source_file in _LANGUAGES:
         named = re.match(r"(?:\w+ )?PL/pgSQL (?:\w+ )?([^\s(]+)\(", error.diag.context or "")
@@ -525,8 +1094,35 @@ def reason_of(error: psycopg.Error, table: str, columns: Collection[str]) -> str
     return words
 
 
-def _joined(template: LiteralString, names: Iterable[str]) -> sql.Composed:
-    return sql.SQL(", ").join(_formatted(template, name) for name in names)
+def joined(template: LiteralString, names: Iterable[str], between: LiteralString = ", ") -> sql.Composed:
+    """The template with each name, as a list in SQL."""
+    return sql.SQL(between).join(_formatted(template, name) for name in names)
+
+
+def _typed(template: LiteralString, name: str, kind: str) -> sql.Composed:
+    return _formatted(template, name) + sql.SQL(kind)  # our own words, or those of PostgreSQL
+
+
+def wider(old: str, new: str) -> tuple[str, str] | None:
+    """PURE: the type that holds the values of both types, and the condition of values that need it; None: the old one.
+
+    An integer may become a larger one or numeric, and numbers and texts may lose their limits.
+    """
+    name, bracket, limit = new.partition("(")
+    new = _ALIASES.get(name.strip().lower(), name.strip().lower()) + bracket + limit
+    kind, _, limits = old.partition("(")
+    numbers = re.findall(r"\d+", limits)
+    is_numeric = new.startswith("numeric")
+    if kind in _BITS and (is_numeric or _BITS.get(new, 0) > _BITS[kind]):
+        bound = 2 ** (_BITS[kind] - 1)
+        unfit = f"{{0}} NOT BETWEEN {-bound} AND {bound - 1} OR {{0}} <> trunc({{0}}::numeric)"
+        return "numeric" if is_numeric else new, unfit
+    if kind == "numeric" and numbers and is_numeric:
+        digits, scale = map(int, numbers)
+        return "numeric", f"{{0}} <> round({{0}}, {scale}) OR abs({{0}}) >= 1e{digits - scale}"
+    if kind in ("character varying", "character") and numbers and new == "text":
+        return "text", f"char_length({{0}}) > {numbers[0]}"
+    return (new, "true") if (kind, new) == ("real", "double precision") else None
 
 
 def _formatted(template: LiteralString, name: str) -> sql.Composed:

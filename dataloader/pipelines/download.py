@@ -16,8 +16,8 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
@@ -54,23 +54,22 @@ def load_http(args: dict[str, Any], context: Context) -> Generator[Progress | No
     temporary status are tried again. An error shows only the host of the URL.
     """
     wanted = validated(Wanted, args)
-    settings = config.load()
-    place = Place.below(context.data_dir, wanted.path)
+    return (yield from fetch(wanted.url, wanted.path, context))
+
+
+def fetch(url: str, path: str, context: Context) -> Generator[Progress | None, None, dict[str, Any]]:
+    """Download the URL as `load.http` does."""
     try:
-        with Part.open(place, context, wanted.url) as part:
-            return (yield from _fetch(wanted.url, place, part, context, settings))
+        with closing(Part(context, url, path)) as part:
+            return (yield from _fetch(url, part, context, config.load()))
     except Refused as e:
         raise PermanentError(str(e)) from None
 
 
 def _fetch(
-    url: str, place: Place, part: Part, context: Context, settings: Settings
+    url: str, part: Part, context: Context, settings: Settings
 ) -> Generator[Progress | None, None, dict[str, Any]]:
-    def is_refused(host: str, address: str) -> bool:
-        is_private = host in settings.dl_http_private_hosts
-        return http.is_forbidden(address) if is_private else http.is_internal(address)
-
-    known = None if part.size else place.version_of(url)
+    known = None if part.size else part.present_version()
     headers = {}  # ask for the rest of the part, or for a body only if the file has changed
     if part.size:
         headers = {"Range": f"bytes={part.size}-", "If-Range": part.version.strong}
@@ -78,7 +77,9 @@ def _fetch(
         conditions = {"If-None-Match": known.etag, "If-Modified-Since": known.modified}
         headers = {name: value for name, value in conditions.items() if value}
     times = http.Times(CONNECT_SEC, SILENCE_SEC)
-    with http.get(url, times, headers, guard=is_refused, check=context.check) as answer:
+    with http.get(
+        url, times, headers, guard=http.guard_but(settings.dl_http_private_hosts), check=context.check
+    ) as answer:
         if answer.status == _UNSATISFIABLE and part.size:
             if answer.headers.get("Content-Range") != f"bytes */{part.size}":
                 part.drop()
@@ -159,84 +160,43 @@ class Version(NamedTuple):
         return "" if self.etag.startswith("W/") else self.etag
 
 
-class Place(NamedTuple):
-    """The target of the download: a real folder below the data folder, and a file name."""
-
-    folder: Path
-    name: str
-
-    @classmethod
-    def below(cls, root: Path, path: str) -> Place:
-        """The place of `path` below the data folder; makes its folders. Raises PermanentError for a path outside."""
-        real = Path(os.path.realpath(root))
-        folder = Path(os.path.realpath(real / os.path.dirname(path)))
-        name = os.path.basename(path)
-        if name in ("", ".", "..") or not folder.is_relative_to(real):
-            raise PermanentError(f"path: {path} should be a file below the data folder")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise PermanentError(f"path: {path} should have folders before its last /") from None
-        if (folder / name).is_dir():
-            raise PermanentError(f"path: {path} is a folder")
-        return cls(folder, name)
-
-    @property
-    def file(self) -> Path:
-        """The file itself."""
-        return self.folder / self.name
-
-    @property
-    def note(self) -> Path:
-        """The path of the note that has the version of the file."""
-        return self.folder / f".{self.name}.http"
-
-    def version_of(self, url: str) -> Version | None:
-        """The version of the present file; None if it was changed, or did not come from this URL."""
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            noted = json.loads(self.note.read_text("utf-8"))
-            if noted["file"] == _stat(self.file) and noted["url"] == _hash(url):
-                return Version(noted["etag"], noted["modified"], noted["file"][0], noted["job"])
-        return None
-
-    def note_version(self, url: str, version: Version) -> None:
-        """Write the version of the present file to the note."""
-        noted: dict[str, Any] = {"url": _hash(url), "file": _stat(self.file)}
-        noted |= {"etag": version.etag, "modified": version.modified, "job": version.job}
-        draft = self.note.with_name(f"{self.note.name}.{os.getpid()}")
-        draft.write_text(json.dumps(noted), "utf-8")
-        os.replace(draft, self.note)
-
-
 class Part:
-    """The part file of one run. A later run of the job may continue in it."""
+    """The part file of one run, beside its target. A later run of the job may continue in it."""
 
-    @classmethod
-    @contextmanager
-    def open(cls, place: Place, context: Context, url: str) -> Iterator[Part]:
-        """The part that the checkpoint names, cut to the checkpoint; a new part if that one cannot be continued."""
+    def __init__(self, context: Context, url: str, path: str) -> None:
+        """Continue in the part of the checkpoint, cut to it; begin a new part if that one cannot be continued.
+
+        Makes the folders of `path`. Raises PermanentError for a path outside of the data folder.
+        """
         saved = context.checkpoint or {}
-        for path in place.folder.glob(f".{glob.escape(place.name)}.*.part"):
-            with suppress(OSError):
-                if path.stat().st_mtime < time.time() - _ABANDONED_SEC:
-                    path.unlink()
-        part = cls(place, context, url)
-        if saved.get("url") != _hash(url) or not part._take_over(saved):
-            part._open_new()
-        try:
-            yield part
-        finally:
-            if not part._saved:  # no later run can continue in it
-                part._path.unlink(missing_ok=True)
-            part._file.close()
-
-    def __init__(self, place: Place, context: Context, url: str) -> None:
-        self._place, self._context, self._url = place, context, url
+        self._context, self._target = context, _target(context.data_dir, path)
+        self._note = self._target.with_name(f".{self._target.name}.http")  # the version of the target
+        self._url = hashlib.sha256(url.encode()).hexdigest()  # for the note and checkpoints: a URL may hold a secret
         self._file: BinaryIO
         self._path: Path
         self.size = self._saved = 0
         self.version = Version()
         self._is_resumable = True  # so is each part with a checkpoint
+        for old in self._target.parent.glob(f".{glob.escape(self._target.name)}.*.part"):
+            with suppress(OSError):
+                if old.stat().st_mtime < time.time() - _ABANDONED_SEC:
+                    old.unlink()
+        if saved.get("url") != self._url or not self._take_over(saved):
+            self._open_new()
+
+    def close(self) -> None:
+        """Close the file, and remove it unless a later run can continue in it."""
+        if not self._saved:
+            self._path.unlink(missing_ok=True)
+        self._file.close()
+
+    def present_version(self) -> Version | None:
+        """The version of the target; None if it was changed, or did not come from this URL."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            noted = json.loads(self._note.read_text("utf-8"))
+            if noted["file"] == _stat(self._target) and noted["url"] == self._url:
+                return Version(noted["etag"], noted["modified"], noted["file"][0], noted["job"])
+        return None
 
     def write(self, chunk: bytes) -> None:
         """Append the chunk; save a checkpoint after each SAVED_BYTES."""
@@ -251,7 +211,7 @@ class Part:
             self._file.flush()
             os.fdatasync(self._file.fileno())
             self._saved = self.size
-            checkpoint = {"url": _hash(self._url), "part": self._path.name}
+            checkpoint = {"url": self._url, "part": self._path.name}
             self._context.save(checkpoint | {"bytes": self.size, "version": list(self.version)})
 
     def begin_anew(self, version: Version, is_resumable: bool) -> None:
@@ -276,16 +236,21 @@ class Part:
         """Rename the whole part to the target, and note its version."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        os.replace(self._path, self._place.file)
-        self._place.note_version(self._url, self.version._replace(job=str(self._context.job_id)))
+        os.replace(self._path, self._target)
+        noted: dict[str, Any] = {"url": self._url, "file": _stat(self._target), "job": str(self._context.job_id)}
+        noted |= {"etag": self.version.etag, "modified": self.version.modified}
+        draft = self._note.with_name(f"{self._note.name}.{os.getpid()}")
+        draft.write_text(json.dumps(noted), "utf-8")
+        os.replace(draft, self._note)
 
     def _open_new(self) -> None:
-        self._path = self._place.folder / f".{self._place.name}.{self._context.job_id}.{self._context.claim}.part"
+        name = f".{self._target.name}.{self._context.job_id}.{self._context.claim}.part"
+        self._path = self._target.with_name(name)
         self._file = _locked(self._path, os.O_CREAT | os.O_TRUNC)
 
     def _take_over(self, saved: dict[str, Any]) -> bool:
         """Continue in the part of the checkpoint; False if it is missing or too short, or a live run holds its lock."""
-        path = self._place.folder / str(saved["part"])
+        path = self._target.parent / str(saved["part"])
         try:
             file = _locked(path, 0)
         except OSError:
@@ -297,6 +262,22 @@ class Part:
         self._file, self._path, self.size, self._saved = file, path, saved["bytes"], saved["bytes"]
         self.version = Version(*saved["version"])
         return True
+
+
+def _target(root: Path, path: str) -> Path:
+    """The file `path` below the data folder; makes its folders. Raises PermanentError for a path outside."""
+    real = Path(os.path.realpath(root))
+    folder = Path(os.path.realpath(real / os.path.dirname(path)))
+    name = os.path.basename(path)
+    if name in ("", ".", "..") or not folder.is_relative_to(real):
+        raise PermanentError(f"path: {path} should be a file below the data folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise PermanentError(f"path: {path} should have folders before its last /") from None
+    if (folder / name).is_dir():
+        raise PermanentError(f"path: {path} is a folder")
+    return folder / name
 
 
 def _locked(path: Path, flags: int) -> BinaryIO:
@@ -313,8 +294,3 @@ def _locked(path: Path, flags: int) -> BinaryIO:
 def _stat(file: Path) -> list[int]:
     status = file.stat()
     return [status.st_size, status.st_mtime_ns]
-
-
-def _hash(url: str) -> str:
-    """The hash of the URL, for notes and checkpoints, because a URL may hold a secret."""
-    return hashlib.sha256(url.encode()).hexdigest()

@@ -1,21 +1,28 @@
-"""The forms of a pipeline's function, and its run in steps."""
+"""The forms of a pipeline's function, and its run in steps.
+
+A child that a run forks never comes back to the worker's code, and does not have the run's claim.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import sys
+import time
+import traceback
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
-
-from dataloader.pipelines.children import own_process
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from dataloader.pipelines.context import Context
     from dataloader.pipelines.registry import Pipeline
 
-_ASYNC_STEP = 0.1  # seconds between two safe points of a coroutine that awaits
+_STEP = 0.1  # seconds between two safe points of what waits
 
+T = TypeVar("T")
 Steps = Generator[Any, None, Any]
 
 
@@ -26,6 +33,14 @@ class Form(Enum):
     GENERATOR = auto()
     COROUTINE = auto()
     ASYNC_GENERATOR = auto()
+
+
+def rest(seconds: float) -> Generator[None, None, None]:
+    """Sleep for so long, with safe points."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(_STEP, left))
+        yield None
 
 
 def form_of(function: Callable[..., Any]) -> Form:
@@ -78,14 +93,14 @@ def _awaited(runner: asyncio.Runner, source: Any) -> Steps:
     task = loop.create_task(_as_coroutine(source))
     try:
         while not task.done():
-            runner.run(_wait(task, _ASYNC_STEP))
+            runner.run(asyncio.wait({task}, timeout=_STEP))
             if not task.done():
                 yield None
         return task.result()
     finally:
         if not task.done():
             task.cancel()
-            runner.run(_wait(task, None))
+            runner.run(asyncio.wait({task}))
 
 
 async def _as_coroutine(source: Any) -> Any:
@@ -98,5 +113,59 @@ async def _as_coroutine(source: Any) -> Any:
         raise RuntimeError("pipeline raised StopIteration") from e
 
 
-async def _wait(task: asyncio.Task[Any], timeout: float | None) -> None:
-    await asyncio.wait({task}, timeout=timeout)
+# --- the children ---
+
+
+class own_process:
+    """A block around a user's code, which only the process leaves that has entered it.
+
+    A child that the code forks ends where it would leave the block, as a script ends: its output is written, with the
+    traceback of an exception, and its exit status is that of `sys.exit`. All other code belongs to the parent and
+    does not run: no `finally` of a caller, no exit handler.
+    """
+
+    # No generator: a worker enters such a block for each step of a run.
+    __slots__ = ("_pid",)
+
+    def __enter__(self) -> None:
+        self._pid = os.getpid()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if os.getpid() == self._pid:
+            return
+        status = 1  # from here on as Python ends a process with this error
+        try:
+            code = error.code if isinstance(error, SystemExit) else 1
+            if error is None or isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit):
+                status = 0
+            elif not isinstance(error, SystemExit):
+                traceback.print_exception(error)
+            elif code is None or isinstance(code, int):
+                status = (code or 0) & 0xFF
+            else:
+                print(code, file=sys.stderr)  # noqa: T201  as Python does
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):  # the run may have closed it, or put something else there
+                    stream.flush()
+        finally:
+            os._exit(status)
+
+
+class _OfThisProcess:
+    __slots__ = ("_pid", "_thing")
+
+    def __init__(self, thing: object) -> None:
+        self._thing, self._pid = thing, os.getpid()
+
+    def __getattr__(self, name: str) -> Any:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "the context belongs to the process of the run, and this process was forked from it: let it return its"
+                " result to the run, and connect to a database by itself"
+            )
+        return getattr(self._thing, name)
+
+
+def bound_to_process(thing: T) -> T:
+    """A proxy of an object; its use in a child raises RuntimeError, because a child has neither claim nor session."""
+    return cast(T, _OfThisProcess(thing))

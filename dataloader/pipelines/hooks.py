@@ -1,4 +1,7 @@
-"""The hooks of a farm's workers: around a run, at its error, at the start of farm and worker, at a worker's death."""
+"""The hooks of a farm's workers: around a run, at its error, at the start of farm and worker, at a worker's death.
+
+Each decorator raises TypeError unless the function can be called as it says.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def around_run(function: F) -> F:
     without it, the run counts as done; when it raises another, the run has failed with that one. A MemoryError, and
     what is no Exception (Stopped, at a cancellation, a drain or a timeout), passes: only `finally` and `with` do their
     work. Where a function swallows what one within it has raised before its yield, the run has failed, for the pipeline
-    has not begun. Raises TypeError unless it is such a function.
+    has not begun.
     """
     return AROUND_RUN.add(function)
 
@@ -57,8 +60,7 @@ def on_error(function: F) -> F:
 
     `exc` is the exception with which the run has ended, behind every `around_run`; TimeoutError for a run over its
     time. For a batch it is called also for each exception that the pipeline has given to `context.fail`, with a `run`
-    of that key alone. An exception of `function` is logged and changes nothing. Raises TypeError unless the
-    function can be called so.
+    of that key alone. An exception of `function` is logged and changes nothing.
     """
     return ON_ERROR.add(function)
 
@@ -67,26 +69,20 @@ def on_farm_start(function: F) -> F:
     """Call `function()` once for each start and each reload of a machine's workers, in one of them.
 
     No worker of that start claims a job before it has returned; at a reload the older workers go on claiming. An
-    exception keeps the farm from starting, as that of an import does. Raises TypeError unless the function can be
-    called so.
+    exception keeps the farm from starting, as that of an import does.
     """
     return ON_FARM_START.add(function)
 
 
 def on_worker_start(function: F) -> F:
-    """Call `function()` in each worker process before its first claim.
-
-    An exception keeps the worker from starting, as that of an import does. Raises TypeError unless the function can be
-    called so.
-    """
+    """Call `function()` in each worker process before its first claim; an exception keeps the worker from starting."""
     return ON_WORKER_START.add(function)
 
 
 def last_words(function: F) -> F:
     """Call `function(exc)` when a worker process is about to end because of the exception `exc`.
 
-    A process that is killed calls nothing. An exception of `function` is logged. Raises TypeError unless the
-    function can be called so.
+    A process that is killed calls nothing. An exception of `function` is logged.
     """
     return LAST_WORDS.add(function)
 

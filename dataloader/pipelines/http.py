@@ -14,7 +14,7 @@ import math
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -98,8 +98,8 @@ class Answer:
         self.name, self.status, self.headers = name, response.status, response.headers
         self._response = response
         self._count = 0
-        length = self.headers.get("Content-Length") or ""
-        self.length = int(length) if re.fullmatch(r"[0-9]{1,18}", length) and not response.chunked else None
+        length = self.headers.get("Content-Length") or ""  # 0 is the response's for HEAD, 204 and 304
+        self.length = response.length if re.fullmatch(r"[0-9]{1,18}", length) and not response.chunked else None
 
     def read(self, size: int) -> bytes:
         """The bytes that have come, up to so many; b"" at the end. Raises Unreachable where the end is too soon."""
@@ -120,13 +120,18 @@ class Answer:
         return bytes(pieces)
 
     def require_final(self) -> None:
-        """Raise Unreachable for a status that passes, and Retry where the server says when to come again."""
-        reason = f"{self.name} answered {self.status}"
-        again_sec = pause_of(self.headers.get("Retry-After"))
-        if again_sec is not None and self.status in (429, 503):
-            raise Retry(min(again_sec, AGAIN_MOST_SEC), f"{reason} and asks for {again_sec:g} s")
-        if self.status >= 500 or self.status in PASSING:
-            raise Unreachable(reason)
+        """As the function of this name."""
+        require_final(self.name, self.status, self.headers.get("Retry-After"))
+
+
+def require_final(name: str, status: int, retry_after: str | None) -> None:
+    """Raise Unreachable for a status that passes, and Retry where the server says when to come again."""
+    reason = f"{name} answered {status}"
+    again_sec = pause_of(retry_after)
+    if again_sec is not None and status in (429, 503):
+        raise Retry(min(again_sec, AGAIN_MOST_SEC), f"{reason} and asks for {again_sec:g} s")
+    if status >= 500 or status in PASSING:
+        raise Unreachable(reason)
 
 
 @contextmanager
@@ -242,7 +247,8 @@ def _connected(address: Address, within: float, guard: Guard | None) -> socket:
     if not allowed:
         internal = "an address of this machine or of a private network"
         kind = "a link-local address, or that of a metadata service" if is_forbidden(str(places[0][4][0])) else internal
-        raise Refused(f"{address.name} has {kind}: nothing is sent there")
+        remedy = "" if kind != internal else "; DL_HTTP_PRIVATE_HOSTS may allow the host"
+        raise Refused(f"{address.name} has {kind}: nothing is sent there{remedy}")
     until = time.monotonic() + within
     for number, (family, type_, protocol, _, place) in enumerate(allowed):
         made = socket(family, type_, protocol)
@@ -283,11 +289,10 @@ class _Watched(io.RawIOBase):
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
-        """See RawIOBase."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """See RawIOBase; raises Unreachable when a time is over."""
+        """Raises Unreachable when a time is over."""
         return self._awaited(self._socket.recv_into, buffer)
 
     def sendall(self, data: bytes) -> None:
@@ -336,6 +341,11 @@ def is_forbidden(text: str) -> bool:
 def is_internal(text: str) -> bool:
     """PURE: whether this IP address is forbidden, or of this machine, or of a private network."""
     return is_forbidden(text) or not all(each.is_global for each in _meant(ip_address(text.partition("%")[0])))
+
+
+def guard_but(private_hosts: Collection[str]) -> Guard:
+    """The guard that refuses internal addresses, but for these hosts forbidden ones alone."""
+    return lambda host, ip: is_forbidden(ip) if host in private_hosts else is_internal(ip)
 
 
 def _meant(given: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from errno import EADDRINUSE
 from fnmatch import fnmatchcase
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -32,13 +31,12 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from dataloader import config, pipelines
 from dataloader.config import Settings
-from dataloader.pipelines import Context, PermanentError, Retry, absent, register, retries, validated
+from dataloader.pipelines import Context, PermanentError, Retry, register_with, retries, validated
 from dataloader.pipelines.http import certificates
 
 if TYPE_CHECKING:
     import httpx
 
-TASK = "llm.generate"
 TIMEOUT_SEC = 600.0  # of a run, where the job names no other limit
 KEPT_SEC = 60.0  # for how long a scan's answer counts
 CONNECT_SEC = 3.0
@@ -75,13 +73,6 @@ _scanned: dict[tuple[Kind, str], tuple[float, Node]] = {}  # by this process: wh
 
 class PassedOver(Exception):
     """A node is not asked, or its answer is not taken. The text is the reason, without a secret."""
-
-
-class Passed(NamedTuple):
-    """A node that was passed over, by its name, and why."""
-
-    node: str
-    reason: str
 
 
 class Options(pipelines.Arguments):
@@ -148,6 +139,12 @@ class Node:
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
+@register_with(
+    *("httpx", "llm", "llm.generate"),
+    timeout_sec=TIMEOUT_SEC,
+    timeout_factor=lambda args: timeout_factor(args.get("model")),
+    affinity=("model", "category"),
+)
 async def generate(args: dict[str, Any], context: Context) -> dict[str, Any]:
     """Ask the nodes in turn until one has answered; return its text, model, node and tokens, and who was passed over.
 
@@ -159,12 +156,12 @@ async def generate(args: dict[str, Any], context: Context) -> dict[str, Any]:
 
     wanted, settings = validated(Arguments, args), config.load()
     names = patterns(wanted, settings.dl_llm_categories)
-    passed: list[Passed] = []
+    passed: list[dict[str, str]] = []  # the nodes that were passed over, and why
 
-    def pass_over(each: Passed) -> None:
-        passed.append(each)
-        context.note(f"{each.node} passed over: {each.reason}")
-        context.logger.warning("node passed over: %s: %s", *each, extra=each._asdict())
+    def pass_over(node: Node, reason: object) -> None:
+        passed.append({"node": node.name, "reason": str(reason)})
+        context.note(f"{node.name} passed over: {reason}")
+        context.logger.warning("node passed over: %s: %s", node.name, reason, extra=passed[-1])
 
     async with httpx.AsyncClient(
         timeout=httpx.Timeout(settings.dl_llm_silence_sec, connect=CONNECT_SEC),
@@ -176,53 +173,25 @@ async def generate(args: dict[str, Any], context: Context) -> dict[str, Any]:
         known, down = await scan(http, settings)
         if not candidates(known, names):  # an earlier scan may be out of date
             known, down = await scan(http, settings, anew=True)
-        for each in down:
-            pass_over(each)
+        for node, why in down:
+            pass_over(node, why)
         chosen = candidates(known, names)
         if not chosen and wanted.model and not down:
             models = ", ".join(sorted({model for node in known for model in node.models})[:_MODELS_NAMED])
             raise PermanentError(f"model: no node has {wanted.model}; there are {models or 'none'}")
         for node, model in chosen:
-            result = {
-                "tokens": 0,
-                "node": node.name,
-                "model": model,
-                "passed_over": [each._asdict() for each in passed],
-            }
+            result = {"tokens": 0, "node": node.name, "model": model, "passed_over": [*passed]}
             try:
                 await check_load(http, node, settings.dl_llm_busy_percent)
                 with place(node, settings.dl_llm_mlx_concurrent):
                     silence_sec = settings.dl_llm_silence_sec * timeout_factor(model)
-                    return await _answer_of(node, wanted, result, context, http, silence_sec)
+                    return await _answer_of(http, node, wanted, result, context, silence_sec)
             except PassedOver as e:
-                pass_over(Passed(node.name, str(e)))
+                pass_over(node, e)
     target = wanted.model or f"category {wanted.category or 'default'}"
-    reasons = "; ".join(f"{node}: {reason}" for node, reason in passed) or "no node has such a model"
+    reasons = "; ".join(f"{each['node']}: {each['reason']}" for each in passed) or "no node has such a model"
     # The next attempt is due as after other errors, but this text needs no stack.
     raise Retry(retries.linear()(context.attempt), f"no node has answered ({target}): {reasons}")
-
-
-async def _answer_of(
-    node: Node,
-    wanted: Arguments,
-    result: dict[str, Any],
-    context: Context,
-    http: httpx.AsyncClient,
-    silence_sec: float,
-) -> dict[str, Any]:
-    """The node's answer as the pipeline's result; raises PassedOver where there is none."""
-    texts: list[str] = []
-    context.progress(result)
-    async for piece in _pieces(http, node, result["model"], wanted, silence_sec):
-        texts.append(piece.text)
-        result["tokens"] = result["tokens"] + piece.tokens if piece.total is None else piece.total
-        context.progress(result)
-    text = "".join(texts)
-    if not text.strip():
-        raise PassedOver("its answer is empty")
-    if is_echo(text, wanted.prompt, wanted.system):
-        raise PassedOver("its answer only repeats the prompt")
-    return {"text": text, **result}
 
 
 # --- which node is asked for which model ---
@@ -268,44 +237,45 @@ def addresses(settings: Settings, root: Path = Path("/")) -> list[tuple[Kind, st
 
     In a container this machine is `host.docker.internal`, for `localhost` is the container itself.
     """
-    named: list[tuple[Kind, str]] = [
-        *(("ollama", _base(url)) for url in (*settings.ollama_api_url, *settings.ollama_base_url)),
-        *(("mlx", _base(url)) for url in settings.mlx_api_url),
-    ]
+    ollamas = (*settings.ollama_api_url, *settings.ollama_base_url)
+    by_kind: dict[Kind, tuple[str, ...]] = {"ollama": ollamas, "mlx": settings.mlx_api_url}
+    # Without the end that some programs want in these variables, as in http://localhost:11434/api.
+    named = dict.fromkeys(
+        (kind, url.rstrip("/").removesuffix("/api").removesuffix("/v1").rstrip("/"))
+        for kind, urls in by_kind.items()
+        for url in urls
+    )
     if named:
-        return list(dict.fromkeys(named))
+        return list(named)
     host = "host.docker.internal" if any((root / name).exists() for name in _CONTAINER) else "localhost"
     return [("ollama", f"http://{host}:11434"), ("mlx", f"http://{host}:11435")]
 
 
-def _base(url: str) -> str:
-    """Without the end that some programs want in these variables, as in http://localhost:11434/api."""
-    return url.rstrip("/").removesuffix("/api").removesuffix("/v1").rstrip("/")
-
-
-async def scan(http: httpx.AsyncClient, settings: Settings, anew: bool = False) -> tuple[list[Node], list[Passed]]:
+async def scan(
+    http: httpx.AsyncClient, settings: Settings, anew: bool = False
+) -> tuple[list[Node], list[tuple[Node, PassedOver]]]:
     """The nodes that answer, with their models, and those that do not, with the reason.
 
     An answer is kept for KEPT_SEC in this process, unless `anew`; that a node is down is not kept.
     """
-    results = await asyncio.gather(*(_scan(http, kind, url, anew) for kind, url in addresses(settings)))
-    return [each for each in results if isinstance(each, Node)], [each for each in results if isinstance(each, Passed)]
 
-
-async def _scan(http: httpx.AsyncClient, kind: Kind, url: str, anew: bool) -> Node | Passed:
-    at, node = _scanned.get((kind, url), (0.0, None))
-    if node and not anew and time.monotonic() < at + KEPT_SEC:
+    async def scanned(kind: Kind, url: str) -> Node | tuple[Node, PassedOver]:
+        at, node = _scanned.get((kind, url), (0.0, None))
+        if node and not anew and time.monotonic() < at + KEPT_SEC:
+            return node
+        try:
+            models = _names(await _asked(http, url + _MODELS[kind]))
+            loaded = _names(await _asked(http, f"{url}/api/ps", is_optional=True)) if kind == "ollama" else ()
+            # Ollama and mlx_lm's server have no document about their load.
+            paths = [path for path in _STATUS if reports_load(await _asked(http, url + path, is_optional=True))]
+        except PassedOver as e:
+            return Node(kind, url), e
+        node = Node(kind, url, models, frozenset(loaded), next(iter(paths), None))
+        _scanned[kind, url] = time.monotonic(), node
         return node
-    try:
-        models = _names(await _asked(http, url + _MODELS[kind]))
-        loaded = _names(await _asked(http, f"{url}/api/ps", is_optional=True)) if kind == "ollama" else ()
-        # Ollama and mlx_lm's server have no document about their load.
-        paths = [path for path in _STATUS if reports_load(await _asked(http, url + path, is_optional=True))]
-    except PassedOver as e:
-        return Passed(Node(kind, url).name, str(e))
-    node = Node(kind, url, models, frozenset(loaded), next(iter(paths), None))
-    _scanned[kind, url] = time.monotonic(), node
-    return node
+
+    results = await asyncio.gather(*(scanned(kind, url) for kind, url in addresses(settings)))
+    return [each for each in results if isinstance(each, Node)], [each for each in results if isinstance(each, tuple)]
 
 
 def _names(document: Any) -> tuple[str, ...]:
@@ -458,17 +428,20 @@ def question(node: Node, model: str, wanted: Arguments) -> dict[str, Any]:
     return body | {"messages": messages, "stream_options": {"include_usage": True}} | options | limit
 
 
-async def _pieces(
-    http: httpx.AsyncClient, node: Node, model: str, wanted: Arguments, silence_sec: float
-) -> AsyncIterator[Piece]:
-    """Ask the node, and give its answer piece by piece.
+async def _answer_of(
+    http: httpx.AsyncClient, node: Node, wanted: Arguments, result: dict[str, Any], context: Context, silence_sec: float
+) -> dict[str, Any]:
+    """Ask the node; its answer as the pipeline's result, whose other parts are reported with each piece.
 
-    Raises PassedOver when the node refuses, is silent for `silence_sec`, says an error, or ends before the end. Where
-    the iteration is given up, closing the connection tells the node to stop.
+    Raises PassedOver when the node refuses, is silent for `silence_sec`, says an error, ends before the end, or says
+    nothing new. Where the run has to stop, closing the connection tells the node to stop.
     """
     import httpx
 
-    timeout, body, answer = httpx.Timeout(silence_sec, connect=CONNECT_SEC), question(node, model, wanted), Answer()
+    timeout, answer = httpx.Timeout(silence_sec, connect=CONNECT_SEC), Answer()
+    body = question(node, result["model"], wanted)
+    texts: list[str] = []
+    context.progress(result)
     try:
         async with http.stream("POST", node.url + _PATH[node.kind], json=body, timeout=timeout) as response:
             if response.status_code != httpx.codes.OK:
@@ -480,14 +453,23 @@ async def _pieces(
                     line = await anext(lines, None)
                 if line is None:
                     break
-                yield answer.read(line)
+                piece = answer.read(line)
+                texts.append(piece.text)
+                result["tokens"] = result["tokens"] + piece.tokens if piece.total is None else piece.total
+                context.progress(result)
     except TimeoutError:
-        return  # the answer is whole
+        pass  # the answer is whole
     except httpx.HTTPError as e:
         if not answer.is_whole:
             raise trouble(e, silence_sec) from None
+    text = "".join(texts)
     if not answer.is_whole:
         raise PassedOver("it ended its answer in the middle")
+    if not text.strip():
+        raise PassedOver("its answer is empty")
+    if is_echo(text, wanted.prompt, wanted.system):
+        raise PassedOver("its answer only repeats the prompt")
+    return {"text": text, **result}
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
@@ -575,14 +557,3 @@ def _plain(text: str) -> str:
     """The words with one space between them; a text without letters and digits keeps its marks."""
     words = " ".join(re.findall(r"\w+", text.casefold()))
     return words or "".join(text.split())
-
-
-if find_spec("httpx"):
-    register(
-        TASK,
-        timeout_sec=TIMEOUT_SEC,
-        timeout_factor=lambda args: timeout_factor(args.get("model")),
-        affinity=("model", "category"),
-    )(generate)
-else:
-    absent(TASK, "it needs httpx: pip install 'dataloader-farm[llm]'")

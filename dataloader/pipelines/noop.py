@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
-from dataloader.pipelines import PermanentError, register
+from dataloader.pipelines import PermanentError, register, rest
 
 STEPS = ("sleep1", "sleep2", "sleep3")
-_SLICE = 0.1  # seconds between safe points
 
 
 @register("noop")
@@ -17,7 +15,7 @@ def noop(args: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
     """Sleep `sleep1`, `sleep2`, `sleep3` seconds (default 0 each) and report a step after each."""
     pauses = [_seconds(args, name) for name in STEPS]
     for number, (name, seconds) in enumerate(zip(STEPS, pauses, strict=True), start=1):
-        yield from _sleep(seconds)
+        yield from rest(seconds)
         yield {"processed": number, "total": len(STEPS), "step": name}
 
 
@@ -26,10 +24,3 @@ def _seconds(args: dict[str, Any], name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 86_400:
         raise PermanentError(f"{name} should be a number of seconds from 0 to 86400")
     return float(value)
-
-
-def _sleep(seconds: float) -> Iterator[None]:
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        time.sleep(min(_SLICE, left))
-        yield None

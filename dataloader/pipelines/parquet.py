@@ -7,18 +7,16 @@ imported by the first run: it costs a worker some 60 MB.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from dataloader.pipelines import Context, PermanentError, Progress, absent, csv_table, register, validated
+from dataloader.pipelines import Context, PermanentError, Progress, csv_table, register_with, validated
 from dataloader.pipelines.csv_table import FileArguments, FileSource, Place, Target, identifier, opened, unique
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-TASK = "load.parquet"
 _BUFFER = 2**20  # bytes of a column that are read at once
 _BATCH_ROWS, _BATCH_BYTES = 1_000, 2**22  # that are decoded at once
 # The type of a new table's column; what is not here is text there.
@@ -33,56 +31,86 @@ class Wanted(Target, FileArguments):
     """The `args` of `load.parquet`; docs/loaders.md explains each."""
 
 
-def load_parquet(args: dict[str, Any], context: Context) -> Iterator[Progress | None]:
-    """Make the rows of `table` with the file's keys equal to the file's, in one transaction.
+@register_with("pyarrow", "parquet", "load.parquet", spares_attempts=True)
+def load_parquet(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, Progress]:
+    """Make the rows of `table` with the file's keys equal to the file's, as `load.csv` does.
 
-    A second run changes nothing. The last of several rows with the same key counts. A wrong argument, a file that is
-    damaged, a value that the table refuses and a table that does not fit raise PermanentError and leave the table
-    unchanged. A run after another one that ended in the middle of a large file goes on there, unless the file has
-    changed.
+    A file that is damaged raises PermanentError too.
     """
     wanted = validated(Wanted, args)
     with open(opened(context.data_dir, wanted.path), "rb", buffering=0) as file:
-        source = ParquetFile(wanted.path, file)
-        yield from csv_table.load(context, wanted, source, in_parts=source.size > csv_table.PART_BYTES)
+        source = ParquetFile(wanted.path, file.fileno(), file)
+        return (yield from csv_table.load(context, wanted, source, in_parts=source.size > csv_table.PART_BYTES))
 
 
-class ParquetFile(FileSource):
-    """The rows of a file as CSV records, numbered from 1."""
+class ArrowFile(FileSource):
+    """The rows of a file that pyarrow reads as CSV records, numbered from 1."""
 
-    def __init__(self, path: str, file: BinaryIO) -> None:
-        """Read what the file says of itself; raises PermanentError where it is no Parquet file that can be loaded."""
-        from pyarrow import parquet
+    kind: str  # of file, for people
 
-        super().__init__(path, file.fileno())
+    def __init__(self, path: str, descriptor: int, file: BinaryIO, wanted: Target | None = None) -> None:
+        """Read what the file says of itself; raises PermanentError where it is no such file that can be loaded."""
+        super().__init__(path, descriptor)
         with self._readable():
-            self._parquet: Any = parquet.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)
-        schema = self._parquet.schema_arrow
-        try:
-            names = unique([identifier(name) for name in schema.names])
-        except ValueError as e:
-            raise PermanentError(f"{path}: the names of its columns: {e}") from None
-        self.columns = dict(zip(names, (_type(field.type) for field in schema), strict=True))
+            schema = self._opened(file)
+        self.columns = columns_of(path, schema)
 
     @property
     def expected(self) -> int:
         """How many rows there are."""
-        return int(self._parquet.metadata.num_rows)
+        return self.total
+
+    def _opened(self, file: BinaryIO) -> Any:
+        """Open the file; returns its schema."""
+        raise NotImplementedError
+
+    def _batches(self, skipped: int) -> Iterator[Any]:
+        """The rows behind so many, some at a time."""
+        raise NotImplementedError
 
     def records(self, begin: Place) -> Iterator[tuple[int, str]]:
-        """See Source."""
-        self._count = begin.records
+        self._count = begin.records  # at once, for `place`
+        return self._records()
+
+    def _records(self) -> Iterator[tuple[int, str]]:
         for batch in self._batches(self._count):
             with self._readable():
-                texts = _records(batch)
+                texts = csv_records(batch)
             for text in texts:
                 yield self._counted(text, len(text))
         if self._count != self.expected:  # pyarrow ends where the pages of a row group end, without an error
             fault = f"it has {self._count} rows, and should have {self.expected}"
             raise PermanentError(f"{self.origin}: is damaged: {fault}")
 
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Errors of pyarrow as ours: their texts may quote values."""
+        import pyarrow
+
+        try:
+            yield
+            return
+        except (pyarrow.ArrowException, OSError, UnicodeError) as e:
+            if isinstance(e, OSError) and e.errno:
+                raise
+        self.require_unchanged()  # outside of the handler, for the chain of its error would show pyarrow's text
+        raise PermanentError(f"{self.origin}: is no {self.kind} file, or is damaged")
+
+
+class ParquetFile(ArrowFile):
+    """A Parquet file; its row groups bound what is read at once."""
+
+    kind = "Parquet"
+
+    def _opened(self, file: BinaryIO) -> Any:
+        from pyarrow import parquet
+
+        self._parquet: Any = parquet.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)
+        self.total = self._parquet.metadata.num_rows
+        return self._parquet.schema_arrow
+
     def _batches(self, skipped: int) -> Iterator[Any]:
-        """The rows behind so many, some at a time; row groups before them are not read."""
+        # Row groups before them are not read.
         metadata = self._parquet.metadata
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
@@ -101,22 +129,38 @@ class ParquetFile(FileSource):
                     yield batch.slice(skipped)
                 skipped = max(0, skipped - batch.num_rows)
 
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Errors of pyarrow as ours: their texts may quote values."""
-        import pyarrow
 
-        try:
-            yield
-        except (pyarrow.ArrowException, OSError, UnicodeError) as e:
-            if isinstance(e, OSError) and e.errno:
-                raise
-            if not self.unchanged():
-                raise RuntimeError(f"a program wrote to {self.origin} during the load") from None
-            raise PermanentError(f"{self.origin}: is no Parquet file, or is damaged") from None
+class OrcFile(ArrowFile):
+    """An ORC file, read stripe by stripe."""
+
+    kind = "ORC"
+
+    def _opened(self, file: BinaryIO) -> Any:
+        from pyarrow import orc
+
+        self._orc: Any = orc.ORCFile(file)
+        self.total = self._orc.nrows
+        return self._orc.schema
+
+    def _batches(self, skipped: int) -> Iterator[Any]:
+        for number in range(self._orc.nstripes):
+            with self._readable():
+                stripe = self._orc.read_stripe(number)
+            for begin in range(skipped, stripe.num_rows, _BATCH_ROWS):
+                yield stripe.slice(begin, _BATCH_ROWS)
+            skipped = max(0, skipped - stripe.num_rows)
 
 
-def _records(batch: Any) -> list[str]:
+def columns_of(origin: str, schema: Any) -> dict[str, str]:
+    """The columns of an Arrow schema with the types of a new table; raises PermanentError for wrong names."""
+    try:
+        names = unique([identifier(name) for name in schema.names])
+    except ValueError as e:
+        raise PermanentError(f"{origin}: the names of its columns: {e}") from None
+    return dict(zip(names, (_type(field.type) for field in schema), strict=True))
+
+
+def csv_records(batch: Any) -> list[str]:
     """PURE: the rows of a batch as CSV: every value in quotes, and a null as nothing."""
     from pyarrow import compute
 
@@ -131,7 +175,7 @@ def _records(batch: Any) -> list[str]:
 def _texts(column: Any) -> Any:
     """PURE: the values of a column as PostgreSQL reads them; raises pyarrow's errors."""
     import pyarrow
-    from pyarrow import types
+    from pyarrow import compute, types
 
     kind = column.type
     if types.is_dictionary(kind):
@@ -139,16 +183,25 @@ def _texts(column: Any) -> Any:
     if isinstance(kind, pyarrow.BaseExtensionType):
         return _python(column, str) if kind.extension_name == "arrow.uuid" else _texts(column.storage)
     if types.is_duration(kind):
-        return _python(column.cast(pyarrow.duration("us")).cast(pyarrow.int64()), "{} microseconds".format)
-    if types.is_timestamp(kind) and kind.tz:
-        column = column.cast(pyarrow.timestamp(kind.unit, "UTC"))
+        return _python(column.cast(pyarrow.duration("us"), safe=False).cast(pyarrow.int64()), "{} microseconds".format)
+    if types.is_timestamp(kind):
+        if kind.unit == "ns":  # PostgreSQL would round, and so move a value into the next year
+            column = compute.floor_temporal(column, unit="microsecond").cast(pyarrow.timestamp("us", kind.tz))
+        if kind.tz:
+            column = column.cast(pyarrow.timestamp(column.type.unit, "UTC"))
+    elif types.is_time64(kind):
+        column = column.cast(pyarrow.time64("us"), safe=False)
     elif types.is_float16(kind):
         column = column.cast(pyarrow.float32())
     elif types.is_nested(kind):
-        return _python(column, lambda value: json.dumps(value, default=str, ensure_ascii=False))
+        return _python(column, lambda value: json.dumps(value, default=_json, ensure_ascii=False))
     elif types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return _python(column, lambda value: f"\\x{value.hex()}")
     return column.cast(pyarrow.string())
+
+
+def _json(value: Any) -> str:
+    return f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
 
 
 def _python(column: Any, text_of: Any) -> Any:
@@ -168,12 +221,8 @@ def _type(kind: Any) -> str:
         return {"arrow.uuid": "uuid", "arrow.json": "jsonb"}.get(kind.extension_name) or _type(kind.storage_type)
     if types.is_timestamp(kind):
         return "timestamp with time zone" if kind.tz else "timestamp"
+    if types.is_decimal(kind) and kind.scale >= 0:
+        return f"numeric({kind.precision},{kind.scale})"
     checks = {"is_decimal": "numeric", "is_time": "time", "is_duration": "interval", "is_nested": "jsonb"}
     checks |= dict.fromkeys(("is_binary", "is_large_binary", "is_fixed_size_binary"), "bytea")
     return next((ours for check, ours in checks.items() if getattr(types, check)(kind)), _TYPES.get(str(kind), "text"))
-
-
-if find_spec("pyarrow"):
-    register(TASK, spares_attempts=True)(load_parquet)
-else:
-    absent(TASK, "it needs pyarrow: pip install 'dataloader-farm[parquet]'")

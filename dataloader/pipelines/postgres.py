@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import re
 import select
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from typing import Annotated, Any
 
 import psycopg
 from psycopg import errors, sql
@@ -20,11 +21,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.postgres import types
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from dataloader import config
 from dataloader.pipelines import Arguments, Context, PermanentError, Progress, csv_table, register, validated
 from dataloader.pipelines.csv_table import Place, Source, Target, identifier, is_permanent, reason_of, unique
+from dataloader.pipelines.state import NAME_MOST
 
 _CONNECT_SEC = 10
 _CANCEL_SEC = 2.0
@@ -43,6 +45,11 @@ _TYPES = {
     *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "varchar", "uuid", "json", "jsonb"),
     *("bytea", "date", "time", "timetz", "timestamp", "timestamptz", "interval", "inet", "cidr"),
 }
+# The type of a cursor's lag, for the types of its column.
+_LAGS = {
+    "interval": {"date", "timestamp without time zone", "timestamp with time zone"},
+    "numeric": {"smallint", "integer", "bigint", "numeric", "real", "double precision"},
+}
 # What may be shown of libpq's words, which also name the host, the user and the database.
 _TROUBLES = (
     *("password authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist"),
@@ -55,28 +62,53 @@ class Unavailable(Exception):
     """The source gave no complete answer to this attempt."""
 
 
-class _Origin(Arguments):
+class Cursor(Arguments):
+    """Which rows of a query are new: those whose `column` is not below the largest loaded value, less `lag`."""
+
+    column: Annotated[str, AfterValidator(identifier)]
+    lag: str | int | float | None = None  # an interval such as "5 min" for times, a number for numbers
+    name: str | None = Field(default=None, min_length=1, max_length=NAME_MOST)  # of the state; SOURCE:TABLE
+
+
+class Origin(Arguments):
+    """The arguments of a load from another database."""
+
     source: str = Field(pattern=config.SOURCE_NAME)
     query: str = Field(min_length=1, max_length=100_000, pattern=r"^[^\x00]+$")
 
 
-class Wanted(Target, _Origin):
+class Wanted(Target, Origin):
     """The `args` of `load.postgres`; docs/loaders.md explains each."""
 
     resume: bool = False
+    cursor: Cursor | None = None
 
 
 @register("load.postgres", spares_attempts=True)
-def load_postgres(args: dict[str, Any], context: Context) -> Iterator[Progress | None]:
+def load_postgres(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, Progress]:
     """Make the rows of `table` with the query's keys equal to the query's, in one transaction.
 
-    A second run changes nothing. The last of several rows with the same key counts. A wrong argument, a query that the
-    source refuses or that would write there, a value that the table refuses and a table that does not fit raise
-    PermanentError and leave the table unchanged; a source that does not answer raises Unavailable.
+    The promises are those of `load.csv`. A query that the source refuses or that would write there raises
+    PermanentError too; a source that does not answer raises Unavailable. With a cursor the largest value is written in
+    the transaction that writes the rows, and the next job goes on there.
     """
     wanted = validated(Wanted, args)
+    if wanted.cursor is None:
+        with closing(Query(wanted, context)) as source:
+            return (yield from csv_table.load(context, wanted, source, in_parts=wanted.resume))
+    if wanted.resume:
+        raise PermanentError("resume: a load with a cursor is one transaction: leave resume out")
+    if wanted.mode == "replace" or wanted.delete_missing:
+        raise PermanentError(
+            "cursor: mode replace and delete_missing need all rows, and a cursor leaves the old ones out"
+        )
+    if wanted.mode == "append" and wanted.cursor.lag is not None:
+        raise PermanentError("cursor: a lag reads rows again, so it needs mode merge with a key, not append")
+    state = context.state(wanted.cursor.name or f"{wanted.source}:{wanted.table}")
     with closing(Query(wanted, context)) as source:
-        yield from csv_table.load(context, wanted, source, in_parts=wanted.resume)
+        most = source.limit(wanted.cursor, state.value, is_once=wanted.mode == "append")
+        counts = yield from csv_table.load(context, wanted, source, finish=partial(state.set, most))
+        return Progress(counts["processed"], **counts | {"cursor": most})
 
 
 class Query(Source):
@@ -87,10 +119,11 @@ class Query(Source):
     def __init__(self, wanted: Wanted, context: Context) -> None:
         """Raises PermanentError for a query that the source does not take, Unavailable without the source."""
         super().__init__(f"source {wanted.source}")
-        self._query, self._check = wanted.query, context.check
+        self._query, self._check = wanted.query.encode(), context.check
         self._key = wanted.key if wanted.resume else []  # of rows in its order, so that others may begin behind one
         self._last: str | None = None  # the latest record
         self._conn = self._connected(wanted.source, f"dl-load:{context.job_id}")
+        self._pg = self._conn.pgconn
         try:
             self._ask(lambda: self._pg.send_query(_BEGIN))
             self.columns = self._described()
@@ -100,6 +133,39 @@ class Query(Source):
         query = hashlib.sha256(wanted.query.encode()).hexdigest()
         self.version = [wanted.source, query, self.columns]
 
+    def limit(self, cursor: Cursor, mark: str | None, is_once: bool) -> str | None:
+        """Leave out the rows below the mark; the largest value that the column has had, as text.
+
+        The rows at the mark are read again, unless each may be read only once. A null has no place in the order, so its
+        row is read each time. Raises PermanentError for a cursor that does not fit the query.
+        """
+        if (kind := self.columns.get(cursor.column)) is None:
+            raise PermanentError(f"cursor: {cursor.column} should be in the query")
+        lag_kind = next((lag for lag, kinds in _LAGS.items() if kind in kinds), None)
+        if cursor.lag is not None and (lag_kind is None or isinstance(cursor.lag, str) != (lag_kind == "interval")):
+            right = {"interval": 'an interval, such as "5 min"', "numeric": "a number"}.get(lag_kind or "", "left out")
+            raise PermanentError(f"cursor: the lag of {cursor.column}, which is of the type {kind}, should be {right}")
+        column, rows = sql.Identifier("dl_rows", cursor.column), b") AS dl_rows"
+        last = sql.SQL("{}::{}").format(sql.Literal(None if mark is None else str(mark)), sql.SQL(kind))
+        if mark is not None:
+            lag = sql.SQL("{}::{}").format(sql.Literal(str(cursor.lag or 0)), sql.SQL(lag_kind)) if lag_kind else None
+            least = sql.SQL("least({0}, {0} - {1})").format(last, lag) if lag else last  # a lag below 0 would lose rows
+            compared = sql.SQL("{} > {}" if is_once else "{} >= {}").format(column, least)
+            rows += sql.SQL(" WHERE {} OR {} IS NULL").format(compared, column).as_bytes(self._conn)
+        facts = sql.SQL("SELECT greatest(max({0}), {1})::text, count(*) - count({0}) FROM (").format(column, last)
+        rows = self._query + b"\n" + rows
+        self._query = b"SELECT * FROM (" + rows
+        found = self._ask(lambda: self._pg.send_query(facts.as_bytes(self._conn) + rows))
+        if is_once and found.get_value(0, 1) != b"0":
+            raise PermanentError(f"cursor: {cursor.column} has nulls, whose rows mode append would add each time")
+        most = found.get_value(0, 0)
+        if most in (b"infinity", b"Infinity", b"NaN"):
+            raise PermanentError(
+                f"cursor: {cursor.column} has the value {most.decode()}, behind which nothing is new: the query should"
+                " leave such rows out"
+            )
+        return None if most is None else most.decode()
+
     def close(self) -> None:
         """End the session, and the query if it goes on."""
         if self._pg.transaction_status == TransactionStatus.ACTIVE:
@@ -108,7 +174,7 @@ class Query(Source):
         self._conn.close()
 
     def records(self, begin: Place) -> Iterator[tuple[int, str]]:
-        """See Source; the rows of one query are those of one state of its database."""
+        """The rows of one query are those of one state of its database."""
         self._count = begin.records
         self._ask(lambda: self._pg.send_query(self._copy(begin.mark)))
         for data in self._rows():
@@ -124,10 +190,6 @@ class Query(Source):
         mark = [parts[name][2] if parts[name][1] is None else parts[name][1].replace('""', '"') for name in self._key]
         return place._replace(mark=mark)
 
-    @property
-    def _pg(self) -> psycopg.pq.abc.PGconn:
-        return self._conn.pgconn
-
     def _connected(self, source: str, name: str) -> psycopg.Connection[Any]:
         if (dsn := config.source_dsn(source)) is None:
             variable = config.SOURCES + source.upper()
@@ -142,7 +204,7 @@ class Query(Source):
 
     def _described(self) -> dict[str, str]:
         """The columns with their types. Prepared alone, the query is whole: it cannot end the COPY around it."""
-        self._ask(lambda: self._pg.send_prepare(b"", self._query.encode()))
+        self._ask(lambda: self._pg.send_prepare(b"", self._query))
         result = self._ask(lambda: self._pg.send_describe_prepared(b""))
         try:
             names = unique([identifier((result.fname(n) or b"").decode()) for n in range(result.nfields)])
@@ -154,22 +216,22 @@ class Query(Source):
 
     def _copy(self, mark: list[str] | None) -> bytes:
         """The statement that copies the rows, in the order of the key where there is one, behind a key's values."""
-        query = self._query.encode() + b"\n"  # behind the line, for the query may end with a comment
+        query = self._query + b"\n"  # behind the line, for the query may end with a comment
         if self._key:
-            key = sql.SQL(", ").join(sql.SQL("dl_rows.{}").format(sql.Identifier(name)) for name in self._key)
-            behind = sql.SQL("") if mark is None else self._behind(key, mark)
+            key = csv_table.joined("dl_rows.{}", self._key)
+            behind: sql.Composable = sql.SQL("")
+            if mark is not None:
+                # A null is in no order with a value, and comes last: it has to reach the target, which refuses it.
+                nulls = csv_table.joined("dl_rows.{} IS NULL", self._key, " OR ")
+                values = sql.SQL(", ").join(map(sql.Literal, mark))
+                behind = sql.SQL("WHERE ({}) > ({}) OR {}").format(key, values, nulls)
             order = sql.SQL(") AS dl_rows {} ORDER BY {}").format(behind, key).as_bytes(self._conn)
             query = b"SELECT * FROM (" + query + order
         return b"COPY (" + query + b") TO STDOUT (FORMAT csv, ENCODING 'UTF8')"
 
-    def _behind(self, key: sql.Composed, mark: list[str]) -> sql.Composed:
-        # A null is in no order with a value, and comes last: it has to reach the target, which refuses it.
-        nulls = sql.SQL(" OR ").join(sql.SQL("dl_rows.{} IS NULL").format(sql.Identifier(name)) for name in self._key)
-        return sql.SQL("WHERE ({}) > ({}) OR {}").format(key, sql.SQL(", ").join(map(sql.Literal, mark)), nulls)
-
     def _rows(self) -> Iterator[bytes]:
         """The messages of the COPY, of which each is a row."""
-        try:
+        with self._translated():
             while True:
                 size, data = self._pg.get_copy_data(1)
                 if size > 0:
@@ -179,15 +241,11 @@ class Query(Source):
                 else:
                     self._answer()
                     return
-        except psycopg.Error as e:
-            raise self._failed(e) from None
 
     def _ask(self, send: Callable[[], None]) -> PGresult:
-        try:
+        with self._translated():
             send()
             return self._answer()
-        except psycopg.Error as e:
-            raise self._failed(e) from None
 
     def _answer(self) -> PGresult:
         """The last result of what was sent, or that of a COPY, which begins; raises psycopg.Error."""
@@ -215,14 +273,15 @@ class Query(Source):
             self._check()
         self._pg.consume_input()
 
-    def _failed(self, error: psycopg.Error) -> Exception:
-        """The error to raise for one of the source; it quotes no value."""
-        if error.sqlstate is None:
-            return Unavailable(f"{self.origin}: the connection was lost")
-        words = reason_of(error, "", ())
-        if is_permanent(error) or error.sqlstate == _READ_ONLY:
-            return PermanentError(f"{self.origin}: {words}")
-        return Unavailable(f"{self.origin}: {words}")
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise the errors of the source as ours, which quote no value."""
+        try:
+            yield
+        except psycopg.Error as e:
+            why = "the connection was lost" if e.sqlstate is None else reason_of(e)
+            kind = PermanentError if is_permanent(e) or e.sqlstate == _READ_ONLY else Unavailable
+            raise kind(f"{self.origin}: {why}") from None
 
 
 def _type(oid: int) -> str:

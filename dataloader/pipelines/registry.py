@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -33,7 +34,7 @@ class UnknownTask(Exception):
     """This process knows no pipeline for the task. A newer farm may know it, so the farm tries the job again."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Pipeline:
     """A task with its options, which makes the decorated function the pipeline of the task's jobs.
 
@@ -90,7 +91,7 @@ class Pipeline:
     spares_attempts: bool = False
     logs: bool = True
     args: type[BaseModel] | None = None
-    args_schema: str | None = field(init=False)  # of `args`, as the queue keeps it
+    args_schema: str | None = field(init=False, default=None)  # of `args`, as the queue keeps it
     # Of the decorated function; computed once, because the inspection costs more than a short run.
     function: Callable[..., Any] = field(init=False)
     wants_context: bool = field(init=False)
@@ -104,17 +105,28 @@ class Pipeline:
         if self.spares_attempts and self.batch_size is not None:
             why = "a call with several jobs has no checkpoints, so it spares no attempts"
             raise ValueError(f"pipeline {self.task!r}: {why}")
-        self._set(args_schema=None if self.args is None else _schema_of(self.task, self.args))
+        if self.args is not None:
+            try:
+                self.args_schema = args_schema.written(self.args.model_json_schema())
+            except (ValueError, PydanticUserError) as e:
+                why = f"the model {self.args.__name__} has no JSON Schema: {e}"
+                raise ValueError(f"pipeline {self.task!r}: args: {why}") from None
         if self.affinity is not None:
-            self._set(affinity=(self.affinity,) if isinstance(self.affinity, str) else tuple(self.affinity))
+            self.affinity = (self.affinity,) if isinstance(self.affinity, str) else tuple(self.affinity)
         if self.schedule is not None:
-            self._set(schedule=_scheduled(self.task, self.schedule))
+            from dataloader.queue.plans import new_schedule  # only pipelines with a schedule pay for the rules
+
+            words = {"cron": self.schedule} if isinstance(self.schedule, str) else dict(self.schedule)
+            try:
+                self.schedule = new_schedule.checked({"name": self.task, **words, "task": self.task}, "")
+            except ValueError as e:
+                raise ValueError(f"pipeline {self.task!r}: schedule: {e}") from None
         if self.limits is not None:
-            self._set(limits=tuple(self.limits))
+            self.limits = tuple(self.limits)
         if (given := self.prepare) is not None:
             opened = contextmanager(given) if inspect.isgeneratorfunction(given) else given
             wants_both = _wants_context(f"{self.task} (prepare)", given)
-            self._set(prepare=opened if wants_both else lambda args, context: opened(args))
+            self.prepare = opened if wants_both else lambda args, context: opened(args)
 
     def __call__(self, function: F) -> F:
         """Make this function the pipeline."""
@@ -122,13 +134,10 @@ class Pipeline:
         if known and identity(known.function) != identity(function):
             both = f"{identity(known.function)}, {identity(function)}"
             raise ValueError(f"task {self.task!r} is registered twice: {both}")
-        self._set(function=function, wants_context=_wants_context(self.task, function), form=form_of(function))
+        self.wants_context, self.form = _wants_context(self.task, function), form_of(function)
+        self.function = function
         _registry[self.task] = self
         return function
-
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
 
     def timeout_of(self, given: Any, affinity_key: str | None) -> float | None:
         """How many seconds a run with this first argument may take; raises ValueError for a factor that is none."""
@@ -154,43 +163,23 @@ _registry: dict[str, Pipeline] = {}
 _absent: dict[str, str] = {}  # tasks that this installation lacks, and what would bring them
 
 
-def absent(task: str, why: str) -> None:
-    """Record why a known task has no pipeline in this installation; `resolve` reports it to a job of the task."""
-    _absent[task] = why
+def register_with(module: str, extra: str, task: str, **options: Any) -> Callable[[F], F]:
+    """`register(task, ...)` where the extra has installed this module; else `resolve` names the extra to a job."""
+    if find_spec(module):
+        return Pipeline(task, **options)
+    _absent[task] = f"it needs {module}: pip install 'dataloader-farm[{extra}]'"
+    return lambda function: function
 
 
-def wants_context(task: str) -> bool:
-    """Whether runs of this task get a context; False for a task that is not known here."""
-    pipeline = _registry.get(task)
-    return pipeline is not None and pipeline.wants_context
-
-
-def keeps_logs(task: str) -> bool:
-    """Whether the queue keeps what the runs of this task write; True for a task that is not known here."""
-    pipeline = _registry.get(task)
-    return pipeline is None or pipeline.logs
-
-
-def batch_size(task: str) -> int:
-    """How many keys a run of this task takes; 1 for a task that is not known here."""
-    pipeline = _registry.get(task)
-    return (pipeline and pipeline.batch_size) or 1
+def registered() -> Mapping[str, Pipeline]:
+    """The registered pipelines by their tasks."""
+    return _registry
 
 
 def declarations() -> dict[str, dict[str, Any]]:
     """The declared defaults of each registered task for its jobs; None: the usual default."""
     names = ("max_attempts", "affinity", "limits", "memory_mb", "cpus", "args_schema")
     return {task: {name: getattr(pipeline, name) for name in names} for task, pipeline in _registry.items()}
-
-
-def schedules() -> dict[str, Any]:
-    """The schedule of each registered task, as `new_schedule.checked` returns it; None: no schedule."""
-    return {task: pipeline.schedule for task, pipeline in _registry.items()}
-
-
-def needs() -> dict[str, tuple[float | None, float | None]]:
-    """The declared needs of a run of each registered task: MB and processors; None: not declared."""
-    return {task: (pipeline.memory_mb, pipeline.cpus) for task, pipeline in _registry.items()}
 
 
 def resolve(task: str) -> Pipeline:
@@ -213,32 +202,6 @@ def tasks() -> list[str]:
     return sorted(_registry)
 
 
-def _scheduled(task: str, schedule: str | Mapping[str, Any]) -> dict[str, Any]:
-    from dataloader.queue.plans import new_schedule  # only pipelines with a schedule pay for the rules
-
-    words = {"cron": schedule} if isinstance(schedule, str) else dict(schedule)
-    try:
-        return new_schedule.checked({"name": task, **words, "task": task}, "")
-    except ValueError as e:
-        raise ValueError(f"pipeline {task!r}: schedule: {e}") from None
-
-
-def _schema_of(task: str, model: type[BaseModel]) -> str:
-    try:
-        return args_schema.written(model.model_json_schema())
-    except (ValueError, PydanticUserError) as e:
-        raise ValueError(f"pipeline {task!r}: args: the model {model.__name__} has no JSON Schema: {e}") from None
-
-
-def _is_whole(value: Any, most: int) -> bool:
-    return isinstance(value, int) and 1 <= value <= most
-
-
-def _is_name(value: Any) -> bool:
-    """Whether it names an argument whose text may be shown; PostgreSQL keeps no U+0000 and no lone surrogate."""
-    return isinstance(value, str) and value != "" and value.isprintable() and not masking.is_secret(value, "text")
-
-
 def _are_limits(value: Any) -> bool:
     """Whether these are names of limits as a trigger may give them (queue/fields.py)."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > LIMITS_MOST:
@@ -256,8 +219,16 @@ def _are_factors(value: Any) -> bool:
 
 
 def _are_names(value: Any) -> bool:
+    """Whether these name arguments whose text may be shown; PostgreSQL keeps no U+0000 and no lone surrogate."""
     names = [value] if isinstance(value, str) else value
-    return isinstance(names, Sequence) and bool(names) and all(map(_is_name, names))
+    return (isinstance(names, Sequence) and bool(names)) and all(
+        isinstance(name, str) and name != "" and name.isprintable() and not masking.is_secret(name, "text")
+        for name in names
+    )
+
+
+def _is_whole(most: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and 1 <= value <= most
 
 
 def _is_0_or_above(value: Any) -> bool:
@@ -275,8 +246,8 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
     "spares_attempts": _BOOL,
     "timeout_sec": _NUMBER,
     "max_memory_mb": _NUMBER,
-    "batch_size": (ValueError, lambda v: _is_whole(v, BATCH_MOST), f"a whole number from 1 to {BATCH_MOST}, or None"),
-    "max_attempts": (ValueError, lambda v: _is_whole(v, ATTEMPTS_MOST), "a whole number of 1 or more, or None"),
+    "batch_size": (ValueError, _is_whole(BATCH_MOST), f"a whole number from 1 to {BATCH_MOST}, or None"),
+    "max_attempts": (ValueError, _is_whole(ATTEMPTS_MOST), "a whole number of 1 or more, or None"),
     "retry_in": (TypeError, callable, "a function of the attempt, such as retries.linear(30), or None"),
     "on_exhausted": (TypeError, callable, "a function of the job's args, or None"),
     "stall_sec": (ValueError, _is_0_or_above, "0 for never or a number of seconds above it, or None"),

@@ -10,7 +10,7 @@ DAY_SEC = 86_400.0
 
 
 def linear(step_sec: float = 30.0) -> Rule:
-    """`step_sec` for each attempt so far, at most a day; with 30 the rule of jobs whose pipeline has none."""
+    """`step_sec` for each attempt so far, at most a day; 30 is the rule of pipelines that name none."""
     _above_zero("step_sec", step_sec)
     return lambda attempt: min(step_sec * attempt, DAY_SEC)
 
@@ -18,7 +18,7 @@ def linear(step_sec: float = 30.0) -> Rule:
 def polynomial() -> Rule:
     """`n**4 + 15 + rand(30) * (n + 1)` for the retry n, counted from 0: the rule of Sidekiq and Lowkiq.
 
-    From 15 s after the first attempt to some 20 days after the 36th; 25 attempts take about 20 days together.
+    15 s or more after the first attempt, 17 days after the 36th; the first 25 waits take about 20 days.
     """
     return lambda attempt: (attempt - 1) ** 4 + 15 + random.randrange(30) * attempt  # noqa: S311  jitter
 

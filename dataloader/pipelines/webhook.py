@@ -20,6 +20,7 @@ from dataloader import config
 from dataloader.pipelines import Context, PermanentError, Retry, http, register, retries
 from dataloader.pipelines.http import Refused, Unreachable
 from dataloader.queue.reports import messages, webhooks
+from dataloader.queue.reports.messages import Message
 
 TIMEOUT_SEC = 30.0  # of a run
 CONNECT_SEC = 5.0
@@ -27,7 +28,6 @@ POST_SEC = 10.0  # from the connection to the status of the answer
 GONE = 410
 PAUSE = retries.exponential(base_sec=5, cap_sec=3_600)
 
-Message = dict[str, Any]
 _LASTS = {"event": timedelta(hours=1), "firing": timedelta(minutes=30)}  # until Alertmanager takes it for over
 _NAMES = {
     "dead": "DataloaderDeadJobs",
@@ -36,11 +36,6 @@ _NAMES = {
     "lag": "DataloaderQueueLate",
     "paused": "DataloaderQueuePaused",
     "test": "DataloaderTest",
-}
-_EVENTS = {
-    "dead": ("job is dead", "jobs are dead"),
-    "stuck": ("run is stuck", "runs are stuck"),
-    "deadline": ("job is going to miss its deadline", "jobs are going to miss their deadlines"),
 }
 SLACK_JOBS = 10
 SLACK_TEXT = 2_900  # characters; a block takes 3,000
@@ -67,35 +62,25 @@ def deliver(args: dict[str, Any], context: Context) -> dict[str, Any]:
         if message["state"] == "firing" and not webhooks.is_firing(conn, name, message):
             return {"sent": False, "why": "it is over by now"}
     body = json.dumps(SHAPES[webhook["shape"]](message), ensure_ascii=False).encode()
+    from_here = f" (from {socket.gethostname()})"
     try:
         answer = _posted(webhook["url"], body, signed(webhook["signed_by"], message["id"], int(time.time()), body))
+        from_here = ""  # the receiver has answered
+        answer.require_final()
     except Refused as e:
         raise PermanentError(str(e)) from None
     except Unreachable as e:
-        raise Retry(PAUSE(context.attempt), f"{e} (from {socket.gethostname()})") from None
+        raise Retry(PAUSE(context.attempt), f"{e}{from_here}") from None
     if 200 <= answer.status < 300:
         return {"sent": True, "status": answer.status}
+    why = "the receiver does not take this message; is its address or its shape wrong?"
+    if 300 <= answer.status < 400:
+        why = "redirects are not followed; give the webhook the address it leads to"
     if answer.status == GONE:
         with context.queue_session() as conn:
             webhooks.pause(conn, name, "its receiver, which answered 410 Gone")
-    raise _failure(answer, context.attempt)
-
-
-def _failure(answer: http.Answer, attempt: int) -> Exception:
-    """The run's exception for an answer other than a 2xx."""
-    try:
-        answer.require_final()
-    except Unreachable as e:
-        return Retry(PAUSE(attempt), str(e))
-    except Retry as e:
-        return e
-    if answer.status == GONE:
         why = "the webhook is paused; `dataloader webhook resume` when that was a mistake"
-    elif 300 <= answer.status < 400:
-        why = "redirects are not followed; give the webhook the address it leads to"
-    else:
-        why = "the receiver does not take this message; is its address or its shape wrong?"
-    return PermanentError(f"{answer.name} answered {answer.status}: {why}")
+    raise PermanentError(f"{answer.name} answered {answer.status}: {why}")
 
 
 def _posted(url: str, body: bytes, headers: dict[str, str]) -> http.Answer:
@@ -174,7 +159,7 @@ def _alert(message: Message, group: dict[str, Any]) -> dict[str, Any]:
 def _summary(message: Message, group: dict[str, Any]) -> str:
     if group["count"] is None:
         return str(message["text"])
-    one, several = _EVENTS[message["kind"]]
+    one, several = messages.SENTENCES[message["kind"]]
     return f"{group['count']:,} {one if group['count'] == 1 else several} in queue {group['queue']}."
 
 

@@ -14,7 +14,6 @@ in docs/testing.md. No other room imports this one.
 from __future__ import annotations
 
 from dataloader.testing.database import NoPostgres
-from dataloader.testing.farm import NoDatabase, NotReached, Result, Run, run
-from dataloader.testing.processes import Deadlocked
+from dataloader.testing.farm import Deadlocked, NoDatabase, NotReached, Result, Run, run
 
 __all__ = ["Deadlocked", "NoDatabase", "NoPostgres", "NotReached", "Result", "Run", "run"]

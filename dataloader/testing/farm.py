@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import signal
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, count, repeat
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
 from dataloader import log, pipelines
@@ -47,18 +50,34 @@ from dataloader.queue.job import (
     to_json,
 )
 from dataloader.queue.typed_args import Model, plain
-from dataloader.testing.processes import Deadlocked, begun, ended, forked
+
+if TYPE_CHECKING:
+    import httpx
 
 Point = int | Literal["end"]
 T = TypeVar("T")
 Progress = dict[str, Any]
 Dsn = str | Callable[[], str] | None
+Answering = Callable[["httpx.Request"], "httpx.Response"]
 KEY = "test"
 _log = logging.getLogger("dataloader.testing")
+_POLL_SEC = 0.5  # between two checks of a process that has not ended
+# Of a wait for another thread of the same process, without a time limit: futex(2) on x86-64 and others.
+_FUTEX, _PRIVATE, _WAITS = ("202", "98"), 128, (0, 9)
+_MAIN = """
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+main, given = pickle.load(sys.stdin.buffer)
+sys.exit(main(*given))
+"""
 
 
 class NotReached(AssertionError):
     """The run was over before the safe point that the test names."""
+
+
+class Deadlocked(RuntimeError):
+    """Each thread of the run waits for another one, so that the run will never go on."""
 
 
 class NoDatabase(RuntimeError):
@@ -144,10 +163,12 @@ class Result:
 
 
 class Fate(NamedTuple):
-    """The event that a run meets at one of its safe points."""
-
     kind: Literal["nothing", "cancel", "drain", "crash"]
     at: Point = 0
+
+    def missed(self, steps: int, error: str | None) -> NotReached:
+        text = f"{self.kind}_at={self.at!r}: the run was over before, after {steps} safe point{'s' * (steps != 1)}"
+        return NotReached(text + (f": {error}" if error else ""))
 
 
 NOTHING = Fate("nothing")
@@ -171,6 +192,8 @@ def run(
     idempotency_key: str | None = None,
     affinity_key: str | None = None,
     checkpoint: Progress | None = None,
+    secrets: Mapping[str, str] | None = None,
+    http: Answering | None = None,
 ) -> Result:
     """Run a job of `pipeline`, a registered function or its task's name, until its status is final.
 
@@ -210,7 +233,9 @@ def run(
     for fate in fates:
         if isinstance(fate.at, int) and fate.at < 1:
             raise ValueError(f"safe points are counted from 1, not {fate.at}")
-    return _Trial(dsn, data_dir or Path.cwd(), begin).run(jobs, chain(fates, repeat(NOTHING)))
+    return _Trial(dsn, data_dir or Path.cwd(), begin, dict(secrets or {}), http).run(
+        jobs, chain(fates, repeat(NOTHING))
+    )
 
 
 def _job(job_id: UUID | None, given: dict[str, Any]) -> Job:
@@ -259,9 +284,12 @@ class _After(NamedTuple):
 class _Trial:
     """The farm of one job or batch: its settings, and the database of its transactions."""
 
-    def __init__(self, dsn: Dsn, data_dir: Path, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, dsn: Dsn, data_dir: Path, checkpoint: Checkpoint, secrets: dict[str, str], http: Answering | None
+    ) -> None:
         self._dsn = dsn
         self._data_dir = data_dir
+        self._fakes = secrets, http
         self._checkpoint = checkpoint  # where the next run goes on
         self._has_worker = False
 
@@ -294,13 +322,16 @@ class _Trial:
             raise trouble
         self._checkpoint = outcome.checkpoint or self._checkpoint
         if fate is not NOTHING and not lease.is_met:
-            raise NotReached(_missed(fate, lease.steps, outcome.error))
+            raise fate.missed(lease.steps, outcome.error)
         after = []
         for job, end in zip(delivery.jobs, decide(delivery, outcome), strict=True):
             if end and end.verb == Verb.FAIL:
                 runner.report_exhausted(job)
             after.append(_after(job, end, was_canceled=fate.kind == "cancel" and job is delivery.first))
-        return replace(lease.summary(outcome, runner.raised), checkpoint=self._checkpoint.value), after
+        last = json.loads(to_json(outcome.progress) or "null") if outcome.progress else None  # a returned dict
+        shown = lease.shown if last is None or last in lease.shown[-1:] else [*lease.shown, last]
+        attempt, seconds, saved = delivery.first.attempt, now() - lease.began, self._checkpoint.value
+        return Run(attempt, str(outcome.end), shown, lease.steps, seconds, outcome.error, runner.raised, saved), after
 
     def _crash(self, delivery: Delivery, fate: Fate) -> tuple[Run, list[_After]]:
         """Run in a process of its own, which writes a diary to a file: a pipe could fill, or stay open."""
@@ -309,14 +340,17 @@ class _Trial:
         began, before = now(), self._checkpoint
         with tempfile.NamedTemporaryFile("w+") as diary:
             try:
-                status = ended(forked(lambda: self.live(delivery, fate, diary)))
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of a fork beside threads
+                    pid = process.fork(lambda: self.live(delivery, fate, diary))
+                status = ended(pid)
             except Deadlocked as e:
                 self._entries(diary)  # the fork may have committed a checkpoint
                 diary.truncate(0)
                 status = self._crash_anew(delivery, fate, diary, e)
             entries = self._entries(diary)
         if entries and "ended" in entries[-1]:
-            raise NotReached(_missed(fate, entries[-1]["ended"], entries[-1]["error"]))
+            raise fate.missed(entries[-1]["ended"], entries[-1]["error"])
         attempt, end = delivery.first.attempt, f"killed by signal {-status}" if status < 0 else f"exited with {status}"
         error = f"worker {end} on attempt {attempt}"
         progress = [entry["progress"] for entry in entries if "progress" in entry]
@@ -347,7 +381,8 @@ class _Trial:
                 "interpreter"
             ) from None
         _log.warning("%s; it begins once more in a new interpreter, without what the test has changed", error)
-        trial = _Trial(self._dsn if isinstance(self._dsn, str) else None, self._data_dir, self._checkpoint)
+        dsn = self._dsn if isinstance(self._dsn, str) else None
+        trial = _Trial(dsn, self._data_dir, self._checkpoint, *self._fakes)
         status = ended(begun(_live_anew, os.getpid(), module, trial, delivery, fate, diary.name))
         if not os.fstat(diary.fileno()).st_size:
             raise Deadlocked(f"{error}, and {module} does not register {delivery.first.task} in a new interpreter")
@@ -370,7 +405,8 @@ class _Trial:
         slot.begin(0, len(delivery.jobs), delivery.lease_ttl_sec, now())
         # Settings of the environment are ignored: a test writes only to the database that it names.
         settings = Settings.model_construct(dl_data_dir=self._data_dir, dl_target_dsn=None, pg_schema="public")
-        runner = _Runner(settings, self._target)
+        settings = settings.model_copy(update={"dl_http_private_hosts": ("localhost", "127.0.0.1")})  # servers of tests
+        runner = _Runner(settings, self._target, *self._fakes)
         runner.kept = {delivery.first.job_id: self._checkpoint}
         return runner, _Lease(delivery, slot, fate, diary)
 
@@ -395,14 +431,16 @@ def _call(hook: Hook) -> None:
 class _Runner(Runner):
     """A worker's runner that keeps the pipeline's exception, and asks for a database at the first transaction."""
 
-    def __init__(self, settings: Settings, target: Callable[[], str]) -> None:
+    def __init__(
+        self, settings: Settings, target: Callable[[], str], secrets: dict[str, str], http: Answering | None
+    ) -> None:
         super().__init__(settings, "")
+        self._secrets, self._http = secrets, http
         self._dsn_of_test = target
         self.raised: BaseException | None = None
         self.trouble: BaseException | None = None  # an error of the test, not of the pipeline
 
     def attempt(self, delivery: Delivery, lease: Lease) -> Outcome:
-        """Run the pipeline once."""
         try:
             return self.run(delivery, lease)
         finally:
@@ -417,6 +455,14 @@ class _Runner(Runner):
         except BaseException as e:
             self.raised = e
             raise
+
+    def secret(self, name: str) -> str | None:
+        return self._secrets.get(name)
+
+    def transport(self, check: Callable[[], None]) -> httpx.BaseTransport:
+        import httpx
+
+        return httpx.MockTransport(self._http) if self._http else super().transport(check)
 
     def queue_session(self) -> db.Connection:
         self._dsn = self.target(None)
@@ -442,7 +488,7 @@ class _Lease(Lease):
         self.is_met = False
         self._fate = fate
         self._diary = diary
-        self._reported: list[Progress] = []
+        self.shown: list[Progress] = []  # as stored
 
     def must_stop(self) -> bool:
         return self.must_stop_now()
@@ -464,8 +510,8 @@ class _Lease(Lease):
         super().report(progress)
         if (document := to_json(as_progress(progress))) is None:
             return _log.warning("progress that is not JSON, or too large, is dropped")
-        self._reported.append(json.loads(document))
-        self.write(progress=self._reported[-1])
+        self.shown.append(json.loads(document))
+        self.write(progress=self.shown[-1])
 
     def save(self, checkpoint: Checkpoint) -> None:
         super().save(checkpoint)
@@ -473,18 +519,62 @@ class _Lease(Lease):
         self.write(checkpoint=checkpoint)
 
     def write(self, **entry: Any) -> None:
-        """Write an entry into the diary, if this process has one."""
         if self._diary:
             self._diary.write(json.dumps(entry) + "\n")
             self._diary.flush()
 
-    def summary(self, outcome: Outcome, raised: BaseException | None) -> Run:
-        """The finished run; a returned dict is its last progress."""
-        last = json.loads(to_json(outcome.progress) or "null") if outcome.progress else None
-        if last is not None and last not in self._reported[-1:]:
-            self._reported.append(last)
-        seconds = now() - self.began
-        return Run(self.job.attempt, str(outcome.end), self._reported, self.steps, seconds, outcome.error, raised)
+
+# --- the process of a run that is to crash: a fork, or a new interpreter where a fork cannot go on ---
+# A fork has the memory of the test, but none of its threads. A library such as polars, which has started a pool of
+# threads in the test's process, waits in the fork for a pool without threads, and nothing wakes it.
+
+
+def begun(main: Callable[..., int], *given: Any) -> int:
+    """Begin a new interpreter that runs `main`, a function of a module, with values that can be pickled; its pid."""
+    with tempfile.TemporaryFile() as file:
+        pickle.dump(sys.path, file)
+        pickle.dump((main, given), file)
+        file.seek(0)
+        stdin = (os.POSIX_SPAWN_DUP2, file.fileno(), 0)
+        command = [sys.executable, "-c", _MAIN]
+        return os.posix_spawn(command[0], command, os.environ, file_actions=[stdin], setsid=True)
+
+
+def ended(pid: int) -> int:
+    """Wait for the process, and end its children; its exit status, or -N when signal N has killed it.
+
+    Raises Deadlocked.
+    """
+    watch, before = os.pidfd_open(pid), list[str]()
+    try:
+        while not process.readable([watch], _POLL_SEC):
+            waits = _waits(pid)
+            if waits and waits == before:
+                raise Deadlocked("each thread of the run waits for another one")
+            before = waits
+    finally:
+        os.close(watch)
+        process.kill_group(pid)
+        _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _waits(pid: int) -> list[str]:
+    """The wait of each thread, if each waits for another one without a time limit; else none (Linux: proc(5))."""
+    calls = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/syscall") as file:
+                call = file.read()
+            with open(f"/proc/{pid}/task/{thread}/status") as file:
+                calls.append(call + file.read())  # with the number of times that the thread was woken
+            number, _, operation, _, limit, *_ = [*call.split(), *["0"] * 5]
+            way = int(operation, 16)
+            if number not in _FUTEX or way % _PRIVATE not in _WAITS or not way & _PRIVATE or int(limit, 16):
+                return []
+    except OSError:
+        return []
+    return calls
 
 
 def die() -> None:
@@ -516,11 +606,6 @@ def _result(jobs: list[Job], ends: dict[UUID, _After], runs: list[Run]) -> Resul
     if error:
         _log.error("%s: %s", first.task, error)
     return Result(first.job_id, status.value, error, runs, keys, results)
-
-
-def _missed(fate: Fate, steps: int, error: str | None) -> str:
-    text = f"{fate.kind}_at={fate.at!r}: the run was over before, after {steps} safe point{'s' * (steps != 1)}"
-    return text + (f": {error}" if error else "")
 
 
 def _live_anew(parent: int, module: str, trial: _Trial, delivery: Delivery, fate: Fate, diary: str) -> int:

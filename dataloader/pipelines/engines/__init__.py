@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from importlib.util import find_spec
 from logging import Logger
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -26,7 +25,7 @@ from uuid import UUID
 from pydantic import Field
 
 from dataloader import config, pipelines
-from dataloader.pipelines import Context, PermanentError, Progress, absent, register, validated
+from dataloader.pipelines import Context, PermanentError, Progress, register, register_with, rest, validated
 from dataloader.pipelines.command import Output
 from dataloader.pipelines.http import Refused, Unreachable
 from dataloader.queue.job import End, to_json
@@ -35,7 +34,6 @@ ARGS_MOST = 64 * 1024  # bytes of JSON: an environment variable of Linux holds t
 RESULT_KEPT = 48 * 1024  # characters of JSON that a checkpoint can hold beside its own words
 PROGRESS_MOST = 4_096  # bytes of a line of progress
 LINE_MOST = 2**20  # bytes of a line that is kept until its end has come: a result may be as long
-SLICE_SEC = 0.1  # between two safe points
 POLL_SEC, POLL_MAX_SEC = 0.25, 2.0  # between two polls of the engine: at first, and for a long program
 CANCEL_SEC = 2.0  # less than DL_KILL_GRACE_SEC, after which the farm kills the worker
 
@@ -219,7 +217,7 @@ class Followed:
             self._engine.close()
 
     def _followed(self) -> Steps[Any]:
-        before = self._context.checkpoint
+        before, began = self._context.checkpoint, time.monotonic()
         self._order = order_of(before, self._context.job_id, self._context.claim)
         if before is not None and "canceled" in before:
             return (yield from self._cleaned_up(before["canceled"]))
@@ -227,22 +225,31 @@ class Followed:
             return self._order.result
         is_given = before is not None and self._order.id == before["id"]
         yield from self._given_again() if is_given else self._given()
-        return (yield from self._to_its_end())
+        while True:
+            report = yield from self._asked(self._engine.poll)
+            self._lines.take(report.output)
+            self._order = replace(self._order, read=max(self._order.read, report.read))
+            if report.state is not State.RUNNING:
+                self._lines.end()
+                return (yield from self._ended(report))
+            yield self._progress()
+            yield from rest(min(POLL_MAX_SEC, max(POLL_SEC, (time.monotonic() - began) / 30)))
 
     def _cleaned_up(self, canceled: str) -> Steps[dict[str, str]]:
         """Stop the program of a job that was canceled while no run of it could stop the program."""
         state = yield from self._state()
         if state is State.RUNNING:
-            yield from self._asked(self._stopped)
+
+            def stop(order: Order) -> None:
+                if not self._engine.cancel(order, time.monotonic() + CANCEL_SEC):
+                    raise Unreachable("it has not confirmed that the program is stopped")
+
+            yield from self._asked(stop)
             state = State.STOPPED
         elif state is not State.ABSENT and self._engine.forgets:
             yield from self._asked(self._engine.forget)
         self._context.note(f"{self._order.id} of the canceled job {canceled} is {state} at {self._name}")
         return {"program": self._order.id, "state": state}
-
-    def _stopped(self, order: Order) -> None:
-        if not self._engine.cancel(order, time.monotonic() + CANCEL_SEC):
-            raise Unreachable("it has not confirmed that the program is stopped")
 
     def _state(self) -> Steps[State]:
         """The state of the program that an earlier run submitted."""
@@ -274,18 +281,6 @@ class Followed:
         self._keep(self._order.checkpoint())
         self._context.logger.info("%s is at %s", self._order.id, self._name)
 
-    def _to_its_end(self) -> Steps[Any]:
-        began = time.monotonic()
-        while True:
-            report = yield from self._asked(self._engine.poll)
-            self._lines.take(report.output)
-            self._order = replace(self._order, read=max(self._order.read, report.read))
-            if report.state is not State.RUNNING:
-                self._lines.end()
-                return (yield from self._ended(report))
-            yield self._progress()
-            yield from _rest(min(POLL_MAX_SEC, max(POLL_SEC, (time.monotonic() - began) / 30)))
-
     def _progress(self) -> Progress | None:
         """The program's progress, with the place in its output at which the next run goes on."""
         kept = replace(self._order, read=self._order.read - self._lines.unread).checkpoint()
@@ -301,22 +296,18 @@ class Followed:
     def _ended(self, report: Report) -> Steps[Any]:
         for line in self._lines.output.tail:
             self._context.note(line)
-        if report.state is State.SUCCEEDED:
-            return (yield from self._succeeded(self._lines.result if report.result is None else report.result))
         if report.state is State.ABSENT:
             raise ProgramFailed(f"{self._name} does not know {self._order.id} any more: it has started anew")
-        self._order = replace(self._order, is_over=True)
-        yield from self._forgotten()
-        reason = "was stopped there" if report.state is State.STOPPED else "failed"
-        reason += f": {report.why}" if report.why else ""
-        raise ProgramFailed(f"{self._order.id} {reason}{self._lines.output.last_words()}")
-
-    def _succeeded(self, result: Any) -> Steps[Any]:
-        """Keep the result before the engine forgets it: a run after this one would find neither.
-
-        A checkpoint takes no NaN and no odd text, so the result is kept as the run's end would write it. That end also
-        judges a result of which `to_json` makes nothing.
-        """
+        if report.state is not State.SUCCEEDED:
+            self._order = replace(self._order, is_over=True)
+            yield from self._forgotten()
+            reason = "was stopped there" if report.state is State.STOPPED else "failed"
+            reason += f": {report.why}" if report.why else ""
+            raise ProgramFailed(f"{self._order.id} {reason}{self._lines.output.last_words()}")
+        result = self._lines.result if report.result is None else report.result
+        # The result is kept before the engine forgets it: a run after this one would find neither. A checkpoint takes
+        # no NaN and no odd text, so the result is kept as the run's end would write it. That end also judges a result
+        # of which `to_json` makes nothing.
         written = json.loads(to_json({"result": result}) or "{}")
         if written and len(json.dumps(written["result"])) <= RESULT_KEPT:
             self._order = replace(self._order, has_result=True, result=written["result"])
@@ -357,7 +348,7 @@ class Followed:
                     text = f"{self._name} has not answered for {self._away_sec:g} s: {e}"
                     raise EngineAway(f"{text}; the next attempt goes on with {self._order.id}") from None
             yield None
-            yield from _rest(min(POLL_MAX_SEC, self._away_sec))
+            yield from rest(min(POLL_MAX_SEC, self._away_sec))
 
     def _cancel(self) -> None:
         """Stop the program; if the engine does not confirm this in time, note it; a later run adopts the program."""
@@ -378,13 +369,6 @@ class Followed:
     def _keep(self, checkpoint: dict[str, Any]) -> None:
         self._kept = checkpoint
         self._context.save(checkpoint)
-
-
-def _rest(seconds: float) -> Steps[None]:
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        time.sleep(min(SLICE_SEC, left))
-        yield None
 
 
 class Arguments(pipelines.Arguments):
@@ -430,7 +414,4 @@ def _named(known: dict[str, Any], name: str, should: str) -> Any:
 
 register("run.ray")(_task_of("ray", "over_http", "OnRay"))
 register("run.spark")(_task_of("spark", "over_http", "OnSpark"))
-if find_spec("distributed"):
-    register("run.dask")(_task_of("dask", "on_dask", "OnDask"))
-else:
-    absent("run.dask", "it needs distributed: pip install 'dataloader-farm[dask]'")
+register_with("distributed", "dask", "run.dask")(_task_of("dask", "on_dask", "OnDask"))

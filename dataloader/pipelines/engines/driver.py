@@ -108,17 +108,11 @@ class _Output:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the process with its group."""
-    if process.poll() is None:
-        _signal(process, signal.SIGTERM)
+    for number, within in ((signal.SIGTERM, GRACE_SEC), (signal.SIGKILL, None)):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_SEC)
-    _signal(process, signal.SIGKILL)
-    process.wait()
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+            process.wait(within)
 
 
 def main(function: str, result: str, parent: str) -> None:

@@ -45,16 +45,14 @@ class OnDask(Engine):
         self._cluster, self._function, self._args = cluster, function, args
         # The client's loop runs only while a question is asked: what comes meanwhile is read with the next answer.
         self._runner: asyncio.Runner | None = None
-        self._made: Client | None = None
+        self._client: Any = None
         self._task: _Task | None = None
 
     def submit(self, order: Order) -> str:
-        """See Engine."""
         self._task = self._ask(lambda: self._submitted(order))
         return order.id
 
     def poll(self, order: Order) -> Report:
-        """See Engine."""
         task = self._task = self._task or self._ask(lambda: self._published(order))
         if task is None:
             return Report(State.ABSENT)
@@ -79,27 +77,24 @@ class OnDask(Engine):
         return Report(State.FAILED, output, read, f"its process ended with {end['code']}")
 
     def find(self, order: Order) -> str | None:
-        """See Engine."""
         self._task = self._ask(lambda: self._published(order))
         return self._task and order.id
 
     def cancel(self, order: Order, until: float) -> bool:
-        """See Engine. A function that has begun ends by SIGTERM, and by SIGKILL 1 s later."""
+        """A function that has begun ends by SIGTERM, and by SIGKILL 1 s later."""
         within = max(0.1, until - time.monotonic())
         return self._ask(lambda: self._canceled(order, until - 0.2), within)
 
     def forget(self, order: Order) -> None:
-        """See Engine."""
         self._ask(lambda: self._forgotten(order))
 
     def close(self) -> None:
-        """See Engine."""
-        runner, made = self._runner, self._made
-        self._runner = self._made = self._task = None
+        runner, client = self._runner, self._client
+        self._runner = self._client = self._task = None
         if runner is not None:
-            if made is not None:
+            if client is not None:
                 with suppress(OSError, TimeoutError):
-                    runner.run(asyncio.wait_for(made.close(), CLOSE_SEC))
+                    runner.run(asyncio.wait_for(client.close(), CLOSE_SEC))
             runner.close()
 
     async def _submitted(self, order: Order) -> _Task:
@@ -110,14 +105,11 @@ class OnDask(Engine):
             # As one text, for Dask takes a text that equals a key for its task.
             text = json.dumps(given | {"is_driver": self._function.is_driver})
             future = self._client.submit(_call(), _SOURCE, text, key=order.id, pure=False)
-            try:
+            with suppress(KeyError):  # another run of the job has been faster
                 await _answer(self._client.publish_dataset([future, nonce], name=order.id))
-                task = _Task(future, nonce)
-            except KeyError:  # another run of the job has been faster
-                task = await self._published(order)
+            task = await self._published(order)
         if task is None:
             raise Unreachable("the order has gone again")
-        await _answer(Event(f"{order.id}-go-{task.nonce}", client=self._client).set())
         return task
 
     async def _published(self, order: Order) -> _Task | None:
@@ -162,11 +154,6 @@ class OnDask(Engine):
     def _variable(self, order: Order) -> Variable:
         return Variable(f"{order.id}-output", client=self._client)
 
-    @property
-    def _client(self) -> Client:
-        assert self._made is not None  # noqa: S101  _ask has made it
-        return self._made
-
     def _ask(self, question: Callable[[], Awaitable[T]], within: float = ANSWER_SEC) -> T:
         """The scheduler's answer; raises Unreachable where it takes longer than so many seconds."""
 
@@ -174,10 +161,10 @@ class OnDask(Engine):
             return await asyncio.wait_for(question(), within)
 
         try:
-            if self._runner is None or self._made is None or self._made.status != "running":
+            if self._runner is None or self._client is None or self._client.status != "running":
                 self.close()
                 self._runner = asyncio.Runner()
-                self._made = self._runner.run(asked(lambda: self._connected(within)))
+                self._client = self._runner.run(asked(lambda: self._connected(within)))
             return cast(T, self._runner.run(asked(question)))
         except (OSError, TimeoutError, CancelledError) as e:
             self.close()

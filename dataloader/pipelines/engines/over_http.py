@@ -103,9 +103,9 @@ class OnRay(Engine):
         self._log_at = 0.0  # when the log may be read again
 
     def submit(self, order: Order) -> str:
-        """See Engine. The args are in the environment: no shell reads them."""
-        env = dict(self._command.runtime_env)
-        env["env_vars"] = {**env.get("env_vars", {}), "DATALOADER_ARGS": self._args, "DATALOADER_ORDER": order.id}
+        """The args are in the environment: no shell reads them."""
+        ours = {"DATALOADER_ARGS": self._args, "DATALOADER_ORDER": order.id}
+        env = self._command.runtime_env | {"env_vars": self._command.runtime_env.get("env_vars", {}) | ours}
         memory = None if self._command.memory_mb is None else self._command.memory_mb * 2**20
         given = {
             "entrypoint": self._command.command,
@@ -123,7 +123,6 @@ class OnRay(Engine):
         return order.id
 
     def poll(self, order: Order) -> Report:
-        """See Engine."""
         answer = self._job(order)
         if answer.status == 404:
             return Report(State.ABSENT)
@@ -134,7 +133,6 @@ class OnRay(Engine):
         return Report(state, output, order.read + len(output), why.partition(", last available logs")[0])
 
     def find(self, order: Order) -> str | None:
-        """See Engine."""
         answer = self._job(order)
         if answer.status == 404:
             return None
@@ -142,7 +140,7 @@ class OnRay(Engine):
         return order.id
 
     def cancel(self, order: Order, until: float) -> bool:
-        """See Engine. Ray sends SIGTERM to the command's processes before it answers, and SIGKILL 3 s later."""
+        """Ray sends SIGTERM to the command's processes before it answers, and SIGKILL 3 s later."""
         answer = self._server.ask("POST", f"/api/jobs/{order.id}/stop", None, max(0.1, until - time.monotonic()))
         if answer.status == 404 or answer.json().get("stopped"):
             return True
@@ -184,7 +182,7 @@ class OnSpark(Engine):
         self._is_in_doubt = False  # the master may have taken the order, and its answer was lost
 
     def submit(self, order: Order) -> str:
-        """See Engine. Where an answer was lost, the master may have the order already."""
+        """Where an answer was lost, the master may have the order already."""
         if self._is_in_doubt and (driver := self.find(order)) is not None:
             return driver
         application = self._application
@@ -208,7 +206,6 @@ class OnSpark(Engine):
         return str(answer["submissionId"])
 
     def poll(self, order: Order) -> Report:
-        """See Engine."""
         status = _answered(self._rest.ask("GET", f"/v1/submissions/status/{quote(order.handle)}"))
         if not status.get("success"):
             return Report(State.ABSENT)
@@ -223,7 +220,7 @@ class OnSpark(Engine):
         return Report(state if is_whole else State.RUNNING, output, read, why if state is State.FAILED else "")
 
     def find(self, order: Order) -> str | None:
-        """See Engine. Raises Unreachable while a driver without output may be ours: this cannot be decided."""
+        """Raises Unreachable while a driver without output may be ours: this cannot be decided."""
         master = self._master.ask("GET", "/json/").json()
         if (state := master.get("status", "ALIVE")) != "ALIVE":
             raise Unreachable(f"the master is {state}, and may not show each driver")
@@ -242,7 +239,7 @@ class OnSpark(Engine):
         return None
 
     def cancel(self, order: Order, until: float) -> bool:
-        """See Engine. Spark ends the driver's process by SIGTERM."""
+        """Spark ends the driver's process by SIGTERM."""
         handle = order.handle or self.find(order)
         while handle and (left := until - time.monotonic()) > 0:
             _answered(self._rest.ask("POST", f"/v1/submissions/kill/{quote(handle)}", {}, left))

@@ -1,0 +1,747 @@
+"""`load.files`: files as people have them, into a table: one file, a folder or a pattern, packed or not, in any format.
+
+A format is a function that opens an entry as a Source of CSV records. `Shaped` gives the records of all entries the
+names, the order and the types of the table's columns. A record that fits already passes unparsed; only the others are
+cut into their fields.
+"""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+import unicodedata
+import zipfile
+import zlib
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from importlib import import_module
+from itertools import count, islice
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, cast
+from urllib.parse import unquote
+
+from psycopg import sql
+from pydantic import AfterValidator, Field
+
+from dataloader import config
+from dataloader.pipelines import (
+    Context,
+    PermanentError,
+    Progress,
+    columns,
+    csv_file,
+    csv_table,
+    register,
+    remote,
+    validated,
+)
+from dataloader.pipelines.columns import Reader, Type, Values, inferred, kind_of
+from dataloader.pipelines.csv_file import CsvFile, Layout, opened_text, text_pattern
+from dataloader.pipelines.csv_table import FileArguments, Item, Place, Rejected, Source, Target, identifier, unique
+from dataloader.pipelines.typed import common_type
+from dataloader.queue.job import End
+
+_HEAD = 2**16  # bytes by which a file is recognized
+_SAMPLE_ROWS = 10_000  # of all files together, by which types are inferred
+_SAMPLE_OF_A_FILE = 200  # rows at least
+_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # stands for a null
+_MAX_FILES = 10_000
+_BYTE_ORDER_MARKS = {  # the longer ones first
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# The kinds of files that a text may turn out to be, by their first bytes.
+_NO_TEXT = {
+    b"PK\x03\x04": "a zip archive or a workbook; its name should end with .zip or .xlsx",
+    b"PAR1": 'a Parquet file; format should be "parquet"',
+    b"BZh": "packed by bzip2; unpack it first, or pack it by gzip",
+    b"\xfd7zXZ": "packed by xz; unpack it first, or pack it by gzip",
+    b"\x28\xb5\x2f\xfd": "packed by zstd; unpack it first, or pack it by gzip",
+    b"%PDF": "a PDF document, which no loader reads",
+    b"\xd0\xcf\x11\xe0": "a workbook of an old Excel; save it as .xlsx or .csv",
+}
+_ONE_BYTE = ("cp125", "cp8", "iso8859", "koi8", "mac")  # encodings whose texts are no UTF-8 by chance
+_EXISTING = """
+SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
+WHERE attrelid = to_regclass(format('%%I.%%I', coalesce(%s, current_schema()), %s::text))
+  AND attnum > 0 AND NOT attisdropped
+"""
+
+
+class Files(Target, Layout, Values, FileArguments):
+    """The `args` of `load.files`; docs/loaders.md explains each."""
+
+    source: Annotated[str, Field(pattern=config.SOURCE_NAME)] | None = None
+    format: str | None = None
+    member: Annotated[str, Field(min_length=1)] | None = None
+    sheet: str | int | None = None
+    types: dict[str, Type] = Field(default_factory=dict)
+    columns: dict[str, Annotated[str, AfterValidator(identifier)]] = Field(default_factory=dict)
+    names: Literal["snake"] | None = None
+    select: Annotated[list[str], Field(min_length=1), AfterValidator(unique)] | None = None
+    add: dict[Annotated[str, AfterValidator(identifier)], Literal["now", "file", "line"]] = Field(default_factory=dict)
+
+
+class Plan(NamedTuple):
+    """The columns, the DDL and the first rows of a load, by a sample of its files."""
+
+    columns: dict[str, str]  # with the types of the table, or of a new one
+    ddl: str  # that makes a new table; empty where there is one
+    rows: list[list[str | None]]  # five of them
+    dialect: dict[str, Any]  # what was recognized: the files, the delimiter, the encoding
+
+
+@register("load.files", spares_attempts=True)
+def load_files(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, Progress]:
+    """Load the files of `path` into `table`, all of them or nothing.
+
+    The promises are those of `load.csv`. A file or an argument that does not fit raises PermanentError, which names
+    the place and a remedy, and leaves the table unchanged.
+    """
+    wanted = validated(Files, args)
+    if (counts := csv_table.appended(context, wanted)) is not None:  # before a download keeps a checkpoint of its own
+        return counts
+    is_over = False  # for good: no later run needs the copies
+    try:
+        wanted, here = yield from _fetched(wanted, context)
+        counts = yield from _load(wanted, here)
+        is_over = True
+    except PermanentError:
+        is_over = True
+        raise
+    finally:
+        if is_over or context.stop_reason == End.CANCELED:
+            remote.drop(context)
+    return counts
+
+
+def _fetched(wanted: Files, context: Context) -> Generator[Progress | None, None, tuple[Files, Context]]:
+    """The arguments and the context of the load of copies, where the files are on other machines."""
+    if not remote.is_remote(wanted.path, wanted.source):
+        return wanted, context
+    here = replace(context, data_dir=remote.folder_of(context))
+    path = yield from remote.fetched(wanted.path, wanted.source, here)
+    return wanted.model_copy(update={"path": path}), here
+
+
+def _load(wanted: Files, context: Context) -> Generator[Progress | None, None, Progress]:
+    with Shaped(wanted, context) as source:
+        is_large = source.size > csv_table.PART_BYTES
+        if not is_large:
+            source.count()
+        return (yield from csv_table.load(context, wanted, source, in_parts=is_large))
+
+
+def plan(wanted: Files, context: Context) -> Plan:
+    """What `load.files` would do, by a sample alone; it changes nothing. Raises PermanentError as the load would."""
+    steps = _fetched(wanted, context)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as e:
+        return _planned(*e.value)
+    finally:
+        remote.drop(context)
+
+
+def _planned(wanted: Files, context: Context) -> Plan:
+    with Shaped(wanted, context) as source:
+        cut = _cutter(source.delimiter)
+        records = islice(source.records(source.begin), 5)
+        rows = [
+            [value_of(cell) if cell else None for cell in cut(text)] for _, text in records if isinstance(text, str)
+        ]
+        parts = [sql.SQL("{} ").format(sql.Identifier(name)) + sql.SQL(kind) for name, kind in source.columns.items()]
+        if wanted.key:
+            parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, wanted.key))))
+        table = sql.Identifier(*wanted.table.split("."))
+        ddl = sql.SQL("CREATE TABLE {} ({})").format(table, sql.SQL(", ").join(parts))
+        return Plan(dict(source.columns), "" if source.existing else ddl.as_string(), rows, source.dialect)
+
+
+# --- the files ---
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of a load, or one member of an archive."""
+
+    folder: Path  # the data folder
+    path: str
+    member: str | None = None
+    partition: dict[str, str] = field(default_factory=dict)  # columns by the names of folders, as `day=2026-03-01`
+    is_alone: bool = False  # whether it is the only member
+    archive: zipfile.ZipFile | None = None  # open, for its directory may be long
+
+    @property
+    def name(self) -> str:
+        """The entry's name for people."""
+        return f"{self.path}: {self.member}" if self.member and not self.is_alone else self.path
+
+    @property
+    def suffix(self) -> str:
+        """The suffix that says the format, in lower case."""
+        name = Path((self.member or self.path).lower())
+        return Path(name.stem).suffix if name.suffix in (".gz", ".zst") else name.suffix
+
+    def opened(self, stack: ExitStack) -> tuple[int, BinaryIO]:
+        """The descriptor of the file, and its unpacked bytes, which can be read from any position."""
+        if self.archive and self.archive.fp and self.member:
+            return self.archive.fp.fileno(), stack.enter_context(self.archive.open(self.member))  # type: ignore[return-value]
+        descriptor = csv_table.opened(self.folder, self.path)
+        stream: BinaryIO = stack.enter_context(open(descriptor, "rb"))  # noqa: SIM115
+        unpack = next((unpack for mark, unpack in PACKINGS.items() if os.pread(descriptor, len(mark), 0) == mark), None)
+        return descriptor, stack.enter_context(unpack(stream)) if unpack else stream
+
+
+def _gunzip(stream: BinaryIO) -> Any:
+    return io.BufferedReader(gzip.GzipFile(fileobj=stream, mode="rb"), _HEAD)
+
+
+def _unzstd(stream: BinaryIO) -> Any:
+    return _library("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd").open(stream)
+
+
+# The packed files by their first bytes; each function makes a stream that can seek, and unpacks all frames.
+PACKINGS: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": _gunzip, b"\x28\xb5\x2f\xfd": _unzstd}
+
+
+def entries(wanted: Files, context: Context, stack: ExitStack) -> list[Entry]:
+    """The files of `path`, in the order of their names, with their archives open; raises PermanentError without one."""
+    root = os.path.realpath(context.data_dir)
+    base = os.path.normpath(os.path.join(root, wanted.path))
+    parts = Path(os.path.relpath(base, root)).parts
+    fixed = next((n for n, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    if os.path.isdir(base):
+        found = [os.path.relpath(os.path.join(at, name), base) for at, _, names in os.walk(base) for name in names]
+    elif fixed < len(parts) and not os.path.exists(base):
+        base = os.path.join(root, *parts[:fixed])
+        found = glob.glob(os.path.join(*parts[fixed:]), root_dir=base, recursive=True)
+        found = [name for name in found if os.path.isfile(os.path.join(base, name))]
+    else:
+        alone = Entry(context.data_dir, wanted.path, None, _partition(os.path.realpath(base), root))
+        return _members(alone, wanted, stack)
+    # Programs mark what is no data by the first character: _SUCCESS, .part-0.crc, .DS_Store.
+    names = [os.path.join(base, name) for name in sorted(found) if not re.search(r"(?:^|/)[._]", name)]
+    paths = [*dict.fromkeys(map(os.path.realpath, names))]  # a link and its file are one
+    if not all(Path(path).is_relative_to(root) for path in paths):
+        raise PermanentError(f"path: {wanted.path} should be below the data folder")
+    if not 0 < len(paths) <= _MAX_FILES:
+        raise PermanentError(f"path: {wanted.path} has {len(paths) or 'no'} files; there should be 1 to {_MAX_FILES}")
+    listed = [Entry(context.data_dir, os.path.relpath(path, root), None, _partition(path, root)) for path in paths]
+    return [member for entry in listed for member in _members(entry, wanted, stack)]
+
+
+def _partition(path: str, root: str) -> dict[str, str]:
+    """PURE: the columns that the names of folders hold, as Spark writes them: `day=2026-03-01/part-0.parquet`."""
+    pairs = (part.partition("=") for part in Path(os.path.relpath(path, root)).parts[:-1])
+    return {name: "" if value == _NO_PARTITION else unquote(value) for name, mark, value in pairs if mark and name}
+
+
+def _members(entry: Entry, wanted: Files, stack: ExitStack) -> list[Entry]:
+    """The entry, or the members of its archive: those of `member`, else all that are data."""
+    if wanted.format == "excel" or entry.suffix != ".zip":
+        return [entry]
+    with undamaged(entry.name):
+        archive = stack.enter_context(zipfile.ZipFile(entry.opened(stack)[1]))
+    members = [info for info in archive.infolist() if not info.is_dir()]
+    names = [info.filename for info in members if not re.search(r"(^|/)(\.|__MACOSX/)", info.filename)]
+    if wanted.member:
+        names = [name for name in names if name == wanted.member or fnmatch(name, wanted.member)]
+    if not names:
+        listed = ", ".join(info.filename for info in members[:5]) or "nothing"
+        raise PermanentError(f"{entry.name} has no such member; it has {listed}")
+    if len(names) > _MAX_FILES:
+        raise PermanentError(f"{entry.name} has {len(names)} members; there should be 1 to {_MAX_FILES}")
+    if twice := next((name for name, times in Counter(names).items() if times > 1), None):
+        raise PermanentError(f"{entry.name} has two members of the name {twice}; pack it again, or choose by member")
+    if any(info.flag_bits & 1 for info in members if info.filename in names):
+        raise PermanentError(f"{entry.name} is encrypted, and no loader has its password; unpack it first")
+    return [replace(entry, member=name, is_alone=len(names) == 1, archive=archive) for name in names]
+
+
+@contextmanager
+def undamaged(name: str) -> Iterator[None]:
+    """Raise PermanentError for an archive that cannot be unpacked."""
+    try:
+        yield
+    except Exception as e:
+        known = (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, NotImplementedError)
+        if not isinstance(e, known) and type(e).__name__ != "ZstdError":
+            raise
+        reason = "ends too early" if isinstance(e, EOFError) else "cannot be unpacked"
+        raise PermanentError(f"{name}: the packed file {reason}: it is cut or damaged; fetch it again, whole") from None
+
+
+# --- the formats ---
+
+
+def _text(entry: Entry, wanted: Files, stack: ExitStack) -> Source:
+    """A file of text; raises PermanentError for one that is none."""
+    descriptor, stream = entry.opened(stack)
+    head = stream.read(_HEAD)
+    stream.seek(0)
+    if re.match(rb'\s*(\[\s*[\[{]|\{\s*["}])', head.removeprefix(codecs.BOM_UTF8)):
+        raise PermanentError(f"{entry.name} is JSON, not CSV; open it, and where it is data, name it .json or .jsonl")
+    if fault := no_data(head):
+        raise PermanentError(f"{entry.name} {fault}")
+    marked = next((name for mark, name in _BYTE_ORDER_MARKS.items() if head.startswith(mark)), None)
+    layout = wanted.model_copy(update={"encoding": wanted.encoding or marked or "utf-8"})
+    if marked and not codecs.lookup(str(layout.encoding)).name.startswith(marked):
+        raise PermanentError(
+            f"{entry.name}, line 1: begins with the byte order mark of {marked}; encoding should be it"
+        )
+    for offset, name in enumerate(("utf-16-be", "utf-16-le")):
+        if not (marked or wanted.encoding) and head[offset::2].count(0) > len(head) // 4:
+            raise PermanentError(f"{entry.name}, line 1: has a zero byte beside each letter; encoding should be {name}")
+    name = codecs.lookup(str(layout.encoding)).name
+    if name.startswith(_ONE_BYTE) and (match := re.search(b"[\x80-\xff]", head)) and _is_utf8(head):
+        line = head.count(b"\n", 0, match.start()) + 1
+        raise PermanentError(
+            f"{entry.name}, line {line}: is utf-8 text; encoding should be utf-8, not {wanted.encoding}"
+        )
+    text = stack.enter_context(opened_text(stream, str(layout.encoding)))
+    return CsvFile(entry.name, descriptor, text, layout, is_checked=True)
+
+
+def _is_utf8(head: bytes) -> bool:
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeError:
+        return False
+    return True
+
+
+def no_data(head: bytes) -> str | None:
+    """PURE: what the file is that begins so, if it is no text with data."""
+    if not head.strip(codecs.BOM_UTF8 + b" \r\n\t"):
+        return f"is empty ({len(head)} bytes), without even a header: its source may have failed; ask the source again"
+    if kind := next((kind for mark, kind in _NO_TEXT.items() if head.startswith(mark)), None):
+        return f"is {kind}"
+    begin = head.lstrip(codecs.BOM_UTF8 + b" \r\n\t")[:200].lower()
+    if re.match(rb"<[!?a-z]", begin):
+        kind = "a page of HTML, perhaps the error of a server" if b"html" in begin else "XML, which no loader reads"
+        return f"is {kind}; open it, look what it says, and download it again"
+    return None
+
+
+def _library(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise PermanentError(f"format: needs {name}: pip install 'dataloader-farm[files]'") from None
+
+
+def _by(module: str, reader: str, library: str = "json") -> Callable[[Entry, Files, ExitStack], Source]:
+    """A format that a module of ours reads, with this library. Both are imported by the first file."""
+
+    def opened(entry: Entry, wanted: Files, stack: ExitStack) -> Source:
+        _library(library)
+        types = {name: type_ for name, type_ in wanted.types.items() if name not in entry.partition}
+        make = getattr(import_module(f"dataloader.pipelines.{module}"), reader)
+        source: Source = make(entry.name, *entry.opened(stack), wanted.model_copy(update={"types": types}))
+        return source
+
+    return opened
+
+
+# How each format opens an entry. A Source that is not typed has text, whose types are inferred.
+FORMATS: dict[str, Callable[[Entry, Files, ExitStack], Source]] = {
+    "text": _text,
+    "json": _by("json_file", "JsonFile"),
+    "excel": _by("excel", "Sheet", "python_calamine"),
+    "parquet": _by("parquet", "ParquetFile", "pyarrow"),
+    "orc": _by("parquet", "OrcFile", "pyarrow"),
+}
+SUFFIXES = {
+    **dict.fromkeys((".csv", ".tsv", ".tab", ".txt", ".psv", ".dat", ".log", ".prn", ".asc", ""), "text"),
+    **{".json": "json", ".jsonl": "json", ".ndjson": "json", ".xlsx": "excel", ".xlsm": "excel"},
+    **{".parquet": "parquet", ".pq": "parquet", ".orc": "orc"},
+}
+
+
+def opener(entry: Entry, wanted: Files, stack: ExitStack) -> Source:
+    """The entry's records, by the argument `format` or the suffix; `stack` closes it."""
+    name = wanted.format or SUFFIXES.get(entry.suffix, "text")
+    if name == "csv":
+        name = "text"
+    if name not in FORMATS:
+        raise PermanentError(f"format: {name} should be one of {', '.join(FORMATS)}")
+    return FORMATS[name](entry, wanted, stack)
+
+
+# --- the names of columns ---
+
+
+def named(raw: Sequence[str], wanted: Files, place: Callable[[str], PermanentError]) -> list[str]:
+    """The names of a file's columns in the table; raises the error of `place` where they cannot be."""
+    raw = [name.strip() for name in raw]
+    if unknown := [name for name in wanted.columns if name not in raw]:
+        raise place(f"columns: {', '.join(unknown)} should be in the header, which has {', '.join(raw[:20])}")
+    names: list[str] = []
+    faults: list[str] = []
+    for number, name in enumerate(raw, 1):
+        final = wanted.columns.get(name, name)
+        if wanted.names and name not in wanted.columns:
+            base = final = snake(name) or f"column_{number}"
+            copies = (f"{base}_{copy}" for copy in count(2))
+            while final in names:
+                final = next(copies)
+        if not final:
+            faults.append(f"column {number} has no name")
+        elif final in names:
+            faults.append(f'columns {names.index(final) + 1} and {number} are named "{final}"')
+        elif len(final.encode()) > 63:
+            faults.append(f"the name of column {number} has over 63 bytes")
+        names.append(final)
+    if faults or not names:
+        remedy = 'names "snake" makes names, and a list in header gives them'
+        raise place(f"header: {'; '.join(faults[:3]) or 'there is none'}; {remedy}")
+    return names
+
+
+def snake(name: str) -> str:
+    """PURE: a name as one writes it in SQL: `Orders placed (EUR)` is orders_placed_eur, `netAmount` is net_amount."""
+    name = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", unicodedata.normalize("NFC", name))
+    name = re.sub(r"\W+", "_", name.lower()).strip("_")
+    name = name.encode()[:60].decode(errors="ignore")
+    return f"_{name}" if name[:1].isdigit() else name
+
+
+# --- the records ---
+
+
+def _cutter(delimiter: str) -> Callable[[str], list[str]]:
+    """PURE: a function that cuts a record into its fields as they are written, with their quotes."""
+    mark = re.escape(delimiter)
+    return re.compile(f'(?:\\A|{mark})("(?:[^"]|"")*+"|[^"{mark}]*+)').findall
+
+
+class _Shape:
+    """How the records of one entry become those of the table."""
+
+    def __init__(self, source: Source, names: list[str], whole: Shaped, constants: dict[str, str]) -> None:
+        self._delimiter, self._names, self._whole = source.delimiter, names, whole
+        mark = re.escape(source.delimiter)
+        self._cut = _cutter(source.delimiter)
+        wanted, out = whole.wanted, whole.delimiter
+        words = "|".join(map(re.escape, wanted.null))
+        no_word = f'(?!"(?:{words})")' if words else ""
+        self._nulls = frozenset(wanted.null)
+        self._order: list[tuple[str, int | None, Reader | None]] = []
+        bare, quoted = [], []
+        # Constants are behind the columns of the file.
+        for name in whole.columns:
+            if name in constants or name in whole.lines:
+                continue
+            kind, is_guess = whole.kinds.get(name, ("", False))
+            reader = Reader(kind, wanted, is_guess) if kind else None
+            self._order.append((name, names.index(name) if name in names else None, reader))
+            value = columns.plain(kind, wanted, is_guess) if kind else ""
+            is_null = f"(?!(?:{words})(?:{mark}|[\r\n]|\\Z))" if words else ""
+            bare.append(is_null + (f"(?:{value})?+" if kind else f"[^{mark}]*+"))
+            typed = f'(?:{value})|{no_word}"(?:{value})"|'  # a quoted number may be a word for null too
+            quoted.append(is_null + (f"(?:{typed})" if kind else text_pattern(source.delimiter)))
+        is_same = [at for _, at, _ in self._order] == list(range(len(names))) and out == source.delimiter
+        # Most records have no quotes, and are matched in half the time.
+        self.is_plain, self.is_plain_quoted = (
+            re.compile(mark.join(patterns)).fullmatch if is_same else lambda text: None for patterns in (bare, quoted)
+        )
+        self.tail = "".join(out + csv_file.field(constants[name], out) for name in whole.columns if name in constants)
+        self.lines = len(whole.lines)
+        # The fields that may pass in blocks, if no record needs more than a match.
+        self.fields = [] if self.tail or self.lines or not is_same else quoted
+
+    def cells(self, text: str) -> list[str]:
+        """The fields of a record as they are written, with their quotes."""
+        return self._cut(text) if '"' in text else text.split(self._delimiter)
+
+    def values(self, text: str) -> list[str | None]:
+        """The values of a record, for inference: a word for null is None, quoted or not."""
+        raw = [(cell, value_of(cell)) for cell in self.cells(text)]
+        return [None if not cell or value in self._nulls else value for cell, value in raw]
+
+    def shaped(self, text: str) -> str | Rejected:
+        """The record with the table's columns, or the reason why it has none."""
+        cells, expected = self.cells(text), len(self._names)
+        while len(cells) > expected and not cells[-1]:
+            cells.pop()  # a separator at the end of the row
+        if len(cells) != expected:
+            lacks = f"; missing data for column {self._names[len(cells)]}" if len(cells) < expected else ""
+            remedy = "a delimiter in a text needs quotes around it, and max_errors rejects rows"
+            return Rejected(f"{len(cells)} fields, but the header has {expected}{lacks}; {remedy}", text)
+        fields, out = [], self._whole.delimiter
+        for name, at, reader in self._order:
+            cell = cells[at] if at is not None else ""
+            if not cell or cell in self._nulls:
+                fields.append("")
+                continue
+            is_quoted = cell[0] == '"'
+            if reader is None:
+                fields.append(cell if out == self._delimiter else csv_file.field(value_of(cell), out, is_quoted))
+                continue
+            value = value_of(cell)
+            if not value or value in self._nulls:  # a quoted one is null too
+                fields.append("")
+                continue
+            try:
+                fields.append(csv_file.field(reader.read(value), out))
+            except ValueError as e:
+                return Rejected(f"column {name}: {e}", text)
+        return out.join(fields)
+
+
+def value_of(cell: str) -> str:
+    """PURE: the value of a field as it is written."""
+    return cell[1:-1].replace('""', '"') if cell[:1] == '"' else cell
+
+
+class Shaped(Source):
+    """The records of all files of a load, in the shape of its table; their numbers go on from file to file."""
+
+    names_columns = "files' columns"
+
+    def __init__(self, wanted: Files, context: Context) -> None:
+        """Read the header and a sample of each file; raises PermanentError where they do not fit each other."""
+        super().__init__(wanted.path)
+        self.wanted, self._now = wanted, datetime.now(UTC).isoformat()
+        self._stack = ExitStack()
+        self._sizes: list[int] = []
+        self._versions: list[list[Any]] = []  # of the files, when their headers were read
+        self.existing = _existing(wanted, context)
+        self.columns: dict[str, str] = {}
+        self.lines: list[str] = []  # the columns of the line numbers
+        self._at = self._most = 0
+        self._typed: set[int] = set()  # the entries whose sources have types
+        self._opened: tuple[Source, list[str]] | None = None
+        self._bases: list[tuple[int, Source]] = []
+        self.kinds: dict[str, tuple[str, bool]] = {}  # the kind of each column that has one; and whether it is a guess
+        self._done = self.begin = Place()
+        with ExitStack() as archives:  # an error closes them
+            self._entries = entries(wanted, context, archives)
+            self._inspect()
+            self._archives = archives.pop_all()
+
+    def __enter__(self) -> Shaped:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stack.close()
+        self._archives.close()
+
+    @property
+    def bytes_read(self) -> int:
+        inner = self._inner.bytes_read if self._bases else 0
+        return sum(self._sizes[: self._at]) + inner
+
+    @property
+    def expected(self) -> int | None:
+        """How many records there are; without a count, if the others are as long as those that were read."""
+        read = self.place().records
+        return self.total or max(read, read * self.size // max(1, self.bytes_read))
+
+    def require_unchanged(self) -> None:
+        if self._bases:
+            self._inner.require_unchanged()
+
+    @property
+    def _inner(self) -> Source:
+        return self._bases[-1][1]
+
+    def _open(self, at: int, stack: ExitStack) -> tuple[Source, list[str]]:
+        with undamaged(self._entries[at].name):
+            source = opener(self._entries[at], self.wanted, stack)
+        if at < len(self._versions):
+            source.version = self._versions[at]
+            source.require_unchanged()
+        names = named(source.names, self.wanted, lambda reason: source.error(1, reason))
+        if source.is_typed:
+            types = self.columns | self.wanted.types | self.existing
+            source.fit({raw: types[name] for raw, name in zip(source.columns, names, strict=True) if name in types})
+        return source, names
+
+    def _inspect(self) -> None:
+        """Find the columns of all files, and their types."""
+        wanted, entries = self.wanted, self._entries
+        given: dict[str, str] = {}  # the types of sources that have types
+        headers: list[list[str]] = []
+        self.dialect: dict[str, Any] = {"files": [entry.name for entry in entries[:5]], "count": len(entries)}
+        for at, entry in enumerate(entries):
+            with ExitStack() as stack:
+                source, names = self._open(at, stack)
+                if source.is_typed:
+                    self._typed.add(at)
+                    for name, type_ in zip(names, source.columns.values(), strict=True):
+                        given[name] = common_type({given.get(name, type_), type_})
+            names += [name for name in entry.partition if name not in names]
+            if headers and set(names) != set(headers[0]):
+                self._require_same(entries[0], headers[0], entry, names)
+            headers.append(names)
+            self._versions.append(source.version)
+            self._sizes.append(source.size)
+            self.size += source.size
+            self.dialect = dict(source.dialect) | self.dialect
+            self.delimiter = source.delimiter if at == 0 else self.delimiter
+        versions = [[entry.name, version] for entry, version in zip(entries, self._versions, strict=True)]
+        self.version = ["files", hashlib.sha256(json.dumps(versions).encode()).hexdigest()]
+        names = list(dict.fromkeys(name for header in headers for name in header))
+        for argument, chosen in (("select", wanted.select or []), ("types", wanted.types), ("key", wanted.key or [])):
+            if unknown := [name for name in chosen if name not in names and name not in wanted.add]:
+                has = ", ".join(names[:20])
+                raise PermanentError(f"{argument}: {', '.join(unknown)} should be among the columns: {has}")
+        if taken := [name for name in wanted.add if name in names]:
+            raise PermanentError(f"add: the files have {', '.join(taken)}; it should be a new name")
+        names = [name for name in wanted.select or names if name not in wanted.add]
+        self.lines = [name for name, what in wanted.add.items() if what == "line"]
+        constants = [name for name, what in wanted.add.items() if what != "line"]
+        partitions = {name for entry in entries for name in entry.partition}
+        # Constants come behind the columns of the files.
+        names = [name for name in names if name not in partitions] + [name for name in names if name in partitions]
+        known = given | (self.existing if wanted.schema_change != "widen" else {}) | wanted.types
+        unknown = [name for name in names if name not in known]
+        known |= inferred(unknown, self._sample(unknown), wanted) if unknown else {}
+        typed = {name: known[name] for name in names}
+        added = {"now": "timestamp with time zone", "file": "text", "line": "bigint"}
+        typed |= {name: added[wanted.add[name]] for name in constants + self.lines}
+        self.columns = typed
+        for name in names:
+            kind = kind_of(self.existing.get(name) or typed[name])
+            if kind and not (name in given and kind_of(given[name]) == kind):
+                is_guess = name not in wanted.types and name not in self.existing and name not in given
+                self.kinds[name] = kind, is_guess
+
+    def _require_same(self, first: Entry, names: list[str], other: Entry, others: list[str]) -> None:
+        if self.wanted.schema_change == "refuse":
+            differ = ", ".join(sorted(set(names) ^ set(others))[:5])
+            chosen = "member chooses one of them" if other.member else "path can choose some of them"
+            reason = f"{first.name} and {other.name} have different columns: {differ} is only in one of them"
+            raise PermanentError(f'{reason}; schema_change "add" takes the columns of all, and {chosen}')
+
+    def _sample(self, names: list[str]) -> Iterator[list[str | None]]:
+        """Rows of all files, the same number of each."""
+        share = max(_SAMPLE_OF_A_FILE, _SAMPLE_ROWS // len(self._entries))
+        for at, entry in enumerate(self._entries):
+            if at in self._typed and not entry.partition:
+                continue
+            with ExitStack() as stack, undamaged(entry.name):
+                source, header = self._open(at, stack)
+                shape = _Shape(source, header, self, {})
+                places = [header.index(name) if name in header else None for name in names]
+                for number, text in islice(source.records(source.begin), share):
+                    if isinstance(text, Rejected):
+                        if not self.wanted.max_errors:
+                            raise source.error(number, text.reason)
+                        continue
+                    row = dict(enumerate(shape.values(text)))
+                    yield [
+                        entry.partition.get(name) if at is None else row.get(at)
+                        for name, at in zip(names, places, strict=True)
+                    ]
+
+    def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
+        """The records from there on; the next file is opened behind the end of one."""
+        return cast(Iterator[tuple[int, str | Rejected]], self.items(begin, 0))
+
+    def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
+        """The same records, in blocks of up to `size` where they fit already."""
+        self._most = size
+        at, base, mark = begin.mark or (0, 0, None)
+        inner = Place(*mark) if mark else Place()
+        opened = self._opened if self._bases and self._at == at else None
+        self._bases = []
+        self._done = Place(None, 0, begin.records - inner.records, begin.literal_quotes - inner.literal_quotes)
+        return self._all(self._entered(at, base, inner if mark else None, opened))
+
+    def _entered(
+        self, at: int, base: int, place: Place | None, opened: tuple[Source, list[str]] | None = None
+    ) -> Iterator[tuple[int, Item]]:
+        if opened is None:
+            self._stack.close()
+            opened = self._open(at, self._stack)
+        self._at, self._opened = at, opened
+        source, names = opened
+        self._bases.append((base, source))
+        entry = self._entries[at]
+        words = {"now": self._now, "file": entry.name}
+        constants = {name: value for name, value in entry.partition.items() if name not in names}
+        constants |= {name: words[what] for name, what in self.wanted.add.items() if what != "line"}
+        self._shape = _Shape(source, names, self, constants)
+        if self._most and self._shape.fields and isinstance(source, CsvFile):
+            source.pass_in_blocks(self._shape.fields)
+            return source.items(place or source.begin, self._most)
+        return source.records(place or source.begin)
+
+    def _all(self, records: Iterator[tuple[int, Item]]) -> Iterator[tuple[int, Item]]:
+        while True:
+            base, shape, number = self._bases[-1][0], self._shape, 0
+            is_plain, is_plain_quoted, tail, lines = shape.is_plain, shape.is_plain_quoted, shape.tail, shape.lines
+            with undamaged(self._entries[self._at].name):
+                for number, text in records:
+                    if isinstance(text, str):
+                        if not (is_plain_quoted if '"' in text else is_plain)(text):
+                            text = shape.shaped(text)
+                        if (tail or lines) and isinstance(text, str):
+                            text += tail + f"{self.delimiter}{number}" * lines
+                    yield base + number, text
+            self._inner.require_unchanged()
+            if self._at + 1 == len(self._entries):
+                return
+            end, done = self._inner.place(), self.place()
+            self._done = done._replace(mark=None)
+            records = self._entered(self._at + 1, base + max(number, end.line, end.records), None)
+
+    def place(self) -> Place:
+        """The place of the next record: its file, the numbers before that, and its place in the file."""
+        if not self._bases:
+            return Place()
+        inner = self._inner.place()
+        counts = self._done.records + inner.records, self._done.literal_quotes + inner.literal_quotes
+        return Place([self._at, self._bases[-1][0], list(inner)], inner.line, *counts)
+
+    def located(self, begin: Place, reported: int) -> tuple[int, int]:
+        """The record and its further lines, for the line that COPY reports."""
+        at, number = 1, 0
+        for number, text in self.records(begin):
+            if isinstance(text, str):
+                at += 1 + text.count("\n")
+                if at >= reported:
+                    return number, len(re.findall("\r\n?|\n", text))
+        return number, 0
+
+    def where(self, number: int) -> tuple[str, int]:
+        base, source = self._base(number)
+        return source.where(number - base)
+
+    def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
+        """The error of a record; it names the file and the place there."""
+        base, source = self._base(line)
+        if re.search("invalid input syntax|out of range|overflow|too long", reason) and ";" not in reason:
+            reason += "; types or the table should have a type for it, or null the word, and max_errors rejects rows"
+        return source.error(line - base, reason, extra_lines)
+
+    def _base(self, number: int) -> tuple[int, Source]:
+        """The file of the record of this number, and the numbers before that file."""
+        return self._bases[bisect_right(self._bases, number - 1, key=lambda pair: pair[0]) - 1]
+
+
+def _existing(wanted: Files, context: Context) -> dict[str, str]:
+    """The columns of the table with their types, or none where there is no table."""
+    *schema, name = wanted.table.split(".")
+    with context.transaction() as conn:
+        return dict(conn.execute(_EXISTING, (schema[0] if schema else None, name)).fetchall())

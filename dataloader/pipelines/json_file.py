@@ -1,0 +1,162 @@
+"""JSON for `load.files`: a file of lines, of objects behind each other, or of one array; each object is a row.
+
+Numbers keep their text, so that PostgreSQL decides about them. Objects and lists within a row become jsonb.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from itertools import takewhile
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from dataloader.pipelines import PermanentError
+from dataloader.pipelines.csv_table import LONGEST_RECORD, PART_BYTES, Place, Rejected
+from dataloader.pipelines.files import Files, named, no_data
+from dataloader.pipelines.typed import Row, TypedFile, number_type, quoted
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+_CHUNK_BYTES = 2**16
+_ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\[")
+_BETWEEN = re.compile("[ \t\r\n,]*+")  # objects
+_CUT = 16  # characters at the end of the text: the word or escape there may be cut
+
+
+class Number(str):
+    """A number as the file has it, 1e400 too."""
+
+    __slots__ = ()
+
+
+_DECODER = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=Number)
+_TYPES = {bool: "boolean", str: "text", dict: "jsonb", list: "jsonb"}
+
+
+def _written(value: Any) -> str:
+    """PURE: the value as JSON; the json module would write each number anew."""
+    if isinstance(value, Number):
+        return value
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{json.dumps(name)}:{_written(each)}" for name, each in value.items()]) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_written, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _quoted_json(value: Any) -> str:
+    return quoted(_written(value))
+
+
+class JsonFile(TypedFile):
+    """The objects of a file, which people know by the numbers of their first lines."""
+
+    unit = "line"
+    as_json = dict.fromkeys((bool, Number, str, dict, list), _quoted_json) | {NoneType: lambda _: ""}
+    plain = as_json | {bool: {True: "true", False: "false"}.__getitem__, Number: str, str: quoted}
+
+    def __init__(self, path: str, descriptor: int, file: BinaryIO, wanted: Files) -> None:
+        """Read a sample for the columns; the arguments can name others, which come later."""
+        super().__init__(path, descriptor)
+        self._file = file
+        head = file.read(_CHUNK_BYTES)
+        if reason := no_data(head):
+            raise PermanentError(f"{path} {reason}")
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise self.error(1, "is UTF-16, and should be UTF-8")
+        bracket = _ARRAY.match(head)
+        self._is_array = bracket is not None
+        begin = bracket.end() if bracket else 3 * head.startswith(codecs.BOM_UTF8)
+        self.begin = Place(begin, 1 + head.count(b"\n", 0, begin))
+        sample = takewhile(lambda _: self.bytes_read < PART_BYTES or self._count == 1, self.rows(self.begin))
+        self.columns = dict.fromkeys(wanted.columns, "text") | self._columns(sample)
+        known = named(self.names, wanted, partial(self.error, 1)) if self.columns else []
+        self.columns |= dict.fromkeys((name for name in wanted.types if name not in [*known, *wanted.add]), "text")
+        if not self.columns:
+            raise PermanentError(f"{path}: has no objects, so no columns: name these in `types`")
+        if self.bytes_read < PART_BYTES:
+            self.total = self._count
+
+    @property
+    def bytes_read(self) -> int:
+        """How far reading has come in the text of the file."""
+        return self._offset + self._at
+
+    def place(self) -> Place:
+        """Where the next object begins, or what is between; the mark is the offset of its byte."""
+        mark: int = self._offset + len(self._text[: self._at].encode("utf-8", "surrogateescape"))
+        return Place(mark, self._line, self._count)
+
+    def type_of(self, value: Any) -> str | None:
+        return number_type(value) if isinstance(value, Number) else _TYPES.get(type(value))
+
+    def rows(self, begin: Place) -> Iterator[tuple[int, Row | Rejected]]:
+        self._offset: int = begin.mark
+        self._line, self._count = begin.line, begin.records
+        self._file.seek(self._offset)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._text, self._at = "", 0
+        return self._rows()
+
+    def _rows(self) -> Iterator[tuple[int, Row | Rejected]]:
+        while self._has_more() and not (self._is_array and self._text[self._at] == "]"):
+            line, self._count = self._line, self._count + 1
+            yield line, self._row()
+        if self._is_array:
+            if self._at == len(self._text):
+                raise self.error(self._line, "the array has no end: is the file cut?")
+            self._pass(self._at + 1)
+            if self._has_more():
+                raise self.error(self._line, "there is more behind the end of the array")
+
+    def _row(self) -> Row | Rejected:
+        """The object that begins here, or why there is none; the next one begins behind it, or in the next line."""
+        while True:
+            try:
+                row, end = _DECODER.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as e:
+                fault, behind = f"no valid JSON: {e.msg.removesuffix(' at').removesuffix(' starting')}", e.pos
+                is_cut = e.pos > len(self._text) - _CUT or e.msg.startswith("Unterminated string")
+            except RecursionError:
+                fault, behind, is_cut = "nested too deeply", self._at, False
+            else:
+                self._pass(end)
+                return row if isinstance(row, dict) else Rejected("should be an object", "")
+            if is_cut and len(self._text) - self._at < LONGEST_RECORD and self._read():
+                continue
+            while (end := self._text.find("\n", self._at)) < 0 and len(self._text) <= LONGEST_RECORD and self._read():
+                pass
+            text = self._text[self._at : end] if end >= 0 else self._text[self._at :]
+            lines = self._text.count("\n", self._at, behind - 1)
+            fault += f" in line {self._line + lines}" * (lines > 0) + "; is the file cut?" * ("Unterminated" in fault)
+            if self._is_array or len(text) > LONGEST_RECORD:
+                raise self.error(self._line, fault)
+            self._pass(self._at + len(text))
+            return Rejected(fault, text)
+
+    def _has_more(self) -> bool:
+        """Pass what is between two objects; False at the end of the file."""
+        while True:
+            between = _BETWEEN.match(self._text, self._at)
+            self._pass(between.end() if between else 0)
+            if self._at < len(self._text):
+                return True
+            if not self._read():
+                return False
+
+    def _pass(self, end: int) -> None:
+        self._line += self._text.count("\n", self._at, end)
+        self._at = end
+
+    def _read(self) -> bool:
+        """Read as much again as there is of the object, and drop what is passed; False at the end of the file."""
+        data = self._file.read(max(_CHUNK_BYTES, len(self._text) - self._at))
+        self._offset = self.place().mark
+        self._text = self._text[self._at :] + self._utf8.decode(data, final=not data)
+        self._at = 0
+        return bool(data)

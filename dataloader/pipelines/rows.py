@@ -1,0 +1,220 @@
+"""`context.load`: rows that a pipeline has, as the records of csv_table.
+
+Dicts and tuples become text by psycopg's own rules. Whatever exports an Arrow stream (pandas, polars, pyarrow, duckdb)
+comes batch by batch; pyarrow reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import closing
+from dataclasses import replace
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from itertools import chain, islice
+from typing import Any, cast
+from uuid import UUID
+
+import psycopg
+from psycopg.adapt import PyFormat, Transformer
+
+from dataloader.pipelines import Context, PermanentError, Progress, csv_table, parquet, validated
+from dataloader.pipelines.context import Execution
+from dataloader.pipelines.csv_table import Finish, Place, Rejected, Source, Target, identifier, unique
+from dataloader.pipelines.typed import quoted
+
+SAMPLE = 1_000  # rows that decide the columns and the types of a new table
+_BATCH_ROWS = 1_000  # of a stream that become text at once
+Columns = Sequence[str] | Mapping[str, str]
+# The type of a new table's column whose values are all of these types: the first that fits, else text.
+_TYPES: list[tuple[str, tuple[type, ...]]] = [
+    *(("boolean", (bool,)), ("bigint", (int,)), ("double precision", (float,)), ("numeric", (int, float, Decimal))),
+    *(("timestamp", (datetime,)), ("date", (date,)), ("time", (time,)), ("interval", (timedelta,)), ("uuid", (UUID,))),
+    *(("bytea", (bytes, bytearray, memoryview)), ("jsonb", (dict, list, tuple))),
+]
+
+
+class _Guess(str):
+    """The type of a new table's column by the first rows; nobody has given it."""
+
+
+# The values of which a column of such a type loses no part. PostgreSQL would cut others without an error.
+_KEPT: dict[str, Callable[[Any], bool]] = {
+    "double precision": lambda value: isinstance(value, float) or (isinstance(value, int) and abs(value) <= 2**53),
+    "date": lambda value: isinstance(value, date) and not isinstance(value, datetime),
+    "timestamp": lambda value: isinstance(value, datetime) and not value.tzinfo,
+    "time": lambda value: isinstance(value, time) and not value.tzinfo,
+}
+
+
+def load(
+    context: Context,
+    table: str,
+    rows: Any,
+    key: Sequence[str],
+    columns: Columns | None,
+    finish: Finish | None,
+    how: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Load the rows as `Context.load` promises."""
+    wanted = validated(Target, {"table": table, **({"key": list(key)} if key else {}), **how})
+    if how.get("mode") == "append" and finish is None:
+        raise PermanentError("finish: should save the checkpoint or a state, or a second run of the job appends again")
+    source = Frames(rows) if hasattr(rows, "__arrow_c_stream__") else Rows(rows, columns)
+    if not source.columns:
+        if how.get("mode") == "replace" or how.get("delete_missing"):
+            raise PermanentError("columns: should be given where there may be no rows, for then the table's go")
+        with context.transaction() as conn:
+            if finish:
+                finish(conn)
+        return {"processed": 0, "total": 0}
+    apart = replace(context, _run=cast(Execution, Unsaved(context._run)))
+
+    def report(step: Progress) -> None:
+        # A page of an API is a small load; its pipeline reports the pages itself.
+        context.progress(step) if step["processed"] >= wanted.batch_rows else context.check()
+
+    return followed(csv_table.load(apart, wanted, source, finish=finish), report)
+
+
+def followed(steps: Generator[Progress | None, None, Progress], each: Callable[[Progress], None]) -> dict[str, Any]:
+    """Take a load's steps outside of a pipeline, and call `each` after each of them; return what was counted."""
+    with closing(steps):
+        while True:
+            try:
+                each(next(steps) or Progress(0))
+            except StopIteration as e:
+                return dict(e.value)
+
+
+class Unsaved:
+    """The run behind a load without a checkpoint of its own: that of the job is the pipeline's."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def begin_at(self) -> None:
+        return None
+
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        """Save nothing."""
+
+
+class Rows(Source):
+    """Dicts, or tuples in the order of the columns."""
+
+    names_columns = "rows"
+
+    def __init__(self, rows: Iterable[Any], columns: Columns | None) -> None:
+        """`columns` are by default those of the first rows. Raises PermanentError for rows without names."""
+        super().__init__("context.load")
+        self._total = len(rows) if isinstance(rows, Sized) else None
+        self._unknown = (
+            f"no column of the first {SAMPLE} rows: give `columns`" if columns is None else "not in `columns`"
+        )
+        rows = iter(rows)
+        sample = list(islice(rows, SAMPLE))
+        self._rows, self._dumpers = chain(sample, rows), Transformer()
+        if columns is None and not all(isinstance(row, Mapping) for row in sample):
+            raise PermanentError("columns: should name the values of each row, because the rows are no dicts")
+        try:
+            names = dict.fromkeys(name for row in sample for name in row) if columns is None else columns
+            self._names = unique([identifier(name) for name in names])
+            self._known = frozenset(self._names)
+        except (ValueError, TypeError) as e:
+            raise PermanentError(f"columns: {e}") from None
+        values = [found for row in sample if isinstance(found := self._values(row), list)]
+        inferred = {name: _Guess(_type([row[at] for row in values])) for at, name in enumerate(self._names)}
+        self.columns = columns if isinstance(columns, Mapping) else inferred
+
+    @property
+    def expected(self) -> int | None:
+        return self._total
+
+    def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
+        # A caller may have given types since, and the table may be there.
+        guesses = {n: kind for n, kind in self.columns.items() if isinstance(kind, _Guess) and n not in self.in_target}
+        self._is_kept = [_KEPT.get(guesses.get(name, "")) for name in self._names]
+        for row in self._rows:
+            values = self._values(row)
+            text = self._text(values) if isinstance(values, list) else values
+            number, _ = self._counted(text if isinstance(text, str) else "", len(text))
+            yield number, text
+
+    def _values(self, row: Any) -> list[Any] | Rejected:
+        """The values in the order of the columns; a dict may lack some."""
+        if isinstance(row, Mapping):
+            if not row.keys() <= self._known:
+                other = min(map(repr, row.keys() - self._known))
+                return Rejected(f"{other} is {self._unknown}", "")
+            return [row.get(name) for name in self._names]
+        if isinstance(row, list | tuple) and len(row) == len(self._names):
+            return list(row)
+        return Rejected(f"should be a dict, or a tuple of {len(self._names)} values", "")
+
+    def _text(self, values: list[Any]) -> str | Rejected:
+        fields = []
+        for name, value, is_kept in zip(self._names, values, self._is_kept, strict=True):
+            if is_kept and value is not None and not is_kept(value):
+                reason = f"{self.columns[name]}, the type of the first {SAMPLE} rows, may lose a part of it"
+                remedy = "give `columns` or `types`"
+                return Rejected(f"column {name}: a {type(value).__name__}; {reason}: {remedy}", "")
+            try:
+                fields.append(self._field(value))
+            except (psycopg.Error, ValueError, TypeError, RecursionError):
+                return Rejected(f"column {name}: PostgreSQL has no text for a {type(value).__name__} like this one", "")
+        return ",".join(fields)
+
+    def _field(self, value: Any) -> str:
+        """The value as CSV; raises an error of psycopg, or ValueError."""
+        if type(value) in (int, float):  # the most frequent ones, in a tenth of the time
+            return str(value)
+        if isinstance(value, dict | list | tuple):
+            value = json.dumps(value, ensure_ascii=False, default=str)
+        elif value is not None and not isinstance(value, str):
+            dumped = self._dumpers.get_dumper(value, PyFormat.TEXT).dump(value)
+            value = None if dumped is None else bytes(dumped).decode()
+        if value is None:
+            return ""
+        if not value.isascii():
+            value.encode()  # a lone surrogate
+        return quoted(value)
+
+
+def _type(values: Sequence[Any]) -> str:
+    """PURE: the type of a new table's column for these values of Python."""
+    given = [value for value in values if value is not None]
+    kinds = {type(value) for value in given}
+    if not kinds or (len(kinds) > 1 and kinds & {bool, datetime}):  # each is an instance of another type too
+        return "text"
+    found = next((ours for ours, python in _TYPES if all(issubclass(kind, python) for kind in kinds)), "text")
+    if found == "bigint" and not all(-(2**63) <= value < 2**63 for value in given):
+        return "numeric"
+    return f"{found}tz" if found in ("timestamp", "time") and any(value.tzinfo for value in given) else found
+
+
+class Frames(Source):
+    """The rows of an Arrow stream."""
+
+    names_columns = "rows"
+
+    def __init__(self, frame: Any) -> None:
+        """Raises PermanentError without pyarrow."""
+        super().__init__("context.load")
+        try:
+            import pyarrow
+        except ImportError:
+            raise PermanentError("context.load reads frames by pyarrow: pip install 'dataloader-farm[files]'") from None
+        stream = pyarrow.RecordBatchReader.from_stream(frame)
+        self.batches: Iterator[Any] = iter(stream)
+        self.columns = parquet.columns_of(self.origin, stream.schema)
+
+    def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
+        for batch in self.batches:
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                for text in parquet.csv_records(batch.slice(start, _BATCH_ROWS)):
+                    yield self._counted(text, len(text))

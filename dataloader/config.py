@@ -39,7 +39,7 @@ from pydantic import (
 )
 from pydantic_settings import (
     BaseSettings,
-    DotEnvSettingsSource,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -63,9 +63,10 @@ CATEGORIES = {
 }
 # Variables that a webhook may name, for its whole URL or for the key that signs: no other variable's value is sent.
 WEBHOOK_SECRETS = "DL_WEBHOOK_"
-# Variables that hold the DSNs of databases that `load.postgres` may read, by the name that a job gives.
+# Variables that hold the URLs of the sources that loaders may read, by the name that a job gives.
 SOURCES = "DL_SOURCE_"
 SOURCE_NAME = r"^[a-z][a-z0-9_]{0,62}$"
+SECRETS = "DL_SECRET_"  # variables that hold the secrets of pipelines
 AUTOMATIC_PREFETCH = 100  # the most jobs that a worker claims at once, where WORKERS_JSON does not say
 
 
@@ -81,11 +82,11 @@ def is_zone(name: str) -> bool:
 
 
 def _fitting(is_right: Callable[[Any], object], right: str) -> AfterValidator:
-    """A check of a value after its type; `right` says in the refusal what the value should be."""
+    """A check of a value after its type; `right` is the refusal, which says what the value should be."""
 
     def checked(value: Any) -> Any:
         if not is_right(value.get_secret_value() if isinstance(value, SecretStr) else value):
-            raise ValueError(f"should be {right}")
+            raise ValueError(right)
         return value
 
     return AfterValidator(checked)
@@ -147,13 +148,17 @@ class WorkerSpec(_Entry):
 class ApiToken(_Entry):
     """One entry of DL_API_TOKENS: a client's name and scopes. The farm knows only the SHA-256 of the token."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
+    name: Annotated[
+        str,
+        Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"),
+        _fitting("anonymous".__ne__, "should not be anonymous: this is the name of clients without a token"),
+    ]
     scopes: tuple[Literal["read", "trigger", "operate"], ...] = Field(min_length=1)
     sha256: Annotated[
         SecretStr,
         _fitting(
             re.compile(r"[0-9a-f]{64}").fullmatch,
-            "the token's SHA-256 as 64 hex digits in lower case, not the token",
+            "should be the token's SHA-256 as 64 hex digits in lower case, not the token",
         ),
     ]
 
@@ -164,13 +169,6 @@ class ApiToken(_Entry):
         if not isinstance(given, dict) or not set(given) <= set(cls.model_fields):
             raise ValueError("should be an object of name, scopes and sha256, as `dataloader token` prints it")
         return given
-
-    @field_validator("name")
-    @classmethod
-    def _is_somebody(cls, name: str) -> str:
-        if name == "anonymous":
-            raise ValueError("should not be anonymous: this is the name of clients without a token")
-        return name
 
 
 def _conninfo(dsn: SecretStr) -> SecretStr:
@@ -219,6 +217,10 @@ def _absolute(path: Path) -> Path:
         return Path(os.path.abspath(path.expanduser()))
     except RuntimeError:
         raise ValueError("should be a folder; this machine knows no user of the name after ~") from None
+
+
+Folder = Annotated[Path, AfterValidator(_absolute)]
+Argument = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # of a program
 
 
 def _json(example: str) -> BeforeValidator:
@@ -276,19 +278,18 @@ def _categories(given: Any) -> Any:
 class Command(_Entry):
     """One entry of DL_COMMANDS: a program that jobs of `run.command` may start, and its limits."""
 
-    argv: list[Annotated[str, Field(pattern=r"^[^\x00]*$")]] = Field(min_length=1)
+    argv: Annotated[
+        list[Argument],
+        Field(min_length=1),
+        _fitting(
+            lambda argv: os.path.isabs(argv[0]), "should begin with the program's whole path, such as /usr/bin/dbt"
+        ),
+    ]
     env: tuple[str, ...] = ()
-    folder: Annotated[Path, AfterValidator(_absolute)] | None = None
+    folder: Folder | None = None
     timeout_sec: float | None = Field(default=None, gt=0, le=31_536_000, allow_inf_nan=False)
     memory_mb: int | None = Field(default=None, ge=1, le=2**30)
     output_kb: int = Field(default=256, ge=0, le=2**20)
-
-    @field_validator("argv")
-    @classmethod
-    def _is_one_program(cls, argv: list[str]) -> list[str]:
-        if not os.path.isabs(argv[0]):
-            raise ValueError("should begin with the program's whole path, such as /usr/bin/dbt")
-        return argv
 
     @field_validator("env")
     @classmethod
@@ -316,13 +317,14 @@ def _is_address(address: str) -> bool:
 
 
 Address = Annotated[
-    SecretStr, _fitting(_is_address, "an address such as tcp://dask:8786, http://ray:8265 or http://spark:6066")
+    SecretStr,
+    _fitting(_is_address, "should be an address such as tcp://dask:8786, http://ray:8265 or http://spark:6066"),
 ]
 Bearer = Annotated[
     SecretStr,
     _fitting(
         re.compile(r"[\x21-\x7e]+").fullmatch,
-        "printable ASCII without spaces and line ends, as a header of HTTP takes it",
+        "should be printable ASCII without spaces and line ends, as a header of HTTP takes it",
     ),
 ]
 
@@ -354,7 +356,7 @@ class SparkApplication(_Entry):
 
     file: str = Field(min_length=1, pattern=r"^[^\x00]*$")
     main_class: str = Field(min_length=1, pattern=r"^[\w.$]+$")
-    arguments: list[Annotated[str, Field(pattern=r"^[^\x00]*$")]] = []
+    arguments: list[Argument] = []
     properties: dict[str, str] = {}
     environment: dict[str, str] = {}
     spark_version: str = "3.5.0"
@@ -384,9 +386,9 @@ class DaskCluster(Cluster):
 
     engine: Literal["dask"]
     entrypoints: dict[EntryName, Annotated[DaskFunction, _short(str, "function")]] = Field(min_length=1)
-    ca_file: Annotated[Path, AfterValidator(_absolute)] | None = None
-    cert_file: Annotated[Path, AfterValidator(_absolute)] | None = None
-    key_file: Annotated[Path, AfterValidator(_absolute)] | None = None
+    ca_file: Folder | None = None
+    cert_file: Folder | None = None
+    key_file: Folder | None = None
 
 
 class RayCluster(Cluster):
@@ -406,17 +408,9 @@ class SparkCluster(Cluster):
     token: Bearer | None = None
 
 
-def _check_schedulers(workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
+def _have_one_scheduler(workers: tuple[WorkerSpec, ...]) -> bool:
     pairs = {(spec.served, json.dumps(spec.scheduler or "lag", sort_keys=True)) for spec in workers}
-    if len(pairs) > len({served for served, _ in pairs}):
-        raise ValueError('should have one "scheduler" for the same "queues"')
-    return workers
-
-
-def _without_twins(tokens: tuple[ApiToken, ...]) -> tuple[ApiToken, ...]:
-    if len({token.sha256.get_secret_value() for token in tokens}) < len(tokens):
-        raise ValueError("should have each sha256 once: a token has one name")
-    return tokens
+    return len(pairs) == len({served for served, _ in pairs})
 
 
 def _above_the_heartbeat(stall: float, info: ValidationInfo) -> float:
@@ -450,9 +444,8 @@ Bundle = Annotated[float, Field(ge=1, le=3_600, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Schema = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_$-]*$")]
 Dsn = Annotated[SecretStr, AfterValidator(_conninfo)]
-Folder = Annotated[Path, AfterValidator(_absolute)]
 Modules = Annotated[str, AfterValidator(_own_modules)]
-Zone = Annotated[str, _fitting(is_zone, "a time zone such as Europe/Moscow")]
+Zone = Annotated[str, _fitting(is_zone, "should be a time zone such as Europe/Moscow")]
 Rotation = Annotated[str, AfterValidator(_rotation)]
 Stall = Annotated[Patience, AfterValidator(_above_the_heartbeat)]
 HostMemory = Annotated[str, BeforeValidator(_host_memory)]
@@ -460,13 +453,16 @@ Workers = Annotated[
     tuple[WorkerSpec, ...],
     NoDecode,
     _json('[{"queue":"etl.default","concurrency":2}]'),
-    AfterValidator(_check_schedulers),
+    _fitting(_have_one_scheduler, 'should have one "scheduler" for the same "queues"'),
 ]
 Tokens = Annotated[
     tuple[ApiToken, ...],
     NoDecode,
     _json('[{"name":"airflow","scopes":["trigger"],"sha256":"<64 hex digits>"}]'),
-    AfterValidator(_without_twins),
+    _fitting(
+        lambda tokens: len({token.sha256.get_secret_value() for token in tokens}) == len(tokens),
+        "should have each sha256 once: a token has one name",
+    ),
 ]
 Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_urls)]
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)]
@@ -492,13 +488,6 @@ Engines = Annotated[
     ),
 ]
 FileName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f]+$")]
-
-
-class _DotEnv(DotEnvSettingsSource):
-    """The variables of .env as `_dotenv_values` reads them; the library expands ${NAME} within single quotes too."""
-
-    def _read_env_file(self, file_path: Path) -> dict[str, str | None]:
-        return {name.lower(): value for name, value in _dotenv_values().items() if value}
 
 
 class Settings(BaseSettings):
@@ -530,10 +519,10 @@ class Settings(BaseSettings):
     """Without tokens: accept changes from every address. With tokens: no effect."""
     dl_trusted_proxies: int = Field(0, ge=0, le=10)
     """Number of reverse proxies in front of the API: it believes as many values, counted from the last, of
-    X-Forwarded-For, -Proto and -Host."""
+    X-Forwarded-For, -Proto and -Host, and the last of -Prefix."""
     dl_secrets_dir: Folder | None = None
     """Folder with a file for each secret, named as its variable in small letters: `pg_password`, `dl_api_tokens`,
-    `dl_webhook_slack`. The environment and .env win over it."""
+    `dl_webhook_slack`; a pipeline's secret by its own name. The environment and .env win over it."""
     debug: bool = False
     """Log debug events too."""
     local: bool = False
@@ -588,7 +577,7 @@ class Settings(BaseSettings):
     workers_json: Workers = ()
     """Worker processes per queue, as `[{"queue": "load.cbr", "concurrency": 2}]`; entries of one queue add up; by
     default one worker per core on `etl.default`, and one on DL_ALERTS_QUEUE. `queues` with `scheduler` in place of
-    `queue`: each worker serves several, see docs/operating.md. `prefetch` (1 to 1000, default 100) is the most short
+    `queue`: each worker serves several, see docs/machines.md. `prefetch` (1 to 1000, default 100) is the most short
     jobs that a worker claims at once; it claims long ones one by one in any case, see docs/processes.md. `ordered` and
     `merge` (true or false) make the queue so where nobody has set it; a farm that contradicts the queue's settings does
     not start, see docs/ordered.md."""
@@ -718,8 +707,10 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources of settings, the strongest first."""
-        file = dotenv_settings.env_file if isinstance(dotenv_settings, DotEnvSettingsSource) else None  # None: no .env
-        return init_settings, env_settings, _DotEnv(settings_cls, env_file=file), file_secret_settings
+        # The library's own source expands ${NAME} within single quotes too.
+        values = _dotenv_values() if getattr(dotenv_settings, "env_file", None) else {}
+        given = InitSettingsSource(settings_cls, {name.lower(): value for name, value in values.items() if value})
+        return init_settings, env_settings, given, file_secret_settings
 
     @property
     def people_zone(self) -> str:
@@ -735,11 +726,8 @@ class Settings(BaseSettings):
     @property
     def workers(self) -> tuple[WorkerSpec, ...]:
         """The entries of WORKERS_JSON; by default a worker per core on `etl.default`, and one on DL_ALERTS_QUEUE."""
-        cores = len(os.sched_getaffinity(0))
-        return self.workers_json or (
-            WorkerSpec(queue="etl.default", concurrency=cores),
-            WorkerSpec(queue=self.dl_alerts_queue),
-        )
+        etl = WorkerSpec(queue="etl.default", concurrency=len(os.sched_getaffinity(0)))
+        return self.workers_json or (etl, WorkerSpec(queue=self.dl_alerts_queue))
 
     @property
     def data_dir(self) -> Path:
@@ -748,17 +736,14 @@ class Settings(BaseSettings):
 
     @property
     def pipeline_modules(self) -> list[str]:
-        """The names in DL_PIPELINES: users' modules, which each worker imports after its fork."""
         return _names(self.dl_pipelines)
 
     @property
     def hook_modules(self) -> list[str]:
-        """The names in DL_HOOKS: users' modules that the workers, the API and `dataloader trigger --direct` import."""
         return _names(self.dl_hooks)
 
     @property
     def preload_modules(self) -> list[str]:
-        """The names in DL_PRELOAD: modules that the supervisor imports once, before it forks workers."""
         return _names(self.dl_preload)
 
     @property
@@ -769,9 +754,7 @@ class Settings(BaseSettings):
     @property
     def target_dsn(self) -> str | None:
         """The DSN that pipelines write to: DL_TARGET_DSN, else PG_*, else the queue's database."""
-        if self.dl_target_dsn:
-            return self.dl_target_dsn.get_secret_value()
-        return self._pg_dsn() or self.queue_dsn
+        return self.dl_target_dsn.get_secret_value() if self.dl_target_dsn else self._pg_dsn() or self.queue_dsn
 
     def _pg_dsn(self) -> str | None:
         if not (self.pg_host or self.pg_database):
@@ -811,27 +794,45 @@ def webhook_secret(name: str) -> str | None:
     return _variable(name)
 
 
+def secret(name: str) -> str | None:
+    """A secret of a pipeline: DL_SECRET_<NAME> of the environment or else .env, else the file <name> in DL_SECRETS_DIR.
+
+    None where it is not set. Raises ValueError for a name that is not like SOURCE_NAME, ConfigError when .env or the
+    file cannot be read.
+    """
+    if not re.fullmatch(SOURCE_NAME, name):
+        raise ValueError("the name of a secret should be lower-case letters, digits and _")
+    return _variable(SECRETS + name.upper(), name)
+
+
 def source_dsn(name: str) -> str | None:
     """The DSN of a source of `load.postgres`, from the environment or else .env; None where it is not set.
 
     Raises ValueError for a name that is not like SOURCE_NAME, ConfigError when the variable holds no DSN or .env cannot
     be read.
     """
-    if not re.fullmatch(SOURCE_NAME, name):
-        raise ValueError(f"{name} should be lower-case letters, digits and _")
-    variable = SOURCES + name.upper()
+    dsn = source_url(name)
     try:
-        dsn = _variable(variable)
         return dsn and _conninfo(SecretStr(dsn)).get_secret_value()
     except ValueError as e:
-        raise ConfigError(f"{variable} {e}") from None
+        raise ConfigError(f"{SOURCES}{name.upper()} {e}") from None
 
 
-def _variable(name: str) -> str | None:
-    """A variable's value, else the content of the file of this name in small letters in DL_SECRETS_DIR."""
+def source_url(name: str) -> str | None:
+    """The URL of a source of files, from the environment or else .env; None where it is not set.
+
+    Raises ValueError for a name that is not like SOURCE_NAME, ConfigError when .env cannot be read.
+    """
+    if not re.fullmatch(SOURCE_NAME, name):
+        raise ValueError(f"{name} should be lower-case letters, digits and _")
+    return _variable(SOURCES + name.upper())
+
+
+def _variable(name: str, file: str = "") -> str | None:
+    """A variable's value, else the content of a file in DL_SECRETS_DIR, by default of its name in small letters."""
     folder = _secrets_dir()
     try:
-        return _given(name) or (_text(folder / name.lower()).strip() if folder else None) or None
+        return _given(name) or (_text(folder / (file or name.lower())).strip() if folder else None) or None
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as e:
@@ -870,6 +871,7 @@ def misspelt() -> list[tuple[str, str]]:
     """
     names = {name for name in os.environ if name.upper().startswith(_OURS)}
     names |= {binding.key for binding in _dotenv() if binding.key}
+    names = {name for name in names if not name.upper().startswith(SECRETS)}  # close to DL_SECRETS_DIR
     settings = [field.upper() for field in Settings.model_fields]
     close = {name: difflib.get_close_matches(name.upper(), settings, 1, 0.8) for name in names}
     return sorted((name, near[0]) for name, near in close.items() if near and name.upper() not in settings)
@@ -880,11 +882,10 @@ def _dotenv_values() -> dict[str, str]:
     values: dict[str, str] = {}
     for binding in _dotenv():
         if binding.key and binding.value is not None:
-            known = {**os.environ, **values}
-            is_literal = re.match(r"[^=]*=\s*'", binding.original.string)
-            values[binding.key] = (
-                binding.value if is_literal else "".join(part.resolve(known) for part in parse_variables(binding.value))
-            )
+            value, known = binding.value, {**os.environ, **values}
+            if not re.match(r"[^=]*=\s*'", binding.original.string):
+                value = "".join(part.resolve(known) for part in parse_variables(value))
+            values[binding.key] = value
     return values
 
 
@@ -918,4 +919,4 @@ def _complaint(error: Any) -> str:
 
 
 def _names(text: str) -> list[str]:
-    return [name for name in text.replace(",", " ").split() if name]
+    return text.replace(",", " ").split()

@@ -24,7 +24,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -123,8 +123,15 @@ class Server:
         """Stop the server, which ends its sessions and keeps every commit. A second call does nothing."""
         if self.lock.closed:
             return  # the folder may have another owner by now
-        _stop(self.process)
-        _remove_far_socket_folder(self.root)
+        # INT is the fast stop; TERM would wait for the last client to leave.
+        for sig, within in ((signal.SIGINT, STOP_WITHIN), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0)):
+            self.process.send_signal(sig)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(within)
+                break
+        run = socket_folder(self.root)
+        if run.parent != self.root:  # in /tmp, where no user would search for it after removing `root`
+            shutil.rmtree(run, ignore_errors=True)
         release(self.lock)
 
     def __enter__(self) -> Self:
@@ -137,8 +144,8 @@ class Server:
 def running(root: Path) -> str | None:
     """The DSN of the server in `root`, if it runs and this user may reach it; the call changes nothing."""
     root = Path(root).resolve()
-    run = _listens_in(root / "data")
-    return _dsn(run) if run else None
+    lines = _pidfile(root / "data")
+    return _dsn(Path(lines[4])) if _ready(lines) and _serving(root / "data") else None
 
 
 def _dsn(run: Path) -> str:
@@ -156,7 +163,13 @@ def serve(
     The parameters and the errors are those of Server.start. The caller holds the folder's lock.
     """
     account = account_for(user)
-    _open_way(root, account)
+    if account.switch:
+        root.chmod(0o755)  # private folders in it have modes of their own
+    if barred := account.barred_from(root):
+        raise EmbeddedError(
+            f"the user {account.name}, who runs PostgreSQL, cannot enter {barred};"
+            f" choose a folder elsewhere (DL_HOME), or: chmod o+x {barred}"
+        )
     programs = reachable(find_programs(root / "data", pg_bin), root, account)
     _prepare(root, programs, account, initdb)
     places = {
@@ -176,8 +189,14 @@ def serve(
             preexec_fn=dies_with_us(signal.SIGINT),
             **account.popen(),
         )
+    deadline = time.monotonic() + READY_WITHIN
     try:
-        _wait_ready(root, process)
+        while not (_ready(lines := _pidfile(root / "data")) and lines[0] == str(process.pid)):
+            if process.poll() is not None:
+                raise EmbeddedError(f"PostgreSQL did not start: {_last_words(root)}")
+            if time.monotonic() > deadline:
+                raise EmbeddedError(f"PostgreSQL is not ready after {READY_WITHIN:g} s: {_last_words(root)}")
+            time.sleep(0.01)
     except BaseException:
         process.kill()
         process.wait()
@@ -194,18 +213,18 @@ def socket_folder(root: Path) -> Path:
     return TMP / f"dl-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}"
 
 
-def _remove_far_socket_folder(root: Path) -> None:
-    """Remove the socket's folder if it lies in /tmp, where the user would not look for it after removing `root`."""
-    run = socket_folder(root)
-    if run.parent != root:
-        shutil.rmtree(run, ignore_errors=True)
-
-
 def _prepare(root: Path, programs: Path, account: Account, options: Sequence[str]) -> None:
     """Make the cluster, or make `account` the owner of the existing one and end the server left in it."""
     data = root / "data"
     if data.exists():
-        _take_over(data, account)
+        if (owner := data.stat().st_uid) != account.uid:
+            if not account.switch:
+                raise EmbeddedError(
+                    f"{data} belongs to another user (id {owner}); start as that user or as root,"
+                    " or choose another folder (DL_HOME)"
+                )
+            for path in chain([data], data.rglob("*")):  # a container's image may give the user another id
+                os.chown(path, account.uid, account.gid, follow_symlinks=path == data)
         _end_leftover(data)
         return
     # Made under another name, so that a kill here leaves no half-made cluster.
@@ -235,18 +254,7 @@ def _run(account: Account, command: Sequence[str], stdin: str = "") -> None:
         raise EmbeddedError(f"{Path(command[0]).name} failed: {done.stderr.decode(errors='replace').strip()}")
 
 
-def _wait_ready(root: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + READY_WITHIN
-    while not _is_ready(root / "data", process.pid):
-        if process.poll() is not None:
-            raise EmbeddedError(f"PostgreSQL did not start: {_last_words(root)}")
-        if time.monotonic() > deadline:
-            raise EmbeddedError(f"PostgreSQL is not ready after {READY_WITHIN:g} s: {_last_words(root)}")
-        time.sleep(0.01)
-
-
 def _last_words(root: Path) -> str:
-    """The end of the newest log, for an error message."""
     logs = [log for log in [root / "postgres.log", *(root / "log").glob("*.log")] if log.exists()]
     newest = max(logs, key=lambda log: log.stat().st_mtime_ns)
     lines = newest.read_text("utf-8", errors="replace").strip().splitlines()[-5:]
@@ -266,7 +274,6 @@ class Account:
     switch: bool
 
     def popen(self) -> dict[str, Any]:
-        """The arguments with which Popen becomes this user."""
         return {"user": self.uid, "group": self.gid, "extra_groups": []} if self.switch else {}
 
     def barred_from(self, path: Path) -> Path | None:
@@ -281,46 +288,26 @@ class Account:
 
 def account_for(user: str) -> Account:
     """Our own user; for root the account `user`, which is made if missing, or else nobody."""
-    switch = os.geteuid() == 0
-    try:
-        entry = _entry(user) or _added(user) or _entry("nobody") if switch else pwd.getpwuid(os.geteuid())
-    except KeyError:
+    if (own_id := os.geteuid()) != 0:
+        with suppress(KeyError):
+            entry = pwd.getpwuid(own_id)
+            return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, switch=False)
         raise EmbeddedError(
-            f"user id {os.geteuid()} has no entry in /etc/passwd, and PostgreSQL does not start without one;"
+            f"user id {own_id} has no entry in /etc/passwd, and PostgreSQL does not start without one;"
             " run as a user that has a name, or as root"
-        ) from None
-    if entry is None:
-        raise EmbeddedError(
-            f"PostgreSQL refuses to run as root, and neither {user} nor nobody is a user here;"
-            f" make one with: useradd --system {user}"
         )
-    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, switch)
-
-
-def _entry(user: str) -> pwd.struct_passwd | None:
-    try:
-        return pwd.getpwnam(user)
-    except KeyError:
-        return None
-
-
-def _added(user: str) -> pwd.struct_passwd | None:
     useradd = shutil.which("useradd", path="/usr/sbin:/sbin:/usr/bin")
-    if useradd:
-        no_login = ["--system", "--no-create-home", "--shell", "/usr/sbin/nologin"]
-        subprocess.run([useradd, *no_login, user], check=False, capture_output=True)
-    return _entry(user)
-
-
-def _open_way(root: Path, account: Account) -> None:
-    """Let `account` enter `root`; EmbeddedError names a folder above `root` that is closed to it."""
-    if account.switch:
-        root.chmod(0o755)  # private folders in it have modes of their own
-    if barred := account.barred_from(root):
-        raise EmbeddedError(
-            f"the user {account.name}, who runs PostgreSQL, cannot enter {barred};"
-            f" choose a folder elsewhere (DL_HOME), or: chmod o+x {barred}"
-        )
+    for name, is_missing in ((user, False), (user, True), ("nobody", False)):
+        if is_missing and useradd:
+            no_login = ["--system", "--no-create-home", "--shell", "/usr/sbin/nologin"]
+            subprocess.run([useradd, *no_login, name], check=False, capture_output=True)
+        with suppress(KeyError):
+            entry = pwd.getpwnam(name)
+            return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, switch=True)
+    raise EmbeddedError(
+        f"PostgreSQL refuses to run as root, and neither {user} nor nobody is a user here;"
+        f" make one with: useradd --system {user}"
+    )
 
 
 def _private(folder: Path, account: Account) -> Path:
@@ -337,20 +324,6 @@ def _private(folder: Path, account: Account) -> Path:
     os.chown(folder, account.uid, account.gid, follow_symlinks=False)
     folder.chmod(0o700)
     return folder
-
-
-def _take_over(data: Path, account: Account) -> None:
-    """Make `account` the owner of the cluster in `data`; EmbeddedError when only root could do so."""
-    owner = data.stat().st_uid
-    if owner == account.uid:
-        return
-    if not account.switch:
-        raise EmbeddedError(
-            f"{data} belongs to another user (id {owner}); start as that user or as root,"
-            " or choose another folder (DL_HOME)"
-        )
-    for path in chain([data], data.rglob("*")):  # a container's image may give the user another id
-        os.chown(path, account.uid, account.gid, follow_symlinks=path == data)
 
 
 # --- PostgreSQL's programs; only the major version that made a cluster serves it ---
@@ -377,14 +350,12 @@ def _candidates() -> Iterator[Path]:
     # The wheel's package is not imported, for that writes files and changes modes.
     spec = importlib.util.find_spec(WHEEL)
     packages = (spec.submodule_search_locations or []) if spec else []
-    yield from _newest_first(bins for package in packages for bins in Path(package).resolve().glob("pginstall*/bin"))
-    yield from _newest_first(Path("/usr/lib/postgresql").glob("*/bin"))
+    wheels = [Path(package).resolve() for package in packages]
+    for folders, pattern in ((wheels, "pginstall*/bin"), ([Path("/usr/lib/postgresql")], "*/bin")):
+        programs = [bins for folder in folders for bins in folder.glob(pattern)]
+        yield from sorted(programs, key=lambda folder: _major(folder) or 0, reverse=True)
     if on_path := shutil.which("postgres"):
         yield Path(on_path).resolve().parent
-
-
-def _newest_first(folders: Iterable[Path]) -> list[Path]:
-    return sorted(folders, key=lambda folder: _major(folder) or 0, reverse=True)
 
 
 def _major(folder: Path) -> int | None:
@@ -434,28 +405,6 @@ def reachable(programs: Path, root: Path, account: Account) -> Path:
 # --- the state of a server, by its postmaster.pid; a process id counts only while its process serves the cluster ---
 
 
-def _listens_in(data: Path) -> Path | None:
-    """The folder of the socket of the server for `data`; None when no server is ready."""
-    lines = _pidfile(data)
-    return Path(lines[4]) if _ready(lines) and _serving(data) else None
-
-
-def _is_ready(data: Path, pid: int) -> bool:
-    """True when the server `pid` accepts connections, by a postmaster.pid of its own."""
-    lines = _pidfile(data)
-    return _ready(lines) and lines[0] == str(pid)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End our server, which ends its sessions and keeps every commit; the call does nothing after the server's end."""
-    # INT is the fast stop; TERM would wait for the last client to leave.
-    for sig, within in ((signal.SIGINT, STOP_WITHIN), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0)):
-        process.send_signal(sig)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(within)
-            return
-
-
 def _end_leftover(data: Path) -> None:
     """End the server that a killed owner left for `data`; EmbeddedError when it does not end."""
     deadline = time.monotonic() + STOP_WITHIN
@@ -502,8 +451,8 @@ def _pidfile(data: Path) -> list[str]:
 def take_lock(path: Path, within: float = LOCK_WITHIN) -> IO[str]:
     """Take the lock file `path`; EmbeddedError when another process holds it for `within` seconds.
 
-    The lock ends with `release` or with this process; a forked child does not hold it. The call makes a missing
-    folder of `path`, with a mode that lets other users enter it; they cannot open the file, which is enough for a lock.
+    The lock ends with `release` or with this process; a forked child does not hold it. Other users may enter a folder
+    that the call makes, but they cannot open the file.
     """
     missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)

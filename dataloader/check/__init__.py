@@ -45,7 +45,6 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """True if no finding is an error."""
         return all(finding.level is not Level.ERROR for finding in self.findings)
 
     def text(self) -> str:
@@ -58,7 +57,6 @@ class Report:
         return "\n".join(lines)
 
     def document(self) -> str:
-        """The report as JSON."""
         report = {"ok": self.is_good, "settings": self.settings, "findings": [asdict(f) for f in self.findings]}
         report["files"] = list(self.files)
         return json.dumps(report, ensure_ascii=False, indent=2)
@@ -105,9 +103,6 @@ def _outlived(rest: Callable[[Mapping[str, str], Callable[[str], None]], Report]
         deadly[last] = outcome(child.exitcode or 0)
 
 
-# --- settings ---
-
-
 def shown(settings: Settings) -> dict[str, str]:
     """Every variable with the value in effect; a secret is masked, a DSN has no password."""
     effective = {"workers_json": settings.workers, "dl_data_dir": settings.data_dir}
@@ -144,9 +139,6 @@ def settings_findings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -
         yield warning("settings", what, "take a longer one; a short one is masked in URLs and by its name only")
 
 
-# --- the host ---
-
-
 def host_findings(settings: Settings) -> Iterator[Finding]:
     """The findings on this host: limits, /proc, folders, the API's address."""
     files = files_needed(sum(spec.concurrency for spec in settings.workers))
@@ -156,11 +148,7 @@ def host_findings(settings: Settings) -> Iterator[Finding]:
         yield error("host", trouble, "correct APP_HOST or APP_PORT")
 
 
-# --- folders ---
-
-
 def folder_findings(settings: Settings) -> Iterator[Finding]:
-    """Findings on the folders that the farm reads and writes."""
     yield data_folder(settings.data_dir, given=settings.dl_data_dir is not None)
     for name in ("log_path", "metric_path", "audit_log_path"):
         if folder := getattr(settings, name):
@@ -182,9 +170,6 @@ def written_folder(name: str, folder: Path) -> Finding:
     if os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK):
         return ok("logs", f"{name}: {folder} can be written to")
     return error("logs", f"{name}: {folder} cannot be written to", "make it, writable for this user")
-
-
-# --- pipelines ---
 
 
 def pipeline_findings(
@@ -224,7 +209,10 @@ def _imported(variable: str, module: str) -> Finding | None:
     except KeyboardInterrupt:
         raise
     except BaseException as e:
-        return error("pipelines", f"{variable}: {module} cannot be imported: {_line(e)}", _advice(e, module))
+        advice = "correct the module: no worker starts without it"
+        if isinstance(e, ModuleNotFoundError) and e.name and f"{module}.".startswith(f"{e.name}."):
+            advice = "correct the name, or start in the folder that holds it, or put that folder on PYTHONPATH"
+        return error("pipelines", f"{variable}: {module} cannot be imported: {_line(e)}", advice)
     after = _registered()
     if variable != "DL_HOOKS" and after["around_enqueue"] > before["around_enqueue"]:
         text = f"{variable}: {module} registers @around_enqueue, which no API process would call"
@@ -235,7 +223,6 @@ def _imported(variable: str, module: str) -> Finding | None:
 
 
 def _registered() -> dict[str, int]:
-    """How many tasks there are, and functions of each hook."""
     return {hook.name: len(hook) for hook in hooks.ALL} | {"task": len(pipelines.tasks())}
 
 
@@ -245,9 +232,3 @@ def _line(trouble: BaseException) -> str:
     place = traceback.extract_tb(trouble.__traceback__)[-1]
     outside = place.filename.startswith("<frozen") or isinstance(trouble, SyntaxError)
     return line if outside else f"{line} ({place.filename}, line {place.lineno})"
-
-
-def _advice(trouble: BaseException, module: str) -> str:
-    if isinstance(trouble, ModuleNotFoundError) and trouble.name and f"{module}.".startswith(f"{trouble.name}."):
-        return "correct the name, or start in the folder that holds it, or put that folder on PYTHONPATH"
-    return "correct the module: no worker starts without it"

@@ -22,6 +22,7 @@ from dataloader import log, pipelines
 from dataloader.config import Settings, WorkerSpec
 from dataloader.farm.process import hostname
 from dataloader.queue import db, migrations, probe
+from dataloader.queue.reports import alerts, stats
 
 VERSIONS = range(15, 19)  # the major versions that the tests run on
 API_PROCESSES = 2  # the default of `dataloader api`
@@ -32,6 +33,7 @@ FEW_RIGHTS = "as a role that may create in the schema and owns its tables"
 
 # Advice by a part of the error of the server or of libpq.
 _HELP = {
+    "certificate": "name the host as the server's certificate does; sslrootcert is the file of its authority",
     "unsupported startup parameter": probe.DIRECT,
     "too many": "raise max_connections or the CONNECTION LIMIT, or end sessions that are not needed",
     "connection slots are reserved": "raise max_connections, or end sessions that are not needed",
@@ -127,7 +129,6 @@ def _line(trouble: psycopg.Error) -> str:
 
 
 def unreachable(about: str, dsn: str, trouble: psycopg.Error) -> Finding:
-    """The finding on a session that could not be opened."""
     if probe.is_poolers_refusal(trouble):
         return error(about, f"a pooler refuses our sessions: {_line(trouble)}", probe.DIRECT)
     advice = next((advice for part, advice in _HELP.items() if part in str(trouble)), _ELSE)
@@ -146,26 +147,20 @@ def version(number: int) -> Finding:
 
 
 def _session(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
+    """The finding on a worker's session: it needs a session of its own, a working LISTEN, and our options in force."""
     with _connect(settings, dsn, settings.pg_schema_queue) as other:
         heard = probe.hears(conn, other)
     row = conn.execute("SELECT current_setting('idle_in_transaction_session_timeout') = '1min'").fetchone()
-    finds_schema = not heard or probe.finds_schema(conn)
-    return [session(conn.is_direct, heard, with_options=row == (True,), finds_schema=finds_schema)]
-
-
-def session(direct: bool, heard: bool, with_options: bool, finds_schema: bool = True) -> Finding:
-    """The finding on a worker's session: it needs a session of its own, a working LISTEN, and our options in force."""
-    if not heard and direct:
+    if not heard and conn.is_direct:
         advice = "see the server's load; without notifications jobs start up to DL_CLAIM_BACKOFF_SEC late"
-        return warning("session", f"no NOTIFY arrived within {probe.HEARD_WITHIN:g} s", advice)
+        return [warning("session", f"no NOTIFY arrived within {probe.HEARD_WITHIN:g} s", advice)]
     if not heard:
-        return error("session", probe.POOLED, probe.DIRECT)
-    if not finds_schema:
-        return error("session", probe.ASTRAY, probe.GUIDED)
-    if not with_options:
-        return warning("session", "a pooler drops our options, search_path and keepalives among them", probe.DIRECT)
-    way = "direct" if direct else "through a pooler in session mode"
-    return ok("session", f"{way}; LISTEN works")
+        return [error("session", probe.POOLED, probe.DIRECT)]
+    if not probe.finds_schema(conn):
+        return [error("session", probe.ASTRAY, probe.GUIDED)]
+    if row != (True,):
+        return [warning("session", "a pooler drops our options, search_path and keepalives among them", probe.DIRECT)]
+    return [ok("session", f"{'direct' if conn.is_direct else 'through a pooler in session mode'}; LISTEN works")]
 
 
 def _schema(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
@@ -179,26 +174,35 @@ def _schema_in(conn: db.Connection, name: str) -> list[Finding]:
     if rights["found"] and not rights["may_use"]:
         return [error("privileges", f"no USAGE on schema {name}", f"GRANT USAGE ON SCHEMA {name}")]
     functions = _facts(conn, "function_rights", schema=name)
-    findings = privileges(tables, functions, _facts(conn, "strangers"))
-    findings += exposure(name, rights["open_to_all"], functions, rights["is_superuser"])
+    findings = privileges(name, rights, tables, functions, _facts(conn, "strangers"))
     if any(table["name"] == "dl_migrations" and table["lacking"] for table in tables):
         return findings
-    refusal, todo = "", ""
+    migrate = "run `dataloader migrate`" + ("" if may_migrate else f" {FEW_RIGHTS}; this one may not")
     try:
         migrations.check(conn)
         todo = ", ".join(migrations.missing(conn))
+        findings.append(warning("schema", f"not up to date: {todo}", migrate) if todo else ok("schema", "up to date"))
     except migrations.SchemaError as e:
-        refusal = str(e)
-    findings.append(schema(refusal, todo, may_migrate))
+        text, _, advice = str(e).partition(": ")
+        findings.append(error("schema", text, migrate if "migrate" in advice else advice))
+    else:
+        if migrations.has_unique(conn):
+            text = "the contract's UNIQUE on idempotency_key costs each job without a key 0.2 KB of WAL"
+            advice = "`dataloader migrate --no-plain-protocol`, once no service or older farm names it in ON CONFLICT"
+            findings.append(Finding(Level.OK, "schema", text, advice))
     if drifted := migrations.drifted(conn):
-        findings.append(warning("schema", f"not as shipped: {'; '.join(drifted)}", _migrate(may_migrate)))
+        findings.append(warning("schema", f"not as shipped: {'; '.join(drifted)}", migrate))
     return findings
 
 
 def privileges(
-    tables: Iterable[Mapping[str, Any]], functions: Iterable[Mapping[str, Any]], strangers: Iterable[Mapping[str, Any]]
+    schema: str,
+    rights: Mapping[str, Any],
+    tables: Iterable[Mapping[str, Any]],
+    functions: Iterable[Mapping[str, Any]],
+    strangers: Iterable[Mapping[str, Any]],
 ) -> list[Finding]:
-    """Findings on the rights that the processes need and this role lacks."""
+    """Findings on the rights that the processes need and this role lacks, and on rights that are not needed."""
     findings = []
     for table in tables:
         if table["lacking"]:
@@ -210,86 +214,57 @@ def privileges(
         text = f"this role may not end sessions of the role {roles}, whose workers are on the queue too"
         advice = "use one role for all, or GRANT pg_signal_backend, pg_read_all_stats"
         findings.append(warning("privileges", text, advice))
-    return findings or [ok("privileges", "all that the processes need")]
-
-
-def exposure(name: str, may_create: bool, functions: Iterable[Mapping[str, Any]], is_superuser: bool) -> list[Finding]:
-    """Findings on rights that every role has by the schema, and on a role with more rights than needed."""
-    findings = []
-    if may_create:
-        text = f"every role may create in the schema {name}: their functions there may run with this role's rights"
-        findings.append(warning("privileges", text, f"REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"))
+    findings = findings or [ok("privileges", "all that the processes need")]
+    if rights["open_to_all"]:
+        text = f"every role may create in the schema {schema}: their functions there may run with this role's rights"
+        findings.append(warning("privileges", text, f"REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC"))
     if names := ", ".join(function["name"] for function in functions if function["open_to_all"]):
         text = f"every role may call {names}, with the rights of the queue's owner"
         findings.append(warning("privileges", text, f"as the queue's owner: {ROLES}"))
-    if is_superuser:
+    if rights["is_superuser"]:
         text = "this role is a superuser, which neither the queue's owner nor a farm needs to be"
         findings.append(warning("privileges", text, f"use an ordinary role; for a farm, as the owner: {ROLES}"))
     return findings
 
 
-def schema(refusal: str, todo: str, may_migrate: bool) -> Finding:
-    """The finding on the schema: `refusal` is a reason to refuse it, `todo` lists the steps of a `migrate`."""
-    migrate = _migrate(may_migrate)
-    if refusal:
-        text, _, advice = refusal.partition(": ")
-        return error("schema", text, migrate if "migrate" in advice else advice)
-    if todo:
-        return warning("schema", f"not up to date: {todo}", migrate)
-    return ok("schema", "up to date")
-
-
-def _migrate(may_migrate: bool) -> str:
-    return "run `dataloader migrate`" + ("" if may_migrate else f" {FEW_RIGHTS}; this one may not")
-
-
 def _connections(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
     (facts,) = _facts(conn, "sessions")
-    same = _server(settings.target_dsn or dsn) == _server(dsn)
-    least, most = wanted_connections(settings, same_server=same)
+    least, most = wanted_connections(settings, _is_same_server(settings, dsn))
     return [connections(least, most, sessions_left(facts, facts["here"]))]
+
+
+def _is_same_server(settings: Settings, dsn: str) -> bool:
+    servers = []
+    for each in (settings.target_dsn or dsn, dsn):
+        parts = conninfo_to_dict(each)
+        servers.append((parts.get("host"), parts.get("hostaddr"), str(parts.get("port", 5432))))
+    return servers[0] == servers[1]
 
 
 def _fleet(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
     """The findings on the workers and the sessions of all farms; none of sessions where only one farm is seen."""
-    host = hostname()
     try:
         with db.in_force(conn):
-            farms = _facts(conn, "fleet", here=host)
+            farms = _facts(conn, "fleet", here=hostname())
     except (errors.InsufficientPrivilege, errors.UndefinedTable, errors.UndefinedColumn):
         return []  # the schema's findings say so
+    findings = []
     workers = sum(spec.concurrency for spec in settings.workers) + sum(farm["workers"] for farm in farms)
-    findings = listeners(workers)
+    if workers > LISTENERS_MOST:
+        text = f"all farms have {workers} workers; idle ones cost each trigger {workers * LISTENER_MS:.0f} ms of CPU"
+        findings.append(warning("listeners", text, f"have at most {LISTENERS_MOST} workers: see docs/scaling.md"))
     if not farms:
         return findings
     (facts,), (counts,) = _facts(conn, "sessions"), _facts(conn, "fleet_sessions")
-    same = _server(settings.target_dsn or dsn) == _server(dsn)
-    _, ours = wanted_connections(settings, same_server=same)
-    apis = api_connections(settings) * counts["api_hosts"]
-    most = ours + apis + counts["reapers"] + sum(farm_connections(**farm, same_server=same) for farm in farms)
-    return [*findings, fleet(len(farms) + 1, most, sessions_left(facts, counts["of_farms"]))]
-
-
-def listeners(workers: int) -> list[Finding]:
-    """PURE: a warning where so many workers, when all are idle, make each trigger costly for the server."""
-    if workers <= LISTENERS_MOST:
-        return []
-    text = f"all farms have {workers} workers; idle ones cost each trigger {workers * LISTENER_MS:.0f} ms of CPU"
-    return [warning("listeners", text, f"have at most {LISTENERS_MOST} workers: see docs/scaling.md")]
-
-
-def farm_connections(workers: int, kinds: int, same_server: bool) -> int:
-    """PURE: the most sessions of a farm on the queue's server, without reaper and API.
-
-    One for each worker, and one more while its pipeline is in a transaction if that is on the `same_server`; the
-    keeper's; and a successor for each of the `kinds` of workers during a reload.
-    """
-    return workers * (2 if same_server else 1) + 1 + kinds
-
-
-def api_connections(settings: Settings) -> int:
-    """PURE: the most sessions of one machine's API."""
-    return API_PROCESSES * (settings.pg_pool_size + settings.pg_max_overflow)
+    is_same = _is_same_server(settings, dsn)
+    _, most = wanted_connections(settings, is_same)
+    most += counts["reapers"] + counts["api_hosts"] * API_PROCESSES * (settings.pg_pool_size + settings.pg_max_overflow)
+    for farm in farms:  # its keeper, a successor for each kind of workers during a reload, its workers
+        most += 1 + farm["kinds"] + farm["workers"] * (2 if is_same else 1)
+    limit, room = min(sessions_left(facts, counts["of_farms"]).items(), key=lambda item: item[1])
+    text = f"all {len(farms) + 1} farms may need {most} sessions at once, {room} are theirs to use ({limit})"
+    advice = f"raise {limit} by {most - room}, or lower WORKERS_JSON, PG_POOL_SIZE or PG_MAX_OVERFLOW"
+    return [*findings, ok("fleet", text) if most <= room else warning("fleet", text, advice)]
 
 
 def sessions_left(facts: Mapping[str, int], ours: int) -> dict[str, int]:
@@ -302,19 +277,10 @@ def sessions_left(facts: Mapping[str, int], ours: int) -> dict[str, int]:
     }
 
 
-def fleet(farms: int, most: int, allowed: Mapping[str, int]) -> Finding:
-    """The finding on what all farms may need at once, beside the smallest of the limits."""
-    limit, room = min(allowed.items(), key=lambda item: item[1])
-    text = f"all {farms} farms may need {most} sessions at once, {room} are theirs to use ({limit})"
-    if most <= room:
-        return ok("fleet", text)
-    advice = f"raise {limit} by {most - room}, or lower WORKERS_JSON, PG_POOL_SIZE or PG_MAX_OVERFLOW"
-    return warning("fleet", text, advice)
-
-
 def _locks(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
     (facts,) = _facts(conn, "advisory_locks")
-    return [locks(probe.lock_table(conn), settings.workers, facts["of_others"])]
+    blocked = [warning("locks", each.text, each.advice) for each in alerts.blocked(stats.blockers(conn))]
+    return [locks(probe.lock_table(conn), settings.workers, facts["of_others"]), *blocked]
 
 
 def locks(table: probe.LockTable, workers: Sequence[WorkerSpec], of_others: int) -> Finding:
@@ -371,11 +337,6 @@ def merging(
     return findings
 
 
-def _server(dsn: str) -> list[Any]:
-    parts = conninfo_to_dict(dsn)
-    return [parts.get("host"), parts.get("hostaddr"), str(parts.get("port", 5432))]
-
-
 def wanted_connections(settings: Settings, same_server: bool) -> tuple[int, int]:
     """The least and the most sessions that this machine needs on the queue's server.
 
@@ -384,13 +345,12 @@ def wanted_connections(settings: Settings, same_server: bool) -> tuple[int, int]
     """
     workers = sum(spec.concurrency for spec in settings.workers)
     pools = API_PROCESSES * settings.pg_pool_size if settings.pg_use_pool else 0
-    most = api_connections(settings)
+    most = API_PROCESSES * (settings.pg_pool_size + settings.pg_max_overflow)
     successors = len({spec.served for spec in settings.workers})
     return workers + 2 + pools, workers + 2 + most + successors + (workers if same_server else 0)
 
 
 def connections(least: int, most: int, free: Mapping[str, int]) -> Finding:
-    """The finding on the number of free sessions."""
     limit, left = min(free.items(), key=lambda item: item[1])
     text = f"this machine needs {least} to {most} sessions, {left} are free ({limit})"
     if most <= left:
@@ -413,18 +373,14 @@ _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] =
 
 
 def target_finding(settings: Settings, dsn: str) -> Finding:
-    """The finding on the database that pipelines write to."""
+    """The finding on the database that pipelines write to; the right to create tables is optional."""
+    name = settings.pg_schema
     try:
-        with _connect(settings, dsn, settings.pg_schema) as conn, db.in_force(conn):
+        with _connect(settings, dsn, name) as conn, db.in_force(conn):
             (facts,) = _facts(conn, "target")
     except psycopg.Error as e:
         return unreachable("target", dsn, e)
-    return target(settings.pg_schema, **facts)
-
-
-def target(name: str, found: bool, may_create: bool) -> Finding:
-    """The finding on the pipelines' schema; the right to create tables is optional."""
-    if not found:
+    if not facts["found"]:
         text = f"PG_SCHEMA: there is no schema {name}, or this role may not use it"
         return warning("target", text, f"CREATE SCHEMA {name}, or GRANT USAGE ON SCHEMA {name}")
-    return ok("target", "reachable" if may_create else f"reachable; may not create tables in {name}")
+    return ok("target", "reachable" if facts["may_create"] else f"reachable; may not create tables in {name}")

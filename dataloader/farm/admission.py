@@ -117,7 +117,6 @@ class Admission:
         self._left_out: frozenset[str] = frozenset()  # the tasks without room at the latest claim that passed jobs over
 
     def know(self, needs: Mapping[str, Needs]) -> None:
-        """The needs of all tasks that have some, from now on."""
         self._needs = needs if self._host.bounds_something else {}
 
     def without(self) -> Collection[str]:
@@ -178,7 +177,6 @@ class Admission:
         return True
 
     def leave(self) -> None:
-        """The run is over; its room is free for others."""
         self._slot.needs = NONE
 
     def _others(self) -> list[Slot]:
@@ -234,7 +232,6 @@ class Host:
     """This host, or the cgroup (version 2) that this process is in, as the settings let farms use it."""
 
     def __init__(self, settings: Settings, root: Path = Path("/")) -> None:
-        """`root` is the folder with `proc` and `sys`."""
         self._share, self._size_mb = shares(settings.dl_host_memory)
         self._cpu_share = settings.dl_host_cpu / 100
         self.bounds_something = bool(self._share or self._size_mb or self._cpu_share)

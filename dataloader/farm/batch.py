@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
@@ -22,13 +23,13 @@ from uuid import UUID
 import psycopg
 from psycopg import errors
 
-from dataloader import log, pipelines
+from dataloader import log, periods, pipelines
 from dataloader.config import WorkerSpec
 from dataloader.farm.process import now
 from dataloader.farm.slots import Siblings
 from dataloader.queue import db, lifecycle, probe
 from dataloader.queue.job import Delivery, Finish, Job, Status
-from dataloader.queue.lifecycle import Ended, Step
+from dataloader.queue.lifecycle import Ended, Reached, Step
 from dataloader.queue.set_aside import is_of_a_row, set_aside
 
 TICK_SEC = 0.05  # how long an end may wait for its batch, and a job behind another job's run
@@ -46,6 +47,10 @@ REPORT: dict[str, type] = {
     "cpu_sec": float,
     "peak_mb": float,
 }  # the fields of a run's line
+# After a job with an affinity key a worker's claims ask for more of them.
+WARM_SEC = periods.seconds("MEMORY_SEC", 600.0)
+MARKS_MOST = 64  # within the longest wait: the bound is as exact as that
+PRIORITIES_MOST = 16  # classes whose bounds a worker keeps
 FINISHED = log.Template(
     "worker",
     "worker.job.finished",
@@ -130,7 +135,6 @@ class Batch:
         return max(size, min(self._most, *(self._keys[queue] for queue in queues)))
 
     def limit(self, most: int, why: str) -> None:
-        """Claim at most so many jobs from now on."""
         if most < self._most:
             self._most = most
             self._log.warning("worker.prefetch.lowered", prefetch=self._spec.prefetch, at_most=most, why=why)
@@ -160,7 +164,8 @@ class Batch:
             first = self.waiting.popleft()
         except IndexError:  # the other thread has taken the last one
             return None
-        self.running, keys = first.jobs, pipelines.batch_size(first.first.task)
+        pipeline = pipelines.registered().get(first.first.task)
+        self.running, keys = first.jobs, (pipeline and pipeline.batch_size) or 1
         if keys > 1:
             keys = min(keys, self._keys_most or SIZE_MOST)
         self._keys[self._queue] = keys
@@ -178,13 +183,11 @@ class Batch:
                     self.add(Ended(job, Finish("hand_back", reason)))
 
     def learn(self, seconds: float, runs: int) -> None:
-        """The runs after the last claim took so many seconds together."""
         self._sizes[self._queue] = size_after(self._sizes[self._queue], seconds, runs)
 
     # --- ends ---
 
     def add(self, end: Ended) -> None:
-        """Keep an end until the next write."""
         if not self._ends:
             self._ended_at = now()
         self._ends.append(end)
@@ -245,7 +248,7 @@ class Batch:
                 aside = set_aside(
                     session.conn,
                     queues,
-                    lambda: lifecycle.step(session, queues, 0.0, most, (), by_lag=self._turns.by_lag, without=without),
+                    lambda: lifecycle.long_step(session, queues, 0.0, most, by_lag=self._turns.by_lag, without=without),
                     e,
                 )
                 if aside is None:  # another worker does that
@@ -317,25 +320,58 @@ class Batch:
         for end in ends:
             job_id = end.job.job_id
             if status := ended.get(job_id):
-                self._log_finished(end, status)
+                became = {"verb": end.finish.verb, "status": status}
+                if end.report and not end.finish.error:
+                    FINISHED.write({"worker": end.job.claimed_by, "queue": end.job.queue, **end.report, **became})
+                else:  # only a line with an error's text goes the long way through the log
+                    error = (end.finish.error or "").split("\n", 1)[0] or None
+                    of_run = {"queue": end.job.queue, **(end.report or facts_of(end.job))}
+                    self._log.info("worker.job.finished", **of_run, **became, error=error)
             elif job_id not in locked:
                 level = logging.WARNING if end.report else logging.INFO  # a job that was not begun: nothing is lost
                 self._log.log(level, "worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
 
-    def _log_finished(self, end: Ended, status: Status) -> None:
-        """Only a line with an error's text goes the long way through the log."""
-        became = {"verb": end.finish.verb, "status": status}
-        if end.report and not end.finish.error:
-            FINISHED.write({"worker": end.job.claimed_by, "queue": end.job.queue, **end.report, **became})
-        else:
-            error = (end.finish.error or "").split("\n", 1)[0] or None
-            of_run = {"queue": end.job.queue, **(end.report or facts_of(end.job))}
-            self._log.info("worker.job.finished", **of_run, **became, error=error)
-
 
 def facts_of(job: Job) -> dict[str, Any]:
-    """The fields of log lines that name the job."""
     return {"job_id": job.job_id, "task": job.task, "attempt": job.attempt}
+
+
+class Preference:
+    """Whether the claims of a worker ask for its affinity keys first, and which jobs go before these.
+
+    Jobs that claims have passed over for `wait_sec` go first. The age of a job is no measure: in a backlog of an hour
+    every job is old, and each would load another resource.
+    """
+
+    def __init__(self, is_wanted: bool, wait_sec: float) -> None:
+        self._is_wanted = is_wanted
+        self._wait_sec = wait_sec
+        self._until = 0.0
+        self._marks: dict[int, deque[tuple[float, datetime]]] = {}  # by priority: when claims reached which creation
+
+    def claimed(self, jobs: Sequence[Job], reached: Reached | None) -> None:
+        """A claim has returned these jobs, and passed others over up to `reached`."""
+        if self._is_wanted and any([job.affinity_key for job in jobs]):
+            self._until = now() + WARM_SEC
+        if reached:
+            marks = self._marks.pop(reached.priority, deque())
+            self._marks[reached.priority] = marks  # the last
+            if not marks or (reached.since > marks[-1][1] and now() > marks[-1][0] + self._wait_sec / MARKS_MOST):
+                marks.append((now(), reached.since))
+            if len(self._marks) > PRIORITIES_MOST:
+                del self._marks[next(iter(self._marks))]
+
+    def overdue(self) -> dict[int, datetime] | None:
+        """By priority, the time before which waiting jobs are overdue; None: the next claim asks for no warm keys."""
+        if now() >= self._until:
+            return None
+        since, marked = now() - self._wait_sec, {}
+        for priority, marks in self._marks.items():
+            while len(marks) > 1 and marks[1][0] <= since:
+                marks.popleft()
+            if marks[0][0] <= since:
+                marked[priority] = marks[0][1]
+        return marked
 
 
 class Turns:
@@ -362,7 +398,6 @@ class Turns:
         return [queue for _, queue in sorted(zip(lots, self._queues, strict=True), reverse=True)]
 
     def claimed(self, queue: str) -> None:
-        """The last claim has found jobs in this queue."""
         if self._scheduler == "sequential":
             self._next = (self._queues.index(queue) + 1) % len(self._queues)
         elif self.by_lag:

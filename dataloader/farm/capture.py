@@ -98,7 +98,6 @@ class Output:
 
     @property
     def done(self) -> int:
-        """Up to where whole lines were read."""
         return self.at - self.splitter.waiting
 
 
@@ -132,13 +131,17 @@ class Capture:
             with suppress(Exception):  # a pipeline's module may have put something else there
                 stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
-    def begin(self, job: Job, is_wanted: bool) -> None:
-        """A run begins: from now on the output of this process is its log, where that is wanted."""
+    def begin(self, job: Job, is_wanted: bool, follows: bool = False) -> None:
+        """A run begins: from now on the output of this process is its log, where that is wanted.
+
+        Where it `follows` another one at once, lines that come between them are in its log.
+        """
         slot = self._slot
         slot.logs = False
         if not self._outputs:
             return
-        self._read_files(None)  # what a process has written that was started by an earlier run
+        if not follows:
+            self._read_files(None)  # what a process has written that was started by an earlier run
         self._keys = Keys()  # a key that was begun there ends there
         if not is_wanted:
             return self.rest()

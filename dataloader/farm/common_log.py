@@ -16,7 +16,7 @@ from typing import Any
 from zlib import crc32
 
 from dataloader.farm.process import now, started
-from dataloader.log.outage import EVERY_SEC
+from dataloader.log import OUTAGE_SEC
 
 RELAPSE_SEC = 2.0  # a loss so soon after the end of an outage belongs to it: processes notice one restart in turn
 WAIT_SEC = 0.05  # for the lock, which is held for microseconds unless its holder is stopped
@@ -41,7 +41,13 @@ class Note:
 
         A process that does not get the lock within WAIT_SEC changes a copy that is dropped; with `must` it gets Busy.
         """
-        is_ours = self._lock()
+        is_ours, until = False, now() + WAIT_SEC
+        while not is_ours and now() <= until:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_ours = True
+            except BlockingIOError:
+                time.sleep(0.001)
         if must and not is_ours:
             raise Busy
         try:
@@ -62,18 +68,9 @@ class Note:
             content = json.loads(os.pread(self._file, 1 << 20, 0) or b"{}")
         return content
 
-    def _lock(self) -> bool:
-        until = now() + WAIT_SEC
-        while now() <= until:
-            with suppress(BlockingIOError):
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            time.sleep(0.001)
-        return False
-
 
 class FarmOutage:
-    """The database is away: the farm logs that at the first failure of any process, then every EVERY_SEC, and the end.
+    """The database is away: the farm logs that at the first failure of any process, then every OUTAGE_SEC, and the end.
 
     The end is when every process that has failed has its session again, or is gone.
     """
@@ -95,7 +92,7 @@ class FarmOutage:
             note["away"] = {**_away(note), pid: at}
             is_due = at >= note.get("next_at", at)
             if is_due:
-                note["next_at"] = at + EVERY_SEC
+                note["next_at"] = at + OUTAGE_SEC
                 note["is_told"] = True
             facts = {"failures": note["failures"], "processes": len(note["away"])}
             facts |= {"lasting_sec": round(at - note["began"])}

@@ -62,15 +62,12 @@ def own_stack(error: BaseException) -> str:
 
 
 def _keep_own(parts: traceback.TracebackException, depth: int) -> None:
-    if own := [frame for frame in parts.stack if not _is_around(frame.filename)]:
+    around = ("<frozen importlib", f"{_OURS}/", importlib.__file__)
+    if own := [frame for frame in parts.stack if not frame.filename.startswith(around)]:
         parts.stack = traceback.StackSummary.from_list(own)
     for cause in filter(None, (parts.__cause__, parts.__context__)):
         if depth < CAUSES_MOST:
             _keep_own(cause, depth + 1)
-
-
-def _is_around(path: str) -> bool:
-    return path.startswith(("<frozen importlib", f"{_OURS}/")) or path == importlib.__file__
 
 
 def headline(error: BaseException) -> str:

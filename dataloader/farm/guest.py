@@ -18,10 +18,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any
 
 from setproctitle import setproctitle
 
@@ -67,28 +67,10 @@ def keep_children_plain(signals: Iterable[int], wakeup_fd: int) -> None:
     os.register_at_fork(before=before, after_in_parent=after, after_in_child=become_plain)
 
 
-class Facts(NamedTuple):
-    """The facts of a process that no run may leave changed; the log uses the names of the fields."""
-
-    environment: Mapping[bytes, bytes] | None
-    folder: str | None
-    umask: int
-    signals: tuple[object, ...]
-    signal_mask: Collection[int]
-    timers: tuple[object, ...]
-    decimal_context: tuple[object, ...]
-    locale: str
-    limits: tuple[tuple[int, int], ...]
-    priority: int
-    socket_timeout: float | None
-    recursion_limit: int
-
-
 class Inspection:
     """The process before and after each run."""
 
     def __init__(self) -> None:
-        """Before the first run, once the users' modules are imported."""
         self._umask = os.umask(0o077)
         os.umask(self._umask)
         self._facts = _facts(self._umask)
@@ -99,10 +81,13 @@ class Inspection:
         self._descriptors = _descriptors()
         self._first_free = _lowest_free(self._tasks) or 0
         self._grown: set[tuple[str, str]] = set()  # tasks, and the facts that their runs have added to
+        self._is_as_before = False  # whether the latest run has left everything as it was
 
-    def begin(self) -> None:
-        """A run begins: the worker itself opens descriptors and starts threads between runs."""
+    def begin(self, follows: bool = False) -> None:
+        """A run begins: the worker itself opens descriptors and starts threads between runs, unless one `follows`."""
         self._modules = len(sys.modules)
+        if follows and self._is_as_before:
+            return
         self._lowest = _lowest_free(self._tasks)
         self._threads = _links(self._tasks)
 
@@ -113,14 +98,18 @@ class Inspection:
         where an earlier run of the task has added to the same fact, and this one has imported no module.
         """
         facts, before = _facts(self._umask), self._facts
+        is_same = facts == before and not strays(self._children, warm) and _links(self._tasks) == self._threads
+        self._is_as_before = is_same and _lowest_free(self._tasks) == self._lowest
+        if self._is_as_before:
+            return ()
         changed, added = [], []
         if facts != before:
-            if before.environment and facts.environment and before.environment.items() < facts.environment.items():
+            earlier, environment = before["environment"], facts["environment"]
+            if earlier and environment and earlier.items() < environment.items():
                 added.append("environment")
-            if before.limits != facts.limits and all(map(_is_no_lower, before.limits, facts.limits)):
+            if before["limits"] != facts["limits"] and all(map(_is_no_lower, before["limits"], facts["limits"])):
                 added.append("limits")
-            differing = (name for name, a, b in zip(Facts._fields, before, facts, strict=True) if a != b)
-            changed = [name for name in differing if name not in added]
+            changed = [name for name, fact in facts.items() if fact != before[name] and name not in added]
             if "timers" in changed:
                 for timer in _TIMERS:  # not restored: one could fire before the end of the run is written
                     signal.setitimer(timer, 0)
@@ -144,7 +133,7 @@ class Inspection:
             if (task, name) in self._grown and len(sys.modules) == self._modules:
                 changed.append(name)
             self._grown.add((task, name))
-        return tuple(name.replace("_", " ") for name in [*changed, *left])
+        return (*changed, *left)
 
     def _left(self, warm: Collection[int]) -> tuple[list[str], list[str]]:
         """The names of what the run has left that ends by itself or not at all, and of what it has added."""
@@ -167,28 +156,30 @@ class Inspection:
         return left, added
 
 
-def _facts(umask: int) -> Facts:
+def _facts(umask: int) -> dict[str, Any]:
+    """The facts of this process that no run may leave changed, by their names in the log."""
     decimals, timers = decimal.getcontext(), tuple(map(_signal.getitimer, _TIMERS))
     folder = None
     with suppress(OSError):  # somebody has removed it
         folder = os.getcwd()
-    return Facts(
-        _ENVIRONMENT._data.copy() if os.environ is _ENVIRONMENT else None,  # type: ignore[attr-defined]
-        folder,
-        os.umask(umask),  # it cannot be read without a write, and this one changes nothing where no run has
-        tuple(map(_signal.getsignal, _SIGNALS)),
-        _signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-        () if timers == _NO_TIMERS else tuple(timer != (0.0, 0.0) for timer in timers),  # which ones are armed
-        (
+    traps = decimals.traps.values()
+    return {
+        "environment": _ENVIRONMENT._data.copy() if os.environ is _ENVIRONMENT else None,  # type: ignore[attr-defined]
+        "folder": folder,
+        "umask": os.umask(umask),  # it cannot be read without a write; this one changes nothing where no run has
+        "signals": tuple(map(_signal.getsignal, _SIGNALS)),
+        "signal mask": _signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        "timers": () if timers == _NO_TIMERS else tuple(timer != (0.0, 0.0) for timer in timers),  # the armed ones
+        "decimal context": (
             *(decimals.prec, decimals.rounding, decimals.Emin, decimals.Emax, decimals.capitals, decimals.clamp),
-            *decimals.traps.values(),
+            *traps,
         ),
-        locale.setlocale(locale.LC_ALL),
-        tuple(map(resource.getrlimit, _LIMITS)),
-        os.nice(0),
-        socket.getdefaulttimeout(),
-        sys.getrecursionlimit(),
-    )
+        "locale": locale.setlocale(locale.LC_ALL),
+        "limits": tuple(map(resource.getrlimit, _LIMITS)),
+        "priority": os.nice(0),
+        "socket timeout": socket.getdefaulttimeout(),
+        "recursion limit": sys.getrecursionlimit(),
+    }
 
 
 def _is_no_lower(before: tuple[int, int], after: tuple[int, int]) -> bool:
@@ -209,7 +200,6 @@ def _log_threads() -> list[threading.Thread]:
 
 
 def _lasting() -> frozenset[int | None]:
-    """The Python threads that are no daemons."""
     return frozenset(thread.ident for thread in threading.enumerate() if not thread.daemon)
 
 

@@ -104,7 +104,6 @@ class Lease:
         self._hurry(had_news)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint for the next write."""
         had_news = self.has_news
         self.checkpoint = checkpoint
         self._hurry(had_news)
@@ -150,7 +149,6 @@ class Heartbeat(threading.Thread):
     """The thread of one worker; it sleeps while no job runs."""
 
     def __init__(self, session: Session[lifecycle.Session], batch: Batch, capture: Capture, beat_sec: float) -> None:
-        """`beat_sec` is DL_HEARTBEAT_SEC."""
         super().__init__(name="heartbeat", daemon=True)
         self._session = session
         self._batch = batch
@@ -177,7 +175,6 @@ class Heartbeat(threading.Thread):
         return lease
 
     def leave(self, lease: Lease) -> None:
-        """The run is over."""
         lease.released = True
         self._lease = None
         self.hurry()
@@ -195,7 +192,6 @@ class Heartbeat(threading.Thread):
     # --- the thread itself ---
 
     def run(self) -> None:
-        """Look after each run, for the life of the worker."""
         last_busy = now()
         while True:
             is_idle = now() - last_busy > REST_SEC
@@ -215,7 +211,6 @@ class Heartbeat(threading.Thread):
             self._is_attending = False
 
     def _keep(self, lease: Lease) -> None:
-        """Beat until the run is over."""
         self._interval = beat_interval(self._beat_sec, lease.delivery.lease_ttl_sec)
         self._latest_session, self._has_key = self._batch.claimed_in, True
         # A beat marks jobs that were claimed ahead as begun (see dl_reap), unless the run is over sooner.
@@ -299,7 +294,7 @@ class Heartbeat(threading.Thread):
         if is_beat_due:
             self._next_beat = now() + self._interval
             if session.is_listening and now() > lease.began + LONG_SEC:
-                lifecycle.unlisten(session)
+                lifecycle.listen(session, is_idle=False)
 
     def _regain(self, lease: Lease, session: lifecycle.Session) -> bool:
         """Renew, and take the key for this session; False: the claim or the key is lost, and the run has to stop."""

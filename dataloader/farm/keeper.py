@@ -26,7 +26,7 @@ from dataloader.config import Settings
 from dataloader.farm import process
 from dataloader.farm.admission import Host
 from dataloader.farm.capture import NAMES, SOURCES
-from dataloader.farm.common_log import FarmOutage
+from dataloader.farm.common_log import FarmOutage, Note
 from dataloader.farm.process import EXIT_FENCED, EXIT_OK, call_parent, cpu_used_by, kill_group, memory_used, now
 from dataloader.farm.session import Lost, Plain, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Held, Reason, SharedSlots, Slot, State, kill_reason
@@ -76,14 +76,13 @@ class Keeper:
         self._has_settled = False  # what workers of this host had claimed that were gone before this farm
         self._ask_all = True  # a cancellation may have come without a session
         self._leave_at: float | None = None
-        self._registry = WorkerRegistry(Host(settings))
+        self._registry = WorkerRegistry(Host(settings), self._shared.reload)
         self._stuck = StuckRuns()
         self._salvage = Salvage(settings.dl_job_log_kb)
         self._signals = process.Signals((*_STOP, signal.SIGCHLD))  # the last: the supervisor has buried a worker
         setproctitle("dataloader: keeper")
 
     def keep(self) -> int:
-        """Renew, cancel and recover at each tick, until the keeper may leave."""
         while not self._may_leave():
             self._drain_orphans()
             self._salvage.open_new(self._shared.used())
@@ -105,10 +104,14 @@ class Keeper:
         conn = session.conn
         # Renewals first: recovery may have to wait for a session's end.
         for slot in self._shared.used():
-            if held := slot.held():
+            if (held := slot.held()) and not slot.fence_by:
                 interval = beat_interval(self._settings.dl_heartbeat_sec, held.lease_ttl)
-                if now() - held.renewed > 1.5 * interval:  # the worker has missed a beat
-                    self._renew(conn, slot, held)
+                has_missed_a_beat = (sent := now()) - held.renewed > 1.5 * interval
+                # Not for a stopped worker, nor after a deadline.
+                if has_missed_a_beat and not kill_reason(slot) and process.is_running(slot.pid):
+                    is_held = lifecycle.keep(conn, held.job_ids, held.attempts, slot.worker)
+                    if is_held and slot.held() is not None:
+                        slot.kept = sent
         if not self._has_settled:
             self._settle_the_gone(conn)
         for slot, held, silent_sec, stacks in self._stuck.answered(self._shared.used()):
@@ -151,14 +154,13 @@ class Keeper:
 
     def _recover(self, conn: db.Connection, slot: Slot) -> None:
         """Recover the jobs of this slot's dead worker; where the database refuses that, the reaper does later."""
-        jobs, reason = [], death_text(slot)
+        jobs, (end, reason, facts) = [], death(slot)
         try:
             if slot.worker:
                 if slot.session:
                     # This is first: a claim under way could commit after the check, and no worker would run its job.
                     lifecycle.end_session(conn, *slot.session)
                 self._salvage.write(conn, slot)
-                end, facts = _ENDS.get(death_reason(slot), "crash"), death_facts(slot)
                 jobs = lifecycle.settle(conn, slot.worker, end, reason, facts, slot.begun_last)
         except psycopg.Error as e:
             if conn.closed or db.is_passing(e):
@@ -186,14 +188,6 @@ class Keeper:
         jobs = lifecycle.take_back(conn, slot.worker, slot.waiting, TOOK_LONGER)
         self.log.info("keeper.taken_back", worker=slot.worker, job_id=str(held.job_id), jobs=jobs)
         slot.ahead = 0
-
-    def _renew(self, conn: db.Connection, slot: Slot, held: Held) -> None:
-        """Renew for a worker that is not stopped, has its claim, and has no passed deadline."""
-        if kill_reason(slot) or slot.fence_by or not process.is_running(slot.pid):
-            return
-        sent = now()
-        if lifecycle.keep(conn, held.job_ids, held.attempts, slot.worker) and slot.held() is not None:
-            slot.kept = sent
 
     # --- the session ---
 
@@ -258,38 +252,35 @@ class Keeper:
                 slot.state = State.DEAD
 
 
-# The rest are crashes.
-_ENDS = {Reason.DRAIN: "drain", Reason.FENCED: "drain", Reason.TIMEOUT: "timeout", Reason.STUCK: "timeout"}
-_REASONS = {
-    Reason.DRAIN: "drain",
-    Reason.STALLED: "worker killed: no heartbeat for DL_STALL_SEC",
-    Reason.FENCED: "the lease ran out",
-    Reason.STUCK: "stuck: the run reported nothing for its stall_sec and was killed; its journal has the stacks",
-    Reason.TIMEOUT: "timeout: the run took too long, did not stop and was killed",
-    Reason.CANCELED: "canceled by force: the run did not stop and was killed",
+# The end of a worker's jobs by the reason of its death, and the words; the rest are crashes.
+_ENDS = {
+    Reason.DRAIN: ("drain", "drain"),
+    Reason.STALLED: ("crash", "worker killed: no heartbeat for DL_STALL_SEC"),
+    Reason.FENCED: ("drain", "the lease ran out"),
+    Reason.STUCK: (
+        "timeout",
+        "stuck: the run reported nothing for its stall_sec and was killed; its journal has the stacks",
+    ),
+    Reason.TIMEOUT: ("timeout", "timeout: the run took too long, did not stop and was killed"),
+    Reason.CANCELED: ("crash", "canceled by force: the run did not stop and was killed"),
 }
 
 
-def death_reason(slot: Slot) -> Reason:
-    """Why the slot's worker ended; a worker that has left by itself after the loss of its claim was fenced as well."""
-    has_left = slot.exit_status == EXIT_FENCED and slot.fence_by
-    return Reason.FENCED if has_left else Reason(slot.why)
+def death(slot: Slot) -> tuple[str, str, dict[str, float]]:
+    """How the slot's worker ended: for its jobs, for people, and for the journal.
 
-
-def death_text(slot: Slot) -> str:
-    """How the slot's worker ended, for people."""
-    if slot.why == Reason.MEMORY:
-        used, limit = slot.memory_used >> 20, slot.memory_limit >> 20
-        return f"out of memory: the run used {used} MB, max_memory_mb is {limit}, and was killed"
-    cause = f"killed by signal {-slot.exit_status}" if slot.exit_status < 0 else f"exited with {slot.exit_status}"
-    return _REASONS.get(death_reason(slot), f"worker {cause}")
-
-
-def death_facts(slot: Slot) -> dict[str, float]:
-    """The process's exit status for the journal, and its last run's cost where the supervisor has buried it."""
+    The last has the process's exit status, and its last run's cost where the supervisor has buried it.
+    """
     status = slot.exit_status
+    # A worker that has left by itself after the loss of its claim was fenced as well.
+    reason = Reason.FENCED if status == EXIT_FENCED and slot.fence_by else Reason(slot.why)
+    cause = f"killed by signal {-status}" if status < 0 else f"exited with {status}"
+    end, text = _ENDS.get(reason, ("crash", f"worker {cause}"))
+    if reason is Reason.MEMORY:
+        used, limit = slot.memory_used >> 20, slot.memory_limit >> 20
+        text = f"out of memory: the run used {used} MB, max_memory_mb is {limit}, and was killed"
     facts: dict[str, float] = {"signal": -status} if status < 0 else {"exit_status": status}
-    return facts | (slot.cost(slot.cpu, slot.peak_memory) if slot.peak_memory else {})
+    return end, text, facts | (slot.cost(slot.cpu, slot.peak_memory) if slot.peak_memory else {})
 
 
 # --- stuck runs ---
@@ -317,10 +308,11 @@ class StuckRuns:
                     os.kill(slot.pid, signal.SIGTTIN)
                 self._asked[slot.index] = since, now()
             elif now() > self._asked[slot.index][1] + DUMP_SEC:
-                dump = b""
+                dump = ""
                 with suppress(OSError):
-                    dump = Path(_memory_file(slot.pid, slot.stacks, "stacks")).read_bytes()[:STACKS_MOST]
-                parts = dump.decode("utf-8", "replace").strip().split("\n\n")
+                    file = Path(_memory_file(slot.pid, slot.stacks, "stacks"))
+                    dump = file.read_bytes()[:STACKS_MOST].decode("utf-8", "replace")
+                parts = dump.strip().split("\n\n")
                 yield slot, held, round(now() - since, 1), "\n\n".join(reversed(parts))  # the pipeline's thread is last
                 self._reported[slot.index] = since  # only now: the caller may have failed to write it
 
@@ -343,8 +335,8 @@ UNCHANGED_SEC = periods.seconds("UNCHANGED_SEC", 10.0)
 class WorkerRegistry:
     """When the workers are to be shown again, and their CPU seconds at the last time."""
 
-    def __init__(self, its_host: Host) -> None:
-        self._its_host = its_host
+    def __init__(self, its_host: Host, reload: Note) -> None:
+        self._its_host, self._reload = its_host, reload
         self._name = process.hostname()
         self._farm = f"{self._name}:{os.getppid()}:{uuid4().hex[:12]}"
         self._shown: list[tuple[Any, ...]] = []
@@ -357,17 +349,17 @@ class WorkerRegistry:
             return
         self._checked_at = now()
         present = [(slot, _state(slot)) for slot in slots if slot.state != State.FREE and slot.worker]
-        shown = [(slot.worker, state, slot.runs) for slot, state in present]
+        error = self._reload.read().get("error")
+        shown: list[tuple[Any, ...]] = [(slot.worker, state, slot.runs) for slot, state in present] + [(error,)]
         if shown == self._shown and now() < self._at + UNCHANGED_SEC:
             return
         self._shown, self._at = shown, now()
         rows = [self._row(slot, state) for slot, state in present]
         self._cpu = {slot.worker: self._cpu[slot.worker] for slot, _ in present}
         bound_mb = self._its_host.bound_mb
-        stats.show_workers(conn, self._farm, self._name, rows, bound_mb if isfinite(bound_mb) else None)
+        stats.show_workers(conn, self._farm, self._name, rows, bound_mb if isfinite(bound_mb) else None, error)
 
     def close(self, conn: db.Connection) -> None:
-        """Show that the farm has no workers any more."""
         stats.show_workers(conn, self._farm, self._name, [])
 
     def _row(self, slot: Slot, state: str) -> dict[str, Any]:
@@ -403,6 +395,7 @@ def _state(slot: Slot) -> str:
 # --- the last words of dead workers ---
 
 SAVED_MOST = 65_536  # bytes of each file that are saved
+DOUBT_SEC = 86_400.0  # the age of lines that the worker may have written itself, and not noted
 KEY_MOST = 16_384  # bytes before these in which a private key may begin
 
 
@@ -443,7 +436,8 @@ class Salvage:
         if all(_begin(fd, at) == os.fstat(fd).st_size for fd, at, _ in places):
             return
         claim = Job(job_ids[0], "", "", "{}", None, "", "", slot.attempts[slot.place], 0, 0, None, 0, slot.worker)
-        run = RunLog(claim, self._most, now(), slot.log_line)
+        run = RunLog(claim, self._most, now() - DOUBT_SEC, slot.log_line)
+        run.is_in_doubt = True  # the worker may have died between its last write and the note of it
         args = [lifecycle.parsed(text) for text in logs.args_of_run(conn, job_ids, slot.worker)]
         log.learn_job({"jobs": args})
         try:
@@ -459,7 +453,6 @@ class Salvage:
         slot.logs = False  # once
 
     def forget(self, slot: Slot) -> None:
-        """Close the files of the slot's worker."""
         for fd in self._files.pop(slot.index, (0, []))[1]:
             os.close(fd)
 

@@ -6,7 +6,6 @@ This module reads /proc itself: psutil reads each process of the host to find th
 from __future__ import annotations
 
 import ctypes
-import gc
 import hashlib
 import os
 import resource
@@ -28,7 +27,6 @@ from dataloader.exits import EXIT_FAILED as EXIT_FAILED
 from dataloader.exits import EXIT_FENCED as EXIT_FENCED
 from dataloader.exits import EXIT_OK as EXIT_OK
 from dataloader.exits import EXIT_RECYCLE as EXIT_RECYCLE
-from dataloader.exits import EXIT_USAGE as EXIT_USAGE
 
 now = time.monotonic  # seconds, by the same clock in all processes of one machine
 _PR_SET_PDEATHSIG = 1
@@ -122,12 +120,6 @@ def notify_ready() -> None:
 # --- parents and children ---
 
 
-def share_memory() -> None:
-    """Before the first fork: collectors skip the present objects, so that their pages stay shared."""
-    gc.collect()
-    gc.freeze()
-
-
 def fork(main: Callable[[], int]) -> int:
     """Fork a child that runs `main` and exits with what it returns; the child's pid.
 
@@ -198,7 +190,6 @@ def outcome(code: int) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """The pids of a process's children."""
     pids: list[int] = []
     with suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -249,7 +240,6 @@ def is_running(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Alive, and stopped by SIGSTOP or a debugger."""
     return _stat(pid)[:1] in (["T"], ["t"])
 
 
@@ -289,6 +279,7 @@ def cpu_used_by(pid: int) -> float:
 class Meter:
     """The cost of each run of this process. The end of a run is the begin of the next, so a run costs one reading."""
 
+    GROUP_SEC = 0.005
     CHILD_SEC = 0.0005  # a child's CPU is counted at its end, which does not come sooner after its begin
     SLACK = 2**20  # bytes; a new count costs as much as a short run, so a smaller growth is ignored
 
@@ -299,9 +290,12 @@ class Meter:
         self._of_children = 0.0
         self._least: int | None = None  # the most memory right after it was last counted anew
 
-    def measure(self) -> None:
-        """Note what has been used so far."""
-        own, at = resource.getrusage(resource.RUSAGE_SELF), now()
+    def measure(self, more_follow: bool = False) -> None:
+        """Read the cost; where more runs follow at once, at most every GROUP_SEC: the last of a group has its cost."""
+        at = now()
+        if more_follow and at < self._looked_at + self.GROUP_SEC:
+            return
+        own = resource.getrusage(resource.RUSAGE_SELF)
         if at > self._looked_at + self.CHILD_SEC:
             used = resource.getrusage(resource.RUSAGE_CHILDREN)
             self._of_children = used.ru_utime + used.ru_stime

@@ -78,6 +78,7 @@ class Uptime:
 
     def __init__(self) -> None:
         self.is_patient = False  # True: living workers may not have reached it yet
+        self.jump_sec = 0.0  # how far its clock jumped forwards before the latest answer
         self._back = -math.inf  # since when (monotonic seconds)
         self._unsure_since: float | None = None  # since when it may have been away; None: it is there
         self._ahead = math.inf  # how far its clock is ahead of ours, at most
@@ -99,9 +100,10 @@ class Uptime:
         0.0 when it has just come back, or its clock has just jumped forwards.
         """
         self.is_there(got)
-        jumped = clock - got > self._ahead + JUMP_SEC
+        jump = clock - got - self._ahead
+        self.jump_sec = jump if jump > JUMP_SEC else 0.0
         self._ahead = clock - sent
-        if jumped or got - sent > SILENCE_SEC:
+        if self.jump_sec or got - sent > SILENCE_SEC:
             self._back = got
         if server_age >= 0:  # else its clock was set back to before its start
             self._back = max(self._back, got - server_age)
@@ -143,21 +145,20 @@ class Reaper:
         self._duties: tuple[tuple[str, Duty, float], ...] = (
             ("reap", lambda conn, _: reap(conn, log, self._uptime, patience_sec), 1),
             ("unpark", lambda conn, _: unpark(conn, memory), 1),
-            ("schedules", self._schedules.make, 1),
+            ("schedules", self._schedules.make, 0.2),
             ("let_in", lambda conn, _: lifecycle.let_in(conn), 1),
             ("cleanups", lambda conn, _: clean_up(conn, log), 1),
             ("roll", lambda conn, until: aggregate(conn, log, until), 0.3),
-            ("schedules", self._schedules.make, 1),
+            ("schedules", self._schedules.make, 0.2),
             ("watch", lambda conn, _: watch(conn, log, memory, period_sec), 1),
             ("predict", lambda conn, until: predict(conn, log, memory, until), 0.2),
-            ("schedules", self._schedules.make, 1),
-            ("alerts", lambda conn, _: publish_alerts(conn, log, Rules.of(settings)), 1),
+            ("schedules", self._schedules.make, 0.2),
+            ("alerts", self._publish_alerts, 1),
             ("log_days", lambda conn, _: keep_log_days(conn, log, memory, days), 1),
             ("prune", self._prune, 0.8),
         )
 
     def work(self) -> None:
-        """One round after the other until a signal; raises SchemaError where the first session finds another schema."""
         period_sec = self._settings.dl_reaper_period_sec
         while not self._signals.received:
             started = now()
@@ -186,7 +187,7 @@ class Reaper:
     def _pause(self, until: float) -> None:
         """Wait until this instant, or a signal; make the jobs of schedules that are due meanwhile."""
         while not self._signals.received:
-            self._do("schedules", self._schedules.make)
+            self._do("schedules", self._schedules.make, until)
             if until <= now():
                 return
             wake_at = min(until, self._schedules.due_at)
@@ -205,6 +206,10 @@ class Reaper:
             self._log.info("reaper.started")
             notify_ready()
 
+    def _publish_alerts(self, conn: db.Connection, _: float) -> None:
+        if published := webhooks.publish(conn, Rules.of(self._settings)):
+            self._log.info("reaper.alerts.told", count=published)
+
     def _prune(self, conn: db.Connection, until: float) -> None:
         """Delete jobs that ended DL_RETENTION_DAYS ago, in batches; other sessions have most of the time."""
         if (days := self._settings.dl_retention_days) is None:
@@ -218,7 +223,8 @@ class Reaper:
             pruned += deleted
             if deleted < size:
                 break
-            size = fitting(size, seconds)
+            least, most = PRUNE_BATCH
+            size = max(least, min(most, int(size * PRUNE_SEC / max(seconds, 0.001))))
             self._pause(now() + PRUNE_PAUSE * seconds)
         if pruned:
             self._log.info("reaper.pruned", count=pruned)
@@ -232,20 +238,21 @@ class Schedules:
         self._settings = settings
         self._log = log
         self._hooks_error: str | None = None
+        self._served: list[str] = []  # the schedules of a round that had no time for all
         self.due_at = -math.inf  # the monotonic time of the next check
 
-    def make(self, conn: db.Connection, _: float = math.inf) -> None:
-        """Make the due jobs; without a due one and without a change this runs no statement."""
+    def make(self, conn: db.Connection, until: float = math.inf) -> None:
+        """Make due jobs up to this monotonic instant; without a due one and without a change this runs no statement."""
         if not list(conn.notifies(timeout=0)) and now() < self.due_at:
             return
-        pause = 0.0 if self._made(conn) else RETRY_SEC  # another reaper does it, or no job can be made
+        pause = 0.0 if self._made(conn, until) else RETRY_SEC  # another reaper does it, or no job can be made
         left = [seconds for due_in in (schedules.due_in, backfills.due_in) if (seconds := due_in(conn)) is not None]
         self.due_at = now() + (max(min(left, default=math.inf), 0) or pause)
         if list(conn.notifies(timeout=0)):  # it came during a statement, and ends no wait
             self.due_at = -math.inf
 
-    def _made(self, conn: db.Connection) -> bool:
-        """Make the jobs of the schedules that are due, and one bunch of the backfills'; whether there was one."""
+    def _made(self, conn: db.Connection, until: float) -> bool:
+        """Make the jobs of schedules that are due, and one bunch of the backfills'; whether there was one."""
         try:
             hooks.load(self._settings.hook_modules)  # without the functions around the adding of jobs none is made
         except ConfigError as e:
@@ -254,12 +261,14 @@ class Schedules:
             self._hooks_error = str(e)
             return False
         lease_ttl_sec = self._settings.dl_default_lease_ttl_sec
-        made = list(schedules.tick(conn, lease_ttl_sec))
-        for each in made:
-            if each.error:
-                self._log.warning("reaper.schedule.failed", schedule=each.name, error=each.error)
+        made = None
+        for made in schedules.tick(conn, lease_ttl_sec, served=self._served):
+            if made.error:
+                self._log.warning("reaper.schedule.failed", schedule=made.name, error=made.error)
             else:
-                self._log.info("reaper.schedule.made", schedule=each.name, jobs=each.jobs, skipped=each.skipped)
+                self._log.info("reaper.schedule.made", schedule=made.name, jobs=made.jobs, skipped=made.skipped)
+            if now() >= until:  # leases that have run out are not to wait for thousands of schedules
+                break
         if bunch := backfills.tick(conn, lease_ttl_sec):
             if bunch.error:
                 self._log.warning("reaper.backfill.failed", backfill=bunch.name, error=bunch.error)
@@ -291,6 +300,8 @@ def reap(conn: db.Connection, log: Log, uptime: Uptime, patience_sec: float) -> 
     was_patient, uptime.is_patient = uptime.is_patient, up_sec < patience_sec
     if uptime.is_patient and not was_patient:
         log.warning("reaper.patient", patience_sec=patience_sec)
+    if uptime.jump_sec:
+        log.warning("reaper.clock.jumped", forwards_sec=round(uptime.jump_sec, 1))
     taken: Counter[str] = Counter()
     while job := lifecycle.reap(conn, up_sec, patience_sec):
         taken[str(job.status)] += 1
@@ -363,12 +374,6 @@ def predict(conn: db.Connection, log: Log, memory: Memory, until: float) -> None
             log.warning("reaper.predict.failed", queue=noted.queue, error=noted.error)
 
 
-def publish_alerts(conn: db.Connection, log: Log, rules: Rules) -> None:
-    """Add a job for each message that is due to a webhook."""
-    if published := webhooks.publish(conn, rules):
-        log.info("reaper.alerts.told", count=published)
-
-
 def keep_log_days(conn: db.Connection, log: Log, memory: Memory, days: float | None) -> None:
     """Make the next days' partitions of the logs of jobs, and drop those older than so many days; None: drop none."""
     if now() < memory.log_days_at:
@@ -377,9 +382,3 @@ def keep_log_days(conn: db.Connection, log: Log, memory: Memory, days: float | N
     if changed := logs_of_jobs.keep_days(conn, days):
         log.info("reaper.log_days", changed=changed)
     memory.log_days_at = now() + LOG_DAYS_SEC
-
-
-def fitting(size: int, seconds: float) -> int:
-    """How many jobs to delete at once, after `size` jobs had this time."""
-    least, most = PRUNE_BATCH
-    return max(least, min(most, int(size * PRUNE_SEC / max(seconds, 0.001))))

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import json
-import logging
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import psycopg
 import structlog
 
-from dataloader import log, periods, pipelines
+from dataloader import config, log, periods, pipelines
 from dataloader.config import Settings
 from dataloader.farm import fence
-from dataloader.farm.checkpoints import Checkpoints
 from dataloader.farm.failures import described, fingerprint, headline, message
-from dataloader.farm.family import Family
 from dataloader.farm.heartbeat import Lease
-from dataloader.farm.process import now
-from dataloader.farm.warm import Place, Resource, WarmResources, prepared
+from dataloader.farm.process import children, now
 from dataloader.pipelines import PermanentError, Progress, Retry, Run, Stopped, UnknownTask, hooks
-from dataloader.pipelines.children import bound_to_process, own_process
-from dataloader.pipelines.context import Suspended
+from dataloader.pipelines.context import GatherFailed, Parent, Suspended
+from dataloader.pipelines.forms import bound_to_process, own_process
 from dataloader.pipelines.registry import RETRY
-from dataloader.queue import db, lifecycle
+from dataloader.queue import db, lifecycle, parents, typed_args
 from dataloader.queue.hooks import Hook, identity
 from dataloader.queue.job import (
     Checkpoint,
@@ -38,16 +36,25 @@ from dataloader.queue.job import (
     Job,
     Outcome,
     as_progress,
+    checkpoint_json,
     clip,
+    plain,
     result_json,
     to_json,
     wait_sec,
 )
 
+if TYPE_CHECKING:
+    import httpx
+
+    from dataloader.pipelines.session import Session
+
 RETRIED = (End.ERROR, End.TIMEOUT)  # the ends after which a job runs again while it has attempts
 NOTES_MOST, NOTE_MOST = 20, 500  # lines of a run that the journal keeps, and the characters of one
+TARGET_IS_AHEAD = "the target has a newer checkpoint than the queue: the next run goes on there"
 LEAP_SEC = periods.seconds("LEAP_SEC", 10.0)  # for the answer to a leap
 T = TypeVar("T")
+Place = tuple[Callable[..., Any] | None, str]  # a pipeline's `prepare`, and an affinity key
 _log = structlog.get_logger("worker")
 
 
@@ -63,7 +70,6 @@ class Runner:
     """Runs one job at a time, in the worker's main thread."""
 
     def __init__(self, settings: Settings, dsn: str) -> None:
-        """`dsn` is the queue's."""
         self.settings = settings
         self._dsn = dsn
         self.warm = WarmResources(settings.dl_warm)
@@ -133,6 +139,16 @@ class Runner:
         """Where a transaction goes whose pipeline asks for `dsn`, or for None."""
         return dsn or self.settings.target_dsn or self._dsn
 
+    def secret(self, name: str) -> str | None:
+        """A secret of a pipeline; None where it is not set."""
+        return config.secret(name)
+
+    def transport(self, check: Callable[[], None]) -> httpx.BaseTransport:
+        """The way of a pipeline's requests; `check` is their safe point."""
+        from dataloader.pipelines.session import Transport
+
+        return Transport(check, self.settings.dl_http_private_hosts)
+
     def leap(self, job: Job, fence: int, lease: Lease) -> int | None:
         """A fencing token for this claim above the target's `fence`; None when the job is another worker's.
 
@@ -163,7 +179,7 @@ class Execution:
         self._delivery = delivery
         self._lease = lease
         self._pipeline = pipeline
-        self._tokens: dict[UUID, int] | None = None  # the fencing tokens of the run's jobs, once it asks
+        self._tokens = {job.job_id: job.claim for job in delivery.jobs}  # the fencing tokens
         self._checkpoints: Checkpoints | None = None  # where the pipeline wants a context
         self._family: Family | None = None  # the same
         self._by_key: dict[str, Outcome] = {}  # what the pipeline has decided for single keys
@@ -196,13 +212,13 @@ class Execution:
                         raise
                 if lease.must_stop():
                     steps.close()
-                    return _stopped(lease, _shown(lease.reported))
+                    raise Stopped
         except StopIteration as e:
             return returned(delivery, pipeline, e.value, lease.reported, self._runner.settings.dl_result_kb)
         except BaseException as e:
             progress = _shown(lease.reported)
             if lease.stop is not None:
-                return _stopped(lease, progress)
+                return Outcome(lease.stop, lease.reason, progress)
             if isinstance(e, Suspended):
                 return Outcome(End.HANDED_BACK, str(e), progress)
             return _failed(e, progress)
@@ -237,7 +253,7 @@ class Execution:
             lock_key=job.lock_key,
             partition_key=job.partition_key,
             idempotency_key=job.idempotency_key,
-            logger=logging.getLogger(f"pipeline.{job.task}"),
+            logger=log.of_runs(f"pipeline.{job.task}"),
             data_dir=self._runner.settings.data_dir,
             claim=job.claim,
             affinity_key=job.affinity_key,
@@ -265,16 +281,13 @@ class Execution:
 
     @property
     def is_saved(self) -> bool:
-        """See Context."""
         return self._lease.is_saved
 
     @property
     def stop_reason(self) -> End | None:
-        """See Context."""
         return self._lease.stop_for_others
 
     def report(self, document: dict[str, Any]) -> None:
-        """Keep progress, and the checkpoint that it carries."""
         self._lease.report(document)
         if not isinstance(document, Progress) or document.checkpoint is None:
             return
@@ -282,13 +295,27 @@ class Execution:
             raise PermanentError("a pipeline that saves a checkpoint should take a context, and read its checkpoint")
         self._checkpoints.save(document.checkpoint)
 
+    def secret(self, name: str) -> str | None:
+        return self._runner.secret(name)
+
+    @cached_property
+    def http(self) -> Session:
+        try:
+            from dataloader.pipelines.session import Session
+        except ImportError:
+            raise PermanentError("context.http needs httpx: pip install 'dataloader-farm[http]'") from None
+
+        def check() -> None:
+            if self._lease.must_stop():
+                raise Stopped
+
+        return Session(self._runner.transport(check))
+
     def note(self, text: str) -> None:
-        """Keep a line for the journal."""
         if len(self._notes) < NOTES_MOST:
             self._notes.append(clip(log.masked(text))[:NOTE_MOST])
 
     def drop_resource(self) -> None:
-        """No other run gets this run's resource."""
         self._drops_resource = True
 
     def decide(self, key: str, outcome: Outcome) -> None:
@@ -316,8 +343,6 @@ class Execution:
     def _fenced(self, dsn: str | None, standing: fence.Standing | None) -> Iterator[psycopg.Connection[Any]]:
         """A transaction that no run without its claim commits; such a run is over."""
         jobs, lease = {job.job_id: job for job in self._delivery.jobs}, self._lease
-        if self._tokens is None:
-            self._tokens = {job_id: job.claim for job_id, job in jobs.items()}
 
         def leap(job_id: UUID, height: int) -> int | None:
             try:
@@ -341,6 +366,225 @@ class Execution:
         standing = fence.Standing(self._delivery.first.job_id)
         with self._fenced(None, standing):
             return standing.newest
+
+
+# --- resources: a few stay warm, by the affinity keys of the jobs ---
+
+
+class Resource(NamedTuple):
+    """A prepared resource, its name in the log, how to release it, and the processes that have come with it."""
+
+    value: Any
+    name: str
+    held: AbstractContextManager[Any] | None = None
+    pids: frozenset[int] = frozenset()
+
+    def release(self) -> None:
+        """Release it. A failure is logged: the job that the worker needs the room for has no part in it."""
+        if self.held is None:
+            return
+        try:
+            with own_process():
+                self.held.__exit__(None, None, None)
+            _log.info("worker.resource.released", resource=self.name)
+        except BaseException as e:
+            _log.error("worker.resource.failed", resource=self.name, error=log.masked(headline(e)))
+
+
+def prepared(name: str, open_it: Callable[[], AbstractContextManager[Any]]) -> Resource:
+    """Make a resource; raises what its pipeline's `prepare` raises, TypeError where that returns no context manager."""
+    began, before = now(), children(os.getpid())
+    held = open_it()
+    if not isinstance(held, AbstractContextManager):
+        raise TypeError("prepare should be a generator function with one yield, or return a context manager")
+    value = held.__enter__()
+    _log.info("worker.resource.prepared", resource=name, sec=round(now() - began, 3))
+    return Resource(value, name, held, frozenset(children(os.getpid())).difference(before))
+
+
+class WarmResources:
+    """The prepared resources of one worker, the least recently used first; without `prepare` one is elsewhere."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.resources: OrderedDict[Place, Resource] = OrderedDict()
+
+    @property
+    def keys(self) -> list[str]:
+        """The affinity keys whose resources are warm, the least recently used first."""
+        return list(dict.fromkeys(key for _, key in self.resources))
+
+    @property
+    def pids(self) -> set[int]:
+        return {pid for resource in self.resources.values() for pid in resource.pids}
+
+    def make_room(self) -> None:
+        """Release the least recently used resources until there is room for another one."""
+        while self.resources and len(self.resources) >= max(1, self._most):
+            self.resources.popitem(last=False)[1].release()
+
+    def give_back(self, place: Place, resource: Resource, is_sound: bool) -> None:
+        """After a run with this resource: keep it as the one used last, unless it is not sound or none may stay."""
+        self.resources.pop(place, None)
+        if is_sound and place[1] and self._most:
+            self.resources[place] = resource
+        else:
+            resource.release()
+
+    def close(self) -> None:
+        while self.resources:
+            self.resources.popitem()[1].release()
+
+
+# --- what the context of a run does ---
+
+
+class Checkpoints:
+    """The checkpoints of one run: where it goes on, and those that it saves; its lease has the latest for the queue.
+
+    A checkpoint is in two places. The queue has the latest one, up to a second old. The target has the latest one that
+    was committed with data. A run goes on at the queue's, unless the target has one that the queue's does not follow:
+    then data were committed behind it, and the target's is the newer one. A run that learns this too late, in its first
+    transaction, changes nothing and is handed back; the next run goes on at the target's.
+    """
+
+    def __init__(
+        self, lease: Lease, pipeline: pipelines.Pipeline, kept: Checkpoint, ask_target: Callable[[], Checkpoint]
+    ) -> None:
+        """`kept` is the queue's; `ask_target` returns the target's, behind which no older run can commit another."""
+        self._lease = lease
+        self._pipeline = pipeline
+        self._begin = kept
+        self._ask_target = ask_target
+        self._open: list[fence.Standing | None] = []  # of the open transactions; None: no save is allowed
+        self.latest: Checkpoint | None = None  # None: the pipeline has not asked where to go on
+
+    def begin(self) -> dict[str, Any] | None:
+        """Where the run goes on; None: at the start. Raises PermanentError in a transaction, and for several jobs."""
+        if self.latest is None:
+            self._require_one_job()
+            if self._open:
+                raise PermanentError("read context.checkpoint before context.transaction() begins")
+            if self._begin.number:  # the runs before have saved in the target
+                self._begin = max(self._begin, self._ask_target(), key=lambda checkpoint: checkpoint.mark)
+            self.latest = self._begin
+        value: dict[str, Any] | None = self._begin.value
+        return value
+
+    def save(self, value: dict[str, Any]) -> None:
+        """Keep `value`, with the data of the transaction under way if there is one; raises PermanentError."""
+        self._require_one_job()
+        if self.latest is None:
+            raise PermanentError("read context.checkpoint before you save one: the run should go on there")
+        try:
+            text = checkpoint_json(value)
+        except ValueError as e:
+            raise PermanentError(str(e)) from None
+        checkpoint = self.latest._replace(text=text, spares_attempt=self._pipeline.spares_attempts)
+        if not self._open:
+            return self._keep(checkpoint)
+        if len(self._open) > 1:
+            raise PermanentError("a checkpoint is committed with one transaction: save it when only one is open")
+        (standing,) = self._open
+        if standing is None:
+            raise PermanentError("a checkpoint is committed in the target (DL_TARGET_DSN), not in another database")
+        standing.to_save = checkpoint._replace(number=checkpoint.number + 1)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the run has come further than where it began."""
+        return self.latest is not None and self.latest.value != self._begin.value
+
+    def standing(self, is_target: bool) -> fence.Standing | None:
+        """For a transaction that is about to begin, in the target or elsewhere; None where it has no checkpoints."""
+        return fence.Standing(self._lease.job.job_id) if is_target and self.latest is not None else None
+
+    @contextmanager
+    def within(self, standing: fence.Standing | None) -> Iterator[None]:
+        """The block of a transaction that has begun: what is saved is committed with it. Raises Stopped, see above."""
+        if standing is not None and self.latest is not None and standing.newest.mark > self.latest.mark:
+            self._keep(standing.newest)
+            self._lease.end(End.HANDED_BACK, TARGET_IS_AHEAD)
+            raise Stopped
+        self._open.append(standing)
+        try:
+            yield
+        finally:
+            self._open.remove(standing)
+
+    def committed(self, standing: fence.Standing | None) -> None:
+        if standing is not None and standing.saved is not None:
+            self._keep(standing.saved)
+
+    def _keep(self, checkpoint: Checkpoint) -> None:
+        self.latest = checkpoint
+        self._lease.save(checkpoint)
+
+    def _require_one_job(self) -> None:
+        if self._pipeline.batch_size is not None:
+            raise PermanentError(
+                f"the pipeline {self._pipeline.task!r} takes several jobs in one call (batch_size), and has no"
+                " checkpoints: the next call may have other jobs"
+            )
+
+
+class Family:
+    """The actions of one run on other jobs, by a connection of its own: the heartbeat uses the worker's."""
+
+    def __init__(self, delivery: Delivery, connect: Callable[[], db.Connection], schema: str) -> None:
+        self._delivery = delivery
+        self._job = delivery.first
+        self._connect = connect
+        self._schema = schema
+        self._conn: db.Connection | None = None
+        self._added = 0
+
+    def close(self) -> None:
+        if self._conn is not None:
+            with suppress(psycopg.Error):
+                self._conn.close()
+
+    def trigger(self, task: str, args: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> UUID:
+        """Add a job; another attempt of this job that adds its jobs in the same order finds the same ones."""
+        from dataloader.queue import new_job  # it needs pydantic, and a worker imports this module
+
+        self._added += 1
+        name = f"{self._job.job_id}:{self._added}"
+        given = {"queue": self._job.queue, "lock_key": name, "idempotency_key": name, "producer": self._job.task}
+        try:
+            in_json = plain(typed_args.plain(args or {}), "args")
+            added: dict[str, Any] = given | {**fields}
+            return new_job.enqueue(self._open(), task=task, args=in_json, schema=self._schema, **added)[0]
+        except (ValueError, TypeError) as e:
+            raise PermanentError(f"context.trigger: {e}") from None
+
+    def gather(self, job_ids: Sequence[UUID]) -> list[Any]:
+        """The results of these jobs once all have ended; until then the run ends, and the job waits for them."""
+        if len(self._delivery.jobs) > 1:
+            raise PermanentError("context.gather is for a run of one job, and this one has several")
+        jobs = parents.results(self._open(), job_ids)
+        if not all(each.has_ended for each in jobs):
+            try:
+                parents.gather(self._open(), self._job, list(job_ids))  # a lost claim ends the run in any case
+            except psycopg.errors.InvalidParameterValue as e:
+                raise PermanentError(f"context.gather: {e.diag.message_primary}") from None
+            raise Suspended(f"waits for {len(job_ids)} jobs")
+        if bad := [each for each in jobs if each.status != "succeeded"]:
+            raise GatherFailed(bad[0].job_id, bad[0].status, len(bad), len(jobs))
+        return [each.result for each in jobs]
+
+    def parents(self) -> list[Parent]:
+        conn = self._open()
+        jobs = parents.results(conn, parents.parents_of(conn, self._job.job_id))
+        return [Parent(each.job_id, each.task, each.status, each.result) for each in jobs]
+
+    def _open(self) -> db.Connection:
+        if self._conn is None:
+            self._conn = self._connect()
+        return self._conn
+
+
+# --- the input and the outcome of a run ---
 
 
 def returned(
@@ -412,13 +656,16 @@ def report_failure(delivery: Delivery, pipeline: pipelines.Pipeline | None, outc
     """Call `on_error` for the run's exception, and for those that the pipeline has given to `context.fail`."""
     if not hooks.ON_ERROR:
         return
-    raised = TimeoutError(outcome.error) if outcome.end is End.TIMEOUT else outcome.raised
-    if raised is not None:
-        call_hook(hooks.ON_ERROR, _of(delivery, pipeline), raised)
-    for key, jobs in delivery.keys().items() if outcome.by_key else ():
-        each = outcome.by_key.get(key)
-        if each is not None and each.raised is not None:
-            call_hook(hooks.ON_ERROR, _of(Delivery(tuple(jobs)), pipeline), each.raised)
+    raised = [(delivery, TimeoutError(outcome.error) if outcome.end is End.TIMEOUT else outcome.raised)]
+    for key, jobs in delivery.keys().items():
+        if each := outcome.by_key.get(key):
+            raised.append((Delivery(tuple(jobs)), each.raised))
+    for failed, error in raised:
+        if error is not None:
+            given = None
+            with suppress(Exception):  # the input may be missing
+                given = pipeline and input_of(failed, pipeline, {})
+            call_hook(hooks.ON_ERROR, _run_for_hook(failed, given), error)
 
 
 def call_hook(hook: Hook, *facts: object) -> None:
@@ -442,21 +689,9 @@ def last_words() -> Iterator[None]:
         raise
 
 
-def _of(delivery: Delivery, pipeline: pipelines.Pipeline | None) -> Run:
-    """The run for the error hook; the input of the pipeline may be missing."""
-    with suppress(Exception):
-        return _run_for_hook(delivery, pipeline and input_of(delivery, pipeline, {}))
-    return _run_for_hook(delivery, None)
-
-
 def _run_for_hook(delivery: Delivery, given: Any) -> Run:
     job, job_ids = delivery.first, tuple([each.job_id for each in delivery.jobs])
     return Run(job.queue, job.task, job.lock_key, job.job_id, job.attempt, given, job_ids)
-
-
-def _stopped(lease: Lease, progress: dict[str, Any] | None) -> Outcome:
-    assert lease.stop is not None  # noqa: S101  the caller has checked it
-    return Outcome(lease.stop, lease.reason, progress)
 
 
 def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
@@ -487,17 +722,13 @@ def delayed(delivery: Delivery, outcome: Outcome, retry_in: Callable[[int], floa
     for key, jobs in delivery.keys().items():
         each = outcome.by_key.get(key, outcome._replace(by_key={}))
         if each.end in RETRIED and each.delay_sec is None:
-            each = each._replace(delay_sec=_delay(retry_in, jobs[0].attempt))
+            attempt = jobs[0].attempt
+            try:
+                with own_process():
+                    each = each._replace(delay_sec=wait_sec(retry_in(attempt), f"retry_in({attempt})"))
+            except BaseException as e:
+                _log.warning("pipeline.retry_in.failed", error=log.masked(headline(e)))
         by_key[key] = each
     if len(by_key) == 1:
         return by_key.popitem()[1]._replace(progress=outcome.progress, worker_is_sound=outcome.worker_is_sound)
     return outcome._replace(by_key=by_key)
-
-
-def _delay(retry_in: Callable[[int], float], attempt: int) -> float | None:
-    try:
-        with own_process():
-            return wait_sec(retry_in(attempt), f"retry_in({attempt})")
-    except BaseException as e:
-        _log.warning("pipeline.retry_in.failed", error=log.masked(headline(e)))
-        return None

@@ -10,12 +10,14 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import psycopg
+from psycopg import errors
 
 from dataloader.farm.common_log import FarmOutage
-from dataloader.log.outage import Outage
+from dataloader.log import Outage
 from dataloader.queue import db, migrations
 
 PAUSE_MOST = 2.0  # seconds between two tries to open a session: a database that is back is found within this time
@@ -88,6 +90,8 @@ class Session(Generic[L]):
                     self._forget_closed()
                     raise
                 self.failures += 1
+                if isinstance(error, errors.DiskFull):
+                    db.Connection.disk_full_at = monotonic()
                 self._outage.failed(self._event, error)
                 if self._current is not None:
                     self._current.conn.close()

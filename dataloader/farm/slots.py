@@ -14,7 +14,6 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
 from typing import Annotated, NamedTuple, get_type_hints
@@ -74,8 +73,7 @@ _Flag = Annotated[bool, ctypes.c_bool]
 _Text = Annotated[bytes, ctypes.c_char * 200]
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """The run that a slot shows, and when its lease was last renewed (monotonic seconds)."""
 
     job_ids: list[UUID]
@@ -86,7 +84,6 @@ class Held:
 
     @property
     def job_id(self) -> UUID:
-        """The job that stands for the run."""
         return self.job_ids[0]
 
 
@@ -157,7 +154,6 @@ class Slot(ctypes.Structure):
 
     @property
     def worker(self) -> str:
-        """The worker's text for claimed_by."""
         return self.identity.decode()
 
     @property
@@ -188,7 +184,6 @@ class Slot(ctypes.Structure):
         self.state = State.STARTING
 
     def occupy(self, worker: str, queues: Sequence[str] = ()) -> None:
-        """By the worker."""
         self.queue_lines = "\n".join(queues).encode()
         self.identity = worker.encode()
         self.pid = os.getpid()
@@ -351,6 +346,7 @@ class SharedSlots:
     def __init__(self, size: int) -> None:
         self.farm_start = Note()  # the hook on_farm_start, by reload
         self.reported = Note()  # errors of imports and hooks at the start
+        self.reload = Note()  # why the latest reload did not succeed, by the supervisor
         self.outage = Note()  # whether the database is away: FarmOutage
         self.room = Note()  # held while a worker enters a run's needs; the reservation of `farm/admission.py`
         # A new worker writes to this eventfd for the keeper, which opens the files of the worker's output.
@@ -365,16 +361,11 @@ class SharedSlots:
     def __del__(self) -> None:
         os.close(self.born)
 
-    def free(self) -> Slot | None:
-        """A slot for a new process; None while every slot is in use."""
-        return next((slot for slot in self.slots if slot.state == State.FREE), None)
-
     def used(self) -> list[Slot]:
         """The slots of all processes that are there, or dead and not recovered: a few of hundreds."""
         return [self.slots[index] for index, state in enumerate(self._states.tolist()) if state != State.FREE]
 
     def working(self) -> list[Slot]:
-        """The slots of the workers that claim or run jobs."""
         return [slot for slot in self.used() if slot.works]
 
     def idle_before(self, slot: Slot) -> int:
@@ -382,7 +373,6 @@ class SharedSlots:
         return sum(other.state == State.IDLE and other.kind == slot.kind for other in self.slots[: slot.index])
 
     def others(self, slot: Slot) -> list[Slot]:
-        """The siblings of this slot that work."""
         return [other for other in self.working() if other is not slot and other.kind == slot.kind]
 
     def siblings(self, slot: Slot) -> Siblings:

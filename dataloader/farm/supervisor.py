@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
+import gc
 import os
 import resource
 import signal
@@ -32,6 +33,7 @@ MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quick
 # Between starts of a child that dies before it is ready: the first and the longest pause.
 BACKOFF_SEC = (0.5, periods.seconds("BIRTH_BACKOFF_SEC", 30.0))
 KEEPER_STOP_SEC = periods.seconds("KEEPER_STOP_SEC", 10.0)
+RELOAD_ERROR_MOST = 1_000  # characters that doctor and overview show
 STACKS_SEC = 0.5  # from asking for stacks to reading them: a dump is written within a signal handler
 
 _ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
@@ -60,14 +62,12 @@ class Backoff:
 
 @dataclass
 class Child:
-    """A worker process, its slot, and the number of the reload whose settings and code it has."""
+    """A worker process and its slot."""
 
     pid: int
     slot: Slot
     queues: Queues
-    reload: int
     started: float
-    stacks: int  # a memory file for its threads' stacks, which it dumps at SIGTTIN
     interrupted: int = 0  # the latest run that was interrupted, by its number in the slot
 
     @property
@@ -103,6 +103,9 @@ class Supervisor:
         self._read_stacks_at: float | None = None
         self._draining = False
         self._ever_ready = False
+        # The kinds of queues of the latest reload that no worker has proven yet, and those whose new workers have died.
+        self._unproven: set[Queues] = set()
+        self._failing: set[Queues] = set()
         self._reported_ready = False
         self._log = structlog.get_logger("supervisor").bind(pid=os.getpid())
 
@@ -118,16 +121,18 @@ class Supervisor:
         self.signals = process.Signals((*_ORDERS, signal.SIGCHLD))
         self._life, self._life_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._log.info("supervisor.started", workers=_shown(self._wish))
-        process.share_memory()
+        gc.collect()
+        gc.freeze()  # collectors skip the present objects, so that their pages stay shared
         while not self._tick():
             self.signals.wait(self._pause())
         self._log.info("supervisor.stopped", exit_status=self.exit_status)
         return self.exit_status
 
     def _tick(self) -> bool:
-        """Compare once; True when the drain is over."""
         self._obey()
-        self._reap()
+        with suppress(ChildProcessError):  # unknown children, which process 1 inherits, are only buried
+            while (buried := os.wait4(-1, os.WNOHANG))[0]:
+                self._bury(*buried)
         self._note_readiness()
         self._enforce()
         self._start_missing()
@@ -144,7 +149,7 @@ class Supervisor:
                 self._reload()
             elif number == signal.SIGTTIN:
                 for pid, child in self._workers.items():
-                    os.ftruncate(child.stacks, 0)
+                    os.ftruncate(child.slot.stacks, 0)
                     os.kill(pid, signal.SIGTTIN)
                 self._read_stacks_at = now() + STACKS_SEC
             else:
@@ -152,12 +157,6 @@ class Supervisor:
                 self._drain(within=0 if number == signal.SIGQUIT else in_time)
 
     # --- death ---
-
-    def _reap(self) -> None:
-        """Bury dead children; unknown ones, which process 1 inherits, are only buried."""
-        with suppress(ChildProcessError):
-            while (buried := os.wait4(-1, os.WNOHANG))[0]:
-                self._bury(*buried)
 
     def _bury(self, pid: int, status: int, usage: resource.struct_rusage) -> None:
         exit_status = os.waitstatus_to_exitcode(status)
@@ -181,7 +180,7 @@ class Supervisor:
     def _worker_died(self, child: Child, exit_status: int) -> None:
         kill_group(child.pid)  # what its job has started; what has left the group is our child by now
         self._kill_orphans()
-        os.close(child.stacks)
+        os.close(child.slot.stacks)
         state = child.slot.state
         child.slot.state = State.DEAD
         if self._keeper is not None:
@@ -193,6 +192,10 @@ class Supervisor:
         calling = child.slot.calling.decode("utf-8", "replace")
         if is_ours and not self._draining and (calling or exit_status not in (EXIT_OK, EXIT_RECYCLE)):
             self._start_failed("worker", self._backoffs[child.queues], exit_status, calling)
+            if child.queues in self._unproven and child.slot.reload == self._reloads:
+                self._failing.add(child.queues)
+                why = f" in the {calling}" if calling else ""
+                self._note_reload(f"a new worker ended{why} with exit status {exit_status}, see its log")
 
     def _kill_orphans(self) -> None:
         """Kill our unknown children; theirs become ours when they end, so this happens again at each burial."""
@@ -216,6 +219,11 @@ class Supervisor:
         for child in self._workers.values():
             if child.slot.state != State.STARTING:
                 self._ever_ready = True
+                if child.slot.reload == self._reloads and child.queues in self._unproven:
+                    self._unproven.discard(child.queues)
+                    if self._failing == {child.queues}:
+                        self._note_reload(None)
+                    self._failing.discard(child.queues)
                 if child.started > self._backoffs[child.queues].failed_at:
                     self._backoffs.pop(child.queues)
         are_ready = sum(child.slot.is_ready for child in self._workers.values())
@@ -264,15 +272,16 @@ class Supervisor:
 
     def _wanted(self) -> Counter[Queues]:
         """The wish, and one more of each kind that still has a worker of an earlier reload."""
-        earlier = {child.queues for child in self._workers.values() if child.reload != self._reloads}
+        earlier = {child.queues for child in self._workers.values() if child.slot.reload != self._reloads}
         return self._wish + Counter(earlier & self._wish.keys())
 
     def _start_worker(self, queues: Queues) -> None:
-        slot = self._shared.free()
+        slot = next((slot for slot in self._shared.slots if slot.state == State.FREE), None)
         if slot is None:
             return  # every dead worker's jobs wait for the keeper: the database is away
         slot.take(self._numbers.setdefault(queues, len(self._numbers)), self._reloads)
         self._set_limits(slot)
+        # A memory file for the stacks of the worker's threads, which the worker dumps at SIGTTIN.
         stacks = slot.stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
         fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
 
@@ -281,7 +290,7 @@ class Supervisor:
             return self._worker_main(self.settings, queues, self._shared, slot, self._life)
 
         pid = self._fork(main)
-        self._workers[pid] = Child(pid, slot, queues, self._reloads, now(), stacks)
+        self._workers[pid] = Child(pid, slot, queues, now())
 
     def _fork(self, main: Callable[[], int]) -> int:
         def child() -> int:
@@ -297,6 +306,8 @@ class Supervisor:
             self.settings = self._load()
         except ConfigError as e:
             self._log.error("supervisor.reload.refused", error=str(e))
+            self._unproven, self._failing = set(), set()
+            self._note_reload(str(e))
             return
         log.configure(self.settings)
         self._wish = wished(self.settings)
@@ -304,9 +315,16 @@ class Supervisor:
         for child in self._workers.values():
             self._set_limits(child.slot)
         self._backoffs.clear()  # the failures were the former code's
+        self._unproven, self._failing = {*self._wish}, set()
+        self._note_reload(None)
         if self._keeper is not None:
             os.kill(self._keeper, signal.SIGTERM)
         self._log.info("supervisor.reloaded", workers=_shown(self._wish), generation=self._reloads)
+
+    def _note_reload(self, error: str | None) -> None:
+        """Let the keeper show why the latest reload did not succeed, or that it has."""
+        with self._shared.reload.changed() as note:
+            note["error"] = error and log.masked(error)[:RELOAD_ERROR_MOST]
 
     def _set_limits(self, slot: Slot) -> None:
         slot.grace_sec, slot.silence_sec = self.settings.dl_kill_grace_sec, self.settings.dl_stall_sec
@@ -321,7 +339,7 @@ class Supervisor:
         """
         if self._draining:
             return
-        self._replace_one([child for child in self._workers.values() if child.reload != self._reloads])
+        self._replace_one([child for child in self._workers.values() if child.slot.reload != self._reloads])
         for queues, wished_for in self._wish.items():
             self._let_claim([child for child in self._workers.values() if child.queues == queues], wished_for)
 
@@ -342,7 +360,7 @@ class Supervisor:
         """Give the free places of a kind to the workers that are ready, then to those that start; the newest first."""
         at_work = [child for child in of_kind if child.slot.order == Order.WORK or child.slot.works]
         others = [child for child in of_kind if child not in at_work and child.slot.order == Order.WAIT]
-        others.sort(key=lambda child: (not child.rests, -child.reload))
+        others.sort(key=lambda child: (not child.rests, -child.slot.reload))
         for child in others[: max(0, wished_for - len(at_work))]:
             self._order(child, Order.WORK)
 
@@ -359,7 +377,7 @@ class Supervisor:
             return
         self._read_stacks_at = None
         for child in self._workers.values():
-            dump = os.pread(child.stacks, 1 << 20, 0).decode("utf-8", "replace")
+            dump = os.pread(child.slot.stacks, 1 << 20, 0).decode("utf-8", "replace")
             # A line for each thread, because a line's length is bounded; faulthandler dumps the pipeline's thread last.
             for stack in reversed(dump.strip().split("\n\n")):
                 self._log.warning("supervisor.worker.stacks", worker=child.slot.worker, stacks=stack)

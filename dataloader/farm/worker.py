@@ -10,7 +10,8 @@ import math
 import os
 import random
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from dataloader import log, periods, pipelines
 from dataloader.config import ConfigError, Settings
 from dataloader.farm import process
 from dataloader.farm.admission import Admission, Host, needs_of
-from dataloader.farm.batch import LOCKED_SEC, REPORT, Batch, facts_of
+from dataloader.farm.batch import LOCKED_SEC, REPORT, Batch, Preference, facts_of
 from dataloader.farm.capture import Capture, beyond
 from dataloader.farm.common_log import FarmOutage, is_first, once
 from dataloader.farm.failures import headline, own_stack
@@ -30,11 +31,10 @@ from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, EXI
 from dataloader.farm.runner import CannotStart, Runner, last_words
 from dataloader.farm.session import Lost, Plain, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
-from dataloader.farm.warm import Preference
 from dataloader.obs import telemetry
 from dataloader.pipelines import hooks
-from dataloader.pipelines.children import own_process
-from dataloader.queue import lifecycle, migrations, operations, probe
+from dataloader.pipelines.forms import own_process
+from dataloader.queue import db, lifecycle, migrations, operations, probe
 from dataloader.queue.hooks import Hook, identity
 from dataloader.queue.job import Delivery, End, Finish, Outcome, Verb, decide
 from dataloader.queue.lifecycle import Ended, Step
@@ -47,7 +47,6 @@ TURN_SEC = 0.002  # a farm's first idle worker claims at once, the next after th
 GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
 GLANCE_SEC = 0.001  # between two checks for idle siblings, because a check costs more than the shortest run
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
-NO_ROOM = "not started: another run has taken the room that the host had for it"
 LEARN_SEC = periods.seconds("LEARN_SEC", 60.0)  # between two readings of the resources that runs of tasks have used
 ANSWER_SEC = periods.seconds("WORKER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
 LOCK_SEC = periods.seconds("WORKER_LOCK_SEC", 5.0)  # for a lock that another session has
@@ -61,10 +60,8 @@ class Unwritten(Exception):
 
 def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot, life: int) -> int:
     """Work on these queues until an order to stop or to leave; returns the process's exit status."""
-    before = beyond() if settings.dl_job_log_kb else None
-    log.configure(settings, threaded=True, output=before[0] if before else 1)
-    worker = Worker(settings, dsn, queues, shared, slot, life, Capture(settings.dl_job_log_kb, slot, before))
-    keep_children_plain(worker.take_signals(), worker.orders.signals.wakeup_fd)
+    worker = Worker(settings, dsn, queues, shared, slot, life)
+    keep_children_plain(worker.take_signals(), worker.signals.wakeup_fd)
     os.eventfd_write(shared.born, 1)
     try:
         with last_words():
@@ -83,60 +80,17 @@ def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlot
         worker.observed.close()
 
 
-class Orders:
-    """SIGTERM, SIGINT and the supervisor's death drain the worker; SIGHUP makes the worker check its slot."""
-
-    def __init__(self, slot: Slot, life: int, drain_sec: float) -> None:
-        """`life`: a pipe whose only writer is the supervisor; a draining worker is killed after `drain_sec`."""
-        self._slot = slot
-        self._life = [life]  # empty behind its end: a pipe without a writer is readable for ever
-        self._drain_sec = drain_sec
-        self.signals = process.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
-
-    def _on_signal(self, number: int) -> None:
-        """In the signal handler: only set values."""
-        if number != signal.SIGHUP:
-            self.drain()
-
-    def drain(self) -> None:
-        """Stop claiming; a running job has DL_DRAIN_SEC. Safe in a signal handler: the method only sets values."""
-        self._slot.drain_until(now() + self._drain_sec)
-
-    @property
-    def stopping(self) -> bool:
-        """True once the worker drains."""
-        return self._slot.drain_by > 0
-
-    @property
-    def may_claim(self) -> bool:
-        """False once the worker drains, and while another worker has its place."""
-        return not self.stopping and self._slot.order == Order.WORK
-
-    @property
-    def is_over(self) -> bool:
-        """True once the worker drains or leaves."""
-        return self.stopping or self._slot.order == Order.LEAVE
-
-    def pause(self, seconds: float, *others: int) -> None:
-        """Wait for `seconds`, a signal, the supervisor's death, or one of the file descriptors `others`."""
-        if set(self._life) & set(self.signals.wait(seconds, *others, *self._life)):
-            self._life = []
-            self.drain()
-
-
 class Worker:
-    """One worker process. Its parts: the orders, the session, the batch, the heartbeat, the runner."""
+    """One worker process. Its parts: the session, the batch, the heartbeat, the runner.
+
+    SIGTERM, SIGINT and the supervisor's death drain the worker; SIGHUP makes it check its slot.
+    """
 
     def __init__(
-        self,
-        settings: Settings,
-        dsn: str,
-        queues: Sequence[str],
-        shared: SharedSlots,
-        slot: Slot,
-        life: int,
-        capture: Capture,
+        self, settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot, life: int
     ) -> None:
+        outputs = beyond() if settings.dl_job_log_kb else None
+        log.configure(settings, threaded=True, output=outputs[0] if outputs else 1)
         self.settings = settings
         self.queues = tuple(queues)
         self.shared = shared
@@ -146,20 +100,22 @@ class Worker:
         self.log = structlog.get_logger("worker").bind(worker=self.name, queue=", ".join(queues))
         self._dsn = dsn
         self._supervisor = os.getppid()
+        self._life = [life]  # the supervisor's pipe; empty behind its end, because it is readable for ever then
         self._drain_sec = settings.dl_drain_sec + settings.dl_kill_grace_sec
-        self.orders = Orders(slot, life, self._drain_sec)
+        self.signals = process.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self.drain)
         outage = FarmOutage(shared.outage, self.log)
         self.session = Session(self._open_session, self._resume, outage, "worker.session.lost")
         self.runner = Runner(settings, dsn)
         self.preference = Preference(settings.dl_affinity, settings.dl_affinity_wait_sec)
         self.admission = Admission(Host(settings), shared, slot, settings.dl_reserve_sec, self.log)
         self.batch = Batch(settings.workers, self.queues, settings.dl_claim_backoff_sec, self.log)
-        self.capture = capture
-        self.heartbeat = Heartbeat(self.session, self.batch, capture, settings.dl_heartbeat_sec)
+        self.capture = Capture(settings.dl_job_log_kb, slot, outputs)
+        self.heartbeat = Heartbeat(self.session, self.batch, self.capture, settings.dl_heartbeat_sec)
         self.observed = telemetry.start_runs(self.name)
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
         self._sent = 0.0  # when the latest claim was sent
+        self._follows: object = None  # the claim and the session of the latest run: the next of both follows at once
         self._claim_sec = 0.0  # how long claims take lately; turns are no shorter, or a slow server would get a crowd
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
         self._meter = process.Meter()
@@ -167,29 +123,50 @@ class Worker:
         self._learn_at = 0.0  # when to learn again what runs need
         process.adopt_orphans()
 
+    # --- orders ---
+
     def take_signals(self) -> Collection[int]:
         """Handle the worker's signals, also after other code has changed them; returns their numbers."""
         signal.signal(signal.SIGUSR1, self.runner.interrupt)
-        return {signal.SIGUSR1, *self.orders.signals.take()}
+        return {signal.SIGUSR1, *self.signals.take()}
+
+    def drain(self, number: int = signal.SIGTERM) -> None:
+        """Stop claiming, unless the signal is SIGHUP; in a signal handler, so the method only sets values."""
+        if number != signal.SIGHUP:
+            self.slot.drain_until(now() + self._drain_sec)
+
+    @property
+    def drains(self) -> bool:
+        return self.slot.drain_by > 0
+
+    @property
+    def may_claim(self) -> bool:
+        """False once the worker drains, and while another worker has its place."""
+        return not self.drains and self.slot.order == Order.WORK
+
+    @property
+    def is_over(self) -> bool:
+        return self.drains or self.slot.order == Order.LEAVE
+
+    def pause(self, seconds: float, *others: int) -> None:
+        """Wait for `seconds`, a signal, the supervisor's death, or one of the file descriptors `others`."""
+        if set(self._life) & set(self.signals.wait(seconds, *others, *self._life)):
+            self._life = []
+            self.drain()
 
     # --- the start ---
 
     def prepare(self) -> None:
         """Import the users' modules and call their hooks at a start; raises CannotStart."""
-        try:
-            with own_process():
-                pipelines.load(())
-                for module in (*self.settings.hook_modules, *self.settings.pipeline_modules):
-                    self._calls(f"import of {module}")
-                    pipelines.import_users(module)
-                self._calls("")
-        except BaseException as e:
-            self._log_start("worker.pipelines.failed", e)
-            raise CannotStart from e
+        with self._users_code("", "worker.pipelines.failed"):
+            pipelines.load(())
+        for module in (*self.settings.hook_modules, *self.settings.pipeline_modules):
+            with self._users_code(f"import of {module}", "worker.pipelines.failed"):
+                pipelines.import_users(module)
 
         def may_wait() -> bool:
-            self.orders.pause(START_TURN_SEC)
-            return not self.orders.is_over
+            self.pause(START_TURN_SEC)
+            return not self.is_over
 
         start_farm = partial(self._call_hook, hooks.ON_FARM_START)  # in one worker after the other
         if not hooks.ON_FARM_START or once(self.shared.farm_start, self.slot.reload, start_farm, may_wait):
@@ -198,35 +175,36 @@ class Worker:
         self.inspection = Inspection()
 
     def _call_hook(self, hook: Hook) -> None:
-        """Call the functions of a hook at a start; raises CannotStart at the first that fails."""
         for function in hook:
-            self._calls(f"{hook.name} {identity(function)}")
-            try:
-                with own_process():
-                    function()
-            except BaseException as e:
-                self._log_start("hook.failed", e, hook=hook.name, function=identity(function))
-                raise CannotStart from e
-        self._calls("")
+            facts = {"hook": hook.name, "function": identity(function)}
+            with self._users_code(f"{hook.name} {identity(function)}", "hook.failed", **facts):
+                function()
 
-    def _calls(self, code: str) -> None:
-        """For the supervisor: the user's code that is called next, which may end the process; "": it has returned."""
-        self.slot.calling = code.encode()[:199]
+    @contextmanager
+    def _users_code(self, name: str, event: str, **facts: str) -> Iterator[None]:
+        """Run the user's code at a start, with its name for the supervisor, because it may end the process.
 
-    def _log_start(self, event: str, error: BaseException, **facts: str) -> None:
-        """Log the error of a start with the user's frames, once for the farm; again it is a debug line."""
-        head = headline(error)
-        is_new = is_first(self.shared.reported, self.slot.reload, f"{event} {facts} {head}")
-        write = self.log.error if is_new else self.log.debug
-        write(event, **facts, error=head, exception=own_stack(error))
+        An error is logged with the user's frames, once for the farm, and again as a debug line; raises CannotStart.
+        """
+        self.slot.calling = name.encode()[:199]
+        try:
+            with own_process():
+                yield
+        except BaseException as e:
+            head = headline(e)
+            is_new = is_first(self.shared.reported, self.slot.reload, f"{event} {facts} {head}")
+            write = self.log.error if is_new else self.log.debug
+            write(event, **facts, error=head, exception=own_stack(e))
+            raise CannotStart from e
+        self.slot.calling = b""
 
     # --- the loop ---
 
     def work(self) -> int:
         """Claim, run, and write the ends with the next claim, until an order to leave; returns the exit status."""
-        while self._sound and not self.orders.is_over:
+        while self._sound and not self.is_over:
             try:
-                if not self.orders.may_claim:
+                if not self.may_claim:
                     self.session.call(self._rest)
                     continue
                 self._show_state(State.AWAKE, "works")
@@ -238,12 +216,12 @@ class Worker:
                     self._show_state(State.IDLE, "idle")
                     self.session.call(self._wait)
             except Lost:
-                self.orders.pause(self.session.pause_sec)
+                self.pause(self.session.pause_sec)
         if self.slot.order == Order.LEAVE:
             self.slot.state = State.LEAVING
         self._write_last()
         if self.runner.warm.keys:
-            self.orders.drain()  # the supervisor kills a worker that hangs in a release
+            self.drain()  # the supervisor kills a worker that hangs in a release
             self.runner.warm.close()
         if not self._sound:
             return EXIT_RECYCLE
@@ -253,7 +231,8 @@ class Worker:
     def _write_and_claim(self, session: lifecycle.Session) -> Step:
         """Write the ends of earlier runs, claim jobs, and learn what their runs need to know of them."""
         if now() >= self._learn_at:
-            self.admission.know(needs_of(pipelines.needs(), stats.learned(session.conn)))
+            declared = {task: (each.memory_mb, each.cpus) for task, each in pipelines.registered().items()}
+            self.admission.know(needs_of(declared, stats.learned(session.conn)))
             self._learn_at = now() + LEARN_SEC
         if session.is_listening:
             read(session.conn)  # what was notified before the claim is claimable by now
@@ -270,7 +249,8 @@ class Worker:
             self.admission.passed(step.left_out, without)
         if step.jobs:
             self.preference.claimed(step.jobs, step.reached)
-            again = [job.job_id for job in step.jobs if job.claim > 1 and pipelines.wants_context(job.task)]
+            with_context = {task for task, each in pipelines.registered().items() if each.wants_context}
+            again = [job.job_id for job in step.jobs if job.claim > 1 and job.task in with_context]
             self.runner.kept = lifecycle.checkpoints(session.conn, again) if again else {}
             job_ids = [job.job_id for job in step.jobs]
             self.observed.learn(
@@ -294,7 +274,7 @@ class Worker:
             if left := self.batch.owes:
                 if now() > (self.slot.drain_by or patience) - spare:
                     raise Unwritten(f"the ends of {left} jobs could not be written: {why}")
-                self.orders.pause(max(self.session.pause_sec, LOCKED_SEC if self.batch.locked else 0.0))
+                self.pause(max(self.session.pause_sec, LOCKED_SEC if self.batch.locked else 0.0))
 
     # --- the session ---
 
@@ -309,8 +289,10 @@ class Worker:
 
     def _resume(self, session: lifecycle.Session, lost: Sequence[lifecycle.Session]) -> None:
         """Before anything else is done with a new session: keep what is still this worker's, hand back the rest."""
-        if not self.heartbeat.ident:
-            self._introduce(session)
+        if not self.heartbeat.ident:  # the first session
+            self._publish(session.conn)
+            self.heartbeat.start()
+            self.log.info("worker.started", pid=os.getpid())
         self.batch.resume(session, lost)
         self.batch.fit(probe.lock_table(session.conn))
         self._due_in = None
@@ -326,18 +308,17 @@ class Worker:
             self.slot.state = state
             self.slot.show(doing)
 
-    def _introduce(self, session: lifecycle.Session) -> None:
+    def _publish(self, conn: db.Connection) -> None:
         """Agree on the queues (raises ConfigError), and publish the tasks and schedules of the code."""
         for spec in self.settings.workers:
             for queue in filter(self.queues.__contains__, spec.served):
                 try:
-                    operations.agree(session.conn, queue, spec.ordered, spec.merge)
+                    operations.agree(conn, queue, spec.ordered, spec.merge)
                 except operations.Contradiction as e:
                     raise ConfigError(str(e)) from None
-        operations.publish_tasks(session.conn, pipelines.declarations())
-        schedules.publish(session.conn, pipelines.schedules(), self.settings.timezone)
-        self.heartbeat.start()
-        self.log.info("worker.started", pid=os.getpid())
+        operations.publish_tasks(conn, pipelines.declarations())
+        declared = {task: each.schedule for task, each in pipelines.registered().items()}
+        schedules.publish(conn, declared, self.settings.timezone)
 
     # --- one run ---
 
@@ -346,43 +327,40 @@ class Worker:
         self.slot.claim([job.job_id for job in step.jobs], [job.attempt for job in step.jobs])
         self.batch.claimed(step.jobs, step.batch)
         self._meter.measure()
-        began, count, has_room = now(), 0, True
-        while self._goes_on(began, count):
+        began, count, why = now(), 0, ""
+        while not (why or (why := self._why_not(began, count))):
             with self.session.turn:  # a new session hands back what has not begun by then
                 delivery = self.batch.next()
             if delivery is None:
                 break
-            if not (has_room := self.admission.enter(delivery.first.task)):
-                self._hand_back(delivery, NO_ROOM)
-                break
-            self._run(delivery)
-            self.admission.leave()
-            count += 1
+            if self.admission.enter(delivery.first.task):
+                self._run(delivery)
+                self.admission.leave()
+                count += 1
+            else:
+                why = "not started: another run has taken the room that the host had for it"
+                self._hand_back(delivery, why)
         self.batch.running = ()
-        self.orders.signals.take_wake_ups()
+        self.signals.take_wake_ups()
         if count:
             self.batch.learn(now() - began, count)
-        if not has_room:
-            why = NO_ROOM
-        elif self.orders.stopping:
-            why = "drain"
-        elif self.slot.is_recalled:
-            why = TOOK_LONGER
-        else:
-            why = f"not started: {'an idle worker may take it' if self._sound else 'the worker is replaced'}"
         self.batch.hand_back(why)
 
-    def _goes_on(self, began: float, count: int) -> bool:
-        """Whether to begin another job of the latest claim, of which so many have run since `began`."""
-        if not self._sound or self.orders.stopping or (count and self.slot.is_recalled):
-            return False
+    def _why_not(self, began: float, count: int) -> str:
+        """Why to begin no other job of the latest claim, of which so many have run since `began`; "": do begin one."""
+        if self.drains:
+            return "drain"
+        if count and self.slot.is_recalled:
+            return TOOK_LONGER
+        if not self._sound:
+            return "not started: the worker is replaced"
         at = now()
         # Not the first one, or two workers could hand it to each other for ever. No more than a sibling is worth, and
         # at most every GLANCE_SEC.
         if not count or len(self.batch.waiting) * (at - began) / count < GIVE_SEC or at < self._glanced_at + GLANCE_SEC:
-            return True
+            return ""
         self._glanced_at = at
-        return not self.shared.has_empty_claim(self.slot, self._sent)
+        return "not started: an idle worker may take it" if self.shared.has_empty_claim(self.slot, self._sent) else ""
 
     def _run(self, delivery: Delivery) -> None:
         """Run the jobs of a delivery of the latest claim; the batch keeps their ends. The cost is the first one's."""
@@ -401,11 +379,10 @@ class Worker:
                 head, _, rest = error.partition("\n")
                 stack = {"exception": rest.strip()} if rest else {}
                 self.log.warning("worker.job.failed", queue=job.queue, error=head, **stack)
-            noted: dict[str, Any] = {**facts, "notes": outcome.notes} if outcome.notes else facts
-            if outcome.changed:
-                noted = {**noted, "changed": outcome.changed}
-            named = {"job_id": job.job_id, "task": log.masked(job.task), "attempt": job.attempt}
+            notes = {"notes": outcome.notes, "changed": outcome.changed}
+            noted: dict[str, Any] = facts | {name: note for name, note in notes.items() if note}
             duration_ms = round((now() - began) * 1_000, 1)
+            named = facts_of(job) | {"task": log.masked(job.task)}
             report = {**named, "outcome": outcome.end, "duration_ms": duration_ms, **facts}
             if log.keeps_metrics():
                 RUN.write({"queue": job.queue, **report})
@@ -429,16 +406,19 @@ class Worker:
         self._meter.forget_peak()
         if key := delivery.first.affinity_key:
             self.slot.show_warm([*self.runner.warm.keys, key])  # siblings need not prepare it as well
-        self.capture.begin(delivery.first, pipelines.keeps_logs(delivery.first.task))
+        pipeline = pipelines.registered().get(delivery.first.task)
+        follows = self._follows == (self._sent, self.session.tries)
+        self.capture.begin(delivery.first, pipeline is None or pipeline.logs, follows)
         lease = self.heartbeat.attend(delivery, self.slot)
-        self.inspection.begin()
+        self.inspection.begin(follows)
         tries = self.session.tries
         try:
             outcome = self.runner.run(delivery, lease)
             may_open = self.runner.has_prepared or self.session.tries != tries
             changed = self.inspection.changed(delivery.first.task, self.runner.warm.pids, may_open)
             written = self.capture.end(_error_of(outcome))
-            self._meter.measure()
+            self._follows = self._sent, self.session.tries
+            self._meter.measure(more_follow=bool(self.batch.waiting))
             facts = self.slot.cost(self._meter.cpu_sec, self._meter.peak_memory)
             self.slot.state = State.AWAKE  # before the heartbeat lets go: it may be in the middle of a reconnect
         finally:
@@ -449,17 +429,13 @@ class Worker:
         if changed:
             self.log.warning("worker.changed", task=log.masked(delivery.first.task), changed=changed)
             outcome = outcome._replace(worker_is_sound=False, changed=changed)
-        self._sound = outcome.worker_is_sound and self.heartbeat.is_sound and not self._is_worn_out()
-        return outcome, facts, written
-
-    def _is_worn_out(self) -> bool:
-        """True when DL_MAX_JOBS or DL_MAX_RSS_MB ask for a fresh process."""
         most_jobs, most_mb = self.settings.dl_max_jobs, self.settings.dl_max_rss_mb
         rss_mb = process.resident(os.getpid()) / 2**20 if most_mb else 0.0
-        worn_out = (most_jobs is not None and self._jobs >= most_jobs) or (most_mb is not None and rss_mb > most_mb)
-        if worn_out:
+        self._sound = outcome.worker_is_sound and self.heartbeat.is_sound
+        if self._sound and (self._jobs >= (most_jobs or math.inf) or rss_mb > (most_mb or math.inf)):
+            self._sound = False  # DL_MAX_JOBS and DL_MAX_RSS_MB ask for a fresh process
             self.log.info("worker.recycled", jobs=self._jobs, rss_mb=round(rss_mb))
-        return worn_out
+        return outcome, facts, written
 
     # --- waiting ---
 
@@ -472,8 +448,8 @@ class Worker:
             self._show_state(State.RESTING, "waits to claim")
             process.call_parent(self._supervisor)
         read(session.conn)
-        if not (self.orders.may_claim or self.orders.is_over):
-            self.orders.pause(REST_SEC, session.conn.fileno())
+        if not (self.may_claim or self.is_over):
+            self.pause(REST_SEC, session.conn.fileno())
 
     def _wait(self, session: lifecycle.Session) -> None:
         """Wait until a job may be claimable that no sibling has tried to claim, until the idle poll, or an order."""
@@ -483,7 +459,7 @@ class Worker:
         poll_sec = self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter
         poll_at = min(now() + poll_sec, self.batch.retry_at)
         due_at = math.inf if self._due_in is None else now() + self._due_in
-        while now() < poll_at and self.orders.may_claim:
+        while now() < poll_at and self.may_claim:
             # A notification that came during a statement is in psycopg's backlog, not on the socket: read, then wait.
             is_notified = any(note.payload in self.queues for note in read(session.conn))
             if is_notified or now() > due_at:
@@ -494,7 +470,7 @@ class Worker:
                 break
             else:
                 until = min(poll_at, due_at + 0.001, now() + self.admission.next_check_in)
-                self.orders.pause(until - now(), session.conn.fileno())
+                self.pause(until - now(), session.conn.fileno())
 
     def _due_by_sibling(self) -> float | None:
         """The due time of the next row, if a sibling claims after this call and gets no job; else None.
@@ -505,10 +481,9 @@ class Worker:
         if not (before := self.shared.idle_before(self.slot)):
             return None
         called = now()
-        self.orders.pause(max(TURN_SEC, 2 * self._claim_sec) * before.bit_length())
+        self.pause(max(TURN_SEC, 2 * self._claim_sec) * before.bit_length())
         return self.shared.due_by_sibling(self.slot, called)
 
 
 def _error_of(outcome: Outcome) -> str | None:
-    """The error of the run with its stack, or None."""
     return outcome.error if outcome.end in (End.ERROR, End.PERMANENT, End.TIMEOUT) else None

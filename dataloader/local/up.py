@@ -12,19 +12,23 @@ import os
 import shlex
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import click
+
 from dataloader import check, config, embedded, periods
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, Signals, kill_group, now, outcome
 from dataloader.local import ports
-from dataloader.local.parts import Part, Postgres, Program, command, say, warn
 from dataloader.queue import db, migrations
 
 HANDOVER_WITHIN = 3.0  # seconds for a previous `up` to end
@@ -39,19 +43,14 @@ NAMED_MOST = 3  # changed files that the message names
 NOOP = {"sleep1": 1, "sleep2": 1, "sleep3": 1}
 Stamps = dict[str, tuple[int, int, int] | None]
 Document = dict[str, Any]  # the report of `dataloader check --json`
+_CREDENTIALS = struct.Struct("3i")  # of the sender: process, user, group; unix(7)
+# The first pause before a restart, and the longest; a run longer than this resets it.
+BACKOFF_SEC = (0.5, periods.seconds("PART_BACKOFF_SEC", 30.0))
 STOP = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
-class Refused(Exception):
-    """`up` cannot run; the message names the reason and the remedy."""
-
-    status = EXIT_FAILED
-
-
-class Unfit(Refused):
-    """`up` cannot run because of an error that `dataloader check` found; `up` has printed the findings."""
-
-    status = EXIT_CANNOT_START
+class Unfit(Exception):
+    """`dataloader check` found an error; `up` has printed the findings."""
 
 
 def run(settings: config.Settings, reloads: bool = False) -> int:
@@ -64,34 +63,147 @@ def run(settings: config.Settings, reloads: bool = False) -> int:
     # nohup ignores HUP, and so does `up` then.
     stop = {number for number in STOP if signal.getsignal(number) is not signal.SIG_IGN}
     signals = Signals({*stop, signal.SIGCHLD})
-    cleanup = ExitStack()
-    try:
-        _prepare(settings, cleanup)
-        return _watch(*_start(settings, cleanup, signals, reloads), signals)
-    except (Refused, embedded.EmbeddedError, db.Error, OSError) as error:
-        warn(str(error))
-        return error.status if isinstance(error, Refused) else EXIT_FAILED
-    except migrations.SchemaError as error:
-        warn(str(error))
-        return EXIT_CANNOT_START
-    finally:
-        cleanup.close()
+    with ExitStack() as cleanup:
+        try:
+            _prepare(settings, cleanup)
+            return _watch(*_start(settings, cleanup, signals, reloads), signals)
+        except (ports.NotFree, embedded.EmbeddedError, db.Error, OSError) as error:
+            warn(str(error))
+            return EXIT_FAILED
+        except (Unfit, migrations.SchemaError) as error:
+            warn(str(error))
+            return EXIT_CANNOT_START
+
+
+# --- the parts ---
+
+
+class Part(ABC):
+    """A child process that `up` keeps running: after its end, `tick` starts it again after a growing pause."""
+
+    name: str
+    process: subprocess.Popen[bytes] | None = None
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        self.due: float | None = None  # the time of the next start, while the part is down
+        self._pause = 0.0
+        self._started = now()
+
+    @property
+    def is_ready(self) -> bool:
+        """False while the part is known not to be ready."""
+        return True
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the process; raises OSError or EmbeddedError."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the process and wait for its end; without a process the call does nothing."""
+
+    def tick(self) -> None:
+        """Notice the end of the process, and start it again when that is due.
+
+        A part that refuses its settings (EXIT_CANNOT_START) is not started again.
+        """
+        if self.due is None and self.process and self.process.poll() is not None:
+            self.exit_code = self.process.returncode
+            if self.exit_code != EXIT_CANNOT_START:
+                self._postpone(outcome(self.exit_code))
+        elif self.due is not None and now() >= self.due:
+            self.due = None
+            try:
+                self.start()
+                self._started = now()
+            except (OSError, embedded.EmbeddedError) as error:
+                self._postpone(f"did not start: {error}")
+
+    def _postpone(self, why: str) -> None:
+        first, longest = BACKOFF_SEC
+        lived = now() - self._started
+        self._pause = first if lived > longest or not self._pause else min(longest, 2 * self._pause)
+        self.due = now() + self._pause
+        warn(f"{self.name} {why}; starting it again in {self._pause:g} s")
+
+
+class Program(Part):
+    """`dataloader <name>` as a child in a session of its own, so that Ctrl-C reaches only `up`."""
+
+    def __init__(self, name: str, environment: dict[str, str], stop_within: float, reports_ready: bool = False) -> None:
+        """`stop_within` is in seconds; `reports_ready`: the program calls `process.notify_ready`."""
+        super().__init__()
+        self.name = name
+        self._environment = environment
+        self._stop_within = stop_within
+        self._is_awaited = reports_ready
+        self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        if reports_ready:
+            self._reports.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            self._reports.bind("")  # Linux chooses a name that is no file: every user may send there
+            self._environment = environment | {"NOTIFY_SOCKET": self._reports.getsockname().decode().replace("\0", "@")}
+
+    @property
+    def is_ready(self) -> bool:
+        with suppress(BlockingIOError):
+            if self._is_awaited:
+                _, credentials, _, _ = self._reports.recvmsg(100, socket.CMSG_SPACE(_CREDENTIALS.size))
+                self._is_awaited = not any(_CREDENTIALS.unpack(data)[1] == os.getuid() for *_, data in credentials)
+        return not self._is_awaited
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            command(self.name),
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=embedded.dies_with_us(signal.SIGTERM),
+        )
+
+    def stop(self) -> None:
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(self._stop_within)
+        except subprocess.TimeoutExpired:
+            warn(f"{self.name} did not end in {self._stop_within:g} s and is killed")
+            kill_group(self.process.pid)
+            self.process.wait()
+
+
+class Postgres(Part):
+    name = "PostgreSQL"
+
+    def __init__(self, root: Path, pg_bin: Path | None) -> None:
+        super().__init__()
+        self._root = root
+        self._pg_bin = pg_bin
+        self._server: embedded.Server | None = None
+        self.dsn = ""  # once it is started
+
+    def start(self) -> None:
+        self.stop()  # a server that died still holds its lock
+        self._server = embedded.Server.start(self._root, pg_bin=self._pg_bin)
+        self.process, self.dsn = self._server.process, self._server.dsn
+
+    def stop(self) -> None:
+        if self._server:
+            self._server.stop()
 
 
 # --- before the start ---
 
 
 def _prepare(settings: config.Settings, cleanup: ExitStack) -> None:
-    """Become the only `up` of DL_HOME, wait for the port, make the folders; Refused if that fails."""
+    """Become the only `up` of DL_HOME, wait for the port, make the folders; EmbeddedError or NotFree if that fails."""
     try:
         lock = embedded.take_lock(settings.dl_home / "up.lock", within=HANDOVER_WITHIN)
     except embedded.EmbeddedError as error:
-        raise Refused(f"{error}: stop it first, or choose another folder with DL_HOME") from None
+        raise embedded.EmbeddedError(f"{error}: stop it first, or choose another folder with DL_HOME") from None
     cleanup.callback(embedded.release, lock)
-    try:
-        ports.wait_for(settings.app_host, settings.app_port)
-    except ports.NotFree as error:
-        raise Refused(str(error)) from None
+    ports.wait_for(settings.app_host, settings.app_port)
     settings.data_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
 
 
@@ -122,15 +234,12 @@ def _start(
     for name, within in (("reaper", REAPER_STOP_SEC), ("workers", workers_stop), ("api", API_STOP_SEC)):
         _add(Program(name, environment, within, reports_ready=name != "api"), parts, cleanup)
     cleanup.callback(say, "dataloader up: stopping, running jobs have time to finish")
-    reload = _reload(report, lambda: _check(environment, signals), parts, settings) if reloads else None
-    return parts, Announcement(settings, db.shown(dsn), tasks), reload
-
-
-def _reload(
-    report: Document | None, check_again: Callable[[], Document | None], parts: list[Part], settings: config.Settings
-) -> Reload:
-    names = {"workers", "api"} if settings.hook_modules else {"workers"}  # the API imports DL_HOOKS alone
-    return Reload(report["files"] if report else (), check_again, [part for part in parts if part.name in names])
+    reload = None
+    if reloads:
+        names = {"workers", "api"} if settings.hook_modules else {"workers"}  # the API imports DL_HOOKS alone
+        reloaded = [part for part in parts if part.name in names]
+        reload = Reload(report["files"] if report else (), lambda: _check(environment, signals), reloaded)
+    return parts, Announcement(settings.own_url, banner(settings, db.shown(dsn), tasks)), reload
 
 
 def _add(part: Part, parts: list[Part], cleanup: ExitStack) -> None:
@@ -203,7 +312,10 @@ def _watch(parts: list[Part], announcement: Announcement, reload: Reload | None,
     while not signals.received & STOP:
         for part in parts:
             part.tick()
-        _reap_orphans({part.process.pid for part in parts if part.process})
+        ours = {part.process.pid for part in parts if part.process}
+        with suppress(ChildProcessError):  # process 1 of a container inherits orphans; Popen waits for our own children
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
+                os.waitpid(ended.si_pid, 0)
         if refused := [part.name for part in parts if part.exit_code == EXIT_CANNOT_START]:
             warn(f"{refused[0]} cannot start with these settings; its message above names the reason")
             return EXIT_CANNOT_START
@@ -215,25 +327,17 @@ def _watch(parts: list[Part], announcement: Announcement, reload: Reload | None,
     return EXIT_OK
 
 
-def _reap_orphans(ours: set[int]) -> None:
-    """Take the exit status of orphans, which process 1 of a container inherits as children."""
-    with suppress(ChildProcessError):
-        any_ended = os.WEXITED | os.WNOHANG | os.WNOWAIT  # WNOWAIT: Popen takes the status of our own children
-        while (ended := os.waitid(os.P_ALL, 0, any_ended)) and ended.si_pid not in ours:
-            os.waitpid(ended.si_pid, 0)
-
-
 # --- the banner ---
 
 
 class Announcement:
     """The banner, printed after the log lines of the start, once all parts are ready and the API answers."""
 
-    def __init__(self, settings: config.Settings, database: str, tasks: str) -> None:
+    def __init__(self, url: str, text: str) -> None:
+        """`url` is the API's."""
         self.is_made = False
-        self._settings = settings
-        self._database = database
-        self._tasks = tasks
+        self._address = urlsplit(url).netloc
+        self._text = text
         self._patience_ends = now() + HEALTHY_WITHIN
         self._ready_at: float | None = None
 
@@ -245,24 +349,19 @@ class Announcement:
         is_late = now() > self._patience_ends
         if self.is_made or not (is_late or are_ready):
             return
-        if self._ready_at is not None and now() >= self._ready_at + QUIET_SEC:
-            self.is_made = True
-            say(banner(self._settings, self._database, self._tasks))
-        elif self._ready_at is None and _is_healthy(self._settings):
-            self._ready_at = now()
-        elif self._ready_at is None and is_late:
+        if self._ready_at is not None:
+            if now() >= self._ready_at + QUIET_SEC:
+                self.is_made = True
+                say(self._text)
+            return
+        connection = http.client.HTTPConnection(self._address, timeout=2)
+        with suppress(OSError, http.client.HTTPException), closing(connection):
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                self._ready_at = now()
+                return
+        if is_late:
             raise TimeoutError(f"the API has not answered within {HEALTHY_WITHIN:g} s")
-
-
-def _is_healthy(settings: config.Settings) -> bool:
-    connection = http.client.HTTPConnection(urlsplit(settings.own_url).netloc, timeout=2)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def banner(settings: config.Settings, database: str, tasks: str) -> str:
@@ -331,9 +430,13 @@ class Reload:
             return
         current = stamps(report["files"])
         errors = [finding for finding in report["findings"] if finding["level"] == "error"]
-        # After an error the modules behind it were not imported: those of before and their neighbours are watched too.
         # A file that was changed during the check keeps its older stamp, so the next check finds the change.
-        self._stamps = (stamps(neighbours(before)) | current | before) if errors else current | _still(before, current)
+        self._stamps = current | {name: stamp for name, stamp in before.items() if name in current}
+        if errors:  # the modules behind it were not imported: those of before and their neighbours are watched too
+            neighbours = {
+                str(path) for folder in {Path(name).parent for name in before} for path in folder.glob("*.py")
+            }
+            self._stamps = stamps(neighbours) | current | before
         named = ", ".join(Path(name).name for name in changed[:NAMED_MOST])
         files = named if len(changed) <= NAMED_MOST else f"{named} and {len(changed) - NAMED_MOST} more files"
         if errors:
@@ -348,23 +451,12 @@ class Reload:
 
 def stamps(files: Iterable[str]) -> Stamps:
     """The attributes that change with each new version of a file; None if the file is missing."""
-    return {name: _stamp(name) for name in files}
-
-
-def neighbours(files: Iterable[str]) -> set[str]:
-    """The Python files in the folders of these files."""
-    return {str(path) for folder in {Path(name).parent for name in files} for path in folder.glob("*.py")}
-
-
-def _still(before: Stamps, current: Stamps) -> Stamps:
-    return {name: stamp for name, stamp in before.items() if name in current}
-
-
-def _stamp(name: str) -> tuple[int, int, int] | None:
-    with suppress(OSError):
-        status = os.stat(name)
-        return status.st_mtime_ns, status.st_size, status.st_ino
-    return None
+    versions: Stamps = dict.fromkeys(files)
+    for name in versions:
+        with suppress(OSError):
+            status = os.stat(name)
+            versions[name] = status.st_mtime_ns, status.st_size, status.st_ino
+    return versions
 
 
 def _has_settled(name: str) -> bool:
@@ -372,3 +464,19 @@ def _has_settled(name: str) -> bool:
     with suppress(OSError):
         return not 0 <= time.time() - os.stat(name).st_mtime < SETTLED_SEC
     return True
+
+
+def command(*words: str) -> list[str]:
+    """The command line of `dataloader` with these words, by this interpreter."""
+    # -P: import the installed package, and no file of the working folder.
+    return [sys.executable, "-P", "-m", "dataloader", *words]
+
+
+def say(text: str, err: bool = False) -> None:
+    """Print a line to stdout or, with `err`, to stderr; the work goes on when the reader has gone."""
+    with suppress(OSError):
+        click.echo(text, err=err)
+
+
+def warn(text: str) -> None:
+    say(f"dataloader up: {text}", err=True)

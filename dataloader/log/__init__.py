@@ -6,7 +6,6 @@ after a fork. A log call never waits for the reader or the storage of the lines.
 
     masking    `masked` removes secrets from log lines, errors, journals and answers
     record     an event as one line of at most 4,000 bytes
-    outage     `Outage`: a lasting failure, in few lines
     channel    the bounded queue and its thread; it counts lost lines
     sinks      a shared pipe; a shared file and its rotation
 """
@@ -24,45 +23,31 @@ from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from zoneinfo import ZoneInfo
 
+from dataloader import periods
 from dataloader.log import record, sinks
 from dataloader.log.channel import Channel, Sink
-from dataloader.log.masking import MASK, learn_configured, learn_job, masked, without_known
-from dataloader.log.outage import Outage
+from dataloader.log.masking import MASK as MASK
+from dataloader.log.masking import learn_configured, masked_text
+from dataloader.log.masking import learn_job as learn_job
+from dataloader.log.masking import learn_secret as learn_secret
+from dataloader.log.masking import masked as masked
+from dataloader.log.masking import without_known as without_known
 
 if TYPE_CHECKING:
     from dataloader.config import Settings
 
-__all__ = [
-    "MASK",
-    "Outage",
-    "Template",
-    "as_lines",
-    "audit",
-    "close",
-    "configure",
-    "context",
-    "divert",
-    "echo",
-    "flush",
-    "keeps_metrics",
-    "learn_job",
-    "masked",
-    "metric",
-    "without_known",
-]
-
 FLUSH_SEC = 1.0
+OUTAGE_SEC = periods.seconds("OUTAGE_EVERY_SEC", 30.0)  # between two lines of the same event of an outage
 STREAMS = ("application", "metric", "audit")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 @dataclass
 class _Outputs:
-    """The channels of this process."""
-
     people: Channel | None = None  # stdout, if LOCAL is set
     colors: bool = False
     zone: tzinfo = UTC
@@ -77,6 +62,7 @@ class _Outputs:
 
 _outputs = _Outputs()
 _context: dict[str, Any] = {}
+_level = logging.NOTSET  # of the lines that are written; NOTSET before `configure`
 _diverted: Callable[[str, Mapping[str, Any]], None] | None = None
 
 
@@ -98,15 +84,27 @@ def configure(settings: Settings, *, threaded: bool = False, output: int = 1) ->
             channel.start()
         sys.excepthook, threading.excepthook = _crashed, _thread_crashed
         logging.captureWarnings(True)
-    level = logging.DEBUG if settings.debug else logging.INFO
+    global _level
+    level = _level = logging.DEBUG if settings.debug else logging.INFO
     logging.basicConfig(handlers=[_Handler()], level=level, force=True)
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # the API logs its 503 answers itself
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, _as_argument],
+        processors=[structlog.contextvars.merge_contextvars, _emitted],
         logger_factory=_Logger,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=False,
     )
+
+
+def of_runs(name: str) -> logging.Logger:
+    """The logger of a pipeline's runs, also where a logging configuration of the user's would silence it."""
+    logger = logging.getLogger(name)
+    logger.disabled = False
+    if not logger.isEnabledFor(_level) and logger.level == logging.NOTSET:
+        logger.setLevel(_level)
+    if _level and not logger.handlers and not any(isinstance(each, _Handler) for each in logging.getLogger().handlers):
+        logger.addHandler(_Handler())
+    return logger
 
 
 class context:
@@ -138,23 +136,67 @@ def audit(event: str, **fields: Any) -> None:
 
 
 class Template:
-    """An info line that a worker writes for each job, at half of a line's cost; without the context's fields."""
+    """An info line that a worker writes for each job, without the context's fields, at half of the cost of a line.
+
+    The names of the fields are the caller's own, so they tell of no secret. Texts are masked. Numbers are finite; words
+    of our own and ids hold no secret and nothing to be escaped.
+    """
+
+    _FORMS: Mapping[type, str] = {str: "%({})s", int: "%({})s", float: "%({})s", NoneType: "null"}
 
     def __init__(self, logger: str, event: str, kinds: Mapping[str, type]) -> None:
         """`kinds` are the fields' types: str (masked), int, float, NoneType; values of UUID and StrEnum get quotes."""
-        self._stream = _stream(logger)
+        self._stream, self._event = _stream(logger), event
         self._stamped = partial(record.stamped, level="info", logger=logger, stream=self._stream)
-        self._event = event
-        self._template = record.Template(self._stamped({"event": event}), kinds)
+        known = self._stamped({"event": event})
+        fields = [f'"{name}": {record.encoded(value)}' for name, value in known.items() if name != "timestamp"]
+        fields += [f'"{name}": ' + self._FORMS.get(kind, '"%({})s"').format(name) for name, kind in kinds.items()]
+        self._format = '{"timestamp": "%(timestamp)s", ' + ", ".join(fields) + "}\n"
+        self._texts = [name for name, kind in kinds.items() if kind is str]
 
     def write(self, fields: Mapping[str, Any]) -> None:
         """Write the line; `fields` are all those of the template."""
-        line = None if _outputs.people else self._template.line(fields)
-        if line is None:
+        known = {**fields, "timestamp": record.now()}
+        for name in self._texts:
+            known[name] = record.quoted(masked_text(known[name]))
+        line = self._format % known
+        if _outputs.people or not line.isascii() or len(line) > record.CAP:
             _send(self._stamped({"event": self._event, **fields}), self._stream)
             return
         for channel in _channels(self._stream):
-            channel.put(line, urgent=False)
+            channel.put(line.encode(), urgent=False)
+
+
+class Outage:
+    """Logs the first failure at once, then each event once per OUTAGE_SEC with the count so far, and the end once."""
+
+    def __init__(self, logger: Any, over: str) -> None:
+        """`over` is the event that logs the end."""
+        self._logger = logger
+        self._over = over
+        self._reset()
+
+    def _reset(self) -> None:
+        self.failures = 0
+        self._began = 0.0
+        self._next_at: dict[str, float] = {}
+
+    def failed(self, event: str, error: BaseException) -> None:
+        """Count a failure, and log `event` with it when that is due."""
+        at = monotonic()
+        self._began = self._began if self.failures else at
+        self.failures += 1
+        if at >= self._next_at.get(event, at):
+            self._next_at[event] = at + OUTAGE_SEC
+            many = {"failures": self.failures, "lasting_sec": round(at - self._began)} if self.failures > 1 else {}
+            self._logger.warning(event, error=str(error).strip(), **many)
+
+    def ended(self) -> None:
+        """Log the end of the outage; without an outage the call does nothing."""
+        if self.failures:
+            lasted = round(monotonic() - self._began, 1)
+            self._logger.info(self._over, failures=self.failures, lasted_sec=lasted)
+            self._reset()
 
 
 def divert(taker: Callable[[str, Mapping[str, Any]], None] | None) -> None:
@@ -253,7 +295,6 @@ def _bound() -> dict[str, Any]:
 
 
 def _emit(logger: str, level: int, event: dict[str, Any]) -> None:
-    """Send one event of a level to its stream."""
     stream = _stream(logger)
     whole = record.stamped({**_context, **event}, logging.getLevelName(level).lower(), logger, stream)
     if _diverted is not None and stream == "application":
@@ -285,24 +326,17 @@ def _is_at_stdout(stream: str) -> bool:
     return stream == "application" or stream not in _outputs.files
 
 
-def _method(level: int) -> Callable[[_Logger, dict[str, Any]], None]:
-    return lambda logger, event: _emit(logger.name, level, event)
+class _Logger(NamedTuple):
+    """A logger of structlog, which has no methods: its events end in `_emitted`."""
+
+    name: str = "dataloader"
 
 
-class _Logger:
-    """The end of structlog's chain: each method sends an event at its level."""
+def _emitted(logger: _Logger, method: str, event: Any) -> NoReturn:
+    from structlog import DropEvent
 
-    def __init__(self, name: str = "dataloader") -> None:
-        self.name = name
-
-    debug, info = _method(logging.DEBUG), _method(logging.INFO)
-    warn = warning = _method(logging.WARNING)
-    exception = error = _method(logging.ERROR)
-    fatal = critical = _method(logging.CRITICAL)
-
-
-def _as_argument(_logger: Any, _method: str, event: Any) -> Any:
-    return (event,), {}
+    _emit(logger.name, logging.getLevelNamesMapping()[method.upper()], event)
+    raise DropEvent
 
 
 class _Handler(logging.Handler):
@@ -317,19 +351,16 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
-        event = {**_bound(), **extra, "event": _message(record)}
+        try:
+            text: object = record.getMessage()
+        except (Exception, SystemExit):  # the arguments do not fit the format
+            text = record.msg
+        event = {**_bound(), **extra, "event": text}
         if record.exc_info:
             event["exc_info"] = record.exc_info
         if record.stack_info:
             event["stack"] = record.stack_info
         _emit(record.name, record.levelno, event)
-
-
-def _message(record: logging.LogRecord) -> object:
-    try:
-        return record.getMessage()
-    except (Exception, SystemExit):  # the arguments do not fit the format
-        return record.msg
 
 
 def _crashed(kind: type[BaseException], error: BaseException, _trace: Any) -> None:

@@ -57,11 +57,9 @@ class Channel:
 
     @property
     def is_threaded(self) -> bool:
-        """Whether a thread writes the lines."""
         return self._thread is not None
 
     def start(self) -> None:
-        """From now on a thread writes the lines."""
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 

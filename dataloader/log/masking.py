@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, TypeVar, overload
 from urllib.parse import quote, quote_plus, unquote
 
-from dataloader.config import SOURCES, WEBHOOK_SECRETS
+from dataloader.config import SECRETS, SOURCES, WEBHOOK_SECRETS
 
 MASK = "***"
 TEXT_LIMIT = 1_000_000  # characters; a longer text is cut in its middle to this length, then masked
@@ -74,7 +74,7 @@ _PAIR = re.compile(
 # Every name in _SECRET and _PAIR contains one of these words; most texts contain none, and need no search.
 _WORDS = ("pass", "pwd", "secret", "token", "auth", "cookie", "credential", "bearer", "jwt", "key", "sess",
           "signature", "sig", "otp", "pin", "sas")  # fmt: skip
-# The forms of tokens: how each begins, and the rest of it.
+# The forms of tokens: how each begins, and the rest of it. sql/search.sql has them too: no search matches a secret.
 _FORMS = {
     "dl_": r"[\w-]{30,}",  # ours, or most of one
     "AKIA": "[A-Z0-9]{16}", "ASIA": "[A-Z0-9]{16}", "LTAI": "[A-Za-z0-9]{20}", "AIza": r"[\w-]{35}",
@@ -158,7 +158,6 @@ def without_known(value: Any) -> Any:
 
 
 def _without(value: Any, secrets: Iterable[tuple[str, re.Pattern[str]]]) -> Any:
-    """The value without these secrets in its texts."""
     if isinstance(value, str):
         for secret, pattern in secrets:
             if secret in value:
@@ -265,7 +264,11 @@ def _has_secret_name(name: str) -> bool:
 def learn_configured(settings: object) -> None:
     """From now on mask these settings' SecretStr values and the environment's secrets wherever they occur."""
     global _configured
-    given = [*_of_settings(settings).values(), *_environment_values()]
+    given = [*_of_settings(settings).values()]
+    for name, value in os.environ.items():
+        is_path = value.startswith("/")  # CREDENTIALS_DIRECTORY, TOKEN_FILE
+        if not is_path and (is_secret(name, value) or name.startswith((WEBHOOK_SECRETS, SOURCES, SECRETS))):
+            given.append(value)
     for cluster in getattr(settings, "dl_engines", {}).values():
         given += _secrets_in(cluster.secrets, 0)
     _configured = frozenset(secret for text in given for secret in _passwords(text))
@@ -291,6 +294,14 @@ def learn_job(args: Mapping[str, Any]) -> None:
         _remember()
 
 
+def learn_secret(text: str) -> None:
+    """From now on mask this text, and a password in it, wherever they occur."""
+    global _configured
+    if not (new := frozenset(_passwords(text))) <= _configured:
+        _configured |= new
+        _remember()
+
+
 def _remember() -> None:
     global _known, _learned
     _known = _known_as(_configured | _of_job)
@@ -307,14 +318,6 @@ def _known_as(secrets: Iterable[str]) -> tuple[tuple[str, re.Pattern[str]], ...]
     return tuple(
         (form, re.compile(ends[form[0].isalnum()][0] + re.escape(form) + ends[form[-1].isalnum()][1])) for form in forms
     )
-
-
-def _environment_values() -> Iterator[str]:
-    for name, value in os.environ.items():
-        is_path = value.startswith("/")  # CREDENTIALS_DIRECTORY, TOKEN_FILE
-        is_named = is_secret(name, value) or name.startswith((WEBHOOK_SECRETS, SOURCES))
-        if is_named and not is_path:
-            yield value
 
 
 def _passwords(text: str) -> Iterator[str]:
@@ -361,10 +364,6 @@ def _forms(secret: str) -> set[str]:
     forms = {secret, repr(secret)[1:-1], *encoded}
     forms |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
     forms.add(secret.replace("\\", "\\\\").replace("'", "\\'"))
-    return {form for form in forms if len(form) >= SHORTEST} | _lines_of(secret)
-
-
-def _lines_of(secret: str) -> set[str]:
-    """The lines of a secret that has several: the log of a run is masked line by line."""
-    lines = map(str.strip, secret.splitlines()[:LINES_MOST] if "\n" in secret else ())
-    return {line for line in lines if len(line) >= SHORTEST}
+    if "\n" in secret:  # the log of a run is masked line by line
+        forms |= set(map(str.strip, secret.splitlines()[:LINES_MOST]))
+    return {form for form in forms if len(form) >= SHORTEST}

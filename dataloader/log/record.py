@@ -15,7 +15,6 @@ from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from itertools import islice
 from time import time_ns
-from types import NoneType
 from typing import Any, NamedTuple
 
 from dataloader.log.masking import MASK, clipped, is_secret, masked_text
@@ -26,33 +25,39 @@ Event = Mapping[str, Any]
 
 
 class _Room(NamedTuple):
-    """The size that a value keeps."""
-
     text: int  # characters of each text
     items: int  # of each dict and list
     depth: int
 
 
 _ROOMS = (_Room(3_000, 50, 6), _Room(600, 20, 4), _Room(120, 10, 2))
+_STAMPS = {"timestamp", "level", "event", "logger", "stream", "exc_info"}
 _CORE = ("timestamp", "level", "event", "logger", "stream", "job_id", "request_id", "task", "worker")
 _INT64 = 2**63
-_encode = json.JSONEncoder(ensure_ascii=False).encode
+quoted = json.encoder.encode_basestring
+encoded = json.JSONEncoder(ensure_ascii=False).encode
 # Line ends of some readers, controls of terminals, marks of right-to-left text, and lone surrogates (no UTF-8).
-_ODD = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_ODD = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def stamped(event: Event, level: str, logger: str, stream: str) -> dict[str, Any]:
     """The event with the fields of every line; its exception becomes text."""
-    whole = {"timestamp": _now(), "level": level, "event": "", "logger": logger, "stream": stream, **event}
+    whole = {"timestamp": now(), "level": level, "event": "", "logger": logger, "stream": stream, **event}
     if trouble := whole.pop("exc_info", None):
-        whole["exception"] = _described(trouble)
+        try:
+            parts = (trouble,) if isinstance(trouble, BaseException) else trouble
+            lines = traceback.format_exception(*parts) if isinstance(parts, tuple) else [traceback.format_exc()]
+            whole["exception"] = "".join(lines).rstrip()
+        except (Exception, SystemExit):
+            whole["exception"] = f"{type(trouble).__name__}, which cannot be written"
     if whole.pop("stack_info", None):
         whole["stack"] = "".join(traceback.format_stack(limit=30))
     return whole
 
 
-def _now() -> str:
+def now() -> str:
     second, of_second = divmod(time_ns() // 1_000, 1_000_000)
     return f"{_date(second)}.{of_second:06d}Z"
 
@@ -73,34 +78,6 @@ def as_json(event: Event) -> bytes:
         if len(line) <= CAP:
             return line
     return _core(event, "too large")
-
-
-class Template:
-    """A line that comes for each job: as `as_json` writes it, at half of the cost, for its fields are known.
-
-    The names of the fields are the caller's own, so they tell of no secret. Texts are masked. Numbers are finite; words
-    of our own and ids hold no secret and nothing to be escaped.
-    """
-
-    _FORMS: Mapping[type, str] = {str: "%({})s", int: "%({})s", float: "%({})s", NoneType: "null"}
-
-    def __init__(self, event: Event, kinds: Mapping[str, type]) -> None:
-        """`event` is a stamped event without these fields, `kinds` the type of each field, StrEnum for a word."""
-        fields = [f'"{name}": {_encode(value)}' for name, value in event.items() if name != "timestamp"]
-        fields += [f'"{name}": ' + self._FORMS.get(kind, '"%({})s"').format(name) for name, kind in kinds.items()]
-        self._format = '{"timestamp": "%(timestamp)s", ' + ", ".join(fields) + "}\n"
-        self._texts = [name for name, kind in kinds.items() if kind is str]
-
-    def line(self, values: Event) -> bytes | None:
-        """The line, stamped; None where one needs more care: it is long, or holds other letters."""
-        known = {**values, "timestamp": _now()}
-        for name in self._texts:
-            known[name] = _quote(masked_text(known[name]))
-        line = self._format % known
-        return line.encode() if line.isascii() and len(line) <= CAP else None
-
-
-_quote = json.encoder.encode_basestring
 
 
 def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
@@ -142,22 +119,18 @@ def as_lines(event: Event, known: frozenset[str] = frozenset()) -> str:
     """
     shown = {str(name): value for name, value in event.items() if name not in _STAMPS and name not in known}
     below = [shown.pop(name) for name in ("exception", "stack") if name in shown]
-    fields = "".join(f" {name}={_brief(_field(name, value, _ROOMS[0]))}" for name, value in shown.items())
-    text = masked_text(str(event["event"])) + fields
+    text = masked_text(str(event["event"]))
+    for name, value in shown.items():
+        plain = _field(name, value, _ROOMS[0])
+        text += f" {name}={plain if isinstance(plain, str) else encoded(plain)}"
     return "\n".join([text, *(masked_text(str(each)) for each in below)])
 
 
-_STAMPS = {"timestamp", "level", "event", "logger", "stream", "exc_info"}
-
-
-def _brief(value: Any) -> str:
-    return value if isinstance(value, str) else _encode(value)
-
-
 def _line(plain: dict[str, Any]) -> bytes:
-    text = _encode(plain)
+    text = encoded(plain)
     if not text.isascii():
-        text = _ODD.sub(_escape_json, text)
+        text = _SURROGATE.sub("\ufffd", text)
+        text = _ODD.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     return text.encode() + b"\n"
 
 
@@ -179,35 +152,23 @@ def _plain(value: Any, room: _Room) -> Any:
     if value is None or kind is bool:
         return value
     if isinstance(value, int):
-        return int(value) if -_INT64 < value < _INT64 else _large(value, room)
+        if -_INT64 < value < _INT64:
+            return int(value)
+        # Python converts at most 4,300 digits to text.
+        bits = value.bit_length()
+        return _fitted(str(value), room.text) if bits < 4_000 else f"integer of {bits} bits"
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, Mapping):
-        return _mapping(value, room)
-    if isinstance(value, list | tuple | set | frozenset):
-        return _sequence(value, room)
-    return _fitted(_text(value), room.text)
-
-
-def _mapping(value: Mapping[Any, Any], room: _Room) -> Any:
+    if not isinstance(value, Mapping | list | tuple | set | frozenset):
+        return _fitted(_text(value), room.text)
     if room.depth <= 0:
-        return f"[... {len(value)} fields ...]"
-    less = room._replace(depth=room.depth - 1)
+        return f"[... {len(value)} {'fields' if isinstance(value, Mapping) else 'items'} ...]"
+    less, left = room._replace(depth=room.depth - 1), len(value) - room.items
+    if not isinstance(value, Mapping):
+        items = [_plain(item, less) for item in islice(value, room.items)]
+        return items if left <= 0 else [*items, f"... {left} more"]
     fields = {_fitted(_text(name), 200): _field(name, item, less) for name, item in islice(value.items(), room.items)}
-    return fields if len(value) <= room.items else fields | {"...": f"{len(value) - room.items} more"}
-
-
-def _sequence(value: Any, room: _Room) -> Any:
-    if room.depth <= 0:
-        return f"[... {len(value)} items ...]"
-    less = room._replace(depth=room.depth - 1)
-    items = [_plain(item, less) for item in islice(value, room.items)]
-    return items if len(value) <= room.items else [*items, f"... {len(value) - room.items} more"]
-
-
-def _large(value: int, room: _Room) -> str:
-    # Python converts at most 4,300 digits to text.
-    return _fitted(str(value), room.text) if value.bit_length() < 4_000 else f"integer of {value.bit_length()} bits"
+    return fields if left <= 0 else fields | {"...": f"{left} more"}
 
 
 def _text(value: object) -> str:
@@ -235,24 +196,7 @@ def _fitted(text: str, limit: int) -> str:
     return f"{text[:half]}[... {len(text) - 2 * half} characters ...]{text[-half:]}"
 
 
-def _described(trouble: Any) -> str:
-    try:
-        if isinstance(trouble, BaseException):
-            return "".join(traceback.format_exception(trouble)).rstrip()
-        if isinstance(trouble, tuple):
-            return "".join(traceback.format_exception(*trouble)).rstrip()
-        return traceback.format_exc().rstrip()
-    except (Exception, SystemExit):
-        return f"{type(trouble).__name__}, which cannot be written"
-
-
 def _visible(value: Any) -> Any:
-    return _CONTROL.sub(_escape, value) if isinstance(value, str) else value
-
-
-def _escape(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode()
-
-
-def _escape_json(match: re.Match[str]) -> str:
-    return "\ufffd" if "\ud800" <= match[0] <= "\udfff" else f"\\u{ord(match[0]):04x}"
+    if not isinstance(value, str):
+        return value
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), value)

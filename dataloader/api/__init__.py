@@ -14,9 +14,8 @@ from flask.json.provider import DefaultJSONProvider
 from dataloader import config, log
 from dataloader.api import dispatch
 from dataloader.api.dashboard import actions, login, pages, render, trigger
-from dataloader.api.dashboard import bulk as bulk_orders
 from dataloader.api.server import audit, health, metrics
-from dataloader.api.v1 import contract, openapi
+from dataloader.api.v1 import openapi
 from dataloader.api.web import auth, endpoint, problems
 from dataloader.api.web.long_poll import LongPolls
 from dataloader.api.web.sessions import Sessions
@@ -48,13 +47,13 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     sessions = app.extensions["sessions"] = Sessions(settings)
     polls = app.extensions["long_polls"] = LongPolls(partial(_versions, sessions))
     app.extensions["metrics"] = metrics.Metrics(sessions)
-    # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
-    app.extensions["on_threads"] = [partial(_share, sessions, polls), lambda _: _push(app)]
+    # gunicorn_config calls on_threads in a forked process, slow_clients calls on_drain when the process stops.
+    app.extensions["on_threads"] = partial(_begin, app)
     app.extensions["on_drain"] = [polls.stop, health.drain]
-    for module in (health, contract, openapi, metrics, login, render, pages, actions, bulk_orders, trigger):
+    for module in (health, openapi, metrics, login, render, pages, actions, trigger):
         app.register_blueprint(module.blueprint)
     app.register_blueprint(dispatch.routes())
-    problems.install(app)
+    app.register_error_handler(Exception, lambda e: (render.failed if auth.wants_a_page() else problems.answer_to)(e))
     audit.install(app)
     auth.install(app)
     app.before_request(_refuse_odd)
@@ -67,14 +66,13 @@ def _versions(sessions: Sessions, job_ids: Collection[UUID]) -> dict[UUID, str]:
         return lifecycle.versions(conn, job_ids)
 
 
-def _share(sessions: Sessions, polls: LongPolls, threads: int) -> None:
-    """Half of the threads may hold long polls, two stay free, the others may use the database."""
-    polls.allow(threads // 2)
-    sessions.allow(threads - threads // 2 - 2)
+def _begin(app: Flask, threads: int) -> None:
+    """Half of the threads may hold long polls, two stay free, the others may use the database.
 
-
-def _push(app: Flask) -> None:
-    """Send the figures of /metrics as well, where the environment asks for it: this process is forked by now."""
+    The process also sends the figures of /metrics, where the environment asks for it.
+    """
+    app.extensions["long_polls"].allow(threads // 2)
+    app.extensions["sessions"].allow(threads - threads // 2 - 2)
     if sender := telemetry.start_sender(app.extensions["metrics"].collect):
         app.extensions["on_drain"].append(sender.close)
 

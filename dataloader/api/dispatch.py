@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from pydantic_core import to_jsonable_python
 
 from dataloader import ops
-from dataloader.api.web import auth, cache
+from dataloader.api.web import auth, cache, long_poll
 from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, job_id, named, operation, session
 from dataloader.config import Settings
 from dataloader.model.farm import Fault
@@ -29,7 +29,6 @@ from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN
 
 # A name may be any percent-encoded text; at the end of a path it is one that leads to no other address.
 _CONVERTERS = {"queue": "queue", "job_id": "job"}
-BY_HAND = ("status",)  # the contract's own view has an ETag and waits (v1.contract)
 _KEY = re.compile(r"[ -~]{1,255}")
 
 
@@ -61,8 +60,8 @@ def routes() -> Blueprint:
     """A blueprint with a route for each operation."""
     blueprint = Blueprint("operations", __name__, url_prefix="/api/v1")
     for each in ops.load().values():
-        if each.name not in BY_HAND:
-            blueprint.add_url_rule(_rule(each), each.name, _view(each), methods=[each.method])
+        view = long_poll.status if each.name == "status" else _view(each)
+        blueprint.add_url_rule(_rule(each), each.name, view, methods=[each.method])
     return blueprint
 
 
@@ -123,7 +122,7 @@ def _view(op: Op) -> Any:
         if op.is_change:
             g.changed = _change({} if op.body else given, answer)
         if op.name in ops.UNMASKED:
-            return Response(adapter(op.answer).dump_json(answer), mimetype=JSON)
+            return Response(adapter(op.answer).dump_json(answer, exclude_defaults=True), mimetype=JSON)
         return _paged(written(answer), answer.next) if op.is_page else jsonify(written(answer))
 
     view.__name__, view.__doc__ = op.name, op.function.__doc__

@@ -14,8 +14,8 @@ import click
 from rich.console import Group
 
 from dataloader import ops
-from dataloader.cli import base, made, names, screen
-from dataloader.cli.connection import Reached, reaching
+from dataloader.cli import base, made, screen
+from dataloader.cli.connection import Reached, may_be_new, reaching
 from dataloader.client.operations import given
 
 _POLL_SEC = 1.0  # between two polls of `wait`
@@ -42,12 +42,12 @@ def backfill() -> None:
 @click.option("--partition", "listed", multiple=True, help="a partition; repeat it for more")
 @click.option("--file", type=click.File("r", "utf-8"), metavar="FILE", help="a partition a line; - is stdin")
 @click.option("--dry-run", is_flag=True, help="show what it would do, and change nothing")
-@names.may_be_new
+@may_be_new
 @reaching
 def add(reached: Reached, task: str, name: str | None, dry_run: bool, is_new: bool, **options: Any) -> None:
     """Add a backfill of a task: one job for each partition of a range, a list or a file."""
     fields = _fields(**options)
-    names.require(reached, is_new, queue=options["queue"], task=task)
+    reached.require(is_new, queue=options["queue"], task=task)
     if name is None:
         is_range = "since" in fields and "until" in fields
         suffix = f"{fields['since']}:{fields['until']}" if is_range else f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
@@ -64,7 +64,6 @@ def add(reached: Reached, task: str, name: str | None, dry_run: bool, is_new: bo
 
 
 def _fields(listed: tuple[str, ...], file: Any | None, priority: str | None, **others: Any) -> dict[str, Any]:
-    """The fields of a backfill that the options set."""
     if listed and file:
         raise click.UsageError("partitions come from --partition or --file")
     try:

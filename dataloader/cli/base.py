@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from dataloader.exits import EXIT_CANNOT_START
+from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
 
 # Settings, logs and masking are imported on first use: `dataloader --version` and `--help` need none of them.
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ class Command(click.Command):
         self.examples = tuple(examples)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples."""
         super().format_epilog(ctx, formatter)
         if self.examples:
             with formatter.section("Examples" if len(self.examples) > 1 else "Example"):
@@ -60,7 +59,6 @@ class Group(Command, click.Group):
         self._default = default
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """All commands, each with its whole first sentence."""
         write_commands(ctx, formatter, self, "Commands", self.list_commands(ctx))
 
     def resolve_command(
@@ -77,7 +75,6 @@ class Choice(click.Choice[str]):
     """One of some words; a mistyped one gets the right one that is most like it."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        """The error for a word that is none of them."""
         text = super().get_invalid_choice_message(value, ctx)
         meant = like(str(value), list(map(str, self.choices)))
         return f"{text} {did_you_mean(meant)}" if meant else text
@@ -87,7 +84,6 @@ class Number(click.FloatRange):
     """A finite number in a range; for click, `nan` is in every range and `inf` in most."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number; refuses a text that is none."""
         number = float(super().convert(value, param, ctx))
         if not isfinite(number):
             self.fail(f"{str(value)!r} should be a finite number", param, ctx)
@@ -100,7 +96,6 @@ def like(word: str, names: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(names: Sequence[str]) -> str:
-    """The sentence that offers one name or several."""
     return f"Did you mean {' or '.join(map(repr, names))}?"
 
 
@@ -167,6 +162,22 @@ def refuse(message: str, status: int) -> NoReturn:
     for line in message.splitlines():
         click.echo(f"dataloader: {log.masked(line)}", err=True)
     sys.exit(status)
+
+
+@contextmanager
+def refusing(failed: str = "database") -> Iterator[None]:
+    """Refuse in one line what fails here; `failed` begins the line of the database's errors."""
+    import psycopg
+
+    from dataloader import config
+    from dataloader.queue import migrations
+
+    try:
+        yield
+    except (migrations.SchemaError, config.ConfigError) as e:
+        refuse(str(e), EXIT_CANNOT_START)
+    except psycopg.Error as e:
+        refuse(f"{failed}: {str(e).strip()}", EXIT_FAILED)
 
 
 def settings() -> Settings:

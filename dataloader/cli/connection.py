@@ -1,6 +1,7 @@
 """The farm of a command: `reaching` adds the options that choose one, and prints errors in words.
 
-Commands know only `Farm`: the client over HTTP, or `Direct` on the queue's database.
+Commands know only `Farm`: the client over HTTP, or `Direct` on the queue's database. A name of a queue or a task that
+the farm does not know is refused, but for `--new`.
 """
 
 from __future__ import annotations
@@ -10,22 +11,30 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import tzinfo
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import click
 
 from dataloader import config
 from dataloader.cli import base
-from dataloader.cli.screen import as_json, plain, show
-from dataloader.client import Client, ClientError, Forbidden, Unauthorized, Unavailable
+from dataloader.cli.screen import as_json, plain, short, show
+from dataloader.client import Client, ClientError, Forbidden, NotFound, Unauthorized, Unavailable
 from dataloader.client.farm import Farm
 from dataloader.config import Settings
 from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
 from dataloader.log import masking
+from dataloader.model.farm import Name
+
+F = TypeVar("F", bound=Callable[..., Any])
+TO_TAKE_IT = " (--new takes it all the same)"
+_OF_CERTIFICATES = "\nname the host as its certificate does; SSL_CERT_FILE may name the file of its authority"
+NO_QUEUE = "it has no job, no worker and no setting"
+NO_TASK = "no worker has shown it, and no job names it"
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,6 @@ class Reached:
     flags: str
 
     def command(self, *words: object) -> str:
-        """A shell command for this farm."""
         return shlex.join(["dataloader", *map(str, words)]) + self.flags
 
     def print_json(self, value: Any, indent: int | None = 2) -> None:
@@ -66,6 +74,39 @@ class Reached:
             self.print_json(value, None)
         else:
             click.echo(shown)
+
+    def require(self, is_new: bool | None = None, *, queue: str | None = None, task: str | None = None) -> None:
+        """Refuse a queue or a task that the farm does not know, unless `is_new`; a missing name is not checked.
+
+        `is_new` is None for a command without `--new`. Where the farm knows no name at all, it has not begun, and where
+        the asker may not know (an older service, a role without the right), the farm itself has to judge.
+        """
+        for known, text in () if is_new else self._unknown(queue, task):
+            if known.count:
+                base.refuse(text + ("" if is_new is None else TO_TAKE_IT), EXIT_FAILED)
+
+    def hint(self, queue: str | None = None, task: str | None = None) -> None:
+        """Tell on stderr that a list is empty because the farm does not know these names."""
+        for _, text in self._unknown(queue, task):
+            click.echo(f"dataloader: {text}", err=True)
+
+    def _unknown(self, queue: str | None, task: str | None) -> Iterator[tuple[Name, str]]:
+        """The names that the farm does not know, each with a sentence that offers similar ones."""
+        if queue is None and task is None:
+            return
+        with suppress(NotFound, Forbidden):
+            names = self.farm.names(queue=queue, task=task)
+            for kind, known, why in (("queue", names.queue, NO_QUEUE), ("task", names.task, NO_TASK)):
+                if known and not known.is_known:
+                    text = f"no {kind} {short(known.name, 100)!r} is known: {why}"
+                    similar = [short(each, 100) for each in known.similar]
+                    yield known, f"{text}. {base.did_you_mean(similar)}" if similar else text
+
+
+def may_be_new(command: F) -> F:
+    """The command, with the option that lets it take a name that the farm does not know: `is_new`."""
+    help_text = "take a queue or a task that the farm does not know yet"
+    return click.option("--new", "is_new", is_flag=True, help=help_text)(command)
 
 
 def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,23 +136,18 @@ def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(reached, *args, **options)
         except ClientError as e:
-            base.refuse(in_words(e, reached), EXIT_FAILED)
+            advice = ""
+            if isinstance(e, Unavailable) and e.status is None and not reached.is_direct:
+                advice = _OF_CERTIFICATES if "certificate" in e.detail else "; is the API running?"
+            elif isinstance(e, Unauthorized):
+                advice = "\nset DL_TOKEN to a token of this service, or name a file that holds one by --token-file"
+            elif isinstance(e, Forbidden) and not reached.is_direct:
+                advice = "\nthe token comes from DL_TOKEN or --token-file"
+            base.refuse(plain(str(e), lines=True) + advice, EXIT_FAILED)
         finally:
             reached.farm.close()
 
     return called
-
-
-def in_words(error: ClientError, reached: Reached) -> str:
-    """The error as text, with advice."""
-    text = plain(str(error), lines=True)
-    if isinstance(error, Unavailable) and error.status is None and not reached.is_direct:
-        return f"{text}; is the API running?"
-    if isinstance(error, Unauthorized):
-        return f"{text}\nset DL_TOKEN to a token of this service, or name a file that holds one by --token-file"
-    if isinstance(error, Forbidden) and not reached.is_direct:
-        return f"{text}\nthe token comes from DL_TOKEN or --token-file"
-    return text
 
 
 def _reached(url: str | None, token_file: IO[str] | None, direct: bool, dsn: str | None, as_json: bool) -> Reached:
@@ -142,7 +178,7 @@ def _reached(url: str | None, token_file: IO[str] | None, direct: bool, dsn: str
 def _settings(url: str | None, dsn: str | None) -> Settings | None:
     """This machine's settings; None where they are wrong and a URL is given."""
     if dsn:
-        _hide_arguments()
+        hide_arguments()
     try:
         return config.load(dl_db_dsn=dsn) if dsn else config.load()
     except config.ConfigError as e:
@@ -151,7 +187,7 @@ def _settings(url: str | None, dsn: str | None) -> Settings | None:
         base.refuse(str(e).replace("DL_DB_DSN:", "--dsn:") if dsn else str(e), EXIT_CANNOT_START)
 
 
-def _hide_arguments() -> None:
+def hide_arguments() -> None:
     """Hide the arguments: a DSN may hold a password, and every user can read a process's arguments."""
     import setproctitle
 

@@ -29,9 +29,18 @@ from dataloader.ops.checks import document
 from dataloader.ops.errors import KINDS, MEANINGS, Problem, meaning
 from dataloader.ops.op import Call
 from dataloader.queue import db, hooks, migrations
+from dataloader.queue.reports import postgres
 
 STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
+
+
+def person() -> str:
+    """The user of this process and host, for the journal."""
+    user = f"user {os.getuid()}"
+    with suppress(KeyError):
+        user = pwd.getpwuid(os.getuid()).pw_name
+    return f"{user}@{hostname()} (command line)"
 
 
 class Direct(Farm):
@@ -40,7 +49,7 @@ class Direct(Farm):
     def __init__(self, dsn: str, settings: Settings) -> None:
         self._dsn, self._settings, self.url = dsn, settings, db.shown(dsn)
         self._conn: db.Connection | None = None
-        self._by = f"{_user()}@{hostname()} (command line)"
+        self._by = person()
 
     def close(self) -> None:
         if self._conn:
@@ -70,8 +79,13 @@ class Direct(Farm):
 
         found = self._ask(run)
         if op.name not in ops.UNMASKED:
-            found = understood(answer, as_document(written(found)))  # masked, as over HTTP
+            found = understood(answer, json.loads(as_json(log.masked(written(found)), None)))  # masked, as over HTTP
         return getattr(found, field) if field else found
+
+    def claim_plan(self, queue: str) -> list[str]:
+        """See postgres.claim_plan."""
+        plan: list[str] = self._ask(lambda conn: postgres.claim_plan(conn, queue))
+        return plan
 
     def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Look:
         return Look(Retrying(**repetition(patience))(self.status, job_id), pause=POLL_SEC)
@@ -124,18 +138,6 @@ def _in_words(status: int, kind: tuple[str, str], error: Exception, faults: Iter
     return from_answer(status, "", problem, None)
 
 
-def as_document(row: Any) -> Any:
-    """A row as the API would write it: masked, and with JSON's types alone."""
-    return json.loads(as_json(log.masked(row), None))
-
-
 def _words(error: psycopg.Error) -> str:
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     return log.masked("; ".join(filter(None, lines)))
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return f"user {os.getuid()}"

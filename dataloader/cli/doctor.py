@@ -1,11 +1,12 @@
 """`doctor`: the reasons why a job, a schedule or a backfill does not go on as it should, each with what helps.
 
-`doctor` without an argument: what is wrong with the farm, as on the dashboard. `diagnose`, `diagnose_schedule`,
-`diagnose_backfill`, `farm_findings`, `task_findings` and `backfill_findings` are pure: from facts to findings.
+`doctor` without an argument: what is wrong with the farm, as on the dashboard; of a queue: why its claims are slow.
+The functions `diagnose…` and `…_findings` are pure: from facts to findings.
 """
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,9 +20,9 @@ from rich.text import Text
 
 from dataloader.cli import base, screen
 from dataloader.cli.connection import Reached, reaching
+from dataloader.cli.direct import Direct
 from dataloader.cli.jobs import journal
-from dataloader.cli.render import attempts, outcome
-from dataloader.cli.watch import waits_for
+from dataloader.cli.watch import attempts, outcome, waits_for
 from dataloader.client import Forbidden, NotFound
 from dataloader.client.farm import Farm
 from dataloader.model.farm import Database, Webhooks, Worker
@@ -34,6 +35,7 @@ from dataloader.queue.reports import alerts, stats, waiting
 
 SILENT_SEC = 60.0  # without a heartbeat, which is sent every 10 s by default
 MUCH_MEMORY_MB = 1_000
+PAGES_MANY = 100  # that a claim reads beside those of its jobs
 
 
 class Finding(NamedTuple):
@@ -45,8 +47,6 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """The facts about a job that a diagnosis uses."""
-
     job: Job
     runs: Sequence[stats.Attempt]
     events: Sequence[Event]
@@ -63,10 +63,13 @@ commands = base.Group()
 
 
 @commands.command(examples=["dataloader doctor", f"dataloader doctor {base.EXAMPLE_ID}"])
-@click.argument("what", metavar="[JOB_ID|SCHEDULE|BACKFILL]", required=False)
+@click.argument("what", metavar="[JOB_ID|SCHEDULE|BACKFILL|QUEUE]", required=False)
 @reaching
 def doctor(reached: Reached, what: str | None) -> None:
-    """Say why a job, a schedule or a backfill does not go on; without one of them, what is wrong with the farm."""
+    """Say why a job, a schedule or a backfill does not go on, or what is wrong with the farm.
+
+    Of a queue, with --direct: how a claim finds its next job, which shows why claims are slow.
+    """
     if what is None:
         _print(reached, list(_whole_farm(reached.farm)), {})
         return
@@ -82,14 +85,20 @@ def doctor(reached: Reached, what: str | None) -> None:
 
 
 def _named(reached: Reached, name: str) -> None:
-    """Tell of the schedule of this name, else of the backfill."""
+    """Tell of the schedule of this name, else of the backfill, else of the queue."""
     try:
         findings, kind = list(diagnose_schedule(reached.farm.schedule(name))), "schedule"
     except NotFound:
         try:
             backfill = reached.farm.backfill(name)
         except NotFound:
-            unknown = "there is no schedule and no backfill with this name, and it is no job_id"
+            if isinstance(farm := reached.farm, Direct) and name in {each.queue for each in farm.overview().queues}:
+                plan = farm.claim_plan(name)
+                _print(reached, list(diagnose_claim(plan)), {"queue": name, "plan": plan}, Text(f"queue {name}"))
+                if not reached.as_json:
+                    click.echo("\n".join(map(screen.plain, plan)))
+                return
+            unknown = "there is no schedule and no backfill with this name, and it is no job_id; a queue needs --direct"
             raise NotFound(unknown, status=404) from None
         overview, workers = reached.farm.overview(), reached.farm.workers()
         findings, kind = list(diagnose_backfill(backfill, overview.queues, _serving(workers))), "backfill"
@@ -107,6 +116,8 @@ def farm_findings(
     if receivers and receivers.webhooks and not receivers.is_served:
         text = f"No worker serves the queue {receivers.queue}, so webhooks are told nothing: name it in WORKERS_JSON."
         yield Finding(text, ("webhook", "list"))
+    for wrong in alerts.undelivered([asdict(each) for each in receivers.webhooks] if receivers else []):
+        yield Finding(alerts.plan(wrong).text, ("webhook", "list"))
 
 
 def _whole_farm(farm: Farm) -> Iterator[Finding]:
@@ -116,7 +127,7 @@ def _whole_farm(farm: Farm) -> Iterator[Finding]:
     overview = farm.overview()
     findings = list(farm_findings(overview, farm.workers(), farm.database(), receivers))
     findings += error_findings(farm.errors().groups if overview.total.dead else [])
-    findings += [*backfill_findings(farm.backfills()), *task_findings(farm.tasks())]
+    findings += [*plan_findings([*farm.schedules(), *farm.backfills()]), *task_findings(farm.tasks())]
     yield from findings or [Finding("Nothing is wrong with the farm.")]
 
 
@@ -139,6 +150,20 @@ def diagnose(case: Case) -> Iterator[Finding]:
     yield from _earlier_runs(case)
 
 
+def diagnose_claim(plan: Sequence[str]) -> Iterator[Finding]:
+    """Findings about the cost of a claim, from its plan (postgres.claim_plan)."""
+    text = "\n".join(plan)
+    found, read, *_ = map(int, re.findall(r"Limit \(actual.* rows=(\d+)", text))
+    buffers = re.search(r"Buffers: shared(.*)", text)
+    pages = sum(map(int, re.findall(r"(?:hit|read)=(\d+)", buffers[1]))) if buffers else 0
+    duration = "".join(re.findall(r"Execution Time: (\S+ ms)", text))
+    yield Finding(f"A claim reads {pages} pages in {duration}, and passes over {read - found} of its first 1,000 jobs.")
+    if read > found:
+        yield Finding("Their keys are busy, or they may not start. Further claims park or end them.")
+    if pages > PAGES_MANY + 10 * read:
+        yield Finding("Most of these pages have only dead rows. To see which session holds back vacuum:", ("doctor",))
+
+
 def diagnose_schedule(schedule: Schedule) -> Iterator[Finding]:
     """Why a schedule makes no jobs, or that it does."""
     last = ("doctor", str(schedule.last_job_id)) if schedule.last_job_id and schedule.last_job_status else ()
@@ -146,7 +171,9 @@ def diagnose_schedule(schedule: Schedule) -> Iterator[Finding]:
         text = f"It is paused by {schedule.paused_by}, so it makes no jobs."
         yield Finding(text, ("schedule", "resume", schedule.name))
     elif schedule.retired_at:
-        yield Finding(_RETIRED, ("schedule", "remove", schedule.name))
+        text = "Its pipeline no longer declares it, so it makes no jobs. To drop it for good, remove it;"
+        command = ("schedule", "remove", schedule.name)
+        yield Finding(f"{text} else declare it again: @register(..., schedule=...)", command)
     elif schedule.error:
         text = f"Its jobs cannot be made: {screen.short(schedule.error, 300)}. The reaper tries again every minute."
         yield Finding(text, ("schedule", "show", schedule.name))
@@ -155,7 +182,7 @@ def diagnose_schedule(schedule: Schedule) -> Iterator[Finding]:
         text = f"A due time of {late} ago has no job: no reaper runs (start one: `dataloader reaper`)"
         yield Finding(f"{text}, or its log says why it makes none.")
     elif schedule.next_due is None:
-        yield Finding("No due time of it comes any more.", ("schedule", "show", schedule.name))
+        yield Finding("It will never be due again.", ("schedule", "show", schedule.name))
     else:
         yield Finding(f"It is due as it should be: {schedule.words}.", ("schedule", "show", schedule.name))
     if schedule.skipped and schedule.overlap == "skip":
@@ -166,28 +193,31 @@ def diagnose_schedule(schedule: Schedule) -> Iterator[Finding]:
 
 
 def error_findings(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
-    """The error that most of the dead jobs have in common, and one of them."""
+    """The most frequent error of the dead jobs, and one of these jobs."""
     worst = max(groups, key=lambda each: each.dead, default=None)
     if worst is None or not worst.dead:
         return
     dead = sum(each.dead for each in groups)
-    share = "The dead job has the error" if dead == 1 else f"{worst.dead:,} of {dead:,} dead jobs have the same error"
+    share = "The dead job has the error" if dead == 1 else f"The top error, of {worst.dead:,} of {dead:,} dead jobs"
     place = f"task {worst.task}, queue {worst.queue}"
     text = f"{share}: {screen.short(worst.error_group, 200)} ({place})."
     if worst.note:
         text += f" Its note: {screen.short(worst.note, 200)}."
-    yield Finding(f"{text} One of them, and all groups:", ("doctor", str(worst.job_id)))
+    yield Finding(f"{text} One such job:", ("doctor", str(worst.job_id)))
     fields = {"error_group": worst.error_group, "queue": worst.queue, "task": worst.task}
     quoted = {name: text.replace("\\", r"\\").replace('"', r"\"") for name, text in fields.items()}
     search = " ".join([*(f'{name}:"{text}"' for name, text in quoted.items()), "status:dead"])
-    yield Finding("When what was wrong is put right:", ("requeue", "--matching", search))
+    yield Finding("Once the cause is removed:", ("requeue", "--matching", search))
 
 
-def backfill_findings(backfills: Sequence[Backfill]) -> Iterator[Finding]:
-    """The backfills whose next jobs are not made."""
-    for each in backfills:
-        if each.error or each.overdue_sec > OVERDUE_SEC:
-            yield Finding(f"The jobs of backfill {each.name} are not made.", ("doctor", each.name))
+def plan_findings(plans: Sequence[Schedule | Backfill]) -> Iterator[Finding]:
+    """The schedules and backfills that make no jobs although they should."""
+    for each in plans:
+        kind, over = ("schedule", each.retired_at) if isinstance(each, Schedule) else ("backfill", each.canceled_at)
+        if (each.error or each.overdue_sec > OVERDUE_SEC) and not (each.paused_at or over):
+            why = screen.short(each.error, 200) if each.error else "it is overdue"
+            alert = alerts.plan({"kind": kind, "name": each.name, "error": why, "since": each.error_at})
+            yield Finding(alert.text, ("doctor", each.name))
 
 
 def task_findings(tasks: Sequence[Task]) -> Iterator[Finding]:
@@ -211,16 +241,15 @@ def diagnose_backfill(backfill: Backfill, queues: Sequence[Queue], serving: Coll
     yield from reasons
     if dead := {status: backfill.counts.get(status, 0) for status in ("failed", "lost") if backfill.counts.get(status)}:
         listed = " and ".join(f"{count:,} {status}" for status, count in dead.items())
-        text = f"Of its partitions {listed}. To see which, and their jobs:"
+        text = f"It has partitions that ended badly: {listed}. The first of these:"
         yield Finding(text, ("backfill", "partitions", backfill.name, "--status", next(iter(dead))))
-        yield Finding("When what was wrong is put right:", ("backfill", "retry", backfill.name))
+        yield Finding("Once the cause is removed:", ("backfill", "retry", backfill.name))
     if backfill.state == "done" and (missing := backfill.counts.get("missing")):
         text = f"{missing:,} of its partitions have no job: somebody has deleted it before its end."
         yield Finding(text, ("backfill", "partitions", backfill.name, "--status", "missing"))
 
 
 def _not_made(backfill: Backfill) -> Iterator[Finding]:
-    """The reasons why no more jobs of the plan are made."""
     if backfill.state == "canceled":
         yield Finding(f"It is canceled by {backfill.canceled_by}, so none of its jobs starts any more.")
     elif backfill.state == "paused":
@@ -236,7 +265,6 @@ def _not_made(backfill: Backfill) -> Iterator[Finding]:
 
 
 def _not_run(backfill: Backfill, queues: Sequence[Queue], serving: Collection[str]) -> Iterator[Finding]:
-    """Why its queued jobs do not start."""
     if backfill.state not in ("making", "running") or not backfill.counts.get("queued"):
         return
     queue = next((each for each in queues if each.queue == backfill.queue), None)
@@ -248,12 +276,6 @@ def _not_run(backfill: Backfill, queues: Sequence[Queue], serving: Collection[st
     if backfill.max_running and backfill.counts.get("running", 0) >= backfill.max_running:
         text = f"As many of its jobs run as may: {backfill.max_running:,}. To let more run:"
         yield Finding(text, ("backfill", "set", backfill.name, "--max-running", str(2 * backfill.max_running)))
-
-
-_RETIRED = (
-    "Its pipeline names it no more, so it makes no jobs. When it should not come back, remove it; else name it again:"
-    " @register(..., schedule=...)"
-)
 
 
 def _case(farm: Farm, job_id: UUID) -> Case:
@@ -275,7 +297,6 @@ def _case(farm: Farm, job_id: UUID) -> Case:
 
 
 def _serving(workers: Sequence[Worker]) -> list[str]:
-    """The queues that have live workers."""
     return sorted({queue for worker in workers if worker.is_live for queue in worker.queues})
 
 
@@ -309,9 +330,8 @@ def _waiting(case: Case) -> Iterator[Finding]:
         yield Finding(f"Besides, the queue {job.queue} is paused.", ("resume", job.queue))
     if case.held:
         held = dict(case.held)
-        yield Finding(
-            f"Claims are slow: {waiting.holder(held)} holds back vacuum. To end that: {waiting.release(held)}."
-        )
+        text = f"Claims are slow: {waiting.holder(held)} holds back vacuum."
+        yield Finding(f"{text} To end that: {waiting.release(held)}.")
 
 
 def _no_worker(case: Case) -> str:
@@ -320,8 +340,8 @@ def _no_worker(case: Case) -> str:
         workers = "1 worker" if len(case.silent) == 1 else f"{len(case.silent)} workers"
         hosts = ", ".join(sorted({each.host for each in case.silent}))
         return (
-            f" The last that was heard of {workers} of this queue was {screen.ago(last_seen, case.now)} ({hosts}):"
-            " their machine is off or cut off, or their supervisor and keeper were ended or stopped (kill -CONT)."
+            f" {workers} of this queue last reported {screen.ago(last_seen, case.now)} ({hosts}): the machine is off or"
+            " unreachable, or supervisor and keeper have ended or are stopped (try kill -CONT)."
         )
     return f" There are workers for: {', '.join(case.serving)}." if case.serving else " No worker is alive at all."
 
@@ -332,16 +352,21 @@ def _running(case: Case) -> Iterator[Finding]:
     place = f" on {worker.host}, process {worker.pid}" if worker else f" by {job.claimed_by}" if job.claimed_by else ""
     duration = f" for {screen.duration((case.now - since).total_seconds())}" if since else ""
     reported = screen.progress(job.progress)
-    yield Finding(
-        f"It runs{place}{duration}; " + (f"it reports: {reported}." if reported else "it has reported nothing yet.")
-    )
-    yield from _silent(case)
+    news = f"it reports: {reported}." if reported else "it has reported nothing yet."
+    yield Finding(f"It runs{place}{duration}; {news}")
+    if job.lease_expires_at and job.lease_expires_at < case.now:
+        late = screen.duration((case.now - job.lease_expires_at).total_seconds())
+        text = f"Its lease ran out {late} ago: its machine is gone, and no reaper has noticed. Is a reaper running?"
+        yield Finding(text, ("ps",))
+    elif job.heartbeat_at and (silent := (case.now - job.heartbeat_at).total_seconds()) > SILENT_SEC:
+        text = f"Its last heartbeat was {screen.duration(silent)} ago: its worker may be stopped or cut off."
+        yield Finding(text, ("ps",))
+    if worker and not worker.is_live:
+        yield Finding("The keeper of its worker has not been heard of lately: look at that machine.", ("ps",))
     if worker and worker.state == "stuck" and worker.reported_at:
         silence = screen.duration((case.now - worker.reported_at).total_seconds())
-        text = (
-            f"Its run has reported nothing for {silence}, so it counts as stuck. Its journal has its threads' stacks:"
-        )
-        yield Finding(text, ("job", str(job.job_id)))
+        text = f"Its run has reported nothing for {silence}, so it counts as stuck."
+        yield Finding(f"{text} Its journal has its threads' stacks:", ("job", str(job.job_id)))
     if job.cancel_forced:
         yield Finding("Its cancellation is forced: it is being interrupted, and then killed.")
     elif job.cancel_requested:
@@ -351,35 +376,23 @@ def _running(case: Case) -> Iterator[Finding]:
         yield Finding(f"Its process holds {screen.size(worker.memory_bytes)}.", ("ps",))
 
 
-def _silent(case: Case) -> Iterator[Finding]:
-    job = case.job
-    if job.lease_expires_at and job.lease_expires_at < case.now:
-        late = screen.duration((case.now - job.lease_expires_at).total_seconds())
-        text = f"Its lease ran out {late} ago: its machine is gone, and the reaper has not seen that. Does one run?"
-        yield Finding(text, ("ps",))
-    elif job.heartbeat_at and (silent := (case.now - job.heartbeat_at).total_seconds()) > SILENT_SEC:
-        yield Finding(
-            f"Its last heartbeat was {screen.duration(silent)} ago: its worker may be stopped or cut off.", ("ps",)
-        )
-    if case.worker and not case.worker.is_live:
-        yield Finding("The keeper of its worker has not been heard of lately: look at that machine.", ("ps",))
-
-
 def _failed(case: Case) -> Iterator[Finding]:
     job = case.job
     tried = f"after {job.attempt} of {job.max_attempts} attempts"
-    reason = "its error was permanent, so it was not tried again" if job.attempt < (job.max_attempts or 0) else tried
+    reason = (
+        "with attempts left (a permanent error, or killed by hand)" if job.attempt < (job.max_attempts or 0) else tried
+    )
     yield Finding(f"It has failed, {reason}: {screen.short(job.error, 300) or 'it left no error'}")
     yield Finding("The whole error, and its journal:", ("job", str(job.job_id)))
-    yield Finding("When what was wrong is put right, with a fresh budget of attempts:", ("requeue", str(job.job_id)))
+    yield Finding("Once the cause is removed, with a fresh budget of attempts:", ("requeue", str(job.job_id)))
 
 
 def _lost(case: Case) -> Iterator[Finding]:
     job = case.job
-    tries = f"each of {job.attempt} attempts" if job.attempt > 1 else "its only attempt"
+    tries = f"the last of {job.attempt} attempts" if job.attempt > 1 else "its only attempt"
     ends = [text for run in case.runs if (text := outcome(run))]
-    death = screen.short(ends[-1] if ends else job.error, 300) or "nothing is known of how"
-    yield Finding(f"Its workers died on {tries}, so it is not tried again: {death}")
+    death = screen.short(ends[-1] if ends else job.error, 300) or "the cause is unknown"
+    yield Finding(f"Its worker died on {tries}, so it is not tried again: {death}")
     if any(run.signal == signal.SIGKILL for run in case.runs):
         peak = max((run.peak_mb or 0 for run in case.runs), default=0)
         held = f" (it had up to {peak:,.0f} MB)" if peak else ""
@@ -391,10 +404,8 @@ def _lost(case: Case) -> Iterator[Finding]:
 
 
 def _canceled(case: Case) -> Iterator[Finding]:
-    asked = [event for event in case.events if event.kind in ("cancel_requested", "canceled") and event.payload]
-    by = next(
-        (event.payload["by"] for event in asked if isinstance(event.payload, dict) and event.payload.get("by")), None
-    )
+    asked = [event.payload for event in case.events if event.kind in ("cancel_requested", "canceled")]
+    by = next((payload["by"] for payload in asked if isinstance(payload, dict) and payload.get("by")), None)
     note = f" {screen.short(case.job.error, 300)}" if case.job.error else ""
     yield Finding(f"It was canceled{f' by {by}' if by else ''}.{note}")
     yield Finding("To run it all the same:", ("requeue", str(case.job.job_id)))
@@ -410,9 +421,9 @@ def _earlier_runs(case: Case) -> Iterator[Finding]:
     bad = [run for run in case.runs if run.end and run.end != "done" and outcome(run)]
     if case.job.status in ("queued", "running", "succeeded") and bad:
         last = bad[-1]
-        count = f"{len(bad)} of its runs" if len(bad) > 1 else "One of its runs"
+        count = f"{len(bad)} of its runs" if len(bad) > 1 else "One run"
         number = f"attempt {last.attempt}" + (f" (run {last.run})" if last.run != last.attempt else "")
-        text = f"{count} ended otherwise; the last of them, {number}: {screen.short(outcome(last), 300)}"
+        text = f"{count} did not succeed; the last one, {number}: {screen.short(outcome(last), 300)}"
         yield Finding(text, ("job", str(case.job.job_id)))
     requeues = [event.payload for event in case.events if event.kind == "requeue" and isinstance(event.payload, dict)]
     backoffs = sum("backoffs" in payload for payload in requeues)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
-from collections.abc import Sequence
-from datetime import datetime, tzinfo
+import termios
+import time
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 from uuid import UUID
 
 import click
 from click.shell_completion import get_completion_class
+from rich.console import Group
+from rich.live import Live
 from rich.text import Text
 
-from dataloader.cli import base, made, names, screen
+from dataloader.cli import base, made, screen
 from dataloader.cli.connection import Reached, reaching
+from dataloader.client import Unavailable
+from dataloader.client.farm import Farm
 from dataloader.model.farm import Worker
 from dataloader.model.jobs import JobPrediction, QueuePrediction
 from dataloader.model.kinds import fraction
@@ -54,7 +64,7 @@ def predict(reached: Reached, what: str) -> None:
     try:
         prediction = reached.farm.predict(UUID(what))
     except ValueError:  # it is the name of a queue
-        names.require(reached, queue=what)
+        reached.require(queue=what)
         prediction = reached.farm.predict_queue(what)
     reached.answer(prediction, lambda: screen.plain(ending(prediction, reached.zone), lines=True))
 
@@ -82,15 +92,61 @@ def ending(prediction: JobPrediction | QueuePrediction, zone: tzinfo) -> str:
 @reaching
 def top(reached: Reached, every: float, once: bool) -> None:
     """Watch the farm: queues, and workers with what they run; q leaves."""
+    farm = reached.farm
     if reached.as_json:
-        reached.print_json({"overview": reached.farm.overview(), "workers": reached.farm.workers()})
+        reached.print_json({"overview": farm.overview(), "workers": farm.workers()})
         return
-    from dataloader.cli import top as program
-
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        screen.show(program.picture(reached.farm))
-    else:
-        program.run(reached.farm, every)
+        screen.show(_picture(farm))
+        return
+    drawn: Any = Text(f"asking {farm.url}")
+    with (
+        suppress(KeyboardInterrupt),
+        _keys() as pressed,
+        Live(drawn, console=screen.console(), screen=True, auto_refresh=False) as live,
+    ):
+        key = ""
+        while key not in ("q", "Q", "\x03", "\x04"):
+            try:
+                drawn = _picture(farm)
+            except Unavailable as e:
+                text = f"{datetime.now(UTC):%H:%M:%S}Z {screen.plain(str(e))}; trying again"
+                rest = drawn.renderables[1:] if isinstance(drawn, Group) else ()
+                drawn = Group(Text(text, style="red"), *rest)
+            live.update(drawn, refresh=True)
+            key = pressed(every)
+
+
+def _picture(farm: Farm) -> Group:
+    overview, workers = farm.overview(), farm.workers()
+    blank = Text("")
+    return Group(
+        Text(f"{overview.at:%H:%M:%S}Z", style="bold"),
+        blank,
+        queue_table(overview),
+        blank,
+        worker_table([worker for worker in workers if worker.state != "dead"]),
+    )
+
+
+@contextmanager
+def _keys() -> Iterator[Any]:
+    """A function that waits some seconds for a key without Enter."""
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+
+    def pressed(within: float) -> str:
+        until = time.monotonic() + within
+        while (left := until - time.monotonic()) > 0:
+            if select.select([number], [], [], left)[0]:
+                return os.read(number, 1).decode("ascii", "replace") or "q"  # the terminal is gone
+        return ""
+
+    try:
+        tty.setcbreak(number)
+        yield pressed
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
 
 
 @commands.command(examples=['eval "$(dataloader completion bash)"'])
@@ -105,7 +161,6 @@ def completion(shell: str) -> None:
 
 
 def queue_table(overview: Overview) -> Any:
-    """The queues, and all of them together."""
     queues: list[Queue | Total] = [*overview.queues]
     queues += [overview.total] if len(overview.queues) != 1 else []
     rows = (_queue_row(queue, overview.at) for queue in queues)

@@ -13,8 +13,8 @@ from uuid import UUID, uuid4
 import click
 from rich.console import Group
 
-from dataloader.cli import base, names, render, screen, watch
-from dataloader.cli.connection import Reached, reaching
+from dataloader.cli import base, screen, watch
+from dataloader.cli.connection import Reached, may_be_new, reaching
 from dataloader.client import Unavailable
 from dataloader.client.farm import Farm
 from dataloader.client.operations import given
@@ -41,14 +41,10 @@ def _fields_of_producer(command: F) -> F:
         if field.type == "text[]":  # one after the other: --limit a --limit b
             flag, options = flag.removesuffix("s"), {"multiple": True}
         command = click.option(flag, field.name, help=field.text, **options)(command)
-    failure = click.option(
-        "--on-parent-failure",
-        type=base.Choice(ON_FAILURE),
-        help="what comes of the job when one of these does not succeed; default: cancel",
-    )
-    return click.option(
-        "--depends-on", multiple=True, metavar="JOB", help="a job that must end before; repeat it for more"
-    )(failure(command))
+    text = "what comes of the job when one of these does not succeed; default: cancel"
+    command = click.option("--on-parent-failure", type=base.Choice(ON_FAILURE), help=text)(command)
+    text = "a job that must end before; repeat it for more"
+    return click.option("--depends-on", multiple=True, metavar="JOB", help=text)(command)
 
 
 commands = base.Group()
@@ -75,7 +71,7 @@ commands = base.Group()
 @click.option("--wait", "waits", is_flag=True, help="wait for the job's end; the exit status is that of `wait`")
 @click.option("--timeout", type=float, help="with --wait: stop waiting after so many seconds; exit status 13")
 @click.option("--result", "only_result", is_flag=True, help="with --wait: print only what the pipeline has returned")
-@names.may_be_new
+@may_be_new
 @reaching
 def trigger(
     reached: Reached,
@@ -93,7 +89,7 @@ def trigger(
         raise click.UsageError(f"{'--result' if only_result else '--timeout'} is for --wait; {other}")
     key = fields.pop("idempotency_key") or f"cli-{uuid4()}"
     args = base.arguments(args_json)
-    names.require(reached, is_new, queue=fields["queue"], task=task)
+    reached.require(is_new, queue=fields["queue"], task=task)
     named = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items() if value != ()}
     try:
         started = reached.farm.trigger(task, args=args, idempotency_key=key, **given(**named))
@@ -139,13 +135,9 @@ def _named(pair: str) -> tuple[str, Any]:
     if not (name and separator):
         raise click.BadParameter("should be NAME=VALUE, such as limit=10", param_hint="--arg")
     try:
-        return name, json.loads(text, parse_constant=_refuse)
+        return name, json.loads(text, parse_constant=int)  # JSON cannot say NaN and Infinity: they are texts
     except (ValueError, RecursionError):
         return name, text
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)  # NaN and Infinity, which JSON cannot say: they are texts
 
 
 @commands.command(examples=[f"dataloader wait {base.EXAMPLE_ID} --timeout 3600"])
@@ -183,13 +175,12 @@ def result(reached: Reached, job_id: UUID) -> None:
 def job(reached: Reached, job_id: UUID) -> None:
     """Show all that is known of a job: fields, arguments, attempts, journal."""
     details, events = reached.farm.job(job_id), journal(reached.farm, job_id)
-    runs = [attempt._asdict() for attempt in render.attempts(events)]
+    runs = [attempt._asdict() for attempt in watch.attempts(events)]
     whole = {"job": details, "attempts": runs, "events": events}
-    reached.answer(whole, lambda: Group(*render.whole(details, events, reached.zone)))
+    reached.answer(whole, lambda: Group(*watch.whole(details, events, reached.zone)))
 
 
 def journal(farm: Farm, job_id: UUID) -> list[Event]:
-    """The job's journal, up to MOST events."""
     return list(farm.job_events(job_id, limit=MOST))
 
 
@@ -210,13 +201,13 @@ def events(reached: Reached, job_id: UUID | None, queue: str | None, follow: boo
     farm = reached.farm
     rows: Sequence[Event] = journal(farm, job_id)[-limit:] if job_id else farm.events(queue=queue, limit=limit)
     if not rows:
-        names.hint(reached, queue=queue)
+        reached.hint(queue=queue)
     if reached.as_json and not follow:
         reached.print_json({"events": rows})
         return
     try:
         for event in rows if not follow else _new_events(farm, job_id, queue, rows):
-            reached.answer_line(event, render.line(event, reached.zone))
+            reached.answer_line(event, watch.line(event, reached.zone))
     except KeyboardInterrupt:
         return
 
@@ -234,15 +225,12 @@ def _new_events(farm: Farm, job_id: UUID | None, queue: str | None, first: Seque
 
     def news() -> Iterator[Event]:
         nonlocal after, known
-        after = max([after, *(number for number, at in known.items() if time.monotonic() - at > LATE_SEC)])
+        now = time.monotonic()
+        after = max([after, *(number for number, at in known.items() if now - at > LATE_SEC)])
         known = {number: at for number, at in known.items() if number > after}
-        page, start = (
-            iter(farm.job_events(job_id, after=after) if job_id else _pages(farm, queue, after)),
-            time.monotonic(),
-        )
-        for event in page:
+        for event in farm.job_events(job_id, after=after) if job_id else _pages(farm, queue, after):
             if event.event_id not in known:
-                known[event.event_id] = start
+                known[event.event_id] = now
                 yield event
 
     yield from _followed(farm, job_id, news)
@@ -294,6 +282,6 @@ def logs(reached: Reached, job_id: UUID, follow: bool, attempt: int | None) -> N
             if line.claim != run and attempt is None and not reached.as_json:
                 click.echo(f"--- attempt {line.attempt}")
             run = line.claim
-            reached.answer_line(line, render.log_line(line, reached.zone))
+            reached.answer_line(line, watch.log_line(line, reached.zone))
     except KeyboardInterrupt:
         return

@@ -13,8 +13,8 @@ from annotated_types import Ge, Le
 from rich.console import Group
 
 from dataloader import ops
-from dataloader.cli import base, names, screen
-from dataloader.cli.connection import Reached, reaching
+from dataloader.cli import base, screen
+from dataloader.cli.connection import Reached, may_be_new, reaching
 from dataloader.model.queues import QueueState
 from dataloader.ops.op import Op, Parameter, bounds, may_be_none, plain_type
 
@@ -49,9 +49,9 @@ def _command(op: Op, name: str) -> click.Command:
             raise click.UsageError(f"name what to change: {', '.join(_flag(each) for each in _changes(op))}")
         if op.subject in NEW_NAMES:
             for queue in given.get("queues", [given.get("queue")]):
-                names.require(reached, is_new, queue=queue, task=given.get("task"))
+                reached.require(is_new, queue=queue, task=given.get("task"))
         elif "queue" in op.in_path:
-            names.require(reached, is_new, queue=given["queue"])
+            reached.require(is_new, queue=given["queue"])
         _show(op, reached, given, getattr(reached.farm, op.name)(**given))
 
     summary, _, more = (op.function.__doc__ or "").partition("\n")
@@ -60,7 +60,7 @@ def _command(op: Op, name: str) -> click.Command:
     )
     made.params += getattr(made.callback, "__click_params__", [])[::-1]
     if op.answer is QueueState or (op.subject in NEW_NAMES and {"task", "queues"} & op.parameters.keys()):
-        names.may_be_new(made)
+        may_be_new(made)
     return made
 
 
@@ -104,14 +104,12 @@ def option(each: Parameter) -> click.Option:
     if get_origin(kind) is list:
         declared[0] = flag.removesuffix("s")
         of_one = _type(each._replace(annotation=get_args(kind)[0]))
-        return click.Option(declared, type=of_one, multiple=True, callback=_listed, help=_text(each))
+        return click.Option(
+            declared, type=of_one, multiple=True, callback=lambda *given: list(given[-1]) or None, help=_text(each)
+        )
     if kind is datetime:
         return click.Option(declared, metavar="TIME", help=f"{_text(each)}: 2h (min, h, d) ago, or a time")
     return click.Option(declared, type=_type(each), required=each.is_required, help=_text(each))
-
-
-def _listed(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[str] | None:
-    return list(values) or None
 
 
 def _flag(name: str) -> str:
@@ -175,19 +173,17 @@ def _show(op: Op, reached: Reached, given: Mapping[str, Any], answer: Any) -> No
         rows = getattr(answer, lists[0])
         more = screen.sheet(answer, reached.zone, lists)
         reached.answer(answer, lambda: Group(screen.listing(op.columns, rows), "", more))
-    elif isinstance(answer, int):
-        facts = dict(given) | {"changed": answer, "moved": answer}
-        total = {each.name: facts[each.name] for each in fields(op.answer) if each.name in facts}
-        reached.answer(total, lambda: _sentence(op, reached, answer, facts))
     else:
-        facts = dict(given) | screen.facts(answer)
+        is_count = isinstance(answer, int)
+        facts = {**given, **({"changed": answer, "moved": answer} if is_count else screen.facts(answer))}
+        total = {each.name: facts[each.name] for each in fields(op.answer) if each.name in facts}
         reached.answer(
-            answer,
-            lambda: _sentence(op, reached, answer, facts) if op.done else screen.sheet(answer, reached.zone),
+            total if is_count else answer,
+            lambda: (
+                op.sentence(answer, {**facts, "flags": reached.flags}, screen.plain)
+                if op.done or is_count
+                else screen.sheet(answer, reached.zone)
+            ),
         )
     if (op.rows or op.columns) and not rows:
-        names.hint(reached, queue=given.get("queue"), task=given.get("task"))
-
-
-def _sentence(op: Op, reached: Reached, answer: Any, facts: Mapping[str, Any]) -> str:
-    return op.sentence(answer, {**facts, "flags": reached.flags}, screen.plain)
+        reached.hint(queue=given.get("queue"), task=given.get("task"))

@@ -9,18 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-import dataloader
+from dataloader import version
 from dataloader.cli import base
-from dataloader.cli.base import dsn as _dsn
-from dataloader.cli.base import refuse as _refuse
-from dataloader.cli.base import settings as _settings
 from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
 
 # Each command imports its program by itself: `dataloader --version` and questions to a farm need none of them.
@@ -38,10 +34,12 @@ _MODULES = {
         "doctor": "doctor",
         "operate": "cancel requeue run-now delete pause resume limit queue schedule errors webhook search-index",
         "backfills": "backfill",
+        "target": "load state",
     }.items()
     for name in names.split()
 }
 # gunicorn puts the current folder in front of sys.path, where any file of it would hide a library, unless it is there.
+_OPEN = "Every role may connect to the database until its owner runs, with the roles of other services named as well:"
 _GUNICORN = """\
 import sys
 from gunicorn import util
@@ -55,11 +53,9 @@ class _Main(base.Group):
     """Imports a command of `_MODULES` when it is called: no process of a farm needs their memory."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names."""
         return sorted([*super().list_commands(ctx), *_MODULES])
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command of this name."""
         if name not in _MODULES:
             return super().get_command(ctx, name)
         group: click.Group = importlib.import_module(f"dataloader.cli.{_MODULES[name]}").commands
@@ -86,7 +82,6 @@ class _Main(base.Group):
             raise click.exceptions.NoSuchCommand(e.command_name, possibilities=names, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Two lists: the programs, and the commands for a farm."""
         programs = [name for name in self.list_commands(ctx) if name not in _MODULES]
         for title, names in (("Programs", programs), ("What people ask of a farm", list(_MODULES))):
             base.write_commands(ctx, formatter, self, title, names)
@@ -94,7 +89,7 @@ class _Main(base.Group):
 
 def _print_version(context: click.Context, option: click.Parameter, is_wanted: bool) -> None:
     if is_wanted and not context.resilient_parsing:
-        click.echo(f"dataloader, version {dataloader.version()}")
+        click.echo(f"dataloader, version {version()}")
         context.exit()
 
 
@@ -124,7 +119,7 @@ def up(reloads: bool) -> None:
     from dataloader.farm.slots import files_needed
     from dataloader.local import up as program
 
-    settings = _settings()
+    settings = base.settings()
     files = files_needed(supervisor.wished(settings).total())
     _check_host([*surroundings.worker_lacks(files), *surroundings.api_lacks()], files)
     sys.exit(program.run(settings, reloads))
@@ -133,18 +128,25 @@ def up(reloads: bool) -> None:
 @main.command(examples=["dataloader workers"])
 def workers() -> None:
     """Run the supervisor with its workers and their keeper."""
-    from dataloader import config, surroundings
+    from dataloader import config, pipelines, surroundings
     from dataloader.farm import keeper, supervisor, worker
     from dataloader.farm.slots import files_needed
     from dataloader.queue import migrations
 
-    settings = _settings()
+    settings = base.settings()
     files = files_needed(supervisor.wished(settings).total())
     _check_host(surroundings.worker_lacks(files), files)
-    dsn = _dsn(settings)
+    dsn = base.dsn(settings)
     _check_database(settings, dsn, direct=True)
-    _preload(settings)
-    migrations.expected()  # read before the fork, in memory that all workers share
+    # The supervisor imports and reads before the fork all that its workers need, so that they share its memory.
+    pipelines.load(())
+    importlib.import_module("encodings.idna")  # the lookup of a host's name imports it
+    for name in settings.preload_modules:
+        try:
+            pipelines.import_users(name)
+        except (Exception, SystemExit) as e:
+            base.refuse(f"DL_PRELOAD: {name} cannot be imported: {e}", EXIT_CANNOT_START)
+    migrations.expected()
 
     def worker_main(settings: Settings, queues: tuple[str, ...], shared: SharedSlots, slot: Slot, life: int) -> int:
         return worker.main(settings, settings.queue_dsn or dsn, queues, shared, slot, life)
@@ -161,9 +163,9 @@ def reaper_command() -> None:
     from dataloader import surroundings
     from dataloader.farm import reaper
 
-    settings = _settings()
+    settings = base.settings()
     surroundings.prepare()
-    sys.exit(reaper.main(settings, _dsn(settings)))
+    sys.exit(reaper.main(settings, base.dsn(settings)))
 
 
 @main.command(examples=["dataloader api --processes 2 --threads 32"])
@@ -175,16 +177,16 @@ def api(processes: int, threads: int) -> None:
     from dataloader.local import ports
     from dataloader.queue import hooks
 
-    settings = _settings()
+    settings = base.settings()
     _check_host(surroundings.api_lacks())
-    dsn = _dsn(settings)
+    dsn = base.dsn(settings)
     _check_database(settings, dsn, direct=False)
-    with _refusing():
+    with base.refusing():
         hooks.load(settings.hook_modules)
     try:
         bind = ports.wait_for(settings.app_host, settings.app_port)
     except ports.NotFree as e:
-        _refuse(str(e), EXIT_FAILED)
+        base.refuse(str(e), EXIT_FAILED)
     os.environ["DL_DB_DSN"] = dsn
     options = [
         "--config=python:dataloader.api.server.gunicorn_config",
@@ -216,27 +218,40 @@ def _parsed_roles(context: click.Context, option: click.Parameter, value: str | 
     "--roles", callback=_parsed_roles, help="then grant their rights to roles: farm=NAME,producer=NAME,reader=NAME"
 )
 @click.option("--print", "only_print", is_flag=True, help="with --roles: change nothing, print the GRANTs")
-def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool) -> None:
+@click.option(
+    "--plain-protocol/--no-plain-protocol",
+    default=None,
+    help="with or without the UNIQUE that other services' ON CONFLICT (idempotency_key) needs; default: as it is",
+)
+def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool, plain_protocol: bool | None) -> None:
     """Create the queue's tables, or bring them up to date, beside a working farm."""
-    from dataloader.queue import migrations
+    from psycopg.conninfo import conninfo_to_dict
 
-    if (only_print and not roles) or (only_check and roles):
+    from dataloader.queue import db, migrations
+
+    if (only_print and not roles) or (only_check and (roles or plain_protocol is not None)):
         raise click.UsageError("--print goes with --roles, --check goes alone")
-    settings = _settings()
+    settings = base.settings()
+    schema = settings.pg_schema_queue
+    name = conninfo_to_dict(settings.queue_dsn or "").get("dbname") or "the_database"
+    closing = migrations.closing(str(name), roles)
     if only_print:
-        click.echo(migrations.grants(settings.pg_schema_queue, roles))
+        click.echo(f"{migrations.grants(schema, roles)}\n-- {_OPEN}\n-- {closing}")
         return
-    dsn, schema = _dsn(settings), settings.pg_schema_queue
-    with _refusing():
+    dsn = base.dsn(settings)
+    with base.refusing():
         if only_check:
-            todo = _missing(dsn, schema)
+            with db.connect(dsn, name="dl-migrate", schema=schema) as conn, db.in_force(conn):
+                todo = [f"missing: {name}" for name in migrations.missing(conn)]
+                todo += [f"not as shipped: {drift}" for drift in migrations.drifted(conn)]
             click.echo("\n".join(todo) or "up to date")
             sys.exit(EXIT_FAILED if todo else 0)
-        names = migrations.migrate(dsn, schema)
+        names = migrations.migrate(dsn, schema, plain_protocol)
         click.echo("\n".join(f"applied: {name}" for name in names) or "up to date")
         if roles:
             migrations.grant(dsn, schema, roles)
             click.echo("\n".join(f"granted: {role} is a {kind}" for kind, role in roles))
+            click.echo(f"{_OPEN}\n{closing}")
 
 
 @main.command(examples=["dataloader check"])
@@ -260,7 +275,7 @@ def new(name: str) -> None:
     try:
         written = kit.write(name, Path.cwd())
     except kit.Refused as e:
-        _refuse(str(e), EXIT_FAILED)
+        base.refuse(str(e), EXIT_FAILED)
     click.echo("\n".join(f"written      {path.name}" for path in written) + "\n\n" + kit.what_next(name))
 
 
@@ -270,7 +285,7 @@ def dsn_command(show_password: bool) -> None:
     """Print the DSN in use, for psql."""
     from dataloader.queue import db
 
-    dsn = _dsn(_settings())
+    dsn = base.dsn(base.settings())
     click.echo(dsn if show_password else db.shown(dsn))
 
 
@@ -296,7 +311,7 @@ def _check_host(lacks: Iterable[Lack], files: int = 0) -> None:
 
     surroundings.prepare(files)
     if lines := [str(lack) for lack in lacks]:
-        _refuse("\n".join(lines), EXIT_CANNOT_START)
+        base.refuse("\n".join(lines), EXIT_CANNOT_START)
 
 
 def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
@@ -316,48 +331,11 @@ def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
             with db.in_force(conn):
                 migrations.check(conn)
     except (migrations.SchemaError, config.ConfigError) as e:
-        _refuse(str(e), EXIT_CANNOT_START)
+        base.refuse(str(e), EXIT_CANNOT_START)
     except psycopg.Error as e:
         if probe.is_poolers_refusal(e):
             why = f"{probe.POOLED}: {probe.DIRECT}" if direct else f"{probe.REFUSED}: {probe.SHARED}"
-            _refuse(why, EXIT_CANNOT_START)
+            base.refuse(why, EXIT_CANNOT_START)
         if not db.is_passing(e):
-            _refuse(f"database: {str(e).strip()}", EXIT_CANNOT_START)
+            base.refuse(f"database: {str(e).strip()}", EXIT_CANNOT_START)
         click.echo(f"dataloader: the database cannot be reached yet: {log.masked(str(e).strip())}", err=True)
-
-
-def _missing(dsn: str, schema: str) -> list[str]:
-    from dataloader.queue import db, migrations
-
-    with db.connect(dsn, name="dl-migrate", schema=schema) as conn, db.in_force(conn):
-        missing = [f"missing: {name}" for name in migrations.missing(conn)]
-        return missing + [f"not as shipped: {drift}" for drift in migrations.drifted(conn)]
-
-
-def _preload(settings: Settings) -> None:
-    """Import modules of all workers before the fork, so that the workers share their memory."""
-    from dataloader import pipelines
-
-    pipelines.load(())
-    importlib.import_module("encodings.idna")  # the lookup of a host's name imports it
-    for name in settings.preload_modules:
-        try:
-            pipelines.import_users(name)
-        except (Exception, SystemExit) as e:
-            _refuse(f"DL_PRELOAD: {name} cannot be imported: {e}", EXIT_CANNOT_START)
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Refuse in one line what fails here."""
-    import psycopg
-
-    from dataloader import config
-    from dataloader.queue import migrations
-
-    try:
-        yield
-    except (migrations.SchemaError, config.ConfigError) as e:
-        _refuse(str(e), EXIT_CANNOT_START)
-    except psycopg.Error as e:
-        _refuse(f"database: {str(e).strip()}", EXIT_FAILED)

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from uuid import UUID
 
 import click
-import psycopg
 
 from dataloader import config
 from dataloader.cli import base, made, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client.farm import BATCH
-from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
+from dataloader.exits import EXIT_FAILED
 from dataloader.model.jobs import BulkOutcome, Preview
 from dataloader.model.kinds import OrderName
 from dataloader.queue import db
@@ -103,17 +102,15 @@ def _change_named(reached: Reached, verb: OrderName, job_ids: list[UUID], force:
         outcomes += (
             reached.farm.cancel_jobs(batch, force=force) if verb == "cancel" else reached.farm.change_jobs(verb, batch)
         )
+    known = {"done": _DONE[verb].removesuffix(", with their journal"), "unknown": "there is no such job"}
+    advice = _ADVICE.get(verb, "it has not ended")
+    lines = [
+        f"{each.job_id} {known.get(each.outcome) or f'is {screen.plain(each.outcome)}: {advice}'}" for each in outcomes
+    ]
     if outcomes or reached.as_json:
-        reached.answer(
-            {"jobs": outcomes}, lambda: "\n".join(f"{each.job_id} {_outcome(verb, each.outcome)}" for each in outcomes)
-        )
+        reached.answer({"jobs": outcomes}, lambda: "\n".join(lines))
     if any(each.outcome != "done" for each in outcomes):
         sys.exit(EXIT_FAILED)
-
-
-def _outcome(verb: str, outcome: str) -> str:
-    known = {"done": _DONE[verb].removesuffix(", with their journal"), "unknown": "there is no such job"}
-    return known.get(outcome) or f"is {screen.plain(outcome)}: {_ADVICE.get(verb, 'it has not ended')}"
 
 
 def _change_matching(reached: Reached, verb: OrderName, query: str, only_preview: bool, yes: bool) -> None:
@@ -182,7 +179,6 @@ class _Errors(base.Group):
     """`errors` and `errors --queue NAME` are short for `errors list`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the command `list` if the arguments begin with no command."""
         if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
             args = ["list", *args]
         return super().parse_args(ctx, args)
@@ -210,22 +206,18 @@ def search_index() -> None:
 @search_index.command(examples=["dataloader search-index create"])
 def create() -> None:
     """Make the index while the farm works; only the owner of the tables can."""
-    click.echo("the index is created" if _change_index(stats.create_args_index) else "the index exists already")
+    _change_index(stats.create_args_index, "the index is created", "the index exists already")
 
 
 @search_index.command(examples=["dataloader search-index remove"])
 def remove() -> None:
     """Remove the index while the farm works."""
-    click.echo("the index is removed" if _change_index(stats.drop_args_index) else "there is no such index")
+    _change_index(stats.drop_args_index, "the index is removed", "there is no such index")
 
 
-def _change_index(change: Callable[[db.Conn], bool]) -> bool:
-    try:
+def _change_index(change: Callable[[db.Conn], bool], done: str, unchanged: str) -> None:
+    with base.refusing("the index was not changed"):
         settings = config.load()
         with db.connect(base.dsn(settings), name="dl-search-index", schema=settings.pg_schema_queue) as conn:
             conn.answer_within = INDEX_SEC
-            return change(conn)
-    except config.ConfigError as e:
-        base.refuse(str(e), EXIT_CANNOT_START)
-    except psycopg.Error as e:
-        base.refuse(f"the index was not changed: {e}", EXIT_FAILED)
+            click.echo(done if change(conn) else unchanged)

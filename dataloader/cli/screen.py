@@ -22,7 +22,7 @@ from rich.text import Text
 
 from dataloader.model.kinds import fraction
 from dataloader.model.reading import written
-from dataloader.queue.reports import words
+from dataloader.queue.reports import waiting, words
 
 # Controls (C0, C1), marks of the direction of writing, invisible characters, surrogates.
 _UNSEEN = "\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
@@ -44,24 +44,21 @@ _STYLES = {
 
 def plain(value: object, lines: bool = False) -> str:
     """The value as text with escaped control characters, such as `\\x1b`; with `lines` line ends stay."""
-    text = str(value).replace("\r\n", "\n") if lines else str(value)
-    return _HARMFUL.sub(lambda match: match[0] if lines and match[0] == "\n" else _spelled(match[0]), text)
 
+    def spelled(match: re.Match[str]) -> str:
+        letter, number = match[0], ord(match[0])
+        if lines and letter == "\n":
+            return letter
+        known = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(letter)
+        return known or (f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")
 
-def _spelled(letter: str) -> str:
-    number = ord(letter)
-    known = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(letter)
-    return known or (f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")
+    return _HARMFUL.sub(spelled, str(value).replace("\r\n", "\n") if lines else str(value))
 
 
 def as_json(value: Any, indent: int | None = 2) -> str:
     """JSON that is harmless in a terminal; letters of all languages stay."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=_default)
-    return _IN_JSON.sub(_escaped, text)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return json.dumps(match[0])[1:-1]
+    return _IN_JSON.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def _default(value: Any) -> Any:
@@ -81,7 +78,7 @@ def console(stream: IO[str] | None = None) -> Console:
         stream.reconfigure(errors="backslashreplace")  # the terminal may lack letters
     made = Console(file=stream, highlight=False, markup=False, emoji=False)
     if not made.is_terminal:
-        made = Console(file=stream, highlight=False, markup=False, emoji=False, width=_WIDE)
+        made.width = _WIDE
     return made
 
 
@@ -103,7 +100,7 @@ def table(
 
     A narrow terminal cuts the columns `loose`.
     """
-    made = _empty()
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in titles:
         made.add_column(title, justify="right" if title in right else "left", no_wrap=title not in loose)
     for row in rows:
@@ -113,14 +110,10 @@ def table(
 
 def fields(rows: Iterable[tuple[str, object]]) -> Table:
     """Names and values; long values are folded."""
-    made = _empty(show_header=False)
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for name, value in rows:
         made.add_row(_cell(name, "fold"), _cell(value, "fold"))
     return made
-
-
-def _empty(**options: Any) -> Table:
-    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), **options)
 
 
 def _cell(value: object, overflow: Literal["fold", "ellipsis"]) -> Text:
@@ -130,12 +123,10 @@ def _cell(value: object, overflow: Literal["fold", "ellipsis"]) -> Text:
 
 
 def status(text: str) -> Text:
-    """A status or state in its colour."""
     return Text(plain(text), style=_STYLES.get(text, ""))
 
 
 def short(text: object, width: int = 60) -> str:
-    """The beginning of the first line."""
     line = plain(str(text or "").partition("\n")[0])
     return line if len(line) <= width else line[: width - 1] + "…"
 
@@ -155,12 +146,10 @@ def ago(at: datetime | None, now: datetime | None = None) -> str:
 
 
 def clock(at: datetime | None, zone: tzinfo) -> str:
-    """Date and time of day in `zone`."""
     return at.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z") if at else ""
 
 
 def size(count: float | None) -> str:
-    """Bytes in MB."""
     return "" if count is None else f"{count / 1_000_000:,.0f} MB"
 
 
@@ -173,17 +162,12 @@ def bar(fraction: float | None, width: int = 20) -> str:
 
 
 def progress(document: Any) -> str:
-    """The progress of a job on one line."""
     if not isinstance(document, dict) or not document:
         return ""
     done, total = document.get("processed"), document.get("total")
-    words = [f"{done} of {total}"] if done is not None and total is not None else []
-    rest = {name: value for name, value in document.items() if not words or name not in ("processed", "total")}
-    return plain(", ".join([*words, *(f"{name} {_value(value)}" for name, value in rest.items())]))
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    shown = [f"{done} of {total}"] if done is not None and total is not None else []
+    rest = {name: value for name, value in document.items() if not shown or name not in ("processed", "total")}
+    return plain(", ".join([*shown, *(f"{name} {words.plain(value)}" for name, value in rest.items())]))
 
 
 def listing(columns: str, rows: Sequence[Any]) -> Table:
@@ -245,7 +229,6 @@ def _long_cell(path: str, value: Any, now: datetime, zone: tzinfo) -> Any:
 
 
 def facts(answer: Any) -> dict[str, Any]:
-    """The fields of an answer."""
     return {each.name: getattr(answer, each.name) for each in fields_of(answer)}
 
 
@@ -285,8 +268,6 @@ def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:
     """The sentence of a `waiting_for`; "" without one."""
     if not waiting_for:
         return ""
-    from dataloader.queue.reports import waiting  # not at the top: other questions need no driver
-
     details = dict(waiting_for)
     try:
         return waiting.words(details, now)

@@ -1,12 +1,16 @@
-"""A job watched until its end: a bar in a terminal, else a line for each change; and the exit status by its end."""
+"""A job as text: watched until its end, or all its fields, its runs, its journal, its log.
+
+A job is watched by a bar in a terminal, else by a line for each change; its end gives the exit status.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import click
@@ -16,8 +20,11 @@ from rich.text import Text
 from dataloader.cli import screen
 from dataloader.cli.connection import Reached
 from dataloader.client import WaitTimeout
-from dataloader.model.jobs import Status
+from dataloader.model.jobs import Event, FarmEvent, Job, LogLine, Status
 from dataloader.model.reading import written
+
+if TYPE_CHECKING:
+    from dataloader.queue.reports import stats
 
 # Exit statuses by the job's end; 1 and 2 stand for a command that failed.
 EXITS = {"succeeded": 0, "failed": 10, "canceled": 11, "lost": 12}
@@ -27,7 +34,6 @@ LINE_SEC = 2.0  # between two lines of progress
 
 
 def print_end(reached: Reached, job: Status) -> None:
-    """Print the end of the job to stdout."""
     if reached.as_json or not screen.console().is_terminal:
         reached.print_json(job)
     else:
@@ -73,7 +79,15 @@ def to_its_end(
 
 
 def _in_words(job: Status) -> Text:
-    return Text.assemble(f"job {job.job_id} ", screen.status(job.status), _in_all(job))
+    """The end of a job: the duration of the last run, its attempt and the error."""
+    text = "" if job.run_sec is None else f" after {screen.duration(job.run_sec)}"
+    if job.attempt > 1:
+        text += f", attempt {job.attempt} of {job.max_attempts}"
+        if job.started_at and job.finished_at:
+            since = (job.finished_at - job.started_at).total_seconds()
+            text += f", {screen.duration(since)} after its first start"
+    text += f"\n{screen.plain(job.error, lines=True)}" if job.error else ""
+    return Text.assemble(f"job {job.job_id} ", screen.status(job.status), text)
 
 
 def waits_for(job: Status, now: datetime) -> str:
@@ -82,7 +96,6 @@ def waits_for(job: Status, now: datetime) -> str:
 
 
 def doing(job: Status, now: datetime) -> str:
-    """The state of the job in a few words."""
     if job.status == "queued" and (why_not := waits_for(job, now)):
         return screen.plain(f"queued. {why_not}")
     words = [job.status]
@@ -125,12 +138,70 @@ def _in_lines() -> Callable[[Status], None]:
     return draw
 
 
-def _in_all(job: Status) -> str:
-    """The duration of the last run, its attempt and the error."""
-    text = "" if job.run_sec is None else f" after {screen.duration(job.run_sec)}"
-    if job.attempt > 1:
-        text += f", attempt {job.attempt} of {job.max_attempts}"
-        if job.started_at and job.finished_at:
-            since = (job.finished_at - job.started_at).total_seconds()
-            text += f", {screen.duration(since)} after its first start"
-    return text + (f"\n{screen.plain(job.error, lines=True)}" if job.error else "")
+_RUNS = "run attempt started=started_at took=seconds end peak_memory=peak_mb CPU=cpu_sec worker reason=outcome"
+_APART = ("args", "error", "waiting_for", "claims", "backoffs", "blocked_on")  # fields that are not in the sheet
+
+
+def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
+    from dataloader.queue.reports import stats  # not at the top: other questions need no driver
+
+    rows = [{"kind": event.kind, "ts": event.ts, "payload": event.payload} for event in events]
+    return stats.attempts(row for row in rows if isinstance(row["payload"], dict | None))
+
+
+def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
+    hidden = [name for name, value in vars(job).items() if value is False]
+    yield screen.sheet(job, zone, [*_APART, *hidden])
+    if job.waiting_for:
+        yield Text("\n" + screen.plain(waits_for(job, datetime.now(UTC))), style="yellow")
+    if job.args:
+        yield Text("\nargs", style="bold")
+        yield Text(screen.as_json(job.args))
+    if job.error:
+        yield Text("\nerror", style="bold")
+        yield Text(screen.plain(job.error.rstrip(), lines=True), style="red")
+    if runs := attempts(events):
+        yield Text("\nattempts", style="bold")
+        yield screen.listing(_RUNS, [_run(run, zone) for run in runs])
+    yield Text("\njournal" + (" (its newest 20)" if len(events) > 20 else ""), style="bold")
+    for event in events[-20:]:
+        yield Text(line(event, zone))
+
+
+def _run(run: stats.Attempt, zone: tzinfo) -> dict[str, Any]:
+    again = f", requeued by {run.requeued_by}" if run.requeued_by else ""
+    begun = Text(screen.clock(run.started_at, zone))
+    words = {"attempt": f"{run.attempt}{again}", "started_at": begun, "end": run.end or "running"}
+    return run._asdict() | words | {"outcome": outcome(run)}
+
+
+def outcome(run: stats.Attempt) -> str:
+    """The known reasons of a run's end."""
+    reason = "" if run.error and run.reason == "error" else run.reason or ""
+    signal = f"killed by signal {run.signal}" if run.signal and "signal" not in reason else ""
+    status = f"left with exit status {run.exit_status}" if run.exit_status and "status" not in reason else ""
+    return "; ".join(part for part in (signal, status, reason, run.error) if part)
+
+
+def line(event: Event, zone: tzinfo) -> str:
+    """An event on one line; one of the farm's journal names its job."""
+    job = f"{event.job_id} {screen.plain(event.queue)}" if isinstance(event, FarmEvent) else ""
+    words = (screen.clock(event.ts, zone), job, screen.plain(event.kind), _payload(event.payload))
+    return " ".join(filter(None, words))
+
+
+def _payload(payload: Any) -> str:
+    """An event's payload on one line: the first line of each value."""
+    if not isinstance(payload, dict):
+        return "" if payload is None else screen.short(payload, 200)
+    texts = {name: value if isinstance(value, str) else screen.as_json(value, None) for name, value in payload.items()}
+    return " ".join(f"{screen.plain(name)}={screen.short(text, 120)}" for name, text in texts.items())
+
+
+def log_line(line: LogLine, zone: tzinfo) -> str:
+    """A line of a log, after the number of lines before it that were left out."""
+    source = line.level if line.source == "log" else line.source
+    text = f"{screen.clock(line.at, zone)} {screen.plain(source):8} {screen.plain(line.text)}"
+    if line.left_out:
+        return f"... {line.left_out:,} lines were left out: the log is larger than DL_JOB_LOG_KB\n{text}"
+    return text

@@ -36,7 +36,7 @@ from dataloader.client.errors import (
     Unexpected,
     WaitTimeout,
 )
-from dataloader.client.farm import Farm, Look, made
+from dataloader.client.farm import Farm, Look, carried, made
 from dataloader.client.transport import Transport
 from dataloader.client.wire import Answer, Request, Service, repetition
 from dataloader.model.jobs import Status
@@ -94,7 +94,8 @@ class Client(Farm):
     def close(self) -> None:
         self._transport.close()
 
-    def _call(
+    @carried
+    async def _call(
         self,
         route: str,
         answer: type[Any],
@@ -106,24 +107,16 @@ class Client(Farm):
     ) -> Any:
         trace = trace or obs.current()
         request = wire.request(route, given, {"traceparent": trace} if trace else {}, is_once=once)
+        result = wire.understood(answer, (await self._sent(request, self._patience)).document)
+        return getattr(result, field) if field else result
 
-        async def call() -> Any:
-            result = wire.understood(answer, (await self._sent(request, self._patience)).document)
-            return getattr(result, field) if field else result
-
-        return self._finished(call())
-
-    def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Any:
+    @carried
+    async def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Look:
         named = {"job_id": str(job_id)} | ({"wait": seconds} if seconds else {})
         headers = {"If-None-Match": etag} if etag else {}
-        request = wire.request("GET /jobs/{job_id}/status", named, headers, extra=seconds)
-
-        async def look() -> Look:
-            answer = await self._sent(request, patience)
-            job = wire.understood(Status, answer.document) if answer.status == 200 else None
-            return Look(job, answer.etag, answer.retry_after)
-
-        return self._finished(look())
+        answer = await self._sent(wire.request("GET /jobs/{job_id}/status", named, headers, extra=seconds), patience)
+        job = wire.understood(Status, answer.document) if answer.status == 200 else None
+        return Look(job, answer.etag, answer.retry_after)
 
     async def _sent(self, request: Request, patience: float) -> Answer:
         """The answer to a request, which is repeated for so many seconds while the service is away."""

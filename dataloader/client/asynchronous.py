@@ -14,11 +14,12 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from dataloader.client import Client
 from dataloader.client.errors import ClientError
-from dataloader.client.wire import KEPT, Answer, Message, Request, Service, answer, checked_size
+from dataloader.client.wire import KEPT, Answer, Request, Service, answer, checked_size
 
 try:
     import anyio
     import httpx
+    from anyio.lowlevel import current_token
 except ImportError as e:
     raise ImportError(f"{e}: AsyncClient needs it; install 'dataloader-farm[async]'") from e
 
@@ -51,17 +52,18 @@ class AsyncTransport:
     def __init__(self, service: Service, timeout: float, context: ssl.SSLContext | None = None) -> None:
         self._service, self._timeout, self._context = service, timeout, context
         self._kept: httpx.AsyncClient | None = None
+        self._loop: object = None  # the event loop of these connections
 
     async def call(self, request: Request) -> Answer:
-        """One exchange, as Transport.call makes it."""
-        message = self._service.message(request)
         try:
             with anyio.fail_after(self._timeout + request.extra):
                 if not request.is_once:
+                    if (loop := current_token()) != self._loop:  # another asyncio.run
+                        self._kept, self._loop = None, loop
                     self._kept = self._kept or self._new()
-                    return await self._exchange(self._kept, message)
+                    return await self._exchange(self._kept, request)
                 async with self._new() as client:
-                    return await self._exchange(client, message)
+                    return await self._exchange(client, request)
         except ClientError as e:
             raise self._service.hidden(e) from None
         except (OSError, httpx.HTTPError, httpx.InvalidURL, UnicodeError) as e:
@@ -70,7 +72,7 @@ class AsyncTransport:
     async def close(self) -> None:
         """Close the connections; the transport may be used again."""
         kept, self._kept = self._kept, None
-        if kept:
+        if kept and current_token() == self._loop:
             await kept.aclose()
 
     def _new(self) -> httpx.AsyncClient:
@@ -80,10 +82,10 @@ class AsyncTransport:
         # `call` limits the whole exchange; httpx would limit each of its waits.
         return httpx.AsyncClient(verify=self._context or False, trust_env=False, timeout=None, limits=limits)  # noqa: S113
 
-    async def _exchange(self, client: httpx.AsyncClient, message: Message) -> Answer:
-        url = f"{self._service.origin}{message.target}"
-        headers = {"Accept-Encoding": "identity", **message.headers, **self._service.authorization()}
-        async with client.stream(message.method, url, content=message.content, headers=headers) as response:
+    async def _exchange(self, client: httpx.AsyncClient, request: Request) -> Answer:
+        url = self._service.url + request.target
+        headers = {"Accept-Encoding": "identity", **self._service.headers(request)}
+        async with client.stream(request.method, url, content=request.content, headers=headers) as response:
             parts, size = [], 0
             async for part in response.aiter_raw():
                 parts.append(part)
@@ -203,7 +205,6 @@ class AsyncClient:
     test_webhook = _awaited(Client.test_webhook)
 
     # How the methods above make their requests, and do not block.
-    _trigger_many, _run, _wait, _look = Client._trigger_many, Client._run, Client._wait, Client._look
-    _call, _pages, _total, _sent = Client._call, Client._pages, Client._total, Client._sent
+    _call, _look, _pages, _total, _sent = Client._call, Client._look, Client._pages, Client._total, Client._sent
     _finished = _each = staticmethod(lambda work: work)
     _sleep = staticmethod(anyio.sleep)

@@ -1,23 +1,25 @@
 """`Farm`: the questions and orders to a job farm. `Client` is one over HTTP, `Direct` of the command line in process.
 
-A method of several calls is a coroutine here. A farm that blocks carries it out at once (`finished`, `each`);
+A method of several calls is a coroutine here. A farm that blocks carries it out at once (`carried`, `each`);
 `AsyncClient` returns it to its caller.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+from functools import wraps
 from inspect import isawaitable
 from math import inf
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar, Unpack
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
 from dataloader.client.errors import JobFailed, NotFound, Unavailable, WaitTimeout
 from dataloader.client.operations import Operations, TriggerFields, new_key
 from dataloader.model.jobs import Finished, Status, Triggered, TriggeredMany
 
+P = ParamSpec("P")
 R = TypeVar("R")
 BATCH = 1_000  # jobs of one request
 POLL_SEC = 25  # the longest wait of one request for a change
@@ -43,18 +45,25 @@ def finished(work: Coroutine[Any, Any, R]) -> R:
     raise AssertionError("a call has not blocked")
 
 
-def each(rows: AsyncIterator[R]) -> Iterator[R]:
-    """The rows of an asynchronous iterator whose calls all block."""
-
-    async def following() -> R:
-        return await anext(rows)
-
+def each(rows: AsyncGenerator[R, None]) -> Iterator[R]:
+    """The rows of an asynchronous generator whose calls all block."""
     while True:
         try:
-            row = finished(following())
+            row = finished(rows.__anext__())
         except StopAsyncIteration:
             return
         yield row
+
+
+def carried(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
+    """The coroutine function as a method of a farm, which carries it out, or (`AsyncClient`) returns the coroutine."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._finished(method(self, *args, **kwargs))
+        return result
+
+    return call
 
 
 async def made(value: Any) -> Any:
@@ -93,7 +102,8 @@ class Farm(Operations):
         added: Triggered = self._call("POST /jobs/trigger", Triggered, document({"task": task, **fields}), trace=trace)
         return added
 
-    def trigger_many(
+    @carried
+    async def trigger_many(
         self, jobs: Iterable[Mapping[str, Any]], *, on_done: Mapping[str, Any] | None = None
     ) -> list[Triggered]:
         """Add jobs, documents with the fields of `trigger`. The result has their ids and states in their order.
@@ -101,26 +111,22 @@ class Farm(Operations):
         A request holds up to 1,000 jobs; the service adds all jobs of a request or none. `on_done` is one job more, the
         last of the result: it starts when all others have ended. Raises ValueError for it beside more than 1,000 jobs.
         """
-        return self._finished(self._trigger_many([*map(document, jobs)], on_done))
-
-    async def _trigger_many(self, jobs: list[dict[str, Any]], on_done: Mapping[str, Any] | None) -> list[Triggered]:
-        if on_done is not None and len(jobs) > BATCH:
+        documents = [*map(document, jobs)]
+        if on_done is not None and len(documents) > BATCH:
             raise ValueError(f"on_done is for up to {BATCH} jobs: name their ids in the depends_on of another job")
         last = {} if on_done is None else {"on_done": document(on_done)}
         found: list[Triggered] = []
-        for start in range(0, max(len(jobs), len(last)), BATCH):
-            body = {"jobs": jobs[start : start + BATCH], **last}
+        for start in range(0, max(len(documents), len(last)), BATCH):
+            body = {"jobs": documents[start : start + BATCH], **last}
             found += await made(self._call("POST /jobs/batch", TriggeredMany, body, "jobs"))
         return found
 
-    def run(self, /, task: str, *, timeout: float | None = None, **fields: Any) -> Finished:
+    @carried
+    async def run(self, /, task: str, *, timeout: float | None = None, **fields: Any) -> Finished:
         """Trigger a job, wait until it ends, and return it, with its `result`.
 
         Raises JobFailed where the end is not `succeeded`.
         """
-        return self._finished(self._run(task, timeout, fields))
-
-    async def _run(self, task: str, timeout: float | None, fields: dict[str, Any]) -> Finished:
         started = await made(self.trigger(task, **fields))
         job = await made(self.wait(started.job_id, timeout))
         if job.status != "succeeded":
@@ -130,7 +136,8 @@ class Farm(Operations):
         except NotFound:  # deleted by now
             return Finished(**vars(job))
 
-    def wait(
+    @carried
+    async def wait(
         self,
         job_id: UUID | str,
         timeout: float | None = None,
@@ -143,11 +150,6 @@ class Farm(Operations):
         `on_progress` is called with the job at first and after each change. Raises WaitTimeout after `timeout` seconds;
         the job goes on. A service that is away meanwhile is waited for, up to `patience` seconds.
         """
-        return self._finished(self._wait(job_id, timeout, on_progress, patience))
-
-    async def _wait(
-        self, job_id: UUID | str, timeout: float | None, on_progress: Callable[[Status], object] | None, patience: float
-    ) -> Status:
         until = inf if timeout is None else time.monotonic() + timeout
         job: Status | None = None
         etag, pause = None, 0.0
@@ -180,7 +182,7 @@ class Farm(Operations):
     ) -> Any:
         """The rows of all pages, at most `limit`; a page of up to `most` is fetched as its rows are taken."""
 
-        async def rows() -> AsyncIterator[Any]:
+        async def rows() -> AsyncGenerator[Any, None]:
             left = inf if limit is None else limit
             after: dict[str, Any] = {}
             while left > 0:
@@ -194,21 +196,18 @@ class Farm(Operations):
 
         return self._each(rows())
 
-    def _total(self, route: str, answer: type[Any], given: dict[str, Any], field: str) -> Any:
+    @carried
+    async def _total(self, route: str, answer: type[Any], given: dict[str, Any], field: str) -> int:
         """Repeat an operation until it has come to the end; returns the sum of this field of its answers."""
-
-        async def total() -> int:
-            count: int = 0
-            after: dict[str, Any] = {}
-            while True:
-                step = await made(self._call(route, answer, given | after, once=True))
-                count += getattr(step, field)
-                following = getattr(step, "next", None)
-                if following is None and getattr(step, "is_done", True):
-                    return count
-                after = {"after": following} if following else {}
-
-        return self._finished(total())
+        count: int = 0
+        after: dict[str, Any] = {}
+        while True:
+            step = await made(self._call(route, answer, given | after, once=True))
+            count += getattr(step, field)
+            following = getattr(step, "next", None)
+            if following is None and getattr(step, "is_done", True):
+                return count
+            after = {"after": following} if following else {}
 
 
 def document(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from dataloader.model.jobs import (
     Tally,
     Triggered,
 )
+from dataloader.model.kinds import OrderName
 from dataloader.model.plans import (
     Backfill,
     BackfillPreview,
@@ -225,7 +226,7 @@ class Operations:
     ) -> Triggered:
         """Add a job with the fields of one that has ended, with changes. The journals of the two jobs name each other.
 
-        A masked arg stays what it is. The new job has no time, deadline, score, parents or idempotency key of the old.
+        A masked arg keeps its value. The new job takes over no time, deadline, score, parents or idempotency key.
         """
         return self._call("POST /jobs/{job_id}/again", Triggered, _of(locals()))
 
@@ -281,11 +282,11 @@ class Operations:
         return self._call("POST /jobs/{job_id}/cancel", Status, _of(locals()))
 
     def requeue(self, job_id: UUID | str) -> Status:
-        """Queue a job that has ended again, with a fresh budget of attempts; any other is a conflict."""
+        """Queue an ended job again, with a fresh budget of attempts; any other job is a conflict."""
         return self._call("POST /jobs/{job_id}/requeue", Status, _of(locals()), once=True)
 
     def run_now(self, job_id: UUID | str) -> Status:
-        """Make a queued job due whose time has not come; one that is not queued is a conflict."""
+        """Make a queued job due now, before its time; a job that is not queued is a conflict."""
         return self._call("POST /jobs/{job_id}/run-now", Status, _of(locals()), once=True)
 
     def delete(self, job_id: UUID | str) -> Deleted:
@@ -306,11 +307,7 @@ class Operations:
         return self._call("POST /jobs/bulk/{verb}", BulkOutcomes, _of(locals()), "jobs", once=True)
 
     def preview(
-        self,
-        order: Literal["requeue", "start-over", "cancel", "delete", "run-now"],
-        *,
-        matching: Filters | None = None,
-        job_ids: Sequence[UUID | str] | None = None,
+        self, order: OrderName, *, matching: Filters | None = None, job_ids: Sequence[UUID | str] | None = None
     ) -> Preview:
         """Count what an order would change, and what it would leave alone and why; changes nothing.
 
@@ -320,7 +317,7 @@ class Operations:
 
     def order_jobs(
         self,
-        order: Literal["requeue", "start-over", "cancel", "delete", "run-now"],
+        order: OrderName,
         confirmation: str,
         *,
         matching: Filters | None = None,
@@ -364,7 +361,7 @@ class Operations:
         return self._call("POST /queues/{queue}/resume", QueueState, _of(locals()))
 
     def limit(self, queue: str, max_length: int | None) -> QueueState:
-        """Refuse to trigger jobs (429) while so many of a queue wait; none takes the limit away."""
+        """Refuse to trigger jobs (429) while `max_length` of a queue wait; `none` removes the limit."""
         return self._call("PUT /queues/{queue}/limit", QueueState, _of(locals(), "max_length"))
 
     def set_queue(self, queue: str, **words: Unpack[Order]) -> QueueState:
@@ -380,15 +377,15 @@ class Operations:
         return self._total("POST /queues/{queue}/delete-dead", Changed, _of(locals()), "changed")
 
     def run_all(self, queue: str, **words: Unpack[Queued]) -> int:
-        """Make the jobs of a queue due whose time has not come."""
+        """Make jobs of a queue that wait for their time due now."""
         return self._total("POST /queues/{queue}/run-all", Changed, _of(locals()), "changed")
 
     def kill_retries(self, queue: str, **words: Unpack[Tried]) -> int:
-        """Let the jobs of a queue be failed that were tried and wait for their next attempt."""
+        """Mark the jobs of a queue that wait for a retry as failed."""
         return self._total("POST /queues/{queue}/kill-retries", Changed, _of(locals()), "changed")
 
     def move(self, queue: str, to: str) -> int:
-        """Make the queued, running and dead jobs of a queue those of another, in their order; what runs goes on.
+        """Move the queued, running and dead jobs of a queue to another, in their order; running jobs go on.
 
         Both queues are paused until the last job has moved; the first one stays paused.
         """
@@ -409,7 +406,7 @@ class Operations:
         return self._call("PUT /limits/{limit}", Limit, _of(locals()))
 
     def remove_limit(self, limit: str) -> LimitRemoved:
-        """Let any number of a limit's jobs run; the jobs keep its name."""
+        """Remove a limit; its jobs keep its name, and any number of them may run."""
         return self._call("DELETE /limits/{limit}", LimitRemoved, _of(locals()))
 
     def workers(self) -> list[Worker]:
@@ -482,11 +479,11 @@ class Operations:
         return self._call("DELETE /webhooks/{webhook}", RemovedWebhook, _of(locals()))
 
     def pause_webhook(self, webhook: str) -> Webhook:
-        """Send a receiver no more messages; it does not hear later of what happens meanwhile."""
+        """Send a receiver no more messages; those of the pause are never sent."""
         return self._call("POST /webhooks/{webhook}/pause", Webhook, _of(locals()))
 
     def resume_webhook(self, webhook: str) -> Webhook:
-        """Send messages to a paused receiver again, also to one that was paused by its own answer 410."""
+        """Send messages to a paused receiver again, also if its answer 410 has paused it."""
         return self._call("POST /webhooks/{webhook}/resume", Webhook, _of(locals()))
 
     def test_webhook(self, webhook: str) -> Tested:
@@ -549,7 +546,7 @@ class Operations:
         return self._pages("GET /backfills/{backfill}/partitions", Partitions, _of(locals()), "partitions", limit, 1000)
 
     def add_backfill(self, name: str, task: str, **words: Unpack[BackfillWords]) -> Backfill:
-        """Add a backfill of a task. Its jobs are made behind the answer, some hundred at once."""
+        """Add a backfill of a task. Its jobs are made after the answer, some hundred at once."""
         return self._call("POST /backfills", Backfill, _of(locals()), once=True)
 
     def try_backfill(self, name: str, task: str, **words: Unpack[BackfillWords]) -> BackfillPreview:
@@ -561,7 +558,7 @@ class Operations:
         return self._call("PUT /backfills/{backfill}", Backfill, _of(locals(), "max_running"))
 
     def remove_backfill(self, backfill: str) -> BackfillRemoved:
-        """Remove a backfill of which no job is to come, with its ledger; its jobs stay."""
+        """Remove a backfill whose jobs have all ended, with its ledger; its jobs stay."""
         return self._call("DELETE /backfills/{backfill}", BackfillRemoved, _of(locals()), once=True)
 
     def pause_backfill(self, backfill: str) -> Backfill:
@@ -573,7 +570,7 @@ class Operations:
         return self._call("POST /backfills/{backfill}/resume", Backfill, _of(locals()))
 
     def cancel_backfill(self, backfill: str) -> Backfill:
-        """Start no more jobs of a backfill; behind the answer the reaper cancels those that have not ended."""
+        """Start no more jobs of a backfill; the reaper then cancels those that have not ended."""
         return self._call("POST /backfills/{backfill}/cancel", Backfill, _of(locals()))
 
     def retry_backfill(self, backfill: str) -> int:

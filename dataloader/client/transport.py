@@ -8,13 +8,12 @@ from __future__ import annotations
 import http.client
 import os
 import select
-import socket
 import ssl
 import time
 from collections import deque
 
 from dataloader.client.errors import ClientError
-from dataloader.client.wire import KEPT, Answer, Message, Request, Service, answer, checked_size
+from dataloader.client.wire import KEPT, Answer, Request, Service, answer, checked_size
 
 
 class Transport:
@@ -31,9 +30,8 @@ class Transport:
         moment; then it is unknown whether it has done the request.
         """
         until = time.monotonic() + self._timeout + request.extra
-        message = self._service.message(request)
         try:
-            return self._exchange(message, until, is_kept=not request.is_once)
+            return self._exchange(request, until)
         except ClientError as e:
             raise self._service.hidden(e) from None
         except (OSError, http.client.HTTPException, UnicodeError) as e:
@@ -47,12 +45,12 @@ class Transport:
     def __del__(self) -> None:
         self.close()
 
-    def _exchange(self, message: Message, until: float, is_kept: bool) -> Answer:
-        connection = (self._kept() if is_kept else None) or self._new()
+    def _exchange(self, request: Request, until: float) -> Answer:
+        connection = (None if request.is_once else self._kept()) or self._new()
         try:
             _allow(connection, until)
-            headers = {**message.headers, **self._service.authorization()}
-            connection.request(message.method, message.target, message.content, headers)
+            target, headers = self._service.path + request.target, self._service.headers(request)
+            connection.request(request.method, target, request.content, headers)
             _allow(connection, until)
             response = connection.getresponse()
             raw = _read(connection, response, until)
@@ -72,8 +70,11 @@ class Transport:
                 owner, connection = self._idle.pop()
             except IndexError:  # another thread was faster
                 return None
-            if owner == os.getpid() and connection.sock and not _is_readable(connection.sock):
-                return connection
+            if owner == os.getpid() and connection.sock:
+                poll = select.poll()
+                poll.register(connection.sock, select.POLLIN)
+                if not poll.poll(0):  # else the server has closed it
+                    return connection
             connection.close()
         return None
 
@@ -109,10 +110,3 @@ def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResp
         raise http.client.IncompleteRead(b"".join(parts), response.length)
     response.close()  # now the connection takes another request
     return b"".join(parts)
-
-
-def _is_readable(sock: socket.socket) -> bool:
-    """True when an idle socket is readable, which means that the server has closed it."""
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(0))

@@ -11,10 +11,10 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlencode, urlsplit
 from uuid import UUID
 
@@ -42,24 +42,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to the API. The exchange may take `extra` seconds more than the client's timeout."""
+    """A request to the API as it is sent, but for the address and the token: a dump of variables may show it.
 
-    method: str
-    path: str
-    body: Any = None
-    query: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-    extra: float = 0
-    is_once: bool = False  # it must not be sent twice
-
-
-class Message(NamedTuple):
-    """A message to the API; `headers` has no Authorization, because a dump of variables may show them."""
+    The exchange may take `extra` seconds more than the client's timeout.
+    """
 
     method: str
     target: str
-    headers: dict[str, str]
-    content: bytes | None
+    headers: Mapping[str, str]
+    content: bytes | None = None
+    extra: float = 0
+    is_once: bool = False  # it must not be sent twice
 
 
 class Token:
@@ -79,7 +72,6 @@ class Token:
         raise TypeError("a token is not to be pickled")
 
     def headers(self) -> dict[str, str]:
-        """The Authorization header."""
         return {"Authorization": self._header}
 
     def hidden(self, text: str) -> str:
@@ -92,27 +84,16 @@ class Service:
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url.rstrip("/")
-        self.scheme, self.host, self.port, self._path = _address(self.url)
-        self.origin = self.url.removesuffix(self._path)
+        self.scheme, self.host, self.port, self.path = _address(self.url)
         self._token = Token(token) if token else None
         self._agent = f"dataloader-client/{dataloader.version()}"
 
-    def message(self, request: Request) -> Message:
-        """The request as it is sent; raises ValueError for a body that JSON cannot say."""
-        given = {name: value for name, value in request.query.items() if value is not None}
-        target = f"{self._path}/api/v1{request.path}" + (f"?{urlencode(given)}" if given else "")
-        headers = {"Accept": "application/json", "User-Agent": self._agent, **request.headers}
-        if request.body is None:
-            return Message(request.method, target, headers, None)
-        content = json.dumps(request.body, ensure_ascii=False, allow_nan=False).encode()
-        return Message(request.method, target, headers | {"Content-Type": "application/json"}, content)
-
-    def authorization(self) -> dict[str, str]:
-        """The header with the token, if there is one."""
-        return self._token.headers() if self._token else {}
+    def headers(self, request: Request) -> dict[str, str]:
+        """The headers of the request, with the token if there is one."""
+        own = {"Accept": "application/json", "User-Agent": self._agent}
+        return {**own, **request.headers, **(self._token.headers() if self._token else {})}
 
     def hidden(self, error: ClientError) -> ClientError:
-        """The error with the token masked."""
         if self._token:
             error.title, error.detail = self._token.hidden(error.title), self._token.hidden(error.detail)
             error.args = (error.title,)
@@ -152,19 +133,25 @@ def understood(kind: type[R], document: Any) -> R:
 
 
 def request(route: str, given: Mapping[str, Any], headers: Mapping[str, str], **more: Any) -> Request:
-    """The request to the operation of this route; what the path does not name is the body, or the query."""
+    """The request to the operation of this route; what the path does not name is the body, or the query.
+
+    Raises ValueError for a body that JSON cannot say.
+    """
     method, _, template = route.partition(" ")
-    rest, query, path = dict(given), {}, ""
+    rest, query, target = dict(given), {}, "/api/v1"
     for part in template.split("/")[1:]:
         text = quote(str(rest.pop(part[1:-1])), safe="") if part.startswith("{") else part
         # Clients and proxies take these names out of a path; at its end a queue's name may look like another address.
         if text in (".", "..") or (part == "{queue}" and "%2F" in text and template.endswith(part)):
             text, query["name"] = "-", unquote(text)
-        path += f"/{text}"
-    named = plain(rest)
+        target += f"/{text}"
+    named, content = plain(rest), None
     if method in ("POST", "PUT"):
-        return Request(method, path, named, query, headers, **more)
-    return Request(method, path, None, query | named, headers, **more)
+        content = json.dumps(named, ensure_ascii=False, allow_nan=False).encode()
+        headers = {**headers, "Content-Type": "application/json"}
+    else:
+        query |= {name: value for name, value in named.items() if value is not None}
+    return Request(method, target + (f"?{urlencode(query)}" if query else ""), headers, content, **more)
 
 
 def plain(value: Any, name: str = "") -> Any:
@@ -191,7 +178,9 @@ def checked_size(size: int) -> None:
 def repetition(patience: float) -> dict[str, Any]:
     """When tenacity sends a request again: while the service is away, for so many seconds."""
     return {
-        "retry": retry_if_exception(_may_pass),
+        "retry": retry_if_exception(
+            lambda e: isinstance(e, QueueFull | Unavailable) and not getattr(e, "is_lasting", False)
+        ),
         "wait": _pause,
         "stop": stop_before_delay(patience),
         "reraise": True,
@@ -206,10 +195,6 @@ def seconds(text: str | None) -> float | None:
         return max(0.0, float(text) if text.isdigit() else parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, OverflowError):
         return None
-
-
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, QueueFull | Unavailable) and not getattr(error, "is_lasting", False)
 
 
 def _pause(state: RetryCallState) -> float:

@@ -9,7 +9,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib.metadata import entry_points
 from math import inf
 from time import monotonic
@@ -23,7 +23,7 @@ from dataloader import log
 from dataloader.queue.job import End, Job, Outcome
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+    from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Link, Span
     from prometheus_client.core import Metric, Sample
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 MESSAGE_LIMIT = 500  # characters of a span's status
 # From a millisecond to a day: jobs are short or long.
 BOUNDS_SEC = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 86_400)
-Report = Callable[[Outcome], None]
+Report = Callable[[Outcome], object]
 Collect = Callable[[], Iterable["Metric"]]
 
 
@@ -96,19 +96,14 @@ def _resource(instance: str) -> Any:
     return Resource.create(attributes)
 
 
-def _metering(instance: str, reader: Any) -> tuple[Any, Any]:
-    """A provider of metrics of this process, which sends them by `reader`, and the project's meter."""
+def _metering(instance: str, reader: Any, **options: Any) -> tuple[Any, Any]:
+    """A provider of metrics of this process, which sends them by `reader` or to the exporter, and the meter."""
     from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
+    reader = reader or PeriodicExportingMetricReader(_exporter("metrics"), **options)
     provider = MeterProvider([reader], resource=_resource(instance), shutdown_on_exit=False)
     return provider, provider.get_meter(NAME, dataloader.version())
-
-
-def _close(provider: Any, signal: Signal) -> None:
-    """Send what a provider still has, for FLUSH_SEC at most: a collector that hangs delays no stop."""
-    ending = threading.Thread(target=provider.shutdown, name=signal, daemon=True)
-    ending.start()
-    ending.join(FLUSH_SEC)
 
 
 def _exporter_name(signal: Signal) -> str:
@@ -123,58 +118,55 @@ class Runs:
 
     _OFF: AbstractContextManager[Report] = nullcontext(lambda outcome: None)
 
-    def __init__(self, spans: Spans | None, figures: Figures | None) -> None:
-        self._spans, self._figures = spans, figures
+    def __init__(self, *parts: Spans | Figures) -> None:
+        self._parts = parts
 
     def learn(self, parents: Callable[[], Mapping[UUID, str]], waits: Callable[[], Mapping[UUID, float]]) -> None:
         """Keep what is wanted about the jobs that are about to run.
 
         `parents` gives their traceparents, `waits` the seconds for which they were due when they were claimed.
         """
-        if self._spans:
-            self._spans.parents = parents()
-        if self._figures:
-            self._figures.waits, self._figures.learned_at = waits(), monotonic()
+        for part in self._parts:
+            if isinstance(part, Spans):
+                part.parents = parents()
+            else:
+                part.waits, part.learned_at = waits(), monotonic()
 
     def run(self, job: Job) -> AbstractContextManager[Report]:
         """Report the run in the block; the block passes the run's outcome to the function that it gets."""
-        return self._run(job) if self._spans or self._figures else self._OFF
+        return self._run(job) if self._parts else self._OFF
 
     @contextmanager
     def _run(self, job: Job) -> Iterator[Report]:
-        def report(outcome: Outcome) -> None:
-            report_span(outcome)
-            report_figures(outcome)
-
-        span = self._spans.run(job) if self._spans else self._OFF
-        figures = self._figures.run(job) if self._figures else self._OFF
-        with span as report_span, figures as report_figures:
-            yield report
+        with ExitStack() as stack:
+            reports = [stack.enter_context(part.run(job)) for part in self._parts]
+            yield lambda outcome: [report(outcome) for report in reports]
 
     def close(self) -> None:
         """Send the last spans and figures, for FLUSH_SEC each at most."""
-        if self._spans:
-            self._spans.close()
-        if self._figures:
-            self._figures.close()
+        for part in self._parts:
+            _close(part.provider)
 
 
 def start_runs(worker: str) -> Runs:
     """The reports of a worker process; a log line says what prevents those that the environment asks for."""
+    spans = _started("traces", lambda: Spans(worker))
+    figures = _started("metrics", lambda: Figures(worker))
+    return Runs(*(part for part in (spans, figures) if part))
 
-    def figures() -> Figures:
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-        return Figures(worker, PeriodicExportingMetricReader(_exporter("metrics")))
-
-    return Runs(_started("traces", lambda: Spans(worker)), _started("metrics", figures))
+def _close(provider: Any) -> None:
+    """Send what a provider still has, for FLUSH_SEC at most: a collector that hangs delays no stop."""
+    ending = threading.Thread(target=provider.shutdown, name="telemetry", daemon=True)
+    ending.start()
+    ending.join(FLUSH_SEC)
 
 
 class Figures:
     """Durations, outcomes and waits of one worker's runs, and how many run now."""
 
-    def __init__(self, worker: str, reader: Any) -> None:
-        self._provider, meter = _metering(worker, reader)
+    def __init__(self, worker: str, reader: Any = None) -> None:
+        self.provider, meter = _metering(worker, reader)
         bounds = {"unit": "s", "explicit_bucket_boundaries_advisory": BOUNDS_SEC}
         self._durations = meter.create_histogram("dataloader.run.duration", description="How long runs took", **bounds)
         self._latencies = meter.create_histogram(
@@ -187,7 +179,6 @@ class Figures:
 
     @contextmanager
     def run(self, job: Job) -> Iterator[Report]:
-        """Measure the run in the block."""
         labels = {"dataloader.queue": log.masked(job.queue), "dataloader.task": log.masked(job.task)}
         began = monotonic()
 
@@ -204,23 +195,24 @@ class Figures:
         finally:
             self._running.add(-1, labels)
 
-    def close(self) -> None:
-        """Send the last figures."""
-        _close(self._provider, "metrics")
-
 
 class Spans:
-    """The spans of one worker's runs."""
-
     def __init__(self, worker: str) -> None:
         """Set up the process's tracing. Raises ImportError without the extra, ValueError for a wrong variable."""
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        self._provider = TracerProvider(resource=_resource(worker), shutdown_on_exit=False)
-        self._provider.add_span_processor(_processor())
-        trace.set_tracer_provider(self._provider)  # for the spans of pipelines
-        self._tracer = self._provider.get_tracer(NAME, dataloader.version())
+        class Masking(BatchSpanProcessor):
+            """Masks secrets while the job runs: the SDK may send its batch during another job, with other secrets."""
+
+            def on_end(self, span: ReadableSpan) -> None:
+                super().on_end(_masked(span))
+
+        self.provider = TracerProvider(resource=_resource(worker), shutdown_on_exit=False)
+        self.provider.add_span_processor(Masking(_exporter("traces")))
+        trace.set_tracer_provider(self.provider)  # for the spans of pipelines
+        self._tracer = self.provider.get_tracer(NAME, dataloader.version())
         self.parents: Mapping[UUID, str] = {}
 
     @contextmanager
@@ -245,22 +237,6 @@ class Spans:
             set_status_on_exception=False,
         ) as span:
             yield lambda outcome: _report(span, outcome)
-
-    def close(self) -> None:
-        """Send the last spans."""
-        _close(self._provider, "traces")
-
-
-def _processor() -> SpanProcessor:
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    class Masking(BatchSpanProcessor):
-        """Masks secrets while the job runs: the SDK may send its batch during another job, with other secrets."""
-
-        def on_end(self, span: ReadableSpan) -> None:
-            super().on_end(_masked(span))
-
-    return Masking(_exporter("traces"))
 
 
 def _links(parent: str | None) -> list[Link]:
@@ -317,19 +293,33 @@ def _masked(span: ReadableSpan) -> ReadableSpan:
 # Prometheus' text: `_bucket`, `_count` and `_sum`.
 
 
-class ScrapedFigures:
-    """The last figures of a collector, as instruments of a meter."""
+class Sender:
+    """Sends a collector's figures every OTEL_METRIC_EXPORT_INTERVAL milliseconds, from a thread of its own."""
 
-    def __init__(self, collect: Collect) -> None:
-        self._collect = collect
+    def __init__(self, collect: Collect, reader: Any = None) -> None:
+        """Begin to send. Raises ImportError without the extra, ValueError for a wrong variable."""
+        interval = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
+        if not interval.isdecimal() or not int(interval):
+            raise ValueError("OTEL_METRIC_EXPORT_INTERVAL should be milliseconds, such as 60000")
+        # The SDK's own thread could not make the instruments of new names before it collects.
+        name = f"{platform.node()}:{os.getpid()}"
+        self._provider, self._meter = _metering(name, reader, export_interval_millis=inf)
+        self._collect, self._interval_sec = collect, int(interval) / 1_000
         self._samples: dict[str, list[Sample]] = {}
+        self._is_over = threading.Event()
+        threading.Thread(target=self._send, name="figures", daemon=True).start()
 
-    def renew(self, meter: Any) -> None:
+    def close(self) -> None:
+        """Send the last figures, for FLUSH_SEC at most."""
+        self._is_over.set()
+        _close(self._provider)
+
+    def renew(self) -> None:
         """Collect the figures; each new name gets an instrument."""
         samples: dict[str, list[Sample]] = {name: [] for name in self._samples}  # a name keeps its one instrument
         for family in self._collect():
             is_sum = family.type in ("counter", "histogram")
-            make = meter.create_observable_counter if is_sum else meter.create_observable_gauge
+            make = self._meter.create_observable_counter if is_sum else self._meter.create_observable_gauge
             for sample in family.samples:
                 if sample.name not in samples:
                     make(sample.name, callbacks=[self._observing(sample.name)], description=family.documentation)
@@ -341,36 +331,10 @@ class ScrapedFigures:
 
         return lambda _: [Observation(sample.value, sample.labels) for sample in self._samples.get(name, ())]
 
-
-class Sender:
-    """Sends the figures every OTEL_METRIC_EXPORT_INTERVAL milliseconds, from a thread of its own."""
-
-    def __init__(self, collect: Collect) -> None:
-        """Begin to send. Raises ImportError without the extra, ValueError for a wrong variable."""
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-
-        interval = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
-        if not interval.isdecimal() or not int(interval):
-            raise ValueError("OTEL_METRIC_EXPORT_INTERVAL should be milliseconds, such as 60000")
-        # The SDK's own thread could not make the instruments of new names before it collects.
-        reader = PeriodicExportingMetricReader(_exporter("metrics"), export_interval_millis=inf)
-        self._provider, meter = _metering(f"{platform.node()}:{os.getpid()}", reader)
-        self._is_over = threading.Event()
-        send = threading.Thread(
-            target=self._send, args=(ScrapedFigures(collect), meter, int(interval) / 1_000), name="figures"
-        )
-        send.daemon = True
-        send.start()
-
-    def close(self) -> None:
-        """Send the last figures, for FLUSH_SEC at most."""
-        self._is_over.set()
-        _close(self._provider, "metrics")
-
-    def _send(self, figures: ScrapedFigures, meter: Any, interval_sec: float) -> None:
-        while not self._is_over.wait(interval_sec):
+    def _send(self) -> None:
+        while not self._is_over.wait(self._interval_sec):
             try:
-                figures.renew(meter)
+                self.renew()
                 self._provider.force_flush()
             except Exception as e:  # the next interval may do better
                 structlog.get_logger("metrics").warning("metrics.unsent", error=type(e).__name__)

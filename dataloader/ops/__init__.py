@@ -1,4 +1,4 @@
-"""Every operation of a farm, declared once: a typed function with one decorator (`op`).
+"""Every operation of a farm, declared once: a typed function with one decorator (`Op`).
 
 The signature, the docstring and the return type of the function are the declaration. These surfaces follow from it:
 the route and its place in the OpenAPI document (`api.dispatch`), the command (`cli.made`), the methods of the clients

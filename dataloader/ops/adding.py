@@ -15,7 +15,7 @@ from dataloader.model.farm import Fault
 from dataloader.ops.checks import BODY_LIMIT, document, pointer, refusal, validated
 from dataloader.ops.errors import Problem, invalid
 from dataloader.ops.op import Call
-from dataloader.queue import hooks, new_job
+from dataloader.queue import hooks, new_job, operations
 from dataloader.queue.args_schema import Allowance
 from dataloader.queue.enqueue import Columns, NewJob, are_known
 from dataloader.queue.new_job import FAULTS_SHOWN, Trigger
@@ -52,6 +52,16 @@ def many(call: Call, jobs: list[Any]) -> Columns:
         columns["trace"] = [trace]
     _require_args(call, columns["task"], columns["idempotency_key"], columns["args"], is_batch=True)
     return columns
+
+
+def warnings(call: Call, tasks: Sequence[str]) -> dict[str, str]:
+    """A sentence for each of these tasks that no worker has shown and that has not run; at most FAULTS_SHOWN."""
+    found = {}
+    for task in sorted(set(tasks) - call.schemas(call.conn, set(tasks)).keys())[:FAULTS_SHOWN]:
+        if (similar := operations.similar_tasks(call.conn, task)) is not None:
+            meant = f": did you mean {' or '.join(map(repr, similar))}?" if similar and call.may_read else ""
+            found[task] = f"no worker knows the task {task!r}, and no job of it has run{meant}"
+    return found
 
 
 def _columns(call: Call, jobs: list[Any]) -> Columns:
@@ -91,11 +101,12 @@ def _require_args(
 
     Where the idempotency keys of the wrong jobs have jobs, these are the answer, whatever else the body says.
     """
-    schemas, allowance, wrong = call.schemas(call.conn, set(tasks)), Allowance(), []
+    known, allowance, wrong = call.schemas(call.conn, set(tasks)), Allowance(), []
+    schemas = {task: text for task, text in known.items() if text is not None}
     for number, args in enumerate(all_args) if schemas else ():
         text = schemas.get(tasks[number % len(tasks)])
         path = ("jobs", number, "args") if is_batch else ("args",)
-        if text is not None and (found := allowance.faults(text, json.loads(args) if isinstance(args, str) else args)):
+        if text and (found := allowance.faults(text, json.loads(args) if isinstance(args, str) else args)):
             at = [Fault(pointer=pointer((*path, *each.path)), code=each.code, message=str(each)) for each in found]
             wrong.append((keys[number % len(keys)], at))
             if len(wrong) == FAULTS_SHOWN:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias, Unpack
 from pydantic import Field
 
 from dataloader.model.plans import Backfill, BackfillPreview, BackfillRemoved, BackfillRetried, Backfills, Partitions
-from dataloader.ops.op import Call, made, op, order
+from dataloader.ops.op import Call, Op, made, operations_on
 from dataloader.ops.types import Text
 from dataloader.queue.plans import backfills as of_backfills
 from dataloader.queue.plans import new_backfill
@@ -20,29 +20,22 @@ After = Annotated[int, Field(ge=0, le=MOST, description="`next` of the answer be
 PartitionStatus: TypeAlias = Literal[STATUSES]  # type: ignore[valid-type]
 
 
-@op(
-    "GET /backfills",
-    command="backfill list",
-    columns="name task state ended total dead eta_sec error",
-    examples=("dataloader backfill list",),
-)
+_backfill = operations_on("backfill", "backfill", "history")
+
+
+@_backfill("list", columns="name task state ended total dead eta_sec error")
 def backfills(call: Call) -> Backfills:
     """List the newest backfills, up to 100: how far they are, what is wrong with them."""
     return made(Backfills, {"backfills": of_backfills.listed(call.conn, call.counts)})
 
 
-@op(
-    "GET /backfills/{backfill}",
-    command="backfill show BACKFILL",
-    examples=("dataloader backfill show history",),
-    errors=(404,),
-)
+@_backfill("show")
 def backfill(call: Call, backfill: Name) -> Backfill:
     """Show a backfill: its progress, when it will be done, its partitions by status."""
     return made(Backfill, of_backfills.backfill(call.conn, backfill, call.counts))
 
 
-@op(
+@Op(
     "GET /backfills/{backfill}/partitions",
     command="backfill partitions BACKFILL",
     columns="partition status job_id",
@@ -62,52 +55,38 @@ def partitions(
     return made(Partitions, {"partitions": rows, "next": following})
 
 
-@op("POST /backfills", scope="operate", errors=(409,), repeatable=False)
+@Op("POST /backfills", errors=(409,), repeatable=False)
 def add_backfill(call: Call, name: BackfillName, task: Task, **words: Unpack[BackfillWords]) -> Backfill:
-    """Add a backfill of a task. Its jobs are made behind the answer, some hundred at once."""
+    """Add a backfill of a task. Its jobs are made after the answer, some hundred at once."""
     new = new_backfill.checked({"name": name, "task": task, **words})
     return made(Backfill, of_backfills.add(call.conn, new, call.by))
 
 
-@op("POST /backfills/dry-run")
+@Op("POST /backfills/dry-run", scope=("read",))
 def try_backfill(call: Call, name: BackfillName, task: Task, **words: Unpack[BackfillWords]) -> BackfillPreview:
     """Show how a backfill would go: how many partitions, how many are done already, some of the jobs."""
     new = new_backfill.checked({"name": name, "task": task, **words})
     return made(BackfillPreview, of_backfills.preview(call.conn, new))
 
 
-@op(
-    "PUT /backfills/{backfill}",
-    scope="operate",
-    command="backfill set BACKFILL",
+@_backfill(
+    "set",
     done="up to {max_running:any number of} jobs of {backfill} run at once",
     examples=("dataloader backfill set history --max-running 8",),
-    errors=(404,),
 )
 def set_backfill(call: Call, backfill: Name, max_running: MaxRunning | None) -> Backfill:
     """Let so many jobs of a backfill run at once, from now on; those that run go on."""
     return made(Backfill, of_backfills.set_most(call.conn, backfill, max_running, call.by))
 
 
-@op(
-    "DELETE /backfills/{backfill}",
-    scope="operate",
-    command="backfill remove BACKFILL",
-    done="{backfill} is removed; its jobs stay",
-    examples=("dataloader backfill remove history",),
-    errors=(404, 409),
-    repeatable=False,
-)
+@_backfill("remove", done="{backfill} is removed; its jobs stay", errors=(409,), repeatable=False)
 def remove_backfill(call: Call, backfill: Name) -> BackfillRemoved:
-    """Remove a backfill of which no job is to come, with its ledger; its jobs stay."""
+    """Remove a backfill whose jobs have all ended, with its ledger; its jobs stay."""
     of_backfills.remove(call.conn, backfill, call.by)
     return BackfillRemoved(name=backfill, removed=True)
 
 
-_order = order("backfill", "backfill", "history")
-
-
-@_order(
+@_backfill(
     "pause",
     errors=(409,),
     done="{backfill} is paused; what runs goes on",
@@ -118,23 +97,23 @@ def pause_backfill(call: Call, backfill: Name) -> Backfill:
     return made(Backfill, of_backfills.pause(call.conn, backfill, call.by))
 
 
-@_order("resume", errors=(409,), done="{backfill} goes on")
+@_backfill("resume", errors=(409,), done="{backfill} goes on")
 def resume_backfill(call: Call, backfill: Name) -> Backfill:
     """End a backfill's pause."""
     return made(Backfill, of_backfills.resume(call.conn, backfill, call.by))
 
 
-@_order(
+@_backfill(
     "cancel",
     done="{backfill} is canceled; its jobs end within some seconds",
     question="Cancel this backfill? The jobs that have not ended are canceled.",
 )
 def cancel_backfill(call: Call, backfill: Name) -> Backfill:
-    """Start no more jobs of a backfill; behind the answer the reaper cancels those that have not ended."""
+    """Start no more jobs of a backfill; the reaper then cancels those that have not ended."""
     return made(Backfill, of_backfills.cancel(call.conn, backfill, call.by))
 
 
-@_order(
+@_backfill(
     "retry",
     repeatable=False,
     done="{backfill}: {changed!j} queued again",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -77,7 +77,10 @@ class _Pairs(list[tuple[str, Any]]):
 
 def _decoded(raw: bytes, depth: int) -> Any:
     try:
-        return json.loads(raw.decode(), object_pairs_hook=_Pairs, parse_int=_integer)
+        # An integer that is too long becomes infinite, which _plain refuses.
+        return json.loads(
+            raw.decode(), object_pairs_hook=_Pairs, parse_int=lambda d: int(d) if len(d) <= DIGITS_LIMIT else math.inf
+        )
     except UnicodeDecodeError:
         raise invalid("", "utf8", "the body should be JSON in UTF-8") from None
     except json.JSONDecodeError as e:
@@ -87,42 +90,30 @@ def _decoded(raw: bytes, depth: int) -> Any:
         raise _too_deep([], depth) from None
 
 
-def _integer(digits: str) -> float | int:
-    return int(digits) if len(digits) <= DIGITS_LIMIT else math.inf
-
-
 def _plain(value: Any, path: list[str | int], depth: int, walked: Iterator[int]) -> Any:
     """`value` with dicts for _Pairs. `path` leads to it; the function changes `path` in place, which is cheap."""
     if next(walked) == WALKED:
         raise invalid("", "fault", f"the body should be sound JSON; behind its first {WALKED:,} values it is not")
     if isinstance(value, list) and len(path) >= depth:
         raise _too_deep(path, depth)
-    if isinstance(value, _Pairs):
-        return _object(value, path, depth, walked)
     if isinstance(value, list):
-        return [_at(path, index, item, depth, walked) for index, item in enumerate(value)]
+        found: dict[str | int, Any] = {}
+        is_object = isinstance(value, _Pairs)
+        steps: Iterable[tuple[Any, Any]] = value if is_object else enumerate(value)
+        for step, item in steps:
+            path.append(step)
+            if is_object:
+                _check_text(step, path)
+            if step in found:
+                raise invalid(pointer(path), "duplicate_key", "a key should occur once in an object")
+            found[step] = _plain(item, path, depth, walked)
+            path.pop()
+        return found if is_object else list(found.values())
     if isinstance(value, str):
         _check_text(value, path)
     if isinstance(value, float) and not math.isfinite(value):
         raise invalid(pointer(path), "number", f"should be a finite number of at most {DIGITS_LIMIT} digits")
     return value
-
-
-def _object(pairs: _Pairs, path: list[str | int], depth: int, walked: Iterator[int]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, item in pairs:
-        _check_text(key, [*path, key])
-        if key in found:
-            raise invalid(pointer([*path, key]), "duplicate_key", "a key should occur once in an object")
-        found[key] = _at(path, key, item, depth, walked)
-    return found
-
-
-def _at(path: list[str | int], step: str | int, item: Any, depth: int, walked: Iterator[int]) -> Any:
-    path.append(step)
-    plain = _plain(item, path, depth, walked)
-    path.pop()
-    return plain
 
 
 def _check_text(text: str, path: list[str | int]) -> None:
@@ -131,8 +122,7 @@ def _check_text(text: str, path: list[str | int]) -> None:
 
 
 def _too_deep(path: list[str | int], depth: int) -> Problem:
-    message = f"objects and arrays should be nested at most {depth} deep"
-    return invalid(pointer(path), "too_deep", message)
+    return invalid(pointer(path), "too_deep", f"objects and arrays should be nested at most {depth} deep")
 
 
 def pointer(path: list[str | int] | tuple[str | int, ...]) -> str:
@@ -151,15 +141,15 @@ def validated(model: type[M], document: dict[str, Any], noun: str = "field") -> 
 
 def refusal(errors: Sequence[ErrorDetails], model: type[BaseModel], noun: str, path: tuple[str, ...] = ()) -> Problem:
     """The 400 Problem of pydantic's faults in the part of a body to which `path` leads."""
-    faults = [_fault(error, model, noun, path) for error in errors[:FAULTS_SHOWN]]
+    unknown = f"This {noun} is not known; the {noun}s are: {', '.join(model.model_fields) or 'none'}"
+    faults = [
+        Fault(
+            pointer=pointer((*path, *error["loc"])),
+            code=error["type"],
+            message=unknown if error["type"] == "extra_forbidden" else error["msg"],
+        )
+        for error in errors[:FAULTS_SHOWN]
+    ]
     more = "more than " if len(errors) > FAULTS_SHOWN else ""
     fields = f"one {noun} is" if len(errors) == 1 else f"{more}{len(faults)} {noun}s are"
     return Problem(400, f"{fields} not valid, see errors", faults)
-
-
-def _fault(error: ErrorDetails, model: type[BaseModel], noun: str, path: tuple[str, ...]) -> Fault:
-    message = error["msg"]
-    if error["type"] == "extra_forbidden":
-        known = ", ".join(model.model_fields) or "none"
-        message = f"This {noun} is not known; the {noun}s are: {known}"
-    return Fault(pointer=pointer((*path, *error["loc"])), code=error["type"], message=message)

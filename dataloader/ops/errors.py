@@ -14,6 +14,7 @@ from dataloader.queue.reports import bulk, keys, search, stats, webhooks
 # status: (the last part of the problem's type, title). A type, once published, never changes.
 KINDS = {
     400: ("invalid-input", "The request is not valid"),
+    401: ("unauthorized", "Unauthorized"),
     404: ("not-found", "There is nothing at this address"),
     405: ("method-not-allowed", "This address does not take that method"),
     409: ("conflict", "The state of the job or the queue does not allow it"),

@@ -10,12 +10,12 @@ from typing import Annotated
 from pydantic import Field
 
 from dataloader.model.runs import ErrorGroups, ErrorNote
-from dataloader.ops.op import Call, made, op
+from dataloader.ops.op import Call, Op, made
 from dataloader.ops.types import Instant, Storable, Text
 from dataloader.queue.reports import errors as of_errors
 
 
-@op(
+@Op(
     "GET /errors",
     command="errors list",
     columns="queue task dead retrying last=last_at group=error_group note",
@@ -31,9 +31,8 @@ def errors(
     return made(ErrorGroups, of_errors.groups(call.conn, queue, task, since))
 
 
-@op(
+@Op(
     "PUT /errors/note",
-    scope="operate",
     command="errors note NOTE",
     examples=("dataloader errors note --error-group 'OSError: No space left' --task load.csv 'the disk is full'",),
     done=lambda answer: "the note is written" if answer.note else "the note is removed",

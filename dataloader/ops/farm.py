@@ -10,7 +10,7 @@ from dataloader.model.farm import Database, Names, Workers
 from dataloader.model.jobs import FarmEvents
 from dataloader.model.runs import ArgsSchema, Pace, TaskRuns, Tasks
 from dataloader.ops.errors import Unknown
-from dataloader.ops.op import Call, made, op
+from dataloader.ops.op import Call, Op, made
 from dataloader.ops.types import BIGINT_MAX, PageSize, RangeName, TaskName, Text
 from dataloader.queue import args_schema as schemas
 from dataloader.queue import operations
@@ -19,13 +19,13 @@ from dataloader.queue.reports import runs, stats
 MINUTES = 360
 
 
-@op("GET /workers")
+@Op("GET /workers")
 def workers(call: Call) -> Workers:
     """The workers of all hosts that were seen in the last ten minutes, and what they run."""
     return made(Workers, {"workers": stats.workers(call.conn)})
 
 
-@op(
+@Op(
     "GET /tasks",
     command="tasks",
     columns="task memory=memory_mb CPUs=cpus learned_memory=learned_memory_mb learned_CPUs=learned_cpus runs"
@@ -45,13 +45,13 @@ def tasks(
     return made(Tasks, {"tasks": runs.tasks_with_runs(call.conn, range) if range else stats.tasks(call.conn)})
 
 
-@op("GET /tasks/{task}", command="task TASK", examples=("dataloader task load.csv --range 7d",))
+@Op("GET /tasks/{task}", command="task TASK", examples=("dataloader task load.csv --range 7d",))
 def task_runs(call: Call, task: TaskName, range: RangeName = runs.USUAL) -> TaskRuns:
     """How long the runs of a task were: counts, failures, percentiles, a histogram, and the period before."""
     return made(TaskRuns, runs.task_runs(call.conn, task, range))
 
 
-@op("GET /tasks/{task}/schema", scope=("read", "trigger"), errors=(404,))
+@Op("GET /tasks/{task}/schema", scope=("read", "trigger"), errors=(404,))
 def args_schema(call: Call, task: TaskName) -> ArgsSchema:
     """The JSON Schema of a task's args, as the worker that started last has shown it; null: any object will do."""
     known = operations.args_schemas(call.conn, [task])
@@ -60,22 +60,23 @@ def args_schema(call: Call, task: TaskName) -> ArgsSchema:
     return ArgsSchema(task=task, schema=schemas.readable(known[task]))
 
 
-@op("GET /names", scope=("read", "trigger", "operate"))
+@Op("GET /names", scope=("read", "trigger", "operate"))
 def names(call: Call, queue: Text | None = None, task: Text | None = None) -> Names:
     """Whether the farm knows a queue and a task, before a mistyped name makes a new one; with similar names."""
-    known = operations.names(call.conn, queue, task)
+    given = {"queue": queue, "task": task}
+    known = {kind: name and operations.known(call.conn, kind, name) for kind, name in given.items()}
     if not call.may_read:
         known = {kind: name and name | {"similar": []} for kind, name in known.items()}
     return made(Names, known)
 
 
-@op("GET /pace")
+@Op("GET /pace")
 def pace(call: Call, minutes: Annotated[int, Field(ge=1, le=MINUTES, description="how far back")] = 60) -> Pace:
     """How many jobs ended in each ten seconds of the last minutes."""
     return made(Pace, {"pace": stats.pace(call.conn, minutes)})
 
 
-@op("GET /events")
+@Op("GET /events")
 def events(
     call: Call,
     after: Annotated[int, Field(ge=0, le=BIGINT_MAX, description="rows with a greater `event_id`")] | None = None,
@@ -86,7 +87,7 @@ def events(
     return made(FarmEvents, {"events": stats.latest_events(call.conn, after, limit, queue)})
 
 
-@op("GET /database")
+@Op("GET /database")
 def database(call: Call) -> Database:
     """The queue's database: size, sessions, dead rows, the oldest transaction, and what holds back its vacuum."""
     return made(Database, stats.postgres(call.conn, call.settings.dl_reaper_period_sec))

@@ -30,7 +30,7 @@ from dataloader.model.jobs import (
 from dataloader.model.kinds import OrderName
 from dataloader.ops import adding
 from dataloader.ops.errors import NotAllowed, Unknown, WrongMatching, invalid
-from dataloader.ops.op import Call, made, op
+from dataloader.ops.op import Call, Op, made
 from dataloader.ops.types import BIGINT_MAX, Attempt, Cursor, Instant, JobId, PageSize, SearchText, Storable, Text
 from dataloader.queue import again as of_again
 from dataloader.queue import enqueue, lifecycle, operations, parents
@@ -84,9 +84,9 @@ Matching = Annotated[Filters, Field(description="the jobs of a list; at least on
 _AS_TRIGGER = WithJsonSchema({"$ref": "#/components/schemas/Trigger"})
 
 
-@op(
+@Op(
     "POST /jobs/trigger",
-    scope="trigger",
+    scope=("trigger",),
     errors=(409, 429),
     links="/job_id",
     headers=("Idempotency-Key", "traceparent"),
@@ -96,10 +96,11 @@ def trigger(call: Call, /, **fields: Any) -> Triggered:
     """Insert a job, or find the one with this idempotency key. 200 means that its row is committed."""
     new = adding.one(call, fields)
     job_id, status = enqueue.enqueue(call.conn, new, limited=True, asker=call.asker)
-    return made(Triggered, {"job_id": job_id, "status": status})
+    warning = adding.warnings(call, [new.task]).get(new.task)
+    return Triggered(job_id=job_id, status=status, warning=warning)
 
 
-@op("POST /jobs/batch", scope="trigger", errors=(409, 429), links="/jobs/0/job_id", headers=("traceparent",))
+@Op("POST /jobs/batch", scope=("trigger",), errors=(409, 429), links="/jobs/0/job_id", headers=("traceparent",))
 def trigger_many(
     call: Call,
     jobs: Annotated[list[Annotated[Any, _AS_TRIGGER]], Field(max_length=adding.BATCH_JOBS)],
@@ -117,12 +118,17 @@ def trigger_many(
     columns = adding.many(call, jobs)
     enqueue.require_room_for(call.conn, columns)
     added = enqueue.enqueue_columns(call.conn, columns, asker=call.asker)
-    return TriggeredMany(jobs=[Triggered(job_id=job_id, status=status) for job_id, status in added])
+    tasks = columns["task"]
+    warned = {tasks.index(task): text for task, text in adding.warnings(call, tasks).items()}
+    jobs_added = [
+        Triggered(job_id=job_id, status=status, warning=warned.get(place))
+        for place, (job_id, status) in enumerate(added)
+    ]
+    return TriggeredMany(jobs=jobs_added)
 
 
-@op(
+@Op(
     "POST /jobs/{job_id}/again",
-    scope="operate",
     done="job {job_id} is {status}",
     errors=(409, 429),
     links="/job_id",
@@ -140,7 +146,7 @@ def again(
 ) -> Triggered:
     """Add a job with the fields of one that has ended, with changes. The journals of the two jobs name each other.
 
-    A masked arg stays what it is. The new job has no time, deadline, score, parents or idempotency key of the old.
+    A masked arg keeps its value. The new job takes over no time, deadline, score, parents or idempotency key.
     """
     old = _known(of_again.fields_of(call.conn, job_id))
     try:
@@ -159,7 +165,7 @@ def add_again(call: Call, job_id: UUID, fields: dict[str, Any]) -> Triggered:
     return made(Triggered, {"job_id": new_id, "status": status})
 
 
-@op(
+@Op(
     "GET /jobs",
     command="jobs",
     columns="job=job_id status queue task key=lock_key attempt changed=changed_at error progress",
@@ -178,13 +184,13 @@ def jobs(
     return made(Jobs, {"jobs": page.jobs, "next": page.next, "advice": page.advice})
 
 
-@op("GET /tally", command="tally", examples=("dataloader tally -s 'load status:dead'",))
+@Op("GET /tally", command="tally", examples=("dataloader tally -s 'load status:dead'",))
 def tally(call: Call, **filters: Unpack[Filters]) -> Tally:
     """Count the jobs of a list: each job counts as one kind."""
     return made(Tally, tallies.tally(call.conn, stats.Wanted(**filters)))
 
 
-@op("GET /suggestions")
+@Op("GET /suggestions")
 def suggest(
     call: Call,
     q: Annotated[
@@ -195,39 +201,39 @@ def suggest(
     return Suggestions(suggestions=tallies.suggest(call.conn, q))
 
 
-@op("GET /jobs/{job_id}")
+@Op("GET /jobs/{job_id}")
 def job(call: Call, job_id: JobId) -> Job:
     """One job with all that is known of it; secrets in its args are masked."""
     return made(Job, _known(stats.job(call.conn, job_id)))
 
 
-@op("GET /jobs/{job_id}/status", scope=("read", "trigger"))
+@Op("GET /jobs/{job_id}/status", scope=("read", "trigger"))
 def status(call: Call, job_id: JobId) -> Status:
     """One job as it is now, without its args and keys."""
     return made(Status, _known(lifecycle.status(call.conn, job_id)))
 
 
-@op("GET /jobs/{job_id}/result", scope=("read", "trigger"))
+@Op("GET /jobs/{job_id}/result", scope=("read", "trigger"))
 def result(call: Call, job_id: JobId) -> Result:
     """The value that a job's pipeline has returned; null before the job has succeeded, or where that is None."""
     return made(Result, _known(stats.result(call.conn, job_id)))
 
 
-@op("GET /jobs/{job_id}/family")
+@Op("GET /jobs/{job_id}/family")
 def family(call: Call, job_id: JobId) -> Family:
     """The first 50 jobs that this one waits for, or has waited for, and the first 50 that wait for this one."""
     _known(lifecycle.status(call.conn, job_id))
     return made(Family, parents.family(call.conn, job_id))
 
 
-@op("GET /jobs/{job_id}/prediction")
+@Op("GET /jobs/{job_id}/prediction")
 def predict(call: Call, job_id: JobId) -> JobPrediction:
     """When a job will end, the range of that, and how right such predictions were in its queue."""
     row = _known(predictions.job(call.conn, job_id))
     return made(JobPrediction, predictions.job_prediction(call.outlook(call.conn, row["queue"]), row))
 
 
-@op("GET /jobs/{job_id}/events")
+@Op("GET /jobs/{job_id}/events")
 def job_events(
     call: Call,
     job_id: JobId,
@@ -242,7 +248,7 @@ def job_events(
     return made(JobEvents, {"events": rows, "next": rows[-1]["event_id"] if len(rows) == limit else None})
 
 
-@op("GET /jobs/{job_id}/logs")
+@Op("GET /jobs/{job_id}/logs")
 def logs(
     call: Call,
     job_id: JobId,
@@ -261,9 +267,9 @@ def logs(
 ) -> JobLogs:
     """Show the lines that the runs of one job have written, the oldest first."""
     page = logs_of.page(call.conn, job_id, after, attempt, limit)
-    if not page.lines:
+    if not page.rows:
         _known(lifecycle.status(call.conn, job_id))
-    return made(JobLogs, {"lines": page.lines, "next": page.next})
+    return made(JobLogs, {"lines": page.rows, "next": page.next})
 
 
 def _canceled(answer: Status) -> str:
@@ -272,7 +278,7 @@ def _canceled(answer: Status) -> str:
     return "the job is asked to stop"
 
 
-@op("POST /jobs/{job_id}/cancel", scope=("trigger", "operate"), done=_canceled)
+@Op("POST /jobs/{job_id}/cancel", scope=("trigger", "operate"), done=_canceled)
 def cancel(
     call: Call,
     job_id: JobId,
@@ -287,27 +293,27 @@ def cancel(
     return made(Status, _known(lifecycle.request_cancel(call.conn, job_id, force, call.by)))
 
 
-@op(
+@Op(
     "POST /jobs/{job_id}/requeue",
-    scope="operate",
     done="the job is queued again, with a fresh budget of attempts",
     errors=(409,),
     repeatable=False,
 )
 def requeue(call: Call, job_id: JobId) -> Status:
-    """Queue a job that has ended again, with a fresh budget of attempts; any other is a conflict."""
-    return _changed(call, "requeue", job_id, "only a job that has ended can be requeued")
+    """Queue an ended job again, with a fresh budget of attempts; any other job is a conflict."""
+    _change(call, "requeue", job_id, "only a job that has ended can be requeued")
+    return status(call, job_id)
 
 
-@op("POST /jobs/{job_id}/run-now", scope="operate", done="the job may run now", errors=(409,), repeatable=False)
+@Op("POST /jobs/{job_id}/run-now", done="the job may run now", errors=(409,), repeatable=False)
 def run_now(call: Call, job_id: JobId) -> Status:
-    """Make a queued job due whose time has not come; one that is not queued is a conflict."""
-    return _changed(call, "run-now", job_id, "only a queued job can be made due")
+    """Make a queued job due now, before its time; a job that is not queued is a conflict."""
+    _change(call, "run-now", job_id, "only a queued job can be made due")
+    return status(call, job_id)
 
 
-@op(
+@Op(
     "DELETE /jobs/{job_id}",
-    scope="operate",
     done="the job is deleted, with its journal",
     question="Delete this job, with its journal? Nothing of it remains.",
     errors=(409,),
@@ -319,13 +325,13 @@ def delete(call: Call, job_id: JobId) -> Deleted:
     return Deleted(job_id=job_id, deleted=True)
 
 
-@op("POST /jobs/bulk/cancel", scope=("trigger", "operate"), repeatable=False)
+@Op("POST /jobs/bulk/cancel", scope=("trigger", "operate"), repeatable=False)
 def cancel_jobs(call: Call, job_ids: JobIds, force: bool = False) -> BulkOutcomes:
     """Cancel up to 1,000 jobs."""
     return _outcomes(job_ids, operations.change(call.conn, "cancel", job_ids, call.by, force=force))
 
 
-@op("POST /jobs/bulk/{verb}", scope="operate", repeatable=False, errors=(404,))
+@Op("POST /jobs/bulk/{verb}", repeatable=False, errors=(404,))
 def change_jobs(
     call: Call, verb: Literal["requeue", "start-over", "run-now", "delete"], job_ids: JobIds
 ) -> BulkOutcomes:
@@ -336,7 +342,7 @@ def change_jobs(
     return _outcomes(job_ids, operations.change(call.conn, verb, job_ids, call.by))
 
 
-@op("POST /jobs/bulk/preview", scope="operate")
+@Op("POST /jobs/bulk/preview")
 def preview(
     call: Call, order: OrderName, matching: Matching | None = None, job_ids: NamedJobs | None = None
 ) -> Preview:
@@ -351,7 +357,7 @@ def preview(
         raise WrongMatching(str(e)) from None
 
 
-@op("POST /jobs/bulk", scope="operate", errors=(409,))
+@Op("POST /jobs/bulk", errors=(409,))
 def order_jobs(
     call: Call,
     order: OrderName,
@@ -386,11 +392,6 @@ def _change(call: Call, verb: str, job_id: UUID, rule: str) -> None:
         raise Unknown("job")
     if outcome != operations.DONE:
         raise NotAllowed(f"the job is {outcome}; {rule}")
-
-
-def _changed(call: Call, verb: str, job_id: UUID, rule: str) -> Status:
-    _change(call, verb, job_id, rule)
-    return status(call, job_id)
 
 
 def _outcomes(job_ids: Sequence[UUID], outcomes: Mapping[UUID, str]) -> BulkOutcomes:

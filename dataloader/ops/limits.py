@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dataloader.model.queues import Limit, LimitRemoved, Limits
 from dataloader.ops.errors import Unknown
-from dataloader.ops.op import Call, made, op
+from dataloader.ops.op import Call, Op, made, operations_on
 from dataloader.ops.types import PRINTABLE, Whole
 from dataloader.queue import new_job, operations
 from dataloader.queue.reports import stats
@@ -16,26 +16,23 @@ from dataloader.queue.reports import stats
 LimitName = Annotated[new_job.LimitName, Field(description="of the limit", json_schema_extra={"pattern": PRINTABLE})]
 
 
-@op(
-    "GET /limits",
-    command="limit list",
-    columns="name running most waiting per_minute burst tokens changed_at changed_by",
-    examples=("dataloader limit list",),
-)
+_limit = operations_on("limit", "limit", "source:oracle")
+
+
+@_limit("list", columns="name running most waiting per_minute burst tokens changed_at changed_by")
 def limits(call: Call) -> Limits:
     """List the limits: what each allows, how many of its jobs run, and how many wait for it."""
     return made(Limits, {"limits": stats.limits(call.conn)})
 
 
-@op("GET /limits/{limit}", errors=(404,))
+@Op("GET /limits/{limit}", errors=(404,))
 def get_limit(call: Call, limit: LimitName) -> Limit:
     """One limit."""
-    return _limit(call, limit)
+    return _one(call, limit)
 
 
-@op(
+@Op(
     "PUT /limits/{limit}",
-    scope="operate",
     command="limit set LIMIT",
     done=lambda limit: f"the limit {limit.name} allows {allowed(limit)}",
     examples=("dataloader limit set source:oracle --most 3 --per-minute 60",),
@@ -58,19 +55,12 @@ def set_limit(
 ) -> Limit:
     """Make a limit, or replace what it allows, on all hosts at once; jobs that run go on."""
     operations.set_limit(call.conn, limit, call.by, most, per_minute, burst)
-    return _limit(call, limit)
+    return _one(call, limit)
 
 
-@op(
-    "DELETE /limits/{limit}",
-    scope="operate",
-    command="limit remove LIMIT",
-    done="the limit {name} is removed: any number of its jobs may run",
-    examples=("dataloader limit remove source:oracle",),
-    errors=(404,),
-)
+@_limit("remove", done="the limit {name} is removed: any number of its jobs may run")
 def remove_limit(call: Call, limit: LimitName) -> LimitRemoved:
-    """Let any number of a limit's jobs run; the jobs keep its name."""
+    """Remove a limit; its jobs keep its name, and any number of them may run."""
     if not operations.remove_limit(call.conn, limit, call.by):
         raise Unknown("limit")
     return LimitRemoved(name=limit)
@@ -84,7 +74,7 @@ def allowed(limit: Limit) -> str:
     return " and ".join(parts)
 
 
-def _limit(call: Call, name: str) -> Limit:
+def _one(call: Call, name: str) -> Limit:
     rows = stats.limits(call.conn, name)
     if not rows:
         raise Unknown("limit")

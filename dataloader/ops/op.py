@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property
+from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass
+from functools import cache, cached_property
 from string import Formatter
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -78,43 +78,43 @@ class Texts(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Op:
-    """An operation. `route` is a method and a path, `command` the words of the shell with its arguments in capitals."""
+    """An operation, and the decorator that declares its function; the signature declares the rest.
 
-    function: Callable[..., Any]
-    route: str
-    scope: tuple[Scope, ...]
-    command: str
-    done: Done
-    question: str
-    columns: str
-    examples: tuple[str, ...]
-    errors: tuple[int, ...]
-    repeatable: bool
-    links: str
-    headers: tuple[str, ...]
-    body: type[BaseModel] | None
+    A call that is not `repeatable` is not sent twice. A function with a `body` takes its fields as they are, and checks
+    them.
+    """
 
-    @property
-    def name(self) -> str:
-        """The name in the clients, in OpenAPI and in the audit."""
-        return self.function.__name__
+    route: str  # a method and a path below /api/v1, with {parameters}
+    _: KW_ONLY
+    scope: tuple[Scope, ...] = ()  # by default to read for a GET, else to operate
+    command: str = ""  # the words of the shell, with its arguments in capitals
+    done: Done = ""  # tells people of success, with the fields of the answer and the parameters in braces
+    question: str = ""  # asked before an operation that destroys something; `{jobs}` are the jobs that it is for
+    columns: str = ""  # the fields of a row that a table shows
+    examples: tuple[str, ...] = ()
+    errors: tuple[int, ...] = ()  # HTTP statuses that do not follow from the signature
+    repeatable: bool = True
+    links: str = ""  # the JSON pointer of a job's id in the answer
+    headers: tuple[str, ...] = ()  # that a request may have
+    body: type[BaseModel] | None = None
+    function: Callable[..., Any] = field(init=False)
+    name: str = field(init=False)  # in the clients, in OpenAPI and in the audit
+    subject: str = field(init=False)  # the module, which is the tag in OpenAPI
+    method: str = field(init=False)
+    path: str = field(init=False)
 
-    @property
-    def subject(self) -> str:
-        """The module, which is the tag in OpenAPI."""
-        return self.function.__module__.rpartition(".")[2]
+    def __post_init__(self) -> None:
+        self.method, _, self.path = self.route.partition(" ")
+        self.scope = self.scope or (("read",) if self.method == "GET" else ("operate",))
 
-    @property
-    def method(self) -> str:
-        """The HTTP method."""
-        return self.route.partition(" ")[0]
-
-    @property
-    def path(self) -> str:
-        """The path below /api/v1, with {parameters}."""
-        return self.route.partition(" ")[2]
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Declare the operation that `function` carries out."""
+        self.function, self.name = function, function.__name__
+        self.subject = function.__module__.rpartition(".")[2]
+        OPS[self.name] = self
+        return function
 
     @cached_property
     def in_path(self) -> tuple[str, ...]:
@@ -133,9 +133,9 @@ class Op:
 
     def _parameters(self) -> Iterator[Parameter]:
         if self.body:
-            for name, field in self.body.model_fields.items():
-                default = inspect.Parameter.empty if field.is_required() else field.default
-                yield Parameter(name, Annotated[field.annotation, field], default)
+            for name, info in self.body.model_fields.items():
+                default = inspect.Parameter.empty if info.is_required() else info.default
+                yield Parameter(name, Annotated[info.annotation, info], default)
             return
         hints = get_type_hints(self.function, include_extras=True)
         for name, parameter in list(inspect.signature(self.function).parameters.items())[1:]:
@@ -225,52 +225,16 @@ class _Sentence(Formatter):
 OPS: dict[str, Op] = {}
 
 
-def op(
-    route: str,
-    *,
-    scope: Scope | tuple[Scope, ...] = "read",
-    command: str = "",
-    done: Done = "",
-    question: str = "",
-    columns: str = "",
-    examples: tuple[str, ...] = (),
-    errors: tuple[int, ...] = (),
-    repeatable: bool = True,
-    links: str = "",
-    headers: tuple[str, ...] = (),
-    body: type[BaseModel] | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Declare an operation.
+def operations_on(noun: str, parameter: str, example: str) -> Callable[..., Op]:
+    """A function that makes the `Op` of a verb for one `noun`, which paths name by `parameter`."""
+    one = f"/{noun}s/{{{parameter}}}"
+    routes = {"list": f"GET /{noun}s", "show": f"GET {one}", "set": f"PUT {one}", "remove": f"DELETE {one}"}
 
-    `done` tells people of success: a text with the fields of the answer and the parameters in braces. `question` is
-    asked before an operation that destroys something; `{jobs}` in it are the jobs that it is for. `columns` are the
-    fields of a row that a table shows. `errors` are HTTP statuses that do not follow from the signature. A call that is
-    not `repeatable` is not sent twice. `links` is the JSON pointer of a job's id in the answer. `headers` are those
-    that a request may have. A function with a `body` takes its fields as they are, and checks them.
-    """
-    scopes = scope if isinstance(scope, tuple) else (scope,)
-
-    def declare(function: Callable[P, R]) -> Callable[P, R]:
-        texts = (command, done, question, columns, examples)
-        made = Op(function, route, scopes, *texts, errors, repeatable, links, headers, body)
-        OPS[made.name] = made
-        return function
-
-    return declare
-
-
-def order(noun: str, parameter: str, example: str) -> Callable[..., Callable[[Callable[P, R]], Callable[P, R]]]:
-    """A decorator for the orders to one `noun`, which the path names by `parameter`; the rest is as of `op`."""
-
-    def declare(verb: str, *, errors: tuple[int, ...] = (), **words: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        return op(
-            f"POST /{noun}s/{{{parameter}}}/{verb}",
-            scope="operate",
-            command=f"{noun} {verb} {parameter.upper()}",
-            examples=(f"dataloader {noun} {verb} {example}",),
-            errors=(404, *errors),
-            **words,
-        )
+    def declare(verb: str, *, errors: tuple[int, ...] = (), **words: Any) -> Op:
+        named, errors = ("", errors) if verb == "list" else (f" {parameter.upper()}", (404, *errors))
+        words = {"examples": (f"dataloader {noun} {verb} {example if named else ''}".rstrip(),)} | words
+        route = routes.get(verb, f"POST {one}/{verb}")
+        return Op(route, command=f"{noun} {verb}{named}", errors=errors, **words)
 
     return declare
 
@@ -297,14 +261,8 @@ def _as_it_is(wanted: Any, value: Any) -> Any:
     return value
 
 
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Reads and writes answers of this type."""
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]
-
-
-_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+# Reads and writes answers of a type.
+adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def may_be_none(annotation: Any) -> bool:

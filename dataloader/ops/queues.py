@@ -13,7 +13,7 @@ from pydantic import Field
 from dataloader.model.jobs import QueuePrediction
 from dataloader.model.queues import Changed, Keys, Moved, Overview, Queues, QueueState
 from dataloader.model.runs import QueueRuns
-from dataloader.ops.op import Call, made, op
+from dataloader.ops.op import Call, Op, made
 from dataloader.ops.types import Cursor, NewQueueName, PageSize, QueueName, RangeName, Text, Whole
 from dataloader.queue import operations
 from dataloader.queue.reports import keys as keys_of
@@ -67,19 +67,19 @@ def order_of(queue: QueueState) -> str:
     return f"{queue.queue} " + ", ".join(words for words, holds in parts.items() if holds)
 
 
-@op("GET /queues")
+@Op("GET /queues")
 def queues(call: Call) -> Queues:
     """Every queue that has jobs, a pause, a limit or a worker."""
     return made(Queues, stats.overview(call.conn))
 
 
-@op("GET /stats")
+@Op("GET /stats")
 def overview(call: Call) -> Overview:
     """Length, dead, lag and more, for each queue and in total."""
     return made(Overview, stats.overview(call.conn))
 
 
-@op(
+@Op(
     "GET /queues/{queue}/keys",
     command="queue keys QUEUE",
     columns="lock_key payloads job_id score attempt waiting_for",
@@ -96,21 +96,20 @@ def keys(call: Call, queue: QueueName, limit: PageSize = 50, after: Cursor | Non
     return made(Keys, {"keys": page.rows, "next": page.next})
 
 
-@op("GET /queues/{queue}/prediction")
+@Op("GET /queues/{queue}/prediction")
 def predict_queue(call: Call, queue: QueueName) -> QueuePrediction:
     """When all that is queued and runs now will have ended, its range, and how right such predictions were."""
     return made(QueuePrediction, predictions.queue_prediction(call.outlook(call.conn, queue)))
 
 
-@op("GET /queues/{queue}/runs")
+@Op("GET /queues/{queue}/runs")
 def queue_runs(call: Call, queue: QueueName, range: RangeName = runs.USUAL) -> QueueRuns:
     """How long the runs of a queue were: counts, failures, percentiles, a histogram, and the period before."""
     return made(QueueRuns, runs.queue_runs(call.conn, queue, range))
 
 
-@op(
+@Op(
     "POST /queues/{queue}/pause",
-    scope="operate",
     command="pause QUEUE",
     done="{queue} is paused; what runs goes on. To go on: dataloader resume {queue!q}{flags}",
     question="Pause this queue? No job of it starts, on any host, until it is resumed.",
@@ -121,9 +120,8 @@ def pause(call: Call, queue: QueueName) -> QueueState:
     return _changed_state(call, queue, operations.pause)
 
 
-@op(
+@Op(
     "POST /queues/{queue}/resume",
-    scope="operate",
     command="resume QUEUE",
     done="{queue} goes on",
     examples=("dataloader resume etl.default",),
@@ -133,21 +131,19 @@ def resume(call: Call, queue: QueueName) -> QueueState:
     return _changed_state(call, queue, operations.resume)
 
 
-@op(
+@Op(
     "PUT /queues/{queue}/limit",
-    scope="operate",
     command="limit queue QUEUE MAX_LENGTH",
     done="{queue} takes new jobs until {max_length:any number} are queued",
     examples=("dataloader limit queue etl.default 10000", "dataloader limit queue etl.default none"),
 )
 def limit(call: Call, queue: QueueName, max_length: Whole | None) -> QueueState:
-    """Refuse to trigger jobs (429) while so many of a queue wait; none takes the limit away."""
+    """Refuse to trigger jobs (429) while `max_length` of a queue wait; `none` removes the limit."""
     return _changed_state(call, queue, lambda conn, name, by: operations.limit_length(conn, name, max_length, by))
 
 
-@op(
+@Op(
     "PUT /queues/{queue}",
-    scope="operate",
     command="queue set QUEUE",
     done=order_of,
     question="Change the order of this queue's jobs? It holds on all hosts, from the next claim on; what runs goes on.",
@@ -168,7 +164,7 @@ def _many(verb: str, only: Any, summary: str, *, done: str, **words: Any) -> Non
     change.__name__, change.__doc__ = verb.replace("-", "_"), summary
     change.__annotations__ |= {"queue": QueueName, "after": Cursor | None, "only": Unpack[only]}
     done = f"{{queue}}: {{changed!j}} {done}"
-    op(f"POST /queues/{{queue}}/{verb}", scope="operate", repeatable=False, done=done, **words)(change)
+    Op(f"POST /queues/{{queue}}/{verb}", repeatable=False, done=done, **words)(change)
 
 
 _many(
@@ -188,14 +184,14 @@ _many(
 _many(
     "run-all",
     Queued,
-    "Make the jobs of a queue due whose time has not come.",
+    "Make jobs of a queue that wait for their time due now.",
     done="due now",
     question="Let {jobs} run now, retries in their back-off too?",
 )
 _many(
     "kill-retries",
     Tried,
-    "Let the jobs of a queue be failed that were tried and wait for their next attempt.",
+    "Mark the jobs of a queue that wait for a retry as failed.",
     done="failed",
     command="queue kill-retries QUEUE",
     question="Let {jobs} fail for good?",
@@ -203,9 +199,8 @@ _many(
 )
 
 
-@op(
+@Op(
     "POST /queues/{queue}/move",
-    scope="operate",
     command="queue move QUEUE TO",
     done="{moved} jobs of {queue} are jobs of {to} now. {queue} stays paused; jobs that producers still add there wait:"
     " run the command again\n    dataloader queue move {queue!q} {to!q}{flags}",
@@ -213,7 +208,7 @@ _many(
     errors=(409,),
 )
 def move(call: Call, queue: QueueName, to: NewQueueName) -> Moved:
-    """Make the queued, running and dead jobs of a queue those of another, in their order; what runs goes on.
+    """Move the queued, running and dead jobs of a queue to another, in their order; running jobs go on.
 
     Both queues are paused until the last job has moved; the first one stays paused.
     """
@@ -222,6 +217,6 @@ def move(call: Call, queue: QueueName, to: NewQueueName) -> Moved:
 
 
 def _changed_state(call: Call, queue: str, change: Callable[..., dict[str, Any]]) -> QueueState:
-    known = operations.known(call.conn, queue)  # asked before the change, which makes the queue known
-    row = change(call.conn, queue, call.by) | known | ({} if call.may_read else {"similar": []})
+    known = operations.known(call.conn, "queue", queue)  # asked before the change, which makes the queue known
+    row = known | change(call.conn, queue, call.by) | ({} if call.may_read else {"similar": []})
     return made(QueueState, row)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dataloader.model.jobs import Triggered
 from dataloader.model.plans import Removed, Schedule, Schedules
-from dataloader.ops.op import Call, made, op, order
+from dataloader.ops.op import Call, Op, made, operations_on
 from dataloader.ops.types import Text
 from dataloader.queue.plans import new_schedule
 from dataloader.queue.plans import schedules as of_schedules
@@ -19,31 +19,23 @@ Name = Annotated[Text, Field(description="of the schedule")]
 Next = Annotated[int, Field(ge=0, le=of_schedules.NEXT_MOST, description="how many due times of each")]
 
 
-@op(
-    "GET /schedules",
-    command="schedule list",
-    columns="name task words next_due last_job_id last_job_status skipped remark",
-    examples=("dataloader schedule list",),
-)
+_schedule = operations_on("schedule", "name", "nightly")
+
+
+@_schedule("list", columns="name task words next_due last_job_id last_job_status skipped remark")
 def schedules(call: Call, next: Next = of_schedules.NEXT) -> Schedules:
     """List the schedules: when they are due, their last jobs, what is wrong with them."""
     return made(Schedules, {"schedules": of_schedules.listed(call.conn, next)})
 
 
-@op(
-    "GET /schedules/{name}",
-    command="schedule show NAME",
-    examples=("dataloader schedule show nightly --next 20",),
-    errors=(404,),
-)
+@_schedule("show", examples=("dataloader schedule show nightly --next 20",))
 def schedule(call: Call, name: Name, next: Next = of_schedules.NEXT) -> Schedule:
     """Show a schedule with its next due times."""
     return made(Schedule, of_schedules.schedule(call.conn, name, next))
 
 
-@op(
+@Op(
     "POST /schedules",
-    scope="operate",
     command="schedule add NAME TASK",
     examples=(
         "dataloader schedule add nightly load.csv --cron '0 3 * * MON-FRI' --args @day.json",
@@ -58,13 +50,7 @@ def add_schedule(call: Call, name: ScheduleName, task: Task, **words: Unpack[Sch
     return made(Schedule, of_schedules.add(call.conn, new, call.by))
 
 
-@op(
-    "PUT /schedules/{name}",
-    scope="operate",
-    command="schedule set NAME",
-    examples=("dataloader schedule set nightly --cron '30 2 * * *'",),
-    errors=(404,),
-)
+@_schedule("set", examples=("dataloader schedule set nightly --cron '30 2 * * *'",))
 def change_schedule(call: Call, name: Name, **words: Unpack[ScheduleChange]) -> Schedule:
     """Change a schedule; what is not named stays, null is the default. From then on code changes it no more.
 
@@ -74,14 +60,11 @@ def change_schedule(call: Call, name: Name, **words: Unpack[ScheduleChange]) -> 
     return made(Schedule, of_schedules.change(call.conn, name, words, zone, call.by))
 
 
-@op(
-    "DELETE /schedules/{name}",
-    scope="operate",
-    command="schedule remove NAME",
+@_schedule(
+    "remove",
     done="{name} is removed; its jobs stay",
-    examples=("dataloader schedule remove nightly",),
-    errors=(404,),
     repeatable=False,
+    question="Remove this schedule? It makes no more jobs; those that it has made stay.",
 )
 def remove_schedule(call: Call, name: Name) -> Removed:
     """Remove a schedule; its jobs stay. One that a pipeline names comes back when a worker starts."""
@@ -89,10 +72,7 @@ def remove_schedule(call: Call, name: Name) -> Removed:
     return Removed(name=name, removed=True)
 
 
-_order = order("schedule", "name", "nightly")
-
-
-@_order(
+@_schedule(
     "pause",
     done="{name} is paused. To go on: dataloader schedule resume {name!q}{flags}",
     question="Pause this schedule? It makes no jobs until it is resumed.",
@@ -102,13 +82,13 @@ def pause_schedule(call: Call, name: Name) -> Schedule:
     return made(Schedule, of_schedules.pause(call.conn, name, call.by))
 
 
-@_order("resume", done="{name} goes on; it is due at {next_due}")
+@_schedule("resume", done="{name} goes on; it is due at {next_due}")
 def resume_schedule(call: Call, name: Name) -> Schedule:
     """End a schedule's pause; the due times of the pause get no job."""
     return made(Schedule, of_schedules.resume(call.conn, name))
 
 
-@_order("run", errors=(409, 429), repeatable=False, links="/job_id", done="job {job_id} is {status}")
+@_schedule("run", errors=(409, 429), repeatable=False, links="/job_id", done="job {job_id} is {status}")
 def run_schedule(call: Call, name: Name) -> Triggered:
     """Add a job of a schedule now, paused or not; now is its due time."""
     lease_ttl_sec = call.settings.dl_default_lease_ttl_sec

@@ -9,7 +9,7 @@ from pydantic import Field
 from dataloader.model.farm import RemovedWebhook, Tested, Webhook, Webhooks
 from dataloader.model.kinds import ALERTS, SHAPES
 from dataloader.ops.errors import Unknown
-from dataloader.ops.op import Call, made, op
+from dataloader.ops.op import Call, Op, made, operations_on
 from dataloader.ops.types import Text
 from dataloader.queue.reports import webhooks as receivers
 from dataloader.queue.reports.messages import Rules
@@ -20,13 +20,14 @@ Shape: TypeAlias = Literal[SHAPES]  # type: ignore[valid-type]
 Kind: TypeAlias = Literal[ALERTS]  # type: ignore[valid-type]
 
 
-@op(
-    "GET /webhooks",
-    scope="operate",
-    command="webhook list",
+_webhook = operations_on("webhook", "webhook", "ops")
+
+
+@_webhook(
+    "list",
+    scope=("operate",),
     columns="name shape url kinds queues late_after=lag_sec signed_by paused=paused_at by=paused_by"
     " undelivered last_error",
-    examples=("dataloader webhook list",),
 )
 def webhooks(call: Call) -> Webhooks:
     """The receivers of alerts, and whether a worker serves the queue of their messages."""
@@ -35,9 +36,8 @@ def webhooks(call: Call) -> Webhooks:
     return made(Webhooks, fields | {"webhooks": receivers.with_deliveries(call.conn)})
 
 
-@op(
+@Op(
     "PUT /webhooks/{webhook}",
-    scope="operate",
     command="webhook add WEBHOOK URL",
     done="{name} is sent messages. To try it: dataloader webhook test {name!q}{flags}",
     examples=("dataloader webhook add ops https://ops.example.com/alerts --signed-by DL_WEBHOOK_KEY",),
@@ -71,18 +71,11 @@ def put_webhook(
     ] = receivers.LAG_SEC,
 ) -> Webhook:
     """Add a receiver of alerts, or change the one of this name; what the request leaves out has its default."""
-    wanted = receivers.Wanted(webhook, url, shape, signed_by, kinds, queues, lag_sec)
-    return made(Webhook, receivers.put(call.conn, wanted, call.by))
+    row = receivers.put(call.conn, webhook, url, call.by, shape, signed_by, kinds, queues, lag_sec)
+    return made(Webhook, row)
 
 
-@op(
-    "DELETE /webhooks/{webhook}",
-    scope="operate",
-    command="webhook remove WEBHOOK",
-    done="{webhook} is removed",
-    examples=("dataloader webhook remove ops",),
-    errors=(404,),
-)
+@_webhook("remove", done="{webhook} is removed")
 def remove_webhook(call: Call, webhook: WebhookName) -> RemovedWebhook:
     """Remove a receiver of alerts; messages that wait for it are not sent any more."""
     if not receivers.remove(call.conn, webhook):
@@ -90,39 +83,21 @@ def remove_webhook(call: Call, webhook: WebhookName) -> RemovedWebhook:
     return RemovedWebhook(name=webhook)
 
 
-@op(
-    "POST /webhooks/{webhook}/pause",
-    scope="operate",
-    command="webhook pause WEBHOOK",
-    done="{webhook} is sent no messages",
-    examples=("dataloader webhook pause ops",),
-    errors=(404,),
-)
+@_webhook("pause", done="{webhook} is sent no messages")
 def pause_webhook(call: Call, webhook: WebhookName) -> Webhook:
-    """Send a receiver no more messages; it does not hear later of what happens meanwhile."""
-    return _webhook(receivers.pause(call.conn, webhook, call.by))
+    """Send a receiver no more messages; those of the pause are never sent."""
+    return _known(receivers.pause(call.conn, webhook, call.by))
 
 
-@op(
-    "POST /webhooks/{webhook}/resume",
-    scope="operate",
-    command="webhook resume WEBHOOK",
-    done="{webhook} is sent messages again",
-    examples=("dataloader webhook resume ops",),
-    errors=(404,),
-)
+@_webhook("resume", done="{webhook} is sent messages again")
 def resume_webhook(call: Call, webhook: WebhookName) -> Webhook:
-    """Send messages to a paused receiver again, also to one that was paused by its own answer 410."""
-    return _webhook(receivers.resume(call.conn, webhook))
+    """Send messages to a paused receiver again, also if its answer 410 has paused it."""
+    return _known(receivers.resume(call.conn, webhook))
 
 
-@op(
-    "POST /webhooks/{webhook}/test",
-    scope="operate",
-    command="webhook test WEBHOOK",
+@_webhook(
+    "test",
     done="the message is job {job_id}. Has it arrived? dataloader wait {job_id}{flags} {advice:}",
-    examples=("dataloader webhook test ops",),
-    errors=(404,),
     repeatable=False,
     links="/job_id",
 )
@@ -135,7 +110,7 @@ def test_webhook(call: Call, webhook: WebhookName) -> Tested:
     return Tested(name=webhook, job_id=job_id, advice=None if receivers.is_served(call.conn, queue) else advice)
 
 
-def _webhook(row: receivers.Row | None) -> Webhook:
+def _known(row: receivers.Row | None) -> Webhook:
     if row is None:
         raise Unknown("webhook")
     return made(Webhook, row)

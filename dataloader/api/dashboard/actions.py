@@ -1,4 +1,4 @@
-"""The buttons and forms that change something: which there are, and the one route that carries them out.
+"""The buttons and forms that change something, orders to many jobs, and the suggestions of the search box.
 
 A button names an operation of `ops`, and its parameters. The choice of buttons is pure. The question before an
 operation, its checks, the sentence of success and its errors are those of the operation.
@@ -14,21 +14,33 @@ from datetime import datetime
 from time import monotonic
 from typing import Any
 
-from flask import Blueprint, Response, current_app, g, request
+from flask import Blueprint, Response, current_app, g, render_template, request
 
 from dataloader import ops
 from dataloader.api.dashboard import zones
 from dataloader.api.dashboard.render import action_url, done, failed
 from dataloader.api.dispatch import calling
 from dataloader.api.web import auth
-from dataloader.ops.errors import Problem
+from dataloader.api.web.endpoint import session
+from dataloader.ops.errors import Problem, meaning
+from dataloader.ops.jobs import Filters
 from dataloader.ops.op import Op, Parameter, may_be_none, plain_type
+from dataloader.queue.reports import stats, tallies
+from dataloader.queue.reports.search import LENGTH
 
 blueprint = Blueprint("actions", __name__)
 blueprint.register_error_handler(Exception, failed)
 ALL_SEC = 1.5  # for a button that changes a whole queue
 # The filters of the list of jobs that a change of a whole queue knows too.
 FILTERS = ("task", "lock_key", "partition_key", "error_group")
+
+# The button of each order, what becomes of the jobs, and whether it destroys work or data.
+ORDERS = {
+    "requeue": ("Requeue", "queued again", False),
+    "run-now": ("Run now", "due now", False),
+    "cancel": ("Cancel", "canceled, or asked to stop", True),
+    "delete": ("Delete", "deleted, with their journals", True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +60,37 @@ def _button(name: str, label: str, because: str = "", jobs: str = "", *, is_grav
     return Button(name, label, ops.load()[name].question.format(jobs=jobs), because, is_grave)
 
 
-def job_buttons(job: Mapping[str, Any]) -> list[Button]:
+def job_buttons(job: Mapping[str, Any], is_stuck: bool = False) -> list[Button]:
     """The buttons for a job in this state, the most likely one first."""
-    is_running = job["status"] == "running"
-    because = "A running job cannot be deleted. Cancel it first." if is_running else ""
-    delete = _button("delete", "Delete", because, is_grave=True)
-    if is_running:
-        return [_cancel(job), _force(job), delete]
+    if job["status"] not in ("queued", "running"):
+        asked = "Run this job again? It has succeeded; it will do its work once more, with a fresh budget of attempts."
+        requeue = Button("requeue", "Requeue", asked if job["status"] == "succeeded" else "")
+        return [requeue, _button("delete", "Delete", is_grave=True)]
+    because = "It has been asked to stop, and will at its next safe point." if job["cancel_requested"] else ""
     if job["status"] == "queued":
         waits = (job.get("waiting_for") or {}).get("reason")
         is_held = waits in ("time", "session") or job.get("blocked_on") in ("time", "parent")
-        run_now = Button("run_now", "Run now", because="" if is_held else "Its time has come already.")
-        return [run_now, _cancel(job), delete]
-    asked = "Run this job again? It has succeeded; it will do its work once more, with a fresh budget of attempts."
-    return [Button("requeue", "Requeue", asked if job["status"] == "succeeded" else ""), delete]
-
-
-def _cancel(job: Mapping[str, Any]) -> Button:
-    question = "Cancel this job? It has not started and never will."
-    if job["status"] == "running":
-        question = "Cancel this job? It stops at its next safe point; what it has written stays."
-    because = "It has been asked to stop, and will at its next safe point." if job["cancel_requested"] else ""
-    return Button("cancel", "Cancel", question, because, is_grave=True)
-
-
-def _force(job: Mapping[str, Any]) -> Button:
-    question = (
+        question = "Cancel this job? It has not started and never will."
+        return [
+            Button("run_now", "Run now", because="" if is_held else "It is already due."),
+            Button("cancel", "Cancel", question, because, is_grave=True),
+            _button("delete", "Delete", is_grave=True),
+        ]
+    question = "Cancel this job? It stops at its next safe point; what it has written stays."
+    by_force = (
         "Force this job to stop? It is interrupted where it stands, and its process killed where that does not help."
     )
-    because = "Its end is being forced already." if job.get("cancel_forced") else ""
-    return Button("cancel", "Force cancel", question, because, is_grave=True, given={"force": "yes"})
+    forced = "Its end is being forced already." if job.get("cancel_forced") else ""
+    if is_stuck and because:
+        because = "It has been asked to stop, and reaches no safe point: cancel it by force."
+    cancels = [
+        Button("cancel", "Cancel", question, because, is_grave=True),
+        Button("cancel", "Force cancel", by_force, forced, is_grave=True, given={"force": "yes"}),
+    ]
+    return [
+        *(reversed(cancels) if is_stuck else cancels),
+        _button("delete", "Delete", "A running job cannot be deleted. Cancel it first.", is_grave=True),
+    ]
 
 
 def queue_buttons(queue: Mapping[str, Any]) -> list[Button]:
@@ -99,7 +112,7 @@ def queue_buttons(queue: Mapping[str, Any]) -> list[Button]:
 def schedule_buttons(schedule: Mapping[str, Any]) -> list[Button]:
     """A schedule's buttons."""
     pause = _button("resume_schedule", "Resume") if schedule["paused_at"] else _button("pause_schedule", "Pause")
-    return [pause, _button("run_schedule", "Run now")]
+    return [pause, _button("run_schedule", "Run now"), _button("remove_schedule", "Remove", is_grave=True)]
 
 
 def error_buttons(group: Mapping[str, Any]) -> list[Button]:
@@ -131,17 +144,15 @@ def list_buttons(given: Mapping[str, str]) -> list[Button]:
         because = "Name one queue in the filter, to change all its jobs that fit."
     elif any(given[name] for name in given if name not in (*FILTERS, "queue", "status", "sort")):
         because = "A change of all that fit goes by queue, task, key and partition: clear the other filters."
-    kinds = {
-        "dead": [("requeue_dead", "Requeue all that fit"), ("delete_dead", "Delete all that fit")],
-        "retries": [("kill_retries", "Kill all that fit")],
-        "scheduled": [("run_all", "Run all that fit now")],
-    }
-    kind = {"retries": "retried"}.get(given["status"], given["status"])
-    jobs = f"every {kind} job of {given['queue']} that fits this filter"
-    return [
-        _button(name, label, because, jobs, is_grave=name in ("delete_dead", "kill_retries"))
-        for name, label in kinds.get(given["status"], [])
-    ]
+    jobs = f"every {given['status'].replace('retries', 'retried')} job of {given['queue']} that fits this filter"
+    if given["status"] == "dead":
+        return [
+            _button("requeue_dead", "Requeue all that fit", because, jobs),
+            _button("delete_dead", "Delete all that fit", because, jobs, is_grave=True),
+        ]
+    if given["status"] == "retries":
+        return [_button("kill_retries", "Kill all that fit", because, jobs, is_grave=True)]
+    return [_button("run_all", "Run all that fit now", because, jobs)] if given["status"] == "scheduled" else []
 
 
 def _jobs(number: int, kind: str) -> str:
@@ -158,7 +169,7 @@ def carry_out(name: str) -> Response:
         raise Problem(404, "There is no such action.")
     given = _checked(op, texts)
     answer, facts = repeated(op, given)
-    after = facts.get("next")
+    after = facts.get("next") if "after" in op.parameters else None  # that of a schedule are its due times
     g.changed = texts | {"action": name} | ({"jobs": facts["changed"]} if "changed" in facts else {})
     sentence = op.sentence(answer, given | facts | {"flags": ""}, _shown) or f"{facts['name']}: done"
     sentence += "" if facts.get("is_known", True) else ". No queue of this name is known now"
@@ -226,3 +237,67 @@ def _value(parameter: Parameter | None, text: str) -> Any:
         if not isinstance(text, dict):
             raise Problem(400, f"That was not done: {parameter.name} should be a JSON object.")
     return text
+
+
+def matching(wanted: stats.Wanted) -> str:
+    """The filters of a list as its page holds them for an order; "" where there is none."""
+    given = {name: getattr(wanted, name) for name in Filters.__annotations__}
+    target = {name: value if isinstance(value, str) else value.isoformat() for name, value in given.items() if value}
+    return json.dumps(target) if target else ""
+
+
+@blueprint.get("/search/suggestions")
+@auth.require("read")
+def suggestions() -> Response:
+    """The options of the search box, for what is typed so far."""
+    text = request.args.get("q", "")
+    with session() as conn:
+        texts = tallies.suggest(conn, text) if len(text) <= LENGTH and "\0" not in text else []
+    return Response(render_template("suggestions.html", suggestions=texts), mimetype="text/html")
+
+
+@blueprint.post("/jobs/bulk/preview")
+@auth.require("operate")
+def preview_order() -> Response:
+    """The preview says what an order would do, and has the button that gives the order."""
+    preview, _ = _carried_out("preview")
+    return _part("preview.html", preview.order, preview=preview, target=request.form["target"])
+
+
+@blueprint.post("/jobs/bulk")
+@auth.require("operate")
+def order_jobs() -> Response:
+    """Change jobs of a preview for some time; the answer goes on by itself until all are."""
+    form = request.form
+    so_far, count = (form.get(name, type=int, default=0) for name in ("changed", "count"))
+    found, facts = _carried_out("order_jobs")
+    g.changed = {"action": found.order, "jobs": facts["changed"]}
+    changed = so_far + facts["changed"]
+    response = _part("progress.html", found.order, changed=changed, count=count, after=found.next, form=form)
+    if found.next is None:
+        response.headers["HX-Trigger"] = "refresh"
+    return response
+
+
+def _carried_out(name: str) -> tuple[Any, dict[str, Any]]:
+    """The answer of an operation to the jobs that the form names, and its fields; raises a Problem."""
+    try:
+        target = json.loads(request.form.get("target", ""))
+    except (ValueError, RecursionError):
+        target = None
+    if not isinstance(target, dict):
+        raise Problem(400, "An order should name its jobs: tick some, or select all that match.")
+    fields = {each: text for each in ("order", "confirmation", "after") if (text := request.form.get(each))}
+    op = ops.load()[name]
+    try:
+        return repeated(op, op.checked({**target, **fields}))
+    except Exception as e:
+        if means := meaning(e):
+            raise Problem(means.status, f"That was not done: {e}.") from None
+        raise
+
+
+def _part(template: str, order: str, **data: Any) -> Response:
+    label, done, is_grave = ORDERS.get(order, (order.capitalize(), "changed", False))
+    page = render_template(template, order=order, label=label, done=done, is_grave=is_grave, **data)
+    return Response(page, mimetype="text/html")

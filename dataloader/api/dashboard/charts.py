@@ -1,4 +1,4 @@
-"""PURE: the pages' charts: columns over time, the bars of a histogram, the lanes of workers, the overview's throughput.
+"""PURE: the pages' charts: columns over time, bars of a histogram, lanes of workers, throughput, a backfill's heat map.
 
 A template draws the rectangles; their sizes are attributes, for the content security policy forbids styles.
 """
@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime, timedelta
+from itertools import groupby
 from typing import Any, NamedTuple
 
+from markupsafe import Markup, escape
+
+from dataloader.log import masked
+from dataloader.queue.plans.partitions import moment
 from dataloader.queue.reports.timeline import Run, busy
 
 WIDTH, HEIGHT = 720.0, 120.0
@@ -17,6 +22,8 @@ LANE, GAP = 20.0, 6.0
 LANES = 40  # workers of one chart, those with the most time first
 RECTANGLES = 3_000  # of one chart
 THINNEST = 1.0  # in a chart's own units
+SPARSE = 3  # days for one partition: then most of a calendar would be empty
+Row = Mapping[str, Any]
 
 
 class Rectangle(NamedTuple):
@@ -61,13 +68,6 @@ RANGES = {
     )
 }
 DEFAULT_RANGE = "1h"
-
-
-def range_of(name: str) -> Range:
-    """The range of this name. Raises ValueError with a text for people."""
-    if name not in RANGES:
-        raise ValueError(f"The range should be one of: {', '.join(RANGES)}.")
-    return RANGES[name]
 
 
 def throughput(wanted: Range, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -158,3 +158,51 @@ def _joined(last: Rectangle, end: float, run: Run) -> Rectangle:
 
 def _short(number: float) -> float:
     return round(number, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A year, or what else stands together. In a calendar the cells go down by weekday from Monday; None is no cell."""
+
+    label: str
+    is_calendar: bool
+    cells: list[Row | None] = field(default_factory=list)
+
+
+def blocks(rows: Sequence[Row]) -> list[Block]:
+    """The partitions by year, those of days as calendars; what has no date in one block."""
+    moments = {row["partition"]: moment(row["partition"]) for row in rows}
+    if any(at is None for at in moments.values()):
+        return [Block("", False, list(rows))] if rows else []
+    days = {at.date(): row for row in rows if (at := moments[row["partition"]])}
+    years = groupby(rows, key=lambda row: row["partition"][:4])
+    is_calendar = len(days) == len(rows) > 0 and (max(days) - min(days)).days < SPARSE * len(rows)
+    if not is_calendar:  # a partition has no day of its own, or the days are far from each other
+        return [Block(year, False, list(of_year)) for year, of_year in years]
+    return [Block(year, True, _calendar(int(year), days)) for year, _ in years]
+
+
+def cells(block: Block, jobs: str) -> Markup:
+    """The cells of a block in HTML, each with a link to its job, whose address is `jobs` and the id.
+
+    A page has thousands of cells: the template engine and the masking of each field would take some tenths of a second.
+    """
+    return Markup("".join(_cell(row, jobs) for row in block.cells))  # noqa: S704  of escaped parts
+
+
+def _cell(row: Row | None, jobs: str) -> str:
+    if row is None:
+        return '<span class="cell none"></span>'
+    # A moment holds no secret.
+    name = row["partition"] if moment(row["partition"]) else masked(row["partition"])
+    title, status = escape(f"{name}: {row['status']}"), row["status"]
+    if row["job_id"]:
+        return f'<a class="cell {status}" href="{jobs}{row["job_id"]}" title="{title}"></a>'
+    return f'<span class="cell {status}" title="{title}"></span>'
+
+
+def _calendar(year: int, days: Mapping[date, Row]) -> list[Row | None]:
+    """The days of a year behind so many empty cells that each week is a column."""
+    first = date(year, 1, 1)
+    length = (date(year, 12, 31) - first).days + 1
+    return [None] * first.weekday() + [days.get(first + timedelta(days=day)) for day in range(length)]

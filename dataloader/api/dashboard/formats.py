@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -16,6 +17,7 @@ from dataloader.queue.reports.words import NOTHING as NOTHING
 from dataloader.queue.reports.words import count as count
 from dataloader.queue.reports.words import duration as duration
 from dataloader.queue.reports.words import percent as percent
+from dataloader.queue.reports.words import plain
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SIZES = ("B", "KB", "MB", "GB", "TB", "PB")
@@ -48,9 +50,9 @@ def pretty(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
 
 
-def first_line(text: str | None) -> str:
-    """The first line of an error, without its stack."""
-    return (text or "").strip().partition("\n")[0]
+def first_line(value: Any) -> str:
+    """The first line of a text, such as an error without its stack; of any other value its JSON."""
+    return plain(value).strip().partition("\n")[0]
 
 
 def short(job_id: object) -> str:
@@ -68,40 +70,28 @@ def clock(
     relative = Markup(' class="ago" tabindex="0"') if is_relative else ""
 
     def moment(at: Any) -> Markup:
-        if isinstance(at, str):
-            at = _parsed(at)
+        if isinstance(at, str):  # of the journal or of `waiting_for`
+            with suppress(ValueError):
+                parsed = datetime.fromisoformat(at)
+                at = parsed if parsed.tzinfo else at
         if not isinstance(at, datetime):
             return escape(NOTHING if at is None else at)
-        utc, local = at.astimezone(UTC), at.astimezone(zone())
+        utc, local, today = at.astimezone(UTC), at.astimezone(zone()), now().astimezone(zone())
+        # `2026-11-21 15:00:00 Europe/Moscow = 2026-11-21 12:00:00.000000 UTC`
+        exact = utc.strftime("%Y-%m-%d %H:%M:%S.%f") + " UTC"
+        if str(local.tzinfo) != "UTC":
+            exact = f"{local:%Y-%m-%d %H:%M:%S} {local.tzinfo} = {exact}"
+        text = local.strftime("%H:%M:%S")
+        if local.date() != today.date():
+            text = f"{local.day} " + local.strftime("%b %H:%M:%S" if local.year == today.year else "%b %Y %H:%M")
         return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(
             utc.isoformat().replace("+00:00", "Z"),
-            _exactly(local, utc),
+            exact,
             relative,
-            _for_people(local, now().astimezone(local.tzinfo)),
+            text,
         )
 
     return moment
-
-
-def _exactly(local: datetime, utc: datetime) -> str:
-    """`2026-11-21 15:00:00 Europe/Moscow = 2026-11-21 12:00:00.000000 UTC`."""
-    exact = utc.strftime("%Y-%m-%d %H:%M:%S.%f") + " UTC"
-    return exact if str(local.tzinfo) == "UTC" else f"{local:%Y-%m-%d %H:%M:%S} {local.tzinfo} = {exact}"
-
-
-def _for_people(at: datetime, now: datetime) -> str:
-    if at.date() == now.date():
-        return at.strftime("%H:%M:%S")
-    return f"{at.day} " + at.strftime("%b %H:%M:%S" if at.year == now.year else "%b %Y %H:%M")
-
-
-def _parsed(text: str) -> datetime | str:
-    """An instant from the journal or `waiting_for`; other text is returned unchanged."""
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    return at if at.tzinfo else text
 
 
 IN_FULL = frozenset({"stacks", "notes", "error_group"})  # facts that a page shows in another place than the line
@@ -109,30 +99,21 @@ IN_FULL = frozenset({"stacks", "notes", "error_group"})  # facts that a page sho
 
 def steps(progress: Any, most: int = 120) -> str:
     """The progress, or any facts, in one line of `most` characters: `500 of 1,000 · step load`."""
-    if not isinstance(progress, Mapping) or not progress:
+    if not isinstance(progress, Mapping):
         return ""
-    left = {name: value for name, value in progress.items() if name not in IN_FULL}
-    words = []
+    texts = {name: value if number_of(value) is None else f"{value:,}" for name, value in progress.items()}
+    left = {name: value for name, value in texts.items() if name not in IN_FULL}
     if share(progress) is not None and "processed" in left and "total" in left:
-        words.append(f"{_counted(left.pop('processed'))} of {_counted(left.pop('total'))}")
-    words += [f"{name} {_counted(value)}" for name, value in left.items()]
-    text = " · ".join(words)
-    return text if len(text) <= most else text[: most - 1] + "…"
+        left = {first_line(left.pop("processed")): f"of {first_line(left.pop('total'))}", **left}
+    return brief(left, most)
 
 
 def brief(args: Any, most: int = 120) -> str:
     """A job's arguments in one line of `most` characters, unlike `steps` without commas: `order 1042 · state paid`."""
-    if not isinstance(args, Mapping):
-        return ""
-    text = " · ".join(f"{name} {_plain(value)}" for name, value in args.items())
+    facts = args.items() if isinstance(args, Mapping) else ()
+    return clipped(" · ".join(f"{name} {first_line(value)}" for name, value in facts), most)
+
+
+def clipped(text: str, most: int) -> str:
+    """The text, with … at its end where it is longer than that."""
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _plain(value: Any) -> str:
-    return first_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _counted(value: Any) -> str:
-    if number_of(value) is not None:
-        return f"{value:,}"
-    return _plain(value)

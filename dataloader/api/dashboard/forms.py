@@ -16,6 +16,7 @@ from dataloader import log
 from dataloader.log import masking
 from dataloader.ops.checks import pointer
 from dataloader.queue import again
+from dataloader.queue.reports.words import plain
 
 INPUTS = 200  # of one form; a task with more args has a text area for all of them
 CHOICES = 200  # of one arg
@@ -64,17 +65,23 @@ def inputs(schema: Mapping[str, Any] | None, args: Mapping[str, Any] | None, zon
     Without a schema of properties, one text area for all args.
     """
     properties = schema.get("properties") if schema else None
+    masked = again.shown(args or {})
     if not schema or not isinstance(properties, dict) or not 0 < len(properties) <= INPUTS:
-        return [Input("", "json", "Arguments, as a JSON object", value=_pretty(args or {}))]
-    fields = [_input(schema, name, _resolved(schema, own), args, zone) for name, own in properties.items()]
-    more = {name: value for name, value in (args or {}).items() if name not in properties}
+        return [Input("", "json", "Arguments, as a JSON object", value=_pretty(masked))]
+    fields = [_input(schema, name, _resolved(schema, own), args, masked, zone) for name, own in properties.items()]
+    more = {name: value for name, value in masked.items() if name not in properties}
     if more or schema.get("additionalProperties"):
         fields.append(Input(MORE, "json", "Other arguments, as a JSON object", value=_pretty(more) if more else ""))
     return fields
 
 
 def _input(
-    schema: Mapping[str, Any], name: str, own: Mapping[str, Any], args: Mapping[str, Any] | None, zone: ZoneInfo
+    schema: Mapping[str, Any],
+    name: str,
+    own: Mapping[str, Any],
+    args: Mapping[str, Any] | None,
+    masked: Mapping[str, Any],
+    zone: ZoneInfo,
 ) -> Input:
     kind = "secret" if masking.is_secret(name, "text") or own.get("writeOnly") else _kind(own)
     has_value = name in args if args is not None else "default" in own
@@ -83,15 +90,15 @@ def _input(
         kind = "json"
     title = str(own.get("title", ""))[:200]
     title = "" if title.lower().replace(" ", "_") == name.lower() else title  # pydantic makes it of the name
-    default = f"default {_text(own['default'])[:100]}" if own.get("default") is not None and kind != "secret" else ""
+    default = f"default {plain(own['default'])[:100]}" if own.get("default") is not None and kind != "secret" else ""
     return Input(
         name,
         kind,
         name,
         log.masked("; ".join(filter(None, [title, str(own.get("description", ""))[:1_000], default]))),
         name in (schema.get("required") or ()),
-        shown(kind, name, value, zone) if has_value else "",
-        log.masked(tuple(map(_text, own["enum"]))) if kind == "choice" else (),
+        _shown(kind, value, masked[name] if name in masked else again.shown({name: value})[name], zone),
+        log.masked(tuple(map(plain, own["enum"]))) if kind == "choice" else (),
         _number(own.get("minimum")),
         _number(own.get("maximum")),
         kind == "secret" and args is not None and name in args,
@@ -132,29 +139,20 @@ def _fits(kind: str, value: Any, own: Mapping[str, Any]) -> bool:
     return kind in ("json", "secret") or isinstance(value, str)
 
 
-def shown(kind: str, name: str, value: Any, zone: ZoneInfo) -> str:
-    """A value as the field shows it: "" for a secret and for null."""
+def _shown(kind: str, value: Any, masked: Any, zone: ZoneInfo) -> str:
+    """A value, which is masked so, as the field shows it: "" for a secret and for null."""
     if value is None or kind == "secret":
         return ""
     if kind == "json":
-        return _pretty(_masked(name, value))
+        return _pretty(masked)
     if kind == "datetime":
         at = _instant(value)
         return "" if at is None else (at.astimezone(zone) if at.tzinfo else at).strftime(_LOCAL)
-    return _text(_masked(name, value))
-
-
-def _masked(name: str, value: Any) -> Any:
-    (masked,) = log.masked({name: value}).values()
-    return masked
+    return plain(masked)
 
 
 def _pretty(value: Any) -> str:
     return json.dumps(log.masked(value), ensure_ascii=False, indent=2)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _number(value: Any) -> float | None:
@@ -184,43 +182,35 @@ def args_of(
     """
     properties = (schema or {}).get("properties") or {}
     args: dict[str, Any] = {}
+    masked = again.shown(old)
     for field in fields:
         text = form.get(f"args.{field.name}", "").replace("\r\n", "\n")
         if field.name in ("", MORE) and field.name not in properties:
-            args |= _others(field, text, args, old)
-        elif field.name in old and text == shown(field.kind, field.name, old[field.name], zone).replace("\r\n", "\n"):
+            others = _json(text) if text.strip() else {}
+            if not isinstance(others, dict):
+                raise FormFault(field.name, 'should be a JSON object, such as {"day": "2026-01-31"}')
+            if twice := next((name for name in others if name in args), None):
+                raise FormFault(field.name, f"has a field of its own: {twice[:100]}")
+            args |= {name: _restored(name, value, old, masked) for name, value in others.items()}
+        elif field.name in old and text == field.value.replace("\r\n", "\n"):
             args[field.name] = old[field.name]
         elif text != "":
             value = _read(field, text, _resolved(schema or {}, properties.get(field.name)), zone)
-            args[field.name] = _restored(field.name, value, old)
+            args[field.name] = _restored(field.name, value, old, masked)
     return args
 
 
-def _others(field: Input, text: str, args: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
-    others = _object(field.name, text)
-    if twice := next((name for name in others if name in args), None):
-        raise FormFault(field.name, f"has a field of its own: {twice[:100]}")
-    return {name: _restored(name, value, old) for name, value in others.items()}
-
-
-def _restored(name: str, value: Any, old: Mapping[str, Any]) -> Any:
+def _restored(name: str, value: Any, old: Mapping[str, Any], masked: Mapping[str, Any]) -> Any:
     try:
-        return again.restored(value, old[name], name) if name in old else value
+        return again.restored(value, old[name], masked[name]) if name in old else value
     except ValueError as e:
         raise FormFault(name, str(e)) from None
-
-
-def _object(name: str, text: str) -> dict[str, Any]:
-    value = _json(text) if text.strip() else {}
-    if not isinstance(value, dict):
-        raise FormFault(name, 'should be a JSON object, such as {"day": "2026-01-31"}')
-    return value
 
 
 def _read(field: Input, text: str, own: Mapping[str, Any], zone: ZoneInfo) -> Any:
     """The value of a field; one that is not what its kind wants stays a text, and the schema says what is wrong."""
     if field.kind == "choice":
-        return next((each for each in own.get("enum", ()) if _text(each) == text), text)
+        return next((each for each in own.get("enum", ()) if plain(each) == text), text)
     if field.kind == "secret":
         return text if own.get("type", "string") == "string" else _json(text, text)
     if field.kind == "datetime":

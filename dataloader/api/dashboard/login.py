@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from flask import Blueprint, Response, current_app, make_response, redirect, render_template, request
+from flask import Blueprint, Response, current_app, g, make_response, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response as BaseResponse
 
 from dataloader import log
@@ -17,10 +18,14 @@ _PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")  # a path without a host, and witho
 @blueprint.get("/login")
 @auth.require()
 def form() -> BaseResponse:
-    """The form; without configured tokens a redirect to the page."""
-    if not current_app.extensions["settings"].dl_api_tokens:
+    """The form; for a reader who is signed in, and without configured tokens, a redirect to the page."""
+    if (g.by_cookie and g.token) or not current_app.extensions["settings"].dl_api_tokens:
         return redirect(_destination(), 303)
-    return _page(200)
+    page = _page(200)
+    if request.headers.get("Sec-Fetch-Site") == "cross-site" and "again" not in request.args:
+        # Behind a link on another site the browser keeps the cookie back, and sends it when our own page asks again.
+        page.headers["Refresh"] = f"0; url={url_for('.form', next=_destination(), again='')}"
+    return page
 
 
 @blueprint.post("/login")
@@ -31,7 +36,7 @@ def sign_in() -> BaseResponse:
     if tokens.holder(given, current_app.extensions["settings"].dl_api_tokens) is None:
         return _page(401)
     answer = redirect(_destination(), 303)
-    answer.set_cookie(auth.COOKIE, given, secure=request.is_secure, httponly=True, samesite="Strict")
+    answer.set_cookie(auth.COOKIE, given, **_cookie())
     return answer
 
 
@@ -39,9 +44,16 @@ def sign_in() -> BaseResponse:
 @auth.require()
 def sign_out() -> BaseResponse:
     """Delete the cookie."""
-    answer = redirect("/login", 303)
-    answer.delete_cookie(auth.COOKIE, secure=request.is_secure, httponly=True, samesite="Strict")
+    answer = redirect(url_for(".form"), 303)
+    for path in {"/", request.script_root or "/"}:  # a sign-in before the service got its path
+        answer.delete_cookie(auth.COOKIE, **_cookie() | {"path": path})
     return answer
+
+
+def _cookie() -> dict[str, Any]:
+    """Other services of a shared host, at other paths, do not get the cookie."""
+    path = request.script_root or "/"
+    return {"path": path, "secure": request.is_secure, "httponly": True, "samesite": "Strict"}
 
 
 def _page(status: int) -> Response:
@@ -57,5 +69,5 @@ def _page(status: int) -> Response:
 
 def _destination() -> str:
     """The path to go to after the sign-in, on this site and with its secrets masked."""
-    wish = log.masked(request.values.get("next", "/"))
-    return wish if _PATH.fullmatch(wish) else "/"
+    wish = log.masked(request.values.get("next", ""))
+    return wish if _PATH.fullmatch(wish) else f"{request.script_root}/"

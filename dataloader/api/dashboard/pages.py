@@ -5,7 +5,7 @@ htmx requests a page's changing part every two seconds; the answer is 304 while 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -17,13 +17,14 @@ from flask import Blueprint, Response, current_app, redirect, request, url_for
 from flask.typing import ResponseReturnValue
 
 from dataloader import log, ops, periods
-from dataloader.api.dashboard import actions, bulk, card, charts, formats, heat, zones
+from dataloader.api.dashboard import actions, charts, formats, zones
 from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web import auth, cache
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import named, session
 from dataloader.check import database
 from dataloader.config import Settings
+from dataloader.model.kinds import fraction
 from dataloader.ops.errors import Problem, Unknown
 from dataloader.queue import again, db, fields, lifecycle, operations, parents
 from dataloader.queue import logs as of_logs
@@ -32,7 +33,6 @@ from dataloader.queue.job import FINAL, TALLIED
 from dataloader.queue.plans import backfills as of_backfills
 from dataloader.queue.plans import plan
 from dataloader.queue.plans import schedules as of_schedules
-from dataloader.queue.reports import activity as of_activity
 from dataloader.queue.reports import alerts, predictions, runs, stats, tallies, waiting
 from dataloader.queue.reports import errors as of_errors
 from dataloader.queue.reports import keys as of_keys
@@ -53,8 +53,9 @@ LINES = 200  # of a log, on the page of its job
 CELLS = 2_000  # partitions of one page: five years of days
 RESULT_SHOWN = 10_000  # characters of a result on its job's page
 LATEST = 10  # jobs of a task on its page
-LATEST_SCAN = 3_000  # jobs among which they are looked for
 RUNS = 100  # of the timeline's table
+REASON_SHOWN = 160  # characters of it
+MIN_INTERVAL_SEC = 1.0  # between the two reports of progress that give a rate
 TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = (*fields.FILTERS, "error_group")
 OF_LIST = (*FILTERS, "q", "status", "since", "until", "sort", "after")  # the parameters of a list, beside its trail
@@ -74,13 +75,10 @@ T = TypeVar("T")
 @blueprint.get("/")
 def overview() -> Response:
     """The overview: alerts, figures, throughput, queues, workers, the database; the address holds the chart's range."""
-    try:
-        wanted = charts.range_of(request.args.get("range", charts.DEFAULT_RANGE))
-    except ValueError as error:
-        raise Problem(400, str(error)) from None
-    farm, workers, postgres, beginning = cache.ask(_read_overview)
+    wanted = charts.RANGES[asked_range(charts.RANGES, charts.DEFAULT_RANGE)]
+    farm, workers, postgres, wrong, beginning = cache.ask(_read_overview)
     steps = cache.ask(stats.throughput, wanted.span_sec, wanted.step_sec)
-    active = alerts.farm_alerts(farm, workers, postgres)
+    active = alerts.farm_alerts(farm, workers, postgres, wrong)
     return show(
         "overview.html",
         total=farm["total"],
@@ -98,12 +96,13 @@ def overview() -> Response:
     )
 
 
-def _read_overview(conn: db.Connection) -> tuple[dict[str, Any], Rows, dict[str, Any], dict[str, Any] | None]:
+def _read_overview(conn: db.Connection) -> tuple[dict[str, Any], Rows, dict[str, Any], Rows, dict[str, Any] | None]:
     farm = stats.overview(conn)
     has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
     workers = _alive_first(stats.workers(conn))
     postgres = stats.postgres(conn, current_app.extensions["settings"].dl_reaper_period_sec)
-    return farm, workers, postgres, None if has_jobs else stats.beginning(conn)
+    wrong = stats.wrong_plans(conn) + receivers.wrong(conn)
+    return farm, workers, postgres, wrong, None if has_jobs else stats.beginning(conn)
 
 
 @blueprint.get("/workers")
@@ -128,7 +127,7 @@ def postgres() -> Response:
         name: {"rows": section.rows, "row": section.row, "unseen": section.unseen}
         for name, section in cache.ask(health).items()
     }
-    findings = cache.ask(_read_findings, fresh_sec=CHECKED_SEC, outdated_sec=CHECKED_SEC)
+    findings = cache.ask(_read_findings, fresh_sec=CHECKED_SEC)
     return show("postgres.html", findings=findings, **sections)
 
 
@@ -142,7 +141,12 @@ def schedules() -> Response:
     """The schedules: when they are due, their last jobs, what is wrong with them."""
     with session() as conn:
         rows = of_schedules.listed(conn)
-    listed = [row | {"buttons": [asdict(button) for button in actions.schedule_buttons(row)]} for row in rows]
+        known = operations.args_schemas(conn, [row["task"] for row in rows])
+    listed = [
+        row
+        | {"is_known": row["task"] in known, "buttons": [asdict(button) for button in actions.schedule_buttons(row)]}
+        for row in rows
+    ]
     return show("schedules.html", schedules=listed, overdue_most=of_schedules.OVERDUE_SEC)
 
 
@@ -160,21 +164,23 @@ def backfill(name: str) -> Response:
     if "\0" in name or not (after.isascii() and after.isdigit() and len(after) < 8):
         raise Problem(404, "There is no such backfill, or no such page of it.")
     try:
-        row, rows = cache.ask(_read_backfill, name, int(after))
+        row, rows, is_served = cache.ask(_read_backfill, name, int(after))
     except plan.Unknown:
         raise Problem(404, "There is no backfill of this name.") from None
     return show(
         "backfill.html",
         b=_with_ended(row),
-        blocks=heat.blocks(rows),
-        cells=partial(heat.cells, jobs=url_for(".job", job_id="")),
+        is_served=is_served,
+        blocks=charts.blocks(rows),
+        cells=partial(charts.cells, jobs=url_for(".job", job_id="")),
         buttons=[asdict(button) for button in actions.backfill_buttons(row)],
         **_next("backfill", str(rows[-1]["place"]) if len(rows) == CELLS else None, name=name),
     )
 
 
-def _read_backfill(conn: db.Connection, name: str, after: int) -> tuple[dict[str, Any], Rows]:
-    return of_backfills.backfill(conn, name, cache.counts), of_backfills.ledger_rows(conn, name, after, CELLS)
+def _read_backfill(conn: db.Connection, name: str, after: int) -> tuple[dict[str, Any], Rows, bool]:
+    row = of_backfills.backfill(conn, name, cache.counts)
+    return row, of_backfills.ledger_rows(conn, name, after, CELLS), receivers.is_served(conn, row["queue"])
 
 
 def _with_ended(backfill: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +248,7 @@ def jobs() -> ResponseReturnValue:
     try:
         wanted, after = _wanted(given), request.args.get("after") or None
         local = {"since": _local(wanted.since), "until": _local(wanted.until)}
-        matching = bulk.matching(wanted)
+        matching = actions.matching(wanted)
         with session() as conn:
             page = stats.jobs(conn, wanted, SHOWN, after)
         tally = cache.ask(tallies.tally, wanted)
@@ -262,7 +268,7 @@ def jobs() -> ResponseReturnValue:
         tally=tally,
         to_kind={kind: url_for(".jobs", **_without_empty(status=kind)) for kind in TALLIED},
         matching=matching,
-        orders=bulk.ORDERS,
+        orders=actions.ORDERS,
         buttons=[asdict(button) for button in actions.list_buttons(given)],
         only={name: given[name] for name in ("queue", *actions.FILTERS) if given[name]},
         **_neighbours(given, page.next),
@@ -333,7 +339,7 @@ def job(job_id: str) -> Response:
         written = _logs(conn, wanted)
     if row is None:
         raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
-    waiting_for = row["waiting_for"] or {}
+    waiting_for, is_stuck = row["waiting_for"] or {}, bool(used and used["stuck_since"])
     entries = [event for event in events if event["kind"] != "heartbeat"]
     attempts = [attempt._asdict() for attempt in stats.attempts(events)]
     now = datetime.now(UTC)
@@ -350,19 +356,56 @@ def job(job_id: str) -> Response:
         ending=ending,
         reasons=predictions.REASONS,
         waiting=waits,
-        reason=card.reason(row, waits),
+        reason=reason_of(row, waits),
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,
         run_sec=run_sec,
-        remaining_sec=card.remaining_sec(row, events, run_sec, now) if row["status"] == "running" else None,
+        remaining_sec=remaining_sec(row, events, run_sec, now) if row["status"] == "running" else None,
         used=used,
         attempts=attempts,
         events=entries,
         heartbeats=len(events) - len(entries),
         later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
-        buttons=[asdict(button) for button in actions.job_buttons(row)],
+        buttons=[asdict(button) for button in actions.job_buttons(row, is_stuck)],
         **again.links(events),
     )
+
+
+def reason_of(job: Mapping[str, Any], waiting: str) -> str:
+    """The reason of the job's state in one line: its wait, the request to stop, or its error; "" if there is none."""
+    if job["status"] == "queued":
+        text = waiting
+    elif job["status"] == "running":
+        text = "asked to stop" if job["cancel_requested"] else ""
+    else:
+        text = "" if job["status"] == "succeeded" else formats.first_line(job["error"] or "")
+    return formats.clipped(text, REASON_SHOWN)
+
+
+def remaining_sec(
+    job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], run_sec: float | None, now: datetime
+) -> float | None:
+    """The seconds until the present run ends, at the rate since its first report; None if the rate is not known.
+
+    The rate of a run that began at a checkpoint comes only from its own reports, which heartbeats journal.
+    """
+    done, at = fraction(job["progress"]), job["heartbeat_at"]
+    if not done or at is None or run_sec is None:
+        return None
+    first = next(_reports(events), None)
+    if first and (at - first[0]).total_seconds() >= MIN_INTERVAL_SEC and done > first[1]:
+        seconds: float = (at - first[0]).total_seconds() / (done - first[1]) * (1 - done) - (now - at).total_seconds()
+        return max(seconds, 0.0)
+    return run_sec / done * (1 - done) if job["claims"] <= 1 else None
+
+
+def _reports(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[datetime, float]]:
+    """The time and the progress of each journaled heartbeat of the latest run, the oldest first."""
+    begin = max((nth for nth, event in enumerate(events) if event["kind"] == "picked"), default=len(events))
+    for event in events[begin:]:
+        done = fraction((event["payload"] or {}).get("progress")) if event["kind"] == "heartbeat" else None
+        if done is not None:
+            yield event["ts"], done
 
 
 def _queue_row(conn: db.Connection, queue: str) -> dict[str, Any]:
@@ -371,7 +414,10 @@ def _queue_row(conn: db.Connection, queue: str) -> dict[str, Any]:
     row: dict[str, Any] | None = next((row for row in farm["queues"] if row["queue"] == queue), None)
     if row:
         return row
-    if not operations.known(conn, queue)["is_known"] and not stats.jobs(conn, stats.Wanted(queue=queue), 1).jobs:
+    if (
+        not operations.known(conn, "queue", queue)["is_known"]
+        and not stats.jobs(conn, stats.Wanted(queue=queue), 1, scan=stats.SCAN).jobs
+    ):
         raise Unknown("queue")
     nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}
     return nothing | {"queue": queue, "length_is_exact": True, "counted_at": None, "keys": None}
@@ -389,7 +435,7 @@ def log_text(job_id: UUID) -> Response:
         attempt = asked if asked in of_logs.attempts(conn, job_id) else None
         while after:
             page = of_logs.page(conn, job_id, after, attempt)
-            for row in page.lines:
+            for row in page.rows:
                 lines += [gap.format(row["left_out"])] if row["left_out"] else []
                 lines.append(f"{row['at'].isoformat()} {row['level']} {log.masked(row['text'])}\n")
             after = page.next or ""
@@ -560,8 +606,9 @@ def queue(queue: str) -> Response:
         with suppress(of_keys.NotOrdered):  # not any more
             first_keys = of_keys.page(conn, queue, LISTED).rows if row["ordered"] else []
         ending = predictions.queue_prediction(cache.outlook(conn, queue))
+        late = predictions.late(conn, queue, LISTED) if row["at_risk"] else []
         for status, *words in _LISTS:
-            page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
+            page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED, scan=stats.SCAN)
             lists.append((status, *words, page.jobs))
     return show(
         "queue.html",
@@ -569,6 +616,7 @@ def queue(queue: str) -> Response:
         q=row,
         lists=lists,
         ending=ending,
+        late=late,
         reasons=predictions.REASONS,
         keys=_worded(first_keys),
         **runs_of(runs.queue_runs, queue),
@@ -585,14 +633,14 @@ def runs_of(read: Callable[..., Any], *of: str) -> dict[str, Any]:
 
 def lately(read: Callable[..., T], *of: Any) -> T:
     """The answer of the database about runs, up to twice LATELY_SEC old."""
-    return cache.ask(read, *of, fresh_sec=cache.LATELY_SEC, outdated_sec=2 * cache.LATELY_SEC)
+    return cache.ask(read, *of, fresh_sec=cache.LATELY_SEC)
 
 
-def asked_range() -> str:
+def asked_range(known: Collection[str] = runs.RANGES.keys(), usual: str = runs.USUAL) -> str:
     """The range of the address; raises a 400 Problem."""
-    range_ = request.args.get("range", runs.USUAL)
-    if range_ not in runs.RANGES:
-        raise Problem(400, f"The range should be one of: {', '.join(runs.RANGES)}.")
+    range_ = request.args.get("range", usual)
+    if range_ not in known:
+        raise Problem(400, f"The range should be one of: {', '.join(known)}.")
     return range_
 
 
@@ -611,8 +659,7 @@ def task(task: str) -> Response:
     """One task: its figures, charts, queues and last jobs."""
     task = named("task", named_queue(task))
     found = runs_of(runs.task_runs, task)
-    with session() as conn:
-        page = stats.jobs(conn, stats.Wanted(task=task), LATEST, scan=LATEST_SCAN)
+    page = lately(stats.jobs, stats.Wanted(task=task), LATEST)
     return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **found)
 
 
@@ -645,8 +692,8 @@ def _lane(lane: charts.Lane) -> dict[str, Any]:
 @blueprint.get("/activity")
 def activity() -> Response:
     """The page lists dead jobs, recoveries, operators' changes and starts of farms, of all hosts."""
-    found = lately(of_activity.read)
-    return show("activity.html", entries=found, kinds=of_activity.KINDS)
+    entries, complete_since = lately(of_timeline.activity)
+    return show("activity.html", entries=entries, complete_since=complete_since, kinds=of_timeline.KINDS)
 
 
 _LISTS = (

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlencode
 
 from flask import Blueprint, Response, current_app, g, render_template, request, url_for
@@ -20,7 +20,7 @@ from werkzeug.exceptions import HTTPException, NotFound
 from dataloader import log
 from dataloader.api.dashboard import formats, zones
 from dataloader.api.server.health import VERSION
-from dataloader.api.web import auth
+from dataloader.api.web import auth, problems
 from dataloader.config import Settings
 
 CSP = (
@@ -73,7 +73,7 @@ def failed(error: Exception) -> Response | HTTPException:
     """An error as a page, or for htmx as a text."""
     if isinstance(error, HTTPException) and (error.code or 500) < 400:
         return error
-    answer = as_problem(error)
+    answer = problems.answer_to(error)
     problem = answer.get_json()
     if "HX-Request" in request.headers:
         response = Response(problem["detail"], answer.status_code, mimetype="text/plain")
@@ -82,13 +82,6 @@ def failed(error: Exception) -> Response | HTTPException:
     if "Retry-After" in answer.headers:
         response.headers["Retry-After"] = answer.headers["Retry-After"]
     return response
-
-
-def as_problem(error: Exception) -> Response:
-    """The problem document that the API would answer with."""
-    handlers = current_app.error_handler_spec[None][None]
-    handle = next(handlers[kind] for kind in type(error).__mro__ if kind in handlers)
-    return cast(Response, handle(error))
 
 
 @blueprint.after_app_request
@@ -104,7 +97,7 @@ def _with_policy(response: Response) -> Response:
 def _page_context() -> dict[str, Any]:
     settings: Settings = current_app.extensions["settings"]
     return {
-        "asset": _asset,
+        "asset": lambda name: url_for("files.static", name=name, v=_digest(name)),  # changes with the content
         "queue_url": queue_url,
         "action_url": action_url,
         "key_url": key_url,
@@ -167,11 +160,6 @@ def named_queue(in_path: str) -> str:
     """The queue or task of an address made by `queue_url` or `task_url`."""
     name = request.args.get("name")
     return name if name in (".", "..") else in_path
-
-
-def _asset(name: str) -> str:
-    """A file's address with its hash, which changes with the content."""
-    return url_for("files.static", name=name, v=_digest(name))
 
 
 @cache

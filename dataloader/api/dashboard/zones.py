@@ -26,18 +26,13 @@ def chosen() -> ZoneInfo:
     """The zone of this request. A cookie that names no zone counts as none."""
     if "zone" not in g:
         name = request.cookies.get(COOKIE, "")
-        g.zone = ZoneInfo(name) if len(name) <= _LONGEST and is_zone(name) else _server_zone()
+        g.zone = ZoneInfo(name) if len(name) <= _LONGEST and is_zone(name) else current_app.extensions["zone"]
     zone: ZoneInfo = g.zone
     return zone
 
 
 def choice() -> dict[str, str]:
     """For the page: the zone in use, the zone of the installation, and which choice it is (server, utc, browser)."""
-    current, own = chosen().key, _server_zone().key
+    current, own = chosen().key, current_app.extensions["zone"].key
     made = "server" if current == own else "utc" if current == "UTC" else "browser"
     return {"zone": current, "server_zone": own, "zone_choice": made}
-
-
-def _server_zone() -> ZoneInfo:
-    zone: ZoneInfo = current_app.extensions["zone"]
-    return zone

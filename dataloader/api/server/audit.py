@@ -6,9 +6,8 @@ the address that a proxy names.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import os
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -16,37 +15,28 @@ from typing import Any
 import structlog
 from flask import Flask, Response, g, request
 from gunicorn.glogging import Logger  # type: ignore[import-untyped]
+from prometheus_client import Histogram
 
 from dataloader import config, log
-from dataloader.api.web import problems
+from dataloader.api.web import auth, problems
 
-ANYBODY = "anonymous"
 FILES = "files.static"
-# Upper bounds (seconds) of the histogram of durations; a last bucket without a bound follows.
-BUCKETS_SEC = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
+DURATIONS = Histogram(
+    "dl_http_request_duration_seconds",
+    "Time to answer a request",
+    ("pid", "method", "route"),
+    registry=None,
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0),
+)
 _counting = Lock()
 _requests: Counter[tuple[str, str]] = Counter()  # by method and route, in this process
 _responses: Counter[tuple[str, str, int]] = Counter()  # by status as well
-_durations: dict[tuple[str, str], Durations] = {}
 
 
-@dataclass(slots=True)
-class Durations:
-    """The durations of one route's answers in this process."""
-
-    seconds: float = 0.0
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_SEC) + 1))
-
-    def add(self, seconds: float) -> None:
-        """Count one answer."""
-        self.seconds += seconds
-        self.buckets[bisect_left(BUCKETS_SEC, seconds)] += 1
-
-
-def counts() -> tuple[dict[tuple[str, str, int], int], dict[tuple[str, str], Durations]]:
-    """This process's answers, by method, route and status; and their durations, by method and route."""
+def responses() -> dict[tuple[str, str, int], int]:
+    """How many answers this process has given, by method, route and status."""
     with _counting:
-        return dict(_responses), {route: replace(each, buckets=[*each.buckets]) for route, each in _durations.items()}
+        return dict(_responses)
 
 
 def install(app: Flask) -> None:
@@ -75,18 +65,11 @@ def _end(response: Response) -> Response:
     method, route = _route()
     with _counting:
         _responses[method, route, response.status_code] += 1
-        _durations.setdefault((method, route), Durations()).add(seconds)
-        requests, responses = _requests[method, route], _responses[method, route, response.status_code]
+        requests_total, responses_total = _requests[method, route], _responses[method, route, response.status_code]
+    DURATIONS.labels(str(os.getpid()), method, route).observe(seconds)
     if is_logged:
-        log.metric(
-            "http.request",
-            method=method,
-            route=route,
-            status=response.status_code,
-            duration_ms=duration_ms,
-            requests_total=requests,
-            responses_total=responses,
-        )
+        facts = {"method": method, "route": route, "status": response.status_code, "duration_ms": duration_ms}
+        log.metric("http.request", **facts, requests_total=requests_total, responses_total=responses_total)
     return response
 
 
@@ -105,7 +88,7 @@ def _unbind(_error: BaseException | None) -> None:
 
 def _caller() -> dict[str, Any]:
     """The caller, its address and the request; auth sets `g.token_name`."""
-    caller = {"who": g.get("token_name", ANYBODY), "remote": request.remote_addr}
+    caller = {"who": g.get("token_name", auth.ANYBODY), "remote": request.remote_addr}
     if forwarded := request.headers.get("X-Forwarded-For"):
         caller["forwarded_for"] = forwarded  # not verified
     return caller | {"method": request.method, "path": request.path}

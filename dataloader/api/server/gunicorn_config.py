@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from dataloader import log
@@ -35,6 +36,7 @@ control_socket_disable = True
 
 SWITCH_SEC = 0.001  # Python's default of 5 ms would delay a short request behind each running one
 _HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
+_hold, _release = (partial(signal.pthread_sigmask, how, _HELD) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK))
 
 
 def on_starting(_arbiter: Any) -> None:
@@ -50,13 +52,5 @@ def post_worker_init(worker: Any) -> None:
     """gunicorn calls this in a worker that has its signal handlers and its application."""
     _release()
     sys.setswitchinterval(SWITCH_SEC)
-    for listener in getattr(worker.wsgi, "extensions", {}).get("on_threads", ()):
-        listener(worker.cfg.threads)
-
-
-def _hold() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
-
-
-def _release() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+    if begin := getattr(worker.wsgi, "extensions", {}).get("on_threads"):
+        begin(worker.cfg.threads)

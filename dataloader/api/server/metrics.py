@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import add, itemgetter
 from threading import Lock
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from flask import Blueprint, Response, current_app, request
@@ -62,8 +61,7 @@ def metrics() -> Response:
     return Response(encode(registry), content_type=content_type)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """The figures of one reading, and its time."""
 
     at: float
@@ -95,13 +93,19 @@ class Metrics(Collector):
         """All metrics: of this process, of the farm, and of the requests."""
         yield _family(GaugeMetricFamily, "dl_build_info", "What runs here", ("version",), [((health.VERSION,), 1.0)])
         yield from self._farm_metrics()
-        yield from _request_metrics()
+        pid, text = str(os.getpid()), "Requests that a process has answered"
+        answers = [((pid, *of, str(status)), float(count)) for (*of, status), count in audit.responses().items()]
+        yield _family(CounterMetricFamily, "dl_http_requests", text, ("pid", "method", "route", "status"), answers)
+        for family in audit.DURATIONS.collect():
+            family.samples = [each for each in family.samples if not each.name.endswith("_created")]
+            yield family
 
     def _farm_metrics(self) -> Iterator[Metric]:
         reading = self._renewed()
-        yield _gauge("dl_scrape_error", "1: the database's figures are old or missing", float(self._has_failed))
+        text = "1: the database's figures are old or missing"
+        yield GaugeMetricFamily("dl_scrape_error", text, float(self._has_failed))
         if reading:
-            yield _gauge("dl_scrape_age_seconds", "Age of the database's figures", monotonic() - reading.at)
+            yield GaugeMetricFamily("dl_scrape_age_seconds", "Age of the database's figures", monotonic() - reading.at)
             yield from _queue_metrics(reading.overview["queues"], self._names)
             yield from _step_metrics(reading.totals, self._names)
             yield from _worker_metrics(reading.workers, self._names)
@@ -109,7 +113,7 @@ class Metrics(Collector):
             yield from _postgres_metrics(reading.postgres)
             slowed = stats.slows_claims(reading.postgres, reading.overview["total"]["lag_sec"]) is not None
             text = "1 while a session holds back vacuum and claims are slow because of it"
-            yield _gauge("dl_postgres_vacuum_slows_claims", text, float(slowed))
+            yield GaugeMetricFamily("dl_postgres_vacuum_slows_claims", text, float(slowed))
 
     def _renewed(self) -> Reading | None:
         """The last reading; one thread at a time renews an old one."""
@@ -181,25 +185,24 @@ def _step_metrics(totals: list[Row], names: Names) -> Iterator[Metric]:
     for name in dict.fromkeys(name for name, _ in ended):
         task_rows = [row for other, row in ended if other == name]
         buckets = [sum(column) for column in zip(*(row["buckets"] for row in task_rows), strict=True)]
-        runs.add_metric(name, _cumulative(stats.BUCKETS_SEC, buckets), sum(row["seconds"] for row in task_rows))
+        bounds = [*map(floatToGoString, stats.BUCKETS_SEC), "+Inf"]
+        cumulative = list(zip(bounds, map(float, accumulate(buckets)), strict=True))
+        runs.add_metric(name, cumulative, sum(row["seconds"] for row in task_rows))
     yield runs
 
 
 def _worker_metrics(workers: list[Row], names: Names) -> Iterator[Metric]:
     states = [((*names.labels(queue), row["state"]), 1.0) for row in workers for queue in row["queues"]]
     yield _family(GaugeMetricFamily, "dl_workers", "Workers seen in the last ten minutes", ("queue", "state"), states)
-    live = [row for row in workers if row["is_live"]][:MAX_WORKERS]
-    labels = ("queue", "host", "pid")
-    for key, name, text in (
-        ("memory_bytes", "dl_worker_memory_bytes", "Memory of a worker and what it has started"),
-        ("cpu_percent", "dl_worker_cpu_percent", "CPU of a worker; 100 is one core"),
-    ):
-        bounded = [
-            ((*names.labels(row["queue"]), str(row["host"])[:MAX_LABEL], str(row["pid"])), float(row[key]))
-            for row in live
-            if row[key] is not None
-        ]
-        yield _family(GaugeMetricFamily, name, text, labels, bounded)
+    live = [
+        ((*names.labels(row["queue"]), str(row["host"])[:MAX_LABEL], str(row["pid"])), row)
+        for row in [each for each in workers if each["is_live"]][:MAX_WORKERS]
+    ]
+    texts = {"memory_bytes": "Memory of a worker and what it has started"}
+    texts |= {"cpu_percent": "CPU of a worker; 100 is one core"}
+    for name, text in texts.items():
+        values = [(labels, float(row[name])) for labels, row in live if row[name] is not None]
+        yield _family(GaugeMetricFamily, f"dl_worker_{name}", text, ("queue", "host", "pid"), values)
 
 
 def _limit_metrics(limits: list[Row]) -> Iterator[Metric]:
@@ -232,21 +235,7 @@ def _postgres_metrics(row: Row) -> Iterator[Metric]:
         ("last_autovacuum_timestamp_seconds", "When a table of the queue was last vacuumed, 0: never",
          vacuumed.timestamp() if vacuumed else 0),
     ):  # fmt: skip
-        yield _gauge(f"dl_postgres_{name}", text, float(value or 0))
-
-
-def _request_metrics() -> Iterator[Metric]:
-    """The metrics of this process alone, labelled by its pid."""
-    pid = str(os.getpid())
-    responses, durations = audit.counts()
-    answered = [((pid, method, route, str(status)), float(n)) for (method, route, status), n in responses.items()]
-    text = "Requests that a process has answered"
-    yield _family(CounterMetricFamily, "dl_http_requests", text, ("pid", "method", "route", "status"), answered)
-    labels = ("pid", "method", "route")
-    family = HistogramMetricFamily("dl_http_request_duration_seconds", "Time to answer a request", labels=labels)
-    for (method, route), each in durations.items():
-        family.add_metric((pid, method, route), _cumulative(audit.BUCKETS_SEC, each.buckets), each.seconds)
-    yield family
+        yield GaugeMetricFamily(f"dl_postgres_{name}", text, float(value or 0))
 
 
 def _family(
@@ -265,11 +254,3 @@ def _family(
     for key, value in joined.items():
         family.add_metric(key, value)
     return family
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
-
-
-def _cumulative(bounds: Iterable[float], counts: list[int]) -> list[tuple[str, float]]:
-    return list(zip([*map(floatToGoString, bounds), "+Inf"], map(float, accumulate(counts)), strict=True))

@@ -147,7 +147,9 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._waiting: dict[_Connection, Callable[[], None]] = {}  # connections in the poller, with their next steps
+        self._waiting: dict[
+            _Connection, Callable[[_Connection], None]
+        ] = {}  # connections in the poller, with their next steps
         self._checked_at = 0.0
         self._stops_at: float | None = None
 
@@ -213,7 +215,7 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
         if self.nr_conns >= self.worker_connections:
             self._make_room()
         conn.since, conn.until = monotonic(), monotonic() + HEAD_SEC
-        self._receive(conn)
+        self._go_on(conn, self._receive)
 
     def finish_request(self, conn: Any, fs: Future[bool]) -> None:
         """After the answer of a thread: the poller sends the unsent bytes, then waits for a request or closes."""
@@ -226,7 +228,7 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
         conn.size, conn.examined = None, 0
         conn.since = monotonic()
         conn.until = conn.since + HEAD_SEC + len(conn.sock.unsent) / RATE
-        self._answer(conn)
+        self._go_on(conn, self._answer)
 
     def _keepalive_after(self, conn: Any, keepalive: bool) -> bool:
         """Keep the connection only if the bytes after an unread body can be parsed."""
@@ -237,29 +239,20 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
 
     def _answer(self, conn: _Connection) -> None:
         """Send the unsent bytes, then wait for the next request or for the client to close."""
-        try:
-            conn.sock.flush()
-            if conn.sock.unsent:
-                self._wait(conn, EVENT_WRITE, self._answer)
-            elif conn.is_kept:
-                conn.since, conn.until = monotonic(), monotonic() + self.cfg.keepalive
-                self._dispatch_or_wait(conn)
-            else:
-                conn.sock.shutdown(socket.SHUT_WR)
-                conn.sock.received.clear()
-                conn.until = monotonic() + CLOSE_SEC
-                self._wait(conn, EVENT_READ, self._await_close)
-        except OSError:
-            self._close(conn)
+        conn.sock.flush()
+        if conn.sock.unsent:
+            self._wait(conn, EVENT_WRITE, self._answer)
+        elif conn.is_kept:
+            conn.since, conn.until = monotonic(), monotonic() + self.cfg.keepalive
+            self._dispatch_or_wait(conn)
+        else:
+            conn.sock.shutdown(socket.SHUT_WR)
+            conn.sock.received.clear()
+            conn.until = monotonic() + CLOSE_SEC
+            self._wait(conn, EVENT_READ, self._await_close)
 
     def _receive(self, conn: _Connection) -> None:
-        """Receive more of a request."""
-        try:
-            is_open = conn.sock.receive()
-        except OSError:
-            self._close(conn)
-            return
-        if is_open:
+        if conn.sock.receive():
             self._dispatch_or_wait(conn)
         elif conn.sock.received:  # the client sends no more: the application answers the incomplete request
             self.enqueue_req(conn)
@@ -289,27 +282,34 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
 
     def _await_close(self, conn: _Connection) -> None:
         """Read until the client closes: a reset by an early close could destroy the last answer."""
-        try:
-            if conn.sock.receive() and len(conn.sock.received) < HEAD_LIMIT:
-                self._wait(conn, EVENT_READ, self._await_close)
-                return
-        except OSError:
-            pass
-        self._close(conn)
+        if conn.sock.receive() and len(conn.sock.received) < HEAD_LIMIT:
+            self._wait(conn, EVENT_READ, self._await_close)
+        else:
+            self._close(conn)
 
     # Waiting.
 
     def _wait(self, conn: _Connection, event: int, then: Callable[[_Connection], None]) -> None:
-        self._waiting[conn] = partial(then, conn)
+        self._waiting[conn] = then
         self.poller.register(conn.sock, event, partial(self._ready, conn))
         if conn.held() > HEAD_LIMIT and sum(map(_Connection.held, self._waiting)) > HELD_LIMIT:
-            self._refuse_largest()
+            largest = max(self._waiting, key=_Connection.held)
+            if not largest.sock.unsent:
+                largest.sock.try_send(TOO_MUCH)
+            self._close(largest)
 
     def _ready(self, conn: _Connection, _file: Any) -> None:
         if conn in self._waiting:  # an earlier event of the same select may have closed this connection
-            self._stop_waiting(conn)()
+            self._go_on(conn, self._stop_waiting(conn))
 
-    def _stop_waiting(self, conn: _Connection) -> Callable[[], None]:
+    def _go_on(self, conn: _Connection, then: Callable[[_Connection], None]) -> None:
+        """Call `then`, and close the connection where that fails."""
+        try:
+            then(conn)
+        except OSError:
+            self._close(conn)
+
+    def _stop_waiting(self, conn: _Connection) -> Callable[[_Connection], None]:
         self.poller.unregister(conn.sock)
         return self._waiting.pop(conn)
 
@@ -318,12 +318,6 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
             self._stop_waiting(conn)
         self.nr_conns -= 1
         conn.close()
-
-    def _refuse_largest(self) -> None:
-        largest = max(self._waiting, key=_Connection.held)
-        if not largest.sock.unsent:
-            largest.sock.try_send(TOO_MUCH)
-        self._close(largest)
 
     def _make_room(self) -> None:
         """Close the connection that has waited longest for its client."""
@@ -339,12 +333,10 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
         self._checked_at = now
         if not self.alive and self._stops_at is None:
             self._stops_at = now + CLOSE_SEC  # a client may be sending a request; gunicorn waits too
-        for conn in [conn for conn in self._waiting if now >= min(conn.until, self._idle_until(conn))]:
+        for conn in list(self._waiting):
+            is_idle = not (conn.sock.received or conn.sock.unsent)
+            if now < conn.until and not (is_idle and self._stops_at is not None and now >= self._stops_at):
+                continue
             if conn.sock.received and conn.is_kept and not conn.sock.unsent:
                 conn.sock.try_send(TOO_SLOW)
             self._close(conn)
-
-    def _idle_until(self, conn: _Connection) -> float:
-        """The end of the grace time if the worker stops and no request has begun; else the end of the wait."""
-        is_idle = not (conn.sock.received or conn.sock.unsent)
-        return self._stops_at if self._stops_at is not None and is_idle else conn.until

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
-from flask import Blueprint, Flask, Response, current_app, render_template
+from flask import Blueprint, Flask, Response, current_app, render_template, request
 from pydantic import BaseModel, TypeAdapter
 from werkzeug.routing import Rule
 
@@ -83,7 +83,10 @@ def openapi() -> Response:
     """This document."""
     if "openapi" not in current_app.extensions:
         current_app.extensions["openapi"] = text(document(current_app))
-    return Response(current_app.extensions["openapi"], mimetype=JSON)
+    found: str = current_app.extensions["openapi"]
+    if request.script_root:
+        found = text(json.loads(found) | {"servers": [{"url": request.script_root}]})
+    return Response(found, mimetype=JSON)
 
 
 @blueprint.get("/docs")
@@ -165,13 +168,13 @@ def _operation(app: Flask, rule: Rule, view: Callable[..., Any]) -> Node:
 def _parameters(rule: Rule, declared: Operation) -> Iterator[Node]:
     in_path = declared.path.model_json_schema()["properties"] if declared.path and declared.path.model_fields else {}
     for name in sorted(rule.arguments):
-        schema = _storable(_untitled(in_path.get(name, {})))
+        schema = _cleaned(in_path.get(name, {}), is_input=True)
         described = {"description": schema.pop("description", None), "schema": schema} if schema else _PATH[name]
         yield _parameter(name, "path", described) | {"required": True}
     if declared.query:
         model = declared.query.model_json_schema(ref_template=REF)
         for name, schema in model.get("properties", {}).items():
-            schema = _storable(_plain(schema))
+            schema = _cleaned(_plain(schema), is_input=True)
             required = name in model.get("required", ()) or None
             parameter = {"description": schema.pop("description", None), "required": required, "schema": schema}
             yield _parameter(name, "query", parameter)
@@ -188,7 +191,7 @@ def _responses(app: Flask, rule: Rule, declared: Operation, scopes: list[str]) -
     statuses = {500, *declared.errors}
     statuses |= {400} if rule.arguments or declared.query or declared.body or declared.headers else set()
     statuses |= {401, 403} if scopes else set()
-    statuses |= {404} if {"job_id", "name", "backfill"} & rule.arguments else set()
+    statuses |= {404} if "job_id" in rule.arguments else set()
     statuses |= {411, 413} if declared.body else set()
     statuses |= {503} if declared.uses_database else set()
     responses: Node = {"200": _success(app, declared)}
@@ -250,10 +253,9 @@ def _schemas(app: Flask) -> Node:
     schemas: Node = TypeAdapter.json_schemas(wanted, ref_template=REF)[1]["$defs"]
     for model in answers:
         _describe(model, schemas)
-    for model in bodies:
-        schemas[model.__name__] = _storable(schemas[model.__name__])
     schemas["Trigger"]["properties"]["queue"]["pattern"] = PRINTABLE
-    return {name: _untitled(schema) for name, schema in sorted(schemas.items())}
+    inputs = {model.__name__ for model in bodies}
+    return {name: _cleaned(schema, is_input=name in inputs) for name, schema in sorted(schemas.items())}
 
 
 def _describe(model: type, schemas: Node) -> None:
@@ -286,25 +288,20 @@ def _plain(schema: Node) -> Node:
     return kinds[0] | plain if kinds else plain
 
 
-def _storable(schema: Any) -> Any:
-    """The schema with a pattern for each text: PostgreSQL stores no U+0000."""
+def _cleaned(schema: Any, *, is_input: bool) -> Any:
+    """The schema without pydantic's titles, which repeat the names.
+
+    That of an input gets a pattern for each text: PostgreSQL stores no U+0000.
+    """
     if isinstance(schema, list):
-        return [_storable(item) for item in schema]
+        return [_cleaned(item, is_input=is_input) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    result = {key: _storable(value) for key, value in schema.items()}
-    if result.get("type") == "string" and not {"pattern", "format", "enum", "const"} & result.keys():
+    names = [name for name, value in schema.items() if name != "title" or not isinstance(value, str)]
+    result = {name: _cleaned(schema[name], is_input=is_input) for name in names}
+    if is_input and result.get("type") == "string" and not {"pattern", "format", "enum", "const"} & result.keys():
         result["pattern"] = _STORABLE
     return result
-
-
-def _untitled(schema: Any) -> Any:
-    """The schema without pydantic's titles, which repeat the names."""
-    if isinstance(schema, list):
-        return [_untitled(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {key: _untitled(value) for key, value in schema.items() if key != "title" or not isinstance(value, str)}
 
 
 def text(document: Node) -> str:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from socket import getfqdn, gethostname
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import structlog
 from flask import Flask, Response, abort, current_app, g, redirect, request, url_for
-from werkzeug.exceptions import Unauthorized
 from werkzeug.middleware.proxy_fix import ProxyFix
 from werkzeug.wrappers import Response as BaseResponse
 from werkzeug.wsgi import get_host
@@ -25,12 +25,16 @@ from werkzeug.wsgi import get_host
 from dataloader import log
 from dataloader.api.web import tokens
 from dataloader.config import ApiToken, Settings
+from dataloader.ops.errors import Problem
 from dataloader.queue import enqueue
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 COOKIE = "dl_token"
 ANYBODY = "anonymous"
 SAFE = {"GET", "HEAD", "OPTIONS"}
-# Paths without a scope, also for views that are not marked: probes, the sign-in, the files of a page.
+# Paths whose views need no scope where they are not marked: probes, the sign-in, the files of a page.
 OPEN = ("/health", "/info", "/status", "/ready", "/login", "/logout", "/docs", "/static")
 # Headers that only proxies write.
 _FORWARDED = re.compile("x-forwarded-.*|forwarded|via|x-real-ip|.*-client-ip|client-ip|.*-connecting-ip", re.IGNORECASE)
@@ -39,10 +43,11 @@ _LOCAL_ONLY = (
     "service tokens (DL_API_TOKENS, made by `dataloader token`). DL_ALLOW_ANONYMOUS=1 opens it to everybody."
 )
 _FOREIGN_NAME = (
-    "Without tokens the service answers no request to this host name: another site may have led its own name here. "
+    "Without tokens the service answers no request to this host name: another site may have pointed its own name here. "
     "Ask by an IP address, by localhost or by this machine's name; set DL_PUBLIC_URL to the address that people use; "
     "or give the service tokens (DL_API_TOKENS)."
 )
+_PLAIN_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+")
 _announced = False
 _log = structlog.get_logger("api")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,21 +56,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 CHALLENGE = 'Bearer realm="dataloader"'
 
 
-class _Unknown(Unauthorized):
-    """401 with its challenge in the quotes that RFC 6750 wants."""
-
-    def get_headers(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
-        fault = ', error="invalid_token"' if "Authorization" in request.headers else ""
-        return [*super().get_headers(*args, **kwargs), ("WWW-Authenticate", CHALLENGE + fault)]
-
-
 def install(app: Flask) -> None:
     """Check every request of `app` before its body is read. Call it after audit.install."""
     settings: Settings = app.extensions["settings"]
     if proxies := settings.dl_trusted_proxies:
-        app.wsgi_app = ProxyFix(app.wsgi_app, proxies, proxies, proxies)  # type: ignore[method-assign]
+        app.wsgi_app = _Proxies(app.wsgi_app, proxies, proxies, proxies, x_prefix=1)  # type: ignore[method-assign]
     app.before_request_funcs.setdefault(None, []).insert(0, _recognise)  # the audit's first line names the token
     app.before_request(_admit)
+
+
+class _Proxies(ProxyFix):
+    """The path of the service on a shared host begins each link of a page, so it counts only where it is a plain path.
+
+    The nearest proxy says it, whatever the number of proxies.
+    """
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if header := environ.get("HTTP_X_FORWARDED_PREFIX"):
+            path = header.rpartition(",")[2].strip().rstrip("/")
+            environ["HTTP_X_FORWARDED_PREFIX"] = path if _PLAIN_PATH.fullmatch(path) else ""
+        return super().__call__(environ, start_response)
 
 
 def require(*scopes: str) -> Callable[[F], F]:
@@ -107,7 +117,11 @@ def here() -> str:
     Secrets are masked: a token pasted into an address does not come back.
     """
     rule = request.url_rule
-    path = url_for(request.endpoint, **request.view_args or {}) if rule and request.endpoint else quote(request.path)
+    path = (
+        url_for(request.endpoint, **request.view_args or {})
+        if rule and request.endpoint
+        else request.script_root + quote(request.path)
+    )
     query = request.query_string.decode("latin-1")
     return log.masked(path + (f"?{query}" if query else ""))
 
@@ -144,10 +158,20 @@ def _admit() -> BaseResponse | None:
         abort(403, "This came from another site's page, which may not change anything here.")
     if (wanted := _wanted()) is None:
         return None
-    if _settings().dl_api_tokens:
-        return _with_tokens(wanted)
-    if "read" not in wanted and request.method not in SAFE and not _anonymous_may_change():
-        abort(403, _LOCAL_ONLY)
+    if not _settings().dl_api_tokens:
+        if "read" not in wanted and request.method not in SAFE and not _anonymous_may_change():
+            abort(403, _LOCAL_ONLY)
+        return None
+    token: ApiToken | None = g.token
+    if token is None:
+        return _sign_in()
+    if set(wanted).isdisjoint(token.scopes):
+        needed, held = " or ".join(wanted), ", ".join(token.scopes)
+        abort(403, f"This needs the scope {needed}; the token {token.name} has {held}.")
+    # Of a change by the cookie these headers say that our page sends it: no form of another site can set htmx's.
+    has_origin = "Sec-Fetch-Site" in request.headers or "Origin" in request.headers
+    if g.by_cookie and request.method not in SAFE and not (has_origin and "HX-Request" in request.headers):
+        abort(403, "A change by the dashboard's cookie has to come from its own page; programs send a bearer token.")
     return None
 
 
@@ -173,33 +197,31 @@ def _recognise() -> None:
         g.token_name = g.token.name
 
 
-def _with_tokens(wanted: tuple[str, ...]) -> BaseResponse | None:
-    token: ApiToken | None = g.token
-    if token is None:
-        return _sign_in()
-    if set(wanted).isdisjoint(token.scopes):
-        abort(403, f"This needs the scope {' or '.join(wanted)}; the token {token.name} has {', '.join(token.scopes)}.")
-    if g.by_cookie and request.method not in SAFE and not _is_from_our_page():
-        abort(403, "A change by the dashboard's cookie has to come from its own page; programs send a bearer token.")
-    return None
+def wants_a_page() -> bool:
+    """Whether a browser asks for a page: its Accept names text/html; a program's has */* or is missing."""
+    is_browser = any(kind == "text/html" for kind, _ in request.accept_mimetypes)
+    return request.method == "GET" and not request.path.startswith("/api/") and is_browser
 
 
 def _sign_in() -> BaseResponse:
     """The answer to an unknown caller: a browser goes to the sign-in, a program gets a 401."""
     if "HX-Request" in request.headers:
-        return Response(status=401, headers={"HX-Redirect": "/login"})
-    # A browser's Accept names text/html; a program's has */* or is missing.
-    wants_a_page = any(kind == "text/html" for kind, _ in request.accept_mimetypes)
-    if request.method == "GET" and not request.path.startswith("/api/") and wants_a_page:
-        wish = here()
-        return redirect(f"/login?next={quote(wish, safe='')}" if wish != "/" else "/login", 303)
-    raise _Unknown("This needs a token that is known here, sent as a bearer token in the header Authorization.")
+        page = ""
+        with suppress(ValueError):  # of a malformed address
+            parts = urlsplit(request.headers.get("HX-Current-URL", ""))
+            page = log.masked(parts.path + (f"?{parts.query}" if parts.query else ""))
+        return Response(status=401, headers={"HX-Redirect": _login(page)})
+    if wants_a_page():
+        return redirect(_login(here()), 303)
+    fault = ', error="invalid_token"' if "Authorization" in request.headers else ""
+    text = "This needs a token that is known here, sent as a bearer token in the header Authorization."
+    raise Problem(401, text, headers={"WWW-Authenticate": CHALLENGE + fault})
 
 
-def _is_from_our_page() -> bool:
-    """True when the browser reports the same site and htmx' header is there, which another site's form cannot set."""
-    has_origin = "Sec-Fetch-Site" in request.headers or "Origin" in request.headers
-    return has_origin and not is_cross_site() and "HX-Request" in request.headers
+def _login(page: str) -> str:
+    """The address of the sign-in that leads back to a page."""
+    form = url_for("login.form")
+    return f"{form}?next={quote(page, safe='')}" if page not in ("", f"{request.script_root}/") else form
 
 
 def _is_ours(origin: str) -> bool:
@@ -237,8 +259,8 @@ def _is_to_our_name() -> bool:
 
 
 def _is_our_name(name: str) -> bool:
-    if _address(name):
-        return True
+    with suppress(ValueError):
+        return bool(ip_address(name))
     name = name.removesuffix(".")
     public = urlsplit(_settings().dl_public_url or "").hostname
     return name in ("localhost", public) or name in _names_of_machine()
@@ -258,18 +280,11 @@ def _name(host: str) -> str:
         return ""
 
 
-def _address(name: str) -> IPv4Address | IPv6Address | None:
-    try:
-        return ip_address(name)
-    except ValueError:
-        return None
-
-
 def _is_loopback(name: str) -> bool:
-    address = _address(name)
-    return name == "localhost" or (
-        address is not None and (getattr(address, "ipv4_mapped", None) or address).is_loopback
-    )
+    with suppress(ValueError):
+        address = ip_address(name)
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    return name == "localhost"
 
 
 def _settings() -> Settings:

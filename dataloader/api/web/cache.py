@@ -26,17 +26,17 @@ LATELY_SEC = periods.seconds("LATELY_FRESH_SEC", 5.0)  # figures of spans of fiv
 OUTLOOKS_FRESH_SEC = periods.seconds("OUTLOOKS_FRESH_SEC", 15.0)
 COUNTS_FRESH_SEC = periods.seconds("COUNTS_FRESH_SEC", 5.0)
 MOST = 200  # answers that are kept
-TASKS = 1_000  # whose schemas are kept
+TASKS = 20  # of one request, up to which the answer about their schemas is kept
 
 
 class SharedAnswer(Generic[T]):
     """One answer for all requests while it is fresh, and for requests while one of them renews it.
 
-    It is fresh for `fresh_sec`, and outdated after `outdated_sec`.
+    It is fresh for `fresh_sec`, and outdated after twice that, or OUTDATED_SEC.
     """
 
-    def __init__(self, fresh_sec: float = FRESH_SEC, outdated_sec: float = OUTDATED_SEC) -> None:
-        self._fresh_sec, self._outdated_sec = fresh_sec, outdated_sec
+    def __init__(self, fresh_sec: float = FRESH_SEC) -> None:
+        self._fresh_sec, self._outdated_sec = fresh_sec, max(OUTDATED_SEC, 2 * fresh_sec)
         self._at = 0.0
         self._answer: T | None = None
         self._asking = Lock()
@@ -55,14 +55,14 @@ class SharedAnswer(Generic[T]):
             self._asking.release()
 
 
-def ask(read: Callable[..., T], *of: Any, fresh_sec: float = FRESH_SEC, outdated_sec: float = OUTDATED_SEC) -> T:
+def ask(read: Callable[..., T], *of: Any, fresh_sec: float = FRESH_SEC) -> T:
     """The answer of the database to `read(conn, *of)`, which this process shares between its requests."""
 
     def question() -> T:
         with session() as conn:
             return read(conn, *of)
 
-    return _shared((read, of), question, fresh_sec, outdated_sec)
+    return _shared((read, of), question, fresh_sec)
 
 
 def outlook(conn: Conn, queue: str) -> Outlook:
@@ -76,18 +76,14 @@ def counts(conn: Conn, backfill: str) -> Rows:
 
 
 def schemas(conn: Conn, tasks: Collection[str]) -> Mapping[str, str | None]:
-    """The schemas of the args of these tasks, up to FRESH_SEC old: a trigger costs no question of its own."""
-    now, known = monotonic(), current_app.extensions.setdefault("args_schemas", {})
-    if unknown := [task for task in tasks if known.get(task, (0.0, None))[0] < now]:
-        if len(known) + len(unknown) > TASKS:
-            known.clear()
-        found = operations.args_schemas(conn, unknown)
-        known |= {task: (now + FRESH_SEC, found.get(task)) for task in unknown}
-    return {task: text for task in tasks if (text := known.get(task, (0.0, None))[1]) is not None}
+    """The schemas of the args of these tasks, about FRESH_SEC old: a trigger costs no question of its own."""
+    if len(tasks) > TASKS:
+        return operations.args_schemas(conn, tasks)
+    return _shared(("schemas", frozenset(tasks)), lambda: operations.args_schemas(conn, tasks), FRESH_SEC)
 
 
-def _shared(key: Any, question: Callable[[], T], fresh_sec: float, outdated_sec: float = 0.0) -> T:
+def _shared(key: Any, question: Callable[[], T], fresh_sec: float) -> T:
     known: dict[Any, SharedAnswer[T]] = current_app.extensions.setdefault("shared", {})
     if len(known) >= MOST:
         known.clear()
-    return known.setdefault(key, SharedAnswer(fresh_sec, outdated_sec or 2 * fresh_sec)).ask(question)
+    return known.setdefault(key, SharedAnswer(fresh_sec)).ask(question)

@@ -1,16 +1,36 @@
-"""Long polls: requests that wait for a job to change. One of them asks the database for all, every PERIOD_SEC.
+"""The status of a job, and long polls: requests that wait for it to change.
+
+One waiting request asks the database for all, every PERIOD_SEC.
 
 A waiting request costs a thread of the server and no session.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from threading import Event, Lock
 from time import monotonic
+from typing import Annotated, Any
 from uuid import UUID
 
+from flask import Response, current_app, g, jsonify, request
+from pydantic import BeforeValidator, Field
+
+from dataloader.api.web import auth
+from dataloader.api.web.endpoint import job_id as parsed_job_id
+from dataloader.api.web.endpoint import operation, session
+from dataloader.api.web.problems import retry_after
+from dataloader.model.jobs import Status
+from dataloader.ops.errors import Unknown, invalid
+from dataloader.ops.op import Texts
+from dataloader.ops.types import whole_number
+from dataloader.queue import lifecycle
+from dataloader.queue.job import FINAL
+
+WAIT_LIMIT = 30  # seconds that one request may wait for a job to change
+_SECONDS = re.compile("[0-9]{1,2}")
 PERIOD_SEC = 0.3  # between two questions
 DEFAULT_ROOM = 8  # where the number of the server's threads is not known
 
@@ -32,7 +52,7 @@ class LongPolls:
         """`versions` reads the versions of jobs, without deleted ones; it may raise any exception."""
         self._versions = versions
         self._room = DEFAULT_ROOM
-        self._waiting: dict[object, UUID] = {}
+        self._waiting: dict[object, tuple[UUID, str | None]] = {}  # the job, and the token that waits for it
         self._is_over = Event()
         self._asking = Lock()
         self._asked_at = 0.0  # monotonic; when the last question began
@@ -46,12 +66,16 @@ class LongPolls:
         """End all waits now; later waits end at once."""
         self._is_over.set()
 
-    def wait(self, job_id: UUID, version: str, seconds: float) -> Outcome:
-        """Wait up to `seconds` until the job has another version or is deleted. Raises the exception of `versions`."""
+    def wait(self, job_id: UUID, version: str, seconds: float, token: str | None = None) -> Outcome:
+        """Wait up to `seconds` until the job has another version or is deleted. Raises the exception of `versions`.
+
+        A `token` beside others has at most three quarters of the places.
+        """
         until, me = monotonic() + seconds, object()
-        self._waiting[me] = job_id
+        self._waiting[me] = job_id, token
         try:
-            if len(self._waiting) > self._room:
+            tokens = [each for _, each in list(self._waiting.values())]
+            if len(tokens) > self._room or (token and tokens.count(token) > self._room - self._room // 4):
                 return Outcome.FULL
             while (left := until - (now := monotonic())) > 0 and not self._is_over.wait(min(PERIOD_SEC, left)):
                 if self._latest(since=now).get(job_id) != version:
@@ -66,9 +90,55 @@ class LongPolls:
             if self._asked_at <= since:
                 self._asked_at = monotonic()
                 try:
-                    self._answer = self._versions(set(list(self._waiting.values())))  # a copy: it may change meanwhile
+                    self._answer = self._versions(
+                        {job_id for job_id, _ in list(self._waiting.values())}
+                    )  # a copy: it changes
                 except Exception as e:
                     self._answer = e
             if isinstance(self._answer, Exception):
                 raise self._answer
             return self._answer
+
+
+class StatusQuery(Texts):
+    """GET /api/v1/jobs/{job_id}/status, which ignores all others."""
+
+    wait: Annotated[int, Field(ge=0, le=WAIT_LIMIT), BeforeValidator(whole_number)] | None = Field(
+        default=None,
+        description="for how many seconds to wait until the job is another than `If-None-Match` says, or, without that,"
+        " until it has changed",
+    )
+
+
+@auth.require("read", "trigger")
+@operation("jobs", Status, query=StatusQuery, headers=("If-None-Match",), errors=(304,))
+def status(job_id: str) -> Response:
+    """The job as it is now, or with `wait` once it has changed; 404 when there is none.
+
+    With `If-None-Match` the wait ends when the job has another `ETag`, at once if it has one already; without it when
+    the job changes, at once if it has ended. `Retry-After` says that too many wait already, and this request did not.
+    """
+    wanted, text = parsed_job_id(job_id), request.args.get("wait", "0")
+    if not _SECONDS.fullmatch(text) or int(text) > WAIT_LIMIT:
+        raise invalid("/wait", "wait", f"wait should be a whole number of seconds from 0 to {WAIT_LIMIT}")
+    job, version = _versioned(wanted)
+    is_known = request.if_none_match.contains_weak
+    outcome = None
+    if int(text) and (is_known(version) if request.if_none_match else job["status"] not in FINAL):
+        polls: LongPolls = current_app.extensions["long_polls"]
+        has_others = len({token.name for token in current_app.extensions["settings"].dl_api_tokens}) > 1
+        outcome = polls.wait(wanted, version, int(text), g.get("token_name") if has_others else None)
+        if outcome is Outcome.CHANGED:
+            job, version = _versioned(wanted)
+    answer = Response(status=304) if is_known(version) else jsonify(job)
+    answer.set_etag(version, weak=True)
+    if outcome is Outcome.FULL:
+        answer.headers["Retry-After"] = retry_after()
+    return answer
+
+
+def _versioned(job_id: UUID) -> tuple[dict[str, Any], str]:
+    with session() as conn:
+        if (found := lifecycle.versioned_status(conn, job_id)) is None:
+            raise Unknown("job")
+        return found

@@ -15,13 +15,13 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import structlog
-from flask import Flask, Response, g, request
+from flask import Response, g, request
 from psycopg import errors
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
 from dataloader.model.farm import Fault
-from dataloader.ops.errors import KEY_TAKEN, KINDS, MEANINGS, Problem, invalid, meaning
+from dataloader.ops.errors import KEY_TAKEN, KINDS, Problem, invalid, meaning
 from dataloader.queue import db, enqueue, hooks, migrations
 
 RETRY_AFTER_SEC = 3  # at least
@@ -30,17 +30,32 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("api")
 
 
-def install(app: Flask) -> None:
-    """Answer every error of `app` with a problem document."""
-    app.register_error_handler(Problem, _answer_problem)
-    app.register_error_handler(HTTPException, _answer_http)
-    app.register_error_handler(enqueue.QueueFull, _answer_full)
-    app.register_error_handler(enqueue.KeyTaken, _answer_taken_key)
-    for refused in MEANINGS.keys() - {enqueue.QueueFull, enqueue.KeyTaken}:
-        app.register_error_handler(refused, _answer_known)
-    app.register_error_handler(migrations.SchemaError, _answer_schema)
-    app.register_error_handler(hooks.WrongAnswer, _answer_hook)
-    app.register_error_handler(Exception, _answer_unknown)
+def answer_to(error: Exception) -> Response:
+    """The problem document of an error."""
+    if isinstance(error, Problem):
+        return _document(error.status, error.detail, error.faults, error.headers)
+    if isinstance(error, HTTPException):
+        headers = {name: value for name, value in error.get_headers() if name != "Content-Type"}
+        return _document(error.code or 500, error.description or error.name, headers=headers, name=error.name)
+    if isinstance(error, enqueue.QueueFull):
+        return _document(429, f"{error}; send it again later", headers={"Retry-After": str(FULL_RETRY_AFTER_SEC)})
+    if isinstance(error, enqueue.KeyTaken):  # the answer does not name the job: a guessed key must not reveal it
+        pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
+        text = "the idempotency key should be one that no other producer has used"
+        fault = Fault(pointer=pointer, code="key_taken", message=text)
+        return _document(409, f"{error}: send another", [fault], kind=KEY_TAKEN)
+    if means := meaning(error):
+        if means.status == 400:
+            return answer_to(invalid(f"/{means.parameter}" if means.parameter else "", means.code, str(error)))
+        return _document(means.status, str(error), kind=means.kind)
+    if isinstance(error, migrations.SchemaError):
+        _log.error("api.schema_refused", request_id=request_id(), detail=str(error))
+        return _unavailable(str(error))
+    if isinstance(error, hooks.WrongAnswer):
+        facts = {"hook": "around_enqueue", "function": error.function, "error": str(error)}
+        _log.error("hook.failed", request_id=request_id(), **facts)
+        return _document(500, str(error))
+    return _answer_unknown(error)
 
 
 def request_id() -> str:
@@ -52,68 +67,23 @@ def request_id() -> str:
     return str(g.request_id)
 
 
-def _answer_problem(error: Problem) -> Response:
-    return _document(error.status, error.detail, error.faults, error.headers)
-
-
-def _answer_full(error: enqueue.QueueFull) -> Response:
-    return _document(429, f"{error}; send it again later", headers={"Retry-After": str(FULL_RETRY_AFTER_SEC)})
-
-
-def _answer_known(error: Exception) -> Response:
-    means = meaning(error)
-    assert means  # noqa: S101  it is registered for the errors of the table
-    if means.status == 400:
-        return _answer_problem(invalid(f"/{means.parameter}" if means.parameter else "", means.code, str(error)))
-    return _document(means.status, str(error), kind=means.kind)
-
-
-def _answer_taken_key(error: enqueue.KeyTaken) -> Response:
-    """The answer does not name the job, because a guessed key must not reveal it."""
-    pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
-    text = "the idempotency key should be one that no other producer has used"
-    fault = Fault(pointer=pointer, code="key_taken", message=text)
-    return _document(409, f"{error}: send another", [fault], kind=KEY_TAKEN)
-
-
-def _answer_http(error: HTTPException) -> Response:
-    headers = {name: value for name, value in error.get_headers() if name != "Content-Type"}
-    return _document(error.code or 500, error.description or error.name, headers=headers, name=error.name)
-
-
-def _answer_schema(error: migrations.SchemaError) -> Response:
-    _log.error("api.schema_refused", request_id=request_id(), detail=str(error))
-    return _unavailable(str(error))
-
-
-def _answer_hook(error: hooks.WrongAnswer) -> Response:
-    facts = {"hook": "around_enqueue", "function": error.function, "error": str(error)}
-    _log.error("hook.failed", request_id=request_id(), **facts)
-    return _document(500, str(error))
-
-
 def _answer_unknown(error: Exception) -> Response:
     facts = {"request_id": request_id(), "path": request.path, "error": type(error).__name__}
     if db.is_passing(error):
         _log.warning("api.unavailable", **facts)
         reason = f": {said}" if (said := db.reason(error)) else ""
-        fault = (
-            "takes no writes"
-            if isinstance(error, errors.DiskFull | errors.ReadOnlySqlTransaction)
-            else "does not answer"
-        )
+        takes_no_writes = isinstance(error, errors.DiskFull | errors.ReadOnlySqlTransaction)
+        fault = "takes no writes" if takes_no_writes else "does not answer"
         return _unavailable(f"The database {fault}{reason}. Nothing is confirmed: send the request again.")
-    if isinstance(error, errors.CheckViolation) and (field := checked_field(error)):
-        return _answer_problem(invalid(f"/{field}", "check", f"{field} should be what the table's check allows"))
+    # The check of a field of a job has the field's name.
+    check = isinstance(error, errors.CheckViolation) and error.diag.constraint_name
+    if check and (match := re.fullmatch(r"dl_jobs_chk_(\w+)", check)):
+        return answer_to(invalid(f"/{match[1]}", "check", f"{match[1]} should be what the table's check allows"))
     # Without the text and the stack, which may quote the request.
-    _log.error("api.error", **facts, where=_place(error))
+    frames = extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
+    _log.error("api.error", **facts, where=where)
     return _document(500, "This is a fault of the service. The request id finds it in the log.")
-
-
-def checked_field(error: errors.CheckViolation) -> str | None:
-    """The field of a job that the check of the same name refuses; None where the check is of no job."""
-    match = re.fullmatch(r"dl_jobs_chk_(\w+)", error.diag.constraint_name or "")
-    return match[1] if match else None
 
 
 def _unavailable(detail: str) -> Response:
@@ -144,9 +114,3 @@ def _document(
         "errors": [asdict(fault) for fault in faults],
     }
     return Response(json.dumps(log.masked(document)), status, headers, mimetype="application/problem+json")
-
-
-def _place(error: Exception) -> str:
-    """The file:line that raised the error."""
-    frames = extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"

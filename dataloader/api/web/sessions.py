@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Condition
 from time import monotonic
 
 from psycopg import errors
 
-from dataloader.api.web.gate import Gate
 from dataloader.config import ConfigError, Settings
 from dataloader.queue import db, migrations
 
@@ -21,6 +21,58 @@ PROBE_SEC = 0.7  # each test of an idle session
 # A request has PG_COMMAND_TIMEOUT and this long, from the wait for a session to the last answer. The server gives up
 # first: a slow statement is rolled back, and its outcome is known.
 MARGIN_SEC = 0.8
+
+STALL_SEC = 0.6  # at a full gate, without a request that enters or leaves: a checkpoint may stall a disk for less
+# SQLSTATE classes of a server that is away: not of a statement that took too long or met a lock.
+_AWAY = ("08", "57P", "53", "58")
+
+
+class Busy(db.Silence):
+    """The request was not sent to the database, which has not answered other requests."""
+
+
+class Gate:
+    """Admits `most` requests at once, and one at a time after a request that could not reach the database.
+
+    psycopg_pool cannot tell a rush, which is to be served, from a frozen database: its `timeout` counts seconds and its
+    `max_waiting` counts requests (tests/process/test_slow_clients.py, the rush). The gate sees whether requests return.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._inside = 0
+        self._is_away = False  # by the last request that left
+        self._moved_at = float("-inf")
+        self._moved = Condition()
+
+    def narrow(self, most: int) -> None:
+        """Admit at most so many from now on, if that is fewer than before."""
+        with self._moved:
+            self._most = max(1, min(most, self._most))
+
+    @contextmanager
+    def passed(self, until: float) -> Iterator[None]:
+        """Hold a place for the block. Raises Busy where the gate is full and does not move, or after `until`."""
+        with self._moved:
+            while self._inside >= (1 if self._is_away else self._most):
+                left = min(until, self._moved_at + STALL_SEC) - monotonic()
+                if self._is_away or left <= 0:
+                    raise Busy("the database has not answered other requests")
+                self._moved.wait(left)
+            self._inside += 1
+            self._moved_at = monotonic()
+        was_away = False
+        try:
+            yield
+        except Exception as error:
+            state = getattr(error, "sqlstate", None)
+            was_away = db.is_passing(error) and (state is None or state.startswith(_AWAY))
+            raise
+        finally:
+            with self._moved:
+                self._inside -= 1
+                self._moved_at, self._is_away = monotonic(), was_away
+                self._moved.notify_all()
 
 
 class Sessions:

@@ -12,7 +12,7 @@ const isLive = () => !refreshing || refreshing.getAttribute("aria-pressed") === 
 
 refreshing?.addEventListener("click", () => {
   refreshing.setAttribute("aria-pressed", String(!isLive()));
-  refreshing.lastChild.textContent = isLive() ? "Live" : "Paused";
+  label();
   if (isLive()) refresh();
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden && isLive()) refresh(); });
@@ -38,6 +38,13 @@ document.addEventListener("htmx:after:request", (event) => {
 function seen() {
   $("seen").textContent = "As of " + new Date().toLocaleTimeString("en-GB", {timeZone: zone()});
   if (!$("banner").hidden) $("banner").hidden = true;
+  label();
+}
+
+function label() {
+  const isLost = !$("banner").hidden;
+  refreshing?.toggleAttribute("data-lost", isLost);
+  if (refreshing) refreshing.lastChild.textContent = isLost ? "No answer" : isLive() ? "Live" : "Paused";
 }
 
 function zone() { return document.documentElement.dataset.zone || "UTC"; }
@@ -74,6 +81,7 @@ function warn(text) {
   const banner = $("banner"), words = text + " What is shown is from before.";
   if (banner.textContent !== words) banner.textContent = words;
   banner.hidden = false;
+  label();
 }
 
 function tell(text, kind) {
@@ -91,6 +99,11 @@ function tell(text, kind) {
 
 document.addEventListener("click", (event) => {
   if (event.target.closest("[data-dismiss]")) $("flash").replaceChildren();
+});
+
+// --- Enter in a field presses the button of its order.
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && event.target.matches("fieldset input")) event.target.closest("fieldset").querySelector("[hx-post]").click();
 });
 
 // --- Questions: one dialog outside what is refreshed.

@@ -13,7 +13,7 @@ function move(step) {
 }
 
 const keys = {
-  "/": () => { const box = $("search"); if (box) { box.focus(); box.select(); } else location.assign("/jobs"); },
+  "/": () => { const box = $("search"); if (box) { box.focus(); box.select(); } else location.assign(document.documentElement.dataset.jobs); },
   "j": () => move(1),
   "k": () => move(-1),
   "x": () => currentRow()?.querySelector("input[type=checkbox]")?.click(),

@@ -36,7 +36,7 @@ function said({columns: [instants, processed, failed], step}, at) {
   const from = instants[at], days = step * instants.length > 86_400 ? {...DAY, month: "short"} : {};
   const until = at === instants.length - 1 ? "now" : clock(from + step, HOUR);
   const count = (n) => n.toLocaleString("en");
-  return `${clock(from, {...days, ...HOUR})} to ${until}: ${count(processed[at])} processed, ${count(failed[at])} failed`;
+  return `${clock(from, {...days, ...HOUR})} to ${until}: ${count(processed[at])} ended, ${count(failed[at])} of them failed`;
 }
 
 function point(lane) {

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -198,13 +199,16 @@ def lent(template: str | None = None) -> Iterator[str]:
     drop(name)
 
 
+SCHEMA = (db.sql_folder() / "schema.sql").read_text("utf-8")
+TABLES = re.findall(r"^CREATE TABLE (dl_\w+)", SCHEMA, re.MULTILINE)
+KEPT = ("dl_migrations", "dl_rolled", "dl_alerted")  # these have their rows from the start
 # Between tests: end sessions that a test has left, drop other schemas and tables, empty the queue's tables.
-CLEAN = """
+CLEAN = f"""
 CREATE FUNCTION pg_temp.clean() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   left_over text;
   has_rows boolean;
-  filled text[] := '{}';
+  filled text[] := '{{}}';
 BEGIN
   PERFORM pg_terminate_backend(pid, 5000) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend';
@@ -214,33 +218,21 @@ BEGIN
   END LOOP;
   FOR left_over IN SELECT format('DROP TABLE IF EXISTS %s CASCADE', oid::regclass) FROM pg_class
     WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
-      AND relname NOT IN ('dl_jobs', 'dl_job_events', 'dl_migrations', 'dl_queues', 'dl_workers', 'dl_totals',
-                          'dl_pace', 'dl_pace_long', 'dl_rolled', 'dl_lengths', 'dl_freed', 'dl_tasks', 'dl_results',
-                          'dl_needs', 'dl_parents', 'dl_waiting', 'dl_schedules', 'dl_limits', 'dl_checkpoints',
-                          'dl_webhooks', 'dl_alerts', 'dl_alerted', 'dl_backfills', 'dl_partitions', 'dl_durations',
-                          'dl_predictions', 'dl_error_notes', 'dl_job_logs', 'dl_spans',
-                          'dl_cleanups', 'dl_messages') LOOP
+      AND relname <> ALL (ARRAY{TABLES}) LOOP
     EXECUTE left_over;
   END LOOP;
   IF to_regclass('dl_jobs') IS NOT NULL THEN
-    FOREACH left_over IN ARRAY ARRAY['dl_jobs', 'dl_job_events', 'dl_queues', 'dl_workers', 'dl_totals', 'dl_pace',
-                                     'dl_pace_long', 'dl_lengths', 'dl_freed', 'dl_tasks', 'dl_results', 'dl_needs',
-                                     'dl_parents', 'dl_waiting', 'dl_schedules', 'dl_limits', 'dl_checkpoints',
-                                     'dl_webhooks', 'dl_alerts', 'dl_backfills', 'dl_partitions', 'dl_durations',
-                                     'dl_predictions', 'dl_error_notes', 'dl_job_logs', 'dl_spans',
-                                     'dl_cleanups', 'dl_messages'] LOOP
+    FOREACH left_over IN ARRAY ARRAY{[table for table in TABLES if table not in KEPT]} LOOP
       EXECUTE format('SELECT EXISTS (SELECT FROM %I)', left_over) INTO has_rows;
       filled := filled || CASE WHEN has_rows THEN left_over END;
     END LOOP;
     filled := array_remove(filled, NULL);
-    IF filled <> '{}' THEN  -- to truncate a table, empty or not, costs milliseconds for each of its indexes
+    IF filled <> '{{}}' THEN  -- to truncate a table, empty or not, costs milliseconds for each of its indexes
       EXECUTE format('TRUNCATE %s CASCADE', array_to_string(filled, ', '));
     END IF;
     PERFORM setval('dl_job_events_event_id_seq', 1, false);
     UPDATE dl_rolled SET last_event = 0 WHERE last_event <> 0;
-    IF to_regclass('dl_alerted') IS NOT NULL THEN
-      UPDATE dl_alerted SET last_event = 0 WHERE last_event <> 0;
-    END IF;
+    UPDATE dl_alerted SET last_event = 0 WHERE last_event <> 0;
   END IF;
 END $$
 """
@@ -251,7 +243,11 @@ def _own_logs() -> Iterator[None]:
     """Undo what a test has set of the logging of this process, for the next test would write to its outputs."""
     root = logging.getLogger()
     level = root.level
+    loggers = [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    enabled = [logger for logger in loggers if not logger.disabled]
     yield
+    for logger in enabled:
+        logger.disabled = False  # dictConfig disables each logger that it does not name
     log.close(0.2)
     root.handlers[:] = [handler for handler in root.handlers if not isinstance(handler, log._Handler)]
     root.setLevel(level)

@@ -127,7 +127,7 @@ class Rows:
         chance = self.chance
         odd: dict[str, Sequence[Any]] = {
             "text": [*TEXTS, "".join(map(chr, chance.choices(range(33, 0x2FFF), k=3_000)))], "timestamptz": TIMES,
-            "int4": INTS, "int2": [-1, 0, 60, 32_767], "int8": [*INTS, 2**63 - 1, -(2**63)], "float8": FLOATS,
+            "int4": INTS, "int2": [-1, 0, 60, 32_767], "int8": [*INTS, 10**15, 2**63 - 1, -(2**63)], "float8": FLOATS,
             "float4": ["NaN", "Infinity", "-1", "1e30", "0"], "jsonb": JSONS, "text[]": LISTS, "bool": [True, False],
             "dl_status": ["queued", "running", "succeeded", "failed", "canceled", "lost"],
             "uuid": [str(UUID(int=0)), str(UUID(int=2**128 - 1)), self._id()],

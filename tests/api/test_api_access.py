@@ -111,9 +111,8 @@ def _opens_to(client: FlaskClient, method: str, address: str, wanted: frozenset[
     assert not wanted or given["nobody"] == 401, (method, address)
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
+def test_what_could_be_read_in_two_ways_is_401(guarded: Flask, refused: Refused) -> None:
+    for sent in [
         [("Authorization", f"Bearer {TOKENS['trigger']}"), ("Authorization", f"Bearer {TOKENS['trigger']}")],
         [("Authorization", f"Bearer {TOKENS['trigger']}"), ("Authorization", "Bearer dl_x")],
         [("Authorization", f"Bearer {TOKENS['trigger']}, Bearer dl_x")],
@@ -123,11 +122,8 @@ def _opens_to(client: FlaskClient, method: str, address: str, wanted: frozenset[
         [("Cookie", f"dl_token=dl_x; dl_token={TOKENS['trigger']}")],
         [("Authorization", f"Bearer {tokens.digest(TOKENS['trigger'])}")],
         [("Remote-User", "admin"), ("X-Forwarded-User", "admin")],
-    ],
-    ids=range(9),
-)
-def test_what_could_be_read_in_two_ways_is_401(guarded: Flask, refused: Refused, sent: list[tuple[str, str]]) -> None:
-    refused(guarded.test_client().post(TRIGGER, json=MINIMAL, headers=sent), 401, "unauthorized")
+    ]:
+        refused(guarded.test_client().post(TRIGGER, json=MINIMAL, headers=sent), 401, "unauthorized")
 
 
 @pytest.mark.parametrize("header", ["BEARER {}", "bearer   {}", "Bearer {}  "])
@@ -143,27 +139,39 @@ def test_no_header_makes_another_method_of_a_request(guarded: Flask, name: str) 
     assert guarded.test_client().get(f"{JOB}/status", headers=headers).status_code == 404
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/api/v1//stats", "/health/../api/v1/stats", "/health/..%2f..%2fapi/v1/stats", "/docs/../api/v1/stats", "/docs/",
-     "/docs/assets/../../openapi.json", "/docs/assets/..%2f..%2fopenapi.py", "/static/../page.py", "/login/../jobs",
-     "/static/..%2f..%2fpage.py", "/static/app.css%00.js", "/api/v1/stats%00", "/./api/v1/stats"],
-)  # fmt: skip
-def test_no_way_round_leads_past_the_door(guarded: Flask, path: str) -> None:
-    answer = guarded.test_client().get(path)
-    assert answer.status_code in (400, 401, 404), path
-    assert "Cache-Control: no-store" in str(answer.headers)
+def test_no_way_round_leads_past_the_door(guarded: Flask) -> None:
+    for path in [
+        "/api/v1//stats",
+        "/health/../api/v1/stats",
+        "/health/..%2f..%2fapi/v1/stats",
+        "/docs/../api/v1/stats",
+        "/docs/",
+        "/docs/assets/../../openapi.json",
+        "/docs/assets/..%2f..%2fopenapi.py",
+        "/static/../page.py",
+        "/login/../jobs",
+        "/static/..%2f..%2fpage.py",
+        "/static/app.css%00.js",
+        "/api/v1/stats%00",
+        "/./api/v1/stats",
+    ]:
+        answer = guarded.test_client().get(path)
+        assert answer.status_code in (400, 401, 404), path
+        assert "Cache-Control: no-store" in str(answer.headers)
 
 
-@pytest.mark.parametrize(
-    "header",
-    ["Bearer", "Bearer ", "Bearer dl_x", "Basic dXNlcjpwYXNz", "Bearer \xff\xfe", f"Token {TOKENS['trigger']}"],
-    ids=range(6),
-)
-def test_what_is_no_known_token_is_401(guarded: Flask, refused: Refused, header: str) -> None:
-    answer = guarded.test_client().post(TRIGGER, json=MINIMAL, headers={"Authorization": header})
-    refused(answer, 401, "unauthorized")
-    assert 'error="invalid_token"' in answer.headers["WWW-Authenticate"]
+def test_what_is_no_known_token_is_401(guarded: Flask, refused: Refused) -> None:
+    for header in [
+        "Bearer",
+        "Bearer ",
+        "Bearer dl_x",
+        "Basic dXNlcjpwYXNz",
+        "Bearer \xff\xfe",
+        f"Token {TOKENS['trigger']}",
+    ]:
+        answer = guarded.test_client().post(TRIGGER, json=MINIMAL, headers={"Authorization": header})
+        refused(answer, 401, "unauthorized")
+        assert 'error="invalid_token"' in answer.headers["WWW-Authenticate"]
 
 
 def test_probes_need_no_token_and_unknown_addresses_tell_nothing(guarded: Flask) -> None:
@@ -203,9 +211,8 @@ def test_who_asks_for_the_journal(guarded: Flask) -> None:
 # Without tokens ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("peer", "headers", "may"),
-    [
+def test_without_tokens_only_this_machine_changes_anything(client: FlaskClient, refused: Refused) -> None:
+    for peer, headers, may in [
         ("127.0.0.1", {}, True),
         ("127.8.9.1", {"Host": "127.0.0.1:8081"}, True),
         ("::1", {"Host": "[::1]:8081"}, True),
@@ -228,18 +235,14 @@ def test_who_asks_for_the_journal(guarded: Flask) -> None:
         ("127.0.0.1", {"Host": "rebound.example"}, False),
         ("127.0.0.1", {"Host": "localhost.rebound.example"}, False),
         ("127.0.0.1", {"Host": "[::1"}, False),
-    ],
-)
-def test_without_tokens_only_this_machine_changes_anything(
-    client: FlaskClient, refused: Refused, peer: str, headers: dict[str, str], may: bool
-) -> None:
-    asked: dict[str, Any] = {"headers": headers, "environ_base": {"REMOTE_ADDR": peer}}
-    answer = client.post(TRIGGER, json=MINIMAL, **asked)
-    if may:
-        assert answer.status_code == 200
-    else:
-        assert "DL_API_TOKENS" in refused(answer, 403, "forbidden")["detail"]
-        assert client.post(JOB + "/cancel", **asked).status_code == 403
+    ]:
+        asked: dict[str, Any] = {"headers": headers, "environ_base": {"REMOTE_ADDR": peer}}
+        answer = client.post(TRIGGER, json=MINIMAL, **asked)
+        if may:
+            assert answer.status_code == 200
+        else:
+            assert "DL_API_TOKENS" in refused(answer, 403, "forbidden")["detail"]
+            assert client.post(JOB + "/cancel", **asked).status_code == 403
 
 
 PUBLIC = "https://farm.example.com/farm"
@@ -329,6 +332,53 @@ def test_only_trusted_proxies_are_believed(dsn: str, proxies: int, seen: str) ->
         assert app.test_client().get("/who", headers=headers).text == f"token reader from {seen}"
 
 
+def test_a_request_that_came_by_no_proxy_is_local_although_proxies_are_trusted(dsn: str) -> None:
+    with running(dsn, dl_trusted_proxies=1) as app:
+        assert app.test_client().post(TRIGGER, json=MINIMAL).status_code == 200
+        assert app.test_client().post(TRIGGER, json=MINIMAL, headers={"X-Forwarded-Prefix": "/.."}).status_code == 403
+
+
+def test_below_a_path_of_a_shared_host_every_address_has_the_path(dsn: str) -> None:
+    with running(dsn, dl_api_tokens=ENTRIES, dl_trusted_proxies=1) as app:
+        client, below = app.test_client(), {"X-Forwarded-Prefix": "/below/"}
+        asked = client.get("/jobs?status=dead", headers=below | {"Accept": "text/html"})
+        assert asked.headers["Location"] == "/below/login?next=%2Fbelow%2Fjobs%3Fstatus%3Ddead"
+        form = {"token": TOKENS["operate"], "next": "/below/jobs?status=dead"}
+        signed_in = client.post("/login", data=form, headers=below)
+        assert signed_in.headers["Location"] == "/below/jobs?status=dead"
+        assert "Path=/below;" in signed_in.headers["Set-Cookie"]
+        mine = below | {"Cookie": f"{auth.COOKIE}={TOKENS['operate']}"}
+        reader = below | {"Cookie": f"{auth.COOKIE}={TOKENS['read']}"}
+        for page, headers in (
+            ("/", reader),
+            ("/jobs", reader),
+            ("/trigger", mine),
+            ("/login", below),
+            ("/docs", below),
+        ):
+            text = app.test_client(use_cookies=False).get(page, headers=headers).text
+            addresses = re.findall(r'(?:href|src|action|hx-[a-z]+)="(/[^"]*)"', text)
+            assert addresses, page
+            assert [each for each in addresses if not each.startswith("/below/")] == []
+        signed_out = client.post("/logout", headers=mine | {"Sec-Fetch-Site": "same-origin"})
+        assert signed_out.headers["Location"] == "/below/login"
+        ended = "".join(signed_out.headers.getlist("Set-Cookie"))
+        assert "Path=/below;" in ended
+        assert "Path=/;" in ended
+        document = client.get("/openapi.json", headers=below | bearer("read")).get_json()
+        assert document["servers"] == [{"url": "/below"}]
+
+
+@pytest.mark.parametrize(
+    ("proxies", "prefix"),
+    [(0, "/below"), (1, "//evil.example"), (1, "evil"), (1, "/a?b"), (1, "/a//b"), (1, "/.."), (1, "javascript:x")],
+)
+def test_a_path_that_no_proxy_vouches_for_or_that_is_odd_does_not_count(dsn: str, proxies: int, prefix: str) -> None:
+    with running(dsn, dl_api_tokens=ENTRIES, dl_trusted_proxies=proxies) as app:
+        headers = {"X-Forwarded-Prefix": prefix, "Accept": "text/html"}
+        assert app.test_client().get("/jobs", headers=headers).headers["Location"] == "/login?next=%2Fjobs"
+
+
 @pytest.mark.parametrize(
     ("headers", "may"),
     [
@@ -348,6 +398,7 @@ def test_only_trusted_proxies_are_believed(dsn: str, proxies: int, seen: str) ->
         ({"Referer": "http://localhost/jobs"}, True),
     ],
 )
+@pytest.mark.long
 def test_j9_other_sites_change_nothing(guarded: Flask, client: FlaskClient, headers: dict[str, str], may: bool) -> None:
     anonymous = client.post(TRIGGER, json=MINIMAL, headers=headers)
     by_token = guarded.test_client().post(TRIGGER, json=MINIMAL, headers=headers | bearer("trigger"))
@@ -390,9 +441,8 @@ def test_the_cookie_is_for_https_only_where_there_is_https(dsn: str) -> None:
         assert "; Secure" in answer.headers["Set-Cookie"]
 
 
-@pytest.mark.parametrize(
-    "wish",
-    [
+def test_a_sign_in_leads_to_no_other_site(guarded: Flask) -> None:
+    for wish in [
         "//evil.example",
         "/\\evil.example",
         "https://evil.example",
@@ -405,11 +455,9 @@ def test_the_cookie_is_for_https_only_where_there_is_https(dsn: str) -> None:
         "/\u2028",
         " //evil.example",
         "data:text/html,x",
-    ],
-)
-def test_a_sign_in_leads_to_no_other_site(guarded: Flask, wish: str) -> None:
-    answer = guarded.test_client().post("/login", data={"token": TOKENS["read"], "next": wish})
-    assert answer.location == "/"
+    ]:
+        answer = guarded.test_client().post("/login", data={"token": TOKENS["read"], "next": wish})
+        assert answer.location == "/"
 
 
 OURS = {"HX-Request": "true", "Sec-Fetch-Site": "same-origin"}
@@ -448,6 +496,23 @@ def test_people_come_back_to_the_page_that_they_wanted(guarded: Flask) -> None:
     answer = client.post("/login", data={"token": TOKENS["read"], "next": "/queues/a%2F..%2Fb%3Fc?x=1"})
     assert answer.location == "/queues/a%2F..%2Fb%3Fc?x=1"
     assert 'hx-get="/queues/a%2F..%2Fb%3Fc?x=1"' in client.get(answer.location).text
+
+
+def test_a_link_on_another_site_leads_a_signed_in_reader_to_its_page(guarded: Flask) -> None:
+    """The browser keeps the strict cookie back at first, so the sign-in asks again by itself, once."""
+    client, foreign = guarded.test_client(), {"Sec-Fetch-Site": "cross-site"}
+    again = client.get("/login?next=/jobs", headers=foreign).headers["Refresh"].removeprefix("0; url=")
+    assert again == "/login?next=/jobs&again="
+    assert "Refresh" not in client.get(again, headers=foreign).headers
+    assert "Refresh" not in client.get("/login?next=/jobs").headers
+    assert signed_in(guarded, "read").get(again).location == "/jobs"
+    assert signed_in(guarded, "read").get("/login?next=//evil.example/").location == "/"
+
+
+def test_an_open_page_leads_to_the_sign_in_and_back(guarded: Flask) -> None:
+    headers = {"HX-Request": "true", "HX-Current-URL": "http://localhost/jobs?status=dead"}
+    answer = guarded.test_client().get("/jobs", headers=headers)
+    assert answer.headers["HX-Redirect"] == "/login?next=%2Fjobs%3Fstatus%3Ddead"
 
 
 def test_without_tokens_there_is_nothing_to_sign_in_to(client: FlaskClient) -> None:

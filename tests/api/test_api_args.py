@@ -1,4 +1,4 @@
-"""Args by the schema of their task: the trigger, the batch, the schema's own address, and jobs that are run again."""
+"""Args by the schema of their task, and jobs that are run again: over HTTP, in the forms, and by the command line."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from uuid import UUID
 
 import pytest
 from api_app import TRIGGER, Refused
+from click.testing import CliRunner
 from flask.testing import FlaskClient
 from psycopg.rows import dict_row
 from pydantic import BaseModel, ConfigDict, Field
 
+from dataloader import config
+from dataloader.cli.direct import Direct
+from dataloader.cli.main import main
 from dataloader.queue import args_schema, db, operations
 
 BATCH = "/api/v1/jobs/batch"
@@ -79,6 +83,21 @@ def test_good_args_and_tasks_without_a_schema_are_taken(client: FlaskClient, con
     assert count(conn) == 3
 
 
+def test_a_task_that_no_worker_knows_is_taken_with_a_warning(client: FlaskClient, conn: db.Connection) -> None:
+    for _ in range(2):  # a job that waits makes its task no more known
+        answer = post(client, TRIGGER, job({}, task="lload")).get_json()
+        assert answer["warning"] == "no worker knows the task 'lload', and no job of it has run: did you mean 'load'?"
+    jobs = [job({}, task=task) for task in ("free", "fre", "fre", "else")]
+    warnings = [each.get("warning") for each in post(client, BATCH, {"jobs": jobs}).get_json()["jobs"]]
+    assert [text and text.partition(":")[2] for text in warnings] == [None, " did you mean 'free'?", None, ""]
+    assert "warning" not in post(client, TRIGGER, job(GOOD)).get_json()
+    conn.execute("INSERT INTO dl_needs (task, memory_mb, runs, learned_at, peaks) VALUES ('else', 1, 1, now(), '{1}')")
+    assert "warning" not in post(client, TRIGGER, job({}, task="else")).get_json()  # of another service
+    conn.execute("TRUNCATE dl_tasks")
+    client.application.extensions["shared"].clear()
+    assert "warning" not in post(client, TRIGGER, job({}, task="lload")).get_json()  # nobody has begun
+
+
 def test_a_known_idempotency_key_is_answered_whatever_the_args_are(client: FlaskClient, conn: db.Connection) -> None:
     first = post(client, TRIGGER, job(GOOD, idempotency_key="a")).get_json()
     assert post(client, TRIGGER, job({}, idempotency_key="a")).get_json() == first
@@ -100,7 +119,7 @@ def test_the_newest_schema_counts(client: FlaskClient, conn: db.Connection) -> N
     """Of two versions beside each other the worker that started last has the word, as in all that a task says."""
     assert post(client, TRIGGER, job({})).status_code == 400
     operations.publish_tasks(conn, {"load": {}})
-    client.application.extensions["args_schemas"].clear()  # a second later
+    client.application.extensions["shared"].clear()  # a second later
     assert post(client, TRIGGER, job({})).status_code == 200
 
 
@@ -143,9 +162,10 @@ def test_a_job_is_run_again_with_changes(client: FlaskClient, conn: db.Connectio
     assert "hunter2" not in "".join(answer.text for answer in [*answers, plain])
 
 
-@pytest.mark.parametrize(
-    ("body", "pointer"),
-    [
+def test_a_wrong_change_is_a_400_and_adds_nothing(
+    client: FlaskClient, conn: db.Connection, dead: UUID, refused: Refused
+) -> None:
+    for body, pointer in [
         ({"args": {"limit": 0}}, "/args/limit"),
         ({"without": ["day"]}, "/args/day"),
         ({"without": ["dya"]}, "/args"),
@@ -154,13 +174,9 @@ def test_a_job_is_run_again_with_changes(client: FlaskClient, conn: db.Connectio
         ({"queue": "a\tb"}, "/queue"),
         ({"priority": -1}, "/priority"),
         ({"task": "other"}, "/task"),
-    ],
-)
-def test_a_wrong_change_is_a_400_and_adds_nothing(
-    client: FlaskClient, conn: db.Connection, dead: UUID, refused: Refused, body: dict[str, Any], pointer: str
-) -> None:
-    refused(post(client, f"/api/v1/jobs/{dead}/again", body), 400, "invalid-input", pointer)
-    assert count(conn) == 1
+    ]:
+        refused(post(client, f"/api/v1/jobs/{dead}/again", body), 400, "invalid-input", pointer)
+        assert count(conn) == 1
 
 
 def test_a_job_that_has_not_ended_is_not_run_again(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
@@ -226,8 +242,23 @@ def test_the_page_of_a_dead_job_runs_it_again(client: FlaskClient, conn: db.Conn
     assert client.get(f"/jobs/{new_id}/again").status_code == 409
 
 
+def test_a_secret_that_is_repeated_in_another_arg_is_masked_and_stays(
+    client: FlaskClient, conn: db.Connection, dead: UUID
+) -> None:
+    conn.execute('UPDATE dl_jobs SET args = args || \'{"day": "not hunter2hunter2"}\'')
+    page = client.get(f"/jobs/{dead}/again").text
+    assert 'value="not ***"' in page
+    assert "hunter2" not in page
+    form = {"args.day": "not ***", "args.limit": "", "args.mode": "", "args.password": "", "lock_key": "a"}
+    by_form = client.post(f"/jobs/{dead}/again", data=form, headers=PAGE).headers["HX-Redirect"].rpartition("/")[2]
+    by_api = post(client, f"/api/v1/jobs/{dead}/again", {"args": {"day": "not ***"}}).get_json()["job_id"]
+    for new_id in (by_form, by_api):
+        assert row(conn, UUID(new_id))["args"]["day"] == "not hunter2hunter2"
+
+
 def test_a_text_area_with_secrets_comes_back_as_it_was(client: FlaskClient, conn: db.Connection) -> None:
     args = {"password": "hunter2hunter2", "url": "https://u:hunter3hunter3@h/", "n": [{"token": "hunter4hunter4"}]}
+    args["again"] = ["as hunter2hunter2", {"and": "hunter4hunter4"}]
     job_id = post(client, TRIGGER, job(args, task="free", lock_key="token=hunter5hunter5")).get_json()["job_id"]
     conn.execute("UPDATE dl_jobs SET status = 'canceled', finished_at = now()")
     page = unescape(client.get(f"/jobs/{job_id}/again").text)
@@ -236,8 +267,25 @@ def test_a_text_area_with_secrets_comes_back_as_it_was(client: FlaskClient, conn
     key = re.search(r'name="lock_key"[^>]* value="([^"]*)"', page)
     assert area
     assert key
-    assert json.loads(area[1]) == {"password": "***", "url": "https://u:***@h/", "n": [{"token": "***"}]}
+    assert json.loads(area[1]) == {"password": "***", "url": "https://u:***@h/", "n": [{"token": "***"}]} | {
+        "again": ["as ***", {"and": "***"}]
+    }
     form = {"args.": area[1].replace("\n", "\r\n"), "lock_key": key[1]}
     answer = client.post(f"/jobs/{job_id}/again", data=form, headers=PAGE)
     added = row(conn, UUID(answer.headers["HX-Redirect"].rpartition("/")[2]))
     assert (added["args"], added["lock_key"]) == (args, "token=hunter5hunter5")
+
+
+def test_the_command_takes_pairs(conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DL_DB_DSN", dsn)
+    operations.publish_tasks(conn, {"odd": {"args_schema": "{"}})
+    with Direct(dsn, config.load(_env_file=None)) as farm:
+        assert farm.trigger("odd").status == "queued"
+        old = farm.trigger("free", args={"a": 1, "b": "x", "c": None})
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now()")
+    pairs = ["--arg", "a=2", "--arg", "b=2026-01-31", "--arg", 'd={"e": [1]}', "--arg", "f=NaN", "--without", "c"]
+    done = CliRunner().invoke(main, ["again", str(old.job_id), "--dsn", dsn, *pairs])
+    assert done.exit_code == 0, done.output
+    again = row(conn, UUID(json.loads(done.stdout)["job_id"]))
+    assert again["args"] == {"a": 2, "b": "2026-01-31", "d": {"e": [1]}, "f": "NaN"}
+    assert CliRunner().invoke(main, ["again", str(old.job_id), "--arg", "a"]).exit_code == 2

@@ -57,12 +57,6 @@ def test_a_change_is_in_the_audit_with_its_job(dsn: str, lines: Lines) -> None:
     assert 0 < end["duration_ms"] < 10_000
 
 
-def test_a_cancellation_is_in_the_audit_with_its_job(client: FlaskClient, lines: Lines) -> None:
-    job = client.post(TRIGGER, json=MINIMAL).get_json()["job_id"]
-    client.post(f"/api/v1/jobs/{job}/cancel")
-    assert lines("audit")[-1]["job_id"] == job
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [

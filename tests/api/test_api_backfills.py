@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_app import Refused
+from api_app import Refused, answered, asked, strict
 from flask.testing import FlaskClient
-from test_api_lists import asked, strict
 
-from dataloader.model.plans import Backfill, BackfillPreview, BackfillRetried, Backfills, Partitions
+from dataloader.model.plans import Backfill, BackfillPreview, BackfillRetried, Partitions
 from dataloader.queue import db
 from dataloader.queue.plans import backfills
 
@@ -25,28 +24,11 @@ RATES = {
 
 
 def added(client: FlaskClient, **fields: Any) -> dict[str, Any]:
-    answer = client.post(PATH, json=RATES | fields)
-    assert answer.status_code == 200, answer.text
-    document: dict[str, Any] = answer.get_json()
-    strict(Backfill, document)
-    return document
+    return dict(answered(client.post(PATH, json=RATES | fields), Backfill))
 
 
 def ordered(client: FlaskClient, verb: str, **body: Any) -> dict[str, Any]:
-    answer = client.post(f"{PATH}/rates/{verb}", json=body)
-    assert answer.status_code == 200, answer.text
-    document: dict[str, Any] = answer.get_json()
-    return document
-
-
-def test_a_backfill_is_added_and_shown_with_its_counts(client: FlaskClient, conn: db.Connection) -> None:
-    document = added(client, max_running=3)
-    assert (document["state"], document["total"], document["made"]) == ("making", 5, 0)
-    assert (document["created_by"], document["priority"]) == ("anonymous from 127.0.0.1", 200)
-    backfills.tick(conn)
-    shown = asked(client, f"{PATH}/rates", Backfill)
-    assert (shown["state"], shown["made"], shown["counts"]["queued"]) == ("running", 5, 5)
-    assert asked(client, PATH, Backfills)["backfills"] == [shown]
+    return dict(answered(client.post(f"{PATH}/rates/{verb}", json=body)))
 
 
 def test_a_dry_run_shows_jobs_and_changes_nothing(client: FlaskClient) -> None:
@@ -56,43 +38,21 @@ def test_a_dry_run_shows_jobs_and_changes_nothing(client: FlaskClient) -> None:
     assert client.get(PATH).get_json() == {"backfills": []}
 
 
-@pytest.mark.parametrize(
-    ("fields", "pointer", "words"),
-    [
+def test_a_backfill_that_is_not_valid_is_refused_with_what_would_be_right(
+    client: FlaskClient, refused: Refused
+) -> None:
+    for fields, pointer, words in [
         ({"step": "fortnight"}, "", "step should be such as day"),
         ({"since": "soon"}, "", "since should be a date such as 2019-01-31"),
         ({"partitions": ["a"]}, "", "one of a range (since, until and step) and partitions"),
         ({"args": {"a": "{{ dete }}"}}, "", "{{ dete }} is not known; known are {{ partition }}"),
         ({"name": "a/b"}, "/name", "should be letters of A to Z, digits"),
         ({"name": "n" * 81}, "/name", "at most 80 characters"),
-    ],
-)
-def test_a_backfill_that_is_not_valid_is_refused_with_what_would_be_right(
-    client: FlaskClient, refused: Refused, fields: dict[str, Any], pointer: str, words: str
-) -> None:
-    for path in (PATH, f"{PATH}/dry-run"):
-        problem = refused(client.post(path, json=RATES | fields), 400, "invalid-input", pointer)
-        assert words in problem["errors"][0]["message"]
-    assert client.get(PATH).get_json() == {"backfills": []}
-
-
-def test_pause_cap_resume_cancel_and_remove(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
-    added(client)
-    paused = ordered(client, "pause")
-    strict(Backfill, paused)
-    assert (paused["state"], paused["paused_by"]) == ("paused", "anonymous from 127.0.0.1")
-    capped = client.put(f"{PATH}/rates", json={"max_running": 7}).get_json()
-    strict(Backfill, capped)
-    assert (capped["state"], capped["max_running"]) == ("paused", 7)
-    assert ordered(client, "resume")["state"] == "making"
-    assert client.get("/api/v1/limits/backfill:rates").get_json()["most"] == 7
-    assert "cancel it" in refused(client.delete(f"{PATH}/rates"), 409, "conflict")["detail"]
-    assert ordered(client, "cancel")["state"] == "canceled"
-    assert "is canceled" in refused(client.post(f"{PATH}/rates/resume"), 409, "conflict")["detail"]
-    while backfills.tick(conn):
-        pass
-    assert client.delete(f"{PATH}/rates").get_json() == {"name": "rates", "removed": True}
-    assert client.get(PATH).get_json() == {"backfills": []}
+    ]:
+        for path in (PATH, f"{PATH}/dry-run"):
+            problem = refused(client.post(path, json=RATES | fields), 400, "invalid-input", pointer)
+            assert words in problem["errors"][0]["message"]
+        assert client.get(PATH).get_json() == {"backfills": []}
 
 
 def test_the_partitions_come_page_by_page_each_with_its_job(client: FlaskClient, conn: db.Connection) -> None:

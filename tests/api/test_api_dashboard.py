@@ -28,6 +28,7 @@ HTMX = {"HX-Request": "true"}
 
 
 @pytest.mark.parametrize("path", PAGES)
+@pytest.mark.long
 def test_a_page_keeps_to_its_own_host_and_an_unchanged_part_is_304(
     client: FlaskClient, conn: db.Connection, path: str
 ) -> None:
@@ -148,22 +149,19 @@ def test_from_elsewhere_nothing_is_pressed_and_no_button_shown(client: FlaskClie
     assert "hx-post" not in client.get(f"/jobs/{job_id}", **afar).text
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "words"),
-    [
+def test_what_cannot_be_is_said_on_a_page(client: FlaskClient) -> None:
+    for path, status, words in [
         ("/jobs/nonsense", 400, "job_id"),
         ("/jobs/00000000-0000-4000-8000-000000000000", 404, "There is no job with this id"),
         ("/jobs?status=odd", 400, "The status should be one of"),
         ("/jobs?queue=%00", 400, "NUL"),
         ("/jobs?since=0001-01-01T00:00%2B05:00", 400, "A time should be"),
         ("/jobs?after=%ff", 400, "cursor"),
-    ],
-)
-def test_what_cannot_be_is_said_on_a_page(client: FlaskClient, path: str, status: int, words: str) -> None:
-    answer = client.get(path)
-    assert answer.status_code == status
-    assert answer.mimetype == "text/html"
-    assert words in answer.text
+    ]:
+        answer = client.get(path)
+        assert answer.status_code == status
+        assert answer.mimetype == "text/html"
+        assert words in answer.text
 
 
 def test_without_a_database_every_page_says_so() -> None:

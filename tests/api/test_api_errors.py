@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_app import MINIMAL, TRIGGER
+from api_app import MINIMAL, TRIGGER, asked
 from flask.testing import FlaskClient
 
 from dataloader.queue import db
@@ -26,10 +26,7 @@ def failed(client: FlaskClient, conn: db.Connection) -> None:
 
 
 def groups(client: FlaskClient, query: str = "") -> list[Any]:
-    answer = client.get(ERRORS + query)
-    assert answer.status_code == 200, answer.get_json()
-    found: list[Any] = answer.get_json()["groups"]
-    return found
+    return list(asked(client, ERRORS + query)["groups"])
 
 
 @pytest.mark.usefixtures("failed")
@@ -50,13 +47,3 @@ def test_filters_leave_out_the_rest(client: FlaskClient) -> None:
     assert len(groups(client, "?queue=q&task=t&since=2020-01-01T00:00:00Z")) == 2
     for query in ("?queue=r", "?task=u", "?since=2031-01-01T00:00:00Z"):
         assert groups(client, query) == []
-
-
-@pytest.mark.usefixtures("failed")
-def test_a_note_is_written_and_removed(client: FlaskClient) -> None:
-    named = {"task": "t", "error_group": BOOM}
-    assert client.put(f"{ERRORS}/note", json=named | {"note": " known "}).get_json() == named | {"note": "known"}
-    (noted,) = [group for group in groups(client) if group["note"]]
-    assert (noted["error_group"], noted["note"], noted["noted_by"]) == (BOOM, "known", "anonymous from 127.0.0.1")
-    assert client.put(f"{ERRORS}/note", json=named | {"note": ""}).get_json() == named | {"note": None}
-    assert not any(group["note"] for group in groups(client))

@@ -13,9 +13,8 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused, running
+from api_app import MINIMAL, TRIGGER, Refused, rows, running
 from flask.testing import FlaskClient
-from psycopg.rows import dict_row
 
 import dataloader
 from dataloader import config, log
@@ -55,10 +54,6 @@ def by_order() -> list[dict[str, Any]]:
     return seen
 
 
-def rows(conn: db.Connection) -> list[dict[str, Any]]:
-    return conn.cursor(row_factory=dict_row).execute("SELECT * FROM dl_jobs ORDER BY created_at, job_id").fetchall()
-
-
 DERIVED = {"lock_key": "order-7", "idempotency_key": "order-7-1.5", "available_at": AT, "args": ORDER["args"]}
 
 
@@ -95,10 +90,6 @@ def test_a_hook_may_replace_the_key_of_the_header(client: FlaskClient, conn: db.
     for body, header in ((other, "mine"), (MINIMAL, "k" * 256), (MINIMAL, "")):
         answer = client.post(TRIGGER, json=body, headers={"Idempotency-Key": header})
         refused(answer, 400, "invalid-input", "/idempotency_key")
-
-
-def test_without_a_hook_a_trigger_needs_its_key(client: FlaskClient, refused: Refused) -> None:
-    refused(client.post(TRIGGER, json=ORDER), 400, "invalid-input", "/lock_key")
 
 
 def test_the_sentence_of_a_refusal_is_the_answer(
@@ -220,6 +211,7 @@ def circle() -> dict[str, Any]:
     ids=["decimal", "date", "uuid", "set", "nan", "infinity", "key", "tall", "circle", "digits"],
 )
 @pytest.mark.parametrize("path", [TRIGGER, BATCH])
+@pytest.mark.long
 def test_what_json_cannot_say_is_the_fault_of_the_hook(
     client: FlaskClient,
     conn: db.Connection,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from api_app import MINIMAL, TRIGGER
 from flask.testing import FlaskClient
+
+from dataloader import config
+from dataloader.cli.direct import Direct
+from dataloader.queue import db
 
 LIMITS = "/api/v1/limits"
 ORACLE = f"{LIMITS}/source%3Aoracle"
@@ -25,13 +26,18 @@ def test_a_limit_from_its_making_to_its_end(client: FlaskClient) -> None:
     assert client.get(LIMITS).get_json() == {"limits": []}
 
 
-@pytest.mark.parametrize(
-    "wrong", [{}, {"most": -1}, {"most": "3"}, {"per_minute": 0}, {"most": 1, "burst": 2}, {"most": 1, "running": 2}]
-)
-def test_a_wrong_limit_is_a_400_and_changes_nothing(client: FlaskClient, wrong: Any) -> None:
-    answer = client.put(ORACLE, json=wrong)
-    assert answer.status_code == 400
-    assert client.get(LIMITS).get_json() == {"limits": []}
+def test_a_wrong_limit_is_a_400_and_changes_nothing(client: FlaskClient) -> None:
+    for wrong in [
+        {},
+        {"most": -1},
+        {"most": "3"},
+        {"per_minute": 0},
+        {"most": 1, "burst": 2},
+        {"most": 1, "running": 2},
+    ]:
+        answer = client.put(ORACLE, json=wrong)
+        assert answer.status_code == 400
+        assert client.get(LIMITS).get_json() == {"limits": []}
 
 
 def test_a_job_names_its_limits_and_says_which_one_is_full(client: FlaskClient) -> None:
@@ -47,3 +53,12 @@ def test_metrics_and_the_page_show_a_limit(client: FlaskClient) -> None:
     client.put(ORACLE, json={"most": 3})
     assert 'dl_limit_most{limit="source:oracle"} 3.0' in client.get("/metrics").get_data(as_text=True)
     assert "source:oracle" in client.get("/limits").get_data(as_text=True)
+
+
+def test_an_answer_in_process_is_masked_as_over_http(conn: db.Connection, dsn: str) -> None:
+    """A limit's name is free text, so it may hold a connection string."""
+    secret = "postgresql://u:canary-canary@host/d"
+    conn.execute("INSERT INTO dl_limits (name, most, changed_by) VALUES (%s, 1, 'me')", (secret,))
+    with Direct(dsn, config.load(_env_file=None)) as farm:
+        (limit,) = farm.limits()
+    assert ("canary" in limit.name, limit.most) == (False, 1)

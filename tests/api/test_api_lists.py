@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass
-from typing import Any, get_args, get_type_hints
 from uuid import uuid4
 
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused
+from api_app import MINIMAL, TRIGGER, Refused, asked, made, strict
 from flask.testing import FlaskClient
 
 from dataloader.model.farm import Database, Workers
-from dataloader.model.jobs import FarmEvents, Job, JobEvents, Jobs, Status
+from dataloader.model.jobs import FarmEvents, Job, JobEvents, Jobs
 from dataloader.model.queues import Overview, Queues
-from dataloader.model.runs import Pace, Tasks
-from dataloader.ops.op import adapter
-from dataloader.queue import db, operations
+from dataloader.model.runs import Pace
+from dataloader.queue import db
 from dataloader.queue.reports import stats
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -29,30 +26,6 @@ WORKER = {
     "jobs": 3,
     "started_at": "2026-01-31T06:30:00Z",
 }
-
-
-def made(client: FlaskClient, **fields: Any) -> str:
-    return str(client.post(TRIGGER, json=MINIMAL | fields).get_json()["job_id"])
-
-
-def asked(client: FlaskClient, path: str, model: type) -> dict[str, Any]:
-    """The answer, which is to have the fields of its model and no others."""
-    answer = client.get(path)
-    assert answer.status_code == 200, answer.text
-    document: dict[str, Any] = answer.get_json()
-    strict(model, document)
-    return document
-
-
-def strict(model: type, document: Any) -> None:
-    adapter(model).validate_python(document)
-    known = get_type_hints(model)
-    assert set(document) <= set(known)
-    for name, value in document.items():
-        for inner in (known[name], *get_args(known[name])):
-            for row in value if isinstance(value, list) else [value]:
-                if is_dataclass(inner) and isinstance(inner, type) and row is not None:
-                    strict(inner, row)
 
 
 def test_a_list_is_read_page_by_page_along_its_links(client: FlaskClient) -> None:
@@ -70,9 +43,11 @@ def test_a_list_is_read_page_by_page_along_its_links(client: FlaskClient) -> Non
     assert [job["lock_key"] for job in by_key] == list("01234")
 
 
-@pytest.mark.parametrize(
-    ("query", "count"),
-    [
+def test_a_list_is_filtered(client: FlaskClient) -> None:
+    made(client, task="t&x", partition_key="p", available_at="2030-01-01T00:00:00Z")
+    made(client, producer="airflow", consumer_group="g")
+    made(client, queue="other")
+    for query, count in [
         ("queue=load.cbr", 2),
         ("queue=other", 1),
         ("status=queued", 3),
@@ -84,13 +59,8 @@ def test_a_list_is_read_page_by_page_along_its_links(client: FlaskClient) -> Non
         ("producer=airflow&consumer_group=g", 1),
         ("since=2020-01-31T06:30:00%2B03:00", 3),
         ("until=2020-01-31T06:30:00Z", 0),
-    ],
-)
-def test_a_list_is_filtered(client: FlaskClient, query: str, count: int) -> None:
-    made(client, task="t&x", partition_key="p", available_at="2030-01-01T00:00:00Z")
-    made(client, producer="airflow", consumer_group="g")
-    made(client, queue="other")
-    assert len(asked(client, f"/api/v1/jobs?{query}", Jobs)["jobs"]) == count
+    ]:
+        assert len(asked(client, f"/api/v1/jobs?{query}", Jobs)["jobs"]) == count
 
 
 LIST_FAULTS = [
@@ -113,39 +83,32 @@ LIST_FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("query", "pointer", "code"), LIST_FAULTS)
-def test_a_question_that_makes_no_sense_is_refused(
-    client: FlaskClient, refused: Refused, query: str, pointer: str, code: str
-) -> None:
-    problem = refused(client.get(f"/api/v1/jobs?{query}"), 400, "invalid-input", pointer)
-    assert problem["errors"][0]["code"] == code
-    if code == "extra_forbidden":
-        assert "partition_key" in problem["errors"][0]["message"]
+def test_a_question_that_makes_no_sense_is_refused(client: FlaskClient, refused: Refused) -> None:
+    for query, pointer, code in LIST_FAULTS:
+        problem = refused(client.get(f"/api/v1/jobs?{query}"), 400, "invalid-input", pointer)
+        assert problem["errors"][0]["code"] == code
+        if code == "extra_forbidden":
+            assert "partition_key" in problem["errors"][0]["message"]
 
 
 def test_one_job_with_all_that_is_known_of_it(client: FlaskClient, refused: Refused) -> None:
     secret = {"password": "s3cret-canary", "url": "postgresql://u:s3cret-canary@h/db", "date": "2026-01-31"}
     answer = client.post(
-        TRIGGER, json=MINIMAL | {"args": secret}, headers={"traceparent": TRACE, "Idempotency-Key": "k-1"}
+        TRIGGER,
+        json=MINIMAL | {"args": secret, "affinity_key": "ollama/qwen"},
+        headers={"traceparent": TRACE, "Idempotency-Key": "k-1"},
     )
     path = f"/api/v1/jobs/{answer.get_json()['job_id']}"
     job = asked(client, path, Job)
     assert (job["trace"], job["idempotency_key"], job["args"]["date"]) == (TRACE, "k-1", "2026-01-31")
     assert "s3cret-canary" not in client.get(path).text
     assert set(client.get(path + "/status").get_json()) <= set(job)
+    for shown in (job, *client.get("/api/v1/jobs").get_json()["jobs"], client.get(path + "/status").get_json()):
+        assert shown["affinity_key"] == "ollama/qwen"
+    assert "ollama/qwen" in client.get(path.removeprefix("/api/v1")).text
     refused(client.get(f"/api/v1/jobs/{uuid4()}"), 404, "not-found")
     refused(client.get("/api/v1/jobs/7"), 400, "invalid-input", "")
     refused(client.get(path + "?wait=1"), 400, "invalid-input", "/wait")
-
-
-def test_the_affinity_key_is_wherever_a_job_is(client: FlaskClient) -> None:
-    job_id = made(client, affinity_key="ollama/qwen")
-    path = f"/api/v1/jobs/{job_id}"
-    (listed,) = asked(client, "/api/v1/jobs", Jobs)["jobs"]
-    for job in (listed, asked(client, path, Job), asked(client, path + "/status", Status)):
-        assert job["affinity_key"] == "ollama/qwen"
-    assert "Affinity key" in client.get(f"/jobs/{job_id}").text
-    assert "ollama/qwen" in client.get(f"/jobs/{job_id}").text
 
 
 def test_the_journal_of_a_job_and_of_the_farm(client: FlaskClient, refused: Refused) -> None:
@@ -189,13 +152,6 @@ def test_the_farm_in_figures(client: FlaskClient, conn: db.Connection) -> None:
         assert asked(client, "/api/v1/database", Database)["oldest_transaction"]["application"] == "test"
 
 
-def test_tasks_with_what_their_runs_need(client: FlaskClient, conn: db.Connection) -> None:
-    operations.publish_tasks(conn, {"load.csv": {"max_attempts": 3, "memory_mb": 4_000}})
-    (task,) = asked(client, "/api/v1/tasks", Tasks)["tasks"]
-    assert (task["task"], task["memory_mb"], task["declared_memory_mb"]) == ("load.csv", 4_000, 4_000)
-    assert (task["max_attempts"], task["runs"], task["learned_memory_mb"], task["cpus"]) == (3, 0, None, None)
-
-
 @pytest.mark.parametrize("given", ["", "x" * 256, "a\tb", "Schlüssel".encode().decode("latin-1")])
 def test_an_idempotency_key_in_the_header_is_held_to_the_rules(
     client: FlaskClient, refused: Refused, given: str
@@ -228,6 +184,7 @@ def test_an_idempotency_key_may_be_in_the_header_or_in_the_body(client: FlaskCli
         ("'); DROP TABLE dl_jobs; --", None),
     ],
 )
+@pytest.mark.long
 def test_a_trace_is_kept_when_it_is_one(client: FlaskClient, conn: db.Connection, given: str, kept: str | None) -> None:
     for path, body in ((TRIGGER, MINIMAL), ("/api/v1/jobs/batch", {"jobs": [MINIMAL, MINIMAL]})):
         assert client.post(path, json=body, headers={"traceparent": given}).status_code == 200

@@ -7,11 +7,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused
+from api_app import MINIMAL, TRIGGER, Refused, asked
 from flask.testing import FlaskClient
 
 from dataloader.model.jobs import JobLogs
-from dataloader.ops.op import adapter
 from dataloader.queue import db
 
 
@@ -28,26 +27,22 @@ def job_id(client: FlaskClient, conn: db.Connection) -> str:
     return made
 
 
-def asked(client: FlaskClient, job_id: str, query: str = "") -> dict[str, Any]:
-    answer = client.get(f"/api/v1/jobs/{job_id}/logs{query}")
-    assert answer.status_code == 200, answer.get_json()
-    document: dict[str, Any] = answer.get_json()
-    adapter(JobLogs).validate_python(document)
-    return document
+def logs_of(client: FlaskClient, job_id: str, query: str = "") -> dict[str, Any]:
+    return dict(asked(client, f"/api/v1/jobs/{job_id}/logs{query}", JobLogs))
 
 
 def test_lines_come_page_by_page_with_what_was_left_out(client: FlaskClient, job_id: str) -> None:
-    whole = asked(client, job_id)
+    whole = logs_of(client, job_id)
     assert [line["text"] for line in whole["lines"]] == ["one", "<script>alert(1)</script>", "ten", "again"]
     assert [line["left_out"] for line in whole["lines"]] == [0, 0, 7, 0]
     assert whole["next"] is None
-    first = asked(client, job_id, "?limit=2")
+    first = logs_of(client, job_id, "?limit=2")
     assert first["next"] == "1.2"
-    second = asked(client, job_id, f"?limit=2&after={first['next']}")
+    second = logs_of(client, job_id, f"?limit=2&after={first['next']}")
     assert [(line["text"], line["left_out"]) for line in second["lines"]] == [("ten", 7), ("again", 0)]
-    assert asked(client, job_id, f"?after={whole['lines'][-1]['place']}") == {"lines": [], "next": None}
-    assert [line["text"] for line in asked(client, job_id, "?attempt=2")["lines"]] == ["again"]
-    assert asked(client, job_id, "?attempt=3")["lines"] == []
+    assert logs_of(client, job_id, f"?after={whole['lines'][-1]['place']}") == {"lines": [], "next": None}
+    assert [line["text"] for line in logs_of(client, job_id, "?attempt=2")["lines"]] == ["again"]
+    assert logs_of(client, job_id, "?attempt=3")["lines"] == []
 
 
 def test_the_page_leads_to_all_lines_as_text(client: FlaskClient, conn: db.Connection, job_id: str) -> None:
@@ -71,7 +66,7 @@ def test_an_unknown_job_is_a_404_and_one_without_a_log_is_not(client: FlaskClien
     unknown = "/api/v1/jobs/01890a5d-ac96-474b-8cce-b302099a8057/logs"
     refused(client.get(unknown), 404, "not-found")
     made = client.post(TRIGGER, json=MINIMAL).get_json()["job_id"]
-    assert asked(client, made) == {"lines": [], "next": None}
+    assert logs_of(client, made) == {"lines": [], "next": None}
     assert 'id="log"' not in client.get(f"/jobs/{made}").text
 
 

@@ -35,6 +35,7 @@ def deep(levels: int) -> str:
 @pytest.mark.parametrize("column", ["args", "progress"])
 @pytest.mark.parametrize("text", [deep(480), "[" * 490 + "]" * 490], ids=["objects", "arrays"])
 @pytest.mark.parametrize("status", ["queued", "failed"])
+@pytest.mark.long
 def test_what_is_nested_as_deep_as_the_table_allows_is_shown(
     conn: db.Connection, client: FlaskClient, column: str, text: str, status: str
 ) -> None:
@@ -45,6 +46,7 @@ def test_what_is_nested_as_deep_as_the_table_allows_is_shown(
 
 @pytest.mark.parametrize("levels", [2_000, 3_000])
 @pytest.mark.parametrize("status", ["queued", "failed"])
+@pytest.mark.long
 def test_args_of_before_the_check_are_shown_cut(
     conn: db.Connection, client: FlaskClient, levels: int, status: str
 ) -> None:
@@ -64,6 +66,7 @@ def test_args_of_before_the_check_are_shown_cut(
 @pytest.mark.parametrize("column", ["available_at", "created_at", "started_at", "finished_at", "heartbeat_at"])
 @pytest.mark.parametrize("at", ["infinity", "-infinity", "290000-01-01 00:00+00", "4000-01-01 00:00+00 BC"])
 @pytest.mark.parametrize("status", ["queued", "running", "succeeded"])
+@pytest.mark.long
 def test_a_time_of_the_contract_that_python_does_not_know_is_shown(
     conn: db.Connection, client: FlaskClient, column: str, at: str, status: str
 ) -> None:
@@ -120,20 +123,17 @@ def test_the_longest_texts_of_the_api_of_four_octets_a_character_fit(conn: db.Co
     assert client.post(TRIGGER, json=job).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("call", "field"),
-    [
+def test_dl_enqueue_refuses_it_in_words(conn: db.Connection) -> None:
+    for call, field in [
         ("limits => '{a,NULL}'", "limits"),
         ("limits => '{{a},{b}}'", "limits"),
         ("limits => '[5:6]={a,b}'", "limits"),
         ("deadline => 'infinity'", "deadline"),
         ("args => ('{\"a\":' || repeat('[', 63) || repeat(']', 63) || '}')::jsonb", "args"),
         ("args => ('{\"a\":' || repeat('[', 2000) || repeat(']', 2000) || '}')::jsonb", "args"),
-    ],
-)
-def test_dl_enqueue_refuses_it_in_words(conn: db.Connection, call: str, field: str) -> None:
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"dl_enqueue: {field} should be"):
-        conn.execute(f"SELECT dl_enqueue('q', 't', 'k', {call})".encode())
+    ]:
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"dl_enqueue: {field} should be"):
+            conn.execute(f"SELECT dl_enqueue('q', 't', 'k', {call})".encode())
 
 
 def test_dl_enqueue_takes_args_as_deep_as_python_does(conn: db.Connection) -> None:

@@ -18,7 +18,7 @@ from dataloader.api.v1 import openapi
 ROOT = Path(__file__).parents[2]
 SWAGGER = ROOT / "dataloader/api/v1/swagger"
 # Pages for people and what they are made of; the document is of what programs use.
-PAGES = {"docs", "files", "dashboard", "actions", "bulk_orders", "trigger", "login"}
+PAGES = {"docs", "files", "dashboard", "actions", "trigger", "login"}
 
 
 @pytest.fixture(scope="module")

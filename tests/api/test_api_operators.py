@@ -10,13 +10,13 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused, running
+from api_app import MINIMAL, TRIGGER, Refused, made, running
 from flask.testing import FlaskClient
 
 from dataloader.api.dashboard import actions
 from dataloader.api.server import audit
 from dataloader.api.web.endpoint import OF_QUEUE
-from dataloader.model.jobs import BulkOutcomes, Status
+from dataloader.model.jobs import BulkOutcomes
 from dataloader.model.queues import Changed, Moved, QueueState
 from dataloader.ops.op import adapter
 from dataloader.queue import db, enqueue, operations
@@ -27,10 +27,6 @@ HTMX = {"HX-Request": "true"}
 LATER = "2031-01-31T06:30:00Z"
 BATCH = "/api/v1/jobs/batch"
 BULK = "/api/v1/jobs/bulk"
-
-
-def made(client: FlaskClient, **fields: Any) -> str:
-    return str(client.post(TRIGGER, json=MINIMAL | fields).get_json()["job_id"])
 
 
 def end(conn: db.Connection, job_id: str, status: str) -> None:
@@ -58,33 +54,6 @@ def test_the_order_of_a_queue_is_set_field_by_field(client: FlaskClient) -> None
         "merge": True,
         "on_dead": "hold",
     }
-
-
-@pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
-def test_a_job_that_has_ended_is_requeued_with_a_fresh_budget(
-    client: FlaskClient, conn: db.Connection, status: str
-) -> None:
-    job_id = made(client)
-    end(conn, job_id, status)
-    job = client.post(f"/api/v1/jobs/{job_id}/requeue").get_json()
-    adapter(Status).validate_python(job)
-    assert (job["status"], job["attempt"], job["error"]) == ("queued", 0, None)
-    event = client.get(f"/api/v1/jobs/{job_id}/events").get_json()["events"][-1]
-    assert (event["kind"], event["payload"]["by"]) == ("requeue", "anonymous from 127.0.0.1")
-
-
-def test_a_job_whose_time_has_not_come_is_run_now(client: FlaskClient) -> None:
-    job_id = made(client, available_at=LATER)
-    for _ in range(2):
-        job = client.post(f"/api/v1/jobs/{job_id}/run-now", json={}).get_json()
-        assert (job["status"], job["available_at"] < LATER) == ("queued", True)
-
-
-def test_a_deleted_job_is_gone(client: FlaskClient, refused: Refused) -> None:
-    path = f"/api/v1/jobs/{made(client)}"
-    assert client.delete(path).get_json() == {"job_id": path.rpartition("/")[2], "deleted": True}
-    refused(client.delete(path), 404, "not-found")
-    refused(client.get(path), 404, "not-found")
 
 
 @pytest.mark.parametrize(
@@ -209,42 +178,18 @@ def test_no_queues_name_is_taken_for_another_address(client: FlaskClient) -> Non
     assert client.put("/api/v1/queues/pause", json={"ordered": True}).get_json()["queue"] == "pause"
 
 
-@pytest.mark.parametrize("queue", [".", "..", "/", "a/b", "/a", "a/", "a/move", "a\nb/c\nd"])
-def test_a_name_with_a_slash_may_stand_in_the_query(client: FlaskClient, queue: str) -> None:
-    named = f"?name={quote(queue, safe='')}"
-    assert client.put(f"/api/v1/queues/-{named}", json={"ordered": True}).get_json()["queue"] == queue
-    assert client.post(f"/api/v1/queues/-/pause{named}").get_json()["queue"] == queue
-    assert client.get(f"/api/v1/queues/-/keys{named}").get_json()["keys"] == []
+def test_a_name_with_a_slash_may_stand_in_the_query(client: FlaskClient) -> None:
+    for queue in [".", "..", "/", "a/b", "/a", "a/", "a/move", "a\nb/c\nd"]:
+        named = f"?name={quote(queue, safe='')}"
+        assert client.put(f"/api/v1/queues/-{named}", json={"ordered": True}).get_json()["queue"] == queue
+        assert client.post(f"/api/v1/queues/-/pause{named}").get_json()["queue"] == queue
+        assert client.get(f"/api/v1/queues/-/keys{named}").get_json()["keys"] == []
 
 
 @pytest.mark.parametrize("name", ["orders", "...", "", "a\n", "a/" + "x" * 511])
 def test_any_other_name_belongs_into_the_path(client: FlaskClient, refused: Refused, name: str) -> None:
     answer = client.post(f"/api/v1/queues/-/pause?name={quote(name, safe='')}")
     refused(answer, 400, "invalid-input", "/name")
-
-
-def test_all_dead_jobs_and_all_that_wait(client: FlaskClient, conn: db.Connection) -> None:
-    for status in ("failed", "lost", "succeeded"):
-        end(conn, made(client), status)
-    made(client, available_at=LATER)
-    path = "/api/v1/queues/load.cbr"
-    done = {"queue": "load.cbr", "next": None}
-    assert client.post(f"{path}/run-all").get_json() == done | {"changed": 1}
-    assert client.post(f"{path}/requeue-dead").get_json() == done | {"changed": 2}
-    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE status = 'queued'")
-    assert client.post(f"{path}/delete-dead").get_json() == done | {"changed": 3}
-    assert client.post(f"{path}/delete-dead").get_json() == done | {"changed": 0}
-
-
-def test_retries_are_killed_and_the_journal_says_by_whom(client: FlaskClient, conn: db.Connection) -> None:
-    job_id, fresh = made(client), made(client)
-    conn.execute("UPDATE dl_jobs SET attempt = 1 WHERE job_id = %s", (job_id,))
-    answer = client.post("/api/v1/queues/load.cbr/kill-retries").get_json()
-    adapter(Changed).validate_python(answer)
-    assert answer == {"queue": "load.cbr", "changed": 1, "next": None}
-    job = client.get(f"/api/v1/jobs/{job_id}").get_json()
-    assert (job["status"], job["error"]) == ("failed", "killed by anonymous from 127.0.0.1")
-    assert client.get(f"/api/v1/jobs/{fresh}").get_json()["status"] == "queued"
 
 
 VERBS = ("run-all", "kill-retries", "requeue-dead", "delete-dead")
@@ -322,19 +267,6 @@ def test_a_move_that_the_state_of_the_queues_forbids(
     problem = refused(client.post(f"/api/v1/queues/{queue}/move", json={"to": to}), 409, "conflict")
     assert words in problem["detail"]
     assert client.get("/api/v1/queues").get_json() == before
-
-
-def test_a_move_that_another_session_is_in_the_way_of(
-    client: FlaskClient, conn: db.Connection, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operations, "OLDER_SEC", 0.05)
-    run(conn, made(client))
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs FOR UPDATE")
-        problem = refused(client.post("/api/v1/queues/load.cbr/move", json={"to": "new"}), 409, "conflict")
-    assert (
-        problem["detail"] == "load.cbr and new are paused, and another session has jobs of load.cbr locked. Move again"
-    )
 
 
 def test_the_list_of_dead_jobs_has_buttons_for_all_that_fit(

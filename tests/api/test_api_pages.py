@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import psycopg
@@ -13,8 +14,8 @@ from flask.testing import FlaskClient
 
 from dataloader import config
 from dataloader.queue import db, enqueue, operations
-from dataloader.queue.plans import schedules
-from dataloader.queue.reports import postgres, stats
+from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules
+from dataloader.queue.reports import postgres, stats, timeline, webhooks
 
 HTMX = {"HX-Request": "true"}
 
@@ -69,12 +70,12 @@ def test_a_time_in_the_form_of_a_task_is_in_the_zone_that_the_form_names(dsn: st
     assert conn.execute("SELECT args FROM dl_jobs").fetchall() == [({"at": "2026-01-31T10:00:00-05:00"},)]
 
 
-@pytest.mark.parametrize("name", ["endpoint", "_anchor", "_external", "_method", "_scheme"])
 @pytest.mark.parametrize("address", ["/jobs?{}=http", "/jobs?{}=http&q="])
-def test_a_list_of_jobs_knows_its_own_parameters_only(client: FlaskClient, address: str, name: str) -> None:
-    answer = client.get(address.format(name))
-    assert (answer.status_code, answer.headers.get("Location")) in ((200, None), (303, "/jobs"))
-    assert "#http" not in answer.text
+def test_a_list_of_jobs_knows_its_own_parameters_only(client: FlaskClient, address: str) -> None:
+    for name in ("endpoint", "_anchor", "_external", "_method", "_scheme"):
+        answer = client.get(address.format(name))
+        assert (answer.status_code, answer.headers.get("Location")) in ((200, None), (303, "/jobs")), name
+        assert "#http" not in answer.text
 
 
 def test_a_range_that_is_none_is_refused_in_words(client: FlaskClient) -> None:
@@ -146,8 +147,8 @@ def test_each_section_of_the_server_has_rows_or_a_reason(conn: db.Connection, mo
     assert 0 < server["connections"] <= server["max_connections"]
     names = [row["name"] for row in found["tables"].rows]
     assert {"dl_jobs", "dl_pace_long"} <= set(names)
-    gone = {**postgres._SQL, "wal": "SELECT nothing_here()", "slots": "SELECT pg_sleep(10)"}
-    monkeypatch.setattr(postgres, "_SQL", gone)
+    gone = {"wal": "SELECT nothing_here()", "slots": "SELECT pg_sleep(10)"}
+    monkeypatch.setattr(postgres, "_SQL", db.Statements(postgres._SQL | gone))
     conn.execute("SET statement_timeout = '200ms'")
     found = postgres.health(conn)
     conn.execute("RESET statement_timeout")
@@ -180,3 +181,142 @@ def test_the_limit_of_a_queue_is_set_and_lifted_on_its_page(client: FlaskClient,
     assert operations.settings(conn, "q")["max_length"] is None
     operations.limit_length(conn, "q", 7, "me")
     assert "at most 7 queued jobs" in client.get("/queues/q").text
+
+
+def test_the_overview_names_schedules_backfills_and_webhooks_that_do_not_work(
+    client: FlaskClient, conn: db.Connection
+) -> None:
+    for name in ("broken", "overdue", "paused", "fine"):
+        schedules.add(conn, new_schedule.checked({"name": name, "task": "t", "cron": "0 3 * * *"}, "UTC"), "anna")
+    conn.execute("UPDATE dl_schedules SET error = 'no such day', error_at = now() WHERE name IN ('broken', 'paused')")
+    conn.execute("UPDATE dl_schedules SET paused_at = now() WHERE name = 'paused'")
+    conn.execute("UPDATE dl_schedules SET next_due = now() - interval '1 h' WHERE name = 'overdue'")
+    days = {"name": "q1", "task": "t", "since": "2026-01-01", "until": "2026-01-03", "step": "day"}
+    backfills.add(conn, new_backfill.checked(days), "anna")
+    conn.execute("UPDATE dl_backfills SET next_at = now() - interval '1 h'")
+    webhooks.put(conn, "ops", "https://ops.example/alerts", "anna")
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("alerts", "t", "k"))
+    conn.execute("INSERT INTO dl_messages VALUES (%s, 'ops', '{}')", (job_id,))
+    conn.execute("UPDATE dl_jobs SET error = 'refused', attempt = 1 WHERE job_id = %s", (job_id,))
+    page = client.get("/").text
+    for text in (
+        "2 schedules make no jobs, among them overdue: it is overdue.",
+        "The backfill q1 makes no jobs: it is overdue.",
+        "The webhook ops does not receive its messages: 1 undelivered.",
+    ):
+        assert text in page
+    assert "schedule paused" not in page
+    assert "schedule fine" not in page
+
+
+def test_the_activity_counts_all_dead_jobs_and_says_since_when_it_is_complete(
+    client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, ts)"
+        " SELECT gen_random_uuid(), 'q', 'failed', now() - n * interval '0.1 s' FROM generate_series(1, 400) n"
+    )
+    operations.pause(conn, "q", "anna")
+    conn.execute("UPDATE dl_queues SET paused_at = now() - interval '1 day'")
+    page = client.get("/activity").text
+    assert "400 jobs, the last" in page
+    assert "jobs are missing here" not in page
+    monkeypatch.setattr(timeline, "OF_JOBS", 300)
+    client.application.extensions["shared"].clear()
+    assert "jobs are missing here" in client.get("/activity").text
+
+
+def test_the_page_of_a_stuck_run_says_so_and_offers_force_first(client: FlaskClient, conn: db.Connection) -> None:
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
+    conn.execute("UPDATE dl_jobs SET status = 'running', claimed_by = 'h:1:b', attempt = 1, cancel_requested = true")
+    worker = {
+        "worker": "h:1:b",
+        "pid": 1,
+        "queue": "q",
+        "state": "busy",
+        "job_id": str(job_id),
+        "jobs": 0,
+        "silent_sec": 3_600,
+    }
+    stats.show_workers(conn, "f", "h", [worker])
+    page = client.get(f"/jobs/{job_id}").text
+    assert "Stuck:" not in page
+    assert page.index(">Cancel<") < page.index(">Force cancel<")
+    stats.show_workers(conn, "f", "h", [worker | {"state": "stuck"}])
+    page = client.get(f"/jobs/{job_id}").text
+    assert "<strong>Stuck:</strong> the run has reported nothing since" in page
+    assert page.index(">Force cancel<") < page.index(">Cancel<")
+    assert "will at its next safe point" not in page
+    assert 'href="/workers">Go to the workers' in client.get("/").text
+
+
+def test_an_address_that_nothing_has_is_a_page_for_a_browser(client: FlaskClient) -> None:
+    for path in ("/nope", "/schedules/nope"):
+        answer = client.get(path, headers={"Accept": "text/html,*/*;q=0.8"})
+        assert (answer.status_code, answer.mimetype) == (404, "text/html")
+        assert "Go to the overview" in answer.text
+        assert client.get(path).mimetype == "application/problem+json"
+    assert client.get("/api/v1/nope", headers={"Accept": "text/html"}).mimetype == "application/problem+json"
+
+
+def test_an_empty_farm_leads_to_the_form_of_its_first_job(client: FlaskClient) -> None:
+    assert '<a href="/trigger?task=noop">' in client.get("/").text
+    assert '<a href="/trigger">Trigger one</a>' in client.get("/jobs").text
+
+
+def test_a_schedule_of_an_unknown_task_says_so_and_can_be_removed(client: FlaskClient, conn: db.Connection) -> None:
+    operations.publish_tasks(conn, {"load.table": {}})
+    for task in ("load.table", "load.tabel"):
+        form = {"name": task, "task": task, "cron": "0 3 * * *"}
+        answer = client.post("/do/add_schedule", data=form)
+        assert answer.status_code == 200
+        assert "Go on" not in answer.text  # a second one cannot be added
+    page = client.get("/schedules").text
+    assert page.count("No worker has shown a pipeline of the task load.tabel.") == 1
+    assert page.count("No worker has shown") == 1
+    assert client.post("/do/remove_schedule?name=load.tabel").status_code == 200
+    assert [row["name"] for row in schedules.listed(conn)] == ["load.table"]
+
+
+def test_a_backfill_without_workers_or_with_failures_says_so(client: FlaskClient, conn: db.Connection) -> None:
+    days = {"name": "q1", "task": "t", "queue": "nobody", "since": "2026-01-01", "until": "2026-01-03", "step": "day"}
+    backfills.add(conn, new_backfill.checked(days), "anna")
+    assert "No worker serves the queue" in client.get("/backfills/q1").text
+    assert backfills.tick(conn)
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now()")
+    client.application.extensions["shared"].clear()
+    page = client.get("/backfills/q1").text
+    assert '<span class="bad">3 failed</span>' in page
+    assert "No worker serves the queue" not in page
+
+
+def test_a_queue_names_the_jobs_that_miss_their_deadlines(client: FlaskClient, conn: db.Connection) -> None:
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "late"))
+    conn.execute(
+        "INSERT INTO dl_predictions (job_id, queue, made_at, deadline, expected_at)"
+        " VALUES (%s, 'q', now(), now() + interval '1 h', now() + interval '2 h')",
+        (job_id,),
+    )
+    page = client.get("/queues/q").text
+    assert "Deadlines that are missed" in page
+    assert "t (late)" in page
+    assert f'href="/jobs/{job_id}"' in page
+
+
+def test_a_job_run_again_names_its_author_in_the_journal(client: FlaskClient, conn: db.Connection) -> None:
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
+    form = {"queue": "q", "lock_key": "k2", "partition_key": "", "priority": "100", "args.": "{}"}
+    answer = client.post(f"/jobs/{job_id}/again", data=form, headers=HTMX)
+    events = stats.events(conn, UUID(answer.headers["HX-Redirect"].rpartition("/")[2]))
+    assert events[0]["payload"]["by"] == "anonymous from 127.0.0.1"
+
+
+def test_a_task_lists_its_jobs_behind_many_later_ones(client: FlaskClient, conn: db.Connection) -> None:
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "rare", "k"))
+    conn.execute("UPDATE dl_jobs SET created_at = now() - interval '1 h'")
+    conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args)"
+        " SELECT gen_random_uuid(), 'other', 'often', n::text, '{}' FROM generate_series(1, 3500) n"
+    )
+    assert str(job_id) in client.get("/tasks/rare").text

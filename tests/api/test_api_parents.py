@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from api_app import answered, asked
 from flask.testing import FlaskClient
+
+from dataloader.queue import db
 
 TRIGGER, BATCH = "/api/v1/jobs/trigger", "/api/v1/jobs/batch"
 
@@ -16,33 +20,57 @@ def body(**more: Any) -> dict[str, Any]:
 
 
 def added(client: FlaskClient, **more: Any) -> str:
-    answer = client.post(TRIGGER, json=body(**more))
-    assert answer.status_code == 200, answer.json
-    return str(answer.json["job_id"])
+    return str(answered(client.post(TRIGGER, json=body(**more)))["job_id"])
 
 
 def family(client: FlaskClient, job_id: str) -> dict[str, list[str]]:
-    answer = client.get(f"/api/v1/jobs/{job_id}/family")
-    assert answer.status_code == 200
-    return {name: [each["job_id"] for each in jobs] for name, jobs in answer.json.items()}
+    found = asked(client, f"/api/v1/jobs/{job_id}/family")
+    return {name: [each["job_id"] for each in jobs] for name, jobs in found.items()}
 
 
 def test_a_job_says_for_which_one_it_waits(client: FlaskClient) -> None:
     parent = added(client)
     job = added(client, depends_on=[parent], on_parent_failure="hold")
     status = client.get(f"/api/v1/jobs/{job}/status").json
-    assert status["waiting_for"] == {"reason": "parent", "parents": 1, "on_failure": "hold", "job_id": parent}
+    named = {"job_id": parent, "task": "t", "lock_key": "k"}
+    assert status["waiting_for"] == {"reason": "parent", "parents": 1, "on_failure": "hold"} | named
     assert family(client, job) == {"parents": [parent], "children": []}
     assert family(client, parent) == {"parents": [], "children": [job]}
     page = client.get(f"/jobs/{job}").text
-    assert f"It starts when 1 job has ended: {parent}." in page
+    assert "It starts when 1 job has ended: t (k)." in page
     assert 'aria-label="Jobs that this one waits for"' in page
     assert "the end of its parents" in page
-    assert "has come already" not in page  # "Run now" lets it start without them
+    assert "already due" not in page  # "Run now" lets it start without them
     listed = client.get("/jobs?status=queued").text
     assert "waits for other jobs" in listed
-    assert "9999" not in page + listed
+    assert "9999-01-01" not in page + listed
     assert 'aria-label="Jobs that wait for this one"' in client.get(f"/jobs/{parent}").text
+
+
+def test_a_job_says_which_failed_job_holds_it(client: FlaskClient, conn: db.Connection) -> None:
+    fine, bad = added(client), added(client, lock_key="bad")
+    job = added(client, depends_on=[fine, bad], on_parent_failure="hold")
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE job_id = %s", (bad,))
+    page = client.get(f"/jobs/{job}").text
+    assert re.search(
+        r"Its parent t \(bad\) ended [\d.]+ m?s ago without success: requeue that, or run this job now", page
+    )
+    assert f'<a href="/jobs/{bad}">Go to that job</a>' in page
+    assert "t (bad)" in page.partition('id="family-title"')[2]
+
+
+@pytest.mark.parametrize(("status", "policy"), [("succeeded", "hold"), ("failed", "run"), ("canceled", "cancel")])
+def test_a_parent_whose_end_is_yet_to_be_noted_holds_no_job(
+    client: FlaskClient, conn: db.Connection, status: str, policy: str
+) -> None:
+    parent = added(client)
+    job = added(client, depends_on=[parent], on_parent_failure=policy)
+    conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
+    conn.execute("UPDATE dl_jobs SET status = %s, finished_at = now() WHERE job_id = %s", (status, parent))
+    conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
+    page = client.get(f"/jobs/{job}").text
+    assert "It starts when 1 job has ended: t (k)." in page
+    assert "without success" not in page
 
 
 def test_a_batch_names_its_jobs_by_their_places(client: FlaskClient) -> None:
@@ -79,9 +107,8 @@ def test_a_wrong_last_job_adds_none_of_the_group(client: FlaskClient, wrong: Any
     assert client.get("/api/v1/jobs").json["jobs"] == []
 
 
-@pytest.mark.parametrize(
-    ("jobs", "said"),
-    [
+def test_what_is_wrong_is_named_and_nothing_is_added(client: FlaskClient) -> None:
+    for jobs, words in [
         ([{"depends_on": [7]}], "there is no job 7 in the list, which has 2"),
         ([{"depends_on": [1]}, {"depends_on": [0]}], "wait for each other in a circle: 0 -> 1 -> 0"),
         ([{"depends_on": [0]}], "wait for each other in a circle: 0 -> 0"),
@@ -90,15 +117,11 @@ def test_a_wrong_last_job_adds_none_of_the_group(client: FlaskClient, wrong: Any
         ([{"depends_on": [True]}], "should be a job's id, or its place in the list of jobs, from 0"),
         ([{"depends_on": [str(uuid4())]}], "not known: "),
         ([{"on_parent_failure": "ignore"}], "should be 'cancel', 'hold' or 'run'"),
-    ],
-)
-def test_what_is_wrong_is_named_and_nothing_is_added(
-    client: FlaskClient, jobs: list[dict[str, Any]], said: str
-) -> None:
-    answer = client.post(BATCH, json={"jobs": [body(**job) for job in [*jobs, {}][:2]]})
-    assert answer.status_code == 400
-    assert said in str(answer.json["errors"])
-    assert client.get("/api/v1/jobs").json["jobs"] == []
+    ]:
+        answer = client.post(BATCH, json={"jobs": [body(**job) for job in [*jobs, {}][:2]]})
+        assert answer.status_code == 400
+        assert words in str(answer.json["errors"])
+        assert client.get("/api/v1/jobs").json["jobs"] == []
 
 
 def test_a_trigger_may_name_no_places(client: FlaskClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
@@ -10,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import structlog
 from api_app import MINIMAL, TRIGGER, Refused, running
 from api_link import linked
 from flask import Flask
@@ -18,6 +20,8 @@ from patience import until
 from psycopg.conninfo import conninfo_to_dict
 
 from dataloader.api.server import health
+from dataloader.farm.session import Lost, Plain, Session
+from dataloader.log import Outage
 from dataloader.queue import db, migrations
 from dataloader.queue.reports import stats
 
@@ -70,6 +74,7 @@ def test_no_database(refused: Refused) -> None:
         assert monotonic() - began < 5
 
 
+@pytest.mark.long
 def test_a_database_that_hangs_holds_nobody_up_and_heals(own_db: str, refused: Refused) -> None:
     with linked(own_db) as link, running(link.dsn) as app:
         assert app.test_client().get("/ready").status_code == 200
@@ -92,6 +97,7 @@ def _status(app: Flask) -> int:
     return app.test_client().get("/ready").status_code
 
 
+@pytest.mark.long
 def test_a_refused_connection_has_the_servers_reason(refused: Refused, own_db: str, server_dsn: str) -> None:
     with running("postgresql://nobody@127.0.0.1:1/none") as app:
         assert "Connection refused" in refusal(app.test_client(), refused, "database")["detail"]
@@ -132,6 +138,35 @@ def test_a_server_without_room(own_db: str, refused: Refused, monkeypatch: pytes
         until(lambda: text in _overview(app), "the overview to say so")
         assert client.get("/api/v1/database").get_json()["disk_full"]
         monkeypatch.setattr(stats, "DISK_FULL_SEC", 0)
+        assert _status(app) == 200
+
+
+def test_a_full_disk_that_only_a_worker_met(own_db: str, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "The server's disk is full"
+    monkeypatch.setattr(db.Connection, "disk_full_at", db.Connection.disk_full_at)
+    outage = Outage(structlog.get_logger("worker"), "worker.session.back")
+    worker = Session(lambda: Plain.open(own_db, "dl-worker:q", "public", 5, 5, 5), lambda *_: None, outage, "lost")
+    with running(own_db) as app, db.connect(own_db, name="test", schema="public") as conn:
+        conn.execute(FULL)
+        insert = "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')"
+        with pytest.raises(Lost):
+            worker.call(lambda session: session.conn.execute(insert))
+        worker.call(lambda session: session.conn.execute("SELECT"))
+        monkeypatch.setattr(db.Connection, "disk_full_at", -math.inf)  # the worker's process is another one
+        assert text in refusal(app.test_client(), refused, "database")["detail"]
+        until(lambda: text in _overview(app), "the overview to say so")
+        assert app.test_client().get("/api/v1/database").get_json()["disk_full"]
+        monkeypatch.setattr(stats, "DISK_FULL_SEC", 0)
+        assert _status(app) == 200
+        worker.call(lambda session: session.conn.close())
+
+
+def test_a_schema_that_was_renamed(own_db: str, refused: Refused) -> None:
+    with running(own_db) as app, db.connect(own_db, name="test", schema="public") as conn:
+        assert _status(app) == 200
+        conn.execute("ALTER SCHEMA public RENAME TO other")
+        assert "dataloader migrate" in refusal(app.test_client(), refused, "schema")["detail"]
+        conn.execute("ALTER SCHEMA other RENAME TO public")
         assert _status(app) == 200
 
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-from api_app import MINIMAL, TRIGGER
+from api_app import asked, made
 from flask.testing import FlaskClient
 
 from dataloader.api.dashboard.pages import RESULT_SHOWN
 from dataloader.queue import db
 
 SUCCEED = "UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), claims = 1 WHERE job_id = %s"
-
-
-def made(client: FlaskClient) -> str:
-    return str(client.post(TRIGGER, json=MINIMAL).json["job_id"])
 
 
 def succeeded(client: FlaskClient, conn: db.Connection, value: Any) -> str:
@@ -28,16 +23,14 @@ def succeeded(client: FlaskClient, conn: db.Connection, value: Any) -> str:
 
 
 def result(client: FlaskClient, job_id: str) -> dict[str, Any]:
-    answer = client.get(f"/api/v1/jobs/{job_id}/result")
-    assert answer.status_code == 200, answer.json
-    return dict(answer.json)
+    return dict(asked(client, f"/api/v1/jobs/{job_id}/result"))
 
 
-@pytest.mark.parametrize("value", [{"rows": [1, 0.5, "ü"]}, [], "", 0, False])
-def test_any_json_is_answered_as_it_is(client: FlaskClient, conn: db.Connection, value: Any) -> None:
-    job_id = succeeded(client, conn, value)
-    assert result(client, job_id) == {"job_id": job_id, "status": "succeeded", "result": value}
-    assert result(client, job_id.upper())["job_id"] == job_id
+def test_any_json_is_answered_as_it_is(client: FlaskClient, conn: db.Connection) -> None:
+    for value in [{"rows": [1, 0.5, "ü"]}, [], "", 0, False]:
+        job_id = succeeded(client, conn, value)
+        assert result(client, job_id) == {"job_id": job_id, "status": "succeeded", "result": value}
+        assert result(client, job_id.upper())["job_id"] == job_id
 
 
 def test_a_job_without_one_says_null_and_its_status(client: FlaskClient, conn: db.Connection) -> None:
@@ -45,12 +38,6 @@ def test_a_job_without_one_says_null_and_its_status(client: FlaskClient, conn: d
     assert result(client, job_id) == {"job_id": job_id, "status": "queued", "result": None}
     conn.execute(SUCCEED, (job_id,))
     assert result(client, job_id) == {"job_id": job_id, "status": "succeeded", "result": None}
-
-
-def test_a_job_that_is_put_back_has_none_any_more(client: FlaskClient, conn: db.Connection) -> None:
-    job_id = succeeded(client, conn, 1)
-    assert client.post(f"/api/v1/jobs/{job_id}/requeue").status_code == 200
-    assert result(client, job_id) == {"job_id": job_id, "status": "queued", "result": None}
 
 
 def test_neither_status_nor_lists_nor_journal_carry_it(client: FlaskClient, conn: db.Connection) -> None:

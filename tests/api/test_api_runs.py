@@ -46,6 +46,7 @@ def ran(conn: db.Connection, task: str = "load", queue: str = "q", end: str | No
 
 
 @pytest.mark.parametrize("task", NAMES)
+@pytest.mark.long
 def test_a_task_of_any_name_has_its_figures(client: FlaskClient, conn: db.Connection, task: str) -> None:
     ran(conn, task)
     ran(conn, task, end="failed")
@@ -82,9 +83,8 @@ def test_a_queue_has_its_figures(client: FlaskClient, conn: db.Connection, queue
     assert (found["queue"], found["figures"]["runs"], found["tasks"][0]["task"]) == (queue, 1, "load")
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
+def test_what_is_not_right_is_refused(client: FlaskClient, conn: db.Connection) -> None:
+    for path, status in [
         ("/api/v1/tasks/load?range=2h", 400),
         ("/api/v1/tasks/load?range=", 400),
         ("/api/v1/tasks?range=year", 400),
@@ -99,11 +99,9 @@ def test_a_queue_has_its_figures(client: FlaskClient, conn: db.Connection, queue
         ("/timeline?hours=x", 400),
         ("/queues/q?range=2h", 400),
         ("/queues/unknown", 404),
-    ],
-)
-def test_what_is_not_right_is_refused(client: FlaskClient, conn: db.Connection, path: str, status: int) -> None:
-    operations.pause(conn, "q", "me")
-    assert client.get(path).status_code == status
+    ]:
+        operations.pause(conn, "q", "me")
+        assert client.get(path).status_code == status
 
 
 def test_tasks_without_a_range_are_as_ever(client: FlaskClient, conn: db.Connection) -> None:

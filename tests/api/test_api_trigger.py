@@ -10,11 +10,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from api_app import MINIMAL, TRIGGER, running
+from api_app import MINIMAL, TRIGGER, rows, running
 from flask.testing import FlaskClient
-from psycopg.rows import dict_row
 
-from dataloader.queue import db, operations
+from dataloader.queue import db
 
 EVERYTHING = {
     **MINIMAL,
@@ -30,10 +29,6 @@ EVERYTHING = {
     "consumer_group": "etl",
     "affinity_key": "ollama/qwen2.5-coder:32b",
 }
-
-
-def rows(conn: db.Connection) -> list[dict[str, Any]]:
-    return conn.cursor(row_factory=dict_row).execute("SELECT * FROM dl_jobs").fetchall()
 
 
 def test_a_job_is_committed_when_the_answer_comes(client: FlaskClient, conn: db.Connection) -> None:
@@ -57,7 +52,8 @@ def test_what_is_left_out_gets_the_defaults(client: FlaskClient, conn: db.Connec
 def test_the_default_lease_is_a_setting(dsn: str, conn: db.Connection) -> None:
     with running(dsn, dl_default_lease_ttl_sec=7) as app:
         app.test_client().post(TRIGGER, json=MINIMAL)
-    assert rows(conn)[0]["lease_ttl_sec"] == 7
+        app.test_client().post("/api/v1/jobs/batch", json={"jobs": [MINIMAL, MINIMAL | {"lease_ttl_sec": 8}]})
+    assert sorted(row["lease_ttl_sec"] for row in rows(conn)) == [7, 7, 8]
 
 
 def test_every_field_is_stored(client: FlaskClient, conn: db.Connection) -> None:
@@ -65,15 +61,6 @@ def test_every_field_is_stored(client: FlaskClient, conn: db.Connection) -> None
     (row,) = rows(conn)
     at = datetime(2026, 1, 31, 3, 30, 0, 123456, UTC)
     assert {name: row[name] for name in EVERYTHING} == EVERYTHING | {"available_at": at}
-
-
-def test_the_affinity_key_is_as_the_tasks_pipeline_says_where_the_trigger_gives_none(
-    client: FlaskClient, conn: db.Connection
-) -> None:
-    operations.publish_tasks(conn, {MINIMAL["task"]: {"max_attempts": None, "affinity": ["model"]}})
-    for more in ({}, {"affinity_key": None}, {"affinity_key": "mine"}):
-        assert client.post(TRIGGER, json=MINIMAL | {"args": {"model": "m"}} | more).status_code == 200
-    assert sorted(row["affinity_key"] for row in rows(conn)) == ["m", "m", "mine"]
 
 
 @pytest.mark.parametrize("key_twice", [False, True])
@@ -85,20 +72,17 @@ def test_null_means_not_given_where_null_is_the_default(client: FlaskClient, key
     assert (answers[0].json == answers[1].json) is key_twice
 
 
-@pytest.mark.parametrize(
-    "extremes",
-    [
+def test_values_at_their_bounds_are_taken(client: FlaskClient) -> None:
+    for extremes in [
         {"queue": "q" * 128, "task": "ж" * 200, "lock_key": "🚀" * 512, "idempotency_key": "🚀" * 255},
         {"partition_key": "🚀" * 255, "producer": "p" * 255, "consumer_group": "", "affinity_key": "🚀" * 200},
         {"priority": 2**31 - 1, "max_attempts": 2**31 - 1, "lease_ttl_sec": 1},
         {"available_at": "2000-01-01T00:00:00Z"},
         {"available_at": "2030-02-28t23:59:59.123456789z"},
         {"task": "a\nb", "lock_key": " "},
-    ],
-)
-def test_values_at_their_bounds_are_taken(client: FlaskClient, extremes: dict[str, Any]) -> None:
-    answer = client.post(TRIGGER, json=MINIMAL | extremes)
-    assert answer.status_code == 200, answer.json
+    ]:
+        answer = client.post(TRIGGER, json=MINIMAL | extremes)
+        assert answer.status_code == 200, answer.json
 
 
 @pytest.mark.parametrize(
@@ -165,12 +149,6 @@ def test_a_known_key_answers_with_its_job_whatever_else_is_said(
 def test_a_known_key_does_not_excuse_bad_input(client: FlaskClient) -> None:
     client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k"})
     assert client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k", "priority": -1}).status_code == 400
-
-
-def test_without_a_key_every_call_is_a_job(client: FlaskClient, conn: db.Connection) -> None:
-    made = {client.post(TRIGGER, json=MINIMAL).json["job_id"] for _ in range(3)}
-    assert made == {str(row["job_id"]) for row in rows(conn)}
-    assert len(made) == 3
 
 
 def test_one_key_at_the_same_moment_is_one_job(dsn: str, conn: db.Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,9 @@ from api_app import MINIMAL, TRIGGER, Refused, running
 from api_link import linked
 from flask import Flask
 from flask.testing import FlaskClient
+from patience import until
 
+from dataloader.api.web import tokens
 from dataloader.api.web.long_poll import Outcome
 from dataloader.queue import db
 
@@ -42,10 +45,10 @@ def job(client: FlaskClient) -> str:
     return f"/api/v1/jobs/{client.post(TRIGGER, json=MINIMAL).get_json()['job_id']}/status"
 
 
-@pytest.mark.parametrize("wait", ["", "x", "-1", "31", "0.5", "1e1", "nan", "99999", "١"])
-def test_a_wait_is_0_to_30_seconds(client: FlaskClient, refused: Refused, job: str, wait: str) -> None:
-    refused(client.get(job, query_string={"wait": wait}), 400, "invalid-input", "/wait")
-    assert client.get(job, query_string={"wait": "0"}).status_code == 200
+def test_a_wait_is_0_to_30_seconds(client: FlaskClient, refused: Refused, job: str) -> None:
+    for wait in ["", "x", "-1", "31", "0.5", "1e1", "nan", "99999", "١"]:
+        refused(client.get(job, query_string={"wait": wait}), 400, "invalid-input", "/wait")
+        assert client.get(job, query_string={"wait": "0"}).status_code == 200
 
 
 def test_the_tag_changes_with_the_job(client: FlaskClient, conn: db.Connection, job: str) -> None:
@@ -129,8 +132,7 @@ def test_a_deleted_job_ends_a_wait(conn: db.Connection, job: str, asked: Asked) 
 
 def test_who_waits_holds_no_session_and_the_surplus_is_answered(dsn: str) -> None:
     with running(dsn, pg_pool_size=1, pg_max_overflow=0) as app, ThreadPoolExecutor() as threads:
-        for tell in app.extensions["on_threads"]:
-            tell(4)
+        app.extensions["on_threads"](4)
         client = app.test_client()
         job = f"/api/v1/jobs/{client.post(TRIGGER, json=MINIMAL).get_json()['job_id']}/status"
         waiting = [threads.submit(lambda: app.test_client().get(job + "?wait=30")) for _ in range(2)]
@@ -142,6 +144,29 @@ def test_who_waits_holds_no_session_and_the_surplus_is_answered(dsn: str) -> Non
         app.extensions["on_drain"][0]()
         assert [answer.result(20).get_json()["status"] for answer in waiting] == ["queued", "queued"]
         assert app.extensions["long_polls"].wait(None, "", 30) is Outcome.SAME
+
+
+def test_a_token_leaves_places_to_the_others(dsn: str) -> None:
+    keys = {name: tokens.new() for name in ("many", "other")}
+    entries = json.dumps([json.loads(tokens.entry(key, name, ["trigger"])) for name, key in keys.items()])
+    with running(dsn, dl_api_tokens=entries) as app, ThreadPoolExecutor() as threads:
+        app.extensions["on_threads"](8)  # so four may wait
+        polls = app.extensions["long_polls"]
+
+        def ask(name: str, path: str, method: str = "GET", **more: Any) -> Any:
+            return app.test_client().open(
+                path, method=method, headers={"Authorization": f"Bearer {keys[name]}"}, **more
+            )
+
+        of = {name: ask(name, TRIGGER, "POST", json=MINIMAL | {"lock_key": name}).get_json()["job_id"] for name in keys}
+        many, other = (f"/api/v1/jobs/{job}/status?wait=30" for job in of.values())
+        waiting = [threads.submit(ask, "many", many) for _ in range(3)]
+        until(lambda: len(polls._waiting) == 3, "three to wait")
+        assert "Retry-After" in ask("many", many).headers
+        waiting.append(threads.submit(ask, "other", other))
+        until(lambda: len(polls._waiting) == 4, "the other to wait")
+        polls.stop()
+        assert all("Retry-After" not in answer.result(20).headers for answer in waiting)
 
 
 def test_a_database_that_stops_ends_a_wait(dsn: str, refused: Refused) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from html import unescape
-from typing import Any
 
 import pytest
 from api_app import Refused, running
@@ -14,7 +13,7 @@ from flask.testing import FlaskClient
 from dataloader.model.farm import Webhook, Webhooks
 from dataloader.ops.op import adapter
 from dataloader.queue import db
-from dataloader.queue.reports import stats
+from dataloader.queue.reports import stats, webhooks
 from dataloader.queue.reports.messages import TASK
 
 WEBHOOKS = "/api/v1/webhooks"
@@ -49,14 +48,6 @@ def test_a_receiver_is_added_and_changed_and_removed(client: FlaskClient) -> Non
     assert client.get(WEBHOOKS).get_json()["webhooks"] == []
 
 
-def test_a_receiver_is_paused_and_resumed(client: FlaskClient) -> None:
-    client.put(OPS, json={"url": URL})
-    paused = client.post(f"{OPS}/pause").get_json()
-    assert paused["paused_by"] == "anonymous from 127.0.0.1"
-    assert client.put(OPS, json={"url": URL}).get_json()["paused_at"] == paused["paused_at"]
-    assert client.post(f"{OPS}/resume").get_json()["paused_at"] is None
-
-
 def test_a_receiver_is_tried_by_a_job(client: FlaskClient, conn: db.Connection) -> None:
     client.put(OPS, json={"url": URL})
     answer = client.post(f"{OPS}/test").get_json()
@@ -72,24 +63,25 @@ def test_a_receiver_is_tried_by_a_job(client: FlaskClient, conn: db.Connection) 
     assert client.get(WEBHOOKS).get_json()["is_served"]
 
 
-@pytest.mark.parametrize(
-    ("name", "body", "pointer"),
-    [
-        ("a%20b", {"url": URL}, ""), ("x" * 65, {"url": URL}, ""),
-        ("ops", {}, "/url"), ("ops", {"url": "ops"}, "/url"), ("ops", {"url": f"https://u:{CANARY}@a/"}, "/url"),
-        ("ops", {"url": "https://a/${DL_WEBHOOK_OPS}"}, "/url"), ("ops", {"url": "${PG_PASSWORD}"}, "/url"),
-        ("ops", {"url": "https://a/b", "shape": "slack"}, "/url"), ("ops", {"url": URL, "kinds": []}, "/kinds"),
-        ("ops", {"url": URL, "kinds": ["fire"]}, "/kinds/0"), ("ops", {"url": URL, "queues": [""]}, "/queues/0"),
+def test_a_wrong_receiver_is_refused_and_changes_nothing(client: FlaskClient, refused: Refused) -> None:
+    for name, body, pointer in [
+        ("a%20b", {"url": URL}, ""),
+        ("x" * 65, {"url": URL}, ""),
+        ("ops", {}, "/url"),
+        ("ops", {"url": "ops"}, "/url"),
+        ("ops", {"url": f"https://u:{CANARY}@a/"}, "/url"),
+        ("ops", {"url": "https://a/${DL_WEBHOOK_OPS}"}, "/url"),
+        ("ops", {"url": "${PG_PASSWORD}"}, "/url"),
+        ("ops", {"url": "https://a/b", "shape": "slack"}, "/url"),
+        ("ops", {"url": URL, "kinds": []}, "/kinds"),
+        ("ops", {"url": URL, "kinds": ["fire"]}, "/kinds/0"),
+        ("ops", {"url": URL, "queues": [""]}, "/queues/0"),
         ("ops", {"url": URL, "signed_by": CANARY}, "/signed_by"),
         ("ops", {"url": URL, "secret": CANARY}, "/secret"),
-    ],
-)  # fmt: skip
-def test_a_wrong_receiver_is_refused_and_changes_nothing(
-    client: FlaskClient, refused: Refused, name: str, body: Any, pointer: str
-) -> None:
-    problem = refused(client.put(f"{WEBHOOKS}/{name}", json=body), 400, "invalid-input", pointer)
-    assert CANARY not in json.dumps(problem)
-    assert client.get(WEBHOOKS).get_json()["webhooks"] == []
+    ]:
+        problem = refused(client.put(f"{WEBHOOKS}/{name}", json=body), 400, "invalid-input", pointer)
+        assert CANARY not in json.dumps(problem)
+        assert client.get(WEBHOOKS).get_json()["webhooks"] == []
 
 
 def test_no_page_and_no_answer_has_a_secret(client: FlaskClient) -> None:
@@ -113,6 +105,31 @@ def test_a_receiver_that_gets_nothing_is_not_shown_as_told(client: FlaskClient, 
     assert client.get(WEBHOOKS).get_json()["webhooks"][0]["undelivered"] == 0
 
 
+def test_a_receiver_that_is_paused_or_removed_is_not_wrong(client: FlaskClient, conn: db.Connection) -> None:
+    client.put(OPS, json={"url": URL})
+    client.post(f"{OPS}/test")
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now(), error = 'Connection refused'")
+    assert [(row["name"], row["error"]) for row in webhooks.wrong(conn)] == [("ops", "1 undelivered")]
+    client.post(f"{OPS}/pause")
+    assert webhooks.wrong(conn) == []
+    client.post(f"{OPS}/resume")
+    assert len(webhooks.wrong(conn)) == 1
+    client.delete(OPS)
+    assert webhooks.wrong(conn) == []
+
+
+def test_the_latest_messages_decide_what_has_not_arrived(
+    client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.put(OPS, json={"url": URL})
+    for _ in range(3):
+        client.post(f"{OPS}/test")
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now(), error = 'Connection refused'")
+    assert client.get(WEBHOOKS).get_json()["webhooks"][0]["undelivered"] == 3
+    monkeypatch.setattr(webhooks, "LATEST", 2)
+    assert client.get(WEBHOOKS).get_json()["webhooks"][0]["undelivered"] == 2
+
+
 def test_the_page_lists_the_receivers_and_says_that_nobody_sends(client: FlaskClient) -> None:
     assert "dataloader webhook add NAME URL" in client.get("/webhooks").text
     client.put(OPS, json={"url": URL, "queues": ["<b>q</b>"]})
@@ -129,21 +146,16 @@ def test_the_page_lists_the_receivers_and_says_that_nobody_sends(client: FlaskCl
 FORGED = {"queue": "q", "task": TASK, "lock_key": "k", "args": {"webhook": "ops", "message": {"text": "FORGED"}}}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "pointer"),
-    [
+def test_nobody_adds_jobs_that_send_messages(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    for path, body, pointer in [
         ("/api/v1/jobs/trigger", FORGED, "/task"),
         ("/api/v1/jobs/batch", {"jobs": [FORGED | {"task": "noop"}, FORGED]}, "/jobs/1/task"),
         ("/api/v1/jobs/batch", {"jobs": [FORGED | {"task": "noop"}], "on_done": FORGED}, "/jobs/1/task"),
         ("/api/v1/schedules", {"name": "s", "queue": "q", "task": TASK, "cron": "0 3 * * *"}, "/task"),
         ("/api/v1/backfills", {"name": "b", "queue": "q", "task": TASK, "partitions": ["1"]}, "/task"),
-    ],
-)
-def test_nobody_adds_jobs_that_send_messages(
-    client: FlaskClient, conn: db.Connection, refused: Refused, path: str, body: Any, pointer: str
-) -> None:
-    refused(client.post(path, json=body), 400, "invalid-input", pointer)
-    assert conn.execute("SELECT FROM dl_jobs").fetchall() == []
+    ]:
+        refused(client.post(path, json=body), 400, "invalid-input", pointer)
+        assert conn.execute("SELECT FROM dl_jobs").fetchall() == []
 
 
 def test_a_message_is_not_run_again_with_another_text(
@@ -155,3 +167,17 @@ def test_a_message_is_not_run_again_with_another_text(
     answer = client.post(f"/api/v1/jobs/{job_id}/again", json={"args": {"message": {"text": "FORGED"}}})
     assert TASK in refused(answer, 400, "invalid-input", "/task")["errors"][0]["message"]
     assert len(conn.execute("SELECT FROM dl_jobs").fetchall()) == 1
+
+
+def test_the_cost_of_what_has_not_arrived_does_not_grow_with_the_messages(conn: db.Connection) -> None:
+    conn.execute("INSERT INTO dl_messages SELECT gen_random_uuid(), 'ops', '{}' FROM generate_series(1, 20000)")
+    conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
+    conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at, error)"
+        " SELECT job_id, 'alerts', 't', 'k', 'failed', now(), 'refused' FROM dl_messages"
+    )
+    conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
+    conn.execute("ANALYZE dl_messages, dl_jobs")
+    explained = ("EXPLAIN (ANALYZE, FORMAT JSON) " + webhooks._SQL["deliveries"]).encode()
+    plan = json.dumps(conn.execute(explained, {"most": 1_000}, prepare=False).fetchall())
+    assert "Seq Scan" not in plan

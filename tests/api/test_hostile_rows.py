@@ -113,7 +113,7 @@ class Hand:
                 raise
             for end in ends:
                 lifecycle.finish_some(self.conn, "host:1:boot", [end])
-            found = set_aside(self.conn, queues, lambda: lifecycle.step(self.session, queues, 0.1, most, ()), e)
+            found = set_aside(self.conn, queues, lambda: lifecycle.long_step(self.session, queues, 0.1, most), e)
             self.aside += [found.job_id] if found else []
             return lifecycle.Step([], {}, look_again=True)
 
@@ -140,8 +140,14 @@ def hand(dsn: str) -> Iterator[Hand]:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_no_row_hurts_another_job_a_worker_a_duty_or_a_page(
-    conn: db.Connection, hand: Hand, client: FlaskClient, app: Flask, clean: Callable[[], None]
+    conn: db.Connection,
+    hand: Hand,
+    client: FlaskClient,
+    app: Flask,
+    clean: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(stats, "NOTING_SEC", 60)  # a busy machine may take longer than the duty has
     seed = int(os.environ.get("DL_HOSTILE_SEED", random.randrange(10**9)))
     print("DL_HOSTILE_SEED", seed)
     rows = Rows(conn, random.Random(seed))

@@ -17,11 +17,10 @@ from uuid import UUID, uuid4
 
 import pytest
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
-from api_app import Refused
+from api_app import Refused, strict
 from click.testing import CliRunner
 from flask import Flask
 from flask.testing import FlaskClient
-from test_api_lists import strict
 from werkzeug.serving import make_server
 
 from dataloader import client as of_client
@@ -155,6 +154,7 @@ def test_an_operation_answers_over_http_with_its_type_and_is_audited(
 
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("surface", ["client", "in process"])
+@pytest.mark.long
 def test_a_method_returns_the_answer_of_http(
     service: str, client: FlaskClient, farm: db.Connection, dsn: str, surface: str, name: str
 ) -> None:
@@ -243,7 +243,7 @@ def test_a_wrong_input_is_refused_in_the_same_words_everywhere(
         with Direct(dsn, config.load(_env_file=None)) as direct, pytest.raises(of_client.Refused) as e:
             direct._call(op.route, op.answer, given)
         assert fault["message"] in [each.message for each in e.value.faults] or fault["message"] in str(e.value)
-    if name == "status":  # it ignores what it does not know (v1.contract)
+    if name == "status":  # it ignores what it does not know (web.long_poll)
         return
     problem = refused(
         over_http(client, op, path_of(op) | GIVEN.get(name, {}) | {"colour": "red"}), 400, "invalid-input"
@@ -256,24 +256,24 @@ def test_a_wrong_input_is_refused_in_the_same_words_everywhere(
 UNKNOWN = {"job_id": uuid4(), "name": "nobody", "backfill": "nothing", "webhook": "none", "limit": "unknown"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name, op in OPS.items() if {*op.in_path} & UNKNOWN.keys() and name not in ("set_limit", "put_webhook")],
-)
 def test_a_thing_that_is_not_there_is_a_404(
-    client: FlaskClient, conn: db.Connection, refused: Refused, dsn: str, name: str
+    client: FlaskClient, conn: db.Connection, refused: Refused, dsn: str
 ) -> None:
-    op = OPS[name]
-    given = {each: UNKNOWN[each] for each in op.in_path} | GIVEN.get(name, {})
-    given |= {"job_id": UNKNOWN["job_id"]} if "job_id" in given else {}
-    problem = refused(over_http(client, op, given), 404, "not-found")
-    assert problem["detail"].startswith("there is no ")
-    with Direct(dsn, config.load(_env_file=None)) as direct, pytest.raises(of_client.NotFound) as e:
-        direct._call(op.route, op.answer, given)
-    assert problem["detail"] in str(e.value)
+    for name in [
+        name for name, op in OPS.items() if {*op.in_path} & UNKNOWN.keys() and name not in ("set_limit", "put_webhook")
+    ]:
+        op = OPS[name]
+        given = {each: UNKNOWN[each] for each in op.in_path} | GIVEN.get(name, {})
+        given |= {"job_id": UNKNOWN["job_id"]} if "job_id" in given else {}
+        problem = refused(over_http(client, op, given), 404, "not-found")
+        assert problem["detail"].startswith("there is no ")
+        with Direct(dsn, config.load(_env_file=None)) as direct, pytest.raises(of_client.NotFound) as e:
+            direct._call(op.route, op.answer, given)
+        assert problem["detail"] in str(e.value)
 
 
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.is_change and "job_ids" not in op.parameters])
+@pytest.mark.long
 def test_a_button_carries_the_operation_out(client: FlaskClient, farm: db.Connection, name: str) -> None:
     op = OPS[name]
     prepare(op, farm)

@@ -70,9 +70,18 @@ class Visitor:
         self.page.on("response", lambda answer: self.asked.append((answer.url, answer.status)))
 
     def go(self, path: str) -> Page:
-        """The page at this path."""
         self.page.goto(self.address + path)
         return self.page
+
+    def refreshed(self, status: int | None = None) -> str:
+        """Let the live part of the page be asked for anew; the address of the answer."""
+
+        def is_it(answer: Any) -> bool:
+            return "hx-request" in answer.request.headers and status in (None, answer.status)
+
+        with self.page.expect_response(is_it) as found:
+            self.page.evaluate("htmx.trigger('#live', 'refresh')")
+        return str(found.value.url)
 
     def press(self, label: str) -> None:
         """Press a button, and the same in the question that it asks, if it asks one."""
@@ -95,13 +104,16 @@ class Visitor:
         ]
 
     def overflows(self) -> bool:
-        """Is the page wider than its window?"""
         return bool(self.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
-    def faults_for_somebody(self, path: str) -> list[str]:
-        """The grave faults of a page by day, by night and on a phone, where no page is wider than its window."""
+    def faults_for_somebody(self, path: str, opened: bool = False) -> list[str]:
+        """The grave faults of a page by day, by night and on a phone, where no page is wider than its window.
+
+        With `opened` all its details are."""
         page = self.go(path)
         expect(page.locator("h1")).not_to_be_empty()
+        for summary in page.locator("summary").all() if opened else ():
+            summary.click()
         found = self.grave_faults()
         page.emulate_media(color_scheme="dark")
         found += self.grave_faults("color-contrast")

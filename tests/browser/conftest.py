@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ import pytest
 
 # What they share with the tests of the API and of the SQL.
 sys.path += [str(Path(__file__).parent.parent / name) for name in ("api", "sql")]
+
+# The fast tests do without Playwright: CI installs it.
+collect_ignore_glob = ["test_*.py"] if find_spec("playwright") is None else []
 
 Lend = Callable[[], AbstractContextManager[str]]
 
@@ -36,8 +40,9 @@ def chromium() -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.skip("no chromium here: apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install '.[browser]' for the browser's tests")
-    with playwright.sync_playwright() as driver:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
         # As root, Chromium has no sandbox of its own.
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"] if os.geteuid() == 0 else [])
         yield browser

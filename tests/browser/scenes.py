@@ -21,45 +21,43 @@ _names = itertools.count(1)
 
 
 class Scene:
-    """The jobs of a farm: `running`, `waiting` for its key, `scheduled`, `retry`, `dead`, `lost`, `done`."""
-
-    def __init__(self, dsn: str, address: str, mark: str = "") -> None:
-        """`mark` joins whatever a producer or a pipeline can name."""
-        self.dsn, self.address, self.mark = dsn, address, mark
+    def __init__(self, dsn: str, address: str) -> None:
+        self.dsn, self.address = dsn, address
         self.conn = db.connect(dsn, name="scene", schema="public")
         self.workers: list[Worker] = []
-        self.queue = f"load.orders{mark}"
-        self.dead = self._ended("fail", error=f"ValueError: no such column{mark}\n\n{TRACE}")
-        self.retry = self._ended("retry", error=f"ConnectionError: no answer{mark}", delay_sec=600)
+        self.queue = "load.orders"
+        self.dead = self._ended("fail", error=f"ValueError: no such column\n\n{TRACE}")
+        self.retry = self._ended("retry", error="ConnectionError: no answer", delay_sec=600)
         self.done = self._ended("succeed")
         self.lost = self._lost()
         self.scheduled = self.job(available_at=datetime.now(UTC) + timedelta(hours=3))
         self.running = self._running()
-        self.waiting = self.job(lock_key=f"orders{mark}")
-        self.orphan = self.job(queue=f"nobody.serves{mark}", lock_key=f"orphan{mark}")
+        self.waiting = self.job(lock_key="orders")
+        self.orphan = self.job(queue="nobody.serves", lock_key="orphan")
         self.show_workers()
         stats.aggregate(self.conn)
 
     def job(self, **more: Any) -> UUID:
-        """One more job."""
         given = {
             "queue": self.queue,
-            "task": f"load.customers{self.mark}",
-            "lock_key": f"key-{next(_names)}{self.mark}",
-            "args": {"region": f"north{self.mark}", "password": SECRET, "dsn": f"postgresql://u:{SECRET}@h/db"},
-            "partition_key": f"2026-11{self.mark}",
-            "producer": f"airflow{self.mark}",
-            "consumer_group": f"reports{self.mark}",
+            "task": "load.customers",
+            "lock_key": f"key-{next(_names)}",
+            "args": {"region": "north", "password": SECRET, "dsn": f"postgresql://u:{SECRET}@h/db"},
+            "partition_key": "2026-11",
+            "producer": "airflow",
+            "consumer_group": "reports",
         }
         return enqueue(self.conn, **given | more)
 
     def status(self, job_id: UUID) -> str:
-        """A job's status."""
         return str(row(self.conn, job_id)["status"])
+
+    def end(self, job_id: UUID, status: str) -> None:
+        self.conn.execute("UPDATE dl_jobs SET status = %s, finished_at = now() WHERE job_id = %s", (status, job_id))
 
     def show_workers(self) -> None:
         """What a keeper would show: the worker that runs, and one that waits."""
-        names = [worker.name for worker in self.workers] + [f"host-2{self.mark}:9:boot"]
+        names = [worker.name for worker in self.workers] + ["host-2:9:boot"]
         shown = [
             {
                 "worker": name,
@@ -74,7 +72,7 @@ class Scene:
             }
             for number, name in enumerate(names)
         ]
-        stats.show_workers(self.conn, f"farm{self.mark}", f"host-1{self.mark}", shown)
+        stats.show_workers(self.conn, "farm", "host-1", shown)
 
     @contextmanager
     def claimed(self, **more: Any) -> Iterator[UUID]:
@@ -88,13 +86,12 @@ class Scene:
             worker.conn.close()
 
     def close(self) -> None:
-        """Let go of everything."""
         for worker in self.workers:
             worker.conn.close()
         self.conn.close()
 
     def _worker(self) -> Worker:
-        return Worker(self.dsn, f"host-1{self.mark}:{next(_names)}:boot")
+        return Worker(self.dsn, f"host-1:{next(_names)}:boot")
 
     def _ended(self, verb: str, **how: Any) -> UUID:
         job_id, worker = self.job(), self._worker()
@@ -111,10 +108,10 @@ class Scene:
         return job_id
 
     def _running(self) -> UUID:
-        job_id = self.job(lock_key=f"orders{self.mark}", lease_ttl_sec=3_600)
+        job_id = self.job(lock_key="orders", lease_ttl_sec=3_600)
         worker = self._worker()
         job = worker.take(self.queue)
-        progress = {"processed": 640, "total": 1_000, "step": f"merge{self.mark}", "token": SECRET}
+        progress = {"processed": 640, "total": 1_000, "step": "merge", "token": SECRET}
         lifecycle.beat(worker.conn, [job], json.dumps(progress), journal=True)
         age(self.conn, job_id, "started_at", 125)
         self.workers.append(worker)

@@ -42,10 +42,7 @@ def test_a_job_does_what_its_button_says(
         return
     if start in ("dead", "succeeded"):
         with scene.claimed() as job_id:
-            status = "failed" if start == "dead" else start
-            scene.conn.execute(
-                "UPDATE dl_jobs SET status = %s, finished_at = now() WHERE job_id = %s", (status, job_id)
-            )
+            scene.end(job_id, "failed" if start == "dead" else start)
     else:
         job_id = scene.job(**LATER if start == "later" else {})
     _press(visitor, scene, job_id, label, then)
@@ -104,7 +101,7 @@ def test_a_job_that_has_changed_meanwhile_is_left_alone(visitor: Visitor, scene:
     job_id = scene.job()
     page = visitor.go(f"/jobs/{job_id}")
     page.get_by_role("button", name="Live").click()
-    scene.conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (job_id,))
+    scene.end(job_id, "succeeded")
     visitor.press("Cancel")
     expect(page.locator("#flash")).to_contain_text("the job is succeeded already")
 
@@ -113,9 +110,7 @@ def test_a_queue_does_what_its_buttons_say(visitor: Visitor, scene: Scene) -> No
     def ended(number: int) -> None:
         for _ in range(number):
             with scene.claimed(queue="steered") as job_id:
-                scene.conn.execute(
-                    "UPDATE dl_jobs SET status = 'lost', finished_at = now() WHERE job_id = %s", (job_id,)
-                )
+                scene.end(job_id, "lost")
 
     def statuses() -> list[Any]:
         return scene.conn.execute(
@@ -163,6 +158,7 @@ def test_sign_in_and_what_only_a_reader_sees(scene: Scene, visit: Callable[[str]
         expect(page.locator(".who.name")).to_have_text("reader")
         expect(page.locator("#live button[data-copies]")).not_to_have_count(0)
         expect(page.locator(CHANGING)).to_have_count(0)
+        expect(page.get_by_role("link", name="Run again with changes")).to_have_count(0)
         expect(page.get_by_text("read only")).to_be_visible()
         assert made["reader"] not in page.content()
         page.evaluate("(path) => htmx.ajax('POST', path, '#flash')", f"/do/delete?job_id={scene.dead}")

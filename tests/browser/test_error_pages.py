@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
-from browsing import Visitor, is_inert, served
+from browsing import Visitor, served
 from hands import Worker, enqueue, row
 from playwright.sync_api import expect
-from test_hostile import TEXTS
 
 from dataloader.queue import db
 
@@ -26,7 +25,6 @@ class Failures(NamedTuple):
     address: str
 
     def dead(self, group: str, **new: Any) -> UUID:
-        """One more dead job of this group."""
         job_id = enqueue(self.conn, **new)
         self.worker.finish(
             self.worker.take(new.get("queue", "q")), "fail", error=f"password={SECRET}", error_group=group
@@ -66,8 +64,8 @@ def test_a_group_leads_to_its_jobs(visitor: Visitor) -> None:
 def test_a_note_is_written_for_everybody(visitor: Visitor) -> None:
     page = visitor.go("/errors?task=load")
     page.get_by_text("Write a note").click()
-    page.get_by_label("Note, empty to remove it").fill("known, see the wiki")
-    visitor.press("Keep the note")
+    page.get_by_label("Note (leave empty to delete)").fill("known, see the wiki")
+    page.keyboard.press("Enter")
     expect(page.locator("#flash")).to_contain_text("the note is written.")
     expect(page.locator("dd.note")).to_contain_text("known, see the wiki anonymous from 127.0.0.1")
 
@@ -85,11 +83,3 @@ def test_the_buttons_change_the_jobs_of_their_group_alone(visitor: Visitor, fail
     assert [row(failures.conn, job_id)["status"] for job_id in (again, other)] == ["queued", "failed"]
     found = failures.conn.execute("SELECT count(*) FROM dl_jobs WHERE job_id = %s", (gone,)).fetchone()
     assert found == (0,)
-
-
-def test_whatever_an_error_holds_is_text(visitor: Visitor, failures: Failures) -> None:
-    text = TEXTS[0]
-    failures.dead(text, task=text, queue="hostile")
-    page = visitor.go("/errors?queue=hostile")
-    expect(page.locator(".error-name")).to_have_text(text)
-    assert is_inert(page, failures.address)

@@ -48,15 +48,13 @@ def put_everywhere(scene: Scene, text: str) -> list[UUID]:
 def test_a_queue_is_no_way_to_another(visitor: Visitor, scene: Scene) -> None:
     """A browser would make /queues/victim of /queues/a/../victim: then a button would hit the wrong one."""
     job = scene.job(queue="a/../victim")
-    scene.conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE job_id = %s", (job,))
+    scene.end(job, "failed")
     victim = scene.job(queue="victim")
-    scene.conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE job_id = %s", (victim,))
+    scene.end(victim, "failed")
     page = visitor.go(f"/jobs/{job}")
     page.locator("main").get_by_role("link", name="a/../victim").first.click()
     expect(page.locator("h1")).to_have_text("a/../victim")
-    with page.expect_response(lambda answer: "hx-request" in answer.request.headers) as refreshed:
-        page.evaluate("htmx.trigger('#live', 'refresh')")
-    assert refreshed.value.url.endswith("/queues/a%2F..%2Fvictim")
+    assert visitor.refreshed().endswith("/queues/a%2F..%2Fvictim")
     visitor.press("Requeue all dead")
     expect(page.locator("#flash")).to_contain_text("1 job queued again")
     assert (scene.status(job), scene.status(victim)) == ("queued", "failed")
@@ -77,8 +75,7 @@ def test_a_hostile_text_is_inert_on_every_page(lend: Any, visit: Callable[[str],
         paths = ["/", "/jobs", "/workers", f"/queues/{name}", *(f"/jobs/{job}" for job in jobs), f"/jobs?{filters}"]
         for path in paths:
             page = visitor.go(path)
-            with page.expect_response(lambda answer: "hx-request" in answer.request.headers):
-                page.evaluate("htmx.trigger('#live', 'refresh')")
+            visitor.refreshed()
             assert is_inert(page, address), path
         page = visitor.go(f"/queues/{name}")
         assert text[:12] in page.title()

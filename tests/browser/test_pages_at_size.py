@@ -21,8 +21,6 @@ MOST_MS = 2_000.0  # tells a page that hangs; the bound for 1,000,000 jobs is th
 
 
 class Farm:
-    """The server's address, and the addresses on it."""
-
     def __init__(self, server: str, found: list[Address]) -> None:
         self.server, self.found = server, found
 
@@ -43,7 +41,8 @@ def test_every_get_answers(farm: Farm) -> None:
 
 
 def test_every_page_is_sound_on_a_phone(farm: Farm, chromium: Any) -> None:
-    one_each = {each.route: each for each in farm.found if each.is_page}
+    hostile_last = sorted(farm.found, key=lambda each: "%3C" in each.path or "hostile" in each.path)
+    one_each = {each.route: each for each in hostile_last if each.is_page}
     assert len(one_each) > 10
     assert looked_at(chromium, farm.server, one_each.values(), [LOOKS[-1]], None) == []
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from browsing import Visitor, served
 from playwright.sync_api import expect
 from scenes import Scene
-from test_hostile import TEXTS, is_inert
 
 from dataloader.queue.reports import stats
 
@@ -61,27 +60,32 @@ def test_the_names_of_workers_stand_beside_their_lanes(guest: Visitor, width: in
     assert abs(last - bottom) < 1
 
 
+def test_stacks_and_errors_of_a_log_have_the_width_of_their_cards(guest: Visitor, farm: Scene) -> None:
+    farm.conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, payload) SELECT job_id, queue, 'stuck', %s FROM dl_jobs"
+        " WHERE job_id = %s",
+        (json.dumps({"silent_sec": 60, "stacks": "x" * 60}), farm.running),
+    )
+    farm.conn.execute(
+        "INSERT INTO dl_job_logs SELECT job_id, claims, attempt, 1, now(), 'error', 'log', repeat('word ', 100)"
+        " FROM dl_jobs WHERE job_id = %s",
+        (farm.running,),
+    )
+    page = guest.go(f"/jobs/{farm.running}")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.get_by_text("Where its threads hang").click()
+    for part, card in ((".timeline pre", ".timeline"), (".log li.error", ".log")):
+        inner, outer = page.locator(part).bounding_box(), page.locator(card).bounding_box()
+        assert inner
+        assert outer
+        assert outer["width"] * 0.9 < inner["width"] <= outer["width"]
+
+
 def test_a_queue_gets_a_limit_on_its_page(guest: Visitor, farm: Scene) -> None:
     page = guest.go("/queues/load.orders")
     page.get_by_text("Change the limit of this queue").click()
     page.get_by_label("Queued jobs, at most").fill("1234")
-    guest.press("Set the limit")
+    page.keyboard.press("Enter")
     expect(page.locator("#flash")).to_contain_text("takes new jobs until 1,234 are queued.")
     assert farm.conn.execute("SELECT max_length FROM dl_queues WHERE queue = 'load.orders'").fetchone() == (1234,)
     expect(page.locator("#settings")).to_contain_text("at most 1,234 queued jobs")
-
-
-@pytest.mark.parametrize("text", [*TEXTS, "..", ".", "x" * 1_000], ids=range(6))
-def test_a_task_of_any_name_has_a_page_and_is_text(lend: Any, visit: Callable[[str], Visitor], text: str) -> None:
-    with lend() as dsn, served(dsn) as address, visit(address) as visitor:
-        scene = Scene(dsn, address)
-        scene.conn.execute("UPDATE dl_jobs SET task = %s", (text,))
-        scene.conn.execute("UPDATE dl_spans SET task = %s WHERE figure = 'succeeded'", (text,))
-        page = visitor.go("/tasks")
-        page.locator("main a.task").filter(has_text=text.strip()[:12]).first.click()
-        expect(page.locator("h1")).to_contain_text(text.strip()[:12])
-        expect(page.locator(".tiles")).to_contain_text("Run time")
-        for path in ("/timeline", "/activity", f"/queues/{quote(scene.queue)}"):
-            visitor.go(path)
-            assert is_inert(page, address)
-        scene.close()

@@ -16,7 +16,6 @@ from dataloader.queue.reports import bulk
 
 
 def dead(scene: Scene, queue: str, number: int) -> list[Any]:
-    """So many failed jobs of a queue of their own."""
     found = [scene.job(queue=queue) for _ in range(number)]
     scene.conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE job_id = ANY (%s)", (found,))
     return found

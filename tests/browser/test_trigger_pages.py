@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import date, datetime
 from typing import Literal
 from uuid import UUID
@@ -36,7 +35,6 @@ def told(scene: Scene) -> None:
 
 
 def led_to(page: Page) -> UUID:
-    """The job whose page comes."""
     page.wait_for_url(lambda url: "/jobs/" in url and "again" not in url)
     return UUID(page.url.rpartition("/")[2])
 
@@ -73,40 +71,3 @@ def test_a_required_field_is_asked_for_by_the_browser(visitor: Visitor, scene: S
     page.get_by_role("button", name="Trigger").click()
     expect(page.get_by_label("day")).to_be_focused()
     assert "/trigger" in page.url
-
-
-def test_a_task_without_a_schema_has_one_text_area(visitor: Visitor, scene: Scene) -> None:
-    visitor.expected = {"400"}
-    page = visitor.go("/trigger?task=load.free")
-    area = page.get_by_label("Arguments")
-    area.fill("{")
-    page.get_by_role("button", name="Trigger").click()
-    expect(page.locator("#fault-1")).to_contain_text("should be a JSON object")
-    area.fill('{"a": [1, null]}')
-    page.get_by_text("Advanced").click()
-    page.get_by_label("Key", exact=True).fill("mine")
-    page.get_by_role("button", name="Trigger").click()
-    added = row(scene.conn, led_to(page))
-    assert (added["args"], added["lock_key"]) == ({"a": [1, None]}, "mine")
-
-
-def test_a_dead_job_is_run_again_with_changes_and_keeps_its_secrets(visitor: Visitor, scene: Scene) -> None:
-    page = visitor.go(f"/jobs/{scene.dead}")
-    page.get_by_role("link", name="Run again with changes").click()
-    area = page.get_by_label("Arguments")
-    expect(area).to_be_visible()
-    assert SECRET not in page.content()
-    area.fill(area.input_value().replace("north", "south"))
-    page.get_by_role("button", name="Run again").click()
-    new_id = led_to(page)
-    old, new = row(scene.conn, scene.dead), row(scene.conn, new_id)
-    assert new["args"] == old["args"] | {"region": "south"}
-    expect(page.locator("#live")).to_contain_text("Runs the job")
-    page.locator("#live").get_by_role("link", name=f"…{str(scene.dead)[-8:]}").first.click()
-    expect(page.locator("#live")).to_contain_text("Run again with changes as")
-
-
-def test_who_may_only_read_has_no_form(visit: Callable[[str], Visitor], scene: Scene) -> None:
-    with visit(scene.address) as stranger:
-        page = stranger.go(f"/jobs/{scene.running}")
-        expect(page.get_by_role("link", name="Run again with changes")).to_have_count(0)

@@ -17,7 +17,7 @@ from .trial import ROOT, judged
 # One of a statement, one of a function, one of a trigger, and the tests in which each is caught.
 CHOSEN = {
     "dl_finish: any worker": "lease",
-    "dl_reap: a live lease": "reap",
+    "dl_reap: a live lease": "recover",
     "dl_take_keys: no key": "step",
 }
 

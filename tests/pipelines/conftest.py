@@ -16,17 +16,16 @@ import pytest
 from dataloader import pipelines, testing
 from dataloader.farm import fence
 from dataloader.farm.runner import Execution
-from dataloader.pipelines import Context, resolve, steps
+from dataloader.pipelines import Context, registry, resolve, steps
 from dataloader.testing import Result
 
 Run = Callable[..., list[Any]]
+pipelines.load([])  # before a test has a registry of its own, which would be lost with what it imports
 
 
 @pytest.fixture
 def context(dsn: str, tmp_path: Path) -> Context:
     """A job's context with transactions in the test's database and a data folder of the test."""
-    pipelines.load([])
-
     job_id = uuid4()
     return Context(
         job_id=job_id,
@@ -39,18 +38,18 @@ def context(dsn: str, tmp_path: Path) -> Context:
         claim=1,
         _run=SimpleNamespace(  # type: ignore[arg-type]
             must_stop=lambda: False,
+            stop_reason=None,
             report=lambda document: None,
             transaction=lambda other: fence.transaction(other or dsn, "public", {job_id: 1}, "test"),
             decide=lambda key, outcome: None,
             begin_at=lambda: None,
+            save=lambda checkpoint: None,
         ),
     )
 
 
 @pytest.fixture
 def run(context: Context) -> Run:
-    """Run a pipeline to its end and return the progress it reported."""
-
     def run(task: str, **args: Any) -> list[Any]:
         return [document for document in steps(resolve(task), args, context) if document is not None]
 
@@ -58,15 +57,18 @@ def run(context: Context) -> Run:
 
 
 @pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test registers is gone behind it."""
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+
+
+@pytest.fixture
 def job(dsn: str, tmp_path: Path) -> Callable[..., Result]:
-    """Run a job as a worker does, until its status is final."""
     return partial(testing.run, dsn=dsn, data_dir=tmp_path)
 
 
 @pytest.fixture
 def rows(dsn: str) -> Callable[[str], list[Any]]:
-    """Query the test's database."""
-
     def rows(query: str) -> list[Any]:
         with psycopg.connect(dsn, autocommit=True) as conn:
             cursor = conn.execute(query.encode())
@@ -77,7 +79,6 @@ def rows(dsn: str) -> Callable[[str], list[Any]]:
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The notes of the runs for their journals."""
     kept: list[str] = []
     monkeypatch.setattr(Execution, "note", lambda self, text: kept.append(text))
     return kept

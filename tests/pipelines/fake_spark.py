@@ -14,8 +14,6 @@ WORKER = "worker-1"
 
 @dataclass
 class Driver:
-    """One submission."""
-
     id: str
     request: dict[str, Any]
     state: str = "RUNNING"
@@ -75,17 +73,14 @@ class FakeSpark:
 
     @property
     def address(self) -> str:
-        """Of all three servers."""
         return f"127.0.0.1:{self._server.server_port}"
 
     def close(self) -> None:
-        """End it."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
     def create(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """A submission; None: its answer is lost."""
         if self.refuses:
             return {"action": "CreateSubmissionResponse", "success": False, "message": "Current state is not alive"}
         driver = Driver(f"driver-{len(self.drivers) + 1}", request)
@@ -94,7 +89,6 @@ class FakeSpark:
         return None if self.loses >= 0 else {"success": True, "submissionId": driver.id, "message": "submitted"}
 
     def status(self, path: str) -> dict[str, Any]:
-        """Of a submission."""
         if self.state != "ALIVE":
             error = f"java.lang.Exception: {self.not_alive()}Can only request driver status in ALIVE state."
             return {"success": False, "message": f"Exception from the cluster:\n{error}\n\torg.apache.spark"}
@@ -106,7 +100,6 @@ class FakeSpark:
         return {"success": True, "driverState": driver.state, "submissionId": driver.id} | worker | message
 
     def kill(self, path: str) -> dict[str, Any]:
-        """End a driver."""
         if self.state != "ALIVE":
             return {"success": False, "message": f"{self.not_alive()}Can only kill drivers in ALIVE state."}
         driver = self.drivers.get(path.rpartition("/")[2])
@@ -120,7 +113,6 @@ class FakeSpark:
         return f"Current state is not alive: {self.state}. "
 
     def page(self) -> dict[str, Any]:
-        """The master's page as JSON."""
         shown: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
         for number, driver in enumerate(self.drivers.values()):
             worker = WORKER if driver.has_worker else "None"
@@ -131,7 +123,6 @@ class FakeSpark:
         return {"workers": workers, "status": self.state} | drivers
 
     def log(self, query: dict[str, str]) -> bytes:
-        """A part of a driver's log, with its head."""
         driver = self.drivers[query["driverId"]]
         whole = driver.stdout if query["logType"] == "stdout" else driver.stderr()
         driver.reads += query["logType"] == "stdout"

@@ -27,8 +27,6 @@ Rows = Callable[[str], list[Any]]
 
 @dataclass
 class Bank:
-    """The server's answers and the received requests."""
-
     base: str = ""
     status: int = 200
     body: bytes | None = None  # replaces the file of the requested day
@@ -37,7 +35,6 @@ class Bank:
     asked: list[tuple[str, str | None]] = field(default_factory=list)
 
     def answer(self, path: str) -> bytes:
-        """The body for this request."""
         if self.body is not None:
             return self.body
         day, month, year = parse_qs(urlsplit(path).query)["date_req"][0].split("/")
@@ -76,8 +73,6 @@ def bank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bank]:
 
 @pytest.fixture
 def permanent(run: Run, bank: Bank) -> Callable[..., str]:
-    """Run the pipeline, which has to raise PermanentError, and return the error's text."""
-
     def permanent(**args: Any) -> str:
         with pytest.raises(PermanentError) as caught:
             run("load.cbr.rates", **({"date": DAY} | args))

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from judging import fails_for_good
 
-from dataloader.farm.checkpoints import TARGET_IS_AHEAD, Checkpoints
+from dataloader.farm.runner import TARGET_IS_AHEAD, Checkpoints
 from dataloader.pipelines import Context, Progress, register
 from dataloader.testing import Result
 from dataloader.testing import run as run_job
@@ -222,9 +223,7 @@ def test_what_would_not_be_right_ends_the_job(
     job: Job, rows: Rows, dsn: str, pipeline: Callable[..., Any], reason: str
 ) -> None:
     register(task := f"checkpoints.{pipeline.__name__}")(pipeline)
-    result = job(task, {"dsn": dsn})
-    assert (result.status, result.attempts) == ("failed", 1)
-    assert reason in (result.error or "")
+    fails_for_good(job(task, {"dsn": dsn}), reason)
     assert rows("SELECT to_regclass('written')") == [(None,)]
 
 
@@ -235,8 +234,7 @@ def test_a_call_with_several_jobs_has_none(use: Callable[[Context], Any]) -> Non
         use(context)
 
     result = run_job(batch, {"a": [{}]})
-    assert (result.status, result.attempts) == ("failed", 1)
-    assert "takes several jobs in one call (batch_size), and has no checkpoints" in (result.error or "")
+    fails_for_good(result, "takes several jobs in one call (batch_size), and has no checkpoints")
     batch_ = "spares no attempts"
     with pytest.raises(ValueError, match=batch_):
         register("checkpoints.batch2", batch_size=2, spares_attempts=True)

@@ -19,6 +19,7 @@ from uuid import UUID
 
 import pytest
 from fake_spark import FakeSpark
+from judging import fails_for_good
 from patience import PATIENCE, until
 
 from dataloader import config, log
@@ -35,7 +36,6 @@ SPARK_ENTRY = {"file": "file:/app.jar", "main_class": "jobs.Resize", "arguments"
 
 @pytest.fixture
 def allow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Set DL_ENGINES."""
     monkeypatch.chdir(tmp_path)  # no .env
     return lambda **clusters: monkeypatch.setenv("DL_ENGINES", json.dumps(clusters))
 
@@ -104,9 +104,7 @@ def test_what_is_not_allowed_is_refused_at_once(
         r={"engine": "ray", "address": "http://127.0.0.1:1", "entrypoints": {"resize": "x"}},
         d={"engine": "dask", "address": "tcp://127.0.0.1:1", "entrypoints": {"resize": "a:b"}},
     )
-    result = job(task, args)
-    assert (result.status, result.attempts) == ("failed", 1)
-    assert error in (result.error or "")
+    fails_for_good(job(task, args), error)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +253,7 @@ def test_an_answer_that_drips_is_given_up_in_time(at_once: int) -> None:
         server.ask("GET", "/", within=0.5)
 
 
+@pytest.mark.long
 def test_an_answer_that_may_be_long_is_awaited_while_its_bytes_come() -> None:
     with dripping(len(ANSWER) - 100) as server:  # that takes 10 s
         assert server.ask("GET", "/", within=8, whole=60).content == b"x" * 100
@@ -459,6 +458,7 @@ def test_spark_gets_a_new_order_where_the_old_one_was_stopped_while_no_run_looke
     assert driver.request["sparkProperties"]["spark.app.name"] == f"dl-{ended().job_id}-1"
 
 
+@pytest.mark.long
 def test_spark_gets_no_order_twice_whose_answer_was_lost(job: Job, spark: FakeSpark) -> None:
     """While the driver has no worker nobody can tell whose it is, so the run waits."""
     spark.loses = 1
@@ -505,10 +505,10 @@ def test_a_cleanup_stops_what_still_runs(job: Job, spark: FakeSpark, notes: list
 
 
 def statuses(spark: FakeSpark) -> int:
-    """How often the master was asked for the state of a driver."""
     return sum("/status/" in path for _, path, _ in spark.requests)
 
 
+@pytest.mark.long
 def test_a_master_that_recovers_leaves_its_drivers_followed(job: Job, spark: FakeSpark) -> None:
     ended = started(job, spark)
     driver = until(lambda: spark.drivers.get("driver-1"), "the driver")

@@ -38,7 +38,6 @@ def mlx() -> Iterator[FakeNode]:
 
 @pytest.fixture
 def down() -> Iterator[str]:
-    """An address at which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -148,6 +147,7 @@ LEGAL = {
 
 @pytest.mark.parametrize("size", [10**6, 1, 7])
 @pytest.mark.parametrize("form", LEGAL)
+@pytest.mark.long
 def test_every_legal_form_of_events_is_an_answer(ask: Ask, mlx: FakeNode, form: str, size: int) -> None:
     body = LEGAL[form].encode()
     mlx.streams = [body[at : at + size] for at in range(0, len(body), size)]

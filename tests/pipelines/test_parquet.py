@@ -11,15 +11,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from judging import LEFT, ROWS, TEXTS, Load, Rows, fails_for_good
 
 from dataloader.pipelines import csv_table
 from dataloader.testing import Result
 
-Rows = Callable[[str], list[Any]]
-Load = Callable[..., Result]
-LEFT = r"SELECT count(*) FROM pg_class WHERE relname ~ '^dl_load_csv' AND relkind = 'r'"
-ROWS = 3_000
-TEXTS = [None, "", 'Ёж,"\n\r\n', "\\.", "\\N"]
 EXPECTED = [(n, TEXTS[n % 5]) for n in range(ROWS)]
 
 
@@ -60,7 +56,7 @@ def test_each_type_arrives_as_itself(load: Load, arrow: Any, written: Callable[.
         "b": (arrow.uint64(), 2**64 - 1, "numeric", Decimal(2**64 - 1)),
         "c": (arrow.float64(), 0.1, "double precision", 0.1),
         "d": (arrow.float16(), 0.5, "real", 0.5),
-        "e": (arrow.decimal128(20, 4), Decimal("12345.6700"), "numeric", Decimal("12345.6700")),
+        "e": (arrow.decimal128(20, 4), Decimal("12345.6700"), "numeric(20,4)", Decimal("12345.6700")),
         "f": (arrow.bool_(), False, "boolean", False),
         "g": (arrow.date32(), date(1900, 1, 31), "date", date(1900, 1, 31)),
         "h": (arrow.timestamp("us", "Europe/Moscow"), moscow, "timestamp with time zone", moscow.astimezone(UTC)),
@@ -68,6 +64,7 @@ def test_each_type_arrives_as_itself(load: Load, arrow: Any, written: Callable[.
         "j": (arrow.time64("us"), time(1, 2, 3), "time without time zone", time(1, 2, 3)),
         "k": (arrow.binary(), b'\x00\xff"', "bytea", b'\x00\xff"'),
         "l": (arrow.list_(arrow.string()), ['x"', None], "jsonb", ['x"', None]),
+        "s": (arrow.list_(arrow.binary()), [b"\x00\xff"], "jsonb", ["\\x00ff"]),
         "m": (arrow.struct([("n", arrow.int32())]), {"n": 5}, "jsonb", {"n": 5}),
         "n": (arrow.dictionary(arrow.int8(), arrow.string()), "Ёж", "text", "Ёж"),
         "o": (arrow.large_string(), "x", "text", "x"),
@@ -188,6 +185,48 @@ def test_what_cannot_be_loaded_is_named(
     load: Load, written: Callable[..., None], columns: dict[str, Any], args: dict[str, Any], error: str
 ) -> None:
     written(**columns)
-    result = load({"max_attempts": 3}, **args)
-    assert (result.status, result.attempts) == ("failed", 1)
-    assert error in (result.error or "")
+    fails_for_good(load({"max_attempts": 3}, **args), error)
+
+
+def test_nanoseconds_are_cut(load: Load, arrow: Any, written: Callable[..., None], rows: Rows) -> None:
+    instants = [1_767_225_599_999_999_999, -1]  # the last ones of a year
+    columns = {f"at_{zone}": arrow.array(instants, arrow.timestamp("ns", zone)) for zone in (None, "UTC")}
+    columns["clock"] = arrow.array([86_399_999_999_999, 1], arrow.time64("ns"))
+    columns["long"] = arrow.array([3_600_000_001_999, None], arrow.duration("ns"))
+    written(id=[1, 2], **columns)
+    result = load()
+    assert result.status == "succeeded", result.error
+    ends = ["2025-12-31 23:59:59.999999", "1969-12-31 23:59:59.999999"]
+    found = rows("""SELECT "at_None"::text, ("at_UTC" AT TIME ZONE 'UTC')::text FROM t ORDER BY id""")
+    assert found == [(end, end) for end in ends]
+    assert rows("SELECT clock::text, long::text FROM t ORDER BY id") == [
+        ("23:59:59.999999", "01:00:00.000001"),
+        ("00:00:00", None),
+    ]
+
+
+def test_orc_is_read_stripe_by_stripe(job: Load, arrow: Any, rows: Rows, tmp_path: Path) -> None:
+    from pyarrow import orc
+
+    at = arrow.array([datetime(2026, 1, 1, tzinfo=UTC)] * ROWS, arrow.timestamp("us", "UTC"))
+    columns = {"id": [n for n, _ in EXPECTED], "name": [name for _, name in EXPECTED], "at": at}
+    orc.write_table(arrow.table(columns), tmp_path / "f.orc", stripe_size=1_024, batch_size=500)
+    wanted = {"path": "f.orc", "table": "t", "key": ["id"], "batch_rows": 100}
+    result = job("load.files", wanted)
+    assert result.status == "succeeded", result.error
+    assert rows("SELECT id, name FROM t ORDER BY id") == EXPECTED
+    assert rows("SELECT DISTINCT at, pg_typeof(id)::text FROM t") == [(datetime(2026, 1, 1, tzinfo=UTC), "bigint")]
+    (tmp_path / "f.orc").write_bytes(b"ORC" * 99)
+    fails_for_good(job("load.files", wanted), "f.orc: is no ORC file, or is damaged")
+
+
+def test_load_files_reads_each_row_and_names_a_bad_one(
+    job: Load, arrow: Any, written: Callable[..., None], rows: Rows
+) -> None:
+    written()
+    wanted = {"path": "f.parquet", "table": "t", "key": ["id"], "batch_rows": 100}
+    result = job("load.files", wanted)
+    assert result.status == "succeeded", result.error
+    assert rows("SELECT id::int, name FROM t ORDER BY id") == EXPECTED
+    written(id=[1, 2, 3], v=arrow.array([None, [1.5], [float("nan")]], arrow.list_(arrow.float64())))
+    fails_for_good(job("load.files", wanted | {"table": "u", "batch_rows": 2}), "f.parquet, row 3: column v: ")

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from judging import LEFT, ROWS, Load, Rows, fails_for_good
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader import config
-from dataloader.pipelines import csv_table
+from dataloader.pipelines import csv_table, state
 from dataloader.testing import Result
 
-Rows = Callable[[str], list[Any]]
-Load = Callable[..., Result]
 CANARY = "canary-7c1"
-LEFT = r"SELECT count(*) FROM pg_class WHERE relname ~ '^dl_load_csv' AND relkind = 'r'"
-ROWS = 3_000
 
 
 @pytest.fixture
@@ -38,6 +34,7 @@ def load(job: Load, source: str) -> Load:
 
     def load(query: str = "SELECT * FROM orders", how: dict[str, Any] | None = None, **args: Any) -> Result:
         wanted = {"source": "crm", "query": query, "table": "t", "key": ["id"], "batch_rows": 100} | args
+        wanted = {name: value for name, value in wanted.items() if value is not None}
         return job("load.postgres", wanted, **({"max_attempts": 1} | (how or {})))
 
     return load
@@ -151,8 +148,7 @@ def test_a_query_that_the_source_refuses_changes_nothing(
 ) -> None:
     rows("CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (5); CREATE SEQUENCE crm.number")
     result = load(query, resume=resume, how={"max_attempts": 3})
-    assert (result.status, result.attempts) == ("failed", 1)
-    assert error in (result.error or "")
+    fails_for_good(result, error)
     assert "secret" not in (result.error or "")
     assert (loaded(rows), rows(LEFT), rows("SELECT * FROM crm.orders ORDER BY id")) == ([(5, None)], [(0,)], orders)
 
@@ -170,9 +166,7 @@ def test_a_query_that_the_source_refuses_changes_nothing(
     ],
 )
 def test_a_wrong_argument_is_named(load: Load, args: dict[str, Any], error: str) -> None:
-    result = load(how={"max_attempts": 3}, **args)
-    assert (result.status, result.attempts) == ("failed", 1)
-    assert error in (result.error or "")
+    fails_for_good(load(how={"max_attempts": 3}, **args), error)
 
 
 @pytest.mark.parametrize(
@@ -233,3 +227,132 @@ def test_rows_that_come_slowly_are_not_waited_for_without_safe_points(load: Load
     result = load(query)
     assert result.status == "succeeded"
     assert result.steps > 4
+
+
+# --- a cursor ---
+
+
+SINCE = {"cursor": {"column": "at", "lag": "5 min"}}
+STATE = "SELECT name, value FROM dl_state"
+AT = "2026-06-01 12:{}:00+00"
+
+
+@pytest.fixture
+def changes(source: str, rows: Rows) -> Rows:
+    """A table of the source with two rows that changed 12:00 and 12:30."""
+    rows("CREATE TABLE crm.orders (id int PRIMARY KEY, at timestamptz, n numeric)")
+    rows(f"INSERT INTO crm.orders VALUES (1, '{AT.format('00')}', 1), (2, '{AT.format('30')}', 1)")
+    return rows
+
+
+def test_a_cursor_loads_what_is_new_and_what_came_late(load: Load, changes: Rows) -> None:
+    assert load(**SINCE).result["processed"] == 2
+    is_last = f"SELECT name, (value #>> '{{}}')::timestamptz = '{AT.format('30')}' FROM dl_state"
+    assert changes(is_last) == [("crm:t", True)]
+    # One row is new, one was committed late but within the lag, one is older than the lag allows.
+    for number, minute in ((3, "40"), (4, "26"), (5, "20")):
+        changes(f"INSERT INTO crm.orders VALUES ({number}, '{AT.format(minute)}', 1)")
+    result = load(**SINCE).result
+    assert result["processed"] == 3
+    assert changes("SELECT id FROM t ORDER BY id") == [(1,), (2,), (3,), (4,)]
+    again = [load(**SINCE).result | {"seconds": 0} for _ in range(2)]
+    assert again[0] == again[1]
+    # A watermark never falls, also where the rows behind it are gone.
+    changes("DELETE FROM crm.orders WHERE id > 1")
+    assert load(**SINCE).result["cursor"] == result["cursor"]
+
+
+def test_a_row_without_a_value_is_loaded_each_time(load: Load, changes: Rows) -> None:
+    changes("INSERT INTO crm.orders VALUES (3, NULL, 1)")
+    assert load(**SINCE).result["processed"] == 3
+    changes("UPDATE crm.orders SET n = 2 WHERE at IS NULL")
+    assert load(**SINCE).result["processed"] == 2
+    assert changes("SELECT n FROM t WHERE id = 3") == [(2,)]
+
+
+def test_a_number_may_be_a_cursor_and_a_state_of_a_name_of_its_own(load: Load, changes: Rows) -> None:
+    given = {"cursor": {"column": "id", "lag": 1, "name": "orders by id"}}
+    assert load("SELECT * FROM orders -- all", **given).result["cursor"] == "2"
+    changes("INSERT INTO crm.orders SELECT n, now(), n FROM generate_series(3, 12) n")
+    assert load("SELECT * FROM orders -- all", **given).result["processed"] == 12
+    assert load("SELECT * FROM orders -- all", **given).result["processed"] == 2
+    assert changes(STATE) == [("orders by id", "12")]
+
+
+@pytest.mark.parametrize("point", [*range(1, 4), "end"])
+def test_append_adds_each_row_once(load: Load, changes: Rows, point: Any) -> None:
+    given: dict[str, Any] = {"cursor": {"column": "id"}, "mode": "append", "key": None}
+    assert load(**given).result["inserted"] == 2
+    changes("INSERT INTO crm.orders VALUES (3, NULL, 1)")
+    assert load(**given, how={"crash_at": point, "max_attempts": 2}).status == "succeeded"
+    assert load(**given).result["inserted"] == 0
+    assert changes("SELECT id FROM t ORDER BY id") == [(1,), (2,), (3,)]
+    given["cursor"] = {"column": "at"}
+    fails_for_good(load(table="u", **given), "cursor: at has nulls, whose rows mode append would add each time")
+
+
+def test_a_value_behind_which_nothing_is_new_is_refused(load: Load, changes: Rows) -> None:
+    changes("INSERT INTO crm.orders VALUES (3, 'infinity', 1)")
+    fails_for_good(load(**SINCE), "has the value infinity, behind which nothing is new")
+    assert load("SELECT * FROM orders WHERE at < 'infinity'", **SINCE).result["inserted"] == 2
+
+
+def test_a_lag_below_0_loses_no_rows(load: Load, changes: Rows) -> None:
+    load(cursor={"column": "id", "lag": -5})
+    changes("INSERT INTO crm.orders VALUES (3, now(), 1)")
+    assert load(cursor={"column": "id", "lag": -5}).result["inserted"] == 1
+
+
+def test_an_empty_source_sets_no_cursor(load: Load, changes: Rows) -> None:
+    result = load("SELECT * FROM orders WHERE false", **SINCE).result
+    assert (result["processed"], result["cursor"]) == (0, None)
+    assert changes(STATE) == [("crm:t", None)]
+
+
+def test_a_reset_loads_everything_again(load: Load, changes: Rows, dsn: str) -> None:
+    load(**SINCE)
+    with psycopg.connect(dsn) as conn:
+        state.give(conn, "crm:t", None, "ann@vm")
+    assert load(**SINCE).result["processed"] == 2
+
+
+@pytest.mark.parametrize("point", [*range(1, 8), "end"])
+def test_data_and_cursor_are_one_after_a_kill_at_any_point(load: Load, changes: Rows, point: Any) -> None:
+    load(**SINCE)
+    later = "'2026-07-01Z'::timestamptz + n * interval '1 s'"
+    changes(f"INSERT INTO crm.orders SELECT n, {later}, n FROM generate_series(3, 400) n")
+    result = load(**SINCE, how={"crash_at": point, "max_attempts": 2})
+    assert (result.status, len(result.runs)) == ("succeeded", 2)
+    assert changes("SELECT * FROM t ORDER BY id") == changes("SELECT * FROM crm.orders ORDER BY id")
+    assert changes("SELECT (value #>> '{}')::timestamptz = (SELECT max(at) FROM t) FROM dl_state") == [(True,)]
+
+
+def test_a_load_that_fails_leaves_the_cursor_as_it_was(load: Load, changes: Rows) -> None:
+    load(**SINCE)
+    before = changes(STATE)
+    changes("ALTER TABLE t ADD CHECK (n < 100)")
+    changes("INSERT INTO crm.orders VALUES (3, now(), 100)")
+    fails_for_good(load(**SINCE), "violates check constraint")
+    assert changes(STATE) == before
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        ({"cursor": {"column": "changed"}}, "cursor: changed should be in the query"),
+        (
+            {"cursor": {"column": "at", "lag": 5}},
+            "cursor: the lag of at, which is of the type timestamp with time zone, should be an interval",
+        ),
+        ({"cursor": {"column": "id", "lag": "5 min"}}, "of the type integer, should be a number"),
+        ({"cursor": {"column": "at", "lag": "soon"}}, 'source crm: invalid input syntax for type interval: "..."'),
+        ({"cursor": {"column": "at"}, "resume": True}, "resume: a load with a cursor is one transaction"),
+        ({"cursor": {}}, "cursor.column: Field required"),
+        ({**SINCE, "mode": "append", "key": None}, "cursor: a lag reads rows again, so it needs mode merge with a key"),
+        ({**SINCE, "mode": "replace"}, "cursor: mode replace and delete_missing need all rows"),
+        ({**SINCE, "delete_missing": True}, "cursor: mode replace and delete_missing need all rows"),
+    ],
+)
+def test_a_cursor_that_does_not_fit_is_named(load: Load, changes: Rows, args: dict[str, Any], error: str) -> None:
+    load(cursor={"column": "at"})
+    fails_for_good(load(**args), error)

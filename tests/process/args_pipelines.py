@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dataloader.pipelines import Context, register
+from dataloader.pipelines import register
 
 
 class Load(BaseModel):
@@ -32,11 +32,4 @@ def told(args: Any) -> None:
 
 @register("typed", args=MODEL, on_exhausted=told)
 def typed(args: Load) -> dict[str, Any]:
-    """Say what has come."""
     return {"model": type(args).__name__, "day": args.day, "limit": args.limit}
-
-
-@register("typed.batch", args=Load, batch_size=10)
-def typed_batch(args: dict[str, list[Load]], context: Context) -> dict[str, Any]:
-    """The same for several keys."""
-    return {key: [each.limit for each in of_key] for key, of_key in args.items()}

@@ -32,7 +32,6 @@ class Cluster:
         self.programs: list[subprocess.Popen[bytes]] = []
 
     def run(self, *command: str, **env: str) -> None:
-        """Start a program of the cluster."""
         with (self.folder / "log").open("ab") as out:
             given = os.environ | {"PYTHONPATH": str(HERE), "PYTHONWARNINGS": "ignore"} | env
             self.programs.append(subprocess.Popen(command, stdout=out, stderr=out, env=given, cwd=self.folder))
@@ -42,7 +41,6 @@ class Cluster:
         return {"engine": self.engine, "address": address, "away_sec": 30} | more
 
     def processes(self) -> list[psutil.Process]:
-        """The programs and what they have started."""
         found = []
         for program in self.programs:
             with suppress(psutil.NoSuchProcess):
@@ -58,7 +56,6 @@ class Cluster:
         return found
 
     def kill(self) -> None:
-        """End everything at once."""
         for each in self.processes():
             with suppress(psutil.NoSuchProcess):
                 each.kill()
@@ -67,14 +64,11 @@ class Cluster:
         self.programs.clear()
 
     def close(self) -> None:
-        """End everything, and remove its folder."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Dask(Cluster):
-    """A scheduler and a worker of three threads."""
-
     engine = "dask"
 
     def __init__(self) -> None:
@@ -97,19 +91,15 @@ class Dask(Cluster):
 
     @property
     def address(self) -> str:
-        """The scheduler's."""
         return f"tcp://127.0.0.1:{self.port}"
 
     def setting(self, **more: Any) -> str:
-        """DL_ENGINES."""
         names = {name: f"engine_jobs:{name}" for name in ("counts", "fails", "missing")}
         entrypoints = names | {"spreads": {"function": "engine_jobs:spreads", "is_driver": True}}
         return json.dumps({"it": self.entry(self.address, entrypoints=entrypoints, **more)})
 
 
 class Ray(Cluster):
-    """A head node."""
-
     engine = "ray"
 
     def __init__(self) -> None:
@@ -138,11 +128,9 @@ class Ray(Cluster):
 
     @property
     def address(self) -> str:
-        """The dashboard's."""
         return f"http://127.0.0.1:{self.port}"
 
     def setting(self, **more: Any) -> str:
-        """DL_ENGINES."""
         entrypoints = {name: f"{sys.executable} -m engine_jobs {name}" for name in ("counts", "fails", "missing")}
         return json.dumps({"it": self.entry(self.address, entrypoints=entrypoints, **more)})
 
@@ -185,7 +173,6 @@ class Spark(Cluster):
         return ""
 
     def setting(self, **more: Any) -> str:
-        """DL_ENGINES: the commands are Python, which Spark's own runner starts."""
         (jar,) = (self.home / "jars").glob("spark-core_*.jar")
         entry = {
             "file": jar.as_uri(),

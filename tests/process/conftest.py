@@ -31,9 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def farm(own_db: str, tmp_path: Path) -> Iterator[Farm]:
     """A queue of its own, and whatever programs the test starts on it."""
-    farm = Farm(own_db, tmp_path)
-    yield farm
-    farm.close()
+    with farming.farm_on(own_db, tmp_path) as farm:
+        yield farm
 
 
 @pytest.fixture
@@ -46,7 +45,6 @@ def database() -> Iterator[Database]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """An HTTP server that keeps what it is sent."""
     made = Receiver()
     yield made
     made.close()
@@ -54,5 +52,4 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody listens on."""
     return farming.free_port()

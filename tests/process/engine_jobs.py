@@ -24,7 +24,6 @@ def counts(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def fails(args: dict[str, Any]) -> None:
-    """Fail once its start is noted."""
     begun(args)
     print("half way", flush=True)
     raise ValueError("bad luck")
@@ -39,7 +38,6 @@ def spreads(args: dict[str, Any]) -> int:
 
 
 def begun(args: dict[str, Any]) -> None:
-    """Note the start."""
     with Path(args["starts"]).open("a") as file:
         file.write(f"{os.getpid()}\n")
 

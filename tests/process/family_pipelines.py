@@ -16,7 +16,6 @@ def note(line: str) -> None:
 
 @register("part")
 def part(args: dict[str, Any]) -> int:
-    """Return the double."""
     note(f"part {args['n']}")
     if args["n"] < 0:
         raise PermanentError("below zero")
@@ -26,7 +25,6 @@ def part(args: dict[str, Any]) -> int:
 
 @register("whole")
 def whole(args: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Fan out, and sum up what comes back."""
     note(f"whole {context.attempt}")
     parts = [context.trigger("part", {"n": n}) for n in args["parts"]]
     return {"sum": sum(context.gather(parts)), "attempt": context.attempt}
@@ -34,11 +32,9 @@ def whole(args: dict[str, Any], context: Context) -> dict[str, Any]:
 
 @register("sums")
 def sums(args: dict[str, Any], context: Context) -> dict[str, Any]:
-    """Sum up what the parents have returned."""
     return {"of": [parent.result for parent in context.parents], "states": [p.status for p in context.parents]}
 
 
 @register("triggers badly")
 def triggers_badly(args: dict[str, Any], context: Context) -> None:
-    """Name a field that no job has."""
     context.trigger("part", nonsense=1)

@@ -38,7 +38,6 @@ def started(context: Context) -> psycopg.Connection[Any]:
 
 @register("tells_the_time")
 def tells_the_time(args: dict[str, Any]) -> dict[str, Any]:
-    """The time of this process's clock."""
     return {"now": time.time()}
 
 
@@ -82,13 +81,11 @@ def kills_itself(args: dict[str, Any], context: Context) -> None:
 
 @register("exits")
 def exits(args: dict[str, Any]) -> None:
-    """What no pipeline should do."""
     sys.exit(args.get("status", 3))
 
 
 @register("errs")
 def errs(args: dict[str, Any], context: Context) -> None:
-    """Fail, for good where `permanent`."""
     started(context).close()
     raise PermanentError("no use") if args.get("permanent") else ValueError(args.get("text", "bad luck"))
 
@@ -121,7 +118,6 @@ def holds_the_gil(args: dict[str, Any], context: Context) -> Progress:
 
 @register("spins")
 def spins(args: dict[str, Any], context: Context) -> None:
-    """Never reach a safe point."""
     started(context).close()
     while True:
         pass
@@ -129,7 +125,6 @@ def spins(args: dict[str, Any], context: Context) -> None:
 
 @register("odd_progress")
 def odd_progress(args: dict[str, Any]) -> Iterator[Any]:
-    """Progress that JSON or PostgreSQL would refuse."""
     yield {"nul": "a\x00b", "nan": float("nan"), "bytes": b"x", "surrogate": "\ud800"}
     raise ValueError("\x00 and \ud800")
 
@@ -153,14 +148,12 @@ def takes_the_signals(args: dict[str, Any], context: Context) -> Iterator[Progre
 
 @register("sleeps")
 def sleeps(args: dict[str, Any], context: Context) -> None:
-    """Sleep without a safe point."""
     started(context).close()
     time.sleep(args["sec"])
 
 
 @register("shows_its_limits")
 def shows_its_limits(args: dict[str, Any], context: Context) -> Progress:
-    """The time limits of a transaction in the target."""
     names = ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout")
     with context.transaction() as conn:
         return {name: conn.execute("SELECT current_setting(%s)", (name,)).fetchone()[0] for name in names}
@@ -171,13 +164,11 @@ _kept: list[bytearray] = []
 
 @register("grows")
 def grows(args: dict[str, Any]) -> None:
-    """Keep memory for the life of the process."""
     _kept.append(bytearray(os.urandom(2**20) * args["mb"]))
 
 
 @register("deaf")
 def deaf(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Yield once and never again."""
     started(context).close()
     yield {"processed": 1}
     while True:
@@ -223,7 +214,6 @@ def leaves_a_busy_child(args: dict[str, Any]) -> None:
 
 @register("queries")
 def queries(args: dict[str, Any], context: Context) -> None:
-    """One statement in the target that does not end."""
     with context.transaction() as conn:
         started(context).close()
         conn.execute("SELECT pg_sleep(600)")
@@ -323,12 +313,6 @@ def writes_after_a_wait(args: dict[str, Any], context: Context) -> Iterator[Prog
         conn.execute("INSERT INTO written VALUES (%s, %s)", (context.job_id, context.claim))
 
 
-@register("fails_once_or_more", max_attempts=1, affinity=("model", "category"))
-def fails_once_or_more(args: dict[str, Any]) -> None:
-    """Fail at once."""
-    raise ValueError("as it should")
-
-
 @register("goes_on")
 def goes_on(args: dict[str, Any], context: Context) -> Iterator[Progress]:
     """Add two rows for each number from the checkpoint up to `to`, in a transaction each, and note where runs begin."""
@@ -349,3 +333,64 @@ def waits_behind_a_checkpoint(args: dict[str, Any], context: Context) -> Iterato
     context.save({"password": args["secret"]})
     yield from waits_for_a_file(args, context)
     return names
+
+
+@register("chatty")
+def chatty(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Log far more than a pipe holds, for a while."""
+    end = time.monotonic() + args.get("sec", 1)
+    number = 0
+    while number < args.get("lines", 2_000) or time.monotonic() < end:
+        context.logger.debug("line %s", number, extra={"text": "x" * 200})
+        number += 1
+        if number > args.get("lines", 2_000):
+            time.sleep(0.01)
+        yield {"processed": number}
+
+
+@register("tells_secrets")
+def tells_secrets(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Say what it knows in every way that there is, and fail."""
+    told = f"no login with {args['password']} at {args['dsn']} as {args['known']}"
+    context.logger.warning("%s; args %r", told, args, extra={"args_given": args})
+    threading.Thread(target=context.logger.error, args=(told,)).start()
+    yield {"processed": 1, "password": args["password"], "note": told}
+    time.sleep(args.get("sec", 1.5))
+    raise ValueError(told, args)
+
+
+STEP_SEC = 0.02
+
+
+@register("diary")
+def diary(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Note each step's attempt and time in `file`; attempt 1 goes on until the file `until[0]` exists, and so on."""
+    for _ in _steps(args, context):
+        yield {"processed": 0}
+
+
+@register("stubborn_diary")
+def stubborn_diary(args: dict[str, Any], context: Context) -> None:
+    """The same without a safe point."""
+    for _ in _steps(args, context):
+        pass
+
+
+def _steps(args: dict[str, Any], context: Context) -> Iterator[None]:
+    with Path(args["file"]).open("a", buffering=1) as file:
+        while True:
+            print(context.attempt, time.time(), file=file)
+            if Path(args["until"][context.attempt - 1]).exists():
+                return
+            time.sleep(STEP_SEC)
+            yield
+
+
+@register("fills")
+def fills(args: dict[str, Any], context: Context) -> Iterator[dict[str, Any]]:
+    """In one transaction, behind the fence: a killed run leaves nothing."""
+    time.sleep(args.get("sec", 0.1))
+    yield {"day": args["day"]}
+    with context.transaction() as conn:
+        conn.execute("DELETE FROM filled WHERE partition = %s", (args["day"],))
+        conn.execute("INSERT INTO filled VALUES (%s, %s)", (args["day"], context.job_id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import json
 import os
@@ -11,8 +12,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -21,6 +22,7 @@ import forkserver
 import psutil
 from farm_pipelines import RUNS
 from forkserver import Forked
+from judge import illegal
 
 from dataloader.queue import db, enqueue, lifecycle, operations
 from dataloader.queue.reports import stats
@@ -66,7 +68,6 @@ _ports = itertools.islice(itertools.cycle(range(_first, _first + 1_000)), os.get
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
     while True:
         port = next(_ports)
         with socket.socket() as probe, suppress(OSError):
@@ -87,8 +88,19 @@ def call(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
         return json.load(answer)
 
 
+def answers(port: int, path: str = "/health", host: str = "127.0.0.1") -> bool:
+    """Whether a server at this port answers 200."""
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
 def executed(command: Sequence[str], env: dict[str, str], cwd: Path | None, out: int) -> subprocess.Popen[bytes]:
-    """A program that is executed, not forked."""
     return subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=cwd)
 
 
@@ -98,6 +110,13 @@ def family(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def on_all(act: Callable[[psutil.Process], None], processes: Iterable[psutil.Process]) -> None:
+    """Suspend, resume or kill these processes in their order, as far as they are there."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            act(process)
 
 
 class Program:
@@ -128,11 +147,13 @@ class Program:
         return found
 
     def workers(self) -> list[psutil.Process]:
-        """The worker processes."""
         return self.children("dataloader: worker")
 
+    def family(self) -> list[psutil.Process]:
+        """Itself and all that it has started, parents first."""
+        return [psutil.Process(self.process.pid), *family(self.process.pid)]
+
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The log's events of this name."""
         with self.log.open("rb") as file:
             file.seek(self._upto)
             more = file.read().rpartition(b"\n")[0]
@@ -142,7 +163,6 @@ class Program:
         return [line for line in self._read if line["event"] == name]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the program itself."""
         self.process.send_signal(number)
 
     def stop(self, patience: float = PATIENCE) -> int:
@@ -171,16 +191,18 @@ class Farm:
         queue: str = "q",
         cwd: Path | None = None,
         before: Sequence[str] = (),
+        prefetch: int | None = None,
         **settings: Any,
     ) -> Program:
         """Start a program with these settings over quick defaults, executed by the command `before` if there is one."""
+        entry = {"queue": queue, "concurrency": workers} | ({"prefetch": prefetch} if prefetch else {})
         defaults = {
             "DL_DB_DSN": self.dsn,
             "DL_HOME": str(self.folder),
             "DL_PIPELINES": "farm_pipelines",
             "PYTHONPATH": str(Path(__file__).parent),
             "PYTHONDONTWRITEBYTECODE": "1",  # a .pyc names its source by second and size: it would hide a test's change
-            "WORKERS_JSON": json.dumps([{"queue": queue, "concurrency": workers}]),
+            "WORKERS_JSON": json.dumps([entry]),
             "DL_HEARTBEAT_SEC": "1",
             "DL_REAPER_PERIOD_SEC": "0.5",
             "DL_CLAIM_BACKOFF_SEC": "2",
@@ -205,6 +227,18 @@ class Farm:
         until(lambda: len(program.events("worker.started")) >= workers, "workers to start")
         return program
 
+    def reaper(self, **settings: Any) -> Program:
+        """Start a reaper and wait until it works."""
+        reaper = self.start("reaper", **settings)
+        until(lambda: reaper.events("reaper.started"), "the reaper to start")
+        return reaper
+
+    def api(self, port: int, **settings: Any) -> Program:
+        """Start an API of one process at this port and wait until it answers with the database."""
+        api = self.start("api --processes 1", app_host="127.0.0.1", app_port=port, **settings)
+        until(lambda: answers(port, "/ready"), "the API")
+        return api
+
     def enqueue(self, task: str, queue_name: str = "q", lock_key: str = "", **more: Any) -> UUID:
         """Add a job; by default with a key of its own."""
         args = more.pop("args", {})
@@ -212,13 +246,11 @@ class Farm:
         return enqueue.enqueue(self.conn, new)[0]
 
     def job(self, job_id: UUID) -> dict[str, Any]:
-        """A job's status."""
         found = lifecycle.status(self.conn, job_id)
         assert found is not None
         return found
 
     def result(self, job_id: UUID) -> Any:
-        """What its run has returned."""
         found = stats.result(self.conn, job_id)
         assert found is not None
         return found["result"]
@@ -240,14 +272,12 @@ class Farm:
         return [kind for kind, _ in self.journal(job_id) if kind != "heartbeat"]
 
     def journal(self, job_id: UUID) -> list[tuple[str, dict[str, Any]]]:
-        """The job's journal."""
         rows = self.conn.execute(
             "SELECT kind, payload FROM dl_job_events WHERE job_id = %s ORDER BY event_id", (job_id,)
         )
         return rows.fetchall()
 
     def rows(self, statement: str, *parameters: Any) -> list[Any]:
-        """The rows of any statement."""
         return self.conn.execute(statement, parameters).fetchall()
 
     def end_sessions(self, name: str = "dl-") -> None:
@@ -290,3 +320,40 @@ class Farm:
             process.kill()
             process.wait()
         self.conn.close()
+
+
+@contextmanager
+def farm_on(dsn: str, folder: Path) -> Iterator[Farm]:
+    """A farm whose programs have this DSN."""
+    farm = Farm(dsn, folder)
+    try:
+        yield farm
+    finally:
+        farm.close()
+
+
+class LongJob:
+    """A job that runs until it is let go, and asks nothing of the database meanwhile."""
+
+    def __init__(self, farm: Farm, name: str = "go", queue: str = "q", waits: bool = True, **more: Any) -> None:
+        self.farm = farm
+        self.go = farm.folder / name
+        self.job_id = farm.enqueue("waits_for_a_file", queue, args={"go": str(self.go)}, **more)
+        if waits:
+            self.has_begun()
+
+    def has_begun(self, times: int = 1) -> None:
+        """Wait until it has begun so many times."""
+        until(lambda: len(self.runs) >= times, "the long job to begin")
+
+    @property
+    def runs(self) -> list[str]:
+        file = self.go.with_suffix(".runs")
+        return file.read_text().split() if file.exists() else []
+
+    def ends_well(self) -> None:
+        """It is let go; it has run once, counted once, and its journal is legal."""
+        self.go.touch()
+        assert self.farm.wait(self.job_id, "succeeded")["attempt"] == 1
+        assert self.runs == ["1"]
+        assert illegal([kind for kind, _ in self.farm.journal(self.job_id)], "succeeded") is None

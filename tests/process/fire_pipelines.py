@@ -33,6 +33,5 @@ def sync(keys: dict[str, list[dict[str, Any]]], context: Context) -> None:
 
 
 def note(line: dict[str, Any]) -> None:
-    """Append a line; one write, which is not mixed with another process's."""
     with open(os.environ["FIRE_NOTES"], "ab", buffering=0) as notes:
         notes.write(json.dumps(line).encode() + b"\n")

@@ -43,7 +43,6 @@ class Forked:
         self._end = end  # a pipe: its exit status
 
     def poll(self) -> int | None:
-        """The exit status, None while it runs."""
         if self.returncode is None and readable([self._end], 0):
             status = os.read(self._end, 20)
             os.close(self._end)
@@ -59,17 +58,14 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):  # it has ended just now
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 

@@ -30,20 +30,16 @@ kept: list[Any] = []  # what runs leave for the life of their process
 
 @register("tells_its_process")
 def tells_its_process(args: dict[str, Any]) -> dict[str, Any]:
-    """What a run sees of its process."""
     return {"pid": os.getpid(), "folder": os.getcwd(), "variables": len(os.environ)}
 
 
 @register("child_returns")
 def child_returns(args: dict[str, Any], context: Context) -> str:
-    """A child that returns while its parent still works."""
     return _forked(lambda: None)
 
 
 @register("child_raises")
 def child_raises(args: dict[str, Any], context: Context) -> str:
-    """A child that raises."""
-
     def fail() -> None:
         raise ValueError("of the child")
 
@@ -52,7 +48,6 @@ def child_raises(args: dict[str, Any], context: Context) -> str:
 
 @register("child_exits")
 def child_exits(args: dict[str, Any], context: Context) -> str:
-    """A child that calls sys.exit."""
     return _forked(lambda: sys.exit(args.get("status", 0)))
 
 
@@ -164,7 +159,6 @@ def child_in_a_callback(args: dict[str, Any]) -> None:
 
 @register("terminates_a_child", timeout_sec=20)
 def terminates_a_child(args: dict[str, Any]) -> int | None:
-    """The exit code of a process that is terminated."""
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     child.start()
     child.terminate()
@@ -186,7 +180,6 @@ def _status(pid: int) -> int:
 
 
 def _told_by_child(tell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a child tells by a pipe."""
     read, write = multiprocessing.Pipe(duplex=False)
     if pid := os.fork():
         write.close()
@@ -322,19 +315,16 @@ class Rude(Exception):
 
 @register("exits_when_exhausted", max_attempts=1, on_exhausted=_exit)
 def exits_when_exhausted(args: dict[str, Any]) -> None:
-    """Fail."""
     raise ValueError("the pipeline's own")
 
 
 @register("exits_in_retry_in", max_attempts=2, retry_in=_exit)
 def exits_in_retry_in(args: dict[str, Any]) -> None:
-    """Fail."""
     raise ValueError("the pipeline's own")
 
 
 @register("rude_error", max_attempts=1)
 def rude_error(args: dict[str, Any]) -> None:
-    """Fail with an exception that has no text."""
     raise Rude
 
 
@@ -352,7 +342,6 @@ def resource_exits(args: dict[str, Any], context: Context) -> Any:
 
 @register("error_with_a_note", max_attempts=1)
 def error_with_a_note(args: dict[str, Any]) -> None:
-    """Fail with a note."""
     error = ValueError("amount is negative: -5")
     error.add_note("while loading part 3")
     raise error

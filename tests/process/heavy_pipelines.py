@@ -41,5 +41,4 @@ for size in (100, 150, 200, 250, 300, 400, 500, 900):
 for size in (350, 600):
     register(f"learns {size}")(use)
 register("says nothing")(use)
-register("takes all processors", cpus=1_000)(use)
 register("takes a twentieth", cpus=len(os.sched_getaffinity(0)) / 20)(use)  # of all processors

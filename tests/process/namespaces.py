@@ -36,7 +36,6 @@ def inside(name: str) -> Iterator[None]:
 
 
 def ip(*arguments: str) -> None:
-    """Run ip(8)."""
     subprocess.run([str(IP), *arguments], check=True, capture_output=True, text=True)
 
 

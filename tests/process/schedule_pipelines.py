@@ -13,5 +13,4 @@ EACH_SECOND = {"interval_sec": 1, "queue": "q", "overlap": "queue", "args": {"du
 
 @register("ticks", schedule=EACH_SECOND if os.environ.get("SCHEDULED") == "1" else None)
 def ticks(args: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One job a second."""
     yield {"due": args["due"]}

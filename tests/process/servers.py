@@ -38,16 +38,13 @@ class Database:
 
     @property
     def dsn(self) -> str:
-        """Its address, as the queue's owner."""
         return self.server.dsn
 
     @property
     def superusers_dsn(self) -> str:
-        """Its address, as a superuser."""
         return make_conninfo(self.dsn, user="postgres")
 
     def end(self, how: signal.Signals) -> None:
-        """End the server."""
         self.server.process.send_signal(how)
         self.server.process.wait(60)
 
@@ -65,7 +62,6 @@ class Database:
                 process.suspend()
 
     def resume(self) -> None:
-        """Go on after `suspend`."""
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
                 process.resume()
@@ -105,7 +101,6 @@ class Database:
 
 
 def given_programs() -> Path | None:
-    """DL_PG_BIN, as for the tests' common server."""
     given = os.environ.get("DL_PG_BIN")
     return Path(given) if given else None
 
@@ -122,7 +117,6 @@ def root() -> Iterator[Path]:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Database]:
-    """The server in this folder."""
     database = Database(folder)
     try:
         yield database

@@ -2,5 +2,4 @@
 
 
 def square(number: int) -> int:
-    """The square."""
     return number * number

@@ -12,7 +12,6 @@ from dataloader.pipelines import Context, Progress, register
 
 
 def never(args: dict[str, Any]) -> None:
-    """Hang in Python or in one C call."""
     (time.sleep if args["how"] == "sleep" else hold_the_gil)(3600)
 
 

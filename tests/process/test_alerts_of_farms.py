@@ -1,15 +1,23 @@
-"""From a job that dies to the message at a receiver, by a real farm with its reapers; the command line for it."""
+"""Built-in pipelines on real farms: `alert.webhook` from a death to its receiver, `run.command`, `llm.generate`."""
 
 from __future__ import annotations
 
 import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
+import pytest
 from click.testing import CliRunner
-from farming import Farm, until
+from fake_node import WORDS, FakeNode
+from farming import Farm, Program, until
 from receiver import KEY, Receiver, is_signed
 
 from dataloader.cli.main import main
+from dataloader.queue import lifecycle
 
 CANARY = "canary-5f2c"
 WISH = json.dumps([{"queue": "q"}, {"queue": "alerts"}])
@@ -28,7 +36,6 @@ def add(farm: Farm, receiver: Receiver, *more: str) -> None:
 
 
 def secrets(receiver: Receiver) -> dict[str, str]:
-    """The variables of the workers."""
     return {"dl_webhook_key": KEY, "dl_webhook_ops": f"{receiver.url}/{CANARY}"}
 
 
@@ -41,9 +48,7 @@ def test_a_job_dies_and_the_message_arrives_signed_and_once(farm: Farm, receiver
     receiver.answers = [(503, {"Retry-After": "1"})]
     add(farm, receiver)
     programs = [farm.ready(workers=2, workers_json=WISH, **secrets(receiver))]
-    programs += [farm.start("reaper", dl_alerts_bundle_sec=1, **secrets(receiver)) for _ in range(3)]
-    for reaper in programs[1:]:
-        until(lambda reaper=reaper: reaper.events("reaper.started"), "the reapers")
+    programs += [farm.reaper(dl_alerts_bundle_sec=1, **secrets(receiver)) for _ in range(3)]
     jobs = [farm.enqueue("no such task", max_attempts=1) for _ in range(3)]
     for job in jobs:
         farm.wait(job, "failed")
@@ -64,22 +69,6 @@ def test_a_job_dies_and_the_message_arrives_signed_and_once(farm: Farm, receiver
     assert KEY not in stored
 
 
-def test_a_reaper_that_is_killed_and_replaced_tells_each_death_once(farm: Farm, receiver: Receiver) -> None:
-    add(farm, receiver)
-    farm.ready(workers=2, workers_json=WISH, **secrets(receiver))
-    jobs = []
-    for _ in range(3):
-        reaper = farm.start("reaper", dl_alerts_bundle_sec=1)
-        until(lambda reaper=reaper: reaper.events("reaper.started"), "the reaper")
-        jobs.append(farm.enqueue("no such task", max_attempts=1))
-        farm.wait(jobs[-1], "failed")
-        if len(jobs) < 3:
-            reaper.process.kill()
-            reaper.process.wait()
-    until(lambda: len(dead_jobs(receiver)) >= 3, "the messages")
-    assert sorted(dead_jobs(receiver)) == sorted(map(str, jobs))
-
-
 def test_doctor_says_that_nobody_sends_the_messages_and_a_test_arrives_once_somebody_does(
     farm: Farm, receiver: Receiver
 ) -> None:
@@ -88,7 +77,7 @@ def test_doctor_says_that_nobody_sends_the_messages_and_a_test_arrives_once_some
     assert json.loads(asked.stdout)["advice"].endswith('add {"queue": "alerts"} to WORKERS_JSON.')
     said = ask(farm, "doctor").stdout
     assert "No worker serves the queue alerts, so webhooks are told nothing" in said
-    assert "Queue alerts has 1 due and no worker." in said
+    assert "Queue alerts has 1 due job and no worker." in said
     assert ask(farm, "webhook", "list").stdout.split("\n")[1].split()[:2] == ["ops", "json"]
     farm.ready(workers=2, workers_json=WISH, **secrets(receiver))
     until(lambda: receiver.got, "the test message")
@@ -96,3 +85,113 @@ def test_doctor_says_that_nobody_sends_the_messages_and_a_test_arrives_once_some
     until(
         lambda: "worker" not in ask(farm, "doctor").stdout.replace("lost workers", ""), "the keeper to show its workers"
     )
+
+
+# A program with a child that has left its process group, as a daemon does.
+CODE = """
+import os, subprocess, sys, time
+if os.path.exists("again"):
+    sys.exit(print("done"))
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print(os.getpid(), child.pid, file=open("again", "w"), flush=True)
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+def ready(farm: Farm) -> Program:
+    commands = json.dumps({"it": [sys.executable, "-c", CODE]})
+    return farm.ready(workers=1, dl_commands=commands, dl_data_dir=farm.folder)
+
+
+def pids(farm: Farm) -> list[int]:
+    """The program and its child, once it has begun."""
+    begun = Path(farm.folder / "again")
+    until(lambda: begun.exists() and begun.read_text().endswith("\n"), "the program to begin")
+    return [int(pid) for pid in begun.read_text().split()]
+
+
+def are_gone(found: list[int]) -> bool:
+    return not any(map(psutil.pid_exists, found))
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_cancellation_ends_the_program_and_what_it_has_started(farm: Farm, force: bool) -> None:
+    ready(farm)
+    job = farm.enqueue("run.command", args={"command": "it"})
+    found = pids(farm)
+    farm.begun(job)
+    lifecycle.request_cancel(farm.conn, job, force=force)
+    farm.wait(job, "canceled")
+    until(lambda: are_gone(found), "the program to end")
+    assert notes(farm, job) == ["begun"]
+
+
+def test_the_death_of_its_worker_ends_the_program_and_what_it_has_started(farm: Farm) -> None:
+    program = ready(farm)
+    job = farm.enqueue("run.command", args={"command": "it"})
+    found = pids(farm)
+    program.workers()[0].kill()
+    assert farm.wait(job, "succeeded")["attempt"] == 2
+    until(lambda: are_gone(found), "the program to end")
+    assert notes(farm, job) == ["done"]
+    logged = until(lambda: program.events("done"), "the line in the log")
+    assert [(line["logger"], line["job_id"]) for line in logged] == [("pipeline.run.command", str(job))]
+
+
+def notes(farm: Farm, job: Any) -> list[str]:
+    return [note for _, payload in farm.journal(job) for note in payload.get("notes", [])]
+
+
+WITHIN_SEC = 5.0  # of a cancellation, the connection is closed; a second is promised, a busy machine has more
+
+
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    node = FakeNode()
+    yield node
+    node.close()
+
+
+def start(farm: Farm, *nodes: FakeNode, workers: int = 1, **settings: object) -> None:
+    """A farm with these nodes alone; how busy this machine is does not count."""
+    for setting, protocol in (("ollama_api_url", "ollama"), ("mlx_api_url", "mlx")):
+        settings[setting] = ",".join(node.url for node in nodes if node.protocol == protocol)
+    farm.ready(workers=workers, ollama_base_url="", dl_llm_busy_percent=100, **settings)
+
+
+def test_a_cancellation_in_the_middle_of_an_answer_closes_the_connection_within_a_second(
+    farm: Farm, node: FakeNode
+) -> None:
+    """The node speaks, slowly; for a silent one see tests/pipelines/test_llm.py."""
+    node.behave, node.pause_sec = "slow", 6.0
+    start(farm, node)
+    job = farm.enqueue("llm.generate", args={"prompt": "Why?"})
+    until(lambda: farm.job(job)["progress"].get("tokens"), "a token")
+    began = time.monotonic()
+    lifecycle.request_cancel(farm.conn, job)
+    farm.wait(job, "canceled")  # written when the connection is closed
+    assert time.monotonic() - began < WITHIN_SEC
+    assert node.hung_up.wait(60)
+    assert farm.story(job) == ["queued", "picked", "cancel_requested", "canceled"]
+
+
+def test_the_places_of_an_mlx_node_count_for_all_workers_of_the_machine_and_a_killed_one_leaves_its_place(
+    farm: Farm, node: FakeNode
+) -> None:
+    mlx = FakeNode("mlx", ("mlx-community/Llama-3.2-3B",))
+    try:
+        mlx.behave = "hangs"
+        start(farm, node, mlx, workers=2, dl_llm_mlx_concurrent=1, dl_llm_categories='{"default": ["mlx*", "*"]}')
+        first = farm.enqueue("llm.generate", args={"prompt": "Why?"})
+        assert mlx.silent.wait(60)
+        second = farm.wait(farm.enqueue("llm.generate", args={"prompt": "Why?"}), "succeeded")["progress"]
+        assert (second["node"], second["text"]) == (node.url, " ".join(WORDS))
+        reason = "this machine has 1 of 1 requests in flight there"
+        assert second["passed_over"] == [{"node": mlx.url, "reason": reason}]
+        mlx.behave = "answers"
+        (holder,) = (worker for worker in farm.programs[0].workers() if str(first)[:8] in " ".join(worker.cmdline()))
+        holder.kill()
+        assert farm.wait(first, "succeeded")["progress"]["node"] == mlx.url
+    finally:
+        mlx.close()

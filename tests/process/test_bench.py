@@ -54,7 +54,6 @@ def left_behind(dsn: str, folder: Path) -> list[Any]:
 
 
 def measured(folder: Path, dsn: str, figure: str) -> dict[str, Any]:
-    """The lines of a figure of tiny size, by their names."""
     out = folder / "result.json"
     with started(folder, dsn, figure, "--rounds=1", "--scale=0.01", f"--json={out}") as bench:
         printed, errors = bench.communicate()

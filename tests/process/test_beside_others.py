@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from farming import Farm, until
+from farming import Farm, farm_on, until
 from foreign import CONTRACT, CONTRACT_TRIGGERS, REAP, Foreign
 from judge import OVERLAPS, illegal
 
@@ -114,7 +114,6 @@ class Others:
             yield 0.06
 
     def reap(self, conn: psycopg.Connection[Any]) -> Generator[float]:
-        """The plain reaper."""
         while True:
             conn.execute(REAP)
             yield 0.3
@@ -165,13 +164,11 @@ def adopted(empty_db: str, tmp_path: Path) -> Iterator[Farm]:
         migrations.migrate(empty_db, "public")
         after = contents(conn)
     assert [{column: new[column] for column in old} for old, new in zip(before, after, strict=True)] == before
-    farm = Farm(empty_db, tmp_path)
-    yield farm
-    farm.close()
+    with farm_on(empty_db, tmp_path) as farm:
+        yield farm
 
 
 def contents(conn: psycopg.Connection[Any]) -> list[dict[str, Any]]:
-    """Every job, every column."""
     return [row for (row,) in conn.execute("SELECT to_jsonb(j) FROM dl_jobs j ORDER BY job_id")]
 
 

@@ -1,4 +1,4 @@
-"""Every run ends when it has to: told, interrupted, or killed with whatever it has started."""
+"""Every run ends when it has to, also one that gets nowhere: told, interrupted, or killed with all it has started."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ MARKS = itertools.count(os.getpid() * 1_000)  # for a child that can be told fro
 
 
 def running(farm: Farm, task: str, **more: Any) -> UUID:
-    """A job whose pipeline has begun."""
     job = farm.enqueue(task, **more)
     until(lambda: farm.rows("SELECT FROM runs WHERE job_id = %s", job), f"{task} to begin")
     return job
 
 
 def story_of(farm: Farm, job: UUID) -> tuple[str, dict[str, Any]]:
-    """The last line of its journal."""
     return farm.journal(job)[-1]
 
 
@@ -138,16 +136,6 @@ def test_a_cancellation_that_the_keeper_missed_is_enforced_when_it_is_back(farm:
     farm.wait(job, "canceled")
 
 
-def test_the_next_job_of_the_worker_is_not_cancelled_too(farm: Farm) -> None:
-    """The order is for one claim."""
-    farm.ready(workers=1, dl_cancel_grace_sec=1)
-    for _ in range(3):
-        job = running(farm, "recorded", args={"sec": 600})
-        lifecycle.request_cancel(farm.conn, job)
-        farm.wait(job, "canceled")
-        farm.wait(farm.enqueue("recorded", args={"sec": 1.5}), "succeeded")
-
-
 @pytest.mark.parametrize("child", [False, True])
 def test_e1_too_much_memory_is_a_crash_that_says_so(farm: Farm, child: bool) -> None:
     program = farm.ready(workers=1)
@@ -207,21 +195,42 @@ def test_i5_a_child_does_not_survive_a_worker_that_is_killed_when_its_supervisor
     assert not sleeping(mark)
 
 
-def test_a8_what_a_zombie_writes_late_does_not_stand(farm: Farm) -> None:
-    """A stopped worker's job runs elsewhere; when it goes on, its transaction in the target is refused."""
-    farm.conn.execute("CREATE TABLE written (job_id uuid, claim int)")
-    zombies = farm.ready(workers=1)
-    job = running(farm, "writes_late", args={"sec": 1}, lease_ttl_sec=4)  # a loaded machine must keep it
-    zombies.signal(signal.SIGSTOP)
-    family = zombies.children()
-    for process in family:
-        process.suspend()
-    farm.start("reaper")
-    farm.start("workers", workers=1)
-    assert farm.wait(job, "succeeded")["attempt"] == 2
-    for process in family:
-        process.resume()
-    zombies.signal(signal.SIGCONT)
-    until(lambda: zombies.events("worker.ownership.lost") or zombies.events("supervisor.worker.exited"))
-    assert farm.rows("SELECT claim FROM written") == [(2,)]
-    assert farm.job(job)["status"] == "succeeded"
+MODULES = "stuck_pipelines"
+
+
+def stacks_of(farm: Farm, job_id: object) -> list[str]:
+    return [payload["stacks"] for kind, payload in farm.journal(job_id) if kind == "stuck"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("how", "function"), [("sleep", "never"), ("C", "hold_the_gil")])
+def test_a_stuck_run_ends_as_an_error_with_its_stacks_in_the_journal(farm: Farm, how: str, function: str) -> None:
+    farm.ready(workers=1, dl_pipelines=MODULES, dl_heartbeat_sec=1)
+    job = farm.enqueue("never.steps", args={"how": how}, max_attempts=1)
+    end = farm.wait(job, "failed")
+    assert end["error"].startswith("stuck: the run reported nothing for its stall_sec and was killed")
+    (stacks,) = stacks_of(farm, job)
+    assert function in stacks.split("\n\n")[0], "the pipeline's thread comes first"
+    assert farm.wait(farm.enqueue("good"), "succeeded")
+
+
+def test_a_stuck_run_is_reported_once_for_each_silence_and_goes_on(farm: Farm) -> None:
+    farm.ready(workers=1, dl_pipelines=MODULES)
+    job = farm.enqueue("silent", args={"sec": 2})
+    assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert len(stacks_of(farm, job)) == 2
+
+
+def test_a_run_that_reports_now_and_then_is_not_stuck(farm: Farm) -> None:
+    farm.ready(workers=1, dl_pipelines=MODULES)
+    job = farm.enqueue("talks")
+    assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert stacks_of(farm, job) == []
+
+
+def test_people_see_that_workers_are_stuck(farm: Farm) -> None:
+    farm.ready(workers=2, dl_pipelines=MODULES)
+    jobs = [farm.enqueue("silent", args={"sec": 30}) for _ in range(2)]
+    seen = "SELECT state, seen_at - reported_at > interval '0.5 s' FROM dl_workers"
+    until(lambda: farm.rows(seen) == [("stuck", True)] * 2, "both workers to be shown as stuck")
+    for job in jobs:
+        farm.rows("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s RETURNING 1", job)

@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 import psutil
 import psycopg
 import pytest
-from farming import Farm, until
+from farming import Farm, answers, until
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader.api.web import tokens
@@ -52,7 +52,6 @@ class Canaries:
         return self.known.setdefault(place, f"canary{uuid4().hex[:20]}")
 
     def token(self, place: str) -> str:
-        """A token of the service for this place."""
         return self.known.setdefault(place, tokens.new())
 
     def seen(self, text: str) -> list[str]:
@@ -139,11 +138,9 @@ class Watched:
         return text
 
     def page(self, path: str) -> str:
-        """A page of the dashboard, as somebody sees it who is signed in."""
         return self.ask(path, Authorization="", Cookie=f"dl_token={self.cookie}", Accept="text/html")
 
     def run(self, commands: list[str]) -> None:
-        """Commands of the CLI, all in one process."""
         env = os.environ | self.env | {"DL_HOME": str(self.farm.folder), "PYTHONPATH": str(Path(__file__).parent)}
         done = subprocess.run(
             [sys.executable, "-c", TYPED, *commands],
@@ -154,7 +151,6 @@ class Watched:
         self.left += [("the command line", done.stdout), ("the command line's stderr", done.stderr)]
 
     def look_at_titles(self) -> None:
-        """What `ps` shows of all processes."""
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 self.left.append((f"title of {process.pid}", f"{process.name()} {process.cmdline()}"))
@@ -172,7 +168,6 @@ class Watched:
             self.left += [(table, row[0]) for row in self.farm.rows(f"SELECT x::text FROM {table} x")]
 
     def look_at_sessions(self) -> None:
-        """What others see of its sessions."""
         statement = (
             "SELECT application_name || ' ' || query FROM pg_stat_activity WHERE application_name LIKE '%%dataloader%%'"
         )
@@ -276,12 +271,6 @@ def everything_is_asked_wrongly(watched: Watched, job: UUID) -> None:
     watched.ask(f"/api/v1/jobs/{job}/cancel", "POST", f'{{"force": "{token("a bad flag")}"}}'.encode(), **kind)
 
 
-def _answers(port: int) -> bool:
-    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as answer:
-        return bool(answer.status == 200)
-    return False
-
-
 def _logged(watched: Watched) -> str:
     return (watched.folder / "dataloader.log").read_text()
 
@@ -294,7 +283,6 @@ def _cancel(watched: Watched, job: UUID) -> None:
 
 
 def commands(jobs: dict[str, UUID]) -> Iterator[str]:
-    """What people type."""
     for way in ("", " --direct"):
         yield "jobs --json" + way
         for which in ("fail", "foreign"):
@@ -318,7 +306,7 @@ def test_j4_no_canary_leaves(farm: Farm, free_port: int) -> None:
     jobs = {end: watched.job(end) for end in ends} | {"spin": watched.job("spin", priority=9)}
     jobs["later"] = watched.job("none", available_at=datetime.now(UTC) + timedelta(hours=1))
     jobs["foreign"] = foreign(watched)
-    until(lambda: _answers(free_port), "the API")
+    until(lambda: answers(free_port, "/ready"), "the API")
     fields = {
         "queue": QUEUE,
         "task": "tells_all",

@@ -44,7 +44,6 @@ def job(number: str, claim_at: float = 10.0, key: str = "k") -> History:
 
 
 def joined(*histories: History) -> History:
-    """Several histories as one."""
     return History(**{name: [thing for h in histories for thing in getattr(h, name)] for name in vars(History())})
 
 
@@ -55,7 +54,6 @@ def changed(**row: object) -> History:
 
 
 def triggered(**more: object) -> History:
-    """The same, with another trigger."""
     history = job("a")
     return replace(history, triggers=[replace(history.triggers[0], **more)])
 
@@ -72,7 +70,6 @@ def journal(*events: Event, **row: object) -> History:
 
 
 def rules(history: History) -> set[str]:
-    """Which rules the history breaks."""
     return {violation.rule for violation in check(history)}
 
 

@@ -17,8 +17,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dataloader import config
 from dataloader.cli.direct import Direct
 from dataloader.config import ConfigError
-from dataloader.queue import db, enqueue, migrations, operations, probe
+from dataloader.queue import db, enqueue, migrations, operations, probe, set_aside
 from dataloader.queue.migrations import SchemaError
+from dataloader.queue.reports import alerts, predictions, stats
 
 CANARY = "canary-s3cret"
 NOWHERE = f"postgresql://u:{CANARY}@127.0.0.1:1/d"
@@ -63,7 +64,6 @@ def role(own_db: str) -> Iterator[str]:
 
 
 def superuser(dsn: str) -> str:
-    """The same database, as the role of the tests' server."""
     return make_conninfo(os.environ["TEST_DATABASE_URL"], dbname=conninfo_to_dict(dsn)["dbname"])
 
 
@@ -72,10 +72,6 @@ def execute(dsn: str, statement: str, role: str = "") -> None:
     name = conninfo_to_dict(role).get("user") or "nobody"
     with psycopg.connect(superuser(dsn), autocommit=True) as conn:
         conn.execute(sql.SQL(statement).format(sql.Identifier(str(name))))
-
-
-def dbname(dsn: str) -> str:
-    return str(conninfo_to_dict(dsn)["dbname"])
 
 
 def grant_all(dsn: str, role: str) -> None:
@@ -197,6 +193,32 @@ def test_a_database_that_is_not_there(check: Check, where: dict[str, str]) -> No
     assert "correct host and port" in advice
 
 
+NO_DSN = "no database is configured: set DL_DB_DSN or PG_HOST"
+
+
+@pytest.mark.parametrize(
+    ("command", "dsn", "status", "words"),
+    [
+        ("queues --direct", "", 78, NO_DSN),
+        ("workers", "", 78, NO_DSN),
+        ("queues --direct", f"postgres//u:{CANARY}@h/db", 78, "DL_DB_DSN: should be postgresql://user:***@host:port/"),
+        ("queues --direct", NOWHERE, 1, "Connection refused"),
+        ("migrate", NOWHERE, 1, "Connection refused"),
+        ("up", NOWHERE, 1, "Connection refused"),
+    ],
+)
+def test_each_command_names_a_wrong_database_in_words(
+    command: str, dsn: str, status: int, words: str, tmp_path: Path
+) -> None:
+    bare = {name: value for name, value in os.environ.items() if name.lower() not in config.Settings.model_fields}
+    done = forkserver.run(
+        command.split(), bare | {"DL_HOME": str(tmp_path)} | ({"DL_DB_DSN": dsn} if dsn else {}), tmp_path
+    )
+    assert (done.returncode, words in " ".join(done.stderr.split())) == (status, True), done
+    assert "Traceback" not in done.stdout + done.stderr
+    assert CANARY not in done.stdout + done.stderr
+
+
 def test_a_target_that_is_not_there(check: Check, dsn: str) -> None:
     found = check(dl_db_dsn=dsn, dl_target_dsn=NOWHERE)
     assert [about for about, *_ in found.of("error")] == ["target"]
@@ -216,24 +238,35 @@ def test_a_database_without_the_queue(check: Check, empty_db: str, schema: str) 
         assert conn.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'dl%'").fetchone() == (0,)
 
 
-def test_functions_that_changed(check: Check, own_db: str) -> None:
-    execute(own_db, "UPDATE dl_migrations SET checksum = 'other' WHERE number = 0")
-    found = check(dl_db_dsn=own_db)
-    assert found.of("warning") == [("schema", "not up to date: functions", "run `dataloader migrate`")]
+MIGRATE = "run `dataloader migrate`"
 
 
-def test_a_migration_that_stopped_before_the_functions(check: Check, own_db: str) -> None:
-    execute(own_db, "DELETE FROM dl_migrations WHERE number = 0")
-    ((about, what, advice),) = check(dl_db_dsn=own_db).of("error")
-    assert (about, advice) == ("schema", "run `dataloader migrate`")
-    assert what == "the schema's functions are missing, a migration has stopped before them"
-
-
-def test_a_schema_in_which_everybody_may_create(check: Check, own_db: str) -> None:
-    execute(own_db, "GRANT CREATE ON SCHEMA public TO PUBLIC")
-    ((about, what, advice),) = check(dl_db_dsn=own_db).of("warning")
-    assert (about, advice) == ("privileges", "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
-    assert what.startswith("every role may create in the schema public")
+@pytest.mark.parametrize(
+    ("statement", "level", "about", "what", "advice"),
+    [
+        (
+            "UPDATE dl_migrations SET checksum = 'other' WHERE number = 0",
+            *("warning", "schema", "not up to date: functions", MIGRATE),
+        ),
+        (
+            "DELETE FROM dl_migrations WHERE number = 0",
+            *("error", "schema", "the schema's functions are missing, a migration has stopped before them", MIGRATE),
+        ),
+        (
+            "GRANT CREATE ON SCHEMA public TO PUBLIC",
+            *("warning", "privileges", "every role may create in the schema public"),
+            "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+        ),
+    ],
+    ids=["functions that changed", "a migration that stopped before them", "everybody may create"],
+)
+def test_a_schema_that_is_not_as_it_should_be(
+    check: Check, own_db: str, statement: str, level: str, about: str, what: str, advice: str
+) -> None:
+    execute(own_db, statement)
+    ((found_about, found, found_advice),) = check(dl_db_dsn=own_db).of(level)
+    assert (found_about, found_advice) == (about, advice)
+    assert found.startswith(what)
 
 
 def test_functions_that_lend_everybody_the_owners_rights(check: Check, own_db: str, role: str) -> None:
@@ -334,6 +367,46 @@ def test_the_farms_of_other_hosts_count_against_the_limits(check: Check, own_db:
         assert check(dl_db_dsn=own_db).of("warning") == []
 
 
+@pytest.mark.parametrize("lock", [stats.NOTE_LOCK, predictions.LOCK, set_aside.LOCK, 431315969907])
+def test_a_session_that_keeps_a_lock_of_the_farm_is_named(check: Check, own_db: str, role: str, lock: int) -> None:
+    """A role that may only CONNECT; keys of jobs, which are smaller numbers, are no business of this finding."""
+    with psycopg.connect(role, application_name="psql") as stranger:
+        stranger.execute("SELECT pg_advisory_lock(%s), pg_advisory_lock(hashtext('key'))", (lock,))
+        stranger.commit()
+        ((about, what, advice),) = check(dl_db_dsn=own_db).of("warning")
+        with db.connect(own_db, name="test", schema="public") as conn:
+            (blocker,) = stats.postgres(conn)["blockers"]
+        name, pid = conninfo_to_dict(role)["user"], stranger.info.backend_pid
+    begin = f"The database session of {name} (psql), backend {pid}, has held an advisory lock of the farm"
+    assert (about, what.startswith(begin)) == ("locks", True)
+    assert f"pg_terminate_backend({pid})" in advice
+    assert (blocker["blocks"], blocker["pid"], blocker["user"]) == ("lock", pid, name)
+
+
+def test_a_lock_that_the_reaper_has_for_a_moment_is_no_finding(own_db: str) -> None:
+    with db.connect(own_db, name="dl-reaper", schema="public") as reaper, reaper.transaction():
+        reaper.execute("SELECT pg_advisory_xact_lock(%s)", (stats.NOTE_LOCK,))
+        with db.connect(own_db, name="test", schema="public") as conn:
+            assert stats.blockers(conn) == []
+
+
+def test_the_session_of_the_oldest_transaction_is_named_while_notifications_pile_up(
+    own_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats, "NOTIFY_FULL", -1.0)  # the real one takes 2 GB
+    with psycopg.connect(own_db) as listener, psycopg.connect(superuser(own_db), autocommit=True) as conn:
+        listener.execute("LISTEN dl_jobs")
+        age = "SELECT extract(epoch FROM clock_timestamp() - xact_start) FROM pg_stat_activity WHERE pid = %s"
+        ((age_sec,),) = conn.execute(age, (listener.info.backend_pid,)).fetchall()
+        # Another test on this server may have an older one, or one that ends just now and has no age.
+        found = (stats.blockers(conn)[0] for _ in range(1_000))
+        blocker = next(each for each in found if each["age_sec"] is not None)
+        assert blocker["blocks"] == "notifications"
+        assert blocker["age_sec"] >= age_sec
+        (alert,) = alerts.blocked([blocker])
+        assert "may keep the NOTIFY queue from being emptied" in alert.text
+
+
 def test_no_connection_is_left(check: Check, own_db: str, role: str) -> None:
     execute(own_db, "ALTER ROLE {} CONNECTION LIMIT 0", role)
     ((about, what, advice),) = check(dl_db_dsn=role).of("error")
@@ -371,7 +444,11 @@ def test_a_pooler_in_session_mode_that_drops_the_schema_is_refused(check: Check,
             pytest.raises(ConfigError, match="on another schema"),
         ):
             probe.require_session(conn, through)
-    execute(own_db, "ALTER DATABASE {} SET search_path = farm", make_conninfo("", user=dbname(own_db)))
+    execute(
+        own_db,
+        "ALTER DATABASE {} SET search_path = farm",
+        make_conninfo("", user=str(conninfo_to_dict(own_db)["dbname"])),
+    )
     with pooler(own_db, "session", TAKES_OUR_OPTIONS) as through:
         assert check(dl_db_dsn=through, pg_schema_queue="farm").status == 0
 

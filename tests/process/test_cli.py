@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
-from farming import Farm, free_port, until
+from farming import Farm, farm_on, free_port, on_all, until
 
 from dataloader.cli import main
-from dataloader.client import Client, NotFound
+from dataloader.client import Client
 from dataloader.model.jobs import Status
 from dataloader.queue.plans import backfills
 
@@ -36,15 +37,12 @@ Ask = Callable[..., Result]
 @pytest.fixture(scope="module")
 def farm(module_db: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
     """Two workers on the queue q, and one on the default one."""
-    made = Farm(module_db, tmp_path_factory.mktemp("farm"))
     wish = [{"queue": "q", "concurrency": 2}, {"queue": "etl.default", "concurrency": 1}]
-    try:
+    with farm_on(module_db, tmp_path_factory.mktemp("farm")) as made:
         made.ready(workers=3, workers_json=json.dumps(wish))
         # Until the keeper has shown them, nobody knows their queues.
         until(lambda: len(made.rows("SELECT FROM dl_workers")) == 3, "the keeper to show the workers")
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture(autouse=True)
@@ -57,26 +55,8 @@ def _emptied(farm: Farm) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def url(farm: Farm) -> str:
     port = free_port()
-    serve(farm, port)
+    farm.api(port)
     return f"http://127.0.0.1:{port}"
-
-
-def serve(farm: Farm, port: int) -> Any:
-    """Start the API, and wait until it answers."""
-    program = farm.start("api --processes 1", app_host="127.0.0.1", app_port=port)
-    with Client(f"http://127.0.0.1:{port}", patience=0) as client:
-        until(lambda: answers(client), "the API")
-    return program
-
-
-def answers(client: Client) -> bool:
-    try:
-        client.status(uuid4())
-    except NotFound:
-        return True
-    except Exception:
-        return False
-    return True
 
 
 @pytest.fixture(params=["http", "direct"])
@@ -95,7 +75,6 @@ def ask(request: pytest.FixtureRequest, farm: Farm, url: str, monkeypatch: pytes
 
 
 def answer(result: Result) -> Any:
-    """The JSON document that was printed."""
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -146,7 +125,6 @@ DAYS = ("--from", "2019-01-01", "--to", "2019-01-03", "--step", "day")
 
 @pytest.fixture
 def backfill() -> str:
-    """A name."""
     return f"fill-{uuid4()}"
 
 
@@ -192,7 +170,7 @@ def test_the_failed_partitions_of_a_backfill_are_told_and_retried(ask: Ask, farm
     make_jobs(farm)
     assert ask("backfill", "wait", backfill).exit_code == 10
     told = ask("doctor", backfill).stdout
-    assert "Of its partitions 2 failed." in told
+    assert "It has partitions that ended badly: 2 failed. The first of these:" in told
     assert f"dataloader backfill retry {backfill}" in told
     assert "2 jobs queued again" in ask("backfill", "retry", backfill).stdout
     assert ask("backfill", "wait", backfill).exit_code == 10
@@ -287,8 +265,7 @@ def test_doctor_sees_that_all_workers_of_a_queue_are_stopped(ask: Ask, farm: Far
         "both workers of the queue",
     )
     try:
-        for process in stopped:
-            process.suspend()
+        on_all(psutil.Process.suspend, stopped)
         shown = "SELECT FROM dl_workers WHERE queue = 'q' AND state = 'stopped'"
         until(lambda: len(farm.rows(shown)) == 2, "the keeper to show it")
         job_id = triggered(ask)
@@ -297,8 +274,7 @@ def test_doctor_sees_that_all_workers_of_a_queue_are_stopped(ask: Ask, farm: Far
         assert "kill -CONT" in told
         assert "stopped" in ask("ps").stdout
     finally:
-        for process in stopped:
-            process.resume()
+        on_all(psutil.Process.resume, stopped)
     assert ask("wait", job_id).exit_code == 0
 
 
@@ -528,7 +504,7 @@ def test_a_wait_survives_a_restart_of_the_api(farm: Farm, url: str) -> None:
         until(lambda: seen, "the first look")
         program.stop()
         farm.programs.remove(program)
-        serve(farm, int(url.rpartition(":")[2]))
+        farm.api(int(url.rpartition(":")[2]))
         client.cancel(job_id)
         waiting.join(60)
     assert [job.status for job in ended] == ["canceled"]

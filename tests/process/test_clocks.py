@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from farming import Farm, until
+from farming import Farm, LongJob, farm_on, until
 from servers import root, serving
-from test_database_faults import LongJob, goes_on
+from test_database_faults import goes_on
 
 from dataloader import embedded
 from dataloader.queue import lifecycle, migrations
@@ -57,9 +57,7 @@ def test_f2_a_clock_that_jumps_during_a_run_ends_and_starts_nothing(farm: Farm, 
     offset.write_text("+0\n")
     program = farm.ready(workers=2, **lied_to(faketime_timestamp_file=offset))
     farm.start("reaper", **lied_to(faketime_timestamp_file=offset))
-    go = tmp_path / "go"
-    job = farm.enqueue("waits_for_a_file", args={"go": str(go)}, lease_ttl_sec=3, timeout_sec=60)
-    until(go.with_suffix(".runs").exists, "the run to begin")
+    job = LongJob(farm, lease_ttl_sec=3, timeout_sec=60)
     for jump in ("+5h", "-5h"):
         offset.write_text(f"{jump}\n")
         told = farm.wait(farm.enqueue("tells_the_time"), "succeeded")
@@ -67,9 +65,8 @@ def test_f2_a_clock_that_jumps_during_a_run_ends_and_starts_nothing(farm: Farm, 
         assert is_told(datetime.fromtimestamp(told["progress"]["now"], UTC), jump)
         before = beats(farm)
         until(lambda before=before: beats(farm) > before, "a heartbeat behind the jump")
-    go.touch()
-    assert farm.wait(job, "succeeded")["attempt"] == 1
-    assert farm.story(job) == ["queued", "picked", "done"]
+    job.ends_well()
+    assert farm.story(job.job_id) == ["queued", "picked", "done"]
     assert lifecycle.reap(farm.conn) is None
     assert program.stop() == 0
 
@@ -97,11 +94,9 @@ def test_f2_a_jump_of_the_databases_clock_ends_no_living_run(tmp_path: Path, mon
         monkeypatch.setattr(embedded, "ENVIRONMENT", embedded.ENVIRONMENT | lies)
         with serving(folder) as database:
             migrations.migrate(database.dsn, schema="public")
-            farm = Farm(database.dsn, tmp_path)
-            try:
+            with farm_on(database.dsn, tmp_path) as farm:
                 farm.ready(workers=4)
-                reaper = farm.start("reaper", dl_reaper_period_sec=0.1)
-                until(lambda: reaper.events("reaper.started"), "the reaper to start")
+                reaper = farm.reaper(dl_reaper_period_sec=0.1)
                 jobs = [LongJob(farm, f"job-{n}", lease_ttl_sec=6, max_attempts=1) for n in range(4)]
                 offset.write_text("+3600\n")
                 for job in jobs:
@@ -109,6 +104,6 @@ def test_f2_a_jump_of_the_databases_clock_ends_no_living_run(tmp_path: Path, mon
                 for job in jobs:
                     job.ends_well()
                 assert reaper.events("reaper.patient")
+                (jumped,) = reaper.events("reaper.clock.jumped")
+                assert 3_590 < jumped["forwards_sec"] < 3_610
                 assert not reaper.events("reaper.job.taken")
-            finally:
-                farm.close()

@@ -49,7 +49,6 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 
 def seconds(duration: str) -> float:
-    """The seconds of a duration such as `60s`."""
     return float(duration.removesuffix("s"))
 
 
@@ -71,7 +70,6 @@ class Containers:
         (folder / "home" / "data").mkdir(parents=True)
 
     def secrets(self, service: str) -> Path:
-        """The service's /run/secrets."""
         folder = self.folder / f"secrets-{service}"
         folder.mkdir()
         for each in SERVICES[service]["secrets"]:
@@ -105,7 +103,6 @@ class Containers:
         }
 
     def run(self, service: str) -> None:
-        """Start a service."""
         (program,) = json.loads(of_image("ENTRYPOINT"))
         command = [str(BIN / program), *SERVICES[service]["command"]]
         with self.log(service).open("wb") as out:
@@ -114,11 +111,9 @@ class Containers:
             )
 
     def log(self, service: str) -> Path:
-        """The file with a service's output."""
         return self.folder / f"{service}.log"
 
     def is_healthy(self, service: str) -> bool:
-        """Whether the service's health check says so."""
         kind, *command = SERVICES[service]["healthcheck"]["test"]
         assert kind == "CMD"
         here = [word.replace("127.0.0.1:8081", f"127.0.0.1:{self.port}") for word in command]
@@ -140,21 +135,17 @@ class Containers:
         return status
 
     def trigger(self, task: str, **args: Any) -> str:
-        """Add a job over HTTP; its id."""
         new = {"queue": "etl.default", "task": task, "lock_key": task, "args": args}
         return str(call(self.port, "/api/v1/jobs/trigger", new)["job_id"])
 
     def row(self, statement: str, *parameters: Any) -> Any:
-        """The first row of a statement in the services' database."""
         with psycopg.connect(make_conninfo(self.server.dsn, user="postgres", dbname="dataloader")) as conn:
             return conn.execute(statement, parameters).fetchone()
 
     def status(self, job_id: str) -> str:
-        """The status of a job."""
         return str(self.row("SELECT status FROM queue.dl_jobs WHERE job_id = %s", job_id)[0])
 
     def close(self) -> None:
-        """End whatever is left."""
         for service, process in self.started.items():
             process.kill()
             process.wait()
@@ -193,18 +184,6 @@ def test_the_services_come_up_in_order_run_a_job_and_stop_in_time(containers: Co
     assert containers.stop("api") == 0
     assert containers.stop("reaper") == 0
     assert containers.row("SELECT usesuper FROM pg_user WHERE usename = 'dl_owner'") == (False,)
-
-
-def test_each_service_waits_for_what_it_needs() -> None:
-    assert set(SERVICES) == {"postgres", *OURS}
-    waits = {name: service.get("depends_on") for name, service in SERVICES.items()}
-    migrated = {"migrate": {"condition": "service_completed_successfully"}}
-    assert waits == {
-        "postgres": None,
-        "migrate": {"postgres": {"condition": "service_healthy"}},
-        **dict.fromkeys(("reaper", "workers", "api"), migrated),
-    }
-    assert SERVICES["migrate"]["restart"].startswith("on-failure"), "it ends with 0 once"
 
 
 def test_the_graces_exceed_what_a_stop_may_take() -> None:

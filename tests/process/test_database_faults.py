@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
+import psutil
 import psycopg
 import pytest
-from farming import Farm, until
+from farming import Farm, LongJob, farm_on, on_all, until
 from judge import illegal
 from servers import FAST, IMMEDIATE, Database, root, serving
 
@@ -26,44 +26,14 @@ NEVER = 600  # seconds: no poll comes to the help of a lost notification
 
 @pytest.fixture
 def served(database: Database, tmp_path: Path) -> Iterator[Farm]:
-    """A farm on `database`."""
-    farm = Farm(database.dsn, tmp_path)
-    yield farm
-    farm.close()
+    with farm_on(database.dsn, tmp_path) as farm:
+        yield farm
 
 
 def reconnect(farm: Farm) -> None:
     """Give the test itself a new session, once that is possible."""
     farm.conn.close()
     farm.conn = db.patiently(lambda: db.connect(farm.dsn, name="test", schema="public"), sleep=time.sleep)
-
-
-class LongJob:
-    """A job that runs until it is let go, and asks nothing of the database meanwhile."""
-
-    def __init__(self, farm: Farm, name: str, waits: bool = True, **more: Any) -> None:
-        self.farm = farm
-        self.go = farm.folder / name
-        self.job_id = farm.enqueue("waits_for_a_file", args={"go": str(self.go)}, **more)
-        if waits:
-            self.has_begun()
-
-    def has_begun(self, times: int = 1) -> None:
-        """Wait until it has begun so many times."""
-        until(lambda: len(self.runs) >= times, "the long job to begin")
-
-    @property
-    def runs(self) -> list[str]:
-        """The claim of each of its runs."""
-        file = self.go.with_suffix(".runs")
-        return file.read_text().split() if file.exists() else []
-
-    def ends_well(self) -> None:
-        """It is let go; it has run once, counted once, and its journal is legal."""
-        self.go.touch()
-        assert self.farm.wait(self.job_id, "succeeded")["attempt"] == 1
-        assert self.runs == ["1"]
-        assert illegal([kind for kind, _ in self.farm.journal(self.job_id)], "succeeded") is None
 
 
 def all_succeed(farm: Farm, jobs: Sequence[UUID]) -> None:
@@ -82,7 +52,6 @@ def all_succeed(farm: Farm, jobs: Sequence[UUID]) -> None:
 
 
 def works_again(farm: Farm) -> None:
-    """A new job starts without the help of a poll."""
     assert farm.wait(farm.enqueue("noop"), "succeeded", patience=60)["attempt"] == 1
 
 
@@ -113,20 +82,17 @@ def test_h4_a9_a_long_job_lives_through_three_restarts(database: Database, serve
 def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(database: Database, served: Farm) -> None:
     """Though it was the last attempt: the reaper waits until they have handed back what they had to stop."""
     program = served.ready(workers=8, debug=1)
-    reaper = served.start("reaper")
-    until(lambda: reaper.events("reaper.started"), "the reaper to start")
+    reaper = served.reaper()
     jobs = [LongJob(served, f"job-{n}", lease_ttl_sec=2, max_attempts=1) for n in range(8)]
     database.end(FAST)
     failed = "worker.session.lost"
     until(lambda: len({line["worker"] for line in program.events(failed)}) == 8, "all runs to be over")
     workers = program.workers()
-    for worker in workers:
-        worker.suspend()
+    on_all(psutil.Process.suspend, workers)
     database.start_again()
     reconnect(served)
     until(lambda: reaper.events("reaper.patient"), "the reaper to look at the leases")
-    for worker in workers:
-        worker.resume()
+    on_all(psutil.Process.resume, workers)
     for job in jobs:
         job.go.touch()
         assert served.wait(job.job_id, "succeeded", "lost")["attempt"] == 1
@@ -134,39 +100,11 @@ def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(data
     assert not reaper.events("reaper.job.taken")
 
 
-def test_a_run_that_ends_while_the_database_is_away_brings_its_worker_back(database: Database, served: Farm) -> None:
-    """Though periodic work of the worker comes due before: it once ran on the closed session, again and again."""
-    settings = {"dl_periods": '{"LEARN_SEC": 0.5}', "dl_pipelines": "farm_pipelines outage_pipelines"}
-    program = served.ready(workers=2, dl_claim_backoff_sec=NEVER, pg_connect_timeout=1, **settings)
-    workers = {worker.pid for worker in program.workers()}
-    go, notes = served.folder / "go", served.folder / "notes"
-    jobs = [served.enqueue("witnessed", args={"witness": str(notes), "go": str(go), "sec": 1.0}) for _ in range(2)]
-
-    def noted(word: str) -> int:
-        return sum(line.startswith(word) for line in notes.read_text().splitlines()) if notes.exists() else 0
-
-    until(lambda: noted("begin") == 2, "the runs to begin")
-    database.end(FAST)
-    until(lambda: program.events("farm.database.lost"), "the farm to notice")
-    go.touch()
-    until(lambda: noted("end") == 2, "the runs to end")  # a second after their claims, which is longer than the period
-    database.start_again()
-    reconnect(served)
-    for job in jobs:
-        assert served.wait(job, "succeeded")["attempt"] == 1
-    later = [LongJob(served, f"later-{n}") for n in range(2)]  # at once, so each worker runs one
-    for long in later:
-        long.ends_well()
-    assert noted("begin") == 2
-    assert {worker.pid for worker in program.workers()} == workers
-
-
 def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(tmp_path: Path) -> None:
     """Claims that it does not know are dropped with a line, and the runs of its own past are made again."""
     with root() as folder, serving(folder) as database:
         migrations.migrate(database.dsn, schema="public")
-        farm = Farm(database.dsn, tmp_path)
-        try:
+        with farm_on(database.dsn, tmp_path) as farm:
             program = farm.ready(workers=2, pg_connect_timeout=1)
             workers = {worker.pid for worker in program.workers()}
             known, witness = LongJob(farm, "known"), LongJob(farm, "witness")
@@ -194,15 +132,12 @@ def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(
             assert farm.rows("SELECT DISTINCT job_id FROM dl_job_events WHERE kind = 'done'") != []
             assert {worker.pid for worker in program.workers()} == workers
             assert program.stop() == 0
-        finally:
-            farm.close()
 
 
 def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, served: Farm) -> None:
     """25006 marks nothing failed: runs go on, their ends are written when it is over, and so are new claims."""
     program = served.ready(workers=2, debug=1)
-    reaper = served.start("reaper")
-    until(lambda: reaper.events("reaper.started"), "the reaper to start")
+    reaper = served.reaper()
     long, short = LongJob(served, "long"), LongJob(served, "short")
     database.admin("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
     short.go.touch()
@@ -245,17 +180,7 @@ def test_h2_a_run_whose_session_answers_nothing_goes_on_in_a_new_one(database: D
 
 
 def key_holders(farm: Farm) -> list[int]:
-    """The sessions that hold a key."""
     return [pid for (pid,) in farm.rows("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted")]
-
-
-def test_d5_an_idle_worker_whose_session_answers_nothing_takes_a_new_one(database: Database, served: Farm) -> None:
-    """No notification reaches it; the next look into the queue finds out."""
-    program = served.ready(workers=1, dl_claim_backoff_sec=1, pg_connect_timeout=1)
-    with stopped(database.backend("dl-worker")):
-        works_again(served)
-    until(lambda: program.events("farm.database.lost"), "its log")
-    assert "no answer from the database within" in program.events("farm.database.lost")[0]["error"]
 
 
 def test_an_outage_is_one_line_for_the_whole_farm(database: Database, served: Farm) -> None:

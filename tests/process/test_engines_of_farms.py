@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -14,7 +15,7 @@ from uuid import UUID
 import psutil
 import pytest
 from clusters import Cluster, Dask, Ray, Spark, free_port, spark_home
-from farming import Farm, Program, until
+from farming import Farm, Program, on_all, until
 
 from dataloader.queue import lifecycle, logs, operations
 
@@ -50,7 +51,6 @@ class Engaged:
         self.settings = {"dl_engines": cluster.setting(), "dl_kill_grace_sec": 5, "dl_heartbeat_sec": 1} | settings
 
     def ready(self, **more: Any) -> Program:
-        """Start a farm of one worker."""
         return self.farm.ready(workers=1, **(self.settings | more))
 
     def enqueue(self, entrypoint: str = "counts", args: dict[str, Any] | None = None, **more: Any) -> UUID:
@@ -60,7 +60,6 @@ class Engaged:
         return self.farm.enqueue(f"run.{self.cluster.engine}", args=named, **more)
 
     def starts(self) -> list[int]:
-        """The processes that have begun."""
         return [int(pid) for pid in self.file.read_text().split()] if self.file.exists() else []
 
     def begun(self, number: int = 1) -> int:
@@ -69,7 +68,6 @@ class Engaged:
         return self.starts()[-1]
 
     def go(self) -> None:
-        """Let the program come to its end."""
         Path(f"{self.file}.go").touch()
 
     def hurry(self, job: UUID) -> None:
@@ -77,23 +75,30 @@ class Engaged:
         self.farm.conn.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s", (job,))
 
     def succeeded(self, job: UUID) -> dict[str, Any]:
-        """Wait for the job's success; its status with its result."""
         status = self.farm.wait(job, "succeeded")
         ((result,),) = self.farm.rows("SELECT result FROM dl_results WHERE job_id = %s", job)
         assert (result["counted"], result["order"].startswith(f"dl-{job}-")) == (True, True)
         return status
 
+    def ends_well(self, job: UUID) -> dict[str, Any]:
+        """Let the program come to its end, and wait for the job's success."""
+        self.go()
+        return self.succeeded(job)
+
+    def under_way(self, job: UUID) -> int:
+        """Wait until the job's program and its run have begun; the program's process."""
+        pid = self.begun()
+        self.farm.begun(job)
+        return pid
+
     def notes(self, job: UUID) -> list[str]:
-        """The notes of the job's runs."""
         return [note for _, payload in self.farm.journal(job) for note in payload.get("notes", [])]
 
     def log(self, job: UUID) -> str:
-        """The job's log."""
-        return "".join(f"{line['text']}\n" for line in logs.page(self.farm.conn, job).lines)
+        return "".join(f"{line['text']}\n" for line in logs.page(self.farm.conn, job).rows)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -111,8 +116,7 @@ def test_a_program_survives_the_death_of_its_worker_and_runs_once(farm: Farm, cl
     program.workers()[0].kill()
     until(lambda: farm.job(job)["attempt"] == 2, "the next attempt")
     assert is_alive(pid)
-    it.go()
-    assert it.succeeded(job)["attempt"] == 2
+    assert it.ends_well(job)["attempt"] == 2
     assert it.starts() == [pid]
 
 
@@ -127,8 +131,7 @@ def test_a_worker_that_dies_at_the_order_makes_no_second_start(farm: Farm, clust
     program.workers()[0].kill()
     until(lambda: farm.job(job)["attempt"] == 2, "the next attempt")
     it.begun()
-    it.go()
-    it.succeeded(job)
+    it.ends_well(job)
     assert len(it.starts()) == 1
 
 
@@ -144,8 +147,7 @@ def test_a_cancellation_ends_the_program_in_time(farm: Farm, cluster: Cluster) -
     assert min(first, second) < CANCEL_MOST_SEC
     operations.change(farm.conn, "requeue", [job], "test")
     it.begun(3)
-    it.go()
-    it.succeeded(job)
+    it.ends_well(job)
 
 
 def is_canceled(it: Engaged, job: UUID, number: int) -> float:
@@ -168,8 +170,7 @@ def test_a_cancellation_between_two_attempts_ends_the_program(farm: Farm, cluste
     it = Engaged(farm, cluster)
     first = it.ready(dl_drain_sec=0)
     job = it.enqueue()
-    pid = it.begun()
-    farm.begun(job)
+    pid = it.under_way(job)
     assert first.stop() == 0
     lifecycle.request_cancel(farm.conn, job)
     assert (farm.job(job)["status"], is_alive(pid)) == ("canceled", True)
@@ -177,8 +178,7 @@ def test_a_cancellation_between_two_attempts_ends_the_program(farm: Farm, cluste
     is_cleaned_up(it, job, pid)
     operations.change(farm.conn, "requeue", [job], "test")
     it.begun(2)  # what was stopped is ordered anew
-    it.go()
-    it.succeeded(job)
+    it.ends_well(job)
 
 
 def is_cleaned_up(it: Engaged, job: UUID, pid: int) -> None:
@@ -203,8 +203,7 @@ def test_the_time_limit_ends_the_program(farm: Farm, cluster: Cluster) -> None:
     assert "timeout: the run took more than 8 s" in str(farm.journal(job))
     it.hurry(job)
     it.begun(2)
-    it.go()
-    it.succeeded(job)
+    it.ends_well(job)
 
 
 @on(*ENGINES, quick=("dask",))
@@ -213,15 +212,13 @@ def test_a_drain_leaves_the_program_to_the_next_worker(farm: Farm, cluster: Clus
     it = Engaged(farm, cluster)
     first = it.ready(dl_drain_sec=0)
     job = it.enqueue()
-    pid = it.begun()
-    farm.begun(job)
+    pid = it.under_way(job)
     assert first.stop() == 0
     status = farm.job(job)
     assert (status["status"], status["attempt"], is_alive(pid)) == ("queued", 0, True)
     it.ready()
     until(lambda: farm.job(job)["status"] == "running", "the next run")
-    it.go()
-    assert it.succeeded(job)["attempt"] == 1
+    assert it.ends_well(job)["attempt"] == 1
     assert it.starts() == [pid]
 
 
@@ -231,21 +228,17 @@ def test_a_farm_that_has_lost_its_claim_leaves_the_program_alone(farm: Farm, clu
     it = Engaged(farm, cluster)
     first = it.ready()
     job = it.enqueue(lease_ttl_sec=3, timeout_sec=600)
-    pid = it.begun()
-    farm.begun(job)
-    still = [psutil.Process(first.process.pid), *psutil.Process(first.process.pid).children(recursive=True)]
-    for process in still:
-        process.suspend()
+    pid = it.under_way(job)
+    still = first.family()
+    on_all(psutil.Process.suspend, still)
     it.ready()
     farm.start("reaper")
     until(lambda: farm.job(job)["attempt"] == 2, "the next owner")
-    for process in still:
-        process.resume()
+    on_all(psutil.Process.resume, still)
     ends = ("worker.ownership.lost", "worker.fenced", "supervisor.worker.killed")
     until(lambda: any(map(first.events, ends)), "the first to know it")
     assert is_alive(pid)
-    it.go()
-    it.succeeded(job)
+    it.ends_well(job)
     assert it.starts() == [pid]
 
 
@@ -262,9 +255,18 @@ def test_an_absent_engine_is_a_clear_error_and_the_next_attempt_goes_on(farm: Fa
     it.ready(dl_engines=cluster.setting())
     it.hurry(job)
     it.begun()
-    it.go()
-    it.succeeded(job)
+    it.ends_well(job)
     assert len(it.starts()) == 1
+
+
+@contextmanager
+def silence(cluster: Cluster) -> Iterator[None]:
+    """The engine accepts connections in the block, and answers nothing."""
+    silent = cluster.suspend("scheduler" if cluster.engine == "dask" else "dashboard")
+    try:
+        yield
+    finally:
+        on_all(psutil.Process.resume, silent)
 
 
 @on("dask", "ray")
@@ -273,16 +275,10 @@ def test_a_silent_engine_is_waited_for(farm: Farm, cluster: Cluster) -> None:
     it = Engaged(farm, cluster)
     program = it.ready()
     job = it.enqueue()
-    pid = it.begun()
-    farm.begun(job)
-    silent = cluster.suspend("scheduler" if cluster.engine == "dask" else "dashboard")
-    try:
+    pid = it.under_way(job)
+    with silence(cluster):
         until(lambda: any("is away" in line["event"] for line in lines(program)), "the worker to know it")
-    finally:
-        for each in silent:
-            each.resume()
-    it.go()
-    assert it.succeeded(job)["attempt"] == 1
+    assert it.ends_well(job)["attempt"] == 1
     assert it.starts() == [pid]
 
 
@@ -292,17 +288,12 @@ def test_a_cancellation_that_a_silent_engine_does_not_confirm_is_noted(farm: Far
     it = Engaged(farm, cluster)
     it.ready()
     job = it.enqueue()
-    pid = it.begun()
-    farm.begun(job)
-    silent = cluster.suspend("scheduler" if cluster.engine == "dask" else "dashboard")
-    try:
+    pid = it.under_way(job)
+    with silence(cluster):
         lifecycle.request_cancel(farm.conn, job)
         began = time.monotonic()
         farm.wait(job, "canceled")
         took = time.monotonic() - began
-    finally:
-        for each in silent:
-            each.resume()
     is_cleaned_up(it, job, pid)
     assert took < 15
     (said,) = [note for note in it.notes(job) if "has not confirmed" in note]
@@ -345,7 +336,6 @@ def test_the_output_is_the_jobs_log_and_a_job_that_succeeded_begins_anew(farm: F
 
 
 def lines(program: Program) -> list[dict[str, Any]]:
-    """The farm's log lines."""
     return [json.loads(line) for line in program.log.read_text().splitlines() if line.startswith("{")]
 
 
@@ -364,16 +354,14 @@ def test_a_cluster_that_starts_anew_gets_the_order_anew(farm: Farm, cluster: Das
     it = Engaged(farm, cluster)
     it.ready(dl_engines=cluster.setting(away_sec=1))
     job = it.enqueue()
-    pid = it.begun()
-    farm.begun(job)
+    pid = it.under_way(job)
     cluster.kill()
     until(lambda: not is_alive(pid), "the function to die with its cluster")
     until(lambda: farm.job(job)["error"], "the error")
     cluster.start()
     it.hurry(job)
     it.begun(2)
-    it.go()
-    it.succeeded(job)
+    it.ends_well(job)
     assert len(it.starts()) == 2
 
 

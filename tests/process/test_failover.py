@@ -14,13 +14,15 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from farming import Farm, Program, until
+from farming import Farm, LongJob, Program, farm_on, until
 from judge import illegal
 from servers import FAST, Database, confirms, following, root
-from test_database_faults import LongJob, all_succeed, reconnect, works_again
+from test_database_faults import all_succeed, reconnect, works_again
 
+from dataloader import config
+from dataloader.api import create_app
 from dataloader.client import Client, ClientError
-from dataloader.queue import db, enqueue
+from dataloader.queue import db, enqueue, migrations
 
 LEASE = 3  # seconds
 KEYS = 23
@@ -31,16 +33,6 @@ NOTES = "notes"
 @pytest.fixture
 def primary(database: Database) -> Database:
     return database
-
-
-@contextmanager
-def farm_on(dsn: str, folder: Path) -> Iterator[Farm]:
-    """A farm whose programs have this DSN."""
-    farm = Farm(dsn, folder)
-    try:
-        yield farm
-    finally:
-        farm.close()
 
 
 def either(*sockets: Path) -> str:
@@ -56,7 +48,6 @@ class Name:
         self.leads_to(server)
 
     def leads_to(self, server: Database) -> None:
-        """From now on the name leads there."""
         new = self.path.with_suffix(".new")
         new.symlink_to(server.socket)
         new.rename(self.path)
@@ -98,7 +89,6 @@ class Producer(threading.Thread):
             yield add
 
     def stop(self) -> None:
-        """Add no more."""
         self._over.set()
         self.join()
 
@@ -303,12 +293,10 @@ PICKED = "SELECT FROM dl_job_events WHERE job_id = %s AND kind = 'picked'"
 
 
 def ownership_lost(program: Program) -> list[str]:
-    """The jobs of runs that have heard that they are nobody's."""
     return [event["job_id"] for event in program.events("worker.ownership.lost")]
 
 
 def has_the_jobs(standby: Database, farm: Farm) -> None:
-    """Wait until the standby has all jobs that the primary has."""
     ((count,),) = farm.rows("SELECT count(*) FROM dl_jobs")
     until(lambda: standby.admin("SELECT count(*) FROM dl_jobs") == [(count,)], "the standby to catch up")
 
@@ -328,8 +316,7 @@ def test_h3_a_planned_change_loses_nothing_and_the_name_in_the_dsn_may_move(prim
         name = Name(tmp_path / "name", primary)
         with farm_on(f"host={name.path} user=dataloader dbname=postgres", tmp_path) as farm:
             program = farm.ready(workers=3, debug=1)
-            reaper = farm.start("reaper")
-            until(lambda: reaper.events("reaper.started"), "the reaper to start")
+            farm.reaper()
             job = LongJob(farm, "long")
             with producing(farm) as producers:
                 have_added(producers, 50)
@@ -345,6 +332,19 @@ def test_h3_a_planned_change_loses_nothing_and_the_name_in_the_dsn_may_move(prim
 
 
 def refusals(program: Program) -> str:
-    """Why the farm could not connect, up to now."""
     names = ("worker.session.lost", "keeper.session.lost")
     return " ".join(event["error"] for name in names for event in program.events(name))
+
+
+def test_a_standby_is_not_ready_until_it_is_promoted(database: Database) -> None:
+    """/ready has the server's own reason, and is content again by itself."""
+    migrations.migrate(database.dsn, "public")
+    with root() as folder, following(database, folder) as standby:
+        app = create_app(config.load(_env_file=None, dl_db_dsn=standby.dsn))
+        client = app.test_client()
+        answer = client.get("/ready")
+        assert (answer.status_code, answer.get_json()["errors"][0]["pointer"]) == (503, "/checks/database")
+        assert "read-only" in answer.get_json()["detail"] or "hot standby" in answer.get_json()["detail"]
+        standby.admin("SELECT pg_promote()")
+        until(lambda: client.get("/ready").status_code == 200, "the API to be ready")
+        app.extensions["sessions"].close()

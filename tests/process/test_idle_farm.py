@@ -1,10 +1,11 @@
-"""Whom a notification wakes: no more workers of a farm look than there are jobs and one, and no job waits for it."""
+"""An idle farm: whom a notification wakes, what one more worker costs, floods of notifications."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -32,7 +33,6 @@ def claims(farm: Farm) -> int:
 
 
 def running(farm: Farm) -> int:
-    """How many jobs run."""
     return int(farm.rows("SELECT count(*) FROM dl_jobs WHERE status = 'running'")[0][0])
 
 
@@ -47,12 +47,10 @@ def insert(farm: Farm, number: int, in_sec: float = 0, sec: float = 600) -> None
 
 
 def first(workers: list[psutil.Process]) -> psutil.Process:
-    """The worker that stands first in the farm."""
     return min(workers, key=lambda worker: int(worker.cmdline()[0].split("#")[1].split()[0]))
 
 
 def idle(farm: Farm, workers: int, **settings: Any) -> Any:
-    """A farm whose workers all wait."""
     program = farm.ready(workers=workers, **POLL | settings)
     until(lambda: all("idle" in worker.cmdline()[0] for worker in program.workers()) and is_idle(farm), "idle workers")
     return program
@@ -109,7 +107,6 @@ def test_d7_all_know_when_rows_are_due_though_one_has_looked(farm: Farm) -> None
 
 
 def keeper(program: Program) -> psutil.Process:
-    """The farm's keeper, once it hears."""
     (found,) = until(lambda: program.children("dataloader: keeper"), "the keeper")
     return found
 
@@ -158,3 +155,80 @@ def test_d2_a_notification_wakes_idle_workers_and_none_that_is_busy_for_longer(f
     insert(farm, 2)
     until(lambda: running(farm) == 2, "both to run")
     until(lambda: wakes(farm, 40) < 20, "the beats to have sent UNLISTEN")
+
+
+FORKED = """
+import os
+import sys
+
+modules = set()
+os.register_at_fork(after_in_child=lambda: modules.update(sys.modules))
+"""
+LATE = """
+import sys
+import forked
+from dataloader.pipelines import register
+
+@register("late")
+def late(args, context):
+    with context.transaction() as conn:
+        conn.execute("SELECT 'text'")
+    return {"late": sorted(set(sys.modules) - forked.modules)}
+"""
+
+
+def memory(program: Program) -> int:
+    """The memory (bytes) of a program and its children; what they share is counted once."""
+    parent = psutil.Process(program.process.pid)
+    return sum(process.memory_full_info().pss for process in [parent, *parent.children(recursive=True)])
+
+
+def test_a_further_idle_worker_costs_at_most_thirteen_megabytes(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without coverage, which would be in each of them."""
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+    farm.executes = True
+    few = farm.ready(workers=1)
+    small = memory(few)
+    few.stop()
+    assert (memory(farm.ready(workers=5)) - small) / 4 <= 13e6
+
+
+def test_all_but_dl_pipelines_is_imported_before_the_fork(farm: Farm, tmp_path: Path) -> None:
+    farm.executes = True
+    (tmp_path / "forked.py").write_text(FORKED)
+    (tmp_path / "late_pipelines.py").write_text(LATE)
+    farm.ready(workers=1, dl_pipelines="late_pipelines", dl_preload="forked", pythonpath=tmp_path)
+    found = farm.wait(farm.enqueue("late"), "succeeded")["progress"]["late"]
+    assert [name for name in found if not name.startswith("coverage")] == ["late_pipelines"]
+
+
+PAYLOAD = 7_900  # bytes; PostgreSQL refuses 8,000
+PAYLOADS = 4_000  # 30 MB: more than any socket takes while nobody reads
+
+
+def test_d3_a_flood_of_notifications_stops_no_session(farm: Farm) -> None:
+    """Whoever listens reads, also while it runs a job: a session that does not would keep the server's queue full."""
+    farm.ready(workers=2)
+    running = farm.enqueue("recorded", args={"sec": 5})
+    farm.wait(running, "running")
+    farm.rows("SELECT pg_notify('dl_jobs', rpad(n::text, %s, 'x')) FROM generate_series(1, %s) n", PAYLOAD, PAYLOADS)
+    assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+    until(lambda: not held_up(farm), "every session to have read what it was sent")
+    assert farm.wait(running, "succeeded")["attempt"] == 1
+    until(lambda: not in_transaction(farm), "every session to be outside of a transaction")
+
+
+def held_up(farm: Farm) -> list[tuple[str]]:
+    """The farm's sessions that wait for their client to read."""
+    return farm.rows(
+        "SELECT application_name FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event = 'ClientWrite'"
+    )
+
+
+def in_transaction(farm: Farm) -> list[tuple[str]]:
+    """The farm's sessions that have a transaction open: such a one would receive nothing."""
+    return farm.rows(
+        "SELECT application_name FROM pg_stat_activity"
+        " WHERE datname = current_database() AND state LIKE 'idle in transaction%%' AND application_name LIKE 'dl-%%'"
+    )

@@ -1,16 +1,22 @@
-"""The farm's life: drain, single workers, lost sessions, silence, orphans. Real processes, signals, database."""
+"""The farm's life: drain, lost sessions, silence, orphans, workers that die, pruning. Real processes and signals."""
 
 from __future__ import annotations
 
+import os
+import random
 import signal
+import subprocess
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
+from uuid import UUID, uuid4
 
 import psutil
 import psycopg
 import pytest
-from farming import Farm, until
+from farming import Farm, LongJob, Program, on_all, until
+from judge import OVERLAPS, illegal
 from psycopg import sql
 
 from dataloader.queue import lifecycle
@@ -26,16 +32,6 @@ def test_i8_what_does_not_finish_in_time_is_handed_back_uncounted(farm: Farm) ->
     kind, payload = farm.journal(job)[-1]
     assert (kind, payload["attempt"], payload["reason"]) == ("requeue", 0, "drain")
     assert payload["worker"] == farm.journal(job)[1][1]["worker"]
-
-
-def test_a_workers_title_says_what_it_does(farm: Farm) -> None:
-    """`idle`, then the job once its run has lasted for a look of the heartbeat, then `idle` again."""
-    program = farm.ready(workers=1)
-    until(lambda: program.children("q#0 idle"), "an idle worker")
-    job = farm.enqueue("recorded", args={"sec": 60})
-    until(lambda: program.children(f"q#0 job={job} attempt=1"), "the job in the title")
-    lifecycle.request_cancel(farm.conn, job)
-    until(lambda: program.children("q#0 idle"), "an idle worker")
 
 
 def test_i2_a_job_without_safe_points_is_ended_and_handed_back(farm: Farm) -> None:
@@ -89,8 +85,6 @@ def test_b9_the_next_job_of_a_key_starts_when_the_key_is_free(farm: Farm) -> Non
 
 
 def test_a_cancelled_job_stops_at_its_next_yield(farm: Farm) -> None:
-    from dataloader.queue import lifecycle
-
     farm.ready(workers=1, dl_heartbeat_sec=20)
     job = farm.enqueue("recorded", args={"sec": 60})
     farm.wait(job, "running")
@@ -168,10 +162,8 @@ def test_i4_workers_of_a_killed_supervisor_drain_and_the_keeper_leaves_last(farm
 def test_h4_orphans_of_a_database_that_does_not_come_back_leave_all_the_same(farm: Farm, own_db: str) -> None:
     """Supervisor killed, database gone while a job runs: the worker gives up after the drain."""
     program = farm.ready(workers=1, dl_drain_sec=1, dl_kill_grace_sec=0.5, dl_db_dsn=own_db + " connect_timeout=2")
-    go = farm.folder / "go"
-    job = farm.enqueue("waits_for_a_file", args={"go": str(go)})
-    until(go.with_suffix(".runs").exists, "the run to begin")
-    family = psutil.Process(program.process.pid).children(recursive=True)
+    job = LongJob(farm)
+    family = program.family()[1:]
     workers = program.workers()
     name = farm.conn.info.dbname
     with psycopg.connect(own_db, dbname="postgres", autocommit=True) as admin:
@@ -179,12 +171,12 @@ def test_h4_orphans_of_a_database_that_does_not_come_back_leave_all_the_same(far
         program.signal(signal.SIGKILL)
         program.process.wait()
         farm.end_sessions()
-        go.touch()
+        job.go.touch()
         psutil.wait_procs(workers, timeout=60)
         assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
         admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(name)))
     psutil.wait_procs(family, timeout=60)
-    assert farm.wait(job, "queued")["attempt"] == 0
+    assert farm.wait(job.job_id, "queued")["attempt"] == 0
 
 
 def test_a_dead_keeper_is_replaced_and_settles_what_it_finds(farm: Farm) -> None:
@@ -276,24 +268,216 @@ def test_g4_a_row_that_python_cannot_read_fails_alone(farm: Farm) -> None:
     assert farm.wait(farm.enqueue("noop"), "succeeded")
 
 
-def test_errors_are_tried_again_later_and_permanent_ones_are_not(farm: Farm) -> None:
-    farm.ready(workers=1)
-    errs, permanent = farm.enqueue("errs"), farm.enqueue("errs", args={"permanent": True})
-    unknown = farm.enqueue("unheard_of")
-    assert farm.wait(permanent, "failed")["error"] == "no use"
-    for job, text in ((errs, "ValueError: bad luck"), (unknown, "no pipeline 'unheard_of'")):
-        until(lambda job=job: farm.story(job) == ["queued", "picked", "requeue"])
-        end = farm.job(job)
-        assert end["error"].startswith(text)
-        delay = (end["available_at"] - end["started_at"]).total_seconds()
-        assert 29 < delay < 59, "30 s times the attempt"
+@pytest.mark.longest
+@pytest.mark.parametrize("jobs", [600, pytest.param(2_000, marks=pytest.mark.slow)])
+def test_many_jobs_over_shared_keys_survive_a_kill_every_200_ms(farm: Farm, jobs: int) -> None:
+    """50 keys of which one has a third of the jobs, two queues, 4 workers; 3 or 10 s of kills."""
+    for number in range(jobs):
+        key = "hot" if number % 3 == 0 else f"key-{number % 49}"
+        farm.enqueue("recorded", "ab"[number % 2], key, args={"sec": 0.01}, max_attempts=50)
+    wish = '[{"queue": "a", "concurrency": 2}, {"queue": "b", "concurrency": 2}]'
+    program = farm.start(workers_json=wish, dl_drain_sec=5)
+    until(lambda: len(program.events("worker.started")) >= 4)
+    kills = 0
+    for _ in range(jobs // 40):
+        time.sleep(0.2)  # the rhythm of the nemesis, not a wait for anything
+        if workers := program.workers():
+            random.choice(workers).kill()
+            kills += 1
+    assert kills >= jobs // 50
+
+    left = "SELECT job_id, status::text, attempt FROM dl_jobs WHERE status IN ('queued', 'running')"
+    try:
+        until(lambda: not farm.rows(left), "the end of all jobs", patience=90)
+    except AssertionError as e:
+        stories = [(row, farm.journal(row[0])) for row in farm.rows(left)]
+        raise AssertionError(f"{e}: {stories}") from None
+    ends = Counter(status for (status,) in farm.rows("SELECT status::text FROM dl_jobs"))
+    assert ends == {"succeeded": jobs}
+    assert farm.rows(OVERLAPS) == []
+    for job_id, status, kinds in farm.rows(
+        "SELECT j.job_id, j.status::text, array_agg(e.kind ORDER BY e.event_id) FROM dl_jobs j"
+        " JOIN dl_job_events e USING (job_id) GROUP BY 1, 2"
+    ):
+        assert illegal(kinds, status) is None, (job_id, kinds)
+    assert program.stop() == 0
 
 
-def test_what_a_pipeline_says_holds_where_the_trigger_says_nothing(farm: Farm) -> None:
-    """A producer has no pipelines: it learns of them from the workers that have started."""
-    farm.ready(workers=2)
-    job = farm.wait(farm.enqueue("fails_once_or_more", args={"model": 7, "category": "c"}), "failed")
-    assert (job["attempt"], job["affinity_key"]) == (1, "c")
-    told = farm.enqueue("fails_once_or_more", args={"model": "m"}, max_attempts=2, affinity_key="mine")
-    until(lambda: farm.story(told).count("requeue") == 1, "the trigger's second attempt")
-    assert farm.job(told)["affinity_key"] == "mine"
+def test_a_claim_that_outlives_its_killed_worker_is_settled_too(farm: Farm) -> None:
+    """The worker is killed while its claim is under way: the backend goes on, commits, and nobody would run the job."""
+    program = farm.ready(workers=1)
+    with psycopg.connect(farm.dsn) as blocker:
+        # A lock in the claim's way, taken before the row exists.
+        blocker.execute("LOCK TABLE dl_job_events IN ACCESS EXCLUSIVE MODE")
+        with psycopg.connect(farm.dsn, autocommit=True) as producer:
+            job = uuid4()
+            producer.execute(
+                # As a producer that keeps the journal itself: the trigger that does it for others would block here.
+                "INSERT INTO dl_jobs (job_id, queue, task, lock_key, journaled) VALUES (%s, 'q', 'recorded', 'k', 1)",
+                (job,),
+            )
+            claiming = (
+                "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'dl-worker%' AND wait_event_type = 'Lock'"
+                " AND datname = current_database()"
+            )
+            ((pid,),) = until(lambda: producer.execute(claiming).fetchall(), "the claim to be under way")
+            program.workers()[0].kill()
+            until(lambda: program.events("supervisor.worker.exited"))
+            until(lambda: (pid,) not in producer.execute(claiming).fetchall(), "the keeper to end the claim")
+    assert farm.wait(job, "succeeded", patience=45)["attempt"] == 1
+
+
+def test_an_exit_in_a_pipeline_is_the_jobs_error_and_the_worker_is_replaced(farm: Farm) -> None:
+    program = farm.ready(workers=1)
+    before = program.workers()[0].pid
+    job = farm.enqueue("exits", max_attempts=1)
+    assert "SystemExit: 3" in farm.wait(job, "failed")["error"]
+    until(lambda: [w.pid for w in program.workers()] not in ([before], []), "a new worker")
+    assert farm.wait(farm.enqueue("noop"), "succeeded")
+
+
+def killed(*programs: Program) -> None:
+    """End all processes of these programs, so that none can do anything about the end of another."""
+    members = [member for program in programs for member in program.family()]
+    for act in (psutil.Process.suspend, psutil.Process.kill):
+        on_all(act, members)
+    for program in programs:
+        program.process.wait(60)
+
+
+def test_a_farm_that_starts_recovers_at_once_what_the_killed_farm_of_its_host_had_claimed(farm: Farm) -> None:
+    """A run that had begun has spent an attempt; jobs that were claimed ahead have not. The leases are of a minute."""
+    settings = {"prefetch": 10, "dl_pipelines": "farm_pipelines outage_pipelines"}
+    program = farm.ready(workers=2, **settings)
+    go = farm.folder / "go"
+    begun = farm.enqueue("waits_for_a_file", args={"go": str(go)})
+    until(lambda: farm.journal(begun)[-1][0] == "heartbeat", "a renewal")
+    (keeper,) = program.children("dataloader: keeper")
+    keeper.suspend()  # it would hand back what waits behind a run that holds the GIL
+    with farm.conn.transaction():
+        for _ in range(7):
+            farm.enqueue("noop", priority=0)  # short jobs: the worker's next claim takes several
+        holding = farm.enqueue("holds_the_gil_in_its_first_run", priority=1)
+        ahead = [farm.enqueue("noop", priority=2) for _ in range(5)]
+    claimed = "SELECT FROM dl_jobs WHERE job_id = ANY(%s) AND status = 'running'"
+    until(lambda: len(farm.rows(claimed, [holding, *ahead])) > 2, "some to be claimed ahead")
+    killed(program)
+    was_ahead = [job for job in ahead if farm.job(job)["status"] == "running"]
+    assert len(was_ahead) >= 2
+    started = time.monotonic()
+    again = farm.start(**settings)
+    for job in (holding, *ahead):
+        farm.wait(job, "succeeded", patience=30)
+    until(lambda: len(farm.rows("SELECT FROM dl_job_events WHERE job_id = %s AND kind = 'picked'", begun)) == 2)
+    assert time.monotonic() - started < 30, "far less than the leases"
+    assert {farm.job(job)["attempt"] for job in ahead} == {1}
+    go.touch()
+    assert farm.wait(begun, "succeeded")["attempt"] == 2
+    for job in (begun, holding, *ahead):
+        assert illegal([kind for kind, _ in farm.journal(job)], "succeeded") is None
+    settled = {event["job_id"] for event in again.events("keeper.settled")}
+    assert settled >= set(map(str, (begun, holding, *was_ahead)))
+
+
+IN_A_CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc"]
+AFTER_A_BOOT = [
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'mount --bind "$BOOT_ID" /proc/sys/kernel/random/boot_id; exec "$@"',
+    "-",
+]
+
+
+@pytest.mark.parametrize("elsewhere", [IN_A_CONTAINER, AFTER_A_BOOT], ids=["a container", "another boot"])
+def test_a_farm_that_starts_leaves_alone_what_others_of_its_host_name_hold(farm: Farm, elsewhere: list[str]) -> None:
+    """The workers of a living farm of this host, and those of another pid namespace or boot, living or not."""
+    boot_id = farm.folder / "boot_id"
+    boot_id.write_text("00000000-0000-4000-8000-000000000000\n")
+    env = os.environ | {"BOOT_ID": str(boot_id)}
+    if subprocess.run([*elsewhere, "true"], env=env, capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces here: they need root")
+    go = farm.folder / "go"
+
+    def held_by(queue: str, before: list[str]) -> tuple[Program, UUID, str]:
+        """A farm that runs a job, and the name of the worker."""
+        farm.before = before
+        program = farm.ready(workers=1, queue=queue, boot_id=boot_id)
+        job = farm.enqueue("waits_for_a_file", queue, args={"go": str(go)}, lease_ttl_sec=600)
+        until(lambda: farm.journal(job)[-1][0] == "heartbeat", "a renewal")
+        return program, job, farm.rows("SELECT claimed_by FROM dl_jobs WHERE job_id = %s", job)[0][0]
+
+    living, gone, dead = held_by("living", []), held_by("gone", elsewhere), held_by("dead", [])
+    assert len({name.split(":")[0] for *_, name in (living, gone, dead)}) == 1, "one host name"
+    killed(gone[0], dead[0])
+    farm.before = []
+    farm.ready(workers=1, queue="dead")
+    until(lambda: farm.rows("SELECT FROM dl_jobs WHERE job_id = %s AND attempt = 2", dead[1]), "the dead one's job")
+    names = dict(farm.rows("SELECT job_id, claimed_by FROM dl_jobs WHERE status = 'running'"))
+    assert (names[living[1]], names[gone[1]]) == (living[2], gone[2])
+    go.touch()
+    assert farm.wait(living[1], "succeeded")["attempt"] == 1
+
+
+def finished(farm: Farm, number: int, hours_ago: int) -> None:
+    """Jobs that ended so long ago, each with a row in the journal."""
+    farm.conn.execute(
+        "WITH made AS (INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at, journaled)"
+        "  SELECT gen_random_uuid(), 'q', 't', i::text, 'succeeded', now() - make_interval(hours => %s), 1"
+        "    FROM generate_series(1, %s) i RETURNING job_id)"
+        " INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, 'q', 'done' FROM made",
+        (hours_ago, number),
+    )
+
+
+def overdue(farm: Farm) -> None:
+    farm.conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_expires_at)"
+        " VALUES (gen_random_uuid(), 'q', 't', 'k', 'running', 1, now() - interval '1 hour')"
+    )
+
+
+def rows(farm: Farm) -> tuple[int, int]:
+    jobs, events = farm.rows("SELECT (SELECT count(*) FROM dl_jobs), (SELECT count(*) FROM dl_job_events)")[0]
+    return jobs, events
+
+
+def test_c7_the_reaper_deletes_over_several_batches_and_says_how_many(farm: Farm) -> None:
+    finished(farm, 1_200, hours_ago=13)
+    finished(farm, 3, hours_ago=11)
+    reaper = farm.start("reaper", dl_retention_days=0.5)
+    until(lambda: rows(farm) == (3, 3), "the old ones to go")
+    # A round is half a second: one that may be short of time leaves the rest to the next.
+    until(lambda: sum(line["count"] for line in reaper.events("reaper.pruned")) == 1_200, "the log")
+    until(lambda: sum(line["count"] for line in reaper.events("jobs.pruned")) == 1_200, "the metrics")
+    assert reaper.stop() == 0
+
+
+def test_c7_without_the_setting_everything_is_kept(farm: Farm) -> None:
+    finished(farm, 3, hours_ago=100_000)
+    reaper = farm.start("reaper")
+    overdue(farm)
+    until(lambda: reaper.events("reaper.requeued"), "a round of the reaper")
+    assert reaper.stop() == 0
+    assert rows(farm)[0] == 4
+    assert not reaper.events("reaper.pruned")
+
+
+@pytest.mark.parametrize(
+    "trouble", ["LOCK TABLE dl_rolled IN EXCLUSIVE MODE", "ALTER TABLE dl_totals DROP COLUMN buckets; COMMIT"]
+)
+def test_leases_end_and_old_jobs_go_although_the_journal_cannot_be_summed_up(
+    farm: Farm, own_db: str, trouble: str
+) -> None:
+    finished(farm, 3, hours_ago=13)
+    with psycopg.connect(own_db) as other:
+        other.execute(trouble)  # type: ignore[arg-type]
+        reaper = farm.start("reaper", dl_retention_days=0.5)
+        failed = until(lambda: reaper.events("reaper.roll.failed"), "a warning")
+        assert "dl_" in failed[0]["error"] or "lock timeout" in failed[0]["error"]
+        until(lambda: rows(farm) == (0, 0), "the old ones to go")
+        overdue(farm)
+        until(lambda: reaper.events("reaper.requeued"), "the lease to be seen")
+        assert not reaper.events("reaper.session.lost")
+    assert reaper.stop() == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from farming import Farm, until
+from farming import Farm, farm_on, until
 
 from dataloader import embedded
 from dataloader.queue import db, enqueue, migrations, probe
@@ -37,21 +36,13 @@ def small_server() -> Iterator[str]:
 
 @pytest.fixture
 def small_farm(small_server: str, tmp_path: Path) -> Iterator[Farm]:
-    """A farm on that server."""
     with psycopg.connect(small_server, autocommit=True) as conn:
         conn.execute("DROP TABLE IF EXISTS runs; TRUNCATE dl_jobs, dl_job_events")
-    farm = Farm(small_server, tmp_path)
-    yield farm
-    farm.close()
-
-
-def ahead(farm: Farm, workers: int, prefetch: int) -> None:
-    wish = json.dumps([{"queue": "q", "concurrency": workers, "prefetch": prefetch}])
-    farm.ready(workers=workers, workers_json=wish)
+    with farm_on(small_server, tmp_path) as farm:
+        yield farm
 
 
 def many(farm: Farm, number: int) -> None:
-    """Add jobs with a key each."""
     enqueue.enqueue_many(farm.conn, [NewJob("q", "noop", f"k{n}") for n in range(number)])
 
 
@@ -63,8 +54,7 @@ def test_the_room_is_what_the_settings_promise(small_server: str) -> None:
 
 def test_a_farm_that_wants_more_keys_than_there_is_room_for_takes_its_share(small_farm: Farm) -> None:
     """Nine workers at a thousand: they hold a quarter at most, and everybody may connect all the while."""
-    ahead(small_farm, 9, 1000)
-    program = small_farm.programs[0]
+    program = small_farm.ready(workers=9, prefetch=1000)
     # Of each worker the log says first that it has started.
     lowered = until(lambda: len(found := program.events("worker.prefetch.lowered")) == 9 and found, "all nine")
     assert [(line["prefetch"], line["at_most"]) for line in lowered] == [(1000, ROOM // 4 // 9)] * 9
@@ -80,8 +70,7 @@ def test_a_farm_that_wants_more_keys_than_there_is_room_for_takes_its_share(smal
 
 def test_a_worker_that_meets_a_full_table_claims_fewer_and_goes_on(small_farm: Farm) -> None:
     """Another machine has taken the room."""
-    ahead(small_farm, 1, 120)
-    program = small_farm.programs[0]
+    program = small_farm.ready(workers=1, prefetch=120)
     with psycopg.connect(small_farm.dsn, autocommit=True) as other:
         fill(other, but=60)  # room to add jobs, and less than a claim of 120 takes
         until(

@@ -1,4 +1,4 @@
-"""The farm's logs: lines that cannot be written cost no job a beat, and no secret leaves by any way."""
+"""The farm's logs and those of its jobs: lines that cannot be written cost no beat, and no secret leaves by any way."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from farming import Farm, until
+from farming import Farm, Program, until
 
-PIPELINES = "farm_pipelines,log_pipelines"
+from dataloader.queue import logs
+
 PASSWORD, KNOWN, ARGUMENT = "canary-of-the-dsn", "canary-of-pg-password", "canary-of-an-argument"
 
 
 @contextmanager
 def tmpfs(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of this size."""
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True)
     if mounted.returncode:
@@ -49,7 +49,7 @@ def test_i11_a_stopped_reader_costs_lines_and_no_heartbeat(farm: Farm) -> None:
     pipe = farm.folder / "workers-0.log"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    program = farm.start(workers=2, debug=True, dl_pipelines=PIPELINES, dl_heartbeat_sec=0.3)
+    program = farm.start(workers=2, debug=True, dl_heartbeat_sec=0.3)
     long = [farm.enqueue("chatty", args={"lines": 20_000, "sec": 2}) for _ in range(2)]
     short = [farm.enqueue("noop") for _ in range(20)]
     until(lambda: [worker.num_threads() for worker in program.workers()] == [3, 3], "main, heartbeat, log")
@@ -80,7 +80,7 @@ def _resumed(reading: int, farm: Farm) -> int:
 
 def test_i12_a_full_disk_costs_lines_and_no_job(farm: Farm) -> None:
     with tmpfs(farm.folder / "logs", "1m") as folder:
-        program = farm.ready(workers=2, debug=True, dl_pipelines=PIPELINES, log_path=folder)
+        program = farm.ready(workers=2, debug=True, log_path=folder)
         for job in [farm.enqueue("chatty", args={"lines": 5_000, "sec": 0}) for _ in range(2)]:
             farm.wait(job, "succeeded")
         until(lambda: program.events("log.write.failed"), "stdout to say that the file cannot be written")
@@ -98,9 +98,7 @@ def test_i12_a_full_disk_costs_lines_and_no_job(farm: Farm) -> None:
 
 def test_i13_streams_have_their_files_and_rotate(farm: Farm) -> None:
     folder = farm.folder / "logs"
-    program = farm.ready(
-        workers=4, debug=True, dl_pipelines=PIPELINES, log_path=folder, metric_path=folder, log_rotation="100 KB"
-    )
+    program = farm.ready(workers=4, debug=True, log_path=folder, metric_path=folder, log_rotation="100 KB")
     jobs = [farm.enqueue("chatty", args={"lines": 1_000, "sec": 0}) for _ in range(8)]
     for job in jobs:
         farm.wait(job, "succeeded")
@@ -174,7 +172,7 @@ def test_a_broken_module_is_told_once_for_the_farm_with_the_users_frames(farm: F
 @pytest.mark.parametrize("prefetch", [1, 5])
 def test_a_failing_jobs_stack_is_in_the_log_once(farm: Farm, prefetch: int) -> None:
     wish = [{"queue": "q", "concurrency": 1, "prefetch": prefetch}]
-    program = farm.ready(workers=1, dl_pipelines=PIPELINES, workers_json=json.dumps(wish))
+    program = farm.ready(workers=1, workers_json=json.dumps(wish))
     args = {"password": ARGUMENT, "dsn": f"postgresql://u:{PASSWORD}@h/db", "known": "x", "sec": 0}
     job = farm.enqueue("tells_secrets", args=args, max_attempts=1)
     farm.wait(job, "failed")
@@ -187,3 +185,128 @@ def test_a_failing_jobs_stack_is_in_the_log_once(farm: Farm, prefetch: int) -> N
     assert text.count("Traceback") == 1
     assert ARGUMENT not in text
     assert PASSWORD not in text
+
+
+SECRET = "canary-8f2e71"
+TOKEN = "canarytoken-55aa90"
+
+
+def lines(farm: Farm, job_id: UUID) -> list[dict[str, Any]]:
+    return logs.page(farm.conn, job_id).rows
+
+
+def texts(farm: Farm, job_id: UUID) -> list[str]:
+    return [line["text"] for line in lines(farm, job_id)]
+
+
+@pytest.fixture
+def workers(farm: Farm) -> Program:
+    return farm.ready(workers=1, dl_pipelines="written_pipelines", the_token=TOKEN, dl_heartbeat_sec=1)
+
+
+def test_every_way_to_write_is_in_the_log_with_its_level_and_in_the_stream_too(farm: Farm, workers: Program) -> None:
+    job_id = farm.enqueue("written.all")
+    farm.wait(job_id, "succeeded")
+    found = {(line["text"], line["level"], line["source"]) for line in lines(farm, job_id)}
+    assert found >= {
+        ("first by the logger rows=5", "info", "log"),
+        ("second by print", "info", "stdout"),
+        ("third by a program", "info", "stdout"),
+        ("fourth by its stderr", "warning", "stderr"),
+        ("fifth by logging", "warning", "log"),
+        ("sixth by a thread", "info", "stdout"),
+        ("seventh by a fork", "error", "log"),
+        ("eighth without an end", "info", "stdout"),
+    }
+    ways = [text.split()[0] for text, *_ in sorted(found)]
+    assert len(ways) == 8
+    order = [line["text"].split()[0] for line in lines(farm, job_id) if line["source"] != "stderr"]
+    assert order == ["first", "second", "third", "fifth", "sixth", "seventh", "eighth"]
+    assert [line["line"] for line in lines(farm, job_id)] == list(range(1, 9))
+    last = (b"eighth without an end", b"fourth by its stderr")  # each of the two descriptors has a thread that writes
+    until(lambda: all(text in workers.log.read_bytes() for text in last), "the stream")
+    stream = workers.log.read_bytes().decode()
+    for way in ("second by print", "third by a program", "fourth by its stderr", "sixth by a thread"):
+        assert stream.count(way) == 1
+    (event,) = workers.events("first by the logger")
+    assert event["rows"] == 5
+    assert "\x1e" not in stream
+
+
+def test_the_log_of_a_run_under_way_grows(farm: Farm, workers: Program, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    job_id = farm.enqueue("written.live", args={"gate": str(gate)})
+    until(lambda: texts(farm, job_id) == ["attempt 1 waits"], "the first line")
+    assert farm.job(job_id)["status"] == "running"
+    (first,) = lines(farm, job_id)
+    gate.touch()
+    farm.wait(job_id, "succeeded")
+    (after,) = logs.page(farm.conn, job_id, first["place"]).rows
+    assert after["text"] == "it is there"
+    assert after["at"] > first["at"]
+
+
+def test_a_program_that_opens_the_output_anew_takes_no_later_line(farm: Farm, workers: Program) -> None:
+    job_id = farm.enqueue("written.truncated")
+    farm.wait(job_id, "succeeded")
+    assert texts(farm, job_id)[-4:] == ["into /dev/stdout", "behind", "appended", "the end"]
+
+
+def test_a_failed_run_has_its_whole_traceback_in_its_log(farm: Farm, workers: Program) -> None:
+    job_id = farm.enqueue("written.fails", max_attempts=1)
+    farm.wait(job_id, "failed")
+    found = [line for line in lines(farm, job_id) if line["level"] == "error"]
+    whole = "\n".join(line["text"] for line in found)
+    assert whole.startswith("KeyError: 'the bottom'")
+    assert all(f", in f{number}\n" in whole for number in range(80))
+    assert whole.rstrip().endswith("KeyError: 'the bottom'")
+
+
+@pytest.mark.parametrize("sec", [0, 1.6])
+def test_the_last_words_of_a_killed_worker_are_saved(farm: Farm, workers: Program, sec: float) -> None:
+    farm.wait(farm.enqueue("written.nothing"), "succeeded")
+    job_id = farm.enqueue("written.dies", args={"sec": sec, "password": SECRET}, max_attempts=1)
+    farm.wait(job_id, "lost")
+    assert texts(farm, job_id) == [
+        *(["early words"] if sec else []),
+        "last words by logging",
+        "last words by print, ***",
+        "last words without an end",
+    ]
+    until(lambda: b"last words without an end" in workers.log.read_bytes(), "the stream")
+    assert SECRET.encode() not in workers.log.read_bytes()
+
+
+def test_nothing_is_kept_of_tasks_and_farms_that_want_no_logs(farm: Farm, workers: Program) -> None:
+    job_id = farm.enqueue("written.quiet")
+    farm.wait(job_id, "succeeded")
+    assert lines(farm, job_id) == []
+    until(lambda: b"only in the stream" in workers.log.read_bytes(), "the stream")
+    workers.stop()
+    farm.ready(workers=1, dl_pipelines="written_pipelines", dl_job_log_kb=0)
+    job_id = farm.enqueue("written.all")
+    farm.wait(job_id, "succeeded")
+    assert lines(farm, job_id) == []
+
+
+def test_a_process_that_a_run_leaves_behind_writes_into_no_other_run(farm: Farm, workers: Program) -> None:
+    first = farm.enqueue("written.leaves")
+    farm.wait(first, "succeeded")
+    assert {"parent", "straggler"} == set(texts(farm, first))
+    second = farm.enqueue("written.nothing")
+    farm.wait(second, "succeeded")
+    assert lines(farm, second) == []
+
+
+def test_a_worker_that_is_killed_at_rest_has_no_last_words(farm: Farm, workers: Program) -> None:
+    """The log of its last run is written, and its output has gone on."""
+    job_id = farm.enqueue("written.all")
+    farm.wait(job_id, "succeeded")
+    (worker,) = workers.workers()
+    until(lambda: "idle" in " ".join(worker.cmdline()), "the worker to rest")
+    until(lambda: b"second by print" in workers.log.read_bytes(), "the stream")  # which a thread writes
+    worker.kill()
+    until(lambda: [each.pid for each in workers.workers()] not in ([], [worker.pid]), "another worker")
+    farm.wait(farm.enqueue("written.nothing"), "succeeded")
+    assert workers.log.read_bytes().count(b"second by print") == 1
+    assert len(lines(farm, job_id)) == 8

@@ -52,13 +52,11 @@ class Prometheus:
             )
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """The data of an answer of Prometheus' API."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)["data"]
 
     def is_ready(self) -> bool:
-        """Whether it answers."""
         try:
             return bool(self.ask("query", query="up")["result"])
         except OSError:
@@ -71,14 +69,12 @@ class Prometheus:
         return any(math.isfinite(float(each["value"][1])) for each in self.ask("query", query=expression)["result"])
 
     def stop(self) -> None:
-        """End it."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
 
 
 @pytest.fixture
 def prometheus(farm: Farm, tmp_path: Path) -> Iterator[Prometheus]:
-    """One that scrapes the API of the test's farm."""
     port = free_port()
     farm.start("api", app_host="127.0.0.1", app_port=port)
     farm.start("reaper")

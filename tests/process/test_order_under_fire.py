@@ -133,6 +133,5 @@ def test_the_order_of_each_key_stands_whatever_fails(database: Database, tmp_pat
 
 
 def beside_each_other(notes: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Calls of one key that overlap, by the pipeline's own notes."""
     calls = sorted(map(json.loads, notes.read_text().splitlines()), key=lambda call: (call["key"], call["began"]))
     return [(one, two) for one, two in pairwise(calls) if one["key"] == two["key"] and two["began"] < one["ended"]]

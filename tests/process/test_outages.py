@@ -57,7 +57,7 @@ SELECT FROM dl_jobs j WHERE job_id = ANY(%s) AND NOT EXISTS (
   SELECT FROM dl_job_events e WHERE e.job_id = j.job_id AND kind = 'heartbeat'
      AND ts > started_at + %s * interval '1 s')
 """
-STEP = "dl_step("  # the claim and the end of a run: many cases pass through one statement
+STEP = "FROM dl_step"  # the claim and the end of a run: many cases pass through one statement
 
 
 class Outages:
@@ -71,11 +71,9 @@ class Outages:
         self._count = itertools.count()
         behind = {**SETTINGS, "dl_default_lease_ttl_sec": lease, "dl_db_dsn": link.dsn}
         self.programs = [farm.start(workers=WORKERS, **behind) for _ in range(FARMS)]
-        self.reapers = [farm.start("reaper", **behind) for _ in range(REAPERS)]
+        self.reapers = [farm.reaper(**behind) for _ in range(REAPERS)]
         for program in self.programs:
             until(lambda program=program: len(program.events("worker.started")) >= WORKERS, "workers to start")
-        for reaper in self.reapers:
-            until(lambda reaper=reaper: reaper.events("reaper.started"), "the reapers to start")
         self.pids = self.living()
         self.names = {event["worker"] for program in self.programs for event in program.events("worker.started")}
 
@@ -89,7 +87,6 @@ class Outages:
         }
 
     def add(self, count: int, sec: float = 0.0, go: Path | None = None, key: str = "") -> list[UUID]:
-        """Add jobs that run for `sec`, and on until the file `go` exists; without `key` each has a key of its own."""
         args = {"witness": str(self.witness), "sec": sec, "go": str(go) if go else None}
         keys = [f"{key}{number}" if key else f"own-{next(self._count)}" for number in range(count)]
         added = [self.farm.enqueue("witnessed", lock_key=key, lease_ttl_sec=self.lease, args=args) for key in keys]
@@ -117,7 +114,6 @@ class Outages:
         return {Cell(role, text, side) for role, text in common for side in (BEFORE, AFTER)}
 
     def have_ended(self, jobs: Sequence[UUID]) -> None:
-        """Wait until none of these jobs is left."""
         left = "SELECT FROM dl_jobs WHERE job_id = ANY(%s) AND status IN ('queued', 'running')"
         self.wait("the jobs to end", jobs, lambda: not self.farm.rows(left, list(jobs)))
 
@@ -193,7 +189,6 @@ class Outages:
         return [(word, UUID(job), key, float(at)) for word, job, key, _, _, at in lines]
 
     def begun(self) -> set[UUID]:
-        """The jobs that have begun to run."""
         return {job for word, job, _, _ in self.notes() if word == "begin"} if self.witness.exists() else set()
 
     def judge(self) -> None:

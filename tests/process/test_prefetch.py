@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from typing import Any
 from uuid import UUID
@@ -19,8 +18,7 @@ LEARNING = 1 + 2 + 4  # short jobs after which a worker that was idle claims up 
 
 def ready(farm: Farm, workers: int = 1, **settings: Any) -> Program:
     """A farm that claims ahead, and whose workers have run jobs."""
-    wish = json.dumps([{"queue": "q", "concurrency": workers, "prefetch": PREFETCH}])
-    program = farm.ready(workers=workers, workers_json=wish, **settings)
+    program = farm.ready(workers=workers, prefetch=PREFETCH, **settings)
     for _ in range(3 * workers):
         farm.wait(farm.enqueue("noop"), "succeeded")
     return program
@@ -166,17 +164,6 @@ def test_a_neighbour_takes_what_waits_behind_a_call_that_holds_the_gil(farm: Far
     assert illegal([kind for kind, _ in farm.journal(others[0])], "succeeded") is None
 
 
-def test_the_next_claim_after_a_long_run_is_of_one_job(farm: Farm) -> None:
-    ready(farm)
-    long, *others = together(farm, "recorded", "noop", "noop", "noop", sec=0.5)
-    for job in (long, *others):
-        assert farm.wait(job, "succeeded")["attempt"] == 1
-    first, second, *_ = claimed_together(farm, others)
-    assert others[0] in first
-    assert len(first) > 1
-    assert second == {others[0]}
-
-
 def test_the_first_job_after_a_pause_is_claimed_alone(farm: Farm) -> None:
     ready(farm)
     jobs = together(farm, *["noop"] * 20)
@@ -190,11 +177,9 @@ def test_the_first_job_after_a_pause_is_claimed_alone(farm: Farm) -> None:
     assert claimed_together(farm, after)[0] == {after[0]}
 
 
-@pytest.mark.parametrize(("entry", "together_at_most"), [({}, 100), ({"prefetch": 1}, 1), ({"prefetch": 7}, 7)])
-def test_a_worker_claims_short_jobs_together_by_itself(
-    farm: Farm, entry: dict[str, int], together_at_most: int
-) -> None:
-    program = farm.ready(workers=1, workers_json=json.dumps([{"queue": "q", "concurrency": 1} | entry]))
+@pytest.mark.parametrize(("prefetch", "together_at_most"), [(None, 100), (1, 1), (7, 7)])
+def test_a_worker_claims_short_jobs_together_by_itself(farm: Farm, prefetch: int | None, together_at_most: int) -> None:
+    program = farm.ready(workers=1, prefetch=prefetch)
     new = [enqueue.NewJob("q", "noop", f"key-{number}") for number in range(300)]
     enqueue.enqueue_many(farm.conn, new)
     until(lambda: farm.rows("SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'") == [(300,)], "the jobs to end")

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import psutil
 import pytest
-from farming import Farm, Program, until
+from farming import Farm, Program, on_all, until
 from judge import illegal
 
 from dataloader.queue import db, lifecycle
@@ -24,7 +24,6 @@ NEVER = 600  # seconds
 
 
 def is_legal(farm: Farm, job: UUID) -> bool:
-    """Whether the job's journal is a legal story."""
     return illegal([kind for kind, _ in farm.journal(job)], farm.job(job)["status"]) is None
 
 
@@ -151,7 +150,6 @@ def lose(farm: Farm, number: int) -> list[UUID]:
 
 
 def come_back_once(farm: Farm, jobs: list[UUID]) -> None:
-    """Each of these jobs is queued again, once."""
     left = "SELECT FROM dl_jobs WHERE job_id = ANY(%s) AND status <> 'queued'"
     until(lambda: not farm.rows(left, jobs), "the jobs to come back")
     assert farm.rows(REQUEUES, jobs) == [(len(jobs),)]
@@ -159,9 +157,7 @@ def come_back_once(farm: Farm, jobs: list[UUID]) -> None:
 
 def test_i14_several_reapers_are_safe_and_one_of_them_is_enough(farm: Farm) -> None:
     """Three at once; then one stopped and one killed; then the stopped one goes on; then one started anew."""
-    reapers = [farm.start("reaper", dl_reaper_period_sec=0.1) for _ in range(3)]
-    for reaper in reapers:
-        until(lambda reaper=reaper: reaper.events("reaper.started"), "the reapers to start")
+    reapers = [farm.reaper(dl_reaper_period_sec=0.1) for _ in range(3)]
     first = lose(farm, 300)
     come_back_once(farm, first)
     psutil.Process(reapers[0].process.pid).suspend()
@@ -258,16 +254,14 @@ def test_i18_a_farm_that_was_suspended_is_fenced_before_it_writes(farm: Farm, tm
     go = tmp_path / "go"
     job = farm.enqueue("writes_after_a_wait", args={"go": str(go)}, lease_ttl_sec=2, lock_key="k")
     until(lambda: farm.rows("SELECT FROM runs"), "the run to begin")
-    family = [psutil.Process(suspended.process.pid), *psutil.Process(suspended.process.pid).children(recursive=True)]
-    for process in family:
-        process.suspend()
+    family = suspended.family()
+    on_all(psutil.Process.suspend, family)
     farm.start("reaper")
     farm.ready(workers=1)
     until(lambda: farm.job(job)["attempt"] == 2, "the job to run elsewhere")
     go.touch()
     assert farm.wait(job, "succeeded")["attempt"] == 2
-    for process in family:
-        process.resume()
+    on_all(psutil.Process.resume, family)
     until(lambda: is_rid_of_it(suspended), "the suspended run to end")
     # The other run may have been handed back in between, where the machine was slow: the last one alone has written.
     ((claims,),) = farm.rows("SELECT claims FROM dl_jobs WHERE job_id = %s", job)

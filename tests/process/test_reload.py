@@ -1,4 +1,4 @@
-"""Signals that keep the farm running: HUP brings new settings and code, TTIN tells where everybody is, recycling."""
+"""HUP brings new settings, code and queues, TTIN tells where everybody is, recycling; workers of several queues."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import psutil
 import pytest
 from farming import Farm, Program, until
 
-from dataloader.queue import lifecycle
+from dataloader.queue import lifecycle, operations
+from dataloader.queue.reports import alerts, stats
 
 VERSIONED = """
 import time
@@ -43,20 +45,16 @@ def version(farm: Farm) -> int:
 
 
 class Code:
-    """The user's own pipelines, which change under a working farm."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.version = 0
         self.change()
 
     def change(self, importing: float = 0.0) -> None:
-        """A new version, whose import takes so many seconds."""
         self.version += 1
         self.write(VERSIONED.format(version=self.version, importing=importing))
 
     def write(self, text: str) -> None:
-        """Any text as the module's."""
         (self.folder / "mine.py").write_text(text)
 
 
@@ -93,7 +91,6 @@ class Load:
                 time.sleep(0.01)  # the rhythm of the load
 
     def add(self, sec: float) -> None:
-        """One job more."""
         self.jobs.append(self.farm.enqueue("versioned", args={"sec": sec}))
 
     def slowest(self) -> float:
@@ -184,6 +181,12 @@ def test_a_drain_during_a_reload_ends_the_waiting_successor_too(farm: Farm, tmp_
     assert (farm.job(job)["status"], farm.job(job)["attempt"]) == ("queued", 0)
 
 
+def shown_refusals(farm: Farm) -> list[str]:
+    """What doctor and the overview say of refused reloads."""
+    found = alerts.farm_alerts({"queues": []}, stats.workers(farm.conn), None)
+    return [alert.text for alert in found if "The latest reload of the farm on" in alert.text]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("text", ["import no_such_module", "def broken(:"])
 def test_hup_with_broken_code_leaves_the_workers_of_before(farm: Farm, tmp_path: Path, text: str, workers: int) -> None:
@@ -196,8 +199,12 @@ def test_hup_with_broken_code_leaves_the_workers_of_before(farm: Farm, tmp_path:
     assert ("no_such_module" in text) == ("no_such_module" in program.events("worker.pipelines.failed")[0]["error"])
     assert {worker.pid for worker in program.workers()} == before
     assert version(farm) == 1
+    until(
+        lambda: "a new worker ended in the import of" in str(shown_refusals(farm)), "doctor and the overview to say so"
+    )
     code.change()
     program.signal(signal.SIGHUP)
+    until(lambda: shown_refusals(farm) == [], "them to be content again")
     until(lambda: len(now := {worker.pid for worker in program.workers()}) == workers and not now & before)
     assert version(farm) == 2
     assert program.stop() == 0
@@ -227,6 +234,11 @@ def test_hup_with_a_wrong_setting_changes_nothing(farm: Farm, tmp_path: Path) ->
     assert "WORKERS_JSON" in refused["error"]
     assert [worker.pid for worker in program.workers()] == before
     farm.wait(farm.enqueue("noop"), "succeeded")
+    (shown,) = until(lambda: shown_refusals(farm), "doctor and the overview to say so")
+    assert "did not succeed: WORKERS_JSON" in shown
+    env.write_text(f"WORKERS_JSON={wish(q=1)}\n")
+    program.signal(signal.SIGHUP)
+    until(lambda: shown_refusals(farm) == [], "them to be content again")
 
 
 def test_ttin_logs_the_stacks_even_of_a_worker_that_holds_the_gil(farm: Farm) -> None:
@@ -268,3 +280,89 @@ def test_quit_ends_at_once_and_hands_back(farm: Farm) -> None:
     program.signal(signal.SIGQUIT)
     assert program.process.wait(60) == 0
     assert (farm.job(job)["status"], farm.job(job)["attempt"]) == ("queued", 0)
+
+
+def entry(*queues: str, **more: Any) -> str:
+    return json.dumps([{"queues": queues, **more}])
+
+
+def with_dotenv(farm: Farm, workers_json: str) -> tuple[Program, Callable[[str], None]]:
+    """A program with one worker, and what lets it read other workers from its .env."""
+    folder = farm.folder / "settings"
+    folder.mkdir()
+    dotenv = folder / ".env"
+    dotenv.write_text(f"WORKERS_JSON='{workers_json}'\n")
+    program = farm.start(cwd=folder, workers_json="")
+    until(lambda: len(program.events("worker.started")) == 1, "a worker")
+
+    def reload(workers_json: str) -> None:
+        dotenv.write_text(f"WORKERS_JSON='{workers_json}'\n")
+        program.signal(signal.SIGHUP)
+
+    return program, reload
+
+
+def titles(program: Program) -> list[str]:
+    return [" ".join(worker.cmdline()) for worker in program.workers()]
+
+
+@pytest.mark.parametrize("scheduler", ["lag", {"a": 3, "b": 1}])
+def test_the_jobs_of_each_queue_run(farm: Farm, scheduler: Any) -> None:
+    program = farm.ready(workers=1, workers_json=entry("a", "b", scheduler=scheduler))
+    jobs = [farm.enqueue("noop", queue) for _ in range(30) for queue in ("a", "b")]
+    for job in jobs:
+        farm.wait(job, "succeeded")
+    assert all(title.startswith("dataloader: worker a, b#") for title in titles(program))
+    by_queue = {line["job_id"]: line["queue"] for line in program.events("worker.job.finished")}
+    assert [by_queue[str(job)] for job in jobs] == ["a", "b"] * 30
+
+
+def test_a_notification_of_any_of_them_wakes_an_idle_worker(farm: Farm) -> None:
+    program = farm.ready(workers=2, workers_json=entry("a", "b", "c", concurrency=2), dl_claim_backoff_sec=600)
+    for queue in ("c", "a", "b"):
+        until(lambda: len(program.children("idle")) == 2, "both to be idle")
+        farm.wait(farm.enqueue("noop", queue), "succeeded")
+
+
+def test_a_reload_gives_workers_other_queues(farm: Farm) -> None:
+    program, reload = with_dotenv(farm, entry("a"))
+    job = farm.enqueue("noop", "b")
+    reload(entry("a", "b", concurrency=2))
+    farm.wait(job, "succeeded")
+    until(lambda: len(program.workers()) == 2, "the older worker to leave")
+    (reloaded,) = program.events("supervisor.reloaded")
+    assert reloaded["workers"] == {"a, b": 2}
+    shown = "SELECT FROM dl_workers WHERE queue = 'a' AND queues = ARRAY['a', 'b'] AND state <> 'dead'"
+    until(lambda: len(farm.rows(shown)) == 2, "the keeper to show their queues")
+
+
+def test_an_entry_speaks_for_its_queues_to_all_workers_of_the_farm(farm: Farm) -> None:
+    """Else a worker of another entry would run jobs of the queue without their order."""
+    both = [{"queue": "a", "ordered": True}, {"queues": ["a", "b"]}]
+    program = farm.start(workers_json=json.dumps([both[1], both[0]]))
+    until(lambda: len(program.events("worker.started")) == 2, "two workers")
+    assert farm.rows("SELECT ordered FROM dl_queues WHERE queue = 'a'") == [(True,)]
+    program.signal(signal.SIGTERM)
+    program.process.wait(60)
+    farm.conn.execute("UPDATE dl_queues SET ordered = false")
+    refused = farm.start(workers_json=json.dumps(both))
+    assert refused.process.wait(60) == 78
+    assert {each["error"].partition(" the queue")[0] for each in refused.events("worker.schema.refused")} == {
+        'WORKERS_JSON says "ordered": true of'
+    }
+    assert len(refused.events("worker.started")) == 0
+
+
+def test_a_reload_with_another_scheduler_starts_no_second_set_of_workers(farm: Farm) -> None:
+    program, reload = with_dotenv(farm, entry("a", "b"))
+    long = farm.enqueue("recorded", "a", args={"sec": 600})
+    farm.begun(long)
+    reload(entry("a", "b", scheduler={"a": 3, "b": 1}))
+    until(lambda: program.children("waits to claim"), "the successor to wait for its place")
+    other = farm.enqueue("noop", "b")
+    # A round trip of the successor, in which it could have claimed: it hears of the next reload and makes way for it.
+    program.signal(signal.SIGHUP)
+    until(lambda: len(program.events("worker.started")) == 3 and program.children("waits to claim"), "the next one")
+    assert farm.job(other)["status"] == "queued"
+    assert operations.change(farm.conn, "cancel", [long], "test")
+    farm.wait(other, "succeeded")

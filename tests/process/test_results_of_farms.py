@@ -1,12 +1,24 @@
-"""Real farms: a job has its result whenever it has succeeded, whatever happens to its worker between the two writes."""
+"""Real farms: results, args by a model, errors in groups, odd rows, locked ends, jobs that wait for others."""
 
 from __future__ import annotations
 
-import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
-from farming import Farm, until
+from farming import Farm, LongJob, Program, until
+from hostile import QUEUE, Rows
+from psycopg.types.json import Jsonb
+
+from dataloader.queue import args_schema, operations
+from dataloader.queue.reports import errors
 
 JOBS = 200
 # Each result that was not there when its job's end was written. The trigger of the test looks at that instant.
@@ -25,8 +37,7 @@ CREATE TRIGGER note AFTER UPDATE ON dl_jobs FOR EACH ROW WHEN (NEW.status = 'suc
 @pytest.mark.parametrize("prefetch", [1, 50])
 def test_no_job_has_succeeded_without_its_result_also_over_lost_sessions(farm: Farm, prefetch: int) -> None:
     farm.conn.execute(MISSING)
-    wish = json.dumps([{"queue": "q", "concurrency": 2, "prefetch": prefetch}])
-    program = farm.ready(workers=2, workers_json=wish)
+    program = farm.ready(workers=2, prefetch=prefetch)
     jobs = [farm.enqueue("returns", args={"value": [number]}) for number in range(JOBS)]
     farm.end_sessions("dl-worker:")
     until(lambda: program.events("farm.database.lost"), "a lost session")
@@ -56,19 +67,6 @@ def test_a_worker_killed_between_the_result_and_the_end_leaves_a_job_that_runs_a
     assert (farm.result(job), farm.rows("SELECT claim, result FROM dl_results")) == (2, [(2, 2)])
 
 
-def test_a_result_that_is_too_large_fails_the_job_and_says_where_it_should_go(farm: Farm) -> None:
-    farm.ready(workers=1, dl_result_kb=1)
-    small, large = farm.enqueue("returns", args={"value": "x" * 1_022}), farm.enqueue("returns", args={"kb": 1})
-    end = farm.wait(large, "failed")
-    assert (end["attempt"], end["error"]) == (
-        1,
-        "the pipeline returned 1,026 bytes of JSON, and DL_RESULT_KB=1 allows 1,024: write large results to the target"
-        " or to a file, and return their place",
-    )
-    farm.wait(small, "succeeded")
-    assert (farm.result(small), farm.result(large)) == ("x" * 1_022, None)
-
-
 def test_an_end_that_the_database_refuses_costs_no_other_job_and_no_worker(farm: Farm) -> None:
     farm.conn.execute(
         """
@@ -79,8 +77,7 @@ def test_an_end_that_the_database_refuses_costs_no_other_job_and_no_worker(farm:
           WHEN (NEW.status = 'succeeded' AND NEW.lock_key LIKE 'bad%') EXECUTE FUNCTION refuse();
         """
     )
-    wish = json.dumps([{"queue": "q", "concurrency": 2, "prefetch": 50}])
-    program = farm.ready(workers=2, workers_json=wish)
+    program = farm.ready(workers=2, prefetch=50)
     for _ in range(60):  # a worker claims more at a time once its runs are short
         farm.enqueue("returns")
     jobs = [farm.enqueue("returns", lock_key=f"bad-{n}" if n % 20 == 7 else "", max_attempts=1) for n in range(80)]
@@ -89,3 +86,271 @@ def test_an_end_that_the_database_refuses_costs_no_other_job_and_no_worker(farm:
     ]
     assert farm.job(jobs[7])["error"] == "the database refused the end of this run (succeed): no room for it"
     assert program.events("supervisor.worker.exited") == []
+
+
+WRONG = {"limit": 0, "password": "hunter2hunter2", "zone": 1}
+
+
+@pytest.fixture
+def told(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = farm.folder / "told"
+    monkeypatch.setenv("DL_TEST_TOLD", str(path))
+    return path
+
+
+def insert(farm: Farm, task: str, args: dict[str, Any], key: str = "k") -> Any:
+    """As another service does, by SQL."""
+    rows = farm.conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args) VALUES (gen_random_uuid(), 'q', %s, %s, %s)"
+        " RETURNING job_id",
+        (task, key, Jsonb(args)),
+    ).fetchall()
+    return rows[0][0]
+
+
+def faults(farm: Farm, args: dict[str, Any]) -> list[str]:
+    """What producers learn of these args."""
+    text = operations.args_schemas(farm.conn, ["typed"])["typed"]
+    assert text is not None
+    return sorted(map(str, args_schema.Allowance().faults(text, args)))
+
+
+def test_a_pipeline_gets_its_model_and_wrong_args_fail_for_good(farm: Farm, told: Path) -> None:
+    farm.ready(workers=1, dl_pipelines="args_pipelines")
+    assert faults(farm, WRONG) == [
+        "day is required",
+        "limit should be 1 or more",
+        "zone is not known; known are: day, limit, password",
+    ]
+    good, wrong = insert(farm, "typed", {"day": "x", "limit": "5"}), insert(farm, "typed", WRONG)
+    farm.wait(good, "succeeded")
+    assert farm.result(good) == {"model": "Load", "day": "x", "limit": 5}
+    failed = farm.wait(wrong, "failed")
+    assert failed["attempt"] == 1
+    for part in ("day: Field required", "limit: Input should be greater than or equal to 1", "zone: there is no such"):
+        assert part in failed["error"]
+    assert "hunter2" not in failed["error"]
+    assert told.read_text().split() == ["dict"]  # what there was of its args
+
+
+def test_of_two_versions_the_worker_that_started_last_has_the_word(farm: Farm, told: Path) -> None:
+    farm.ready(workers=1, dl_pipelines="args_pipelines")
+    assert faults(farm, {"day": "x"}) == []
+    farm.ready(workers=1, queue="r", dl_pipelines="args_pipelines", dl_test_model="new")
+    assert faults(farm, {"day": "x"}) == ["zone is required"]
+    third = farm.start(workers=1, queue="s", dl_pipelines="args_pipelines")
+    until(lambda: third.events("worker.started"), "a worker of the older code")
+    assert faults(farm, {"day": "x"}) == []
+
+
+BOOM = "ValueError at farm_pipelines.py:errs: row # of … is wrong"
+
+
+def test_runs_that_fail_for_one_cause_are_one_group_and_come_back_together(farm: Farm) -> None:
+    farm.ready(workers=1)
+    texts = [f"row {number} of '{number}.csv' is wrong" for number in range(3)]
+    same = [farm.enqueue("errs", args={"text": text}, max_attempts=1) for text in texts]
+    secret = farm.enqueue("errs", args={"text": "password=hunter2x refused"}, max_attempts=1)
+    good = farm.enqueue("errs", args={"permanent": True})
+    crashed = farm.enqueue("kills_itself", max_attempts=1)
+    for job_id in (*same, secret, good):
+        farm.wait(job_id, "failed")
+    farm.wait(crashed, "lost")
+    groups = {group["error_group"]: group for group in errors.groups(farm.conn)["groups"]}
+    assert groups[BOOM]["dead"] == 3
+    assert groups["PermanentError at farm_pipelines.py:errs: no use"]["dead"] == 1
+    assert "hunter" not in str(groups)
+    (of_crash,) = [group for group in groups.values() if group["task"] == "kills_itself"]
+    assert "attempt #" in of_crash["error_group"]
+    assert len(groups) == 4
+    assert farm.journal(same[0])[-1][1]["error_group"] == BOOM
+    only = {"task": "errs", "error_group": BOOM}
+    assert operations.change_queue(farm.conn, "requeue-dead", "q", "test", only=only).changed == 3
+    for job_id in same:
+        farm.wait(job_id, "failed")
+    assert errors.groups(farm.conn, task="errs")["groups"][0]["dead"] == 3
+
+
+LEFT = "SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'healthy %%' AND status <> 'succeeded'"
+ASIDE = """
+SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'bad %%' AND status = 'failed' AND error LIKE 'no worker can%%'
+"""
+HEALTHY = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key)
+SELECT gen_random_uuid(), %s, 'returns', 'healthy ' || n FROM generate_series(1, 20) n
+"""
+
+
+def test_a_row_that_no_claim_can_take_is_set_aside_and_no_worker_dies(farm: Farm) -> None:
+    """Such a row ended each worker of its queue at its first claim, for ever."""
+    farm.conn.execute("DROP TRIGGER dl_jobs_chk_counters ON dl_jobs")
+    farm.conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, claims, max_attempts)"
+        " SELECT gen_random_uuid(), 'q', 'returns', 'bad ' || n, 2147483647, 1 FROM generate_series(1, 3) n"
+    )
+    farm.conn.execute(HEALTHY, ("q",))
+    program = farm.ready(workers=2)
+    pids = {worker.pid for worker in program.workers()}
+    until(lambda: farm.rows(LEFT) == [(0,)], "the healthy jobs to run")
+    until(lambda: farm.rows(ASIDE) == [(3,)], "the others to be set aside")
+    assert {event["queue"] for event in program.events("worker.job.set_aside")} == {"q"}
+    assert not program.events("process.crashed")
+    assert {worker.pid for worker in program.workers()} == pids
+
+
+def test_hostile_rows_end_no_worker_and_no_reaper(farm: Farm) -> None:
+    seed = int(os.environ.get("DL_HOSTILE_SEED", random.randrange(10**9)))
+    print("seed", seed)
+    reaper = farm.start("reaper", DL_REAPER_PERIOD_SEC=1)
+    program = farm.ready(workers=2, queue=QUEUE)
+    with psycopg.connect(farm.dsn, autocommit=True) as conn:
+        rows = Rows(conn, random.Random(seed))
+        for _ in range(4):
+            rows.add(150, ["dl_jobs"])
+            conn.execute("DELETE FROM dl_queues")
+            farm.conn.execute(HEALTHY, (QUEUE,))
+            until(lambda: farm.rows(LEFT) == [(0,)], f"the healthy jobs to run, seed {seed}")
+    crashed = [event for part in (program, reaper) for event in part.events("process.crashed")]
+    assert not crashed, seed
+    assert reaper.process.poll() is None
+
+
+REFUSES = """
+CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'this job stays'; END $$;
+CREATE TRIGGER refuses BEFORE UPDATE ON dl_jobs FOR EACH ROW
+  WHEN (OLD.status = 'running' AND NEW.status = 'queued' AND NEW.lock_key = 'stays') EXECUTE FUNCTION refuses()
+"""
+
+
+def test_a_row_that_takes_no_end_costs_no_keeper(farm: Farm) -> None:
+    """The keeper settles what a killed worker held. Such a row ended the keeper, again and again."""
+    farm.conn.execute(REFUSES)
+    program = farm.ready(workers=1)
+    job = farm.enqueue("recorded", lock_key="stays", args={"sec": 600})
+    farm.begun(job)
+    (keeper,) = program.children("keeper")
+    program.workers()[0].kill()
+    until(lambda: program.events("keeper.settle.failed"), "the refusal")
+    assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+    assert [each.pid for each in program.children("keeper")] == [keeper.pid]
+    assert not program.events("process.crashed")
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    (tmp_path / "notes").touch()
+    return tmp_path / "notes"
+
+
+@pytest.fixture
+def family(farm: Farm, notes: Path) -> Farm:
+    farm.ready(workers=1, dl_pipelines="family_pipelines", notes=notes)
+    return farm
+
+
+def test_one_worker_fans_out_and_gathers(family: Farm, notes: Path) -> None:
+    """The run that waits does not keep its worker, which else could never run the parts."""
+    job = family.enqueue("whole", args={"parts": [1, 2, 3]})
+    family.wait(job, "succeeded")
+    assert family.result(job) == {"sum": 12, "attempt": 1}
+    assert sorted(notes.read_text().splitlines()) == ["part 1", "part 2", "part 3", "whole 1", "whole 1"]
+    assert family.story(job) == ["queued", "picked", "requeue", "picked", "done"]
+
+
+def test_a_gathered_job_that_fails_fails_the_whole(family: Farm) -> None:
+    job = family.enqueue("whole", args={"parts": [1, -1]})
+    error = family.wait(job, "failed")["error"]
+    assert "1 of 2 gathered jobs did not succeed" in error
+
+
+def test_the_results_of_the_parents_are_there_in_their_order(family: Farm) -> None:
+    parts = [family.enqueue("part", args={"n": n}) for n in (5, 6)]
+    job = family.enqueue("sums", depends_on=[parts[1], parts[0]])
+    family.wait(job, "succeeded")
+    assert family.result(job) == {"of": [12, 10], "states": ["succeeded"] * 2}
+
+
+def test_what_a_run_triggers_is_checked_as_from_everybody(family: Farm) -> None:
+    error = family.wait(family.enqueue("triggers badly"), "failed")["error"]
+    assert "nonsense" in error
+
+
+def have_ended(farm: Farm, jobs: list[UUID]) -> bool:
+    return all(farm.job(job)["status"] == "succeeded" for job in jobs)
+
+
+def test_a_worker_that_is_killed_while_its_job_gathers_adds_nothing_twice(farm: Farm, notes: Path) -> None:
+    program = farm.ready(workers=2, dl_pipelines="family_pipelines", notes=notes)
+    jobs = [farm.enqueue("whole", args={"parts": list(range(10))}) for _ in range(5)]
+    for _ in range(3):
+        begun = len(notes.read_text().splitlines())
+        until(lambda: len(notes.read_text().splitlines()) > begun + 2 or have_ended(farm, jobs), "some runs")  # noqa: B023  asked at once
+        os.kill(program.workers()[0].pid, signal.SIGKILL)
+    for job in jobs:
+        farm.wait(job, "succeeded")
+        assert farm.result(job)["sum"] == 90
+    assert farm.rows("SELECT count(*) FROM dl_jobs WHERE task = 'part'")[0][0] == 50
+    assert farm.rows("SELECT count(*) FROM dl_waiting")[0][0] == 0
+
+
+@contextmanager
+def ended_behind_a_lock(farm: Farm, prefetch: int = 1, **settings: object) -> Iterator[tuple[Program, UUID]]:
+    """A farm of one worker, and a job whose run has ended while a stranger has its row locked, as in the block."""
+    program = farm.ready(workers=1, prefetch=prefetch, dl_heartbeat_sec=600, **settings)
+    long = LongJob(farm, max_attempts=1)
+    job = long.job_id
+    with psycopg.connect(farm.dsn, application_name="stranger") as stranger:
+        stranger.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (job,))
+        long.go.touch()
+        until(lambda: program.events("worker.ends.locked"), "the worker to meet the lock")
+        yield program, job
+        stranger.rollback()
+
+
+def runs(farm: Farm) -> int:
+    return len((farm.folder / "go.runs").read_text().splitlines())
+
+
+@pytest.mark.parametrize("prefetch", [1, 50])
+def test_other_jobs_run_and_its_end_is_written_when_the_lock_goes(farm: Farm, prefetch: int) -> None:
+    with ended_behind_a_lock(farm, prefetch) as (program, job):
+        for _ in range(20):
+            assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+        assert farm.job(job)["status"] == "running"
+        assert len(program.events("worker.ends.locked")) == 1
+    assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert (runs(farm), farm.story(job)) == (1, ["queued", "picked", "done"])
+
+
+def test_its_end_is_written_beside_a_long_run(farm: Farm) -> None:
+    with ended_behind_a_lock(farm) as (_, job):
+        long = farm.enqueue("sleeps", args={"sec": 4})
+        until(lambda: farm.rows("SELECT FROM runs WHERE job_id = %s", long), "the long run to begin")
+    assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert farm.job(long)["status"] == "running"
+    assert farm.wait(long, "succeeded")["attempt"] == 1
+
+
+def test_a_drain_writes_it_when_the_lock_goes_in_time(farm: Farm) -> None:
+    with ended_behind_a_lock(farm, dl_drain_sec=20) as (program, job):
+        program.signal(signal.SIGTERM)
+        until(lambda: program.events("supervisor.draining"), "the drain to begin")
+    assert program.stop() == 0
+    assert farm.job(job)["status"] == "succeeded"
+    assert runs(farm) == 1
+
+
+def test_a_drain_ends_in_time_though_the_lock_stays(farm: Farm) -> None:
+    with ended_behind_a_lock(farm, dl_drain_sec=1, dl_kill_grace_sec=1) as (program, job):
+        program.stop(patience=15)
+        assert "rows are locked" in program.events("worker.end.unwritten")[0]["error"]
+        assert farm.job(job)["status"] == "running"
+
+
+def test_a_lost_session_does_not_hand_back_a_job_that_has_run(farm: Farm) -> None:
+    """What the former session may have claimed is handed back by the next one; this job is none of that."""
+    with ended_behind_a_lock(farm) as (program, job):
+        farm.end_sessions("dl-worker:")
+        until(lambda: program.events("farm.database.lost"), "the worker to notice")
+    assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert runs(farm) == 1

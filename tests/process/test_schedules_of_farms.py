@@ -1,15 +1,22 @@
-"""Schedules of real farms: told by workers, made by any number of reapers, in time."""
+"""Schedules, backfills and limits of real farms: each job once and in time, never more at once than may, over kills."""
 
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import pairwise
+from random import Random
 from typing import Any
 
-from farming import Farm, until
+import psutil
+import pytest
+from farming import Farm, Program, until
+from judge import UNDER_WAY
+from psycopg.types.json import Jsonb
 
-from dataloader.queue.plans import new_schedule, schedules, times
+from dataloader.queue import operations
+from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules, times
 
 MADE = (
     "SELECT idempotency_key, status::text, progress, created_at FROM dl_jobs WHERE task = 'ticks' ORDER BY created_at"
@@ -17,7 +24,6 @@ MADE = (
 
 
 def due(farm: Farm) -> list[Any]:
-    """The due times that have jobs."""
     return [found[1] for key, *_ in farm.rows(MADE) if (found := times.due_of_key(key))]
 
 
@@ -41,8 +47,7 @@ def test_a_schedule_of_code_makes_a_job_each_second_over_kills_of_its_reapers(fa
 
 def test_a_job_is_made_within_about_a_second_of_its_due_time_though_the_reaper_rests(farm: Farm) -> None:
     """Its period is long; a new schedule wakes it, and then it wakes at the due times."""
-    reaper = farm.start("reaper", dl_reaper_period_sec=60)
-    until(lambda: reaper.events("reaper.started"), "the reaper")
+    reaper = farm.reaper(dl_reaper_period_sec=60)
     new = new_schedule.checked({"name": "n", "task": "ticks", "queue": "q", "interval_sec": 2}, "UTC")
     schedules.add(farm.conn, new, "test")
     until(lambda: len(due(farm)) >= 4, "jobs")
@@ -71,12 +76,109 @@ def test_a_bad_schedule_and_a_bad_hook_stop_neither_the_reaper_nor_the_others(fa
     assert [row["error"] is None for row in schedules.listed(farm.conn)] == [False, True]
 
 
-def test_a_schedule_that_the_code_names_no_more_is_retired_at_the_next_start(farm: Farm) -> None:
-    first = farm.ready(workers=1, dl_pipelines="schedule_pipelines", scheduled=1)
-    (told,) = schedules.listed(farm.conn)
-    assert (told["name"], told["origin"], told["words"], told["retired_at"]) == ("ticks", "code", "Every second", None)
-    first.stop()
-    farm.ready(workers=1, dl_pipelines="schedule_pipelines", scheduled=0)
-    (told,) = schedules.listed(farm.conn)
-    assert told["retired_at"] is not None
-    assert told["next"] == []
+MOST = 3
+ENDED = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
+TARGET = """
+CREATE TABLE filled (partition text NOT NULL, by_job uuid NOT NULL);
+CREATE INDEX ix_filled ON filled (partition);
+"""
+# In turn, again and again.
+KILLED = (*("worker", "reaper", "worker", "supervisor"), *("worker", "worker", "reaper", "worker"))
+
+
+class Fire:
+    """Two farms and two reapers, of which something is killed now and then; what does not come back is started anew."""
+
+    def __init__(self, farm: Farm) -> None:
+        self._farm = farm
+        self._random = Random(1)
+        self._programs = [self._start() for _ in range(2)]
+        self._reapers = [farm.start("reaper") for _ in range(2)]
+        self.kills = 0
+
+    def kill(self) -> None:
+        """The next of KILLED by SIGKILL."""
+        what = KILLED[self.kills % len(KILLED)]
+        self.kills += 1
+        {"worker": self._kill_worker, "reaper": self._kill_reaper, "supervisor": self._kill_supervisor}[what]()
+
+    def _start(self) -> Program:
+        return self._farm.start(workers=2)
+
+    def _kill_worker(self) -> None:
+        workers = [worker for program in self._programs for worker in program.workers()]
+        with suppress(psutil.NoSuchProcess, IndexError):
+            self._random.choice(workers).send_signal(signal.SIGKILL)
+
+    def _kill_reaper(self) -> None:
+        self._reapers.pop(0).signal(signal.SIGKILL)
+        self._reapers.append(self._farm.start("reaper"))
+
+    def _kill_supervisor(self) -> None:
+        self._programs.pop(0).signal(signal.SIGKILL)
+        self._programs.append(self._start())
+
+
+@pytest.mark.parametrize(("partitions", "kills"), [(60, 8), pytest.param(1_500, 40, marks=pytest.mark.slow)])
+def test_each_partition_is_once_in_the_target_and_three_run_at_most_under_kills(
+    farm: Farm, partitions: int, kills: int
+) -> None:
+    farm.conn.execute(TARGET)
+    fire = Fire(farm)
+    span = {"since": "1", "until": str(partitions), "step": "1"}
+    fields = {"name": "b", "task": "fills", "queue": "q", "args": {"day": "{{ partition }}"}, "max_attempts": 100}
+    backfills.add(farm.conn, new_backfill.checked(fields | span | {"max_running": MOST}), "t")
+
+    def all_ended() -> bool:
+        ended = farm.rows(ENDED)[0][0]
+        if ended >= (fire.kills + 1) * partitions / (kills + 1) and fire.kills < kills:
+            fire.kill()
+        return bool(ended == partitions)
+
+    until(all_ended, "all partitions to be done", 2 * partitions)
+    assert fire.kills == kills
+    assert farm.rows(UNDER_WAY, "backfill:b") == [(MOST,)]
+    assert farm.rows("SELECT count(*), count(DISTINCT partition) FROM filled") == [(partitions, partitions)]
+    shown = backfills.backfill(farm.conn, "b")
+    assert shown
+    assert (shown["state"], shown["counts"]["succeeded"]) == ("done", partitions)
+
+
+JOBS = 60
+
+
+def put(farm: Farm, number: int, task: str, args: dict[str, Any] | None = None, limits: str = "{source}") -> None:
+    farm.conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, limits, max_attempts)"
+        " SELECT gen_random_uuid(), 'q', %s, %s || i, %s, %s, 100 FROM generate_series(1, %s) i",
+        (task, task, Jsonb(args or {}), limits, number),
+    )
+
+
+def kill_one(programs: list[Program], random: Random) -> None:
+    worker = random.choice([worker for program in programs for worker in program.workers()] or [None])
+    if worker is not None:
+        try:
+            worker.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            return
+
+
+def test_three_farms_run_three_jobs_of_a_limit_at_every_instant_under_kills(farm: Farm) -> None:
+    operations.set_limit(farm.conn, "source", "test", most=3)
+    farm.start("reaper")
+    programs = [farm.ready(workers=3) for _ in range(3)]
+    put(farm, JOBS, "recorded", {"sec": 0.3})
+    random, kills = Random(1), 0
+
+    def all_ended() -> bool:
+        nonlocal kills
+        ended = farm.rows(ENDED)[0][0]
+        if ended >= (kills + 1) * JOBS / 12 and kills < 10:
+            kill_one(programs, random)
+            kills += 1
+        return bool(ended == JOBS)
+
+    until(all_ended, "all jobs to succeed")
+    assert kills == 10
+    assert farm.rows(UNDER_WAY, "source") == [(3,)]

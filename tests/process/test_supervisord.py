@@ -54,11 +54,9 @@ class Supervisord:
 
     @property
     def log(self) -> str:
-        """What supervisord and the programs have written."""
         return (self.folder / "log").read_text()
 
     def ctl(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run supervisorctl."""
         return subprocess.run(
             [sys.executable, "-m", "supervisor.supervisorctl", "-c", "supervisor.conf", *command],
             cwd=self.folder,
@@ -68,12 +66,10 @@ class Supervisord:
         )
 
     def states(self) -> dict[str, str]:
-        """The programs' states; empty while supervisord does not answer."""
         lines = [line.split() for line in self.ctl("status").stdout.splitlines()]
         return {line[0]: line[1] for line in lines if line[0].startswith("farm:")}
 
     def wait_running(self) -> None:
-        """Until all programs run."""
         running = dict.fromkeys((f"farm:{name}" for name in PROGRAMS), "RUNNING")
         until(lambda: self.states() == running or self.process.poll() is not None, "all programs to run")
         assert self.process.poll() is None, self.log
@@ -90,7 +86,6 @@ class Supervisord:
             return False
 
     def close(self) -> None:
-        """End whatever is left."""
         for process in self.family():
             process.kill()
         self.process.wait()

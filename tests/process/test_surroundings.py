@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shutil
@@ -10,11 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from farming import Farm, ended_lines, free_port, until
+from farming import Farm, answers, ended_lines, free_port, until
 
 # Commands that change what a program inherits, and then execute it.
 BLOCKED = """
@@ -50,17 +50,6 @@ def refusal(farm: Farm, name: str, before: Sequence[str], **settings: object) ->
     said = ended_lines(program.log)
     assert all(line.startswith("dataloader: ") for line in said), said
     return said
-
-
-def answers(port: int, host: str = "127.0.0.1") -> bool:
-    connection = http.client.HTTPConnection(host, port, timeout=5)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
@@ -154,7 +143,7 @@ def test_check_names_what_the_host_lacks(farm: Farm, before: list[str], words: s
 def test_an_api_listens_on_ipv6_in_every_spelling(farm: Farm, host: str) -> None:
     port = free_port()
     program = farm.start("api --processes 1", app_host=host, app_port=port)
-    until(lambda: answers(port, "::1"), "the API")
+    until(lambda: answers(port, host="::1"), "the API")
     asked = farm.start("queues", app_host=host, app_port=port)  # the command's own default of the URL
     assert asked.process.wait(30) == 0, asked.log.read_text()
     assert program.stop(40) == 0
@@ -239,3 +228,13 @@ def test_a_host_may_have_any_name(farm: Farm) -> None:
         "SELECT DISTINCT payload->>'worker' FROM dl_job_events WHERE job_id = %s AND kind = 'picked'", job_id
     )
     assert names[0].startswith('h\ufffd"x:y? z:')
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.04, 0.06, 0.1])
+def test_a_term_while_the_workers_are_forked_is_not_lost(farm: Farm, free_port: int, delay: float) -> None:
+    """Otherwise gunicorn waits all of its graceful timeout, 30 s, for the worker that never heard it."""
+    program = farm.start("api --processes 4", app_port=free_port)
+    until(lambda: program.events("Using worker: dataloader.api.server.slow_clients.BufferingWorker"))
+    time.sleep(delay)  # into the forks, at different places
+    program.signal(signal.SIGTERM)
+    assert program.process.wait(28) == 0

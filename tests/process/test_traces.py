@@ -24,13 +24,10 @@ OFF = {
 
 
 class Collector(Receiver):
-    """Receives what OTLP exporters send over HTTP."""
-
     def bodies(self, of: str) -> list[bytes]:
         return [got.body for got in self.got if got.path == f"/v1/{of}"]
 
     def spans(self) -> dict[str, Any]:
-        """The spans so far by their names, each with its resource's attributes."""
         found = {}
         for body in self.bodies("traces"):
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
@@ -39,7 +36,6 @@ class Collector(Receiver):
         return found
 
     def metrics(self) -> dict[str, Any]:
-        """The metrics so far by their names, the last of each."""
         found = {}
         for body in self.bodies("metrics"):
             for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:

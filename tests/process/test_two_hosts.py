@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -14,7 +14,7 @@ from uuid import UUID
 
 import psutil
 import pytest
-from farming import Farm, Program, until
+from farming import Farm, Program, farm_on, until
 from judge import OVERLAPS, illegal
 from namespaces import inside, ip, obstacle, remove, space, sweep
 
@@ -27,33 +27,8 @@ RESERVE = 30.0  # for slow machines: what is promised is the lease and one perio
 NOBODY = "02:00:00:00:00:99"  # a hardware address that no interface has
 
 
-class OneMachine:
-    """Both hosts are this machine; a lost one is stopped, as a suspended VM is."""
-
-    def __init__(self, dsn: str) -> None:
-        self.admin_dsn = dsn
-
-    def dsn(self, name: str) -> str:
-        """The database as the host of this name sees it."""
-        return self.admin_dsn
-
-    def inside(self, name: str) -> AbstractContextManager[None]:
-        """Where the host's programs are started."""
-        return nullcontext()
-
-    def lose(self, host: Host) -> None:
-        """Stop every process, the parents first: they must not see their children stop."""
-        for process in host.processes():
-            process.suspend()
-
-    def bring_back(self, host: Host) -> None:
-        """Let them go on where they were."""
-        for process in host.processes():
-            process.resume()
-
-
 class Networks:
-    """Each host has a link of its own to `db`, where PostgreSQL listens. No interface of this machine is touched."""
+    """A link of each host to `db`, where PostgreSQL listens. No interface of this machine is touched."""
 
     LINKS: ClassVar = {
         "a": ("192.0.2.1", "192.0.2.2"),
@@ -78,11 +53,9 @@ class Networks:
         migrations.migrate(server.dsn, schema="public")
 
     def dsn(self, name: str) -> str:
-        """The database as the host of this name sees it."""
         return f"host={self.LINKS[name][0]} port=5432 user=dataloader dbname=postgres"
 
     def inside(self, name: str) -> AbstractContextManager[None]:
-        """What this thread starts in the block is in the network of this name."""
         return inside(name)
 
     def lose(self, host: Host) -> None:
@@ -117,12 +90,10 @@ class Host:
     reaper: Program
 
     def processes(self) -> list[psutil.Process]:
-        """All its processes, parents before children."""
         parents = [psutil.Process(program.process.pid) for program in (self.workers, self.reaper)]
         return [process for parent in parents for process in (parent, *parent.children(recursive=True))]
 
     def has_run(self, farm: Farm, job: UUID) -> bool:
-        """True when the job's last run was by a worker of this host."""
         return runs_by(farm, job)[-1] in {event["worker"] for event in self.workers.events("worker.started")}
 
     def is_rid_of(self, farm: Farm, job: UUID) -> bool:
@@ -133,44 +104,26 @@ class Host:
 
 
 def runs_by(farm: Farm, job: UUID) -> list[str]:
-    """The workers of the job's runs."""
     return [payload["worker"] for kind, payload in farm.journal(job) if kind == "picked"]
 
 
 @dataclass
 class Site:
-    """The queue and the place of its hosts."""
-
-    place: OneMachine | Networks
+    place: Networks
     farm: Farm
 
     def host(self, name: str, workers: int) -> Host:
-        """Start a host and wait until it works."""
         settings = {
             "dl_db_dsn": self.place.dsn(name),
-            "dl_pipelines": "farm_pipelines host_pipelines",
             "dl_reaper_period_sec": REAPER_PERIOD,
             "pg_connect_timeout": 2,
         }
         with self.place.inside(name):
-            host = Host(
-                name,
-                self.farm.start("workers", workers=workers, **settings),
-                self.farm.start("reaper", **settings),
-            )
-        until(lambda: len(host.workers.events("worker.started")) >= workers, "workers to start")
-        until(lambda: host.reaper.events("reaper.started"), "the reaper to start")
-        return host
+            return Host(name, self.farm.ready(workers=workers, **settings), self.farm.reaper(**settings))
 
 
 @pytest.fixture
-def one_machine(farm: Farm) -> Site:
-    """Two farms on this machine."""
-    return Site(OneMachine(farm.dsn), farm)
-
-
-@pytest.fixture
-def two_networks(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path) -> Iterator[Site]:
     """A network for each host, and a server of its own that both reach over TCP."""
     if why := obstacle():
         pytest.skip(why)
@@ -179,17 +132,9 @@ def two_networks(tmp_path: Path) -> Iterator[Site]:
         folder = Path(tempfile.mkdtemp(prefix="dl-test-"))  # what a killed run leaves, the next one removes
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         place = Networks(folder, stack)
-        farm = Farm(place.admin_dsn, tmp_path)
+        farm = stack.enter_context(farm_on(place.admin_dsn, tmp_path))
         farm.executes = True  # a forked program would be in the network of the fork server
-        stack.callback(farm.close)
         yield Site(place, farm)
-
-
-@pytest.fixture(params=["one_machine", "two_networks"])
-def site(request: pytest.FixtureRequest) -> Site:
-    """Every promise is tried in both places."""
-    found: Site = request.getfixturevalue(request.param)
-    return found
 
 
 def test_two_hosts_share_the_jobs_and_keys_exclude_across_them(site: Site) -> None:
@@ -233,17 +178,15 @@ def test_h1_a_lost_hosts_jobs_run_on_the_other_and_its_late_ends_change_nothing(
         assert b.has_run(farm, job)
         (picked_at,) = farm.rows("SELECT max(ts) FROM dl_job_events WHERE job_id = %s AND kind = 'picked'", job)[0]
         assert (picked_at - lost_at).total_seconds() < LEASE + REAPER_PERIOD + RESERVE
-    if isinstance(place, Networks):  # a stopped process cannot end its run before it goes on
-        for name in ("obedient", "stubborn", "late"):
-            first, second = until(lambda name=name: times(tmp_path / name))
-            assert first[-1] < second[0], f"{name}: the lost run was over before the other began"
+    for name in ("obedient", "stubborn", "late"):
+        first, second = until(lambda name=name: times(tmp_path / name))
+        assert first[-1] < second[0], f"{name}: the lost run was over before the other began"
 
     place.bring_back(a)
     for job in jobs:
         until(lambda job=job: a.is_rid_of(farm, job), "the lost host to learn that the job is not its any more")
-    if isinstance(place, Networks):
-        lost = a.workers.events("worker.ownership.lost")
-        assert str(late) in [event["job_id"] for event in lost if event.get("verb") == "succeed"]
+    lost = a.workers.events("worker.ownership.lost")
+    assert str(late) in [event["job_id"] for event in lost if event.get("verb") == "succeed"]
     for job in jobs:
         assert (farm.job(job)["status"], farm.job(job)["attempt"]) == ("running", 2)
         assert b.has_run(farm, job)

@@ -83,7 +83,6 @@ class Farm:
         return str(call(self.port, f"/api/v1/jobs/{job_id}/status")["status"])
 
     def succeeds(self) -> bool:
-        """Whether a job can be triggered now and then succeeds."""
         try:
             job_id = self.trigger()
         except OSError:  # the API is not back yet, or has no database
@@ -175,7 +174,7 @@ def test_a_person_at_a_terminal_reads_lines_and_the_banner_last(home: Path) -> N
         assert "reaper.started" in start
         assert start.count("everybody on this machine may trigger") == 1
         assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\+09:00 \[info", start, re.MULTILINE)
-        assert "load.cbr.rates, load.csv, load.http, " in banner
+        assert "load.cbr.rates, load.csv, load.database, load.files, " in banner
         assert "load.postgres, mine, noop, run.command" in banner
         assert "Asia/Tokyo" in banner
         job_id = farm.trigger(task="mine", args={})
@@ -201,7 +200,6 @@ def versioned(args):
 
 
 def version(farm: Farm) -> object:
-    """What a job of the pipeline returns now."""
     job_id = farm.trigger(task="versioned", args={})
     until(lambda: farm.status(job_id) == "succeeded")
     return call(farm.port, f"/api/v1/jobs/{job_id}/result")["result"]

@@ -12,7 +12,7 @@ import pytest
 from farming import Farm, Program, ended_lines, until
 from receiver import Receiver
 
-from dataloader.client import Client, Unavailable
+from dataloader.client import Client
 
 HEAD = """
 import os, signal, time
@@ -50,8 +50,6 @@ def once():
 
 
 class Mine:
-    """The user's module, and the notes that its functions leave."""
-
     def __init__(self, farm: Farm, folder: Path, code: str) -> None:
         self.farm, self.folder = farm, folder
         (folder / "mine.py").write_text(HEAD.format(folder=str(folder)) + code)
@@ -62,17 +60,14 @@ class Mine:
         return self.farm.start(workers=workers, **given)
 
     def open(self) -> None:
-        """Let on_farm_start go on."""
         (self.folder / "open").touch()
 
     def notes(self, kind: str) -> list[str]:
-        """The notes that begin so, without that."""
         file = self.folder / "notes"
         lines = ended_lines(file) if file.exists() else []
         return [line.removeprefix(kind).strip() for line in lines if line.startswith(kind)]
 
     def kinds(self) -> list[str]:
-        """The first words of all notes."""
         return [line.split()[0] if line != "farm ends" else line for line in self.notes("")]
 
 
@@ -169,33 +164,10 @@ def test_a_trigger_leaves_the_key_to_a_hook_of_the_api(farm: Farm, tmp_path: Pat
         "from dataloader.pipelines import around_enqueue\n"
         "@around_enqueue\ndef keyed(job):\n    return job | {'lock_key': f\"order-{job['args']['order']}\"}\n"
     )
-    settings = {
-        "app_host": "127.0.0.1",
-        "app_port": free_port,
-        "dl_hooks": "our_hooks",
-        "dl_pipelines": "no_such_module",
-    }
-    farm.start("api --processes 1", cwd=tmp_path, **settings)  # in the folder that holds the module
-    url = f"http://127.0.0.1:{free_port}"
-    with Client(url, patience=30) as client:
-        until(lambda: answers(client))
+    farm.api(free_port, cwd=tmp_path, dl_hooks="our_hooks", dl_pipelines="no_such_module")  # the folder has the module
+    with Client(f"http://127.0.0.1:{free_port}", patience=30) as client:
         job = client.trigger("recorded", queue="q", args={"order": 7})
         assert client.job(job.job_id).lock_key == "order-7"
-
-
-def answers(client: Client) -> bool:
-    try:
-        return bool(client.overview())
-    except Unavailable:
-        return False
-
-
-def test_an_api_with_a_module_of_hooks_that_cannot_be_imported_does_not_start(farm: Farm, tmp_path: Path) -> None:
-    (tmp_path / "our_hooks.py").write_text("raise LookupError('no model at postgresql://u:pa55word@h/d')")
-    program = farm.start("api", cwd=tmp_path, dl_hooks="our_hooks")
-    assert program.process.wait(60) == 78
-    said = "DL_HOOKS: our_hooks cannot be imported: LookupError: no model at postgresql://u:***@h/d"
-    assert program.log.read_text().splitlines() == [f"dataloader: {said}"]
 
 
 def sent(receiver: Receiver) -> list[str]:

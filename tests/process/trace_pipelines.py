@@ -23,5 +23,4 @@ def traced(args: dict[str, Any]) -> Iterator[Any]:
 
 @register("untraced")
 def untraced(args: dict[str, Any], context: Context) -> dict[str, Any]:
-    """What the worker has imported of OpenTelemetry."""
     return {"modules": sorted(name for name in sys.modules if name.startswith("opentelemetry")), "current": None}

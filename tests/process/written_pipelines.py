@@ -1,4 +1,4 @@
-"""Pipelines that test_logs_of_jobs.py runs through DL_PIPELINES: they write in every way that there is."""
+"""Pipelines that test_logs.py runs through DL_PIPELINES: they write in every way that there is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ def _shell(script: str) -> None:
 
 @register("written.all")
 def all_ways(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Write by logger, print, threads, programs and forks."""
     context.logger.info("first by the logger", extra={"rows": 5})
     print("second by print")
     _shell("echo third by a program; echo fourth by its stderr >&2")
@@ -39,7 +38,6 @@ def all_ways(args: dict[str, Any], context: Context) -> Iterator[Progress]:
 
 @register("written.live")
 def live(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Write a line, and wait until the file of the args is there."""
     print(f"attempt {context.attempt} waits")
     while not Path(args["gate"]).exists():
         time.sleep(0.02)
@@ -54,18 +52,6 @@ def truncated(args: dict[str, Any]) -> None:
     print("the end")
 
 
-@register("written.secrets")
-def secrets(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Say secrets in every way, and fail."""
-    told = f"login {args['password']} at postgresql://etl:{args['password']}@db/x"
-    context.logger.info(told)
-    print(told, os.environ["THE_TOKEN"])
-    print("-----BEGIN PRIVATE KEY-----\nMIIcanarykeybody\n-----END PRIVATE KEY-----")
-    yield {"processed": 1}
-    _shell(f"echo '{args['password']}' >&2")
-    raise ValueError(told)
-
-
 def deeper(left: int) -> None:
     if not left:
         raise KeyError("the bottom")
@@ -74,7 +60,6 @@ def deeper(left: int) -> None:
 
 @register("written.fails")
 def fails(args: dict[str, Any]) -> None:
-    """Fail below many different frames."""
     functions = "".join(f"def f{n}():\n    f{n + 1}()\n" for n in range(80)) + "def f80():\n    deeper(3)\n"
     names: dict[str, Any] = {"deeper": deeper}
     exec(compile(functions, "made_up.py", "exec"), names)
@@ -98,7 +83,6 @@ def dies(args: dict[str, Any]) -> Iterator[Progress]:
 
 @register("written.quiet", logs=False)
 def quiet(args: dict[str, Any]) -> None:
-    """Write, and keep nothing of it."""
     print("only in the stream")
 
 
@@ -109,7 +93,6 @@ def nothing(args: dict[str, Any]) -> None:
 
 @register("written.leaves")
 def leaves(args: dict[str, Any]) -> None:
-    """Leave a process behind that goes on writing."""
     print("parent")
     subprocess.Popen(["/bin/sh", "-c", "setsid sh -c 'while true; do echo straggler; sleep 0.01; done' &"])
     time.sleep(0.3)

@@ -11,7 +11,7 @@ import pytest
 from foreign import Foreign
 from hands import Worker
 
-from dataloader.queue import migrations
+from dataloader.queue import lifecycle, migrations
 
 # The judge of journals is the process tests' own.
 sys.path.append(str(Path(__file__).parent.parent / "process"))
@@ -37,6 +37,26 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return until_the_fill
 
 
+# Their tests hold for the short claim, after which dl_step makes way, and for dl_step alone.
+OF_CLAIMS = {
+    f"test_{name}"
+    for name in ("claim", "ends", "interleavings", "lease", "lock", "locked_rows", "order", "park", "set_aside", "step")
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test of a claim twice."""
+    if metafunc.module.__name__ in OF_CLAIMS:
+        metafunc.parametrize("claims", ["short", "full"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def claims(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short claims, or none."""
+    if getattr(request, "param", "short") == "full":
+        monkeypatch.setattr(lifecycle, "_may_be_short", lambda *_: False)
+
+
 @pytest.fixture
 def workers(dsn: str) -> Iterator[Callable[[], Worker]]:
     """Open sessions of workers, each with a name of its own."""
@@ -55,6 +75,18 @@ def workers(dsn: str) -> Iterator[Callable[[], Worker]]:
 @pytest.fixture
 def worker(workers: Callable[[], Worker]) -> Worker:
     """One worker."""
+    return workers()
+
+
+@pytest.fixture
+def one(workers: Callable[[], Worker]) -> Worker:
+    """The first of two workers."""
+    return workers()
+
+
+@pytest.fixture
+def two(workers: Callable[[], Worker]) -> Worker:
+    """The second of two workers."""
     return workers()
 
 

@@ -57,6 +57,13 @@ class Worker:
         assert job is not None, "nothing was claimed"
         return job
 
+    def start_new(self, add: Callable[..., UUID] | None = None, **columns: Any) -> Job:
+        """Add a job, by `enqueue` where nothing else is given, and claim it."""
+        job_id = (add or enqueue)(self.conn, **columns)
+        job = self.take(columns.get("queue", "q"))
+        assert job.job_id == job_id
+        return job
+
     def finish(self, job: Job, verb: str = "succeed", **how: Any) -> Status | None:
         """End a run by this verb of queue.sql; again when a locked row is free, as a worker does that waits for it.
 
@@ -177,10 +184,17 @@ def quietly(conn: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 @contextmanager
+def locked(conn: psycopg.Connection[Any], *job_ids: UUID) -> Iterator[None]:
+    """The session has these rows locked for the block."""
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (list(job_ids),))
+        yield
+
+
+@contextmanager
 def ended_beside_locked_rows(conn: psycopg.Connection[Any], worker: Worker, job: Job, *rows: UUID) -> Iterator[None]:
     """The worker's run ends while a session has these rows locked; the session has them for the block."""
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (list(rows),))
+    with locked(conn, *rows):
         worker.finish(job)
         yield
 
@@ -189,20 +203,6 @@ def buffers(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> 
     """How many shared buffers a statement touches, with whatever its functions do."""
     (plan,) = value(conn, "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) " + statement, *parameters)
     return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
-
-
-CLAIM = f"SELECT * FROM dl_step(ARRAY[%s], false, 'w', now(), 15, 1, 0, '-infinity', {', '.join(['NULL'] * 8)})"
-
-
-def claim_buffers(conn: psycopg.Connection[Any], queue_name: str = "q") -> int:
-    """The buffers of one warm claim in a worker's session, which is then undone."""
-    found = 0
-    conn.execute(f"RESET ALL; DISCARD PLANS; {lifecycle.PLANS}")
-    for _ in range(3):
-        with conn.transaction(force_rollback=True):
-            found = buffers(conn, CLAIM, queue_name)
-        conn.execute("SELECT pg_advisory_unlock_all()")
-    return found
 
 
 def enqueue(conn: psycopg.Connection[Any], **more: Any) -> UUID:

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import BACKOFF_SEC, Conn, Worker, Workers, keys_held, many, plain, row, state, value
+from hands import BACKOFF_SEC, Conn, Worker, keys_held, many, plain, row, state, value
 
 from dataloader.queue import lifecycle, operations
 from dataloader.queue.lifecycle import Affinity, Step
@@ -74,20 +74,14 @@ def test_a_claim_looks_no_farther_than_it_may(conn: Conn, worker: Worker) -> Non
     assert models(claim(worker, "a", lookahead=4)) == "b"
 
 
-def test_no_job_goes_before_one_of_a_better_priority(conn: Conn, worker: Worker) -> None:
-    jobs(conn, "aa", priority=2)
-    jobs(conn, "b", priority=1)
-    assert models(claim(worker, "a")) == "b"
+@pytest.mark.parametrize(("worse", "better", "warm"), [("aa", "b", "a"), ("ccc", "abb", "")])
+def test_only_jobs_of_the_best_priority_count(conn: Conn, worker: Worker, worse: str, better: str, warm: str) -> None:
+    jobs(conn, worse, priority=2)
+    jobs(conn, better, priority=1)
+    assert models(claim(worker, warm)) == "b"
 
 
-def test_only_jobs_of_the_best_priority_count(conn: Conn, worker: Worker) -> None:
-    jobs(conn, "ccc", priority=2)
-    jobs(conn, "abb", priority=1)
-    assert models(claim(worker, "")) == "b"
-
-
-def test_where_the_warm_ones_are_busy_the_queues_order_counts(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_where_the_warm_ones_are_busy_the_queues_order_counts(conn: Conn, one: Worker, two: Worker) -> None:
     jobs(conn, "bba", lock_key="k")
     assert models(claim(one, "a")) == "b"  # the first row of its key, whichever was the candidate
     jobs(conn, "cc")

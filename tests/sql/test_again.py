@@ -63,7 +63,7 @@ def test_the_journals_name_each_other_once(conn: Conn) -> None:
     assert again.add(conn, old_id, new, "me") == (new_id, status)
     assert journal(conn, old_id)[-1] == ("again", {"rerun_by": str(new_id), "by": "me"})
     assert [kind for kind, _ in journal(conn, old_id)].count("again") == 1
-    assert journal(conn, new_id)[0] == ("queued", {"rerun_of": str(old_id)})
+    assert journal(conn, new_id)[0] == ("queued", {"rerun_of": str(old_id), "by": "me"})
     assert again.links(stats.events(conn, new_id)) == {"rerun_of": str(old_id), "reruns": []}
     assert again.links(stats.events(conn, old_id)) == {"rerun_of": None, "reruns": [str(new_id)]}
     assert row(conn, old_id)["status"] == "failed"
@@ -71,7 +71,7 @@ def test_the_journals_name_each_other_once(conn: Conn) -> None:
 
 def test_of_a_job_that_is_gone_only_the_new_one_tells(conn: Conn) -> None:
     new_id, _ = again.add(conn, UUID(int=1), NewJob("q", "t", "k"), "me")
-    assert journal(conn, new_id)[0][1] == {"rerun_of": str(UUID(int=1))}
+    assert journal(conn, new_id)[0][1] == {"rerun_of": str(UUID(int=1)), "by": "me"}
     assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'again'") == 0
 
 

@@ -93,7 +93,7 @@ def test_the_jobs_come_in_bunches_in_turn_with_those_of_others_and_a_killed_bunc
     add(conn)
     add(conn, "c", partitions=["x", "y", "z"])
     with monkeypatch.context() as killed:
-        killed.setitem(backfills._PLANS._sql, "made", "SELECT 1 / 0")
+        killed.setitem(backfills._PLANS, "done_up_to", "SELECT 1 / 0")
         failed = backfills.tick(conn)
     assert (failed.name, failed.error) == ("b", "division by zero")
     assert value(conn, "SELECT count(*) FROM dl_jobs") == value(conn, "SELECT count(job_id) FROM dl_partitions") == 0

@@ -35,30 +35,13 @@ def test_a_job_that_waits_is_canceled_wherever_it_stands(conn: Conn, workers: Wo
 
 
 def test_a_running_job_is_told_by_its_row_and_by_a_notification(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    job = worker.take()
-    status = lifecycle.request_cancel(conn, job_id)
+    job = worker.start_new()
+    status = lifecycle.request_cancel(conn, job.job_id)
     assert (status["status"], status["cancel_requested"], status["finished_at"]) == ("running", True, None)
-    assert heard(worker.conn, "dl_cancel") == [str(job_id)]
-    assert journal(conn, job_id)[-1] == ("cancel_requested", {"attempt": 1, "by": "request"})
+    assert heard(worker.conn, "dl_cancel") == [str(job.job_id)]
+    assert journal(conn, job.job_id)[-1] == ("cancel_requested", {"attempt": 1, "by": "request"})
     assert lifecycle.beat(worker.conn, [job], None, False) is True
     assert worker.finish(job, "cancel") == "canceled"
-
-
-def test_asking_twice_is_asking_once(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    worker.take()
-    for _ in range(3):
-        lifecycle.request_cancel(conn, job_id)
-    assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested"]
-    assert heard(worker.conn, "dl_cancel") == [str(job_id)]
-
-
-def test_a_queued_row_that_was_asked_already_by_plain_update_is_ended_by_the_request(conn: Conn) -> None:
-    job_id = plain(conn)
-    conn.execute("UPDATE dl_jobs SET cancel_requested = true")
-    lifecycle.request_cancel(conn, job_id)
-    assert state(conn, job_id) == ("canceled", 0)
 
 
 def test_j2_a_cancel_that_meets_a_claim_tells_the_started_run(conn: Conn, workers: Workers) -> None:

@@ -64,19 +64,17 @@ def test_a_canceled_job_that_is_queued_again_begins_at_the_start(conn: Conn, wor
 
 @pytest.mark.parametrize("verb", ["retry", "fail", "hand_back"])
 def test_a_job_that_is_not_canceled_keeps_what_it_has(conn: Conn, worker: Worker, verb: str) -> None:
-    job_id = enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     keep(worker, job, LIVES_ON)
     worker.finish(job, verb)
     assert cleanups.due(conn) == [], "nobody locks it in vain"
-    assert (cleaned(conn), listed(conn)) == ([], [job_id])
-    assert cleanups.add(conn, job_id) is None
-    assert json.loads(lifecycle.checkpoints(conn, [job_id])[job_id].text or "") == LIVES_ON
+    assert (cleaned(conn), listed(conn)) == ([], [job.job_id])
+    assert cleanups.add(conn, job.job_id) is None
+    assert json.loads(lifecycle.checkpoints(conn, [job.job_id])[job.job_id].text or "") == LIVES_ON
 
 
 def test_a_run_that_has_cleaned_up_itself_leaves_nothing(conn: Conn, worker: Worker) -> None:
-    enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     keep(worker, job, LIVES_ON)
     end = Finish("cancel", "canceled")
     lifecycle.finish_some(worker.conn, worker.name, [lifecycle.Ended(job, end, checkpoint=Checkpoint('{"id": "p-1"}'))])
@@ -132,16 +130,15 @@ def test_a_cleanup_that_people_queue_again_only_cleans_up(conn: Conn, worker: Wo
 
 def test_a_job_that_may_leave_something_stays_listed(conn: Conn, worker: Worker) -> None:
     """Else the list would lose a job that saves the key while the reaper looks."""
-    job_id = enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     keep(worker, job, LIVES_ON)
     keep(worker, job, {"id": "p-1"})
     cleaned(conn)
-    assert listed(conn) == [job_id]
+    assert listed(conn) == [job.job_id]
     worker.finish(job, "retry", delay_sec=3_600)
     cleaned(conn)
-    assert listed(conn) == [job_id]
-    lifecycle.request_cancel(conn, job_id)
+    assert listed(conn) == [job.job_id]
+    lifecycle.request_cancel(conn, job.job_id)
     assert (cleaned(conn), listed(conn)) == ([], [])
 
 

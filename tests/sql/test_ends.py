@@ -56,14 +56,6 @@ def test_what_each_end_writes(
         assert end["blocked_on"] == ("time" if wait else None)
 
 
-@pytest.mark.parametrize(("verb", "error"), [("succeed", None), ("hand_back", "boom")])
-def test_only_success_clears_the_error_of_before(conn: Conn, worker: Worker, verb: str, error: str | None) -> None:
-    job_id = plain(conn)
-    worker.finish(worker.take(), "retry", error="boom")
-    worker.finish(worker.take(), verb, error="drain" if verb == "hand_back" else None)
-    assert row(conn, job_id)["error"] == error
-
-
 @pytest.mark.parametrize("verb", ENDS)
 def test_every_end_clears_lease_and_claim_and_lets_go_of_the_key(conn: Conn, worker: Worker, verb: str) -> None:
     end = ended(conn, worker, verb)
@@ -219,11 +211,10 @@ def test_a_retry_without_a_delay_waits_as_its_attempts_say(conn: Conn, worker: W
 
 
 def test_a_cancelled_job_whose_run_failed_waits_for_no_retry(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    job = worker.take()
-    lifecycle.request_cancel(conn, job_id)
+    job = worker.start_new()
+    lifecycle.request_cancel(conn, job.job_id)
     assert worker.finish(job, "retry", error="why", delay_sec=60.0) == "canceled"
-    assert row(conn, job_id)["blocked_on"] is None
-    kind, payload = journal(conn, job_id)[-1]
+    assert row(conn, job.job_id)["blocked_on"] is None
+    kind, payload = journal(conn, job.job_id)[-1]
     assert (kind, payload["error"]) == ("canceled", "why")
     assert "delay_sec" not in payload

@@ -304,11 +304,19 @@ def test_a_known_key_tells_nobody(conn: Conn, worker: Worker) -> None:
     assert len(journal(conn, first[0])) == 1
 
 
+@pytest.mark.parametrize("by", ["producer", "api"])
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_twin_of_one_job_is_waited_for(conn: Conn, dsn: str, lone: psycopg.Connection[Any], commits: bool) -> None:
+def test_j1_a_twin_of_one_job_is_waited_for(
+    conn: Conn, dsn: str, lone: psycopg.Connection[Any], commits: bool, by: str
+) -> None:
+    def once(session: psycopg.Connection[Any]) -> tuple[UUID, str]:
+        if by == "producer":
+            return add(session, idempotency_key="once")
+        return enqueue.enqueue(session, NewJob("q", "t", "k", idempotency_key="once"))
+
     with psycopg.connect(dsn) as other:
-        first = add(other, idempotency_key="once")
-        with started(lambda: add(lone, idempotency_key="once"), lone.info.backend_pid, conn) as twin:
+        first = once(other)
+        with started(lambda: once(lone), lone.info.backend_pid, conn) as twin:
             other.commit() if commits else other.rollback()
             assert (twin.result() == first) == commits
     assert value(conn, "SELECT count(*) FROM dl_jobs") == value(conn, "SELECT count(*) FROM dl_job_events") == 1

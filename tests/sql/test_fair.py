@@ -146,8 +146,7 @@ def test_the_clock_is_that_of_the_queue_and_priority(conn: Conn, worker: Worker,
 def test_what_runs_in_another_queue_says_nothing(conn: Conn, worker: Worker) -> None:
     share_out(conn)
     operations.set_order(conn, "other", "test", fair_by="partition_key")
-    enqueue(conn, queue="other", partition_key="a")
-    job = worker.take("other")
+    job = worker.start_new(queue="other", partition_key="a")
     conn.execute("UPDATE dl_jobs SET turn_at = now() + interval '1 hour' WHERE job_id = %s", (job.job_id,))
     assert row(conn, enqueue(conn, partition_key="a"))["turn_at"] <= row(conn, job.job_id)["now"]
 

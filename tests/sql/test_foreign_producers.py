@@ -16,7 +16,7 @@ from hands import Conn, row, value
 from psycopg.conninfo import conninfo_to_dict
 
 from dataloader import NewJob, enqueue, enqueue_many
-from dataloader.queue.foreign import array
+from dataloader.queue.db import array
 from dataloader.queue.parents import UnknownParents
 
 sqlalchemy = pytest.importorskip("sqlalchemy")

@@ -19,6 +19,7 @@ from hands import (
     heard,
     journal,
     kinds,
+    locked,
     plain,
     quietly,
     row,
@@ -50,21 +51,19 @@ def test_our_own_inserts_say_that_they_are_journaled(conn: Conn) -> None:
 
 
 def test_a_run_that_is_not_the_workers_any_more_is_not_told_to_be_stuck(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    job = worker.take()
-    for claim in ((uuid4(), 1, worker.name), (job_id, 2, worker.name), (job_id, 1, "somebody")):
+    job = worker.start_new()
+    for claim in ((uuid4(), 1, worker.name), (job.job_id, 2, worker.name), (job.job_id, 1, "somebody")):
         lifecycle.journal_stuck(conn, *claim, 900.0, "stacks")
-    assert "stuck" not in kinds(conn, job_id)
-    lifecycle.journal_stuck(conn, job_id, job.attempt, worker.name, 900.0, "stacks")
-    assert journal(conn, job_id)[-1] == ("stuck", {"attempt": 1, "silent_sec": 900.0, "stacks": "stacks"})
+    assert "stuck" not in kinds(conn, job.job_id)
+    lifecycle.journal_stuck(conn, job.job_id, job.attempt, worker.name, 900.0, "stacks")
+    assert journal(conn, job.job_id)[-1] == ("stuck", {"attempt": 1, "silent_sec": 900.0, "stacks": "stacks"})
     worker.finish(job)
-    lifecycle.journal_stuck(conn, job_id, job.attempt, worker.name, 900.0, "stacks")
-    assert kinds(conn, job_id).count("stuck") == 1
+    lifecycle.journal_stuck(conn, job.job_id, job.attempt, worker.name, 900.0, "stacks")
+    assert kinds(conn, job.job_id).count("stuck") == 1
 
 
 def test_a_running_job_may_be_forced_later_and_once(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    worker.take()
+    job_id = worker.start_new().job_id
     told = []
     for force in (False, True, True, False):
         lifecycle.request_cancel(conn, job_id, force)
@@ -92,6 +91,22 @@ def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(conn
     assert lifecycle.cancellations(conn, [asked, forced, other, ended]) == {asked: False, forced: True}
 
 
+@pytest.mark.parametrize("verb", ["succeed", "retry", "fail", "hand_back", "cancel"])
+@pytest.mark.parametrize("counted", [2**31 - 1, 1_000_000, 999_999])
+def test_a_run_ends_once_in_the_journal_whatever_a_role_has_written_to_the_counter(
+    conn: Conn, worker: Worker, verb: str, counted: int
+) -> None:
+    job = worker.start_new()
+    conn.execute("UPDATE dl_jobs SET journaled = %s", (counted,))
+    worker.finish(job, verb)
+    assert row(conn, job.job_id)["status"] != "running"
+    assert len(kinds(conn, job.job_id)) == 3
+    if verb in ("retry", "hand_back"):
+        conn.execute("UPDATE dl_jobs SET journaled = %s", (counted,))
+        assert worker.take().job_id == job.job_id
+        assert len(kinds(conn, job.job_id)) == 4
+
+
 # --- keys ---
 
 
@@ -106,15 +121,12 @@ def test_a_key_held_without_a_live_run_is_put_off(conn: Conn, worker: Worker, st
     assert (claim.job, claim.backoffs, row(conn, waiting)["blocked_on"]) == (None, 1, "time")
 
 
-def test_a_refusal_waits_for_no_row_of_its_key(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_a_refusal_waits_for_no_row_of_its_key(conn: Conn, one: Worker, two: Worker) -> None:
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
-    refused, locked = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
-    with two.conn.transaction():
-        two.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (locked,))
-        with started(one.claim, None, conn) as claim:
-            assert claim.result(PATIENCE).job is None
-    assert (row(conn, refused)["backoffs"], row(conn, locked)["backoffs"]) == (1, 0)
+    refused, held = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
+    with locked(two.conn, held), started(one.claim, None, conn) as claim:
+        assert claim.result(PATIENCE).job is None
+    assert (row(conn, refused)["backoffs"], row(conn, held)["backoffs"]) == (1, 0)
 
 
 def test_a_session_has_the_keys_that_it_holds_and_no_others(conn: Conn, workers: Workers) -> None:
@@ -138,8 +150,7 @@ def test_a_session_has_the_keys_that_it_holds_and_no_others(conn: Conn, workers:
         holder.conn.execute("SELECT pg_advisory_unlock_all()")
 
 
-def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: Conn, one: Worker, two: Worker) -> None:
     plain(conn, lock_key="k", priority=0)
     stale = plain(conn, lock_key="k", priority=1)
     job = one.take()
@@ -179,20 +190,18 @@ def test_a_candidate_whose_key_is_busy_by_now_is_left_alone(conn: Conn, worker: 
 
 
 def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     with worker.conn.transaction():
         lifecycle.beat(worker.conn, [job], None, False)
-        assert lifecycle.settle(conn, worker.name, "crash", "gone") == [lifecycle.Settled(job_id, None)]
+        assert lifecycle.settle(conn, worker.name, "crash", "gone") == [lifecycle.Settled(job.job_id, None)]
     assert [found.status for found in lifecycle.settle(conn, worker.name, "crash", "gone")] == ["queued"]
 
 
 @pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
 def test_a_row_whose_key_is_free_and_that_another_claim_holds_is_worth_coming_back_for(
-    conn: Conn, workers: Workers, status: str, lease: str
+    conn: Conn, one: Worker, two: Worker, status: str, lease: str
 ) -> None:
     """A lease that is over, or was left behind by another service, says nothing of the key."""
-    one, two = workers(), workers()
     plain(conn, lock_key="k", status=status)
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + %s::interval", (lease,))
     waiting = plain(conn, lock_key="k")
@@ -207,8 +216,8 @@ def test_a_row_whose_key_is_free_and_that_another_claim_holds_is_worth_coming_ba
 def test_idle_claims_do_not_contend_with_each_other(conn: Conn, workers: Workers) -> None:
     """Each holds the running rows of what it waits for, and both may."""
     one, two, three = workers(), workers(), workers()
-    plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
-    one.take()
+    one.start_new(plain, lock_key="k", priority=0)
+    plain(conn, lock_key="k", priority=1)
     with two.conn.transaction():
         assert two.claim().job is None  # and has parked the other row
         late = plain(conn, lock_key="k", priority=2)

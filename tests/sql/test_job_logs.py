@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
@@ -11,6 +12,9 @@ import psycopg
 import pytest
 from hands import Conn, Worker, enqueue, value
 
+from dataloader.farm import keeper
+from dataloader.farm.capture import Output
+from dataloader.farm.slots import SharedSlots
 from dataloader.queue import db, lifecycle, logs
 from dataloader.queue.job import Job
 from dataloader.queue.run_log import RunLog
@@ -25,7 +29,7 @@ def written(job: Job, *texts: str, most: int = 65_536) -> RunLog:
 
 
 def texts(conn: Conn, job_id: UUID, **more: Any) -> list[str]:
-    return [line["text"] for line in logs.page(conn, job_id, **more).lines]
+    return [line["text"] for line in logs.page(conn, job_id, **more).rows]
 
 
 @pytest.fixture
@@ -43,7 +47,7 @@ def test_lines_have_the_databases_time_and_their_own_order(conn: Conn, running: 
     run.add(monotonic() - 30, "warning", "stderr", "half a minute old")
     run.add(monotonic(), "info", "log", "new")
     logs.write(conn, [run], monotonic())
-    old, new = logs.page(conn, job.job_id).lines
+    old, new = logs.page(conn, job.job_id).rows
     now = value(conn, "SELECT now()")
     assert timedelta(seconds=29) < now - old["at"] < timedelta(seconds=60)
     assert (old["line"], old["level"], old["source"], old["attempt"]) == (1, "warning", "stderr", 1)
@@ -111,6 +115,31 @@ def test_what_was_written_in_doubt_is_there_once(conn: Conn, running: Any) -> No
     assert texts(conn, job.job_id) == ["one", "two", "three"]
 
 
+def test_last_words_that_the_worker_has_written_itself_are_there_once(
+    conn: Conn, running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker died between its commit and the note that tells the keeper of it; one line was an hour old."""
+    _, job = running
+    slot = SharedSlots(1).slots[0]
+    slot.occupy(job.claimed_by)
+    slot.claim([job.job_id], [job.attempt])
+    slot.begin(0, 1, 60.0, monotonic())
+    outputs = [Output(name) for name in keeper.NAMES]
+    slot.log_files[:] = [output.fd for output in outputs]
+    slot.logs = True
+    os.write(outputs[0].fd, b"one\nthree\n")
+    os.write(outputs[1].fd, b"two\n")
+    salvage = keeper.Salvage(1_024)
+    monkeypatch.setattr(salvage, "_echoes", dict.fromkeys(keeper.SOURCES, lambda raw: None))
+    salvage.open_new([slot])
+    run = written(job)
+    run.add(monotonic() - 3_600, "info", "stdout", "one")
+    run.add(monotonic(), "warning", "stderr", "two")
+    logs.write(conn, [run], monotonic())
+    salvage.write(conn, slot)
+    assert sorted(texts(conn, job.job_id)) == ["one", "three", "two"]
+
+
 def test_lines_in_the_middle_go_while_newer_ones_come(conn: Conn, running: Any) -> None:
     _, job = running
     run = RunLog(job, 8_192, monotonic())
@@ -118,7 +147,7 @@ def test_lines_in_the_middle_go_while_newer_ones_come(conn: Conn, running: Any) 
         for number in range(20):
             run.add(monotonic(), "info", "stdout", f"{part}.{number} " + "x" * 90)
         logs.write(conn, [run], monotonic())
-        found = logs.page(conn, job.job_id).lines
+        found = logs.page(conn, job.job_id).rows
         assert found[0]["text"].startswith("0.0 ")
         assert found[-1]["text"].startswith(f"{part}.19 ")
         assert sum(len(line["text"]) + 64 for line in found) <= 8_192
@@ -150,7 +179,7 @@ def test_pages_follow_each_other_over_attempts(conn: Conn, running: Any) -> None
     found, after = [], None
     while True:
         page = logs.page(conn, job.job_id, after, limit=2)
-        found += page.lines
+        found += page.rows
         if page.next is None:
             break
         after = page.next

@@ -49,8 +49,7 @@ def test_a_run_gets_what_the_one_before_has_kept(conn: Conn, worker: Worker) -> 
 
 @pytest.mark.parametrize("field", ["attempt", "claimed_by"])
 def test_who_does_not_name_the_claim_keeps_nothing(conn: Conn, worker: Worker, field: str) -> None:
-    enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     lifecycle.keep_checkpoint(conn, job._replace(**{field: {"attempt": 2, "claimed_by": "host:9:x"}[field]}), FIRST)
     assert stored(conn) == []
 
@@ -67,8 +66,7 @@ def test_nothing_is_kept_of_a_job_that_does_not_run(conn: Conn, worker: Worker) 
 
 def test_that_of_a_later_claim_is_not_replaced(conn: Conn, worker: Worker) -> None:
     """As by the statement of a run that was stopped in its midst."""
-    enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     lifecycle.keep_checkpoint(conn, job, FIRST)
     conn.execute("UPDATE dl_checkpoints SET claim = 2")
     lifecycle.keep_checkpoint(conn, job, SECOND)
@@ -76,8 +74,7 @@ def test_that_of_a_later_claim_is_not_replaced(conn: Conn, worker: Worker) -> No
 
 
 def test_only_a_new_one_is_of_the_new_claim(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     lifecycle.keep_checkpoint(conn, job, FIRST)
     before = value(conn, "SELECT ctid::text FROM dl_checkpoints")
     lifecycle.keep_checkpoint(conn, job, FIRST)
@@ -88,17 +85,16 @@ def test_only_a_new_one_is_of_the_new_claim(conn: Conn, worker: Worker) -> None:
     assert value(conn, "SELECT ctid::text FROM dl_checkpoints") == before
     lifecycle.keep_checkpoint(conn, again, FIRST._replace(claim=1, number=1, spares_attempt=True))
     assert stored(conn) == [(1, {"at": 1})]
-    assert kept(conn, job_id) == Checkpoint('{"at": 1}', 1, 1, spares_attempt=True)
+    assert kept(conn, job.job_id) == Checkpoint('{"at": 1}', 1, 1, spares_attempt=True)
     lifecycle.keep_checkpoint(conn, again, FIRST._replace(claim=1, number=2))
     lifecycle.keep_checkpoint(conn, again, FIRST._replace(claim=2, number=2))
-    assert kept(conn, job_id) == Checkpoint('{"at": 1}', 2, 2)
+    assert kept(conn, job.job_id) == Checkpoint('{"at": 1}', 2, 2)
     lifecycle.keep_checkpoint(conn, again, SECOND)
     assert stored(conn) == [(2, {"at": 2})]
 
 
 def test_each_save_has_its_time(conn: Conn, worker: Worker) -> None:
-    enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     lifecycle.keep_checkpoint(conn, job, FIRST)
     conn.execute("UPDATE dl_checkpoints SET saved_at = '-infinity'")
     lifecycle.keep_checkpoint(conn, job, SECOND)

@@ -10,7 +10,6 @@ from hands import (
     Conn,
     Worker,
     Workers,
-    enqueue,
     expire,
     journal,
     keys_held,
@@ -53,45 +52,41 @@ def everything(conn: Conn) -> tuple[list[Any], list[Any]]:
 
 
 def test_a_beat_renews_the_lease_and_stores_progress(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn, lease_ttl_sec=33)
-    job = worker.take()
-    expire(conn, job_id)
-    before = row(conn, job_id)
+    job = worker.start_new(lease_ttl_sec=33)
+    expire(conn, job.job_id)
+    before = row(conn, job.job_id)
     assert lifecycle.beat(worker.conn, [job], '{"processed": 5}', True) is False
-    after = row(conn, job_id)
+    after = row(conn, job.job_id)
     assert after["heartbeat_at"] > before["heartbeat_at"]
     assert (after["lease_expires_at"] - after["heartbeat_at"]).total_seconds() == 33
     assert after["progress"] == {"processed": 5}
-    assert journal(conn, job_id)[-1] == ("heartbeat", {"attempt": 1, "progress": {"processed": 5}})
+    assert journal(conn, job.job_id)[-1] == ("heartbeat", {"attempt": 1, "progress": {"processed": 5}})
 
 
 def test_a_beat_without_news_keeps_the_progress_and_may_stay_out_of_the_journal(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     lifecycle.beat(worker.conn, [job], '{"processed": 5}', False)
     lifecycle.beat(worker.conn, [job], None, False)
-    assert row(conn, job_id)["progress"] == {"processed": 5}
-    assert kinds(conn, job_id) == ["queued", "picked"]
+    assert row(conn, job.job_id)["progress"] == {"processed": 5}
+    assert kinds(conn, job.job_id) == ["queued", "picked"]
 
 
 def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: Conn, worker: Worker) -> None:
-    job_id = plain(conn)
-    job = worker.take()
+    job = worker.start_new(plain)
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + interval '1 s'")
-    beat = row(conn, job_id)["heartbeat_at"]
+    beat = row(conn, job.job_id)["heartbeat_at"]
     assert lifecycle.keep(conn, [job.job_id], [job.attempt], job.claimed_by)
-    found = row(conn, job_id)
+    found = row(conn, job.job_id)
     assert (found["lease_expires_at"] - found["now"]).total_seconds() == pytest.approx(60, abs=5)
     assert found["heartbeat_at"] == beat
-    expire(conn, job_id)
+    expire(conn, job.job_id)
     assert not lifecycle.keep(conn, [job.job_id], [job.attempt], job.claimed_by), "its key may be another job's by now"
 
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_a1_a2_nothing_changes_without_the_claims_name(conn: Conn, worker: Worker, verb: str, stranger: str) -> None:
-    enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     before = everything(conn)
     assert not VERBS[verb](worker, STRANGERS[stranger](job))
     assert everything(conn) == before
@@ -101,10 +96,9 @@ def test_a1_a2_nothing_changes_without_the_claims_name(conn: Conn, worker: Worke
 @pytest.mark.parametrize("status", ["queued", "succeeded", "failed", "canceled", "lost"])
 def test_v3_nothing_is_written_to_a_job_that_does_not_run(conn: Conn, worker: Worker, verb: str, status: str) -> None:
     """Even where every other part of the claim's name still stands in the row."""
-    job_id = enqueue(conn)
-    job = worker.take()
-    conn.execute("UPDATE dl_jobs SET status = %s WHERE job_id = %s", (status, job_id))
-    conn.execute("UPDATE dl_jobs SET claimed_by = %s WHERE job_id = %s", (worker.name, job_id))
+    job = worker.start_new()
+    conn.execute("UPDATE dl_jobs SET status = %s WHERE job_id = %s", (status, job.job_id))
+    conn.execute("UPDATE dl_jobs SET claimed_by = %s WHERE job_id = %s", (worker.name, job.job_id))
     before = everything(conn)
     assert not VERBS[verb](worker, job)
     assert everything(conn) == before
@@ -112,22 +106,11 @@ def test_v3_nothing_is_written_to_a_job_that_does_not_run(conn: Conn, worker: Wo
 
 def test_a6_a_claim_leaps_over_every_number_that_was_given_out(conn: Conn, worker: Worker) -> None:
     """And the claims after it go on from there."""
-    job_id = enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     assert [lifecycle.leap(conn, job, fence) for fence in (1, 99, 5)] == [2, 100, 101]
     worker.finish(job, "hand_back")
     assert worker.take().claim == 102
-    assert state(conn, job_id) == ("running", 1)
-
-
-@pytest.mark.parametrize("verb", ["succeed", "retry", "fail", "cancel", "hand_back"])
-def test_a_finish_that_comes_too_late_still_lets_go_of_the_key(conn: Conn, worker: Worker, verb: str) -> None:
-    job_id = plain(conn)
-    job = worker.take()
-    conn.execute("UPDATE dl_jobs SET status = 'lost' WHERE job_id = %s", (job_id,))
-    assert keys_held(conn) == [worker.pid]
-    assert worker.finish(job, verb) is None
-    assert keys_held(conn) == []
+    assert state(conn, job.job_id) == ("running", 1)
 
 
 def test_c4_heartbeats_are_heap_only_updates(conn: Conn, workers: Workers) -> None:
@@ -171,8 +154,7 @@ def test_b1_after_a_reconnect_the_key_is_held_again(conn: Conn, workers: Workers
 
 def test_a_retake_ends_the_old_session_that_the_server_still_believes_in(conn: Conn, workers: Workers) -> None:
     old, new = workers(), workers()
-    plain(conn, lock_key="k")
-    job = old.take()
+    job = old.start_new(plain, lock_key="k")
     assert keys_held(conn) == [old.pid]
     assert lifecycle.retake(successor(new, old), [job])
     assert keys_held(conn) == [new.pid]
@@ -181,14 +163,13 @@ def test_a_retake_ends_the_old_session_that_the_server_still_believes_in(conn: C
 
 def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(conn: Conn, workers: Workers) -> None:
     old, new = workers(), workers()
-    job_id = plain(conn, lock_key="k")
-    job = old.take()
+    job = old.start_new(plain, lock_key="k")
     old.conn.close()
     until(lambda: keys_held(conn) == [], "the lock to go with its session")
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
-    before = row(conn, job_id) | {"now": None}
+    before = row(conn, job.job_id) | {"now": None}
     assert not lifecycle.retake(successor(new, old), [job])
-    assert row(conn, job_id) | {"now": None} == before
+    assert row(conn, job.job_id) | {"now": None} == before
     assert keys_held(conn) == [conn.info.backend_pid]
 
 
@@ -222,15 +203,14 @@ def test_a_run_that_is_refused_one_of_its_keys_holds_none_of_the_others(conn: Co
 
 def test_a_retake_and_a_reap_are_never_both_right(conn: Conn, workers: Workers) -> None:
     old, new, reaper = workers(), workers(), workers()
-    job_id = enqueue(conn, lock_key="k")
-    job = old.take()
+    job = old.start_new(lock_key="k")
     old.conn.close()
-    expire(conn, job_id)
+    expire(conn, job.job_id)
     with reaper.conn.transaction():
         assert lifecycle.reap(reaper.conn)
         session = successor(new, old)
         with started(lambda: lifecycle.retake(session, [job]), new.pid, conn) as retake:
             reaper.conn.execute("COMMIT; BEGIN")
             assert retake.result() is False
-    assert state(conn, job_id) == ("queued", 1)
+    assert state(conn, job.job_id) == ("queued", 1)
     assert keys_held(conn) == []

@@ -47,10 +47,9 @@ def run(*workers: Worker) -> list[Job]:
 
 
 @pytest.mark.parametrize("verb", ["succeed", "retry", "fail", "hand_back"])
-def test_an_end_lets_the_first_one_in_and_no_more(conn: Conn, workers: Workers, verb: str) -> None:
+def test_an_end_lets_the_first_one_in_and_no_more(conn: Conn, one: Worker, two: Worker, verb: str) -> None:
     allow(conn, most=1)
     _, second, third = jobs(conn, 3)
-    one, two = workers(), workers()
     job = one.take()
     assert claim(two).job is None
     two.notes()
@@ -118,10 +117,9 @@ def test_a_place_goes_to_the_next_row_when_one_stops_at_another_limit(conn: Conn
     assert two.take().job_id == both
 
 
-def test_a_row_whose_lease_is_over_counts_until_it_is_recovered(conn: Conn, workers: Workers) -> None:
+def test_a_row_whose_lease_is_over_counts_until_it_is_recovered(conn: Conn, one: Worker, two: Worker) -> None:
     allow(conn, most=1)
     first, second = jobs(conn, 2)
-    one, two = workers(), workers()
     run(one)
     expire(conn, first)
     assert claim(two).job is None
@@ -129,10 +127,9 @@ def test_a_row_whose_lease_is_over_counts_until_it_is_recovered(conn: Conn, work
     assert two.take().job_id in (first, second)
 
 
-def test_ends_of_other_services_and_deletions_free_places(conn: Conn, workers: Workers) -> None:
+def test_ends_of_other_services_and_deletions_free_places(conn: Conn, one: Worker, two: Worker) -> None:
     allow(conn, most=1)
     first, second, third = jobs(conn, 3)
-    one, two = workers(), workers()
     run(one)
     assert claim(two).job is None
     conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (first,))
@@ -156,13 +153,12 @@ def test_a_row_that_leaves_without_a_start_hands_its_place_on(conn: Conn, worker
     assert waits(conn, third) == [None]
 
 
-def test_every_queue_has_a_row_for_the_room(conn: Conn, workers: Workers) -> None:
+def test_every_queue_has_a_row_for_the_room(conn: Conn, one: Worker, two: Worker) -> None:
     """A queue that is paused, or has no worker, does not keep a place from the others."""
     allow(conn, most=1)
     (first,) = jobs(conn, 1)
     (idle,) = jobs(conn, 1, queue="idle", made_sec=-60)
     (second,) = jobs(conn, 1)
-    one, two = workers(), workers()
     (job,) = run(one)
     assert claim(two).job is None
     assert claim(two, queue="idle").job is None
@@ -198,10 +194,9 @@ def test_as_many_jobs_start_as_there_are_tokens(conn: Conn, worker: Worker) -> N
     assert waits(conn, *queued[3:]) == ["time", "limit:l"]
 
 
-def test_the_first_job_that_waits_gets_the_time_of_the_next_token(conn: Conn, workers: Workers) -> None:
+def test_the_first_job_that_waits_gets_the_time_of_the_next_token(conn: Conn, one: Worker, two: Worker) -> None:
     allow(conn, per_minute=1)
     first, second, third = jobs(conn, 3)
-    one, two = workers(), workers()
     assert one.take().job_id == first
     assert claim(two).due_in == pytest.approx(30, abs=2)  # half a token was there beside the one
     assert waits(conn, second, third) == ["time", "limit:l"]
@@ -209,12 +204,6 @@ def test_the_first_job_that_waits_gets_the_time_of_the_next_token(conn: Conn, wo
     conn.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s", (second,))
     assert two.take().job_id == second
     assert waits(conn, third) == ["time"]
-
-
-def test_a_bucket_holds_half_a_token_more_than_its_burst(conn: Conn, worker: Worker) -> None:
-    allow(conn, per_minute=60, burst=2)
-    (found,) = stats.limits(conn, "l")
-    assert (found["tokens"], found["room"]) == (pytest.approx(2.5, abs=0.01), 2)
 
 
 def test_a_token_is_not_given_back(conn: Conn, worker: Worker) -> None:
@@ -260,11 +249,10 @@ def test_a_changed_rate_keeps_its_tokens(conn: Conn, worker: Worker) -> None:
 # --- several sessions ---
 
 
-def test_two_claims_never_decide_on_one_limit_at_once(conn: Conn, workers: Workers) -> None:
+def test_two_claims_never_decide_on_one_limit_at_once(conn: Conn, one: Worker, two: Worker) -> None:
     """The second one passes the limit over, and comes back."""
     allow(conn, most=1)
     first, second = jobs(conn, 1), jobs(conn, 1, queue="other")
-    one, two = workers(), workers()
     with one.conn.transaction():
         assert claim(one).job is not None
         found = claim(two, queue="other")
@@ -274,11 +262,10 @@ def test_two_claims_never_decide_on_one_limit_at_once(conn: Conn, workers: Worke
     assert waits(conn, *first, *second) == [None, "limit:l"]
 
 
-def test_an_end_during_the_parking_finds_the_parked_rows(conn: Conn, workers: Workers) -> None:
+def test_an_end_during_the_parking_finds_the_parked_rows(conn: Conn, one: Worker, two: Worker) -> None:
     """The claim holds the running rows, so the end comes behind its commit."""
     allow(conn, most=1)
     jobs(conn, 1)
-    one, two = workers(), workers()
     (job,) = run(one)
     (second,) = jobs(conn, 1)
     with two.conn.transaction():
@@ -289,11 +276,10 @@ def test_an_end_during_the_parking_finds_the_parked_rows(conn: Conn, workers: Wo
     until(lambda: waits(conn, second) == [None], "the second job to be ready")
 
 
-def test_nothing_is_parked_while_a_run_is_about_to_end(conn: Conn, workers: Workers) -> None:
+def test_nothing_is_parked_while_a_run_is_about_to_end(conn: Conn, one: Worker, two: Worker) -> None:
     """Its place may be free at once: the claim comes back."""
     allow(conn, most=1)
     jobs(conn, 1)
-    one, two = workers(), workers()
     (job,) = run(one)
     (second,) = jobs(conn, 1)
     with one.conn.transaction():
@@ -304,10 +290,9 @@ def test_nothing_is_parked_while_a_run_is_about_to_end(conn: Conn, workers: Work
     assert two.take().job_id == second
 
 
-def test_an_end_in_one_snapshot_is_made_good_by_the_reaper(conn: Conn, workers: Workers) -> None:
+def test_an_end_in_one_snapshot_is_made_good_by_the_reaper(conn: Conn, one: Worker, two: Worker) -> None:
     allow(conn, most=1)
     first, second = jobs(conn, 2)
-    one, two = workers(), workers()
     run(one)
     assert claim(two).job is None
     with conn.transaction():
@@ -318,10 +303,9 @@ def test_an_end_in_one_snapshot_is_made_good_by_the_reaper(conn: Conn, workers: 
     assert two.take().job_id == second
 
 
-def test_a_locked_row_lets_the_next_one_in(conn: Conn, workers: Workers) -> None:
+def test_a_locked_row_lets_the_next_one_in(conn: Conn, one: Worker, two: Worker) -> None:
     allow(conn, most=1)
     _, second, third = jobs(conn, 3)
-    one, two = workers(), workers()
     (job,) = run(one)
     assert claim(two).job is None
     with conn.transaction():
@@ -469,6 +453,7 @@ class LimitedFarm(RuleBasedStateMachine):
             session.conn.close()
 
 
+@pytest.mark.long
 def test_random_steps(dsn: str, conn: Conn) -> None:
     LimitedFarm.dsn, LimitedFarm.conn = dsn, conn
     run_state_machine_as_test(

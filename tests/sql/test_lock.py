@@ -21,14 +21,12 @@ from hands import (
     Worker,
     Workers,
     blocked,
-    claim_buffers,
     enqueue,
     expire,
     journal,
     keys_held,
     many,
     plain,
-    quietly,
     row,
     started,
     state,
@@ -43,8 +41,7 @@ from dataloader.queue.job import Job
 COLLIDING = ("customer:13679", "customer:78688")  # hashtext makes one of these two
 
 
-def test_b4_colliding_keys_exclude_each_other_and_nothing_worse(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_b4_colliding_keys_exclude_each_other_and_nothing_worse(conn: Conn, one: Worker, two: Worker) -> None:
     assert len({value(conn, "SELECT hashtext(%s)", key) for key in COLLIDING}) == 1
     first, second = (enqueue(conn, lock_key=key) for key in COLLIDING)
     job = one.take()
@@ -56,54 +53,6 @@ def test_b4_colliding_keys_exclude_each_other_and_nothing_worse(conn: Conn, work
     assert two.notes() == ["q"]
     two.finish(two.take())
     assert state(conn, first) == state(conn, second) == ("succeeded", 1)
-
-
-@pytest.mark.parametrize(
-    "rows", [pytest.param(10_000, marks=pytest.mark.long), pytest.param(100_000, marks=pytest.mark.slow)]
-)
-def test_b6_the_rows_of_one_busy_key_do_not_hide_another(conn: Conn, workers: Workers, rows: int) -> None:
-    one, two = workers(), workers()
-    with quietly(conn):
-        many(conn, rows, "busy", priority=1)
-    conn.execute("ANALYZE dl_jobs")
-    one.take()
-    free = plain(conn, lock_key="free", priority=2)
-    looks = 0
-    while not (claim := two.claim()).job:
-        looks += 1
-        assert claim.look_again
-    assert claim.job.job_id == free
-    assert looks <= rows / 1_000
-    two.finish(claim.job)
-    again = plain(conn, lock_key="free", priority=2)
-    assert two.take().job_id == again
-    assert two.claim().job is None
-    conn.execute("VACUUM ANALYZE dl_jobs")
-    assert claim_buffers(conn) < rows / 50  # nothing left to claim, and what is parked costs nothing
-
-
-def test_b1_a_lost_session_does_not_free_the_key_while_the_lease_is_live(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
-    first, second = plain(conn, lock_key="k"), plain(conn, lock_key="k")
-    one.take()
-    one.conn.close()
-    until(lambda: keys_held(conn) == [], "the lock to go with its session")
-    assert two.claim().job is None
-    assert keys_held(conn) == []
-    assert state(conn, first) == ("running", 1)
-    assert state(conn, second) == ("queued", 0)
-
-
-def test_a_zombies_session_holds_the_key_after_its_lease(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
-    first, second = plain(conn, lock_key="k"), plain(conn, lock_key="k")
-    one.take()
-    expire(conn, first)
-    claim = two.claim()
-    assert (claim.job, claim.backoffs) == (None, 1)
-    assert row(conn, second)["blocked_on"] == "time"
-    assert claim.due_in is not None
-    assert claim.due_in <= 0.1
 
 
 def test_a_key_held_by_a_foreign_session_backs_off_growing_to_the_bound(conn: Conn, worker: Worker) -> None:
@@ -138,9 +87,8 @@ def test_a_back_off_costs_no_attempt_and_is_forgotten_at_the_start(conn: Conn, w
     assert row(conn, job_id)["backoffs"] == 0
 
 
-def test_b8_a_lost_race_for_a_key_waits_for_its_winner_not_for_a_back_off(conn: Conn, workers: Workers) -> None:
+def test_b8_a_lost_race_for_a_key_waits_for_its_winner_not_for_a_back_off(conn: Conn, one: Worker, two: Worker) -> None:
     """The loser sees the lock before it sees the winner's row; the winner commits a moment later."""
-    one, two = workers(), workers()
     first, second = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k")
     with one.conn.transaction():
         assert one.take().job_id == first
@@ -163,19 +111,7 @@ def waits_on(conn: Conn, pid: int) -> str | None:
 # --- no wake-up is lost ---
 
 
-def test_b9_a_finish_wakes_the_other_queues_waiters_of_its_key(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
-    plain(conn, queue="a", lock_key="k")
-    plain(conn, queue="b", lock_key="k")
-    job = one.take("a")
-    assert two.claim("b").job is None
-    one.notes(), two.notes()
-    one.finish(job)
-    assert two.notes() == ["b"]
-
-
-def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: Conn, one: Worker, two: Worker) -> None:
     plain(conn, queue="a", lock_key="k")
     plain(conn, queue="b", lock_key="k")
     job = one.take("a")

@@ -80,10 +80,9 @@ def test_a_locked_row_is_no_lost_one_and_a_lost_one_is_not_locked(conn: Conn, ds
 def test_an_end_waits_a_moment_for_a_claim_that_looks_at_its_row(conn: Conn, workers: Workers, dsn: str) -> None:
     """Where the row is free before the last look, the end is written, and nobody is told that it was locked."""
     one, other = workers(), workers()
-    job_id = enqueue(conn)
-    job = one.take()
-    with freed_after_a_look(conn, one, other, job_id, lambda: step(one, 0, Ended(job, DONE))) as end:
-        assert (end.result().ended, list(end.result().locked)) == ({job_id: "succeeded"}, [])
+    job = one.start_new()
+    with freed_after_a_look(conn, one, other, job.job_id, lambda: step(one, 0, Ended(job, DONE))) as end:
+        assert (end.result().ended, list(end.result().locked)) == ({job.job_id: "succeeded"}, [])
 
 
 def test_what_ended_at_the_first_look_is_told_with_what_ended_at_a_later_one(conn: Conn, workers: Workers) -> None:
@@ -127,8 +126,8 @@ def freed_after_a_look(
 
 def test_the_row_of_a_run_whose_end_waits_still_speaks_for_its_key(conn: Conn, dsn: str, workers: Workers) -> None:
     one, other = workers(), workers()
-    plain(conn, lock_key="k", priority=1), plain(conn, lock_key="k", priority=2)
-    job = one.take()
+    job = one.start_new(plain, lock_key="k", priority=1)
+    plain(conn, lock_key="k", priority=2)
     with locked(dsn, "job_id = %s", job.job_id):
         assert list(step(one, 1, Ended(job, DONE)).locked) == [job.job_id]
         assert keys_held(conn) == []
@@ -215,7 +214,54 @@ def test_c5_two_changes_of_the_same_rows_are_no_deadlock(conn: Conn, dsn: str, w
         first.result(), second.result()
 
 
-# --- plans ---
+def renew(worker: Worker, jobs: Sequence[Job]) -> None:
+    assert lifecycle.beat(worker.conn, jobs, None, False) is not None
+
+
+def keep(worker: Worker, jobs: Sequence[Job]) -> None:
+    assert lifecycle.keep(worker.conn, ids(jobs), [job.attempt for job in jobs], jobs[0].claimed_by)
+
+
+@pytest.mark.parametrize("lease", [renew, keep])
+def test_c5_a_cancellation_beside_a_deliverys_heartbeat_is_no_deadlock(
+    conn: Conn, dsn: str, workers: Workers, lease: Callable[[Worker, Sequence[Job]], None]
+) -> None:
+    """The cancellation waits for its first row, then the heartbeat comes, whose jobs stand the other way round."""
+    one, other = workers(), workers()
+    low, high = UUID(int=1), UUID(int=2)
+    for priority, job_id in enumerate([high, low]):
+        plain(conn, job_id=job_id, priority=priority)
+    jobs = [one.take(), one.take()]
+    assert ids(jobs) == [high, low]
+    with locked(dsn, "job_id = %s", low) as stranger, ThreadPoolExecutor(2) as pool:
+        canceling = pool.submit(cancel, other, [low, high])
+        waiting_or_done(conn, other, canceling)
+        renewing = pool.submit(lease, one, jobs)
+        waiting_or_done(conn, one, renewing)
+        stranger.rollback()
+        canceling.result(), renewing.result()
+
+
+def test_c5_a_cancellation_beside_a_faster_rate_is_no_deadlock(conn: Conn, dsn: str, workers: Workers) -> None:
+    one, other = workers(), workers()
+    low, high = UUID(int=1), UUID(int=2)
+    operations.set_limit(conn, "l", "test", per_minute=0.01)
+    for job_id in (UUID(int=9), high, low):  # the first takes the token
+        plain(conn, job_id=job_id, limits=["l"], priority=1 + (job_id.int < 9))
+    assert one.take().job_id == UUID(int=9)
+    for job_id in (high, low):  # both wait for the next token, as after the claims of two queues
+        conn.execute(
+            "UPDATE dl_jobs SET blocked_on = 'time', available_at = next_at FROM dl_limit_state('{l}')"
+            " WHERE job_id = %s",
+            (job_id,),
+        )
+    with locked(dsn, "job_id = %s", low) as stranger, ThreadPoolExecutor(2) as pool:
+        canceling = pool.submit(cancel, other, [low, high])
+        waiting_or_done(conn, other, canceling)
+        changing = pool.submit(operations.set_limit, one.conn, "l", "test", per_minute=60_000)
+        until(lambda: blocked(conn, one.pid), "the change to wait")
+        stranger.rollback()
+        canceling.result(), changing.result()
 
 
 # --- claims ---

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,13 +15,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 from foreign import CONTRACT, CONTRACT_TRIGGERS
-from hands import PATIENCE, Conn, Worker, blocked, enqueue, plain, row, state, until, value
+from hands import PATIENCE, Conn, Worker, blocked, enqueue, locked, plain, row, state, until, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader import config
 from dataloader.check import database
+from dataloader.cli import main
 from dataloader.queue import db, lifecycle, migrations
 from dataloader.queue.migrations import Migration, SchemaError
 from dataloader.queue.reports import stats
@@ -113,6 +117,12 @@ def contract(empty_db: str) -> str:
     return empty_db
 
 
+def ours(dsn: str) -> dict[str, list[Any]]:
+    """The catalog, without the UNIQUE of idempotency keys that an adopted queue keeps."""
+    assert migrations.migrate(dsn, "public", plain_protocol=False) == ["partial index on idempotency_key"]
+    return catalog(dsn)
+
+
 def test_an_empty_database_gets_everything_and_a_second_time_nothing(empty_db: str) -> None:
     assert migrations.migrate(empty_db, "public") == ALL
     first = catalog(empty_db)
@@ -170,7 +180,6 @@ def test_a_row_that_breaks_a_check_is_mended_and_can_be_ended_and_deleted(contra
             f"job {job_id}, which broke a check of dl_jobs" for job_id in jobs
         }
         assert migrations.migrate(contract, "public") == []
-        assert value(conn, "SELECT bool_and(convalidated) FROM pg_constraint WHERE conrelid = 'dl_jobs'::regclass")
         assert row(conn, sound)["status"] == status
         for job_id, (name, odd) in zip(jobs, UNFIT.items(), strict=True):
             assert row(conn, job_id)[name] != odd
@@ -198,30 +207,97 @@ def test_rows_are_mended_beside_a_producer_and_one_who_holds_a_row(contract: str
     with session(contract) as conn, session(contract) as holder, ThreadPoolExecutor(1) as pool:
         held, other = plain(conn, producer="p" * 1_100), plain(conn, task="t" * 2_001)
         begin(contract)
-        with holder.transaction():
-            holder.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (held,))
+        with locked(holder, held):
             migrating = pool.submit(migrations.migrate, contract, "public")
             until(lambda: len(row(conn, other)["task"]) < 2_001, "the free row to be mended")
-            late = plain(conn, queue="q" * 600)
+            with pytest.raises(psycopg.errors.CheckViolation):
+                plain(conn, queue="q" * 600)
             assert not migrating.done()
         lines = migrating.result(PATIENCE)
-        assert {str(each) in " ".join(lines) for each in (held, other, late)} == {True}
+        assert {str(each) in " ".join(lines) for each in (held, other)} == {True}
 
 
 def test_an_adopted_schema_is_the_same_as_a_new_one(contract: str, dsn: str) -> None:
+    """But for the UNIQUE of idempotency keys, which it keeps."""
     migrations.migrate(contract, "public")
-    assert catalog(contract) == catalog(dsn)
+    with session(contract) as conn:
+        assert migrations.has_unique(conn)
+        assert value(conn, "SELECT to_regclass('ix_dl_jobs_idempotency')") is None
+    assert ours(contract) == catalog(dsn)
 
 
-def test_an_adopted_queue_works_for_old_and_new_producers(contract: str) -> None:
+def test_the_code_of_0_2_0_is_refused_without_the_unique_that_it_needs(contract: str, dsn: str) -> None:
+    def oldest() -> list[int]:
+        with session(contract) as adopted, session(dsn) as new:
+            return [value(conn, "SELECT max(oldest_code) FROM dl_migrations") for conn in (adopted, new)]
+
     migrations.migrate(contract, "public")
-    worker = Worker(contract, "w")
-    with worker.conn:
-        worker.finish(worker.take())
-        plain(worker.conn)
-        enqueue(worker.conn)
-        assert {worker.finish(worker.take()) for _ in range(2)} == {"succeeded"}
-        assert (worker.claim().due_in or 0) == pytest.approx(3_600, abs=20)
+    assert oldest() == [1, 2]
+    migrations.migrate(contract, "public", plain_protocol=False)
+    assert oldest() == [2, 2]
+    migrations.migrate(contract, "public", plain_protocol=True)
+    assert oldest() == [1, 2]
+
+
+def test_indexes_of_a_stopped_change_to_the_unique_go_with_the_next_migrate(empty_db: str) -> None:
+    migrations.migrate(empty_db, "public", plain_protocol=True)
+    with session(empty_db) as conn:
+        conn.execute("CREATE UNIQUE INDEX dl_jobs_unique ON dl_jobs (idempotency_key)")
+        conn.execute(
+            "CREATE INDEX ix_dl_jobs_idempotency ON dl_jobs (idempotency_key) WHERE idempotency_key IS NOT NULL"
+        )
+        migrations.migrate(empty_db, "public")
+        left = conn.execute("SELECT indexname FROM pg_indexes WHERE indexdef LIKE '%(idempotency_key)%'").fetchall()
+    assert left == [("dl_jobs_idempotency_key_key",)]
+
+
+NAMED = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key) VALUES (gen_random_uuid(), 'q', 't', 'k', %s)
+ON CONFLICT (idempotency_key) DO NOTHING
+"""
+
+
+def test_the_plain_protocols_unique_comes_and_goes_beside_producers(empty_db: str, dsn: str) -> None:
+    """Every key stays one job by each way of adding, and other services may name the column while it is there."""
+    migrations.migrate(empty_db, "public", plain_protocol=True)
+    stop = threading.Event()
+
+    def producing() -> list[str]:
+        keys: list[str] = []
+        with session(empty_db) as conn:
+            while not stop.is_set():
+                keys.append(f"p{len(keys)}")
+                for _ in range(2):
+                    enqueue(conn, idempotency_key=keys[-1])
+        return keys
+
+    with session(empty_db) as conn, ThreadPoolExecutor(1) as pool:
+        assert [conn.execute(NAMED, ("once",)).rowcount for _ in range(2)] == [1, 0]
+        assert migrations.drifted(conn) == []
+        producer = pool.submit(producing)
+        try:
+            for wanted in (False, False, True, True, False):
+                migrations.migrate(empty_db, "public", plain_protocol=wanted)
+                assert (migrations.has_unique(conn), migrations.drifted(conn)) == (wanted, [])
+                since = value(conn, "SELECT count(*) FROM dl_jobs")
+                until(lambda n=since: producer.done() or value(conn, "SELECT count(*) FROM dl_jobs") > n, "more jobs")
+        finally:
+            stop.set()
+        assert value(conn, "SELECT count(*) FROM dl_jobs") == len(producer.result(PATIENCE)) + 1
+        with pytest.raises(psycopg.errors.InvalidColumnReference):
+            conn.execute(NAMED, ("once",))
+        assert conn.execute(NAMED.replace(" (idempotency_key) DO", " DO"), ("once",)).rowcount == 0
+    assert catalog(empty_db) == catalog(dsn)
+
+
+def test_the_command_makes_the_unique_and_check_names_it(empty_db: str) -> None:
+    for option, wanted in (("--plain-protocol", True), ("--no-plain-protocol", False)):
+        done = CliRunner().invoke(main, ["migrate", option], env={"DL_DB_DSN": empty_db})
+        assert done.exit_code == 0, done.output
+        assert "on idempotency_key" in done.output
+        with session(empty_db) as conn:
+            findings = [finding.what for finding in database._schema_in(conn, "public")]
+        assert any("the contract's UNIQUE" in text for text in findings) == wanted
 
 
 def test_jobs_that_ended_without_a_time_get_their_last_sign_of_life(contract: str) -> None:
@@ -261,12 +337,13 @@ def test_a_migration_killed_between_any_two_statements_is_finished_by_the_next(c
         killed += 1
     assert ended == 0
     assert killed > 5
-    assert catalog(contract) == catalog(dsn)
+    assert ours(contract) == catalog(dsn)
     with session(contract) as conn:
         assert value(conn, MISPLACED) == 0
 
 
 @pytest.mark.parametrize("wait", ["the fill", "an index"])
+@pytest.mark.long
 def test_a_migration_killed_within_a_statement_is_finished_by_the_next(
     contract: str, dsn: str, wait: str, begin: Callable[[str], None]
 ) -> None:
@@ -289,7 +366,7 @@ def test_a_migration_killed_within_a_statement_is_finished_by_the_next(
             assert value(conn, CATALOG["valid"]) == (wait == "an index")
         assert migrations.migrate(contract, "public") == ALL
         assert value(conn, MISPLACED) == 0
-    assert catalog(contract) == catalog(dsn)
+    assert ours(contract) == catalog(dsn)
 
 
 def dying(dsn: str, after: int) -> subprocess.Popen[bytes]:
@@ -299,25 +376,26 @@ def dying(dsn: str, after: int) -> subprocess.Popen[bytes]:
 
 # Files of a later version: a column, a trigger's function that knows it, and an index.
 LATER = (
-    migrations._read(2, "0002_notes.sql", "-- functions: dl_jobs_depth\nALTER TABLE dl_jobs ADD COLUMN note text;"),
+    migrations._read(3, "0003_notes.sql", "-- functions: dl_jobs_depth\nALTER TABLE dl_jobs ADD COLUMN note text;"),
     migrations._read(
-        3,
-        "0003_notes_index.sql",
+        4,
+        "0004_notes_index.sql",
         "-- outside a transaction\nDROP INDEX CONCURRENTLY IF EXISTS ix_notes;\n"
         "CREATE INDEX CONCURRENTLY ix_notes ON dl_jobs (note);\n",
     ),
 )
-LATER_NAMES = ["0002_notes.sql", "0003_notes_index.sql", "functions"]
+LATER_NAMES = ["0003_notes.sql", "0004_notes_index.sql", "functions"]
+KNOWN = migrations.known()
 
 
 def known_are(patch: pytest.MonkeyPatch, *later: Migration) -> None:
-    patch.setattr(migrations, "known", lambda: later)
+    patch.setattr(migrations, "known", lambda: (*KNOWN, *later))
 
 
 def test_a_later_version_applies_each_of_its_files_once(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known_are(monkeypatch, *LATER)
     with session(own_db) as conn:
-        with pytest.raises(SchemaError, match="the schema is at 1, this code needs 3: run `dataloader migrate`"):
+        with pytest.raises(SchemaError, match="the schema is at 2, this code needs 4: run `dataloader migrate`"):
             migrations.check(conn)
         assert migrations.missing(conn) == LATER_NAMES
         job_id = plain(conn)
@@ -336,7 +414,32 @@ def test_an_empty_database_has_all_files_of_its_version_at_once(empty_db: str, m
     assert migrations.migrate(empty_db, "public") == []
     with session(empty_db) as conn:
         migrations.check(conn)
-        assert value(conn, "SELECT array_agg(number ORDER BY number) FROM dl_migrations") == [0, 1, 2, 3]
+        assert value(conn, "SELECT array_agg(number ORDER BY number) FROM dl_migrations") == [0, 1, 2, 3, 4]
+
+
+CHECK = re.compile(r"CREATE TRIGGER (dl_jobs_chk_\w+).*?EXECUTE FUNCTION dl_jobs_check\(\);", re.DOTALL)
+
+
+def test_the_checks_of_the_first_version_become_triggers_and_its_sums_get_bounds(own_db: str, dsn: str) -> None:
+    """Its code goes on beside them; a statement that writes no such column asks for none of them."""
+    with session(own_db) as conn:
+        for name in CHECK.findall(KNOWN[0].text):
+            conn.execute(f"DROP TRIGGER {name} ON dl_jobs".encode())
+        for constraint in re.findall(r"CONSTRAINT IF EXISTS (\w+)", KNOWN[0].text):
+            conn.execute(f"ALTER TABLE dl_jobs ADD CONSTRAINT {constraint} CHECK (attempt < 9)".encode())
+        conn.execute("ALTER TABLE dl_workers DROP COLUMN reload_error")
+        for table in ("dl_totals", "dl_spans", "dl_needs", "dl_durations"):
+            conn.execute(
+                f"ALTER TABLE {table} DROP CONSTRAINT {table}_chk, ADD CONSTRAINT {table}_chk CHECK (true)".encode()
+            )
+        conn.execute("INSERT INTO dl_durations VALUES ('t', '{1}', 2::bigint ^ 62, now()), ('u', '{1}', 1, now())")
+        conn.execute("DELETE FROM dl_migrations WHERE number = 2")
+    assert migrations.migrate(own_db, "public") == [KNOWN[0].name, "functions"]
+    with session(own_db) as conn:
+        assert conn.execute("SELECT array_agg(task) FROM dl_durations").fetchone() == (["u"],)
+    upgraded, made = catalog(own_db), catalog(dsn)
+    del upgraded["order"], made["order"]  # a dropped column leaves its number
+    assert upgraded == made
 
 
 def test_a_changed_file_is_refused(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,9 +447,9 @@ def test_a_changed_file_is_refused(own_db: str, monkeypatch: pytest.MonkeyPatch)
     known_are(monkeypatch, first, second)
     migrations.migrate(own_db, "public")
     known_are(monkeypatch, replace(first, text=first.text + "-- changed"), second)
-    with pytest.raises(SchemaError, match=r"0002_notes\.sql is not the file that was applied"):
+    with pytest.raises(SchemaError, match=r"0003_notes\.sql is not the file that was applied"):
         migrations.migrate(own_db, "public")
-    with session(own_db) as conn, pytest.raises(SchemaError, match=r"0002_notes\.sql"):
+    with session(own_db) as conn, pytest.raises(SchemaError, match=r"0003_notes\.sql"):
         migrations.missing(conn)
 
 
@@ -388,7 +491,7 @@ def test_an_index_left_invalid_by_a_failure_is_built_again(
         conn.execute("CREATE INDEX ix_dl_jobs_turn ON dl_jobs (task)")
         admin.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_turn'::regclass")
     assert migrations.migrate(contract, "public") == ALL
-    assert catalog(contract) == catalog(dsn)
+    assert ours(contract) == catalog(dsn)
 
 
 def test_check_says_what_to_do(empty_db: str) -> None:
@@ -476,6 +579,7 @@ DRIFTS = {
     "CREATE OR REPLACE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs FOR EACH STATEMENT"
     " EXECUTE FUNCTION notify_job_ready()": "trigger dl_jobs_forget is changed",
     "DROP INDEX ix_dl_jobs_turn": "index ix_dl_jobs_turn is missing",
+    "DROP INDEX ix_dl_jobs_idempotency": "index ix_dl_jobs_idempotency is missing",
     INVALID: "index ix_dl_jobs_time is invalid",
     "CREATE OR REPLACE FUNCTION dl_is_running(p_key_hash int) RETURNS boolean LANGUAGE sql AS 'SELECT false'":
         "function dl_is_running is changed",
@@ -490,6 +594,7 @@ DRIFTS = {
 
 
 @pytest.mark.parametrize("change", DRIFTS)
+@pytest.mark.long
 def test_drift_is_named_and_put_back(own_db: str, dsn: str, change: str, as_superuser: Callable[[str], str]) -> None:
     with session(own_db) as conn, session(as_superuser(own_db) if change is INVALID else own_db) as other:
         assert migrations.drifted(conn) == []

@@ -20,6 +20,7 @@ from hands import (
     enqueue,
     ids,
     keys_held,
+    locked,
     many,
     plain,
     row,
@@ -269,8 +270,7 @@ def test_a_producer_that_has_not_committed_is_not_waited_for(conn: Conn, dsn: st
 
 def test_a_row_that_a_worker_has_locked_is_tried_again(conn: Conn, worker: Worker) -> None:
     """Running ones at once, with nothing held: no deadlock with a worker that locks the rows of its run."""
-    enqueue(conn)
-    job = worker.take("q")
+    job = worker.start_new()
     worker.conn.execute("BEGIN; SELECT FROM dl_jobs FOR UPDATE")
     with started(lambda: move(conn), None, worker.conn) as moved:
         until(lambda: value(worker.conn, PAUSED) == ["q", "to"], "the pause")
@@ -283,12 +283,10 @@ def test_a_row_that_a_worker_has_locked_is_tried_again(conn: Conn, worker: Worke
 def test_a_row_that_stays_locked_ends_the_move(conn: Conn, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "OLDER_SEC", 0.05)
     conn.execute("SET statement_timeout = '10s'")  # what waits for the row fails, and does not hang
-    enqueue(conn)
-    job = worker.take("q")
-    with worker.conn.transaction():
-        worker.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (job.job_id,))
-        with pytest.raises(operations.Conflict, match="another session has jobs of q locked"):
-            operations.move(conn, "q", "to", BY)
+    job = worker.start_new()
+    words = "another session has jobs of q locked"
+    with locked(worker.conn, job.job_id), pytest.raises(operations.Conflict, match=words):
+        operations.move(conn, "q", "to", BY)
     assert move(conn) == [1, 0]
 
 

@@ -14,10 +14,11 @@ from hands import (
     Worker,
     Workers,
     enqueue,
-    heard,
     journal,
     keys_held,
     kinds,
+    locked,
+    many,
     plain,
     quietly,
     row,
@@ -48,7 +49,7 @@ def test_a_paused_queue_starts_nothing_and_its_others_do(conn: Conn, workers: Wo
 
 def test_a_queue_is_known_by_its_jobs_workers_settings_or_journal(conn: Conn, worker: Worker) -> None:
     def known(name: str) -> tuple[bool, list[str]]:
-        found = operations.known(conn, name)
+        found = operations.known(conn, "queue", name)
         return found["is_known"], found["similar"]
 
     assert known("load.cbr") == (False, [])
@@ -105,12 +106,19 @@ def test_a_resume_keeps_the_limit_and_a_limit_the_pause(conn: Conn) -> None:
     assert operations.resume(conn, "never seen", BY)["max_length"] is None
 
 
+def test_a_queue_with_more_jobs_than_a_later_limit_is_full_with_all_of_them(conn: Conn) -> None:
+    many(conn, 1_200, "key %s")
+    operations.limit_length(conn, "q", 10, BY)
+    with pytest.raises(QueueFull, match=r"1,200 jobs are queued, and its limit is 10"):
+        require_room(conn, ["q"])
+
+
 def test_a_full_queue_takes_no_more_but_known_keys(conn: Conn, worker: Worker) -> None:
     operations.limit_length(conn, "q", 2, BY)
     plain(conn, status="succeeded")
     known = add(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True)
     add(conn, NewJob("q", "t", "k"), limited=True)
-    with pytest.raises(QueueFull, match=r"the queue q is full: 2 jobs are queued"):
+    with pytest.raises(QueueFull, match=r"the queue q is full: 2 jobs are queued, and its limit is 2"):
         add(conn, NewJob("q", "t", "k"), limited=True)
     with pytest.raises(QueueFull):
         require_room(conn, ["other", "q"])
@@ -125,26 +133,25 @@ def test_a_full_queue_takes_no_more_but_known_keys(conn: Conn, worker: Worker) -
 @pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
 def test_what_has_ended_is_queued_again_with_a_fresh_budget(conn: Conn, workers: Workers, status: str) -> None:
     worker, other = workers(), workers()
-    job_id = enqueue(conn, max_attempts=1)
-    job = worker.take()
+    job = worker.start_new(max_attempts=1)
     verbs = {"succeeded": "succeed", "failed": "fail", "canceled": "cancel"}
     if status == "lost":
         lifecycle.settle(conn, worker.name, "crash", "killed")
     else:
         if status == "canceled":
-            lifecycle.request_cancel(conn, job_id, force=True)
+            lifecycle.request_cancel(conn, job.job_id, force=True)
         worker.finish(job, verbs[status])
-    assert state(conn, job_id)[0] == status
+    assert state(conn, job.job_id)[0] == status
     other.notes()
 
-    assert operations.change(conn, "requeue", [job_id], BY) == {job_id: "done"}
+    assert operations.change(conn, "requeue", [job.job_id], BY) == {job.job_id: "done"}
     assert other.notes() == ["q"]
-    found = row(conn, job_id)
+    found = row(conn, job.job_id)
     assert (found["status"], found["attempt"], found["error"], found["finished_at"]) == ("queued", 0, None, None)
     assert (found["cancel_requested"], found["cancel_forced"]) == (False, False)
-    assert journal(conn, job_id)[-1] == ("requeue", {"attempt": 0, "by": BY, "reason": "requeued by hand"})
+    assert journal(conn, job.job_id)[-1] == ("requeue", {"attempt": 0, "by": BY, "reason": "requeued by hand"})
     again = other.take()
-    assert (again.job_id, again.attempt, again.claim) == (job_id, 1, 2)
+    assert (again.job_id, again.attempt, again.claim) == (job.job_id, 1, 2)
     assert other.finish(again) == "succeeded"
 
 
@@ -342,8 +349,7 @@ def test_rows_of_a_group_that_others_have_locked_stay(conn: Conn, worker: Worker
     group = GROUPS[name]
     held, _ = plain(conn, **group), plain(conn, **group)
     conn.execute("SET lock_timeout = '2s'")
-    with worker.conn.transaction():
-        worker.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (held,))
+    with locked(worker.conn, held):
         assert operations.change_queue(conn, name, "q", BY).changed == 1
     assert operations.change_queue(conn, name, "q", BY).changed == 1
 
@@ -356,14 +362,6 @@ def test_a_thousand_jobs_cost_few_round_trips(conn: Conn, monkeypatch: pytest.Mo
     monkeypatch.setattr(db.Connection, "wait", lambda *args, **more: (waits.append(1), wait(*args, **more))[1])
     operations.change(conn, verb, jobs, BY)
     assert len(waits) <= 6
-
-
-def test_a_cancellation_says_who_asked(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    worker.take()
-    assert operations.change(conn, "cancel", [job_id], BY, force=True) == {job_id: "done"}
-    assert journal(conn, job_id)[-1] == ("cancel_requested", {"attempt": 1, "by": BY, "force": True})
-    assert heard(worker.conn, "dl_cancel") == [str(job_id)]
 
 
 def test_why_a_job_waits(conn: Conn, workers: Workers) -> None:

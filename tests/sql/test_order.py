@@ -22,6 +22,7 @@ from hands import (
     expire,
     ids,
     keys_held,
+    locked,
     plain,
     quietly,
     row,
@@ -85,10 +86,9 @@ COME_BACK: dict[str, Callable[[Conn, Worker, Job], object]] = {
 
 @pytest.mark.parametrize("come_back", COME_BACK)
 def test_a_job_that_comes_back_beside_a_claim_goes_before_the_next(
-    conn: Conn, workers: Workers, come_back: str
+    conn: Conn, one: Worker, two: Worker, come_back: str
 ) -> None:
     """When the claim looked at the queue it was running; when the claim has its key, it waits again."""
-    one, two = workers(), workers()
     old, _ = two_of_a_key(conn)
     job = one.take()
     with at_gate(conn, BEFORE_THE_LOCK, two, two.claim) as claim:
@@ -96,9 +96,8 @@ def test_a_job_that_comes_back_beside_a_claim_goes_before_the_next(
     assert ids(claim.result()) == [old]
 
 
-def test_what_comes_back_later_goes_last(conn: Conn, workers: Workers) -> None:
+def test_what_comes_back_later_goes_last(conn: Conn, one: Worker, two: Worker) -> None:
     """Its time has not come, so nothing waits for it."""
-    one, two = workers(), workers()
     old, new = two_of_a_key(conn)
     job = one.take()
     with at_gate(conn, BEFORE_THE_LOCK, two, two.claim) as claim:
@@ -107,11 +106,9 @@ def test_what_comes_back_later_goes_last(conn: Conn, workers: Workers) -> None:
     assert row(conn, old)["blocked_on"] == "time"
 
 
-def test_a_parked_row_whose_key_becomes_free_beside_a_claim_goes_first(conn: Conn, workers: Workers) -> None:
+def test_a_parked_row_whose_key_becomes_free_beside_a_claim_goes_first(conn: Conn, one: Worker, two: Worker) -> None:
     """It was parked when the claim looked, so it was no candidate; a later job of the key was one."""
-    one, two = workers(), workers()
-    plain(conn, lock_key="k", priority=0)
-    job = one.take()
+    job = one.start_new(plain, lock_key="k", priority=0)
     old = parked(conn, two, lock_key="k", priority=1)
     plain(conn, lock_key="k", priority=2)
     other = plain(conn, priority=3)
@@ -138,8 +135,7 @@ def test_a_key_that_becomes_free_on_the_way_is_its_first_jobs(conn: Conn, worker
     assert value(worker.conn, "SELECT current_setting('gate.tries')::int") > 1
 
 
-def test_beside_a_row_that_is_being_changed_the_next_of_its_key_waits(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_beside_a_row_that_is_being_changed_the_next_of_its_key_waits(conn: Conn, one: Worker, two: Worker) -> None:
     old, new = two_of_a_key(conn)
     with one.conn.transaction():
         one.conn.execute("UPDATE dl_jobs SET progress = '{}' WHERE job_id = %s", (old,))
@@ -153,8 +149,7 @@ def test_beside_a_row_that_is_being_changed_the_next_of_its_key_waits(conn: Conn
 def test_a_parked_row_that_nobody_could_make_ready_goes_before_a_ready_one(conn: Conn, workers: Workers) -> None:
     """Somebody had it locked when the run of its key ended; a later job of the key is ready."""
     one, two = workers(), workers()
-    plain(conn, lock_key="k", priority=0)
-    job = one.take()
+    job = one.start_new(plain, lock_key="k", priority=0)
     old = parked(conn, two, lock_key="k", priority=1)
     new = plain(conn, lock_key="k", priority=2)
     with ended_beside_locked_rows(conn, one, job, old):
@@ -169,8 +164,7 @@ def test_a_parked_row_that_nobody_could_make_ready_goes_before_a_ready_one(conn:
 )
 def test_a_parked_row_that_may_not_start_keeps_no_ready_one_waiting(conn: Conn, workers: Workers, odd: str) -> None:
     one, two = workers(), workers()
-    plain(conn, lock_key="k", priority=0)
-    job = one.take()
+    job = one.start_new(plain, lock_key="k", priority=0)
     old = parked(conn, two, lock_key="k", priority=1)
     new = plain(conn, lock_key="k", priority=2)
     with ended_beside_locked_rows(conn, one, job, old):
@@ -181,17 +175,15 @@ def test_a_parked_row_that_may_not_start_keeps_no_ready_one_waiting(conn: Conn, 
     assert ids(two.claim()) == [new]
 
 
-def test_a_row_that_somebody_holds_on_to_hides_no_other_key(conn: Conn, workers: Workers) -> None:
+def test_a_row_that_somebody_holds_on_to_hides_no_other_key(conn: Conn, one: Worker, two: Worker) -> None:
     """However many jobs of its key stand before the others: then the order has to wait."""
-    one, two = workers(), workers()
     first = plain(conn, lock_key="k")
     conn.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at)"
         " SELECT gen_random_uuid(), 'q', 't', 'k', now() + i * interval '1 us' FROM generate_series(1, 1200) i"
     )
     other = plain(conn, lock_key="other", made_sec=1)
-    with one.conn.transaction():
-        one.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (first,))
+    with locked(one.conn, first):
         claims = [two.claim() for _ in range(5)]
         assert [job_id for step in claims for job_id in ids(step)] == [other]
     assert ids(two.claim()) == [first]

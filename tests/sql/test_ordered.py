@@ -18,6 +18,7 @@ from hands import (
     journal,
     keys_held,
     kinds,
+    locked,
     many,
     plain,
     row,
@@ -136,8 +137,7 @@ def test_a_queue_behind_an_ordered_one_has_its_own_settings(ordered: Conn, worke
     head, other = enqueue(ordered, lock_key="k"), enqueue(ordered, queue="other")
     nothing = ", ".join(["NULL"] * 8)
     claim = f"SELECT * FROM dl_step(ARRAY['q', 'other'], false, 'w', now(), 15, 5, 0, '-infinity', {nothing})"
-    with ordered.transaction():
-        ordered.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (head,))
+    with locked(ordered, head):
         found = worker.conn.execute(claim).fetchall()
     assert [(claimed[0], "in_order" in (claimed[-1] or "")) for claimed in found] == [(other, False), (None, False)]
     assert row(ordered, other)["heartbeat_at"] is not None
@@ -182,8 +182,7 @@ def test_a_leaving_head_waits_for_the_claim_that_parks_behind_it(ordered: Conn, 
     assert waits(ordered, second) == [None]
 
 
-def test_the_end_of_a_run_makes_way_for_both_keys_of_its_hash(ordered: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_the_end_of_a_run_makes_way_for_both_keys_of_its_hash(ordered: Conn, one: Worker, two: Worker) -> None:
     key, twin = twins(ordered)
     _, second, *others = [enqueue(ordered, lock_key=name) for name in (key, key, twin, twin)]
     run = step(one).jobs
@@ -204,17 +203,14 @@ def twins(conn: Conn) -> tuple[str, str]:
 def test_a_claim_does_not_wait_for_a_locked_head_that_waits(ordered: Conn, worker: Worker) -> None:
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
     end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
-    with ordered.transaction():
-        ordered.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (head,))
+    with locked(ordered, head):
         assert step(worker).jobs == []
     assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
 
 
-def test_a_head_that_another_session_has_locked_keeps_its_key(ordered: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_a_head_that_another_session_has_locked_keeps_its_key(ordered: Conn, one: Worker, two: Worker) -> None:
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
-    with ordered.transaction():
-        ordered.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (head,))
+    with locked(ordered, head):
         found = step(one)
         assert (found.jobs, found.due_in is not None and found.due_in <= 1) == ([], True)
     assert (ids(step(two)), state(ordered, second)) == ([head], ("queued", 0))
@@ -222,8 +218,7 @@ def test_a_head_that_another_session_has_locked_keeps_its_key(ordered: Conn, wor
 
 def test_a_row_behind_the_head_that_another_session_has_locked_hinders_nobody(ordered: Conn, worker: Worker) -> None:
     head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k", priority=1)
-    with ordered.transaction():
-        ordered.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (second,))
+    with locked(ordered, second):
         assert ids(step(worker)) == [head]
 
 
@@ -255,10 +250,9 @@ def test_jobs_without_attempts_run_once(conn: Conn, worker: Worker, merge: bool)
     ],
 )
 def test_a_run_of_another_queue_or_key_holds_as_long_as_its_lease(
-    ordered: Conn, workers: Workers, whose: str, is_live: bool, holds: bool
+    ordered: Conn, one: Worker, two: Worker, whose: str, is_live: bool, holds: bool
 ) -> None:
     """Its session has let go of the key; only its own key and queue wait for the reaper."""
-    one, two = workers(), workers()
     key, twin = twins(ordered)
     order(ordered, "other")
     queue = "other" if whose == "queue" else "q"
@@ -372,10 +366,9 @@ def test_a_claim_of_large_keys_ends_with_the_key_that_makes_it_a_thousand(merged
     ],
 )
 def test_a_delivery_waits_for_a_job_of_its_key_that_another_session_has_locked(
-    merged: Conn, workers: Workers, hold: str, place: int
+    merged: Conn, one: Worker, two: Worker, hold: str, place: int
 ) -> None:
     """All jobs of the key or none, whatever becomes of the locked one; other keys go on, and the claim comes back."""
-    one, two = workers(), workers()
     jobs = [enqueue(merged, lock_key="k") for _ in range(4)]
     other = enqueue(merged, lock_key="l")
     with merged.transaction(force_rollback=True):
@@ -393,14 +386,13 @@ def test_a_delivery_waits_for_a_job_of_its_key_that_another_session_has_locked(
 
 def test_a_delivery_that_waits_for_a_locked_job_uses_no_room_of_its_limits(merged: Conn, worker: Worker) -> None:
     operations.set_limit(merged, "one", "test", most=1)
-    waiting, locked = (enqueue(merged, lock_key="k", limits=["one"]) for _ in range(2))
+    waiting, held = (enqueue(merged, lock_key="k", limits=["one"]) for _ in range(2))
     other = enqueue(merged, lock_key="l", limits=["one"])
-    with merged.transaction():
-        merged.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (locked,))
+    with locked(merged, held):
         found = step(worker)
         assert ids(found) == [other]
         end_all(worker, found.jobs)
-    assert ids(step(worker)) == [waiting, locked]
+    assert ids(step(worker)) == [waiting, held]
 
 
 def test_of_a_delivery_that_is_spent_the_first_is_dead_and_the_others_start_over(merged: Conn, worker: Worker) -> None:
@@ -445,8 +437,7 @@ def test_locked_jobs_of_the_key_are_not_hastened(merged: Conn, worker: Worker, c
     one = plain(merged, lock_key="k", status=status, attempt=1, in_sec=600)
     other = plain(merged, lock_key="k", attempt=1, in_sec=600)
     merged.execute("SET lock_timeout = '2s'")
-    with worker.conn.transaction():
-        worker.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (other,))
+    with locked(worker.conn, other):
         assert operations.change(merged, change, [one], "test") == {one: operations.DONE}
     assert waits(merged, one, other) == [None, "time"]
 
@@ -474,14 +465,12 @@ def test_a_delivery_of_a_dead_worker_goes_back_as_one(merged: Conn, workers: Wor
     assert ids(step(two)) == (jobs[1:] if spent and end != "drain" else jobs)
 
 
-def test_a_locked_job_of_a_delivery_is_given_back_later(merged: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_a_locked_job_of_a_delivery_is_given_back_later(merged: Conn, one: Worker, two: Worker) -> None:
     jobs = [enqueue(merged, lock_key="k") for _ in range(2)]
     step(one)
     one.conn.close()
     two.conn.execute("SET lock_timeout = '2s'")
-    with merged.transaction():
-        merged.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (jobs[1],))
+    with locked(merged, jobs[1]):
         found = lifecycle.settle(two.conn, one.name, "crash", "gone", running=jobs)
         assert {each.job_id: each.status for each in found} == {jobs[0]: "queued", jobs[1]: None}
         assert step(two).jobs == []
@@ -506,9 +495,8 @@ def test_what_runs_beside_a_lost_job_is_not_given_back_with_it(conn: Conn, worke
     assert [state(conn, job_id) for job_id in (lost, beside)] == [("queued", 1), ("running", 1)]
 
 
-def test_a_delivery_that_is_lost_before_its_first_heartbeat_counts(merged: Conn, workers: Workers) -> None:
+def test_a_delivery_that_is_lost_before_its_first_heartbeat_counts(merged: Conn, one: Worker, two: Worker) -> None:
     """Whichever of its jobs the reaper meets first; a delivery that was claimed ahead of it does not count."""
-    one, two = workers(), workers()
     enqueue(merged, lock_key="k", score=1), enqueue(merged, lock_key="k", score=2), enqueue(merged, lock_key="l")
     first, second, ahead = ids(step(one))
     expire(merged, second)
@@ -548,8 +536,7 @@ def test_a_delivery_is_retaken_as_one(merged: Conn, workers: Workers) -> None:
 # --- the switch ---
 
 
-def test_a_queue_with_a_backlog_is_switched_while_jobs_run(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_a_queue_with_a_backlog_is_switched_while_jobs_run(conn: Conn, one: Worker, two: Worker) -> None:
     jobs = [plain(conn, lock_key="k", priority=priority) for priority in (3, 2, 1)]
     other = plain(conn, queue="other")
     running = one.take()
@@ -565,14 +552,12 @@ def test_a_queue_with_a_backlog_is_switched_while_jobs_run(conn: Conn, workers: 
     ]
 
 
-def test_scores_are_given_some_at_a_time_to_unlocked_jobs_of_the_queue(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_scores_are_given_some_at_a_time_to_unlocked_jobs_of_the_queue(conn: Conn, one: Worker, two: Worker) -> None:
     jobs = [plain(conn) for _ in range(3)]
     plain(conn, queue="other")
     running = one.take("other")
     two.conn.execute("SET lock_timeout = '2s'")
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (jobs[0],))
+    with locked(conn, jobs[0]):
         assert value(two.conn, "SELECT given FROM dl_give_scores('q', '-infinity', 1)") == 1
         assert value(two.conn, "SELECT given FROM dl_give_scores('q', '-infinity', 9)") == 1
     assert [row(conn, job_id)["score"] is None for job_id in (*jobs, running.job_id)] == [True, False, False, True]

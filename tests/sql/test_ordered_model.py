@@ -478,6 +478,7 @@ def calm(**more: Any) -> settings:
     return settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), **more)
 
 
+@pytest.mark.long
 def test_an_ordered_queue_does_what_its_rules_say(hands: Hands) -> None:
     chosen = calm(derandomize=True, max_examples=60, stateful_step_count=30, phases=[Phase.generate])
     run(lambda: Farm(hands), settings=chosen)
@@ -486,6 +487,7 @@ def test_an_ordered_queue_does_what_its_rules_say(hands: Hands) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("number", range(4))
+@pytest.mark.long
 def test_an_ordered_queue_does_what_its_rules_say_at_length(hands: Hands, number: int) -> None:
     """Two thousand runs in all."""
     run(seed(number)(lambda: Farm(hands)), settings=calm(max_examples=500, stateful_step_count=50))

@@ -11,10 +11,10 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import Conn, Worker, Workers, enqueue, expire, journal, row, started, until, value
+from hands import Conn, Worker, Workers, buffers, enqueue, expire, journal, locked, row, started, until, value
 from patience import PATIENCE
 
-from dataloader.farm.family import Family
+from dataloader.farm.runner import Family
 from dataloader.pipelines import PermanentError
 from dataloader.queue import db, lifecycle, operations, parents
 from dataloader.queue.enqueue import NewJob, enqueue_many
@@ -228,8 +228,7 @@ def test_a_locked_child_is_told_a_little_later(conn: Conn, workers: Workers) -> 
     """Its parent's end waits for nobody; the next claim tells the child."""
     worker, other = workers(), workers()
     job = child(conn, enqueue(conn))
-    with other.conn.transaction():
-        other.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (job,))
+    with locked(other.conn, job):
         worker.finish(worker.take())
         assert place(conn, job) == WAITS
     until(lambda: worker.claim().job, "a claim to find the child")
@@ -290,6 +289,7 @@ def test_a_step_that_no_trigger_saw_is_found_by_the_reaper(conn: Conn) -> None:
     assert [place(conn, job) for job in jobs] == [READY, WAITS]
 
 
+@pytest.mark.long
 def test_a_thousand_children_in_a_chain_and_a_fan_are_canceled(conn: Conn, worker: Worker) -> None:
     """What one step does not reach the next claims do."""
     new = [NewJob("q", "t", "root")]
@@ -304,6 +304,20 @@ def test_a_thousand_children_in_a_chain_and_a_fan_are_canceled(conn: Conn, worke
 
     until(all_canceled, "the rest to be canceled")
     assert (waiting(conn), value(conn, "SELECT count(*) FROM dl_freed")) == (0, 0)
+
+
+@pytest.mark.long
+def test_the_children_of_a_parent_are_let_go_in_bounded_steps_that_cost_the_same(conn: Conn, worker: Worker) -> None:
+    """Claims of other queues take such a step too. Its cost does not grow with the children that are done, or wait."""
+    enqueue_many(conn, [NewJob("q", "t", "root"), *(NewJob("q", "t", f"{n}", depends_on=[0]) for n in range(5_000))])
+    conn.execute("SET session_replication_role = replica")  # the end resolves no child: the steps below do
+    root = value(conn, "UPDATE dl_jobs SET status = 'succeeded' WHERE lock_key = 'root' RETURNING job_id")
+    conn.execute("RESET session_replication_role")
+    steps = []
+    while left := waiting(conn):
+        steps.append((left, buffers(conn, "SELECT dl_resolve(%s::uuid[])", [root])))
+    assert [before for before, _ in steps] == list(range(5_000, 0, -500))
+    assert max(cost for _, cost in steps) < 1.5 * steps[0][1]
 
 
 def test_a_gathering_run_goes_on_behind_its_jobs(conn: Conn, worker: Worker) -> None:
@@ -327,8 +341,7 @@ def test_a_gathering_run_goes_on_behind_its_jobs(conn: Conn, worker: Worker) -> 
 
 def test_a_run_whose_parts_end_before_it_is_handed_back_goes_on_at_once(conn: Conn, workers: Workers) -> None:
     worker, other = workers(), workers()
-    enqueue(conn, priority=1)
-    job = worker.take()
+    job = worker.start_new(priority=1)
     part = enqueue(conn)
     parents.gather(conn, job, [part])
     other.finish(other.take())
@@ -338,8 +351,7 @@ def test_a_run_whose_parts_end_before_it_is_handed_back_goes_on_at_once(conn: Co
 
 
 def test_a_crash_of_a_gathering_run_leaves_it_waiting(conn: Conn, worker: Worker) -> None:
-    enqueue(conn, priority=1)
-    job = worker.take()
+    job = worker.start_new(priority=1)
     part = enqueue(conn)
     parents.gather(conn, job, [part])
     conn.execute("SELECT * FROM dl_settle(%s, %s, 'crash', 'killed', '{}')", (worker.name, [job.job_id]))
@@ -347,8 +359,7 @@ def test_a_crash_of_a_gathering_run_leaves_it_waiting(conn: Conn, worker: Worker
 
 
 def test_a_circle_of_gathering_is_refused(conn: Conn, worker: Worker) -> None:
-    enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     below = child(conn, child(conn, job.job_id))
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="waits for the job that gathers it"):
         parents.gather(conn, job, [below])

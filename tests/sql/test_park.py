@@ -16,9 +16,9 @@ from hands import (
     expire,
     ids,
     kinds,
+    locked,
     many,
     plain,
-    quietly,
     row,
     state,
     step,
@@ -48,9 +48,8 @@ def run(conn: Conn, worker: Worker, queue: str = "q", key: str = "k") -> Job:
 # --- parked ---
 
 
-def test_only_the_rows_of_busy_keys_are_parked(conn: Conn, workers: Workers) -> None:
+def test_only_the_rows_of_busy_keys_are_parked(conn: Conn, one: Worker, two: Worker) -> None:
     """Not those of a key whose lease is over, nor of another queue, nor of a key that a stranger's session has."""
-    one, two = workers(), workers()
     run(conn, one)
     over = run(conn, one, key="over")
     expire(conn, over.job_id)
@@ -62,9 +61,8 @@ def test_only_the_rows_of_busy_keys_are_parked(conn: Conn, workers: Workers) -> 
     assert kinds(conn, busy) == ["queued"]
 
 
-def test_a_row_is_parked_without_a_wait_for_anybody(conn: Conn, workers: Workers) -> None:
+def test_a_row_is_parked_without_a_wait_for_anybody(conn: Conn, one: Worker, two: Worker) -> None:
     """A row that a stranger has locked stays ready, and so do all rows of a key whose running row is locked."""
-    one, two = workers(), workers()
     jobs = [run(conn, one, key=key) for key in ("k", "l")]
     held, free, behind = (plain(conn, lock_key=key) for key in ("k", "k", "l"))
     with conn.transaction():
@@ -76,8 +74,7 @@ def test_a_row_is_parked_without_a_wait_for_anybody(conn: Conn, workers: Workers
     assert waits(conn, held, free, behind) == ["key"] * 3
 
 
-def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: Conn, one: Worker, two: Worker) -> None:
     run(conn, one)
     many(conn, 200, "k", priority=1)
     free = plain(conn, priority=2)
@@ -86,9 +83,8 @@ def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: Conn,
 
 
 @pytest.mark.parametrize("why", ["busy", "held", "canceled"])
-def test_a_claim_goes_on_until_nothing_is_in_its_way(conn: Conn, workers: Workers, why: str) -> None:
+def test_a_claim_goes_on_until_nothing_is_in_its_way(conn: Conn, one: Worker, two: Worker, why: str) -> None:
     """It reads a thousand rows at a time."""
-    one, two = workers(), workers()
     if why == "busy":
         run(conn, one)
     if why == "held":
@@ -102,9 +98,8 @@ def test_a_claim_goes_on_until_nothing_is_in_its_way(conn: Conn, workers: Worker
     assert ids(found) == [good]
 
 
-def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: Conn, workers: Workers) -> None:
+def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: Conn, one: Worker, two: Worker) -> None:
     """To park each row of a key whose turn is near would cost more than to pass it."""
-    one, two = workers(), workers()
     run(conn, one)
     many(conn, 20, "k", priority=1)
     free = plain(conn, priority=2)
@@ -115,14 +110,13 @@ def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: Conn, workers: Wor
 # --- the end of a run ---
 
 
-def test_a_claim_with_some_keys_does_not_read_on_for_long_among_busy_ones(conn: Conn, workers: Workers) -> None:
+def test_a_claim_with_some_keys_does_not_read_on_for_long_among_busy_ones(conn: Conn, one: Worker, two: Worker) -> None:
     """To park a row and make it ready again costs as much as to pass over it fifty times."""
     conn.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at)"
         " SELECT gen_random_uuid(), 'q', 't', 'k-' || i % 64, now() - interval '1 h' + i * interval '1 ms'"
         "   FROM generate_series(1, 2560) i"
     )
-    one, two = workers(), workers()
     assert len(step(one, 60).jobs) == 60
     assert len(step(two, 100).jobs) == 4
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == 0
@@ -174,8 +168,7 @@ ENDS: dict[str, Callable[[Conn, Worker, Job], object]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_whoever_ends_a_run_makes_the_next_row_ready(conn: Conn, workers: Workers, end: str) -> None:
-    one, two = workers(), workers()
+def test_whoever_ends_a_run_makes_the_next_row_ready(conn: Conn, one: Worker, two: Worker, end: str) -> None:
     job = run(conn, one)
     first, second = parked(conn, two, 2)
     two.notes()
@@ -206,10 +199,9 @@ def test_an_end_in_an_older_snapshot_is_looked_at_by_a_claim(conn: Conn, workers
 
 
 def test_the_reaper_unparks_the_stranded(
-    conn: Conn, workers: Workers, dsn: str, as_superuser: Callable[[str], str]
+    conn: Conn, one: Worker, two: Worker, dsn: str, as_superuser: Callable[[str], str]
 ) -> None:
     """A run of the key `gone` has ended without the triggers; that of `k` goes on."""
-    one, two = workers(), workers()
     run(conn, one)
     job = run(conn, one, key="gone")
     (waiting,) = parked(conn, two, 1)
@@ -248,8 +240,7 @@ BY_US: dict[str, Callable[[Conn, UUID], object]] = {
 
 
 @pytest.mark.parametrize("leave", [*BY_US, *LEAVE])
-def test_a_head_that_leaves_passes_its_place_on(conn: Conn, workers: Workers, leave: str) -> None:
-    one, two = workers(), workers()
+def test_a_head_that_leaves_passes_its_place_on(conn: Conn, one: Worker, two: Worker, leave: str) -> None:
     job = run(conn, one)
     head, second, third = parked(conn, two, 3)
     one.finish(job)
@@ -261,9 +252,8 @@ def test_a_head_that_leaves_passes_its_place_on(conn: Conn, workers: Workers, le
     assert second in ids(step(two, 5))
 
 
-def test_a_head_that_may_not_start_passes_its_place_on(conn: Conn, workers: Workers) -> None:
+def test_a_head_that_may_not_start_passes_its_place_on(conn: Conn, one: Worker, two: Worker) -> None:
     """A service has set the column only: the claim ends the job, and makes the next row ready."""
-    one, two = workers(), workers()
     job = run(conn, one)
     head, second, third = parked(conn, two, 3)
     one.finish(job)
@@ -277,8 +267,7 @@ def test_a_head_that_may_not_start_passes_its_place_on(conn: Conn, workers: Work
 
 
 @pytest.mark.parametrize("statement", LEAVE.values(), ids=LEAVE)
-def test_a_parked_row_that_leaves_takes_nobody_with_it(conn: Conn, workers: Workers, statement: str) -> None:
-    one, two = workers(), workers()
+def test_a_parked_row_that_leaves_takes_nobody_with_it(conn: Conn, one: Worker, two: Worker, statement: str) -> None:
     job = run(conn, one)
     first, second, third = parked(conn, two, 3)
     conn.execute(statement.encode(), (first,))
@@ -287,8 +276,7 @@ def test_a_parked_row_that_leaves_takes_nobody_with_it(conn: Conn, workers: Work
     assert waits(conn, second, third) == [None, "key"]
 
 
-def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: Conn, one: Worker, two: Worker) -> None:
     run(conn, one)
     to_queue, to_key = parked(conn, two, 2)
     conn.execute("UPDATE dl_jobs SET queue = 'other' WHERE job_id = %s", (to_queue,))
@@ -297,8 +285,7 @@ def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: Conn, workers: Wo
     assert two.take().job_id == to_key
 
 
-def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: Conn, one: Worker, two: Worker) -> None:
     ended = plain(conn, lock_key="k", status="failed")
     run(conn, one)
     (waiting,) = parked(conn, two, 1)
@@ -306,8 +293,7 @@ def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: Conn, workers: 
     assert waits(conn, waiting) == ["key"]
 
 
-def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: Conn, one: Worker, two: Worker) -> None:
     run(conn, one)
     (waiting,) = parked(conn, two, 1)
     conn.execute("UPDATE dl_jobs SET available_at = available_at - interval '1 s' WHERE job_id = %s", (waiting,))
@@ -316,19 +302,9 @@ def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: Conn, 
 
 def test_a_locked_row_that_may_not_start_is_passed_over(conn: Conn, worker: Worker) -> None:
     odd, good = plain(conn, priority=1, cancel_requested=True), plain(conn, priority=2)
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (odd,))
+    with locked(conn, odd):
         assert ids(step(worker, 2)) == [good]
     assert state(conn, odd) == ("queued", 0)
-
-
-def test_a_row_before_its_time_that_stands_as_ready_waits_for_it(conn: Conn, worker: Worker) -> None:
-    """No trigger saw its insert. That is no step, so the journal has no line."""
-    with quietly(conn):
-        early = plain(conn, in_sec=3_600)
-    assert waits(conn, early) == [None]
-    assert worker.claim().job is None
-    assert (waits(conn, early), kinds(conn, early)) == (["time"], [])
 
 
 def test_a_parked_row_that_may_not_start_and_has_become_the_first_is_set_aside(conn: Conn, workers: Workers) -> None:
@@ -383,9 +359,8 @@ def test_rows_of_a_held_key_in_another_queue_are_left_to_that_queues_claims(conn
 # --- locked ---
 
 
-def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: Conn, workers: Workers) -> None:
+def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: Conn, one: Worker, two: Worker) -> None:
     """Within a second, by the next claim of any queue; it says that there is something to come back for."""
-    one, two = workers(), workers()
     job = run(conn, one)
     rows = parked(conn, two, 2)
     with ended_beside_locked_rows(conn, one, job, *rows):
@@ -414,8 +389,7 @@ def test_an_end_while_a_claim_tries_the_key_again_writes_its_own_row(conn: Conn,
         assert value(one.conn, "SELECT count(*) FROM dl_freed") == 2
 
 
-def test_a_claim_leaves_a_freed_key_to_the_claim_that_tries_it(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_a_claim_leaves_a_freed_key_to_the_claim_that_tries_it(conn: Conn, one: Worker, two: Worker) -> None:
     conn.execute("INSERT INTO dl_freed (key_hash, since) VALUES (hashtext('k'), now() - interval '1 min')")
     with one.conn.transaction():
         one.conn.execute("SELECT FROM dl_freed FOR UPDATE")
@@ -483,8 +457,7 @@ def test_a_reason_to_wait_that_nobody_knows_is_left_alone(conn: Conn, worker: Wo
     assert (worker.claim().job, worker.claim("other").job) == (None, None)
 
 
-def test_a_time_goes_before_any_other_reason(conn: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
+def test_a_time_goes_before_any_other_reason(conn: Conn, one: Worker, two: Worker) -> None:
     run(conn, one)
     (waiting,) = parked(conn, two, 1)
     age(conn, waiting, "available_at", -3_600)

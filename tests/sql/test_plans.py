@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from hands import Conn, buffers, quietly, value
+from click.testing import CliRunner
+from hands import Conn, Worker, buffers, enqueue, quietly, value
 from psycopg import sql
 
+from dataloader.cli import main
+from dataloader.cli.doctor import diagnose_claim
 from dataloader.queue import db, lifecycle
 from dataloader.queue.reports import keys as of_keys
-from dataloader.queue.reports import stats
+from dataloader.queue.reports import postgres, stats
 
 MILLION, THOUSAND = 1_000_000, 1_000
 KEYS = 64
@@ -64,6 +67,10 @@ def step(queue: str, most: int = 1) -> str:
     return f"SELECT * FROM dl_step(ARRAY['{queue}'], false, 'w', now(), 15, {most}, 0, '-infinity', {nothing})"
 
 
+def short_step(most: int = 1) -> str:
+    return f"SELECT * FROM dl_step_plain('ready', 'w', now(), {most}, NULL, NULL, NULL, NULL)"
+
+
 def ten(column: str, where: str, order: str = "created_at") -> str:
     """An array of ten rows' values."""
     return f"ARRAY(SELECT {column} FROM dl_jobs WHERE {where} ORDER BY {order} LIMIT 10)"
@@ -86,6 +93,13 @@ RUNS = "status = 'running' AND lock_key LIKE 'parked-%' AND hashtext(lock_key) <
 CALLS = {
     "a claim of one": Call(step("ready"), 150),
     "a claim of twenty": Call(step("ready", 20), 600),
+    "a short claim of one": Call(short_step(), 150),
+    "a short claim of twenty": Call(short_step(20), 600),
+    "dl_succeed": Call(
+        "SELECT dl_succeed('w', current_setting('t.ids')::uuid[], array_fill(1, ARRAY[10]), NULL, NULL)",
+        900,
+        f"SELECT set_config('t.ids', {ten('job_id', RUNS, 'hashtext(lock_key)')}::text, true)",
+    ),
     "a claim among busy keys": Call(step("half"), 450),  # random ids lie on any page of an index
     "a claim where all is parked": Call(step("parked"), 40),
     "a claim where nothing is due": Call(step("future"), 40),
@@ -282,6 +296,7 @@ def too_dear(found: dict[str, int]) -> dict[str, int]:
 @pytest.mark.parametrize("ids", IDS)
 @pytest.mark.parametrize("before", [0, 600])
 @pytest.mark.parametrize("analyze", [False, True])
+@pytest.mark.long
 def test_c3_a_session_that_planned_on_a_short_table_claims_and_ends_as_cheaply_on_a_long_one(
     conn: Conn, dsn: str, as_superuser: Callable[[str], str], ids: str, before: int, analyze: bool
 ) -> None:
@@ -338,7 +353,7 @@ def with_keys(conn: Conn, names: int, each: int, long: int) -> None:
 def touched(conn: Conn, statement: str, **given: Any) -> int:
     """The buffers of a statement for people, planned as it is there."""
     with conn.transaction(force_rollback=True):
-        conn.execute(of_keys._SQL["plans"])
+        db.by_index(conn, sorts=False)
         explained = "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) " + statement
         for _ in range(2):  # warm
             row = conn.execute(explained.encode(), given, prepare=False).fetchone()
@@ -367,10 +382,41 @@ def test_a_page_of_keys_costs_the_same_beside_a_key_with_a_hundred_thousand_jobs
     assert touched(conn, of_keys._SQL["payloads"], queue="q", lock_key="000001-long", **later) < 120
     assert touched(conn, of_keys._SQL["length"], queue="q", lock_key="000001-long", most=1_000) < 60
     assert touched(conn, of_keys._SQL["dead"], queue="q", lock_key="000001-long", long=1, limit=10) < 20
-    assert touched(conn, stats._SQL["keys"], most=1_000) < 6_000
+    assert touched(conn, stats._SQL["keys"], most=1_000, most_keys=1_000) < 6_000
 
 
 def test_no_function_that_reads_by_indexes_alone_is_compiled(conn: Conn) -> None:
     """A plan with a sequential scan or a sort all the same seems to cost ten thousand million: it would be compiled."""
     without = "SELECT array_agg(proname) FROM pg_proc WHERE proconfig && %s AND NOT proconfig @> '{jit=off}'"
     assert value(conn, without, ["enable_seqscan=off", "enable_sort=off", "enable_bitmapscan=off"]) is None
+
+
+def test_doctor_shows_what_a_claim_passes_over_and_claims_nothing(conn: Conn, dsn: str, worker: Worker) -> None:
+    worker.start_new(lock_key="busy")
+    for key in (*["busy"] * 30, "free"):
+        enqueue(conn, lock_key=key)
+    rows = "SELECT array_agg(j::text ORDER BY job_id) FROM dl_jobs j"
+    before = value(conn, rows)
+    done = CliRunner().invoke(main, ["doctor", "q", "--direct"], env={"DL_DB_DSN": dsn})
+    assert "passes over 30 of its first 1,000 jobs" in done.output, done.output
+    assert "Their keys are busy" in done.output
+    assert "Most of these pages" not in done.output
+    assert "Index Scan using ix_dl_jobs_turn" in done.output
+    assert value(conn, rows) == before
+    other = CliRunner().invoke(main, ["doctor", "nowhere", "--direct"], env={"DL_DB_DSN": dsn})
+    assert "no schedule and no backfill with this name" in other.output
+
+
+def test_doctor_tells_a_claim_that_reads_dead_rows(conn: Conn, dsn: str) -> None:
+    """Entries of canceled jobs before the first one, which an open transaction keeps from being removed."""
+    with db.connect(dsn, name="old", schema="public") as other, other.transaction():
+        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT FROM dl_jobs")
+        with quietly(conn):
+            conn.execute(
+                "INSERT INTO dl_jobs (job_id, queue, task, lock_key)"
+                " SELECT gen_random_uuid(), 'q', 't', 'k' || i FROM generate_series(1, 5000) i"
+            )
+            conn.execute("UPDATE dl_jobs SET status = 'canceled', finished_at = now() WHERE lock_key <> 'k5000'")
+        first, *_, last = diagnose_claim(postgres.claim_plan(conn, "q"))
+    assert "passes over 0 of" in first.text
+    assert ("dead rows" in last.text, last.command) == (True, ("doctor",))

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from hands import Conn, Worker, Workers, enqueue, journal, kinds, many, quietly, row, value
 
-from dataloader.queue import lifecycle, operations
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.reports import predictions, stats
 from dataloader.queue.reports.predictions import outlook
 
@@ -102,8 +102,7 @@ def test_jobs_at_a_full_limit_wait_for_each_other(conn: Conn, workers: Workers) 
 @pytest.mark.usefixtures("known")
 def test_a_limit_that_jobs_of_another_queue_use_has_less_room(conn: Conn, worker: Worker) -> None:
     operations.set_limit(conn, "source", "test", most=1)
-    enqueue(conn, queue="other", limits=["source"])
-    worker.take("other")
+    worker.start_new(queue="other", limits=["source"])
     assert of_job(conn, enqueue(conn, limits=["source"]))["reason"] == "held"
 
 
@@ -146,8 +145,7 @@ def test_a_worker_of_other_queues_does_not_count(conn: Conn) -> None:
 
 def test_what_runs_in_another_queue_is_none_of_its_line(conn: Conn, worker: Worker) -> None:
     learn(conn, "t", 100.0)
-    enqueue(conn, queue="other")
-    worker.take("other")
+    worker.start_new(queue="other")
     job_id = enqueue(conn)
     assert list(outlook(conn, "q").jobs) == [job_id]
     judged(conn, 30, said_sec=100, took_sec=100)
@@ -201,12 +199,26 @@ def test_no_read_of_a_prediction_grows_with_the_queue(conn: Conn, dsn: str) -> N
     statements = predictions._SQL
     for name in ("queue", "running", "waiting", "room"):
         with conn.transaction(force_rollback=True):
-            conn.execute(statements["plans"])
+            db.by_index(conn)
             [(plan,)] = conn.execute(
                 "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) " + statements[name], {"queue": "q", "most": 50}
             ).fetchall()
         touched = plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
         assert touched < 300, f"{name} has touched {touched} pages"
+
+
+@pytest.mark.usefixtures("known")
+def test_nothing_is_said_of_a_job_behind_a_run_of_which_nothing_is_known(conn: Conn, worker: Worker) -> None:
+    running, behind = enqueue(conn, task="new", lock_key="k"), enqueue(conn, lock_key="k")
+    run = worker.take()
+    assert run.job_id == running
+    assert seconds(conn, running, behind) == [None, None]
+    assert of_job(conn, behind)["reason"] == "no_runs"
+    conn.execute("UPDATE dl_jobs SET started_at = now() - interval '100 s' WHERE job_id = %s", (running,))
+    conn.execute('UPDATE dl_jobs SET progress = \'{"processed": 1, "total": 2}\' WHERE job_id = %s', (running,))
+    first, second = seconds(conn, running, behind)
+    assert (first, second) != (None, None)
+    assert first < second
 
 
 # --- why nothing is said ---

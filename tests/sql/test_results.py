@@ -82,8 +82,7 @@ def test_that_of_a_dead_run_never_shows_where_the_next_one_returned_nothing(conn
 
 @pytest.mark.parametrize("field", ["attempt", "claimed_by"])
 def test_who_does_not_name_the_claim_stores_nothing(conn: Conn, worker: Worker, field: str) -> None:
-    enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     wrong = job._replace(**{field: {"attempt": 2, "claimed_by": "host:9:x"}[field]})
     lifecycle.keep_results(worker.conn, [returned(wrong, "1")])
     assert kept(conn) == []
@@ -105,23 +104,21 @@ def test_nothing_is_stored_of_a_job_that_does_not_run(conn: Conn, worker: Worker
 
 def test_that_of_a_later_claim_is_not_replaced_and_a_repetition_changes_nothing(conn: Conn, worker: Worker) -> None:
     """The first would be the statement of a worker that was stopped in its midst."""
-    job_id = enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     lifecycle.keep_results(worker.conn, [returned(job, '"first"')])
     before = value(conn, "SELECT ctid::text FROM dl_results")
     lifecycle.keep_results(worker.conn, [returned(job, '"first"')])
     assert value(conn, "SELECT ctid::text FROM dl_results") == before
     conn.execute("UPDATE dl_results SET claim = 2, result = '\"later\"'")
     assert worker.finish(job, result='"first"') == "succeeded"
-    assert (kept(conn), result(conn, job_id)) == ([(2, "later")], None)
+    assert (kept(conn), result(conn, job.job_id)) == ([(2, "later")], None)
 
 
 def test_a_canceled_job_shows_none(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    job = worker.take()
-    lifecycle.request_cancel(conn, job_id)
+    job = worker.start_new()
+    lifecycle.request_cancel(conn, job.job_id)
     assert worker.finish(job, result="1") == "canceled"
-    assert result(conn, job_id) is None
+    assert result(conn, job.job_id) is None
 
 
 @pytest.mark.parametrize("by", ["operator", "plain update"])

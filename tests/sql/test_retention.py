@@ -73,8 +73,7 @@ def test_c7_an_end_that_another_service_gave_no_time_is_found_too(conn: Conn, fo
 
 def test_c7_an_end_that_another_service_gave_a_time_keeps_it(conn: Conn, worker: Worker) -> None:
     """Also where the claim of our worker has to be taken off the row."""
-    enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = '2020-02-02 00:00+00'")
     ended = row(conn, job.job_id)
     assert (ended["claimed_by"], ended["finished_at"].year) == (None, 2020)

@@ -393,15 +393,22 @@ def test_the_script_that_is_printed_is_what_is_done(own_db: str, make_role: Call
     assert printed.exit_code == 0
     with session(farm) as theirs, pytest.raises(errors.InsufficientPrivilege):
         theirs.execute("SELECT FROM dl_jobs")
+    name, database = conninfo_to_dict(farm)["user"], conninfo_to_dict(own_db)["dbname"]
+    closing = (
+        f'REVOKE CONNECT ON DATABASE "{database}" FROM PUBLIC; GRANT CONNECT ON DATABASE "{database}" TO "{name}";'
+    )
+    assert printed.stdout.endswith(f"-- {closing}\n")
     with session(own_db) as owner:
         owner.execute(printed.stdout.encode())
     with session(farm) as theirs:
         theirs.execute("SELECT FROM dl_jobs")
     for _ in range(2):
         done = runner.invoke(main, asked, env=environment)
-        assert (done.exit_code, done.stdout) == (
-            0,
-            f"up to date\ngranted: {conninfo_to_dict(farm)['user']} is a farm\n",
+        begin = f"up to date\ngranted: {name} is a farm\n"
+        assert (done.exit_code, done.stdout.startswith(begin), done.stdout.endswith(f"{closing}\n")) == (0, True, True)
+    with session(own_db) as owner:
+        assert owner.execute("SELECT has_database_privilege('public', current_database(), 'CONNECT')").fetchone() == (
+            True,
         )
 
 

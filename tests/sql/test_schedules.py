@@ -7,8 +7,11 @@ from typing import Any
 
 import psycopg
 import pytest
+import structlog
 from hands import Conn, value
 
+from dataloader.config import Settings
+from dataloader.farm import reaper
 from dataloader.queue import db, operations
 from dataloader.queue.hooks import AROUND_ENQUEUE
 from dataloader.queue.plans import new_schedule, plan, schedules, times
@@ -123,6 +126,54 @@ def test_many_missed_due_times_are_made_in_bounded_steps(conn: Conn, monkeypatch
     each = [job["idempotency_key"] for job in jobs(conn) if job["task"] == "load" and "each" in job["lock_key"]]
     assert len(each) == len(set(each)) == 60
     assert schedules.due_in(conn, at(1)) == 60
+
+
+def test_a_crowd_of_due_schedules_does_not_keep_the_reaper_from_leases_that_have_run_out(conn: Conn) -> None:
+    for name, hour in (("a", 3), ("b", 1), ("c", 2)):
+        add(conn, name, since=at(hour, -2))
+    duty = reaper.Schedules(Settings(dl_db_dsn="postgresql://"), structlog.get_logger("reaper"))
+    for name in ("b", "c", "a"):
+        duty.make(conn, reaper.now())
+        assert (
+            value(conn, "SELECT max(lock_key) FROM dl_jobs WHERE created_at = (SELECT max(created_at) FROM dl_jobs)")
+            == name
+        )
+        assert duty.due_at <= reaper.now() or name == "a"
+
+
+def test_a_backlog_above_one_transaction_comes_last_in_the_next_round(
+    conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "AT_ONCE", 2)
+    add(conn, "backlog", interval_sec=600, catch_up="all")
+    add(conn, "fresh", interval_sec=600)
+    for name, hours in (("backlog", 5), ("fresh", 1)):
+        since = (
+            "UPDATE dl_schedules SET next_due = date_trunc('hour', now()) - make_interval(hours => %s) WHERE name = %s"
+        )
+        conn.execute(since, (hours, name))
+    duty = reaper.Schedules(Settings(dl_db_dsn="postgresql://"), structlog.get_logger("reaper"))
+    made = []
+    for _ in range(4):  # each round has time for one transaction
+        duty.make(conn, reaper.now())
+        made.append(value(conn, "SELECT lock_key FROM dl_jobs ORDER BY created_at DESC LIMIT 1"))
+    assert made == ["backlog", "fresh", "backlog", "backlog"]
+
+
+def test_a_schedule_whose_last_job_is_locked_holds_up_no_other_one(dsn: str, conn: Conn) -> None:
+    add(conn, "first", overlap="cancel_old")
+    add(conn, "other", since=at(4))
+    assert tick(conn, at(3)) == [plan.Made("first", 1)]
+    conn.execute("SET lock_timeout = '50ms'")
+    with db.connect(dsn, name="stranger", schema="public") as stranger, stranger.transaction():
+        stranger.execute("SELECT FROM dl_jobs FOR UPDATE")
+        locked, other = tick(conn, at(4, 1))
+        assert "lock timeout" in (locked.error or "")
+        assert other == plan.Made("other", 1)
+        assert tick(conn, at(4, 1)) == []
+    soon = at(4, 1) + timedelta(seconds=plan.CONTENDED_SEC)
+    assert tick(conn, soon) == [plan.Made("first", 1)]
+    assert stored(conn, "first")["error"] is None
 
 
 def test_a_clock_that_jumps_makes_nothing_twice_and_leaves_nothing_out(conn: Conn) -> None:

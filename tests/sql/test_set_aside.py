@@ -35,7 +35,22 @@ def aside(worker: Worker, most: int = 60) -> Aside | None:
     with pytest.raises(psycopg.Error) as failed:
         claim(worker, most)
     assert is_of_a_row(failed.value)
-    return set_aside(worker.conn, ["q"], lambda: claim(worker, most), failed.value)
+    return set_aside(
+        worker.conn, ["q"], lambda: lifecycle.long_step(worker.session, ["q"], BACKOFF_SEC, most), failed.value
+    )
+
+
+def test_a_row_that_only_the_long_claim_reaches_is_set_aside(
+    own_db: str, worker: Worker, poison: Callable[..., UUID]
+) -> None:
+    """The trials repeat the long claim: a short one would start the row in front, and no failure would repeat."""
+    operations.set_limit(worker.conn, "l", "test", most=5)
+    good, odd = plain(worker.conn), poison(limits=["l"])
+    worker.session.makes_way = True
+    found = aside(worker)
+    assert found is not None
+    assert found.job_id == odd
+    assert [job.job_id for job in claim(worker).jobs] == [good]
 
 
 @pytest.fixture
@@ -44,7 +59,7 @@ def poison(own_db: str) -> Callable[..., UUID]:
 
     def add(**more: Any) -> UUID:
         with psycopg.connect(own_db, autocommit=True) as conn:
-            conn.execute("ALTER TABLE dl_jobs DROP CONSTRAINT IF EXISTS dl_jobs_chk_counters")
+            conn.execute("DROP TRIGGER IF EXISTS dl_jobs_chk_counters ON dl_jobs")
             return plain(conn, claims=2**31 - 1, **more)
 
     return add

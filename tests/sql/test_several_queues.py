@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 import pytest
-from hands import BACKOFF_SEC, Conn, Worker, Workers, enqueue, ids, plain, quietly, row, state, value
+from hands import BACKOFF_SEC, Conn, Worker, Workers, enqueue, ids, locked, plain, quietly, row, state, value
 
 from dataloader.queue import lifecycle, operations
 from dataloader.queue.lifecycle import Head, Step
@@ -89,8 +89,7 @@ def test_by_lag_a_paused_queue_is_the_last(conn: Conn, worker: Worker) -> None:
 def test_by_lag_a_head_counts_where_its_queue_is_the_first_one(conn: Conn, worker: Worker, is_first: bool) -> None:
     early, late = plain(conn, queue="a", priority=5), plain(conn, queue="a", priority=60)
     other = due(conn, "b", 10 if is_first else -50)
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (other,))
+    with locked(conn, other):
         found = claim(worker, "a", "b", by_lag=True, head=Head(50))
     assert ids(found) == ([late] if is_first else [early, late])
 

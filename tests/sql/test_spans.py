@@ -13,9 +13,9 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from hands import Conn, quietly, value
+from histograms import slot_of
 
 from dataloader.queue.reports import runs
-from dataloader.queue.reports.histogram import slot_of
 
 Key = tuple[str, str, datetime, str]
 BASE = datetime(2000, 1, 1, tzinfo=UTC)

@@ -54,6 +54,7 @@ SELECT o.job_id, o.status::text FROM dl_jobs o
     OR o.status = 'queued' AND (o.created_at, o.job_id) < (last.created_at, last.job_id)
    AND NOT EXISTS (SELECT FROM dl_job_events e WHERE e.job_id IN (o.job_id, last.job_id) AND e.kind = 'requeue')
 """
+LOCK = "SELECT FROM dl_jobs WHERE job_id = ANY (%s) ORDER BY job_id FOR NO KEY UPDATE"
 IN_ORDER = "SELECT array_agg(job_id ORDER BY score, created_at, job_id) FROM dl_jobs WHERE job_id = ANY (%s)"
 
 
@@ -175,7 +176,8 @@ def ended(storm: Storm, chance: random.Random, worker: Worker, delivery: Deliver
 def die(storm: Storm, chance: random.Random, worker: Worker, deliveries: list[Delivery]) -> None:
     """The worker's session ends; the keeper, or the reaper, gives its jobs back, and they are due at once.
 
-    One after the other: the transactions of this test wait for rows while they have others locked, and no keeper does.
+    The transactions of this test wait for rows, which no keeper does: so they lock all of them first, in the order of
+    all changes.
     """
     worker.conn.close()
     ids = [job.job_id for delivery in deliveries for job in delivery.jobs]
@@ -187,6 +189,7 @@ def die(storm: Storm, chance: random.Random, worker: Worker, deliveries: list[De
             settled = False
             while not settled:
                 with conn.transaction():
+                    conn.execute(LOCK, (ids,))
                     found = lifecycle.settle(conn, worker.name, "crash", "died", running=begun)
                     operations.change(conn, "run-now", ids, "keeper")
                 settled = all(each.status for each in found)
@@ -195,6 +198,7 @@ def die(storm: Storm, chance: random.Random, worker: Worker, deliveries: list[De
                 expire(conn, job_id)
             while value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running' AND claimed_by = %s", worker.name):
                 with conn.transaction():
+                    conn.execute(LOCK, (ids,))
                     lifecycle.reap(conn)
                     operations.change(conn, "run-now", ids, "keeper")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
+import pytest
 from hands import Conn, Worker, enqueue, journal, kinds, row
 from judge import illegal
 
@@ -31,6 +32,7 @@ STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
         verb: lambda worker, job, verb=verb: lifecycle.finish_some(worker.conn, BOOT, [Ended(job, Finish(verb, "e"))])
         for verb in ("succeed", "retry", "fail", "cancel", "hand_back")
     },
+    "leap": lambda worker, job: lifecycle.leap(worker.conn, job, 7),
     "keep": lambda worker, job: lifecycle.keep(worker.conn, [job.job_id], [job.attempt], job.claimed_by),
     "settle": lambda worker, job: lifecycle.settle(worker.conn, BOOT, "crash", "gone"),
     "settle uncounted": lambda worker, job: lifecycle.settle(worker.conn, BOOT, "drain", "drain"),
@@ -54,7 +56,7 @@ MAY = {
     "reap": {("running", "queued"), ("running", "canceled"), ("running", "lost")},
     "kill": {("queued", "failed"), ("queued", "canceled")},
 }
-RENEWING = {"beat", "retake", "keep"}
+RENEWING = {"beat", "retake", "keep", "leap"}
 SITUATIONS = list(itertools.product((False, True), (False, True), (False, True)))
 
 
@@ -71,6 +73,7 @@ def placed(conn: Conn, status: Status, spent: bool, asked: bool, late: bool) -> 
     return job_id, Job(job_id, "q", "t", "{}", "i", "k", "", 1, 1 if spent else 5, 60, None, 1, BOOT)
 
 
+@pytest.mark.long
 def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: Conn, worker: Worker) -> None:
     steps: dict[str, set[tuple[str, str]]] = {name: set() for name in STATEMENTS}
     for name, status, (spent, asked, late) in itertools.product(STATEMENTS, Status, SITUATIONS):
@@ -95,16 +98,3 @@ def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: Conn,
             assert after | {"now": 0} == before | {"now": 0}, case
             assert told == [], case
     assert {name: done for name, done in steps.items() if done} == MAY
-
-
-def attempts(story: list[tuple[str, dict[str, Any]]]) -> int:
-    """V4: the starts that the journal tells of, less those that were given back."""
-    counted = 0
-    for kind, payload in story:
-        if kind == "picked":
-            counted += 1
-            assert payload["attempt"] == counted
-        elif "attempt" in payload and kind != "queued":
-            assert payload["attempt"] in (counted, counted - 1)
-            counted = payload["attempt"]
-    return counted

@@ -17,7 +17,6 @@ from patience import PATIENCE
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.reports import predictions, stats, webhooks
 from dataloader.queue.reports.messages import TASK, Rules
-from dataloader.queue.reports.webhooks import Wanted
 
 RULES = Rules(60.0, 3_600.0, "alerts", "test", "https://farm.example.com")
 URL = "https://ops.example.com/alerts"
@@ -25,7 +24,7 @@ CANARY = "canary-5f2c"
 
 
 def add(conn: Conn, name: str = "ops", **more: Any) -> None:
-    webhooks.put(conn, Wanted(name, more.pop("url", URL), **more), "test")
+    webhooks.put(conn, name, more.pop("url", URL), "test", **more)
 
 
 def die(conn: Conn, number: int = 1, queue: str = "q", error: str = "no", age_sec: float = 70) -> list[UUID]:
@@ -338,7 +337,7 @@ def test_a_reaper_that_dies_in_its_round_has_told_nothing_and_the_next_one_tells
             conn.execute("SELECT pg_terminate_backend(%s)", (dying.info.backend_pid,))
             dying.execute("SELECT 1")
 
-        patch.setattr(webhooks, "_note", die_here)
+        patch.setattr(webhooks, "_place", die_here)
         with pytest.raises(psycopg.OperationalError):
             webhooks.publish(dying, RULES)
     assert messages(conn) == []
@@ -401,7 +400,7 @@ def test_secrets_in_errors_do_not_reach_the_message(conn: Conn) -> None:
 def test_a_wrong_webhook_is_refused_and_changes_nothing(conn: Conn, field: str, wrong: Any) -> None:
     given: dict[str, Any] = {"name": "ops", "url": URL, field: wrong}
     with pytest.raises(webhooks.WrongWebhook, match=rf"^{field} should|^{field} seems") as refusal:
-        webhooks.put(conn, Wanted(**given), "test")
+        webhooks.put(conn, **given, by="test")
     assert refusal.value.field == ("" if field == "name" else field)  # a name stands in the path
     assert CANARY not in str(refusal.value)
     assert webhooks.listed(conn) == []

@@ -18,8 +18,6 @@ STARTED = {"job_id": ID, "status": "queued"}
 
 
 class Asked(NamedTuple):
-    """A request as received."""
-
     method: str
     path: str
     headers: dict[str, str]
@@ -116,7 +114,6 @@ def filled(kind: type[T], **given: Any) -> T:
 
 
 def shown(kind: type, **given: Any) -> dict[str, Any]:
-    """The same as the service writes it."""
     found: dict[str, Any] = adapter(kind).dump_python(filled(kind, **given), mode="json")
     return found
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from dataloader import pipelines
+from dataloader import config, pipelines
 from dataloader.pipelines import hooks, registry
 
 
@@ -15,3 +17,11 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registry", dict(registry._registry))
     for hook in hooks.ALL:
         monkeypatch.setattr(hook, "_functions", {})
+
+
+@pytest.fixture
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No setting in the environment, and no .env."""
+    for name in config.Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.chdir(tmp_path)

@@ -15,7 +15,6 @@ _pool = ThreadPoolExecutor(1)
 
 @register("t.pooled")
 def pooled(args: dict[str, Any]) -> Iterator[Any]:
-    """Work in the pool between two safe points."""
     yield {"pid": os.getpid()}
     _pool.submit(int).result()
     yield {"processed": 1, "total": 1}
@@ -37,7 +36,6 @@ def saving(args: dict[str, Any], context: Context) -> Iterator[Any]:
 
 @register("t.pooled.stuck")
 def stuck(args: dict[str, Any]) -> Iterator[Any]:
-    """Wait for a lock that this thread has."""
     yield {}
     lock = threading.Lock()
     lock.acquire()

@@ -34,7 +34,6 @@ class Job:
 
     @property
     def turn(self) -> tuple[int, float, int]:
-        """Its place in the order of the claim."""
         return self.priority, self.added_at, self.number
 
 
@@ -87,7 +86,6 @@ class Night:
         return (nth * 21_600.0 / number for nth in range(number))
 
     def line(self) -> Line:
-        """What a prediction may know of the farm now."""
         waiting = [self.jobs[number] for _, _, number in self.waiting]
         return Line(
             len(self.workers),
@@ -101,7 +99,6 @@ class Night:
         return Running(job.number, job.task, f"worker {worker}", ran, share, [job.key])
 
     def _start(self) -> None:
-        """Idle workers take the first jobs whose keys are free."""
         while (idle := self.workers - set(self.runs)) and (turn := self._first()):
             self.waiting.remove(turn)
             job = self.jobs[turn[-1]]

@@ -88,12 +88,10 @@ def admitted(place: Place, shared: SharedSlots, monkeypatch: pytest.MonkeyPatch)
 
 
 def others(shared: SharedSlots, memory_mb: float, cpus: float = 0.0) -> None:
-    """The run of the other worker may use so much."""
     shared.slots[1].needs = Needs(memory_mb, cpus)
 
 
 def reserved(shared: SharedSlots) -> Any:
-    """The task for which room gathers, if there is one."""
     return shared.room.read().get("task")
 
 

@@ -1,7 +1,10 @@
-"""A worker's batch: how many jobs it claims, the ends of locked rows, the jobs of lost sessions."""
+"""A worker's batch: how many jobs it claims, the ends of locked rows, the jobs of lost sessions; its turns."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -9,7 +12,7 @@ import structlog
 
 from dataloader import pipelines
 from dataloader.config import Settings, WorkerSpec
-from dataloader.farm.batch import TICK_SEC, Batch, fair_share, size_after
+from dataloader.farm.batch import TICK_SEC, Batch, Turns, fair_share, size_after
 from dataloader.farm.slots import Siblings
 from dataloader.queue.job import Job
 
@@ -95,7 +98,7 @@ def test_a_run_has_as_many_keys_as_its_pipeline_and_its_queue_allow(
     batch: Batch, monkeypatch: pytest.MonkeyPatch, size: int | None, allowed: int | None, runs: str
 ) -> None:
     """And jobs of one task."""
-    monkeypatch.setattr(pipelines, "batch_size", lambda task: size or 1 if task == "noop" else 1)
+    monkeypatch.setattr(pipelines, "registered", lambda: {"noop": SimpleNamespace(batch_size=size)})
     batch.claimed([job("k")._replace(task="other"), *(job(key) for key in "lmn")], allowed)
     found = []
     while delivery := batch.next():
@@ -105,7 +108,7 @@ def test_a_run_has_as_many_keys_as_its_pipeline_and_its_queue_allow(
 
 def test_a_claim_is_large_enough_for_one_run_of_its_pipeline(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second claim on: the first shows the worker whose jobs its queue has."""
-    monkeypatch.setattr(pipelines, "batch_size", lambda task: 10)
+    monkeypatch.setattr(pipelines, "registered", lambda: {"noop": SimpleNamespace(batch_size=10)})
     assert batch.size_next() == 1
     batch.claimed([job("k")])
     assert batch.next() is not None
@@ -121,3 +124,51 @@ def test_a_delivery_is_handed_back_whole_the_last_job_first(batch: Batch) -> Non
     batch.hand_back("drain")
     assert [end.job.job_id for end in batch._take()] == [each.job_id for each in reversed(jobs)]
     assert batch.next() is None
+
+
+QUEUES = ("a", "b", "c")
+
+
+def turns(scheduler: str | dict[str, int] | None, queues: tuple[str, ...] = QUEUES) -> Turns:
+    return Turns(queues, scheduler, random.Random(15))
+
+
+@pytest.mark.parametrize("scheduler", ["lag", "sequential", "strict", {"a": 3}, None])
+def test_one_queue_is_always_first(scheduler: str | dict[str, int] | None) -> None:
+    one = turns(scheduler, ("a",))
+    assert (one.order(), one.by_lag) == (["a"], False)
+    one.claimed("a")
+    assert one.order() == ["a"]
+
+
+def test_strict_keeps_the_order() -> None:
+    strict = turns("strict")
+    strict.claimed("b")
+    assert (strict.order(), strict.by_lag) == (["a", "b", "c"], False)
+
+
+def test_sequential_goes_on_behind_the_queue_that_had_jobs() -> None:
+    """Also behind one that was not first: those before it were empty."""
+    sequential, found = turns("sequential"), []
+    for _ in range(4):
+        found.append(sequential.order()[0])
+        sequential.claimed(found[-1])
+    sequential.claimed("c")
+    assert (found, sequential.order()) == (["a", "b", "c", "a"], ["a", "b", "c"])
+    assert sequential.order() == ["a", "b", "c"]  # a claim that has found nothing moves nothing
+
+
+def test_by_lag_the_database_decides_and_the_bookmark_is_of_the_queue_that_had_jobs() -> None:
+    lag = turns("lag")
+    assert lag.by_lag
+    lag.claimed("b")
+    assert lag.order() == ["b", "c", "a"]
+
+
+def test_weights_say_how_often_a_queue_is_first_and_then_second() -> None:
+    weighted, size = turns({"c": 1, "b": 3, "a": 6}), 20_000
+    orders = Counter("".join(weighted.order()) for _ in range(size))
+    assert len(orders) == 6
+    first = {queue: sum(count for order, count in orders.items() if order[0] == queue) / size for queue in QUEUES}
+    assert first == pytest.approx({"a": 0.6, "b": 0.3, "c": 0.1}, abs=0.02)
+    assert orders["abc"] / (orders["abc"] + orders["acb"]) == pytest.approx(3 / 4, abs=0.02)

@@ -17,11 +17,7 @@ from dataloader.queue import probe
 DSN = "host=db user=u password=s3cret dbname=d"
 
 
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in config.Settings.model_fields:
-        monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +104,8 @@ def test_how_many_connections_a_machine_wants() -> None:
         ('FATAL:  password authentication failed for user "u"', "PG_PASSWORD"),
         ('FATAL:  database "d" does not exist', "create it"),
         ("session is read-only", "name the primary"),
+        ('server certificate for "db.example.com" does not match host name "db"', "as the server's certificate does"),
+        ('root certificate file "/r.crt" does not exist', "sslrootcert"),
         ("connection refused\n\tis it running?", "lets this machine in"),
     ],
 )

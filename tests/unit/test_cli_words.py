@@ -1,9 +1,11 @@
-"""The command line without a farm: its output, its errors, doctor's findings."""
+"""The command line without a farm: its output, its errors, its help, doctor's findings, `dataloader new`."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import ssl
 import subprocess
 import sys
 import time
@@ -12,14 +14,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
+import click
 import pytest
 from answering import ID, STARTED, TOKEN, Answer, Service, filled, problem, state
 from click.testing import CliRunner, Result
 
 from dataloader.cli import doctor, jobs, main, screen
+from dataloader.cli.base import WRONG_MOST
+from dataloader.client.transport import Transport
 from dataloader.model.farm import Database, Webhook, Webhooks, Worker
 from dataloader.model.jobs import Event, Job, WaitingFor
 from dataloader.model.plans import Backfill, Schedule
@@ -100,6 +106,19 @@ def test_a_trigger_whose_answer_is_lost_can_be_sent_again(service: Service) -> N
     assert "sent again" not in said
 
 
+def test_a_certificate_for_another_name_gets_advice_about_certificates(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_message = "Hostname mismatch"
+    monkeypatch.setattr(Transport, "_exchange", Mock(side_effect=error))
+    said = run("status", str(ID)).stderr
+    assert (
+        "its certificate is not trusted: Hostname mismatch\ndataloader: name the host as its certificate does" in said
+    )
+    assert "is the API running?" not in said
+
+
 def test_the_token_comes_from_the_environment_or_a_file_and_is_not_shown(
     service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -159,7 +178,7 @@ def test_doctor_names_workers_that_show_themselves_no_more() -> None:
         )
     ]
     (finding, *_) = doctor.diagnose(case(job, silent=silent))
-    assert "The last that was heard of 1 worker of this queue was 45 s ago (vm-1)" in finding.text
+    assert "1 worker of this queue last reported 45 s ago (vm-1)" in finding.text
     assert "No worker is alive at all" not in finding.text
 
 
@@ -171,10 +190,10 @@ def a_schedule(**more: Any) -> Schedule:
     ("schedule", "words", "command"),
     [
         (a_schedule(paused_at=NOW, paused_by="me"), "paused by me", ("schedule", "resume", "n")),
-        (a_schedule(retired_at=NOW), "names it no more", ("schedule", "remove", "n")),
+        (a_schedule(retired_at=NOW), "no longer declares it", ("schedule", "remove", "n")),
         (a_schedule(error="priority: no"), "cannot be made: priority: no", ("schedule", "show", "n")),
         (a_schedule(next_due=NOW, overdue_sec=300), "5 min ago has no job: no reaper runs", ()),
-        (a_schedule(), "No due time of it comes any more", ("schedule", "show", "n")),
+        (a_schedule(), "It will never be due again", ("schedule", "show", "n")),
         (a_schedule(next_due=NOW, overdue_sec=3, words="Every hour"), "as it should be: Every hour", None),
     ],
 )
@@ -184,6 +203,17 @@ def test_doctor_says_why_a_schedule_makes_no_jobs(
     (finding,) = doctor.diagnose_schedule(schedule)
     assert words in finding.text
     assert command in (None, finding.command)
+
+
+def test_doctor_names_the_schedules_and_backfills_that_make_no_jobs() -> None:
+    stopped = [a_schedule(error="no", paused_at=NOW), a_schedule(error="no", retired_at=NOW), a_schedule(overdue_sec=3)]
+    broken = filled(Backfill, name="q1", error="no such column")
+    found = list(doctor.plan_findings([a_schedule(error="no such day"), a_schedule(overdue_sec=300), broken, *stopped]))
+    assert found == [
+        ("The schedule n makes no jobs: no such day.", ("doctor", "n")),
+        ("The schedule n makes no jobs: it is overdue.", ("doctor", "n")),
+        ("The backfill q1 makes no jobs: no such column.", ("doctor", "q1")),
+    ]
 
 
 def a_backfill(state: str, **more: Any) -> Backfill:
@@ -280,40 +310,45 @@ def a_job(status: str, **more: Any) -> Job:
 OTHER = str(UUID(int=7))
 HELD: dict[str, Any] = {"reason": "the key is held by another session"}
 PAUSED = {"reason": "paused", "queue": "q", "since": NOW.isoformat(), "by": "token ops from 10.0.0.7"}
+
+
+def waits(
+    reason: str, *runs: Attempt, job: dict[str, Any] | None = None, more: dict[str, Any] | None = None, **why: Any
+) -> doctor.Case:
+    """A queued job that waits for this reason."""
+    return case(a_job("queued", waiting_for={"reason": reason, **why}, **(job or {})), *runs, **(more or {}))
+
+
+def event(number: int, kind: str, **payload: Any) -> Event:
+    return Event(event_id=number, ts=NOW, kind=kind, payload=payload)
+
+
+HOLDS = [
+    event(1, "requeue", **HELD, backoffs=1),
+    event(2, "requeue", reason="error", delay_sec=30),
+    event(3, "requeue", **HELD, backoffs=2),
+]
+SOON = (NOW + timedelta(seconds=20)).isoformat()
 CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
     (case(a_job("queued", waiting_for=PAUSED)), ["is paused", "by token ops"], [("resume", "q")]),
     (
-        case(
-            a_job(
-                "queued", attempt=1, waiting_for={"reason": "time", "until": (NOW + timedelta(seconds=20)).isoformat()}
-            ),
-            attempt(1, "requeue", reason="error", error="boom\ntrace"),
-        ),
+        waits("time", attempt(1, "requeue", reason="error", error="boom\ntrace"), job={"attempt": 1}, until=SOON),
         ["due in 20 s", "rests after a run that ended badly", "attempt 1: boom"],
         [("run-now", ID), ("job", ID)],
     ),
+    (waits("lock", lock_key="k", job_id=OTHER), [f"held by job {OTHER}"], [("doctor", OTHER)]),
     (
-        case(a_job("queued", waiting_for={"reason": "lock", "lock_key": "k", "job_id": OTHER})),
-        [f"held by job {OTHER}"],
-        [("doctor", OTHER)],
-    ),
-    (
-        case(a_job("queued", waiting_for={"reason": "no_worker", "queue": "q"}), serving=["other"]),
+        waits("no_worker", queue="q", more={"serving": ["other"]}),
         ["No worker serves the queue q", "There are workers for: other"],
         [("ps",)],
     ),
     (
-        case(a_job("queued", waiting_for={"reason": "limit", "limit": "l", "running": 1, "most": 1})),
+        waits("limit", limit="l", running=1, most=1),
         ["The limit l has no room: 1 job of it runs, and it allows 1."],
         [("limit", "list")],
     ),
     (
-        case(
-            a_job(
-                "queued",
-                waiting_for={"reason": "memory", "queue": "q", "task": "big", "need_mb": 4000.0, "room_mb": 3000.0},
-            )
-        ),
+        waits("memory", queue="q", task="big", need_mb=4000.0, room_mb=3000.0),
         [
             "No host of the queue q has the memory for it: a run of the task big needs 4,000 MB, and runs may use"
             " 3,000 MB together there (DL_HOST_MEMORY). Start a worker of its queue on a larger host"
@@ -321,15 +356,12 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
         [("tasks",)],
     ),
     (
-        case(a_job("queued", waiting_for={"reason": "worker", "queue": "q", "need_mb": 400.0})),
+        waits("worker", queue="q", need_mb=400.0),
         ["it starts when a worker of q is free and its host has room for its 400 MB."],
         [("top",)],
     ),
     (
-        case(
-            a_job("queued", waiting_for={"reason": "worker", "queue": "q"}),
-            queue=filled(Queue, queue="q", paused_at=NOW),
-        ),
+        waits("worker", queue="q", more={"queue": filled(Queue, queue="q", paused_at=NOW)}),
         ["next of its queue", "Besides, the queue q is paused"],
         [("top",), ("resume", "q")],
     ),
@@ -351,33 +383,21 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
     (case(a_job("failed", attempt=3, error="x")), ["after 3 of 3 attempts: x"], [("requeue", ID)]),
     (
         case(a_job("lost", attempt=2), attempt(1, "requeue", signal=9), attempt(2, "lost", signal=9, peak_mb=900)),
-        ["each of 2 attempts", "killed by signal 9", "short of memory (it had up to 900 MB)"],
+        ["the last of 2 attempts", "killed by signal 9", "short of memory (it had up to 900 MB)"],
         [("requeue", ID)],
     ),
     (case(a_job("lost", attempt=1), attempt(1, "lost", signal=11)), ["its only attempt", "crashed the process"], []),
     (
-        case(a_job("canceled"), events=[Event(event_id=1, ts=NOW, kind="canceled", payload={"by": "token ops"})]),
+        case(a_job("canceled"), events=[event(1, "canceled", by="token ops")]),
         ["canceled by token ops"],
         [("requeue", ID)],
     ),
     (
-        case(
-            a_job("queued", waiting_for={"reason": "session", "lock_key": "k", "until": NOW.isoformat()}),
-            events=[
-                Event(
-                    event_id=1,
-                    ts=NOW,
-                    kind="requeue",
-                    payload={"reason": "the key is held by another session", "backoffs": 1},
-                ),
-                Event(event_id=2, ts=NOW, kind="requeue", payload={"reason": "error", "delay_sec": 30}),
-                Event(
-                    event_id=3,
-                    ts=NOW,
-                    kind="requeue",
-                    payload={"reason": "the key is held by another session", "backoffs": 2},
-                ),
-            ],
+        waits(
+            "session",
+            lock_key="k",
+            until=NOW.isoformat(),
+            more={"events": HOLDS},
         ),
         ["held by a database session", "found held by a session of another service 2 times"],
         [],
@@ -399,7 +419,7 @@ def test_doctor_finds(case: doctor.Case, texts: list[str], commands: list[tuple[
 def test_a_dsn_on_the_command_line_is_hidden_from_others() -> None:
     code = (
         "import sys, psutil; sys.argv = ['x', 'queues', '--dsn', 'secret']\n"
-        "from dataloader.cli import connection; connection._hide_arguments()\n"
+        "from dataloader.cli import connection; connection.hide_arguments()\n"
         "print(*psutil.Process().cmdline())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -454,7 +474,7 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     ]
     groups = [group("ValueError: few", 2), group("OSError: disk", 7, note="full"), group("KeyError", 0)]
     worst, again = doctor.error_findings(groups)
-    assert worst.text.startswith("7 of 9 dead jobs have the same error: OSError: disk (task load, queue q).")
+    assert worst.text.startswith("The top error, of 7 of 9 dead jobs: OSError: disk (task load, queue q).")
     assert "Its note: full." in worst.text
     assert worst.command == ("doctor", ID)
     assert again.command == ("requeue", "--matching", 'error_group:"OSError: disk" queue:"q" task:"load" status:dead')
@@ -471,7 +491,160 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
         )
 
 
+def test_doctor_names_the_webhooks_that_do_not_receive_their_messages() -> None:
+    told = filled(Webhook, name="ops", undelivered=2)
+    off = filled(Webhook, name="off", undelivered=2, paused_at=NOW)
+    receivers = Webhooks(queue="alerts", is_served=True, webhooks=[told, off])
+    overview = Overview(at=NOW, total=filled(Total), queues=[])
+    database = filled(Database, max_connections=100, has_reaper=True)
+    assert list(doctor.farm_findings(overview, [], database, receivers)) == [
+        ("The webhook ops does not receive its messages: 2 undelivered.", ("webhook", "list"))
+    ]
+
+
 def test_doctor_names_the_tasks_whose_runs_replace_their_workers() -> None:
     rude = filled(Task, task="rude", replaces=Replaces(runs=5, replaced=3, changed=["threads", "umask"]))
     (found,) = doctor.task_findings([filled(Task, task="kind"), rude])
     assert found.text.startswith("3 of the last 5 runs of task rude have changed their process (threads, umask)")
+
+
+def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        ctx = click.Context(command)
+        for name in command.list_commands(ctx):
+            found = command.get_command(ctx, name)
+            assert found
+            yield from commands(found, (*path, name))
+
+
+ALL = dict(commands(main))
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_no_help_is_cut_and_each_has_an_example(path: tuple[str, ...]) -> None:
+    text = CliRunner().invoke(main, [*path, "--help"], terminal_width=80).output
+    assert "..." not in text.replace("]...", "")  # click's mark of an argument that may come again
+    assert "\nExample" in text
+    examples = getattr(ALL[path], "examples", ())
+    assert all(f"  {line}\n" in text for line in examples)
+
+
+EXAMPLES = [(path, line) for path, command in ALL.items() for line in getattr(command, "examples", ())]
+
+
+@pytest.mark.parametrize(("path", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
+def test_each_example_is_one_of_its_command_and_is_understood(path: tuple[str, ...], line: str) -> None:
+    words = shlex.split(line.replace('"$(', "").replace(')"', ""))
+    words = words[words.index("dataloader") + 1 :]
+    assert words[: len(path)] == list(path)
+    parse(main, words)
+
+
+def parse(command: click.Command, words: list[str], parent: click.Context | None = None) -> None:
+    """Let click parse the words, through all groups, without a run."""
+    ctx = command.make_context(command.name or "", words, parent)
+    if isinstance(command, click.Group):
+        rest = [*ctx._protected_args, *ctx.args]
+        name, found, args = command.resolve_command(ctx, rest)
+        assert name
+        assert found
+        parse(found, args, ctx)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("stauts", "status"),
+        ("trigerr noop", "trigger"),
+        ("schedule lst", "list"),
+        ("errors nots", "note"),
+        ("backfill lst", "list"),
+        ("limit lits", "list"),
+        ("jobs --statsu dead", "--status"),
+        ("jobs --status quued", "queued"),
+        ("trigger noop --agrs {}", "--args"),
+        ("completion bsh", "bash"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_right_one(words: str, meant: str) -> None:
+    result = CliRunner().invoke(main, words.split())
+    assert result.exit_code == 2
+    last = result.stderr.splitlines()[-1]
+    assert "id you mean" in last
+    assert repr(meant) in last.partition("id you mean")[2]
+
+
+def test_a_word_like_no_other_gets_no_suggestion() -> None:
+    result = CliRunner().invoke(main, ["xyzzy"])
+    assert result.exit_code == 2
+    assert "Did you mean" not in result.stderr
+
+
+@pytest.mark.parametrize("words", [["password=hunter2-canary"], ["jobs", "--status", "api_key=hunter2-canary"]])
+def test_an_answer_shows_no_secret_and_is_bounded(words: list[str]) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert "hunter2-canary" not in result.stderr
+    long = CliRunner().invoke(main, [*words[:-1], words[-1] + " x" * 100_000])
+    assert long.exit_code == 2
+    assert len(long.stderr) < WRONG_MOST + 500
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def new(name: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["new", name])
+    return done.exit_code, done.output
+
+
+@pytest.mark.long
+def test_what_is_written_passes_its_test_and_the_linter(folder: Path) -> None:
+    status, said = new("sales")
+    assert status == 0, said
+    assert "DL_PIPELINES=sales dataloader up" in said.replace(str(Path(sys.executable).parent) + "/", "")
+    assert 'trigger sales --args \'{"path": "example.csv"}\' --wait' in said
+    assert 'context.load("sales_rows"' in (folder / "sales.py").read_text()
+    assert "my_loader" not in said + "".join(path.read_text() for path in folder.iterdir())
+    options = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-W", "error", "--rootdir", str(folder)]
+    command = [sys.executable, "-P", "-m", "pytest", *options, str(folder / "test_sales.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert "7 passed" in done.stdout, done.stdout + done.stderr
+    config = Path(__file__).parents[2] / "pyproject.toml"
+    for check in (["check", "--ignore", "S101,PLR"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *check, "--no-cache", "--config", str(config), "."]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("my-loader", "letters, digits and _, no keyword, such as my_loader"),
+        ("class", "no keyword"),
+        ("../evil", "cannot be a module's name"),
+        ("__main__", "hide a running module"),
+        ("json", "hide the module of Python's standard library"),
+        ("psycopg", "hide an installed module"),
+        ("dataloader", "hide an installed module"),
+        ("test_it", "would be taken for a test"),
+        ("a" * 51, "at most 50 characters"),
+        ("there", "there.py exists already"),
+        ("tested", "test_tested.py exists already"),
+        ("package", "package exists already"),
+    ],
+)
+def test_refusals_leave_the_folder_as_it_is(name: str, why: str, folder: Path) -> None:
+    (folder / "there.py").write_text("mine")
+    (folder / "test_tested.py").write_text("mine")
+    (folder / "package").mkdir()
+    status, said = new(name)
+    assert status == 1
+    assert why in said
+    assert "Traceback" not in said
+    assert sorted(path.name for path in folder.iterdir()) == ["package", "test_tested.py", "there.py"]
+    assert (folder / "there.py").read_text() == "mine"

@@ -456,6 +456,20 @@ def test_an_asynchronous_wait_tells_coroutines_and_ends_when_it_is_cancelled(ser
     assert seen == ["running", "succeeded"]
 
 
+def test_an_asynchronous_client_goes_on_in_another_event_loop(service: Service) -> None:
+    service.answers = [Answer(document=state("queued"))]
+    code = f"""
+import asyncio
+from dataloader import AsyncClient
+client = AsyncClient({service.url!r})
+for _ in range(3):
+    print(asyncio.run(client.status("{ID}")).status)
+asyncio.run(client.close())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("queued\n" * 3, "")
+
+
 def test_without_httpx_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['httpx'] = None; from dataloader import AsyncClient"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

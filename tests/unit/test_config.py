@@ -17,11 +17,7 @@ TOKEN = '{"name":"a","scopes":["read"],"sha256":"' + 64 * "0" + '"}'
 PROJECT = Path(dataloader.__file__).parent.parent
 
 
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in config.Settings.model_fields:
-        monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("bare_environment")
 
 
 def test_the_contracts_defaults() -> None:
@@ -88,6 +84,27 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load().workers == (WorkerSpec(queue="load.cbr", concurrency=2), WorkerSpec(queue="b", concurrency=1))
 
 
+NO_SCHEDULER = 'scheduler: should be "lag", "sequential", "strict"'
+WRONG_WORKERS = [
+    ("s3cret", "WORKERS_JSON: should be JSON such as"),
+    ("[" * 100_000, "WORKERS_JSON: should be JSON such as"),
+    ('[{"queue":"q","concurrency":0}]', "WORKERS_JSON[0].concurrency: Input should be greater"),
+    ('[{"queue":"q","workers":"s3cret"}]', "WORKERS_JSON[0].workers: there is no such word; "),
+    ("[{}]", 'WORKERS_JSON[0]: should have either "queue", or "queues": ["orders", "stock"]'),
+    ('[{"queue":"a","queues":["b"]}]', 'WORKERS_JSON[0]: should have either "queue", or "queues"'),
+    ('[{"queues":[]}]', "WORKERS_JSON[0].queues: List should have at least 1 item"),
+    ('[{"queues":["a","a"]}]', 'WORKERS_JSON[0]: should name each queue once in "queues"'),
+    ('[{"queues":"a"}]', "WORKERS_JSON[0].queues: Input should be a valid list"),
+    ('[{"queue":"a","scheduler":"lag"}]', 'WORKERS_JSON[0]: should have "queues" where it has "sc'),
+    ('[{"queues":["a"],"scheduler":"s3cret"}]', NO_SCHEDULER),
+    ('[{"queues":["a"],"scheduler":{"a":0}}]', NO_SCHEDULER),
+    ('[{"queues":["a"],"scheduler":{"a":true}}]', "scheduler: should be"),
+    ('[{"queues":["a"],"scheduler":[1]}]', "scheduler: should be"),
+    ('[{"queues":["a","b"],"scheduler":{"a":2}}]', 'should have a weight in "scheduler" for each'),
+    ('[{"queue":"a"},{"queues":["a"],"scheduler":"strict"}]', 'should have one "scheduler" for the s'),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
@@ -95,50 +112,10 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("TIMEZONE", "s3cret", "TIMEZONE: should be a time zone such as Europe/Moscow"),
         ("DL_HEARTBEAT_SEC", "nan", "DL_HEARTBEAT_SEC: "),
         ("DL_DB_DSN", "s3cret s3cret", "DL_DB_DSN: should be postgresql://"),
-        (
-            "DL_DB_DSN",
-            "postgresql://u:p@s3cret@h/d",
-            "DL_DB_DSN: should have @ : / and % in its password",
-        ),
-        (
-            "DL_DB_DSN",
-            "postgresql://u:p/s3cret@h/d",
-            "DL_DB_DSN: should have @ : / and % in its password",
-        ),
+        ("DL_DB_DSN", "postgresql://u:p@s3cret@h/d", "DL_DB_DSN: should have @ : / and % in its password"),
+        ("DL_DB_DSN", "postgresql://u:p/s3cret@h/d", "DL_DB_DSN: should have @ : / and % in its password"),
         ("DL_TARGET_DSN", "postgresql://u:s3cret@h:5x9/d", "DL_TARGET_DSN: should have a number for the port"),
-        ("WORKERS_JSON", "s3cret", "WORKERS_JSON: should be JSON such as"),
-        ("WORKERS_JSON", '[{"queue":"q","concurrency":0}]', "WORKERS_JSON[0].concurrency: Input should be greater"),
-        (
-            "WORKERS_JSON",
-            '[{"queue":"q","workers":"s3cret"}]',
-            "WORKERS_JSON[0].workers: there is no such word; ",
-        ),
-        ("WORKERS_JSON", "[{}]", 'WORKERS_JSON[0]: should have either "queue", or "queues": ["orders", "stock"]'),
-        ("WORKERS_JSON", '[{"queue":"a","queues":["b"]}]', 'WORKERS_JSON[0]: should have either "queue", or "queues"'),
-        ("WORKERS_JSON", '[{"queues":[]}]', "WORKERS_JSON[0].queues: List should have at least 1 item"),
-        ("WORKERS_JSON", '[{"queues":["a","a"]}]', 'WORKERS_JSON[0]: should name each queue once in "queues"'),
-        ("WORKERS_JSON", '[{"queues":"a"}]', "WORKERS_JSON[0].queues: Input should be a valid list"),
-        ("WORKERS_JSON", '[{"queue":"a","scheduler":"lag"}]', 'WORKERS_JSON[0]: should have "queues" where it has "sc'),
-        (
-            "WORKERS_JSON",
-            '[{"queues":["a"],"scheduler":"s3cret"}]',
-            'scheduler: should be "lag", "sequential", "strict"',
-        ),
-        (
-            "WORKERS_JSON",
-            '[{"queues":["a"],"scheduler":{"a":0}}]',
-            'scheduler: should be "lag", "sequential", "strict"',
-        ),
-        ("WORKERS_JSON", '[{"queues":["a"],"scheduler":{"a":true}}]', "scheduler: should be"),
-        ("WORKERS_JSON", '[{"queues":["a"],"scheduler":[1]}]', "scheduler: should be"),
-        ("WORKERS_JSON", '[{"queues":["a","b"],"scheduler":{"a":2}}]', 'should have a weight in "scheduler" for each'),
-        (
-            "WORKERS_JSON",
-            '[{"queue":"a"},{"queues":["a"],"scheduler":"strict"}]',
-            'should have one "scheduler" for the s',
-        ),
         ("PG_SCHEMA_QUEUE", 'a"b; s3cret', "PG_SCHEMA_QUEUE: String should match"),
-        ("WORKERS_JSON", "[" * 100_000, "WORKERS_JSON: should be JSON such as"),
         ("LOG_ROTATION", "s3cret", 'LOG_ROTATION: should be a size such as "10 MB" or a time'),
         ("LOG_FILE_NAME", "s3cret/x", "LOG_FILE_NAME: String should match"),
         ("LOG_PATH", "~s3cret/x", "LOG_PATH: should be a folder"),
@@ -162,6 +139,7 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("DL_LLM_CATEGORIES", '{"s3cret": ["*"]}', "DL_LLM_CATEGORIES: should be an object with names among reasoning"),
         ("DL_STALL_SEC", "10", "DL_STALL_SEC: should be more than DL_HEARTBEAT_SEC"),
         ("DL_HEARTBEAT_SEC", "900", "DL_STALL_SEC: should be more than DL_HEARTBEAT_SEC"),
+        *(("WORKERS_JSON", value, said) for value, said in WRONG_WORKERS),
     ],
 )
 def test_a_wrong_value_is_named_and_not_shown(
@@ -189,16 +167,6 @@ def test_all_wrong_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) 
         load()
     wrong = [line.split(":")[0] for line in str(caught.value).splitlines()]
     assert wrong == ["APP_PORT", "WORKERS_JSON", "DL_STALL_SEC"]
-
-
-@pytest.mark.parametrize("rotation", ["10 MB", "500kb", "1.5 MiB", "1 day", "6 hours", "2 weeks", "midnight"])
-def test_log_files_rotate_by_size_or_by_time(rotation: str) -> None:
-    assert load(log_rotation=rotation).log_rotation == rotation
-
-
-def test_entries_of_one_queue_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORKERS_JSON", '[{"queue":"a","concurrency":2},{"queue":"a"}]')
-    assert sum(spec.concurrency for spec in load().workers if spec.queue == "a") == 3
 
 
 @pytest.mark.parametrize(

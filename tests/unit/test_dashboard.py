@@ -1,4 +1,4 @@
-"""The dashboard's pure parts: the forms of values, the alerts, the buttons; and its vendored files."""
+"""The dashboard's pure parts: forms of values, alerts, buttons, charts, the heat map; its vendored files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from dataloader.api import dashboard
-from dataloader.api.dashboard import actions, formats
+from dataloader.api.dashboard import actions, charts, formats, pages
 from dataloader.api.web.cache import SharedAnswer
 from dataloader.queue.job import FINAL
+from dataloader.queue.plans import partitions
 from dataloader.queue.reports import alerts
 
 VENDOR = [Path(dashboard.__file__).parent / "static/vendor", Path(__file__).parents[1] / "browser/vendor"]
@@ -23,7 +24,7 @@ QUEUE: dict[str, Any] = {
 }  # fmt: skip
 POSTGRES: dict[str, Any] = {
     "in_recovery": False, "connections": 10, "max_connections": 100, "notify_usage": 0.0, "oldest_transaction": None,
-    "jobs_dead_tuples": 0, "jobs_live_tuples": 0, "held_by": None,
+    "jobs_dead_tuples": 0, "jobs_live_tuples": 0, "held_by": None, "blockers": [],
     "read_only": False, "lacking": [], "disk_full": False, "has_reaper": True,
 }  # fmt: skip
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -84,13 +85,26 @@ def test_instants_are_in_the_zone_with_utc_beside_them() -> None:
     assert moment(None) == "–"
 
 
+def test_many_webhooks_or_plans_that_do_not_work_are_one_alert() -> None:
+    wrong = [
+        {"kind": "schedule", "name": "a", "error": "no such day", "since": NOW, "number": 5_000},
+        {"kind": "webhook", "name": "ops", "error": "1 undelivered", "since": None, "number": 2},
+    ]
+    queue = QUEUE | {"length": 3, "workers": 0}
+    assert [(alert.text, alert.page) for alert in alerts.farm_alerts({"queues": [queue]}, (), POSTGRES, wrong)] == [
+        ("5,000 schedules make no jobs, among them a: no such day.", "schedules"),
+        ("2 webhooks do not receive their messages, among them ops: 1 undelivered.", "webhooks"),
+        ("Queue q has 3 due jobs and no worker.", None),
+    ]
+
+
 def test_what_is_wrong_is_said_the_gravest_first() -> None:
     def of(seen: Any = (), postgres: Any = None, **queue: Any) -> list[str]:
         found = alerts.farm_alerts({"queues": [QUEUE | queue]}, seen, POSTGRES | (postgres or {}))
         return [alert.text for alert in found]
 
     assert of() == []
-    assert of(dead=1, length=3, workers=0) == ["Queue q has 3 due and no worker.", "1 job is dead in queue q."]
+    assert of(dead=1, length=3, workers=0) == ["Queue q has 3 due jobs and no worker.", "1 job is dead in queue q."]
     assert of(length=3, workers=2, stopped=2) == ["All 2 workers of queue q are stopped."]
     assert of(length=3, workers=1, stopped=1) == ["The only worker of queue q is stopped."]
     assert of(workers=3, stopped=1) == ["1 of 3 workers of queue q is stopped."]
@@ -111,6 +125,10 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     }
     fine = {"is_live": True, "state": "busy", "queue": "q"}
     assert of([hangs, fine]) == ["1 of 2 workers has reported nothing for 12 min."]
+    assert (
+        of([hangs], paused_at=NOW, paused_by=None, dead=1)[0] == "1 job is dead in queue q."
+    )  # docs/alerts.md: critical
+    assert {alert.page for alert in alerts.farm_alerts({"queues": []}, [hangs], POSTGRES)} == {"workers"}
     held = {"kind": "session", "pid": 7, "user": "bi", "application": "report", "age_sec": 4_000.0, "xids": 5}
     assert of(postgres={"held_by": held}) == []  # beside an idle queue an old transaction does no harm
     assert of(postgres={"held_by": held, "jobs_dead_tuples": 50_000}) == [
@@ -202,3 +220,105 @@ def test_arguments_are_brief_and_their_numbers_as_they_are() -> None:
         "1795411234.123456",
         "1e+300",
     ]
+
+
+def rows(*names: str) -> list[dict[str, Any]]:
+    return [{"partition": name, "status": "queued"} for name in names]
+
+
+def test_days_are_a_calendar_a_year_whose_columns_are_weeks() -> None:
+    days = rows(*partitions.partitions_between("2019-12-30", "2020-01-02", "day"))
+    first, second = charts.blocks(days)
+    assert (first.label, first.is_calendar, second.label) == ("2019", True, "2020")
+    assert first.cells[:2] == [None, None], "1 January 2019 is a Tuesday: one empty cell, and no partition"
+    assert [cell["partition"] for cell in first.cells if cell] == ["2019-12-30", "2019-12-31"]
+    assert first.cells.index(days[0]) % 7 == 0, "a Monday"
+    assert second.cells.index(days[2]) == 2, "a Wednesday"
+
+
+def test_other_partitions_flow_by_year_or_in_one_block() -> None:
+    hours = rows(*partitions.partitions_between("2019-12-31T12:00", "2020-01-01", "6 hours"))
+    assert [(block.label, block.is_calendar, len(block.cells)) for block in charts.blocks(hours)] == [
+        ("2019", False, 2),
+        ("2020", False, 1),
+    ]
+    months = rows(*partitions.partitions_between("2019-01", "2019-12", "month"))
+    assert [(block.is_calendar, len(block.cells)) for block in charts.blocks(months)] == [(False, 12)]
+    assert [(block.label, len(block.cells)) for block in charts.blocks(rows("moscow", "2019-01-01"))] == [("", 2)]
+    assert charts.blocks([]) == []
+
+
+NOON = datetime(2026, 11, 24, 12, tzinfo=UTC)
+
+
+def ago(seconds: float) -> datetime:
+    return NOON - timedelta(seconds=seconds)
+
+
+def test_the_chart_draws_every_step_and_lists_those_with_runs() -> None:
+    steps = [
+        {"at": ago(120), "processed": 5, "failed": 1},
+        {"at": ago(60), "processed": 0, "failed": 0},
+        {"at": NOON, "processed": 0, "failed": 0},
+    ]
+    drawn = charts.throughput(charts.RANGES["1h"], steps)
+    assert drawn["columns"] == [[1_795_521_480, 1_795_521_540, 1_795_521_600], [5, 0, 0], [1, 0, 0]]
+    assert drawn["rows"] == [steps[2], steps[0]]
+    assert (drawn["processed"], drawn["failed"]) == (5, 1)
+
+
+JOB: dict[str, Any] = {"status": "running", "cancel_requested": False, "error": None, "claims": 1}
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        ({"status": "queued"}, "its key is busy"),
+        ({}, ""),
+        ({"cancel_requested": True}, "asked to stop"),
+        ({"status": "failed", "error": "ValueError: no\n\nTraceback"}, "ValueError: no"),
+        ({"status": "lost", "error": "x" * 500}, "x" * 159 + "…"),
+        ({"status": "succeeded", "error": "of an attempt before"}, ""),
+    ],
+)
+def test_the_reason_of_a_state_is_a_line(job: dict[str, Any], reason: str) -> None:
+    assert pages.reason_of(JOB | job, "its key is busy") == reason
+
+
+def beat(seconds_ago: float, done: int) -> dict[str, Any]:
+    return {"kind": "heartbeat", "ts": ago(seconds_ago), "payload": {"progress": {"processed": done, "total": 100}}}
+
+
+PICKED = {"kind": "picked", "ts": ago(100), "payload": {"attempt": 1}}
+
+
+@pytest.mark.parametrize(
+    ("done", "events", "claims", "left"),
+    [
+        (50, [PICKED], 1, 100.0),  # as fast as from its start
+        (50, [PICKED], 2, None),  # it may have begun at a checkpoint
+        (50, [PICKED, beat(60, 40)], 2, 250.0),  # 10 in 50 s; the report of the 50 is 10 s old, so 240 s are left
+        (50, [beat(500, 1), PICKED, beat(60, 40)], 2, 250.0),  # a run before does not count
+        (50, [PICKED, beat(60, 50)], 2, None),  # it stands still
+        (0, [PICKED], 1, None),
+        (100, [PICKED], 1, 0.0),
+    ],
+)
+def test_what_is_left_of_a_run_follows_from_its_own_progress(
+    done: int, events: list[dict[str, Any]], claims: int, left: float | None
+) -> None:
+    job = JOB | {"progress": {"processed": done, "total": 100}, "heartbeat_at": ago(10), "claims": claims}
+    expected = None if left is None else max(left - (10 if len(events) > 1 else 0), 0.0)
+    assert pages.remaining_sec(job, events, 100.0, NOON) == pytest.approx(expected)
+    assert pages.remaining_sec(job | {"progress": "none"}, events, 100.0, NOON) is None
+    assert pages.remaining_sec(job, events, None, NOON) is None
+
+
+def test_a_relative_time_takes_the_focus_and_has_the_instant_as_its_title() -> None:
+    told = formats.clock(lambda: ZoneInfo("Asia/Tokyo"), lambda: NOON, is_relative=True)(ago(180))
+    assert told == (
+        '<time datetime="2026-11-24T11:57:00Z"'
+        ' title="2026-11-24 20:57:00 Asia/Tokyo = 2026-11-24 11:57:00.000000 UTC"'
+        ' class="ago" tabindex="0">20:57:00</time>'
+    )
+    assert formats.clock(lambda: ZoneInfo("UTC"), lambda: NOON)(NOON).count("UTC") == 1

@@ -1,16 +1,22 @@
-"""The files of deploy/: units that systemd takes, manifests that fit Kubernetes' schemas, times that fit the drain."""
+"""The files of deploy/: units that systemd takes, manifests that fit Kubernetes' schemas, times that fit the drain;
+locked libraries, and alert rules of which each fires in its case."""
 
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import shutil
 import subprocess
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from dataloader.config import Settings
 from dataloader.farm.supervisor import KEEPER_STOP_SEC
@@ -27,7 +33,6 @@ needs_systemd = pytest.mark.skipif(not ANALYZE, reason="systemd-analyze (Debian 
 
 
 def stop_needs() -> dict[str, float]:
-    """The seconds that each program may take to stop, with the default settings."""
     default = {name: field.default for name, field in Settings.model_fields.items()}
     drain = default["dl_drain_sec"] + default["dl_kill_grace_sec"] + KEEPER_STOP_SEC
     return {"workers": drain, "reaper": 30, "api": GRACEFUL_TIMEOUT}
@@ -146,3 +151,157 @@ def test_the_map_has_settings_alone() -> None:
     (settings,) = (each["data"] for each in MANIFESTS if each["kind"] == "ConfigMap")
     assert {name.lower() for name in settings} <= set(Settings.model_fields)
     assert "PG_PASSWORD" not in settings
+
+
+ROOT = Path(__file__).parents[2]
+LOCK = (ROOT / "deploy" / "requirements.lock").read_text()
+ENTRIES = re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)(?: ;[^\\\n]*)?( ?\\\n +--hash=sha256:)?", LOCK, re.MULTILINE)
+PINNED = {canonicalize_name(name): version for name, version, _ in ENTRIES}
+
+
+def asked_for() -> list[Requirement]:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    return [Requirement(line) for line in setup["options"]["install_requires"].split("\n") if line]
+
+
+def needed(requirement: Requirement, found: dict[str, Requirement]) -> dict[str, Requirement]:
+    """The requirement and all that it needs here, as the installed distributions say."""
+    key = f"{canonicalize_name(requirement.name)}[{','.join(sorted(requirement.extras))}]"
+    if key not in found:
+        found[key] = requirement
+        for line in requires(requirement.name) or []:
+            further = Requirement(line)
+            environments = [{**default_environment(), "extra": extra} for extra in ("", *requirement.extras)]
+            if not further.marker or any(further.marker.evaluate(environment) for environment in environments):
+                needed(further, found)
+    return found
+
+
+def test_the_lock_fits_setup_cfg() -> None:
+    """`python tools/lock.py` makes it anew."""
+    wrong = [
+        str(each)
+        for each in asked_for()
+        if not each.specifier.contains(PINNED.get(canonicalize_name(each.name), "0.dev0"), prereleases=False)
+    ]
+    assert not wrong
+
+
+def test_the_lock_names_every_library_and_no_other() -> None:
+    found: dict[str, Requirement] = {}
+    for each in asked_for():
+        needed(each, found)
+    names = {canonicalize_name(each.name) for each in found.values()}
+    assert names - set(PINNED) == set()
+    # A line with a marker may be for another platform or Python.
+    everywhere = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+).*==\S+ \\$", LOCK, re.MULTILINE)}
+    assert everywhere - names == set()
+
+
+def test_every_version_has_hashes() -> None:
+    assert len(ENTRIES) == len(re.findall(r"^\w", LOCK, re.MULTILINE)) > 20
+    assert [name for name, _, hashes in ENTRIES if not hashes] == []
+
+
+PROMTOOL = shutil.which("promtool")
+
+
+RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
+DONE = 'dl_job_steps_total{queue="q",task="t",step="done"}'
+LEASE = 'dl_job_steps_total{queue="q",task="t",step="lease"}'
+BACKOFF = 'dl_job_steps_total{queue="q",task="t",step="backoff"}'
+FAILED = 'dl_job_steps_total{queue="q",task="t",step="failed"}'
+OK_200 = 'dl_http_requests_total{instance="farm1:8081",pid="1",method="GET",route="/",status="200"}'
+ERROR_503 = 'dl_http_requests_total{instance="farm1:8081",pid="1",method="GET",route="/",status="503"}'
+Q, QT = {"queue": "q"}, {"queue": "q", "task": "t"}
+# A healthy farm: a sample a minute for six hours.
+WELL = {
+    'up{job="dataloader",instance="farm1:8081"}': "1x360",
+    "dl_scrape_error": "0x360",
+    'dl_jobs{queue="q",status="queued"}': "10x360",
+    'dl_jobs{queue="q",status="dead"}': "3x360",
+    'dl_jobs_scheduled{queue="q"}': "2x360",
+    'dl_queue_lag_seconds{queue="q"}': "5x360",
+    'dl_queue_paused{queue="q"}': "0x360",
+    'dl_queue_max_length{queue="q"}': "1000x360",
+    'dl_workers{queue="q",state="idle"}': "1x360",
+    DONE: "0+60x360",
+    FAILED: "0+1x360",
+    LEASE: "0x360",
+    BACKOFF: "0+1x360",
+    'dl_worker_memory_bytes{queue="q",host="vm",pid="7"}': "1e8x360",
+    "dl_postgres_vacuum_held_back": "1x360",
+    "dl_postgres_oldest_transaction_seconds": "20000x360",
+    "dl_postgres_vacuum_slows_claims": "0x360",
+    "dl_postgres_notify_usage_ratio": "0x360",
+    "dl_postgres_connections": "20x360",
+    "dl_postgres_max_connections": "100x360",
+    OK_200: "0+100x360",
+    ERROR_503: "0+1x360",
+}
+# Per alert: the differences to WELL from the second hour on, the time when the alert has to fire, and its labels.
+ILL: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
+    "ApiDown": ({'up{job="dataloader",instance="farm1:8081"}': "1x60 0x60"}, "65m",
+                {"job": "dataloader", "instance": "farm1:8081"}),
+    "DatabaseNotReadable": ({"dl_scrape_error": "0x60 1x60"}, "65m", {}),
+    "JobsWait": ({'dl_queue_lag_seconds{queue="q"}': "5x60 700x60"}, "70m", Q),
+    "NoWorker": ({'dl_workers{queue="q",state="idle"}': "1x60 _x60"}, "72m", Q),
+    "PausedForLong": ({'dl_queue_paused{queue="q"}': "0x60 1x300"}, "305m", Q),
+    "QueueNearlyFull": ({'dl_jobs{queue="q",status="queued"}': "10x60 950x60"}, "65m", Q),
+    "ManyFailures": ({FAILED: "0+1x60 80+20x60"}, "90m", Q),
+    "DeadJobs": ({'dl_jobs{queue="q",status="dead"}': "3x60 20x60"}, "65m", Q),
+    "LeasesLost": ({LEASE: "0x60 1x60"}, "62m", QT),
+    "KeysHeldByOthers": ({BACKOFF: "0+1x60 70+10x100"}, "120m", QT),
+    "WorkerLarge": ({'dl_worker_memory_bytes{queue="q",host="vm",pid="7"}': "1e8x60 5e9x60"}, "75m",
+                    {"host": "vm", "pid": "7"}),
+    "VacuumHeldBack": ({"dl_postgres_vacuum_slows_claims": "0x60 1x60"}, "63m", {}),
+    "NotificationsPileUp": ({"dl_postgres_notify_usage_ratio": "0x60 0.3x60"}, "62m", {}),
+    "ConnectionsNearlyUsed": ({"dl_postgres_connections": "20x60 95x60"}, "70m", {}),
+    "ApiFails": ({ERROR_503: "0+1x60 70+50x60"}, "80m", {"instance": "farm1:8081"}),
+}  # fmt: skip
+needs_promtool = pytest.mark.skipif(not PROMTOOL, reason="promtool (Debian package prometheus) is not installed")
+
+
+NAMES = re.findall(r"- alert: (\w+)", RULES.read_text())
+
+
+def promtool(*words: str | Path) -> str:
+    done = subprocess.run([str(PROMTOOL), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def _case(series: dict[str, str], at: str, expected: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [
+            {"eval_time": at, "alertname": name, "exp_alerts": alerts} for name, alerts in expected.items()
+        ],
+    }
+
+
+@needs_promtool
+def test_the_rules_are_rules() -> None:
+    assert f"{len(NAMES)} rules found" in promtool("check", "rules", RULES)
+
+
+@needs_promtool
+@pytest.mark.long
+def test_each_alert_fires_when_it_should_and_no_other_does(tmp_path: Path) -> None:
+    """No alert fires on a healthy farm. An alert without a case here fails the test."""
+    assert sorted(NAMES) == sorted(ILL)
+    well = _case(WELL, "120m", {name: [] for name in ILL})
+    ill = [
+        _case(WELL | changes, at, {name: [{"exp_labels": labels}] if name == alert else [] for name in ILL})
+        for alert, (changes, at, labels) in ILL.items()
+    ]
+    document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [well, *ill]}
+    (tmp_path / "tests.yml").write_text(json.dumps(document))
+    promtool("test", "rules", tmp_path / "tests.yml")
+
+
+def test_the_page_names_every_alert() -> None:
+    page = (ROOT / "docs" / "monitoring.md").read_text("utf-8").partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == NAMES

@@ -17,14 +17,11 @@ SITE = "/srv/venv/lib/python3.11/site-packages/library/core.py"
 
 
 class Mute(Exception):
-    """Its own text fails."""
-
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
 def group_of(fails: Callable[[], object]) -> str:
-    """The error group of what `fails` raises."""
     try:
         fails()
     except BaseException as error:
@@ -33,7 +30,6 @@ def group_of(fails: Callable[[], object]) -> str:
 
 
 def at(path: str, source: str) -> dict[str, Any]:
-    """The names of a module that stands at this path."""
     names: dict[str, Any] = {}
     code: CodeType = compile(source, path, "exec")
     exec(code, names)  # a module whose file need not exist

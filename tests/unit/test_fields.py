@@ -1,4 +1,4 @@
-"""A job's fields: each place that lists them has those that queue/fields.py declares. A failure names the place."""
+"""Words and fields: each place that repeats what queue/job.py and queue/fields.py declare says the same."""
 
 from __future__ import annotations
 
@@ -14,13 +14,64 @@ from typing import get_type_hints
 import pytest
 
 import dataloader
-from dataloader.cli import jobs
-from dataloader.model.jobs import Job, ListedJob, Status
+from dataloader.api.dashboard import pages
+from dataloader.api.server import metrics
+from dataloader.cli import jobs, watch
+from dataloader.model import jobs as shown
+from dataloader.model.kinds import JobStatus
 from dataloader.ops.jobs import Filters
 from dataloader.queue.fields import FIELDS, FILTERS, LINKS, OF_PRODUCER, Field
+from dataloader.queue.job import FINAL, KINDS, STATUSES, Status, Verb
 from dataloader.queue.plans.plan import OF_JOB
 from dataloader.queue.plans.words import JobWords
+from dataloader.queue.reports import waiting
 from dataloader.queue.reports.stats import Wanted
+
+
+def text(name: str) -> str:
+    folder, _, file = f"dataloader.sql.{name}".removesuffix(".sql").rpartition(".")
+    return (files(folder) / f"{file}.sql").read_text("utf-8")
+
+
+def body(name: str) -> str:
+    every = "".join(
+        path.read_text("utf-8")
+        for path in sorted(files("dataloader.sql.functions").iterdir(), key=str)
+        if ".sql" in path.name
+    )
+    return re.findall(rf"FUNCTION {name}\(.*?\n\$\$", every, re.DOTALL)[0]
+
+
+def status_statement() -> str:
+    return text("queue.sql").split("-- name: status\n")[1].split("-- name:")[0]
+
+
+# The words that a place has, and those that it should have.
+WORDS: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
+    "metrics.STEPS": (
+        lambda: metrics.STEPS,
+        {*re.findall(r"(?:THEN|ELSE) '(\w+)'", body("dl_step_of")), *KINDS.values(), "queued", "cancel_requested"},
+    ),
+    "the verbs of dl_finish": (
+        lambda: re.findall(r"'(succeed|retry|fail|cancel|hand_back|restart)'", body("dl_finish")),
+        Verb,
+    ),
+    "the reasons of the statement status": (
+        lambda: re.findall(r"'reason', '(\w+)'", status_statement()),
+        re.findall(r'case "(\w+)"', inspect.getsource(waiting.words)),
+    ),
+    "cli.watch.EXITS": (lambda: watch.EXITS, FINAL),
+    "dashboard.pages.STATUSES": (lambda: dict(pages.STATUSES), STATUSES),
+    "JobStatus": (lambda: JobStatus.__args__, Status),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", WORDS)
+def test_a_place_has_the_words_of_job(place: str) -> None:
+    has, wanted = WORDS[place]
+    found = set(map(str, has()))
+    assert found == set(map(str, wanted)), f"{place}: lacks or has too much: {found ^ set(map(str, wanted))}"
+
 
 ROOT = Path(__file__).parents[2]
 PRODUCERS = {field.name for field in OF_PRODUCER}
@@ -31,12 +82,7 @@ LISTED = {*FILTERS, "status", "error_group", "since", "until", "q"}  # by what l
 OPENAPI = ROOT / "docs/openapi.json"
 
 
-def text(name: str) -> str:
-    return (files("dataloader.sql") / name).read_text("utf-8")
-
-
 def columns() -> dict[str, str]:
-    """The columns of schema.sql and their types."""
     schema = text("schema.sql")
     table = re.findall(r"CREATE TABLE dl_jobs \((.*?)\n\);|ALTER TABLE dl_jobs\n(.*?)\nALTER", schema, re.DOTALL)
     return dict(
@@ -58,12 +104,12 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
     "queue/plans/words.py, JobWords": (lambda: JobWords.__annotations__, {"queue", *OF_JOB}),
     "reports/stats.py, Wanted": (lambda: [field.name for field in of_dataclass(Wanted)], LISTED | {"sort"}),
     "ops/jobs.py, Filters": (lambda: Filters.__annotations__, LISTED),
-    "model/jobs.py, Status": (lambda: set(get_type_hints(Status)) - BESIDES, STATUS),
+    "model/jobs.py, Status": (lambda: set(get_type_hints(shown.Status)) - BESIDES, STATUS),
     "model/jobs.py, Job": (
-        lambda: set(get_type_hints(Job)) - set(get_type_hints(Status)) - BESIDES,
+        lambda: set(get_type_hints(shown.Job)) - set(get_type_hints(shown.Status)) - BESIDES,
         PAGE - STATUS,
     ),
-    "model/jobs.py, ListedJob": (lambda: set(get_type_hints(ListedJob)) - BESIDES, LIST),
+    "model/jobs.py, ListedJob": (lambda: set(get_type_hints(shown.ListedJob)) - BESIDES, LIST),
     "dataloader trigger --help": (
         lambda: (
             {option.name.replace("args_json", "args") for option in jobs.trigger.params if option.name}

@@ -6,7 +6,7 @@ from time import monotonic
 
 import pytest
 
-from dataloader.api.web.gate import Busy, Gate
+from dataloader.api.web.sessions import Busy, Gate
 from dataloader.queue import db
 
 

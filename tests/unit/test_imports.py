@@ -40,7 +40,6 @@ def modules() -> list[str]:
 
 @cache
 def imported(path: Path) -> set[str]:
-    """The dotted names of all imports in a file."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -76,7 +75,6 @@ def test_every_module_is_in_the_map() -> None:
 
 
 def importing(library: str) -> set[str]:
-    """The modules that import this library."""
     return {module for module in modules() if library in {name.split(".")[0] for name in imported(ROOT / module)}}
 
 
@@ -105,7 +103,6 @@ def test_the_command_line_starts_with_little() -> None:
 
 
 def held_after(modules: str) -> set[str]:
-    """The modules that a process holds after the import of these."""
     code = f"import sys, {modules}; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(ran.stdout.split())

@@ -123,6 +123,7 @@ anything = st.recursive(
 
 
 @given(st.dictionaries(st.text(), anything))
+@pytest.mark.long
 def test_g2_progress_of_any_kind_becomes_json_that_jsonb_accepts(value: dict[str, Any]) -> None:
     text = to_json(value)
     text.encode("utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dataloader import embedded
-from dataloader.local.parts import Program
+from dataloader.local.up import Program
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 NOBODY = 65_534

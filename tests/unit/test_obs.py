@@ -18,7 +18,6 @@ NAMED = {"dataloader.queue": "q", "dataloader.task": "t"}
 
 
 def read(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
-    """The points of each metric, by its name."""
     data = reader.get_metrics_data()
     scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
     return {metric.name: list(metric.data.data_points) for scope in scopes for metric in scope.metrics}
@@ -31,14 +30,15 @@ def reader() -> InMemoryMetricReader:
 
 def test_a_run_is_measured_and_counted_by_its_outcome(reader: InMemoryMetricReader) -> None:
     measured = telemetry.Figures("vm1:7:b", reader)
-    telemetry.Runs(None, measured).learn(dict, lambda: {JOB.job_id: 40.0})
+    runs = telemetry.Runs(measured)
+    runs.learn(dict, lambda: {JOB.job_id: 40.0})
     with measured.run(JOB) as report:
         assert [(point.value, point.attributes) for point in read(reader)["dataloader.running"]] == [(1, NAMED)]
         report(Outcome(End.DONE))
     with pytest.raises(KeyboardInterrupt), measured.run(JOB._replace(job_id=UUID(int=8))):
         raise KeyboardInterrupt
     found = read(reader)
-    measured.close()
+    runs.close()
     assert [point.value for point in found["dataloader.running"]] == [0]
     assert [(point.value, point.attributes) for point in found["dataloader.runs"]] == [
         (1, NAMED | {"dataloader.outcome": "done"})
@@ -62,10 +62,9 @@ def test_the_figures_of_a_scrape_are_sent_under_their_names(reader: InMemoryMetr
         took.add_metric(("t",), [("0.1", 1), ("+Inf", 4)], 7.5)
         yield from (gauge, steps, took)
 
-    provider, meter = telemetry._metering("api", reader)
-    sent = telemetry.ScrapedFigures(collect)
+    sent = telemetry.Sender(collect, reader)
     for jobs[0] in (3.0, 2.0):
-        sent.renew(meter)
+        sent.renew()
         found = read(reader)
         assert [(point.value, point.attributes) for point in found["dl_jobs"]] == [(jobs[0], {"queue": "q"})]
     assert [(point.value, point.attributes) for point in found["dl_job_steps_total"]] == [(9, {"step": "done"})]
@@ -73,7 +72,7 @@ def test_the_figures_of_a_scrape_are_sent_under_their_names(reader: InMemoryMetr
     assert buckets == {"0.1": 1, "+Inf": 4}
     parts = [found[f"dl_run_duration_seconds_{part}"][0].value for part in ("count", "sum")]
     assert parts == [4, 7.5]
-    provider.shutdown()
+    sent.close()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which partitions a range has, what the job of one may name, and what a backfill's counts say."""
+"""Which partitions a range has, what the job of one may name, and what a backfill's counts say; templates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dataloader.queue.plans import new_backfill, partitions
+from dataloader.queue.plans.words import filled, filled_text
 
 DAYS = {"since": "2019-01-01", "until": "2019-01-03", "step": "day"}
 
@@ -143,3 +144,34 @@ def test_the_time_left_goes_by_the_pace_of_lately() -> None:
     assert partitions.eta_sec(100, 10, 60) == 600
     assert partitions.eta_sec(100, 0, 60) is None
     assert partitions.eta_sec(100, 1, 0) is None
+
+
+FACTS = {"due": "2026-03-02T03:00:00+03:00", "year": 2026, "none": None, "names": ["a", 1]}
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("{{ due }}", FACTS["due"]),
+        ("{{year}}", 2026),
+        ("{{ none }}", None),
+        ("{{ names }}", ["a", 1]),
+        ("year {{ year }}, due {{due}}", "year 2026, due 2026-03-02T03:00:00+03:00"),
+        ("{{ year }}{{ year }}", "20262026"),
+        ("{{ names }} and {{ none }}", '["a", 1] and null'),
+        ({"{{ year }}": [{"deep": "{{ year }}"}, 5, True, None]}, {"{{ year }}": [{"deep": 2026}, 5, True, None]}),
+        ("no { place } }}", "no { place } }}"),
+    ],
+)
+def test_a_place_is_filled(value: Any, found: Any) -> None:
+    assert filled(value, FACTS) == found
+
+
+def test_a_text_stays_one() -> None:
+    assert filled_text("{{ year }}", FACTS) == "2026"
+
+
+@pytest.mark.parametrize("text", ["{{ dew }}", "a {{ dew }} b", "{{ }}", "{{ due.year }}"])
+def test_an_unknown_name_is_refused_and_the_known_ones_are_listed(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not known; known are \{\{ due \}\}, \{\{ year \}\}"):
+        filled([text], FACTS)

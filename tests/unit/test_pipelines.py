@@ -1,20 +1,20 @@
-"""pipelines: the registry, and the steps of each form of function."""
+"""pipelines: the registry, the steps of each form of function; args by a model, its schema, the check of args by it."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from uuid import uuid4
+import json
+from collections.abc import Callable
+from datetime import date, datetime
+from time import process_time
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from dataloader import pipelines
-from dataloader.pipelines import Context, Pipeline, Stopped, UnknownTask, register, registry, resolve, steps
-from dataloader.queue import fields
+from dataloader.pipelines import Context, Pipeline, UnknownTask, register, registry, resolve, steps
+from dataloader.queue import args_schema, fields, typed_args
 
 
 @pytest.fixture(autouse=True)
@@ -28,63 +28,8 @@ def pipeline_of(function: Callable[..., Any]) -> Pipeline:
     return resolve("t")
 
 
-def context(stop: Callable[[], bool] = lambda: False, report: Callable[[Any], None] = lambda _: None) -> Context:
-    def nowhere(_dsn: str | None) -> Any:
-        raise AssertionError("no database here")
-
-    execution: Any = SimpleNamespace(must_stop=stop, report=report, transaction=nowhere, decide=print)
-    return Context(uuid4(), 1, "k", "", None, logging.getLogger("t"), Path("/"), 1, execution)
-
-
-def run(function: Callable[..., Any], args: dict[str, Any] | None = None) -> tuple[list[Any], Any]:
-    """All steps that are not None, and the return value."""
-    register("t")(function)
-    running, seen = steps(resolve("t"), args or {}, context()), []
-    while True:
-        try:
-            if (item := next(running)) is not None:
-                seen.append(item)
-        except StopIteration as end:
-            return seen, end.value
-
-
-def generator(args: dict[str, Any]) -> Iterator[Any]:
-    yield {"n": 1}
-    yield {"n": 2}
-    return {"n": 3}
-
-
-async def async_generator(args: dict[str, Any], context: Context) -> Any:
-    for n in (1, 2):
-        await asyncio.sleep(0)
-        yield {"n": n}
-
-
-async def coroutine(args: dict[str, Any]) -> Any:
-    await asyncio.sleep(0)
-    return {"n": 3}
-
-
 def plain(args: dict[str, Any], context: Context) -> Any:
     return {"n": context.attempt}
-
-
-def gives_a_generator(args: dict[str, Any]) -> Any:
-    return generator(args)
-
-
-@pytest.mark.parametrize(
-    ("function", "seen", "result"),
-    [
-        (generator, [{"n": 1}, {"n": 2}], {"n": 3}),
-        (gives_a_generator, [{"n": 1}, {"n": 2}], {"n": 3}),
-        (async_generator, [{"n": 1}, {"n": 2}], None),
-        (coroutine, [], {"n": 3}),
-        (plain, [], {"n": 1}),
-    ],
-)
-def test_every_kind_of_function_is_stepped(function: Callable[..., Any], seen: list[Any], result: Any) -> None:
-    assert run(function) == (seen, result)
 
 
 def test_a_waiting_coroutine_offers_safe_points_and_is_cancelled_when_closed() -> None:
@@ -96,75 +41,10 @@ def test_a_waiting_coroutine_offers_safe_points_and_is_cancelled_when_closed() -
         finally:
             cleaned.append(True)
 
-    running = steps(pipeline_of(waits), {}, context())
+    running = steps(pipeline_of(waits), {}, None)
     assert next(running) is None
     running.close()
     assert cleaned == [True]
-
-
-@pytest.mark.parametrize("kind", ["generator", "async generator"])
-def test_closing_runs_the_pipelines_finally(kind: str) -> None:
-    cleaned = []
-
-    def sync(args: dict[str, Any]) -> Iterator[Any]:
-        try:
-            while True:
-                yield {}
-        finally:
-            cleaned.append(kind)
-
-    async def asynchronous(args: dict[str, Any]) -> Any:
-        try:
-            while True:
-                yield {}
-        finally:
-            cleaned.append(kind)
-
-    running = steps(pipeline_of(sync if kind == "generator" else asynchronous), {}, context())
-    while next(running) is None:
-        pass
-    running.close()
-    assert cleaned == [kind]
-
-
-@pytest.mark.parametrize("function", [generator, async_generator, coroutine, plain])
-def test_errors_come_through(function: Callable[..., Any]) -> None:
-    with pytest.raises(ZeroDivisionError):
-        run(_failing_like(function))
-
-
-def _failing_like(function: Callable[..., Any]) -> Callable[..., Any]:
-    if function is generator:
-
-        def fails(args: dict[str, Any]) -> Iterator[Any]:
-            yield 1 / 0
-
-        return fails
-    if function is async_generator:
-
-        async def fails_async(args: dict[str, Any]) -> Any:
-            yield 1 / 0
-
-        return fails_async
-    if function is coroutine:
-
-        async def fails_await(args: dict[str, Any]) -> Any:
-            return 1 / 0
-
-        return fails_await
-    return lambda args: 1 / 0
-
-
-def test_a_check_raises_only_when_the_run_should_end() -> None:
-    context().check()
-    context().progress({"n": 1})
-    with pytest.raises(Stopped):
-        context(stop=lambda: True).check()
-    assert context(stop=lambda: True).stopping
-
-
-def test_stopped_is_not_swallowed_by_except_exception() -> None:
-    assert not issubclass(Stopped, Exception)
 
 
 def test_an_unknown_task_names_the_known_ones() -> None:
@@ -183,7 +63,7 @@ def test_a_name_belongs_to_one_function() -> None:
     register("a")(plain)
     register("a")(plain)
     with pytest.raises(ValueError, match="'a' is registered twice"):
-        register("a")(generator)
+        register("a")(lambda args: None)
 
 
 @pytest.mark.parametrize("function", [lambda: None, lambda a, b, c: None, lambda a, *, b: None])
@@ -217,26 +97,23 @@ def test_the_limits_of_a_pipeline() -> None:
     assert (registry.LIMITS_MOST, registry.LIMIT_NAME) == (fields.LIMITS_MOST, fields.LIMIT_NAME)
 
 
+FEW_NAMES = "limits should be up to 8 different names of 1 to 100 characters"
+ARGUMENT = "affinity should be the name of an argument that is no secret, "
+
+
 @pytest.mark.parametrize(
-    "bad", ["oracle", 7, {"m"}, [""], ["m", 7], ["m", "m"], ["a\0"], ["m" * 101], list("abcdefghi")]
+    ("option", "bad", "error"),
+    [
+        *(("limits", bad, FEW_NAMES) for bad in ("oracle", 7, {"m"}, [""], ["m", 7], ["m", "m"], ["a\0"], ["m" * 101])),
+        ("limits", list("abcdefghi"), FEW_NAMES),
+        *(("affinity", bad, ARGUMENT) for bad in ("", 7, b"m", {"m"}, [], ["m", ""], ["m", 7], "a\0", "\ud800")),
+        ("affinity", "api_key", ARGUMENT),
+    ],
 )
-def test_wrong_limits_are_refused(bad: Any) -> None:
-    with pytest.raises(ValueError, match="'load': limits should be up to 8 different names of 1 to 100 characters"):
-        register("load", limits=bad)(plain)
+def test_a_wrong_option_is_refused(option: str, bad: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=f"'t': {error}"):
+        register("t", **{option: bad})(plain)
     assert pipelines.tasks() == []
-
-
-@pytest.mark.parametrize("bad", ["", 7, b"m", {"m"}, [], ["m", ""], ["m", 7], "a\0", "\ud800", "api_key"])
-def test_a_wrong_affinity_is_refused(bad: Any) -> None:
-    with pytest.raises(ValueError, match="'ask': affinity should be the name of an argument that is no secret, "):
-        register("ask", affinity=bad)(plain)
-    assert pipelines.tasks() == []
-
-
-def test_the_built_in_pipelines_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    pipelines.load([])
-    assert {"noop", "load.csv", "load.cbr.rates"} <= set(pipelines.tasks())
 
 
 def test_a_stop_iteration_of_a_plain_function_is_called_the_pipelines() -> None:
@@ -245,3 +122,218 @@ def test_a_stop_iteration_of_a_plain_function_is_called_the_pipelines() -> None:
 
     with pytest.raises(RuntimeError, match=r"^pipeline raised StopIteration$"):
         next(pipelines.steps(pipeline_of(empty), {}, None))
+
+
+class Source(BaseModel):
+    host: str
+    port: int = Field(default=5432, ge=1, le=65_535)
+
+
+class Load(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    day: date
+    at: datetime | None = None
+    limit: int = Field(default=10, ge=1, le=100, description="rows")
+    share: float | None = None
+    mode: Literal["full", "delta"] = "full"
+    password: str = "hunter2hunter2"
+    tags: list[str] = []
+    source: Source | None = None
+
+
+SCHEMA = args_schema.written(Load.model_json_schema())
+
+
+def told(args: Any, schema: str = SCHEMA) -> list[str]:
+    return [str(fault) for fault in args_schema.Allowance().faults(schema, args)]
+
+
+def test_the_queue_gets_the_schema_without_the_defaults_of_secrets() -> None:
+    @register("load", args=Load)
+    def load(args: Load) -> None: ...
+
+    @register("plain")
+    def other(args: dict[str, Any]) -> None: ...
+
+    said = registry.declarations()
+    assert said["load"]["args_schema"] == SCHEMA
+    assert said["plain"]["args_schema"] is None
+    assert "hunter2" not in SCHEMA
+    assert list(json.loads(SCHEMA)["properties"])[:3] == ["day", "at", "limit"]  # a form has them in this order
+
+
+def test_no_part_of_a_secret_has_an_example_in_the_schema() -> None:
+    class Login(BaseModel):
+        default: str = "hunter1hunter1"
+
+    class Given(BaseModel):
+        password: Annotated[str, Field(examples=["hunter2hunter2"])] | None = None
+        tokens: list[Annotated[str, Field(examples=["hunter3hunter3"])]] = []
+
+    written = args_schema.written(Given.model_json_schema() | {"$defs": {"secret": Login.model_json_schema()}})
+    assert "hunter" not in written
+    assert list(json.loads(written)["$defs"]["secret"]["properties"]) == ["default"]
+
+
+@pytest.mark.parametrize("wrong", [dict, Load(day=date(2026, 1, 1)), "Load"])
+def test_what_is_no_model_is_refused_at_the_registration(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"pipeline 'load': args should be a model, a subclass of pydantic\.BaseModel"):
+        register("load", args=wrong)
+
+
+def test_a_model_without_a_schema_or_with_a_large_one_is_refused() -> None:
+    class Odd(BaseModel):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+        what: Callable[[], None]
+
+    class Large(BaseModel):
+        mode: str = Field(description="x" * 70_000)
+
+    for model, why in ((Odd, "has no JSON Schema"), (Large, "should have at most 65536")):
+        with pytest.raises(ValueError, match=why):
+            register("load", args=model)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"day": "2026-01-31"}, []),
+        ({"day": "2026-01-31", "at": "2026-01-31T06:30:00Z", "share": 0.5, "tags": ["a"]}, []),
+        ({"day": "2026-01-31", "at": None, "share": None, "source": {"host": "h"}}, []),
+        ({}, ["day is required"]),
+        ({"day": "31.01.2026"}, ["day should be a date such as 2026-01-31"]),
+        ({"day": "20260131"}, ["day should be a date such as 2026-01-31"]),
+        ({"day": "2026-01-31", "at": "soon"}, ["at should be a time such as 2026-01-31T06:30:00+03:00"]),
+        ({"day": "2026-01-31", "limit": "5"}, ["limit should be a whole number"]),
+        ({"day": "2026-01-31", "limit": 0}, ["limit should be 1 or more"]),
+        ({"day": "2026-01-31", "share": "x"}, ["share should be a number or null"]),
+        ({"day": "2026-01-31", "mode": "half"}, ["mode should be one of full, delta"]),
+        ({"day": "2026-01-31", "tags": ["a", 1]}, ["tags.1 should be a text"]),
+        ({"day": "2026-01-31", "source": 1}, ["source should be a JSON object or null"]),
+        ({"day": "2026-01-31", "source": {"port": 0}}, ["source.host is required", "source.port should be 1 or more"]),
+        ([], ["args should be a JSON object"]),
+    ],
+)
+def test_a_fault_names_the_arg_and_what_would_be_right(args: Any, words: list[str]) -> None:
+    assert sorted(told(args)) == words
+
+
+def test_each_missing_arg_is_named_once_and_an_unknown_one_with_the_known() -> None:
+    schema = '{"type":"object","properties":{"a":{},"b":{}},"required":["a","b"],"additionalProperties":false}'
+    assert sorted(told({"c": 1}, schema)) == ["a is required", "b is required", "c is not known; known are: a, b"]
+
+
+def test_no_fault_quotes_a_value() -> None:
+    secret = "s3cret-s3cret"
+    wrong = {"day": secret, "at": secret, "limit": secret, "share": secret, "mode": secret, "password": [secret]}
+    found = told(wrong | {"tags": secret, "source": {"host": [secret]}})
+    assert len(found) == 8
+    assert secret not in str(found)
+
+
+def test_what_the_schema_takes_the_model_takes() -> None:
+    for args in ({"day": "2026-01-31", "at": "2026-01-31T06:30:00+03:00"}, {"day": "2026-01-31", "limit": 5.0}):
+        assert told(args) == []
+        assert Load.model_validate(args)
+    with pytest.raises(ValidationError):
+        Load.model_validate({"day": "31.01.2026"})
+
+
+def bomb(depth: int = 60) -> str:
+    """Each definition asks twice for the next one."""
+    defs: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(depth)}
+    return json.dumps({"$ref": "#/$defs/d0", "$defs": defs | {f"d{depth}": {"type": "object"}}})
+
+
+HOSTILE = {
+    "doubled references": bomb(),
+    "itself": '{"$ref":"#"}',
+    "nowhere": '{"$ref":"#/$defs/x"}',
+    "a pattern": '{"properties":{"a":{"type":"string","pattern":"^(a+)+$"}}}',
+    "a pattern in another language": json.dumps(
+        {"properties": {"a": {"$schema": "https://json-schema.org/draft/2020-12/schema", "pattern": "^(a+)+$"}}}
+    ),
+    "a pattern of names": '{"patternProperties":{"^(a+)+$":{}},"additionalProperties":false}',
+    "many choices": json.dumps({"properties": {"c": {"items": {"enum": list(range(8_000))}}}}),
+    "unique items": '{"properties":{"b":{"uniqueItems":true}}}',
+    "another file": '{"$ref":"file:///etc/passwd"}',
+    "another server": '{"$ref":"http://127.0.0.1:9/x"}',
+    "another name": '{"properties":{"a":{"$id":"http://127.0.0.1:9/x","$ref":"y"}}}',
+    "no schema": '{"properties":{"a":{"type":"strnig"}}}',
+    "no bounds": '{"properties":{"a":{"minLength":"x"}}}',
+    "no object": "[]",
+    "no JSON": "{",
+    "deep": '{"not":' * 9_000 + "{}" + "}" * 9_000,
+    "large": json.dumps({"description": "x" * 70_000}),
+    "many schemas": '{"allOf":[' + ",".join(["{}"] * 21_000) + "]}",
+    "many wrong names": json.dumps({"required": [*range(12_000), "a"]}),
+    "many refusals of one large value": json.dumps({"properties": {"b": {"anyOf": [{"type": "null"}] * 600}}}),
+    "many looks at all items": json.dumps({"properties": {"c": {"allOf": [{"items": {}}] * 600}}}),
+    "many looks at all names": json.dumps({"properties": {"d": {"allOf": [{"additionalProperties": True}] * 600}}}),
+    "many comparisons of one large value": json.dumps(
+        {
+            "$defs": {"e": {"const": [[0] * 15_000]}},
+            "properties": {"e": {"allOf": [{"$ref": "#/$defs/e"}] * 600}},
+        }
+    ),
+    "large unique items": '{"properties":{"f":{"uniqueItems":true}}}',
+    "many references by name": json.dumps(
+        {
+            "$defs": {"n": {"$anchor": "n"}} | {f"d{n}": {"type": "string"} for n in range(500)},
+            "properties": {"a": {"allOf": [{"$ref": "#n"}] * 1_000}},
+        }
+    ),
+    "a share of a large number": '{"properties":{"g":{"multipleOf":0.5}}}',
+}
+
+
+@pytest.mark.parametrize("schema", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.long
+def test_a_hostile_schema_costs_little_and_asks_nobody(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a schema leads out of itself")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    args_schema.Allowance().faults('{"type":"object"}', {})  # the library is imported
+    began = process_time()
+    args = {"a": "a" * 40 + "!", "b": [[n, {}] for n in range(20_000)], "c": [7_999] * 20_000, "a" * 40 + "!": 1}
+    args |= {"d": {str(n): 0 for n in range(20_000)}, "e": [[0] * 15_000], "g": 10**400}
+    args |= {"f": [[*range(40), n, {}] for n in range(1_000)]}
+    assert args_schema.Allowance().faults(schema, args) == []
+    assert process_time() - began < 5
+
+
+def test_of_many_missing_args_some_are_named() -> None:
+    schema = json.dumps({"anyOf": [{"required": [f"n{n}" for n in range(7_000)]}]})
+    began = process_time()
+    assert len(args_schema.Allowance().faults(schema, {})) == args_schema.FAULTS
+    assert process_time() - began < 5
+
+
+@pytest.mark.parametrize("name", ["another server", "no schema"])
+def test_a_schema_that_cannot_be_checked_is_not_shown(name: str) -> None:
+    assert args_schema.readable(HOSTILE[name]) is None
+
+
+def test_the_jobs_of_a_request_share_an_allowance() -> None:
+    few = args_schema.Allowance(10)
+    assert few.faults(SCHEMA, {}) == []  # the check was not finished
+    assert few.faults(SCHEMA, {}) == []
+    many = args_schema.Allowance(1_000)
+    assert [str(fault) for fault in many.faults(SCHEMA, {})] == ["day is required"]
+
+
+def test_a_model_is_given_as_json_with_its_secrets() -> None:
+    class Deep(BaseModel):
+        key: SecretStr
+
+    class Given(BaseModel):
+        day: date = Field(alias="Day")
+        token: SecretStr
+        inner: Deep
+        many: list[Deep] = []
+
+    args = {"Day": "2026-01-31", "token": "t0", "inner": {"key": "k0"}, "many": [{"key": "k1"}]}
+    assert typed_args.plain(Given.model_validate(args)) == args
+    assert typed_args.plain({"a": 1}) == {"a": 1}

@@ -1,15 +1,23 @@
-"""The predicted ends of jobs: what a play of a queue's future knows, and how right it is over simulated nights."""
+"""Reports: the predicted ends of jobs and how right they are over simulated nights; histograms; why a job waits."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from histograms import slot_of
+from hypothesis import given
+from hypothesis import strategies as st
 from simulated_night import Night
 
-from dataloader.queue.reports import prediction
-from dataloader.queue.reports.prediction import Correction, Line, Range, Running, Waiting, forecast
+from dataloader.queue.reports import histogram, prediction, waiting
+from dataloader.queue.reports.histogram import Histogram
+from dataloader.queue.reports.prediction import Line, Range, Running, Waiting, forecast
 
 SURE = {"load": [100.0] * 10_000}  # a task whose runs always take as long
 
@@ -76,15 +84,15 @@ def test_few_known_runs_make_a_wide_range() -> None:
 
 def test_a_correction_moves_a_range_to_where_the_ends_were_and_never_narrows_it() -> None:
     by = prediction.correction([1.0, 1.2, 1.4] * 10)
-    assert by == Correction(1.0, 1.2, 1.4)
+    assert by == Range(1.0, 1.2, 1.4)
     assert prediction.corrected(Range(90, 100, 110), by) == Range(100, 120, 140)
     assert prediction.corrected(Range(50, 100, 300), by) == Range(60, 120, 360)
-    assert prediction.corrected(Range(50, 100, 300), Correction()) == Range(50, 100, 300)
+    assert prediction.corrected(Range(50, 100, 300), Range(1.0, 1.0, 1.0)) == Range(50, 100, 300)
 
 
 def test_few_predictions_make_no_correction_and_wild_ones_a_bounded_one() -> None:
-    assert prediction.correction([3.0] * (prediction.ENOUGH - 1)) == Correction()
-    assert prediction.correction([1_000.0] * prediction.ENOUGH) == Correction(4.0, 4.0, 4.0)
+    assert prediction.correction([3.0] * (prediction.ENOUGH - 1)) == Range(1.0, 1.0, 1.0)
+    assert prediction.correction([1_000.0] * prediction.ENOUGH) == Range(4.0, 4.0, 4.0)
 
 
 class Said(NamedTuple):
@@ -137,3 +145,88 @@ def test_the_predicted_ends_of_a_night_are_off_by_ten_percent_at_most_in_the_med
     assert median(each.error(each.said) for each in waiting) < median(  # what the correction is for
         abs(each.said.middle / by.middle - each.took) / each.took for each in waiting
     )
+
+
+VALUES = st.lists(
+    st.one_of(st.floats(0, 0.01), st.floats(0.001, 100), st.floats(0.001, 1e8), st.sampled_from([0.0, 0.001, 1.1])),
+    min_size=1,
+    max_size=300,
+)
+
+
+def of(values: list[float]) -> Histogram:
+    return Histogram(Counter(map(slot_of, values)), sum(values), max(values))
+
+
+@given(VALUES, st.sampled_from([0.01, 0.5, 0.9, 0.95, 0.99, 1.0]))
+def test_a_percentile_is_off_by_less_than_ten_percent(values: list[float], share: float) -> None:
+    exact = sorted(values)[max(1, math.ceil(round(share * len(values), 6))) - 1]
+    told = of(values).percentile(share)
+    assert told is not None
+    assert abs(told - exact) <= 0.1 * exact * (1 + 1e-9) + histogram.LEAST
+    assert told <= max(values)
+
+
+@given(VALUES)
+def test_a_value_is_within_the_bounds_of_its_slot(values: list[float]) -> None:
+    for value in values:
+        above, up_to = histogram.bounds(slot_of(value))
+        assert above * (1 - 1e-9) <= value <= up_to * (1 + 1e-9)
+
+
+@given(VALUES, VALUES)
+def test_bars_have_every_value_once(some: list[float], more: list[float]) -> None:
+    drawn = histogram.bars(of(some), of(more))
+    assert [sum(numbers) for numbers in zip(*(bar[2] for bar in drawn), strict=True)] == [len(some), len(more)]
+    assert len(drawn) <= histogram.BARS
+    assert all(math.isclose(before[1], after[0]) for before, after in pairwise(drawn))
+
+
+@given(VALUES, VALUES)
+def test_merged_histograms_are_those_of_all_values(some: list[float], more: list[float]) -> None:
+    both, whole = histogram.merged([of(some), of(more)]), of(some + more)
+    assert (both.counts, both.largest) == (dict(whole.counts), whole.largest)
+
+
+def test_nothing_has_no_percentile() -> None:
+    assert Histogram({}).percentile(0.5) is None
+    assert Histogram({}).spread() is None
+    assert histogram.bars(Histogram({}), Histogram({})) == []
+
+
+def test_a_spread_has_the_largest_value_itself() -> None:
+    spread = of([1.0, 2.0, 30.0]).spread()
+    found = [spread[name] for name in ("count", "mean", "largest", "p99")]
+    assert found == [3, 11.0, 30.0, pytest.approx(30, 0.1)]
+
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("workers", "ahead", "words"),
+    [
+        (0, 0, "It is the next of its queue: it starts when a worker of q is free."),
+        (1, 0, "It is the next of its queue: it starts when the only worker of q is free."),
+        (2, 0, "It is the next of its queue: it starts when one of 2 workers of q is free."),
+        (0, 7, "7 jobs of the queue q go before it."),
+        (1, 1, "1 job of the queue q goes before it; 1 worker serves that queue."),
+        (2, 1_000, "1,000 jobs or more of the queue q go before it; 2 workers serve that queue."),
+    ],
+)
+def test_numbers_of_workers_and_jobs(workers: int, ahead: int, words: str) -> None:
+    assert waiting.words({"reason": "worker", "queue": "q", "workers": workers, "ahead": ahead}, NOW) == words
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"running": 3, "most": 3}, "The limit l has no room: 3 jobs of it run, and it allows 3."),
+        (
+            {"running": 0, "until": (NOW + timedelta(seconds=90)).isoformat()},
+            "The limit l lets the next job start in 1 min 30 s.",
+        ),
+    ],
+)
+def test_a_limit_says_what_it_allows_or_when(more: dict[str, Any], words: str) -> None:
+    assert waiting.words({"reason": "limit", "limit": "l", **more}, NOW) == words

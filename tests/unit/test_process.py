@@ -1,16 +1,23 @@
-"""process: signals as data, the slots, and the tie between parent and child."""
+"""The farm's processes: slots, signals, names, the database's uptime, what several of them would log."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from structlog.testing import capture_logs
 
-from dataloader.farm import slots
+from dataloader.farm import common_log, slots
+from dataloader.farm import process as identity
+from dataloader.farm.common_log import FarmOutage, Note
 from dataloader.farm.heartbeat import Lease
-from dataloader.farm.process import now
+from dataloader.farm.process import hostname, is_gone, now, own_name, place, started
+from dataloader.farm.reaper import GAP_SEC, JUMP_SEC, SILENCE_SEC, Uptime
 from dataloader.farm.slots import Reason, SharedSlots, Slot, State, kill_reason, stop_reason
 from dataloader.queue.job import Delivery, End, Job
 
@@ -136,3 +143,185 @@ def test_work_elsewhere_is_the_next_runs_once_the_lease_is_over(
     lease = Lease(Delivery((JOB,)), busy_slot({"renewed": renewed}))
     lease.stop = stop
     assert lease.stop_for_others is reason
+
+
+NAME = "from dataloader.farm.process import own_name; print(own_name(), flush=True)"
+
+
+@pytest.fixture(scope="module")
+def dead() -> str:
+    """The name of a process that has ended, and so has its parent."""
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {NAME!r}])"
+    done = subprocess.run([sys.executable, "-c", nested], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_a_process_that_has_ended_is_gone(dead: str) -> None:
+    assert is_gone(dead)
+    assert not is_gone(own_name())
+
+
+def test_a_worker_whose_supervisor_lives_is_left_to_its_keeper() -> None:
+    done = subprocess.run([sys.executable, "-c", NAME], capture_output=True, text=True, check=True)
+    assert not is_gone(done.stdout.strip())
+
+
+def test_a_zombie_is_gone_and_a_stopped_process_is_not() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    name = f"{hostname()}:{child.pid}:{place()}-{started(child.pid)}-{child.pid}-{started(child.pid)}"
+    child.send_signal(19)
+    assert not is_gone(name)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert is_gone(name)
+    child.communicate()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda name: name.replace(hostname(), "other"),
+        lambda name: name.replace(place(), "0" * 12),
+        lambda name: name.replace(f"{place()}-", "-"),
+        lambda name: f"{hostname()}:4194300:0123456789ab",  # of a plain worker, or of an older one
+        lambda name: f"{name}-1",
+        lambda name: "",
+        lambda name: "x" * 200,
+    ],
+)
+def test_what_is_not_proved_is_not_gone(dead: str, changed: Callable[[str], str]) -> None:
+    assert not is_gone(changed(dead))
+
+
+def test_a_host_that_hides_its_place_proves_nothing(dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "place", lambda: "")
+    assert not is_gone(dead.replace(place(), ""))
+
+
+CLOCK = 1_900_000_000.0  # the database's clock, when ours shows 0
+
+
+def asked(uptime: Uptime, at: float, ahead: float = CLOCK, age: float = 1e6, took: float = 0.0) -> float:
+    """The result when the database answers at the instant `at` of our clock, with a clock `ahead` of ours."""
+    return uptime.answered(at - took, at, at + ahead, age)
+
+
+def test_a_server_that_is_up_has_been_there_before_us() -> None:
+    assert asked(Uptime(), 100, age=5_000) == 5_000
+
+
+def test_a_server_that_was_restarted_has_been_there_since_then() -> None:
+    uptime = Uptime()
+    asked(uptime, 100)
+    assert asked(uptime, 110, age=3) == 3
+
+
+def test_what_was_lost_counts_from_its_return() -> None:
+    uptime = Uptime()
+    asked(uptime, 100)
+    uptime.lost(110)
+    uptime.lost(129)
+    assert [asked(uptime, 130), asked(uptime, 137)] == [0, 7]
+
+
+def test_a_session_that_was_ended_and_replaced_at_once_is_no_outage() -> None:
+    uptime = Uptime()
+    asked(uptime, 100)
+    for at in range(110, 200):
+        uptime.lost(at)
+        uptime.is_there(at + GAP_SEC / 2)
+        uptime.lost(at + GAP_SEC)
+        assert asked(uptime, at + 1.5 * GAP_SEC, took=0.1) > 1_000
+
+
+def test_the_absence_ends_with_the_first_answer() -> None:
+    uptime = Uptime()
+    uptime.lost(100)
+    uptime.is_there(104)
+    assert asked(uptime, 110) == 6
+
+
+def test_a_silence_is_an_outage_and_a_slow_answer_is_none() -> None:
+    uptime = Uptime()
+    asked(uptime, 100)
+    assert asked(uptime, 120, took=SILENCE_SEC - 1) > 1_000
+    assert asked(uptime, 140, took=SILENCE_SEC + 1) == 0
+
+
+def test_a_clock_that_jumps_forwards_is_an_outage() -> None:
+    uptime = Uptime()
+    asked(uptime, 100)
+    assert asked(uptime, 110, ahead=CLOCK + JUMP_SEC - 0.1) > 1_000
+    assert asked(uptime, 120, ahead=CLOCK + 3_600, age=3_700) == 0
+    assert asked(uptime, 130, ahead=CLOCK + 3_600, age=3_710) == 10
+
+
+def test_neither_a_clock_that_is_set_back_nor_an_answer_that_was_late_looks_like_a_jump() -> None:
+    uptime = Uptime()
+    asked(uptime, 100)
+    assert asked(uptime, 110, ahead=CLOCK - 3_600, age=-5) > 1_000, "it was not started in the future"
+    uptime.answered(130, 134, 134 + CLOCK - 3_600, 1e6)  # the database had waited before it read its clock
+    assert asked(uptime, 140, ahead=CLOCK - 3_600) > 1_000
+    uptime.answered(150, 154, 150 + CLOCK - 3_600, 1e6)  # or its answer was late
+    assert asked(uptime, 160, ahead=CLOCK - 3_600) > 1_000
+
+
+LOST, BACK = "farm.database.lost", "farm.database.back"
+ERROR = ConnectionError("no database")
+
+
+def as_process(action: Callable[[], object]) -> list[str]:
+    """Carry out the action in a process of its own; the events that it has logged, but for debug lines."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with capture_logs() as logs:
+            action()
+        os.write(write, " ".join(line["event"] for line in logs if line["log_level"] != "debug").encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    with os.fdopen(read) as told:
+        return told.read().split()
+
+
+def outage(note: Note) -> FarmOutage:
+    import structlog
+
+    return FarmOutage(note, structlog.get_logger("test"))
+
+
+def test_a_loss_that_lasts_is_told_again_with_its_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1_000.0]
+    monkeypatch.setattr(common_log, "now", lambda: clock[0])
+    mine = outage(Note())
+    with capture_logs() as logs:
+        for clock[0] in (1_000.0, 1_010.0, 1_029.0, 1_031.0, 1_040.0, 1_062.0):
+            mine.failed("worker.session.lost", ERROR)
+    lost = [line for line in logs if line["event"] == LOST]
+    assert [(line.get("failures"), line.get("lasting_sec")) for line in lost] == [(None, None), (4, 31), (6, 62)]
+
+
+def test_a_relapse_of_a_moment_is_the_same_loss_and_a_later_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1_000.0]
+    monkeypatch.setattr(common_log, "now", lambda: clock[0])
+    mine = outage(Note())
+    with capture_logs() as logs:
+        for clock[0] in (1_000.0, 1_001.0, 1_020.0):
+            mine.failed("worker.session.lost", ERROR)
+            mine.ended()
+    assert [line["event"] for line in logs if line["log_level"] != "debug"] == [LOST, BACK, LOST, BACK]
+
+
+def test_a_note_whose_writer_was_killed_in_the_middle_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(file: int, length: int) -> None:
+        raise InterruptedError
+
+    note = Note()
+    with note.changed() as told:
+        told.update(text="long " * 20)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "ftruncate", killed)
+        with pytest.raises(InterruptedError), note.changed() as told:
+            told.update(text="short")
+    assert as_process(lambda: outage(note).failed("worker.claim.failed", ERROR)) == [LOST]

@@ -34,7 +34,6 @@ def outcome(value: Any, keys: str = "k", batch_size: int | None = None, most_kb:
 
 
 def results(value: Any, keys: str, batch_size: int | None = 9) -> list[str | None]:
-    """The results that are written with the ends of the jobs."""
     return [end and end.result for end in decide(delivery(keys), outcome(value, keys, batch_size))]
 
 
@@ -155,16 +154,6 @@ def test_the_kit_gives_the_result_of_the_run_that_has_succeeded() -> None:
     assert run(returns, crash_at=1, max_attempts=1).result is None
     assert run(returns, cancel_at=1).result is None
     assert run("noop").result is None
-
-
-def test_a_canceled_job_has_no_result_though_its_work_stands() -> None:
-    @register("t.stubborn")
-    def stubborn(args: dict[str, Any], context: Context) -> int:
-        assert context.stopping
-        return 1
-
-    result = run(stubborn, cancel_at=1)
-    assert (result.status, result.result) == ("canceled", None)
 
 
 def test_the_kit_gives_the_result_of_each_job_of_a_batch() -> None:

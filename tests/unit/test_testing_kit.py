@@ -33,6 +33,10 @@ def generator(args: dict[str, Any]) -> Iterator[Any]:
     return {"n": 3}
 
 
+def gives_a_generator(args: dict[str, Any]) -> Any:
+    return generator(args)
+
+
 async def async_generator(args: dict[str, Any], context: pipelines.Context) -> Any:
     for n in (1, 2):
         await asyncio.sleep(0)
@@ -52,7 +56,13 @@ def plain(args: dict[str, Any], context: pipelines.Context) -> Any:
 
 @pytest.mark.parametrize(
     ("function", "seen"),
-    [(generator, [1, 2, 3]), (async_generator, [1, 2]), (coroutine, [7]), (plain, [1, 2, 1])],
+    [
+        (generator, [1, 2, 3]),
+        (gives_a_generator, [1, 2, 3]),
+        (async_generator, [1, 2]),
+        (coroutine, [7]),
+        (plain, [1, 2, 1]),
+    ],
 )
 def test_every_form_runs(function: Callable[..., Any], seen: list[int]) -> None:
     register("t")(function)
@@ -101,11 +111,13 @@ def test_a_run_learns_why_it_ends(how: dict[str, Any], reason: str) -> None:
 
 def test_a_cancellation_that_is_ignored_wins_and_the_work_stands() -> None:
     @register("t")
-    def stubborn(args: dict[str, Any], context: pipelines.Context) -> None:
+    def stubborn(args: dict[str, Any], context: pipelines.Context) -> int:
         assert context.stopping
+        return 1
 
     result = run(stubborn, cancel_at=1)
-    assert (result.status, result.error) == ("canceled", "canceled when the pipeline had finished: its work stands")
+    assert (result.status, result.result) == ("canceled", None)
+    assert result.error == "canceled when the pipeline had finished: its work stands"
 
 
 def test_errors_are_tried_again_and_permanent_ones_are_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -161,6 +173,7 @@ def _started_pool() -> None:
 
 
 @pytest.mark.parametrize("point", [1, 2, "end"])
+@pytest.mark.long
 def test_a_run_that_cannot_go_on_in_a_fork_crashes_in_a_new_interpreter(
     point: int | str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,6 +224,7 @@ def test_a_run_that_waits_for_itself_says_so() -> None:
         run("t.pooled.stuck", crash_at=2)
 
 
+@pytest.mark.long
 def test_a_run_that_waits_for_others_is_not_stuck(tmp_path: Path) -> None:
     @register("t")
     def waits(args: dict[str, Any]) -> Iterator[Any]:
@@ -296,7 +310,7 @@ def test_each_test_has_a_database_of_its_own(run_pipeline: RunPipeline, dataload
     (tmp_path / "f.csv").write_text("id,name\n1,tea\n")
     assert rows(dataloader_db) is None
     result = run_pipeline("load.csv", {"path": "f.csv", "table": "t", "key": ["id"]})
-    assert (result.status, result.value) == ("succeeded", {"processed": 1, "total": 1})
+    assert (result.status, result.result["inserted"]) == ("succeeded", 1)
     assert rows(dataloader_db) == [("1",)]
     with psycopg.connect(dataloader_db) as conn:
         assert conn.execute("SELECT count(*) FROM dl_jobs").fetchall() == [(0,)]

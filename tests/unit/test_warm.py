@@ -1,4 +1,4 @@
-"""farm.warm: what stays warm, and for how long jobs are passed over for it."""
+"""Affinity keys: what stays warm, and for how long jobs are passed over for it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from dataloader.config import Settings
-from dataloader.farm import warm
+from dataloader.farm import batch
+from dataloader.farm.batch import Preference
 from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
-from dataloader.farm.runner import Runner
+from dataloader.farm.runner import Resource, Runner, WarmResources, prepared
 from dataloader.farm.slots import SharedSlots
-from dataloader.farm.warm import Preference, Resource, WarmResources, prepared
 from dataloader.pipelines import Context, register, resolve
 from dataloader.queue.job import Delivery, Job
 from dataloader.queue.lifecycle import Reached
@@ -30,9 +30,8 @@ START = datetime(2026, 11, 23, tzinfo=UTC)
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the monotonic clock of farm.warm."""
     at = [1_000.0]
-    monkeypatch.setattr(warm, "now", lambda: at[0])
+    monkeypatch.setattr(batch, "now", lambda: at[0])
 
     def move(seconds: float) -> None:
         at[0] = 1_000.0 + seconds

@@ -1,0 +1,21 @@
+"""What tests of several pipelines share: the data that they load, and how they look at an end and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dataloader.testing import Result
+
+Rows = Callable[[str], list[Any]]
+Load = Callable[..., Result]
+LEFT = r"SELECT count(*) FROM pg_class WHERE relname ~ '^dl_load_csv' AND relkind = 'r'"
+ROWS = 3_000
+TEXTS = [None, "", 'Ёж,"\n\r\n', "\\.", "\\N"]
+
+
+def fails_for_good(result: Result, error: str, secret: str = "") -> None:
+    """It has failed at its first attempt; its error holds this text, and no part of it is the secret."""
+    assert (result.status, result.attempts) == ("failed", 1)
+    assert error in (result.error or "")
+    assert not secret or secret not in str(result.error)

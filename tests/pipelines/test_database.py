@@ -1,0 +1,408 @@
+"""`load.database`: SQLite and DuckDB in files, and a MariaDB of the machine, into a table."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from getpass import getuser
+from pathlib import Path
+from tempfile import mkdtemp
+from threading import Thread
+from typing import Any
+from urllib.parse import quote
+
+import duckdb
+import pymysql
+import pytest
+from judging import Load, Rows, fails_for_good
+from patience import until
+
+from dataloader.pipelines import database
+from dataloader.testing import Result
+
+PASSWORD = "se/cr@t-canary"
+Shop = Callable[..., Result]  # a load from the source `shop`
+
+
+@pytest.fixture
+def shop(job: Load, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Shop]:
+    """Give a URL the name `shop`; the result loads from it into the table t."""
+
+    def named(url: str) -> Shop:
+        monkeypatch.setenv("DL_SOURCE_SHOP", url)
+
+        def load(query: str, how: dict[str, Any] | None = None, **args: Any) -> Result:
+            args = {"source": "shop", "query": query, "table": "t", "key": ["id"]} | args
+            return job("load.database", args, **(how or {}))
+
+        return load
+
+    return named
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path, shop: Callable[[str], Shop]) -> Shop:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as conn, conn:
+        conn.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, amount, at TEXT, raw BLOB)")
+        rows = [(1, 9007199254740993, "2026-01-31 10:00:00", b"\0\xff"), (2, 0.1, None, None), (3, None, "", b"")]
+        conn.executemany("INSERT INTO orders VALUES (?, ?, ?, ?)", rows)
+    return shop(f"sqlite://{quote(str(tmp_path / 'shop.db'))}")
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[Callable[..., pymysql.Connection]]:
+    """Connections to a MariaDB as its root, by a function."""
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    server, install = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
+    if not server or not install:
+        pytest.skip("needs mariadb-server-core")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folder = Path(mkdtemp(prefix="dl-maria-"))
+    with ExitStack() as stack:
+        certificate = _certificate(folder)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        where = ["--no-defaults", f"--user={getuser()}", f"--datadir={folder / 'data'}", "--innodb-use-native-aio=0"]
+        subprocess.run([install, *where, "--skip-test-db", "--auth-root-authentication-method=normal"], check=True)
+        ready = [f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder / 's'}"]
+        ready += [f"--ssl-cert={certificate}", f"--ssl-key={folder / 'key'}"]
+        log = stack.enter_context((folder / "log").open("wb"))
+        process = stack.enter_context(subprocess.Popen([server, *where, *ready], stdout=log, stderr=log))
+        stack.callback(process.terminate)
+
+        def connect() -> pymysql.Connection | None:
+            with suppress(pymysql.OperationalError):
+                return pymysql.connect(host="127.0.0.1", port=port, user="root", autocommit=True)
+            return None
+
+        with closing(until(connect, "MariaDB to start")) as conn:
+            cursor = conn.cursor()
+            cursor.execute("CREATE DATABASE shop CHARACTER SET utf8mb4")
+            cursor.execute(f"CREATE USER reader@'%' IDENTIFIED BY '{PASSWORD}'")
+            cursor.execute("GRANT SELECT ON shop.* TO reader@'%'")
+        yield lambda: until(connect, "MariaDB")
+
+
+def _certificate(folder: Path) -> Path:
+    """The certificate of 127.0.0.1, which has signed itself."""
+    command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=shop -addext subjectAltName=IP:127.0.0.1"
+    to = ["-keyout", folder / "key", "-out", folder / "certificate"]
+    subprocess.run(["openssl", *command.split(), *to], check=True, capture_output=True)
+    return folder / "certificate"
+
+
+@pytest.fixture
+def mysql(mariadb: Callable[..., pymysql.Connection], shop: Callable[[str], Shop]) -> Iterator[tuple[Shop, Any]]:
+    """A load from the MariaDB as a role that may only read, and a cursor of its root."""
+    with closing(mariadb()) as conn:
+        cursor = conn.cursor()
+        cursor.execute("USE shop")
+        yield shop(f"mariadb://reader:{quote(PASSWORD, safe='')}@127.0.0.1:{conn.port}/shop"), cursor
+        cursor.execute("DROP TABLE IF EXISTS orders")
+
+
+def test_sqlite_keeps_the_value_of_each_row_and_types_are_given(sqlite: Shop, rows: Rows) -> None:
+    result = sqlite("SELECT * FROM orders WHERE id < 3", types={"at": "timestamp"})
+    assert result.status == "succeeded", result.error
+    assert result.result["inserted"] == 2
+    assert rows("SELECT * FROM t ORDER BY id") == [
+        (1, Decimal(9007199254740993), datetime(2026, 1, 31, 10), b"\0\xff"),  # noqa: DTZ001
+        (2, Decimal("0.1"), None, None),
+    ]
+    assert sqlite("orders", mode="replace", types={"raw": "bytea"}, table="u").status == "succeeded"
+    assert rows("SELECT id, at, raw FROM u ORDER BY id")[2] == (3, "", b"")
+
+
+def test_each_mode_takes_a_database(sqlite: Shop, rows: Rows, tmp_path: Path) -> None:
+    query = "SELECT id, amount FROM orders"
+    assert sqlite(query, mode="append", how={"crash_at": "end"}).status == "succeeded"
+    assert rows("SELECT count(*) FROM t") == [(3,)]
+    assert sqlite(query, mode="scd2", table="versions").status == "succeeded"
+    assert sqlite(query, table="u").result["inserted"] == 3
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as conn, conn:
+        conn.execute("UPDATE orders SET amount = 7 WHERE id = 3")
+        conn.execute("DELETE FROM orders WHERE id = 1")
+    assert sqlite(query, mode="scd2", table="versions", delete_missing=True).status == "succeeded"
+    assert rows("SELECT id, amount FROM versions WHERE is_current ORDER BY id") == [(2, Decimal("0.1")), (3, 7)]
+    result = sqlite(query, table="u", delete_missing=True).result
+    assert (result["updated"], result["deleted"], result["unchanged"]) == (1, 1, 1)
+
+
+def test_duckdb_has_its_types_also_without_rows(tmp_path: Path, shop: Callable[[str], Shop], rows: Rows) -> None:
+    with duckdb.connect(tmp_path / "shop.duckdb") as conn:
+        conn.execute(
+            "CREATE TABLE orders AS SELECT 1 AS id, 1.5::decimal(10,2) AS amount, '2026-01-31'::date AS day,"
+            " '2026-01-31 10:00:00+02'::timestamptz AS at, [1, NULL] AS list, uuid() AS uid, 'a'::ENUM('a') AS word,"
+            " 10000000000000000000000000000000000001::hugeint AS huge, 'x'::blob AS raw"
+        )
+    load = shop(f"duckdb://{tmp_path / 'shop.duckdb'}")
+    assert load("SELECT * FROM orders WHERE id = 0", table="empty").status == "succeeded"
+    assert load("orders").status == "succeeded"
+    for table in ("t", "empty"):
+        kinds = (
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attnum > 0 AND attrelid = '{}'"
+        )
+        assert dict(rows(f"{kinds.format(table)}::regclass")) == {
+            **{"id": "integer", "amount": "numeric(10,2)", "day": "date", "at": "timestamp with time zone"},
+            **{"list": "jsonb", "uid": "text", "word": "text", "huge": "numeric(38,0)", "raw": "bytea"},
+        }
+    [(_, amount, day, at, numbers, _, word, huge, raw)] = rows("TABLE t")
+    assert (amount, day, at) == (Decimal("1.50"), date(2026, 1, 31), datetime(2026, 1, 31, 8, tzinfo=UTC))
+    assert (numbers, word, huge, raw) == ([1, None], "a", 10**37 + 1, b"x")
+    for query in ("SELECT * FROM read_csv('/etc/passwd')", "COPY orders TO '/tmp/orders.csv'", "SET threads = 1"):
+        assert load(query).status == "failed"
+
+
+def test_mariadb_keeps_each_value(mysql: tuple[Shop, Any], rows: Rows) -> None:
+    load, cursor = mysql
+    cursor.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, amount decimal(30,10), large bigint unsigned, at timestamp NULL,"
+        " local datetime(6), day date, span time(3), doc json, raw blob, share double, name text)"
+    )
+    cursor.execute("SET time_zone = '+02:00'")
+    cursor.execute(
+        "INSERT INTO orders VALUES (1, 12345678901234567890.1234567891, 18446744073709551615, '2026-01-31 10:00:00',"
+        " '2026-01-31 10:00:00.123456', '2026-01-31', '25:00:00.5', '{\"a\":1}', x'00ff', 0.1, 'é\"😀'),"
+        " (2, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+    )
+    assert load("orders", types={"doc": "jsonb"}).status == "succeeded"
+    first, second = rows("SELECT * FROM t ORDER BY id")
+    assert first == (
+        *(1, Decimal("12345678901234567890.1234567891"), 2**64 - 1, datetime(2026, 1, 31, 8, tzinfo=UTC)),
+        *(datetime(2026, 1, 31, 10, 0, 0, 123456), date(2026, 1, 31), timedelta(hours=25, milliseconds=500)),  # noqa: DTZ001
+        *({"a": 1}, b"\0\xff", 0.1, 'é"😀'),
+    )
+    assert set(second[1:]) == {None}
+
+
+def test_the_role_of_a_mariadb_changes_nothing_and_a_zero_date_is_named(mysql: tuple[Shop, Any], rows: Rows) -> None:
+    load, cursor = mysql
+    cursor.execute("SET sql_mode = ''")
+    cursor.execute("CREATE TABLE orders (id int PRIMARY KEY, day date, at timestamp NULL)")
+    cursor.execute("INSERT INTO orders VALUES (1, '2026-01-31', NULL), (2, '0000-00-00', '0000-00-00')")
+    result = load("orders", types={"day": "date"}, key=["id"])
+    fails_for_good(result, "source shop, row 2: column day: ")
+    fails_for_good(load("DELETE FROM orders"), "source shop: ")
+    fails_for_good(load("SET @x = 1"), "query: should be the name of a table, or one SELECT")
+    cursor.execute("SELECT count(*) FROM orders")
+    assert cursor.fetchall() == ((2,),)
+    assert rows("SELECT to_regclass('t')") == [(None,)]
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("nowhere", "source shop: Table 'shop.nowhere' doesn't exist"),
+        ("SELECT nothing FROM orders", "source shop: Unknown column 'nothing'"),
+        ("SELEC 1", "source shop: You have an error in your SQL syntax"),
+        ("SELECT id, id FROM orders", "columns: should name each column once"),
+        ("SELECT id + 18446744073709551615 AS id FROM orders", "value is out of range in '...'"),
+    ],
+)
+def test_a_query_that_mariadb_refuses_is_one_error(mysql: tuple[Shop, Any], query: str, error: str) -> None:
+    load, cursor = mysql
+    cursor.execute("CREATE TABLE orders AS SELECT 1 AS id")
+    fails_for_good(load(query), error, PASSWORD)
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("nowhere", "source shop: no such table: nowhere"),
+        ("SELECT lost FROM orders", "source shop: no such column: lost"),
+        ("SELECT 1; SELECT 2", "source shop: You can only execute one statement at a time"),
+        ("DELETE FROM orders", "source shop: attempt to write a readonly database"),
+        ("SELECT 1 AS id, CAST(x'ff' AS text) AS name", "source shop, row 1: column name: PostgreSQL has no text"),
+    ],
+)
+def test_a_query_that_sqlite_refuses_is_one_error(sqlite: Shop, query: str, error: str) -> None:
+    fails_for_good(sqlite(query), error)
+
+
+def test_a_conversion_of_duckdb_shows_no_value(tmp_path: Path, shop: Callable[[str], Shop]) -> None:
+    duckdb.connect(tmp_path / "shop.duckdb").execute("CREATE TABLE orders AS SELECT 'it''s secret' AS id").close()
+    load = shop(f"duckdb://{tmp_path / 'shop.duckdb'}")
+    fails_for_good(load("SELECT id::int AS id FROM orders"), "Could not convert string '...'", "secret")
+    fails_for_good(load("nowhere"), "Table with name nowhere does not exist")
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        (f"mysql://reader:{quote(PASSWORD, safe='')}@127.0.0.1:1/shop", "source shop: Can't connect to MySQL server"),
+        ("sqlite:///nowhere/shop.db", "source shop: unable to open database file"),
+        ("duckdb:///nowhere/shop.db", 'source shop: IO Error: Cannot open database "..."'),
+    ],
+)
+def test_a_source_that_is_away_is_asked_again(shop: Callable[[str], Shop], url: str, error: str) -> None:
+    result = shop(url)("orders", how={"max_attempts": 2})
+    assert (result.status, result.attempts) == ("failed", 2)
+    assert error in (result.error or "")
+    assert "canary" not in str(result.error)
+
+
+def test_a_wrong_password_is_refused_without_it(mysql: tuple[Shop, Any], shop: Callable[[str], Shop]) -> None:
+    _, cursor = mysql
+    load = shop(f"mysql://reader:wrong-canary@127.0.0.1:{cursor.connection.port}/shop")
+    result = load("orders", how={"max_attempts": 1})
+    assert "source shop: Access denied for user '...'\n" in (result.error or "")
+    assert "canary" not in str(result.error)
+
+
+@pytest.mark.parametrize(
+    ("url", "args", "error"),
+    [
+        ("oracle://u:canary@h/x", {}, "DL_SOURCE_SHOP should be a URL of sqlite, duckdb, mysql, mariadb or postgresql"),
+        ("sqlite:///x.db", {"speed": 9}, "speed: there is no such argument"),
+        ("sqlite:///x.db", {"query": ""}, "query: String should have at least 1 character"),
+    ],
+)
+def test_a_wrong_source_or_argument_is_named(
+    shop: Callable[[str], Shop], url: str, args: dict[str, Any], error: str
+) -> None:
+    fails_for_good(shop(url)(**{"query": "orders"} | args), error, "canary")
+
+
+def test_a_type_of_no_column_is_named(sqlite: Shop) -> None:
+    fails_for_good(sqlite("orders", types={"att": "date"}), "types: att should be in the query")
+
+
+@pytest.mark.parametrize("url", ["mysql://h/x", "duckdb:///x.db"])
+def test_a_missing_driver_names_the_extra(shop: Callable[[str], Shop], url: str, monkeypatch: Any) -> None:
+    for module in ("pymysql", "duckdb"):
+        monkeypatch.setitem(sys.modules, module, None)
+    fails_for_good(shop(url)("orders"), "pip install 'dataloader-farm[databases]'")
+
+
+def test_a_source_of_postgresql_is_loaded_too(dsn: str, shop: Callable[[str], Shop], rows: Rows) -> None:
+    rows("CREATE TABLE orders AS SELECT 1 AS id, now() AS at")
+    assert shop(dsn)("TABLE orders").result["inserted"] == 1
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mysql", "duckdb"])
+def test_a_cancellation_ends_the_query_of_a_silent_source(
+    kind: str, request: Any, tmp_path: Path, shop: Callable[[str], Shop]
+) -> None:
+    endless = "WITH RECURSIVE n AS (SELECT 1 AS id UNION ALL SELECT id + 1 FROM n) SELECT max(id) AS id FROM n"
+    if kind == "duckdb":
+        duckdb.connect(tmp_path / "shop.duckdb").close()
+        load, query = shop(f"duckdb://{tmp_path / 'shop.duckdb'}"), endless
+    elif kind == "mysql":
+        load, query = request.getfixturevalue("mysql")[0], "SELECT sleep(3600) AS id"
+    else:
+        load, query = request.getfixturevalue("sqlite"), endless
+    assert load(query, how={"cancel_at": 2}).status == "canceled"
+
+
+def test_a_cancellation_between_two_batches_leaves_mariadb_without_the_query(mysql: tuple[Shop, Any]) -> None:
+    load, cursor = mysql
+    cursor.execute("CREATE TABLE orders AS SELECT seq AS id FROM seq_1_to_100000")
+    assert load("orders", how={"cancel_at": 3}, batch_rows=1000).status == "canceled"
+    of_reader = "SELECT count(*) FROM information_schema.processlist WHERE user = 'reader'"
+    until(lambda: cursor.execute(of_reader) and cursor.fetchall() == ((0,),), "the session to end")
+
+
+def test_a_ca_checks_the_server_of_a_mariadb(
+    mysql: tuple[Shop, Any], shop: Callable[[str], Shop], tmp_path: Path
+) -> None:
+    _, cursor = mysql
+    cursor.execute("CREATE TABLE orders AS SELECT 1 AS id")
+    own = cursor.execute("SHOW VARIABLES LIKE 'ssl_cert'") and cursor.fetchone()[1]
+    wrong = _certificate(tmp_path)
+
+    def load(host: str, query: str) -> Result:
+        url = f"mysql://reader:{quote(PASSWORD, safe='')}@{host}:{cursor.connection.port}/shop?{query}"
+        return shop(url)("orders", how={"max_attempts": 1})
+
+    assert load("127.0.0.1", f"ssl_ca={own}").status == "succeeded"
+    assert "source shop: Can't connect" in (load("127.0.0.1", f"ssl_ca={wrong}").error or "")
+    assert "source shop: Can't connect" in (load("localhost", f"ssl_ca={own}").error or "")
+    assert load("localhost", f"ssl_ca={own}&ssl_verify_identity=false").status == "succeeded"
+
+
+@pytest.mark.parametrize("query", ["VACUUM INTO '{}'", "ATTACH '{}' AS other", "PRAGMA soft_heap_limit = 1000000000"])
+def test_a_query_changes_nothing_of_the_machine_by_sqlite(sqlite: Shop, tmp_path: Path, query: str) -> None:
+    path = tmp_path / "new.db"
+    error = "authorization denied" if query.startswith("VACUUM") else "not authorized"
+    fails_for_good(sqlite(query.format(path)), f"source shop: {error}")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("password", ["Sup3rSecret/1", "Sup3rSecret[1"])
+def test_a_password_that_breaks_the_url_is_not_shown(shop: Callable[[str], Shop], password: str) -> None:
+    result = shop(f"mysql://u:{password}@host/shop")("orders")
+    fails_for_good(result, "DL_SOURCE_SHOP should be a URL; percent-encode its password", "Sup3rSecret")
+
+
+@pytest.mark.parametrize("option", ["ssl_cat=canary", "sslmode=canary"])
+def test_an_unknown_option_of_a_url_is_refused(shop: Callable[[str], Shop], option: str) -> None:
+    fails_for_good(
+        shop(f"mysql://u@127.0.0.1/shop?{option}")("orders"), "DL_SOURCE_SHOP should have only ssl_ca", "canary"
+    )
+
+
+def test_a_mysql_that_is_silent_is_asked_again(shop: Callable[[str], Shop], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_CONNECT_SEC", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        result = shop(f"mysql://u@127.0.0.1:{silent.getsockname()[1]}/shop")("orders", how={"max_attempts": 2})
+    assert (result.status, result.attempts) == ("failed", 2)
+    assert "source shop: Lost connection to MySQL server" in (result.error or "")
+
+
+def test_a_cancellation_ends_a_query_whose_mysql_is_lost(
+    mysql: tuple[Shop, Any], shop: Callable[[str], Shop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_CONNECT_SEC", 1)
+    _, cursor = mysql
+    with socket.create_server(("127.0.0.1", 0)) as host:  # it passes on the first connection only
+
+        def serve() -> None:
+            client, _ = host.accept()
+            server = socket.create_connection(("127.0.0.1", cursor.connection.port))
+            for source, target in ((client, server), (server, client)):
+                Thread(target=pass_on, args=(source, target), daemon=True).start()
+
+        def pass_on(source: socket.socket, target: socket.socket) -> None:
+            with source, suppress(OSError):
+                while data := source.recv(65536):
+                    target.sendall(data)
+
+        Thread(target=serve, daemon=True).start()
+        url = f"mysql://reader:{quote(PASSWORD, safe='')}@127.0.0.1:{host.getsockname()[1]}/shop"
+        assert shop(url)("SELECT sleep(3600) AS id", how={"cancel_at": 2}).status == "canceled"
+    cursor.execute("KILL USER reader")
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("SELECT n * n AS id FROM orders", "source shop: Out of Range Error: Overflow in multiplication of INT32 (..."),
+        ("SELECT n::smallint AS id FROM orders", "source shop: Conversion Error: Type INT32 with value ..."),
+        ("SELECT chr(-n) AS id FROM orders", "source shop: Invalid Input Error: Invalid UTF8 Codepoint ..."),
+        ("SELECT ('key 7 of ' || n)::int AS id FROM orders", "Could not convert string '...'"),
+        (" ", "query: should be the name of a table, or one SELECT"),
+        ("-- nothing", "query: should be the name of a table, or one SELECT"),
+    ],
+)
+def test_a_query_that_duckdb_refuses_is_one_error_without_numbers(
+    tmp_path: Path, shop: Callable[[str], Shop], query: str, error: str
+) -> None:
+    duckdb.connect(tmp_path / "shop.duckdb").execute("CREATE TABLE orders AS SELECT 2147483647 AS n").close()
+    fails_for_good(shop(f"duckdb://{tmp_path / 'shop.duckdb'}")(query), error, "2147483647")
+
+
+def test_a_float_of_mysql_is_refused_because_it_arrives_rounded(mysql: tuple[Shop, Any], rows: Rows) -> None:
+    load, cursor = mysql
+    cursor.execute("CREATE TABLE orders (id int, share float)")
+    cursor.execute("INSERT INTO orders VALUES (1, 1234567)")
+    fails_for_good(load("orders"), "query: MySQL rounds share, a FLOAT: select share + 0e0 AS share")
+    assert load("SELECT id, share + 0e0 AS share FROM orders").status == "succeeded"
+    assert rows("SELECT share FROM t") == [(1234567,)]

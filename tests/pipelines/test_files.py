@@ -1,0 +1,446 @@
+"""The promises of `load.files`: text as people have it becomes typed rows, or is refused with place and remedy."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataloader.pipelines import Context, PermanentError, csv_table, files, validated
+from dataloader.testing import Result
+
+Rows = Callable[[str], list[Any]]
+Load = Callable[..., list[Any]]
+Refused = Callable[..., str]
+TYPES = """
+SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
+WHERE attrelid = 't'::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+
+
+@pytest.fixture
+def load(run: Callable[..., list[Any]], rows: Rows, tmp_path: Path) -> Load:
+    """Load these bytes into the table `t` by `id`, and return its rows as text, in their order."""
+
+    def load(content: bytes, name: str = "f.csv", **args: Any) -> list[Any]:
+        (tmp_path / name).write_bytes(content)
+        run("load.files", path=name, table="t", **({"key": ["id"]} | args))
+        return [tuple(row) for (row,) in rows("SELECT array(SELECT value FROM json_each_text(to_json(t))) FROM t")]
+
+    return load
+
+
+@pytest.fixture
+def refused(load: Load, rows: Rows) -> Refused:
+    """Load these bytes, which has to raise PermanentError and make no table, and return the error's text."""
+
+    def refused(content: bytes, name: str = "f.csv", **args: Any) -> str:
+        with pytest.raises(PermanentError) as caught:
+            load(content, name, **args)
+        assert rows("SELECT to_regclass('t')") == [(None,)]
+        return str(caught.value)
+
+    return refused
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+# Dialects
+
+CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
+    "semicolons are recognized": (b"id;a\n1;2,5\n2;3,5\n", {"decimal": ","}, [("1", "2.5"), ("2", "3.5")]),
+    "tabs are recognized": (b"id\ta,b\n1\tx,y\n", {}, [("1", "x,y")]),
+    "bars are recognized": (b"id|a\n1|x\n", {}, [("1", "x")]),
+    "a line sep= is obeyed": (b"sep=|\nid|a;b\n1|2;3\n", {}, [("1", "2;3")]),
+    "commas between thousands": (
+        b'id,a\n1,"1,234.50"\n2,"(1,234,567.00)"\n3,7\n',
+        {"thousands": ",", "types": {"a": "numeric"}},
+        [("1", "1234.50"), ("2", "-1234567.00"), ("3", "7")],
+    ),
+    "a minus of typesetters": ("id,a\n1,−5\n".encode(), {"types": {"a": "int"}}, [("1", "-5")]),
+    "blanks around numbers": (b"id, a\n1, 5\n2, 6 \n", {"types": {"a": "int"}}, [("1", "5"), ("2", "6")]),
+    "empty quotes in numbers": (b'"id","a"\n"1","5"\n"2",""\n', {}, [("1", "5"), ("2", None)]),
+    "null words": (b'id,a,b\n1,NA,NA\n2,"NA",5\n', {"null": ["NA"]}, [("1", None, None), ("2", "NA", "5")]),
+    "numbers as null words": (b'id,a\n1,"-1"\n2,-1\n3,"5"\n', {"null": ["-1"]}, [("1", None), ("2", None), ("3", "5")]),
+    "the same in another order": (
+        b'a,id\n"-1",1\n-1,2\n"5",3\n',
+        {"null": ["-1"], "select": ["id", "a"]},
+        [("1", None), ("2", None), ("3", "5")],
+    ),
+    "no quotes": (b'id,a\n1,"x\n2,y"z"\n', {"quote": ""}, [("1", '"x'), ("2", 'y"z"')]),
+    "single quotes": (b"id,a\n1,'x, ''y'''\n2,\"z\n", {"quote": "'"}, [("1", "x, 'y'"), ("2", '"z')]),
+    "an escape beside the delimiter": (
+        b'id,a\n1,x\\,y\n2,"a\\"b, c"\n3,\\N\n',
+        {"escape": "\\", "null": ["\\N"]},
+        [("1", "x,y"), ("2", 'a"b, c'), ("3", None)],
+    ),
+    "an escape at the end": (b"id,a\n1,C:\\\n2,\"C:\\\\\"\n", {"escape": "\\"}, [("1", "C:\\"), ("2", "C:\\")]),
+    "no header": (b"1,x\n2,y\n", {"header": False, "key": ["column_1"]}, [("1", "x"), ("2", "y")]),
+    "names for no header": (b"1,x\n", {"header": ["id", "Big A"]}, [("1", "x")]),
+    "comments": (b"# c\nid,a\n# \"x\n1,#2\n", {"comment": "#"}, [("1", "#2")]),
+    "a footer": (b"id,a\n1,x\nSUM,2,3,4\n\nat \"noon\n", {"skip_footer": 2}, [("1", "x")]),
+    "widths without a header": (
+        "1  Käse ab  2026-01-05\n2           \n".encode(),
+        {"widths": [3, 9, 10], "header": ["id", "a", "b"]},
+        [("1", "Käse ab", "2026-01-05"), ("2", None, None)],
+    ),
+    "blanks as delimiter": (b'id   a\n1  "x y"\n2\t2"\n', {"delimiter": "whitespace"}, [("1", "x y"), ("2", '2"')]),
+    "another character as delimiter": ("id¦a\n1¦x,y\n".encode(), {"delimiter": "¦"}, [("1", "x,y")]),
+    "dates by a format": (
+        b"id,a,b\n1,05.03.2026,05.03.2026 14:30\n",
+        {"date_format": ["%d.%m.%Y", "%d.%m.%Y %H:%M"]},
+        [("1", "2026-03-05", "2026-03-05T14:30:00")],
+    ),
+    "times without a zone": (
+        b"id,a\n1,2026-03-05 14:30\n2,2026-07-05 14:30:00+00:00\n",
+        {"timezone": "Europe/Berlin"},
+        [("1", "2026-03-05T13:30:00+00:00"), ("2", "2026-07-05T14:30:00+00:00")],
+    ),
+    "midnight is a date": (b"id,a\n1,2026-03-05 00:00:00\n", {"types": {"a": "date"}}, [("1", "2026-03-05")]),
+    "words of booleans": (
+        b"id,a\n1,Y\n2,n\n3,WAHR\n",
+        {"types": {"a": "boolean"}, "true": ["WAHR"]},
+        [("1", "true"), ("2", "false"), ("3", "true")],
+    ),
+    "selected and renamed": (
+        b"ID,a,b\n1,x,y\n",
+        {"columns": {"ID": "id", "b": "B b"}, "select": ["B b", "id"]},
+        [("y", "1")],
+    ),
+    "added": (
+        b"id,a\n1,x\n2,y\n",
+        {"add": {"of": "file", "at": "line"}},
+        [("1", "x", "f.csv", "2"), ("2", "y", "f.csv", "3")],
+    ),
+    "empty columns behind the last": (b"id,a\n1,x,,\n2,y\n", {}, [("1", "x"), ("2", "y")]),
+    "files put together": (b"\xef\xbb\xbfid,a\r\n1,x\r\n\xef\xbb\xbfid,a\r\n2,y\r\n\x1a", {}, [("1", "x"), ("2", "y")]),
+    "quoted line ends stay": (b'id,a,n\n1,"x\r\ny",1\n', {}, [("1", "x\r\ny", "1")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_dialect(case: str, load: Load, rows: Rows) -> None:
+    content, args, expected = CASES[case]
+    rows("ALTER DATABASE " + rows("SELECT quote_ident(current_database())")[0][0] + " SET timezone = 'UTC'")
+    assert load(content, **args) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "type_"),
+    [
+        (["1", "", "-20"], "bigint"),
+        (["9223372036854775808"], "numeric"),
+        (["1", "2.50"], "numeric"),
+        (["01"], "text"),
+        (["+1"], "text"),
+        (["1e5"], "text"),
+        (["-0"], "text"),
+        (["1,5"], "text"),
+        (["NaN"], "text"),
+        (["true", "false"], "text"),
+        (["12:30"], "text"),
+        (["2026-01-05", "2024-02-29"], "date"),
+        (["2026-02-30"], "text"),
+        (["20260105"], "bigint"),
+        (["01/02/2026"], "text"),
+        (["2026-01-05 10:00", "2026-01-05T10:00:00.123456"], "timestamp without time zone"),
+        (["2026-01-05 10:00:00.1234567"], "text"),
+        (["2026-01-05", "2026-01-05 10:00"], "text"),
+        (["2026-01-05T10:00:00Z", "2026-01-05 10:00+0100"], "timestamp with time zone"),
+        (["2026-01-05T10:00:00Z", "2026-01-05 10:00"], "text"),
+        ([""], "text"),
+        (["46085.5"], "numeric"),
+    ],
+)
+def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, load: Load, rows: Rows) -> None:
+    load("\n".join(["id,a", *(f'{n},"{value}"' for n, value in enumerate(values))]).encode())
+    assert dict(rows(TYPES))["a"] == type_
+
+
+# Refusals: the line, the column, what the value is, the remedy
+
+
+@pytest.mark.parametrize(
+    ("content", "args", "reasons"),
+    [
+        (b"id,a\n1,x\n2,1.5\n", {"types": {"a": "numeric"}}, ["f.csv, line 2: column a: not a number", "null"]),
+        (b"id,a\n1,1.234,56\n", {"types": {"a": "numeric"}}, ["line 2: 3 fields, but the header has 2", "quotes"]),
+        (b"id;a\n1;1.234,56\n", {"types": {"a": "numeric"}}, ["line 2: column a:", 'decimal ","', 'thousands "."']),
+        (b"id;a\n1;1.23\n", {"types": {"a": "int"}, "thousands": ".", "decimal": ","}, ["column a: not a number"]),
+        (b"id,a\n1,28/02/2026\n", {"types": {"a": "date"}}, ["line 2: column a: a date", "date_format"]),
+        (b"id,a\n1,03/04/26\n", {"types": {"a": "timestamp"}}, ["two formats read differently", "date_format"]),
+        (b"id,a\n1,46085\n", {"types": {"a": "date"}}, ["column a: a number, not a date", 'date_format "excel"']),
+        (b"id,a\n1,46085.5\n", {"types": {"a": "date"}, "date_format": "excel"}, ["column a: a time of day"]),
+        (b"id,a\n1,2026-01-05 10:00\n", {"types": {"a": "timestamptz"}}, ["column a: a time without", "timezone"]),
+        (b"id,a\n1,2026-01-05 10:00Z\n", {"types": {"a": "timestamp"}}, ["column a: a time zone", "timestamptz"]),
+        (b"id,a\n1,2026-01-05 10:00\n", {"types": {"a": "date"}}, ["column a: a time of day", "timestamp"]),
+        (b"id,a\n1,maybe\n", {"types": {"a": "boolean"}}, ["column a: not a boolean", "true and false"]),
+        (b"id,a\n1,x\n2\n", {}, ["line 3: 1 fields, but the header has 2; missing data for column a"]),
+        (b"id,a\n1,2026-13-01\n", {"types": {"a": "date"}}, ["line 2: column a:", "out of range", "null"]),
+        ("id,a\n1,x\n2,Łódź jest ładna\n".encode("cp1250"), {}, ["line 3", "0xA3, column a", "reads as cp1250"]),
+        ("id,a\n1,Москва\n".encode("koi8-r"), {}, ["line 2", "reads as koi8-r"]),
+        ("id,a\n1,Größe, schön und übel\n".encode("cp1252"), {}, ["line 2", "reads as cp1252"]),
+        ("id,a\n1,東京都の天気予報です\n".encode("shift_jis"), {}, ["line 2", "reads as shift_jis"]),
+        ("id,a\n1,北京市海淀区中关村\n".encode("gb18030"), {}, ["line 2", "reads as gb18030"]),
+        (b"id,a\n1,x\n", {"types": {"b": "text"}}, ["types: b should be among the columns: id, a"]),
+        (b"id,a\n1,x\n", {"select": ["b"]}, ["select: b should be among"]),
+        (b"id,a\n1,x\n", {"columns": {"A": "b"}}, ["columns: A should be in the header, which has id, a"]),
+        (b"id,a\n1,x\n", {"add": {"a": "now"}}, ["add: the files have a"]),
+        (b"id,a\n1,2026-01-05\n", {"types": {"a": "timestamptz"}}, ["column a: a time without its zone"]),
+        (b"id,a\n1,x\n", {"key": ["b"]}, ["key: b should be among"]),
+        (b"id,a,a,\n1,x,y,z\n", {}, ["header: ", "column 4 has no name", 'columns 2 and 3 are named "a"', "snake"]),
+        ("id,a\n1,x\n".encode("utf-16-le"), {}, ["f.csv, line 1: has a zero byte", "encoding should be utf-16-le"]),
+        ("id,a\n1,서울특별시 강남구\n".encode("euc-kr"), {}, ["line 2", "reads as euc-kr"]),
+        ("id,a\n1,Αθήνα και Πάτρα\n".encode("cp1253"), {}, ["line 2", "reads as cp1253"]),
+        ("id,a\n1,東京タワー\n".encode("shift_jis"), {}, ["line 2", "reads as shift_jis"]),
+        (b'{"id": 1}\n', {}, ["f.csv is JSON"]),
+        ("id,a\n1,x\n2,é\n".encode(), {"encoding": "cp1252"}, ["f.csv, line 3: is utf-8 text", "should be utf-8"]),
+        (b"<!-- proxy --><html>", {}, ["f.csv is a page of HTML"]),
+        (b"[[1, 2]]", {}, ["f.csv is JSON"]),
+        (b"<?xml version='1.0'?><a/>", {}, ["f.csv is XML"]),
+        (b"%PDF-1.7\n", {}, ["f.csv is a PDF"]),
+        (b"\xff\xfei\0d\0", {"encoding": "utf-8"}, ["byte order mark of utf-16"]),
+        (bz2.compress(b"id\n1\n"), {}, ["f.csv is packed by bzip2", "unpack"]),
+        (gzip.compress(b"id,a\n1,x\n", mtime=0)[:-9], {}, ["f.csv: the packed file", "again"]),
+        (b"id,a\n1,x\n", {"types": {"a": "text; DROP TABLE x"}}, ["types.a: should be a type"]),
+        (b"id,a\n1,x\n", {"types": {"a": "int PRIMARY KEY"}}, ["types.a: should be a type"]),
+        (b"id,a\n1,x\n", {"types": {"a": "nosuch"}}, ['type "nosuch" does not exist']),
+        (b"id,a\n1,x\n", {"decimal": ",", "thousands": ","}, ["thousands: should differ"]),
+        (b"id,a\n1,x\n", {"date_format": "d/m/y"}, ["date_format"]),
+        (b"id,a\n1,x\n", {"timezone": "Berlin"}, ["timezone: should be the name of a time zone"]),
+        (b"1  x  too long\n", {"widths": [3, 3], "header": ["id", "a"]}, ["line 1: longer than the 6 characters"]),
+    ],
+)  # fmt: skip
+def test_a_refusal(content: bytes, args: dict[str, Any], reasons: list[str], refused: Refused) -> None:
+    error = refused(content, **args)
+    assert all(reason in error for reason in reasons), error
+
+
+@pytest.mark.parametrize(
+    ("late", "reason"),
+    [("00123,2026-01-05", "column a: a number in a form that it would lose"), ("5,05.01.2026", "column b: not such a")],
+)
+def test_a_late_value_that_a_guessed_type_would_lose_is_refused(
+    late: str, reason: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_SAMPLE_ROWS", 0)
+    head = "".join(f"{n},7,2026-01-05\n" for n in range(files._SAMPLE_OF_A_FILE))
+    error = refused(f"id,a,b\n{head}x{late}\n".replace("x", "9999,").encode())
+    assert f"line {files._SAMPLE_OF_A_FILE + 2}: {reason}" in error
+    assert "types should say it" in error
+
+
+def test_a_table_that_is_there_decides_the_types(load: Load, rows: Rows) -> None:
+    rows("CREATE TABLE t (id text PRIMARY KEY, n numeric(6,1), d date)")
+    assert load(b'id,n,d\n007,"1.234,5",2026-01-05\n', decimal=",", thousands=".") == [("007", "1234.5", "2026-01-05")]
+
+
+# Several files
+
+
+def folder(tmp_path: Path, **contents: str) -> None:
+    for name, content in contents.items():
+        path = tmp_path / "in" / name.replace("__", "/").replace("_csv", ".csv")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def test_files_of_a_folder_are_one_load(run: Load, rows: Rows, tmp_path: Path) -> None:
+    folder(
+        tmp_path, a_csv="id,x\n1,a\n2,b\n", b_csv="x;id\nc;3\n", sub__c_csv="x,id\nd,4\n", _SUCCESS="", **{".hid": "?"}
+    )
+    done = run("load.files", path="in", table="t", key=["id"], add={"of": "file"})
+    assert rows("SELECT id, x, of FROM t ORDER BY id") == [
+        (1, "a", "in/a.csv"),
+        (2, "b", "in/a.csv"),
+        (3, "c", "in/b.csv"),
+        (4, "d", "in/sub/c.csv"),
+    ]
+    assert done[-1]["processed"] == 4
+
+
+def test_names_of_folders_are_columns(run: Load, rows: Rows, tmp_path: Path) -> None:
+    (tmp_path / "in" / "day=2026-03-01").mkdir(parents=True)
+    (tmp_path / "in" / "day=2026-03-01" / "part-0.csv").write_text("id\n1\n")
+    run("load.files", path="in", table="t", key=["id"])
+    assert rows("SELECT id, day::text FROM t") == [(1, "2026-03-01")]
+    assert dict(rows(TYPES))["day"] == "date"
+
+
+def test_the_folder_of_a_single_file_is_a_column_and_those_above_the_data_are_none(
+    run: Load, rows: Rows, context: Context, tmp_path: Path
+) -> None:
+    data = tmp_path / "above=1"
+    (data / "day=2026-03-01").mkdir(parents=True)
+    (data / "day=2026-03-01" / "part-0.csv").write_text("id\n1\n")
+    object.__setattr__(context, "data_dir", data)
+    for path in ("day=2026-03-01/part-0.csv", "day=2026-03-01", "*/*.csv"):
+        run("load.files", path=path, table="t", key=["id"])
+        assert dict(rows(TYPES)) == {"id": "bigint", "day": "date"}
+        rows("DROP TABLE t")
+
+
+def test_a_pattern(run: Load, rows: Rows, tmp_path: Path) -> None:
+    folder(tmp_path, a_csv="id\n1\n", b_csv="id\n2\n", note_txt="no data\n")
+    run("load.files", path="in/*.csv", table="t", key=["id"])
+    assert rows("SELECT id FROM t ORDER BY id") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("path", ["in/_new", "in/_new/*.csv", "in/_new/[xy].csv"])
+def test_what_a_path_names_is_data_by_any_name(path: str, run: Load, rows: Rows, tmp_path: Path) -> None:
+    folder(tmp_path, **{"_new/x.csv": "id\n1\n", "_new/_y.csv": "id\n2\n", "_new/.z.csv": "id\n3\n"})
+    run("load.files", path=path, table="t", key=["id"])
+    assert rows("SELECT id FROM t") == [(1,)]
+
+
+def test_a_link_and_its_file_are_one(run: Load, rows: Rows, tmp_path: Path) -> None:
+    folder(tmp_path, a_csv="id\n1\n")
+    (tmp_path / "in" / "latest.csv").symlink_to("a.csv")
+    for path in ("in", "in/*.csv"):
+        assert run("load.files", path=path, table="t", key=["id"])[-1]["processed"] == 1
+
+
+@pytest.mark.parametrize("path", ["../out/*.csv", "in/*.nosuch", "link/*.csv", "*/../../out/*"])
+def test_a_pattern_without_files_below_the_data_folder(path: str, run: Load, context: Context, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "secret.csv").write_text("id\n1\n")
+    data = tmp_path / "data"
+    (data / "in").mkdir(parents=True)
+    (data / "link").symlink_to(tmp_path / "out")
+    object.__setattr__(context, "data_dir", data)
+    with pytest.raises(PermanentError, match="path: ") as caught:
+        run("load.files", path=path, table="t", key=["id"])
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_with_other_columns_is_named(run: Load, tmp_path: Path) -> None:
+    folder(tmp_path, a_csv="id\n1\n", b_csv="id,more\n2,x\n")
+    with pytest.raises(
+        PermanentError, match=r'in/a.csv and in/b.csv have different columns: more.*schema_change "add"'
+    ):
+        run("load.files", path="in", table="t", key=["id"])
+
+
+def test_a_load_fails_for_now_where_a_file_was_replaced_before_its_turn(
+    run: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder(tmp_path, a_csv="id,x\n1,a\n", b_csv="id,x\n2,b\n")
+    begin = csv_table.load
+
+    def late(*args: Any, **how: Any) -> Any:
+        folder(tmp_path, b_csv="id,other\n2,b\n")
+        return begin(*args, **how)
+
+    monkeypatch.setattr(csv_table, "load", late)
+    with pytest.raises(RuntimeError, match=r"a program wrote to in/b\.csv"):
+        run("load.files", path="in", table="t", key=["id"])
+    assert rows("SELECT to_regclass('t')") == [(None,)]
+
+
+def test_an_error_names_the_file_and_its_line(run: Load, tmp_path: Path) -> None:
+    folder(tmp_path, a_csv="id,n\n1,1\n2,2\n", b_csv='id,n\n3,"3"\n4,x\n', c_csv="id,n\n5,5\n")
+    with pytest.raises(PermanentError, match=r"in/b.csv, line 3: column n: not a number"):
+        run("load.files", path="in", table="t", key=["id"], types={"n": "int"})
+    with pytest.raises(PermanentError, match=r"in/b.csv, line 3: column n: not a number"):
+        run("load.files", path="in", table="t", key=["id"], types={"n": "int"}, batch_rows=1)
+    folder(tmp_path, b_csv="id,n\n3,3\n4,99999999999\n")
+    with pytest.raises(PermanentError, match=r"in/b.csv, line 3: .*out of range for type integer"):
+        run("load.files", path="in", table="t", key=["id"], types={"n": "int"})
+
+
+def test_rejects_name_their_file_and_line(run: Load, rows: Rows, tmp_path: Path) -> None:
+    folder(tmp_path, a_csv="id,n\n1,1\n2,x\n", b_csv="id,n\n3\n4,4\n5,99999999999\n")
+    run("load.files", path="in", table="t", key=["id"], types={"n": "int"}, max_errors=3)
+    assert rows("SELECT id FROM t ORDER BY id") == [(1,), (4,)]
+    assert rows("SELECT file, line FROM t_rejects ORDER BY 1, 2") == [("in/a.csv", 3), ("in/b.csv", 2), ("in/b.csv", 4)]
+
+
+def test_members_of_an_archive(load: Load, refused: Refused) -> None:
+    members = {"x/a.csv": b"id,a\n1,x\n", "x/b.csv": b"id,a\n2,y\n", "__MACOSX/x/._a.csv": b"?", "x/.DS_Store": b"?"}
+    assert "has no such member; it has x/a.csv" in refused(zipped(members), "f.zip", member="c.csv")
+    assert load(zipped(members), "f.zip", member="x/b*") == [("2", "y")]
+    assert sorted(load(zipped(members), "f.zip")) == [("1", "x"), ("2", "y")]
+
+
+def test_the_directory_of_an_archive_is_read_once(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, opened = zipped({f"{n}.csv": f"id\n{n}\n".encode() for n in range(9)}), []
+
+    class Counted(zipfile.ZipFile):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            opened.append(args)
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(zipfile, "ZipFile", Counted)
+    assert len(load(packed, "f.zip")) == 9
+    assert len(opened) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_archive_with_too_many_members_or_one_name_twice_is_refused(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in (("a.csv", "id\n1\n"), ("b.csv", "id\n2\n"), ("a.csv", "id\n3\n")):
+            archive.writestr(name, content)
+    assert "two members of the name a.csv" in refused(packed.getvalue(), "f.zip")
+    monkeypatch.setattr(files, "_MAX_FILES", 1)
+    assert "has 2 members" in refused(zipped({"a.csv": b"id\n1\n", "b.csv": b"id\n2\n"}), "f.zip")
+
+
+def test_a_packed_file_by_its_content(load: Load) -> None:
+    assert load(gzip.compress(b"id\n1\n") + gzip.compress(b"2\n"), "f.csv") == [("1",), ("2",)]
+
+
+# Parts
+
+
+@pytest.mark.parametrize("point", [5, 15, 30, "end"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_next_run_goes_on_behind_the_last_part(
+    point: int | str,
+    packed: bool,
+    job: Callable[..., Result],
+    rows: Rows,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
+    (tmp_path / "in").mkdir()
+    for at in range(3):
+        text = "id;amount;note\n" + "".join(f'{at}{n:04d};{n},50;"a\nЁ {n}"\n' for n in range(1, 500)) + "SUM;;\n"
+        (tmp_path / "in" / f"{at}.csv").write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    args = {"path": "in", "table": "t", "key": ["id"], "decimal": ",", "skip_footer": 1, "batch_rows": 50}
+    result = job("load.files", args | {"types": {"id": "text"}}, crash_at=point)
+    assert result.status == "succeeded"
+    if point in (15, 30):
+        assert result.attempts == 1  # a run that has saved a part counts as none
+    assert rows("SELECT count(*), sum(amount), min(note), count(DISTINCT id) FROM t") == [
+        (1497, rows("SELECT 3 * sum(n + 0.5) FROM generate_series(1, 499) n")[0][0], "a\nЁ 1", 1497)
+    ]
+
+
+# Plans
+
+
+def test_a_plan_shows_what_a_load_would_do_and_changes_nothing(context: Context, rows: Rows, tmp_path: Path) -> None:
+    (tmp_path / "f.txt").write_text("Id;Net Amount;Day\n1;2,5;05.03.2026\n")
+    args = {"path": "f.txt", "table": "t", "key": ["id"], "names": "snake", "decimal": ",", "date_format": "%d.%m.%Y"}
+    plan = files.plan(validated(files.Files, args), context)
+    assert plan.columns == {"id": "bigint", "net_amount": "numeric", "day": "date"}
+    assert plan.rows == [["1", "2.5", "2026-03-05"]]
+    assert plan.ddl.startswith('CREATE TABLE "t" ("id" bigint, "net_amount" numeric, "day" date')
+    assert plan.dialect["delimiter"] == ";"
+    assert rows("SELECT to_regclass('t')") == [(None,)]

@@ -1,0 +1,200 @@
+"""JSON as people have it, in the forms of a file, with numbers that no float holds."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judging import Load, Rows
+
+from dataloader.pipelines import PermanentError, csv_table, json_file
+from dataloader.pipelines.csv_table import Rejected
+from dataloader.pipelines.files import Files
+from dataloader.pipelines.json_file import JsonFile
+
+Read = Callable[..., JsonFile]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Iterator[Read]:
+    """The file of these bytes."""
+    with ExitStack() as opened:
+
+        def read(text: str | bytes) -> JsonFile:
+            (tmp_path / "f.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+            file = opened.enter_context((tmp_path / "f.json").open("rb"))
+            return JsonFile("f.json", file.fileno(), file, Files(path="f.json", table="t", key=["id"]))
+
+        yield read
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, job: Load, rows: Rows) -> Callable[..., list[Any]]:
+    """What is in the table after the load of these bytes; raises the error of a load that fails for good."""
+
+    def loaded(text: str | bytes, query: str = "SELECT * FROM t ORDER BY 1", **args: Any) -> list[Any]:
+        (tmp_path / "f.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+        result = job("load.files", {"path": "f.json", "table": "t", "key": ["id"]} | args)
+        if result.status != "succeeded":
+            raise PermanentError(f"{result.status} {result.attempts} {result.error}")
+        return rows(query)
+
+    return loaded
+
+
+def test_numbers_keep_every_digit(loaded: Callable[..., list[Any]]) -> None:
+    text = '{"id": 1, "v": 36893488147419103233.10, "o": {"far": 1e400}, "n": 5}\n{"id": 2, "v": -2.5e-330, "n": -0}\n'
+    found = loaded(text, "SELECT id, v::text, o::text, n, pg_typeof(id)::text, pg_typeof(n)::text FROM t ORDER BY id")
+    assert found[0][:2] == (1, "36893488147419103233.10")
+    assert found[0][2] == '{"far": 1' + "0" * 400 + "}"
+    assert found[1][1] == "-0." + "0" * 329 + "25"
+    assert found[0][3:] == (5, "bigint", "bigint")
+
+
+def test_a_field_of_changing_kinds_keeps_each_value(loaded: Callable[..., list[Any]]) -> None:
+    text = (
+        '{"id":1,"code":17,"size":{"w":2},"ok":true}\n{"id":2,"code":"17-B","size":"large","ok":"maybe"}\n'
+        '{"id":3,"code":"0018","size":null}\n{"id":4,"code":2.50,"size":[1,2],"ok":false,"late":"späte"}\n'
+    )
+    assert loaded(text) == [
+        (1, "17", {"w": 2}, "true", None),
+        (2, "17-B", "large", "maybe", None),
+        (3, "0018", None, None, None),
+        (4, "2.50", [1, 2], "false", "späte"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[\n{"id": 1, "v": "a\\nb"},\n\n{"v": "", "id": 2}\n]\n',
+        '{"id": 1, "v": "a\\nb"}{"id": 2, "v": ""}',
+        '{"id": 1, "v": "a\\nb"},\r\n{"id": 2,\n "v": ""}\n\n',
+        '\ufeff [{"id":1,"v":"a\\nb"},{"id":2,"v":""}]',
+    ],
+)
+def test_lines_arrays_and_objects_behind_each_other_are_rows(loaded: Callable[..., list[Any]], text: str) -> None:
+    assert loaded(text) == [(1, "a\nb"), (2, "")]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "is empty (0 bytes)"),
+        ("[]", "has no objects, so no columns: name these in `types`"),
+        ("<html>", "is a page of HTML, perhaps the error of a server"),
+        ("{'id': 1}", "line 1: no valid JSON: Expecting property name enclosed in double quotes"),
+        ('{"id": 1}\n{"id": 2, "v": "x', "line 2: no valid JSON: Unterminated string; is the file cut?"),
+        ('{"id": 1, "v": "a\\u0000b"}', "line 1: column v: a zero byte (0x00), which PostgreSQL cannot hold"),
+        ('[{"id": 1},\n{"id": 2}', "line 2: the array has no end: is the file cut?"),
+        ('[{"id": 1},\n{"id":\n', "line 2: no valid JSON: Expecting value"),
+        ('[{"id": 1}]\n{"id": 2}', "line 2: there is more behind the end of the array"),
+        ('{"id": 1}'.encode("utf-16"), "line 1: is UTF-16, and should be UTF-8"),
+        ('{"id": 1, "": 2}', "line 1: the name of a column: should be a name of 1 to 63 bytes"),
+        ('{"id": ' + "[" * 100_000, "line 1: nested too deeply"),
+    ],
+)
+def test_what_is_no_json_is_refused_with_its_line(loaded: Callable[..., list[Any]], text: str, error: str) -> None:
+    with pytest.raises(PermanentError, match=r"^failed 1 f\.json") as caught:
+        loaded(text)
+    assert error in str(caught.value)
+
+
+def test_a_refused_line_costs_no_other_line(read: Read) -> None:
+    file = read(b'{"id": 1}\n{"id": \n12\n{"id": "\xff"}\n{"id": "\\ud800"}\n{"id": "x}\n{"id": 2}')
+    found = list(file.records(file.begin))
+    assert [number for number, _ in found] == [1, 2, 3, 4, 5, 6, 7]
+    assert [text for _, text in found if not isinstance(text, Rejected)] == ["1", "2"]
+
+
+def test_a_value_that_its_column_refuses_is_named_by_its_line(loaded: Callable[..., list[Any]]) -> None:
+    text = '{"id": 1,\n "v": "a\\nb",\n "n": 1}\n{"id": 2, "n": "secret"}\n'
+    with pytest.raises(PermanentError, match=r"^failed 1 f\.json, line 4: column n") as caught:
+        loaded(text, types={"n": "integer"})
+    assert "secret" not in str(caught.value)
+
+
+def test_a_key_behind_the_sample_needs_its_type(
+    loaded: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_file, "PART_BYTES", 8)
+    text = '{"id": 1}\n{"id": 2, "late": 5}\n'
+    with pytest.raises(PermanentError, match="line 2: the first rows have no column late: name it in `types`"):
+        loaded(text)
+    assert loaded(text, types={"late": "integer"}) == [(1, None), (2, 5)]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("is_array", [True, False])
+def test_reading_goes_on_at_any_place(read: Read, indent: int | None, is_array: bool) -> None:
+    chance = random.Random(5)
+    objects = [{"id": n, "s": "é\n" * chance.randrange(9_000), "o": {"n": [n, None]}} for n in range(60)]
+    texts = [json.dumps(each, ensure_ascii=False, indent=indent) for each in objects]
+    text = "[" + ",\n".join(texts) + "]" if is_array else "\n".join(texts)
+    file = read(text)
+    found = list(file.records(file.begin))
+    assert len(found) == len(objects)
+    for count in (0, 1, 29, 60):
+        again = file.records(file.begin)
+        first = [next(again) for _ in range(count)]
+        assert first + list(file.records(file.place())) == found
+
+
+def test_texts_go_into_a_column_of_json_as_json(loaded: Callable[..., list[Any]], rows: Rows) -> None:
+    rows("CREATE TABLE t (id bigint PRIMARY KEY, v jsonb, w text, other integer DEFAULT 7)")
+    assert loaded('{"id": 1, "v": "7", "w": {"a": 1}}\n{"id": 2, "v": null, "w": "x"}') == [
+        (1, "7", '{"a":1}', 7),
+        (2, None, "x", 7),
+    ]
+
+
+def test_columns_are_chosen_renamed_and_typed(loaded: Callable[..., list[Any]]) -> None:
+    text = '{"id": 1, "soldOn": "05.03.2026", "x": 1, "n": 5}\n'
+    how: dict[str, Any] = {"columns": {"n": "amount"}, "names": "snake", "date_format": "%d.%m.%Y"}
+    how |= {"types": {"sold_on": "date", "amount": "numeric(6,2)"}, "select": ["id", "sold_on", "amount"]}
+    assert loaded(text, **how) == [(1, dt.date(2026, 3, 5), Decimal("5.00"))]
+
+
+def test_packed_json_is_read(loaded: Callable[..., list[Any]]) -> None:
+    zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    lines = [b'{"id": %d}\n' % n for n in range(3)]
+    assert loaded(b"".join(map(zstd.compress, lines))) == [(0,), (1,), (2,)]
+    assert loaded(gzip.compress(lines[0]) + gzip.compress(b'{"id": 5}')) == [(0,), (1,), (2,), (5,)]
+    with pytest.raises(PermanentError, match="the packed file ends too early: it is cut or damaged"):
+        loaded(zstd.compress(lines[0] * 9)[:-4])
+    with pytest.raises(PermanentError, match="the packed file cannot be unpacked: it is cut or damaged"):
+        loaded(zstd.compress(lines[0] * 9) + b"?" * 9)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_next_run_goes_on_behind_the_last_part(
+    job: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_packed: bool
+) -> None:
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
+    text = "[" + ",".join(json.dumps({"id": n, "v": "Ёж\n" * (n % 40)}, ensure_ascii=False) for n in range(3_000)) + "]"
+    (tmp_path / "f.json").write_bytes(gzip.compress(text.encode()) if is_packed else text.encode())
+    wanted = {"path": "f.json", "table": "t", "key": ["id"], "batch_rows": 100}
+    result = job("load.files", wanted, crash_at=20)
+    assert result.status == "succeeded", result.error
+    first, second = result.runs
+    assert first.checkpoint is not None
+    assert second.progress[0]["processed"] == first.checkpoint["place"][2] + 100 > 500
+    assert rows("SELECT id, v FROM t ORDER BY id") == [(n, "Ёж\n" * (n % 40)) for n in range(3_000)]
+
+
+def test_files_of_one_load_agree_about_json(job: Load, rows: Rows, tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "a.json").write_text('{"id": 1, "v": {"n": 1}}')
+    (tmp_path / "many" / "b.json").write_text('{"id": 2, "v": "7"}')
+    result = job("load.files", {"path": "many", "table": "t", "key": ["id"]})
+    assert result.status == "succeeded", result.error
+    assert rows("SELECT * FROM t ORDER BY id") == [(1, {"n": 1}), (2, "7")]

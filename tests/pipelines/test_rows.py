@@ -1,0 +1,266 @@
+"""`context.load`: rows that a pipeline has, in each form that people have them in."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import polars
+import psycopg
+import pyarrow
+import pytest
+from judging import TEXTS, Load, Rows, fails_for_good
+
+from dataloader.pipelines import Context, Progress, register
+from dataloader.pipelines.rows import SAMPLE
+from dataloader.pipelines.rows import Rows as Source
+
+pytestmark = pytest.mark.usefixtures("own_registry")
+KINDS = (
+    "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
+    " WHERE attrelid = 't'::regclass AND attnum > 0 ORDER BY attnum"
+)
+ORDERS = [{"id": 1, "name": "Ёж"}, {"id": 2, "name": None}]
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@pytest.fixture
+def load(job: Load) -> Callable[..., Any]:
+    """Load rows as a job's pipeline; each run makes them anew."""
+    given: dict[str, Any] = {}
+
+    @register("load.rows")
+    def pipeline(args: dict[str, Any], context: Context) -> dict[str, Any]:
+        rows, more = given["rows"], given["more"]
+        return context.load("t", rows() if callable(rows) else rows, **more)
+
+    def load(rows: Any, how: dict[str, Any] | None = None, **more: Any) -> Any:
+        given.update(rows=rows, more={"key": ["id"]} | more)
+        return job("load.rows", {}, **(how or {}))
+
+    return load
+
+
+@pytest.mark.parametrize("row", [dict, lambda row: tuple(row.values()), lambda row: list(row.values())])
+def test_dicts_and_tuples_give_a_table_with_their_types(load: Callable[..., Any], rows: Rows, row: Any) -> None:
+    values = {
+        "id": 1,
+        "big": 2**70,
+        "share": 0.5,
+        "mixed": 1,
+        "price": Decimal("1.50"),
+        "is_open": True,
+        "at": datetime(2026, 3, 29, 1, 30, tzinfo=UTC),
+        "local": datetime(2026, 3, 29, 1, 30),  # noqa: DTZ001  a time without a zone
+        "day": date(2026, 3, 29),
+        "hour": time(1, 30),
+        "shift": time(1, 30, tzinfo=timezone(timedelta(hours=2))),
+        "length": timedelta(days=2, seconds=1),
+        "uid": UUID(int=5),
+        "raw": b"\x00\xff",
+        "tags": ["a", {"b": None}],
+        "color": Color.RED,
+        "name": 'a,"\n\\.',
+        "nothing": None,
+    }
+    second = values | {"id": 2, "mixed": 2.5}
+    result = load([row(values), row(second)], columns=None if row is dict else list(values))
+    assert result.status == "succeeded", result.error
+    assert dict(rows(KINDS)) == {
+        **{"id": "bigint", "big": "numeric", "share": "double precision", "mixed": "numeric"},
+        **{"price": "numeric", "is_open": "boolean", "at": "timestamp with time zone"},
+        **{"local": "timestamp without time zone", "day": "date", "hour": "time without time zone"},
+        "shift": "time with time zone",
+        **{"length": "interval", "uid": "uuid", "raw": "bytea", "tags": "jsonb", "color": "text", "name": "text"},
+        "nothing": "text",
+    }
+    [got] = rows("SELECT * FROM t WHERE id = 1")
+    assert got == tuple((values | {"color": "RED"}).values())
+
+
+def test_each_text_arrives_as_it_is(load: Callable[..., Any], rows: Rows) -> None:
+    texts = [*TEXTS, '"', "a\tb", "''", " ", "{}", "NULL"]
+    assert load([{"id": n, "x": text} for n, text in enumerate(texts)]).status == "succeeded"
+    assert [x for (x,) in rows("SELECT x FROM t ORDER BY id")] == texts
+
+
+def frames() -> dict[str, Callable[[], Any]]:
+    table = pyarrow.table({"id": [1, 2], "name": ["Ёж", None]})
+    return {
+        "polars": lambda: polars.DataFrame(ORDERS),
+        "arrow": lambda: table,
+        "reader": lambda: table.to_reader(1),
+        "pandas": lambda: pytest.importorskip("pandas").DataFrame(ORDERS),
+        "generator": lambda: (row for row in ORDERS),
+        "any stream": lambda: SimpleNamespace(__arrow_c_stream__=table.__arrow_c_stream__),
+    }
+
+
+@pytest.mark.parametrize("kind", frames())
+def test_frames_readers_and_generators(load: Callable[..., Any], rows: Rows, kind: str) -> None:
+    assert load(frames()[kind]).result["processed"] == 2
+    assert rows("SELECT * FROM t ORDER BY id") == [(1, "Ёж"), (2, None)]
+    assert dict(rows(KINDS)) == {"id": "bigint", "name": "text"}
+
+
+def test_the_types_of_a_new_table_can_be_given(load: Callable[..., Any], rows: Rows) -> None:
+    assert load([(1, "1.5")], columns={"id": "int", "n": "numeric(5,2)"}).status == "succeeded"
+    assert rows(KINDS) == [("id", "integer"), ("n", "numeric(5,2)")]
+
+
+def test_an_empty_page_changes_nothing_and_finishes(load: Callable[..., Any], rows: Rows) -> None:
+    done = []
+    assert load([], finish=lambda conn: done.append(conn.info.dbname)).result == {"processed": 0, "total": 0}
+    assert len(done) == 1
+    assert rows("SELECT to_regclass('t')") == [(None,)]
+    rows("CREATE TABLE t (id int PRIMARY KEY)")
+    rows("INSERT INTO t VALUES (1)")
+    for how in ({"mode": "replace"}, {"delete_missing": True}, {"delete_missing": "soft"}):
+        fails_for_good(load([], **how), "columns: should be given where there may be no rows")
+    assert rows("SELECT count(*) FROM t") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("given", "more", "error"),
+    [
+        ([{"id": 1}, {"id": 2, "n": "x"}] * SAMPLE, {"columns": ["id"]}, "row 2: 'n' is not in `columns`"),
+        ([{"id": 1}] * SAMPLE + [{"id": 2, "n": 1, None: 2}], {}, "'n' is no column of the first"),
+        ([(1, 2)], {}, "columns: should name the values of each row"),
+        ([(1, 2), (3,)], {"columns": ["id", "n"]}, "row 2: should be a dict, or a tuple of 2 values"),
+        ([{"id": 1, "x": object()}], {}, "row 1: column x: PostgreSQL has no text for a object like this one"),
+        ([{"id": 1, "x": "secret\ud800"}], {}, "row 1: column x: PostgreSQL has no text for a str like this one"),
+        ([{"n": 1}], {}, "key: id should be in the rows"),
+        ([{"id": 1, "": 2}], {}, "columns: should be a name of 1 to 63 bytes"),
+        ([{"id": 1}], {"mode": "append", "key": []}, "finish: should save the checkpoint or a state"),
+        ([{"id": 1}], {"speed": 9}, "speed: there is no such argument"),
+        (polars.DataFrame({"n": [1]}), {}, "key: id should be in the rows"),
+        (
+            [{"id": n, "n": 1} for n in range(SAMPLE)] + [{"id": -1, "n": 0.5}],
+            {},
+            f"row {SAMPLE + 1}: column n: invalid",
+        ),
+    ],
+)
+def test_rows_that_do_not_fit_are_named_and_change_nothing(
+    load: Callable[..., Any], rows: Rows, given: Any, more: dict[str, Any], error: str
+) -> None:
+    result = load(given, **more)
+    fails_for_good(result, error, "secret")
+    assert rows("SELECT to_regclass('t')") == [(None,)]
+
+
+def test_a_cancellation_rolls_back_between_two_batches(load: Callable[..., Any], rows: Rows) -> None:
+    result = load(({"id": n} for n in range(100)), {"cancel_at": 5}, batch_rows=10)
+    assert result.status == "canceled"
+    assert rows("SELECT to_regclass('t')") == [(None,)]
+
+
+@pytest.mark.parametrize("point", [*range(1, 12), "end"])
+def test_pages_and_their_checkpoint_commit_together(job: Load, rows: Rows, point: Any) -> None:
+    """Append repeats no page, because the checkpoint is in the transaction of the rows."""
+
+    @register("load.pages")
+    def pages(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+        begin = (context.checkpoint or {"page": 0})["page"]
+        for page in range(begin, 4):
+
+            def finish(conn: psycopg.Connection, following: int = page + 1) -> None:
+                context.save({"page": following})
+
+            context.load("t", [{"page": page, "n": n} for n in range(3)], mode="append", finish=finish)
+            yield Progress(page, 4)
+
+    assert job("load.pages", crash_at=point).status == "succeeded"
+    assert rows("SELECT page, count(*) FROM t GROUP BY page ORDER BY page") == [(page, 3) for page in range(4)]
+
+
+def test_rows_that_do_not_fit_are_set_aside_where_that_is_wanted(load: Callable[..., Any], rows: Rows) -> None:
+    given = [{"id": 1, "n": 1}, {"id": 2, "n": object()}, {"id": 3, "n": 3}]
+    result = load([{**row, "n": Decimal("NaN")} if row["id"] == 3 else row for row in given], max_errors=2)
+    assert result.status == "succeeded", result.error
+    assert rows("SELECT id FROM t ORDER BY id") == [(1,), (3,)]
+    assert result.result["rejected"] == 1
+
+
+def test_a_column_of_integers_and_floats_keeps_each_digit(load: Callable[..., Any], rows: Rows) -> None:
+    values = [2**53 + 1, 0.5, float("nan"), 1e-300, 10**18 + 1]
+    assert load([{"id": n, "x": value} for n, value in enumerate(values)]).status == "succeeded"
+    got = [x for (x,) in rows("SELECT x FROM t ORDER BY id")]
+    assert got[:2] + got[3:] == [2**53 + 1, Decimal("0.5"), Decimal("1e-300"), 10**18 + 1]
+    assert got[2].is_nan()
+
+
+@pytest.mark.parametrize(
+    ("usual", "late", "type_"),
+    [
+        (0.5, 2**53 + 1, "numeric"),
+        (0.5, Decimal("0.12345678901234567890"), "numeric"),
+        (0.5, "9007199254740993", "numeric"),
+        (date(2026, 3, 29), datetime(2026, 3, 29, 1, 30), "timestamp"),  # noqa: DTZ001
+        (datetime(2026, 3, 29), datetime(2026, 3, 29, 1, 30, tzinfo=UTC), "timestamptz"),  # noqa: DTZ001
+        (time(1), time(1, tzinfo=UTC), "timetz"),
+    ],
+    ids=str,
+)
+def test_a_late_value_that_an_inferred_type_would_lose_is_refused(
+    load: Callable[..., Any], rows: Rows, usual: Any, late: Any, type_: str
+) -> None:
+    given = [{"id": n, "x": usual} for n in range(SAMPLE)] + [{"id": SAMPLE, "x": None}, {"id": -1, "x": late}]
+    fails_for_good(load(given), f"row {SAMPLE + 2}: column x: a {type(late).__name__}")
+    assert load(given, columns={"id": "int", "x": type_}).status == "succeeded"
+    [(x,)] = rows("SELECT x FROM t WHERE id = -1")
+    assert (str(x) if isinstance(late, str) else x) == late
+    assert load(given).status == "succeeded"  # a table that is there has its own type
+
+
+def test_a_type_that_is_given_takes_each_value_also_where_it_is_the_inferred_one() -> None:
+    source = Source([(0.5,)] * SAMPLE + [(Decimal("0.1"),)], ["x"])
+    source.columns = {**source.columns, "x": "double precision"}  # as load.database does
+    assert [text for _, text in source.records(source.begin)][-1] == '"0.1"'
+
+
+def test_a_late_integer_that_a_float_holds_arrives(load: Callable[..., Any], rows: Rows) -> None:
+    assert load([{"id": n, "x": 0.5} for n in range(SAMPLE)] + [{"id": -1, "x": 2**53}]).status == "succeeded"
+    assert rows("SELECT x FROM t WHERE id = -1") == [(2.0**53,)]
+
+
+def test_a_load_of_several_batches_reports_its_progress_and_a_small_one_does_not(load: Callable[..., Any]) -> None:
+    reports = load([{"id": n} for n in range(25)], batch_rows=10).progress
+    assert [report["processed"] for report in reports] == [10, 20, 25, 25, 25]
+    assert {report["total"] for report in reports} == {25}
+    assert reports[3]["phase"] == "merging"
+    assert len(load([{"id": n} for n in range(25)], batch_rows=100).progress) == 1
+
+
+def test_replace_takes_what_was_there_before(load: Callable[..., Any], rows: Rows) -> None:
+    load([{"id": 1}, {"id": 2}])
+    assert load([{"id": 3}], mode="replace").status == "succeeded"
+    assert rows("SELECT id FROM t") == [(3,)]
+
+
+def test_soft_deletes_of_a_load_have_one_time_behind_that_of_its_last_row(load: Callable[..., Any], rows: Rows) -> None:
+    soft = {"delete_missing": "soft"}
+    read_at = []
+
+    def some() -> Iterator[dict[str, int]]:
+        yield from ({"id": n} for n in range(4, 5 + SAMPLE))
+        read_at.extend(rows("SELECT clock_timestamp()"))
+
+    load([{"id": n} for n in range(5)], **soft)
+    assert load(some, **soft).result["deleted"] == 4
+    [(least, most)] = rows("SELECT min(deleted_at), max(deleted_at) FROM t")
+    assert read_at[0][0] < least == most
+
+
+def test_numbers_that_are_none_arrive(load: Callable[..., Any], rows: Rows) -> None:
+    values = [float("nan"), float("inf"), float("-inf"), 1e-300, -0.0, 1e16]
+    assert load([{"id": n, "x": value} for n, value in enumerate(values)]).status == "succeeded"
+    assert [repr(x) for (x,) in rows("SELECT x FROM t ORDER BY id")] == [repr(value) for value in values]

@@ -1,0 +1,247 @@
+"""`context.http`: a pipeline that asks an API, against a real server of this test."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from judging import Load, fails_for_good
+
+from dataloader.pipelines import Context, register
+from dataloader.pipelines.session import BadStatus
+
+pytestmark = pytest.mark.usefixtures("own_registry")
+ROWS = [{"id": n} for n in range(7)]
+
+
+class Api:
+    """An API with pages of three rows, which keeps the requests that it got."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, dict[str, list[str]], dict[str, str], bytes]] = []
+        self.first: dict[str, list[tuple[int, dict[str, str]]]] = {}  # answers of a path before the right ones
+        self.ends = threading.Event()
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                url = urlsplit(self.path)
+                query = parse_qs(url.query)
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                api.got.append((url.path, query, {name.lower(): value for name, value in self.headers.items()}, body))
+                status, headers = api.first[url.path].pop(0) if api.first.get(url.path) else (200, {})
+                if url.path == "/silent":
+                    api.ends.wait(60)
+                document, more = api.answer(url.path, {name: values[-1] for name, values in query.items()})
+                data = gzip.compress(json.dumps(document).encode())
+                if url.path == "/bomb":
+                    data = gzip.compress(bytes(50 * 2**20))
+                self.send_response(status)
+                for name, value in (headers | more | {"Content-Encoding": "gzip"}).items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(data)
+
+            do_POST = do_HEAD = do_GET
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def answer(self, path: str, query: dict[str, str]) -> tuple[Any, dict[str, str]]:
+        begin = int(query.get("cursor") or query.get("offset") or 3 * (int(query.get("page", 1)) - 1))
+        rows, following = ROWS[begin : begin + 3], begin + 3 if begin + 3 < len(ROWS) else None
+        if path == "/link":
+            return rows, {"Link": f'</link?offset={following}>; rel="next"'} if following else {}
+        if path == "/elsewhere":
+            return rows, {"Link": '<https://evil.example/x>; rel="next"'}
+        return {"data": {"items": rows}, "meta": {"next": following and str(following)}}, {}
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    made = Api()
+    yield made
+    made.ends.set()
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.fixture
+def ask(job: Load) -> Callable[..., Any]:
+    """Run a function of the context as a job."""
+    given: list[Callable[[Context], Any]] = []
+
+    @register("ask.api", spares_attempts=True)
+    def pipeline(args: dict[str, Any], context: Context) -> Any:
+        return given[-1](context)
+
+    def ask(function: Callable[[Context], Any], **how: Any) -> Any:
+        given.append(function)
+        return job("ask.api", {}, **({"max_attempts": 1} | how))
+
+    return ask
+
+
+@pytest.mark.parametrize("by", ["link", "cursor", "offset", "page"])
+def test_pages_are_read_in_each_way_and_again_from_where_they_were(ask: Callable[..., Any], api: Api, by: Any) -> None:
+    words = {} if by == "link" else {"rows": "data.items", "cursor": "meta.next"}
+
+    def read(context: Context) -> Any:
+        return [page for page in context.http.pages(f"{api.url}/{by}", by, params={"q": "ö"}, **words)]
+
+    pages = ask(read).result
+    assert [row for rows, _ in pages for row in rows] == ROWS
+    assert len(pages) == 3
+    assert api.got[0][1]["q"] == ["ö"]
+    rest = ask(lambda context: [*context.http.pages(f"{api.url}/{by}", by, begin=pages[1][1], **words)]).result
+    assert [row for rows, _ in rest for row in rows] == ROWS[6:]
+
+
+@pytest.mark.parametrize("by", ["link", "cursor", "offset", "page"])
+def test_the_query_of_the_url_is_asked_for_with_each_page(ask: Callable[..., Any], api: Api, by: Any) -> None:
+    words = {} if by == "link" else {"rows": "data.items", "cursor": "meta.next"}
+
+    def read(context: Context) -> int:
+        context.http.params = {"v": "2"}
+        return len([*context.http.pages(f"{api.url}/{by}?status=ö&q=a", by, params={"q": "b"}, **words)])
+
+    assert ask(read).result == 3
+    asked = [query for _, query, *_ in api.got][: 1 if by == "link" else None]  # the links of this API have no status
+    assert {(*query["status"], *query["q"], *query["v"]) for query in asked} == {("ö", "b", "2")}
+
+
+@pytest.mark.parametrize("by", ["link", "cursor"])
+def test_behind_the_last_page_nothing_is_asked_for(ask: Callable[..., Any], api: Api, by: Any) -> None:
+    words = {} if by == "link" else {"rows": "data.items", "cursor": "meta.next"}
+    ends: list[Any] = []
+
+    def read(context: Context) -> int:
+        begin = (context.checkpoint or {"begin": None})["begin"]
+        for page in context.http.pages(f"{api.url}/{by}", by, begin=begin, **words):
+            context.save({"begin": page.next})
+            ends.append(page.next)
+        if begin is None:
+            raise RuntimeError("killed behind the last page")
+        return 1
+
+    assert ask(read, max_attempts=2).result == 1
+    assert (len(api.got), ends[2:]) == (3, [False])
+
+
+def test_headers_may_have_letters_and_an_answer_no_body(ask: Callable[..., Any], api: Api) -> None:
+    api.first["/any"] = [(200, {"Content-Disposition": "attachment; filename=Größe.csv"})]
+    got = ask(lambda context: context.http.get(f"{api.url}/any").headers["Content-Disposition"])
+    assert got.result == "attachment; filename=Größe.csv"
+    assert ask(lambda context: int(context.http.head(f"{api.url}/any").headers["Content-Length"])).result > 0
+
+
+def test_headers_and_bodies_arrive_once(ask: Callable[..., Any], api: Api) -> None:
+    def post(context: Context) -> Any:
+        context.http.headers["Authorization"] = "Bearer x"
+        return context.http.post(f"{api.url}/any", json={"a": "ö"}).json()["meta"]
+
+    assert ask(post).result == {"next": "3"}
+    [(_, _, headers, body)] = api.got
+    assert (headers["authorization"], json.loads(body)) == ("Bearer x", {"a": "ö"})
+    assert headers["user-agent"].startswith("python-httpx")
+
+
+def test_a_429_becomes_the_jobs_retry_and_costs_no_page_twice(ask: Callable[..., Any], api: Api) -> None:
+    api.first["/page"] = [(200, {}), (429, {"Retry-After": "17"}), (200, {}), (503, {"Retry-After": "1"})]
+
+    def read(context: Context) -> int:
+        kept = context.checkpoint or {"page": None}
+        for page in context.http.pages(f"{api.url}/page", "page", rows="data.items", begin=kept["page"]):
+            context.save({"page": page.next})
+        return 1
+
+    result = ask(read)
+    assert (result.status, result.attempts) == ("succeeded", 1)
+    assert [run.error for run in result.runs] == [
+        "127.0.0.1 answered 429 and asks for 17 s",
+        "127.0.0.1 answered 503 and asks for 1 s",
+        None,
+    ]
+    assert [query["page"] for _, query, *_ in api.got] == [["1"], ["2"], ["2"], ["3"], ["3"], ["4"]][: len(api.got)]
+
+
+@pytest.mark.parametrize(
+    ("status", "attempts", "error"), [(500, 2, "127.0.0.1 answered 500"), (404, 1, "127.0.0.1 answered 404")]
+)
+def test_other_statuses_are_tried_again_where_that_may_help(
+    ask: Callable[..., Any], api: Api, status: int, attempts: int, error: str
+) -> None:
+    api.first["/any"] = [(status, {})] * 9
+    result = ask(lambda context: context.http.get(f"{api.url}/any?token=canary"), max_attempts=2)
+    assert (result.status, result.attempts) == ("failed", attempts)
+    assert error in result.error
+    assert "canary" not in result.error
+
+
+def test_a_status_can_be_asked_for(ask: Callable[..., Any], api: Api) -> None:
+    api.first["/any"] = [(404, {})]
+
+    def get(context: Context) -> int:
+        try:
+            context.http.get(f"{api.url}/any")
+        except BadStatus as e:
+            return e.status
+        return 0
+
+    assert ask(get).result == 404
+
+
+def test_no_request_goes_to_internal_addresses_or_follows_a_link_elsewhere(ask: Callable[..., Any], api: Api) -> None:
+    fails_for_good(ask(lambda context: context.http.get("http://169.254.169.254/")), "nothing is sent there")
+    fails_for_good(
+        ask(lambda context: context.http.get("http://10.0.0.1/")), "DL_HTTP_PRIVATE_HOSTS may allow the host"
+    )
+    pages = ask(lambda context: [*context.http.pages(f"{api.url}/elsewhere", "link")])
+    fails_for_good(pages, "the next page of 127.0.0.1 is on another server")
+    api.first["/any"] = [(302, {"Location": "http://127.0.0.1/x"})]
+    fails_for_good(ask(lambda context: context.http.get(f"{api.url}/any")), "127.0.0.1 answered 302")
+    fails_for_good(
+        ask(lambda context: [*context.http.pages(f"{api.url}/any", "page", rows="items")]),
+        "rows: the answer of 127.0.0.1 should be a list under 'items'",
+    )
+
+
+def test_a_silent_server_does_not_hold_up_a_stop(ask: Callable[..., Any], api: Api) -> None:
+    assert ask(lambda context: context.http.get(f"{api.url}/silent"), cancel_at=2).status == "canceled"
+
+
+def test_an_answer_may_not_be_larger_than_its_request_allows_also_unpacked(ask: Callable[..., Any], api: Api) -> None:
+    def get(context: Context, most: int) -> int:
+        return len(context.http.get(f"{api.url}/bomb", extensions={"most_bytes": most}).content)
+
+    result = ask(lambda context: get(context, 20 * 2**20))
+    fails_for_good(result, "127.0.0.1 has answered with more than 20971520 bytes")
+    assert ask(lambda context: get(context, 60 * 2**20)).result == 50 * 2**20
+
+
+def test_a_request_may_have_its_own_time(ask: Callable[..., Any], api: Api) -> None:
+    result = ask(lambda context: context.http.get(f"{api.url}/silent", timeout=0.3))
+    assert "127.0.0.1 was silent for 0.3 s" in result.error
+
+
+def test_an_api_is_faked_in_tests(ask: Callable[..., Any]) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.host == "shop.example"
+        return httpx.Response(429 if request.url.path == "/busy" else 200, json=[1], headers={"Retry-After": "5"})
+
+    assert ask(lambda context: context.http.get("https://shop.example/x").json(), http=answer).result == [1]
+    busy = ask(lambda context: context.http.get("https://shop.example/busy"), http=answer)
+    assert busy.error == "shop.example answered 429 and asks for 5 s"

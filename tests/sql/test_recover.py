@@ -1,0 +1,317 @@
+"""The keeper, the reaper and a starting farm give back what dead workers had, each job once, after its session."""
+
+from __future__ import annotations
+
+import pytest
+from hands import (
+    BACKOFF_SEC,
+    Conn,
+    Worker,
+    Workers,
+    age,
+    enqueue,
+    expire,
+    journal,
+    keys_held,
+    locked,
+    plain,
+    row,
+    state,
+    value,
+)
+
+from dataloader.queue import lifecycle
+from dataloader.queue.job import Job
+
+REASON = "worker killed by signal 9"
+
+
+def test_e1_a_crash_is_a_spent_attempt(conn: Conn, workers: Workers) -> None:
+    dead, heir = workers(), workers()
+    job_id = dead.start_new(lock_key="k", max_attempts=2).job_id
+    (found,) = lifecycle.settle(conn, dead.name, "crash", REASON)
+    assert (found.job_id, found.status) == (job_id, "queued")
+    assert state(conn, job_id) == ("queued", 1)
+    assert row(conn, job_id)["error"] == f"{REASON} on attempt 1"
+    assert journal(conn, job_id)[-1] == ("requeue", {"reason": f"{REASON} on attempt 1", "attempt": 1})
+    assert heir.take().attempt == 2
+    (found,) = lifecycle.settle(conn, heir.name, "crash", REASON)
+    assert found.status == "lost"
+    assert journal(conn, job_id)[-1] == ("lost", {"reason": f"{REASON} on attempt 2", "attempt": 2})
+
+
+def test_the_dead_workers_session_is_ended_first(conn: Conn, workers: Workers) -> None:
+    """Its backend may outlive it for long when the machine or the link is gone."""
+    dead, heir = workers(), workers()
+    dead.start_new(plain, lock_key="k")
+    assert keys_held(conn) == [dead.pid]
+    assert lifecycle.settle(conn, dead.name, "crash", REASON)
+    assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", dead.pid) == 0
+    claim = heir.claim()
+    assert (claim.backoffs, claim.job is None) == (0, False)
+
+
+def test_i8_uncounted_gives_the_attempt_back(conn: Conn, worker: Worker) -> None:
+    job_id = worker.start_new(max_attempts=1).job_id
+    (found,) = lifecycle.settle(conn, worker.name, "drain", "drain")
+    assert found.status == "queued"
+    after = row(conn, job_id)
+    assert (after["attempt"], after["blocked_on"], after["lease_expires_at"], after["error"]) == (0, None, None, None)
+    assert journal(conn, job_id)[-1] == ("requeue", {"reason": "drain", "attempt": 0})
+
+
+def test_a_worker_that_held_nothing_settles_to_nothing(conn: Conn, one: Worker, two: Worker) -> None:
+    job_id = one.start_new().job_id
+    assert lifecycle.settle(conn, two.name, "crash", REASON) == []
+    assert state(conn, job_id) == ("running", 1)
+    assert value(one.conn, "SELECT 1") == 1
+
+
+def test_e4_a_timeout_is_an_error_of_the_job(conn: Conn, workers: Workers) -> None:
+    first, second = workers(), workers()
+    job_id = first.start_new(max_attempts=2).job_id
+    (found,) = lifecycle.settle(conn, first.name, "timeout", REASON, {"signal": 9, "cpu_sec": 0.5})
+    assert found.status == "queued"
+    after = row(conn, job_id)
+    assert (after["available_at"] - after["now"]).total_seconds() == pytest.approx(30, abs=2)
+    reason = f"{REASON} on attempt 1"
+    assert after["error"] == reason
+    facts = {"reason": reason, "attempt": 1, "signal": 9, "cpu_sec": 0.5}
+    assert journal(conn, job_id)[-1] == ("requeue", facts)
+    conn.execute("UPDATE dl_jobs SET available_at = now()")
+    second.take()
+    (found,) = lifecycle.settle(conn, second.name, "timeout", REASON)
+    assert found.status == "failed"
+
+
+def test_a_live_lease_is_left_alone(conn: Conn, worker: Worker) -> None:
+    job_id = worker.start_new(plain).job_id
+    assert lifecycle.reap(conn) is None
+    assert state(conn, job_id) == ("running", 1)
+
+
+def test_an_expired_one_is_queued_again_at_once_the_first_time(conn: Conn, worker: Worker) -> None:
+    job_id = worker.start_new().job_id
+    expire(conn, job_id)
+    conn.execute("UPDATE dl_jobs SET heartbeat_at = '2001-02-03 04:05:06+00'")
+    found = lifecycle.reap(conn)
+    assert (found.job_id, found.status) == (job_id, "queued")
+    after = row(conn, job_id)
+    assert (after["status"], after["attempt"], after["blocked_on"]) == ("queued", 1, None)
+    assert (after["lease_expires_at"], after["claimed_by"], after["finished_at"]) == (None, None, None)
+    reason = "lease expired on attempt 1: no heartbeat since 2001-02-03T04:05:06Z"
+    assert after["error"] == reason
+    assert journal(conn, job_id)[-1] == ("requeue", {"reason": reason, "attempt": 1})
+    assert lifecycle.reap(conn) is None
+
+
+def gone(conn: Conn, dead: Worker) -> list[tuple[str, int]]:
+    """Its machine is gone: nobody settles what it held, and the leases run out. The jobs afterwards, by priority."""
+    dead.conn.execute("SELECT pg_advisory_unlock_all()")
+    conn.execute(
+        "UPDATE dl_jobs SET claimed_pid = NULL, lease_expires_at = now() - interval '1 s' WHERE status = 'running'"
+    )
+    while lifecycle.reap(conn):
+        pass
+    return conn.execute("SELECT status::text, attempt FROM dl_jobs ORDER BY priority").fetchall()
+
+
+def ahead(conn: Conn, worker: Worker, number: int, **more: int) -> list[Job]:
+    """Claim so many jobs at once, which all may run once."""
+    for priority in range(number):
+        enqueue(conn, priority=priority, **({"max_attempts": 1} | more))
+    return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, number).jobs
+
+
+def test_what_was_claimed_ahead_and_never_begun_is_not_counted(conn: Conn, worker: Worker) -> None:
+    jobs = ahead(conn, worker, 5)
+    assert [row(conn, job.job_id)["heartbeat_at"] is None for job in jobs] == [False, True, True, True, True]
+    assert gone(conn, worker) == [("lost", 1), *[("queued", 0)] * 4]
+    last = row(conn, jobs[4].job_id)
+    assert (last["error"], last["blocked_on"]) == (None, None)
+    reason = "not started: the lease expired"
+    assert journal(conn, jobs[4].job_id)[-1] == ("requeue", {"reason": reason, "attempt": 0})
+
+
+@pytest.mark.parametrize("sign", ["beat", "progress", "keep"])
+def test_what_was_claimed_ahead_and_begun_is_counted(conn: Conn, worker: Worker, sign: str) -> None:
+    """Its worker has beaten for it, or the keeper has."""
+    _, begun, _ = ahead(conn, worker, 3)
+    if sign == "keep":
+        assert lifecycle.keep(conn, [begun.job_id], [begun.attempt], begun.claimed_by)
+    else:
+        lifecycle.beat(worker.conn, [begun], '{"n": 1}' if sign == "progress" else None, sign == "beat")
+    assert gone(conn, worker) == [("lost", 1), ("lost", 1), ("queued", 0)]
+
+
+def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(conn: Conn, workers: Workers) -> None:
+    """It cannot be told from one that was not begun: each of its attempts is given back once."""
+    enqueue(conn, priority=0, max_attempts=100), enqueue(conn, priority=1, max_attempts=2)
+    worker, found = workers(), []
+    for _ in range(4):
+        conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued'")
+        assert len(lifecycle.step(worker.session, ["q"], BACKOFF_SEC, 2).jobs) == 2
+        found.append(gone(conn, worker)[1])
+    assert found == [("queued", 0), ("queued", 1), ("queued", 1), ("lost", 2)]
+
+
+@pytest.mark.parametrize(("attempt", "delay"), [(1, 0), (2, 5), (3, 25), (4, 125), (5, 600), (2_000_000, 600)])
+def test_a_crash_waits_longer_each_time(conn: Conn, attempt: int, delay: float) -> None:
+    job_id = plain(conn, status="running", attempt=attempt, max_attempts=3_000_000)
+    conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
+    assert lifecycle.reap(conn)
+    found = row(conn, job_id)
+    assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(delay, abs=2)
+
+
+def test_a_running_row_without_a_lease_has_one_from_its_last_sign_of_life(conn: Conn) -> None:
+    silent = plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-61)
+    plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-59)
+    found = lifecycle.reap(conn)
+    assert found.job_id == silent
+    assert lifecycle.reap(conn) is None
+
+
+@pytest.mark.parametrize("column", ["lease_expires_at", "started_at", "heartbeat_at"])
+@pytest.mark.parametrize("moment", ["4714-11-24 00:00+00 BC", "294276-12-31 00:00+00"])
+def test_a_time_at_the_end_of_the_calendar_keeps_no_other_job(conn: Conn, column: str, moment: str) -> None:
+    odd = plain(conn, status="running", attempt=1, lease_ttl_sec=2_147_483_647)
+    conn.execute(f"UPDATE dl_jobs SET {column} = %s WHERE job_id = %s", (moment, odd))
+    silent = plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-61)
+    reaped = [lifecycle.reap(conn, up_sec, patience_sec=60) for up_sec in (0, 3, 1e9, 1e9)]
+    assert silent in {each.job_id for each in reaped if each}
+
+
+def test_after_an_outage_a_living_worker_has_time_to_come_back(conn: Conn, worker: Worker) -> None:
+    """For as long as it needs to reach the database, and a third of its lease, the longest pause between heartbeats."""
+    job_id = worker.start_new(lease_ttl_sec=30, max_attempts=1).job_id
+    for column in ("heartbeat_at", "lease_expires_at", "created_at", "started_at"):
+        age(conn, job_id, column, 100)
+    for up_sec in (0, 60, 69.9):
+        assert lifecycle.reap(conn, up_sec, patience_sec=60) is None
+    assert lifecycle.reap(conn, 70.1, patience_sec=60)
+    assert state(conn, job_id) == ("lost", 1)
+
+
+@pytest.mark.parametrize("column", ["heartbeat_at", "lease_expires_at", "created_at"])
+def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(conn: Conn, worker: Worker, column: str) -> None:
+    """What renewed the lease last may have been the keeper; what has begun since was begun by the living."""
+    job_id = worker.start_new(lease_ttl_sec=1).job_id
+    for aged in ("heartbeat_at", "lease_expires_at", "created_at"):
+        age(conn, job_id, aged, 5 if aged == column else 100)
+    assert lifecycle.reap(conn, 3, patience_sec=60) is None
+    assert lifecycle.reap(conn, 10, patience_sec=60)
+
+
+def test_the_zombies_session_is_ended_and_with_it_the_key(conn: Conn, workers: Workers) -> None:
+    zombie, heir = workers(), workers()
+    job_id = zombie.start_new(plain, lock_key="k").job_id
+    expire(conn, job_id)
+    lifecycle.reap(conn)
+    assert keys_held(conn) == []
+    assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", zombie.pid) == 0
+    claim = heir.claim()
+    assert claim.backoffs == 0
+    assert claim.job.attempt == 2
+
+
+def test_a_session_that_has_the_zombies_number_by_now_is_left_alone(conn: Conn, workers: Workers) -> None:
+    zombie, bystander = workers(), workers()
+    job_id = zombie.start_new(plain).job_id
+    conn.execute("UPDATE dl_jobs SET claimed_pid = %s", (bystander.pid,))
+    expire(conn, job_id)
+    assert lifecycle.reap(conn)
+    assert value(bystander.conn, "SELECT 1") == 1
+
+
+def test_a_foreign_workers_expired_job_is_taken_too(conn: Conn) -> None:
+    job_id = plain(conn)
+    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'")
+    assert lifecycle.reap(conn)
+    assert state(conn, job_id) == ("queued", 1)
+    assert row(conn, job_id)["error"] == "lease expired on attempt 1: no heartbeat since the start"
+
+
+def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: Conn, one: Worker, two: Worker) -> None:
+    plain(conn), plain(conn)
+    held, other = one.take(), two.take()
+    for job in (held, other):
+        expire(conn, job.job_id)
+    with one.conn.transaction():
+        assert lifecycle.beat(one.conn, [held], None, False) is False
+        found = lifecycle.reap(conn)
+        assert found.job_id == other.job_id
+        assert lifecycle.reap(conn) is None
+    assert lifecycle.reap(conn) is None
+    assert state(conn, held.job_id) == ("running", 1)
+
+
+GONE = "the worker was gone"
+
+
+def claimed(worker: Worker, count: int) -> list[Job]:
+    """Jobs of one claim, of which the worker has begun none; the claim marks the first as begun."""
+    return lifecycle.step(worker.session, ["q"], 15, count).jobs
+
+
+def test_what_a_worker_does_not_know_goes_back_uncounted(conn: Conn, worker: Worker) -> None:
+    held, unknown = [plain(conn) for _ in range(2)]
+    jobs = {job.job_id: job for job in claimed(worker, 2)}
+    assert lifecycle.hand_back(conn, worker.name, [jobs[held]], "the session was lost") == [(unknown, "queued")]
+    assert (state(conn, held), state(conn, unknown)) == (("running", 1), ("queued", 0))
+    assert journal(conn, unknown)[-1] == ("requeue", {"reason": "not started: the session was lost", "attempt": 0})
+
+
+def test_a_claim_of_another_attempt_is_unknown(conn: Conn, worker: Worker) -> None:
+    """A database that was set back has an older claim of this worker than the worker knows."""
+    job_id = plain(conn)
+    (job,) = claimed(worker, 1)
+    newer = job._replace(attempt=2)
+    assert lifecycle.still_held(conn, worker.name, [newer]) == set()
+    assert lifecycle.hand_back(conn, worker.name, [newer], "the session was lost") == [(job_id, "queued")]
+
+
+def test_what_others_hold_and_locked_rows_are_left_alone(conn: Conn, one: Worker, two: Worker) -> None:
+    held, other = plain(conn), plain(conn)
+    (mine,) = claimed(one, 1)
+    (theirs,) = claimed(two, 1)
+    assert {mine.job_id, theirs.job_id} == {held, other}
+    with locked(two.conn, mine.job_id):
+        assert lifecycle.hand_back(conn, one.name, [], "the session was lost") == []
+    assert lifecycle.still_held(conn, one.name, [mine, theirs]) == {mine.job_id}
+    assert state(conn, theirs.job_id) == ("running", 1)
+
+
+def test_of_a_dead_worker_only_what_it_had_begun_counts(conn: Conn, worker: Worker) -> None:
+    jobs = [plain(conn) for _ in range(3)]
+    claimed(worker, 3)
+    begun = [job_id for job_id in jobs if row(conn, job_id)["heartbeat_at"] is not None]
+    assert len(begun) == 1, "the claim marks its first job"
+    settled = lifecycle.settle_gone(conn, worker.name, GONE)
+    assert {each.job_id for each in settled} == set(jobs)
+    for job_id in jobs:
+        assert state(conn, job_id) == ("queued", 1 if job_id in begun else 0)
+        how = f"{GONE} on attempt 1" if job_id in begun else f"not started: {GONE}"
+        assert journal(conn, job_id)[-1][1]["reason"] == how
+    assert lifecycle.settle_gone(conn, worker.name, GONE) == []
+
+
+def test_a_job_that_ends_its_farm_at_once_is_handed_back_once(conn: Conn, workers: Workers) -> None:
+    """It looks like one that was not begun, each time."""
+    first, job_id = plain(conn, priority=1), plain(conn, priority=2)
+    states = []
+    for _ in range(3):
+        worker = workers()
+        claimed(worker, 2)
+        lifecycle.settle_gone(conn, worker.name, GONE)
+        states.append(state(conn, job_id))
+        conn.execute("UPDATE dl_jobs SET available_at = now(), blocked_on = NULL WHERE job_id = %s", (first,))
+    assert states == [("queued", 0), ("queued", 1), ("queued", 1)]
+
+
+@pytest.mark.parametrize(("host", "found"), [("host", True), ("hos", False), ("host:1", True), ("%", False)])
+def test_the_holders_of_a_host(conn: Conn, dsn: str, host: str, found: bool) -> None:
+    worker = Worker(dsn, "host:1:a")
+    worker.start_new(plain)
+    assert lifecycle.holders(conn, host) == ([worker.name] if found else [])
+    worker.conn.close()

@@ -9,11 +9,13 @@ it made. The exit status is 1 when an attack succeeded. `tests/sql/test_rights.p
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn
+from uuid import uuid4
 
 import psycopg
 from psycopg import sql
@@ -54,6 +56,45 @@ def _ran_as(conn: psycopg.Connection) -> str:
     """A text that names the other role that ran the attacker's code; "" if none did."""
     found = conn.execute("SELECT who FROM pg_temp.ran_as WHERE who <> session_user LIMIT 1").fetchone()
     return f"became the owner {found[0]}" if found else ""
+
+
+JOB = {
+    "queue": "q",
+    "task": "t",
+    "lock_key": "k",
+    "args": "{}",
+    "partition_key": "",
+    "priority": 1,
+    "max_attempts": 1,
+    "lease_ttl_sec": 60,
+}
+
+
+def _one(conn: psycopg.Connection, idempotency_key: str | None) -> str:
+    """A call that adds one job."""
+    values = JOB | {"job_id": str(uuid4()), "idempotency_key": idempotency_key}
+    return _call(conn, "dl_enqueue_one", {f"p_{name}": value for name, value in values.items()}, None)
+
+
+def _many(conn: psycopg.Connection, idempotency_key: str | None) -> str:
+    """A call that adds a batch of one job."""
+    values = JOB | {"job_id": str(uuid4()), "idempotency_key": idempotency_key}
+    arrays = {f"p_{name}": f"{{{json.dumps(value)}}}" for name, value in values.items()}
+    return _call(conn, "dl_enqueue_many", arrays | {"p_place": None, "p_since": None}, "{null}")
+
+
+def _call(conn: psycopg.Connection, function: str, values: Mapping[str, object], default: str | None) -> str:
+    """A call of the function with its parameters of today: a field that is added later gets the default."""
+    found = conn.execute(
+        "SELECT proargnames[:pronargs] FROM pg_catalog.pg_proc"
+        " WHERE proname = %s AND pronamespace = 'public'::regnamespace",
+        (function,),
+    ).fetchone()
+    assert found, function
+    given = sql.SQL(", ").join(
+        sql.SQL("{} => {}").format(sql.Identifier(name), values.get(name, default)) for name in found[0]
+    )
+    return sql.SQL("SELECT public.{}({})").format(sql.Identifier(function), given).as_string(conn)
 
 
 def _refused() -> NoReturn:
@@ -117,15 +158,12 @@ def internal_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str
 def shadows_of_the_tables(conn: psycopg.Connection, job_id: str) -> str:
     """Functions with the owner's rights must not use tables of the caller."""
     conn.execute(EVIL + SHADOWS + "SET search_path = pg_temp, public")
-    first, second = (f"'{{00000000-0000-0000-0000-00000000000{n}}}', '{{q}}', '{{t}}', '{{\"{{}}\"}}'" for n in (1, 2))
-    rest = "'{k}', '{\"\"}', '{1}', '{null}', '{1}', '{60}', '{null}', '{null}', '{null}', null, null"
-    one, of_one = "gen_random_uuid(), 'q', 't', 'k', '{}'", "'', 1, null, 1, 60, null, null, null"
     for statement in (
         "SELECT public.dl_enqueue('q', 't', 'k', idempotency_key => 'a')",
-        f"SELECT public.dl_enqueue_one({one}, 'a', {of_one})",
-        f"SELECT public.dl_enqueue_one({one}, null, {of_one})",
-        f"SELECT public.dl_enqueue_many({first}, '{{null}}', {rest})",
-        f"SELECT public.dl_enqueue_many({second}, '{{b}}', {rest})",
+        _one(conn, "a"),
+        _one(conn, None),
+        _many(conn, None),
+        _many(conn, "b"),
         f"SELECT public.dl_job_status('{job_id}')",
         f"SELECT public.dl_set_trace('t', '{{{job_id}}}')",
         "INSERT INTO public.dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')",
@@ -152,8 +190,7 @@ def an_operator_that_fits_better(conn: psycopg.Connection, job_id: str) -> str:
     )
     conn.execute("SELECT public.dl_enqueue('q', 't', 'k', idempotency_key => 'a')")
     conn.execute("SELECT public.dl_enqueue('q', 't', 'k', idempotency_key => 'a')")
-    one = "gen_random_uuid(), 'q', 't', 'k', '{}', 'a', '', 1, null, 1, 60, null, null, null"
-    conn.execute(f"SELECT public.dl_enqueue_one({one})")
+    conn.execute(_one(conn, "a"))  # type: ignore[call-overload]
     conn.execute("SELECT public.dl_job_status(%s)", (job_id,))
     return _ran_as(conn) or _refused()
 
@@ -169,11 +206,11 @@ OF_PRODUCERS: tuple[Attack, ...] = (*OF_STRANGERS, shadows_of_the_tables, an_ope
 
 
 def tried(attack: Attack, dsn: str, job_id: str) -> tuple[bool, str]:
-    """True when an attack by the role of `dsn` succeeded, and the result in words."""
+    """True when an attack by the role of `dsn` succeeded, and the result in words; other errors are raised."""
     try:
         with psycopg.connect(dsn, autocommit=True) as conn:
             return True, attack(conn, job_id)
-    except psycopg.Error as e:
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.RaiseException) as e:
         return False, str(e).splitlines()[0]
 
 

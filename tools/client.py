@@ -20,6 +20,7 @@ from uuid import UUID
 from annotated_types import Le
 
 from dataloader import ops
+from dataloader.model.kinds import OrderName
 from dataloader.ops.op import Op, Parameter, bounds, may_be_none, plain_type
 from dataloader.ops.types import Cursor
 from dataloader.queue.plans.words import JobWords
@@ -39,6 +40,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from uuid import UUID, uuid4
 
 {imports}
+from dataloader.model.kinds import OrderName
 from dataloader.queue.typed_args import Model
 
 
@@ -175,6 +177,8 @@ def _plain(annotation: Any) -> str:
         name = "datetime | str"
     elif kind is UUID:
         name = "UUID | str"
+    elif kind == OrderName:
+        name = "OrderName"
     elif get_origin(kind) is Literal:
         name = f"Literal[{', '.join(map(repr, get_args(kind)))}]"
     elif get_origin(kind) is list:

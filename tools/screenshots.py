@@ -99,7 +99,7 @@ class Show:
             fields = {"name": name, "task": name, "queue": name, "cron": cron, "args": {"day": "{{ date }}"}}
             schedules.add(conn, new_schedule.checked(fields, "Europe/Berlin"), by)
         operations.set_limit(conn, "source:oracle", by, most=3, per_minute=60)
-        webhooks.put(conn, webhooks.Wanted("ops", "https://ops.example/alerts", kinds=("dead", "lag")), by)
+        webhooks.put(conn, "ops", "https://ops.example/alerts", by, kinds=["dead", "lag"])
         fields = {"name": "rates-2026", "task": "load.rates", "queue": "load.rates", "max_running": 3}
         fields |= {"since": "2026-01-01", "until": "2026-11-20", "step": "day", "priority": "{{ place }}"}
         fields |= {"args": {"date": "{{ date }}", "day": "{{ day }}", "month": "{{ month }}"}}

@@ -16,7 +16,7 @@ from uuid import UUID
 from flask import Flask
 from werkzeug.routing import Rule
 
-from .history import FAIR, HOSTILE_QUEUE, HOSTILE_TASK, HOT_KEY, LIMIT, ORDERED, PLAIN, PRINTABLE, TYPED_TASK
+from .history import FAIR, HOSTILE, HOSTILE_QUEUE, HOSTILE_TASK, HOT_KEY, LIMIT, ORDERED, PLAIN, PRINTABLE, TYPED_TASK
 
 # By the name of a route's parameter, or by the route and the name: what is asked for, one after the other.
 VALUES: dict[str, tuple[str, ...]] = {
@@ -49,7 +49,7 @@ QUERIES: dict[str, tuple[dict[str, str], ...]] = {
     ),
     "/errors": ({"queue": PLAIN}, {"task": "load.table_07"}, {"since": "2000-01-01T00:00"}),
     "/keys": ({"queue": ORDERED},),
-    "/key": ({"queue": ORDERED, "lock_key": HOT_KEY},),
+    "/key": ({"queue": ORDERED, "lock_key": HOT_KEY}, {"queue": ORDERED, "lock_key": HOSTILE[:512]}),
     "/backfills/<name>": ({"after": "2000"},),
     "/trigger": ({"task": "nobody"}, {"task": TYPED_TASK}, {"task": HOSTILE_TASK}),
     "/search/suggestions": ({"q": "load"}, {"q": PRINTABLE[:20]}),

@@ -272,7 +272,7 @@ class History:
         schedules.pause(self.conn, "nightly-07", OPERATOR)
         for number in range(10):
             url = f"https://hooks.example/{number}?<svg/onload=window.pwned=4>'\"{{{{1234*4321}}}}"
-            webhooks.put(self.conn, webhooks.Wanted(f"ops-{number}", url, queues=self.queues), OPERATOR)
+            webhooks.put(self.conn, f"ops-{number}", url, OPERATOR, queues=self.queues)
 
     def _workers(self) -> None:
         for host in range(10):

@@ -1,0 +1,80 @@
+"""Compare `load.files` with `\\copy` and its primary key, in turns: python -m bench.loads [ROWS ROUNDS [CASE ...]]."""
+
+from __future__ import annotations
+
+import csv
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from dataloader import embedded, pipelines, testing
+
+TYPES = {
+    **{"id": "bigint", "name": "text", "note": "text", "born": "date", "seen": "timestamptz"},
+    **{"amount": "numeric(12,2)", "number": "integer", "share": "double precision", "empty": "text", "ok": "boolean"},
+}
+COLUMNS = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
+CASES: dict[str, dict[str, Any]] = {"new": {}, "keyed": {}, "rejects": {"max_errors": 100, "path": "wrong.csv"}}
+
+
+def rows(count: int) -> Iterator[list[Any]]:
+    """The same rows each time: 1,000,000 of them are 156 MB."""
+    chance = random.Random(1)
+    for n in range(count):
+        name = f'Müller, "{chance.choice("ABC")}" & Söhne {n}' if n % 3 else f"plain {n}"
+        note = "first line\nsecond line" if n % 50 == 0 else f"Заметка {chance.random()}, with a comma"
+        born = date(1950, 1, 1) + timedelta(chance.randrange(25_000))
+        seen = f"2026-{n % 12 + 1:02}-{n % 28 + 1:02} 12:{n % 60:02}:{n % 60:02}+00"
+        amount, share = f"{chance.randrange(10**8) / 100:.2f}", f"{chance.random():.15f}"
+        yield [n, name, note, born, seen, amount, n % 30_000, share, ("", "x")[n % 2], "tf"[n % 2]]
+
+
+def by_copy(conn: psycopg.Connection[Any], path: Path, case: str) -> None:
+    """Load as people do it by hand."""
+    if case != "keyed":
+        conn.execute(f"CREATE TABLE t ({COLUMNS})".encode())
+    with path.open("rb") as file, conn.cursor().copy("COPY t FROM STDIN (FORMAT csv, HEADER)") as copy:
+        while data := file.read(2**16):
+            copy.write(data)
+    if case != "keyed":
+        conn.execute("ALTER TABLE t ADD PRIMARY KEY (id)")
+
+
+def seconds(dsn: str, folder: Path, case: str, is_ours: int) -> float:
+    """How long one load takes."""
+    pipelines.load([])
+    with psycopg.connect(dsn) as conn:
+        conn.execute("DROP TABLE IF EXISTS t, t_rejects")
+        conn.execute(f"CREATE TABLE t ({COLUMNS}, PRIMARY KEY (id))".encode() if case == "keyed" else b"SELECT")
+        conn.commit()
+        began = time.monotonic()
+        if is_ours:
+            args = {"path": "rows.csv", "table": "t", "key": ["id"], "types": TYPES} | CASES[case]
+            result = testing.run("load.files", args, dsn=dsn, data_dir=folder)
+            assert result.status == "succeeded", result.error
+        else:
+            by_copy(conn, folder / "rows.csv", case)
+            conn.commit()
+        return time.monotonic() - began
+
+
+if __name__ == "__main__":
+    count, rounds, *cases = sys.argv[1:] or ("1000000", "3")
+    with tempfile.TemporaryDirectory(prefix="dl_loads_") as root:
+        Path(root).chmod(0o711)  # for the user who runs PostgreSQL
+        for name, more in {"rows.csv": 0, "wrong.csv": 100}.items():
+            with Path(root, name).open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([TYPES, *rows(int(count)), *[["x"] * 10] * more])
+        with embedded.Server.start(Path(root, "server"), {"max_wal_size": "4GB"}) as server:
+            for case in cases or CASES:
+                pairs = [[seconds(server.dsn, Path(root), case, who) for who in (0, 1)] for _ in range(int(rounds))]
+                theirs, ours = (statistics.median(each) for each in zip(*pairs, strict=True))
+                print(f"{case:8} {ours:6.2f} s, copy {theirs:6.2f} s: {ours / theirs:.2f}", flush=True)

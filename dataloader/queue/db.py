@@ -55,7 +55,7 @@ DISK_FULL_SEC = 60.0  # for how long a write that failed for lack of space count
 # Where no row can be written, the session's name tells other processes of it, and when (stats.fitness).
 _DISK_FULL = """
 SELECT pg_catalog.set_config('application_name', pg_catalog.left(pg_catalog.current_setting('application_name'), 45)
-       || ' full@' || extract(epoch FROM pg_catalog.clock_timestamp())::bigint, false)"""
+       || ' full@' || pg_catalog.floor(extract(epoch FROM pg_catalog.clock_timestamp()))::bigint, false)"""
 _SET = "SELECT pg_catalog.set_config(key, value, true) FROM pg_catalog.json_each_text(%s::pg_catalog.json)"
 
 # Outages that a new connection heals in time (PostgreSQL, appendix A): connection exceptions, shutdown and crash

@@ -6,7 +6,8 @@ import html
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
+from contextlib import ExitStack
+from time import monotonic, time
 from typing import Any
 
 import psycopg
@@ -146,11 +147,15 @@ def test_a_full_disk_that_only_a_worker_met(own_db: str, refused: Refused, monke
     monkeypatch.setattr(db.Connection, "disk_full_at", db.Connection.disk_full_at)
     outage = Outage(structlog.get_logger("worker"), "worker.session.back")
     worker = Session(lambda: Plain.open(own_db, "dl-worker:q", "public", 5, 5, 5), lambda *_: None, outage, "lost")
-    with running(own_db) as app, db.connect(own_db, name="test", schema="public") as conn:
+    with ExitStack() as stack:
+        app = stack.enter_context(running(own_db))
+        conn = stack.enter_context(db.connect(own_db, name="test", schema="public"))
+        stack.callback(lambda: worker.call(lambda session: session.conn.close()))
         conn.execute(FULL)
         insert = "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')"
         with pytest.raises(Lost):
             worker.call(lambda session: session.conn.execute(insert))
+        until(lambda: 0.5 < time() % 1 < 0.8, "the half of a second whose rounded time lies in the future")
         worker.call(lambda session: session.conn.execute("SELECT"))
         monkeypatch.setattr(db.Connection, "disk_full_at", -math.inf)  # the worker's process is another one
         assert text in refusal(app.test_client(), refused, "database")["detail"]
@@ -158,7 +163,6 @@ def test_a_full_disk_that_only_a_worker_met(own_db: str, refused: Refused, monke
         assert app.test_client().get("/api/v1/database").get_json()["disk_full"]
         monkeypatch.setattr(stats, "DISK_FULL_SEC", 0)
         assert _status(app) == 200
-        worker.call(lambda session: session.conn.close())
 
 
 def test_a_schema_that_was_renamed(own_db: str, refused: Refused) -> None:

@@ -61,9 +61,10 @@ def sqlite(tmp_path: Path, shop: Callable[[str], Shop]) -> Shop:
 def mariadb() -> Iterator[Callable[..., pymysql.Connection]]:
     """Connections to a MariaDB as its root, by a function."""
     path = f"{os.environ['PATH']}:/usr/sbin"
-    server, install = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
-    if not server or not install:
-        pytest.skip("needs mariadb-server-core")
+    programs = ("mariadbd", "mariadb-install-db", "my_print_defaults")
+    server, install, _ = found = [shutil.which(name, path=path) for name in programs]
+    if not server or not install or None in found:
+        pytest.skip("needs mariadb-server-core and mariadb-client-core")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     folder = Path(mkdtemp(prefix="dl-maria-"))

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import socket
 import sqlite3
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
@@ -21,10 +22,11 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 from pydantic import Field
 
 from dataloader import config, log
-from dataloader.pipelines import Context, PermanentError, Progress, csv_table, register, validated
+from dataloader.pipelines import Context, PermanentError, Progress, cursor, register, validated
 from dataloader.pipelines.columns import Type
-from dataloader.pipelines.csv_table import Source, Target
-from dataloader.pipelines.postgres import Origin, Unavailable, load_postgres
+from dataloader.pipelines.csv_table import Source
+from dataloader.pipelines.cursor import Origin
+from dataloader.pipelines.postgres import Unavailable, load_postgres
 from dataloader.pipelines.rows import Frames, Rows
 
 _CONNECT_SEC = 10
@@ -40,12 +42,17 @@ _OF_TLS = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password", "ssl_verify_cert
 _PASSING = {"OperationalError", "InternalError", "InterfaceError"}
 _OF_VALUES = {"DataError", "InvalidInputException"}  # these show values also without quotes
 _FAULTS = ("42", "22", "21", "25", "SQLITE_ERROR", "SQLITE_READONLY", "SQLITE_NOTADB")
+# The types of a cursor's column; those of PostgreSQL are for its lag.
+_KINDS: dict[type, str] = {
+    **{int: "numeric", Decimal: "numeric", float: "double precision", str: "text"},
+    **{date: "date", datetime: "timestamp"},
+}
 _POSTGRES = ("", "postgres", "postgresql")
 _NO_ROWS = "query: should be the name of a table, or one SELECT"
 T = TypeVar("T")
 
 
-class Wanted(Target, Origin):
+class Wanted(cursor.Wanted):
     """The `args` of `load.database`; docs/loaders.md explains each."""
 
     types: dict[str, Type] = Field(default_factory=dict)
@@ -74,25 +81,21 @@ def load_database(args: dict[str, Any], context: Context) -> Generator[Progress 
         kinds = ", ".join(_DRIVERS)
         raise PermanentError(f"{variable} should be a URL of {kinds} or postgresql, as mysql://USER:PASSWORD@host/db")
     wanted = validated(Wanted, args)
-    if (counts := csv_table.appended(context, wanted)) is not None:
-        return counts
-    with closing(_DRIVERS[scheme](parts, wanted, context.check)) as session:
-        source = session.rows()
-        source.origin, source.names_columns = f"source {name}", "query"
-        if unknown := wanted.types.keys() - source.columns.keys():
-            raise PermanentError(f"types: {min(unknown)} should be in the query")
-        source.columns = {**source.columns, **wanted.types}
-        return (yield from csv_table.load(context, wanted, source))
+    return (yield from cursor.load(context, wanted, partial(_DRIVERS[scheme], parts, wanted, context.check)))
 
 
 class Session:
     """A session in a source, which may only read. Each wait for an answer is a safe point."""
 
+    _place, _quote = "?", '"'  # of a parameter, of a name
+
     def __init__(self, url: SplitResult, wanted: Wanted, check: Callable[[], None]) -> None:
         """Raises PermanentError without the driver, Unavailable without an answer of the source."""
         query, self._name, self._check = wanted.query.strip(), wanted.source, check
         self._query = f"SELECT * FROM {query}" if re.fullmatch(r"[\w.]+", query) else query  # noqa: S608
-        self._parts, self._path = url, unquote(url.path)
+        self._parts, self._path, self._types = url, unquote(url.path), wanted.types
+        self._values: list[Any] = []  # of the query's parameters
+        self._like: Any = None  # a value of the cursor's column
         self._thread = ThreadPoolExecutor(1, "dl-source")
         self._conn: Any = None
         try:
@@ -109,22 +112,71 @@ class Session:
 
     def rows(self) -> Source:
         """The rows of the query, with the types of the first ones."""
-        cursor = self._ask(self._executed)
-        if cursor.description is None:
+        source = self._opened_rows()
+        source.origin, source.names_columns = f"source {self._name}", "query"
+        if unknown := self._types.keys() - source.columns.keys():
+            raise PermanentError(f"types: {min(unknown)} should be in the query")
+        source.columns = {**source.columns, **self._types}
+        return source
+
+    def kind_of(self, column: str) -> str | None:
+        """As in cursor.Rows. A text that is a time may have a lag of time, for SQLite has no other times."""
+        rows = f"FROM ({self._query}\n) AS dl_rows"
+        if column not in [each[0] for each in self._all(f"SELECT * {rows} LIMIT 0")[0]]:
+            raise KeyError(column)
+        name = self._named(column)
+        described, values = self._all(f"SELECT {name} {rows} WHERE {name} IS NOT NULL LIMIT 1")
+        if not values:
+            return None
+        self._like = like = values[0][0]
+        if type(like) not in _KINDS or str(described[0][1]).endswith("_NS"):
+            raise PermanentError(f"cursor: {column} should be a text, a number, or a time without nanoseconds")
+        is_time = isinstance(like, str) and re.match(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d|$)", like)
+        return "timestamp" if is_time else "timestamptz" if getattr(like, "tzinfo", None) else _KINDS[type(like)]
+
+    def limit(self, column: str, mark: str | None, least: str | None, is_once: bool) -> tuple[str | None, bool]:
+        """As in cursor.Rows."""
+        place = None if mark is None else self._place
+        facts, query = cursor.statements(self._query, self._named(column), place, place, is_once)
+        if isinstance(self._like, str) and mark and least and least != mark:  # in the mark's form, to the second
+            least = f"{least[:10]}{mark[10:11]}{least[11:19]}"[: len(mark)]
+        try:
+            last, values = ([] if text is None else [_typed(text, self._like)] for text in (mark, least))
+            [(most, nulls)] = self._all(facts, last)[1]
+            self._query, self._values = query, values
+            return None if most is None else str(_typed(str(most), self._like)), nulls > 0
+        except (ValueError, ArithmeticError):
+            raise PermanentError(f"cursor: {column} and its state should be values of one type") from None
+
+    def _opened_rows(self) -> Source:
+        result = self._ask(lambda: self._executed(self._query, self._values))
+        if result.description is None:
             raise PermanentError(_NO_ROWS)
 
         def fetched() -> Iterator[Any]:
-            while some := self._ask(partial(cursor.fetchmany, _AT_ONCE)):
+            while some := self._ask(partial(result.fetchmany, _AT_ONCE)):
                 yield from some
 
-        return Rows(fetched(), [each[0] for each in cursor.description])
+        return Rows(fetched(), [each[0] for each in result.description])
+
+    def _all(self, statement: str, values: Sequence[Any] = ()) -> tuple[Any, list[Any]]:
+        """The description and the rows of a result."""
+
+        def ask() -> tuple[Any, list[Any]]:
+            result = self._executed(statement, values)
+            return result.description, list(result.fetchall())
+
+        return self._ask(ask)
+
+    def _named(self, column: str) -> str:
+        return f"dl_rows.{self._quote}{column.replace(self._quote, self._quote * 2)}{self._quote}"
 
     def _connected(self) -> Any:
         raise NotImplementedError
 
-    def _executed(self) -> Any:
-        """The cursor of the query, in one state of the source."""
-        return self._conn.execute(self._query)
+    def _executed(self, statement: str, values: Sequence[Any]) -> Any:
+        """The driver's cursor of a statement. All statements are in one transaction."""
+        return self._conn.execute(statement, values)
 
     def _interrupt(self) -> None:
         self._conn.interrupt()
@@ -156,6 +208,18 @@ class Session:
         raise (Unavailable if is_passing else PermanentError)(f"source {self._name}: {words}")
 
 
+def _typed(text: str, like: Any) -> Any:
+    """PURE: the value of a text, of the type of another value; raises ValueError or ArithmeticError."""
+    if isinstance(like, datetime):
+        at = datetime.fromisoformat(text)
+        return at.astimezone(UTC) if like.tzinfo and at.tzinfo else at.replace(tzinfo=like.tzinfo and UTC)
+    if isinstance(like, date):
+        return date.fromisoformat(text)
+    if isinstance(like, str | float | Decimal):
+        return type(like)(text)
+    return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+
+
 def _without_values(words: str, query: str) -> str:
     """PURE: a message up to its first quoted word that is not in the query."""
     for match in re.finditer(r"""(?<!\w)(['"])(.*?)\1""", words):
@@ -170,6 +234,7 @@ class _Sqlite(Session):
         conn = sqlite3.connect(f"file:{quote(self._path)}?mode=ro", uri=True, check_same_thread=False)
         conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")  # Rows names what is no text
         conn.set_authorizer(_reads)
+        conn.execute("BEGIN")
         return conn
 
 
@@ -185,8 +250,8 @@ class _DuckDb(Session):
 
         return duckdb.connect(self._path, read_only=True, config=_OF_DUCKDB)
 
-    def rows(self) -> Source:
-        if (result := self._ask(lambda: self._conn.sql(self._query))) is None:
+    def _opened_rows(self) -> Source:
+        if (result := self._ask(lambda: self._conn.sql(self._query, params=self._values))) is None:
             raise PermanentError(_NO_ROWS)
         source = Frames(self._ask(lambda: result.to_arrow_reader(_AT_ONCE)))
         stream = source.batches
@@ -200,10 +265,12 @@ class _DuckDb(Session):
 
 
 class _MySql(Session):
+    _place, _quote = "\0", "`"  # no query has a zero
     _result: Any = None
 
     def _connected(self) -> Any:
         conn = self._opened()
+        conn.cursor().execute(_READ_ONLY)
         conn._read_timeout = None  # a query may take its time
         return conn
 
@@ -240,17 +307,16 @@ class _MySql(Session):
             **tls,
         )
 
-    def _executed(self) -> Any:
+    def _executed(self, statement: str, values: Sequence[Any]) -> Any:
         from pymysql.constants.FIELD_TYPE import FLOAT
 
-        cursor = self._conn.cursor()
-        cursor.execute(_READ_ONLY)
-        cursor.execute(self._query)
-        self._result = cursor._result
-        for name, kind, *_ in cursor.description or ():
+        result = self._conn.cursor()
+        result.execute(statement.replace("%", "%%").replace(self._place, "%s"), values)
+        self._result = result._result
+        for name, kind, *_ in result.description or ():
             if kind == FLOAT:
                 raise PermanentError(f"query: MySQL rounds {name}, a FLOAT: select {name} + 0e0 AS {name}")
-        return cursor
+        return result
 
     def close(self) -> None:
         if self._result is not None:

@@ -11,9 +11,9 @@ import hashlib
 import re
 import select
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import psycopg
 from psycopg import errors, sql
@@ -21,12 +21,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.postgres import types
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
-from pydantic import AfterValidator, Field
 
 from dataloader import config
-from dataloader.pipelines import Arguments, Context, PermanentError, Progress, csv_table, register, validated
-from dataloader.pipelines.csv_table import Place, Source, Target, identifier, is_permanent, reason_of, unique
-from dataloader.pipelines.state import NAME_MOST
+from dataloader.pipelines import Context, PermanentError, Progress, csv_table, cursor, register, validated
+from dataloader.pipelines.csv_table import Place, Source, identifier, is_permanent, reason_of, unique
 
 _CONNECT_SEC = 10
 _CANCEL_SEC = 2.0
@@ -45,11 +43,6 @@ _TYPES = {
     *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "varchar", "uuid", "json", "jsonb"),
     *("bytea", "date", "time", "timetz", "timestamp", "timestamptz", "interval", "inet", "cidr"),
 }
-# The type of a cursor's lag, for the types of its column.
-_LAGS = {
-    "interval": {"date", "timestamp without time zone", "timestamp with time zone"},
-    "numeric": {"smallint", "integer", "bigint", "numeric", "real", "double precision"},
-}
 # What may be shown of libpq's words, which also name the host, the user and the database.
 _TROUBLES = (
     *("password authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist"),
@@ -62,26 +55,10 @@ class Unavailable(Exception):
     """The source gave no complete answer to this attempt."""
 
 
-class Cursor(Arguments):
-    """Which rows of a query are new: those whose `column` is not below the largest loaded value, less `lag`."""
-
-    column: Annotated[str, AfterValidator(identifier)]
-    lag: str | int | float | None = None  # an interval such as "5 min" for times, a number for numbers
-    name: str | None = Field(default=None, min_length=1, max_length=NAME_MOST)  # of the state; SOURCE:TABLE
-
-
-class Origin(Arguments):
-    """The arguments of a load from another database."""
-
-    source: str = Field(pattern=config.SOURCE_NAME)
-    query: str = Field(min_length=1, max_length=100_000, pattern=r"^[^\x00]+$")
-
-
-class Wanted(Target, Origin):
+class Wanted(cursor.Wanted):
     """The `args` of `load.postgres`; docs/loaders.md explains each."""
 
     resume: bool = False
-    cursor: Cursor | None = None
 
 
 @register("load.postgres", spares_attempts=True)
@@ -93,22 +70,9 @@ def load_postgres(args: dict[str, Any], context: Context) -> Generator[Progress 
     the transaction that writes the rows, and the next job goes on there.
     """
     wanted = validated(Wanted, args)
-    if wanted.cursor is None:
-        with closing(Query(wanted, context)) as source:
-            return (yield from csv_table.load(context, wanted, source, in_parts=wanted.resume))
-    if wanted.resume:
+    if wanted.resume and wanted.cursor:
         raise PermanentError("resume: a load with a cursor is one transaction: leave resume out")
-    if wanted.mode == "replace" or wanted.delete_missing:
-        raise PermanentError(
-            "cursor: mode replace and delete_missing need all rows, and a cursor leaves the old ones out"
-        )
-    if wanted.mode == "append" and wanted.cursor.lag is not None:
-        raise PermanentError("cursor: a lag reads rows again, so it needs mode merge with a key, not append")
-    state = context.state(wanted.cursor.name or f"{wanted.source}:{wanted.table}")
-    with closing(Query(wanted, context)) as source:
-        most = source.limit(wanted.cursor, state.value, is_once=wanted.mode == "append")
-        counts = yield from csv_table.load(context, wanted, source, finish=partial(state.set, most))
-        return Progress(counts["processed"], **counts | {"cursor": most})
+    return (yield from cursor.load(context, wanted, partial(Query, wanted, context), in_parts=wanted.resume))
 
 
 class Query(Source):
@@ -133,38 +97,22 @@ class Query(Source):
         query = hashlib.sha256(wanted.query.encode()).hexdigest()
         self.version = [wanted.source, query, self.columns]
 
-    def limit(self, cursor: Cursor, mark: str | None, is_once: bool) -> str | None:
-        """Leave out the rows below the mark; the largest value that the column has had, as text.
+    def rows(self) -> Source:
+        return self
 
-        The rows at the mark are read again, unless each may be read only once. A null has no place in the order, so its
-        row is read each time. Raises PermanentError for a cursor that does not fit the query.
-        """
-        if (kind := self.columns.get(cursor.column)) is None:
-            raise PermanentError(f"cursor: {cursor.column} should be in the query")
-        lag_kind = next((lag for lag, kinds in _LAGS.items() if kind in kinds), None)
-        if cursor.lag is not None and (lag_kind is None or isinstance(cursor.lag, str) != (lag_kind == "interval")):
-            right = {"interval": 'an interval, such as "5 min"', "numeric": "a number"}.get(lag_kind or "", "left out")
-            raise PermanentError(f"cursor: the lag of {cursor.column}, which is of the type {kind}, should be {right}")
-        column, rows = sql.Identifier("dl_rows", cursor.column), b") AS dl_rows"
-        last = sql.SQL("{}::{}").format(sql.Literal(None if mark is None else str(mark)), sql.SQL(kind))
-        if mark is not None:
-            lag = sql.SQL("{}::{}").format(sql.Literal(str(cursor.lag or 0)), sql.SQL(lag_kind)) if lag_kind else None
-            least = sql.SQL("least({0}, {0} - {1})").format(last, lag) if lag else last  # a lag below 0 would lose rows
-            compared = sql.SQL("{} > {}" if is_once else "{} >= {}").format(column, least)
-            rows += sql.SQL(" WHERE {} OR {} IS NULL").format(compared, column).as_bytes(self._conn)
-        facts = sql.SQL("SELECT greatest(max({0}), {1})::text, count(*) - count({0}) FROM (").format(column, last)
-        rows = self._query + b"\n" + rows
-        self._query = b"SELECT * FROM (" + rows
-        found = self._ask(lambda: self._pg.send_query(facts.as_bytes(self._conn) + rows))
-        if is_once and found.get_value(0, 1) != b"0":
-            raise PermanentError(f"cursor: {cursor.column} has nulls, whose rows mode append would add each time")
+    def kind_of(self, column: str) -> str:
+        return self.columns[column]
+
+    def limit(self, column: str, mark: str | None, least: str | None, is_once: bool) -> tuple[str | None, bool]:
+        def typed(text: str | None) -> str | None:
+            return None if text is None else f"{sql.Literal(text).as_string(self._conn)}::{self.columns[column]}"
+
+        name = sql.Identifier("dl_rows", column).as_string(self._conn)
+        facts, rows = cursor.statements(self._query.decode(), name, typed(mark), typed(least), is_once)
+        self._query = rows.encode()
+        found = self._ask(lambda: self._pg.send_query(facts.encode()))
         most = found.get_value(0, 0)
-        if most in (b"infinity", b"Infinity", b"NaN"):
-            raise PermanentError(
-                f"cursor: {cursor.column} has the value {most.decode()}, behind which nothing is new: the query should"
-                " leave such rows out"
-            )
-        return None if most is None else most.decode()
+        return None if most is None else most.decode(), found.get_value(0, 1) != b"0"
 
     def close(self) -> None:
         """End the session, and the query if it goes on."""

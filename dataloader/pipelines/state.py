@@ -1,4 +1,4 @@
-"""The state of a name beside the target's data: `context.state`, the cursor of `load.postgres`, `dataloader state`.
+"""The state of a name beside the target's data: `context.state`, the cursor of a load, `dataloader state`.
 
 The table `dl_state` is in the first schema of the target's search_path, as `dl_fence` is. A run writes its state in the
 transaction that writes its data, so both commit or none, and behind the fence. Two runs that have begun at one value

@@ -345,7 +345,7 @@ def test_a_load_that_fails_leaves_the_cursor_as_it_was(load: Load, changes: Rows
             "cursor: the lag of at, which is of the type timestamp with time zone, should be an interval",
         ),
         ({"cursor": {"column": "id", "lag": "5 min"}}, "of the type integer, should be a number"),
-        ({"cursor": {"column": "at", "lag": "soon"}}, 'source crm: invalid input syntax for type interval: "..."'),
+        ({"cursor": {"column": "at", "lag": "soon"}}, 'cursor: invalid input syntax for type interval: "..."'),
         ({"cursor": {"column": "at"}, "resume": True}, "resume: a load with a cursor is one transaction"),
         ({"cursor": {}}, "cursor.column: Field required"),
         ({**SINCE, "mode": "append", "key": None}, "cursor: a lag reads rows again, so it needs mode merge with a key"),

@@ -92,6 +92,7 @@ class Session:
     def __init__(self, url: SplitResult, wanted: Wanted, check: Callable[[], None]) -> None:
         """Raises PermanentError without the driver, Unavailable without an answer of the source."""
         query, self._name, self._check = wanted.query.strip(), wanted.source, check
+        self._variable = config.SOURCES + wanted.source.upper()
         self._query = f"SELECT * FROM {query}" if re.fullmatch(r"[\w.]+", query) else query  # noqa: S608
         self._parts, self._path, self._types = url, unquote(url.path), wanted.types
         self._values: list[Any] = []  # of the query's parameters
@@ -205,6 +206,8 @@ class Session:
         words = _without_values(words, "" if is_of_values else self._query)
         if is_of_values:
             words = re.sub(r"(?<!\w)-?\d.*", "...", words)
+        if self._conn is None:
+            words += f"; its URL is in {self._variable}"
         raise (Unavailable if is_passing else PermanentError)(f"source {self._name}: {words}")
 
 
@@ -287,25 +290,28 @@ class _MySql(Session):
         parts = self._parts
         given = dict(parse_qsl(parts.query, keep_blank_values=True))
         if not given.keys() <= set(_OF_TLS):
-            raise PermanentError(
-                f"{config.SOURCES}{self._name.upper()} should have only {', '.join(_OF_TLS)} behind its ?"
-            )
+            raise PermanentError(f"{self._variable} should have only {', '.join(_OF_TLS)} behind its ?")
         # PyMySQL checks nothing by a CA alone, and takes the word false for true.
         checks = {"ssl_verify_cert": True, "ssl_verify_identity": True} if "ssl_ca" in given else {}
         tls: Any = checks | {name: value.lower() not in ("false", "0", "no") and value for name, value in given.items()}
-        return pymysql.connect(
-            host=parts.hostname or "",
-            port=parts.port or 3306,
-            user=unquote(parts.username or ""),
-            password=unquote(parts.password or ""),
-            database=self._path.strip("/"),
-            conv={**conversions, TIMESTAMP: instant},
-            connect_timeout=_CONNECT_SEC,
-            read_timeout=_CONNECT_SEC,
-            cursorclass=pymysql.cursors.SSCursor,
-            init_command=_OF_MYSQL,
-            **tls,
-        )
+        try:
+            return pymysql.connect(
+                host=parts.hostname or "",
+                port=parts.port or 3306,
+                user=unquote(parts.username or ""),
+                password=unquote(parts.password or ""),
+                database=self._path.strip("/"),
+                conv={**conversions, TIMESTAMP: instant},
+                connect_timeout=_CONNECT_SEC,
+                read_timeout=_CONNECT_SEC,
+                cursorclass=pymysql.cursors.SSCursor,
+                init_command=_OF_MYSQL,
+                **tls,
+            )
+        except OSError as e:  # PyMySQL's own errors are none
+            files = ", ".join(name for name in _OF_TLS[:3] if name in given)
+            why = f"{files} should name PEM files that this worker can read ({e.strerror})"
+            raise Unavailable(f"{self._variable}: {why}") from None
 
     def _executed(self, statement: str, values: Sequence[Any]) -> Any:
         from pymysql.constants.FIELD_TYPE import FLOAT

@@ -139,8 +139,8 @@ class Query(Source):
         return place._replace(mark=mark)
 
     def _connected(self, source: str, name: str) -> psycopg.Connection[Any]:
+        variable = config.SOURCES + source.upper()
         if (dsn := config.source_dsn(source)) is None:
-            variable = config.SOURCES + source.upper()
             raise Unavailable(f"the variable {variable} is not set in the environment of this worker")
         given = _LINK | {"connect_timeout": _CONNECT_SEC} | conninfo_to_dict(dsn)
         given |= {"application_name": name, "client_encoding": "utf8"}
@@ -148,6 +148,8 @@ class Query(Source):
             return psycopg.connect(make_conninfo("", **given), autocommit=True, prepare_threshold=None)
         except psycopg.Error as e:
             why = next((trouble for trouble in _TROUBLES if trouble in str(e)), "there is no connection")
+            if re.search("certificate file|private key file", str(e)):
+                why = f"{variable} should name files of certificates and keys that this worker can read"
             raise Unavailable(f"{self.origin} cannot be reached: {why}") from None
 
     def _described(self) -> dict[str, str]:

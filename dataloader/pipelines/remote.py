@@ -26,7 +26,10 @@ _FOLDER = ".dl_remote"
 _CHUNK_BYTES = 2**20
 _ABANDONED_SEC = 7 * 86_400
 _SCHEMES = ("s3", "gs", "abfs", "abfss", "sftp")
-_FAULT = re.compile(r"AWS Error ([A-Z_]+)|(?:Error|status)[: ]+([A-Za-z]+)\b")
+_FAULT = re.compile(
+    r"AWS Error ([A-Z_]+)|Azure Error: \[(\w+)|Status\(([A-Z_]+)|\d([A-Z][a-zA-Z]+)E:"
+    r"|(?:Error|status)[: ]+([A-Za-z]+)\b"
+)
 
 
 def is_remote(path: str, source: str | None) -> bool:
@@ -97,7 +100,7 @@ def _opened(source: str, path: str, stack: ExitStack) -> tuple[Any, str, str]:
             f"{variable} should be a URL of {', '.join(_SCHEMES)}, such as s3://KEY:SECRET@bucket/folder"
         )
     try:
-        system, root = _sftp(url, stack) if scheme == "sftp" else fs.FileSystem.from_uri(url)
+        system, root = _sftp(source, url, stack) if scheme == "sftp" else fs.FileSystem.from_uri(url)
     except (ValueError, TypeError):  # their texts show the URL
         raise PermanentError(f"{variable} is no URL that pyarrow can use") from None
     root = root.rstrip("/")
@@ -113,9 +116,9 @@ def _opened(source: str, path: str, stack: ExitStack) -> tuple[Any, str, str]:
     return system, root, inner.strip("/")
 
 
-def _sftp(url: str, stack: ExitStack) -> tuple[Any, str]:
+def _sftp(source: str, url: str, stack: ExitStack) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
-    from paramiko import HostKeys, MissingHostKeyPolicy, SSHException
+    from paramiko import HostKeys, MissingHostKeyPolicy
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 
     class Known(MissingHostKeyPolicy):  # type: ignore[misc]
@@ -124,7 +127,7 @@ def _sftp(url: str, stack: ExitStack) -> tuple[Any, str]:
         def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
             hosts = Path("~/.ssh/known_hosts").expanduser()
             if not hosts.exists() or not HostKeys(str(hosts)).check(hostname, key):
-                raise SSHException("its key is not in ~/.ssh/known_hosts")
+                raise Unreachable(f"source {source}: the key of {hostname} is not in ~/.ssh/known_hosts of this worker")
 
     system, root = url_to_fs(url, host_key_policy=Known(), timeout=CONNECT_SEC, skip_instance_cache=True)
     stack.callback(system.client.close)
@@ -182,14 +185,14 @@ def _translated(source: str) -> Iterator[None]:
         return
     except FileNotFoundError:
         fault = "a file was removed during the download"
-    except OSError as e:
-        match = _FAULT.search(str(e))
-        fault = match[1] or match[2] if match else type(e).__name__
     except Exception as e:
-        if not type(e).__module__.startswith("paramiko"):
+        is_of_arrow = isinstance(e, OSError) or type(e).__module__.startswith("pyarrow")
+        if not is_of_arrow and not type(e).__module__.startswith("paramiko"):
             raise
-        fault = type(e).__name__
-    raise Unreachable(f"the source {source} cannot be read: {fault}") from None
+        match = _FAULT.search(str(e)) if is_of_arrow else None
+        fault = match[match.lastindex or 0] if match else type(e).__name__
+    where = f"{config.SOURCES}{source.upper()}"
+    raise Unreachable(f"the source {source} cannot be read: {fault}; its URL is in {where}") from None
 
 
 def _remove_abandoned(folder: Path) -> None:

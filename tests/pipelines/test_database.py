@@ -240,8 +240,20 @@ def test_a_conversion_of_duckdb_shows_no_value(tmp_path: Path, shop: Callable[[s
     ("url", "error"),
     [
         (f"mysql://reader:{quote(PASSWORD, safe='')}@127.0.0.1:1/shop", "source shop: Can't connect to MySQL server"),
-        ("sqlite:///nowhere/shop.db", "source shop: unable to open database file"),
-        ("duckdb:///nowhere/shop.db", 'source shop: IO Error: Cannot open database "..."'),
+        ("sqlite:///nowhere/shop.db", "source shop: unable to open database file; its URL is in DL_SOURCE_SHOP"),
+        (
+            "duckdb:///nowhere/shop.db",
+            'source shop: IO Error: Cannot open database "..."; its URL is in DL_SOURCE_SHOP',
+        ),
+        (
+            "mysql://u@h/x?ssl_ca=/nowhere",
+            "DL_SOURCE_SHOP: ssl_ca should name PEM files that this worker can read (No s",
+        ),
+        (f"mysql://u@h/x?ssl_ca={__file__}", "DL_SOURCE_SHOP: ssl_ca should name PEM files that this worker can read"),
+        (
+            "mysql://u@h/x?ssl_cert=/nowhere&ssl_key=/nowhere&ssl_key_password=canary",
+            "DL_SOURCE_SHOP: ssl_cert, ssl_key should name PEM files that this worker can read",
+        ),
     ],
 )
 def test_a_source_that_is_away_is_asked_again(shop: Callable[[str], Shop], url: str, error: str) -> None:
@@ -255,7 +267,7 @@ def test_a_wrong_password_is_refused_without_it(mysql: tuple[Shop, Any], shop: C
     _, cursor = mysql
     load = shop(f"mysql://reader:wrong-canary@127.0.0.1:{cursor.connection.port}/shop")
     result = load("orders", how={"max_attempts": 1})
-    assert "source shop: Access denied for user '...'\n" in (result.error or "")
+    assert "source shop: Access denied for user '...'; its URL is in DL_SOURCE_SHOP\n" in (result.error or "")
     assert "canary" not in str(result.error)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psycopg
@@ -227,6 +229,29 @@ def test_rows_that_come_slowly_are_not_waited_for_without_safe_points(load: Load
     result = load(query)
     assert result.status == "succeeded"
     assert result.steps > 4
+
+
+@pytest.mark.parametrize("path", ["/nowhere/canary", __file__])
+def test_a_certificate_that_cannot_be_read_is_named(load: Load, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            client, _ = server.accept()
+            with client:
+                client.recv(8)
+                client.sendall(b"S")  # it takes TLS
+                client.recv(1)
+
+        thread = Thread(target=accept)
+        thread.start()
+        port = server.getsockname()[1]
+        dsn = f"postgresql://u:{CANARY}@127.0.0.1:{port}/x?sslmode=verify-full&sslrootcert={path}"
+        monkeypatch.setenv("DL_SOURCE_CRM", dsn)
+        error = load().error or ""
+        thread.join()
+    words = "DL_SOURCE_CRM should name files of certificates and keys that this worker can read"
+    assert f"source crm cannot be reached: {words}\n" in error
+    assert "canary" not in error
 
 
 # --- a cursor ---

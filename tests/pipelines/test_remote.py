@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import threading
 import time
@@ -11,10 +12,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, ClassVar
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
@@ -119,6 +120,108 @@ def test_files_of_google_are_fetched(
             fetch("nothing.csv")
     finally:
         server.stop()
+
+
+class Blobs(BaseHTTPRequestHandler):
+    """What pyarrow asks an endpoint of Azure's blobs for: a list by prefix, a blob's properties, its bytes."""
+
+    protocol_version = "HTTP/1.1"
+    blobs: ClassVar = {f"lake/{name}": content for name, content in FILES.items()}
+    facts: ClassVar = {"Last-Modified": "Sat, 31 Jan 2026 10:00:00 GMT", "Etag": '"0x1"'}
+    more: ClassVar = {"x-ms-blob-type": "BlockBlob", "x-ms-server-encrypted": "true"}  # pyarrow aborts without these
+    more["x-ms-creation-time"] = facts["Last-Modified"]
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        asked, name = dict(parse_qsl(url.query)), unquote(url.path).removeprefix("/account/container").strip("/")
+        if asked.get("sig") != SECRET:
+            self._answer(403, b"", {"x-ms-error-code": "AuthenticationFailed"})
+        elif asked.get("action") == "getAccessControl":
+            self._answer(400, b"", {"x-ms-error-code": "HierarchicalNamespaceNotEnabled"})
+        elif asked.get("comp") == "list":
+            found = self._list(asked.get("prefix", ""), asked.get("delimiter"))
+            self._answer(200, found, {"Content-Type": "application/xml"})
+        elif (content := self.blobs.get(name)) is None:
+            self._answer(404, b"", {"x-ms-error-code": "BlobNotFound"})
+        elif span := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("x-ms-range", "")):
+            piece = content[int(span[1]) : int(span[2]) + 1]
+            place = {"Content-Range": f"bytes {span[1]}-{int(span[1]) + len(piece) - 1}/{len(content)}"}
+            self._answer(206, piece, self.facts | self.more | place)
+        else:
+            self._answer(200, content, self.facts | self.more)
+
+    do_HEAD = do_GET
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def _list(self, prefix: str, delimiter: str | None) -> bytes:
+        blobs, folders = "", set()
+        for name, content in self.blobs.items():
+            inner, folder, _ = name.removeprefix(prefix).partition(delimiter or "\0")
+            if name.startswith(prefix) and folder:
+                folders.add(f"<BlobPrefix><Name>{prefix}{inner}/</Name></BlobPrefix>")
+            elif name.startswith(prefix):
+                facts = "".join(f"<{key}>{value}</{key}>" for key, value in self.facts.items())
+                facts += f"<Content-Length>{len(content)}</Content-Length><BlobType>BlockBlob</BlobType>"
+                blobs += f"<Blob><Name>{name}</Name><Properties>{facts}</Properties></Blob>"
+        found = f"<Blobs>{blobs}{''.join(sorted(folders))}</Blobs><NextMarker />"
+        return f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults>{found}</EnumerationResults>'.encode()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Name such an endpoint `lake`, with this signature of a SAS token."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Blobs)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+
+    def named(signature: str = f"&sv=2026-01-01&sp=rl&sig={SECRET}") -> None:
+        url = f"abfs://account@127.0.0.1:{server.server_port}/container/lake?enable_tls=false{signature}"
+        monkeypatch.setenv("DL_SOURCE_LAKE", url)
+
+    named()
+    yield named
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("a.csv", ["a.csv"]),
+        ("*.csv", ["a.csv", "b.csv"]),
+        ("**/*.csv", ["a.csv", "b.csv", "deep/day=2026-03-01/c.csv"]),
+        ("deep", ["deep/day=2026-03-01/c.csv"]),
+    ],
+)
+@pytest.mark.usefixtures("azure")
+def test_files_of_azure_are_fetched(fetch: Fetch, path: str, names: list[str]) -> None:
+    assert fetch(path) == (path, {name: FILES[name] for name in names})
+    with pytest.raises(PermanentError, match="the source lake has no such file"):
+        fetch("nothing.csv")
+
+
+@pytest.mark.parametrize(
+    ("signature", "error"),
+    [("&sv=2026-01-01&sig=canary", "AuthenticationFailed"), ("", "AuthenticationException")],
+)
+def test_no_error_of_azure_shows_a_signature(
+    azure: Callable[..., None], fetch: Fetch, signature: str, error: str
+) -> None:
+    azure(signature)
+    with pytest.raises(Unreachable, match=f"the source lake cannot be read: {error}") as caught:
+        fetch("a.csv")
+    assert "canary" not in str(caught.getrepr(style="short"))
 
 
 @pytest.mark.parametrize("step", [1, 3, 5])
@@ -250,7 +353,9 @@ def test_files_of_sftp_are_fetched(fetch: Fetch) -> None:
 
 def test_an_unknown_host_learns_no_password(sftp: str, fetch: Fetch) -> None:
     (Path(sftp) / ".ssh" / "known_hosts").unlink()
-    with pytest.raises(Unreachable, match="the source lake cannot be read: SSHException"):
+    with pytest.raises(
+        Unreachable, match=r"source lake: the key of .127.* is not in ~/\.ssh/known_hosts of this worker"
+    ):
         fetch("a.csv")
 
 

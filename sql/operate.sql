@@ -93,6 +93,15 @@ UPDATE dl_jobs SET blocked_on = NULL, available_at = now() WHERE job_id = ANY (A
 -- name: remove_limit
 DELETE FROM dl_limits WHERE name = %(name)s RETURNING name;
 
+-- name: take_token
+-- Take a limit's next token for one request, also one that is not there yet: in how many seconds it will be. Waiting for the
+-- row makes the order. No row: there is no such rate.
+UPDATE dl_limits
+   SET empty_at = greatest(empty_at, clock_timestamp() - make_interval(secs => (burst + 0.5) * 60 / per_minute))
+                  + make_interval(secs => 60 / per_minute)
+ WHERE name = %(name)s AND per_minute IS NOT NULL
+RETURNING extract(epoch FROM empty_at - clock_timestamp())::float8 AS wait_sec;
+
 -- name: is_past
 SELECT %(transaction)s::xid8 < pg_snapshot_xmin(pg_current_snapshot());
 

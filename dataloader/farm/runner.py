@@ -149,6 +149,20 @@ class Runner:
 
         return Transport(check, self.settings.dl_http_private_hosts)
 
+    def pace(self, limit: str, check: Callable[[], None]) -> None:
+        """Wait for a token of this limit; raises PermanentError where it has no rate."""
+        from dataloader.queue import operations  # most workers need none of it
+
+        with self.queue_session() as conn:
+            wait_sec = operations.take_token(conn, limit)
+        if wait_sec is None:
+            remedy = f"dataloader limit set {limit} --per-minute 60"
+            raise PermanentError(f"context.http.limit: there is no limit {limit} with a rate: {remedy}")
+        until = time.monotonic() + wait_sec
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.2))
+            check()
+
     def leap(self, job: Job, fence: int, lease: Lease) -> int | None:
         """A fencing token for this claim above the target's `fence`; None when the job is another worker's.
 
@@ -309,7 +323,7 @@ class Execution:
             if self._lease.must_stop():
                 raise Stopped
 
-        return Session(self._runner.transport(check))
+        return Session(self._runner.transport(check), partial(self._runner.pace, check=check))
 
     def note(self, text: str) -> None:
         if len(self._notes) < NOTES_MOST:

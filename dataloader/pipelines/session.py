@@ -44,9 +44,16 @@ class Session(httpx.Client):
     have limits of its own: `timeout`, and in `extensions` the `most_bytes` of its answer.
     """
 
-    def __init__(self, transport: httpx.BaseTransport) -> None:
-        hooks = {"response": [_require_answer]}
+    limit: str | None = None  # of the farm: each request waits for a token of its rate, as a start of a job does
+
+    def __init__(self, transport: httpx.BaseTransport, pace: Callable[[str], None]) -> None:
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [self._paced], "response": [_require_answer]}
         super().__init__(transport=transport, trust_env=False, event_hooks=hooks, timeout=_TIMES)
+        self._pace = pace
+
+    def _paced(self, _: httpx.Request) -> None:
+        if self.limit is not None:
+            self._pace(self.limit)
 
     def pages(
         self,

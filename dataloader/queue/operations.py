@@ -195,6 +195,14 @@ def remove_limit(conn: Conn, name: str, by: str) -> bool:
     return _change_limit(conn, "remove_limit", {"name": name}) == 1
 
 
+def take_token(conn: Conn, name: str) -> float | None:
+    """Take the limit's next token for something that is no start of a job: in how many seconds it is there.
+
+    None without a limit of this name that has a rate.
+    """
+    return next((row["wait_sec"] for row in _SQL.rows(conn, "take_token", name=name)), None)
+
+
 def _change_limit(conn: Conn, statement: str, parameters: Mapping[str, Any]) -> int:
     with conn.transaction():
         conn.execute(_SQL["lock_limit"], parameters)

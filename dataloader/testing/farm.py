@@ -464,6 +464,9 @@ class _Runner(Runner):
 
         return httpx.MockTransport(self._http) if self._http else super().transport(check)
 
+    def pace(self, limit: str, check: Callable[[], None]) -> None:
+        """Wait for nothing: a test has no farm that shares the limit."""
+
     def queue_session(self) -> db.Connection:
         self._dsn = self.target(None)
         return super().queue_session()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from uuid import UUID
 
+import httpx
 import pytest
 from foreign import Foreign
 from hands import BACKOFF_SEC, Conn, Worker, Workers, expire, many, plain, quietly, started, state, until, value, waits
@@ -19,6 +24,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from dataloader import config
+from dataloader.farm.runner import Runner
+from dataloader.pipelines import PermanentError, Stopped
+from dataloader.pipelines.session import Session
 from dataloader.queue import lifecycle, operations
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended, Step
@@ -244,6 +253,59 @@ def test_a_changed_rate_keeps_its_tokens(conn: Conn, worker: Worker) -> None:
     assert stats.limits(conn, "l")[0]["tokens"] is None
     allow(conn, per_minute=60, burst=4)
     assert stats.limits(conn, "l")[0]["tokens"] == pytest.approx(4.5, abs=0.1)
+
+
+# --- requests ---
+
+
+def asking(dsn: str, check: Callable[[], None] = lambda: None) -> Session:
+    """The HTTP session of a run in a worker of its own, whose requests count for the limit and are answered at once."""
+    http = Session(
+        httpx.MockTransport(lambda _: httpx.Response(200)), partial(Runner(config.load(), dsn).pace, check=check)
+    )
+    http.limit = "l"
+    return http
+
+
+def test_the_requests_of_all_workers_keep_to_the_rate(conn: Conn, dsn: str) -> None:
+    allow(conn, per_minute=600, burst=2)
+
+    def ask(_: int) -> None:
+        http = asking(dsn)
+        for _ in range(5):
+            http.get("https://shop.example/")
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(4) as workers:
+        list(workers.map(ask, range(4)))
+    assert time.monotonic() - began >= (20 - 2.5) * 0.1
+
+
+def test_requests_and_starts_share_the_tokens(conn: Conn, dsn: str, worker: Worker) -> None:
+    allow(conn, per_minute=1, burst=2)
+    queued = jobs(conn, 2)
+    asking(dsn).get("https://shop.example/")
+    assert [job.job_id for job in claim(worker, 2).jobs] == queued[:1]
+    assert waits(conn, queued[1]) == ["time"]
+
+
+def test_a_request_that_waits_is_a_safe_point(conn: Conn, dsn: str) -> None:
+    def check() -> None:
+        raise Stopped
+
+    allow(conn, per_minute=1)
+    http = asking(dsn, check)
+    http.get("https://shop.example/")
+    with pytest.raises(Stopped):
+        http.get("https://shop.example/")
+
+
+@pytest.mark.parametrize("what", [{}, {"most": 1}])
+def test_requests_need_a_limit_with_a_rate(conn: Conn, dsn: str, what: dict[str, int]) -> None:
+    if what:
+        allow(conn, **what)
+    with pytest.raises(PermanentError, match="there is no limit l with a rate: dataloader limit set l --per-minute 60"):
+        asking(dsn).get("https://shop.example/")
 
 
 # --- several sessions ---

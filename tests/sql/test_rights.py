@@ -191,6 +191,7 @@ def test_what_runs_as_the_owner_is_for_its_one_table_whoever_may_put_it_on_anoth
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, blocked_on) SELECT gen_random_uuid(), 'q', 't', 'k', 'x'",
         "INSERT INTO dl_job_events (job_id, queue, kind) SELECT gen_random_uuid(), 'q', 'done'",
         "INSERT INTO dl_queues (queue, paused_at) VALUES ('q', now())",
+        "UPDATE dl_limits SET empty_at = '-infinity'",
         "INSERT INTO dl_results SELECT gen_random_uuid(), 1, '1'",
         "DELETE FROM dl_results",
         "DELETE FROM dl_workers",
@@ -235,6 +236,8 @@ def test_a_farm_lives_with_its_role(conn: Conn, cast: Cast) -> None:
         worker.take()
         assert [settled.status for settled in lifecycle.settle(farm, "host:1:boot", "crash", "died")] == ["queued"]
         assert operations.pause(farm, "q", "test")["paused_by"] == "test"
+        operations.set_limit(farm, "shop", "test", per_minute=60)
+        assert operations.take_token(farm, "shop") == pytest.approx(-0.5, abs=0.5)
         stats.show_workers(farm, "farm", "host", [])
         stats.overview(farm)
         assert operations.change(farm, "delete", [done, lost], "test") == {done: "done", lost: "done"}

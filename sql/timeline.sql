@@ -1,17 +1,22 @@
 -- Who ran what when, and what has happened lately; called by dataloader/queue/reports/timeline.py.
 
+-- name: newest
+-- In the place of {newest}: the `read` latest rows of the journal. Another service may have numbered some beyond the sequence.
+event_id > (SELECT least(max(event_id), dl_journal_end()) FROM dl_job_events) - %(read)s
+
 -- name: clock
--- What was asked for, and the oldest row that will be read, which is null where the whole journal is shorter.
+-- What was asked for, and the latest row that is not read, which is null where the whole journal is shorter.
 SELECT now() AS now, now() - make_interval(hours => %(hours)s) AS asked,
-       (SELECT dl_readable(ts) FROM dl_job_events ORDER BY event_id DESC OFFSET %(scan)s - 1 LIMIT 1) AS oldest;
+       (SELECT dl_readable(ts) FROM dl_job_events WHERE NOT {newest} ORDER BY event_id DESC LIMIT 1) AS oldest;
 
 -- name: events
--- The begins and ends of runs among the latest rows of the journal, the oldest first.
+-- The begins and ends of runs among the latest rows of the journal, the newest first.
 SELECT e.job_id, e.queue, dl_readable(e.ts) AS ts, e.kind, CASE e.kind WHEN 'requeue' THEN dl_step_of(e.kind, e.payload) END AS step,
        e.payload ->> 'worker' AS worker, j.task
-  FROM (SELECT * FROM dl_job_events ORDER BY event_id DESC LIMIT %(scan)s) e
-  LEFT JOIN dl_jobs j USING (job_id)
- WHERE e.kind IN ('picked', 'done', 'requeue', 'failed', 'canceled', 'lost') AND e.ts >= %(since)s ORDER BY e.event_id;
+  FROM (SELECT * FROM dl_job_events
+         WHERE {newest} AND kind IN ('picked', 'done', 'requeue', 'failed', 'canceled', 'lost') AND ts >= %(since)s
+         ORDER BY event_id DESC LIMIT %(most)s) e
+  LEFT JOIN dl_jobs j USING (job_id) ORDER BY e.event_id DESC;
 
 -- name: running
 -- What runs now, with its last begin. Served by ix_dl_jobs_running.
@@ -33,7 +38,7 @@ SELECT e.event_id, e.job_id, e.queue, dl_readable(e.ts) AS at, e.kind AS step, N
 SELECT e.event_id, e.job_id, e.queue, dl_readable(e.ts) AS at, e.step, e.payload ->> 'by' AS by, j.task,
        left(coalesce(e.payload ->> 'error', e.payload ->> 'reason'), 200) AS words
   FROM (SELECT *, dl_step_of(kind, payload) AS step
-          FROM (SELECT * FROM dl_job_events ORDER BY event_id DESC LIMIT %(scan)s) latest) e
+          FROM dl_job_events WHERE {newest} AND kind IN ('requeue', 'cancel_requested', 'canceled')) e
   LEFT JOIN dl_jobs j USING (job_id)
  WHERE e.step IN ('crash', 'lease', 'requeue', 'cancel_requested') OR (e.step = 'canceled' AND e.payload ? 'by')
  ORDER BY e.event_id DESC LIMIT %(most)s;

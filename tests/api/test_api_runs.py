@@ -127,3 +127,16 @@ def test_what_happened_is_told_once_for_many(client: FlaskClient, conn: db.Conne
     text = client.get("/activity").text
     assert "3 jobs, the last:" in text
     assert "dead: failed" in text
+
+
+def test_a_bulk_insert_hides_no_run_and_no_order(client: FlaskClient, conn: db.Connection) -> None:
+    assert client.post(f"/api/v1/jobs/{ran(conn, end='failed')}/requeue").status_code == 200
+    conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind)"
+        " SELECT gen_random_uuid(), 'bulk', unnest('{queued, heartbeat}'::text[]) FROM generate_series(1, 6_000)"
+    )
+    timeline, activity = client.get("/timeline").text, client.get("/activity").text
+    assert WORKER in timeline
+    assert "more rows" not in timeline
+    assert "requeued" in activity
+    assert "jobs are missing here" not in activity

@@ -15,12 +15,12 @@ from uuid import UUID
 from dataloader.queue import db
 from dataloader.queue.db import Conn, Row
 
-SCAN = 12_000  # rows of the journal that one timeline reads
+READ = 200_000  # rows of the journal in which a page looks for its own
+OF_RUNS = 12_000  # begins and ends of runs that one timeline reads
 HOURS = (1, 3, 12, 24)
-_SQL = db.statements("timeline.sql")
+_SQL = db.statements("timeline.sql", "newest")
 ENTRIES = 100  # of one activity
 OF_JOBS = 5_000  # rows of each source that they are gathered from
-RARE = 10_000  # rows of the journal that are read for rare entries
 TOGETHER = timedelta(minutes=5)
 _OUTCOMES = {"done": "succeeded", "failed": "failed", "lost": "lost", "canceled": "canceled"}
 # The text of each kind of entry, and the state of its mark.
@@ -71,13 +71,16 @@ class Timeline:
 
 
 def read(conn: Conn, hours: int) -> Timeline:
-    """The runs of the last hours; of a farm with more than SCAN rows of the journal in this time, the latest."""
+    """The runs of the last hours; of a farm with more than OF_RUNS begins and ends in this time, the latest."""
     with conn.transaction():
         db.by_index(conn, bitmaps=True)
-        (clock,) = _SQL.rows(conn, "clock", hours=hours, scan=SCAN)
+        (clock,) = _SQL.rows(conn, "clock", hours=hours, read=READ)
         since = max(clock["asked"], clock["oldest"] or clock["asked"])
-        events, running = _SQL.rows(conn, "events", since=since, scan=SCAN), _SQL.rows(conn, "running")
-    return Timeline(since, clock["now"], paired(events, running, since), since > clock["asked"])
+        events = _SQL.rows(conn, "events", since=since, read=READ, most=OF_RUNS)
+        running = _SQL.rows(conn, "running")
+    if len(events) == OF_RUNS:
+        since = events[-1]["ts"]
+    return Timeline(since, clock["now"], paired(reversed(events), running, since), since > clock["asked"])
 
 
 def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> list[Run]:
@@ -121,9 +124,9 @@ def activity(conn: Conn) -> tuple[list[Row], datetime | None]:
     """
     with conn.transaction():
         db.by_index(conn, bitmaps=True)
-        dead, steps = _SQL.rows(conn, "dead", most=OF_JOBS), _SQL.rows(conn, "steps", most=OF_JOBS, scan=RARE)
+        dead, steps = _SQL.rows(conn, "dead", most=OF_JOBS), _SQL.rows(conn, "steps", most=OF_JOBS, read=READ)
         states = _SQL.rows(conn, "states", most=ENTRIES)
-        (clock,) = _SQL.rows(conn, "clock", hours=0, scan=RARE)
+        (clock,) = _SQL.rows(conn, "clock", hours=0, read=READ)
     rows = gathered(dead + steps) + [row | {"task": None, "job_id": None} for row in states]
     cuts = [clock["oldest"], *(read[-1]["at"] for read in (dead, steps) if len(read) == OF_JOBS)]
     return sorted(rows, key=itemgetter("at"), reverse=True)[:ENTRIES], max(filter(None, cuts), default=None)

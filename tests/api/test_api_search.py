@@ -56,7 +56,7 @@ def test_a_search_finds_by_id_part_field_and_argument(client: FlaskClient, conn:
 
 @pytest.mark.parametrize("path", [JOBS, "/api/v1/tally"])
 def test_a_wrong_search_is_a_400_that_names_it(client: FlaskClient, refused: Refused, path: str) -> None:
-    for q in ("orders:17", "task:", '"open', "status:x", "args.password:x", "args:1", "id:x", LONG):
+    for q in ("sttus:dead", "task:", '"open', "status:x", "args.password:x", "args:1", "id:x", LONG):
         problem = refused(client.get(path, query_string={"q": q}), 400, "invalid-input")
         assert problem["errors"][0]["pointer"] == "/q"
 
@@ -85,7 +85,7 @@ def previewed(client: FlaskClient, order: str, **target: Any) -> dict[str, Any]:
 
 
 def test_a_preview_of_a_wrong_search_is_a_400(client: FlaskClient, refused: Refused) -> None:
-    body = {"order": "cancel", "matching": {"q": "a:b"}}
+    body = {"order": "cancel", "matching": {"q": "args:b"}}
     refused(client.post(f"{BULK}/preview", json=body), 400, "invalid-input", "/matching/q")
 
 

@@ -30,6 +30,8 @@ ID = "01890a5d-ac96-774b-bcce-b302099a8057"
         ('lock_key:"a b" lock_key:"a b"', {"lock_key": "a b"}, ()),
         ('task:"x:y" z', {"task": "x:y"}, ("z",)),
         ("key:orders:17", {"lock_key": "orders:17"}, ()),
+        ("Orders:2026-03-04 order:17", {}, ("orders:2026-03-04", "order:17")),
+        ('orders:"a b" http://host/x', {}, ("orders:a b", "http://host/x")),
         ("partition:p producer:q group:g", {"partition_key": "p", "producer": "q", "consumer_group": "g"}, ()),
         ('error_group:"ValueError: row #"', {"error_group": "ValueError: row #"}, ()),
         ("it's foo\"bar", {}, ("it's", 'foo"bar')),
@@ -75,8 +77,8 @@ def test_an_id_or_its_beginning() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("orders:17", 'quotes: "orders:17"'),
         ("sttus:dead", "is status meant?"),
+        ("state:dead", 'use quotes: "state:dead"'),
         ("status:", "status:value"),
         ("status:cancelled", "a status is one of queued"),
         ("task:a task:b", "task stands twice"),

@@ -92,6 +92,10 @@ def parsed(text: str | None) -> Search:
     ids = like_id = None
     for name, value in _terms(text):
         kind, plain, is_quoted = name and name.lower(), _plain(value), value.startswith('"')
+        if kind and kind != "id" and kind not in _ALIASES and not kind.startswith("args."):
+            if meant := _meant(name or "", plain):
+                raise WrongSearch(meant)
+            kind, plain = None, f"{name}:{plain}"  # a part of a key, such as orders:17
         if kind is None:
             word = lowered(plain)
             if not is_quoted and _ID.fullmatch(word):
@@ -110,9 +114,7 @@ def parsed(text: str | None) -> Search:
                 raise WrongSearch(f"{name} stands twice, and an argument has one value: leave one of them out")
             args[path] = meanings
         elif kind:
-            known = _ALIASES.get(kind)
-            if known is None:
-                raise WrongSearch(_unknown(name or "", plain))
+            known = _ALIASES[kind]
             if known == "status" and plain not in STATUSES:
                 raise WrongSearch(f"status:{plain} is none; a status is one of {', '.join(STATUSES)}")
             if fields.setdefault(known, plain) != plain:
@@ -166,15 +168,13 @@ def _terms(text: str) -> Iterator[tuple[str | None, str]]:
         at += len(text[at:]) - len(text[at:].lstrip())
 
 
-def _unknown(name: str, value: str) -> str:
+def _meant(name: str, value: str) -> str:
+    """The advice for a name that is like a field's; "" for one that is a text."""
     if name.lower() == "args":
         return f"args needs the name of an argument: args.date:{value}"
-    similar = get_close_matches(name.lower(), [*FIELDS, "args", "id"], 1)
-    meant = f", is {similar[0]} meant?" if similar else "."
-    return (
-        f"{name} is no field{meant} Fields are {', '.join(FIELDS)}, id and args.NAME;"
-        f' for the text itself use quotes: "{name}:{value}"'
-    )
+    similar = get_close_matches(name.lower(), [*FIELDS, "args", "id"], 1, 0.7)
+    text = f'For the text itself use quotes: "{name}:{value}"'
+    return f"{name} is no field, is {similar[0]} meant? {text}" if similar else ""
 
 
 def _plain(value: str) -> str:

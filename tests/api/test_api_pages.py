@@ -320,3 +320,13 @@ def test_a_task_lists_its_jobs_behind_many_later_ones(client: FlaskClient, conn:
         " SELECT gen_random_uuid(), 'other', 'often', n::text, '{}' FROM generate_series(1, 3500) n"
     )
     assert str(job_id) in client.get("/tasks/rare").text
+
+
+def test_an_empty_list_offers_the_names_that_are_like_an_unknown_one(client: FlaskClient, conn: db.Connection) -> None:
+    operations.publish_tasks(conn, {"load.table": {}})
+    operations.pause(conn, "etl.default", "anna")
+    for address in ("/jobs?task=load.tabel", "/jobs?q=task:load.tabel"):
+        assert "No job fits the filters. Is the task load.table meant?" in client.get(address).text
+    assert "Is the queue etl.default meant?" in client.get("/jobs?queue=etl.defautl").text
+    for address in ("/jobs?task=load.table", "/jobs?task=quite.another"):
+        assert "meant?" not in client.get(address).text

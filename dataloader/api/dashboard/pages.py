@@ -244,13 +244,16 @@ def jobs() -> ResponseReturnValue:
         return redirect(url_for(".jobs", **_without_empty()), 303)  # a form sends its empty fields, too
     given = {name: request.args.get(name, "") for name in (*FILTERS, "q", "status", "since", "until", "sort")}
     page, mistake, local, matching = stats.Page([], None), "", {"since": "", "until": ""}, ""
-    tally = None
+    tally, similar = None, {}
     try:
         wanted, after = _wanted(given), request.args.get("after") or None
         local = {"since": _local(wanted.since), "until": _local(wanted.until)}
         matching = actions.matching(wanted)
         with session() as conn:
             page = stats.jobs(conn, wanted, SHOWN, after)
+            if not page.jobs and not page.next:
+                names = {kind: getattr(wanted.whole, kind) for kind in ("queue", "task")}
+                similar = {kind: operations.known(conn, kind, name)["similar"] for kind, name in names.items() if name}
         tally = cache.ask(tallies.tally, wanted)
     except ValueError as error:
         mistake = str(error)
@@ -264,6 +267,7 @@ def jobs() -> ResponseReturnValue:
         shows_more=any(given[name] for name in (*FILTERS[3:], "since", "until")),
         jobs=page.jobs,
         mistake=mistake,
+        similar=similar,
         advice=page.advice,
         tally=tally,
         to_kind={kind: url_for(".jobs", **_without_empty(status=kind)) for kind in TALLIED},

@@ -59,7 +59,7 @@ def ps(reached: Reached) -> None:
 @click.argument("what", metavar="JOB_ID|QUEUE")
 @reaching
 def predict(reached: Reached, what: str) -> None:
-    """Say when a job will end, or all that is queued in a queue now, with the range of that."""
+    """Say when a job will end, or all work that is due in a queue now, with the range of that."""
     prediction: JobPrediction | QueuePrediction
     try:
         prediction = reached.farm.predict(UUID(what))
@@ -72,7 +72,7 @@ def predict(reached: Reached, what: str) -> None:
 def ending(prediction: JobPrediction | QueuePrediction, zone: tzinfo) -> str:
     """A prediction in words, and how right the last ones were."""
     of_job = prediction if isinstance(prediction, JobPrediction) else None
-    subject = f"job {of_job.job_id}" if of_job else f"what is queued in {prediction.queue} now"
+    subject = f"job {of_job.job_id}" if of_job else f"the work due now in {prediction.queue}"
     if prediction.ends_at is None:
         reason = predictions.REASONS.get(prediction.reason or "", f"The reason is {prediction.reason}.")
         return f"when {subject} ends is not known. {reason}"

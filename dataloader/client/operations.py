@@ -345,7 +345,7 @@ class Operations:
         return self._pages("GET /queues/{queue}/keys", Keys, _of(locals()), "keys", limit, 200)
 
     def predict_queue(self, queue: str) -> QueuePrediction:
-        """When all that is queued and runs now will have ended, its range, and how right such predictions were."""
+        """When all jobs that run or are due now will have ended, the range, and how right such predictions were."""
         return self._call("GET /queues/{queue}/prediction", QueuePrediction, _of(locals()))
 
     def queue_runs(self, queue: str, *, range: Literal["1h", "24h", "7d"] | None = None) -> QueueRuns:

@@ -180,7 +180,7 @@ class PredictedEnd(Answer):
 
 
 class QueuePrediction(PredictedEnd):
-    """When all that is queued in a queue now, and runs, will have ended."""
+    """When all jobs of a queue that run or are due now will have ended."""
 
     queue: str
 

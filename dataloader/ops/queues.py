@@ -98,7 +98,7 @@ def keys(call: Call, queue: QueueName, limit: PageSize = 50, after: Cursor | Non
 
 @Op("GET /queues/{queue}/prediction")
 def predict_queue(call: Call, queue: QueueName) -> QueuePrediction:
-    """When all that is queued and runs now will have ended, its range, and how right such predictions were."""
+    """When all jobs that run or are due now will have ended, the range, and how right such predictions were."""
     return made(QueuePrediction, predictions.queue_prediction(call.outlook(call.conn, queue)))
 
 

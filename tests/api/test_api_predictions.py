@@ -66,7 +66,7 @@ def test_the_pages_say_it_in_a_sentence(client: FlaskClient, conn: db.Connection
     assert "It <strong>ends about <time" in page
     assert "behind its deadline" in page
     assert "Typical error in the last 24 hours: 50 % (predictions: 1)." in page
-    assert "What is queued now <strong>ends about" in client.get("/queues/q").text
+    assert "The work due now <strong>ends about" in client.get("/queues/q").text
 
 
 def test_without_a_prediction_there_is_a_reason(client: FlaskClient) -> None:
@@ -105,7 +105,7 @@ def said(**fields: Any) -> str:
 def test_the_command_line_says_it_in_words() -> None:
     times = {"ends_at": "2026-12-01T04:40:00Z", "earliest": "2026-12-01T04:25:00Z", "latest": "2026-12-01T05:05:00Z"}
     assert said(**times) == (
-        "what is queued in q now ends about 2026-12-01 06:40:00 EET,"
+        "the work due now in q ends about 2026-12-01 06:40:00 EET,"
         " between 2026-12-01 06:25:00 EET and 2026-12-01 07:05:00 EET"
     )
     late = said(
@@ -117,5 +117,5 @@ def test_the_command_line_says_it_in_words() -> None:
     )
     assert "; its deadline is missed then: 2026-12-01 06:30:00 EET" in late
     assert late.endswith("\nof the last day 40 predictions were off by 6 % in the median")
-    assert said(reason="paused") == "when what is queued in q now ends is not known. Its queue is paused."
-    assert said(reason="new") == "when what is queued in q now ends is not known. The reason is new."
+    assert said(reason="paused") == "when the work due now in q ends is not known. Its queue is paused."
+    assert said(reason="new") == "when the work due now in q ends is not known. The reason is new."

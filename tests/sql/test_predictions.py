@@ -71,6 +71,17 @@ def test_a_queue_ends_when_its_workers_have_done_all_that_waits(conn: Conn) -> N
 
 
 @pytest.mark.usefixtures("known")
+def test_a_queue_ends_with_the_work_that_is_due_and_not_with_a_job_of_tomorrow(conn: Conn) -> None:
+    tomorrow = enqueue(conn, available_at=datetime.now(UTC) + timedelta(days=1))
+    told = predictions.queue_prediction(outlook(conn, "q"))
+    assert (told["reason"], told["ends_at"]) == ("nothing", None)
+    enqueue(conn)
+    told = predictions.queue_prediction(outlook(conn, "q"))
+    assert (told["ends_at"] - told["at"]).total_seconds() == pytest.approx(100, rel=0.1)
+    assert seconds(conn, tomorrow) == [86_500]
+
+
+@pytest.mark.usefixtures("known")
 def test_jobs_come_in_the_order_of_the_claim(conn: Conn) -> None:
     last, first = enqueue(conn, priority=200), enqueue(conn, priority=1)
     serve(conn, 1)

@@ -70,7 +70,7 @@ class Range(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """The ends of the jobs that were asked for and that the line has, and of the whole line with what is beyond."""
+    """The ends of the jobs that were asked for; `line` is the end of all that runs or is due, with what is beyond."""
 
     jobs: dict[Any, Range]
     line: Range
@@ -155,7 +155,7 @@ class _Drawing:
 
 
 def _play(line: Line, drawing: _Drawing) -> tuple[list[float], float]:
-    """One play of the queue's future: the end of each job, the waiting ones first, and that of the whole line.
+    """One play of the queue's future: the end of each job, the waiting ones first, and that of all that runs or is due.
 
     A job's place among them is also its place in the claim's order. An event is an instant, a number that keeps events
     of one instant in order, a place, and whether a run of that job ends then; else the job becomes due.
@@ -166,8 +166,8 @@ def _play(line: Line, drawing: _Drawing) -> tuple[list[float], float]:
     parked: dict[str, list[int]] = defaultdict(list)
     follow: dict[int, deque[int]] = {}  # by the place of a running job: those that its worker runs next
     ready = [place for place, each in enumerate(line.waiting) if each.due_sec <= 0]
-    later = [(each.due_sec, place) for place, each in enumerate(line.waiting) if each.due_sec > 0]
-    events = [(due_sec, next(numbers), place, False) for due_sec, place in later]
+    later = {place: each.due_sec for place, each in enumerate(line.waiting) if each.due_sec > 0}
+    events = [(due_sec, next(numbers), place, False) for place, due_sec in later.items()]
     heapify(events)
 
     def end_at(place: int, at: float) -> None:
@@ -224,7 +224,7 @@ def _play(line: Line, drawing: _Drawing) -> tuple[list[float], float]:
             begin(following.popleft(), at)
         else:
             idle += 1
-    last = max(ends, default=0.0)
+    last = max((end for place, end in enumerate(ends) if place not in later), default=0.0)
     if line.beyond and drawn:  # as many runs as those of the line, on all workers
         each, spread = fmean(drawn), pstdev(drawn)
         last += max(drawing.random.gauss(line.beyond * each, sqrt(line.beyond) * spread), 0) / workers

@@ -30,7 +30,7 @@ REASONS = {
     "parents": "It waits for other jobs.",
     "merge": "Its queue merges the jobs of a key, so nobody knows how many runs there will be.",
     "held": "By what is known now it never starts: a limit lets no job of it run.",
-    "nothing": "No job of the queue runs or waits.",
+    "nothing": "No job of the queue runs or is due.",
 }
 _SQL = db.statements("predictions.sql")
 _ENDS = ("earliest", "ends_at", "latest")
@@ -40,7 +40,8 @@ _ENDS = ("earliest", "ends_at", "latest")
 class Outlook:
     """The prediction of a queue at the time `at`, in seconds from then; `reason` (of REASONS): why there is none.
 
-    `ends` and `line` are corrected, `plain` is not; `last` is the end of the line's last job.
+    `ends` and `line` are corrected, `plain` is not. `line` is the end of all that runs or is due (None: no job does);
+    `last` that of the line's last job.
     """
 
     queue: str
@@ -88,7 +89,8 @@ def outlook(conn: Conn, queue: str) -> Outlook:
     ends |= {job: prediction.corrected(forecast.jobs[job], correction) for job in plain}
     last = prediction.corrected(forecast.jobs[line.waiting[-1].job], correction) if line.waiting else None
     whole = prediction.corrected(forecast.line, correction) if line.waiting else forecast.line
-    return replace(result, ends=ends, plain=plain, line=whole, last=last)
+    has_due = line.running or any(each.due_sec <= 0 for each in line.waiting)
+    return replace(result, ends=ends, plain=plain, line=whole if has_due else None, last=last)
 
 
 def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Mapping[str, int]) -> Line:
@@ -117,8 +119,8 @@ def _takes(row: Row, room: Mapping[str, int]) -> list[str]:
 
 
 def queue_prediction(seen: Outlook) -> Row:
-    """PURE: the report of when all jobs that are queued now will have ended."""
-    return {"queue": seen.queue, **_shown(seen, seen.line, seen.reason)}
+    """PURE: the report of when all jobs that run or are due now will have ended."""
+    return {"queue": seen.queue, **_shown(seen, seen.line, seen.reason or (None if seen.line else "nothing"))}
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
@@ -127,18 +129,19 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
 
 
 def job_prediction(seen: Outlook, job: Row) -> Row:
-    """PURE: the report of when a job will end; one beyond LINE ends after LINE and before the end of the queue."""
+    """PURE: the report of when a job will end; one beyond LINE ends after LINE and before all that is due."""
     found, reason = seen.ends.get(job["job_id"]), seen.reason
     if job["status"] not in ("queued", "running"):
         reason = "over"
     elif job["blocked_on"] == "parent":
         reason = "parents"
     if found is None and not reason:
-        if len(seen.plain) < LINE or not seen.last or not seen.line:
+        if len(seen.plain) < LINE or not seen.last:
             reason = "no_runs"
         else:
-            middle = (seen.last.middle + seen.line.middle) / 2
-            found = Range(*(max(end, job["due_sec"]) for end in (seen.last.low, middle, seen.line.high)))
+            end = Range(*map(max, seen.last, seen.line or seen.last))
+            middle = (seen.last.middle + end.middle) / 2
+            found = Range(*(max(each, job["due_sec"]) for each in (seen.last.low, middle, end.high)))
     shown = _shown(seen, found, reason)
     is_late = bool(job["deadline"] and shown["ends_at"] and shown["ends_at"] > job["deadline"])
     return {name: job[name] for name in ("job_id", "queue", "status", "deadline")} | shown | {"is_late": is_late}

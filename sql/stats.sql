@@ -115,22 +115,41 @@ ON CONFLICT (queue) DO UPDATE SET
    length = excluded.length, scheduled = excluded.scheduled, retries = excluded.retries, dead = excluded.dead,
    lag_sec = excluded.lag_sec, keys = excluded.keys, counted_at = now();
 
--- name: wrong_plans
--- Of the schedules, and of the backfills, whose next jobs are not made: the one that is oldest so, and how many they are.
+-- name: deliveries
+-- The messages of each webhook that failed and were added after the last one that arrived, and the latest reason. Of each
+-- webhook the `of_each` latest since it was added, among the farm's `most` latest: job_ids are ordered by time.
+WITH latest AS MATERIALIZED (
+  SELECT name, status, created_at, heartbeat_at, error FROM dl_webhooks w
+   CROSS JOIN LATERAL (
+     SELECT job_id FROM dl_messages WHERE webhook = w.name AND job_id > coalesce(
+              (SELECT job_id FROM dl_messages ORDER BY job_id DESC OFFSET %(most)s LIMIT 1), '00000000-0000-0000-0000-000000000000')
+      ORDER BY job_id DESC LIMIT %(of_each)s) m
+   CROSS JOIN LATERAL (SELECT * FROM dl_jobs WHERE job_id = m.job_id AND created_at >= w.added_at OFFSET 0) j),  -- by the index
+arrived AS (SELECT name, max(created_at) AS at FROM latest WHERE status = 'succeeded' GROUP BY name)
+SELECT name, count(*) AS undelivered, left((array_agg(error ORDER BY heartbeat_at DESC NULLS LAST))[1], 300) AS last_error
+  FROM latest LEFT JOIN arrived USING (name)
+ WHERE error IS NOT NULL AND status NOT IN ('succeeded', 'canceled') AND created_at > coalesce(at, '-infinity')
+ GROUP BY name;
+
+-- name: wrong
+-- Of the schedules and the backfills whose next jobs are not made, and of the webhooks that do not receive their messages:
+-- the one that is oldest so, and how many they are.
 SELECT DISTINCT ON (kind) *, count(*) OVER (PARTITION BY kind) AS number FROM (
-  SELECT 'schedule' AS kind, name, left(error, 200) AS error, error_at AS since FROM dl_schedules
-   WHERE error IS NOT NULL AND paused_at IS NULL AND retired_at IS NULL
+  SELECT 'schedule' AS kind, name, coalesce(left(error, 200), 'it is overdue') AS error, coalesce(error_at, next_due) AS since
+    FROM dl_schedules
+   WHERE (error IS NOT NULL OR next_due < now() - make_interval(secs => %(overdue_sec)s))
+     AND paused_at IS NULL AND retired_at IS NULL
   UNION ALL
-  SELECT 'backfill', name, left(error, 200), error_at FROM dl_backfills
-   WHERE error IS NOT NULL AND paused_at IS NULL AND canceled_at IS NULL
+  SELECT 'backfill', name, coalesce(left(error, 200), 'it is overdue'), coalesce(error_at, next_at) FROM dl_backfills
+   WHERE (error IS NOT NULL OR next_at < now() - make_interval(secs => %(overdue_sec)s))
+     AND paused_at IS NULL AND canceled_at IS NULL
   UNION ALL
-  SELECT 'schedule', name, 'it is overdue', next_due FROM dl_schedules
-   WHERE error IS NULL AND paused_at IS NULL AND retired_at IS NULL
-     AND next_due < now() - make_interval(secs => %(overdue_sec)s)
-  UNION ALL
-  SELECT 'backfill', name, 'it is overdue', next_at FROM dl_backfills
-   WHERE error IS NULL AND paused_at IS NULL AND canceled_at IS NULL
-     AND next_at < now() - make_interval(secs => %(overdue_sec)s)) wrong
+  SELECT 'webhook', name, CASE WHEN is_served THEN undelivered || ' undelivered'
+                               ELSE 'no worker serves the queue ' || %(alerts_queue)s END, NULL
+    FROM dl_webhooks LEFT JOIN ({deliveries}) d USING (name)
+   CROSS JOIN (SELECT EXISTS (SELECT FROM dl_served WHERE queue = %(alerts_queue)s AND seen_at > now() - interval '30 s'
+                                 AND state <> 'dead') AS is_served) serving
+   WHERE paused_at IS NULL AND (undelivered > 0 OR NOT is_served)) wrong
  ORDER BY kind, since, name;
 
 -- name: beginning

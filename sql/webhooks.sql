@@ -4,19 +4,6 @@
 -- In the place of {shown}: a webhook for people and programs. Its secrets are no part of it.
 name, url, shape, signed_by, kinds, queues, lag_sec, added_at, added_by, paused_at, paused_by;
 
--- name: deliveries
--- For people: the messages of each webhook that failed and were added after the last one that arrived, and the latest reason.
--- Of the farm's `most` latest messages: their job_ids are ordered by time.
-WITH latest AS MATERIALIZED (
-  SELECT webhook AS name, status, created_at, heartbeat_at, error
-    FROM (SELECT job_id, webhook FROM dl_messages ORDER BY job_id DESC LIMIT %(most)s) m
-   CROSS JOIN LATERAL (SELECT * FROM dl_jobs WHERE job_id = m.job_id OFFSET 0) j),  -- by the index, whatever the planner knows
-arrived AS (SELECT name, max(created_at) AS at FROM latest WHERE status = 'succeeded' GROUP BY name)
-SELECT name, count(*) AS undelivered, left((array_agg(error ORDER BY heartbeat_at DESC NULLS LAST))[1], 300) AS last_error
-  FROM latest LEFT JOIN arrived USING (name)
- WHERE error IS NOT NULL AND status NOT IN ('succeeded', 'canceled') AND created_at > coalesce(at, '-infinity')
- GROUP BY name;
-
 -- name: listed
 SELECT {shown} FROM dl_webhooks WHERE %(name)s::text IS NULL OR name = %(name)s ORDER BY name;
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -23,9 +22,9 @@ from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.direct import Direct
 from dataloader.cli.jobs import journal
 from dataloader.cli.watch import attempts, outcome, waits_for
-from dataloader.client import Forbidden, NotFound
+from dataloader.client import NotFound
 from dataloader.client.farm import Farm
-from dataloader.model.farm import Database, Webhooks, Worker
+from dataloader.model.farm import Database, Worker
 from dataloader.model.jobs import Event, Job
 from dataloader.model.plans import Backfill, Schedule
 from dataloader.model.queues import Overview, Queue
@@ -35,6 +34,8 @@ from dataloader.queue.reports import alerts, stats, waiting
 
 SILENT_SEC = 60.0  # without a heartbeat, which is sent every 10 s by default
 MUCH_MEMORY_MB = 1_000
+# The lists of what the page of an alert shows.
+LISTS: dict[str, tuple[str, ...]] = {f"{noun}s": (noun, "list") for noun in ("schedule", "backfill", "webhook")}
 PAGES_MANY = 100  # that a claim reads beside those of its jobs
 
 
@@ -105,29 +106,21 @@ def _named(reached: Reached, name: str) -> None:
     _print(reached, findings, {kind: name}, Text(f"{kind} {name}"))
 
 
-def farm_findings(
-    overview: Overview, workers: Sequence[Worker], database: Database, receivers: Webhooks | None
-) -> Iterator[Finding]:
-    """The faults of the farm, the grave ones first; `receivers` None: the asker may not see the webhooks."""
-    queues = [asdict(queue) for queue in overview.queues]
-    for alert in alerts.farm_alerts({"queues": queues}, [asdict(each) for each in workers], asdict(database)):
-        command = ("jobs", "-q", alert.queue or "", "--status", alert.status) if alert.status else ("queues",)
-        yield Finding(f"{alert.text} {alert.advice}".strip(), ("ps",) if alert.queue is None else command)
-    if receivers and receivers.webhooks and not receivers.is_served:
-        text = f"No worker serves the queue {receivers.queue}, so webhooks are told nothing: name it in WORKERS_JSON."
-        yield Finding(text, ("webhook", "list"))
-    for wrong in alerts.undelivered([asdict(each) for each in receivers.webhooks] if receivers else []):
-        yield Finding(alerts.plan(wrong).text, ("webhook", "list"))
+def farm_findings(overview: Overview, workers: Sequence[Worker], database: Database) -> Iterator[Finding]:
+    """The alerts of the dashboard's overview, the grave ones first."""
+    of = asdict(overview)
+    for alert in alerts.farm_alerts(of, [asdict(each) for each in workers], asdict(database), of["wrong"]):
+        command = LISTS.get(alert.page or "", ("ps",) if alert.queue is None else ("queues",))
+        if alert.status:
+            command = ("jobs", "-q", alert.queue or "", "--status", alert.status)
+        yield Finding(f"{alert.text} {alert.advice}".strip(), command)
 
 
 def _whole_farm(farm: Farm) -> Iterator[Finding]:
-    receivers = None
-    with suppress(Forbidden):  # a token that may only read
-        receivers = farm.webhooks()
     overview = farm.overview()
-    findings = list(farm_findings(overview, farm.workers(), farm.database(), receivers))
+    findings = list(farm_findings(overview, farm.workers(), farm.database()))
     findings += error_findings(farm.errors().groups if overview.total.dead else [])
-    findings += [*plan_findings([*farm.schedules(), *farm.backfills()]), *task_findings(farm.tasks())]
+    findings += task_findings(farm.tasks())
     yield from findings or [Finding("Nothing is wrong with the farm.")]
 
 
@@ -208,16 +201,6 @@ def error_findings(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
     quoted = {name: text.replace("\\", r"\\").replace('"', r"\"") for name, text in fields.items()}
     search = " ".join([*(f'{name}:"{text}"' for name, text in quoted.items()), "status:dead"])
     yield Finding("Once the cause is removed:", ("requeue", "--matching", search))
-
-
-def plan_findings(plans: Sequence[Schedule | Backfill]) -> Iterator[Finding]:
-    """The schedules and backfills that make no jobs although they should."""
-    for each in plans:
-        kind, over = ("schedule", each.retired_at) if isinstance(each, Schedule) else ("backfill", each.canceled_at)
-        if (each.error or each.overdue_sec > OVERDUE_SEC) and not (each.paused_at or over):
-            why = screen.short(each.error, 200) if each.error else "it is overdue"
-            alert = alerts.plan({"kind": kind, "name": each.name, "error": why, "since": each.error_at})
-            yield Finding(alert.text, ("doctor", each.name))
 
 
 def task_findings(tasks: Sequence[Task]) -> Iterator[Finding]:

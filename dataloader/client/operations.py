@@ -334,7 +334,7 @@ class Operations:
         return self._call("GET /queues", Queues, {}, "queues")
 
     def overview(self) -> Overview:
-        """Length, dead, lag and more, for each queue and in total."""
+        """Length, dead, lag and more, for each queue and in total, and what does not work."""
         return self._call("GET /stats", Overview, {})
 
     def keys(self, queue: str, *, limit: int | None = None) -> Iterator[Key]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
@@ -81,11 +82,22 @@ class Queues(Answer):
     queues: list[Queue]
 
 
+class Wrong(Answer):
+    """A schedule or a backfill that makes no jobs, or a webhook that does not receive its messages."""
+
+    kind: Literal["schedule", "backfill", "webhook"]
+    name: str
+    error: str
+    since: datetime | None
+    number: Annotated[Count, "how many of this kind do not work"]
+
+
 class Overview(Queues):
     """The farm in figures."""
 
     at: datetime
     total: Total
+    wrong: Annotated[list[Wrong], "of each kind the one that has not worked for longest"] = field(default_factory=list)
 
 
 class Changed(Answer):

@@ -75,8 +75,8 @@ def queues(call: Call) -> Queues:
 
 @Op("GET /stats")
 def overview(call: Call) -> Overview:
-    """Length, dead, lag and more, for each queue and in total."""
-    return made(Overview, stats.overview(call.conn))
+    """Length, dead, lag and more, for each queue and in total, and what does not work."""
+    return made(Overview, stats.overview(call.conn) | {"wrong": stats.wrong(call.conn, call.settings.dl_alerts_queue)})
 
 
 @Op(

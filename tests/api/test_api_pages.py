@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 from dataloader import config
 from dataloader.queue import db, enqueue, operations
 from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules
-from dataloader.queue.reports import postgres, stats, timeline, webhooks
+from dataloader.queue.reports import alerts, postgres, stats, timeline, webhooks
 
 HTMX = {"HX-Request": "true"}
 
@@ -202,9 +202,11 @@ def test_the_overview_names_schedules_backfills_and_webhooks_that_do_not_work(
     for text in (
         "2 schedules make no jobs, among them overdue: it is overdue.",
         "The backfill q1 makes no jobs: it is overdue.",
-        "The webhook ops does not receive its messages: 1 undelivered.",
+        "The webhook ops does not receive its messages: no worker serves the queue alerts.",
     ):
         assert text in page
+    wrong = client.get("/api/v1/stats").get_json()["wrong"]  # of which doctor makes its findings
+    assert [alert.text in page for alert in alerts.farm_alerts({"queues": []}, (), None, wrong)] == [True] * 3
     assert "schedule paused" not in page
     assert "schedule fine" not in page
 

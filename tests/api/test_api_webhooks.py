@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from html import unescape
 
@@ -109,25 +110,41 @@ def test_a_receiver_that_is_paused_or_removed_is_not_wrong(client: FlaskClient, 
     client.put(OPS, json={"url": URL})
     client.post(f"{OPS}/test")
     conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now(), error = 'Connection refused'")
-    assert [(row["name"], row["error"]) for row in webhooks.wrong(conn)] == [("ops", "1 undelivered")]
+    assert wrong(client) == [("webhook", "ops", "no worker serves the queue alerts")]
+    worker = {"worker": "h:1:b", "pid": 1, "queue": "alerts", "state": "idle", "jobs": 0}
+    stats.show_workers(conn, "f", "h", [worker])
+    assert wrong(client) == [("webhook", "ops", "1 undelivered")]
     client.post(f"{OPS}/pause")
-    assert webhooks.wrong(conn) == []
+    assert wrong(client) == []
     client.post(f"{OPS}/resume")
-    assert len(webhooks.wrong(conn)) == 1
+    assert len(wrong(client)) == 1
     client.delete(OPS)
-    assert webhooks.wrong(conn) == []
+    assert wrong(client) == []
+    client.put(OPS, json={"url": URL})  # another webhook of the same name
+    assert wrong(client) == []
 
 
-def test_the_latest_messages_decide_what_has_not_arrived(
+def wrong(client: FlaskClient) -> list[tuple[str, str, str]]:
+    return [(each["kind"], each["name"], each["error"]) for each in client.get("/api/v1/stats").get_json()["wrong"]]
+
+
+def test_the_latest_messages_of_each_webhook_decide_what_has_not_arrived(
     client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.put(OPS, json={"url": URL})
-    for _ in range(3):
-        client.post(f"{OPS}/test")
+    for name, messages in (("quiet", 1), ("noisy", 3)):
+        client.put(f"{WEBHOOKS}/{name}", json={"url": URL})
+        for _ in range(messages):
+            client.post(f"{WEBHOOKS}/{name}/test")
     conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now(), error = 'Connection refused'")
-    assert client.get(WEBHOOKS).get_json()["webhooks"][0]["undelivered"] == 3
-    monkeypatch.setattr(webhooks, "LATEST", 2)
-    assert client.get(WEBHOOKS).get_json()["webhooks"][0]["undelivered"] == 2
+
+    def undelivered() -> dict[str, int]:
+        return {each["name"]: each["undelivered"] for each in client.get(WEBHOOKS).get_json()["webhooks"]}
+
+    assert undelivered() == {"noisy": 3, "quiet": 1}
+    monkeypatch.setitem(stats.MESSAGES, "of_each", 2)
+    assert undelivered() == {"noisy": 2, "quiet": 1}
+    monkeypatch.setitem(stats.MESSAGES, "most", 2)
+    assert undelivered() == {"noisy": 2, "quiet": 0}
 
 
 def test_the_page_lists_the_receivers_and_says_that_nobody_sends(client: FlaskClient) -> None:
@@ -170,6 +187,8 @@ def test_a_message_is_not_run_again_with_another_text(
 
 
 def test_the_cost_of_what_has_not_arrived_does_not_grow_with_the_messages(conn: db.Connection) -> None:
+    for name in ("ops", "quiet"):
+        webhooks.put(conn, name, "https://ops.example/alerts", "anna")
     conn.execute("INSERT INTO dl_messages SELECT gen_random_uuid(), 'ops', '{}' FROM generate_series(1, 20000)")
     conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
     conn.execute(
@@ -178,6 +197,7 @@ def test_the_cost_of_what_has_not_arrived_does_not_grow_with_the_messages(conn: 
     )
     conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
     conn.execute("ANALYZE dl_messages, dl_jobs")
-    explained = ("EXPLAIN (ANALYZE, FORMAT JSON) " + webhooks._SQL["deliveries"]).encode()
-    plan = json.dumps(conn.execute(explained, {"most": 1_000}, prepare=False).fetchall())
-    assert "Seq Scan" not in plan
+    explained = ("EXPLAIN (ANALYZE) " + stats._SQL["deliveries"]).encode()
+    plan = conn.execute(explained, {"of_each": 100, "most": 1_000}, prepare=False).fetchall()
+    assert not [line for (line,) in plan if "Seq Scan on dl_messages" in line or "Seq Scan on dl_jobs" in line]
+    assert sum(int(n) for (line,) in plan for n in re.findall(r"Rows Removed by Filter: (\d+)", line)) <= 2 * 1_000

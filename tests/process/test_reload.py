@@ -183,7 +183,7 @@ def test_a_drain_during_a_reload_ends_the_waiting_successor_too(farm: Farm, tmp_
 
 def shown_refusals(farm: Farm) -> list[str]:
     """What doctor and the overview say of refused reloads."""
-    found = alerts.farm_alerts({"queues": []}, stats.workers(farm.conn), None)
+    found = alerts.farm_alerts({"queues": []}, stats.workers(farm.conn), None, ())
     return [alert.text for alert in found if "The latest reload of the farm on" in alert.text]
 
 

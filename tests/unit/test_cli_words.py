@@ -26,10 +26,10 @@ from click.testing import CliRunner, Result
 from dataloader.cli import doctor, jobs, main, screen
 from dataloader.cli.base import WRONG_MOST
 from dataloader.client.transport import Transport
-from dataloader.model.farm import Database, Webhook, Webhooks, Worker
+from dataloader.model.farm import Database, Worker
 from dataloader.model.jobs import Event, Job, WaitingFor
 from dataloader.model.plans import Backfill, Schedule
-from dataloader.model.queues import Overview, Queue, Total
+from dataloader.model.queues import Overview, Queue, Total, Wrong
 from dataloader.model.reading import read
 from dataloader.model.runs import ErrorGroup, Replaces, Task
 from dataloader.queue.reports.stats import Attempt
@@ -203,17 +203,6 @@ def test_doctor_says_why_a_schedule_makes_no_jobs(
     (finding,) = doctor.diagnose_schedule(schedule)
     assert words in finding.text
     assert command in (None, finding.command)
-
-
-def test_doctor_names_the_schedules_and_backfills_that_make_no_jobs() -> None:
-    stopped = [a_schedule(error="no", paused_at=NOW), a_schedule(error="no", retired_at=NOW), a_schedule(overdue_sec=3)]
-    broken = filled(Backfill, name="q1", error="no such column")
-    found = list(doctor.plan_findings([a_schedule(error="no such day"), a_schedule(overdue_sec=300), broken, *stopped]))
-    assert found == [
-        ("The schedule n makes no jobs: no such day.", ("doctor", "n")),
-        ("The schedule n makes no jobs: it is overdue.", ("doctor", "n")),
-        ("The backfill q1 makes no jobs: no such column.", ("doctor", "q1")),
-    ]
 
 
 def a_backfill(state: str, **more: Any) -> Backfill:
@@ -454,23 +443,14 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     total = filled(Total)
     ill = filled(Queue, queue="q", length=3, dead=2, workers=1, max_length=3)
     sick = filled(Worker, worker="h:1:b", host="h", queue="q", state="busy", is_live=False)
-    receivers = Webhooks(queue="alerts", is_served=False, webhooks=[filled(Webhook, name="ops")])
-    found = list(
-        doctor.farm_findings(
-            Overview(at=NOW, total=total, queues=[ill]),
-            [sick],
-            filled(Database, max_connections=100, has_reaper=True),
-            receivers,
-        )
-    )
+    database = filled(Database, max_connections=100, has_reaper=True)
+    wrong = [Wrong(kind="webhook", name="ops", error="2 undelivered", since=None, number=1)]
+    found = list(doctor.farm_findings(Overview(at=NOW, total=total, queues=[ill], wrong=wrong), [sick], database))
     assert [(finding.text.partition(".")[0], finding.command) for finding in found] == [
         ("1 worker has not been heard of (h)", ("ps",)),
+        ("The webhook ops does not receive its messages: 2 undelivered", ("webhook", "list")),
         ("Queue q is full: 3 jobs", ("queues",)),
         ("2 jobs are dead in queue q", ("jobs", "-q", "q", "--status", "dead")),
-        (
-            "No worker serves the queue alerts, so webhooks are told nothing: name it in WORKERS_JSON",
-            ("webhook", "list"),
-        ),
     ]
     groups = [group("ValueError: few", 2), group("OSError: disk", 7, note="full"), group("KeyError", 0)]
     worst, again = doctor.error_findings(groups)
@@ -480,26 +460,7 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     assert again.command == ("requeue", "--matching", 'error_group:"OSError: disk" queue:"q" task:"load" status:dead')
     assert list(doctor.error_findings(groups[2:])) == list(doctor.error_findings([])) == []
     well = Overview(at=NOW, total=total, queues=[filled(Queue, queue="q", workers=1)])
-    for receivers in (
-        Webhooks(queue="alerts", is_served=False, webhooks=[]),
-        Webhooks(queue="alerts", is_served=True, webhooks=[filled(Webhook, name="ops")]),
-        None,
-    ):
-        assert (
-            list(doctor.farm_findings(well, [], filled(Database, max_connections=100, has_reaper=True), receivers))
-            == []
-        )
-
-
-def test_doctor_names_the_webhooks_that_do_not_receive_their_messages() -> None:
-    told = filled(Webhook, name="ops", undelivered=2)
-    off = filled(Webhook, name="off", undelivered=2, paused_at=NOW)
-    receivers = Webhooks(queue="alerts", is_served=True, webhooks=[told, off])
-    overview = Overview(at=NOW, total=filled(Total), queues=[])
-    database = filled(Database, max_connections=100, has_reaper=True)
-    assert list(doctor.farm_findings(overview, [], database, receivers)) == [
-        ("The webhook ops does not receive its messages: 2 undelivered.", ("webhook", "list"))
-    ]
+    assert list(doctor.farm_findings(well, [], database)) == []
 
 
 def test_doctor_names_the_tasks_whose_runs_replace_their_workers() -> None:

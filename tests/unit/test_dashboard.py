@@ -89,18 +89,20 @@ def test_many_webhooks_or_plans_that_do_not_work_are_one_alert() -> None:
     wrong = [
         {"kind": "schedule", "name": "a", "error": "no such day", "since": NOW, "number": 5_000},
         {"kind": "webhook", "name": "ops", "error": "1 undelivered", "since": None, "number": 2},
+        {"kind": "backfill", "name": "q1", "error": "it is overdue", "since": NOW, "number": 1},
     ]
     queue = QUEUE | {"length": 3, "workers": 0}
     assert [(alert.text, alert.page) for alert in alerts.farm_alerts({"queues": [queue]}, (), POSTGRES, wrong)] == [
         ("5,000 schedules make no jobs, among them a: no such day.", "schedules"),
         ("2 webhooks do not receive their messages, among them ops: 1 undelivered.", "webhooks"),
+        ("The backfill q1 makes no jobs: it is overdue.", "backfills"),
         ("Queue q has 3 due jobs and no worker.", None),
     ]
 
 
 def test_what_is_wrong_is_said_the_gravest_first() -> None:
     def of(seen: Any = (), postgres: Any = None, **queue: Any) -> list[str]:
-        found = alerts.farm_alerts({"queues": [QUEUE | queue]}, seen, POSTGRES | (postgres or {}))
+        found = alerts.farm_alerts({"queues": [QUEUE | queue]}, seen, POSTGRES | (postgres or {}), ())
         return [alert.text for alert in found]
 
     assert of() == []
@@ -128,7 +130,7 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     assert (
         of([hangs], paused_at=NOW, paused_by=None, dead=1)[0] == "1 job is dead in queue q."
     )  # docs/alerts.md: critical
-    assert {alert.page for alert in alerts.farm_alerts({"queues": []}, [hangs], POSTGRES)} == {"workers"}
+    assert {alert.page for alert in alerts.farm_alerts({"queues": []}, [hangs], POSTGRES, ())} == {"workers"}
     held = {"kind": "session", "pid": 7, "user": "bi", "application": "report", "age_sec": 4_000.0, "xids": 5}
     assert of(postgres={"held_by": held}) == []  # beside an idle queue an old transaction does no harm
     assert of(postgres={"held_by": held, "jobs_dead_tuples": 50_000}) == [

@@ -101,7 +101,7 @@ def _read_overview(conn: db.Connection) -> tuple[dict[str, Any], Rows, dict[str,
     has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
     workers = _alive_first(stats.workers(conn))
     postgres = stats.postgres(conn, current_app.extensions["settings"].dl_reaper_period_sec)
-    wrong = stats.wrong_plans(conn) + receivers.wrong(conn)
+    wrong = stats.wrong(conn, current_app.extensions["settings"].dl_alerts_queue)
     return farm, workers, postgres, wrong, None if has_jobs else stats.beginning(conn)
 
 

@@ -56,10 +56,10 @@ def conditions(queue: Row, lag_sec: float, paused_sec: float, now: datetime) -> 
         yield Condition("paused", name, queue["paused_at"], text)
 
 
-def farm_alerts(overview: Row, workers: Sequence[Row], postgres: Row | None, wrong: Sequence[Row] = ()) -> list[Alert]:
-    """The farm's alerts, the grave ones first; `wrong` are the schedules, backfills and webhooks that do not work."""
+def farm_alerts(overview: Row, workers: Sequence[Row], postgres: Row | None, wrong: Sequence[Row]) -> list[Alert]:
+    """The farm's alerts, the grave ones first; `wrong` is of stats.wrong."""
     lag_sec = max((queue["lag_sec"] for queue in overview["queues"]), default=0.0)
-    found = [*(_server_alerts(postgres, lag_sec) if postgres else ()), *_silent_workers(workers), *map(plan, wrong)]
+    found = [*(_server_alerts(postgres, lag_sec) if postgres else ()), *_silent_workers(workers), *map(_broken, wrong)]
     for queue in overview["queues"]:
         found += _queue_alerts(queue)
     return sorted(found, key=lambda alert: not alert.is_grave)
@@ -120,23 +120,14 @@ def _silent_workers(workers: Sequence[Row]) -> Iterator[Alert]:
         yield Alert(text, advice, is_grave=False, page="workers")
 
 
-def plan(wrong: Row) -> Alert:
+def _broken(wrong: Row) -> Alert:
     """The alert of a schedule, a backfill or a webhook that does not work, and of the others of its kind (`number`)."""
-    kind, name, number = wrong["kind"], wrong["name"], wrong.get("number", 1)
+    kind, name, number = wrong["kind"], wrong["name"], wrong["number"]
     one, many = "makes no jobs", "make no jobs"
     if kind == "webhook":
         one, many = "does not receive its messages", "do not receive their messages"
     who = f"The {kind} {name} {one}" if number == 1 else f"{count(number)} {kind}s {many}, among them {name}"
     return Alert(f"{who}: {wrong['error']}.", page=f"{kind}s", since=wrong["since"])
-
-
-def undelivered(webhooks: Sequence[Row]) -> list[dict[str, Any]]:
-    """The webhooks whose latest messages have not arrived, as rows for `plan`; paused webhooks are left out."""
-    return [
-        {"kind": "webhook", "name": row["name"], "error": f"{row['undelivered']} undelivered", "since": None}
-        for row in webhooks
-        if row.get("undelivered") and not row["paused_at"]
-    ]
 
 
 def unfit(fitness: Row) -> Iterator[Alert]:

@@ -55,8 +55,9 @@ ANEW = -1  # what aggregate returns when the journal's sequence has been set bac
 LONG_STEP_SEC = 300  # steps from which on throughput is read from dl_pace_long instead of dl_pace
 BRIEFLY_SEC = 0.5, 0.1  # for a statement and for a lock: keeper and reaper have one session for this and for leases
 SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that it sorts at once
+MESSAGES = {"of_each": 100, "most": 50_000}  # in which undelivered ones of a webhook, and of all, are looked for
 FOUND = 20_000  # jobs with some arguments, that the index for them may find for one page
-_SQL = db.statements("stats.sql", "live", "of_settings", "keys_of")
+_SQL = db.statements("stats.sql", "live", "of_settings", "keys_of", "deliveries")
 _SEARCH = db.statements("search.sql")
 QUEUED = frozenset({"ready", "scheduled", "blocked"})
 _CHANGED = "{changed_at}"
@@ -202,9 +203,14 @@ def note_lengths(conn: Conn, since_sec: float) -> float | None:
         return note(NOTED_ROUGHLY)
 
 
-def wrong_plans(conn: Conn) -> list[Row]:
-    """A schedule and a backfill that make no jobs although they should: kind, name, `since`, `error`, `number`."""
-    return _SQL.rows(conn, "wrong_plans", overdue_sec=OVERDUE_SEC)
+def wrong(conn: Conn, alerts_queue: str) -> list[Row]:
+    """A schedule, a backfill and a webhook that do not work although they should, as model.queues.Wrong."""
+    return _SQL.rows(conn, "wrong", overdue_sec=OVERDUE_SEC, alerts_queue=alerts_queue, **MESSAGES)
+
+
+def deliveries(conn: Conn) -> list[Row]:
+    """The name of each webhook whose latest messages have not arrived, with `undelivered` and `last_error`."""
+    return _SQL.rows(conn, "deliveries", **MESSAGES)
 
 
 def beginning(conn: Conn) -> Row:

@@ -20,12 +20,11 @@ from dataloader.config import WEBHOOK_SECRETS
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
 from dataloader.queue.db import Row as Row
-from dataloader.queue.reports import alerts, messages
+from dataloader.queue.reports import messages, stats
 from dataloader.queue.reports.messages import KINDS, TASK, Firing, Message, Rules
 
 LAG_SEC = periods.seconds("WEBHOOK_LAG_SEC", 300.0)  # the lag of a late queue, unless its webhook sets another
 ATTEMPTS = 12  # of a message: with the pauses of the pipeline some four hours
-LATEST = 1_000  # messages that `deliveries` reads, of all webhooks
 TAKEN = 10_000  # events of one round; the next one goes on with the rest
 SETTLE_SEC = periods.seconds("SETTLE_SEC", 10.0)  # from its begin until a transaction's rows should be visible
 URL_LIMIT = 2_000  # characters
@@ -52,15 +51,8 @@ def listed(conn: Conn) -> list[Row]:
 
 def with_deliveries(conn: Conn) -> list[Row]:
     """All webhooks, by name, with `undelivered` and `last_error` of those whose latest messages have not arrived."""
-    found = listed(conn)
-    failed = {row["name"]: row for row in _SQL.rows(conn, "deliveries", most=LATEST)} if found else {}
-    return [row | failed.get(row["name"], {}) for row in found]
-
-
-def wrong(conn: Conn) -> list[Row]:
-    """A webhook whose latest messages have not arrived, as a row of stats.wrong_plans, without the reason's text."""
-    found = alerts.undelivered(with_deliveries(conn))
-    return [row | {"number": len(found)} for row in found[:1]]
+    failed = {row["name"]: row for row in stats.deliveries(conn)}
+    return [row | failed.get(row["name"], {}) for row in listed(conn)]
 
 
 def find(conn: Conn, name: str) -> Row | None:

@@ -121,6 +121,15 @@ def test_the_timeline_has_each_run_at_its_worker(client: FlaskClient, conn: db.C
         assert word in text
 
 
+def test_the_timeline_claims_no_begin_that_it_does_not_know(client: FlaskClient, conn: db.Connection) -> None:
+    long, unknown = ran(conn, "long", end=None), ran(conn, "unknown")
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '5 h' WHERE job_id = %s", (long,))
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '5 h' WHERE job_id = %s AND kind <> 'done'", (unknown,))
+    rows = {row.partition("</a>")[0]: row for row in client.get("/timeline").text.split('<a class="task" href="')[1:]}
+    assert '"number">5 h</td>' in rows['/tasks/long">long']
+    assert rows['/tasks/unknown">unknown'].count('class="number">–</td>') == 2
+
+
 def test_what_happened_is_told_once_for_many(client: FlaskClient, conn: db.Connection) -> None:
     for _ in range(3):
         ran(conn, end="failed")

@@ -139,7 +139,7 @@ def _lane_boxes(runs: Sequence[Run], y: float, since: datetime, until: datetime)
     scale = WIDTH / max((until - since).total_seconds(), 1.0)
     boxes: list[Rectangle] = []
     for run in runs:
-        x = max((run.started_at - since).total_seconds() * scale, 0.0)
+        x = max(((run.started_at or since) - since).total_seconds() * scale, 0.0)
         end = min(((run.ended_at or until) - since).total_seconds() * scale, WIDTH)
         width = max(end - x, THINNEST)
         if boxes and x < boxes[-1].x + boxes[-1].width:

@@ -49,13 +49,16 @@ KINDS = {
 
 
 class Run(NamedTuple):
-    """One run at a worker; `ended_at` None while it goes on. `outcome` is as in a badge: succeeded, failed, retry, …"""
+    """One run at a worker; `outcome` is as in a badge: succeeded, failed, retry, …
+
+    `started_at` None: it began before the time of the timeline; `ended_at` None: it goes on.
+    """
 
     worker: str
     job_id: UUID
     task: str
     queue: str
-    started_at: datetime
+    started_at: datetime | None
     ended_at: datetime | None
     outcome: str
 
@@ -84,35 +87,36 @@ def read(conn: Conn, hours: int) -> Timeline:
 
 
 def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> list[Run]:
-    """PURE: the runs that these rows of the journal tell of, but for those of which the begin or end is unknown."""
+    """PURE: the runs that these rows of the journal tell of, but for those of which the end is unknown."""
     begun: dict[UUID, Row] = {row["job_id"]: row for row in running if row["ts"] < since}
     now_running = {row["job_id"] for row in running}
     runs: list[Run] = []
 
-    def add(start: Row, at: datetime, ended_at: datetime | None, outcome: str) -> None:
+    def add(start: Row, began: datetime | None, ended_at: datetime | None, outcome: str) -> None:
         if worker := start["worker"]:
-            runs.append(Run(worker, start["job_id"], start["task"] or "", start["queue"], at, ended_at, outcome))
+            runs.append(Run(worker, start["job_id"], start["task"] or "", start["queue"], began, ended_at, outcome))
 
     for event in events:
         if event["kind"] == "picked":
             begun[event["job_id"]] = event
             continue
         start = begun.pop(event["job_id"], None) or event
-        at = max(start["ts"], since) if start is not event else since
-        add(start, at, event["ts"], _OUTCOMES.get(event["kind"], "retry" if event["step"] == "retry" else "requeued"))
+        began = start["ts"] if start is not event else None
+        outcome = _OUTCOMES.get(event["kind"], "retry" if event["step"] == "retry" else "requeued")
+        add(start, began, event["ts"], outcome)
     for job_id, start in begun.items():
         if job_id in now_running:
-            add(start, max(start["ts"], since), None, "running")
-    return sorted(runs, key=lambda run: (run.started_at, run.worker))
+            add(start, start["ts"], None, "running")
+    return sorted(runs, key=lambda run: (run.started_at or since, run.worker))
 
 
 def busy(runs: Iterable[Run], since: datetime, until: datetime) -> float:
     """PURE: the share of a worker's time in which it had a run; overlapping runs, those of one call, count once."""
     total, reached = timedelta(), since
-    for run in sorted(runs, key=lambda run: run.started_at):
+    for run in sorted(runs, key=lambda run: run.started_at or since):
         end = min(run.ended_at or until, until)
         if end > reached:
-            total += end - max(run.started_at, reached)
+            total += end - max(run.started_at or since, reached)
             reached = end
     return total / (until - since) if until > since else 0.0
 

@@ -122,9 +122,10 @@ SELECT task = ANY (names) OR EXISTS (SELECT FROM dl_needs WHERE task = %(task)s)
  WHERE names <> '{}';
 
 -- name: queue_names
--- The queues with workers, settings or sums, and this one when it has jobs. Served by small tables, ix_dl_jobs_claim,
--- ix_dl_jobs_running and ix_dl_jobs_dead.
+-- The queues with workers, settings, plans or sums, and this one when it has jobs. Served by small tables,
+-- ix_dl_jobs_claim, ix_dl_jobs_running and ix_dl_jobs_dead.
 (SELECT queue FROM dl_served UNION SELECT queue FROM dl_totals
+ UNION SELECT job ->> 'queue' FROM dl_schedules UNION SELECT queue FROM dl_backfills
  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered LIMIT %(most)s)
 UNION (SELECT queue FROM dl_jobs WHERE queue = %(queue)s AND status = 'queued' ORDER BY queue, available_at LIMIT 1)
 UNION (SELECT queue FROM dl_jobs WHERE queue = %(queue)s AND status = 'running' LIMIT 1)

@@ -95,6 +95,11 @@ SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled
     WHERE nth < %(most_keys)s)
  SELECT count(*) FROM found);
 
+-- name: live_workers
+-- Of all queues together, for a worker may serve several.
+SELECT count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_workers
+ WHERE seen_at > now() - interval '30 s' AND state <> 'dead';
+
 -- name: keys
 -- For the reaper: the keys of each ordered queue.
 SELECT queue, {keys_of} AS keys FROM dl_queues known WHERE ordered;

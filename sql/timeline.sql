@@ -60,6 +60,7 @@ SELECT * FROM (
   UNION ALL SELECT changed_at, 'schedule', changed_by, NULL, name, NULL, NULL FROM dl_schedules WHERE changed_at IS NOT NULL
   UNION ALL SELECT paused_at, 'schedule_paused', paused_by, NULL, name, NULL, NULL FROM dl_schedules WHERE paused_at IS NOT NULL
   UNION ALL SELECT error_at, 'schedule_error', NULL, NULL, name, left(error, 200), NULL FROM dl_schedules WHERE error_at IS NOT NULL
-  UNION ALL SELECT changed_at, 'limit', changed_by, NULL, name, NULL, most FROM dl_limits WHERE changed_by IS NOT NULL
+  UNION ALL SELECT changed_at, 'limit', changed_by, NULL, name, NULL, most FROM dl_limits
+   WHERE changed_by IS NOT NULL AND name NOT LIKE 'backfill:%%'
   UNION ALL SELECT at, 'note', by, NULL, task, left(note, 200), NULL FROM dl_error_notes) state
  WHERE at <= now() ORDER BY at DESC LIMIT %(most)s;

@@ -28,7 +28,7 @@ from dataloader.model.farm import Database, Worker
 from dataloader.model.jobs import Event, Job
 from dataloader.model.plans import Backfill, Schedule
 from dataloader.model.queues import Overview, Queue
-from dataloader.model.runs import ErrorGroup, Task
+from dataloader.model.runs import ErrorGroups, Task
 from dataloader.queue.plans.schedules import OVERDUE_SEC
 from dataloader.queue.reports import alerts, stats, waiting
 
@@ -119,7 +119,7 @@ def farm_findings(overview: Overview, workers: Sequence[Worker], database: Datab
 def _whole_farm(farm: Farm) -> Iterator[Finding]:
     overview = farm.overview()
     findings = list(farm_findings(overview, farm.workers(), farm.database()))
-    findings += error_findings(farm.errors().groups if overview.total.dead else [])
+    findings += error_findings(farm.errors(), overview.total.dead) if overview.total.dead else ()
     findings += task_findings(farm.tasks())
     yield from findings or [Finding("Nothing is wrong with the farm.")]
 
@@ -185,13 +185,14 @@ def diagnose_schedule(schedule: Schedule) -> Iterator[Finding]:
         yield Finding(f"Its last job is {schedule.last_job_status}.", last)
 
 
-def error_findings(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
-    """The most frequent error of the dead jobs, and one of these jobs."""
-    worst = max(groups, key=lambda each: each.dead, default=None)
+def error_findings(errors: ErrorGroups, dead: int) -> Iterator[Finding]:
+    """The most frequent error of so many dead jobs, and one of these jobs."""
+    worst = max(errors.groups, key=lambda each: each.dead, default=None)
     if worst is None or not worst.dead:
         return
-    dead = sum(each.dead for each in groups)
-    share = "The dead job has the error" if dead == 1 else f"The top error, of {worst.dead:,} of {dead:,} dead jobs"
+    dead = max(dead, sum(each.dead for each in errors.groups))
+    of = f"of {'at least ' if errors.is_cut else ''}{worst.dead:,} of {dead:,} dead jobs"
+    share = "The dead job has the error" if dead == 1 else f"The top error, {of}"
     place = f"task {worst.task}, queue {worst.queue}"
     text = f"{share}: {screen.short(worst.error_group, 200)} ({place})."
     if worst.note:

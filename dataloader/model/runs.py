@@ -173,10 +173,10 @@ class ErrorGroup(Answer):
 
 
 class ErrorGroups(Answer):
-    """The largest groups, up to 100."""
+    """The largest groups, up to 50."""
 
     groups: list[ErrorGroup]
-    is_cut: Annotated[bool, "there are more jobs than were counted: the latest of each queue, 10,000 in all"]
+    is_cut: Annotated[bool, "there are more jobs than were counted: the latest of each queue, 5,000 dead ones in all"]
 
 
 class ErrorNote(Answer):

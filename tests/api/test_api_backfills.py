@@ -76,7 +76,7 @@ def test_the_page_shows_each_partition_as_a_cell_that_leads_to_its_job(
 ) -> None:
     added(client, max_running=3)
     page = client.get("/backfills/rates").text
-    assert page.count('class="cell missing" title="2019-01-0') == 5
+    assert page.count('class="cell planned" title="2019-01-0') == 5
     backfills.tick(conn)
     conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE partition_key = '2019-01-02'")
     failed = backfills.ledger_rows(conn, "rates", 1, 1)[0]["job_id"]

@@ -13,9 +13,12 @@ from api_app import running
 from flask.testing import FlaskClient
 
 from dataloader import config
+from dataloader.cli import doctor
+from dataloader.model.runs import ErrorGroups
+from dataloader.ops.op import adapter
 from dataloader.queue import db, enqueue, operations
 from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules
-from dataloader.queue.reports import alerts, postgres, stats, timeline, webhooks
+from dataloader.queue.reports import alerts, errors, postgres, stats, timeline, webhooks
 
 HTMX = {"HX-Request": "true"}
 
@@ -332,3 +335,87 @@ def test_an_empty_list_offers_the_names_that_are_like_an_unknown_one(client: Fla
     assert "Is the queue etl.default meant?" in client.get("/jobs?queue=etl.defautl").text
     for address in ("/jobs?task=load.table", "/jobs?task=quite.another"):
         assert "meant?" not in client.get(address).text
+
+
+def test_a_queue_that_a_plan_names_has_a_page_before_its_first_job(client: FlaskClient, conn: db.Connection) -> None:
+    schedules.add(
+        conn, new_schedule.checked({"name": "s", "task": "t", "cron": "0 3 * * *", "queue": "of.s"}, "UTC"), "anna"
+    )
+    days = {"name": "b", "task": "t", "queue": "of.b", "since": "2026-01-01", "until": "2026-01-03", "step": "day"}
+    backfills.add(conn, new_backfill.checked(days), "anna")
+    webhooks.put(conn, "ops", "https://ops.example/alerts", "anna")
+    for page, link in (
+        ("/schedules", "/queues/of.s"),
+        ("/backfills/b", "/queues/of.b"),
+        ("/webhooks", "/jobs?queue=alerts"),
+    ):
+        assert f'href="{link}"' in client.get(page).text
+        assert client.get(link).status_code == 200
+
+
+def test_the_page_of_an_empty_queue_shows_its_settings(client: FlaskClient, conn: db.Connection) -> None:
+    operations.set_order(conn, "q", "anna", fair_by="producer", batch=7)
+    enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
+    page = client.get("/queues/q").text
+    assert "in turns by producer" in page
+    assert "up to 7 keys in one call" in page
+
+
+def test_a_queue_whose_jobs_run_is_served(client: FlaskClient, conn: db.Connection) -> None:
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
+    enqueue.enqueue(conn, enqueue.NewJob("q", "t", "other"))
+    assert "No worker serves this queue" in client.get("/queues/q").text
+    conn.execute("UPDATE dl_jobs SET status = 'running' WHERE job_id = %s", (job_id,))  # by another service
+    assert "No worker serves this queue" not in client.get("/queues/q").text
+
+
+def test_partitions_without_a_job_are_planned_before_they_are_missing(client: FlaskClient, conn: db.Connection) -> None:
+    days = {"name": "q1", "task": "t", "since": "2026-01-01", "until": "2026-01-03", "step": "day"}
+    backfills.add(conn, new_backfill.checked(days), "anna")
+    page = client.get("/backfills/q1").text
+    assert "3 planned" in page
+    assert "limit changed" not in client.get("/activity").text  # the backfill's own limit
+    assert "2026-01-02: planned" in page
+    assert "missing" not in page
+    assert backfills.tick(conn)
+    conn.execute("DELETE FROM dl_jobs WHERE partition_key = '2026-01-02'")
+    client.application.extensions["shared"].clear()
+    page = client.get("/backfills/q1").text
+    assert "planned" not in page
+    assert "1 missing" in page
+    assert "2026-01-02: missing" in page
+
+
+def test_a_schedule_shows_no_time_that_is_over_and_says_when_none_comes(
+    client: FlaskClient, conn: db.Connection
+) -> None:
+    for name in ("past", "never"):
+        schedules.add(conn, new_schedule.checked({"name": name, "task": "t", "interval_sec": 3_600}, "UTC"), "anna")
+    conn.execute("UPDATE dl_schedules SET next_due = now() - interval '1 day' WHERE name = 'past'")
+    conn.execute("UPDATE dl_schedules SET next_due = NULL WHERE name = 'never'")
+    never, past = client.get("/schedules").text.split('id="schedule-')[1:]
+    assert "It will never be due again." in never
+    assert "It is overdue for 1 d." in past
+    assert "<dt>Next</dt>" not in never + past
+
+
+def test_counts_that_are_cut_are_no_totals(
+    client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "SCAN", 100)
+    conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
+    conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at, error_group)"
+        " SELECT gen_random_uuid(), 'q', 't', n::text, 'failed', now() - n * interval '1 s',"
+        " 'ValueError: ' || n %% 2 FROM generate_series(1, %s) n",
+        (150,),
+    )
+    conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
+    page = client.get("/errors").text
+    assert page.count(">50+ dead</a>") == 2
+    assert "Run all dead jobs of this group again" in page
+    assert "<dt>First</dt>" not in page
+    groups = adapter(ErrorGroups).validate_python(client.get("/api/v1/errors").get_json())
+    (worst, _) = doctor.error_findings(groups, 150)
+    assert worst.text.startswith("The top error, of at least 50 of 150 dead jobs: ValueError:")

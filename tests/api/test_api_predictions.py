@@ -73,7 +73,7 @@ def test_without_a_prediction_there_is_a_reason(client: FlaskClient) -> None:
     job = added(client)
     told = client.get(f"/api/v1/jobs/{job}/prediction").json
     assert (told["ends_at"], told["earliest"], told["latest"], told["reason"]) == (None, None, None, "no_worker")
-    assert "When it ends is not known. No worker serves its queue." in client.get(f"/jobs/{job}").text
+    assert "When it ends is not known. No worker of its queue takes jobs." in client.get(f"/jobs/{job}").text
     assert client.get("/api/v1/queues/unknown/prediction").json["reason"] == "nothing"
     assert 'id="ending"' not in client.get("/queues/unknown").text
 

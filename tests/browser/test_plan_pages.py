@@ -66,7 +66,7 @@ def test_each_page_of_plans_is_for_everybody(visitor: Visitor, plans: Plans, num
 
 def test_a_cell_of_the_calendar_leads_to_the_job_of_its_day(visitor: Visitor, plans: Plans) -> None:
     page = visitor.go("/backfills/rates")
-    for status, count in (("succeeded", 2), ("failed", 1), ("running", 1), ("missing", 51)):
+    for status, count in (("succeeded", 2), ("failed", 1), ("running", 1), ("planned", 51)):
         expect(page.locator(f".calendar .cell.{status}")).to_have_count(count)
     page.locator(".calendar .cell.failed").click()
     expect(page.locator("#error")).to_contain_text("no answer")

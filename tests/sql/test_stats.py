@@ -182,6 +182,7 @@ def test_how_the_farm_stands(conn: Conn, worker: Worker) -> None:
         " ('a', 'f', 'h', 1, 'serves', 'idle', now()), ('b', 'f', 'h', 2, 'load', 'dead', now()),"
         " ('c', 'f', 'h', 3, 'load', 'idle', now() - interval '1 min')"
     )
+    conn.execute("UPDATE dl_workers SET queues = '{serves, quiet}' WHERE worker = 'a'")
 
     found = stats.overview(conn)
     queues = {each["queue"]: each for each in found["queues"]}
@@ -192,6 +193,7 @@ def test_how_the_farm_stands(conn: Conn, worker: Worker) -> None:
     assert (load["max_length"], load["length_is_exact"]) == (9, True)
     assert 89 < load["lag_sec"] < 120, row(conn, late)
     assert (queues["old"]["dead"], queues["runs"]["busy"], queues["serves"]["workers"]) == (2, 1, 1)
+    assert queues["quiet"]["workers"] == 1
     assert (queues["quiet"]["paused_by"], queues["quiet"]["lag_sec"]) == ("me", 0)
     total = found["total"]
     assert (total["length"], total["busy"], total["dead"], total["workers"]) == (6, 1, 2, 1)

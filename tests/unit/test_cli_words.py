@@ -31,7 +31,7 @@ from dataloader.model.jobs import Event, Job, WaitingFor
 from dataloader.model.plans import Backfill, Schedule
 from dataloader.model.queues import Overview, Queue, Total, Wrong
 from dataloader.model.reading import read
-from dataloader.model.runs import ErrorGroup, Replaces, Task
+from dataloader.model.runs import ErrorGroup, ErrorGroups, Replaces, Task
 from dataloader.queue.reports.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -449,16 +449,17 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     assert [(finding.text.partition(".")[0], finding.command) for finding in found] == [
         ("1 worker has not been heard of (h)", ("ps",)),
         ("The webhook ops does not receive its messages: 2 undelivered", ("webhook", "list")),
-        ("Queue q is full: 3 jobs", ("queues",)),
+        ("Queue q is full: 3 jobs are queued", ("queues",)),
         ("2 jobs are dead in queue q", ("jobs", "-q", "q", "--status", "dead")),
     ]
     groups = [group("ValueError: few", 2), group("OSError: disk", 7, note="full"), group("KeyError", 0)]
-    worst, again = doctor.error_findings(groups)
+    worst, again = doctor.error_findings(ErrorGroups(groups=groups, is_cut=False), 9)
     assert worst.text.startswith("The top error, of 7 of 9 dead jobs: OSError: disk (task load, queue q).")
     assert "Its note: full." in worst.text
     assert worst.command == ("doctor", ID)
     assert again.command == ("requeue", "--matching", 'error_group:"OSError: disk" queue:"q" task:"load" status:dead')
-    assert list(doctor.error_findings(groups[2:])) == list(doctor.error_findings([])) == []
+    for none_dead in (groups[2:], []):
+        assert list(doctor.error_findings(ErrorGroups(groups=none_dead, is_cut=False), 0)) == []
     well = Overview(at=NOW, total=total, queues=[filled(Queue, queue="q", workers=1)])
     assert list(doctor.farm_findings(well, [], database)) == []
 

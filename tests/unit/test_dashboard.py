@@ -114,7 +114,8 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     assert of(lag_sec=400.0, length=1) == ["The oldest due job of queue q has waited 6 min 40 s."]
     assert of(at_risk=1) == ["1 job of queue q is going to miss its deadline, or has."]
     assert of(at_risk=2, dead=1)[0] == "2 jobs of queue q are going to miss their deadlines, or have."
-    assert of(max_length=5, length=5) == ["Queue q is full: 5 jobs."]
+    assert of(max_length=5, length=5) == ["Queue q is full: 5 jobs are queued."]
+    assert of(max_length=1, length=1, workers=1) == ["Queue q is full: 1 job is queued."]
     silent = {"is_live": False, "state": "busy", "host": "vm-2"}
     assert of([silent, silent]) == ["2 workers have not been heard of (vm-2)."]
     assert of([silent | {"state": "dead"}]) == []

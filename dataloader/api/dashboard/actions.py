@@ -115,9 +115,9 @@ def schedule_buttons(schedule: Mapping[str, Any]) -> list[Button]:
     return [pause, _button("run_schedule", "Run now"), _button("remove_schedule", "Remove", is_grave=True)]
 
 
-def error_buttons(group: Mapping[str, Any]) -> list[Button]:
-    """The buttons of an error group, for its dead jobs."""
-    dead = f"{_jobs(group['dead'], 'dead')} of this group"
+def error_buttons(group: Mapping[str, Any], is_cut: bool) -> list[Button]:
+    """The buttons of an error group, for its dead jobs, of which there may be more than were counted."""
+    dead = f"{'all dead jobs' if is_cut else _jobs(group['dead'], 'dead')} of this group"
     because = "" if group["dead"] else "No job of this group is dead: those that retry have attempts left."
     return [
         _button("requeue_dead", "Requeue these", because, dead),

@@ -179,13 +179,16 @@ def backfill(name: str) -> Response:
 
 
 def _read_backfill(conn: db.Connection, name: str, after: int) -> tuple[dict[str, Any], Rows, bool]:
-    row = of_backfills.backfill(conn, name, cache.counts)
-    return row, of_backfills.ledger_rows(conn, name, after, CELLS), receivers.is_served(conn, row["queue"])
+    row, rows = of_backfills.backfill(conn, name, cache.counts), of_backfills.ledger_rows(conn, name, after, CELLS)
+    planned = [each | {"status": "planned"} if each["place"] > row["made"] else each for each in rows]
+    return row, planned, receivers.is_served(conn, row["queue"])
 
 
 def _with_ended(backfill: dict[str, Any]) -> dict[str, Any]:
-    """A backfill, with how many of its partitions need no more work."""
-    return backfill | {"ended": sum(backfill["counts"][status] for status in (*map(str, FINAL), "skipped"))}
+    """A backfill, with how many of its partitions need no more work; others without a job may be planned."""
+    counts, planned = backfill["counts"], backfill["total"] - backfill["made"]
+    shown = counts | {"missing": max(counts["missing"] - planned, 0), "planned": planned}
+    return backfill | {"ended": sum(counts[status] for status in (*map(str, FINAL), "skipped")), "counts": shown}
 
 
 @blueprint.get("/errors")
@@ -208,7 +211,8 @@ def errors() -> Response:
         given=given | {"since": local},
         is_filtered=any(given.values()),
         groups=[
-            row | {"buttons": [asdict(button) for button in actions.error_buttons(row)]} for row in groups["groups"]
+            row | {"buttons": [asdict(button) for button in actions.error_buttons(row, groups["is_cut"])]}
+            for row in groups["groups"]
         ],
         is_cut=groups["is_cut"],
         mistake=mistake,
@@ -424,7 +428,8 @@ def _queue_row(conn: db.Connection, queue: str) -> dict[str, Any]:
     ):
         raise Unknown("queue")
     nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}
-    return nothing | {"queue": queue, "length_is_exact": True, "counted_at": None, "keys": None}
+    nothing |= {"length_is_exact": True, "counted_at": None, "keys": None}
+    return nothing | operations.settings(conn, queue)
 
 
 @blueprint.get("/jobs/<uuid:job_id>/log.txt")
@@ -526,6 +531,8 @@ def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
                 value = "yes" if value else "no"
             elif name.endswith("_sec"):
                 value = formats.duration(value)
+            elif isinstance(value, list):
+                value = ", ".join(value)
             elif name == "available_at" and job["blocked_on"] == "parent":  # the queue's far-off date would mislead
                 value = "the end of its parents"
             facts.append((name, _label(name), formats.NOTHING if value in (None, "") else value))

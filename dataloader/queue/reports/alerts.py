@@ -89,7 +89,8 @@ def _queue_alerts(queue: Row) -> Iterator[Alert]:
         yield Alert(text, advice, name, is_grave=False)
     if queue["max_length"] and queue["length"] >= queue["max_length"]:
         advice = "New jobs are refused until there is room."
-        yield Alert(f"Queue {name} is full: {count(queue['length'])} jobs.", advice, name)
+        noun = "job is" if queue["length"] == 1 else "jobs are"
+        yield Alert(f"Queue {name} is full: {count(queue['length'])} {noun} queued.", advice, name)
     if queue["at_risk"]:
         is_one = queue["at_risk"] == 1
         jobs = f"1 job of queue {name} is" if is_one else f"{count(queue['at_risk'])} jobs of queue {name} are"

@@ -25,7 +25,7 @@ LOCK = 0x646C_7072_6564_6963  # an advisory lock outside the range of keys
 REASONS = {
     "over": "The job has ended.",
     "paused": "Its queue is paused.",
-    "no_worker": "No worker serves its queue.",
+    "no_worker": "No worker of its queue takes jobs.",
     "no_runs": "No run of its task, or of the job that holds its key, has succeeded yet.",
     "parents": "It waits for other jobs.",
     "merge": "Its queue merges the jobs of a key, so nobody knows how many runs there will be.",

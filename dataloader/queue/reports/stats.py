@@ -77,7 +77,7 @@ _FINAL = frozenset(KINDS[status] for status in FINAL)
 _ENDS = _FINAL | {KINDS[Status.QUEUED]}
 _FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
 _BOUNDED = ("length", "scheduled", "retries", "dead", "keys")
-_SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers", "stopped", "at_risk")
+_SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "at_risk")
 
 
 class TooMany(ValueError):
@@ -151,7 +151,7 @@ def overview(conn: Conn) -> Row:
     queues = sorted((figures(row, most) for row in rows), key=itemgetter("queue"))
     keys = [row["keys"] for row in queues if row["keys"] is not None]
     total = dict.fromkeys(("queue", *DEFAULTS)) | {name: sum(row[name] for row in queues) for name in _SUMMED}
-    total |= {
+    total |= _SQL.rows(conn, "live_workers")[0] | {
         "keys": sum(keys) if keys else None,
         "length_is_exact": all(row["length_is_exact"] for row in queues),
         "lag_sec": max((row["lag_sec"] for row in queues), default=0.0),

@@ -234,6 +234,7 @@ def test_the_activity_counts_all_dead_jobs_and_says_since_when_it_is_complete(
 def test_the_page_of_a_stuck_run_says_so_and_offers_force_first(client: FlaskClient, conn: db.Connection) -> None:
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     conn.execute("UPDATE dl_jobs SET status = 'running', claimed_by = 'h:1:b', attempt = 1, cancel_requested = true")
+    conn.execute("INSERT INTO dl_durations (task, seconds, runs, learned_at) VALUES ('t', '{100, 200}', 2, now())")
     worker = {
         "worker": "h:1:b",
         "pid": 1,
@@ -246,12 +247,14 @@ def test_the_page_of_a_stuck_run_says_so_and_offers_force_first(client: FlaskCli
     stats.show_workers(conn, "f", "h", [worker])
     page = client.get(f"/jobs/{job_id}").text
     assert "Stuck:" not in page
+    assert "ends about" in page
     assert page.index(">Cancel<") < page.index(">Force cancel<")
     stats.show_workers(conn, "f", "h", [worker | {"state": "stuck"}])
     page = client.get(f"/jobs/{job_id}").text
     assert "<strong>Stuck:</strong> the run has reported nothing since" in page
     assert page.index(">Force cancel<") < page.index(">Cancel<")
     assert "will at its next safe point" not in page
+    assert "ends about" not in page
     assert 'href="/workers">Go to the workers' in client.get("/").text
 
 

@@ -236,6 +236,19 @@ def test_nothing_is_said_of_a_job_behind_a_run_of_which_nothing_is_known(conn: C
 
 
 @pytest.mark.usefixtures("known")
+@pytest.mark.parametrize("company", [0, 1])
+def test_a_job_whose_key_a_dead_job_holds_has_no_end(conn: Conn, worker: Worker, company: int) -> None:
+    operations.set_order(conn, "q", "anna", ordered=True, on_dead="hold")
+    _, behind = (enqueue(conn, lock_key="k", score=score, max_attempts=1) for score in (1.0, 2.0))
+    worker.finish(worker.take(), "fail", error="broken")
+    worker.claim()
+    for _ in range(company):
+        enqueue(conn, lock_key="other", score=1.0)
+    found = of_job(conn, behind)
+    assert (found["reason"], found["ends_at"]) == ("held", None)
+
+
+@pytest.mark.usefixtures("known")
 def test_each_reason_why_nothing_is_predicted(conn: Conn, worker: Worker) -> None:
     assert predictions.queue_prediction(outlook(conn, "q"))["reason"] == "nothing"
     job_id, new = enqueue(conn), enqueue(conn, task="new")

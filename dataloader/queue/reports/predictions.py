@@ -29,7 +29,7 @@ REASONS = {
     "no_runs": "No run of its task, or of the job that holds its key, has succeeded yet.",
     "parents": "It waits for other jobs.",
     "merge": "Its queue merges the jobs of a key, so nobody knows how many runs there will be.",
-    "held": "By what is known now it never starts: a limit lets no job of it run.",
+    "held": "By what is known now it never starts: its key or a limit holds it.",
     "nothing": "No job of the queue runs or is due.",
 }
 _SQL = db.statements("predictions.sql")
@@ -135,6 +135,8 @@ def job_prediction(seen: Outlook, job: Row) -> Row:
         reason = "over"
     elif job["blocked_on"] == "parent":
         reason = "parents"
+    elif job["blocked_on"] == "key" and job["job_id"] not in seen.jobs and len(seen.plain) < LINE:
+        reason = "held"  # by a dead job: no run holds its key
     if found is None and not reason:
         if len(seen.plain) < LINE or not seen.last:
             reason = "no_runs"

@@ -151,7 +151,7 @@ class CsvFile(FileSource):
         self._descriptor, self._stream, self._encoding = descriptor, stream, layout.encoding or "utf-8"
         self._layout, self._is_checked = layout, is_checked
         self._is_latin = is_checked and codecs.lookup(self._encoding).name.startswith("iso8859")
-        self._line = self._literal_quotes = 0  # of the records that were read
+        self._line = self._literal_quotes = self._repeated_headers = 0  # of the records that were read
         self._header: str | None = None
         self._last: int | None = None  # the number of the last record above the footer
         self._names: list[str] = []
@@ -212,7 +212,7 @@ class CsvFile(FileSource):
         return islice(self._from(begin), left)
 
     def _from(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
-        mark, self._line, self._count, self._literal_quotes, skipped = begin
+        mark, self._line, self._count, self._literal_quotes, skipped, self._repeated_headers = begin
         self._stream.seek(mark)
         self._stream.read(skipped)
         self._advance()
@@ -347,7 +347,8 @@ class CsvFile(FileSource):
             self._names = self._layout.header or [f"column_{number}" for number in range(1, len(first) + 1)]
 
     def _place(self, records: int) -> Place:
-        return Place(self._mark, self._line, records, self._literal_quotes, self._lines.tell())
+        odd = self._literal_quotes, self._lines.tell(), self._repeated_headers
+        return Place(self._mark, self._line, records, *odd)
 
     def _records(self) -> Iterator[tuple[int, str | Rejected]]:
         # This loop runs once per line of the file, so the cheap tests come first and calls are few.
@@ -370,6 +371,7 @@ class CsvFile(FileSource):
                 text = record if isinstance(record, str) else text
             # Programs that put files together repeat the header; those of DOS end a file with Ctrl-Z.
             if is_checked and (text == self._header or text == "\x1a"):
+                self._repeated_headers += text == self._header
                 continue
             if self._recut and record is text and not (record := self._recut(text)):
                 continue

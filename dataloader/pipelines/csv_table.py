@@ -253,13 +253,14 @@ class Block(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a record begins: a mark of its source, and how many lines, records and literal quotes are before it."""
+    """Where a record begins: a mark of its source, and how many lines, records and oddities are before it."""
 
     mark: Any = None
     line: int = 0
     records: int = 0
     literal_quotes: int = 0
     skipped: int = 0  # characters between the mark and the record
+    repeated_headers: int = 0
 
 
 Item = str | Rejected | Block
@@ -556,8 +557,8 @@ def _written(table: Table, source: Source, began: float) -> Generator[Progress |
 
 def _result(source: Source, counts: dict[str, Any], began: float, read: float) -> Progress:
     end = source.place()
-    if end.literal_quotes:
-        counts["literal_quotes"] = end.literal_quotes
+    oddities = {"literal_quotes": end.literal_quotes, "repeated_headers": end.repeated_headers}
+    counts |= {name: number for name, number in oddities.items() if number}
     seconds = {"reading": round(read - began, 3), "merging": round(time.monotonic() - read, 3)}
     return Progress(end.records, end.records, **counts, bytes=source.bytes_read, seconds=seconds)
 

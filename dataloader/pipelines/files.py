@@ -59,6 +59,7 @@ _SAMPLE_ROWS = 10_000  # of all files together, by which types are inferred
 _SAMPLE_OF_A_FILE = 200  # rows at least
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # stands for a null
 _MAX_FILES = 10_000
+_COUNTED = ("records", "literal_quotes", "repeated_headers")  # of all files together, in a place
 _BYTE_ORDER_MARKS = {  # the longer ones first
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -163,10 +164,12 @@ def plan(wanted: Files, context: Context) -> Plan:
 def _planned(wanted: Files, context: Context) -> Plan:
     with Shaped(wanted, context) as source:
         cut = _cutter(source.delimiter)
-        records = islice(source.records(source.begin), 5)
-        rows = [
-            [value_of(cell) if cell else None for cell in cut(text)] for _, text in records if isinstance(text, str)
-        ]
+        rows: list[list[str | None]] = []
+        for number, text in islice(source.records(source.begin), 5):
+            if isinstance(text, str):
+                rows.append([value_of(cell) if cell else None for cell in cut(text)])
+            elif not wanted.max_errors:
+                raise source.error(number, text.reason)
         parts = [sql.SQL("{} ").format(sql.Identifier(name)) + sql.SQL(kind) for name, kind in source.columns.items()]
         if wanted.key:
             parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, wanted.key))))
@@ -308,7 +311,8 @@ def _text(entry: Entry, wanted: Files, stack: ExitStack) -> Source:
             f"{entry.name}, line 1: begins with the byte order mark of {marked}; encoding should be it"
         )
     for offset, name in enumerate(("utf-16-be", "utf-16-le")):
-        if not (marked or wanted.encoding) and head[offset::2].count(0) > len(head) // 4:
+        is_beside = head[offset::2].count(0) > len(head) // 4 > 8 * head[1 - offset :: 2].count(0)
+        if not (marked or wanted.encoding) and is_beside:
             raise PermanentError(f"{entry.name}, line 1: has a zero byte beside each letter; encoding should be {name}")
     name = codecs.lookup(str(layout.encoding)).name
     if name.startswith(_ONE_BYTE) and (match := re.search(b"[\x80-\xff]", head)) and _is_utf8(head):
@@ -334,6 +338,8 @@ def no_data(head: bytes) -> str | None:
         return f"is empty ({len(head)} bytes), without even a header: its source may have failed; ask the source again"
     if kind := next((kind for mark, kind in _NO_TEXT.items() if head.startswith(mark)), None):
         return f"is {kind}"
+    if head[257:262] == b"ustar":
+        return "is a tar archive; unpack it first, or pack its files by zip"
     begin = head.lstrip(codecs.BOM_UTF8 + b" \r\n\t")[:200].lower()
     if re.match(rb"<[!?a-z]", begin):
         kind = "a page of HTML, perhaps the error of a server" if b"html" in begin else "XML, which no loader reads"
@@ -665,7 +671,7 @@ class Shaped(Source):
         inner = Place(*mark) if mark else Place()
         opened = self._opened if self._bases and self._at == at else None
         self._bases = []
-        self._done = Place(None, 0, begin.records - inner.records, begin.literal_quotes - inner.literal_quotes)
+        self._done = Place(**{name: getattr(begin, name) - getattr(inner, name) for name in _COUNTED})
         return self._all(self._entered(at, base, inner if mark else None, opened))
 
     def _entered(
@@ -711,8 +717,8 @@ class Shaped(Source):
         if not self._bases:
             return Place()
         inner = self._inner.place()
-        counts = self._done.records + inner.records, self._done.literal_quotes + inner.literal_quotes
-        return Place([self._at, self._bases[-1][0], list(inner)], inner.line, *counts)
+        counts = {name: getattr(self._done, name) + getattr(inner, name) for name in _COUNTED}
+        return Place([self._at, self._bases[-1][0], list(inner)], inner.line, **counts)
 
     def located(self, begin: Place, reported: int) -> tuple[int, int]:
         """The record and its further lines, for the line that COPY reports."""

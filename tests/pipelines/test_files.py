@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,14 @@ def zipped(members: dict[str, bytes]) -> bytes:
     with zipfile.ZipFile(packed, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
+    return packed.getvalue()
+
+
+def tarred(content: bytes) -> bytes:
+    packed, member = io.BytesIO(), tarfile.TarInfo("f.csv")
+    member.size = len(content)
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.addfile(member, io.BytesIO(content))
     return packed.getvalue()
 
 
@@ -213,6 +222,8 @@ def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, loa
         (b"%PDF-1.7\n", {}, ["f.csv is a PDF"]),
         (b"\xff\xfei\0d\0", {"encoding": "utf-8"}, ["byte order mark of utf-16"]),
         (bz2.compress(b"id\n1\n"), {}, ["f.csv is packed by bzip2", "unpack"]),
+        (tarred(b"id\n1\n"), {}, ["f.csv is a tar archive", "unpack"]),
+        (b"id,a\n1,x\n" + bytes(512), {}, ["f.csv, line 3", "a zero byte"]),
         (gzip.compress(b"id,a\n1,x\n", mtime=0)[:-9], {}, ["f.csv: the packed file", "again"]),
         (b"id,a\n1,x\n", {"types": {"a": "text; DROP TABLE x"}}, ["types.a: should be a type"]),
         (b"id,a\n1,x\n", {"types": {"a": "int PRIMARY KEY"}}, ["types.a: should be a type"]),
@@ -432,6 +443,17 @@ def test_the_next_run_goes_on_behind_the_last_part(
     ]
 
 
+@pytest.mark.parametrize("names", [["f.csv"], ["a.csv", "b.csv"]])
+def test_headers_within_a_file_are_skipped_and_counted(
+    job: Callable[..., Result], tmp_path: Path, names: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text("id,a\n1,x\nid,a\n2,y\nid,a\n")
+    path = names[0] if len(names) == 1 else "."
+    result = job("load.files", {"path": path, "table": "t", "key": ["id"]}).result
+    assert (result["processed"], result["repeated_headers"]) == (2 * len(names), 2 * len(names))
+
+
 # Plans
 
 
@@ -444,3 +466,12 @@ def test_a_plan_shows_what_a_load_would_do_and_changes_nothing(context: Context,
     assert plan.ddl.startswith('CREATE TABLE "t" ("id" bigint, "net_amount" numeric, "day" date')
     assert plan.dialect["delimiter"] == ";"
     assert rows("SELECT to_regclass('t')") == [(None,)]
+
+
+@pytest.mark.parametrize(("name", "text"), [("f.csv", 'id,a\n1, "x, y"\n2,z\n'), ("f.jsonl", '{"id": 1}\n{"id":\n')])
+def test_a_plan_hides_no_record_that_the_load_refuses(context: Context, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    args = {"path": name, "table": "t", "key": ["id"]}
+    with pytest.raises(PermanentError, match=f"{name}, line 2: "):
+        files.plan(validated(files.Files, args), context)
+    assert len(files.plan(validated(files.Files, args | {"max_errors": 1}), context).rows) == 1

@@ -102,9 +102,7 @@ def _state(context: Context, wanted: Wanted) -> State | None:
     if (cursor := wanted.cursor) is None:
         return None
     if wanted.mode == "replace" or wanted.delete_missing:
-        raise PermanentError(
-            "cursor: mode replace and delete_missing need all rows, and a cursor leaves the old ones out"
-        )
+        raise PermanentError("cursor: mode replace and delete_missing need all rows, also those that are not new")
     if wanted.mode == "append" and cursor.lag is not None:
         raise PermanentError("cursor: a lag reads rows again, so it needs mode merge with a key, not append")
     return context.state(cursor.name or f"{wanted.source}:{wanted.table}")
@@ -122,10 +120,7 @@ def _limited(context: Context, wanted: Wanted, session: Rows, mark: Any) -> Any:
     if is_once and has_nulls:
         raise PermanentError(f"cursor: {cursor.column} has nulls, whose rows mode append would add each time")
     if _LAST.fullmatch(most or ""):
-        raise PermanentError(
-            f"cursor: {cursor.column} has the value {most}, behind which nothing is new: the query should leave such"
-            " rows out"
-        )
+        raise PermanentError(f"cursor: {cursor.column} has the value {most}, behind which nothing is new: leave it out")
     return mark if most is None else most
 
 

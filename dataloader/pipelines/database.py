@@ -150,7 +150,7 @@ class Session:
             raise PermanentError(f"cursor: {column} and its state should be values of one type") from None
 
     def _opened_rows(self) -> Source:
-        result = self._ask(lambda: self._executed(self._query, self._values))
+        result = self._ask(partial(self._executed, self._query, self._values))
         if result.description is None:
             raise PermanentError(_NO_ROWS)
 
@@ -162,12 +162,8 @@ class Session:
 
     def _all(self, statement: str, values: Sequence[Any] = ()) -> tuple[Any, list[Any]]:
         """The description and the rows of a result."""
-
-        def ask() -> tuple[Any, list[Any]]:
-            result = self._executed(statement, values)
-            return result.description, list(result.fetchall())
-
-        return self._ask(ask)
+        result = self._ask(partial(self._executed, statement, values))
+        return result.description, list(self._ask(result.fetchall))
 
     def _named(self, column: str) -> str:
         return f"dl_rows.{self._quote}{column.replace(self._quote, self._quote * 2)}{self._quote}"

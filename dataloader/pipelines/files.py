@@ -528,7 +528,7 @@ class Shaped(Source):
         super().__init__(wanted.path)
         self.wanted, self._now = wanted, datetime.now(UTC).isoformat()
         self._stack = ExitStack()
-        self._sizes: list[int] = []
+        self._begins, self._sizes = list[int](), list[int]()  # of the entries, in bytes as they are packed
         self._versions: list[list[Any]] = []  # of the files, when their headers were read
         self.existing = _existing(wanted, context)
         self.columns: dict[str, str] = {}
@@ -559,8 +559,13 @@ class Shaped(Source):
     @property
     def expected(self) -> int | None:
         """How many records there are; without a count, if the others are as long as those that were read."""
-        read = self.place().records
-        return self.total or max(read, read * self.size // max(1, self.bytes_read))
+        if self.total or not self._bases:
+            return self.total
+        read, inner = self.place().records, cast(csv_table.FileSource, self._inner)
+        # In the packed file, whose size is known: a reader may count unpacked bytes.
+        at = os.lseek(inner._descriptor, 0, os.SEEK_CUR) - self._begins[self._at]
+        packed = sum(self._sizes[: self._at]) + max(0, min(at, self._sizes[self._at]))
+        return max(read, read * self.size // max(1, packed))
 
     def require_unchanged(self) -> None:
         if self._bases:
@@ -600,8 +605,10 @@ class Shaped(Source):
                 self._require_same(entries[0], headers[0], entry, names)
             headers.append(names)
             self._versions.append(source.version)
-            self._sizes.append(source.size)
-            self.size += source.size
+            member = entry.archive.getinfo(entry.member or "") if entry.archive else None
+            self._begins.append(member.header_offset if member else 0)
+            self._sizes.append(member.compress_size if member else source.size)
+            self.size += self._sizes[-1]
             self.dialect = dict(source.dialect) | self.dialect
             self.delimiter = source.delimiter if at == 0 else self.delimiter
         versions = [[entry.name, version] for entry, version in zip(entries, self._versions, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import random
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -452,6 +453,33 @@ def test_headers_within_a_file_are_skipped_and_counted(
     path = names[0] if len(names) == 1 else "."
     result = job("load.files", {"path": path, "table": "t", "key": ["id"]}).result
     assert (result["processed"], result["repeated_headers"]) == (2 * len(names), 2 * len(names))
+
+
+@pytest.mark.parametrize("kind", ["csv.gz", "json.gz", "zip"])
+def test_the_expected_rows_of_a_packed_file_are_by_its_packed_bytes(
+    kind: str, job: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_table, "PART_BYTES", 100_000)
+    chance, number = random.Random(7), 20_000
+    notes = [chance.randbytes(200).hex() for _ in range(number)]
+    text = "id,note\n" + "".join(f"{n},{note}\n" for n, note in enumerate(notes))
+    if kind == "json.gz":
+        text = "".join(f'{{"id": {n}, "note": "{note}"}}\n' for n, note in enumerate(notes))
+    others = {f"{name}.csv": chance.randbytes(4_000_000) for name in ("a", "z")}
+    packed = gzip.compress(text.encode())
+    if kind == "zip":
+        deflated = io.BytesIO()
+        with zipfile.ZipFile(deflated, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in {"a.csv": others["a.csv"], "m.csv": text.encode(), "z.csv": others["z.csv"]}.items():
+                archive.writestr(name, content)
+        packed = deflated.getvalue()
+    (tmp_path / f"f.{kind}").write_bytes(packed)
+    args = {"path": f"f.{kind}", "table": "t", "key": ["id"], "batch_rows": 1000}
+    result = job("load.files", args | ({"member": "m.csv"} if kind == "zip" else {}))
+    assert result.status == "succeeded", result.error
+    expected = {step["processed"]: step["total"] for step in result.progress if step.get("processed", 0) > number / 2}
+    assert len(expected) > 5
+    assert {done: total for done, total in expected.items() if not 0.75 < total / number < 1.33} == {}
 
 
 # Plans

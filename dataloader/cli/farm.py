@@ -29,8 +29,7 @@ from dataloader.model.jobs import JobPrediction, QueuePrediction
 from dataloader.model.kinds import fraction
 from dataloader.model.queues import Overview, Queue, Total
 from dataloader.queue.reports import predictions
-from dataloader.queue.reports.stats import COUNTED
-from dataloader.queue.reports.words import count, percent
+from dataloader.queue.reports.words import COUNTED, count, figure, percent
 
 QUEUE_TITLES = ("queue", "length", "fresh", "retries", "scheduled", "busy", "dead", "lag", "workers", "")
 commands = base.Group()
@@ -170,7 +169,7 @@ def queue_table(overview: Overview) -> Any:
 def _queue_row(queue: Queue | Total, now: datetime) -> Sequence[object]:
     remarks = []
     if queue.keys is not None:
-        remarks.append(f"{count(queue.keys, queue.keys < COUNTED, queue.counted_at)} keys")
+        remarks.append(f"{figure(queue.keys, queue.counted_at)} keys")
     if queue.paused_at:
         remarks.append(f"paused {screen.ago(queue.paused_at, now)} by {screen.short(queue.paused_by, 60)}")
     if queue.max_length is not None:
@@ -178,11 +177,11 @@ def _queue_row(queue: Queue | Total, now: datetime) -> Sequence[object]:
     return (
         Text("all", style="bold") if queue.queue is None else screen.short(queue.queue, 60),
         count(queue.length, queue.length_is_exact, queue.counted_at),  # ~: counted before, +: or more
-        f"{queue.fresh:,}",
-        f"{queue.retries:,}",
-        f"{queue.scheduled:,}",
+        count(queue.fresh, queue.length < COUNTED, queue.counted_at),
+        figure(queue.retries, queue.counted_at),
+        figure(queue.scheduled, queue.counted_at),
         Text(f"{queue.busy:,}", style="cyan" if queue.busy else ""),
-        Text(f"{queue.dead:,}", style="red" if queue.dead else ""),
+        Text(figure(queue.dead, queue.counted_at), style="red" if queue.dead else ""),
         screen.duration(queue.lag_sec) if queue.lag_sec else "-",
         Text(str(queue.workers), style="red" if queue.length and not queue.workers else ""),
         Text(", ".join(remarks), style="yellow"),

@@ -449,7 +449,7 @@ class Operations:
     def errors(
         self, *, queue: str | None = None, task: str | None = None, since: datetime | str | None = None
     ) -> ErrorGroups:
-        """The groups of dead and retrying jobs, the largest first: up to 100 by queue, task and error group."""
+        """The groups of dead and retrying jobs, the largest first: up to 50 by queue, task and error group."""
         return self._call("GET /errors", ErrorGroups, _of(locals()))
 
     def write_error_note(self, task: str, error_group: str, note: str) -> ErrorNote:

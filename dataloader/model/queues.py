@@ -37,7 +37,7 @@ class QueueState(QueueSettings):
 
 
 class QueueFigures(Answer):
-    """A queue in figures. `length` is all that is queued: what is due and what is scheduled."""
+    """A queue in figures, lower bounds from 1,000 on without `counted_at`. `length` is all that is queued."""
 
     length: Count
     length_is_exact: bool

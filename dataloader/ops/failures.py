@@ -27,7 +27,7 @@ def errors(
     task: Text | None = None,
     since: Annotated[Instant, Field(description="failed then or later")] | None = None,
 ) -> ErrorGroups:
-    """The groups of dead and retrying jobs, the largest first: up to 100 by queue, task and error group."""
+    """The groups of dead and retrying jobs, the largest first: up to 50 by queue, task and error group."""
     return made(ErrorGroups, of_errors.groups(call.conn, queue, task, since))
 
 

@@ -16,7 +16,7 @@ from dataloader import config
 from dataloader.cli import doctor
 from dataloader.model.runs import ErrorGroups
 from dataloader.ops.op import adapter
-from dataloader.queue import db, enqueue, operations
+from dataloader.queue import db, enqueue, operations, parents
 from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules
 from dataloader.queue.reports import alerts, errors, postgres, stats, timeline, webhooks
 
@@ -365,6 +365,44 @@ def test_the_page_of_an_empty_queue_shows_its_settings(client: FlaskClient, conn
     assert "up to 7 keys in one call" in page
 
 
+def test_figures_that_only_begin_to_count_are_lower_bounds(client: FlaskClient, conn: db.Connection) -> None:
+    conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
+    conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at, attempt, blocked_on)"
+        " SELECT gen_random_uuid(), kind.queue, 't', n::text, kind.status::dl_status, kind.ended, 1, kind.blocked_on"
+        " FROM generate_series(1, 1_500) n, (VALUES ('dead', 'failed', now(), NULL), ('tried', 'queued', NULL, 'time'))"
+        " AS kind (queue, status, ended, blocked_on)"
+    )
+    conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
+    page = client.get("/").text
+    assert "1,000+ jobs are dead in queue dead." in page
+    assert {"Dead: 1,000+", "Retries: 1,000+", "Fresh: 0+"} <= set(re.findall(r'aria-label="(\w+: [^"]+)"', page))
+    assert "Delete all 1,000+ dead jobs, with" in client.get("/queues/dead").text
+    tried = client.get("/queues/tried").text
+    assert "1,000+ scheduled" in tried
+    assert "Let all 1,000+ scheduled jobs run now" in tried
+    assert "Let all 1,000+ jobs that wait for a retry fail" in tried
+    assert stats.note_lengths(conn, 0) is not None
+    client.application.extensions["shared"].clear()
+    assert "~1,500 jobs are dead in queue dead." in client.get("/").text
+
+
+def test_lists_that_are_cut_say_so(client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
+    for n in range(2):
+        enqueue.enqueue(conn, enqueue.NewJob("q", "t", f"c{n}", depends_on=[parent]))
+    conn.execute("UPDATE dl_jobs SET attempt = 1, error_group = 'E' || lock_key, blocked_on = 'time'")
+    conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'requeue' FROM dl_jobs")
+    for page in (f"/jobs/{parent}", "/errors"):
+        assert " 2 largest" not in client.get(page).text
+        assert "the first 2" not in client.get(page).text
+    monkeypatch.setattr(parents, "SHOWN", 2)
+    monkeypatch.setattr(errors, "GROUPS", 2)
+    client.application.extensions["shared"].clear()
+    assert "the first 2, there may be more" in client.get(f"/jobs/{parent}").text
+    assert "These are the 2 largest groups." in client.get("/errors").text
+
+
 def test_a_queue_whose_jobs_run_is_served(client: FlaskClient, conn: db.Connection) -> None:
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     enqueue.enqueue(conn, enqueue.NewJob("q", "t", "other"))
@@ -417,7 +455,7 @@ def test_counts_that_are_cut_are_no_totals(
     conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
     page = client.get("/errors").text
     assert page.count(">50+ dead</a>") == 2
-    assert "Run all dead jobs of this group again" in page
+    assert "Run all 50+ dead jobs of this group again" in page
     assert "<dt>First</dt>" not in page
     groups = adapter(ErrorGroups).validate_python(client.get("/api/v1/errors").get_json())
     (worst, _) = doctor.error_findings(groups, 150)

@@ -21,6 +21,7 @@ VENDOR = [Path(dashboard.__file__).parent / "static/vendor", Path(__file__).pare
 QUEUE: dict[str, Any] = {
     "queue": "q", "length": 0, "scheduled": 0, "retries": 0, "busy": 0, "dead": 0, "lag_sec": 0.0,
     "workers": 1, "stopped": 0, "at_risk": 0, "paused_at": None, "paused_by": None, "max_length": None,
+    "counted_at": None,
 }  # fmt: skip
 POSTGRES: dict[str, Any] = {
     "in_recovery": False, "connections": 10, "max_connections": 100, "notify_usage": 0.0, "oldest_transaction": None,
@@ -161,9 +162,11 @@ def test_buttons_are_those_that_a_state_allows() -> None:
         assert of(status=final) == ["requeue", "delete"]
     names = [button.name + "!" * bool(button.because) for button in actions.queue_buttons(QUEUE)]
     assert names == ["pause", "run_all!", "kill_retries!", "requeue_dead!", "delete_dead!"]
-    paused = actions.queue_buttons(QUEUE | {"paused_at": NOW, "dead": 1, "scheduled": 2_000, "retries": 3})
+    paused = actions.queue_buttons(
+        QUEUE | {"paused_at": NOW, "dead": 1, "scheduled": 2_000, "retries": 3, "counted_at": NOW}
+    )
     assert next(button.name for button in paused if not button.because) == "resume"
-    assert "all 2,000 scheduled jobs" in paused[1].question
+    assert "all ~2,000 scheduled jobs" in paused[1].question
     assert "all 3 jobs that wait for a retry" in paused[2].question
     assert "the one dead job" in paused[4].question
 

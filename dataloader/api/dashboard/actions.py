@@ -27,6 +27,7 @@ from dataloader.ops.jobs import Filters
 from dataloader.ops.op import Op, Parameter, may_be_none, plain_type
 from dataloader.queue.reports import stats, tallies
 from dataloader.queue.reports.search import LENGTH
+from dataloader.queue.reports.words import count, figure
 
 blueprint = Blueprint("actions", __name__)
 blueprint.register_error_handler(Exception, failed)
@@ -95,17 +96,17 @@ def job_buttons(job: Mapping[str, Any], is_stuck: bool = False) -> list[Button]:
 
 def queue_buttons(queue: Mapping[str, Any]) -> list[Button]:
     """A queue's buttons; one without effect is disabled and says why."""
-    dead, scheduled = _jobs(queue["dead"], "dead"), _jobs(queue["scheduled"], "scheduled")
+    dead, scheduled, retried = (figure(queue[name], queue["counted_at"]) for name in ("dead", "scheduled", "retries"))
     none_dead = "" if queue["dead"] else "No job of this queue is dead."
     none_scheduled = "" if queue["scheduled"] else "No job of this queue waits for its time."
     none_retried = "" if queue["retries"] else "No job of this queue waits for a retry."
-    retries = "the one job that waits" if queue["retries"] == 1 else f"all {queue['retries']:,} jobs that wait"
+    retries = "the one job that waits" if retried == "1" else f"all {retried} jobs that wait"
     return [
         _button("resume", "Resume") if queue["paused_at"] else _button("pause", "Pause"),
-        _button("run_all", "Run all now", none_scheduled, scheduled),
+        _button("run_all", "Run all now", none_scheduled, _jobs(scheduled, "scheduled")),
         _button("kill_retries", "Kill all retries", none_retried, f"{retries} for a retry", is_grave=True),
-        _button("requeue_dead", "Requeue all dead", none_dead, dead),
-        _button("delete_dead", "Delete all dead", none_dead, dead, is_grave=True),
+        _button("requeue_dead", "Requeue all dead", none_dead, _jobs(dead, "dead")),
+        _button("delete_dead", "Delete all dead", none_dead, _jobs(dead, "dead"), is_grave=True),
     ]
 
 
@@ -117,7 +118,7 @@ def schedule_buttons(schedule: Mapping[str, Any]) -> list[Button]:
 
 def error_buttons(group: Mapping[str, Any], is_cut: bool) -> list[Button]:
     """The buttons of an error group, for its dead jobs, of which there may be more than were counted."""
-    dead = f"{'all dead jobs' if is_cut else _jobs(group['dead'], 'dead')} of this group"
+    dead = f"{_jobs(count(group['dead'], not is_cut), 'dead')} of this group"
     because = "" if group["dead"] else "No job of this group is dead: those that retry have attempts left."
     return [
         _button("requeue_dead", "Requeue these", because, dead),
@@ -132,7 +133,7 @@ def backfill_buttons(backfill: Mapping[str, Any]) -> list[Button]:
     is_paused = backfill["paused_at"] and not over
     return [
         _button("resume_backfill", "Resume") if is_paused else _button("pause_backfill", "Pause", over),
-        _button("retry_backfill", "Retry failed", "" if dead else "No job of it is dead.", _jobs(dead, "dead")),
+        _button("retry_backfill", "Retry failed", "" if dead else "No job of it is dead.", _jobs(count(dead), "dead")),
         _button("cancel_backfill", "Cancel", over, is_grave=True),
     ]
 
@@ -155,8 +156,8 @@ def list_buttons(given: Mapping[str, str]) -> list[Button]:
     return [_button("run_all", "Run all that fit now", because, jobs)] if given["status"] == "scheduled" else []
 
 
-def _jobs(number: int, kind: str) -> str:
-    return f"the one {kind} job" if number == 1 else f"all {number:,} {kind} jobs"
+def _jobs(number: str, kind: str) -> str:
+    return f"the one {kind} job" if number == "1" else f"all {number} {kind} jobs"
 
 
 @blueprint.post("/do/<name>")

@@ -16,6 +16,7 @@ from dataloader.model.kinds import number_of as number_of
 from dataloader.queue.reports.words import NOTHING as NOTHING
 from dataloader.queue.reports.words import count as count
 from dataloader.queue.reports.words import duration as duration
+from dataloader.queue.reports.words import figure as figure
 from dataloader.queue.reports.words import percent as percent
 from dataloader.queue.reports.words import plain
 

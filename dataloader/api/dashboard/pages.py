@@ -215,6 +215,7 @@ def errors() -> Response:
             for row in groups["groups"]
         ],
         is_cut=groups["is_cut"],
+        most=of_errors.GROUPS,
         mistake=mistake,
     )
 
@@ -223,7 +224,7 @@ def errors() -> Response:
 def limits() -> Response:
     """The limits of the fleet."""
     with session() as conn:
-        return show("limits.html", limits=stats.limits(conn), counted=stats.COUNTED)
+        return show("limits.html", limits=stats.limits(conn))
 
 
 @blueprint.get("/webhooks")
@@ -361,6 +362,7 @@ def job(job_id: str) -> Response:
         **_result(returned),
         **written,
         family=family,
+        family_most=parents.SHOWN,
         ending=None if is_stuck else ending,
         reasons=predictions.REASONS,
         waiting=waits,

@@ -32,7 +32,7 @@ _STATIC = Path(__file__).parent / "static"
 _FILES = {str(path.relative_to(_STATIC)): path.read_bytes() for path in _STATIC.rglob("*") if path.is_file()}
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Functions of `formats` that the templates know by these names.
-FILTERS = ("bars", "brief", "count", "duration", "number", "percent", "pretty", "share", "short", "size")
+FILTERS = ("bars", "brief", "count", "duration", "figure", "number", "percent", "pretty", "share", "short", "size")
 blueprint = Blueprint("files", __name__, template_folder="templates")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dataloader import periods
 from dataloader.queue.reports import stats, waiting
-from dataloader.queue.reports.words import count, duration, percent
+from dataloader.queue.reports.words import count, duration, figure, percent
 
 Row = Mapping[str, Any]
 LAG_SEC = periods.seconds("ALERT_LAG_SEC", 300.0)  # the wait of a due job that raises an alert
@@ -74,7 +74,8 @@ def _queue_alerts(queue: Row) -> Iterator[Alert]:
         yield Alert(f"Queue {name} is paused{by}.", advice, name, is_grave=False, since=since)
     elif due > 0 and not queue["workers"] and not queue["busy"]:
         advice = "Start workers for it: WORKERS_JSON of a farm should name this queue."
-        yield Alert(f"Queue {name} has {count(due)} due {'job' if due == 1 else 'jobs'} and no worker.", advice, name)
+        many = figure(due, queue["counted_at"])
+        yield Alert(f"Queue {name} has {many} due {'job' if due == 1 else 'jobs'} and no worker.", advice, name)
     elif queue["stopped"]:
         advice = "A SIGSTOP or a debugger stopped their processes: kill -CONT resumes them, kill -KILL replaces them."
         stopped, workers = queue["stopped"], queue["workers"]
@@ -89,17 +90,17 @@ def _queue_alerts(queue: Row) -> Iterator[Alert]:
         yield Alert(text, advice, name, is_grave=False)
     if queue["max_length"] and queue["length"] >= queue["max_length"]:
         advice = "New jobs are refused until there is room."
-        noun = "job is" if queue["length"] == 1 else "jobs are"
-        yield Alert(f"Queue {name} is full: {count(queue['length'])} {noun} queued.", advice, name)
+        jobs = f"{figure(queue['length'], queue['counted_at'])} {'job is' if queue['length'] == 1 else 'jobs are'}"
+        yield Alert(f"Queue {name} is full: {jobs} queued.", advice, name)
     if queue["at_risk"]:
         is_one = queue["at_risk"] == 1
         jobs = f"1 job of queue {name} is" if is_one else f"{count(queue['at_risk'])} jobs of queue {name} are"
         text = f"{jobs} going to miss {'its deadline, or has' if is_one else 'their deadlines, or have'}."
         yield Alert(text, "More workers, or fewer jobs that go before, would help.", name)
     if queue["dead"]:
-        noun = "job is" if queue["dead"] == 1 else "jobs are"
+        jobs = f"{figure(queue['dead'], queue['counted_at'])} {'job is' if queue['dead'] == 1 else 'jobs are'}"
         advice = "Look at their errors, then requeue or delete them."
-        yield Alert(f"{count(queue['dead'])} {noun} dead in queue {name}.", advice, name, "dead")
+        yield Alert(f"{jobs} dead in queue {name}.", advice, name, "dead")
 
 
 def _silent_workers(workers: Sequence[Row]) -> Iterator[Alert]:

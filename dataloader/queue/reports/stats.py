@@ -23,10 +23,10 @@ from dataloader.queue.job import DEAD, FINAL, KINDS, TALLIED, Status
 from dataloader.queue.operations import DEFAULTS
 from dataloader.queue.plans import times
 from dataloader.queue.reports import search
+from dataloader.queue.reports.words import COUNTED
 
 # Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
 BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
-COUNTED = 1_000  # jobs of one kind and queue that an answer counts itself; for more it uses the noted number
 REAPER_SILENT_SEC = periods.seconds("REAPER_SILENT_SEC", 45.0)
 DISK_FULL_SEC = db.DISK_FULL_SEC
 COUNTING_SEC = 1.0  # the time for counting; after it all numbers are the noted ones

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 NOTHING = "–"
+COUNTED = 1_000  # jobs of one kind and queue that an answer counts itself; for more it uses the noted number
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -39,6 +40,11 @@ def count(number: int | None, is_exact: bool = True, counted_at: datetime | None
     if number is None:
         return NOTHING
     return f"{number:,}" if is_exact else f"~{number:,}" if counted_at else f"{number:,}+"
+
+
+def figure(number: int, counted_at: datetime | None = None) -> str:
+    """A figure of a queue: from COUNTED on a lower bound, or what the reaper has counted earlier."""
+    return count(number, number < COUNTED, counted_at)
 
 
 def plain(value: Any) -> str:

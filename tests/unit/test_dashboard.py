@@ -171,19 +171,6 @@ def test_buttons_are_those_that_a_state_allows() -> None:
     assert "the one dead job" in paused[4].question
 
 
-def test_buttons_of_a_list_are_for_all_that_its_filter_lets_through() -> None:
-    names = ("queue", "task", "lock_key", "partition_key", "producer", "since", "sort")
-    given = dict.fromkeys(names, "") | {"status": "dead", "queue": "q", "task": "t", "sort": "key"}
-
-    def of(**more: str) -> list[str]:
-        return [button.name + "!" * bool(button.because) for button in actions.list_buttons(given | more)]
-
-    assert of() == of(lock_key="k", partition_key="p") == ["requeue_dead", "delete_dead"]
-    assert (of(status="retries"), of(status="scheduled")) == (["kill_retries"], ["run_all"])
-    assert of(status="failed") == of(status="") == of(status="running") == []
-    assert of(producer="p") == of(since="2026-01-01") == of(queue="") == ["requeue_dead!", "delete_dead!"]
-
-
 def test_viewers_share_an_answer_but_not_a_failure() -> None:
     shared: SharedAnswer[int] = SharedAnswer()
     asked: list[int] = []

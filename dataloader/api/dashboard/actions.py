@@ -32,8 +32,6 @@ from dataloader.queue.reports.words import count, figure
 blueprint = Blueprint("actions", __name__)
 blueprint.register_error_handler(Exception, failed)
 ALL_SEC = 1.5  # for a button that changes a whole queue
-# The filters of the list of jobs that a change of a whole queue knows too.
-FILTERS = ("task", "lock_key", "partition_key", "error_group")
 
 # The button of each order, what becomes of the jobs, and whether it destroys work or data.
 ORDERS = {
@@ -136,24 +134,6 @@ def backfill_buttons(backfill: Mapping[str, Any]) -> list[Button]:
         _button("retry_backfill", "Retry failed", "" if dead else "No job of it is dead.", _jobs(count(dead), "dead")),
         _button("cancel_backfill", "Cancel", over, is_grave=True),
     ]
-
-
-def list_buttons(given: Mapping[str, str]) -> list[Button]:
-    """The buttons of a list of dead, retried or scheduled jobs, for all jobs that its filters let through."""
-    because = ""
-    if not given["queue"]:
-        because = "Name one queue in the filter, to change all its jobs that fit."
-    elif any(given[name] for name in given if name not in (*FILTERS, "queue", "status", "sort")):
-        because = "A change of all that fit goes by queue, task, key and partition: clear the other filters."
-    jobs = f"every {given['status'].replace('retries', 'retried')} job of {given['queue']} that fits this filter"
-    if given["status"] == "dead":
-        return [
-            _button("requeue_dead", "Requeue all that fit", because, jobs),
-            _button("delete_dead", "Delete all that fit", because, jobs, is_grave=True),
-        ]
-    if given["status"] == "retries":
-        return [_button("kill_retries", "Kill all that fit", because, jobs, is_grave=True)]
-    return [_button("run_all", "Run all that fit now", because, jobs)] if given["status"] == "scheduled" else []
 
 
 def _jobs(number: str, kind: str) -> str:

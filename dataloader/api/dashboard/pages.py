@@ -278,8 +278,6 @@ def jobs() -> ResponseReturnValue:
         to_kind={kind: url_for(".jobs", **_without_empty(status=kind)) for kind in TALLIED},
         matching=matching,
         orders=actions.ORDERS,
-        buttons=[asdict(button) for button in actions.list_buttons(given)],
-        only={name: given[name] for name in ("queue", *actions.FILTERS) if given[name]},
         **_neighbours(given, page.next),
     )
 

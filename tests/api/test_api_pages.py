@@ -403,6 +403,19 @@ def test_lists_that_are_cut_say_so(client: FlaskClient, conn: db.Connection, mon
     assert "These are the 2 largest groups." in client.get("/errors").text
 
 
+def test_nobody_is_led_to_trigger_an_internal_task(client: FlaskClient, conn: db.Connection) -> None:
+    operations.publish_tasks(conn, {"alert.webhook": {}, "load.table": {}})
+    page = client.get("/trigger").text
+    assert "load.table" in page
+    assert "alert.webhook" not in page
+
+
+def test_activity_claims_no_start_of_a_farm_by_its_oldest_worker(client: FlaskClient, conn: db.Connection) -> None:
+    worker = {"worker": "h:1:b", "pid": 1, "queue": "q", "state": "idle", "jobs": 0, "started_at": "2026-01-01T00:00Z"}
+    stats.show_workers(conn, "f", "h", [worker])
+    assert "oldest worker started" in client.get("/activity").text
+
+
 def test_a_queue_whose_jobs_run_is_served(client: FlaskClient, conn: db.Connection) -> None:
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     enqueue.enqueue(conn, enqueue.NewJob("q", "t", "other"))

@@ -702,7 +702,7 @@ def _lane(lane: charts.Lane) -> dict[str, Any]:
 
 @blueprint.get("/activity")
 def activity() -> Response:
-    """The page lists dead jobs, recoveries, operators' changes and starts of farms, of all hosts."""
+    """The page lists dead jobs, recoveries, operators' changes and starts of workers, of all hosts."""
     entries, complete_since = lately(of_timeline.activity)
     return show("activity.html", entries=entries, complete_since=complete_since, kinds=of_timeline.KINDS)
 

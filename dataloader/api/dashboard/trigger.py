@@ -20,6 +20,7 @@ from dataloader.ops import jobs
 from dataloader.ops.checks import document, pointer
 from dataloader.ops.errors import Problem, Unknown, invalid
 from dataloader.queue import again, args_schema, db, operations
+from dataloader.queue.fields import INTERNAL_TASK
 from dataloader.queue.reports import stats
 
 blueprint = Blueprint("trigger", __name__)
@@ -43,7 +44,8 @@ def task_form(job_id: UUID | None = None) -> Response:
     task = request.args.get("task", "").strip()
     with session() as conn:
         if job_id is None and not task:
-            return show("trigger.html", task="", tasks=[row["task"] for row in stats.tasks(conn)])
+            tasks = [row["task"] for row in stats.tasks(conn) if row["task"] != INTERNAL_TASK]
+            return show("trigger.html", task="", tasks=tasks)
         old: dict[str, Any] = {"task": task, "queue": QUEUE, "lock_key": task, "partition_key": "", "priority": 100}
         args = None
         if job_id:

@@ -35,7 +35,7 @@ KINDS = {
     "cancel_requested": ("asked to cancel", "info"),
     "canceled": ("canceled", "info"),
     "paused": ("queue paused", "warn"),
-    "farm": ("farm started", "info"),
+    "farm": ("oldest worker started", "info"),  # workers are replaced
     "schema": ("schema upgraded", "info"),
     "backfill": ("backfill added", "info"),
     "backfill_canceled": ("backfill canceled", "warn"),

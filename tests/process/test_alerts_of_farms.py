@@ -76,7 +76,7 @@ def test_doctor_says_that_nobody_sends_the_messages_and_a_test_arrives_once_some
     asked = ask(farm, "webhook", "test", "ops", "--json")
     assert json.loads(asked.stdout)["advice"].endswith('add {"queue": "alerts"} to WORKERS_JSON.')
     said = ask(farm, "doctor").stdout
-    assert "No worker serves the queue alerts, so webhooks are told nothing" in said
+    assert "The webhook ops does not receive its messages: no worker serves the queue alerts." in said
     assert "Queue alerts has 1 due job and no worker." in said
     assert ask(farm, "webhook", "list").stdout.split("\n")[1].split()[:2] == ["ops", "json"]
     farm.ready(workers=2, workers_json=WISH, **secrets(receiver))

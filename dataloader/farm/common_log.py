@@ -15,9 +15,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from zlib import crc32
 
+from dataloader import periods
 from dataloader.farm.process import now, started
-from dataloader.log import OUTAGE_SEC
 
+OUTAGE_SEC = periods.seconds("OUTAGE_EVERY_SEC", 30.0)  # between two lines of one outage
 RELAPSE_SEC = 2.0  # a loss so soon after the end of an outage belongs to it: processes notice one restart in turn
 WAIT_SEC = 0.05  # for the lock, which is held for microseconds unless its holder is stopped
 

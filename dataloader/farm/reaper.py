@@ -25,6 +25,7 @@ from setproctitle import setproctitle
 from dataloader import log as logs
 from dataloader import periods
 from dataloader.config import ConfigError, Settings
+from dataloader.farm.common_log import FarmOutage, Note
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, notify_ready, now
 from dataloader.farm.session import Lost, Plain, Session
 from dataloader.queue import cleanups, db, hooks, lifecycle, migrations
@@ -133,8 +134,7 @@ class Reaper:
         self._dsn = dsn
         self._signals = signals
         self._log = log
-        outage = logs.Outage(log, "reaper.session.back")
-        self._session = Session(self._open_session, self._resume, outage, "reaper.session.lost")
+        self._session = Session(self._open_session, self._resume, FarmOutage(Note(), log), "reaper.session.lost")
         self._is_known = False
         self._uptime = Uptime()
         self._schedules = Schedules(settings, log)

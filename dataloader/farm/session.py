@@ -17,7 +17,6 @@ import psycopg
 from psycopg import errors
 
 from dataloader.farm.common_log import FarmOutage
-from dataloader.log import Outage
 from dataloader.queue import db, migrations
 
 PAUSE_MOST = 2.0  # seconds between two tries to open a session: a database that is back is found within this time
@@ -57,7 +56,7 @@ class Session(Generic[L]):
     """One session for all threads of a process, in turns."""
 
     def __init__(
-        self, begin: Callable[[], L], resume: Callable[[L, Sequence[L]], None], outage: FarmOutage | Outage, event: str
+        self, begin: Callable[[], L], resume: Callable[[L, Sequence[L]], None], outage: FarmOutage, event: str
     ) -> None:
         """`begin` opens a session; `resume` follows, with the sessions that were lost since the last success."""
         self._begin = begin

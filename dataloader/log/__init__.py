@@ -27,7 +27,6 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from zoneinfo import ZoneInfo
 
-from dataloader import periods
 from dataloader.log import record, sinks
 from dataloader.log.channel import Channel, Sink
 from dataloader.log.masking import MASK as MASK
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from dataloader.config import Settings
 
 FLUSH_SEC = 1.0
-OUTAGE_SEC = periods.seconds("OUTAGE_EVERY_SEC", 30.0)  # between two lines of the same event of an outage
 STREAMS = ("application", "metric", "audit")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -165,38 +163,6 @@ class Template:
             return
         for channel in _channels(self._stream):
             channel.put(line.encode(), urgent=False)
-
-
-class Outage:
-    """Logs the first failure at once, then each event once per OUTAGE_SEC with the count so far, and the end once."""
-
-    def __init__(self, logger: Any, over: str) -> None:
-        """`over` is the event that logs the end."""
-        self._logger = logger
-        self._over = over
-        self._reset()
-
-    def _reset(self) -> None:
-        self.failures = 0
-        self._began = 0.0
-        self._next_at: dict[str, float] = {}
-
-    def failed(self, event: str, error: BaseException) -> None:
-        """Count a failure, and log `event` with it when that is due."""
-        at = monotonic()
-        self._began = self._began if self.failures else at
-        self.failures += 1
-        if at >= self._next_at.get(event, at):
-            self._next_at[event] = at + OUTAGE_SEC
-            many = {"failures": self.failures, "lasting_sec": round(at - self._began)} if self.failures > 1 else {}
-            self._logger.warning(event, error=str(error).strip(), **many)
-
-    def ended(self) -> None:
-        """Log the end of the outage; without an outage the call does nothing."""
-        if self.failures:
-            lasted = round(monotonic() - self._began, 1)
-            self._logger.info(self._over, failures=self.failures, lasted_sec=lasted)
-            self._reset()
 
 
 def divert(taker: Callable[[str, Mapping[str, Any]], None] | None) -> None:

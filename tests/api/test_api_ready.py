@@ -21,8 +21,8 @@ from patience import until
 from psycopg.conninfo import conninfo_to_dict
 
 from dataloader.api.server import health
+from dataloader.farm.common_log import FarmOutage, Note
 from dataloader.farm.session import Lost, Plain, Session
-from dataloader.log import Outage
 from dataloader.queue import db, migrations
 from dataloader.queue.reports import stats
 
@@ -145,7 +145,7 @@ def test_a_server_without_room(own_db: str, refused: Refused, monkeypatch: pytes
 def test_a_full_disk_that_only_a_worker_met(own_db: str, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "The server's disk is full"
     monkeypatch.setattr(db.Connection, "disk_full_at", db.Connection.disk_full_at)
-    outage = Outage(structlog.get_logger("worker"), "worker.session.back")
+    outage = FarmOutage(Note(), structlog.get_logger("worker"))
     worker = Session(lambda: Plain.open(own_db, "dl-worker:q", "public", 5, 5, 5), lambda *_: None, outage, "lost")
     with ExitStack() as stack:
         app = stack.enter_context(running(own_db))

@@ -143,13 +143,13 @@ def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, serv
     short.go.touch()
     until(lambda: program.events("worker.session.lost"), "an end that cannot be written")
     until(lambda: program.events("farm.database.lost"), "a renewal that cannot be written")
-    until(lambda: reaper.events("reaper.session.lost"), "the reaper to notice")
+    until(lambda: reaper.events("farm.database.lost"), "the reaper to notice")
     assert served.rows("SELECT DISTINCT status::text FROM dl_jobs") == [("running",)]
     database.admin("ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
     short.ends_well()
     works_again(served)
     long.ends_well()
-    until(lambda: reaper.events("reaper.session.back"), "the reaper to be back")
+    until(lambda: reaper.events("farm.database.back"), "the reaper to be back")
 
 
 @contextmanager

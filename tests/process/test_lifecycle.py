@@ -479,5 +479,5 @@ def test_leases_end_and_old_jobs_go_although_the_journal_cannot_be_summed_up(
         until(lambda: rows(farm) == (0, 0), "the old ones to go")
         overdue(farm)
         until(lambda: reaper.events("reaper.requeued"), "the lease to be seen")
-        assert not reaper.events("reaper.session.lost")
+        assert not reaper.events("farm.database.lost")
     assert reaper.stop() == 0

@@ -147,7 +147,7 @@ def test_a_database_that_is_away_is_told_once_and_not_with_every_try(farm: Farm)
     server.close()
     (lost,) = workers.events("farm.database.lost")
     assert lost["what"] in ("worker.session.lost", "keeper.session.lost")
-    assert len(reaper.events("reaper.session.lost")) == 1
+    assert len(reaper.events("farm.database.lost")) == 1
 
 
 def test_a_broken_module_is_told_once_for_the_farm_with_the_users_frames(farm: Farm) -> None:

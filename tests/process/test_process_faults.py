@@ -187,7 +187,7 @@ def test_i15_a_column_that_the_code_does_not_know_is_no_problem(farm: Farm) -> N
     use_everything(farm)
     assert farm.wait(job, "succeeded")["attempt"] == 1
     assert not program.events("farm.database.lost")
-    assert not reaper.events("reaper.session.lost")
+    assert not reaper.events("farm.database.lost")
 
 
 def use_everything(farm: Farm) -> None:

@@ -703,7 +703,7 @@ def test_the_documentation_names_every_event() -> None:
     source = "\n".join(path.read_text("utf-8") for path in (root / "dataloader").rglob("*.py"))
     method = r"\.(?:debug|info|warning|error|exception|metric|audit|failed|_log_start)"
     call = rf"(?:{method}|\blog)\(\s*\"([a-z_]+(?:\.[a-z_]+)+)\""
-    before = r"\"event\": |going_on\(conn, [a-z_]+, |Outage\([a-z.]+, |Template\(\s*\"[a-z]+\",\s*"
+    before = r"\"event\": |going_on\(conn, [a-z_]+, |Template\(\s*\"[a-z]+\",\s*"
     before += r"|_users_code\(f?\"[^\"]*\", "
     others = rf"(?:{before})\"([a-z_.]+)\""
     events = {*re.findall(call, source), *re.findall(others, source)}

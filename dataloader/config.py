@@ -43,7 +43,6 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    SettingsError,
 )
 
 DOTENV = Path(".env")
@@ -190,11 +189,11 @@ def _conninfo(dsn: SecretStr) -> SecretStr:
     return dsn
 
 
-def _own_modules(text: str) -> str:
+def _own_modules(names: tuple[str, ...]) -> tuple[str, ...]:
     """Modules of users: a name of Python's own would be imported without a word."""
-    if own := [name for name in _names(text) if name.partition(".")[0] in sys.stdlib_module_names]:
+    if own := [name for name in names if name.partition(".")[0] in sys.stdlib_module_names]:
         raise ValueError(f"{own[0]} is a module of Python itself: give yours another name")
-    return text
+    return names
 
 
 def _rotation(text: str) -> str:
@@ -244,10 +243,10 @@ def _urls(given: Any) -> Any:
 
 
 def _hosts(given: Any) -> Any:
-    names = _names(given.lower()) if isinstance(given, str) else given
+    names = _names(given.lower() if isinstance(given, str) else given)
     if not all(re.fullmatch(r"[a-z0-9._-]+|[0-9a-f:.]+", name) for name in names):
         raise ValueError("should be hosts such as files.example.com, separated by commas, without scheme and port")
-    return tuple(names)
+    return names
 
 
 def _is_plain(url: str) -> bool:
@@ -444,7 +443,8 @@ Bundle = Annotated[float, Field(ge=1, le=3_600, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Schema = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_$-]*$")]
 Dsn = Annotated[SecretStr, AfterValidator(_conninfo)]
-Modules = Annotated[str, AfterValidator(_own_modules)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda given: _names(given))]
+Modules = Annotated[Names, AfterValidator(_own_modules)]
 Zone = Annotated[str, _fitting(is_zone, "should be a time zone such as Europe/Moscow")]
 Rotation = Annotated[str, AfterValidator(_rotation)]
 Stall = Annotated[Patience, AfterValidator(_above_the_heartbeat)]
@@ -644,12 +644,12 @@ class Settings(BaseSettings):
     """Most that the queue keeps of what a run writes, in KB; of a larger log the middle is left out. 0: the farm keeps
     no logs of jobs."""
 
-    dl_pipelines: Modules = ""
-    """Your pipelines' modules, separated by commas; each worker imports them."""
-    dl_hooks: Modules = ""
-    """Modules with hooks, separated by commas; the workers, the API and `dataloader trigger --direct` import them; see
+    dl_pipelines: Modules = ()
+    """Your pipelines' modules; each worker imports them."""
+    dl_hooks: Modules = ()
+    """Modules with hooks; the workers, the API and `dataloader trigger --direct` import them; see
     docs/hooks.md."""
-    dl_preload: str = ""
+    dl_preload: Names = ()
     """Heavy modules that the farm imports once, before it forks."""
     dl_home: Folder = Field(default_factory=default_home)
     """Folder of this machine's data; by default `/var/lib/dataloader` for root, otherwise
@@ -707,10 +707,11 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources of settings, the strongest first."""
-        # The library's own source expands ${NAME} within single quotes too.
-        values = _dotenv_values() if getattr(dotenv_settings, "env_file", None) else {}
-        given = InitSettingsSource(settings_cls, {name.lower(): value for name, value in values.items() if value})
-        return init_settings, env_settings, given, file_secret_settings
+        # The library's own ones expand ${NAME} within single quotes too, and wait for the writer of a pipe.
+        folder, values = _secrets_dir(), _dotenv_values() if getattr(dotenv_settings, "env_file", None) else {}
+        files = {name: text for name in settings_cls.model_fields if folder and (text := _secret_of(folder, name))}
+        given = files | {name.lower(): value for name, value in values.items() if value}
+        return init_settings, env_settings, InitSettingsSource(settings_cls, given)
 
     @property
     def people_zone(self) -> str:
@@ -733,18 +734,6 @@ class Settings(BaseSettings):
     def data_dir(self) -> Path:
         """The only folder that file loaders read from: DL_DATA_DIR, else `data` in DL_HOME."""
         return self.dl_data_dir or self.dl_home / "data"
-
-    @property
-    def pipeline_modules(self) -> list[str]:
-        return _names(self.dl_pipelines)
-
-    @property
-    def hook_modules(self) -> list[str]:
-        return _names(self.dl_hooks)
-
-    @property
-    def preload_modules(self) -> list[str]:
-        return _names(self.dl_preload)
 
     @property
     def queue_dsn(self) -> str | None:
@@ -775,13 +764,11 @@ def load(**overrides: Any) -> Settings:
 
     Raises ConfigError with one line per wrong variable, or when .env or a file of DL_SECRETS_DIR cannot be read.
     """
-    secrets_dir = _secrets_dir()
+    _dotenv()  # the library reads the file as well, without a look at what it is
     try:
-        return Settings(**{"_secrets_dir": secrets_dir} | overrides)
+        return Settings(**overrides)
     except ValidationError as e:
         raise ConfigError("\n".join(_complaint(error) for error in e.errors(include_input=False))) from None
-    except SettingsError as e:  # its own text names the library's parts
-        raise ConfigError(_unreadable(secrets_dir, e.__cause__)) from None
 
 
 def webhook_secret(name: str) -> str | None:
@@ -831,12 +818,7 @@ def source_url(name: str) -> str | None:
 def _variable(name: str, file: str = "") -> str | None:
     """A variable's value, else the content of a file in DL_SECRETS_DIR, by default of its name in small letters."""
     folder = _secrets_dir()
-    try:
-        return _given(name) or (_text(folder / (file or name.lower())).strip() if folder else None) or None
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(_unreadable(folder, e)) from None
+    return _given(name) or (_secret_of(folder, file or name.lower()) if folder else "") or None
 
 
 def _given(name: str) -> str | None:
@@ -844,7 +826,7 @@ def _given(name: str) -> str | None:
 
 
 def _text(path: Path) -> str:
-    """The text of a regular file: to open a pipe or a device may take for ever, and the library reads it once more."""
+    """The text of a regular file: to open a pipe or a device may take for ever."""
     if not S_ISREG(path.stat().st_mode):
         raise OSError(EINVAL, "should be a regular file", path)
     return path.read_text("utf-8")
@@ -858,10 +840,15 @@ def _secrets_dir() -> Path | None:
     return Path(given) if given else None
 
 
-def _unreadable(folder: Path | None, why: BaseException | None) -> str:
-    name = Path(why.filename).name if isinstance(why, OSError) and why.filename else "a file"
-    reason = why.strerror if isinstance(why, OSError) else "should be text in UTF-8"
-    return f"DL_SECRETS_DIR: {name} in {folder} cannot be read: {reason}"
+def _secret_of(folder: Path, name: str) -> str:
+    """The content of a file of DL_SECRETS_DIR, empty without the file; ConfigError where it cannot be read."""
+    try:
+        return _text(folder / name).strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "should be text in UTF-8"
+        raise ConfigError(f"DL_SECRETS_DIR: {name} in {folder} cannot be read: {reason}") from None
 
 
 def misspelt() -> list[tuple[str, str]]:
@@ -918,5 +905,5 @@ def _complaint(error: Any) -> str:
     return f"{name}: {error['msg'].removeprefix('Value error, ')}"
 
 
-def _names(text: str) -> list[str]:
-    return text.replace(",", " ").split()
+def _names(given: Any) -> Any:
+    return tuple(given.replace(",", " ").split()) if isinstance(given, str) else given

@@ -35,7 +35,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     if settings is None:
         settings = config.load()
         log.configure(settings, threaded=True)
-    hooks.load(settings.hook_modules)
+    hooks.load(settings.dl_hooks)
     auth.announce(settings)
     app = Flask("dataloader", static_folder=None)
     app.json = _Masked(app)

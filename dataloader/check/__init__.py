@@ -113,7 +113,7 @@ def shown(settings: Settings) -> dict[str, str]:
 def _shown(name: str, value: Any) -> str:
     if isinstance(value, SecretStr):
         return db.shown(value.get_secret_value()) if name.endswith("_dsn") else log.MASK
-    if name.endswith("_url") and isinstance(value, tuple):
+    if isinstance(value, tuple) and all(isinstance(each, str) for each in value):
         return ",".join(map(log.masked, value))
     if isinstance(value, (tuple, dict)):
         return json.dumps(log.masked(to_jsonable_python(value, exclude_none=True)), ensure_ascii=False)
@@ -180,9 +180,9 @@ def pipeline_findings(
     Those of `deadly` are not imported again. `begins` is called before each import.
     """
     wanted = [("built in", f"{pipelines.__name__}.{name}") for name in pipelines.BUILT_IN]
-    wanted += [("DL_HOOKS", name) for name in settings.hook_modules]
-    wanted += [("DL_PRELOAD", name) for name in settings.preload_modules]
-    wanted += [("DL_PIPELINES", name) for name in settings.pipeline_modules]
+    wanted += [("DL_HOOKS", name) for name in settings.dl_hooks]
+    wanted += [("DL_PRELOAD", name) for name in settings.dl_preload]
+    wanted += [("DL_PIPELINES", name) for name in settings.dl_pipelines]
     findings = []
     for variable, name in wanted:
         if name in deadly:

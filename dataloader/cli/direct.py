@@ -68,7 +68,7 @@ class Direct(Farm):
         op = next(op for op in ops.load().values() if op.route == route)
         if "traceparent" in op.headers:  # it adds jobs
             try:
-                hooks.load(self._settings.hook_modules)
+                hooks.load(self._settings.dl_hooks)
             except ConfigError as e:
                 raise Refused("The job was not added", str(e)) from None
 

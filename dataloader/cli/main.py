@@ -141,7 +141,7 @@ def workers() -> None:
     # The supervisor imports and reads before the fork all that its workers need, so that they share its memory.
     pipelines.load(())
     importlib.import_module("encodings.idna")  # the lookup of a host's name imports it
-    for name in settings.preload_modules:
+    for name in settings.dl_preload:
         try:
             pipelines.import_users(name)
         except (Exception, SystemExit) as e:
@@ -182,7 +182,7 @@ def api(processes: int, threads: int) -> None:
     dsn = base.dsn(settings)
     _check_database(settings, dsn, direct=False)
     with base.refusing():
-        hooks.load(settings.hook_modules)
+        hooks.load(settings.dl_hooks)
     try:
         bind = ports.wait_for(settings.app_host, settings.app_port)
     except ports.NotFree as e:

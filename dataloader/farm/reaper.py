@@ -254,7 +254,7 @@ class Schedules:
     def _made(self, conn: db.Connection, until: float) -> bool:
         """Make the jobs of schedules that are due, and one bunch of the backfills'; whether there was one."""
         try:
-            hooks.load(self._settings.hook_modules)  # without the functions around the adding of jobs none is made
+            hooks.load(self._settings.dl_hooks)  # without the functions around the adding of jobs none is made
         except ConfigError as e:
             if str(e) != self._hooks_error:
                 self._log.error("reaper.hooks.failed", error=str(e))

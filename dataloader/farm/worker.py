@@ -160,7 +160,7 @@ class Worker:
         """Import the users' modules and call their hooks at a start; raises CannotStart."""
         with self._users_code("", "worker.pipelines.failed"):
             pipelines.load(())
-        for module in (*self.settings.hook_modules, *self.settings.pipeline_modules):
+        for module in (*self.settings.dl_hooks, *self.settings.dl_pipelines):
             with self._users_code(f"import of {module}", "worker.pipelines.failed"):
                 pipelines.import_users(module)
 

@@ -236,7 +236,7 @@ def _start(
     cleanup.callback(say, "dataloader up: stopping, running jobs have time to finish")
     reload = None
     if reloads:
-        names = {"workers", "api"} if settings.hook_modules else {"workers"}  # the API imports DL_HOOKS alone
+        names = {"workers", "api"} if settings.dl_hooks else {"workers"}  # the API imports DL_HOOKS alone
         reloaded = [part for part in parts if part.name in names]
         reload = Reload(report["files"] if report else (), lambda: _check(environment, signals), reloaded)
     return parts, Announcement(settings.own_url, banner(settings, db.shown(dsn), tasks)), reload

@@ -343,7 +343,7 @@ def test_a_folder_of_secrets_that_cannot_be_read_stops_the_start(
         load()
     monkeypatch.setenv("DL_SECRETS_DIR", str(tmp_path))
     (tmp_path / "pg_password").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"^DL_SECRETS_DIR: a file in .* cannot be read: should be text in UTF-8$"):
+    with pytest.raises(ConfigError, match=r"^DL_SECRETS_DIR: pg_password in .*: should be text in UTF-8$"):
         load()
     (tmp_path / "workers_json").write_text("no JSON, hunter2")
     (tmp_path / "pg_password").unlink()

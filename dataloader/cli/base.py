@@ -144,6 +144,17 @@ def arguments(text: str) -> Any:
     return args
 
 
+def pair(text: str) -> tuple[str, Any]:
+    """The name and the value of NAME=VALUE; a value that is no JSON is a text."""
+    name, separator, value = text.partition("=")
+    if not (name and separator):
+        raise click.BadParameter("should be NAME=VALUE, such as limit=10", param_hint="--arg")
+    try:
+        return name, json.loads(value, parse_constant=int)  # JSON cannot say NaN and Infinity: they are texts
+    except (ValueError, RecursionError):
+        return name, value
+
+
 def instant(text: str, zone: tzinfo) -> datetime:
     """A time, or so long ago; without an offset it is in the zone of the people."""
     if span := _SPAN.fullmatch(text.strip()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -125,19 +124,8 @@ def _started(
 @reaching
 def again(reached: Reached, job_id: UUID, pairs: tuple[str, ...], args_json: str, waits: bool, **fields: Any) -> None:
     """Add a job with the fields of one that has ended, with changes; args that are masked stay as they are."""
-    args = base.arguments(args_json) | dict(map(_named, pairs))
+    args = base.arguments(args_json) | dict(map(base.pair, pairs))
     _started(reached, reached.farm.again(job_id, args=args, **given(**fields)), waits)
-
-
-def _named(pair: str) -> tuple[str, Any]:
-    """The name and the value of NAME=VALUE; a value that is no JSON is a text."""
-    name, separator, text = pair.partition("=")
-    if not (name and separator):
-        raise click.BadParameter("should be NAME=VALUE, such as limit=10", param_hint="--arg")
-    try:
-        return name, json.loads(text, parse_constant=int)  # JSON cannot say NaN and Infinity: they are texts
-    except (ValueError, RecursionError):
-        return name, text
 
 
 @commands.command(examples=[f"dataloader wait {base.EXAMPLE_ID} --timeout 3600"])

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -106,7 +106,7 @@ def load(
     as_json: bool,
 ) -> None:
     """Load files into a table of the target (DL_TARGET_DSN), without a farm."""
-    given = dict(map(_argument, more)) | ({"key": [*key]} if key else {}) | ({"mode": mode} if mode else {})
+    given = dict(map(base.pair, more)) | ({"key": [*key]} if key else {}) | ({"mode": mode} if mode else {})
     if given.get("mode") == "append" and not (force or only_plan):
         raise click.UsageError("no job keeps a repetition of this command from adding the rows twice: add --force")
     if (kind := given.get("mode", "merge")) in ("merge", "scd2") and not (given.get("key") or only_plan):
@@ -135,16 +135,6 @@ def load(
                 counts = followed(files.load_files(args, context), show)
             facts = ((name.replace("_", " "), value) for name, value in counts.items() if name != "total")
             click.echo(screen.as_json(counts)) if as_json else screen.show(screen.fields(facts))
-
-
-def _argument(text: str) -> tuple[str, Any]:
-    """The name and the value of --arg; what is no JSON is a text."""
-    name, is_given, value = text.partition("=")
-    if not is_given:
-        raise click.BadParameter("should be NAME=JSON", param_hint="--arg")
-    with suppress(ValueError):
-        return name, json.loads(value)
-    return name, value
 
 
 def _show_plan(plan: files.Plan, as_json: bool) -> None:

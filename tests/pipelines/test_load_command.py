@@ -113,6 +113,6 @@ def test_what_does_not_fit_is_refused_in_one_line(command: Callable[..., Any], r
     assert missing.stderr.startswith("dataloader: path: ")
     assert missing.stderr.count("\n") == 1
     assert "add --force" in command("in/o.csv", *HOW, "--mode", "append").stderr
-    assert "should be NAME=JSON" in command("in/o.csv", *HOW, "--arg", "decimal").stderr
+    assert "should be NAME=VALUE" in command("in/o.csv", *HOW, "--arg", "decimal").stderr
     assert "speed: there is no such argument" in command("in/o.csv", *HOW, "--key", "id", "--arg", "speed=9").stderr
     assert rows("SELECT to_regclass('orders')") == [(None,)]

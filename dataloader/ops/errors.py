@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from dataloader.model.farm import Fault
-from dataloader.queue import enqueue, operations, parents, run_log
+from dataloader.queue import enqueue, operations, parents
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.plans import plan
 from dataloader.queue.reports import bulk, keys, search, stats, webhooks
@@ -76,7 +76,6 @@ MEANINGS: dict[type[Exception], Meaning] = {
     Unknown: Meaning(404, "not-found"),
     NotAllowed: Meaning(409, "conflict"),
     WrongCursor: Meaning(400, "cursor", "after"),
-    run_log.WrongPlace: Meaning(400, "cursor", "after"),
     search.WrongSearch: Meaning(400, "search", "q"),
     WrongMatching: Meaning(400, "search", "matching/q"),
     stats.TooMany: Meaning(400, "too_many", "sort"),

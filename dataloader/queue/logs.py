@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from uuid import UUID
 
@@ -10,9 +11,9 @@ import structlog
 
 from dataloader import periods
 from dataloader.queue import db
-from dataloader.queue.cursor import Page
+from dataloader.queue.cursor import Page, WrongCursor
 from dataloader.queue.db import Conn, Row
-from dataloader.queue.run_log import Line, Place, RunLog
+from dataloader.queue.run_log import Line, RunLog
 
 PAGE = 1_000  # lines of one answer
 # Between the clocks of a worker and of PostgreSQL, as far as they differ in a run.
@@ -68,18 +69,21 @@ def args_of_run(conn: Conn, job_ids: Collection[UUID], claimed_by: str) -> list[
 
 
 def page(conn: Conn, job_id: UUID, after: str | None = None, attempt: int | None = None, limit: int = PAGE) -> Page:
-    """Up to `limit` lines of a job behind a place, each with what was `left_out` before it. Raises WrongPlace."""
-    place = Place.read(after)
-    rows = _SQL.rows(conn, "lines", job_id=job_id, attempt=attempt, limit=limit, **place._asdict())
-    lines = [*_with_gaps(rows, place)]
+    """Up to `limit` lines of a job behind a place, each with what was `left_out` before it. Raises WrongCursor."""
+    match = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", after or "0.0")
+    if not match:
+        raise WrongCursor
+    claim, line = map(int, match.groups())
+    rows = _SQL.rows(conn, "lines", job_id=job_id, attempt=attempt, limit=limit, claim=claim, line=line)
+    lines = [*_with_gaps(rows, claim, line)]
     return Page(lines, str(lines[-1]["place"]) if len(lines) == limit else None)
 
 
 def last(conn: Conn, job_id: UUID, attempt: int | None = None, limit: int = PAGE) -> list[Row]:
     """The last lines of an attempt, or of the job, in their order."""
     rows = _SQL.rows(conn, "last_lines", job_id=job_id, attempt=attempt, limit=limit)
-    before = Place() if len(rows) < limit else Place(rows[0]["claim"], rows[0]["line"] - 1)
-    return [*_with_gaps(rows, before)]
+    before = (0, 0) if len(rows) < limit else (rows[0]["claim"], rows[0]["line"] - 1)
+    return [*_with_gaps(rows, *before)]
 
 
 def attempts(conn: Conn, job_id: UUID) -> list[int]:
@@ -93,8 +97,8 @@ def keep_days(conn: Conn, days: float | None) -> int | None:
     return None if made is None else int(made)
 
 
-def _with_gaps(rows: Sequence[Row], before: Place) -> Iterator[Row]:
-    claim, line = before
+def _with_gaps(rows: Sequence[Row], claim: int, line: int) -> Iterator[Row]:
+    """The rows, the first of which follows a line of a claim; with their `place`, as `1.200`."""
     for row in rows:
         expected = line + 1 if row["claim"] == claim else 1
         yield row | {"left_out": row["line"] - expected, "place": f"{row['claim']}.{row['line']}"}

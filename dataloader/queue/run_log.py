@@ -228,27 +228,3 @@ class Keys:
         if "PRIVATE KEY-----" in text and self._BEGIN.search(text) and "-----END " not in text:
             self._lines_left = 200
         return text
-
-
-class WrongPlace(ValueError):
-    """The text is no place in a log."""
-
-
-class Place(NamedTuple):
-    """A place in the log of a job: behind this line of this claim. As text `claim.line`."""
-
-    claim: int = 0
-    line: int = 0
-
-    @classmethod
-    def read(cls, text: str | None) -> Place:
-        """The place in an address; raises WrongPlace for another text."""
-        if text is None:
-            return cls()
-        match = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", text)
-        if not match:
-            raise WrongPlace("should be `next` of the page before, such as 1.200")
-        return cls(int(match[1]), int(match[2]))
-
-    def __str__(self) -> str:
-        return f"{self.claim}.{self.line}"

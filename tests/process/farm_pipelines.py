@@ -123,12 +123,6 @@ def spins(args: dict[str, Any], context: Context) -> None:
         pass
 
 
-@register("odd_progress")
-def odd_progress(args: dict[str, Any]) -> Iterator[Any]:
-    yield {"nul": "a\x00b", "nan": float("nan"), "bytes": b"x", "surrogate": "\ud800"}
-    raise ValueError("\x00 and \ud800")
-
-
 @register("takes_the_signals")
 def takes_the_signals(args: dict[str, Any], context: Context) -> Iterator[Progress]:
     """Leave the process deaf: `how` is ignore, block or silence; go on for `sec` seconds."""
@@ -150,13 +144,6 @@ def takes_the_signals(args: dict[str, Any], context: Context) -> Iterator[Progre
 def sleeps(args: dict[str, Any], context: Context) -> None:
     started(context).close()
     time.sleep(args["sec"])
-
-
-@register("shows_its_limits")
-def shows_its_limits(args: dict[str, Any], context: Context) -> Progress:
-    names = ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout")
-    with context.transaction() as conn:
-        return {name: conn.execute("SELECT current_setting(%s)", (name,)).fetchone()[0] for name in names}
 
 
 _kept: list[bytearray] = []

@@ -240,23 +240,6 @@ def test_b1_a_run_whose_key_was_taken_meanwhile_is_ended(farm: Farm, own_db: str
     assert farm.wait(job, "running", "queued")["attempt"] <= 1
 
 
-def test_a_transaction_may_idle_while_the_pipeline_computes(farm: Farm) -> None:
-    farm.ready(workers=1)
-    end = farm.wait(farm.enqueue("shows_its_limits"), "succeeded")
-    assert end["progress"] == {
-        "idle_in_transaction_session_timeout": "0",
-        "statement_timeout": "0",
-        "lock_timeout": "0",
-    }
-
-
-def test_g1_an_end_that_postgresql_would_refuse_is_written_all_the_same(farm: Farm) -> None:
-    farm.ready(workers=1)
-    end = farm.wait(farm.enqueue("odd_progress", max_attempts=1), "failed")
-    assert end["error"].startswith("ValueError: \ufffd and \ufffd")
-    assert end["progress"] == {"nul": "a\ufffdb", "nan": None, "bytes": "b'x'", "surrogate": "\ufffd"}
-
-
 def test_g4_a_row_that_python_cannot_read_fails_alone(farm: Farm) -> None:
     farm.ready(workers=1)
     (bad,) = farm.rows(

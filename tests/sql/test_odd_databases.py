@@ -145,6 +145,8 @@ def test_a_pipelines_transaction_may_last(strange_db: str) -> None:
             make_default(conn, "transaction_timeout", "200ms")
     with fence.transaction(strange_db, "public", {uuid4(): 1}) as conn:
         conn.execute(LONGER)
+        for limit in ("idle_in_transaction_session_timeout", "lock_timeout"):
+            assert value(conn, "SELECT current_setting(%s)", limit) == "0"
         assert value(conn, "SELECT current_setting('default_transaction_isolation')") == "repeatable read"
 
 

@@ -77,14 +77,6 @@ SELECT count(*)::int AS of_others FROM pg_locks l LEFT JOIN pg_stat_activity a U
    AND NOT coalesce(a.usename = current_user AND a.datname = current_database() AND a.application_name LIKE 'dl-%%'
                     AND a.client_addr IS NOT DISTINCT FROM inet_client_addr(), false);
 
--- name: merging
--- Whether these queues merge, and the tasks of the first queued jobs of each. Served by ix_dl_jobs_claim.
-SELECT queue, q.merge, ARRAY(
-         SELECT DISTINCT task FROM (
-           SELECT task FROM dl_jobs j WHERE j.queue = served.queue AND status = 'queued'
-            ORDER BY j.queue, available_at LIMIT 1000) near ORDER BY task) AS tasks
-  FROM unnest(%(queues)s::text[]) AS served (queue) LEFT JOIN dl_queues q USING (queue) ORDER BY queue;
-
 -- name: target
 -- Whether pipelines find their schema, and whether they may make tables in it.
 SELECT current_schema() IS NOT NULL AS found,

@@ -6,7 +6,7 @@ findings of facts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,7 +18,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
-from dataloader import log, pipelines
+from dataloader import log
 from dataloader.config import Settings, WorkerSpec
 from dataloader.farm.process import hostname
 from dataloader.queue import db, migrations, probe
@@ -303,40 +303,6 @@ def locks(table: probe.LockTable, workers: Sequence[WorkerSpec], of_others: int)
     return ok("locks", text)
 
 
-def _merging(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
-    by_settings = merging_by_settings(settings.workers)
-    try:
-        with db.in_force(conn):
-            queues = _facts(conn, "merging", queues=list(by_settings))
-    except (errors.InsufficientPrivilege, errors.UndefinedTable, errors.UndefinedColumn):
-        return []  # the schema's findings say so
-    single = {task for task in pipelines.tasks() if pipelines.resolve(task).batch_size is None}
-    return merging(queues, by_settings, single)
-
-
-def merging_by_settings(workers: Iterable[WorkerSpec]) -> dict[str, bool]:
-    """PURE: whether each queue merges by the settings: one entry of the queue with `merge` is enough."""
-    by_queue: dict[str, bool] = {}
-    for spec in workers:
-        for queue in spec.served:
-            by_queue[queue] = by_queue.get(queue, False) or bool(spec.merge)
-    return by_queue
-
-
-def merging(
-    queues: Iterable[Mapping[str, Any]], by_settings: Mapping[str, bool], single: Collection[str]
-) -> list[Finding]:
-    """Findings on jobs of queues that merge whose pipelines take one job (`single`): a delivery of two would fail."""
-    findings = []
-    for facts in queues:
-        queue, merges = facts["queue"], by_settings[facts["queue"]] if facts["merge"] is None else facts["merge"]
-        for task in facts["tasks"] if merges else ():
-            if task in single:
-                text = f"the queue {queue} merges the jobs of a key, and the pipeline {task} takes one job"
-                findings.append(warning("queues", text, "register it with batch_size"))
-    return findings
-
-
 def wanted_connections(settings: Settings, same_server: bool) -> tuple[int, int]:
     """The least and the most sessions that this machine needs on the queue's server.
 
@@ -365,7 +331,6 @@ _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] =
     "connections": _connections,
     "fleet": _fleet,
     "locks": _locks,
-    "queues": _merging,
 }
 
 

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dataloader import config
 from dataloader.cli.direct import Direct
 from dataloader.config import ConfigError
-from dataloader.queue import db, enqueue, migrations, operations, probe, set_aside
+from dataloader.queue import db, migrations, probe, set_aside
 from dataloader.queue.migrations import SchemaError
 from dataloader.queue.reports import alerts, predictions, stats
 
@@ -281,15 +281,6 @@ def test_functions_that_lend_everybody_the_owners_rights(check: Check, own_db: s
     assert "dataloader migrate --roles" in advice
     grant_all(own_db, role)
     assert check(dl_db_dsn=own_db).of("warning") == []
-
-
-def test_a_pipeline_that_takes_one_job_in_a_queue_that_merges(check: Check, own_db: str) -> None:
-    with db.connect(own_db, name="test", schema="public") as conn:
-        operations.set_order(conn, "q", "test", ordered=True, merge=True)
-        for task in ("noop", "unknown here"):
-            enqueue.enqueue(conn, enqueue.NewJob("q", task, "k"))
-    said = "the queue q merges the jobs of a key, and the pipeline noop takes one job"
-    assert check(dl_db_dsn=own_db).of("warning") == [("queues", said, "register it with batch_size")]
 
 
 def test_a_superuser(check: Check, own_db: str) -> None:

@@ -162,31 +162,3 @@ def test_secrets_are_not_shown() -> None:
     assert "s3cret" not in str(shown)
     assert (shown["PG_PASSWORD"], shown["DL_TARGET_DSN"]) == ("***", "user=u dbname=d host=db")
     assert list(shown) == [name.upper() for name in config.Settings.model_fields]
-
-
-@pytest.mark.parametrize(
-    ("said", "by_settings", "tasks", "found"),
-    [
-        (True, False, ["one", "many", "unknown here"], ["one"]),
-        (None, True, ["one"], ["one"]),
-        (None, False, ["one"], []),
-        (False, True, ["one"], []),  # the workers refuse to start
-        (True, True, ["many"], []),
-        (True, True, [], []),
-    ],
-)
-def test_a_pipeline_for_one_job_in_a_queue_that_merges(
-    said: bool | None, by_settings: bool, tasks: list[str], found: list[str]
-) -> None:
-    findings = database.merging([{"queue": "orders", "merge": said, "tasks": tasks}], {"orders": by_settings}, {"one"})
-    words = "the queue orders merges the jobs of a key, and the pipeline {} takes one job"
-    assert [(each.level, each.about, each.what, each.advice) for each in findings] == [
-        ("warning", "queues", words.format(task), "register it with batch_size") for task in found
-    ]
-
-
-@pytest.mark.parametrize("entries", [(True, None), (None, True), (None, True, None)])
-def test_a_queue_merges_that_any_entry_lets_merge(entries: tuple[bool | None, ...]) -> None:
-    workers = [WorkerSpec(queue="orders", ordered=True if merge else None, merge=merge) for merge in entries]
-    found = database.merging_by_settings([*workers, WorkerSpec(queue="plain")])
-    assert found == {"orders": True, "plain": False}

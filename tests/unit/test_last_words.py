@@ -180,6 +180,11 @@ def test_a_last_word_that_cannot_be_kept_is_logged() -> None:
     assert [line["event"] for line in lines] == ["progress.dropped"]
 
 
+def test_a_pipeline_for_one_job_says_what_to_do_where_its_queue_merges() -> None:
+    outcome = ran(lambda args: None, jobs("kk"))
+    assert (outcome.end, "the pipeline 't.last' takes one job: register it" in str(outcome.error)) == (End.ERROR, True)
+
+
 class Rude:
     def __float__(self) -> float:
         raise SystemError

@@ -22,7 +22,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -83,7 +82,7 @@ class EmbeddedError(Exception):
 class Server:
     """A running PostgreSQL, our child; as a context manager it stops at the end of the block.
 
-    On Linux the server also stops when the thread that started it ends for any reason.
+    The server also stops when the thread that started it ends for any reason.
     """
 
     root: Path
@@ -207,7 +206,7 @@ def serve(
 def socket_folder(root: Path) -> Path:
     """The folder of the socket of the server in `root`: `run` beside the cluster if possible, else one in /tmp."""
     run = root / "run"
-    # A socket's path has at most 107 bytes (103 on macOS); a list with commas and quotes must be able to hold it.
+    # A socket's path has at most 107 bytes; a list with commas and quotes must be able to hold it.
     if re.fullmatch(r"[A-Za-z0-9_./+-]{1,80}", str(run)):
         return run
     return TMP / f"dl-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}"
@@ -494,9 +493,7 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 
 def dies_with_us(sig: int) -> Callable[[], None]:
-    """A `preexec_fn` for Popen: the child gets `sig` when the thread that starts it ends. It works only on Linux."""
-    if sys.platform != "linux":
-        return lambda: None
+    """A `preexec_fn` for Popen: the child gets `sig` when the thread that starts it ends (Linux: prctl(2))."""
     owner, prctl = os.getpid(), ctypes.CDLL(None).prctl  # resolved before the fork
 
     def ask() -> None:

@@ -44,15 +44,9 @@ _STYLES = {
 
 def plain(value: object, lines: bool = False) -> str:
     """The value as text with escaped control characters, such as `\\x1b`; with `lines` line ends stay."""
-
-    def spelled(match: re.Match[str]) -> str:
-        letter, number = match[0], ord(match[0])
-        if lines and letter == "\n":
-            return letter
-        known = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(letter)
-        return known or (f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")
-
-    return _HARMFUL.sub(spelled, str(value).replace("\r\n", "\n") if lines else str(value))
+    if lines:
+        return "\n".join(map(plain, str(value).replace("\r\n", "\n").split("\n")))
+    return _HARMFUL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(value))
 
 
 def as_json(value: Any, indent: int | None = 2) -> str:

@@ -117,7 +117,6 @@ time.sleep(60)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs PDEATHSIG")
 def test_it_ends_with_a_killed_owner_and_the_next_one_has_the_rows(root: Path) -> None:
     command = [sys.executable, "-c", OWNER, str(root), *([GIVEN] if GIVEN else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:

@@ -278,7 +278,6 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 @pytest.mark.longest
-@pytest.mark.skipif(sys.platform != "linux", reason="needs PDEATHSIG")
 def test_from_nothing_to_finished_jobs_over_a_stop_a_kill_and_a_drain(home: Path) -> None:
     """Three starts in one folder: each finds the rows of the one before."""
     port = free_port()

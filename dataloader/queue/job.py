@@ -140,11 +140,6 @@ class End(StrEnum):
     CANCELED = "canceled"
     HANDED_BACK = "handed back"  # a drain, or a key that could not be held: the attempt is not counted
     GONE = "gone"  # the claim is no longer ours, so no write is allowed
-    CRASH = "crash"  # the worker died: its keeper settles the job
-
-
-# The words of dl_settle for the ends that a worker could not write itself.
-SETTLED: dict[str, str] = {End.CRASH: "crash", End.TIMEOUT: "timeout", End.HANDED_BACK: "drain"}
 
 
 class Verb(StrEnum):
@@ -252,7 +247,7 @@ def _decide(job: Job, outcome: Outcome) -> Finish | None:
     match outcome.end:
         case End.DONE:  # the first, for it is most of them
             return Finish(Verb.SUCCEED, None, progress=progress, result=outcome.result)
-        case End.GONE | End.CRASH:
+        case End.GONE:
             return None
         case End.CANCELED:
             return Finish(Verb.CANCEL, error, progress=progress)

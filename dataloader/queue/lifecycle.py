@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from dataloader import log
 from dataloader.queue import db, logs
 from dataloader.queue.db import Conn, Row, array
-from dataloader.queue.job import LEADS_TO, SETTLED, Checkpoint, Finish, Job, Status, Verb, clip, storable
+from dataloader.queue.job import LEADS_TO, Checkpoint, Finish, Job, Status, Verb, clip, storable
 from dataloader.queue.run_log import RunLog
 
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
@@ -510,12 +510,11 @@ def settle(
     facts: Mapping[str, Any] | None = None,
     running: Sequence[UUID] | None = None,
 ) -> list[Settled]:
-    """Take from a dead worker the jobs that it held, with the `end` (job.SETTLED) of `running`; None: of all jobs.
+    """Take its jobs from a dead worker, with this `end` (crash, timeout, drain) of those `running`; None: of all.
 
     The others are handed back uncounted.
     """
-    arguments = (worker, running, SETTLED.get(end, end), reason, Jsonb(facts or {}))
-    return [Settled.read(*row) for row in db.call(conn, "dl_settle", *arguments)]
+    return [Settled.read(*row) for row in db.call(conn, "dl_settle", worker, running, end, reason, Jsonb(facts or {}))]
 
 
 def take_back(conn: Conn, worker: str, job_ids: Sequence[UUID], reason: str) -> int:

@@ -152,13 +152,8 @@ class Verb(StrEnum):
     HAND_BACK = "hand_back"
     RESTART = "restart"
 
-    @property
-    def status(self) -> Status:
-        """The state that the verb leads to, unless a cancellation was asked for."""
-        return LEADS_TO[self]
 
-
-LEADS_TO: dict[str, Status] = {
+LEADS_TO: dict[str, Status] = {  # unless a cancellation was asked for
     Verb.SUCCEED: Status.SUCCEEDED,
     Verb.RETRY: Status.QUEUED,
     Verb.FAIL: Status.FAILED,

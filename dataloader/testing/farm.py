@@ -36,6 +36,7 @@ from dataloader.queue import db, new_job
 from dataloader.queue.fields import ATTEMPTS
 from dataloader.queue.hooks import AROUND_ENQUEUE, Hook
 from dataloader.queue.job import (
+    LEADS_TO,
     Checkpoint,
     Delivery,
     End,
@@ -594,7 +595,7 @@ def _after(job: Job, end: Finish | None, was_canceled: bool = False) -> _After:
         error = "canceled when the pipeline had finished: its work stands" if end.verb == Verb.SUCCEED else end.error
         return _After(Status.CANCELED, error, job.attempt)
     attempt = {Verb.HAND_BACK: job.attempt, Verb.RESTART: 1}.get(Verb(end.verb), job.attempt + 1)
-    return _After(Verb(end.verb).status, end.error, attempt, end.result)
+    return _After(LEADS_TO[end.verb], end.error, attempt, end.result)
 
 
 def _result(jobs: list[Job], ends: dict[UUID, _After], runs: list[Run]) -> Result:

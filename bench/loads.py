@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
+from pyarrow import csv as pa_csv
+from pyarrow import parquet
 
 from dataloader import embedded, pipelines, testing
 
@@ -22,7 +25,10 @@ TYPES = {
     **{"amount": "numeric(12,2)", "number": "integer", "share": "double precision", "empty": "text", "ok": "boolean"},
 }
 COLUMNS = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
-CASES: dict[str, dict[str, Any]] = {"new": {}, "keyed": {}, "rejects": {"max_errors": 100, "path": "wrong.csv"}}
+CASES: dict[str, dict[str, Any]] = {
+    **{"new": {}, "keyed": {}, "rejects": {"max_errors": 100, "path": "wrong.csv"}},
+    **{"parquet": {"path": "rows.parquet"}, "parquet keyed": {"path": "rows.parquet"}},
+}
 
 
 def rows(count: int) -> Iterator[list[Any]]:
@@ -37,14 +43,26 @@ def rows(count: int) -> Iterator[list[Any]]:
         yield [n, name, note, born, seen, amount, n % 30_000, share, ("", "x")[n % 2], "tf"[n % 2]]
 
 
+def write_parquet(path: Path) -> None:
+    """The rows of the CSV file with their types."""
+    kinds = [pa.int64(), pa.string(), pa.string(), pa.date32(), pa.timestamp("us", "UTC"), pa.decimal128(12, 2)]
+    kinds += [pa.int32(), pa.float64(), pa.string(), pa.bool_()]
+    convert = pa_csv.ConvertOptions(
+        column_types=dict(zip(TYPES, kinds, strict=True)),
+        **{"true_values": ["t"], "false_values": ["f"], "null_values": [""], "strings_can_be_null": True},
+    )
+    table = pa_csv.read_csv(path, parse_options=pa_csv.ParseOptions(newlines_in_values=True), convert_options=convert)
+    parquet.write_table(table, path.with_suffix(".parquet"), compression="zstd")
+
+
 def by_copy(conn: psycopg.Connection[Any], path: Path, case: str) -> None:
     """Load as people do it by hand."""
-    if case != "keyed":
+    if "keyed" not in case:
         conn.execute(f"CREATE TABLE t ({COLUMNS})".encode())
     with path.open("rb") as file, conn.cursor().copy("COPY t FROM STDIN (FORMAT csv, HEADER)") as copy:
         while data := file.read(2**16):
             copy.write(data)
-    if case != "keyed":
+    if "keyed" not in case:
         conn.execute("ALTER TABLE t ADD PRIMARY KEY (id)")
 
 
@@ -53,12 +71,14 @@ def seconds(dsn: str, folder: Path, case: str, is_ours: int) -> float:
     pipelines.load([])
     with psycopg.connect(dsn) as conn:
         conn.execute("DROP TABLE IF EXISTS t, t_rejects")
-        conn.execute(f"CREATE TABLE t ({COLUMNS}, PRIMARY KEY (id))".encode() if case == "keyed" else b"SELECT")
+        conn.execute(f"CREATE TABLE t ({COLUMNS}, PRIMARY KEY (id))".encode() if "keyed" in case else b"SELECT")
         conn.commit()
         began = time.monotonic()
         if is_ours:
-            args = {"path": "rows.csv", "table": "t", "key": ["id"], "types": TYPES} | CASES[case]
-            result = testing.run("load.files", args, dsn=dsn, data_dir=folder)
+            args = {"path": "rows.csv", "table": "t", "key": ["id"]} | CASES[case]
+            task = "load.parquet" if "parquet" in case else "load.files"
+            args |= {} if "parquet" in case else {"types": TYPES}
+            result = testing.run(task, args, dsn=dsn, data_dir=folder)
             assert result.status == "succeeded", result.error
         else:
             by_copy(conn, folder / "rows.csv", case)
@@ -73,8 +93,9 @@ if __name__ == "__main__":
         for name, more in {"rows.csv": 0, "wrong.csv": 100}.items():
             with Path(root, name).open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([TYPES, *rows(int(count)), *[["x"] * 10] * more])
+        write_parquet(Path(root, "rows.csv"))
         with embedded.Server.start(Path(root, "server"), {"max_wal_size": "4GB"}) as server:
             for case in cases or CASES:
                 pairs = [[seconds(server.dsn, Path(root), case, who) for who in (0, 1)] for _ in range(int(rounds))]
                 theirs, ours = (statistics.median(each) for each in zip(*pairs, strict=True))
-                print(f"{case:8} {ours:6.2f} s, copy {theirs:6.2f} s: {ours / theirs:.2f}", flush=True)
+                print(f"{case:13} {ours:6.2f} s, copy {theirs:6.2f} s: {ours / theirs:.2f}", flush=True)

@@ -16,9 +16,10 @@ import stat
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, LiteralString, NamedTuple
 from uuid import UUID
@@ -120,6 +121,7 @@ _COPY = """
 COPY {staging} ({columns}) FROM STDIN
 (FORMAT csv, HEADER, DELIMITER {delimiter}, ENCODING 'UTF8')
 """
+_BINARY_COPY = "COPY {staging} ({columns}) FROM STDIN (FORMAT binary)"
 _IS_EMPTY = "SELECT NOT EXISTS (SELECT FROM {table})"
 # COPY passes rules, and takes values for a column that is GENERATED ALWAYS AS IDENTITY; a trigger may count statements.
 # A key that may be NULL has to be refused.
@@ -244,12 +246,27 @@ class Block(NamedTuple):
 
     text: str
     records: int
+    has_lines: bool = True  # people know its records by their lines, else by their rows
 
     def singles(self, number: int) -> Iterator[tuple[int, str]]:
-        """The records alone; `number` is the line of the first, and they are known by their lines."""
+        """The records alone; `number` is that of the first."""
         for match in _RECORD.finditer(self.text):
             yield number, match[0][:-1]
-            number += len(_LINE_ENDS.findall(match[0]))
+            number += len(_LINE_ENDS.findall(match[0])) if self.has_lines else 1
+
+    def located(self, number: int, reported: int) -> tuple[int, int]:
+        """The record for the line that COPY reports; `number` is that of the first record."""
+        rows: list[tuple[int, Text]] = [*self.singles(number)]
+        return rows[_at_line(rows, reported)][0], 0
+
+
+class Batch(NamedTuple):
+    """Rows of Arrow: `Source.items` yields one in place of records."""
+
+    records: int
+    bytes: int
+    binary: Sequence[Any] | None  # a whole binary COPY; None where PostgreSQL has to read the text
+    block: Callable[[], Block]  # their text
 
 
 class Place(NamedTuple):
@@ -263,7 +280,8 @@ class Place(NamedTuple):
     repeated_headers: int = 0
 
 
-Item = str | Rejected | Block
+Text = str | Rejected | Block
+Item = Text | Batch
 
 
 class _OtherTypesError(RuntimeError):
@@ -280,6 +298,7 @@ class Source:
     version: list[Any]  # JSON that differs for other records: a run goes on only behind the same ones
     columns: Mapping[str, str]  # with their types in a new table
     in_target: Collection[str] = ()  # the columns of the table, whose types are its own
+    stored: Sequence[str] = ()  # the types of the columns where COPY writes, once they are known
     size = 0  # bytes
     total = 0  # records, once they are counted
     dialect: Mapping[str, Any] = {}  # what was recognized: for people
@@ -289,6 +308,9 @@ class Source:
         self.origin, self.begin = origin, Place()
         self._count = self._bytes = 0
         self._breaks: deque[tuple[int, int]] = deque()  # the records of several lines since the latest `place`
+
+    def close(self) -> None:
+        """End the thread that reads ahead, if there is one."""
 
     @property
     def names(self) -> list[str]:
@@ -359,6 +381,12 @@ class Source:
         if lines := text.count("\n"):
             self._breaks.append((self._count, lines))
         return self._count, text
+
+    def _counted_batch(self, batch: Batch) -> tuple[int, Batch]:
+        """The next rows, with the number of the first."""
+        self._count += batch.records
+        self._bytes += batch.bytes
+        return self._count - batch.records + 1, batch
 
 
 class FileSource(Source):
@@ -483,7 +511,7 @@ def _directly(
 
 def _copied(table: Table, source: Source) -> Generator[Progress | None, None, None]:
     """Copy all records within the transaction of the table."""
-    items = source.items(source.begin, table.batch_rows)
+    items = table.items(source.begin)
     while not table.is_done:
         if table.copy(items):
             yield Progress(source.place().records, source.expected)
@@ -572,7 +600,7 @@ def _staged(
         if begin is None or not table.is_staged():
             table.make_staging()
             begin = source.begin
-    items, is_done = source.items(begin, table.batch_rows), False
+        items, is_done = table.items(begin), False
     while not is_done:
         end = source.bytes_read + _COMMITTED_BYTES * PART_BYTES
         with context.transaction() as conn:
@@ -690,7 +718,9 @@ class Table:
             yield from self._patiently("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
             if not self._value(_IS_EMPTY):
                 return False
-        self._parts["staging"] = self._parts["table"]
+        else:  # the types may not change behind `items`
+            yield from self._patiently("LOCK TABLE {table} IN ROW EXCLUSIVE MODE")
+        self._parts |= {"staging": self._parts["table"], "staging_name": self._parts["table_name"]}
         name = re.escape(wanted.table.rpartition(".")[2])
         self._reporting = rf"(?m:^)(?=[^\n]*COPY)[^\n]*?(?<!\w){name}(?!\w)"
         return True
@@ -736,24 +766,56 @@ class Table:
         """Drop the staging table, if there is one."""
         self._execute("DROP TABLE IF EXISTS {staging}, {staged_rejects}")
 
+    def items(self, begin: Place) -> Iterator[tuple[int, Item]]:
+        """The source's items from there on, for `copy`."""
+        types = dict(self._execute(_STAGED_COLUMNS).fetchall())
+        is_utf8 = self._cursor.connection.info.encoding == "utf-8"  # the encoding of texts in a binary COPY
+        self._source.stored = [types[name] for name in self._source.columns] if is_utf8 else ()
+        return self._source.items(begin, self.batch_rows)
+
     def copy(self, items: Iterator[tuple[int, Item]]) -> int:
         """Copy the next batch into the staging table; returns how many records it had.
 
         PostgreSQL reports an error at the end of a COPY, so a batch is one.
         """
         begin = self._source.place()
+        number, first = next(items, (0, None))
+        self.is_done = first is None
+        if isinstance(first, Batch):
+            if first.binary and self._copied_in_binary(first.binary):
+                return first.records
+            block = first.block()
+            batch: Iterator[tuple[int, Text]] = iter([(number, block)])
+            located = partial(block.located, number)
+        else:
+            batch = self._batch(items if first is None else chain([(number, first)], items))
+            located = partial(self._source.located, begin)
         try:
             if self._wanted.max_errors:
-                self._copy_without_rejects([*self._batch(items)])
+                self._copy_without_rejects([*batch])
             else:
-                self._copy(self._batch(items))
+                self._copy(batch)
         except psycopg.Error as e:
-            raise self._located(e, begin) from None
+            raise self._located(e, located) from None
         return self._source.place().records - begin.records
 
-    def _batch(self, items: Iterator[tuple[int, Item]]) -> Iterator[tuple[int, Item]]:
+    def _copied_in_binary(self, parts: Sequence[Any]) -> bool:
+        """Whether PostgreSQL takes the rows so; else it gets their text, by whose errors people know the rows."""
+        try:
+            with self._cursor.connection.transaction(), self._cursor.copy(self._composed(_BINARY_COPY)) as copy:
+                for part in parts:
+                    copy.write(part)
+        except psycopg.Error as e:
+            if not is_permanent(e):
+                raise
+            return False
+        self.copied += self._cursor.rowcount
+        return True
+
+    def _batch(self, items: Iterator[tuple[int, Item]]) -> Iterator[tuple[int, Text]]:
         rows = size = 0
-        for number, item in items:
+        for number, given in items:
+            item = given.block() if isinstance(given, Batch) else given  # it follows records of another file
             yield number, item
             rows += item.records if isinstance(item, Block) else 1
             size += len(item if isinstance(item, str) else item.text)
@@ -761,10 +823,10 @@ class Table:
                 return
         self.is_done = True
 
-    def _copy_without_rejects(self, batch: list[tuple[int, Item]]) -> None:
+    def _copy_without_rejects(self, batch: list[tuple[int, Text]]) -> None:
         """Keep the records that their reader or PostgreSQL refuses aside, each with the reason."""
         rejects = [(number, item) for number, item in batch if isinstance(item, Rejected)]
-        rows: list[tuple[int, Item]] = [(number, item) for number, item in batch if not isinstance(item, Rejected)]
+        rows: list[tuple[int, Text]] = [(number, item) for number, item in batch if not isinstance(item, Rejected)]
         while rows and len(rejects) <= self._wanted.max_errors:
             try:
                 with self._cursor.connection.transaction():
@@ -807,7 +869,7 @@ class Table:
                 self._cursor.execute(statement.encode())
         return self._execute(_KEEP_REJECTS).rowcount
 
-    def _copy(self, items: Iterable[tuple[int, Item]]) -> None:
+    def _copy(self, items: Iterable[tuple[int, Text]]) -> None:
         chunk: list[str] = []
         size = 0
         with self._cursor.copy(self._composed(_COPY)) as copy:
@@ -1036,13 +1098,13 @@ class Table:
             names = _listed(others)
             raise _OtherTypesError(f"{names}: other types since the rows were staged; the next run begins anew")
 
-    def _located(self, error: psycopg.Error, begin: Place) -> Exception:
+    def _located(self, error: psycopg.Error, located: Callable[[int], tuple[int, int]]) -> Exception:
         """The error to raise for an error of COPY: it names source, line and column, and quotes no value."""
         match = self._reported(error)
         is_twice = isinstance(error, errors.UniqueViolation) and self._wanted.mode != "append"  # for `_directly`
         if not match or is_twice or not is_permanent(error):
             return error
-        line, more = self._source.located(begin, int(match[1]))
+        line, more = located(int(match[1]))
         return self._source.error(line, self._reason(error, match[2]), more)
 
     def _reported(self, error: psycopg.Error) -> re.Match[str] | None:
@@ -1054,13 +1116,13 @@ class Table:
         return f"column {column}: {reason}" if column and f'"{column}"' not in reason else reason
 
 
-def _text(item: str | Rejected | Block) -> str:
+def _text(item: Text) -> str:
     """PURE: a record or a block with its line ends, for COPY."""
     # Before PostgreSQL 18 a line `\\.` ends the data.
     return item.text if not isinstance(item, str) else '"\\."\n' if item == "\\." else f"{item}\n"
 
 
-def _at_line(rows: list[tuple[int, Item]], reported: int) -> int:
+def _at_line(rows: list[tuple[int, Text]], reported: int) -> int:
     """PURE: which of the rows PostgreSQL reports by the number of its last line; line 1 is the header."""
     ends = [*accumulate((_text(item).count("\n") for _, item in rows), initial=1)][1:]
     return bisect_left(ends, reported)

@@ -22,7 +22,7 @@ import zlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -44,6 +44,7 @@ from dataloader.pipelines import (
     columns,
     csv_file,
     csv_table,
+    parquet,
     register,
     remote,
     validated,
@@ -362,7 +363,7 @@ def _by(module: str, reader: str, library: str = "json") -> Callable[[Entry, Fil
         types = {name: type_ for name, type_ in wanted.types.items() if name not in entry.partition}
         make = getattr(import_module(f"dataloader.pipelines.{module}"), reader)
         source: Source = make(entry.name, *entry.opened(stack), wanted.model_copy(update={"types": types}))
-        return source
+        return stack.enter_context(closing(source))
 
     return opened
 
@@ -471,6 +472,8 @@ class _Shape:
         )
         self.tail = "".join(out + csv_file.field(constants[name], out) for name in whole.columns if name in constants)
         self.lines = len(whole.lines)
+        # The columns of a file of Arrow, if their values pass as they are.
+        self.places = [at for _, at, reader in self._order if at is not None and not (reader or words)]
         # The fields that may pass in blocks, if no record needs more than a match.
         self.fields = [] if self.tail or self.lines or not is_same else quoted
 
@@ -695,6 +698,10 @@ class Shaped(Source):
         constants = {name: value for name, value in entry.partition.items() if name not in names}
         constants |= {name: words[what] for name, what in self.wanted.add.items() if what != "line"}
         self._shape = _Shape(source, names, self, constants)
+        is_whole = len(self._shape.places) == len(self.columns)
+        if self._most and is_whole and isinstance(source, parquet.ArrowFile):
+            source.stored, source.chosen = self.stored, self._shape.places
+            return source.items(place or source.begin, self._most)
         if self._most and self._shape.fields and isinstance(source, CsvFile):
             source.pass_in_blocks(self._shape.fields)
             return source.items(place or source.begin, self._most)

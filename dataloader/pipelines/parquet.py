@@ -1,24 +1,26 @@
 """`load.parquet`: a Parquet file into a table, by key, all of it or nothing. It needs the extra `parquet`.
 
-The rows become CSV records, so the staging, the merge and the rules for the table are those of `load.csv`. pyarrow is
-imported by the first run: it costs a worker some 60 MB.
+The rows are copied in binary form, or as CSV records where PostgreSQL has to read a text; the staging, the merge and
+the rules for the table are those of `load.csv`. pyarrow is imported by the first run: it costs a worker some 60 MB.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dataloader.pipelines import Context, PermanentError, Progress, csv_table, register_with, validated
-from dataloader.pipelines.csv_table import FileArguments, FileSource, Place, Target, identifier, opened, unique
+from dataloader.pipelines.csv_table import Batch, Block, FileArguments, FileSource, Item, Place, Target, opened
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
 _BUFFER = 2**20  # bytes of a column that are read at once
-_BATCH_ROWS, _BATCH_BYTES = 1_000, 2**22  # that are decoded at once
+_BATCH_ROWS, _BATCH_BYTES = 20_000, 2**22  # that are decoded at once
+_SAMPLE_ROWS = 1_000  # by which the size of the others is estimated
 # The type of a new table's column; what is not here is text there.
 _TYPES = {
     **{"bool": "boolean", "date32[day]": "date", "date64[ms]": "date", "float": "real", "halffloat": "real"},
@@ -38,8 +40,10 @@ def load_parquet(args: dict[str, Any], context: Context) -> Generator[Progress |
     A file that is damaged raises PermanentError too.
     """
     wanted = validated(Wanted, args)
-    with open(opened(context.data_dir, wanted.path), "rb", buffering=0) as file:
-        source = ParquetFile(wanted.path, file.fileno(), file)
+    with (
+        open(opened(context.data_dir, wanted.path), "rb", buffering=0) as file,
+        closing(ParquetFile(wanted.path, file.fileno(), file)) as source,
+    ):
         return (yield from csv_table.load(context, wanted, source, in_parts=source.size > csv_table.PART_BYTES))
 
 
@@ -47,6 +51,8 @@ class ArrowFile(FileSource):
     """The rows of a file that pyarrow reads as CSV records, numbered from 1."""
 
     kind: str  # of file, for people
+    chosen: Sequence[int] | None = None  # the places of the columns that `items` gives; by default all
+    _reading: Generator[tuple[int, Item], None, None] | None = None
 
     def __init__(self, path: str, descriptor: int, file: BinaryIO, wanted: Target | None = None) -> None:
         """Read what the file says of itself; raises PermanentError where it is no such file that can be loaded."""
@@ -68,8 +74,31 @@ class ArrowFile(FileSource):
         """The rows behind so many, some at a time."""
         raise NotImplementedError
 
-    def records(self, begin: Place) -> Iterator[tuple[int, str]]:
+    def close(self) -> None:
+        if self._reading:
+            self._reading.close()
+
+    def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
+        self.close()  # two threads may not read one file
         self._count = begin.records  # at once, for `place`
+        self._reading = self._items(size)
+        return self._reading
+
+    def _items(self, size: int) -> Generator[tuple[int, Item], None, None]:
+        from dataloader.pipelines.binary_copy import ahead
+
+        batches = (batch.select(self.chosen or range(len(self.columns))) for batch in self._batches(self._count))
+        for batch in ahead(copied(batches, size, self.stored, self._block)):
+            yield self._counted_batch(batch)
+        self._require_all()
+
+    def _block(self, batch: Any) -> Block:
+        with self._readable():
+            return block_of(batch)
+
+    def records(self, begin: Place) -> Iterator[tuple[int, str]]:
+        self.close()
+        self._count = begin.records
         return self._records()
 
     def _records(self) -> Iterator[tuple[int, str]]:
@@ -78,6 +107,9 @@ class ArrowFile(FileSource):
                 texts = csv_records(batch)
             for text in texts:
                 yield self._counted(text, len(text))
+        self._require_all()
+
+    def _require_all(self) -> None:
         if self._count != self.expected:  # pyarrow ends where the pages of a row group end, without an error
             fault = f"it has {self._count} rows, and should have {self.expected}"
             raise PermanentError(f"{self.origin}: is damaged: {fault}")
@@ -118,8 +150,11 @@ class ParquetFile(ArrowFile):
                 skipped -= group.num_rows
                 continue
             row_bytes = group.total_byte_size // max(1, group.num_rows)
-            size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
-            batches = self._parquet.iter_batches(batch_size=size, row_groups=[number], use_threads=False)
+            if group.num_rows > _SAMPLE_ROWS:  # a long text that is repeated takes few bytes in the file
+                with self._readable():
+                    sample = next(self._read(number, _SAMPLE_ROWS, row_bytes))
+                row_bytes = max(row_bytes, sample.nbytes // sample.num_rows)
+            batches = self._read(number, _BATCH_ROWS, row_bytes)
             while True:
                 with self._readable():
                     batch = next(batches, None)
@@ -128,6 +163,11 @@ class ParquetFile(ArrowFile):
                 if skipped < batch.num_rows:
                     yield batch.slice(skipped)
                 skipped = max(0, skipped - batch.num_rows)
+
+    def _read(self, group: int, rows: int, row_bytes: int) -> Iterator[Any]:
+        """Its batches of up to so many rows, and some MB."""
+        size = max(1, min(rows, _BATCH_BYTES // max(1, row_bytes)))
+        return iter(self._parquet.iter_batches(batch_size=size, row_groups=[group], use_threads=False))
 
 
 class OrcFile(ArrowFile):
@@ -154,10 +194,26 @@ class OrcFile(ArrowFile):
 def columns_of(origin: str, schema: Any) -> dict[str, str]:
     """The columns of an Arrow schema with the types of a new table; raises PermanentError for wrong names."""
     try:
-        names = unique([identifier(name) for name in schema.names])
+        names = csv_table.unique([csv_table.identifier(name) for name in schema.names])
     except ValueError as e:
         raise PermanentError(f"{origin}: the names of its columns: {e}") from None
     return dict(zip(names, (_type(field.type) for field in schema), strict=True))
+
+
+def copied(batches: Iterable[Any], size: int, stored: Sequence[str], block: Callable[[Any], Block]) -> Iterator[Batch]:
+    """The rows of batches for COPY into columns of these types, up to `size` and some MB at once."""
+    from dataloader.pipelines.binary_copy import encoded
+
+    for batch in batches:
+        rows = max(1, min(size, batch.num_rows * _BATCH_BYTES // max(1, batch.nbytes)))
+        for begin in range(0, batch.num_rows, rows):
+            part = batch.slice(begin, rows)
+            yield Batch(part.num_rows, part.nbytes, encoded(part, stored) if stored else None, partial(block, part))
+
+
+def block_of(batch: Any) -> Block:
+    """PURE: the rows of a batch as CSV; raises pyarrow's errors."""
+    return Block("\n".join([*csv_records(batch), ""]), batch.num_rows, has_lines=False)
 
 
 def csv_records(batch: Any) -> list[str]:
@@ -166,22 +222,22 @@ def csv_records(batch: Any) -> list[str]:
 
     columns = []
     for column in batch.columns:
-        escaped = compute.replace_substring(_texts(column), '"', '""')
+        escaped = compute.replace_substring(texts_of(column), '"', '""')
         columns.append(compute.fill_null(compute.binary_join_element_wise('"', escaped, '"', ""), ""))
     records: list[str] = compute.binary_join_element_wise(*columns, ",").to_pylist()
     return records
 
 
-def _texts(column: Any) -> Any:
+def texts_of(column: Any) -> Any:
     """PURE: the values of a column as PostgreSQL reads them; raises pyarrow's errors."""
     import pyarrow
     from pyarrow import compute, types
 
     kind = column.type
     if types.is_dictionary(kind):
-        return _texts(column.dictionary_decode())
+        return texts_of(column.dictionary_decode())
     if isinstance(kind, pyarrow.BaseExtensionType):
-        return _python(column, str) if kind.extension_name == "arrow.uuid" else _texts(column.storage)
+        return _python(column, str) if kind.extension_name == "arrow.uuid" else texts_of(column.storage)
     if types.is_duration(kind):
         return _python(column.cast(pyarrow.duration("us"), safe=False).cast(pyarrow.int64()), "{} microseconds".format)
     if types.is_timestamp(kind):

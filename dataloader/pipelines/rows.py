@@ -21,11 +21,10 @@ from psycopg.adapt import PyFormat, Transformer
 
 from dataloader.pipelines import Context, PermanentError, Progress, csv_table, parquet, validated
 from dataloader.pipelines.context import Execution
-from dataloader.pipelines.csv_table import Finish, Place, Rejected, Source, Target, identifier, unique
+from dataloader.pipelines.csv_table import Finish, Item, Place, Rejected, Source, Target, identifier, unique
 from dataloader.pipelines.typed import quoted
 
 SAMPLE = 1_000  # rows that decide the columns and the types of a new table
-_BATCH_ROWS = 1_000  # of a stream that become text at once
 Columns = Sequence[str] | Mapping[str, str]
 # The type of a new table's column whose values are all of these types: the first that fits, else text.
 _TYPES: list[tuple[str, tuple[type, ...]]] = [
@@ -213,8 +212,6 @@ class Frames(Source):
         self.batches: Iterator[Any] = iter(stream)
         self.columns = parquet.columns_of(self.origin, stream.schema)
 
-    def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
-        for batch in self.batches:
-            for start in range(0, batch.num_rows, _BATCH_ROWS):
-                for text in parquet.csv_records(batch.slice(start, _BATCH_ROWS)):
-                    yield self._counted(text, len(text))
+    def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
+        # Not in a thread: a pipeline's own generator may make the batches.
+        return map(self._counted_batch, parquet.copied(self.batches, size, self.stored, parquet.block_of))

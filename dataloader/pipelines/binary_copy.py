@@ -1,0 +1,158 @@
+"""Arrow's batches as PostgreSQL's binary COPY, without a loop over rows: half the work of text for the server.
+
+Each value of a column becomes one element of an Arrow binary array, with its length in front; one call of
+`binary_join_element_wise` joins the elements of all rows. Neighbours of fixed width and without nulls are laid into one
+numpy record first, so that the join has few parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from dataloader.pipelines.parquet import texts_of
+
+_HEADER, _TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
+_NULL = b"\xff\xff\xff\xff"  # the length -1
+_EPOCH_DAYS, _DAY = 10_957, 86_400_000_000  # PostgreSQL counts days and microseconds from 2000-01-01
+_YEARS = (-719_162, 2_932_896)  # the first and the last day of the years 1 to 9999, which have one text
+_TEXTS = ("text", "character varying", "character", "json", "jsonb")
+_INTEGERS = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
+_SAME = {
+    **{("bool", "boolean"): pa.bool_(), ("date32[day]", "date"): pa.date32(), ("float", "real"): pa.float32()},
+    **{("halffloat", "real"): pa.float32(), ("double", "double precision"): pa.float64()},
+}
+_Numbers = np.ndarray[Any, Any]
+
+
+def ahead(items: Iterator[Any]) -> Iterator[Any]:
+    """The items; a thread makes each while the one before it is in use, and ends with the generator."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
+
+
+def encoded(batch: Any, kinds: Sequence[str]) -> list[Any] | None:
+    """The rows for COPY into columns of these types; None where PostgreSQL has to read their texts, and may refuse."""
+    try:
+        columns = [_stored(*each) for each in zip(batch.columns, kinds, strict=True)]
+        return [_HEADER, memoryview(_rows(columns, batch.num_rows)), _TRAILER]
+    except (pa.ArrowException, ValueError, OverflowError):
+        return None
+
+
+def _stored(column: Any, kind: str) -> Any:
+    """The column as its type in the table has it; an error where its text may have another value there, or none."""
+    of, kind = column.type, re.sub(r"\(.*?\)", "", kind)
+    if types.is_dictionary(of):
+        return _stored(column.dictionary_decode(), kind)
+    if kind in _TEXTS:
+        texts = texts_of(column).cast(pa.binary())
+        return pc.binary_join_element_wise(b"\x01", texts, b"") if kind == "jsonb" else texts
+    if types.is_null(of):
+        return pa.nulls(len(column), pa.binary())
+    if types.is_integer(of) and kind in _INTEGERS:
+        return column.cast(_INTEGERS[kind])
+    if kind == "numeric" and (types.is_integer(of) or (types.is_decimal(of) and 0 <= of.scale <= 16)):
+        scale, digits = (0, 18) if types.is_integer(of) else (of.scale, max(of.scale, min(of.precision, 18)))
+        return (column.cast(pa.decimal128(20, 0)) if types.is_integer(of) else column).cast(
+            pa.decimal128(digits, scale)
+        )
+    if types.is_timestamp(of) and kind == f"timestamp with{'' if of.tz else 'out'} time zone":
+        column = pc.floor_temporal(column, unit="microsecond") if of.unit == "ns" else column
+        return _between(column.cast(pa.timestamp("us", of.tz)), _YEARS[0] * _DAY, (_YEARS[1] + 1) * _DAY - 1)
+    if types.is_time(of) and kind == "time without time zone":
+        return _between(column.cast(pa.time64("us"), safe=False), 0, _DAY - 1)
+    if kind == "bytea" and (types.is_binary(of) or types.is_large_binary(of) or types.is_fixed_size_binary(of)):
+        return column.cast(pa.binary())
+    if kind == "uuid" and getattr(of, "extension_name", "") == "arrow.uuid":
+        return column.storage
+    if not (same := _SAME.get((str(of), kind))):
+        raise pa.ArrowInvalid("PostgreSQL reads the text")
+    return _between(column, *_YEARS) if kind == "date" else column.cast(same)
+
+
+def _between(column: Any, least: int, most: int) -> Any:
+    bounds = pc.min_max(column.view(pa.int32() if types.is_date32(column.type) else pa.int64())).as_py()
+    if bounds["min"] is not None and (bounds["min"] < least or bounds["max"] > most):
+        raise pa.ArrowInvalid("PostgreSQL reads the text")
+    return column
+
+
+def _rows(columns: list[Any], count: int) -> Any:
+    parts: list[Any] = []
+    run: list[_Numbers] = [np.full(count, len(columns), ">i2")]  # fields of fixed width that are not yet a part
+    for column in columns:
+        if types.is_binary(column.type):  # its length belongs to the run before it
+            lengths = _values(pc.fill_null(pc.binary_length(column), -1), "<i4").astype(">i4")
+            parts += [_elements(count, [*run, lengths]), pc.fill_null(column, b"")]
+            run = []
+            continue
+        values = _fixed(column)
+        field = [np.full(count, values.dtype.itemsize * values[:1].size, ">i4"), values]
+        if column.null_count:
+            parts += [_elements(count, run)] if run else []
+            parts.append(pc.if_else(column.is_valid(), _elements(count, field), _NULL))
+            run = []
+        else:
+            run += field
+    parts += [_elements(count, run)] if run else []
+    joined = pc.binary_join_element_wise(*parts, b"")
+    first, last = np.frombuffer(joined.buffers()[1], np.int32)[[joined.offset, joined.offset + count]]
+    return joined.buffers()[2].slice(int(first), int(last - first))
+
+
+def _fixed(column: Any) -> _Numbers:
+    """The big-endian values of a column of fixed width; the value behind a null does not matter."""
+    of = column.type
+    if types.is_decimal(of):
+        return _numeric(column)
+    if types.is_boolean(of):
+        return _values(column.cast(pa.uint8()), "u1")
+    width = of.bit_width // 8
+    if types.is_fixed_size_binary(of):
+        return _values(column, f"V{width}")
+    if types.is_floating(of):
+        values = _values(column, f"<f{width}")
+        return np.where(np.isnan(values), np.nan, values).astype(f">f{width}")  # NaN has many forms
+    epoch = _EPOCH_DAYS * _DAY if types.is_timestamp(of) else _EPOCH_DAYS if types.is_date32(of) else 0
+    return (_values(column, f"<i{width}") - epoch).astype(f">i{width}")
+
+
+def _numeric(column: Any) -> _Numbers:
+    """Four int16 (digits, weight, sign, scale), then digits to the base 10,000; PostgreSQL drops leading zeros."""
+    precision, scale = column.type.precision, column.type.scale
+    before, after = max(1, -(-(precision - scale) // 4)), -(-scale // 4)
+    value = np.frombuffer(column.buffers()[1], "<i8", 2 * len(column), 16 * column.offset)[::2]  # the low halves
+    whole, fraction = np.divmod(np.abs(value), 10**scale)
+    fraction *= 10 ** (4 * after - scale)
+    words = np.empty((len(column), 4 + before + after), ">i2")
+    words[:, 0], words[:, 1], words[:, 3] = before + after, before - 1, scale
+    words[:, 2] = np.where(value < 0, 0x4000, 0)
+    for at in range(3 + before, 3, -1):
+        whole, words[:, at] = np.divmod(whole, 10_000)
+    for at in range(3 + before + after, 3 + before, -1):
+        fraction, words[:, at] = np.divmod(fraction, 10_000)
+    return words
+
+
+def _values(column: Any, kind: str) -> _Numbers:
+    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
+
+
+def _elements(count: int, fields: list[_Numbers]) -> Any:
+    """Fields of fixed width, side by side, as one binary array."""
+    record = np.empty(count, [(str(at), field.dtype, field.shape[1:]) for at, field in enumerate(fields)])
+    for at, field in enumerate(fields):
+        record[str(at)] = field
+    offsets = np.arange(count + 1, dtype=np.int32) * record.itemsize
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(record)])

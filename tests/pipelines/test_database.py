@@ -301,9 +301,10 @@ def test_a_source_of_postgresql_is_loaded_too(dsn: str, shop: Callable[[str], Sh
     assert shop(dsn)("TABLE orders").result["inserted"] == 1
 
 
+@pytest.mark.parametrize("more", [{}, {"cursor": {"column": "id"}}])
 @pytest.mark.parametrize("kind", ["sqlite", "mysql", "duckdb"])
 def test_a_cancellation_ends_the_query_of_a_silent_source(
-    kind: str, request: Any, tmp_path: Path, shop: Callable[[str], Shop]
+    kind: str, more: dict[str, Any], request: Any, tmp_path: Path, shop: Callable[[str], Shop]
 ) -> None:
     endless = "WITH RECURSIVE n AS (SELECT 1 AS id UNION ALL SELECT id + 1 FROM n) SELECT max(id) AS id FROM n"
     if kind == "duckdb":
@@ -313,7 +314,7 @@ def test_a_cancellation_ends_the_query_of_a_silent_source(
         load, query = request.getfixturevalue("mysql")[0], "SELECT sleep(3600) AS id"
     else:
         load, query = request.getfixturevalue("sqlite"), endless
-    assert load(query, how={"cancel_at": 2}).status == "canceled"
+    assert load(query, how={"cancel_at": 2}, **more).status == "canceled"
 
 
 def test_a_cancellation_between_two_batches_leaves_mariadb_without_the_query(mysql: tuple[Shop, Any]) -> None:

@@ -416,6 +416,13 @@ def test_activity_claims_no_start_of_a_farm_by_its_oldest_worker(client: FlaskCl
     assert "oldest worker started" in client.get("/activity").text
 
 
+def test_a_limit_shows_how_many_jobs_may_start_now(client: FlaskClient, conn: db.Connection) -> None:
+    operations.set_limit(conn, "rate", "anna", per_minute=0.5)
+    operations.set_limit(conn, "most", "anna", most=3)
+    shown = re.findall('data-label="May start now">([^<]*)<', client.get("/limits").text)
+    assert shown == ["3", "1"]
+
+
 def test_a_queue_whose_jobs_run_is_served(client: FlaskClient, conn: db.Connection) -> None:
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     enqueue.enqueue(conn, enqueue.NewJob("q", "t", "other"))

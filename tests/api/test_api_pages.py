@@ -423,6 +423,11 @@ def test_a_limit_shows_how_many_jobs_may_start_now(client: FlaskClient, conn: db
     assert shown == ["3", "1"]
 
 
+def test_dead_rows_have_one_name_and_one_place(client: FlaskClient) -> None:
+    assert "tuples" not in client.get("/").text
+    assert "Dead rows" in client.get("/postgres").text
+
+
 def test_a_queue_whose_jobs_run_is_served(client: FlaskClient, conn: db.Connection) -> None:
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     enqueue.enqueue(conn, enqueue.NewJob("q", "t", "other"))

@@ -376,7 +376,9 @@ def test_figures_that_only_begin_to_count_are_lower_bounds(client: FlaskClient, 
     conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
     page = client.get("/").text
     assert "1,000+ jobs are dead in queue dead." in page
-    assert {"Dead: 1,000+", "Retries: 1,000+", "Fresh: 0+", "Running: 0"} <= set(re.findall(r'aria-label="(\w+: [^"]+)"', page))
+    assert {"Dead: 1,000+", "Retries: 1,000+", "Fresh: 0+", "Running: 0"} <= set(
+        re.findall(r'aria-label="(\w+: [^"]+)"', page)
+    )
     assert "Delete all 1,000+ dead jobs, with" in client.get("/queues/dead").text
     tried = client.get("/queues/tried").text
     assert "1,000+ scheduled" in tried

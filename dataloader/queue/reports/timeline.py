@@ -36,7 +36,7 @@ KINDS = {
     "canceled": ("canceled", "info"),
     "paused": ("queue paused", "warn"),
     "farm": ("oldest worker started", "info"),  # workers are replaced
-    "schema": ("schema upgraded", "info"),
+    "schema": ("schema migrated", "info"),
     "backfill": ("backfill added", "info"),
     "backfill_canceled": ("backfill canceled", "warn"),
     "backfill_paused": ("backfill paused", "warn"),

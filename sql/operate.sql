@@ -94,13 +94,17 @@ UPDATE dl_jobs SET blocked_on = NULL, available_at = now() WHERE job_id = ANY (A
 DELETE FROM dl_limits WHERE name = %(name)s RETURNING name;
 
 -- name: take_token
--- Take a limit's next token for one request, also one that is not there yet: in how many seconds it will be. Waiting for the
--- row makes the order. No row: there is no such rate.
-UPDATE dl_limits
-   SET empty_at = greatest(empty_at, clock_timestamp() - make_interval(secs => (burst + 0.5) * 60 / per_minute))
-                  + make_interval(secs => 60 / per_minute)
- WHERE name = %(name)s AND per_minute IS NOT NULL
-RETURNING extract(epoch FROM empty_at - clock_timestamp())::float8 AS wait_sec;
+-- Take one of a limit's tokens for a request, if there is one: 0; else in how many seconds the next one comes. A token that
+-- is not there yet is never taken, for starts of jobs would find none while requests wait. No row: there is no such rate.
+WITH bucket AS MATERIALIZED (
+  SELECT name, make_interval(secs => 60 / per_minute)
+               + greatest(empty_at, clock_timestamp() - make_interval(secs => (burst + 0.5) * 60 / per_minute)) AS next_at
+    FROM dl_limits WHERE name = %(name)s AND per_minute IS NOT NULL FOR NO KEY UPDATE),
+taken AS (
+  UPDATE dl_limits l SET empty_at = next_at FROM bucket WHERE l.name = bucket.name AND next_at <= clock_timestamp() RETURNING 1)
+SELECT CASE WHEN EXISTS (SELECT FROM taken) THEN 0
+            ELSE greatest(extract(epoch FROM next_at - clock_timestamp()), 0.001) END::float8 AS wait_sec
+  FROM bucket;
 
 -- name: is_past
 SELECT %(transaction)s::xid8 < pg_snapshot_xmin(pg_current_snapshot());

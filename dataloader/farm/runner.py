@@ -154,14 +154,14 @@ class Runner:
         from dataloader.queue import operations  # most workers need none of it
 
         with self.queue_session() as conn:
-            wait_sec = operations.take_token(conn, limit)
+            while wait_sec := operations.take_token(conn, limit):
+                until = time.monotonic() + wait_sec
+                while (left := until - time.monotonic()) > 0:
+                    time.sleep(min(left, 0.2))
+                    check()
         if wait_sec is None:
             remedy = f"dataloader limit set {limit} --per-minute 60"
             raise PermanentError(f"context.http.limit: there is no limit {limit} with a rate: {remedy}")
-        until = time.monotonic() + wait_sec
-        while (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, 0.2))
-            check()
 
     def leap(self, job: Job, fence: int, lease: Lease) -> int | None:
         """A fencing token for this claim above the target's `fence`; None when the job is another worker's.

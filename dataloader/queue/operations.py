@@ -196,7 +196,7 @@ def remove_limit(conn: Conn, name: str, by: str) -> bool:
 
 
 def take_token(conn: Conn, name: str) -> float | None:
-    """Take the limit's next token for something that is no start of a job: in how many seconds it is there.
+    """Take one of the limit's tokens for something that is no start of a job: 0, or in how many seconds one comes.
 
     None without a limit of this name that has a rate.
     """

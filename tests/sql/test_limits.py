@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -296,8 +297,30 @@ def test_a_request_that_waits_is_a_safe_point(conn: Conn, dsn: str) -> None:
     allow(conn, per_minute=1)
     http = asking(dsn, check)
     http.get("https://shop.example/")
-    with pytest.raises(Stopped):
-        http.get("https://shop.example/")
+    tokens = stats.limits(conn, "l")[0]["tokens"]
+    for _ in range(3):
+        with pytest.raises(Stopped):
+            http.get("https://shop.example/")
+    assert stats.limits(conn, "l")[0]["tokens"] >= tokens  # a request that waits has taken none
+
+
+def test_requests_that_wait_leave_a_start_its_token(conn: Conn, dsn: str, worker: Worker) -> None:
+    allow(conn, per_minute=600)
+    jobs(conn, 1)
+    stops = threading.Event()
+
+    def ask() -> None:
+        http = asking(dsn)
+        while not stops.is_set():
+            http.get("https://shop.example/")
+
+    with ThreadPoolExecutor(2) as runs:
+        busy = [runs.submit(ask) for _ in range(2)]
+        try:
+            until(lambda: claim(worker, 1).jobs, "a token for the job")
+        finally:
+            stops.set()
+        assert [each.result() for each in busy] == [None, None]
 
 
 @pytest.mark.parametrize("what", [{}, {"most": 1}])

@@ -8,7 +8,7 @@ numpy record first, so that the join has few parts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,6 +39,37 @@ def ahead(items: Iterator[Any]) -> Iterator[Any]:
         while (item := coming.result()) is not None:
             coming = thread.submit(next, items, None)
             yield item
+
+
+def gathered(batches: Iterable[Any], most: int, slice_rows: int, most_bytes: int) -> Iterator[Any]:
+    """The rows in batches of up to `most` rows and some `most_bytes`, of which a few make one COPY: a COPY takes a
+    transaction id. Dictionaries are decoded for `slice_rows` at once, for a slice counts the bytes of a whole one.
+    """
+    waiting: list[Any] = []
+    rows = size = 0
+    for batch in batches:
+        for begin in range(0, batch.num_rows, slice_rows):
+            part = _decoded(batch.slice(begin, slice_rows))
+            step = max(1, min(most, part.num_rows * most_bytes // max(1, part.nbytes)))
+            for at in range(0, part.num_rows, step):
+                some = part.slice(at, step)
+                if waiting and (rows + some.num_rows > most or size + some.nbytes > most_bytes):
+                    yield _joined(waiting)
+                    waiting, rows, size = [], 0, 0
+                waiting.append(some)
+                rows, size = rows + some.num_rows, size + some.nbytes
+    if waiting:
+        yield _joined(waiting)
+
+
+def _decoded(batch: Any) -> Any:
+    columns = [each.dictionary_decode() if types.is_dictionary(each.type) else each for each in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _joined(batches: list[Any]) -> Any:
+    [joined] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
 
 
 def encoded(batch: Any, kinds: Sequence[str]) -> list[Any] | None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _BUFFER = 2**20  # bytes of a column that are read at once
-_BATCH_ROWS, _BATCH_BYTES = 20_000, 2**22  # that are decoded at once
-_SAMPLE_ROWS = 1_000  # by which the size of the others is estimated
+# Rows that are decoded at once: a long text that is repeated takes few bytes in a file. Bytes of them, and of one COPY.
+_BATCH_ROWS, _BATCH_BYTES = 2_000, 2**22
 # The type of a new table's column; what is not here is text there.
 _TYPES = {
     **{"bool": "boolean", "date32[day]": "date", "date64[ms]": "date", "float": "real", "halffloat": "real"},
@@ -150,11 +150,8 @@ class ParquetFile(ArrowFile):
                 skipped -= group.num_rows
                 continue
             row_bytes = group.total_byte_size // max(1, group.num_rows)
-            if group.num_rows > _SAMPLE_ROWS:  # a long text that is repeated takes few bytes in the file
-                with self._readable():
-                    sample = next(self._read(number, _SAMPLE_ROWS, row_bytes))
-                row_bytes = max(row_bytes, sample.nbytes // sample.num_rows)
-            batches = self._read(number, _BATCH_ROWS, row_bytes)
+            size = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
+            batches = self._parquet.iter_batches(batch_size=size, row_groups=[number], use_threads=False)
             while True:
                 with self._readable():
                     batch = next(batches, None)
@@ -163,11 +160,6 @@ class ParquetFile(ArrowFile):
                 if skipped < batch.num_rows:
                     yield batch.slice(skipped)
                 skipped = max(0, skipped - batch.num_rows)
-
-    def _read(self, group: int, rows: int, row_bytes: int) -> Iterator[Any]:
-        """Its batches of up to so many rows, and some MB."""
-        size = max(1, min(rows, _BATCH_BYTES // max(1, row_bytes)))
-        return iter(self._parquet.iter_batches(batch_size=size, row_groups=[group], use_threads=False))
 
 
 class OrcFile(ArrowFile):
@@ -202,13 +194,10 @@ def columns_of(origin: str, schema: Any) -> dict[str, str]:
 
 def copied(batches: Iterable[Any], size: int, stored: Sequence[str], block: Callable[[Any], Block]) -> Iterator[Batch]:
     """The rows of batches for COPY into columns of these types, up to `size` and some MB at once."""
-    from dataloader.pipelines.binary_copy import encoded
+    from dataloader.pipelines.binary_copy import encoded, gathered
 
-    for batch in batches:
-        rows = max(1, min(size, batch.num_rows * _BATCH_BYTES // max(1, batch.nbytes)))
-        for begin in range(0, batch.num_rows, rows):
-            part = batch.slice(begin, rows)
-            yield Batch(part.num_rows, part.nbytes, encoded(part, stored) if stored else None, partial(block, part))
+    for batch in gathered(batches, size, _BATCH_ROWS, _BATCH_BYTES):
+        yield Batch(batch.num_rows, batch.nbytes, encoded(batch, stored) if stored else None, partial(block, batch))
 
 
 def block_of(batch: Any) -> Block:

@@ -119,7 +119,7 @@ def _limited(context: Context, wanted: Wanted, session: Rows, mark: Any) -> Any:
     most, has_nulls = session.limit(cursor.column, last, _least(context, cursor, kind, last), is_once)
     if is_once and has_nulls:
         raise PermanentError(f"cursor: {cursor.column} has nulls, whose rows mode append would add each time")
-    if _LAST.fullmatch(most or ""):
+    if _LAST.fullmatch(most or "") and any(kind in kinds for kinds in _LAGS.values()):
         raise PermanentError(f"cursor: {cursor.column} has the value {most}, behind which nothing is new: leave it out")
     return mark if most is None else most
 

@@ -93,6 +93,7 @@ class Session:
         """Raises PermanentError without the driver, Unavailable without an answer of the source."""
         query, self._name, self._check = wanted.query.strip(), wanted.source, check
         self._variable = config.SOURCES + wanted.source.upper()
+        query = query.rstrip("; \n")  # it may be put into brackets
         self._query = f"SELECT * FROM {query}" if re.fullmatch(r"[\w.]+", query) else query  # noqa: S608
         self._parts, self._path, self._types = url, unquote(url.path), wanted.types
         self._values: list[Any] = []  # of the query's parameters
@@ -126,7 +127,7 @@ class Session:
         if column not in [each[0] for each in self._all(f"SELECT * {rows} LIMIT 0")[0]]:
             raise KeyError(column)
         name = self._named(column)
-        described, values = self._all(f"SELECT {name} {rows} WHERE {name} IS NOT NULL LIMIT 1")
+        described, values = self._all(f"SELECT {name} {rows} WHERE {name} IS NOT NULL ORDER BY 1 DESC LIMIT 1")
         if not values:
             return None
         self._like = like = values[0][0]

@@ -110,6 +110,8 @@ class Query(Source):
         name = sql.Identifier("dl_rows", column).as_string(self._conn)
         facts, rows = cursor.statements(self._query.decode(), name, typed(mark), typed(least), is_once)
         self._query = rows.encode()
+        # As a text of SQL, not of the type: a char(n) has blanks there that its comparison with a text does not have.
+        facts = f"SELECT most::text, nulls FROM ({facts}) AS dl_facts (most, nulls)"  # noqa: S608
         found = self._ask(lambda: self._pg.send_query(facts.encode()))
         most = found.get_value(0, 0)
         return None if most is None else most.decode(), found.get_value(0, 1) != b"0"

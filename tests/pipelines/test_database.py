@@ -594,6 +594,14 @@ def test_an_instant_is_the_same_in_each_zone(
 
 
 @pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+def test_the_largest_value_has_the_type_of_a_cursor(origin: tuple[Shop, Execute]) -> None:
+    load, execute = origin
+    execute("CREATE TABLE orders (id int PRIMARY KEY, changed text)")
+    execute("INSERT INTO orders VALUES (1, ''), (2, '2026-06-01 12:00:00')")
+    assert load("SELECT * FROM orders;", cursor=SINCE).result["cursor"] == "2026-06-01 12:00:00"
+
+
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     "form", ["2026-06-0{}T12:00:00Z", "2026-06-0{} 12:00", "2026-06-0{}", "2026-06-0{}T12:00:00.5+00:00"]
 )

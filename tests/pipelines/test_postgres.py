@@ -322,6 +322,14 @@ def test_a_value_behind_which_nothing_is_new_is_refused(load: Load, changes: Row
     assert load("SELECT * FROM orders WHERE at < 'infinity'", **SINCE).result["inserted"] == 2
 
 
+def test_a_text_may_be_any_word_and_blanks_at_its_end_are_none(load: Load, changes: Rows) -> None:
+    changes("ALTER TABLE crm.orders ADD word char(5) DEFAULT 'nan'")
+    given: dict[str, Any] = {"cursor": {"column": "word"}}
+    assert load("SELECT id, word FROM orders", **given).result["cursor"] == "nan"
+    changes("INSERT INTO crm.orders VALUES (3, now(), 1)")
+    assert load("SELECT id, word FROM orders", **given).result["processed"] == 3
+
+
 def test_a_lag_below_0_loses_no_rows(load: Load, changes: Rows) -> None:
     load(cursor={"column": "id", "lag": -5})
     changes("INSERT INTO crm.orders VALUES (3, now(), 1)")

@@ -33,12 +33,19 @@ SELECT e.event_id, e.job_id, e.queue, dl_readable(e.ts) AS at, e.kind AS step, N
   FROM dl_job_events e LEFT JOIN dl_jobs j USING (job_id)
  WHERE e.kind IN ('failed', 'lost', 'stuck', 'deadline') ORDER BY e.event_id DESC LIMIT %(most)s;
 
+-- name: steps_since
+-- The oldest row that `steps` reads, where it leaves some out.
+SELECT dl_readable(ts) AS at FROM dl_job_events WHERE {newest} AND kind IN ('requeue', 'cancel_requested', 'canceled')
+ ORDER BY event_id DESC OFFSET %(looked)s - 1 LIMIT 1;
+
 -- name: steps
--- What operators have done to jobs, and what was recovered, among the latest rows of the journal.
+-- What operators have done to jobs, and what was recovered, among the `looked` latest rows of these kinds. Their payloads
+-- may hold long errors, so they are read once: the step is computed behind OFFSET 0.
 SELECT e.event_id, e.job_id, e.queue, dl_readable(e.ts) AS at, e.step, e.payload ->> 'by' AS by, j.task,
        left(coalesce(e.payload ->> 'error', e.payload ->> 'reason'), 200) AS words
   FROM (SELECT *, dl_step_of(kind, payload) AS step
-          FROM dl_job_events WHERE {newest} AND kind IN ('requeue', 'cancel_requested', 'canceled')) e
+          FROM (SELECT * FROM dl_job_events WHERE {newest} AND kind IN ('requeue', 'cancel_requested', 'canceled')
+                 ORDER BY event_id DESC LIMIT %(looked)s) latest OFFSET 0) e
   LEFT JOIN dl_jobs j USING (job_id)
  WHERE e.step IN ('crash', 'lease', 'requeue', 'cancel_requested') OR (e.step = 'canceled' AND e.payload ? 'by')
  ORDER BY e.event_id DESC LIMIT %(most)s;

@@ -21,6 +21,7 @@ HOURS = (1, 3, 12, 24)
 _SQL = db.statements("timeline.sql", "newest")
 ENTRIES = 100  # of one activity
 OF_JOBS = 5_000  # rows of each source that they are gathered from
+OF_STEPS = 10_000  # rows of retries and of operators' orders that are read for them
 TOGETHER = timedelta(minutes=5)
 _OUTCOMES = {"done": "succeeded", "failed": "failed", "lost": "lost", "canceled": "canceled"}
 # The text of each kind of entry, and the state of its mark.
@@ -88,7 +89,7 @@ def read(conn: Conn, hours: int) -> Timeline:
 
 def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> list[Run]:
     """PURE: the runs that these rows of the journal tell of, but for those of which the end is unknown."""
-    begun: dict[UUID, Row] = {row["job_id"]: row for row in running if row["ts"] < since}
+    begun: dict[UUID, Row] = {row["job_id"]: row for row in running if row["ts"] <= since}
     now_running = {row["job_id"] for row in running}
     runs: list[Run] = []
 
@@ -128,11 +129,14 @@ def activity(conn: Conn) -> tuple[list[Row], datetime | None]:
     """
     with conn.transaction():
         db.by_index(conn, bitmaps=True)
-        dead, steps = _SQL.rows(conn, "dead", most=OF_JOBS), _SQL.rows(conn, "steps", most=OF_JOBS, read=READ)
+        dead = _SQL.rows(conn, "dead", most=OF_JOBS)
+        steps = _SQL.rows(conn, "steps", most=OF_JOBS, read=READ, looked=OF_STEPS)
+        unread = _SQL.rows(conn, "steps_since", read=READ, looked=OF_STEPS)
         states = _SQL.rows(conn, "states", most=ENTRIES)
         (clock,) = _SQL.rows(conn, "clock", hours=0, read=READ)
     rows = gathered(dead + steps) + [row | {"task": None, "job_id": None} for row in states]
-    cuts = [clock["oldest"], *(read[-1]["at"] for read in (dead, steps) if len(read) == OF_JOBS)]
+    read_to = [read[-1]["at"] for read in (dead, steps) if len(read) == OF_JOBS]
+    cuts = [clock["oldest"], *read_to, *(row["at"] for row in unread)]
     return sorted(rows, key=itemgetter("at"), reverse=True)[:ENTRIES], max(filter(None, cuts), default=None)
 
 

@@ -26,8 +26,8 @@ SELECT job_id, task, lock_key, limits, progress::text AS progress, claims, coale
  ORDER BY claimed_by, heartbeat_at IS NULL, priority, coalesce(turn_at, created_at), job_id;
 
 -- name: waiting
--- The first queued jobs in the claim's order, up to `most` of each kind, without those that wait for parents. Served by
--- ix_dl_jobs_turn, ix_dl_jobs_time, ix_dl_jobs_key_turn, ix_dl_jobs_limit_turn.
+-- The first queued jobs in the claim's order, up to `most`, without those that wait for parents; those that are due go first
+-- into that number. Served by ix_dl_jobs_turn, ix_dl_jobs_time, ix_dl_jobs_key_turn, ix_dl_jobs_limit_turn.
 WITH found AS (
   (SELECT job_id, task, lock_key, limits, 0.0::float8 AS due_sec, priority, coalesce(turn_at, created_at) AS turn, blocked_on
      FROM dl_jobs WHERE queue = %(queue)s AND status = 'queued' AND blocked_on IS NULL
@@ -52,7 +52,8 @@ WITH found AS (
        FROM dl_jobs WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || l.name AND queue = %(queue)s
       ORDER BY status, blocked_on, queue, priority, coalesce(turn_at, created_at) LIMIT %(most)s) parked)
 SELECT job_id, task, lock_key, limits, due_sec
-  FROM found ORDER BY priority, turn, job_id LIMIT %(most)s;
+  FROM (SELECT * FROM found ORDER BY due_sec > 0, priority, turn, job_id LIMIT %(most)s) line
+ ORDER BY priority, turn, job_id;
 
 -- name: room
 -- How many jobs of each limit may run at once beside those of other queues; a rate is not looked at.
@@ -79,8 +80,12 @@ SELECT count(*) FILTER (WHERE is_of_today) AS predictions,
 
 -- name: job
 SELECT job_id, queue, status::text AS status, blocked_on, deadline,
-       extract(epoch FROM dl_readable(available_at) - now())::float8 AS due_sec
-  FROM dl_jobs WHERE job_id = %(job_id)s;
+       extract(epoch FROM dl_readable(available_at) - now())::float8 AS due_sec,
+       blocked_on = 'key' AND EXISTS (  -- a dead job holds its key: by ix_dl_jobs_order
+         SELECT FROM dl_queues q JOIN dl_jobs d ON d.queue = q.queue AND d.lock_key = j.lock_key
+                                               AND d.status IN ('failed', 'lost') AND d.score IS NOT NULL
+          WHERE q.queue = j.queue AND q.ordered AND q.on_dead = 'hold') AS is_held
+  FROM dl_jobs j WHERE job_id = %(job_id)s;
 
 -- name: may_predict
 -- One reaper at a time.

@@ -249,6 +249,27 @@ def test_a_job_whose_key_a_dead_job_holds_has_no_end(conn: Conn, worker: Worker,
 
 
 @pytest.mark.usefixtures("known")
+def test_a_key_that_a_queued_job_has_is_not_held_by_a_dead_one(conn: Conn, worker: Worker) -> None:
+    operations.set_order(conn, "q", "anna", ordered=True, on_dead="hold")
+    _, behind = (enqueue(conn, lock_key="k", score=score, max_attempts=2) for score in (1.0, 2.0))
+    worker.finish(worker.take(), "retry", error="broken", delay_sec=60)
+    worker.claim()
+    assert of_job(conn, behind)["reason"] != "held"
+    operations.pause(conn, "q", "test")
+    assert of_job(conn, behind)["reason"] == "paused"
+
+
+@pytest.mark.usefixtures("known")
+def test_due_work_is_seen_behind_many_jobs_of_tomorrow(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictions, "LINE", 3)
+    for _ in range(4):
+        enqueue(conn, available_at=datetime.now(UTC) + timedelta(days=1))
+    due = enqueue(conn)
+    assert seconds(conn, due) == [100]
+    assert predictions.queue_prediction(outlook(conn, "q"))["reason"] is None
+
+
+@pytest.mark.usefixtures("known")
 def test_each_reason_why_nothing_is_predicted(conn: Conn, worker: Worker) -> None:
     assert predictions.queue_prediction(outlook(conn, "q"))["reason"] == "nothing"
     job_id, new = enqueue(conn), enqueue(conn, task="new")

@@ -135,8 +135,8 @@ def job_prediction(seen: Outlook, job: Row) -> Row:
         reason = "over"
     elif job["blocked_on"] == "parent":
         reason = "parents"
-    elif job["blocked_on"] == "key" and job["job_id"] not in seen.jobs and len(seen.plain) < LINE:
-        reason = "held"  # by a dead job: no run holds its key
+    elif job["is_held"] and reason in (None, "nothing"):
+        reason = "held"
     if found is None and not reason:
         if len(seen.plain) < LINE or not seen.last:
             reason = "no_runs"

@@ -191,8 +191,8 @@ def error_findings(errors: ErrorGroups, dead: int) -> Iterator[Finding]:
     if worst is None or not worst.dead:
         return
     dead = max(dead, sum(each.dead for each in errors.groups))
-    of = f"of {'at least ' if errors.is_cut else ''}{worst.dead:,} of {dead:,} dead jobs"
-    share = "The dead job has the error" if dead == 1 else f"The top error, {of}"
+    of = f"at least {worst.dead:,}" if errors.is_cut else f"{worst.dead:,} of {dead:,}"
+    share = "The dead job has the error" if dead == 1 else f"The top error, of {of} dead jobs"
     place = f"task {worst.task}, queue {worst.queue}"
     text = f"{share}: {screen.short(worst.error_group, 200)} ({place})."
     if worst.note:

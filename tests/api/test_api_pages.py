@@ -231,6 +231,21 @@ def test_the_activity_counts_all_dead_jobs_and_says_since_when_it_is_complete(
     assert "jobs are missing here" in client.get("/activity").text
 
 
+def test_the_activity_reads_a_bounded_number_of_retries(
+    client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, payload)"
+        " SELECT gen_random_uuid(), 'q', 'requeue', '{\"by\": \"anna\"}' FROM generate_series(1, 20) n"
+    )
+    assert "20 jobs, the last" in client.get("/activity").text
+    monkeypatch.setattr(timeline, "OF_STEPS", 5)
+    client.application.extensions["shared"].clear()
+    page = client.get("/activity").text
+    assert "5 jobs, the last" in page
+    assert "jobs are missing here" in page
+
+
 def test_the_page_of_a_stuck_run_says_so_and_offers_force_first(client: FlaskClient, conn: db.Connection) -> None:
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     conn.execute("UPDATE dl_jobs SET status = 'running', claimed_by = 'h:1:b', attempt = 1, cancel_requested = true")
@@ -457,6 +472,15 @@ def test_partitions_without_a_job_are_planned_before_they_are_missing(client: Fl
     assert "2026-01-02: missing" in page
 
 
+def test_a_canceled_backfill_plans_nothing(client: FlaskClient, conn: db.Connection) -> None:
+    days = {"name": "q1", "task": "t", "since": "2026-01-01", "until": "2026-01-03", "step": "day"}
+    backfills.add(conn, new_backfill.checked(days), "anna")
+    backfills.cancel(conn, "q1", "anna")
+    page = client.get("/backfills/q1").text
+    assert "planned" not in page
+    assert "3 missing" in page
+
+
 def test_a_schedule_shows_no_time_that_is_over_and_says_when_none_comes(
     client: FlaskClient, conn: db.Connection
 ) -> None:
@@ -488,4 +512,4 @@ def test_counts_that_are_cut_are_no_totals(
     assert "<dt>First</dt>" not in page
     groups = adapter(ErrorGroups).validate_python(client.get("/api/v1/errors").get_json())
     (worst, _) = doctor.error_findings(groups, 150)
-    assert worst.text.startswith("The top error, of at least 50 of 150 dead jobs: ValueError:")
+    assert worst.text.startswith("The top error, of at least 50 dead jobs: ValueError:")

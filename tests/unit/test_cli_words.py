@@ -456,6 +456,8 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     worst, again = doctor.error_findings(ErrorGroups(groups=groups, is_cut=False), 9)
     assert worst.text.startswith("The top error, of 7 of 9 dead jobs: OSError: disk (task load, queue q).")
     assert "Its note: full." in worst.text
+    cut = next(doctor.error_findings(ErrorGroups(groups=groups, is_cut=True), 9))
+    assert cut.text.startswith("The top error, of at least 7 dead jobs: OSError: disk")
     assert worst.command == ("doctor", ID)
     assert again.command == ("requeue", "--matching", 'error_group:"OSError: disk" queue:"q" task:"load" status:dead')
     for none_dead in (groups[2:], []):

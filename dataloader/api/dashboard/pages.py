@@ -180,13 +180,14 @@ def backfill(name: str) -> Response:
 
 def _read_backfill(conn: db.Connection, name: str, after: int) -> tuple[dict[str, Any], Rows, bool]:
     row, rows = of_backfills.backfill(conn, name, cache.counts), of_backfills.ledger_rows(conn, name, after, CELLS)
-    planned = [each | {"status": "planned"} if each["place"] > row["made"] else each for each in rows]
-    return row, planned, receivers.is_served(conn, row["queue"])
+    made = row["total"] if row["canceled_at"] else row["made"]
+    shown = [each | {"status": "planned"} if each["place"] > made else each for each in rows]
+    return row, shown, receivers.is_served(conn, row["queue"])
 
 
 def _with_ended(backfill: dict[str, Any]) -> dict[str, Any]:
     """A backfill, with how many of its partitions need no more work; others without a job may be planned."""
-    counts, planned = backfill["counts"], backfill["total"] - backfill["made"]
+    counts, planned = backfill["counts"], 0 if backfill["canceled_at"] else backfill["total"] - backfill["made"]
     shown = counts | {"missing": max(counts["missing"] - planned, 0), "planned": planned}
     return backfill | {"ended": sum(counts[status] for status in (*map(str, FINAL), "skipped")), "counts": shown}
 

@@ -91,9 +91,19 @@ def session(dsn: str, schema: str = "public") -> Iterator[Conn]:
         yield conn
 
 
+WITHOUT_DAYS = """
+DO $$ DECLARE day regclass; BEGIN
+  FOR day IN SELECT inhrelid FROM pg_inherits
+              WHERE inhparent = to_regclass('dl_job_logs') AND inhrelid <> 'dl_job_logs_rest'::regclass
+  LOOP EXECUTE 'DROP TABLE ' || day; END LOOP;
+END $$
+"""
+
+
 def catalog(dsn: str) -> dict[str, list[Any]]:
-    """Everything that the schema consists of, by the server's own words."""
-    with session(dsn) as conn:
+    """Everything that the schema consists of, by the server's own words, but for the days of logs."""
+    with session(dsn) as conn, conn.transaction(force_rollback=True):
+        conn.execute(WITHOUT_DAYS)
         return {name: conn.execute(query).fetchall() for name, query in CATALOG.items()}
 
 

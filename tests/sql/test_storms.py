@@ -123,6 +123,13 @@ class Storm:
             if delay_sec is not None:
                 self.not_before[jobs[0].lock_key if self.merges else jobs[0].job_id] = time.monotonic() + delay_sec
 
+    def hurry(self, deliveries: list[Delivery]) -> None:
+        """These jobs, whose rows are locked, will be due at once, also where one has failed elsewhere since."""
+        with self.lock:
+            for delivery in deliveries:
+                for name in (delivery.jobs[0].lock_key, *(job.job_id for job in delivery.jobs)):
+                    self.not_before.pop(name, None)
+
 
 def work(storm: Storm, number: int) -> None:
     """A worker claims some, runs each for up to 2 ms, writes the ends with the next claim; now and then it dies."""
@@ -190,6 +197,7 @@ def die(storm: Storm, chance: random.Random, worker: Worker, deliveries: list[De
             while not settled:
                 with conn.transaction():
                     conn.execute(LOCK, (ids,))
+                    storm.hurry(deliveries)
                     found = lifecycle.settle(conn, worker.name, "crash", "died", running=begun)
                     operations.change(conn, "run-now", ids, "keeper")
                 settled = all(each.status for each in found)
@@ -199,6 +207,7 @@ def die(storm: Storm, chance: random.Random, worker: Worker, deliveries: list[De
             while value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running' AND claimed_by = %s", worker.name):
                 with conn.transaction():
                     conn.execute(LOCK, (ids,))
+                    storm.hurry(deliveries)
                     lifecycle.reap(conn)
                     operations.change(conn, "run-now", ids, "keeper")
 

@@ -306,6 +306,7 @@ def test_a_request_that_waits_is_a_safe_point(conn: Conn, dsn: str) -> None:
 
 def test_requests_that_wait_leave_a_start_its_token(conn: Conn, dsn: str, worker: Worker) -> None:
     allow(conn, per_minute=600)
+    asking(dsn).get("https://shop.example/")  # the token of a new limit
     jobs(conn, 1)
     stops = threading.Event()
 

@@ -108,7 +108,7 @@ class Caller:
 @pytest.mark.parametrize(
     ("mode", "schema", "pool"),
     [
-        ("transaction", "a-Farm", True),
+        pytest.param("transaction", "a-Farm", True, marks=pytest.mark.long),
         pytest.param("transaction", "a-Farm", False, marks=pytest.mark.long),
         pytest.param("transaction", "public", True, marks=pytest.mark.slow),
         pytest.param("session", "a-Farm", True, marks=pytest.mark.slow),

@@ -103,6 +103,7 @@ def is_taken(conn: psycopg.Connection[Any], parts: list[Any], how: str) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_value_that_goes_in_binary_form_is_that_of_its_text(conn: psycopg.Connection[Any], kind: str) -> None:
     conn.execute(f"CREATE TABLE a (v {kind}); CREATE TABLE b (v {kind})".encode())
@@ -188,6 +189,7 @@ def random_load(chance: random.Random, way: str) -> tuple[Any, str, dict[str, An
     return pa.table(columns), ddl, how
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["frame", "load.parquet", "load.files"])
 @pytest.mark.parametrize("seed", range(6))
 def test_random_loads_end_as_they_do_by_text(

@@ -272,7 +272,12 @@ def test_a_path_outside_of_the_source_is_refused(fetch: Fetch, path: str, source
     ("how", "error", "kind"),
     [
         ({"more": "&nonsense=1"}, "DL_SOURCE_LAKE is no URL that pyarrow can use", PermanentError),
-        ({"host": "127.0.0.1:1"}, "the source lake cannot be read: NETWORK_CONNECTION", Unreachable),
+        pytest.param(
+            {"host": "127.0.0.1:1"},
+            "the source lake cannot be read: NETWORK_CONNECTION",
+            Unreachable,
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_no_error_shows_a_password(

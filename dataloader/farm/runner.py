@@ -25,7 +25,7 @@ from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import children, now
 from dataloader.pipelines import PermanentError, Progress, Retry, Run, Stopped, UnknownTask, hooks
 from dataloader.pipelines.context import GatherFailed, Parent, Suspended
-from dataloader.pipelines.forms import bound_to_process, own_process
+from dataloader.pipelines.forms import bound_to_process, own_process, rest
 from dataloader.pipelines.registry import RETRY
 from dataloader.queue import db, lifecycle, parents, typed_args
 from dataloader.queue.hooks import Hook, identity
@@ -155,9 +155,7 @@ class Runner:
 
         with self.queue_session() as conn:
             while wait_sec := operations.take_token(conn, limit):
-                until = time.monotonic() + wait_sec
-                while (left := until - time.monotonic()) > 0:
-                    time.sleep(min(left, 0.2))
+                for _ in rest(wait_sec):
                     check()
         if wait_sec is None:
             remedy = f"dataloader limit set {limit} --per-minute 60"

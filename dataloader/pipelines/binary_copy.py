@@ -84,8 +84,6 @@ def encoded(batch: Any, kinds: Sequence[str]) -> list[Any] | None:
 def _stored(column: Any, kind: str) -> Any:
     """The column as its type in the table has it; an error where its text may have another value there, or none."""
     of, kind = column.type, re.sub(r"\(.*?\)", "", kind)
-    if types.is_dictionary(of):
-        return _stored(column.dictionary_decode(), kind)
     if kind in _TEXTS:
         texts = texts_of(column).cast(pa.binary())
         return pc.binary_join_element_wise(b"\x01", texts, b"") if kind == "jsonb" else texts

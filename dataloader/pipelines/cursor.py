@@ -61,7 +61,7 @@ class Rows(Protocol):
     def close(self) -> None: ...
 
     def rows(self) -> Source:
-        """Those within the limit."""
+        """The rows within the limit."""
 
     def kind_of(self, column: str) -> str | None:
         """The type of the column in PostgreSQL, None where no row has a value; raises KeyError without the column."""

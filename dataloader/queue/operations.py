@@ -198,7 +198,7 @@ def remove_limit(conn: Conn, name: str, by: str) -> bool:
 def take_token(conn: Conn, name: str) -> float | None:
     """Take one of the limit's tokens for something that is no start of a job: 0, or in how many seconds one comes.
 
-    None without a limit of this name that has a rate.
+    The result is None where the farm has no limit of this name with a rate.
     """
     return next((row["wait_sec"] for row in _SQL.rows(conn, "take_token", name=name)), None)
 

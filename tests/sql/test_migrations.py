@@ -293,7 +293,8 @@ def test_the_plain_protocols_unique_comes_and_goes_beside_producers(empty_db: st
                 until(lambda n=since: producer.done() or value(conn, "SELECT count(*) FROM dl_jobs") > n, "more jobs")
         finally:
             stop.set()
-        assert value(conn, "SELECT count(*) FROM dl_jobs") == len(producer.result(PATIENCE)) + 1
+        keys = producer.result(PATIENCE)
+        assert value(conn, "SELECT count(*) FROM dl_jobs") == len(keys) + 1
         with pytest.raises(psycopg.errors.InvalidColumnReference):
             conn.execute(NAMED, ("once",))
         assert conn.execute(NAMED.replace(" (idempotency_key) DO", " DO"), ("once",)).rowcount == 0

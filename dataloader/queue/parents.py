@@ -46,6 +46,8 @@ class Result(NamedTuple):
 
 def fault(depends_on: Sequence[Parents | None], count: int) -> str | None:
     """PURE: what is wrong with the places that jobs of a list name as parents (for each or for all); None: nothing."""
+    if not any(depends_on):
+        return None
     if sum(map(len, filter(None, depends_on))) * count > LINKS * len(depends_on):
         return f"depends_on: the jobs of a list should wait for at most {LINKS:,} others in all"
     graph = {

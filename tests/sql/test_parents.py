@@ -317,7 +317,8 @@ def test_the_children_of_a_parent_are_let_go_in_bounded_steps_that_cost_the_same
     while left := waiting(conn):
         steps.append((left, buffers(conn, "SELECT dl_resolve(%s::uuid[])", [root])))
     assert [before for before, _ in steps] == list(range(5_000, 0, -500))
-    assert max(cost for _, cost in steps) < 1.5 * steps[0][1]
+    # After an ANALYZE by autovacuum another plan reads twice as much; a cost by the children would grow tenfold.
+    assert max(cost for _, cost in steps) < 3 * steps[0][1]
 
 
 def test_a_gathering_run_goes_on_behind_its_jobs(conn: Conn, worker: Worker) -> None:

@@ -15,11 +15,9 @@ _TRIGGER = re.compile(
     r"^CREATE (?:CONSTRAINT )?TRIGGER (\w+) .*? ON (\w+)\b.*?EXECUTE FUNCTION (\w+)\(\);$", re.DOTALL | re.MULTILINE
 )
 _INDEX = re.compile(r"^CREATE (?:UNIQUE )?INDEX (\w+) .*?;$", re.DOTALL | re.MULTILINE)
-# A function; _BLOCK is the DO block around a function whose text names its schema, with the format() that puts it in.
 _FUNCTION = re.compile(
     r"CREATE OR REPLACE FUNCTION (?P<name>\w+)\((?P<head>(?:(?!\$\$).)*?)AS \$\$(?P<body>.*?)\$\$", re.DOTALL
 )
-_BLOCK = re.compile(r"^DO \$bound\$ BEGIN EXECUTE (format\(.*?\)); END \$bound\$;$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +55,10 @@ class Function(NamedTuple):
 
 
 def drifts(conn: db.Connection, functions: str) -> list[Drift]:
-    """The objects of the schema that are missing, disabled or changed; `functions` is the shipped text."""
+    """The objects of the schema that are missing, disabled or changed; `functions` is the shipped text for it."""
     schema = (db.sql_folder() / "schema.sql").read_text("utf-8")
     installed, changed = _SQL.rows(conn, "functions"), []
-    for function in shipped(_bound(conn, functions)):
+    for function in shipped(functions):
         of_name = [row for row in installed if row["name"] == function.name]
         if not function.is_in(of_name):
             changed.append(Drift(f"function {function.name}", "is changed" if of_name else "is missing"))
@@ -83,19 +81,7 @@ def is_bound(conn: db.Connection) -> bool:
 
 def shipped(text: str) -> list[Function]:
     """PURE: the functions that a text of functions/ makes."""
-    blocks = {block.span(): block[0] for block in _BLOCK.finditer(text)}
-    made = []
-    for match in _FUNCTION.finditer(text):
-        block = next((whole for (start, end), whole in blocks.items() if start < match.start() < end), None)
-        made.append(Function(match["name"], match["head"], match["body"], block or match[0] + ";"))
-    return made
-
-
-def _bound(conn: db.Connection, functions: str) -> str:
-    """The text with each block's statement in its place, as the block would make it in the schema that `conn` sees."""
-    row = conn.execute(f"SELECT {', '.join(_BLOCK.findall(functions))}".encode()).fetchone()
-    statements = iter(row or ())
-    return _BLOCK.sub(lambda _: f"{next(statements)};", functions)
+    return [Function(**match.groupdict(), text=match[0] + ";") for match in _FUNCTION.finditer(text)]
 
 
 def _trigger_drifts(schema: str, installed: dict[str, Row]) -> Iterator[Drift]:

@@ -267,6 +267,14 @@ def _make(conn: db.Connection) -> list[str]:
     return [*mended, FIRST, functions().name]
 
 
+def _bound(conn: db.Connection, text: str) -> str:
+    """The text with the name of the schema that `conn` sees, as an identifier and as a literal."""
+    names = conn.execute("SELECT quote_ident(current_schema()), quote_literal(current_schema())").fetchone() or ()
+    for place, name in zip(("{schema}", "{schema_name}"), names, strict=True):
+        text = text.replace(place, name)
+    return text
+
+
 def _bodies(*names: str) -> list[str]:
     return [each.text for each in drift.shipped(functions().text) if each.name in names]
 
@@ -276,7 +284,7 @@ def _drifts(conn: db.Connection) -> list[drift.Drift]:
         is_ours = _exists(conn) and not _missing(conn) and max(_applied(conn)) == expected()[0]
     except SchemaError:
         is_ours = False
-    return drift.drifts(conn, functions().text) if is_ours else []
+    return drift.drifts(conn, _bound(conn, functions().text)) if is_ours else []
 
 
 def _mend(conn: db.Connection) -> list[str]:
@@ -362,7 +370,7 @@ def _patiently(conn: db.Connection, name: str, text: str, records: Iterable[Migr
                         if conn.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone() == (True,):
                             conn.execute(f"LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE".encode())
                 conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_TIMEOUT))
-                conn.execute(text.encode())
+                conn.execute(_bound(conn, text).encode())
                 for record in records:
                     _record(conn, record)
             return

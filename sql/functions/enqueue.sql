@@ -36,10 +36,8 @@ $$;
 -- place from 1, the id and status of the job with their key; nulls when that is gone.
 --
 -- Each job is created a microsecond after the one before it, from p_since or the clock; p_place are places in a list of
--- several batches. Keys are inserted in the order of their bytes, against deadlocks. With the owner's rights, so it trusts
--- no search_path, and is bound to this schema by its text. The journal says which role added the jobs: dl_job_status. Lists of
--- fields: queue/fields.py.
-DO $bound$ BEGIN EXECUTE format($function$
+-- several batches. Keys are inserted in the order of their bytes, against deadlocks. With the owner's rights. The journal
+-- says which role added the jobs: dl_job_status. Lists of fields: queue/fields.py.
 CREATE OR REPLACE FUNCTION dl_enqueue_many(
   p_job_id uuid[], {fields.p_arrays}, p_place int[], p_since timestamptz)
 RETURNS TABLE (place int, job_id uuid, status text) LANGUAGE plpgsql SECURITY DEFINER
@@ -49,40 +47,40 @@ DECLARE
   size int := cardinality(p_job_id);
   since timestamptz := coalesce(p_since, clock_timestamp());
   added_by jsonb := jsonb_build_object('user', session_user);
-  ordered text[] := ARRAY(SELECT queue FROM %1$I.dl_queues WHERE ordered);
-  fair text[] := ARRAY(SELECT queue FROM %1$I.dl_queues WHERE fair_by IS NOT NULL);
+  ordered text[] := ARRAY(SELECT queue FROM {schema}.dl_queues WHERE ordered);
+  fair text[] := ARRAY(SELECT queue FROM {schema}.dl_queues WHERE fair_by IS NOT NULL);
   written int;
   columns int := greatest(cardinality(p_task), cardinality(p_max_attempts));
 BEGIN
   IF array_position(p_max_attempts, NULL) IS NOT NULL THEN  -- what the tasks' pipelines say
     p_max_attempts := ARRAY(
-      SELECT coalesce(given, (SELECT max_attempts FROM %1$I.dl_tasks WHERE task = named), 5)
-        FROM unnest(%1$I.dl_spread(p_max_attempts, columns), %1$I.dl_spread(p_task, columns))
+      SELECT coalesce(given, (SELECT max_attempts FROM {schema}.dl_tasks WHERE task = named), 5)
+        FROM unnest({schema}.dl_spread(p_max_attempts, columns), {schema}.dl_spread(p_task, columns))
              WITH ORDINALITY AS n (given, named, nth) ORDER BY nth);
   END IF;
   IF array_position(p_affinity_key, NULL) IS NOT NULL
-     AND EXISTS (SELECT FROM %1$I.dl_tasks WHERE task = ANY (p_task) AND affinity IS NOT NULL) THEN  -- mostly none
+     AND EXISTS (SELECT FROM {schema}.dl_tasks WHERE task = ANY (p_task) AND affinity IS NOT NULL) THEN  -- mostly none
     p_affinity_key := ARRAY(
-      SELECT coalesce(given, %1$I.dl_affinity(affinity, args::jsonb))
-        FROM unnest(%1$I.dl_spread(p_affinity_key, size), %1$I.dl_spread(p_task, size), p_args)
+      SELECT coalesce(given, {schema}.dl_affinity(affinity, args::jsonb))
+        FROM unnest({schema}.dl_spread(p_affinity_key, size), {schema}.dl_spread(p_task, size), p_args)
              WITH ORDINALITY AS n (given, task, args, nth)
-        LEFT JOIN %1$I.dl_tasks USING (task) ORDER BY nth);
+        LEFT JOIN {schema}.dl_tasks USING (task) ORDER BY nth);
   END IF;
   IF array_position(p_limits, NULL) IS NOT NULL
-     AND EXISTS (SELECT FROM %1$I.dl_tasks WHERE task = ANY (p_task) AND limits IS NOT NULL) THEN  -- mostly none
+     AND EXISTS (SELECT FROM {schema}.dl_tasks WHERE task = ANY (p_task) AND limits IS NOT NULL) THEN  -- mostly none
     p_limits := ARRAY(
       SELECT coalesce(given, limits::text)
-        FROM unnest(%1$I.dl_spread(p_limits, size), %1$I.dl_spread(p_task, size)) WITH ORDINALITY AS n (given, task, nth)
-        LEFT JOIN %1$I.dl_tasks USING (task) ORDER BY nth);
+        FROM unnest({schema}.dl_spread(p_limits, size), {schema}.dl_spread(p_task, size)) WITH ORDINALITY AS n (given, task, nth)
+        LEFT JOIN {schema}.dl_tasks USING (task) ORDER BY nth);
   END IF;
   IF array_remove(p_idempotency_key, NULL) = '{}' THEN
     -- Nothing can be in the way, and an insert that need not look is cheaper by a tenth.
     {many_jobs};
-    INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+    INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
     SELECT n.job_id, queue, 'queued',
            CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
-      FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
-                   unnest(%1$I.dl_spread(p_producer, size)) AS producer) n;
+      FROM (SELECT unnest(p_job_id) AS job_id, unnest({schema}.dl_spread(p_queue, size)) AS queue,
+                   unnest({schema}.dl_spread(p_producer, size)) AS producer) n;
     PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT unnest(p_queue) AS queue) told;
     RETURN;
   END IF;
@@ -92,7 +90,7 @@ BEGIN
      ORDER BY idempotency_key COLLATE "C", nth
     ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
     RETURNING job_id, queue, producer)
-  INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+  INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
   SELECT added.job_id, queue, 'queued',
          CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
     FROM added;
@@ -104,16 +102,15 @@ BEGIN
     -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
     RETURN QUERY
     SELECT nth::int, j.job_id, j.status::text
-      FROM unnest(p_job_id, %1$I.dl_spread(p_idempotency_key, size)) WITH ORDINALITY AS n (job_id, idempotency_key, nth)
-      LEFT JOIN %1$I.dl_jobs j USING (idempotency_key)
+      FROM unnest(p_job_id, {schema}.dl_spread(p_idempotency_key, size)) WITH ORDINALITY AS n (job_id, idempotency_key, nth)
+      LEFT JOIN {schema}.dl_jobs j USING (idempotency_key)
      WHERE idempotency_key IS NOT NULL AND j.job_id IS DISTINCT FROM n.job_id;
   END IF;
 END
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- part: many_jobs
-    INSERT INTO %1$I.dl_jobs (
+    INSERT INTO {schema}.dl_jobs (
            job_id, {fields.plain}, available_at, max_attempts, score, affinity_key, limits, created_at, turn_at, blocked_on, journaled)
     SELECT n.job_id, {fields.plain}, coalesce(available_at, now()), max_attempts,
            coalesce(score, CASE WHEN queue = ANY (ordered)
@@ -126,7 +123,6 @@ $function$, current_schema()); END $bound$;
 
 -- Add one job at half the cost of a batch of one. Returns null, or the id and status of the job with its key, as one text:
 -- that is read faster. An insert that looks for no key is cheaper by a fifth.
-DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_one(
   p_job_id uuid, {fields.parameters})
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER
@@ -143,39 +139,37 @@ BEGIN
       ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING;
       EXIT WHEN FOUND;
       -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
-      SELECT job_id || ' ' || status INTO known FROM %1$I.dl_jobs WHERE idempotency_key = p_idempotency_key;
+      SELECT job_id || ' ' || status INTO known FROM {schema}.dl_jobs WHERE idempotency_key = p_idempotency_key;
       IF FOUND THEN
         RETURN known;
       END IF;
       -- The job that had the key was deleted between the two: the key is free again.
     END LOOP;
   END IF;
-  INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+  INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
   VALUES (p_job_id, p_queue, 'queued',
           jsonb_strip_nulls(jsonb_build_object('user', session_user, 'producer', p_producer)));
   PERFORM pg_notify('dl_jobs', p_queue);
   RETURN NULL;
 END
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- part: one_job
-    INSERT INTO %1$I.dl_jobs (
+    INSERT INTO {schema}.dl_jobs (
            job_id, {fields.plain}, available_at, max_attempts, score, affinity_key, limits, created_at, turn_at, blocked_on, journaled)
     SELECT p_job_id, {fields.p_plain}, coalesce(p_available_at, now()),
            coalesce(p_max_attempts, said.max_attempts, 5),
-           coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
-           coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
+           coalesce(p_score, (SELECT extract(epoch FROM at) FROM {schema}.dl_queues WHERE queue = p_queue AND ordered)),
+           coalesce(p_affinity_key, {schema}.dl_affinity(said.affinity, p_args)),
            nullif(coalesce(p_limits, said.limits), '{}'), at,
-           (SELECT timestamptz 'infinity' FROM %1$I.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),
+           (SELECT timestamptz 'infinity' FROM {schema}.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),
            CASE WHEN p_available_at > now() THEN 'time' END, 2
-      FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
+      FROM (VALUES (p_task)) AS new (task) LEFT JOIN {schema}.dl_tasks said USING (task)
 
 
 -- Add one job, for producers in any language (docs/producers.md); returns the id of the new job, or of the job that has the
--- key. Null counts as left out. Bad input is refused with SQLSTATE 22023, and names the parameter. Bound as dl_enqueue_many.
+-- key. Null counts as left out. Bad input is refused with SQLSTATE 22023, and names the parameter. With the owner's rights.
 -- A version that adds a parameter drops these three functions first: no call could choose between two.
-DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue(
   {fields.required}, {fields.optional})
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER
@@ -200,20 +194,17 @@ BEGIN
       THEN 'limits should be at most 8 different names of 1 to 100 characters without control characters'
   END;
   IF wrong IS NOT NULL THEN
-    RAISE EXCEPTION 'dl_enqueue: %%', wrong USING ERRCODE = 'invalid_parameter_value';
+    RAISE EXCEPTION 'dl_enqueue: %', wrong USING ERRCODE = 'invalid_parameter_value';
   END IF;
-  RETURN coalesce(split_part(%1$I.dl_enqueue_one(p_job_id => job_id, {fields.given}), ' ', 1)::uuid, job_id);
+  RETURN coalesce(split_part({schema}.dl_enqueue_one(p_job_id => job_id, {fields.given}), ' ', 1)::uuid, job_id);
 END
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- Store the trace of these jobs' trigger, if dl_enqueue_many has added them for this role in this transaction.
-DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_set_trace(p_trace text, p_job_ids uuid[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  UPDATE %1$I.dl_jobs j SET trace = p_trace
+  UPDATE {schema}.dl_jobs j SET trace = p_trace
    WHERE job_id = ANY (p_job_ids) AND trace IS NULL
-     AND EXISTS (SELECT FROM %1$I.dl_job_events e
+     AND EXISTS (SELECT FROM {schema}.dl_job_events e
                   WHERE e.job_id = j.job_id AND e.ts = now() AND e.kind = 'queued' AND e.payload ->> 'user' = session_user)
-$$
-$function$, current_schema()); END $bound$;
+$$;

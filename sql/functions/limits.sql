@@ -12,25 +12,22 @@
 --                 burst: a start that comes late makes the next one no later, and no two come at once for that
 -- next_at         when there is a whole token again; null: there is one, or no rate
 -- room            how many may start now, at most 100
--- Bound to this schema by its text, for dl_let_in calls it.
-DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_limit_state(p_names text[])
 RETURNS TABLE (name text, most int, running int, tokens float8, next_at timestamptz, room int) LANGUAGE sql STABLE AS $$
   SELECT asked.name, l.most, used.running, bucket.tokens,
          CASE WHEN bucket.tokens < 0.999 THEN bucket.since + make_interval(secs => 60 / l.per_minute) END,
          greatest(0, least(100, l.most - used.running, floor(least(bucket.tokens, 1000) + 0.001)))::int
-    FROM unnest(p_names) AS asked (name) LEFT JOIN %1$I.dl_limits l USING (name)
+    FROM unnest(p_names) AS asked (name) LEFT JOIN {schema}.dl_limits l USING (name)
    CROSS JOIN LATERAL (SELECT clock_timestamp() AS at) clock
    CROSS JOIN LATERAL (
-     SELECT count(DISTINCT (lock_key, claimed_by))::int AS running FROM %1$I.dl_jobs
+     SELECT count(DISTINCT (lock_key, claimed_by))::int AS running FROM {schema}.dl_jobs
       WHERE status = 'running' AND limits IS NOT NULL AND asked.name = ANY (limits)) used
    CROSS JOIN LATERAL (
      SELECT greatest(l.empty_at, clock.at - make_interval(secs => (l.burst + 0.5) * 60 / l.per_minute)) AS since) filled
    CROSS JOIN LATERAL (
      SELECT since, CASE WHEN l.per_minute IS NOT NULL
                         THEN extract(epoch FROM clock.at - since) * l.per_minute / 60 END::float8 AS tokens) bucket
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- What a claim knows of these limits: p_room, and how many jobs it may start of each further one. Null: another session
 -- decides on it. A claim takes one job of a limit on running jobs: further ones would keep places in which nothing runs.
@@ -130,8 +127,7 @@ CREATE OR REPLACE FUNCTION dl_hold_running(p_name text) RETURNS int LANGUAGE sql
 $$;
 
 -- In every queue with parked rows of these limits make as many rows ready as there is room for, and notify; where only a
--- token is missing, give the first row its time. Idempotent. Bound to this schema by its text, for triggers call it.
-DO $bound$ BEGIN EXECUTE format($function$
+-- token is missing, give the first row its time. Idempotent.
 CREATE OR REPLACE FUNCTION dl_let_in(p_names text[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -144,19 +140,19 @@ BEGIN
     RETURN;
   END IF;
   FOR of_limit IN
-    SELECT s.* FROM %1$I.dl_limit_state(ARRAY(
+    SELECT s.* FROM {schema}.dl_limit_state(ARRAY(
       SELECT DISTINCT name FROM unnest(p_names) name
-       WHERE EXISTS (SELECT FROM %1$I.dl_jobs
+       WHERE EXISTS (SELECT FROM {schema}.dl_jobs
                       WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || name))) s
      WHERE most IS NULL OR running < most
   LOOP
     FOR its_queue IN
       WITH RECURSIVE place (queue) AS (
-        (SELECT queue FROM %1$I.dl_jobs
+        (SELECT queue FROM {schema}.dl_jobs
           WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || of_limit.name
           ORDER BY status, blocked_on, queue LIMIT 1)
         UNION ALL
-        SELECT (SELECT queue FROM %1$I.dl_jobs
+        SELECT (SELECT queue FROM {schema}.dl_jobs
                  WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || of_limit.name
                    AND queue > place.queue
                  ORDER BY status, blocked_on, queue LIMIT 1)
@@ -164,9 +160,9 @@ BEGIN
       SELECT queue FROM place WHERE queue IS NOT NULL
     LOOP
       IF of_limit.room > 0 THEN
-        let_in := %1$I.dl_let_in_some(of_limit.name, its_queue, of_limit.room);
+        let_in := {schema}.dl_let_in_some(of_limit.name, its_queue, of_limit.room);
       ELSE
-        let_in := %1$I.dl_let_in_later(of_limit.name, its_queue, of_limit.next_at);
+        let_in := {schema}.dl_let_in_later(of_limit.name, its_queue, of_limit.next_at);
       END IF;
       IF let_in > 0 THEN
         PERFORM pg_notify('dl_jobs', its_queue);
@@ -174,38 +170,34 @@ BEGIN
     END LOOP;
   END LOOP;
 END
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- The first p_limit rows of a queue that are parked at a limit, unless another limit of theirs is full. Looks at 100 rows.
-DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_next_of_limit(p_name text, p_queue text, p_limit int) RETURNS tid[] LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
   RETURN ARRAY(
     WITH near AS MATERIALIZED (
-      SELECT ctid AS at, limits FROM %1$I.dl_jobs
+      SELECT ctid AS at, limits FROM {schema}.dl_jobs
        WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || p_name AND queue = p_queue
        ORDER BY status, blocked_on, queue, priority, coalesce(turn_at, created_at) LIMIT 100),
     full_ones AS MATERIALIZED (
-      SELECT name FROM %1$I.dl_limit_state(ARRAY(
+      SELECT name FROM {schema}.dl_limit_state(ARRAY(
         SELECT DISTINCT other FROM near CROSS JOIN unnest(limits) other WHERE other <> p_name)) WHERE room = 0)
-    SELECT ctid FROM %1$I.dl_jobs
+    SELECT ctid FROM {schema}.dl_jobs
      WHERE ctid = ANY (ARRAY(SELECT at FROM near WHERE NOT EXISTS (SELECT FROM full_ones WHERE name = ANY (limits))))
        AND status::text = 'queued' AND blocked_on = 'limit:' || p_name
      ORDER BY priority, coalesce(turn_at, created_at) LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED);
 END
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- Make rows ready until as many of the queue's first 100 ready rows with limits have this one as there is room for.
-DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_let_in_some(p_name text, p_queue text, p_room int) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
   standing int := (
     SELECT count(*) FROM (
-      SELECT limits FROM %1$I.dl_jobs
+      SELECT limits FROM {schema}.dl_jobs
        WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on IS NULL AND queue = p_queue
        ORDER BY status, blocked_on, queue, priority, coalesce(turn_at, created_at) LIMIT 100) near
      WHERE p_name = ANY (limits));
@@ -213,18 +205,16 @@ DECLARE
   first tid[];  -- a variable: the scan would call the function for each row
 BEGIN
   IF standing < p_room THEN
-    first := %1$I.dl_next_of_limit(p_name, p_queue, p_room - standing);
-    UPDATE %1$I.dl_jobs SET blocked_on = NULL WHERE ctid = ANY (first);
+    first := {schema}.dl_next_of_limit(p_name, p_queue, p_room - standing);
+    UPDATE {schema}.dl_jobs SET blocked_on = NULL WHERE ctid = ANY (first);
     GET DIAGNOSTICS let_in = ROW_COUNT;
   END IF;
   RETURN let_in;
 END
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- Give the first row that is parked at this limit a time, unless one with the limit is due by then. Returns how many got
 -- one.
-DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_let_in_later(p_name text, p_queue text, p_at timestamptz) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -232,17 +222,16 @@ DECLARE
   first tid[];
 BEGIN
   IF NOT EXISTS (
-    SELECT FROM (SELECT limits FROM %1$I.dl_jobs
+    SELECT FROM (SELECT limits FROM {schema}.dl_jobs
                   WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= p_at
                   ORDER BY queue, available_at LIMIT 100) near WHERE p_name = ANY (limits)) THEN
-    first := %1$I.dl_next_of_limit(p_name, p_queue, 1);
-    UPDATE %1$I.dl_jobs SET blocked_on = 'time', available_at = p_at, backoffs = 0 WHERE ctid = ANY (first);
+    first := {schema}.dl_next_of_limit(p_name, p_queue, 1);
+    UPDATE {schema}.dl_jobs SET blocked_on = 'time', available_at = p_at, backoffs = 0 WHERE ctid = ANY (first);
     GET DIAGNOSTICS let_in = ROW_COUNT;
   END IF;
   RETURN let_in;
 END
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- dl_let_in for all limits with parked rows: the reaper, for steps that nothing else saw.
 CREATE OR REPLACE FUNCTION dl_let_in_all() RETURNS void LANGUAGE plpgsql

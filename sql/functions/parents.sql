@@ -17,61 +17,56 @@ CREATE OR REPLACE FUNCTION dl_after(p_status dl_status, p_on_failure text) RETUR
 $$;
 
 -- Let jobs wait for their parents, in the transaction that has added the jobs: a value of each array for each parent of a
--- job, in order. Others' jobs are left alone. Returns unknown parents: then roll back. With the owner's rights, bound as
--- dl_enqueue_many.
-DO $bound$ BEGIN EXECUTE format($function$
+-- job, in order. Others' jobs are left alone. Returns unknown parents: then roll back. With the owner's rights.
 CREATE OR REPLACE FUNCTION dl_depend(p_job_id uuid[], p_parent_id uuid[], p_on_failure text[]) RETURNS uuid[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   unknown uuid[] := ARRAY(
     SELECT DISTINCT parent FROM unnest(p_parent_id) parent
-     WHERE NOT EXISTS (SELECT FROM %1$I.dl_jobs WHERE job_id = parent));
+     WHERE NOT EXISTS (SELECT FROM {schema}.dl_jobs WHERE job_id = parent));
   new uuid[] := ARRAY(
-    SELECT j.job_id FROM %1$I.dl_jobs j
+    SELECT j.job_id FROM {schema}.dl_jobs j
      WHERE j.job_id = ANY (p_job_id) AND j.status::text = 'queued'
-       AND EXISTS (SELECT FROM %1$I.dl_job_events e
+       AND EXISTS (SELECT FROM {schema}.dl_job_events e
                     WHERE e.job_id = j.job_id AND e.ts = now() AND e.kind = 'queued'
-                      AND (e.payload ->> 'user' = session_user OR has_table_privilege(session_user, %2$L, 'UPDATE'))));
+                      AND (e.payload ->> 'user' = session_user OR has_table_privilege(session_user, j.tableoid, 'UPDATE'))));
 BEGIN
   IF unknown <> '{}' THEN
     RETURN unknown;
   END IF;
-  PERFORM %1$I.dl_link(n.job_id, n.parent_ids, n.on_failure)
+  PERFORM {schema}.dl_link(n.job_id, n.parent_ids, n.on_failure)
      FROM (SELECT job_id, array_agg(parent_id ORDER BY nth) AS parent_ids, min(on_failure) AS on_failure
              FROM unnest(p_job_id, p_parent_id, p_on_failure) WITH ORDINALITY AS e (job_id, parent_id, on_failure, nth)
             WHERE job_id = ANY (new) GROUP BY job_id) n;
   RETURN unknown;
 END
-$$
-$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+$$;
 
 -- Let one job wait for these parents too: a queued one at once, a running one from the end of its run. Parents that it
 -- has, or that let it go, add none.
-DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_link(p_job_id uuid, p_parent_ids uuid[], p_on_failure text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   open int;
 BEGIN
   WITH linked AS (
-    INSERT INTO %1$I.dl_parents (job_id, parent_id, place, is_over)
+    INSERT INTO {schema}.dl_parents (job_id, parent_id, place, is_over)
     SELECT p_job_id, parent_id, min(nth),
-           (SELECT %1$I.dl_after(status, p_on_failure) IS NOT DISTINCT FROM 'go' FROM %1$I.dl_jobs WHERE job_id = parent_id)
+           (SELECT {schema}.dl_after(status, p_on_failure) IS NOT DISTINCT FROM 'go' FROM {schema}.dl_jobs WHERE job_id = parent_id)
       FROM unnest(p_parent_ids) WITH ORDINALITY AS parent (parent_id, nth) GROUP BY parent_id
     ON CONFLICT (job_id, parent_id) DO NOTHING
     RETURNING is_over)
   SELECT count(*) FILTER (WHERE NOT is_over) INTO open FROM linked;
   IF open > 0 THEN
-    INSERT INTO %1$I.dl_waiting (job_id, parents, available_at, on_failure)
-    SELECT p_job_id, open, available_at, p_on_failure FROM %1$I.dl_jobs WHERE job_id = p_job_id
+    INSERT INTO {schema}.dl_waiting (job_id, parents, available_at, on_failure)
+    SELECT p_job_id, open, available_at, p_on_failure FROM {schema}.dl_jobs WHERE job_id = p_job_id
     ON CONFLICT (job_id) DO UPDATE SET parents = dl_waiting.parents + excluded.parents;
-    UPDATE %1$I.dl_jobs SET blocked_on = 'parent', available_at = %1$I.dl_far(),
+    UPDATE {schema}.dl_jobs SET blocked_on = 'parent', available_at = {schema}.dl_far(),
            turn_at = CASE WHEN share IS NULL THEN turn_at END
      WHERE job_id = p_job_id AND status::text = 'queued';
   END IF;
 END
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- Let a job that this worker runs wait for these jobs from the end of its run; false when the claim is over. SQLSTATE 22023
 -- for a circle.
@@ -98,56 +93,50 @@ $$;
 
 -- Runs at the commit that links a job to a parent, which may have ended meanwhile. The session that ends the parent has its
 -- row locked, or waits for this commit. Where the row is locked, or our transaction has one snapshot, dl_freed tries again.
-DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_linked() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   is_open boolean;
 BEGIN
-  IF TG_RELID <> %2$L::regclass THEN
+  IF (TG_TABLE_SCHEMA, TG_TABLE_NAME) <> ({schema_name}, 'dl_parents') THEN
     RAISE insufficient_privilege USING MESSAGE = 'dl_linked is for dl_parents';
   END IF;
   IF current_setting('transaction_isolation') = 'read committed' THEN
-    SELECT status IN ('queued', 'running') INTO is_open FROM %1$I.dl_jobs
+    SELECT status IN ('queued', 'running') INTO is_open FROM {schema}.dl_jobs
      WHERE job_id = NEW.parent_id FOR SHARE SKIP LOCKED;
   END IF;
   IF is_open IS NULL THEN
-    INSERT INTO %1$I.dl_freed (parent_id) VALUES (NEW.parent_id);
+    INSERT INTO {schema}.dl_freed (parent_id) VALUES (NEW.parent_id);
   ELSIF NOT is_open THEN
-    PERFORM %1$I.dl_resolve(ARRAY[NEW.parent_id]);
+    PERFORM {schema}.dl_resolve(ARRAY[NEW.parent_id]);
   END IF;
   RETURN NULL;
 END
-$$
-$function$, current_schema(), format('%I.dl_parents', current_schema())); END $bound$;
+$$;
 
 -- The work of dl_resolve, at most p_most rows: jobs that wait for one of these ended parents; jobs whose wait is over and that were not
 -- let go; ended jobs that are queued again although they wait (context.gather). Each arm reads an index without the
 -- children that are done, so the cost does not grow with them.
 DROP FUNCTION IF EXISTS dl_concerned(uuid[]), dl_tell(uuid[], uuid[]);
-DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_concerned(p_ended uuid[], p_most int) RETURNS TABLE (job_id uuid, parent_id uuid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
   (SELECT w.job_id, e.parent_id
-     FROM %1$I.dl_parents e JOIN %1$I.dl_waiting w USING (job_id) LEFT JOIN %1$I.dl_jobs p ON p.job_id = e.parent_id
-    WHERE e.parent_id = ANY (p_ended) AND NOT e.is_over AND %1$I.dl_after(p.status, w.on_failure) IS NOT NULL)
+     FROM {schema}.dl_parents e JOIN {schema}.dl_waiting w USING (job_id) LEFT JOIN {schema}.dl_jobs p ON p.job_id = e.parent_id
+    WHERE e.parent_id = ANY (p_ended) AND NOT e.is_over AND {schema}.dl_after(p.status, w.on_failure) IS NOT NULL)
   UNION ALL
   (SELECT w.job_id, e.parent_id
-     FROM (SELECT job_id FROM %1$I.dl_waiting WHERE parents <= 0 OR failed_parent IS NOT NULL OFFSET 0) w
-     JOIN %1$I.dl_jobs j USING (job_id)
-     JOIN LATERAL (SELECT parent_id FROM %1$I.dl_parents WHERE job_id = w.job_id AND parent_id = ANY (p_ended) OFFSET 0) e ON true
+     FROM (SELECT job_id FROM {schema}.dl_waiting WHERE parents <= 0 OR failed_parent IS NOT NULL OFFSET 0) w
+     JOIN {schema}.dl_jobs j USING (job_id)
+     JOIN LATERAL (SELECT parent_id FROM {schema}.dl_parents WHERE job_id = w.job_id AND parent_id = ANY (p_ended) OFFSET 0) e ON true
     WHERE j.status::text = 'queued')
   UNION ALL
-  (SELECT w.job_id, w.job_id FROM %1$I.dl_waiting w JOIN %1$I.dl_jobs j USING (job_id)
+  (SELECT w.job_id, w.job_id FROM {schema}.dl_waiting w JOIN {schema}.dl_jobs j USING (job_id)
     WHERE w.job_id = ANY (p_ended) AND j.status::text = 'queued' AND j.blocked_on IS DISTINCT FROM 'parent')
   LIMIT p_most
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- These jobs have ended: let their children go or cancel them, and so on down. Waits for no lock, so it cannot deadlock, and
--- stops after 500 changes, because claims of other queues wait meanwhile: dl_freed has the rest tried again. Its text names
--- this schema, because triggers call it.
-DO $bound$ BEGIN EXECUTE format($function$
+-- stops after 500 changes, because claims of other queues wait meanwhile: dl_freed has the rest tried again.
 CREATE OR REPLACE FUNCTION dl_resolve(p_ended uuid[]) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -160,12 +149,12 @@ DECLARE
 BEGIN
   FOR round IN 1 .. 20 LOOP
     children := ARRAY(
-      SELECT job_id FROM %1$I.dl_waiting
-       WHERE job_id = ANY (ARRAY(SELECT c.job_id FROM %1$I.dl_concerned(ended, most) c)) FOR UPDATE SKIP LOCKED);
-    step := %1$I.dl_end_waits(children, ended);
+      SELECT job_id FROM {schema}.dl_waiting
+       WHERE job_id = ANY (ARRAY(SELECT c.job_id FROM {schema}.dl_concerned(ended, most) c)) FOR UPDATE SKIP LOCKED);
+    step := {schema}.dl_end_waits(children, ended);
     number := number + step.changed;
     IF step.changed = 0 THEN
-      IF NOT EXISTS (SELECT FROM %1$I.dl_concerned(ended, 1)) THEN
+      IF NOT EXISTS (SELECT FROM {schema}.dl_concerned(ended, 1)) THEN
         RETURN;
       END IF;
       EXIT WHEN tries = 3;
@@ -175,16 +164,14 @@ BEGIN
     ended := ended || step.canceled;
     EXIT WHEN number >= most;
   END LOOP;
-  INSERT INTO %1$I.dl_freed (parent_id, since)
+  INSERT INTO {schema}.dl_freed (parent_id, since)
   SELECT DISTINCT parent, CASE WHEN tries = 3 THEN now() ELSE now() - interval '0.8 s' END
-    FROM unnest(ended) parent WHERE EXISTS (SELECT FROM %1$I.dl_concerned(ARRAY[parent], 1));
+    FROM unnest(ended) parent WHERE EXISTS (SELECT FROM {schema}.dl_concerned(ARRAY[parent], 1));
 END
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- End the waits of these jobs, whose rows in dl_waiting the caller has locked, for the ended parents: let the jobs go or
 -- cancel them. `changed` counts the changed rows; locked and running jobs stay.
-DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_end_waits(p_children uuid[], p_ended uuid[], OUT changed int, OUT canceled uuid[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -192,76 +179,73 @@ DECLARE
   without_turn uuid[];
 BEGIN
   WITH over AS (
-    UPDATE %1$I.dl_parents e SET is_over = true
-      FROM (SELECT l.job_id, l.parent_id, %1$I.dl_after(p.status, w.on_failure) AS word
-              FROM %1$I.dl_parents l JOIN %1$I.dl_waiting w USING (job_id)
-              LEFT JOIN %1$I.dl_jobs p ON p.job_id = l.parent_id
+    UPDATE {schema}.dl_parents e SET is_over = true
+      FROM (SELECT l.job_id, l.parent_id, {schema}.dl_after(p.status, w.on_failure) AS word
+              FROM {schema}.dl_parents l JOIN {schema}.dl_waiting w USING (job_id)
+              LEFT JOIN {schema}.dl_jobs p ON p.job_id = l.parent_id
              WHERE l.job_id = ANY (p_children) AND l.parent_id = ANY (p_ended) AND NOT l.is_over) now_over
      WHERE e.job_id = now_over.job_id AND e.parent_id = now_over.parent_id AND word IS NOT NULL
     RETURNING e.job_id, e.parent_id, word),
   counted AS (
-    UPDATE %1$I.dl_waiting w SET parents = parents - number, failed_parent = coalesce(w.failed_parent, failed)
+    UPDATE {schema}.dl_waiting w SET parents = parents - number, failed_parent = coalesce(w.failed_parent, failed)
       FROM (SELECT job_id, count(*) FILTER (WHERE word = 'go') AS number,
                    (array_agg(parent_id) FILTER (WHERE word = 'cancel'))[1] AS failed FROM over GROUP BY job_id) outcome
      WHERE w.job_id = outcome.job_id RETURNING w.job_id)
   SELECT count(*) INTO changed FROM counted;
 
   free := ARRAY(
-    SELECT j.job_id FROM %1$I.dl_jobs j JOIN %1$I.dl_waiting w USING (job_id)
+    SELECT j.job_id FROM {schema}.dl_jobs j JOIN {schema}.dl_waiting w USING (job_id)
      WHERE j.job_id = ANY (p_children) AND j.status::text = 'queued'
        AND (w.parents <= 0 OR w.failed_parent IS NOT NULL OR j.blocked_on IS DISTINCT FROM 'parent')
        FOR NO KEY UPDATE OF j SKIP LOCKED);
   changed := changed + cardinality(free);
   WITH placed AS (
-    UPDATE %1$I.dl_jobs j SET
+    UPDATE {schema}.dl_jobs j SET
            status = CASE WHEN w.failed_parent IS NOT NULL THEN 'canceled' ELSE j.status END,
            finished_at = CASE WHEN w.failed_parent IS NOT NULL THEN now() END,
            error = CASE WHEN w.failed_parent IS NULL THEN j.error
                         ELSE 'canceled: its parent ' || w.failed_parent || ' has ended '
-                             || coalesce((SELECT p.status::text FROM %1$I.dl_jobs p WHERE p.job_id = w.failed_parent), 'deleted') END,
+                             || coalesce((SELECT p.status::text FROM {schema}.dl_jobs p WHERE p.job_id = w.failed_parent), 'deleted') END,
            journaled = CASE WHEN w.failed_parent IS NOT NULL THEN mod(journaled, 1000000) + 1 ELSE journaled END,
            blocked_on = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN 'parent' END,
-           available_at = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN %1$I.dl_far() ELSE w.available_at END,
+           available_at = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN {schema}.dl_far() ELSE w.available_at END,
            turn_at = CASE WHEN j.share IS NULL THEN j.turn_at ELSE coalesce(j.turn_at, 'infinity') END
-      FROM %1$I.dl_waiting w WHERE j.job_id = ANY (free) AND w.job_id = j.job_id
+      FROM {schema}.dl_waiting w WHERE j.job_id = ANY (free) AND w.job_id = j.job_id
     RETURNING j.job_id, j.queue, j.status, j.attempt, j.blocked_on, j.turn_at, w.failed_parent),
   journal AS (
-    INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+    INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
     SELECT job_id, queue, 'canceled', jsonb_build_object('attempt', attempt, 'reason', 'its parent has not succeeded',
                                                          'parent', failed_parent)
       FROM placed WHERE status = 'canceled'),
   gone AS (
-    DELETE FROM %1$I.dl_waiting WHERE job_id IN (SELECT job_id FROM placed WHERE blocked_on IS NULL))
+    DELETE FROM {schema}.dl_waiting WHERE job_id IN (SELECT job_id FROM placed WHERE blocked_on IS NULL))
   SELECT coalesce(array_agg(job_id) FILTER (WHERE status = 'canceled'), '{}'),
          array_agg(job_id) FILTER (WHERE turn_at = 'infinity')
     INTO canceled, without_turn FROM placed;
   IF without_turn IS NOT NULL THEN
-    PERFORM %1$I.dl_give_turns(without_turn);
+    PERFORM {schema}.dl_give_turns(without_turn);
   END IF;
 END
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- For dl_jobs_step: a job that leaves its place does not wait any more; one that has ended may have children. One that
 -- dl_end_waits cancels has no row in dl_waiting by now.
-DO $bound$ BEGIN EXECUTE format($function$
-CREATE OR REPLACE FUNCTION dl_stepped(p_old %1$I.dl_jobs, p_new %1$I.dl_jobs) RETURNS void LANGUAGE plpgsql
+CREATE OR REPLACE FUNCTION dl_stepped(p_old {schema}.dl_jobs, p_new {schema}.dl_jobs) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   is_resolved boolean := false;
 BEGIN
   IF p_old.blocked_on = 'parent'
-     AND NOT EXISTS (SELECT FROM %1$I.dl_jobs WHERE job_id = p_new.job_id AND blocked_on = 'parent') THEN
-    DELETE FROM %1$I.dl_waiting WHERE job_id = p_new.job_id;
+     AND NOT EXISTS (SELECT FROM {schema}.dl_jobs WHERE job_id = p_new.job_id AND blocked_on = 'parent') THEN
+    DELETE FROM {schema}.dl_waiting WHERE job_id = p_new.job_id;
     is_resolved := NOT FOUND;
   END IF;
   IF p_new.status NOT IN ('queued', 'running') AND p_old.status IN ('queued', 'running') AND NOT is_resolved
-     AND (SELECT true FROM %1$I.dl_waiting LIMIT 1) THEN
-    PERFORM %1$I.dl_resolve(ARRAY[p_new.job_id]);
+     AND (SELECT true FROM {schema}.dl_waiting LIMIT 1) THEN
+    PERFORM {schema}.dl_resolve(ARRAY[p_new.job_id]);
   END IF;
 END
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- Resolve the parents of dl_freed again, each at most once a second.
 CREATE OR REPLACE FUNCTION dl_resolve_freed() RETURNS void LANGUAGE plpgsql AS $$

@@ -7,18 +7,16 @@ $$;
 
 -- The status of a job that the calling role has added, for producers; no row for another job. The journal's first row names
 -- the role: session_user, which SET ROLE does not change. A job added over HTTP is no producer's.
-DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_job_status(p_job_id uuid)
 RETURNS TABLE (job_id uuid, status text, attempt int, started_at timestamptz, finished_at timestamptz,
                heartbeat_at timestamptz, error text, progress jsonb)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT j.job_id, j.status::text, j.attempt, j.started_at, j.finished_at, j.heartbeat_at, j.error, j.progress
-    FROM %1$I.dl_jobs j
+    FROM {schema}.dl_jobs j
    WHERE j.job_id = p_job_id
-     AND session_user = (SELECT e.payload ->> 'user' FROM %1$I.dl_job_events e
+     AND session_user = (SELECT e.payload ->> 'user' FROM {schema}.dl_job_events e
                           WHERE e.job_id = p_job_id AND e.kind = 'queued' ORDER BY e.event_id LIMIT 1)
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- The step of a journal row: its kind, but for a requeue its cause: 'retry' (the run failed), 'crash', 'lease', 'backoff'
 -- (another session holds its key), 'handed_back' (uncounted), 'requeue' (by a person or another service).

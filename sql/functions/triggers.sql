@@ -1,4 +1,7 @@
 -- The bodies of the triggers. schema.sql creates the triggers, and says for which rows each one fires.
+--
+-- A function with the owner's rights trusts no search_path: it names this schema, and what it calls does too. `migrate`
+-- writes the name where these files have it in braces, and each session plans the function once.
 
 -- Refuses a row whose field has left its bounds, as a CHECK of the trigger's name would.
 CREATE OR REPLACE FUNCTION dl_jobs_check() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -28,46 +31,43 @@ END
 $$;
 
 -- The place of an inserted row: in its key by time of creation, in its queue by its deadline or, in a fair queue, by its
--- turn. With the owner's rights; bound as dl_jobs_journal.
-DO $bound$ BEGIN EXECUTE format($function$
+-- turn. With the owner's rights.
 CREATE OR REPLACE FUNCTION dl_jobs_score() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  IF TG_RELID <> %2$L::regclass THEN
-    RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_score is for dl_jobs';
-  END IF;
+  {for_dl_jobs};
   IF NEW.journaled <> 2 AND NEW.score IS NULL THEN
-    NEW.score := (SELECT extract(epoch FROM NEW.created_at) FROM %1$I.dl_queues WHERE queue = NEW.queue AND ordered);
+    NEW.score := (SELECT extract(epoch FROM NEW.created_at) FROM {schema}.dl_queues WHERE queue = NEW.queue AND ordered);
   END IF;
   NEW.journaled := least(NEW.journaled, 1000000);  -- each step counts on, and the table has a bound
   NEW.turn_at := NEW.deadline - interval '1000 years';
   NEW.share := (SELECT CASE fair_by WHEN 'producer' THEN coalesce(NEW.producer, '') ELSE NEW.partition_key END
-                  FROM %1$I.dl_queues WHERE queue = NEW.queue AND fair_by IS NOT NULL AND NEW.deadline IS NULL);
+                  FROM {schema}.dl_queues WHERE queue = NEW.queue AND fair_by IS NOT NULL AND NEW.deadline IS NULL);
   IF NEW.share IS NOT NULL AND NEW.available_at <= now() THEN
-    NEW.turn_at := %1$I.dl_turn(NEW.queue, NEW.priority, NEW.share, NEW.created_at);
+    NEW.turn_at := {schema}.dl_turn(NEW.queue, NEW.priority, NEW.share, NEW.created_at);
   END IF;
   RETURN NEW;
 END
-$$
-$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+$$;
+
+-- part: for_dl_jobs
+IF (TG_TABLE_SCHEMA, TG_TABLE_NAME) <> ({schema_name}, 'dl_jobs') THEN  -- whoever puts the trigger on another table
+    RAISE insufficient_privilege USING MESSAGE = 'the function is for the triggers of dl_jobs';
+  END IF
 
 -- Only the farm adds jobs of its messages' task, and stores the message first: a producer's own text would be signed with
--- the operator's key. With the owner's rights; bound as dl_jobs_journal.
-DO $bound$ BEGIN EXECUTE format($function$
+-- the operator's key. With the owner's rights.
 CREATE OR REPLACE FUNCTION dl_jobs_internal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  IF TG_RELID <> %2$L::regclass THEN
-    RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_internal is for dl_jobs';
-  END IF;
-  IF NOT EXISTS (SELECT FROM %1$I.dl_messages WHERE job_id = NEW.job_id) THEN
+  {for_dl_jobs};
+  IF NOT EXISTS (SELECT FROM {schema}.dl_messages WHERE job_id = NEW.job_id) THEN
     RAISE invalid_parameter_value USING MESSAGE =
-      format('task should not be %%s: the farm alone adds jobs of this task', NEW.task);
+      format('task should not be %s: the farm alone adds jobs of this task', NEW.task);
   END IF;
   RETURN NEW;
 END
-$$
-$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+$$;
 
 -- Notify the workers of a queue of a row, also a future one: an idle worker sleeps until the due time that it knows.
 CREATE OR REPLACE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -80,10 +80,8 @@ END
 $$;
 
 -- The journal of other services' steps: ours write their rows and count them in `journaled`. Deferred, for a service may
--- write its own row after its step. With the owner's rights, so it trusts no search_path, and is bound to this schema by its
--- text (each session plans it once) and to dl_jobs. Without sequential scans, for a plan outlives a short journal. Errors
--- are left out: only our workers mask them.
-DO $bound$ BEGIN EXECUTE format($function$
+-- write its own row after its step. With the owner's rights. Without sequential scans, for a plan outlives a short journal.
+-- Errors are left out: only our workers mask them.
 CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -91,30 +89,26 @@ DECLARE
                                WHEN 'queued' THEN CASE TG_OP WHEN 'INSERT' THEN 'queued' ELSE 'requeue' END
                                ELSE NEW.status::text END;
 BEGIN
-  IF TG_RELID <> %2$L::regclass THEN
-    RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_journal is for dl_jobs';
-  END IF;
+  {for_dl_jobs};
   {journal};
   RETURN NULL;
 END
-$$
-$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+$$;
 
 -- part: journal
-INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, step, jsonb_strip_nulls(jsonb_build_object(
            'attempt', NEW.attempt, 'by', 'another service', 'user', session_user,
            'application', nullif(current_setting('application_name'), '')))
-    FROM %1$I.dl_jobs WHERE job_id = NEW.job_id  -- it may be deleted by now
+    FROM {schema}.dl_jobs WHERE job_id = NEW.job_id  -- it may be deleted by now
      AND NOT EXISTS (
-       SELECT FROM %1$I.dl_job_events e
+       SELECT FROM {schema}.dl_job_events e
         WHERE e.job_id = NEW.job_id AND e.kind = step AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid))
 
 -- A step of another service or an operator, at the commit: the row takes its place, workers are notified, the journal gets
 -- its line, the next row of the key becomes ready. A finished job that is put back gets fresh attempts and loses its
 -- cancellation and result; after a success it begins at the start, else at its checkpoint. Unknown reasons to wait stay.
--- With the owner's rights; bound as dl_jobs_journal.
-DO $bound$ BEGIN EXECUTE format($function$
+-- With the owner's rights.
 CREATE OR REPLACE FUNCTION dl_jobs_step() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -124,10 +118,8 @@ DECLARE
   is_back boolean := NEW.status = 'queued' AND OLD.status NOT IN ('queued', 'running');
   has_moved boolean := NEW.queue <> OLD.queue OR NEW.lock_key <> OLD.lock_key;
 BEGIN
-  IF TG_RELID <> %2$L::regclass THEN
-    RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_step is for dl_jobs';
-  END IF;
-  UPDATE %1$I.dl_jobs j SET
+  {for_dl_jobs};
+  UPDATE {schema}.dl_jobs j SET
          blocked_on = place.blocked_on,
          claimed_by = CASE j.status WHEN 'running' THEN j.claimed_by END,
          claimed_pid = CASE j.status WHEN 'running' THEN j.claimed_pid END,
@@ -141,14 +133,14 @@ BEGIN
                              THEN least(j.available_at, now()) ELSE j.available_at END,
          score = coalesce(j.score, place.score)
     FROM (SELECT ctid AS at, CASE WHEN score IS NULL AND status IN ('queued', 'running') THEN (
-                                    SELECT extract(epoch FROM dl_jobs.created_at) FROM %1$I.dl_queues q
+                                    SELECT extract(epoch FROM dl_jobs.created_at) FROM {schema}.dl_queues q
                                      WHERE q.queue = dl_jobs.queue AND ordered) END AS score,
                              CASE WHEN status <> 'queued' THEN NULL
                                   WHEN blocked_on = 'parent' AND available_at >= '9999-01-01 00:00+00' THEN 'parent'
                                   WHEN available_at > now() THEN 'time'
                                   WHEN blocked_on IN ('time', 'parent') OR blocked_on = 'key' AND has_moved THEN NULL
                                   ELSE blocked_on END AS blocked_on
-            FROM %1$I.dl_jobs WHERE job_id = NEW.job_id) place
+            FROM {schema}.dl_jobs WHERE job_id = NEW.job_id) place
    WHERE j.ctid = place.at
      AND (is_back OR j.status <> 'running' AND j.claimed_by IS NOT NULL
           OR j.blocked_on IS DISTINCT FROM place.blocked_on OR place.score IS NOT NULL
@@ -156,14 +148,14 @@ BEGIN
   -- The error of a service that knows no groups.
   IF NEW.error IS DISTINCT FROM OLD.error AND NEW.journaled = OLD.journaled
      AND NEW.error_group IS NOT DISTINCT FROM OLD.error_group THEN
-    UPDATE %1$I.dl_jobs SET error_group = %1$I.dl_error_group(error) WHERE job_id = NEW.job_id;
+    UPDATE {schema}.dl_jobs SET error_group = {schema}.dl_error_group(error) WHERE job_id = NEW.job_id;
   END IF;
   IF is_back OR NEW.status = 'succeeded' AND OLD.status <> 'succeeded' THEN
-    DELETE FROM %1$I.dl_results WHERE job_id = NEW.job_id;
+    DELETE FROM {schema}.dl_results WHERE job_id = NEW.job_id;
   END IF;
-  PERFORM %1$I.dl_stepped(OLD, NEW);
+  PERFORM {schema}.dl_stepped(OLD, NEW);
   IF is_back AND OLD.status = 'succeeded' THEN
-    UPDATE %1$I.dl_checkpoints SET checkpoint = NULL, target_claim = NEW.claims + 1, target_number = 0
+    UPDATE {schema}.dl_checkpoints SET checkpoint = NULL, target_claim = NEW.claims + 1, target_number = 0
      WHERE job_id = NEW.job_id AND (checkpoint ? 'canceled') IS NOT TRUE;  -- a cleanup stays one: queue/cleanups.py
   END IF;
   IF NEW.status = 'queued' THEN
@@ -177,59 +169,54 @@ BEGIN
   IF NOT stays AND OLD.status IN ('queued', 'running') AND (NEW.status <> 'running' OR has_moved) THEN
     IF OLD.blocked_on IS NULL OR OLD.score IS NOT NULL
        OR left(OLD.blocked_on, 6) = 'limit:' AND (NEW.status <> 'queued' OR has_moved) THEN
-      PERFORM %1$I.dl_unpark(ARRAY[hashtext(OLD.lock_key)]);
+      PERFORM {schema}.dl_unpark(ARRAY[hashtext(OLD.lock_key)]);
     END IF;
     IF OLD.blocked_on IS NULL AND OLD.limits <> '{}' THEN
-      PERFORM %1$I.dl_let_in(OLD.limits);
+      PERFORM {schema}.dl_let_in(OLD.limits);
     END IF;
   END IF;
   RETURN NULL;
 END
-$$
-$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+$$;
 
 -- Deleted jobs: what belongs to them goes, as by a foreign key but cheaper, and the next rows of their keys become ready;
--- the ledger keeps how they ended. By EXECUTE, for a session would keep the plan of the first number of rows. Bound as
--- dl_jobs_journal.
-DO $bound$ BEGIN EXECUTE format($function$
+-- the ledger keeps how they ended. By EXECUTE, for a session would keep the plan of the first number of rows. With the
+-- owner's rights.
 CREATE OR REPLACE FUNCTION dl_jobs_gone() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   key_hashes int[];
   of_limits text[];
 BEGIN
-  IF TG_RELID <> %2$L::regclass THEN
-    RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_gone is for dl_jobs';
-  END IF;
+  {for_dl_jobs};
   IF (SELECT true FROM gone LIMIT 1) IS NULL THEN  -- a look of retention that has found nothing
     RETURN NULL;
   END IF;
-  EXECUTE $q$DELETE FROM %1$I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)$q$;
-  EXECUTE $q$DELETE FROM %1$I.dl_results WHERE job_id IN (SELECT job_id FROM gone)$q$;
-  EXECUTE $q$DELETE FROM %1$I.dl_waiting WHERE job_id IN (SELECT job_id FROM gone)$q$;
-  EXECUTE $q$DELETE FROM %1$I.dl_parents WHERE job_id IN (SELECT job_id FROM gone)$q$;
-  IF (SELECT true FROM %1$I.dl_waiting LIMIT 1) THEN
-    PERFORM %1$I.dl_resolve(ARRAY(SELECT job_id FROM gone));
+  EXECUTE $q$DELETE FROM {schema}.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  EXECUTE $q$DELETE FROM {schema}.dl_results WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  EXECUTE $q$DELETE FROM {schema}.dl_waiting WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  EXECUTE $q$DELETE FROM {schema}.dl_parents WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  IF (SELECT true FROM {schema}.dl_waiting LIMIT 1) THEN
+    PERFORM {schema}.dl_resolve(ARRAY(SELECT job_id FROM gone));
   END IF;
-  EXECUTE $q$DELETE FROM %1$I.dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)$q$;
-  EXECUTE $q$UPDATE %1$I.dl_partitions p SET last_status = gone.status::text FROM gone WHERE p.job_id = gone.job_id$q$;
-  EXECUTE $q$DELETE FROM %1$I.dl_job_logs WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  EXECUTE $q$DELETE FROM {schema}.dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  EXECUTE $q$UPDATE {schema}.dl_partitions p SET last_status = gone.status::text FROM gone WHERE p.job_id = gone.job_id$q$;
+  EXECUTE $q$DELETE FROM {schema}.dl_job_logs WHERE job_id IN (SELECT job_id FROM gone)$q$;
   IF (SELECT true FROM gone WHERE task = 'alert.webhook' LIMIT 1) THEN
-    EXECUTE $q$DELETE FROM %1$I.dl_messages WHERE job_id IN (SELECT job_id FROM gone)$q$;
+    EXECUTE $q$DELETE FROM {schema}.dl_messages WHERE job_id IN (SELECT job_id FROM gone)$q$;
   END IF;
   key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone
                        WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL
                           OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost')
                           OR left(blocked_on, 6) = 'limit:');
   IF key_hashes <> '{}' THEN
-    PERFORM %1$I.dl_unpark(key_hashes);
+    PERFORM {schema}.dl_unpark(key_hashes);
     of_limits := ARRAY(SELECT DISTINCT name FROM gone CROSS JOIN unnest(limits) name
                         WHERE status IN ('queued', 'running') AND blocked_on IS NULL);
     IF of_limits <> '{}' THEN
-      PERFORM %1$I.dl_let_in(of_limits);
+      PERFORM {schema}.dl_let_in(of_limits);
     END IF;
   END IF;
   RETURN NULL;
 END
-$$
-$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+$$;

@@ -48,9 +48,7 @@ END
 $$;
 
 -- These key hashes may be free: make the first row of each ready in every queue, in an ordered queue of each key, and
--- notify. Called by whoever ends a run or takes a ready row away. A key whose first row is locked goes to dl_freed. Bound to
--- this schema by its text, for triggers call it.
-DO $bound$ BEGIN EXECUTE format($function$
+-- notify. Called by whoever ends a run or takes a ready row away. A key whose first row is locked goes to dl_freed.
 CREATE OR REPLACE FUNCTION dl_unpark(p_key_hashes int[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -60,46 +58,45 @@ BEGIN
   -- A transaction with one snapshot may not see the rows that claims have parked behind its run since. So a later claim
   -- looks.
   IF current_setting('transaction_isolation') <> 'read committed' THEN
-    INSERT INTO %1$I.dl_freed (key_hash) SELECT DISTINCT unnest(p_key_hashes);
+    INSERT INTO {schema}.dl_freed (key_hash) SELECT DISTINCT unnest(p_key_hashes);
     PERFORM pg_notify('dl_jobs', queue)
-       FROM (SELECT queue FROM %1$I.dl_workers UNION SELECT queue FROM %1$I.dl_totals) served WHERE octet_length(queue) < 8000;
+       FROM (SELECT queue FROM {schema}.dl_workers UNION SELECT queue FROM {schema}.dl_totals) served WHERE octet_length(queue) < 8000;
     RETURN;
   END IF;
   FOR this IN
     WITH RECURSIVE place (key_hash, queue, lock_key) AS (
       SELECT free.key_hash, first.queue, first.lock_key FROM (SELECT DISTINCT unnest(p_key_hashes)) AS free (key_hash)
        CROSS JOIN LATERAL (
-        SELECT queue, lock_key FROM %1$I.dl_jobs
+        SELECT queue, lock_key FROM {schema}.dl_jobs
          WHERE enum_eq(status, 'queued') AND blocked_on = 'key' AND hashtext(lock_key) = free.key_hash
          ORDER BY queue, lock_key LIMIT 1) first
       UNION
       SELECT place.key_hash, next.queue, next.lock_key FROM place CROSS JOIN LATERAL (
-        SELECT queue, lock_key FROM %1$I.dl_jobs
+        SELECT queue, lock_key FROM {schema}.dl_jobs
          WHERE enum_eq(status, 'queued') AND blocked_on = 'key' AND hashtext(lock_key) = place.key_hash
            AND (queue, lock_key) > (place.queue, place.lock_key)
          ORDER BY queue, lock_key LIMIT 1) next)
     SELECT key_hash, queue, lock_key FROM place
   LOOP
     SELECT got.ctid INTO first FROM (
-      SELECT ctid AS at FROM %1$I.dl_jobs
+      SELECT ctid AS at FROM {schema}.dl_jobs
        WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
          AND hashtext(lock_key) = this.key_hash AND queue = this.queue AND (score IS NULL OR lock_key = this.lock_key)
        ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT 1) near
       CROSS JOIN LATERAL (
-        SELECT ctid FROM %1$I.dl_jobs
+        SELECT ctid FROM {schema}.dl_jobs
          WHERE ctid = near.at AND status::text = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
            FOR NO KEY UPDATE SKIP LOCKED) got;
     IF FOUND THEN
-      UPDATE %1$I.dl_jobs SET blocked_on = NULL WHERE ctid = first AND blocked_on = 'key';
+      UPDATE {schema}.dl_jobs SET blocked_on = NULL WHERE ctid = first AND blocked_on = 'key';
     -- A row of dl_freed that we lock stays until our commit, and stands for us. One that is locked may be about to go.
-    ELSIF NOT EXISTS (SELECT FROM %1$I.dl_freed WHERE key_hash = this.key_hash FOR SHARE SKIP LOCKED) THEN
-      INSERT INTO %1$I.dl_freed (key_hash) VALUES (this.key_hash);
+    ELSIF NOT EXISTS (SELECT FROM {schema}.dl_freed WHERE key_hash = this.key_hash FOR SHARE SKIP LOCKED) THEN
+      INSERT INTO {schema}.dl_freed (key_hash) VALUES (this.key_hash);
     END IF;
     PERFORM pg_notify('dl_jobs', this.queue);
   END LOOP;
 END
-$$
-$function$, current_schema()); END $bound$;
+$$;
 
 -- Try the keys and parents of dl_freed again, each once a second. The row stays locked until the commit, so a further end
 -- writes its own.

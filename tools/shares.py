@@ -66,9 +66,10 @@ class Shares:
         return self.passed(lambda: self.farm.job(job_id)["status"] == "queued")
 
     def claim(self) -> float:
-        """Seconds until a job of another queue has ended."""
+        """Seconds until a job of another queue has started, by its row."""
         job_id = self.farm.enqueue("returns", "other")
-        return self.passed(lambda: self.farm.job(job_id)["status"] == "succeeded")
+        job = until(lambda: (row := self.farm.job(job_id))["status"] == "succeeded" and row, patience=300)
+        return (job["started_at"] - job["created_at"]).total_seconds()
 
     def answer(self) -> float:
         """Seconds of an answer to another token."""

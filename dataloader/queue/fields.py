@@ -217,7 +217,8 @@ _LISTS = {
     # CREATE OR REPLACE renames no parameter, so the first ones keep the order of earlier versions.
     "p_arrays": _each("p_{0.name} {array}", sorted(OF_PRODUCER, key=lambda each: _FIRST.get(each.name, len(_FIRST)))),
     "unnested": _each(
-        "unnest({{schema}}.dl_spread(p_{0.name}, size)) AS {0.name}", [each for each in OF_PRODUCER if each.name != "args"]
+        "unnest({{schema}}.dl_spread(p_{0.name}, size)) AS {0.name}",
+        [each for each in OF_PRODUCER if each.name != "args"],
     ),
     "required": _each("{0.name} {0.type}", _REQUIRED),
     "optional": _each("{0.name} {0.type} DEFAULT NULL", [each for each in OF_PRODUCER if each not in _REQUIRED]),

@@ -91,7 +91,7 @@ def test_it_starts_nothing_where_something_has_to_be_moved_before(conn: Conn, wo
     elif why == "due":
         conn.execute("UPDATE dl_jobs SET blocked_on = 'time' WHERE job_id = %s", (plain(conn),))
     else:
-        conn.execute("INSERT INTO dl_freed (key_hash) VALUES (1)")
+        conn.execute("INSERT INTO dl_freed (key_hash, since) VALUES (1, now() - interval '1.1 s')")
     assert short(worker) == []
     assert value(conn, LOCKS, worker.pid) == 0
 

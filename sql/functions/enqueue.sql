@@ -14,15 +14,10 @@ $$;
 -- The affinity_key from args: the first named one (dl_tasks.affinity) that is a text of 1 to 200 characters. Strict: a task
 -- without names costs no call.
 CREATE OR REPLACE FUNCTION dl_affinity(p_names text[], p_args jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
-DECLARE
-  name text;
 BEGIN
-  FOREACH name IN ARRAY p_names LOOP
-    IF jsonb_typeof(p_args -> name) = 'string' AND length(p_args ->> name) BETWEEN 1 AND 200 THEN
-      RETURN p_args ->> name;
-    END IF;
-  END LOOP;
-  RETURN NULL;
+  RETURN (SELECT p_args ->> name FROM unnest(p_names) WITH ORDINALITY AS named (name, nth)
+           WHERE jsonb_typeof(p_args -> name) = 'string' AND length(p_args ->> name) BETWEEN 1 AND 200
+           ORDER BY nth LIMIT 1);
 END
 $$;
 

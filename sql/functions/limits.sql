@@ -73,7 +73,7 @@ CREATE OR REPLACE FUNCTION dl_use_room(p_limits text[], p_room jsonb) RETURNS js
    WHERE p_room ? name
 $$;
 
--- What a claim owes the limits that it has asked: take tokens of the started p_granted, park rows without room among the
+-- What a claim owes the limits that it has asked, whose rows it has locked: take tokens of the started p_granted, park rows without room among the
 -- queue's first p_rows and p_heads, let in whom the rest is for. Returns the number of parked rows. It parks only where the
 -- limit stays full until the commit, by holding the running rows FOR SHARE.
 CREATE OR REPLACE FUNCTION dl_settle_limits(
@@ -84,7 +84,13 @@ DECLARE
   full_ones text[];
   parked int := 0;
 BEGIN
-  PERFORM dl_spend_tokens(p_granted);
+  UPDATE dl_limits l
+     SET empty_at = greatest(l.empty_at, clock_timestamp() - make_interval(secs => (l.burst + 0.5) * 60 / l.per_minute))
+                    + make_interval(secs => begun.runs * 60 / l.per_minute)
+    FROM (SELECT name, count(DISTINCT (lock_key, claimed_by)) AS runs FROM dl_jobs CROSS JOIN unnest(limits) name
+           WHERE job_id = ANY (p_granted) AND status::text = 'running' AND claimed_pid = pg_backend_pid()
+           GROUP BY name) begun
+   WHERE l.name = begun.name AND l.per_minute IS NOT NULL;
   full_ones := ARRAY(SELECT name FROM dl_limit_state(asked)
                       WHERE room = 0 AND (next_at IS NOT NULL OR dl_hold_running(name) >= most));
   IF full_ones <> '{}' THEN
@@ -108,17 +114,6 @@ BEGIN
 END
 $$;
 
--- Take a token of each limit with a rate for each of these runs that has started. The claim has the limits' rows locked.
-CREATE OR REPLACE FUNCTION dl_spend_tokens(p_job_ids uuid[]) RETURNS void LANGUAGE sql AS $$
-  UPDATE dl_limits l
-     SET empty_at = greatest(l.empty_at, clock_timestamp() - make_interval(secs => (l.burst + 0.5) * 60 / l.per_minute))
-                    + make_interval(secs => begun.runs * 60 / l.per_minute)
-    FROM (SELECT name, count(DISTINCT (lock_key, claimed_by)) AS runs FROM dl_jobs CROSS JOIN unnest(limits) name
-           WHERE job_id = ANY (p_job_ids) AND status::text = 'running' AND claimed_pid = pg_backend_pid()
-           GROUP BY name) begun
-   WHERE l.name = begun.name AND l.per_minute IS NOT NULL
-$$;
-
 -- Hold the running rows of a limit until the commit, as far as nobody else has them locked; returns how many runs.
 CREATE OR REPLACE FUNCTION dl_hold_running(p_name text) RETURNS int LANGUAGE sql AS $$
   SELECT count(DISTINCT (lock_key, claimed_by))::int FROM (
@@ -133,7 +128,8 @@ SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_so
 DECLARE
   of_limit record;
   its_queue text;
-  let_in int;
+  free int;
+  first tid[];  -- a variable: the scan would call the function for each row
 BEGIN
   -- A transaction with one snapshot sees neither the rows that were parked since, nor who runs now. The reaper does.
   IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -159,12 +155,31 @@ BEGIN
           FROM place WHERE queue IS NOT NULL)
       SELECT queue FROM place WHERE queue IS NOT NULL
     LOOP
+      first := NULL;
       IF of_limit.room > 0 THEN
-        let_in := {schema}.dl_let_in_some(of_limit.name, its_queue, of_limit.room);
+        -- Of the queue's first 100 ready rows with limits as many should have this one as there is room for.
+        free := of_limit.room - (
+          SELECT count(*) FROM (
+            SELECT limits FROM {schema}.dl_jobs
+             WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on IS NULL AND queue = its_queue
+             ORDER BY status, blocked_on, queue, priority, coalesce(turn_at, created_at) LIMIT 100) near
+           WHERE of_limit.name = ANY (limits));
+        IF free > 0 THEN
+          first := {schema}.dl_next_of_limit(of_limit.name, its_queue, free);
+        END IF;
+        UPDATE {schema}.dl_jobs SET blocked_on = NULL WHERE ctid = ANY (first);
       ELSE
-        let_in := {schema}.dl_let_in_later(of_limit.name, its_queue, of_limit.next_at);
+        IF NOT EXISTS (  -- one that is due by then takes the token
+          SELECT FROM (SELECT limits FROM {schema}.dl_jobs
+                        WHERE queue = its_queue AND status = 'queued' AND blocked_on = 'time'
+                          AND available_at <= of_limit.next_at
+                        ORDER BY queue, available_at LIMIT 100) near WHERE of_limit.name = ANY (limits)) THEN
+          first := {schema}.dl_next_of_limit(of_limit.name, its_queue, 1);
+        END IF;
+        UPDATE {schema}.dl_jobs SET blocked_on = 'time', available_at = of_limit.next_at, backoffs = 0
+         WHERE ctid = ANY (first);
       END IF;
-      IF let_in > 0 THEN
+      IF FOUND THEN
         PERFORM pg_notify('dl_jobs', its_queue);
       END IF;
     END LOOP;
@@ -188,48 +203,6 @@ BEGIN
      WHERE ctid = ANY (ARRAY(SELECT at FROM near WHERE NOT EXISTS (SELECT FROM full_ones WHERE name = ANY (limits))))
        AND status::text = 'queued' AND blocked_on = 'limit:' || p_name
      ORDER BY priority, coalesce(turn_at, created_at) LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED);
-END
-$$;
-
--- Make rows ready until as many of the queue's first 100 ready rows with limits have this one as there is room for.
-CREATE OR REPLACE FUNCTION dl_let_in_some(p_name text, p_queue text, p_room int) RETURNS int LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-DECLARE
-  standing int := (
-    SELECT count(*) FROM (
-      SELECT limits FROM {schema}.dl_jobs
-       WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on IS NULL AND queue = p_queue
-       ORDER BY status, blocked_on, queue, priority, coalesce(turn_at, created_at) LIMIT 100) near
-     WHERE p_name = ANY (limits));
-  let_in int := 0;
-  first tid[];  -- a variable: the scan would call the function for each row
-BEGIN
-  IF standing < p_room THEN
-    first := {schema}.dl_next_of_limit(p_name, p_queue, p_room - standing);
-    UPDATE {schema}.dl_jobs SET blocked_on = NULL WHERE ctid = ANY (first);
-    GET DIAGNOSTICS let_in = ROW_COUNT;
-  END IF;
-  RETURN let_in;
-END
-$$;
-
--- Give the first row that is parked at this limit a time, unless one with the limit is due by then. Returns how many got
--- one.
-CREATE OR REPLACE FUNCTION dl_let_in_later(p_name text, p_queue text, p_at timestamptz) RETURNS int LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-DECLARE
-  let_in int := 0;
-  first tid[];
-BEGIN
-  IF NOT EXISTS (
-    SELECT FROM (SELECT limits FROM {schema}.dl_jobs
-                  WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= p_at
-                  ORDER BY queue, available_at LIMIT 100) near WHERE p_name = ANY (limits)) THEN
-    first := {schema}.dl_next_of_limit(p_name, p_queue, 1);
-    UPDATE {schema}.dl_jobs SET blocked_on = 'time', available_at = p_at, backoffs = 0 WHERE ctid = ANY (first);
-    GET DIAGNOSTICS let_in = ROW_COUNT;
-  END IF;
-  RETURN let_in;
 END
 $$;
 

@@ -117,7 +117,6 @@ $$;
 -- The work of dl_resolve, at most p_most rows: jobs that wait for one of these ended parents; jobs whose wait is over and that were not
 -- let go; ended jobs that are queued again although they wait (context.gather). Each arm reads an index without the
 -- children that are done, so the cost does not grow with them.
-DROP FUNCTION IF EXISTS dl_concerned(uuid[]), dl_tell(uuid[], uuid[]);
 CREATE OR REPLACE FUNCTION dl_concerned(p_ended uuid[], p_most int) RETURNS TABLE (job_id uuid, parent_id uuid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
   (SELECT w.job_id, e.parent_id
@@ -134,8 +133,6 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
     WHERE w.job_id = ANY (p_ended) AND j.status::text = 'queued' AND j.blocked_on IS DISTINCT FROM 'parent')
   LIMIT p_most
 $$;
-
-DROP FUNCTION IF EXISTS dl_resolve(uuid[]);
 
 -- These jobs have ended: let their children go or cancel them, and so on down. Waits for no lock, so it cannot deadlock, and
 -- stops after p_most changes: dl_freed has the rest tried again 50 ms later.
@@ -225,43 +222,6 @@ BEGIN
     INTO canceled, without_turn FROM placed;
   IF without_turn IS NOT NULL THEN
     PERFORM {schema}.dl_give_turns(without_turn);
-  END IF;
-END
-$$;
-
--- For dl_jobs_step: a job that leaves its place does not wait any more; one that has ended may have children. One that
--- dl_end_waits cancels has no row in dl_waiting by now.
-CREATE OR REPLACE FUNCTION dl_stepped(p_old {schema}.dl_jobs, p_new {schema}.dl_jobs) RETURNS void LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  is_resolved boolean := false;
-BEGIN
-  IF p_old.blocked_on = 'parent'
-     AND NOT EXISTS (SELECT FROM {schema}.dl_jobs WHERE job_id = p_new.job_id AND blocked_on = 'parent') THEN
-    DELETE FROM {schema}.dl_waiting WHERE job_id = p_new.job_id;
-    is_resolved := NOT FOUND;
-  END IF;
-  IF p_new.status NOT IN ('queued', 'running') AND p_old.status IN ('queued', 'running') AND NOT is_resolved
-     AND (SELECT true FROM {schema}.dl_waiting LIMIT 1) THEN
-    PERFORM {schema}.dl_resolve(ARRAY[p_new.job_id]);
-  END IF;
-END
-$$;
-
--- Resolve the parents of dl_freed again whose time has come: few children at a time, because a claim waits for it, perhaps
--- one of another queue.
-CREATE OR REPLACE FUNCTION dl_resolve_freed() RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-  parents uuid[];
-BEGIN
-  WITH again AS (
-    DELETE FROM dl_freed WHERE ctid = ANY (ARRAY(
-      SELECT ctid FROM dl_freed WHERE since < clock_timestamp() - interval '1 s' AND parent_id IS NOT NULL
-       LIMIT 100 FOR UPDATE SKIP LOCKED))
-    RETURNING parent_id)
-  SELECT array_agg(DISTINCT parent_id) INTO parents FROM again;
-  IF parents IS NOT NULL THEN
-    PERFORM dl_resolve(parents, 100);
   END IF;
 END
 $$;

@@ -13,13 +13,8 @@ EXCEPTION WHEN insufficient_privilege THEN
 END
 $$;
 
--- Seconds until a job whose worker died may start again: at once the first time, then 5, 25, 125 ... up to 600.
-CREATE OR REPLACE FUNCTION dl_crash_delay(p_attempt int) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
-  SELECT CASE WHEN p_attempt <= 1 THEN 0 ELSE least(600, 5.0 ^ least(p_attempt - 1, 10)) END::float8
-$$;
-
 -- Give back a running job whose worker is gone: 'canceled' when requested, 'queued' while it has attempts left. p_end:
---   'crash'    the worker died: again after dl_crash_delay, in the end 'lost'
+--   'crash'    the worker died: again at once the first time, then after 5, 25, 125 ... up to 600 s, in the end 'lost'
 --   'timeout'  the run took too long: again after dl_retry_delay, in the end 'failed'
 --   'drain'    the run does not count: again at once, its attempt given back
 -- Rows of one key and claim go back together: the fewest max_attempts count; when spent, the first is dead and the others
@@ -48,8 +43,8 @@ BEGIN
        WHERE status = 'running' AND hashtext(lock_key) = hashtext(job.lock_key)
          AND (job_id = p_job_id OR lock_key = job.lock_key AND queue = job.queue AND claimed_by = job.claimed_by)
          FOR NO KEY UPDATE SKIP LOCKED) held;
-  delay_sec := CASE p_end WHEN 'crash' THEN dl_crash_delay(job.attempt)
-                          WHEN 'timeout' THEN dl_retry_delay(job.attempt) ELSE 0 END;
+  delay_sec := CASE WHEN p_end = 'timeout' THEN dl_retry_delay(job.attempt)
+                    WHEN p_end = 'crash' AND job.attempt > 1 THEN least(600, 5.0 ^ least(job.attempt - 1, 10)) ELSE 0 END;
   is_spent := NOT is_free AND job.attempt >= most;
   WITH given AS (
     UPDATE dl_jobs SET
@@ -209,26 +204,23 @@ $$;
 CREATE OR REPLACE FUNCTION dl_retake(p_job_id uuid[], p_attempt int[], p_worker text, p_backend_start timestamptz)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-  held dl_jobs;
-  key_hashes int[] := '{}';
+  held record;
   key_hash int;
   has_all boolean := true;
 BEGIN
-  FOR held IN
-    SELECT j.* FROM dl_jobs j
-     WHERE job_id = ANY (p_job_id) AND attempt = p_attempt[array_position(p_job_id, job_id)] AND claimed_by = p_worker
-       AND status::text = 'running' ORDER BY job_id FOR NO KEY UPDATE
-  LOOP
-    key_hashes := key_hashes || hashtext(held.lock_key);
-  END LOOP;
-  IF cardinality(key_hashes) < cardinality(p_job_id) THEN
+  SELECT array_agg(hashtext(lock_key)) AS key_hashes, max(claimed_pid) AS pid, max(claimed_backend_start) AS backend_start
+    INTO held FROM (
+      SELECT * FROM dl_jobs
+       WHERE job_id = ANY (p_job_id) AND attempt = p_attempt[array_position(p_job_id, job_id)] AND claimed_by = p_worker
+         AND status::text = 'running' ORDER BY job_id FOR NO KEY UPDATE) ours;
+  IF (cardinality(held.key_hashes) = cardinality(p_job_id)) IS NOT TRUE THEN
     RETURN false;
   END IF;
   -- The server may not have noticed that our old session is gone.
-  PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
-  FOR key_hash IN SELECT DISTINCT unnest(key_hashes) LOOP
+  PERFORM dl_end_session(held.pid, held.backend_start);
+  FOR key_hash IN SELECT DISTINCT unnest(held.key_hashes) LOOP
     IF NOT pg_try_advisory_lock(key_hash) THEN
-      IF NOT dl_session_has_key(held.claimed_pid, held.claimed_backend_start, key_hash) THEN
+      IF NOT dl_session_has_key(held.pid, held.backend_start, key_hash) THEN
         PERFORM pg_advisory_unlock_all();
         RETURN false;
       END IF;

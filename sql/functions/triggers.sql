@@ -113,6 +113,7 @@ CREATE OR REPLACE FUNCTION dl_jobs_step() RETURNS trigger LANGUAGE plpgsql SECUR
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   stays boolean;
+  is_resolved boolean := false;
   step text := CASE NEW.status WHEN 'running' THEN 'picked' WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue'
                                ELSE NEW.status::text END;
   is_back boolean := NEW.status = 'queued' AND OLD.status NOT IN ('queued', 'running');
@@ -153,7 +154,16 @@ BEGIN
   IF is_back OR NEW.status = 'succeeded' AND OLD.status <> 'succeeded' THEN
     DELETE FROM {schema}.dl_results WHERE job_id = NEW.job_id;
   END IF;
-  PERFORM {schema}.dl_stepped(OLD, NEW);
+  -- A job that leaves its place waits no more; one that has ended may have children, unless dl_end_waits has canceled it.
+  IF OLD.blocked_on = 'parent'
+     AND NOT EXISTS (SELECT FROM {schema}.dl_jobs WHERE job_id = NEW.job_id AND blocked_on = 'parent') THEN
+    DELETE FROM {schema}.dl_waiting WHERE job_id = NEW.job_id;
+    is_resolved := NOT FOUND;
+  END IF;
+  IF NEW.status NOT IN ('queued', 'running') AND OLD.status IN ('queued', 'running') AND NOT is_resolved
+     AND (SELECT true FROM {schema}.dl_waiting LIMIT 1) THEN
+    PERFORM {schema}.dl_resolve(ARRAY[NEW.job_id]);
+  END IF;
   IF is_back AND OLD.status = 'succeeded' THEN
     UPDATE {schema}.dl_checkpoints SET checkpoint = NULL, target_claim = NEW.claims + 1, target_number = 0
      WHERE job_id = NEW.job_id AND (checkpoint ? 'canceled') IS NOT TRUE;  -- a cleanup stays one: queue/cleanups.py

@@ -103,6 +103,7 @@ $$;
 CREATE OR REPLACE FUNCTION dl_unpark_freed() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   freed int[];
+  parents uuid[];
 BEGIN
   WITH again AS (
     DELETE FROM dl_freed WHERE ctid = ANY (ARRAY(
@@ -112,7 +113,15 @@ BEGIN
   SELECT array_agg(DISTINCT key_hash) INTO freed FROM again;
   PERFORM dl_unpark(freed);
   IF (SELECT true FROM dl_freed WHERE key_hash IS NULL LIMIT 1) THEN
-    PERFORM dl_resolve_freed();
+    WITH again AS (
+      DELETE FROM dl_freed WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM dl_freed WHERE since < clock_timestamp() - interval '1 s' AND parent_id IS NOT NULL
+         LIMIT 100 FOR UPDATE SKIP LOCKED))
+      RETURNING parent_id)
+    SELECT array_agg(DISTINCT parent_id) INTO parents FROM again;
+    IF parents IS NOT NULL THEN
+      PERFORM dl_resolve(parents, 100);  -- few children at a time: perhaps a claim of another queue waits for it
+    END IF;
   END IF;
 END
 $$;

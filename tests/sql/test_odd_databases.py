@@ -208,7 +208,7 @@ def test_the_reapers_notes_and_the_keys_that_became_free_go_on(own: Conn) -> Non
     plain(own)
     own.execute("INSERT INTO dl_freed (key_hash, since) VALUES (1, '2001-01-01')")
     own.execute("INSERT INTO dl_freed (parent_id, since) VALUES (gen_random_uuid(), '2001-01-01')")
-    own.execute("SELECT dl_unpark_freed(); SELECT dl_resolve_freed()")
+    own.execute("SELECT dl_unpark_freed()")
     assert value(own, "SELECT count(*) FROM dl_freed") == 0
     own.execute("UPDATE dl_rolled SET last_event = last_event; UPDATE dl_alerted SET last_event = last_event")
     assert stats.aggregate(own) > 0

@@ -6,11 +6,9 @@
 -- jobs. Served by ix_dl_jobs_dead, ix_dl_jobs_retried, ix_dl_job_events_job.
 WITH RECURSIVE
 with_dead (queue) AS (
-  (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
-    ORDER BY queue DESC, finished_at DESC LIMIT 1)
+  SELECT max(queue) FROM dl_jobs WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
   UNION ALL
-  SELECT (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < with_dead.queue
-           ORDER BY queue DESC, finished_at DESC LIMIT 1)
+  SELECT (SELECT max(queue) FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < with_dead.queue)
     FROM with_dead WHERE queue IS NOT NULL AND %(queue)s::text IS NULL),
 with_retried (queue) AS (
   (SELECT queue FROM dl_jobs

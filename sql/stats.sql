@@ -22,16 +22,14 @@ coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_ri
 -- ix_dl_jobs_running and ix_dl_jobs_order.
 WITH RECURSIVE
 waiting (queue) AS (
-  (SELECT queue FROM dl_jobs WHERE status = 'queued' ORDER BY queue DESC, available_at DESC LIMIT 1)
+  SELECT max(queue) FROM dl_jobs WHERE status = 'queued'
   UNION ALL
-  SELECT (SELECT queue FROM dl_jobs WHERE status = 'queued' AND queue < waiting.queue
-           ORDER BY queue DESC, available_at DESC LIMIT 1)
+  SELECT (SELECT max(queue) FROM dl_jobs WHERE status = 'queued' AND queue < waiting.queue)
     FROM waiting WHERE queue IS NOT NULL),
 dead (queue) AS (
-  (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') ORDER BY queue DESC, finished_at DESC LIMIT 1)
+  SELECT max(queue) FROM dl_jobs WHERE status IN ('failed', 'lost')
   UNION ALL
-  SELECT (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < dead.queue
-           ORDER BY queue DESC, finished_at DESC LIMIT 1)
+  SELECT (SELECT max(queue) FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < dead.queue)
     FROM dead WHERE queue IS NOT NULL),
 {live}
 known AS (

@@ -132,8 +132,6 @@ FIELDS = (
     Field("journaled", "int", "steps that their writer put into the journal", NOWHERE),
 )
 FILTERS = tuple(each.name for each in FIELDS if "filter" in each.seen)
-# The fields of a job that are stored in other tables (queue/parents.py).
-LINKS = ("depends_on", "on_parent_failure")
 
 # What SQL fills in where the producer gives nothing: the place, null unless the queue is ordered; the time of the
 # transaction; what the task's pipeline says. All other fields are `plain`.

@@ -19,7 +19,7 @@ from cronsim import CronSim, CronSimError
 
 from dataloader import periods
 
-NONE, LAST, ALL = ("none", "last", "all")
+LAST, ALL = ("last", "all")  # the values of catch_up, beside none
 # A due time without a job is missed after so long: a reaper that starts again is back by then.
 GRACE_SEC = periods.seconds("SCHEDULE_GRACE_SEC", 60)
 INTERVAL_MOST = 366 * 86_400

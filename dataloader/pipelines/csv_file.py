@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-import os
 import re
 from bisect import bisect_right
 from collections import deque
@@ -117,10 +116,7 @@ def load_csv(args: dict[str, Any], context: Context) -> Generator[Progress | Non
     with opened_text(open(descriptor, "rb"), wanted.encoding) as stream:
         source = CsvFile(wanted.path, descriptor, stream, layout)
         source.require_names()
-        is_large = source.size > csv_table.PART_BYTES
-        if not is_large:
-            source.count()
-        counts = yield from csv_table.load(context, wanted, source, in_parts=is_large)
+        counts = yield from csv_table.load(context, wanted, source)
     if literal := counts.get("literal_quotes"):
         context.logger.warning("%s: %s quotes within fields were read literally", wanted.path, literal)
     return counts
@@ -196,13 +192,7 @@ class CsvFile(FileSource):
 
     @property
     def bytes_read(self) -> int:
-        """Where reading has come in the file, some thousand bytes ahead of the records."""
-        return os.lseek(self._descriptor, 0, os.SEEK_CUR)
-
-    @property
-    def expected(self) -> int:
-        """How many records there are; without a count, if the others are as long as those that were read."""
-        return self.total or max(self._count, self._count * self.size // max(1, self.bytes_read))
+        return self.position
 
     def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
         """Raises PermanentError at invalid text and at a broken record."""
@@ -279,17 +269,6 @@ class CsvFile(FileSource):
     def place(self) -> Place:
         """Where the next record begins, blank lines included: so many characters behind a mark of the text stream."""
         return self._place(self._count)
-
-    def located(self, begin: Place, reported: int) -> tuple[int, int]:
-        """PostgreSQL counts LF in quotes, but not CR."""
-        at, line = 1, 0
-        for line, text in self.records(begin):
-            if isinstance(text, Rejected):
-                continue
-            at += 1 + text.count("\n")
-            if at >= reported:
-                return line, len(_LINE_ENDS.findall(text))
-        return line, 0
 
     def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
         to = f" to {line + extra_lines}" if extra_lines else ""

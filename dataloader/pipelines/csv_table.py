@@ -9,16 +9,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import select
 import stat
 import time
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, LiteralString, NamedTuple
@@ -27,7 +26,7 @@ from uuid import UUID
 import psycopg
 from psycopg import errors, sql
 from psycopg.pq import ExecStatus
-from psycopg.pq.abc import PGresult
+from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 from pydantic import AfterValidator, Field
 
@@ -42,10 +41,11 @@ _HEAD = 2**16  # bytes by which a file is recognized
 _STAGING = "dl_load_csv"
 _REJECTS = "_rejects"  # the name of the table of rejected records ends so
 _LONGEST_NAME = 63 - len(_REJECTS)
-_SLICE_MS = 1_000  # of a statement, between two safe points
+_SLICE_MS = 200  # between two safe points while a server is silent
 _CANCEL_SEC = 5.0  # for the server to end a statement
 _COPIED_AT_ONCE = 2**16  # characters in one message to the server
-_BATCH_SIZE = 2**23  # characters: a batch of long records has fewer rows
+_BATCH_SIZE = 2**22  # characters: a batch is kept until PostgreSQL has checked it, so long records are fewer
+_RECORD_SIZE = 100  # beside its characters
 _REPEATED_ROWS = 2_000  # in a batch that may have wrong rows, for each of these costs a repetition
 _RECORD, _LINE_ENDS = re.compile('(?:[^"\n]++|"[^"]*+")*+\n'), re.compile("\r\n?|\n")
 _COUNTS = ("inserted", "updated", "unchanged", "deleted", "duplicate_keys", "rejected")
@@ -254,11 +254,6 @@ class Block(NamedTuple):
             yield number, match[0][:-1]
             number += len(_LINE_ENDS.findall(match[0])) if self.has_lines else 1
 
-    def located(self, number: int, reported: int) -> tuple[int, int]:
-        """The record for the line that COPY reports; `number` is that of the first record."""
-        rows: list[tuple[int, Text]] = [*self.singles(number)]
-        return rows[_at_line(rows, reported)][0], 0
-
 
 class Batch(NamedTuple):
     """Rows of Arrow: `Source.items` yields one in place of records."""
@@ -288,6 +283,10 @@ class _OtherTypesError(RuntimeError):
     """The target has come, or has changed, since the rows were staged."""
 
 
+class _NotDirectlyError(Exception):
+    """COPY into the target would have another result than the mode has."""
+
+
 class Source:
     """CSV records in their order. They are read once, and people know them by their numbers from 1."""
 
@@ -307,7 +306,7 @@ class Source:
         """`origin` is where the records come from, for people."""
         self.origin, self.begin = origin, Place()
         self._count = self._bytes = 0
-        self._breaks: deque[tuple[int, int]] = deque()  # the records of several lines since the latest `place`
+        self.version = []
 
     def close(self) -> None:
         """End the thread that reads ahead, if there is one."""
@@ -325,7 +324,12 @@ class Source:
     @property
     def expected(self) -> int | None:
         """The largest possible number of records, or None."""
-        return None
+        return self.total or None
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the records are committed part by part, so that a run that is killed repeats at most one part."""
+        return self.size > PART_BYTES
 
     def fit(self, types: Mapping[str, str]) -> None:
         """Take note of the types that these columns of the source have in the table."""
@@ -348,21 +352,8 @@ class Source:
         self.total = self.place().records
 
     def place(self) -> Place:
-        """The place of the next record. `located` cannot locate the records before it any more."""
-        self._breaks.clear()
+        """The place of the next record."""
         return Place(None, self._count, self._count)
-
-    def located(self, begin: Place, reported: int) -> tuple[int, int]:
-        """The place of PostgreSQL's error: the number of the record, and how many further lines it has.
-
-        `reported` is the line in COPY's data, where line 1 replaces the header; `begin` is where that COPY began.
-        """
-        number = begin.records + reported - 1
-        for row, lines in self._breaks:
-            if row >= number:
-                break
-            number = max(row, number - lines)
-        return number, 0
 
     def where(self, number: int) -> tuple[str, int]:
         """The file of the record of this number, and the record's number there."""
@@ -378,8 +369,6 @@ class Source:
         self._bytes += size
         if size > LONGEST_RECORD:
             raise self.error(self._count, f"longer than {LONGEST_RECORD} bytes")
-        if lines := text.count("\n"):
-            self._breaks.append((self._count, lines))
         return self._count, text
 
     def _counted_batch(self, batch: Batch) -> tuple[int, Batch]:
@@ -397,6 +386,16 @@ class FileSource(Source):
         self._descriptor = descriptor
         self.version = self._fingerprint()
         self.size: int = self.version[0]
+
+    @property
+    def position(self) -> int:
+        """Where reading has come in the file, some thousand bytes ahead of the records."""
+        return os.lseek(self._descriptor, 0, os.SEEK_CUR)
+
+    @property
+    def expected(self) -> int:
+        """How many records there are; without a count, if the others are as long as those that were read."""
+        return self.total or max(self._count, self._count * self.size // max(1, self.position))
 
     def require_unchanged(self) -> None:
         if self._fingerprint() != self.version:
@@ -433,11 +432,7 @@ def opened(folder: Path, path: str) -> int:
 
 
 def load(
-    context: Context,
-    wanted: Target,
-    source: Source,
-    in_parts: bool = False,
-    finish: Finish | None = None,
+    context: Context, wanted: Target, source: Source, finish: Finish | None = None
 ) -> Generator[Progress | None, None, Progress]:
     """Bring the source's records into the table in the wanted mode; return what was counted: the job's result.
 
@@ -445,12 +440,11 @@ def load(
     checkpoint says how far the load is. Raises PermanentError for what the table refuses, and psycopg.Error for what
     another attempt may heal.
     """
+    if source.size and not (source.total or source.has_parts):
+        source.count()
     _require_sense(wanted, source)
     with permanent(f"{source.origin} into {wanted.table}", wanted.table, source.columns):
-        counts = None
-        if not context.checkpoint and 0 < source.size <= _DIRECT_BYTES * PART_BYTES:  # a file, which can be read again
-            counts = yield from _directly(context, wanted, source, finish)
-        return counts or (yield from (_in_parts if in_parts else _at_once)(context, wanted, source, finish))
+        return (yield from _Load(context, wanted, source, finish).steps())
 
 
 def _require_sense(wanted: Target, source: Source) -> None:
@@ -478,93 +472,6 @@ def _own_columns(wanted: Target) -> dict[str, str]:
     return {wanted.deleted_column: "timestamptz"} if wanted.delete_missing == "soft" else {}
 
 
-def _directly(
-    context: Context, wanted: Target, source: Source, finish: Finish | None
-) -> Generator[Progress | None, None, Progress | None]:
-    """COPY into the target itself, new or not, where that has the same result; None without a change elsewhere."""
-    began = time.monotonic()
-    try:
-        with context.transaction() as conn:
-            table = Table(conn, context.job_id, wanted, source)
-            if is_new := not table.exists():
-                table.make_staging()
-            elif not (yield from table.takes_copy()):
-                return None
-            yield from _copied(table, source)
-            counts = dict.fromkeys(_COUNTS, 0) | {"inserted": table.copied}
-            result = (
-                (yield from _written(table, source, began))
-                if is_new
-                else _result(source, counts, began, time.monotonic())
-            )
-            if finish:
-                finish(conn)
-            _save(context, source, counts=result)
-    except errors.UniqueViolation:
-        if wanted.mode == "append":
-            raise
-        return None  # a key is in the file twice
-    except errors.ForeignKeyViolation:
-        return None  # perhaps a row of a later COPY has the key
-    return result
-
-
-def _copied(table: Table, source: Source) -> Generator[Progress | None, None, None]:
-    """Copy all records within the transaction of the table."""
-    items = table.items(source.begin)
-    while not table.is_done:
-        if table.copy(items):
-            yield Progress(source.place().records, source.expected)
-    source.require_unchanged()
-
-
-def _at_once(
-    context: Context, wanted: Target, source: Source, finish: Finish | None
-) -> Generator[Progress | None, None, Progress]:
-    # The other modes may run twice: the second run changes nothing.
-    if (counts := appended(context, wanted)) is not None:
-        return counts
-    began = time.monotonic()
-    with context.transaction() as conn:
-        table = Table(conn, context.job_id, wanted, source)
-        table.make_staging()
-        yield from _copied(table, source)
-        counts = yield from _written(table, source, began)
-        if finish:
-            finish(conn)
-        if wanted.mode == "append":
-            context.save({"counts": counts})
-    return counts
-
-
-def _in_parts(
-    context: Context, wanted: Target, source: Source, finish: Finish | None
-) -> Generator[Progress | None, None, Progress]:
-    """An error for good and other types of the target drop what is staged.
-
-    Any other end leaves committed parts, which the next run does not read again.
-    """
-    began, saved = time.monotonic(), context.checkpoint or {}
-    is_other = saved.get("file") != source.version  # or there is no checkpoint
-    if "counts" in saved and (not is_other or wanted.mode == "append"):
-        return _again(saved["counts"])
-    try:
-        yield from _staged(context, wanted, source, None if is_other else Place(*saved["place"]))
-        with context.transaction() as conn:
-            table = Table(conn, context.job_id, wanted, source, is_lasting=True)
-            table.require_staged()
-            counts = yield from _written(table, source, began)
-            if finish:
-                finish(conn)
-            _save(context, source, counts=counts)
-    except (PermanentError, psycopg.Error, _OtherTypesError) as e:
-        if not isinstance(e, psycopg.Error) or is_permanent(e):
-            with context.transaction() as conn:
-                Table(conn, context.job_id, wanted, source, is_lasting=True).drop_staging()
-        raise
-    return counts
-
-
 def appended(context: Context, wanted: Target) -> Progress | None:
     """The counts of an earlier run that appended all rows, for a job appends once; None if no run of it did."""
     saved = context.checkpoint or {}
@@ -576,46 +483,113 @@ def _again(counts: dict[str, Any]) -> Progress:
     return Progress(counts.pop("processed"), counts.pop("total"), **counts)
 
 
-def _written(table: Table, source: Source, began: float) -> Generator[Progress | None, None, Progress]:
-    """Write what is staged to the target; what was counted on the way, as the job's result."""
-    end, read = source.place(), time.monotonic()
-    yield Progress(end.records, end.records, phase="merging")
-    return _result(source, (yield from table.write()), began, read)
+class _Load:
+    """One load, and the ways by which its records come to the table."""
 
+    def __init__(self, context: Context, wanted: Target, source: Source, finish: Finish | None) -> None:
+        self._context, self._wanted, self._source = context, wanted, source
+        self._finish = finish or (lambda conn: None)
+        self._began = time.monotonic()
 
-def _result(source: Source, counts: dict[str, Any], began: float, read: float) -> Progress:
-    end = source.place()
-    oddities = {"literal_quotes": end.literal_quotes, "repeated_headers": end.repeated_headers}
-    counts |= {name: number for name, number in oddities.items() if number}
-    seconds = {"reading": round(read - began, 3), "merging": round(time.monotonic() - read, 3)}
-    return Progress(end.records, end.records, **counts, bytes=source.bytes_read, seconds=seconds)
+    def steps(self) -> Generator[Progress | None, None, Progress]:
+        """The load, by the quickest way that has the result of the others."""
+        if (counts := appended(self._context, self._wanted)) is not None:
+            return counts
+        # A file can be read again by another way.
+        if not self._context.checkpoint and 0 < self._source.size <= _DIRECT_BYTES * PART_BYTES:
+            with suppress(_NotDirectlyError):
+                return (yield from self._at_once(is_direct=True))
+        return (yield from (self._in_parts() if self._source.has_parts else self._at_once()))
 
+    @contextmanager
+    def _table(self, is_lasting: bool = False) -> Iterator[Table]:
+        with self._context.transaction() as conn:
+            yield Table(conn, self._context, self._wanted, self._source, is_lasting)
 
-def _staged(
-    context: Context, wanted: Target, source: Source, begin: Place | None
-) -> Generator[Progress | None, None, None]:
-    """Stage the source part by part, from its staged end or from its begin."""
-    with context.transaction() as conn:
-        table = Table(conn, context.job_id, wanted, source, is_lasting=True)
-        if begin is None or not table.is_staged():
-            table.make_staging()
-            begin = source.begin
-        items, is_done = table.items(begin), False
-    while not is_done:
-        end = source.bytes_read + _COMMITTED_BYTES * PART_BYTES
-        with context.transaction() as conn:
-            table = Table(conn, context.job_id, wanted, source, is_lasting=True)
-            table.require_staged()
-            while not is_done and source.bytes_read < end:
-                table.copy(items)
-                is_done = table.is_done
-                yield Progress(source.place().records, source.expected)
-            source.require_unchanged()
-            _save(context, source)
+    def _at_once(self, is_direct: bool = False) -> Generator[Progress | None, None, Progress]:
+        """The load in one transaction, which may run twice: the second run changes nothing.
 
+        With `is_direct` COPY fills the target itself, new or not; raises _NotDirectlyError.
+        """
+        try:
+            with self._table() as table:
+                is_filled = is_direct and table.exists()
+                if not is_filled:
+                    table.make_staging()
+                elif not table.takes_copy():
+                    raise _NotDirectlyError
+                yield from self._copied(table, table.items(self._source.begin))
+                return (yield from self._end(table, is_filled, is_direct or self._wanted.mode == "append"))
+        except (errors.UniqueViolation, errors.ForeignKeyViolation) as e:
+            # A key is in the file twice, or a row of a later COPY has the key.
+            if not is_direct or (self._wanted.mode == "append" and isinstance(e, errors.UniqueViolation)):
+                raise
+            raise _NotDirectlyError from None
 
-def _save(context: Context, source: Source, **more: Any) -> None:
-    context.save({"file": source.version, "place": list(source.place())} | more)
+    def _in_parts(self) -> Generator[Progress | None, None, Progress]:
+        """The load from its newest part on.
+
+        An error for good and other types of the target drop what is staged. Any other end leaves committed parts, which
+        the next run does not read again.
+        """
+        saved = self._context.checkpoint or {}
+        is_other = saved.get("file") != self._source.version  # or there is no checkpoint
+        if "counts" in saved and not is_other:
+            return _again(saved["counts"])
+        try:
+            yield from self._staged(None if is_other else Place(*saved["place"]))
+            with self._table(is_lasting=True) as table:
+                table.require_staged()
+                return (yield from self._end(table))
+        except (PermanentError, psycopg.Error, _OtherTypesError) as e:
+            if not isinstance(e, psycopg.Error) or is_permanent(e):
+                with self._table(is_lasting=True) as table:
+                    table.drop_staging()
+            raise
+
+    def _staged(self, begin: Place | None) -> Generator[Progress | None, None, None]:
+        """Stage the source part by part, from its staged end or from its begin."""
+        with self._table(is_lasting=True) as table:
+            if begin is None or not table.is_staged():
+                table.make_staging()
+                begin = self._source.begin
+            items = table.items(begin)
+        while not table.is_done:
+            with self._table(is_lasting=True) as table:
+                table.require_staged()
+                yield from self._copied(table, items, self._source.bytes_read + _COMMITTED_BYTES * PART_BYTES)
+                self._save()
+
+    def _copied(
+        self, table: Table, items: Iterator[tuple[int, Item]], end: float = math.inf
+    ) -> Generator[Progress | None, None, None]:
+        """Copy the records, until so many bytes of the source are read."""
+        while not table.is_done and self._source.bytes_read < end:
+            if table.copy(items):
+                yield Progress(self._source.place().records, self._source.expected)
+        self._source.require_unchanged()
+
+    def _end(
+        self, table: Table, is_filled: bool = False, is_saved: bool = True
+    ) -> Generator[Progress | None, None, Progress]:
+        """Write what is staged to the target, unless COPY has filled it; what was counted, as the job's result."""
+        end, read = self._source.place(), time.monotonic()
+        counts: dict[str, Any] = dict.fromkeys(_COUNTS, 0) | {"inserted": table.copied}
+        if not is_filled:
+            yield Progress(end.records, end.records, phase="merging")
+            counts = table.write()
+        oddities = {"literal_quotes": end.literal_quotes, "repeated_headers": end.repeated_headers}
+        counts |= {name: number for name, number in oddities.items() if number}
+        seconds = {"reading": round(read - self._began, 3), "merging": round(time.monotonic() - read, 3)}
+        counts |= {"bytes": self._source.bytes_read, "seconds": seconds}
+        result = Progress(end.records, end.records, **counts)
+        self._finish(table.conn)
+        if is_saved:
+            self._save(counts=result)
+        return result
+
+    def _save(self, **more: Any) -> None:
+        self._context.save({"file": self._source.version, "place": list(self._source.place())} | more)
 
 
 def staging_of(job_id: UUID) -> str:
@@ -627,12 +601,19 @@ class Table:
     """The target of one load with its staging table, in one transaction of the caller."""
 
     def __init__(
-        self, conn: psycopg.Connection[Any], job_id: UUID, wanted: Target, source: Source, is_lasting: bool = False
+        self,
+        conn: psycopg.Connection[Any],
+        context: Context,
+        wanted: Target,
+        source: Source,
+        is_lasting: bool = False,
     ) -> None:
         """A lasting staging table is there for the other transactions of its job too."""
         self.is_done, self.copied = False, 0  # whether `copy` has come to the end of the records; the rows until then
         self.batch_rows = min(wanted.batch_rows, _REPEATED_ROWS) if wanted.max_errors else wanted.batch_rows
-        self._wanted, self._source, self._staging = wanted, source, staging_of(job_id)
+        self.conn, self._check = conn, context.check
+        self._wanted, self._source, self._staging = wanted, source, staging_of(context.job_id)
+        self._sent: list[tuple[int, Text]] = []  # to COPY, with the numbers by which people know them
         self._reporting = self._staging  # a pattern of what names the table in the context of COPY's errors
         self._cursor = conn.cursor(row_factory=tuple_row)
         self._schema_name, _, name = wanted.table.rpartition(".")
@@ -656,7 +637,7 @@ class Table:
             "assignments": joined("{0} = excluded.{0}", values + back),
             "old_values": joined("old.{}", values),
             "name": sql.Identifier(name),
-            "job_id": sql.Literal(str(job_id)),
+            "job_id": sql.Literal(str(context.job_id)),
         }
         rejects = sql.Identifier(self._schema_name or self._schema(), name + _REJECTS)
         self._parts |= {"rejects": rejects, "rejects_name": sql.Literal(rejects.as_string())}
@@ -680,28 +661,32 @@ class Table:
         self._parts |= {"staging": staging, "staging_name": name, "lifetime": sql.SQL(lifetime)}
         self._parts["staged_rejects"] = sql.Identifier(schema, self._staging + _REJECTS)
 
-    def find(self) -> Generator[None, None, bool]:
+    def find(self) -> bool:
         """True where there is no table, and the staging table can become it; else make or change the table as needed.
 
         Raises PermanentError when the table does not fit the records.
         """
         if not self._value(_KIND):
-            # Of two loads that create the table at once, one would fail.
-            while not self._value(_LOCK):
-                yield from rest(_LOCK_PAUSE)
+            self._lock()
         if not self._value(_KIND):
             if self._value(_IS_FUTURE):
                 return True
             self._execute("CREATE TABLE {table} ({typed})")
-            yield from self._complete()
-        yield from self._change()
+            self._complete()
+        self._change()
         return False
 
     def exists(self) -> bool:
         """Whether there is a target."""
         return self._value(_KIND) is not None
 
-    def takes_copy(self) -> Generator[None, None, bool]:
+    def _lock(self) -> None:
+        """Of two loads that create a table at once, one would fail."""
+        while not self._value(_LOCK):
+            for _ in rest(_LOCK_PAUSE):
+                self._check()
+
+    def takes_copy(self) -> bool:
         """Whether COPY may fill the target itself: it appends, or the target is empty; then no other load writes to it.
 
         Raises PermanentError when the table does not fit the records.
@@ -715,11 +700,11 @@ class Table:
         if wanted.mode != "append":
             if not self._value(_IS_EMPTY):
                 return False
-            yield from self._patiently("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+            self._patiently("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
             if not self._value(_IS_EMPTY):
                 return False
         else:  # the types may not change behind `items`
-            yield from self._patiently("LOCK TABLE {table} IN ROW EXCLUSIVE MODE")
+            self._patiently("LOCK TABLE {table} IN ROW EXCLUSIVE MODE")
         self._parts |= {"staging": self._parts["table"], "staging_name": self._parts["table_name"]}
         name = re.escape(wanted.table.rpartition(".")[2])
         self._reporting = rf"(?m:^)(?=[^\n]*COPY)[^\n]*?(?<!\w){name}(?!\w)"
@@ -778,26 +763,23 @@ class Table:
 
         PostgreSQL reports an error at the end of a COPY, so a batch is one.
         """
-        begin = self._source.place()
+        before = self._source.place().records
         number, first = next(items, (0, None))
         self.is_done = first is None
         if isinstance(first, Batch):
             if first.binary and self._copied_in_binary(first.binary):
                 return first.records
-            block = first.block()
-            batch: Iterator[tuple[int, Text]] = iter([(number, block)])
-            located = partial(block.located, number)
+            batch: Iterator[tuple[int, Text]] = iter([(number, first.block())])
         else:
             batch = self._batch(items if first is None else chain([(number, first)], items))
-            located = partial(self._source.located, begin)
         try:
             if self._wanted.max_errors:
                 self._copy_without_rejects([*batch])
             else:
                 self._copy(batch)
         except psycopg.Error as e:
-            raise self._located(e, located) from None
-        return self._source.place().records - begin.records
+            raise self._located(e) from None
+        return self._source.place().records - before
 
     def _copied_in_binary(self, parts: Sequence[Any]) -> bool:
         """Whether PostgreSQL takes the rows so; else it gets their text, by whose errors people know the rows."""
@@ -818,7 +800,7 @@ class Table:
             item = given.block() if isinstance(given, Batch) else given  # it follows records of another file
             yield number, item
             rows += item.records if isinstance(item, Block) else 1
-            size += len(item if isinstance(item, str) else item.text)
+            size += len(item if isinstance(item, str) else item.text) + _RECORD_SIZE
             if rows >= self.batch_rows or size > _BATCH_SIZE:
                 return
         self.is_done = True
@@ -835,13 +817,12 @@ class Table:
             except (psycopg.DataError, psycopg.IntegrityError) as e:
                 if not (match := self._reported(e)):
                     raise
-                at = _at_line(rows, int(match[1]))
-                if isinstance(block := rows[at][1], Block):
-                    rows[at : at + 1] = block.singles(rows[at][0])
-                    at = _at_line(rows, int(match[1]))
-                self._copy(rows[:at])  # PostgreSQL checks records in their order: these are good
-                rejects.append((rows[at][0], Rejected(self._reason(e, match[2]), str(rows[at][1]))))
-                rows = rows[at + 1 :]
+                left = rows[len(self._sent) :]
+                at = self._fault(int(match[1]))
+                good, ((number, text), *behind) = self._sent[:at], self._sent[at:]
+                self._copy(good)  # PostgreSQL checks records in their order
+                rejects.append((number, Rejected(self._reason(e, match[2]), str(text))))
+                rows = behind + left
         if rejects:
             self._reject(sorted(rejects))
 
@@ -857,12 +838,11 @@ class Table:
         ]
         self._cursor.executemany(self._composed("INSERT INTO {staged_rejects} VALUES (%s, %s, %s, %s)"), rows)
 
-    def _keep_rejects(self) -> Generator[None, None, int]:
+    def _keep_rejects(self) -> int:
         """Move the rejected records to the target's own table of them; returns their number."""
         if not self._wanted.max_errors:
             return 0
-        while not self._value(_LOCK):
-            yield from rest(_LOCK_PAUSE)
+        self._lock()
         if self._value("SELECT to_regclass({rejects_name}) IS NULL"):
             self._execute(_REJECTS_TABLE)
             for (statement,) in self._execute(_RIGHTS).fetchall():
@@ -871,12 +851,13 @@ class Table:
 
     def _copy(self, items: Iterable[tuple[int, Text]]) -> None:
         chunk: list[str] = []
-        size = 0
+        size, self._sent = 0, []
         with self._cursor.copy(self._composed(_COPY)) as copy:
             copy.write(b"\n")  # the header
             for number, item in items:
                 if isinstance(item, Rejected):
                     raise self._source.error(number, item.reason)
+                self._sent.append((number, item))
                 chunk.append(text := _text(item))
                 size += len(text)
                 if size > _COPIED_AT_ONCE:
@@ -885,37 +866,35 @@ class Table:
             copy.write("".join(chunk).encode())
         self.copied += self._cursor.rowcount
 
-    def write(self) -> Generator[Progress | None, None, dict[str, int]]:
+    def write(self) -> dict[str, int]:
         """Bring the staged rows into the target, and drop the staging table; returns the numbers of rows."""
-        is_new = yield from self.find()
-        wanted, scope = self._wanted, (yield from self._scope())
+        is_new = self.find()
+        wanted, scope = self._wanted, self._scope()
         if is_new:
-            return (yield from self._adopt())
+            return self._adopt()
         self._execute("SET LOCAL work_mem = '64MB'")
-        staged, distinct = yield from self._numbers(
-            _STAGED if wanted.key else "SELECT count(*), count(*) FROM {staging}"
-        )
+        staged, distinct = self._numbers(_STAGED if wanted.key else "SELECT count(*), count(*) FROM {staging}")
         if wanted.key:
-            yield from self._patiently("ANALYZE {staging} ({key})")
+            self._patiently("ANALYZE {staging} ({key})")
             self._parts["last"] = self._composed(_LAST if distinct < staged else "{staging}")
         deletes = wanted.mode == "replace" or bool(wanted.delete_missing)
         if deletes or wanted.mode == "scd2":
             # No other writes; readers go on.
-            yield from self._patiently("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+            self._patiently("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
         # Not now(): the transaction may have begun before the versions that another load has made meanwhile.
         self._parts["now"] = sql.Literal(self._value("SELECT clock_timestamp()"))
         before = 0
         if deletes:
-            [before] = yield from self._numbers("SELECT count(*) FROM {table} AS old WHERE {scope}", scope=scope)
-        deleted = (yield from self._vanish(scope)) if deletes else 0
-        inserted, updated = yield from self._insert()
+            [before] = self._numbers("SELECT count(*) FROM {table} AS old WHERE {scope}", scope=scope)
+        deleted = self._vanish(scope) if deletes else 0
+        inserted, updated = self._insert()
         vanished = deleted if wanted.key else max(0, deleted - inserted)
         if vanished > wanted.max_delete * before:
             raise PermanentError(
                 f"max_delete: {vanished} of the {before} rows would vanish, and it allows"
                 f" {wanted.max_delete:.0%}; does the {self._source.names_columns} lack rows?"
             )
-        rejected = yield from self._keep_rejects()
+        rejected = self._keep_rejects()
         self.drop_staging()
         unchanged = 0 if wanted.mode == "append" or not wanted.key else distinct - inserted - updated
         return {"inserted": inserted, "updated": updated, "unchanged": unchanged, "deleted": deleted} | {
@@ -923,7 +902,7 @@ class Table:
             "rejected": rejected,
         }
 
-    def _scope(self) -> Generator[None, None, sql.Composable]:
+    def _scope(self) -> sql.Composable:
         """The condition of the rows that the load may delete: those of the partition, or those that are there."""
         wanted = self._wanted
         if wanted.mode == "scd2":
@@ -936,11 +915,11 @@ class Table:
         ]
         scope = sql.SQL(" AND ").join(is_in) if is_in else sql.SQL("true")
         unfit: LiteralString = "SELECT count(*) FROM {staging} AS old WHERE ({scope}) IS NOT TRUE"
-        if is_in and (yield from self._numbers(unfit, scope=scope)) != [0]:
+        if is_in and self._numbers(unfit, scope=scope) != [0]:
             raise PermanentError(f"partition: the {self._source.names_columns} has rows of another one")
         return scope
 
-    def _vanish(self, scope: sql.Composable) -> Generator[None, None, int]:
+    def _vanish(self, scope: sql.Composable) -> int:
         """Delete or close the rows that the source lacks; without a key all rows, which then come anew.
 
         Not TRUNCATE and no swap of tables: a reader whose snapshot is older would see an empty table.
@@ -953,50 +932,40 @@ class Table:
             change = "UPDATE {table} AS old SET {deleted} = {now} WHERE {missing}"
         else:
             change = "DELETE FROM {table} AS old WHERE {missing}"
-        return (yield from self._patiently(change, missing=missing, deleted=sql.Identifier(wanted.deleted_column)))
+        return self._patiently(change, missing=missing, deleted=sql.Identifier(wanted.deleted_column))
 
-    def _insert(self) -> Generator[None, None, tuple[int, int]]:
+    def _insert(self) -> tuple[int, int]:
         """Insert what is new, and update what differs; the numbers of both."""
         wanted = self._wanted
         if wanted.mode == "scd2":
-            closed = yield from self._patiently(_CLOSE)
-            opened = yield from self._patiently(_OPEN)
+            closed = self._patiently(_CLOSE)
+            opened = self._patiently(_OPEN)
             return opened - closed, closed
         if wanted.mode == "append" or not wanted.key:
-            return (yield from self._patiently(_APPEND)), 0
+            return self._patiently(_APPEND), 0
         before = self._row(_WRITTEN)
-        yield from self._patiently(_MERGE, on_conflict=self._on_conflict)
+        self._patiently(_MERGE, on_conflict=self._on_conflict)
         after = self._row(_WRITTEN)
         return after[0] - before[0], after[1] - before[1]
 
-    def _patiently(self, statement: LiteralString, **more: sql.Composable) -> Generator[None, None, int]:
+    def _patiently(self, statement: LiteralString, **more: sql.Composable) -> int:
         """Execute a statement that may be long; returns the number of rows."""
-        return (yield from self._result(statement, **more)).command_tuples or 0
+        return self._result(statement, **more).command_tuples or 0
 
-    def _numbers(self, statement: LiteralString, **more: sql.Composable) -> Generator[None, None, list[int]]:
+    def _numbers(self, statement: LiteralString, **more: sql.Composable) -> list[int]:
         """The row of a query that may be long; its values are numbers."""
-        result = yield from self._result(statement, **more)
+        result = self._result(statement, **more)
         return [int(result.get_value(0, column) or 0) for column in range(result.nfields)]
 
-    def _result(self, statement: LiteralString, **more: sql.Composable) -> Generator[None, None, PGresult]:
-        """Execute a statement with a safe point every second.
-
-        A stop there ends the statement in the server too.
-        """
-        conn = self._cursor.connection
-        pg = conn.pgconn
-        pg.send_query(self._composed(statement, **more).as_bytes(conn))
-        poll = select.poll()
-        poll.register(pg.socket, select.POLLIN)
+    def _result(self, statement: LiteralString, **more: sql.Composable) -> PGresult:
+        """Execute a statement that may be long; a stop at its safe points ends it in the server too."""
+        pg = self.conn.pgconn
+        pg.send_query(self._composed(statement, **more).as_bytes(self.conn))
         try:
-            while pg.flush() or pg.is_busy():
-                if poll.poll(_SLICE_MS):
-                    pg.consume_input()
-                else:
-                    yield None
+            await_result(pg, self._check)
         except BaseException:
             with suppress(psycopg.Error):
-                conn.cancel_safe(timeout=_CANCEL_SEC)
+                self.conn.cancel_safe(timeout=_CANCEL_SEC)
             raise
         finally:
             results = [*iter(pg.get_result, None)]
@@ -1004,35 +973,35 @@ class Table:
             raise errors.error_from_result(result, "utf-8")
         return result
 
-    def _adopt(self) -> Generator[None, None, dict[str, int]]:
+    def _adopt(self) -> dict[str, int]:
         """Make the staging table the target, which is quicker than to write the rows once more."""
         wanted, duplicates = self._wanted, 0
         self._execute("ALTER TABLE {staging} RESET (autovacuum_enabled)")
         self._execute("ALTER TABLE {staging} RENAME TO {name}")
         try:
             with self._cursor.connection.transaction():
-                yield from self._complete()
+                self._complete()
         except errors.UniqueViolation:
             if wanted.mode == "append":
                 raise
-            duplicates = yield from self._patiently(_DROP_EARLIER)
-            yield from self._complete()
-        rejected = yield from self._keep_rejects()
+            duplicates = self._patiently(_DROP_EARLIER)
+            self._complete()
+        rejected = self._keep_rejects()
         self.drop_staging()
         counts = dict.fromkeys(_COUNTS, 0)
-        [inserted] = yield from self._numbers("SELECT count(*) FROM {table}")
+        [inserted] = self._numbers("SELECT count(*) FROM {table}")
         return counts | {"inserted": inserted, "duplicate_keys": duplicates, "rejected": rejected}
 
-    def _complete(self) -> Generator[None, None, None]:
+    def _complete(self) -> None:
         """Give a new table the load's own columns, and its key."""
         wanted, own = self._wanted, _own_columns(self._wanted)
         key = [*wanted.key, "valid_from"] if wanted.mode == "scd2" else wanted.key
         changes = [_typed("ADD COLUMN {} ", name, kind) for name, kind in own.items()]
         changes += [sql.SQL("ADD PRIMARY KEY ({})").format(joined("{}", key))] if key else []
         if changes:
-            yield from self._patiently("ALTER TABLE {table} {changes}", changes=sql.SQL(", ").join(changes))
+            self._patiently("ALTER TABLE {table} {changes}", changes=sql.SQL(", ").join(changes))
         if wanted.mode == "scd2":
-            yield from self._patiently("CREATE UNIQUE INDEX ON {table} ({key}) WHERE is_current")
+            self._patiently("CREATE UNIQUE INDEX ON {table} ({key}) WHERE is_current")
 
     def _schema(self) -> str:
         [(name,)] = self._cursor.execute("SELECT current_schema()").fetchall()
@@ -1077,7 +1046,7 @@ class Table:
         columns = [(name, wider(existing[name], new)) for name, new in self._source.columns.items() if name in existing]
         return [(name, *change) for name, change in columns if change]
 
-    def _change(self) -> Generator[None, None, None]:
+    def _change(self) -> None:
         """Add the columns that the target lacks, and widen those for which a staged value is too large."""
         existing = self._fitting()
         columns = {**self._source.columns, **_own_columns(self._wanted)}
@@ -1086,26 +1055,39 @@ class Table:
         for name, new, condition in self._wider(existing):
             unfit = _formatted(condition, name)
             found: LiteralString = "SELECT count(*) FROM (SELECT FROM {staging} WHERE {unfit} LIMIT 1) AS found"
-            is_needed = (yield from self._numbers(found, unfit=unfit)) != [0]
+            is_needed = self._numbers(found, unfit=unfit) != [0]
             kind = new if is_needed else existing[name]
             (changes if is_needed else back).append(_typed("ALTER COLUMN {} TYPE ", name, kind))
         for table, some in {"{table}": changes, "{staging}": back}.items():
             if some:
-                yield from self._patiently("ALTER TABLE " + table + " {changes}", changes=sql.SQL(", ").join(some))
+                self._patiently("ALTER TABLE " + table + " {changes}", changes=sql.SQL(", ").join(some))
         types, staged = (dict(self._execute(columns).fetchall()) for columns in (_COLUMNS, _STAGED_COLUMNS))
         if others := [name for name in self._source.columns if types[name] != staged[name]]:
             # A cast would change values without a word: 1.5 would become 2.
             names = _listed(others)
             raise _OtherTypesError(f"{names}: other types since the rows were staged; the next run begins anew")
 
-    def _located(self, error: psycopg.Error, located: Callable[[int], tuple[int, int]]) -> Exception:
+    def _located(self, error: psycopg.Error) -> Exception:
         """The error to raise for an error of COPY: it names source, line and column, and quotes no value."""
         match = self._reported(error)
-        is_twice = isinstance(error, errors.UniqueViolation) and self._wanted.mode != "append"  # for `_directly`
+        is_twice = isinstance(error, errors.UniqueViolation) and self._wanted.mode != "append"  # for `_at_once`
         if not match or is_twice or not is_permanent(error):
             return error
-        line, more = located(int(match[1]))
-        return self._source.error(line, self._reason(error, match[2]), more)
+        number, item = self._sent[self._fault(int(match[1]))]
+        return self._source.error(number, self._reason(error, match[2]), len(_LINE_ENDS.findall(str(item))))
+
+    def _fault(self, reported: int) -> int:
+        """The place of the record in `_sent` whose last line COPY reports; line 1 is the header.
+
+        A block gives way to its records.
+        """
+        ends = [*accumulate((_text(item).count("\n") for _, item in self._sent), initial=1)]
+        at = min(bisect_left(ends, reported, lo=1), len(self._sent)) - 1
+        number, item = self._sent[at]
+        if not isinstance(item, Block):
+            return at
+        self._sent[at : at + 1] = item.singles(number)
+        return self._fault(reported)
 
     def _reported(self, error: psycopg.Error) -> re.Match[str] | None:
         """The line that COPY reports, and the column if it knows one."""
@@ -1116,16 +1098,25 @@ class Table:
         return f"column {column}: {reason}" if column and f'"{column}"' not in reason else reason
 
 
+def await_result(pg: PGconn, check: Callable[[], None]) -> None:
+    """Send what is left, and wait until the next result is there."""
+    while (left := pg.flush()) or pg.is_busy():
+        await_bytes(pg, check, select.POLLIN | select.POLLOUT * left)
+
+
+def await_bytes(pg: PGconn, check: Callable[[], None], events: int = select.POLLIN) -> None:
+    """Wait until the server has sent something, or takes more; `check` is called while it is silent."""
+    poll = select.poll()
+    poll.register(pg.socket, events)
+    while not poll.poll(_SLICE_MS):
+        check()
+    pg.consume_input()
+
+
 def _text(item: Text) -> str:
     """PURE: a record or a block with its line ends, for COPY."""
     # Before PostgreSQL 18 a line `\\.` ends the data.
     return item.text if not isinstance(item, str) else '"\\."\n' if item == "\\." else f"{item}\n"
-
-
-def _at_line(rows: list[tuple[int, Text]], reported: int) -> int:
-    """PURE: which of the rows PostgreSQL reports by the number of its last line; line 1 is the header."""
-    ends = [*accumulate((_text(item).count("\n") for _, item in rows), initial=1)][1:]
-    return bisect_left(ends, reported)
 
 
 def is_permanent(error: psycopg.Error) -> bool:

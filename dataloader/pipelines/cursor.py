@@ -70,9 +70,7 @@ class Rows(Protocol):
         """Leave out the rows from `least` down, as `statements` does; the facts about the new ones."""
 
 
-def load(
-    context: Context, wanted: Wanted, opened: Callable[[], Rows], in_parts: bool = False
-) -> Generator[Progress | None, None, Progress]:
+def load(context: Context, wanted: Wanted, opened: Callable[[], Rows]) -> Generator[Progress | None, None, Progress]:
     """Load the rows. With a cursor these are the new ones, and the largest value is written with them."""
     state = _state(context, wanted)
     counts, most = csv_table.appended(context, wanted), state and state.value
@@ -80,7 +78,7 @@ def load(
         with closing(opened()) as session:
             most = _limited(context, wanted, session, most) if state else None
             finish = partial(state.set, most) if state else None
-            counts = yield from csv_table.load(context, wanted, session.rows(), in_parts, finish)
+            counts = yield from csv_table.load(context, wanted, session.rows(), finish)
     return Progress(counts["processed"], **counts | ({"cursor": most} if state else {}))
 
 

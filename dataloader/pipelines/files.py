@@ -122,7 +122,8 @@ def load_files(args: dict[str, Any], context: Context) -> Generator[Progress | N
     is_over = False  # for good: no later run needs the copies
     try:
         wanted, here = yield from _fetched(wanted, context)
-        counts = yield from _load(wanted, here)
+        with Shaped(wanted, here) as source:
+            counts = yield from csv_table.load(here, wanted, source)
         is_over = True
     except PermanentError:
         is_over = True
@@ -140,14 +141,6 @@ def _fetched(wanted: Files, context: Context) -> Generator[Progress | None, None
     here = replace(context, data_dir=remote.folder_of(context))
     path = yield from remote.fetched(wanted.path, wanted.source, here)
     return wanted.model_copy(update={"path": path}), here
-
-
-def _load(wanted: Files, context: Context) -> Generator[Progress | None, None, Progress]:
-    with Shaped(wanted, context) as source:
-        is_large = source.size > csv_table.PART_BYTES
-        if not is_large:
-            source.count()
-        return (yield from csv_table.load(context, wanted, source, in_parts=is_large))
 
 
 def plan(wanted: Files, context: Context) -> Plan:
@@ -566,7 +559,7 @@ class Shaped(Source):
             return self.total
         read, inner = self.place().records, cast(csv_table.FileSource, self._inner)
         # In the packed file, whose size is known: a reader may count unpacked bytes.
-        at = os.lseek(inner._descriptor, 0, os.SEEK_CUR) - self._begins[self._at]
+        at = inner.position - self._begins[self._at]
         packed = sum(self._sizes[: self._at]) + max(0, min(at, self._sizes[self._at]))
         return max(read, read * self.size // max(1, packed))
 
@@ -733,16 +726,6 @@ class Shaped(Source):
         inner = self._inner.place()
         counts = {name: getattr(self._done, name) + getattr(inner, name) for name in _COUNTED}
         return Place([self._at, self._bases[-1][0], list(inner)], inner.line, **counts)
-
-    def located(self, begin: Place, reported: int) -> tuple[int, int]:
-        """The record and its further lines, for the line that COPY reports."""
-        at, number = 1, 0
-        for number, text in self.records(begin):
-            if isinstance(text, str):
-                at += 1 + text.count("\n")
-                if at >= reported:
-                    return number, len(re.findall("\r\n?|\n", text))
-        return number, 0
 
     def where(self, number: int) -> tuple[str, int]:
         base, source = self._base(number)

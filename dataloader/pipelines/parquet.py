@@ -44,7 +44,7 @@ def load_parquet(args: dict[str, Any], context: Context) -> Generator[Progress |
         open(opened(context.data_dir, wanted.path), "rb", buffering=0) as file,
         closing(ParquetFile(wanted.path, file.fileno(), file)) as source,
     ):
-        return (yield from csv_table.load(context, wanted, source, in_parts=source.size > csv_table.PART_BYTES))
+        return (yield from csv_table.load(context, wanted, source))
 
 
 class ArrowFile(FileSource):
@@ -60,11 +60,6 @@ class ArrowFile(FileSource):
         with self._readable():
             schema = self._opened(file)
         self.columns = columns_of(path, schema)
-
-    @property
-    def expected(self) -> int:
-        """How many rows there are."""
-        return self.total
 
     def _opened(self, file: BinaryIO) -> Any:
         """Open the file; returns its schema."""
@@ -110,8 +105,8 @@ class ArrowFile(FileSource):
         self._require_all()
 
     def _require_all(self) -> None:
-        if self._count != self.expected:  # pyarrow ends where the pages of a row group end, without an error
-            fault = f"it has {self._count} rows, and should have {self.expected}"
+        if self._count != self.total:  # pyarrow ends where the pages of a row group end, without an error
+            fault = f"it has {self._count} rows, and should have {self.total}"
             raise PermanentError(f"{self.origin}: is damaged: {fault}")
 
     @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import select
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,7 +27,6 @@ from dataloader.pipelines.csv_table import Place, Source, identifier, is_permane
 
 _CONNECT_SEC = 10
 _CANCEL_SEC = 2.0
-_SLICE_MS = 200  # between two safe points while the source is silent
 _FIELD = re.compile(r'(?:"((?:[^"]++|"")*+)"|([^,]*+))(?:,|\Z)')  # of a record; the csv module takes no long ones
 # A dead link is noticed within some 15 s; a DSN may set other times.
 _LINK = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 15_000}
@@ -72,7 +70,7 @@ def load_postgres(args: dict[str, Any], context: Context) -> Generator[Progress 
     wanted = validated(Wanted, args)
     if wanted.resume and wanted.cursor:
         raise PermanentError("resume: a load with a cursor is one transaction: leave resume out")
-    return (yield from cursor.load(context, wanted, partial(Query, wanted, context), in_parts=wanted.resume))
+    return (yield from cursor.load(context, wanted, partial(Query, wanted, context)))
 
 
 class Query(Source):
@@ -96,6 +94,10 @@ class Query(Source):
             raise
         query = hashlib.sha256(wanted.query.encode()).hexdigest()
         self.version = [wanted.source, query, self.columns]
+
+    @property
+    def has_parts(self) -> bool:
+        return bool(self._key)
 
     def rows(self) -> Source:
         return self
@@ -189,7 +191,7 @@ class Query(Source):
                 if size > 0:
                     yield bytes(data)
                 elif size == 0:
-                    self._wait()
+                    csv_table.await_bytes(self._pg, self._check)
                 else:
                     self._answer()
                     return
@@ -203,10 +205,7 @@ class Query(Source):
         """The last result of what was sent, or that of a COPY, which begins; raises psycopg.Error."""
         last: PGresult | None = None
         while True:
-            while self._pg.flush():
-                self._wait(select.POLLIN | select.POLLOUT)
-            while self._pg.is_busy():
-                self._wait()
+            csv_table.await_result(self._pg, self._check)
             if (result := self._pg.get_result()) is None:
                 break
             last = result
@@ -216,14 +215,6 @@ class Query(Source):
                 break
         assert last is not None  # noqa: S101  each statement has a result
         return last
-
-    def _wait(self, events: int = select.POLLIN) -> None:
-        """Wait for an answer of the server; this is a safe point if it takes longer."""
-        poll = select.poll()
-        poll.register(self._pg.socket, events)
-        while not poll.poll(_SLICE_MS):
-            self._check()
-        self._pg.consume_input()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

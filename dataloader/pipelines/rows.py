@@ -74,7 +74,7 @@ def load(
         # A page of an API is a small load; its pipeline reports the pages itself.
         context.progress(step) if step["processed"] >= wanted.batch_rows else context.check()
 
-    return followed(csv_table.load(apart, wanted, source, finish=finish), report)
+    return followed(csv_table.load(apart, wanted, source, finish), report)
 
 
 def followed(steps: Generator[Progress | None, None, Progress], each: Callable[[Progress], None]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Rows(Source):
     def __init__(self, rows: Iterable[Any], columns: Columns | None) -> None:
         """`columns` are by default those of the first rows. Raises PermanentError for rows without names."""
         super().__init__("context.load")
-        self._total = len(rows) if isinstance(rows, Sized) else None
+        self.total = len(rows) if isinstance(rows, Sized) else 0
         self._unknown = (
             f"no column of the first {SAMPLE} rows: give `columns`" if columns is None else "not in `columns`"
         )
@@ -129,10 +129,6 @@ class Rows(Source):
         values = [found for row in sample if isinstance(found := self._values(row), list)]
         inferred = {name: _Guess(_type([row[at] for row in values])) for at, name in enumerate(self._names)}
         self.columns = columns if isinstance(columns, Mapping) else inferred
-
-    @property
-    def expected(self) -> int | None:
-        return self._total
 
     def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
         # A caller may have given types since, and the table may be there.

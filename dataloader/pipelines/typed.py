@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -45,12 +44,6 @@ class TypedFile(FileSource):
     plain: Writer
     as_json: Writer
 
-    @property
-    def expected(self) -> int:
-        """How many rows there are; without a count, if the others are as long as those that were read."""
-        position = os.lseek(self._descriptor, 0, os.SEEK_CUR)
-        return self.total or max(self._count, self._count * self.size // max(1, position))
-
     def fit(self, types: Mapping[str, str]) -> None:
         for name, kind in types.items():
             if kind in _JSON or self.columns[name] in _JSON:
@@ -92,15 +85,6 @@ class TypedFile(FileSource):
                     yield number, Rejected(f"{fault}; max_errors rejects such rows", text.replace("\0", "\ufffd"))
                     continue
             yield number, text
-
-    def located(self, begin: Place, reported: int) -> tuple[int, int]:
-        at = number = 1
-        for number, text in self.records(begin):  # noqa: B007
-            if not isinstance(text, Rejected):
-                at += 1 + text.count("\n")
-            if at >= reported:
-                break
-        return number, 0
 
     def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
         return PermanentError(f"{self.origin}, {self.unit} {line}: {reason}")

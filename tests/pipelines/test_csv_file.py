@@ -536,11 +536,16 @@ def test_ended_at_any_safe_point(job: Callable[..., Result], rows: Rows, tmp_pat
 
 def test_two_loads_that_both_create_the_table(context: Context, rows: Rows, dsn: str) -> None:
     (context.data_dir / "f.csv").write_text("id\n1\n")
-    load = steps(resolve("load.csv"), LOAD | {"path": "f.csv"}, context)
     with psycopg.connect(dsn) as other:
         other.execute("SELECT pg_advisory_xact_lock(hashtext('load.csv'), hashtext('\"public\".\"t\"'))")
-        assert [next(load) for _ in range(3)][2] is None
-        other.execute("CREATE TABLE t (id text PRIMARY KEY)")
-        other.execute("INSERT INTO t VALUES ('0')")
-    list(load)
+
+        def while_it_waits() -> bool:
+            other.execute(
+                "CREATE TABLE IF NOT EXISTS t AS SELECT '0' AS id; CREATE UNIQUE INDEX IF NOT EXISTS u ON t (id)"
+            )
+            other.commit()
+            return False
+
+        context._run.must_stop = while_it_waits  # type: ignore[method-assign]
+        list(steps(resolve("load.csv"), LOAD | {"path": "f.csv"}, context))
     assert rows("SELECT * FROM t ORDER BY id") == [("0",), ("1",)]

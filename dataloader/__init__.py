@@ -10,7 +10,7 @@ The path of a job: `ops/adding.py` validates → `queue/enqueue.py` inserts row 
     ops             every operation, declared once                   queue model
     pipelines       registry, context, hooks, the built-in ones      queue.job queue.hooks queue.plans.new_schedule
                                                                      queue.reports.webhooks queue.reports.messages
-                                                                     queue.args_schema
+                                                                     queue.args_schema queue.db
     farm            PROCESSES of one machine                         queue pipelines
     api             PROCESS (gunicorn) HTTP: v1, pages, metrics      ops queue model check.database surroundings
     client          the HTTP API from Python, for other programs     model queue.typed_args

@@ -16,6 +16,7 @@ import select
 import stat
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate, chain
@@ -31,6 +32,7 @@ from psycopg.rows import tuple_row
 from pydantic import AfterValidator, Field
 
 from dataloader.pipelines import Arguments, Context, FilePath, PermanentError, Progress, rest
+from dataloader.queue import db
 
 PART_BYTES = 8 * 2**20  # of a small file, which comes at once
 _COMMITTED_BYTES = 4  # PART_BYTES: a run that is killed reads as much once more, at most, and one batch
@@ -63,121 +65,12 @@ _PASSING = ("08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "72", "F
 # The files of PostgreSQL's source that raise what a function in a procedural language raises.
 _LANGUAGES = ("pl_exec.c", "plpy_elog.c", "plperl.c", "pltcl.c")
 
-# Values are literals in these statements: beside parameters, a % in a column's name would be a placeholder.
-_KIND = "SELECT (SELECT relkind FROM pg_class WHERE oid = to_regclass({table_name}))"
-_COLUMNS = """
-SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
-WHERE attrelid = {table_name}::regclass AND attnum > 0 AND NOT attisdropped
-"""
-_STAGED_COLUMNS = _COLUMNS.replace("{table_name}", "{staging_name}")
-# The indexes that ON CONFLICT can use: unique, not deferred, of plain columns, over all rows.
-_UNIQUE_KEYS = """
-SELECT array_agg(a.attname::text)
-FROM pg_index i
-JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
-WHERE i.indrelid = {table_name}::regclass AND i.indisunique AND i.indimmediate AND i.indisvalid
-  AND i.indpred IS NULL AND i.indexprs IS NULL
-GROUP BY i.indexrelid
-"""
-# Locks of two integers are distinct from the locks of one bigint that workers hold for their jobs' keys.
-_LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('load.csv'), hashtext({table_name}))"
-# The target's types, checks and NOT NULL make COPY refuse every record that the target would, and name its line. An
-# unlogged table needs no log, for its rows are written once more into the target. A crash of the server empties it. The
-# staging table of a new target becomes the target, so it is logged. Rows are in the order of the source, by ctid: one
-# session after another fills the table, and no vacuum frees a place in it.
-_STAGING_TABLE = "CREATE {lifetime} TABLE {staging} ({like}) WITH (autovacuum_enabled = false)"
-_STAGED_REJECTS = "CREATE {lifetime} TABLE {staged_rejects} (file text, line bigint, row text, reason text)"
-_REJECTS_TABLE = """
-CREATE TABLE {rejects} (file text, line bigint, "row" text, reason text, job_id uuid, at timestamptz DEFAULT now())
-"""
-# The roles of the target get the same rights to the table of its rejects; the change of its owner comes last. Where the
-# load's role may not give the table away, the owner has all rights to it.
-_RIGHTS = """
-SELECT 'GRANT ' || privilege_type || ' ON ' || {rejects_name} || ' TO '
-  || CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END
-FROM pg_class, aclexplode(relacl) WHERE oid = {table_name}::regclass AND grantee <> relowner
-UNION ALL
-SELECT CASE WHEN has_schema_privilege(relowner, relnamespace, 'CREATE')
-    AND pg_has_role(relowner, CASE WHEN current_setting('server_version_num') < '16' THEN 'MEMBER' ELSE 'SET' END)
-  THEN 'ALTER TABLE ' || {rejects_name} || ' OWNER TO ' ELSE 'GRANT ALL ON ' || {rejects_name} || ' TO ' END
-  || quote_ident(pg_get_userbyid(relowner))
-FROM pg_class WHERE oid = {table_name}::regclass AND relowner <> current_user::regrole
-"""
-# A second run of a job that has committed replaces what the first one rejected.
-_KEEP_REJECTS = """
-WITH earlier AS (DELETE FROM {rejects} WHERE job_id = {job_id})
-INSERT INTO {rejects} (file, line, "row", reason, job_id)
-SELECT file, line, "row", reason, {job_id} FROM {staged_rejects} ORDER BY ctid
-"""
-# The staging tables of jobs that have ended without their last transaction: canceled, lost, failed.
-_LEFT_OVER = """
-SELECT tablename FROM pg_tables
-WHERE schemaname = current_schema() AND tablename ~ '^dl_load_csv_[0-9a-f]{{32}}(_rejects)?$' AND NOT EXISTS (
-  SELECT FROM dl_fence WHERE job_id = substr(tablename, 13, 32)::uuid AND raised_at > now() - interval '7 days')
-"""
-_IS_FUTURE = "SELECT relpersistence = 'p' FROM pg_class WHERE oid = {staging_name}::regclass"
-# From a header line COPY learns the line end before the first record; without one it counts CR in quotes.
-_COPY = """
-COPY {staging} ({columns}) FROM STDIN
-(FORMAT csv, HEADER, DELIMITER {delimiter}, ENCODING 'UTF8')
-"""
-_BINARY_COPY = "COPY {staging} ({columns}) FROM STDIN (FORMAT binary)"
-_IS_EMPTY = "SELECT NOT EXISTS (SELECT FROM {table})"
-# COPY passes rules, and takes values for a column that is GENERATED ALWAYS AS IDENTITY; a trigger may count statements.
-# A key that may be NULL has to be refused.
-_TAKES_COPY = """
-SELECT NOT relhasrules AND NOT relrowsecurity AND has_table_privilege(oid, 'UPDATE')
-  AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal)
-  AND NOT EXISTS (
-    SELECT FROM pg_attribute
-    WHERE attrelid = c.oid AND attnum > 0
-      AND (attidentity = 'a' OR attname = ANY (ARRAY[{key_names}]::text[]) AND NOT attnotnull))
-FROM pg_class AS c WHERE oid = {table_name}::regclass
-"""
-_STAGED = "SELECT count(*), count(DISTINCT ({key})) FROM {staging}"
-_DROP_EARLIER = """
-DELETE FROM {table} AS old
-USING (SELECT {key}, max(ctid) AS last FROM {table} GROUP BY {key} HAVING count(*) > 1) AS new
-WHERE {match} AND old.ctid < new.last
-"""
-# The last row of each key; where each key is there once, the staging table itself needs no sort.
-_LAST = "(SELECT DISTINCT ON ({key}) * FROM {staging} ORDER BY {key}, ctid DESC)"
-# The join comes first: ON CONFLICT alone locks equal rows too, and a lock is written to the log. The order of the key
-# fills the table and its index in order.
-_MERGE = """
-INSERT INTO {table} AS old ({columns})
-SELECT {new_columns} FROM {last} AS new LEFT JOIN {table} AS old ON {match}
-WHERE NOT ({match}) IS TRUE OR {differs}
-ORDER BY {new_key}
-ON CONFLICT ({key}) {on_conflict}
-"""
-# *<> compares the stored bytes: it takes any type (json has no =), and finds 1.0 and 1.00 different.
-_DIFFERS = "ROW({old_values})::record *<> ROW({new_values})::record"
-_ON_CONFLICT = "DO UPDATE SET {assignments} WHERE {differs}"
-_APPEND = "INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging} ORDER BY ctid"
-_MISSING = "{scope} AND NOT EXISTS (SELECT FROM {staging} AS new WHERE {match})"
-_CLOSE = """
-UPDATE {table} AS old SET valid_to = {now}, is_current = false
-FROM {last} AS new
-WHERE old.is_current AND {match} AND {differs}
-"""
-_OPEN = """
-INSERT INTO {table} ({columns}, valid_from, is_current)
-SELECT {new_columns}, {now}, true
-FROM {last} AS new
-WHERE NOT EXISTS (SELECT FROM {table} AS old WHERE old.is_current AND {match})
-"""
+_SQL = db.statements("load.sql")
 _VERSIONS = {
     "valid_from": "timestamptz NOT NULL DEFAULT now()",
     "valid_to": "timestamptz",
     "is_current": "boolean NOT NULL DEFAULT true",
 }
-# The rows that this transaction inserted and updated: RETURNING cannot tell them apart in a partitioned table.
-_WRITTEN = """
-SELECT sum(pg_stat_get_xact_tuples_inserted(part))::bigint, sum(pg_stat_get_xact_tuples_updated(part))::bigint
-FROM (SELECT {table_name}::regclass UNION SELECT relid FROM pg_partition_tree({table_name}::regclass)) AS parts (part)
-"""
-
 
 # --- the arguments ---
 
@@ -295,7 +188,7 @@ class Source:
     names_columns = "file"  # the word for what names the columns
     hint = ""  # advice for an error about a missing column
     version: list[Any]  # JSON that differs for other records: a run goes on only behind the same ones
-    columns: Mapping[str, str]  # with their types in a new table
+    columns: Mapping[str, str] = {}  # with their types in a new table
     in_target: Collection[str] = ()  # the columns of the table, whose types are its own
     stored: Sequence[str] = ()  # the types of the columns where COPY writes, once they are known
     size = 0  # bytes
@@ -616,44 +509,45 @@ class Table:
         self._sent: list[tuple[int, Text]] = []  # to COPY, with the numbers by which people know them
         self._reporting = self._staging  # a pattern of what names the table in the context of COPY's errors
         self._cursor = conn.cursor(row_factory=tuple_row)
-        self._schema_name, _, name = wanted.table.rpartition(".")
+        [(self._schema,)] = self._cursor.execute("SELECT current_schema()").fetchall()
+        if not self._schema:
+            raise PermanentError(f"table: there is no schema for {wanted.table}; does PG_SCHEMA exist?")
+        schema, _, name = wanted.table.rpartition(".")
+        self._is_elsewhere = schema not in ("", self._schema)
         # An unqualified `pg_class` would mean PostgreSQL's own.
-        table = sql.Identifier(self._schema_name or self._schema(), name)
+        table, rejects = (sql.Identifier(schema or self._schema, name + end) for end in ("", _REJECTS))
+        lasting, lasting_rejects = (sql.Identifier(self._schema, self._staging + end) for end in ("", _REJECTS))
         values = [column for column in source.columns if column not in wanted.key]
         back = [wanted.deleted_column] if wanted.delete_missing == "soft" else []  # NULL in a row that comes back
-        typed = [_typed("{} ", column, kind) for column, kind in source.columns.items()]
-        # The values of the names in braces in the statements above.
+        # The values of the names in braces in the statements.
         self._parts: dict[str, sql.Composable] = {
-            "table": table,
-            "table_name": sql.Literal(table.as_string()),
+            **{"table": table, "table_name": sql.Literal(table.as_string()), "name": sql.Identifier(name)},
+            **{"rejects": rejects, "rejects_name": sql.Literal(rejects.as_string())},
+            **{"lasting": lasting, "lasting_rejects": lasting_rejects},
             "delimiter": sql.Literal(source.delimiter),
             "columns": joined("{}", source.columns),
             "new_columns": joined("new.{}", source.columns),
-            "typed": sql.SQL(", ").join(typed),
+            "typed": sql.SQL(", ").join(_typed("{} ", column, kind) for column, kind in source.columns.items()),
             "key": joined("{}", wanted.key),
             "key_names": sql.SQL(", ").join(map(sql.Literal, wanted.key)),
             "new_key": joined("new.{}", wanted.key),
             "match": joined("old.{0} = new.{0}", wanted.key, " AND "),
-            "assignments": joined("{0} = excluded.{0}", values + back),
             "old_values": joined("old.{}", values),
-            "name": sql.Identifier(name),
             "job_id": sql.Literal(str(context.job_id)),
         }
-        rejects = sql.Identifier(self._schema_name or self._schema(), name + _REJECTS)
-        self._parts |= {"rejects": rejects, "rejects_name": sql.Literal(rejects.as_string())}
-        lasting = [sql.Identifier(self._schema(), self._staging + end) for end in ("", _REJECTS)]
-        self._parts |= {"lasting": lasting[0], "lasting_rejects": lasting[1]}
-        self._place_staging(*((self._schema(), "UNLOGGED") if is_lasting else ("pg_temp", "TEMPORARY")))
+        self._place_staging(*((self._schema, "UNLOGGED") if is_lasting else ("pg_temp", "TEMPORARY")))
 
         def differs(new: LiteralString) -> sql.Composed:
-            row = [self._composed(_DIFFERS, new_values=joined(new, values))] if values else []
+            row = [self._composed("differs", new_values=joined(new, values))] if values else []
             return sql.SQL(" OR ").join(row + [_formatted("old.{} IS NOT NULL", name) for name in back])
 
-        is_key = not values and not back  # all columns are the key: equal keys are equal rows
-        self._parts["differs"] = sql.SQL("false") if is_key else differs("new.{}")
-        self._on_conflict = (
-            sql.SQL("DO NOTHING") if is_key else self._composed(_ON_CONFLICT, differs=differs("excluded.{}"))
-        )
+        if values or back:
+            update: LiteralString = "DO UPDATE SET {changes} WHERE {differs}"
+            changes = joined("{0} = excluded.{0}", values + back)
+            conflict = self._composed(update, changes=changes, differs=differs("excluded.{}"))
+            self._parts |= {"differs": differs("new.{}"), "on_conflict": conflict}
+        else:  # all columns are the key: equal keys are equal rows
+            self._parts |= {"differs": sql.SQL("false"), "on_conflict": sql.SQL("DO NOTHING")}
 
     def _place_staging(self, schema: str, lifetime: LiteralString) -> None:
         staging = sql.Identifier(schema, self._staging)
@@ -666,23 +560,27 @@ class Table:
 
         Raises PermanentError when the table does not fit the records.
         """
-        if not self._value(_KIND):
+        if not self._value("kind"):
             self._lock()
-        if not self._value(_KIND):
-            if self._value(_IS_FUTURE):
+        if not self._value("kind"):
+            if self._value("is_future"):
                 return True
             self._execute("CREATE TABLE {table} ({typed})")
             self._complete()
         self._change()
         return False
 
+    def columns(self, name: str = "table_name") -> dict[str, str]:
+        """The columns of the target, or of its staging table, with their types; none where it is missing."""
+        return dict(self._execute("columns", table_name=self._parts[name]).fetchall())
+
     def exists(self) -> bool:
         """Whether there is a target."""
-        return self._value(_KIND) is not None
+        return self._value("kind") is not None
 
     def _lock(self) -> None:
         """Of two loads that create a table at once, one would fail."""
-        while not self._value(_LOCK):
+        while not self._value("lock"):
             for _ in rest(_LOCK_PAUSE):
                 self._check()
 
@@ -695,13 +593,13 @@ class Table:
         if wanted.mode == "scd2" or wanted.partition or wanted.delete_missing or wanted.max_errors:
             return False
         existing, columns = self._fitting(), self._source.columns
-        if not existing.keys() >= columns.keys() or self._wider(existing) or not self._value(_TAKES_COPY):
+        if not existing.keys() >= columns.keys() or self._wider(existing) or not self._value("takes_copy"):
             return False
         if wanted.mode != "append":
-            if not self._value(_IS_EMPTY):
+            if not self._value("SELECT NOT EXISTS (SELECT FROM {table})"):
                 return False
             self._patiently("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
-            if not self._value(_IS_EMPTY):
+            if not self._value("SELECT NOT EXISTS (SELECT FROM {table})"):
                 return False
         else:  # the types may not change behind `items`
             self._patiently("LOCK TABLE {table} IN ROW EXCLUSIVE MODE")
@@ -712,19 +610,19 @@ class Table:
 
     def make_staging(self) -> None:
         """Make the staging table anew, as the target is now; while there is no target, of the source's types."""
-        for (name,) in self._execute(_LEFT_OVER).fetchall():
-            self._execute("DROP TABLE IF EXISTS {left}", left=sql.Identifier(self._schema(), name))
+        for (name,) in self._execute("left_over").fetchall():
+            self._execute("DROP TABLE IF EXISTS {left}", left=sql.Identifier(self._schema, name))
         self.drop_staging()
         # An earlier run may have committed a part, of a file that was larger.
         self._execute("DROP TABLE IF EXISTS {lasting}, {lasting_rejects}")
-        existing = self._fitting() if self._value(_KIND) else {}
+        existing = self._fitting() if self._value("kind") else {}
         self._source.in_target = existing
-        if not existing and self._schema_name in ("", self._schema()):
-            self._place_staging(self._schema(), "")  # the staging table becomes the target
+        if not existing and not self._is_elsewhere:
+            self._place_staging(self._schema, "")  # the staging table becomes the target
         like = "LIKE {table} INCLUDING CONSTRAINTS" if existing else "{typed}"
-        self._execute(_STAGING_TABLE, like=self._composed(like))
+        self._execute("stage", like=self._composed(like))
         if self._wanted.max_errors:
-            self._execute(_STAGED_REJECTS)
+            self._execute("stage_rejects")
         columns = self._source.columns
         changes = [_formatted("DROP COLUMN {} CASCADE", name) for name in existing if name not in columns]
         changes += [_formatted("ALTER COLUMN {} SET NOT NULL", name) for name in self._wanted.key]
@@ -753,8 +651,8 @@ class Table:
 
     def items(self, begin: Place) -> Iterator[tuple[int, Item]]:
         """The source's items from there on, for `copy`."""
-        types = dict(self._execute(_STAGED_COLUMNS).fetchall())
-        is_utf8 = self._cursor.connection.info.encoding == "utf-8"  # the encoding of texts in a binary COPY
+        types = self.columns("staging_name")
+        is_utf8 = self.conn.info.encoding == "utf-8"  # the encoding of texts in a binary COPY
         self._source.stored = [types[name] for name in self._source.columns] if is_utf8 else ()
         return self._source.items(begin, self.batch_rows)
 
@@ -784,7 +682,7 @@ class Table:
     def _copied_in_binary(self, parts: Sequence[Any]) -> bool:
         """Whether PostgreSQL takes the rows so; else it gets their text, by whose errors people know the rows."""
         try:
-            with self._cursor.connection.transaction(), self._cursor.copy(self._composed(_BINARY_COPY)) as copy:
+            with self.conn.transaction(), self._cursor.copy(self._composed("copy_binary")) as copy:
                 for part in parts:
                     copy.write(part)
         except psycopg.Error as e:
@@ -811,7 +709,7 @@ class Table:
         rows: list[tuple[int, Text]] = [(number, item) for number, item in batch if not isinstance(item, Rejected)]
         while rows and len(rejects) <= self._wanted.max_errors:
             try:
-                with self._cursor.connection.transaction():
+                with self.conn.transaction():
                     self._copy(rows)
                 break
             except (psycopg.DataError, psycopg.IntegrityError) as e:
@@ -844,15 +742,15 @@ class Table:
             return 0
         self._lock()
         if self._value("SELECT to_regclass({rejects_name}) IS NULL"):
-            self._execute(_REJECTS_TABLE)
-            for (statement,) in self._execute(_RIGHTS).fetchall():
+            self._execute("create_rejects")
+            for (statement,) in self._execute("rights_to_rejects").fetchall():
                 self._cursor.execute(statement.encode())
-        return self._execute(_KEEP_REJECTS).rowcount
+        return self._execute("keep_rejects").rowcount
 
     def _copy(self, items: Iterable[tuple[int, Text]]) -> None:
         chunk: list[str] = []
         size, self._sent = 0, []
-        with self._cursor.copy(self._composed(_COPY)) as copy:
+        with self._cursor.copy(self._composed("copy")) as copy:
             copy.write(b"\n")  # the header
             for number, item in items:
                 if isinstance(item, Rejected):
@@ -873,10 +771,10 @@ class Table:
         if is_new:
             return self._adopt()
         self._execute("SET LOCAL work_mem = '64MB'")
-        staged, distinct = self._numbers(_STAGED if wanted.key else "SELECT count(*), count(*) FROM {staging}")
+        staged, distinct = self._numbers("count_staged" if wanted.key else "SELECT count(*), count(*) FROM {staging}")
         if wanted.key:
             self._patiently("ANALYZE {staging} ({key})")
-            self._parts["last"] = self._composed(_LAST if distinct < staged else "{staging}")
+            self._parts["last"] = self._composed("last" if distinct < staged else "{staging}")
         deletes = wanted.mode == "replace" or bool(wanted.delete_missing)
         if deletes or wanted.mode == "scd2":
             # No other writes; readers go on.
@@ -925,7 +823,7 @@ class Table:
         Not TRUNCATE and no swap of tables: a reader whose snapshot is older would see an empty table.
         """
         wanted = self._wanted
-        missing = self._composed(_MISSING, scope=scope) if wanted.key else scope
+        missing = self._composed("missing", scope=scope) if wanted.key else scope
         if wanted.mode == "scd2":
             change = "UPDATE {table} AS old SET valid_to = {now}, is_current = false WHERE {missing}"
         elif wanted.delete_missing == "soft":
@@ -938,14 +836,14 @@ class Table:
         """Insert what is new, and update what differs; the numbers of both."""
         wanted = self._wanted
         if wanted.mode == "scd2":
-            closed = self._patiently(_CLOSE)
-            opened = self._patiently(_OPEN)
+            closed = self._patiently("close")
+            opened = self._patiently("open")
             return opened - closed, closed
         if wanted.mode == "append" or not wanted.key:
-            return self._patiently(_APPEND), 0
-        before = self._row(_WRITTEN)
-        self._patiently(_MERGE, on_conflict=self._on_conflict)
-        after = self._row(_WRITTEN)
+            return self._patiently("append"), 0
+        before = self._row("written")
+        self._patiently("merge")
+        after = self._row("written")
         return after[0] - before[0], after[1] - before[1]
 
     def _patiently(self, statement: LiteralString, **more: sql.Composable) -> int:
@@ -962,16 +860,15 @@ class Table:
         pg = self.conn.pgconn
         pg.send_query(self._composed(statement, **more).as_bytes(self.conn))
         try:
-            await_result(pg, self._check)
+            return answered(pg, self._check)
+        except psycopg.Error:
+            raise
         except BaseException:
             with suppress(psycopg.Error):
                 self.conn.cancel_safe(timeout=_CANCEL_SEC)
             raise
         finally:
-            results = [*iter(pg.get_result, None)]
-        if (result := results[0]).status == ExecStatus.FATAL_ERROR:
-            raise errors.error_from_result(result, "utf-8")
-        return result
+            deque(iter(pg.get_result, None), 0)
 
     def _adopt(self) -> dict[str, int]:
         """Make the staging table the target, which is quicker than to write the rows once more."""
@@ -979,12 +876,12 @@ class Table:
         self._execute("ALTER TABLE {staging} RESET (autovacuum_enabled)")
         self._execute("ALTER TABLE {staging} RENAME TO {name}")
         try:
-            with self._cursor.connection.transaction():
+            with self.conn.transaction():
                 self._complete()
         except errors.UniqueViolation:
             if wanted.mode == "append":
                 raise
-            duplicates = self._patiently(_DROP_EARLIER)
+            duplicates = self._patiently("drop_earlier")
             self._complete()
         rejected = self._keep_rejects()
         self.drop_staging()
@@ -1003,14 +900,9 @@ class Table:
         if wanted.mode == "scd2":
             self._patiently("CREATE UNIQUE INDEX ON {table} ({key}) WHERE is_current")
 
-    def _schema(self) -> str:
-        [(name,)] = self._cursor.execute("SELECT current_schema()").fetchall()
-        if name:
-            return str(name)
-        raise PermanentError(f"table: there is no schema for {self._wanted.table}; does PG_SCHEMA exist?")
-
     def _composed(self, statement: LiteralString, **more: sql.Composable) -> sql.Composed:
-        return sql.SQL(statement).format(**(self._parts | more))
+        """The statement of this name in load.sql, or this one."""
+        return sql.SQL(_SQL.get(statement, statement)).format(**(self._parts | more))
 
     def _execute(self, statement: LiteralString, **more: sql.Composable) -> psycopg.Cursor[Any]:
         return self._cursor.execute(self._composed(statement, **more))
@@ -1025,9 +917,9 @@ class Table:
     def _fitting(self) -> dict[str, str]:
         """The columns of the target with their types; raises PermanentError when it does not fit the records."""
         table, key = self._wanted.table, self._wanted.key
-        if self._value(_KIND) not in ("r", "p"):
+        if self._value("kind") not in ("r", "p"):
             raise PermanentError(f"table: {table} should be a table")
-        existing = dict(self._execute(_COLUMNS).fetchall())
+        existing = self.columns()
         missing = [name for name in [*self._source.columns, *_own_columns(self._wanted)] if name not in existing]
         if missing and self._wanted.schema_change == "refuse":
             theirs, remedy = self._source.names_columns, 'schema_change "add" adds columns'
@@ -1035,7 +927,7 @@ class Table:
                 f"table: {table} should have the {theirs}'s columns, but lacks {_listed(missing)}; {remedy}"
             )
         is_merged = bool(key) and self._wanted.mode in ("merge", "replace")
-        if is_merged and not any(set(names) == set(key) for (names,) in self._execute(_UNIQUE_KEYS)):
+        if is_merged and not any(set(names) == set(key) for (names,) in self._execute("unique_keys")):
             raise PermanentError(f"key: {table} should have a unique index on exactly {_listed(key)}")
         return existing
 
@@ -1061,7 +953,7 @@ class Table:
         for table, some in {"{table}": changes, "{staging}": back}.items():
             if some:
                 self._patiently("ALTER TABLE " + table + " {changes}", changes=sql.SQL(", ").join(some))
-        types, staged = (dict(self._execute(columns).fetchall()) for columns in (_COLUMNS, _STAGED_COLUMNS))
+        types, staged = self.columns(), self.columns("staging_name")
         if others := [name for name in self._source.columns if types[name] != staged[name]]:
             # A cast would change values without a word: 1.5 would become 2.
             names = _listed(others)
@@ -1098,10 +990,20 @@ class Table:
         return f"column {column}: {reason}" if column and f'"{column}"' not in reason else reason
 
 
-def await_result(pg: PGconn, check: Callable[[], None]) -> None:
-    """Send what is left, and wait until the next result is there."""
-    while (left := pg.flush()) or pg.is_busy():
-        await_bytes(pg, check, select.POLLIN | select.POLLOUT * left)
+def answered(pg: PGconn, check: Callable[[], None]) -> PGresult:
+    """The last result of what was sent, or that of a COPY to us, which begins; raises psycopg.Error."""
+    last: PGresult | None = None
+    while True:
+        while (left := pg.flush()) or pg.is_busy():
+            await_bytes(pg, check, select.POLLIN | select.POLLOUT * left)
+        if (result := pg.get_result()) is None:
+            assert last is not None  # noqa: S101  each statement has a result
+            return last
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise errors.error_from_result(result, "utf-8")
+        if result.status == ExecStatus.COPY_OUT:
+            return result
+        last = result
 
 
 def await_bytes(pg: PGconn, check: Callable[[], None], events: int = select.POLLIN) -> None:

@@ -79,11 +79,6 @@ _NO_TEXT = {
     b"\xd0\xcf\x11\xe0": "a workbook of an old Excel; save it as .xlsx or .csv",
 }
 _ONE_BYTE = ("cp125", "cp8", "iso8859", "koi8", "mac")  # encodings whose texts are no UTF-8 by chance
-_EXISTING = """
-SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
-WHERE attrelid = to_regclass(format('%%I.%%I', coalesce(%s, current_schema()), %s::text))
-  AND attnum > 0 AND NOT attisdropped
-"""
 
 
 class Files(Target, Layout, Values, FileArguments):
@@ -526,7 +521,8 @@ class Shaped(Source):
         self._stack = ExitStack()
         self._begins, self._sizes = list[int](), list[int]()  # of the entries, in bytes as they are packed
         self._versions: list[list[Any]] = []  # of the files, when their headers were read
-        self.existing = _existing(wanted, context)
+        with context.transaction() as conn:
+            self.existing = csv_table.Table(conn, context, wanted, Source("")).columns()
         self.columns: dict[str, str] = {}
         self.lines: list[str] = []  # the columns of the line numbers
         self._at = self._most = 0
@@ -741,10 +737,3 @@ class Shaped(Source):
     def _base(self, number: int) -> tuple[int, Source]:
         """The file of the record of this number, and the numbers before that file."""
         return self._bases[bisect_right(self._bases, number - 1, key=lambda pair: pair[0]) - 1]
-
-
-def _existing(wanted: Files, context: Context) -> dict[str, str]:
-    """The columns of the table with their types, or none where there is no table."""
-    *schema, name = wanted.table.split(".")
-    with context.transaction() as conn:
-        return dict(conn.execute(_EXISTING, (schema[0] if schema else None, name)).fetchall())

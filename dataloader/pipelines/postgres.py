@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 
 import psycopg
-from psycopg import errors, sql
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.postgres import types
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from dataloader import config
@@ -193,28 +193,13 @@ class Query(Source):
                 elif size == 0:
                     csv_table.await_bytes(self._pg, self._check)
                 else:
-                    self._answer()
+                    csv_table.answered(self._pg, self._check)
                     return
 
     def _ask(self, send: Callable[[], None]) -> PGresult:
         with self._translated():
             send()
-            return self._answer()
-
-    def _answer(self) -> PGresult:
-        """The last result of what was sent, or that of a COPY, which begins; raises psycopg.Error."""
-        last: PGresult | None = None
-        while True:
-            csv_table.await_result(self._pg, self._check)
-            if (result := self._pg.get_result()) is None:
-                break
-            last = result
-            if result.status == ExecStatus.FATAL_ERROR:
-                raise errors.error_from_result(result, "utf-8")
-            if result.status == ExecStatus.COPY_OUT:
-                break
-        assert last is not None  # noqa: S101  each statement has a result
-        return last
+            return csv_table.answered(self._pg, self._check)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

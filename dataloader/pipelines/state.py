@@ -13,34 +13,13 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import dict_row, tuple_row
 
 from dataloader.pipelines.context import PermanentError, Retry
+from dataloader.queue import db
 
 NAME_MOST = 200  # characters
-TABLE = """
-CREATE TABLE IF NOT EXISTS dl_state (
-  name text PRIMARY KEY,
-  value jsonb,                         -- null: none, as before the first run
-  job_id uuid,                         -- the job that has set it; null: a person
-  changed_at timestamptz NOT NULL DEFAULT now(),
-  changed_by text)                     -- the person
-"""
-_IS_THERE = "SELECT to_regclass('dl_state') IS NOT NULL"
-_ALL = """
-SELECT name, value, job_id, changed_at, changed_by FROM dl_state
-WHERE %(name)s::text IS NULL OR name = %(name)s ORDER BY name
-"""
-# No row: the value is not the one that this run has begun at.
-_SET = """
-INSERT INTO dl_state AS s (name, value, job_id, changed_by) VALUES (%(name)s, %(value)s::jsonb, %(job_id)s, %(by)s)
-ON CONFLICT (name) DO UPDATE
-SET value = excluded.value, job_id = excluded.job_id, changed_by = excluded.changed_by, changed_at = now()
-WHERE %(by)s::text IS NOT NULL OR s.value IS NOT DISTINCT FROM %(seen)s::jsonb
-RETURNING name
-"""
-# Of sessions that create tables at the same time with IF NOT EXISTS, one would fail.
-_LOCK = "SELECT pg_advisory_xact_lock(hashtext('dl_create'), 0)"
+_SQL = db.statements("state.sql")
+TABLE = _SQL["create"]
 
 
 @dataclass(slots=True)
@@ -68,8 +47,8 @@ class State:
 
 def states(conn: psycopg.Connection[Any], name: str | None = None) -> list[dict[str, Any]]:
     """All states, or the one of this name, with who has changed each; none where there is no table."""
-    [(is_there,)] = conn.cursor(row_factory=tuple_row).execute(_IS_THERE).fetchall()
-    return conn.cursor(row_factory=dict_row).execute(_ALL, {"name": name}).fetchall() if is_there else []
+    [found] = _SQL.rows(conn, "is_there")
+    return _SQL.rows(conn, "states", name=name) if found["is_there"] else []
 
 
 def give(conn: psycopg.Connection[Any], name: str, value: Any, by: str) -> None:
@@ -80,7 +59,7 @@ def give(conn: psycopg.Connection[Any], name: str, value: Any, by: str) -> None:
 
 def create(conn: psycopg.Connection[Any], ddl: str) -> None:
     """Execute the DDL in this transaction, behind any other that this function executes there."""
-    conn.execute(_LOCK)
+    _SQL.do(conn, "lock")
     conn.execute(ddl.encode())
 
 
@@ -93,7 +72,7 @@ def checked(name: str) -> str:
 
 def _written(conn: psycopg.Connection[Any], name: str, value: Any, **more: Any) -> bool:
     given = {"name": name, "value": _json(value), "job_id": None, "seen": None, "by": None} | more
-    return conn.execute(_SET, given).fetchone() is not None
+    return _SQL.do(conn, "set", **given) == 1
 
 
 def _json(value: Any) -> str | None:

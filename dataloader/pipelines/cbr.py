@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 from xml.etree import ElementTree as ET
@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field
 from dataloader import config
 from dataloader.pipelines import Arguments, Context, PermanentError, http, register, validated
 from dataloader.pipelines.csv_table import permanent
-from dataloader.pipelines.http import Refused, Unreachable
+from dataloader.pipelines.http import Refused, TooLong, Unreachable
 
 _DECIMALS = decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN)  # whatever other code makes of the current one
 TIMEOUT = 10.0  # seconds without a byte from the server
@@ -84,7 +84,7 @@ def load_cbr_rates(args: dict[str, Any], context: Context) -> Iterator[dict[str,
     wanted = validated(Wanted, args)
     base = config.load().cbr_base_url.rstrip("/")
     script = base if base.endswith(".asp") else f"{base}/XML_daily.asp"
-    rates = read((yield from _fetch(f"{script}?date_req={wanted.date:%d/%m/%Y}")))
+    rates = read(_fetched(f"{script}?date_req={wanted.date:%d/%m/%Y}", context))
     if wanted.currencies is not None:
         if unknown := sorted(set(wanted.currencies) - {rate.currency for rate in rates}):
             raise PermanentError(f"currencies: {', '.join(unknown)} should be among the rates of {rates[0].day}")
@@ -135,20 +135,15 @@ def _rate(day: dt.date, element: ET.Element) -> Rate:
     return Rate(day, code, int(nominal), Decimal(value.replace(",", ".")))
 
 
-def _fetch(url: str) -> Generator[None, None, bytes]:
-    """The answer's body; a safe point after each piece."""
+def _fetched(url: str, context: Context) -> bytes:
     times = http.Times(TIMEOUT, TIMEOUT, _DEADLINE)
-    body = b""
     try:
-        with http.get(url, times, {"User-Agent": _AGENT}, is_one_server=True) as answer:
-            if answer.status != 200:
-                answer.require_final()
-                raise PermanentError(f"{answer.name} answered {answer.status}")
-            while piece := answer.read(2**16):
-                body += piece
-                if len(body) > _LARGEST_ANSWER:
-                    raise PermanentError(f"the answer is longer than {_LARGEST_ANSWER} bytes")
-                yield None
+        with http.get(url, times, {"User-Agent": _AGENT}, check=context.check, is_one_server=True) as answer:
+            if answer.status == 200:
+                return answer.content(_LARGEST_ANSWER)
+            answer.require_final()
+            raise PermanentError(f"{answer.name} answered {answer.status}")
+    except TooLong:
+        raise PermanentError(f"the answer is longer than {_LARGEST_ANSWER} bytes") from None
     except Refused as e:
         raise PermanentError(f"{e}; CBR_BASE_URL should name the right one") from None
-    return body

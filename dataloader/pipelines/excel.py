@@ -62,8 +62,8 @@ class Sheet(TypedFile):
         """Read the workbook; raises PermanentError where it, its sheet or its header is not as it should be."""
         super().__init__(path, descriptor)
         try:
-            self._sheet = self._opened(file, wanted.sheet)
-            self._marked = dict(_marked(file, self._sheet.name))
+            self._sheet, is_suspect = self._opened(file, wanted.sheet)
+            self._marked = dict(_marked(file, self._sheet.name)) if is_suspect else {}
         except (zipfile.BadZipFile, ET.ParseError, KeyError, OSError):
             raise PermanentError(f"{path}: {_NO_WORKBOOK}") from None
         self._footer = wanted.skip_footer
@@ -111,7 +111,8 @@ class Sheet(TypedFile):
             return number_type(_number(value))
         return _TYPES.get(type(value), None if value is None else "text")
 
-    def _opened(self, file: BinaryIO, name: str | int | None) -> Any:
+    def _opened(self, file: BinaryIO, name: str | int | None) -> tuple[Any, bool]:
+        """The sheet, and whether calamine may misread some of its cells."""
         from python_calamine import CalamineError, CalamineWorkbook, PasswordError, SheetVisibleEnum
 
         try:
@@ -127,12 +128,13 @@ class Sheet(TypedFile):
             name = book.sheet_names[name - 1]
         if name not in book.sheet_names:
             raise PermanentError(f"{self.origin}: sheet: should be one of {', '.join(book.sheet_names)}")
-        if (cells := _extent(file, str(name))) > _MOST_CELLS:
+        cells, is_suspect = _scanned(file, str(name))
+        if cells > _MOST_CELLS:
             raise PermanentError(
                 f"{self.origin}: the sheet {name} has {cells} cells between its first and its last one, and at most"
                 f" {_MOST_CELLS} can be read; delete what stands far away from the table, or save it as .csv"
             )
-        return book.get_sheet_by_name(name)
+        return book.get_sheet_by_name(name), is_suspect
 
     def _cells(self, skipped: int) -> Iterator[tuple[int, list[Any]]]:
         """The rows that are not empty, with their numbers."""
@@ -152,30 +154,24 @@ def _part(archive: zipfile.ZipFile, name: str) -> str:
     return posixpath.join("/xl", targets[sheets[name]])[1:]
 
 
-def _extent(file: BinaryIO, name: str) -> int:
-    """The cells of the rectangle from A1 to the last cell, for each of which calamine allocates memory."""
+def _scanned(file: BinaryIO, name: str) -> tuple[int, bool]:
+    """The cells from A1 to the last one, for each of which calamine allocates memory; whether it may misread some."""
     rows = columns = 0
+    is_suspect, last = False, b""
     with zipfile.ZipFile(file) as archive, archive.open(_part(archive, name)) as text:
-        last = b""
         while chunk := text.read(_CHUNK_BYTES):
-            for letters, number in _PLACE.findall(last + chunk):
+            piece = last + chunk
+            is_suspect = is_suspect or _SUSPECT.search(piece) is not None
+            for letters, number in _PLACE.findall(piece):
                 rows, columns = max(rows, int(number)), max(columns, _column(letters.decode()))
             last = chunk[-16:]
-    return rows * columns
+    return rows * columns, is_suspect
 
 
 def _marked(file: BinaryIO, name: str) -> Iterator[tuple[tuple[int, int], Any]]:
     """The cells that calamine takes for empty: errors, by their names, and formulas without a value."""
-    with zipfile.ZipFile(file) as archive:
-        part = _part(archive, name)
-        with archive.open(part) as text:
-            last = b""
-            while (chunk := text.read(_CHUNK_BYTES)) and not _SUSPECT.search(last + chunk):
-                last = chunk[-8:]
-            if not chunk:
-                return
-        with archive.open(part) as text:
-            yield from _suspects(text)
+    with zipfile.ZipFile(file) as archive, archive.open(_part(archive, name)) as text:
+        yield from _suspects(text)
 
 
 def _suspects(text: IO[bytes]) -> Iterator[tuple[tuple[int, int], Any]]:

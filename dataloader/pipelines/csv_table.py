@@ -186,6 +186,7 @@ class Source:
     delimiter = ","
     is_typed = True  # else its values are text, and `load.files` infers their types
     names_columns = "file"  # the word for what names the columns
+    unit = "row"  # by which people know a record
     hint = ""  # advice for an error about a missing column
     version: list[Any]  # JSON that differs for other records: a run goes on only behind the same ones
     columns: Mapping[str, str] = {}  # with their types in a new table
@@ -254,7 +255,7 @@ class Source:
 
     def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
         """The error of a record; it names the source and the record's number."""
-        return PermanentError(f"{self.origin}, row {line}: {reason}")
+        return PermanentError(f"{self.origin}, {self.unit} {line}: {reason}")
 
     def _counted(self, text: str, size: int) -> tuple[int, str]:
         """The next record, of so many bytes; raises PermanentError for one that is too long."""

@@ -606,27 +606,35 @@ class Shaped(Source):
         versions = [[entry.name, version] for entry, version in zip(entries, self._versions, strict=True)]
         self.version = ["files", hashlib.sha256(json.dumps(versions).encode()).hexdigest()]
         names = list(dict.fromkeys(name for header in headers for name in header))
-        for argument, chosen in (("select", wanted.select or []), ("types", wanted.types), ("key", wanted.key or [])):
+        self._require_known(names)
+        partitions = {name for entry in entries for name in entry.partition}
+        # Constants come behind the columns of the files.
+        names = sorted((name for name in wanted.select or names if name not in wanted.add), key=partitions.__contains__)
+        self._settle_types(names, given)
+
+    def _require_known(self, names: list[str]) -> None:
+        """Raise PermanentError for an argument that names a column which the files lack, or have already."""
+        wanted = self.wanted
+        for argument, chosen in {"select": wanted.select or [], "types": wanted.types, "key": wanted.key}.items():
             if unknown := [name for name in chosen if name not in names and name not in wanted.add]:
                 has = ", ".join(names[:20])
                 raise PermanentError(f"{argument}: {', '.join(unknown)} should be among the columns: {has}")
         if taken := [name for name in wanted.add if name in names]:
             raise PermanentError(f"add: the files have {', '.join(taken)}; it should be a new name")
-        names = [name for name in wanted.select or names if name not in wanted.add]
-        self.lines = [name for name, what in wanted.add.items() if what == "line"]
-        constants = [name for name, what in wanted.add.items() if what != "line"]
-        partitions = {name for entry in entries for name in entry.partition}
-        # Constants come behind the columns of the files.
-        names = [name for name in names if name not in partitions] + [name for name in names if name in partitions]
+
+    def _settle_types(self, names: list[str], given: dict[str, str]) -> None:
+        """Give each column the type of the arguments, the table or the source, else one that loses no value."""
+        wanted = self.wanted
         known = given | (self.existing if wanted.schema_change != "widen" else {}) | wanted.types
         unknown = [name for name in names if name not in known]
         known |= inferred(unknown, self._sample(unknown), wanted) if unknown else {}
-        typed = {name: known[name] for name in names}
+        self.lines = [name for name, what in wanted.add.items() if what == "line"]
+        constants = [name for name in wanted.add if name not in self.lines]
         added = {"now": "timestamp with time zone", "file": "text", "line": "bigint"}
-        typed |= {name: added[wanted.add[name]] for name in constants + self.lines}
-        self.columns = typed
+        self.columns = {name: known[name] for name in names}
+        self.columns |= {name: added[wanted.add[name]] for name in constants + self.lines}
         for name in names:
-            kind = kind_of(self.existing.get(name) or typed[name])
+            kind = kind_of(self.existing.get(name) or self.columns[name])
             if kind and not (name in given and kind_of(given[name]) == kind):
                 is_guess = name not in wanted.types and name not in self.existing and name not in given
                 self.kinds[name] = kind, is_guess

@@ -39,7 +39,6 @@ def quoted(text: str) -> str:
 class TypedFile(FileSource):
     """The rows as CSV records; a subclass reads them, and has the types and the fields of its values."""
 
-    unit = "row"  # by which people know a record
     columns: dict[str, str]
     plain: Writer
     as_json: Writer
@@ -85,9 +84,6 @@ class TypedFile(FileSource):
                     yield number, Rejected(f"{fault}; max_errors rejects such rows", text.replace("\0", "\ufffd"))
                     continue
             yield number, text
-
-    def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
-        return PermanentError(f"{self.origin}, {self.unit} {line}: {reason}")
 
     def _columns(self, sample: Iterable[tuple[int, Row | Rejected]]) -> dict[str, str]:
         """The columns of the sample's rows with their types; raises PermanentError for a wrong name."""

@@ -22,7 +22,7 @@ from xml.etree import ElementTree as ET
 from dataloader.pipelines import PermanentError
 from dataloader.pipelines.csv_table import Place, Rejected
 from dataloader.pipelines.files import Files, named
-from dataloader.pipelines.typed import Row, TypedFile, Writer, number_type, quoted
+from dataloader.pipelines.rows import Row, TypedFile, Writer, number_type, quoted
 
 if TYPE_CHECKING:
     from typing import BinaryIO

@@ -52,7 +52,7 @@ from dataloader.pipelines import (
 from dataloader.pipelines.columns import Reader, Type, Values, inferred, kind_of
 from dataloader.pipelines.csv_file import CsvFile, Layout, opened_text, text_pattern
 from dataloader.pipelines.csv_table import FileArguments, Item, Place, Rejected, Source, Target, identifier, unique
-from dataloader.pipelines.typed import common_type
+from dataloader.pipelines.rows import common_type
 from dataloader.queue.job import End
 
 _HEAD = 2**16  # bytes by which a file is recognized

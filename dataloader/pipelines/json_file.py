@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dataloader.pipelines import PermanentError
 from dataloader.pipelines.csv_table import LONGEST_RECORD, PART_BYTES, Place, Rejected
 from dataloader.pipelines.files import Files, named, no_data
-from dataloader.pipelines.typed import Row, TypedFile, number_type, quoted
+from dataloader.pipelines.rows import Row, TypedFile, number_type, quoted
 
 if TYPE_CHECKING:
     from typing import BinaryIO

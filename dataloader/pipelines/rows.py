@@ -1,7 +1,7 @@
-"""`context.load`: rows that a pipeline has, as the records of csv_table.
+"""Rows whose values have classes, as the records of csv_table: those of `context.load`, of JSON and of workbooks.
 
-Dicts and tuples become text by psycopg's own rules. Whatever exports an Arrow stream (pandas, polars, pyarrow, duckdb)
-comes batch by batch; pyarrow reads it.
+Dicts and tuples of a pipeline become text by psycopg's own rules. Whatever exports an Arrow stream (pandas, polars,
+pyarrow, duckdb) comes batch by batch; pyarrow reads it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from psycopg.adapt import PyFormat, Transformer
 
 from dataloader.pipelines import Context, PermanentError, Progress, csv_table, parquet, validated
 from dataloader.pipelines.context import Execution
-from dataloader.pipelines.csv_table import Finish, Item, Place, Rejected, Source, Target, identifier, unique
-from dataloader.pipelines.typed import quoted
+from dataloader.pipelines.csv_table import FileSource, Finish, Item, Place, Rejected, Source, Target, identifier, unique
 
 SAMPLE = 1_000  # rows that decide the columns and the types of a new table
 Columns = Sequence[str] | Mapping[str, str]
@@ -211,3 +210,103 @@ class Frames(Source):
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
         # Not in a thread: a pipeline's own generator may make the batches.
         return map(self._counted_batch, parquet.copied(self.batches, size, self.stored, parquet.block_of))
+
+
+# --- the rows of files ---
+
+
+Row = Mapping[str, Any]
+Writer = Mapping[type, Callable[[Any], str]]  # the CSV field of a value by its class
+_JSON = {"json", "jsonb"}
+
+
+def number_type(text: str) -> str:
+    """PURE: the type that holds this number exactly."""
+    is_whole = text.removeprefix("-").isdecimal() and len(text) <= 20
+    return "bigint" if is_whole and -(2**63) <= int(text) < 2**63 else "numeric"
+
+
+def common_type(kinds: set[str]) -> str:
+    """PURE: the type of a new table's column that keeps values of all these types."""
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    if "jsonb" in kinds:
+        return "jsonb"
+    if kinds == {"bigint", "numeric"}:
+        return "numeric"
+    return "timestamp" if kinds == {"date", "timestamp"} else "text"
+
+
+def quoted(text: str) -> str:
+    """PURE: the CSV field of a text that is not null."""
+    return f'"{text}"' if '"' not in text else '"' + text.replace('"', '""') + '"'
+
+
+class TypedFile(FileSource):
+    """The rows as CSV records; a subclass reads them, and has the types and the fields of its values."""
+
+    columns: dict[str, str]
+    plain: Writer
+    as_json: Writer
+
+    def fit(self, types: Mapping[str, str]) -> None:
+        for name, kind in types.items():
+            if kind in _JSON or self.columns[name] in _JSON:
+                self.columns[name] = kind
+
+    def rows(self, begin: Place) -> Iterator[tuple[int, Row | Rejected]]:
+        """The rows from there on, with the numbers by which people know them; the place is `begin` at once."""
+        raise NotImplementedError
+
+    def type_of(self, value: Any) -> str | None:
+        """The type of a value; None for a null."""
+        raise NotImplementedError
+
+    def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
+        return self._records(self.rows(begin))
+
+    def _records(self, rows: Iterator[tuple[int, Row | Rejected]]) -> Iterator[tuple[int, str | Rejected]]:
+        names, known = list(self.columns), self.columns.keys()
+        fields = [self.as_json if kind in _JSON else self.plain for kind in self.columns.values()]
+        for number, row in rows:
+            if isinstance(row, Rejected):
+                yield number, row
+                continue
+            if not row.keys() <= known:
+                new = next(name for name in row if name not in known)
+                raise self.error(number, f"the first rows have no column {new}: name it in `types`")
+            # Most rows have the columns in their order: this loop runs once for each value.
+            values = row.values() if list(row) == names else map(row.get, names)
+            text = ",".join([field[type(value)](value) for field, value in zip(fields, values, strict=True)])
+            if not text.isascii() or "\0" in text:
+                try:
+                    text.encode()
+                except UnicodeEncodeError:
+                    yield number, Rejected("a byte that is not UTF-8 text, or half of a character", "")
+                    continue
+                if "\0" in text:
+                    column = next(name for name in names if "\0" in str(row.get(name)))
+                    fault = f"column {column}: a zero byte (0x00), which PostgreSQL cannot hold"
+                    yield number, Rejected(f"{fault}; max_errors rejects such rows", text.replace("\0", "\ufffd"))
+                    continue
+            yield number, text
+
+    def _columns(self, sample: Iterable[tuple[int, Row | Rejected]]) -> dict[str, str]:
+        """The columns of the sample's rows with their types; raises PermanentError for a wrong name."""
+        kinds: dict[str, set[str]] = {}
+        refused: PermanentError | None = None
+        for number, row in sample:
+            if isinstance(row, Rejected):
+                refused = refused or self.error(number, row.reason)
+                continue
+            for name, value in row.items():
+                if name not in kinds:
+                    try:
+                        kinds[identifier(name)] = set()
+                    except ValueError as e:
+                        raise self.error(number, f"the name of a column: {e}") from None
+                if kind := self.type_of(value):
+                    kinds[name].add(kind)
+        if refused and not kinds:
+            raise refused
+        return {name: common_type(found) for name, found in kinds.items()}

@@ -13,13 +13,13 @@ from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 from xml.etree import ElementTree as ET
 
-from psycopg.rows import tuple_row
 from pydantic import BeforeValidator, Field
 
 from dataloader import config
 from dataloader.pipelines import Arguments, Context, PermanentError, http, register, validated
 from dataloader.pipelines.csv_table import permanent
 from dataloader.pipelines.http import Refused, TooLong, Unreachable
+from dataloader.queue import db
 
 _DECIMALS = decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN)  # whatever other code makes of the current one
 TIMEOUT = 10.0  # seconds without a byte from the server
@@ -27,20 +27,7 @@ _DEADLINE = 60.0  # seconds for the whole answer
 _LARGEST_ANSWER = 2**20  # bytes; a day's rates take some 5,000
 _AGENT = "dataloader (load.cbr.rates)"
 
-_CREATE = """
-CREATE TABLE IF NOT EXISTS cbr_rates (
-  date date NOT NULL, currency text NOT NULL, nominal int NOT NULL, value numeric NOT NULL,
-  rate numeric NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (date, currency))
-"""
-# Locks of two integers are distinct from the locks of one bigint that workers hold for their jobs' keys.
-_LOCK = "SELECT pg_advisory_xact_lock(hashtext('load.cbr.rates'), 0)"
-_UPSERT = """
-INSERT INTO cbr_rates AS old (date, currency, nominal, value, rate, updated_at)
-VALUES (%s, %s, %s, %s, %s, now())
-ON CONFLICT (date, currency) DO UPDATE
-SET nominal = excluded.nominal, value = excluded.value, rate = excluded.rate, updated_at = excluded.updated_at
-WHERE (old.nominal, old.value, old.rate) IS DISTINCT FROM (excluded.nominal, excluded.value, excluded.rate)
-"""
+_SQL = db.statements("cbr.sql")
 
 
 def _day(text: object) -> dt.date:
@@ -90,11 +77,11 @@ def load_cbr_rates(args: dict[str, Any], context: Context) -> Iterator[dict[str,
             raise PermanentError(f"currencies: {', '.join(unknown)} should be among the rates of {rates[0].day}")
         rates = [rate for rate in rates if rate.currency in wanted.currencies]
     with permanent("cbr_rates", "cbr_rates"), context.transaction() as conn:
-        cursor = conn.cursor(row_factory=tuple_row)
-        if cursor.execute("SELECT to_regclass('cbr_rates')").fetchall() == [(None,)]:
-            cursor.execute(_LOCK)  # another job may be creating the table
-            cursor.execute(_CREATE)
-        cursor.executemany(_UPSERT, [(*rate, rate.rate) for rate in rates])
+        [found] = _SQL.rows(conn, "is_there")
+        if not found["is_there"]:
+            _SQL.do(conn, "lock")
+            _SQL.do(conn, "create")
+        conn.cursor().executemany(_SQL["upsert"].encode(), [(*rate, rate.rate) for rate in rates])
         yield {"processed": len(rates), "total": len(rates)}
 
 

@@ -507,7 +507,7 @@ class Table:
         self.batch_rows = min(wanted.batch_rows, _REPEATED_ROWS) if wanted.max_errors else wanted.batch_rows
         self.conn, self._check = conn, context.check
         self._wanted, self._source, self._staging = wanted, source, staging_of(context.job_id)
-        self._sent: list[tuple[int, Text]] = []  # to COPY, with the numbers by which people know them
+        self._sent: list[tuple[int, Text]] = []  # to a COPY that failed, with the numbers by which people know them
         self._reporting = self._staging  # a pattern of what names the table in the context of COPY's errors
         self._cursor = conn.cursor(row_factory=tuple_row)
         [(self._schema,)] = self._cursor.execute("SELECT current_schema()").fetchall()
@@ -695,11 +695,14 @@ class Table:
 
     def _batch(self, items: Iterator[tuple[int, Item]]) -> Iterator[tuple[int, Text]]:
         rows = size = 0
-        for number, given in items:
-            item = given.block() if isinstance(given, Batch) else given  # it follows records of another file
-            yield number, item
-            rows += item.records if isinstance(item, Block) else 1
-            size += len(item if isinstance(item, str) else item.text) + _RECORD_SIZE
+        for number, item in items:
+            if isinstance(item, str):  # most are
+                yield number, item
+                rows, size = rows + 1, size + len(item) + _RECORD_SIZE
+            else:
+                other = item.block() if isinstance(item, Batch) else item  # it follows records of another file
+                yield number, other
+                rows, size = rows + (other.records if isinstance(other, Block) else 1), size + len(other.text)
             if rows >= self.batch_rows or size > _BATCH_SIZE:
                 return
         self.is_done = True
@@ -749,20 +752,29 @@ class Table:
         return self._execute("keep_rejects").rowcount
 
     def _copy(self, items: Iterable[tuple[int, Text]]) -> None:
+        # Two lists: a tuple for each record would cost a fifth of the time of records that come one by one.
+        numbers, sent = list[int](), list[Text]()
         chunk: list[str] = []
-        size, self._sent = 0, []
-        with self._cursor.copy(self._composed("copy")) as copy:
-            copy.write(b"\n")  # the header
-            for number, item in items:
-                if isinstance(item, Rejected):
-                    raise self._source.error(number, item.reason)
-                self._sent.append((number, item))
-                chunk.append(text := _text(item))
-                size += len(text)
-                if size > _COPIED_AT_ONCE:
-                    copy.write("".join(chunk).encode())
-                    chunk, size = [], 0
-            copy.write("".join(chunk).encode())
+        size = 0
+        try:
+            with self._cursor.copy(self._composed("copy")) as copy:
+                copy.write(b"\n")  # the header
+                for number, item in items:
+                    if isinstance(item, Rejected):
+                        raise self._source.error(number, item.reason)
+                    numbers.append(number)
+                    sent.append(item)
+                    # A call for each record would be dear too.
+                    text = f"{item}\n" if isinstance(item, str) and item != "\\." else _text(item)
+                    chunk.append(text)
+                    size += len(text)
+                    if size > _COPIED_AT_ONCE:
+                        copy.write("".join(chunk).encode())
+                        chunk, size = [], 0
+                copy.write("".join(chunk).encode())
+        except psycopg.Error:
+            self._sent = [*zip(numbers, sent, strict=True)]
+            raise
         self.copied += self._cursor.rowcount
 
     def write(self) -> dict[str, int]:

@@ -86,7 +86,7 @@ Workers = Callable[[], Worker]
 
 def step(worker: Worker, most: int = 10, *ends: Ended, queue: str = "q", head: Head = Head()) -> Step:  # noqa: B008
     """End these runs and claim so many; a statement that waits for a row fails, and does not hang."""
-    worker.conn.execute("SET lock_timeout = '2s'")
+    worker.conn.execute("SET lock_timeout = '20s'")
     return lifecycle.step(worker.session, [queue], BACKOFF_SEC, most, ends, head)
 
 

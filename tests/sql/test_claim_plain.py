@@ -145,9 +145,10 @@ def test_a_queue_with_jobs_that_only_the_long_claim_starts_is_not_asked_twice_fo
     operations.set_limit(conn, "l", "test", most=5)
     for _ in range(3):
         plain(conn, limits=["l"])
+    monkeypatch.setattr(lifecycle, "monotonic", lambda: 0.0)
     assert len(step(worker, 1).jobs) == 1
     monkeypatch.setattr(lifecycle, "_step_plain", None)
     assert len(step(worker, 1).jobs) == 1
-    monkeypatch.setattr(lifecycle, "monotonic", lambda: float("inf"))
+    monkeypatch.setattr(lifecycle, "monotonic", lambda: lifecycle.PLAIN_AGAIN_SEC)
     with pytest.raises(TypeError, match="not callable"):
         step(worker, 1)

@@ -52,7 +52,7 @@ def test_what_each_end_writes(
     assert end["payload"] == {"attempt": attempt, "worker": worker.name} | told
     if status == "queued":
         wait = how.get("delay_sec", 0)
-        assert max((end["available_at"] - end["now"]).total_seconds(), 0) == pytest.approx(wait, abs=5)
+        assert max((end["available_at"] - end["now"]).total_seconds(), 0) == pytest.approx(wait, abs=30)
         assert end["blocked_on"] == ("time" if wait else None)
 
 
@@ -200,14 +200,14 @@ def test_a_retry_without_a_delay_waits_as_its_attempts_say(conn: Conn, worker: W
     assert worker.finish(worker.take(), "retry", error="boom", delay_sec=None) == "queued"
     found = row(conn, job_id)
     assert found["blocked_on"] == "time"
-    assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(30 * attempts, abs=5)
+    assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(30 * attempts, abs=14)
     assert journal(conn, job_id)[-1][1]["delay_sec"] == 30 * attempts
     conn.execute("UPDATE dl_jobs SET available_at = now()")
     conn.execute("UPDATE dl_jobs SET attempt = %s", (attempts - 1,))
     worker.take()
     lifecycle.settle(conn, worker.name, "timeout", "too long")
     found = row(conn, job_id)
-    assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(30 * attempts, abs=5)
+    assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(30 * attempts, abs=14)
 
 
 def test_a_cancelled_job_whose_run_failed_waits_for_no_retry(conn: Conn, worker: Worker) -> None:

@@ -15,12 +15,10 @@ from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue_many as add_many
 
-TODAY = datetime.now(UTC).replace(microsecond=0)
-
 
 def after(minutes: float) -> datetime:
     """So many minutes from now."""
-    return TODAY + timedelta(minutes=minutes)
+    return datetime.now(UTC) + timedelta(minutes=minutes)
 
 
 def add_all(conn: Conn, *jobs: dict[str, Any]) -> list[UUID]:
@@ -77,10 +75,11 @@ def order(worker: Worker, number: int, column: str = "partition_key") -> list[An
 
 @pytest.mark.parametrize("add", ADDERS.values(), ids=ADDERS)
 def test_the_earliest_deadline_goes_first(conn: Conn, worker: Worker, add: Callable[..., UUID]) -> None:
-    none, late, soon = add(conn), add(conn, deadline=after(90)), add(conn, deadline=after(30))
+    deadline = after(30)
+    none, late, soon = add(conn), add(conn, deadline=after(90)), add(conn, deadline=deadline)
     urgent = add(conn, priority=1)
     assert order(worker, 4, "job_id") == [urgent, soon, late, none]
-    assert row(conn, soon)["deadline"] == after(30)
+    assert row(conn, soon)["deadline"] == deadline
 
 
 def test_a_job_that_comes_back_keeps_its_deadline(conn: Conn, worker: Worker) -> None:
@@ -182,7 +181,7 @@ def test_a_job_that_somebody_has_locked_is_left_when_its_queue_becomes_fair(conn
     locked, free = enqueue(conn, partition_key="a"), enqueue(conn, partition_key="a")
     with db.connect(dsn, name="stranger", schema="public") as stranger, stranger.transaction():
         stranger.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (locked,))
-        conn.execute("SET lock_timeout = '5s'")
+        conn.execute("SET lock_timeout = '20s'")
         share_out(conn)
     assert [row(conn, job_id)["share"] for job_id in (locked, free)] == [None, "a"]
 

@@ -219,32 +219,39 @@ def own(own_db: str) -> Any:
         yield conn
 
 
-def test_the_days_ahead_are_made_and_take_the_rows_of_the_default_partition(own: Conn) -> None:
-    put(own, 0, "of today")
-    put(own, 400, "of long ago")
-    assert logs.keep_days(own, None) == 3
-    assert days(own) == [*(of_day(own, ahead) for ahead in range(3)), "dl_job_logs_rest"]
-    assert value(own, f"SELECT text FROM {of_day(own, 0)}") == "of today"
-    assert value(own, "SELECT text FROM dl_job_logs_rest") == "of long ago"
-    assert logs.keep_days(own, None) == 0
-    put(own, -1, "of tomorrow")
-    assert value(own, f"SELECT text FROM {of_day(own, 1)}") == "of tomorrow"
-    assert value(own, f"SELECT count(*) FROM pg_indexes WHERE tablename = '{of_day(own, 0)}'") == 1
+@pytest.fixture
+def one_day(own: Conn) -> Any:
+    """A transaction, in which it is never midnight."""
+    with own.transaction():
+        yield own
 
 
-def test_old_days_are_dropped_and_old_rows_of_the_default_partition(own: Conn) -> None:
-    logs.keep_days(own, None)
-    own.execute(
+def test_the_days_ahead_are_made_and_take_the_rows_of_the_default_partition(one_day: Conn) -> None:
+    put(one_day, 0, "of today")
+    put(one_day, 400, "of long ago")
+    assert logs.keep_days(one_day, None) == 3
+    assert days(one_day) == [*(of_day(one_day, ahead) for ahead in range(3)), "dl_job_logs_rest"]
+    assert value(one_day, f"SELECT text FROM {of_day(one_day, 0)}") == "of today"
+    assert value(one_day, "SELECT text FROM dl_job_logs_rest") == "of long ago"
+    assert logs.keep_days(one_day, None) == 0
+    put(one_day, -1, "of tomorrow")
+    assert value(one_day, f"SELECT text FROM {of_day(one_day, 1)}") == "of tomorrow"
+    assert value(one_day, f"SELECT count(*) FROM pg_indexes WHERE tablename = '{of_day(one_day, 0)}'") == 1
+
+
+def test_old_days_are_dropped_and_old_rows_of_the_default_partition(one_day: Conn) -> None:
+    logs.keep_days(one_day, None)
+    one_day.execute(
         "CREATE TABLE dl_job_logs_20250101 PARTITION OF dl_job_logs"
         " FOR VALUES FROM ('2025-01-01 Z') TO ('2025-01-02 Z')"
     )
-    own.execute("CREATE TABLE dl_job_logs_20250102 (a int)")  # a table of this name that is no partition
-    put(own, 400, "old")
-    put(own, 5, "young")
-    assert logs.keep_days(own, 10) == 1
-    assert days(own) == [*(of_day(own, ahead) for ahead in range(3)), "dl_job_logs_rest"]
-    assert value(own, "SELECT to_regclass('dl_job_logs_20250102') IS NOT NULL")
-    assert own.execute("SELECT text FROM dl_job_logs").fetchall() == [("young",)]
+    one_day.execute("CREATE TABLE dl_job_logs_20250102 (a int)")  # a table of this name that is no partition
+    put(one_day, 400, "old")
+    put(one_day, 5, "young")
+    assert logs.keep_days(one_day, 10) == 1
+    assert days(one_day) == [*(of_day(one_day, ahead) for ahead in range(3)), "dl_job_logs_rest"]
+    assert value(one_day, "SELECT to_regclass('dl_job_logs_20250102') IS NOT NULL")
+    assert one_day.execute("SELECT text FROM dl_job_logs").fetchall() == [("young",)]
 
 
 def test_a_reader_who_holds_a_day_delays_the_change_only(own: Conn, own_db: str) -> None:

@@ -77,7 +77,7 @@ def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: Conn, worker: Wor
     beat = row(conn, job.job_id)["heartbeat_at"]
     assert lifecycle.keep(conn, [job.job_id], [job.attempt], job.claimed_by)
     found = row(conn, job.job_id)
-    assert (found["lease_expires_at"] - found["now"]).total_seconds() == pytest.approx(60, abs=5)
+    assert (found["lease_expires_at"] - found["now"]).total_seconds() == pytest.approx(60, abs=30)
     assert found["heartbeat_at"] == beat
     expire(conn, job.job_id)
     assert not lifecycle.keep(conn, [job.job_id], [job.attempt], job.claimed_by), "its key may be another job's by now"

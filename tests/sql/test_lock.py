@@ -34,10 +34,16 @@ from hands import (
     until,
     value,
 )
+from test_order import at_gate
 
 from dataloader.queue import lifecycle
 from dataloader.queue.job import Job
 
+BEFORE_THE_NEXT_LOOK = """
+CREATE FUNCTION gate.pg_sleep(sec float8) RETURNS void LANGUAGE sql VOLATILE AS $$
+  SELECT gate.wait() WHERE sec > 0
+$$;
+"""
 COLLIDING = ("customer:13679", "customer:78688")  # hashtext makes one of these two
 
 
@@ -92,20 +98,14 @@ def test_b8_a_lost_race_for_a_key_waits_for_its_winner_not_for_a_back_off(conn: 
     first, second = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k")
     with one.conn.transaction():
         assert one.take().job_id == first
-        with started(two.claim, None, conn) as claim:
-            until(lambda: waits_on(conn, two.pid) == "PgSleep", "the loser to look at the lock")
+        with at_gate(conn, BEFORE_THE_NEXT_LOOK, two, two.claim) as claim:
             one.conn.execute("COMMIT; BEGIN")
-            assert claim.result().job is None
-            assert claim.result().backoffs == 0
+        assert (claim.result().job, claim.result().backoffs) == (None, 0)
     assert (row(conn, second)["blocked_on"], state(conn, second)) == ("key", ("queued", 0))
     two.notes()
     lifecycle.settle(conn, one.name, "drain", "gone")
     assert two.notes() == ["q"]
     assert two.take().job_id == first
-
-
-def waits_on(conn: Conn, pid: int) -> str | None:
-    return value(conn, "SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid)
 
 
 # --- no wake-up is lost ---
@@ -163,11 +163,11 @@ def test_v15_an_open_foreign_transaction_on_a_running_row_stops_no_other_heartbe
     running = two_keys_busy(conn, one, two)
     for held, other in (running, reversed(running)):
         holder = one if other.claimed_by == one.name else two
-        holder.conn.execute("SET lock_timeout = '300ms'")
+        holder.conn.execute("SET lock_timeout = '20s'")
         with conn.transaction():
             conn.execute("UPDATE dl_jobs SET progress = '{}' WHERE job_id = %s", (held.job_id,))
             with started(lambda: idle.claim("b"), None, conn) as claim:
-                until(lambda: claim.done() or stands(conn, idle), "the claim to meet the open transaction")
+                until(lambda: claim.done() or stands(holder.conn, idle), "the claim to meet the open transaction")
                 try:
                     assert lifecycle.beat(holder.conn, [other], None, False) is False
                 finally:
@@ -183,9 +183,13 @@ def two_keys_busy(conn: Conn, one: Worker, two: Worker) -> list[Job]:
     return [one.take("a"), two.take("a")]
 
 
-def stands(conn: Conn, worker: Worker) -> bool:
-    """Does the worker wait for a lock, or pause before it looks again?"""
-    return blocked(conn, worker.pid) or waits_on(conn, worker.pid) == "PgSleep"
+def stands(observer: Conn, worker: Worker) -> bool:
+    """Does the worker wait for a lock, or pause before it looks again?
+
+    In a transaction an observer sees the other sessions as they were at its first look.
+    """
+    event = value(observer, "SELECT wait_event FROM pg_stat_activity WHERE pid = %s", worker.pid)
+    return event == "PgSleep" or blocked(observer, worker.pid)
 
 
 def test_a_retake_does_not_run_beside_another_run_of_its_key(conn: Conn, workers: Workers) -> None:
@@ -278,24 +282,19 @@ class Storm:
 
     def linger(self, conn: psycopg.Connection[Any], name: str) -> None:
         """A long job: it lasts until the others of its queue have started whatever may run beside it."""
-        if not self.long[name].acquire(blocking=False):
-            return
-        until = time.monotonic() + WAIT_SEC / 4
-        while value(conn, CLAIMABLE, name):
-            if time.monotonic() > until:
-                self.forgotten.append(f"{name}: claimable, and two idle workers")
-                break
-            time.sleep(0.002)
-        self.long[name].release()
+        if self.long[name].acquire(blocking=False):
+            until(lambda: self.forgotten or not value(conn, CLAIMABLE, name), "the others to start what they may")
+            self.long[name].release()
 
     def wait(self, conn: psycopg.Connection[Any], name: str, due_in: float | None) -> None:
-        """As a worker waits: drain, select, drain."""
-        until = time.monotonic() + min(WAIT_SEC, WAIT_SEC if due_in is None else due_in + 0.001)
+        """As a worker waits: drain, select, drain. Nobody tells of a row whose time comes, so that wait proves nothing."""
+        deadline = time.monotonic() + (WAIT_SEC if due_in is None else due_in + 0.001)
         while not any(note.payload == name for note in conn.notifies(timeout=0)):
-            pause = until - time.monotonic()
+            pause = deadline - time.monotonic()
             if pause <= 0:
                 # A slow machine is no lost wake-up: something must be there to claim, and no word of it under way.
-                if value(conn, CLAIMABLE, name) and not list(conn.notifies(timeout=2, stop_after=1)):
+                is_lost = due_in is None and value(conn, CLAIMABLE, name)
+                if is_lost and not list(conn.notifies(timeout=2, stop_after=1)):
                     self.forgotten.append(name)
                 return
             ready, _, _ = select.select([conn.fileno(), self.ends], [], [], pause)

@@ -23,12 +23,13 @@ from hands import (
     keys_held,
     many,
     plain,
-    started,
     state,
     step,
     until,
     value,
 )
+from test_lock import BEFORE_THE_NEXT_LOOK
+from test_order import at_gate
 
 from dataloader.queue import lifecycle, operations
 from dataloader.queue.job import Job
@@ -81,8 +82,8 @@ def test_an_end_waits_a_moment_for_a_claim_that_looks_at_its_row(conn: Conn, wor
     """Where the row is free before the last look, the end is written, and nobody is told that it was locked."""
     one, other = workers(), workers()
     job = one.start_new()
-    with freed_after_a_look(conn, one, other, job.job_id, lambda: step(one, 0, Ended(job, DONE))) as end:
-        assert (end.result().ended, list(end.result().locked)) == ({job.job_id: "succeeded"}, [])
+    end = freed_after_a_look(conn, one, other, job.job_id, lambda: step(one, 0, Ended(job, DONE)))
+    assert (end.ended, list(end.locked)) == ({job.job_id: "succeeded"}, [])
 
 
 def test_what_ended_at_the_first_look_is_told_with_what_ended_at_a_later_one(conn: Conn, workers: Workers) -> None:
@@ -93,35 +94,21 @@ def test_what_ended_at_the_first_look_is_told_with_what_ended_at_a_later_one(con
     assert ids([canceled, held, running]) == ids_of
     operations.change(conn, "cancel", [canceled.job_id], "test")
     ends = [Ended(canceled, DONE), Ended(held, DONE)]
-    with freed_after_a_look(
+    written = freed_after_a_look(
         conn, one, other, held.job_id, lambda: lifecycle.finish_some(one.conn, one.name, ends)
-    ) as written:
-        assert written.result() == ({canceled.job_id: "canceled", held.job_id: "succeeded"}, ())
+    )
+    assert written == ({canceled.job_id: "canceled", held.job_id: "succeeded"}, ())
     free = [value(other.conn, "SELECT pg_try_advisory_lock(hashtext(%s))", job.lock_key) for job in (canceled, held)]
     assert (free, value(other.conn, "SELECT pg_try_advisory_lock(hashtext(%s))", "c")) == ([True, True], False)
 
 
-@contextmanager
-def freed_after_a_look(
-    conn: Conn, worker: Worker, other: Worker, job_id: UUID, write: Callable[[], T]
-) -> Iterator[Future[T]]:
-    """The worker's write, in a thread: it finds the job's row locked, and free when it looks again."""
-    conn.execute(
-        """
-        CREATE SCHEMA gate;
-        CREATE FUNCTION gate.pg_sleep(sec float8) RETURNS void LANGUAGE sql VOLATILE AS $$
-          SELECT pg_advisory_lock_shared(7, 7); SELECT pg_advisory_unlock_shared(7, 7)
-        $$;
-        """
-    )
-    worker.conn.execute("SET search_path = gate, public, pg_catalog")
-    conn.execute("SELECT pg_advisory_lock(7, 7)")
+def freed_after_a_look(conn: Conn, worker: Worker, other: Worker, job_id: UUID, write: Callable[[], T]) -> T:
+    """The result of the worker's write, which finds the job's row locked, and free when it looks again."""
     with other.conn.transaction(force_rollback=True):
         other.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR SHARE", (job_id,))
-        with started(write, worker.pid, conn) as end:
+        with at_gate(conn, BEFORE_THE_NEXT_LOOK, worker, write) as end:
             other.conn.execute("ROLLBACK; BEGIN")
-            conn.execute("SELECT pg_advisory_unlock(7, 7)")
-            yield end
+    return end.result()
 
 
 def test_the_row_of_a_run_whose_end_waits_still_speaks_for_its_key(conn: Conn, dsn: str, workers: Workers) -> None:
@@ -303,7 +290,6 @@ def test_beside_locked_rows_alone_a_claim_comes_back_later(conn: Conn, dsn: str,
     with locked(dsn, "true"):
         found = step(worker, 20)
         assert (found.jobs, found.look_again, found.due_in) == ([], False, 1)
-        conn.execute("SELECT FROM dl_jobs LIMIT 1")
     with locked(dsn, "job_id IN (SELECT job_id FROM dl_jobs ORDER BY created_at LIMIT 400)"):
         conn.execute("DELETE FROM dl_jobs WHERE job_id IN (SELECT job_id FROM dl_jobs FOR UPDATE SKIP LOCKED)")
         found = step(worker, 20)

@@ -106,8 +106,8 @@ def test_a_claim_says_up_to_where_it_has_passed_jobs_over(conn: Conn, worker: Wo
 def test_an_overdue_job_goes_first(conn: Conn, worker: Worker) -> None:
     old, _, new = jobs(conn, "bab")
     instant = row(conn, new)["created_at"]
-    assert claim(worker, "a", overdue={99: instant}).job.affinity_key == "a"  # type: ignore[union-attr]
-    assert claim(worker, "a", overdue={100: instant}).job.job_id == old  # type: ignore[union-attr]
+    assert claim(worker, "a", overdue={99: instant}).job.affinity_key == "a"
+    assert claim(worker, "a", overdue={100: instant}).job.job_id == old
     jobs(conn, "a")
     assert models(claim(worker, "a", overdue={100: instant})) == "a", "what is younger than the instant waits"
 
@@ -124,7 +124,7 @@ def test_each_queue_of_a_worker_begins_with_what_is_warm(conn: Conn, worker: Wor
 def test_an_ordered_queue_keeps_its_order(conn: Conn, worker: Worker) -> None:
     operations.set_order(conn, "q", "test", ordered=True)
     first, _ = (plain(conn, lock_key="k", affinity_key=key, score=score) for key, score in (("b", 1), ("a", 2)))
-    assert claim(worker, "a").job.job_id == first  # type: ignore[union-attr]
+    assert claim(worker, "a").job.job_id == first
 
 
 def test_jobs_of_some_tasks_are_passed_over_and_the_claim_says_so(conn: Conn, worker: Worker) -> None:
@@ -137,13 +137,13 @@ def test_jobs_of_some_tasks_are_passed_over_and_the_claim_says_so(conn: Conn, wo
     again = claim(worker, without=["big"])
     assert (again.jobs, again.due_in, again.look_again) == ([], 1, False)
     assert state(conn, big) == ("queued", 0)
-    assert claim(worker).job.job_id == big  # type: ignore[union-attr]
+    assert claim(worker).job.job_id == big
 
 
 def test_what_is_left_out_hides_no_job_of_a_worse_priority(conn: Conn, worker: Worker) -> None:
     plain(conn, task="big", priority=1)
     small = plain(conn, task="small", priority=2)
-    assert claim(worker, without=["big"]).job.job_id == small  # type: ignore[union-attr]
+    assert claim(worker, without=["big"]).job.job_id == small
 
 
 def test_a_job_that_waited_for_its_time_is_due_since_then(conn: Conn, worker: Worker) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import Conn, row, value
+from hands import Conn, journal, kinds, row, value
 
 from dataloader.queue import again, enqueue, operations
 from dataloader.queue.enqueue import NewJob
@@ -22,10 +22,6 @@ def ended(conn: Conn, status: str = "failed", **fields: Any) -> UUID:
     job_id, _ = enqueue.enqueue(conn, NewJob(**{"queue": "q", "task": "t", "lock_key": "k", "args": ARGS} | fields))
     conn.execute("UPDATE dl_jobs SET status = %s, finished_at = now() WHERE job_id = %s", (status, job_id))
     return job_id
-
-
-def journal(conn: Conn, job_id: UUID) -> list[tuple[str, Any]]:
-    return [(event["kind"], event["payload"]) for event in stats.events(conn, job_id)]
 
 
 @pytest.mark.parametrize("status", ["failed", "lost", "succeeded", "canceled"])
@@ -43,9 +39,7 @@ def test_an_affinity_key_that_follows_from_the_args_is_found_anew(conn: Conn) ->
     operations.publish_tasks(conn, {"t": {"affinity": ["model"]}})
     job_id = ended(conn, args={"model": "a"})
     assert row(conn, job_id)["affinity_key"] == "a"
-    fields = again.fields_of(conn, job_id)
-    assert fields is not None
-    assert "affinity_key" not in fields
+    assert "affinity_key" not in again.fields_of(conn, job_id)
 
 
 @pytest.mark.parametrize("status", ["queued", "running"])
@@ -62,7 +56,7 @@ def test_the_journals_name_each_other_once(conn: Conn) -> None:
     new_id, status = again.add(conn, old_id, new, "me")
     assert again.add(conn, old_id, new, "me") == (new_id, status)
     assert journal(conn, old_id)[-1] == ("again", {"rerun_by": str(new_id), "by": "me"})
-    assert [kind for kind, _ in journal(conn, old_id)].count("again") == 1
+    assert kinds(conn, old_id).count("again") == 1
     assert journal(conn, new_id)[0] == ("queued", {"rerun_of": str(old_id), "by": "me"})
     assert again.links(stats.events(conn, new_id)) == {"rerun_of": str(old_id), "reruns": []}
     assert again.links(stats.events(conn, old_id)) == {"rerun_of": None, "reruns": [str(new_id)]}

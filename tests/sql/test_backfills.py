@@ -18,15 +18,15 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backfills, "REST", 0.0)
 
 
-JOBS = "SELECT partition_key, job_id, status::text, args FROM dl_jobs ORDER BY partition_key"
-
-
-def add(conn: Conn, name: str = "b", **fields: Any) -> dict[str, Any]:
+def new(name: str = "b", **fields: Any) -> dict[str, Any]:
     """A backfill of five days, if nothing else is said."""
     span = {} if "partitions" in fields else {"since": "2019-01-01", "until": "2019-01-05", "step": "day"}
     args = {"day": "{{ partition }}"}
-    new = new_backfill.checked({"name": name, "task": "load", "queue": "q", "args": args, **span, **fields})
-    return backfills.add(conn, new, "me")
+    return new_backfill.checked({"name": name, "task": "load", "queue": "q", "args": args, **span, **fields})
+
+
+def add(conn: Conn, name: str = "b", **fields: Any) -> dict[str, Any]:
+    return backfills.add(conn, new(name, **fields), "me")
 
 
 def tick(conn: Conn) -> list[plan.Made]:
@@ -39,15 +39,9 @@ def tick(conn: Conn) -> list[plan.Made]:
     return made
 
 
-def stored(conn: Conn, name: str = "b") -> dict[str, Any]:
-    found = backfills.backfill(conn, name)
-    assert found is not None
-    return found
-
-
 def counts(conn: Conn, name: str = "b") -> dict[str, int]:
     """The counts that are not 0."""
-    return {status: count for status, count in stored(conn, name)["counts"].items() if count}
+    return {status: count for status, count in backfills.backfill(conn, name)["counts"].items() if count}
 
 
 def ledger(conn: Conn, name: str = "b", status: str | None = None) -> list[tuple[str, str]]:
@@ -69,13 +63,14 @@ def test_each_partition_gets_one_job_with_its_args_its_key_and_its_limit(conn: C
     assert [(made.name, made.jobs) for made in tick(conn)] == [("b", 5)]
     assert backfills.tick(conn) is None
     days = [f"2019-01-0{day}" for day in range(1, 6)]
-    assert [(row[0], row[3]["day"]) for row in conn.execute(JOBS)] == [(day, day) for day in days]
+    jobs = conn.execute("SELECT partition_key, args ->> 'day' FROM dl_jobs ORDER BY 1").fetchall()
+    assert jobs == [(day, day) for day in days]
     (job,) = stats.jobs(conn, stats.Wanted(queue="q"), 1).jobs
     assert (job["priority"], job["limits"], job["producer"]) == (200, ["backfill:b"], "backfill b")
     assert value(conn, "SELECT payload ->> 'producer' FROM dl_job_events LIMIT 1") == "backfill b"
     assert value(conn, "SELECT most FROM dl_limits WHERE name = 'backfill:b'") == 3
     assert counts(conn) == {"queued": 5}
-    assert stored(conn)["state"] == "running"
+    assert backfills.backfill(conn, "b")["state"] == "running"
 
 
 def test_a_name_that_is_taken_changes_nothing(conn: Conn) -> None:
@@ -97,10 +92,10 @@ def test_the_jobs_come_in_bunches_in_turn_with_those_of_others_and_a_killed_bunc
         failed = backfills.tick(conn)
     assert (failed.name, failed.error) == ("b", "division by zero")
     assert value(conn, "SELECT count(*) FROM dl_jobs") == value(conn, "SELECT count(job_id) FROM dl_partitions") == 0
-    assert stored(conn)["error"] == "division by zero"
+    assert backfills.backfill(conn, "b")["error"] == "division by zero"
     conn.execute("UPDATE dl_backfills SET next_at = now() WHERE name = 'b'")
     assert [(made.name, made.jobs) for made in tick(conn)] == [("c", 2), ("b", 2), ("c", 1), ("b", 2), ("b", 1)]
-    assert stored(conn)["error"] is None
+    assert backfills.backfill(conn, "b")["error"] is None
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 8
 
 
@@ -116,9 +111,8 @@ def test_two_reapers_do_not_make_the_same_bunch(conn: Conn, dsn: str) -> None:
 def test_beside_jobs_of_others_a_bunch_is_followed_by_a_rest_whichever_reaper_makes_the_next(
     conn: Conn, workers: Workers, monkeypatch: pytest.MonkeyPatch, has_ended: bool
 ) -> None:
-    enqueue(conn, lock_key="of somebody else")
     worker = workers()
-    job = worker.take()
+    job = worker.start_new(lock_key="of somebody else")
     if has_ended:
         worker.finish(job)
         conn.execute("UPDATE dl_jobs SET finished_at = now() + interval '1 h'")  # else it counts for a second
@@ -129,9 +123,7 @@ def test_beside_jobs_of_others_a_bunch_is_followed_by_a_rest_whichever_reaper_ma
         change()
         assert backfills.tick(conn)
         assert backfills.tick(conn) is None
-        due_in = backfills.due_in(conn)
-        assert due_in is not None
-        assert due_in > 1
+        assert backfills.due_in(conn) > 1
     add(conn, "c")
     assert [made.name for made in tick(conn)] == ["c"], "others have their turn"
 
@@ -163,9 +155,7 @@ def test_a_change_wakes_the_reapers(conn: Conn, dsn: str) -> None:
         ):
             change()
             assert [note.channel for note in conn.notifies(timeout=20, stop_after=1)] == ["dl_backfills"]
-            due_in = backfills.due_in(conn)
-            assert due_in is not None
-            assert due_in <= 0
+            assert backfills.due_in(conn) <= 0
     tick(conn)
     assert backfills.due_in(conn) is None
 
@@ -179,7 +169,6 @@ def test_a_paused_backfill_makes_and_starts_no_jobs_and_a_new_cap_counts_from_it
     worker = workers()
     job = worker.take()
     paused = backfills.pause(conn, "b", "me")
-    assert paused
     assert (paused["state"], paused["paused_by"], paused["eta_sec"]) == ("paused", "me", None)
     assert tick(conn) == []
     worker.finish(job)
@@ -187,7 +176,6 @@ def test_a_paused_backfill_makes_and_starts_no_jobs_and_a_new_cap_counts_from_it
     backfills.set_most(conn, "b", 2, "me")
     assert worker.claim().job is None
     resumed = backfills.resume(conn, "b", "me")
-    assert resumed
     assert (resumed["state"], resumed["max_running"]) == ("making", 2)
     assert value(conn, "SELECT most FROM dl_limits") == 2
     assert [made.jobs for made in tick(conn)] == [2]
@@ -205,13 +193,10 @@ def test_a_canceled_backfill_makes_no_more_jobs_and_cancels_its_own_alone_in_bun
     add(conn, max_running=2)
     backfills.tick(conn)
     backfills.tick(conn)
-    operations.set_limit(conn, "other", "me", most=1)
-    other = new_backfill.checked({"name": "c", "task": "load", "queue": "q", "partitions": ["x"]})
-    backfills.add(conn, other, "me")
+    add(conn, "c", partitions=["x"])
     conn.execute("UPDATE dl_backfills SET next_at = NULL WHERE name = 'c'")
     running = workers().take()
     canceled = backfills.cancel(conn, "b", "me")
-    assert canceled
     assert canceled["state"] == "canceled"
     assert value(conn, "SELECT most FROM dl_limits WHERE name = 'backfill:b'") == 0
     assert [made.canceled for made in tick(conn)] == [2, 2, 0]
@@ -250,11 +235,12 @@ def test_the_state_and_the_time_left_follow_the_jobs(conn: Conn) -> None:
     add(conn)
     tick(conn)
     end(conn, "succeeded", "2019-01-01", "2019-01-02")
-    shown = stored(conn)
+    shown = backfills.backfill(conn, "b")
     assert shown["state"] == "running"
     assert 10 < shown["eta_sec"] < 60, "three are left, two came in some ten seconds"
     end(conn, "succeeded", *(f"2019-01-0{day}" for day in range(3, 6)))
-    assert (stored(conn)["state"], stored(conn)["eta_sec"]) == ("done", None)
+    shown = backfills.backfill(conn, "b")
+    assert (shown["state"], shown["eta_sec"]) == ("done", None)
 
 
 def test_skip_done_leaves_out_what_is_done_with_the_same_args_and_version(conn: Conn) -> None:
@@ -263,17 +249,8 @@ def test_skip_done_leaves_out_what_is_done_with_the_same_args_and_version(conn: 
     end(conn, "succeeded", "2019-01-01", "2019-01-02")
     end(conn, "failed", "2019-01-03")
     conn.execute("DELETE FROM dl_jobs WHERE partition_key = '2019-01-02'")
-    fields = {
-        "name": "again",
-        "task": "load",
-        "queue": "q",
-        "since": "2019-01-01",
-        "until": "2019-01-05",
-        "step": "day",
-    }
-    fields |= {"args": {"day": "{{ partition }}"}, "skip_done": True, "code_version": "1"}
-    assert backfills.preview(conn, new_backfill.checked(fields))["skipped"] == 2
-    assert backfills.preview(conn, new_backfill.checked(fields | {"code_version": "2"}))["skipped"] == 0
+    for version, skipped in (("1", 2), ("2", 0)):
+        assert backfills.preview(conn, new(skip_done=True, code_version=version))["skipped"] == skipped
     add(conn, "again", skip_done=True, code_version="1")
     add(conn, "newer", skip_done=True, code_version="2", lock_key="n{{ partition }}")
     add(conn, "all", code_version="1", lock_key="a{{ partition }}")
@@ -296,12 +273,8 @@ def test_a_full_queue_stops_a_backfill_until_there_is_room(conn: Conn) -> None:
     add(conn, "first", partitions=["x"])
     tick(conn)
     add(conn)
-    made = backfills.tick(conn)
-    assert made.error is not None
-    assert "the queue q is full" in made.error
-    due_in = backfills.due_in(conn)
-    assert due_in is not None
-    assert 0 < due_in <= backfills.RETRY_SEC
+    assert "the queue q is full" in backfills.tick(conn).error
+    assert 0 < backfills.due_in(conn) <= backfills.RETRY_SEC
     assert backfills.tick(conn) is None, "it rests"
     operations.limit_length(conn, "q", None, "me")
     conn.execute("UPDATE dl_backfills SET next_at = now() WHERE next_at IS NOT NULL")
@@ -309,10 +282,7 @@ def test_a_full_queue_stops_a_backfill_until_there_is_room(conn: Conn) -> None:
 
 
 def test_jobs_count_for_the_limits_of_their_pipeline_too(conn: Conn) -> None:
-    operations.publish_tasks(
-        conn,
-        {"load": {"max_attempts": None, "affinity": None, "limits": ["cbr"], "memory_mb": None, "cpus": None}},
-    )
+    operations.publish_tasks(conn, {"load": {"limits": ["cbr"]}})
     add(conn)
     tick(conn)
     assert value(conn, "SELECT DISTINCT limits FROM dl_jobs") == ["cbr", "backfill:b"]

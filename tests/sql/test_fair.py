@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import Conn, Worker, Workers, age, buffers, enqueue, plain, quietly, row, value
+from hands import Conn, Worker, Workers, age, buffers, enqueue, locked, plain, quietly, row, value
 
 from dataloader import enqueue as add_one
 from dataloader.queue import db, lifecycle, operations
@@ -40,22 +40,16 @@ def one(conn: Conn, **more: Any) -> UUID:
     return add_one(conn, queue="q", task="t", lock_key=str(uuid4()), schema="public", **more)[0]
 
 
-def one_with_key(conn: Conn, **more: Any) -> UUID:
-    """Add one with an idempotency key."""
-    return one(conn, idempotency_key=str(uuid4()), **more)
-
-
 def listed(conn: Conn, **more: Any) -> UUID:
     """Add a job in a list."""
     return add_all(conn, more)[0]
 
 
-def listed_with_key(conn: Conn, **more: Any) -> UUID:
-    """Add a job in a list, with an idempotency key."""
-    return listed(conn, idempotency_key=str(uuid4()), **more)
-
-
-ADDERS = {add.__name__: add for add in (enqueue, one, one_with_key, listed, listed_with_key, by_sql, plain)}
+ADDERS: dict[str, Callable[..., UUID]] = {
+    **{add.__name__: add for add in (enqueue, one, listed, by_sql, plain)},
+    "one with a key": lambda conn, **more: one(conn, idempotency_key=str(uuid4()), **more),
+    "listed with a key": lambda conn, **more: listed(conn, idempotency_key=str(uuid4()), **more),
+}
 
 
 def share_out(conn: Conn, by: str | None = "partition_key") -> None:
@@ -90,9 +84,7 @@ def test_a_job_that_comes_back_keeps_its_deadline(conn: Conn, worker: Worker) ->
 
 def test_a_parked_job_with_a_deadline_is_let_in_first(conn: Conn, worker: Worker, workers: Workers) -> None:
     operations.set_limit(conn, "one", "test", most=1)
-    running = enqueue(conn, limits=["one"])
-    job = worker.take()
-    assert job.job_id == running
+    job = worker.start_new(limits=["one"])
     none, soon = enqueue(conn, limits=["one"]), enqueue(conn, limits=["one"], deadline=after(5))
     assert workers().claim().job is None
     worker.finish(job)
@@ -178,12 +170,11 @@ def test_a_backlog_is_shared_by_the_field_each_share_in_its_order(conn: Conn, wo
 
 
 def test_a_job_that_somebody_has_locked_is_left_when_its_queue_becomes_fair(conn: Conn, dsn: str) -> None:
-    locked, free = enqueue(conn, partition_key="a"), enqueue(conn, partition_key="a")
-    with db.connect(dsn, name="stranger", schema="public") as stranger, stranger.transaction():
-        stranger.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (locked,))
+    held, free = enqueue(conn, partition_key="a"), enqueue(conn, partition_key="a")
+    with db.connect(dsn, name="stranger", schema="public") as stranger, locked(stranger, held):
         conn.execute("SET lock_timeout = '20s'")
         share_out(conn)
-    assert [row(conn, job_id)["share"] for job_id in (locked, free)] == [None, "a"]
+    assert [row(conn, job_id)["share"] for job_id in (held, free)] == [None, "a"]
 
 
 def test_a_backlog_has_its_turns_when_its_queue_becomes_fair(conn: Conn, worker: Worker) -> None:
@@ -279,8 +270,7 @@ def test_a_stuck_first_row_lets_no_newcomer_pass_the_others(
     share_out(conn)
     stuck = enqueue(conn, partition_key="stuck")
     add_all(conn, *[{"partition_key": "busy"}] * 30)
-    with db.connect(dsn, name="stranger", schema="public") as stranger, stranger.transaction():
-        stranger.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (stuck,))
+    with db.connect(dsn, name="stranger", schema="public") as stranger, locked(stranger, stuck):
         order(worker, 20)
         job = worker.take()
         add_all(conn, *[{"partition_key": "new"}] * 15)

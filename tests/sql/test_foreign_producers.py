@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
@@ -12,6 +10,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+import test_enqueue_many
 from hands import Conn, row, value
 from psycopg.conninfo import conninfo_to_dict
 
@@ -26,21 +25,13 @@ asynchronous = pytest.importorskip("sqlalchemy.ext.asyncio")
 
 # A transaction of a library's: committed at the end of the block, rolled back by an exception.
 Begin = Callable[[], AbstractContextManager[Any]]
-EVERYTHING: dict[str, Any] = {
-    "queue": "load.cbr",
-    "task": "cbr",
+EVERYTHING: dict[str, Any] = test_enqueue_many.EVERYTHING | {
     "lock_key": "ключ, \"'{}\\ %s :x",
     "args": {"city": "Хабаровск", "n": [1, 2.5, None, 10**30, {"deep": '🚀"\\,{}%(x)s:y'}]},
     "partition_key": "NULL",
-    "priority": 7,
-    "available_at": datetime(2026, 1, 31, 3, 30, 0, 123456, UTC),
-    "max_attempts": 1,
-    "lease_ttl_sec": 86_400,
-    "timeout_sec": 600,
     "score": -1.5e-7,
     "producer": "",
     "consumer_group": "{}",
-    "affinity_key": "model:7",
     "limits": ['a "b"', "c\\,", "NULL"],
     "deadline": datetime(2026, 2, 1, tzinfo=UTC),
 }
@@ -230,12 +221,7 @@ def test_what_is_no_connection_to_the_queue_is_refused(dsn: str) -> None:
     light.dispose()
     for wrong in (None, "postgresql://", object()):
         with pytest.raises(TypeError, match=f"psycopg 3, SQLAlchemy or Django, not {type(wrong).__name__}"):
-            enqueue_many(wrong, [NewJob("q", "t", "k")])  # type: ignore[arg-type]
-
-
-def test_a_producer_on_psycopg_loads_neither_library() -> None:
-    code = "import sys; from dataloader import enqueue; print({'sqlalchemy', 'django'} & {*sys.modules})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+            enqueue_many(wrong, [NewJob("q", "t", "k")])
 
 
 @pytest.mark.parametrize("values", [[], ["a", None, 'b"\\,{}', "NULL", ""], ["{}", " "]])

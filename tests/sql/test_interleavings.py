@@ -10,9 +10,10 @@ cancellation ends canceled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import permutations
 from typing import Any
 from uuid import UUID
 
@@ -154,11 +155,10 @@ def take(stage: Stage, actor: Actor, step: str) -> None:
     if step == "commit":
         actor.conn.execute("COMMIT")
         actor.open = False
-    elif step in VERBS:
-        if actor.job:
-            actor.worker.finish(actor.job, step, error="e")
-    else:
+    elif step not in OF_A_RUN:
         STEPS[step](stage, actor)
+    elif actor.job:
+        OF_A_RUN[step](actor, actor.job)
 
 
 def claim(stage: Stage, actor: Actor) -> None:
@@ -172,20 +172,9 @@ def lose(stage: Stage, actor: Actor) -> None:
     actor.conn.execute("SELECT pg_advisory_unlock_all()")
 
 
-def beat(stage: Stage, actor: Actor) -> None:
-    if actor.job:
-        lifecycle.beat(actor.conn, [actor.job], None, True)
-
-
-def keep(stage: Stage, actor: Actor) -> None:
-    if actor.job:
-        lifecycle.keep(actor.conn, [actor.job.job_id], [actor.job.attempt], actor.job.claimed_by)
-
-
-def retake(stage: Stage, actor: Actor) -> None:
-    if actor.job:
-        lifecycle.retake(actor.worker.session, [actor.job])
-        actor.conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE claimed_by = %s", (actor.name,))
+def retake(actor: Actor, job: Job) -> None:
+    lifecycle.retake(actor.worker.session, [job])
+    actor.conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE claimed_by = %s", (actor.name,))
 
 
 def request(stage: Stage, actor: Actor) -> None:
@@ -199,12 +188,15 @@ def age(stage: Stage, actor: Actor) -> None:
     actor.conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'")
 
 
+OF_A_RUN: dict[str, Callable[[Actor, Job], Any]] = {
+    "beat": lambda actor, job: lifecycle.beat(actor.conn, [job], None, True),
+    "keep": lambda actor, job: lifecycle.keep(actor.conn, [job.job_id], [job.attempt], job.claimed_by),
+    "retake": retake,
+    **{verb: lambda actor, job, verb=verb: actor.worker.finish(job, verb, error="e") for verb in VERBS},
+}
 STEPS: dict[str, Callable[[Stage, Actor], Any]] = {
     "claim": claim,
     "lose": lose,
-    "beat": beat,
-    "keep": keep,
-    "retake": retake,
     "request": request,
     "age": age,
     "reap": lambda stage, actor: lifecycle.reap(actor.conn),
@@ -214,13 +206,10 @@ STEPS: dict[str, Callable[[Stage, Actor], Any]] = {
 }
 
 
-def orders(counts: tuple[int, ...], prefix: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+def orders(counts: Iterable[int]) -> list[tuple[int, ...]]:
     """Every interleaving of so many steps of each actor."""
-    if not any(counts):
-        yield prefix
-    for actor, left in enumerate(counts):
-        if left:
-            yield from orders((*counts[:actor], left - 1, *counts[actor + 1 :]), (*prefix, actor))
+    steps = [actor for actor, number in enumerate(counts) for _ in range(number)]
+    return sorted(set(permutations(steps)))
 
 
 def attempts(story: list[tuple[str, dict[str, Any]]]) -> int:
@@ -271,8 +260,8 @@ def stage(own_db: str) -> Iterator[Stage]:
 def explore(stage: Stage, script: str) -> int:
     """Play every order of a script, judge each, and return their number."""
     lists = [part.split() for part in script.split("|")]
-    number = 0
-    for order in orders(tuple(map(len, lists))):
+    every = orders(map(len, lists))
+    for order in every:
         names = [lists[actor][order[:place].count(actor)] for place, actor in enumerate(order)]
         told = " ".join(f"{actor + 1}:{name}" for actor, name in zip(order, names, strict=True))
         try:
@@ -282,8 +271,7 @@ def explore(stage: Stage, script: str) -> int:
             judge_ends(stage)
         except AssertionError as error:
             raise AssertionError(f"{told}: {error}") from error
-        number += 1
-    return number
+    return len(every)
 
 
 # What each explores, the steps of its actors, and in how many orders these come.

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from hands import Conn, Worker, enqueue, value
+from hands import Conn, Worker, value
 
 from dataloader.farm import keeper
 from dataloader.farm.capture import Output
@@ -33,12 +33,9 @@ def texts(conn: Conn, job_id: UUID, **more: Any) -> list[str]:
 
 
 @pytest.fixture
-def running(conn: Conn, dsn: str) -> Any:
+def running(worker: Worker) -> tuple[Worker, Job]:
     """A worker and its running job."""
-    enqueue(conn)
-    worker = Worker(dsn, "host:1:boot")
-    with worker.conn:
-        yield worker, worker.take()
+    return worker, worker.start_new()
 
 
 def test_lines_have_the_databases_time_and_their_own_order(conn: Conn, running: Any) -> None:
@@ -154,20 +151,16 @@ def test_lines_in_the_middle_go_while_newer_ones_come(conn: Conn, running: Any) 
         assert sum(line["left_out"] for line in found) + len(found) == (part + 1) * 20
 
 
-def test_another_runs_lines_stay_when_some_are_left_out(conn: Conn, dsn: str) -> None:
-    for number in range(2):
-        enqueue(conn, lock_key=f"k{number}")
-    one, two = Worker(dsn, "host:1:boot"), Worker(dsn, "host:2:boot")
-    with one.conn, two.conn:
-        first, second = one.take(), two.take()
-        logs.write(conn, [written(second, *"abc")], monotonic())
-        run = written(first, *"abc")
-        logs.write(conn, [run], monotonic())
-        logs._leave_out(conn, run, (2, 2), monotonic())
-        stranger = written(first._replace(claimed_by="host:9:boot"))
-        logs._leave_out(conn, stranger, (1, 3), monotonic())
-        assert texts(conn, first.job_id) == ["a", "c"]
-        assert texts(conn, second.job_id) == ["a", "b", "c"]
+def test_another_runs_lines_stay_when_some_are_left_out(conn: Conn, one: Worker, two: Worker) -> None:
+    first, second = one.start_new(), two.start_new()
+    logs.write(conn, [written(second, *"abc")], monotonic())
+    run = written(first, *"abc")
+    logs.write(conn, [run], monotonic())
+    logs._leave_out(conn, run, (2, 2), monotonic())
+    stranger = written(first._replace(claimed_by="host:9:boot"))
+    logs._leave_out(conn, stranger, (1, 3), monotonic())
+    assert texts(conn, first.job_id) == ["a", "c"]
+    assert texts(conn, second.job_id) == ["a", "b", "c"]
 
 
 def test_pages_follow_each_other_over_attempts(conn: Conn, running: Any) -> None:

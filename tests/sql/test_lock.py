@@ -78,19 +78,13 @@ def test_a_key_held_by_a_foreign_session_backs_off_growing_to_the_bound(conn: Co
     assert [payload.pop("backoffs") for _, payload in story] == list(range(1, 8))
     assert {kind for kind, _ in story} == {"requeue"}
     assert story[0][1] == {"reason": "the key is held by another session", "attempt": 1}
+    conn.execute("SELECT pg_advisory_unlock_all()")
+    assert worker.take().attempt == 2, "a back-off costs none"
+    assert row(conn, job_id)["backoffs"] == 0
 
 
 def refused_at(conn: Conn, job_id: UUID) -> datetime:
     return value(conn, "SELECT max(ts) FROM dl_job_events WHERE job_id = %s", job_id)
-
-
-def test_a_back_off_costs_no_attempt_and_is_forgotten_at_the_start(conn: Conn, worker: Worker) -> None:
-    conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
-    job_id = plain(conn, lock_key="k")
-    worker.claim(backoff_sec=0)
-    conn.execute("SELECT pg_advisory_unlock_all()")
-    assert worker.take().attempt == 1
-    assert row(conn, job_id)["backoffs"] == 0
 
 
 def test_b8_a_lost_race_for_a_key_waits_for_its_winner_not_for_a_back_off(conn: Conn, one: Worker, two: Worker) -> None:
@@ -167,7 +161,7 @@ def test_v15_an_open_foreign_transaction_on_a_running_row_stops_no_other_heartbe
         with conn.transaction():
             conn.execute("UPDATE dl_jobs SET progress = '{}' WHERE job_id = %s", (held.job_id,))
             with started(lambda: idle.claim("b"), None, conn) as claim:
-                until(lambda: claim.done() or stands(holder.conn, idle), "the claim to meet the open transaction")
+                until(lambda: claim.done() or stands(one.conn, idle), "the claim to meet the open transaction")
                 try:
                     assert lifecycle.beat(holder.conn, [other], None, False) is False
                 finally:
@@ -287,7 +281,7 @@ class Storm:
             self.long[name].release()
 
     def wait(self, conn: psycopg.Connection[Any], name: str, due_in: float | None) -> None:
-        """As a worker waits: drain, select, drain. Nobody tells of a row whose time comes, so that wait proves nothing."""
+        """As a worker waits: drain, select, drain. Nobody need tell it of a row whose time has come."""
         deadline = time.monotonic() + (WAIT_SEC if due_in is None else due_in + 0.001)
         while not any(note.payload == name for note in conn.notifies(timeout=0)):
             pause = deadline - time.monotonic()

@@ -94,9 +94,7 @@ def test_what_ended_at_the_first_look_is_told_with_what_ended_at_a_later_one(con
     assert ids([canceled, held, running]) == ids_of
     operations.change(conn, "cancel", [canceled.job_id], "test")
     ends = [Ended(canceled, DONE), Ended(held, DONE)]
-    written = freed_after_a_look(
-        conn, one, other, held.job_id, lambda: lifecycle.finish_some(one.conn, one.name, ends)
-    )
+    written = freed_after_a_look(conn, one, other, held.job_id, lambda: lifecycle.finish_some(one.conn, one.name, ends))
     assert written == ({canceled.job_id: "canceled", held.job_id: "succeeded"}, ())
     free = [value(other.conn, "SELECT pg_try_advisory_lock(hashtext(%s))", job.lock_key) for job in (canceled, held)]
     assert (free, value(other.conn, "SELECT pg_try_advisory_lock(hashtext(%s))", "c")) == ([True, True], False)
@@ -278,9 +276,7 @@ def test_rows_that_are_locked_at_the_head_hide_nothing_behind_them(
         assert len(found.jobs) == most
         assert all(job.lock_key.startswith("free-") for job in found.jobs)
         assert keys_held(conn).count(worker.pid) == most
-        looked = worker.claim()
-        assert looked.job
-        assert looked.job.lock_key.startswith("free-")
+        assert worker.take().lock_key.startswith("free-")
     assert step(worker, 1).jobs[0].lock_key.startswith("locked-")
 
 

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 from foreign import CONTRACT, CONTRACT_TRIGGERS
-from hands import PATIENCE, Conn, Worker, blocked, enqueue, locked, plain, row, state, until, value
+from hands import PATIENCE, Conn, Worker, enqueue, locked, plain, row, state, until, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -29,14 +29,14 @@ from dataloader.queue.migrations import Migration, SchemaError
 from dataloader.queue.reports import stats
 
 ALL = [migrations.FIRST, "functions"]
+# The session of an earlier migration is shown until its backend has ended: so no test picks one session by its name.
 MIGRATING = """
-SELECT pid FROM pg_stat_activity WHERE application_name = 'dl-migrate' AND datname = current_database()
+SELECT {} FROM pg_stat_activity WHERE application_name = 'dl-migrate' AND datname = current_database()
 """
+BLOCKED = MIGRATING.format("bool_or(cardinality(pg_blocking_pids(pid)) > 0)")
 DYING = """
 import os, signal, sys
-from dataloader import config
-from dataloader.check import database
-from dataloader.queue import db, drift, migrations
+from dataloader.queue import db, migrations
 
 class Dying(db.Connection):
     left = int(sys.argv[2])
@@ -227,18 +227,18 @@ def test_rows_are_mended_beside_a_producer_and_one_who_holds_a_row(contract: str
         assert {str(each) in " ".join(lines) for each in (held, other)} == {True}
 
 
-def test_an_adopted_schema_is_the_same_as_a_new_one(contract: str, dsn: str) -> None:
+def test_an_adopted_schema_is_the_same_as_a_new_one(contract: str, module_db: str) -> None:
     """But for the UNIQUE of idempotency keys, which it keeps."""
     migrations.migrate(contract, "public")
     with session(contract) as conn:
         assert migrations.has_unique(conn)
         assert value(conn, "SELECT to_regclass('ix_dl_jobs_idempotency')") is None
-    assert ours(contract) == catalog(dsn)
+    assert ours(contract) == catalog(module_db)
 
 
-def test_the_code_of_0_2_0_is_refused_without_the_unique_that_it_needs(contract: str, dsn: str) -> None:
+def test_the_code_of_0_2_0_is_refused_without_the_unique_that_it_needs(contract: str, module_db: str) -> None:
     def oldest() -> list[int]:
-        with session(contract) as adopted, session(dsn) as new:
+        with session(contract) as adopted, session(module_db) as new:
             return [value(conn, "SELECT max(oldest_code) FROM dl_migrations") for conn in (adopted, new)]
 
     migrations.migrate(contract, "public")
@@ -267,7 +267,7 @@ ON CONFLICT (idempotency_key) DO NOTHING
 """
 
 
-def test_the_plain_protocols_unique_comes_and_goes_beside_producers(empty_db: str, dsn: str) -> None:
+def test_the_plain_protocols_unique_comes_and_goes_beside_producers(empty_db: str, module_db: str) -> None:
     """Every key stays one job by each way of adding, and other services may name the column while it is there."""
     migrations.migrate(empty_db, "public", plain_protocol=True)
     stop = threading.Event()
@@ -298,7 +298,7 @@ def test_the_plain_protocols_unique_comes_and_goes_beside_producers(empty_db: st
         with pytest.raises(psycopg.errors.InvalidColumnReference):
             conn.execute(NAMED, ("once",))
         assert conn.execute(NAMED.replace(" (idempotency_key) DO", " DO"), ("once",)).rowcount == 0
-    assert catalog(empty_db) == catalog(dsn)
+    assert catalog(empty_db) == catalog(module_db)
 
 
 def test_the_command_makes_the_unique_and_check_names_it(empty_db: str) -> None:
@@ -334,21 +334,20 @@ def test_no_limit_of_the_database_ends_a_step_that_waits(contract: str, begin: C
         with holder.transaction():
             holder.execute("UPDATE dl_jobs SET priority = 1 WHERE task = 'queued'")
             rest = pool.submit(migrations.migrate, contract, "public")
-            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
-            until(lambda: blocked(conn, pid), "the migration to meet the holder")
-            waiting = "SELECT clock_timestamp() - query_start > '200 ms' FROM pg_stat_activity WHERE pid = %s"
-            until(lambda: rest.done() or value(conn, waiting, pid), "the migration to wait longer than the limits")
+            until(lambda: value(conn, BLOCKED), "the migration to meet the holder")
+            waiting = MIGRATING.format("min(clock_timestamp() - query_start) > '200 ms'")
+            until(lambda: rest.done() or value(conn, waiting), "the migration to wait longer than the limits")
         assert rest.result(PATIENCE) == ALL
 
 
 @pytest.mark.long
-def test_a_migration_killed_between_any_two_statements_is_finished_by_the_next(contract: str, dsn: str) -> None:
+def test_a_migration_killed_between_any_two_statements_is_finished_by_the_next(contract: str, module_db: str) -> None:
     killed = 0
     while (ended := dying(contract, 5 + 2 * killed).wait(PATIENCE)) == -signal.SIGKILL:
         killed += 1
     assert ended == 0
     assert killed > 5
-    assert ours(contract) == catalog(dsn)
+    assert ours(contract) == catalog(module_db)
     with session(contract) as conn:
         assert value(conn, MISPLACED) == 0
 
@@ -356,7 +355,7 @@ def test_a_migration_killed_between_any_two_statements_is_finished_by_the_next(c
 @pytest.mark.parametrize("wait", ["the fill", "an index"])
 @pytest.mark.long
 def test_a_migration_killed_within_a_statement_is_finished_by_the_next(
-    contract: str, dsn: str, wait: str, begin: Callable[[str], None]
+    contract: str, module_db: str, wait: str, begin: Callable[[str], None]
 ) -> None:
     begin(contract)
     task = {"the fill": "queued later", "an index": "queued"}[wait]
@@ -364,20 +363,19 @@ def test_a_migration_killed_within_a_statement_is_finished_by_the_next(
         with holder.transaction():
             holder.execute("UPDATE dl_jobs SET priority = 1 WHERE task = %s", (task,))
             process = dying(contract, 1_000)
-            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
             until(
-                lambda: value(conn, MISPLACED) == 1 if wait == "the fill" else blocked(conn, pid),
+                lambda: value(conn, MISPLACED) == 1 if wait == "the fill" else value(conn, BLOCKED),
                 "it to meet the holder",
             )
             process.kill()
             assert process.wait(PATIENCE) == -signal.SIGKILL
             # The server would notice by itself (client_connection_check_interval); a test need not wait for it.
-            conn.execute("SELECT pg_terminate_backend(%s)", (pid,))
-            until(lambda: value(conn, MIGRATING) is None, "its session to end")
+            conn.execute(MIGRATING.format("pg_terminate_backend(pid)"))
+            until(lambda: value(conn, MIGRATING.format("count(*)")) == 0, "its session to end")
             assert value(conn, CATALOG["valid"]) == (wait == "an index")
         assert migrations.migrate(contract, "public") == ALL
         assert value(conn, MISPLACED) == 0
-    assert ours(contract) == catalog(dsn)
+    assert ours(contract) == catalog(module_db)
 
 
 def dying(dsn: str, after: int) -> subprocess.Popen[bytes]:
@@ -431,7 +429,7 @@ def test_an_empty_database_has_all_files_of_its_version_at_once(empty_db: str, m
 CHECK = re.compile(r"CREATE TRIGGER (dl_jobs_chk_\w+).*?EXECUTE FUNCTION dl_jobs_check\(\);", re.DOTALL)
 
 
-def test_the_checks_of_the_first_version_become_triggers_and_its_sums_get_bounds(own_db: str, dsn: str) -> None:
+def test_the_checks_of_the_first_version_become_triggers_and_its_sums_get_bounds(own_db: str, module_db: str) -> None:
     """Its code goes on beside them; a statement that writes no such column asks for none of them."""
     with session(own_db) as conn:
         for name in CHECK.findall(KNOWN[0].text):
@@ -448,7 +446,7 @@ def test_the_checks_of_the_first_version_become_triggers_and_its_sums_get_bounds
     assert migrations.migrate(own_db, "public") == [KNOWN[0].name, "functions"]
     with session(own_db) as conn:
         assert conn.execute("SELECT array_agg(task) FROM dl_durations").fetchone() == (["u"],)
-    upgraded, made = catalog(own_db), catalog(dsn)
+    upgraded, made = catalog(own_db), catalog(module_db)
     del upgraded["order"], made["order"]  # a dropped column leaves its number
     assert upgraded == made
 
@@ -495,14 +493,14 @@ def test_a_file_that_fails_leaves_nothing_and_can_be_run_again(own_db: str, monk
 
 
 def test_an_index_left_invalid_by_a_failure_is_built_again(
-    contract: str, dsn: str, as_superuser: Callable[[str], str], begin: Callable[[str], None]
+    contract: str, module_db: str, as_superuser: Callable[[str], str], begin: Callable[[str], None]
 ) -> None:
     begin(contract)
     with session(contract) as conn, session(as_superuser(contract)) as admin:
         conn.execute("CREATE INDEX ix_dl_jobs_turn ON dl_jobs (task)")
         admin.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_turn'::regclass")
     assert migrations.migrate(contract, "public") == ALL
-    assert ours(contract) == catalog(dsn)
+    assert ours(contract) == catalog(module_db)
 
 
 def test_check_says_what_to_do(empty_db: str) -> None:
@@ -606,7 +604,9 @@ DRIFTS = {
 
 @pytest.mark.parametrize("change", DRIFTS)
 @pytest.mark.long
-def test_drift_is_named_and_put_back(own_db: str, dsn: str, change: str, as_superuser: Callable[[str], str]) -> None:
+def test_drift_is_named_and_put_back(
+    own_db: str, module_db: str, change: str, as_superuser: Callable[[str], str]
+) -> None:
     with session(own_db) as conn, session(as_superuser(own_db) if change is INVALID else own_db) as other:
         assert migrations.drifted(conn) == []
         other.execute(change.encode())
@@ -616,7 +616,7 @@ def test_drift_is_named_and_put_back(own_db: str, dsn: str, change: str, as_supe
         (mended,) = migrations.migrate(own_db, "public")
         assert mended.replace(", which", "") == DRIFTS[change]
         assert migrations.drifted(conn) == []
-    before, after = catalog(dsn), catalog(own_db)
+    before, after = catalog(module_db), catalog(own_db)
     for part in CATALOG:
         assert after[part] == before[part], part
 
@@ -643,9 +643,8 @@ def test_a_change_is_made_beside_a_working_queue(own_db: str, monkeypatch: pytes
         with holder.transaction():
             plain(holder)
             rest = pool.submit(migrations.migrate, own_db, "public")
-            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
-            until(lambda: blocked(conn, pid), "the migration to meet the holder")
-            until(lambda: not blocked(conn, pid), "it to give way")
+            until(lambda: value(conn, BLOCKED), "the migration to meet the holder")
+            until(lambda: not value(conn, BLOCKED), "it to give way")
         missing = ["trigger dl_jobs_notify_ins, which is missing"]
         assert rest.result(PATIENCE) == (missing if what == "a trigger" else LATER_NAMES)
 

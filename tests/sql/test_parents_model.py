@@ -79,10 +79,12 @@ class Hand:
             while conn.execute(UNFINISHED).fetchone() != (0,) or conn.execute("TABLE dl_freed").fetchone():
                 assert monotonic() < until, "some jobs never end"
                 if self.random.random() < 0.02:
-                    # By someone else: told by the producer's name, for the judge.
+                    # By someone else: told by the producer's name, for the judge. In between no parent cancels it.
                     job_id = self.random.choice(self.ids)
-                    conn.execute("UPDATE dl_jobs SET producer = 'x' WHERE job_id = %s AND status = 'queued'", (job_id,))
-                    lifecycle.request_cancel(conn, job_id)
+                    tell = "UPDATE dl_jobs SET producer = 'x' WHERE job_id = %s AND status = 'queued'"
+                    with conn.transaction():
+                        conn.execute(tell, (job_id,))
+                        lifecycle.request_cancel(conn, job_id)
                 elif self.random.random() < 0.1:
                     if claimed := foreign.claim():
                         assert found(conn, TOO_EARLY, [claimed[0]]) == []

@@ -75,7 +75,7 @@ def test_a_schema_that_was_renamed_is_noticed_and_its_functions_are_written_anew
         conn.execute("SELECT dl_unpark_freed(); SELECT dl_resolve_stranded(gen_random_uuid(), 10)")
         conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() - interval '2 days'")
         assert lifecycle.prune(conn, 86_400.0, "-infinity", 100)[0] == 1
-        assert logs.keep_days(conn, None) == 0
+        assert logs.keep_days(conn, None) <= 1  # it finds those that it had made; at midnight a further one is due
 
 
 DEFAULTS = {
@@ -140,7 +140,7 @@ def test_a_step_that_waits_for_another_goes_on_with_what_that_has_left(pair: tup
 
 def test_a_pipelines_transaction_may_last(strange_db: str) -> None:
     """And is otherwise as the role wants it."""
-    with psycopg.connect(strange_db, autocommit=True) as conn:
+    with psycopg.connect(strange_db, autocommit=True, options="-c statement_timeout=0 -c lock_timeout=0") as conn:
         if conn.info.server_version >= 170_000:
             make_default(conn, "transaction_timeout", "200ms")
     with fence.transaction(strange_db, "public", {uuid4(): 1}) as conn:

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 import structlog
-from hands import Conn, value
+from hands import PATIENCE, Conn, value
 
 from dataloader.config import Settings
 from dataloader.farm import reaper
@@ -145,13 +145,10 @@ def test_a_backlog_above_one_transaction_comes_last_in_the_next_round(
     conn: Conn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedules, "AT_ONCE", 2)
-    add(conn, "backlog", interval_sec=600, catch_up="all")
-    add(conn, "fresh", interval_sec=600)
-    for name, hours in (("backlog", 5), ("fresh", 1)):
-        since = (
-            "UPDATE dl_schedules SET next_due = date_trunc('hour', now()) - make_interval(hours => %s) WHERE name = %s"
-        )
-        conn.execute(since, (hours, name))
+    hour = value(conn, "SELECT date_trunc('hour', now())").astimezone(UTC)
+    add(conn, "backlog", hour - timedelta(hours=5), interval_sec=600, catch_up="all")
+    fresh = hour - timedelta(hours=1)
+    add(conn, "fresh", fresh - times.TICK, cron=f"0 {fresh.hour} * * *")  # which is not due again while the test runs
     duty = reaper.Schedules(Settings(dl_db_dsn="postgresql://"), structlog.get_logger("reaper"))
     made = []
     for _ in range(4):  # each round has time for one transaction
@@ -285,13 +282,13 @@ def test_a_hook_around_the_adding_sees_the_jobs_of_schedules(conn: Conn) -> None
 def test_a_pause_leaves_out_its_due_times_and_stands_over_a_second_one(conn: Conn) -> None:
     add(conn)
     schedules.pause(conn, "nightly", "me")
-    paused = schedules.pause(conn, "nightly", "you")
+    paused, before = schedules.pause(conn, "nightly", "you"), value(conn, "SELECT now()")
     assert (paused["paused_by"], paused["next"], paused["overdue_sec"]) == ("me", [], 0)
     assert tick(conn, at(3, 5)) == []
     assert schedules.due_in(conn, at(3, 5)) is None
     resumed = schedules.resume(conn, "nightly")
     assert resumed["paused_at"] is None
-    assert resumed["next_due"] > value(conn, "SELECT now()")
+    assert resumed["next_due"] > before
     assert due(conn) == []
 
 
@@ -337,9 +334,10 @@ def test_a_change_counts_from_now_on_only_where_the_timing_is_another(conn: Conn
     )
     with pytest.raises(ValueError, match=r"priority: .*greater than or equal to 0"):
         schedules.change(conn, "nightly", {"priority": -1}, "UTC", "me")
+    before = value(conn, "SELECT now()")
     changed = schedules.change(conn, "nightly", {"interval_sec": 60, "priority": None}, "UTC", "me")
     assert (changed["cron"], changed["interval_sec"], changed["priority"], changed["args"]) == (None, 60, 100, {"a": 1})
-    assert timedelta(0) < changed["next_due"] - value(conn, "SELECT now()") <= timedelta(seconds=60)
+    assert before < changed["next_due"] <= value(conn, "SELECT now() + interval '60 s'")
     with pytest.raises(plan.Unknown):
         schedules.change(conn, "unknown", {}, "UTC", "me")
 
@@ -369,8 +367,9 @@ def test_code_tells_its_schedules_and_another_start_changes_only_what_is_new(con
     conn.execute("UPDATE dl_schedules SET next_due = %s", (at(3),))
     schedules.publish(conn, {"load": told(args={"a": 1})}, "Europe/Moscow")
     assert (stored(conn, "load")["args"], stored(conn, "load")["next_due"]) == ({"a": 1}, at(3))
+    before = value(conn, "SELECT now()")
     schedules.publish(conn, {"load": told(cron="0 4 * * *")}, "Europe/Moscow")
-    assert stored(conn, "load")["next_due"] > value(conn, "SELECT now()")
+    assert stored(conn, "load")["next_due"] > before
 
 
 def test_what_people_have_changed_or_paused_outlives_the_next_start(conn: Conn) -> None:
@@ -406,7 +405,7 @@ def test_a_change_by_which_a_schedule_may_be_due_earlier_wakes_the_reapers(dsn: 
         schedules.listen(ear)
 
         def heard() -> int:
-            return len(list(ear.notifies(timeout=5, stop_after=1)))
+            return len(list(ear.notifies(timeout=PATIENCE, stop_after=1)))
 
         add(conn)
         assert heard()

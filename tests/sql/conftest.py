@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from foreign import Foreign
 from hands import Worker
+from patience import PATIENCE
 
-from dataloader.queue import lifecycle, migrations
+from dataloader.queue import db, lifecycle, migrations
 
 # The judge of journals is the process tests' own.
 sys.path.append(str(Path(__file__).parent.parent / "process"))
+
+SHORT_SEC = 0.1  # no time limit of the product is so short
 
 
 class Stopped(Exception):
@@ -55,6 +58,17 @@ def claims(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Short claims, or none."""
     if getattr(request, "param", "short") == "full":
         monkeypatch.setattr(lifecycle, "_may_be_short", lambda *_: False)
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No statement is canceled because the machine stands still for a second; limits that a test sets stay short."""
+    give_up_after = db.give_up_after
+
+    def later(conn: db.Connection, seconds: float, lock_sec: float | None = None) -> None:
+        give_up_after(conn, seconds if seconds < SHORT_SEC else PATIENCE, lock_sec)
+
+    monkeypatch.setattr(db, "give_up_after", later)
 
 
 @pytest.fixture

@@ -221,6 +221,15 @@ def age(conn: psycopg.Connection[Any], job_id: UUID, column: str, sec: float) ->
     )
 
 
+def took(conn: psycopg.Connection[Any], job_id: UUID, sec: float) -> None:
+    """Let the job's only run, which has succeeded, have taken exactly so long."""
+    conn.execute(
+        "UPDATE dl_job_events e SET ts = done.ts - make_interval(secs => %s) FROM dl_job_events done"
+        " WHERE e.job_id = %s AND e.kind = 'picked' AND done.job_id = e.job_id AND done.kind = 'done'",
+        (sec, job_id),
+    )
+
+
 def expire(conn: psycopg.Connection[Any], job_id: UUID) -> None:
     """Let a running job's lease run out."""
     age(conn, job_id, "lease_expires_at", 100_000)

@@ -29,6 +29,7 @@ from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Job
 
 FOREIGN = "foreign"
+LEASE_SEC = 3_600  # no lease runs out by itself, however slow the machine is
 ROWS = (
     "SELECT job_id, status::text, attempt, claims, backoffs, cancel_requested, cancel_forced, claimed_by FROM dl_jobs"
 )
@@ -251,7 +252,8 @@ class Farm(RuleBasedStateMachine):
     @rule(key=keys, priority=priorities, due=st.booleans(), most=mosts)
     def enqueue(self, key: str, priority: int, due: bool, most: int) -> None:
         at = None if due else value(self.conn, "SELECT now()") + timedelta(hours=1)
-        job_id = enqueue(self.conn, lock_key=key, priority=priority, max_attempts=most, available_at=at)
+        more = {"lock_key": key, "priority": priority, "max_attempts": most, "available_at": at}
+        job_id = enqueue(self.conn, lease_ttl_sec=LEASE_SEC, **more)
         self.model.jobs[job_id] = ModelJob(key, priority, most, due)
 
     @precondition(lambda self: len(self.held) < 3)

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from foreign import Foreign
 from hands import Conn, Worker, Workers, enqueue, expire, heard, kinds, locked, plain, quietly, row, value
-from patience import until
+from patience import PATIENCE, until
 
 from dataloader.queue import db, lifecycle
 
@@ -258,5 +258,5 @@ def test_a_notification_in_the_packet_of_an_answer_is_heard(dsn: str) -> None:
 
 def peeked(unread: socket.socket) -> bytes:
     """What has come and was not read yet."""
-    select.select([unread], [], [], 1)
+    select.select([unread], [], [], PATIENCE)
     return unread.recv(65_536, socket.MSG_PEEK)

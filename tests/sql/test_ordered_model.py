@@ -12,10 +12,11 @@ from uuid import UUID
 
 import pytest
 from hands import BACKOFF_SEC, Worker, enqueue, heard, plain, quietly, value
-from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import Phase, seed
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
+from test_model import calm
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import Delivery, End, Job, Outcome, decide
@@ -178,7 +179,7 @@ class Hands:
         self.workers = [Worker(dsn, f"host:{number}:boot") for number in range(2)]
         self.listener = Worker(dsn, "listener")
         for session in (*self.workers, self.listener):
-            session.conn.execute("SET statement_timeout = '5s'")  # a claim that goes round for ever fails
+            session.conn.execute("SET statement_timeout = '60s'")  # a claim that goes round for ever fails
             close.callback(session.conn.close)
 
     def reset(self, merge: bool, limit: int, holds: bool) -> None:
@@ -265,6 +266,7 @@ class Farm(RuleBasedStateMachine):
     )
     def add(self, key: str, score: int | None, most: int, wait: int, priority: int, task: str) -> None:
         more: dict[str, Any] = {"lock_key": key, "max_attempts": most, "priority": priority, "task": task}
+        more["lease_ttl_sec"] = HOUR  # no lease runs out by itself, however slow the machine is
         if wait:
             more["available_at"] = value(self.conn, "SELECT now()") + timedelta(hours=wait)
         if score is None and priority == 100:
@@ -471,11 +473,6 @@ def hands(own_db: str) -> Iterator[Hands]:
     """The sessions, for all runs of the machine."""
     with ExitStack() as close:
         yield Hands(own_db, close)
-
-
-def calm(**more: Any) -> settings:
-    """A database takes its time, and examples of another schema are worth nothing."""
-    return settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), **more)
 
 
 @pytest.mark.long

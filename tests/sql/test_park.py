@@ -45,6 +45,11 @@ def run(conn: Conn, worker: Worker, queue: str = "q", key: str = "k") -> Job:
     return worker.take(queue)
 
 
+def freed(conn: Conn, when: str) -> None:
+    """Let the time of each row of dl_freed be so far ahead, when no claim looks at it yet, or behind."""
+    conn.execute("UPDATE dl_freed SET since = clock_timestamp() + %s::interval", (when,))
+
+
 # --- parked ---
 
 
@@ -192,8 +197,9 @@ def test_an_end_in_an_older_snapshot_is_looked_at_by_a_claim(conn: Conn, workers
     one.conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (job.job_id,))
     one.conn.execute("COMMIT")
     assert (waits(conn, waiting), two.notes()) == (["key"], ["q"])
+    freed(conn, "1 h")
     assert two.claim().due_in == 1
-    conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
+    freed(conn, "-1 s")
     one.conn.execute("SELECT pg_advisory_unlock_all()")
     assert two.take().job_id == waiting
 
@@ -293,13 +299,6 @@ def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: Conn, one: Work
     assert waits(conn, waiting) == ["key"]
 
 
-def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: Conn, one: Worker, two: Worker) -> None:
-    run(conn, one)
-    (waiting,) = parked(conn, two, 1)
-    conn.execute("UPDATE dl_jobs SET available_at = available_at - interval '1 s' WHERE job_id = %s", (waiting,))
-    assert waits(conn, waiting) == ["key"]
-
-
 def test_a_locked_row_that_may_not_start_is_passed_over(conn: Conn, worker: Worker) -> None:
     odd, good = plain(conn, priority=1, cancel_requested=True), plain(conn, priority=2)
     with locked(conn, odd):
@@ -366,9 +365,10 @@ def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: Conn, one: 
     with ended_beside_locked_rows(conn, one, job, *rows):
         assert value(one.conn, "SELECT count(*) FROM dl_freed") == 1
     assert waits(conn, *rows) == ["key", "key"]
+    freed(conn, "1 h")
     found = two.claim()
     assert (found.job, found.due_in) == (None, 1)
-    conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
+    freed(conn, "-1 s")
     assert two.take().job_id == rows[0]
     assert waits(conn, rows[1]) == ["key"]
     assert value(conn, "SELECT count(*) FROM dl_freed") == 0
@@ -457,10 +457,14 @@ def test_a_reason_to_wait_that_nobody_knows_is_left_alone(conn: Conn, worker: Wo
     assert (worker.claim().job, worker.claim("other").job) == (None, None)
 
 
-def test_a_time_goes_before_any_other_reason(conn: Conn, one: Worker, two: Worker) -> None:
+def test_a_time_ahead_goes_before_any_other_reason_and_one_that_is_past_is_none(
+    conn: Conn, one: Worker, two: Worker
+) -> None:
     run(conn, one)
     (waiting,) = parked(conn, two, 1)
-    age(conn, waiting, "available_at", -3_600)
+    age(conn, waiting, "available_at", 1)
+    assert waits(conn, waiting) == ["key"]
+    age(conn, waiting, "available_at", -3_601)
     assert waits(conn, waiting) == ["time"]
     age(conn, waiting, "available_at", 3_600)
     assert waits(conn, waiting) == [None]

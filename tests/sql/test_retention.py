@@ -141,7 +141,7 @@ def test_c7_nobody_waits_for_a_batch(conn: Conn, worker: Worker) -> None:
     """Producers, claims, beats and ends go on beside an uncommitted batch of the same queue."""
     old = [ended(conn, 30) for _ in range(5)]
     mine = enqueue(conn)
-    worker.conn.execute("SET lock_timeout = '100ms'")
+    worker.conn.execute("SET lock_timeout = '2s'")
     with conn.transaction():
         assert prune(conn) == 5
         job = worker.take()

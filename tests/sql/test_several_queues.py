@@ -69,10 +69,11 @@ def test_by_lag_a_job_counts_whose_time_has_come_and_that_no_claim_has_made_read
 
 def test_by_lag_each_queue_has_its_turn(conn: Conn, worker: Worker) -> None:
     """A long queue of new jobs beside a short one of newer jobs."""
-    for number in range(20):
-        due(conn, "a", -100 + number)
-    for number in range(3):
-        due(conn, "b", -95.5 + number)
+    with conn.transaction():  # at one instant
+        for number in range(20):
+            due(conn, "a", -100 + number)
+        for number in range(3):
+            due(conn, "b", -95.5 + number)
     found = [claim(worker, "a", "b", most=1, by_lag=True).jobs[0].queue for _ in range(12)]
     assert "".join(found) == "aaaaabababaa"
 

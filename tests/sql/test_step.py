@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hands import (
     DONE,
     Conn,
@@ -21,6 +22,7 @@ from hands import (
     state,
     step,
     value,
+    waits,
 )
 from psycopg.types.json import Jsonb, set_json_loads
 
@@ -52,24 +54,17 @@ def test_ends_are_written_and_their_keys_free_for_the_same_step(conn: Conn, work
 
 
 def test_an_end_of_each_kind_may_be_among_them(conn: Conn, worker: Worker) -> None:
-    verbs = {
-        "succeed": "succeeded",
-        "retry": "queued",
-        "fail": "failed",
-        "cancel": "canceled",
-        "hand_back": "queued",
-    } | {"restart": "queued"}
+    verbs = {"succeed": "succeeded", "fail": "failed", "cancel": "canceled"}
+    verbs |= dict.fromkeys(("retry", "hand_back", "restart"), "queued")
     for _ in verbs:
         enqueue(conn)
     jobs = step(worker, 6).jobs
     ends = [Ended(job, Finish(verb, "why", 60.0)) for job, verb in zip(jobs, verbs, strict=True)]
     assert list(step(worker, 0, *ends).ended.values()) == list(verbs.values())
-    assert [state(conn, job.job_id) for job in jobs] == [
-        *(("succeeded", 1), ("queued", 1), ("failed", 1)),
-        *(("canceled", 1), ("queued", 0), ("queued", 0)),
-    ]
+    assert [state(conn, job.job_id)[1] for job in jobs] == [1, 1, 1, 1, 0, 0]
+    assert [state(conn, job.job_id)[0] for job in jobs] == list(verbs.values())
     assert [row(conn, job.job_id)["error"] for job in jobs] == [None, "why", "why", "why", None, "why"]
-    assert [row(conn, job.job_id)["blocked_on"] for job in jobs] == [None, "time", None, None, "time", None]
+    assert waits(conn, *ids(jobs)) == [None, None, None, "time", "time", None]
 
 
 def test_what_is_not_ours_any_more_is_missing_and_the_rest_is_written(conn: Conn, worker: Worker) -> None:
@@ -173,25 +168,19 @@ def test_a_row_that_somebody_holds_is_passed_over_and_its_key_let_go(conn: Conn,
         assert keys_held(conn) == [one.pid]
 
 
-def test_a_key_that_a_running_row_has_is_passed_over_and_let_go(conn: Conn, workers: Workers) -> None:
-    """The holder has lost its session, and with it the lock; its lease still speaks for it."""
-    one, other = workers(), workers()
-    other.start_new(plain, lock_key="k")
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_key_that_a_running_row_has_is_passed_over_until_its_lease_is_over(
+    conn: Conn, one: Worker, two: Worker, is_over: bool
+) -> None:
+    """The holder has lost its session, and with it the lock; its lease speaks for it, and no reaper has come by yet."""
+    job = two.start_new(plain, lock_key="k")
     plain(conn, lock_key="k"), plain(conn, lock_key="l")
-    other.conn.execute("SELECT pg_advisory_unlock_all()")
-    assert [job.lock_key for job in step(one, 5).jobs] == ["l"]
-    assert keys_held(conn) == [one.pid]
-
-
-def test_a_key_whose_lease_is_over_is_taken_with_the_others(conn: Conn, workers: Workers) -> None:
-    """Its holder has lost its session too, and the reaper has not come by yet."""
-    one, other = workers(), workers()
-    first = plain(conn, lock_key="k")
-    plain(conn, lock_key="k"), plain(conn, lock_key="l")
-    other.take()
-    other.conn.execute("SELECT pg_advisory_unlock_all()")
-    expire(conn, first)
-    assert [job.lock_key for job in step(one, 5).jobs] == ["k", "l"]
+    two.conn.execute("SELECT pg_advisory_unlock_all()")
+    if is_over:
+        expire(conn, job.job_id)
+    keys = ["k", "l"] if is_over else ["l"]
+    assert [job.lock_key for job in step(one, 5).jobs] == keys
+    assert keys_held(conn) == [one.pid] * len(keys)
 
 
 def test_two_steps_beside_each_other_share_what_is_there(conn: Conn, one: Worker, two: Worker) -> None:

@@ -11,8 +11,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from hands import Conn, Worker, enqueue, plain, quietly, started, value
-from patience import PATIENCE
+from hands import PATIENCE, Conn, Worker, enqueue, plain, quietly, started, value
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.reports import predictions, stats, webhooks
@@ -127,7 +126,7 @@ def test_what_is_young_is_told_with_the_next_for_an_older_number_may_not_be_visi
         other.execute(
             "INSERT INTO dl_job_events (job_id, queue, kind, payload) VALUES (gen_random_uuid(), 'slow', 'lost', '{}')"
         )
-        die(conn, 1, age_sec=5)
+        die(conn, 1, age_sec=0)
         assert webhooks.publish(conn, RULES) == 1
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '2 min'")
     assert webhooks.publish(conn, RULES) == 1

@@ -290,20 +290,14 @@ def test_a_call_looks_at_some_and_says_how_far_it_came(conn: Conn, monkeypatch: 
     with conn.transaction():
         for number in range(10):
             plain(conn, **group, task="a" if number in (7, 8) else "b")
-    only, after, steps = {"task": "a"}, None, []
-    while True:
-        changed, after = operations.change_queue(conn, name, "q", BY, only=only, after=after)
-        steps.append(changed)
-        if after is None:
-            break
-    assert (sum(steps), len(steps)) == (2, 4)
-    after, steps = None, []
-    while True:
-        changed, after = operations.change_queue(conn, name, "q", BY, limit=3, after=after)
-        steps.append(changed)
-        if after is None:
-            break
-    assert steps == [3, 3, 2]
+
+    def steps(after: str | None = None, **how: Any) -> list[int]:
+        changed, after = operations.change_queue(conn, name, "q", BY, after=after, **how)
+        return [changed, *(steps(after, **how) if after else [])]
+
+    found = steps(only={"task": "a"})
+    assert (sum(found), len(found)) == (2, 4)
+    assert steps(limit=3) == [3, 3, 2]
 
 
 @pytest.mark.parametrize(

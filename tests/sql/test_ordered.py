@@ -21,6 +21,7 @@ from hands import (
     locked,
     many,
     plain,
+    quietly,
     row,
     started,
     state,
@@ -60,9 +61,9 @@ def merged(conn: Conn) -> Conn:
 
 def due(conn: Conn, *job_ids: UUID) -> None:
     """Let the time of waiting jobs come, as the clock would: no trigger takes note."""
-    conn.execute("SET session_replication_role = replica")
-    conn.execute("UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE job_id = ANY (%s)", (list(job_ids),))
-    conn.execute("RESET session_replication_role")
+    past = "UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE job_id = ANY (%s)"
+    with quietly(conn):
+        conn.execute(past, (list(job_ids),))
 
 
 # --- the place of a job in its key ---
@@ -109,8 +110,8 @@ def test_a_job_that_is_moved_into_a_queue_without_order_gets_no_place(conn: Conn
 def test_a_row_without_a_score_gets_it_by_the_claim(ordered: Conn, worker: Worker) -> None:
     """A transaction that began before the queue was ordered has left it."""
     late, old = plain(ordered, lock_key="k", made_sec=-10), plain(ordered, lock_key="k", made_sec=-20)
-    ordered.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER; UPDATE dl_jobs SET score = NULL")
-    ordered.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
+    with quietly(ordered):
+        ordered.execute("UPDATE dl_jobs SET score = NULL")
     assert ids(step(worker)) == [old]
     assert row(ordered, late)["score"] is not None
 
@@ -150,10 +151,16 @@ def test_priority_orders_the_keys(ordered: Conn, worker: Worker) -> None:
     assert ids(step(worker, 1)) == [low]
 
 
+def behind_a_retry(conn: Conn, worker: Worker) -> tuple[UUID, UUID]:
+    """Two jobs of a key; the first waits for its retry."""
+    jobs = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
+    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
+    return jobs
+
+
 @pytest.mark.parametrize("leave", ["cancel", "delete", "kill", "move", "foreign end"])
 def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: Conn, worker: Worker, leave: str) -> None:
-    head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
-    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
+    head, second = behind_a_retry(ordered, worker)
     assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
     worker.notes()
     if leave in ("cancel", "delete"):
@@ -172,8 +179,7 @@ def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: Conn, worker
 def test_a_leaving_head_waits_for_the_claim_that_parks_behind_it(ordered: Conn, workers: Workers, leave: str) -> None:
     """Else it would look for parked rows before they are there."""
     one, operator = workers(), workers()
-    head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
-    end_all(one, step(one).jobs, "retry", error="e", delay_sec=600.0)
+    head, second = behind_a_retry(ordered, one)
     with one.conn.transaction():
         assert step(one).jobs == []
         with started(lambda: operations.change(operator.conn, leave, [head], "test"), operator.pid, ordered) as left:
@@ -201,8 +207,7 @@ def twins(conn: Conn) -> tuple[str, str]:
 
 
 def test_a_claim_does_not_wait_for_a_locked_head_that_waits(ordered: Conn, worker: Worker) -> None:
-    head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
-    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
+    head, second = behind_a_retry(ordered, worker)
     with locked(ordered, head):
         assert step(worker).jobs == []
     assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
@@ -240,17 +245,10 @@ def test_jobs_without_attempts_run_once(conn: Conn, worker: Worker, merge: bool)
     assert ids(step(worker)) == jobs[: 2 if merge else 1]
 
 
-@pytest.mark.parametrize(
-    ("whose", "is_live", "holds"),
-    [
-        ("queue", True, True),
-        ("queue", False, False),
-        ("key of the hash", True, True),
-        ("key of the hash", False, False),
-    ],
-)
+@pytest.mark.parametrize("whose", ["queue", "key of the hash"])
+@pytest.mark.parametrize("is_live", [True, False])
 def test_a_run_of_another_queue_or_key_holds_as_long_as_its_lease(
-    ordered: Conn, one: Worker, two: Worker, whose: str, is_live: bool, holds: bool
+    ordered: Conn, one: Worker, two: Worker, whose: str, is_live: bool
 ) -> None:
     """Its session has let go of the key; only its own key and queue wait for the reaper."""
     key, twin = twins(ordered)
@@ -262,7 +260,7 @@ def test_a_run_of_another_queue_or_key_holds_as_long_as_its_lease(
     if not is_live:
         expire(ordered, running)
     waiting = enqueue(ordered, lock_key=key if whose == "queue" else twin)
-    assert ids(step(two)) == ([] if holds else [waiting])
+    assert ids(step(two)) == ([] if is_live else [waiting])
 
 
 # --- a dead job ---
@@ -313,8 +311,7 @@ def test_retention_keeps_the_dead_jobs_that_hold_their_keys(conn: Conn) -> None:
 
 
 def test_a_job_behind_another_says_which(ordered: Conn, worker: Worker) -> None:
-    first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
-    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=60.0)
+    first, second = behind_a_retry(ordered, worker)
     found = lifecycle.status(ordered, second)
     assert (found["waiting_for"]["reason"], found["waiting_for"]["job_id"]) == ("order", first)
 
@@ -564,9 +561,7 @@ def test_scores_are_given_some_at_a_time_to_unlocked_jobs_of_the_queue(conn: Con
 
 
 def test_a_key_that_waits_goes_on_when_its_queue_is_no_longer_ordered(ordered: Conn, worker: Worker) -> None:
-    enqueue(ordered, lock_key="k")
-    second = enqueue(ordered, lock_key="k")
-    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
+    _, second = behind_a_retry(ordered, worker)
     assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
     operations.set_order(ordered, "q", "test", ordered=False)
     assert ids(step(worker)) == [second]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -194,6 +195,9 @@ def test_what_runs_as_the_owner_is_for_its_one_table_whoever_may_put_it_on_anoth
         "UPDATE dl_limits SET empty_at = '-infinity'",
         "INSERT INTO dl_results SELECT gen_random_uuid(), 1, '1'",
         "DELETE FROM dl_results",
+        "INSERT INTO dl_messages VALUES (gen_random_uuid(), 'ops', '{}')",
+        "UPDATE dl_messages SET message = '{}'",
+        "DELETE FROM dl_messages",
         "DELETE FROM dl_workers",
         "TRUNCATE dl_jobs",
         "ALTER TABLE dl_jobs DISABLE TRIGGER USER",
@@ -211,6 +215,7 @@ def test_only_a_farm_changes_what_there_is(conn: Conn, cast: Cast, role: str, st
 
 
 def test_a_farm_stores_results_and_who_reads_jobs_reads_them_but_no_producer(conn: Conn, cast: Cast) -> None:
+    """Nor does a producer read the farm's messages."""
     job_id = enqueue(conn)
     worker = Worker(cast.farm, "host:1:boot")
     with worker.conn:
@@ -218,9 +223,9 @@ def test_a_farm_stores_results_and_who_reads_jobs_reads_them_but_no_producer(con
     for role in ("farm", "reader"):
         with db.connect(getattr(cast, role), name=role, schema="public") as theirs:
             assert stats.result(theirs, job_id) == {"job_id": job_id, "status": "succeeded", "result": [1]}
-    for role in ("producer", "stranger"):
+    for role, table in itertools.product(("producer", "stranger"), ("dl_results", "dl_messages")):
         with session(getattr(cast, role)) as theirs, pytest.raises(errors.InsufficientPrivilege):
-            theirs.execute("SELECT FROM dl_results")
+            theirs.execute(f"SELECT FROM {table}".encode())
     with session(cast.farm) as farm:
         farm.execute("DELETE FROM dl_jobs")
         assert value(farm, "SELECT count(*) FROM dl_results") == 0
@@ -293,14 +298,6 @@ def test_only_the_reaper_adds_jobs_that_send_messages(conn: Conn, cast: Cast, ro
     with session(getattr(cast, role)) as theirs, pytest.raises(errors.InvalidParameterValue, match=f"^task .*{TASK}"):
         FORGERIES[way](theirs)
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
-
-
-def test_a_producer_can_neither_write_nor_read_the_farms_messages(conn: Conn, cast: Cast) -> None:
-    with session(cast.producer) as producer:
-        for statement in ("SELECT FROM dl_messages", "INSERT INTO dl_messages VALUES (gen_random_uuid(), 'ops', '{}')",
-                          "UPDATE dl_messages SET message = '{}'", "DELETE FROM dl_messages"):  # fmt: skip
-            with pytest.raises(errors.InsufficientPrivilege):
-                producer.execute(statement.encode())
 
 
 def told(producer: psycopg.Connection, job_id: UUID) -> tuple[object, ...] | None:

@@ -8,10 +8,9 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from hands import BACKOFF_SEC, Worker, plain, row, value
+from hands import BACKOFF_SEC, Worker, ids, plain, row, step, value
 
 from dataloader.queue import lifecycle, operations
-from dataloader.queue.lifecycle import Step
 from dataloader.queue.set_aside import Aside, is_of_a_row, set_aside
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -20,23 +19,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "merging": {"ordered": True, "merge": True},
     "fair": {"fair_by": "producer"},
 }
+MOST = 60
 RAISES = """
 CREATE FUNCTION raises() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this row, nor %', NEW.args; END $$;
 CREATE TRIGGER raises BEFORE UPDATE ON dl_jobs FOR EACH ROW WHEN ({}) EXECUTE FUNCTION raises();
 """
 
 
-def claim(worker: Worker, most: int = 60, ends: Any = ()) -> Step:
-    return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, most, ends)
-
-
-def aside(worker: Worker, most: int = 60) -> Aside | None:
+def aside(worker: Worker) -> Aside | None:
     """What the worker does with a claim that fails on a row."""
     with pytest.raises(psycopg.Error) as failed:
-        claim(worker, most)
+        step(worker, MOST)
     assert is_of_a_row(failed.value)
     return set_aside(
-        worker.conn, ["q"], lambda: lifecycle.long_step(worker.session, ["q"], BACKOFF_SEC, most), failed.value
+        worker.conn, ["q"], lambda: lifecycle.long_step(worker.session, ["q"], BACKOFF_SEC, MOST), failed.value
     )
 
 
@@ -50,7 +46,7 @@ def test_a_row_that_only_the_long_claim_reaches_is_set_aside(
     found = aside(worker)
     assert found is not None
     assert found.job_id == odd
-    assert [job.job_id for job in claim(worker).jobs] == [good]
+    assert [job.job_id for job in step(worker, MOST).jobs] == [good]
 
 
 @pytest.fixture
@@ -85,8 +81,8 @@ def test_the_job_is_set_aside_alone(worker: Worker, poison: Callable[..., UUID],
     assert (bad["attempt"], bad["blocked_on"]) == (1, "time")
     assert "no worker can claim the job" in bad["error"]
     ran = set()
-    while step := claim(worker).jobs:
-        ran |= {job.job_id for job in step}
+    while started := ids(step(worker, MOST)):
+        ran |= {*started}
         worker.conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE status = 'running'")
     assert ran == set(jobs) - {found.job_id}
     assert value(worker.conn, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s", worker.pid) == 0
@@ -97,7 +93,7 @@ def test_each_of_several_is_found_and_fails_in_the_end(worker: Worker, poison: C
     good = plain(worker.conn)
     found = [aside(worker) for _ in bad]
     assert {(each.job_id, each.status) for each in found if each} == {(job_id, "failed") for job_id in bad}
-    assert [job.job_id for job in claim(worker).jobs] == [good]
+    assert [job.job_id for job in step(worker, MOST).jobs] == [good]
     kinds = "SELECT array_agg(kind) FROM dl_job_events WHERE job_id = %s"
     assert {tuple(value(worker.conn, kinds, job_id)) for job_id in bad} == {("queued", "failed")}
 
@@ -111,7 +107,7 @@ def test_a_job_that_a_trigger_keeps_from_any_change_is_set_aside(worker: Worker,
     found = aside(worker)
     assert (found.job_id, found.status) == (bad, "failed")
     assert row(worker.conn, bad)["status"] == "failed"
-    assert [job.job_id for job in claim(worker).jobs] == [good]
+    assert [job.job_id for job in step(worker, MOST).jobs] == [good]
 
 
 def test_an_error_of_no_row_stays_what_it_is(worker: Worker) -> None:
@@ -123,7 +119,7 @@ def test_an_error_of_no_row_stays_what_it_is(worker: Worker) -> None:
     plain(worker.conn)
     with pytest.raises(psycopg.errors.RaiseException, match="not of a row"):
         set_aside(worker.conn, ["q"], fails, error)
-    assert len(claim(worker).jobs) == 1
+    assert len(step(worker, MOST).jobs) == 1
 
 
 def test_one_session_at_a_time_looks_for_the_job(worker: Worker, own_db: str, poison: Callable[..., UUID]) -> None:
@@ -132,12 +128,12 @@ def test_one_session_at_a_time_looks_for_the_job(worker: Worker, own_db: str, po
     found: list[Aside | None] = []
 
     def look() -> None:
-        found.append(set_aside(other.conn, ["q"], lambda: claim(other), failed.value))
-        claim(worker)
+        found.append(set_aside(other.conn, ["q"], lambda: step(other, MOST), failed.value))
+        step(worker, MOST)
 
     with other.conn:
         with pytest.raises(psycopg.Error) as failed:
-            claim(worker)
+            step(worker, MOST)
         assert set_aside(worker.conn, ["q"], look, failed.value) is not None
         assert set(found) == {None}
-        assert set_aside(worker.conn, ["q"], lambda: claim(worker), failed.value) is None, "it is aside already"
+        assert set_aside(worker.conn, ["q"], lambda: step(worker, MOST), failed.value) is None, "it is aside already"

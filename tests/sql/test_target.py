@@ -39,8 +39,7 @@ def test_the_newest_claim_commits_as_often_as_it_likes(table: Conn, dsn: str) ->
 
 def test_a8_an_older_claim_cannot_begin(table: Conn, dsn: str) -> None:
     job = uuid4()
-    with fence.transaction(dsn, "public", {job: 2}):
-        pass
+    run(dsn, job, 2)
     with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}):
         pytest.fail("began")
 
@@ -150,12 +149,10 @@ def test_a6_a_run_that_lost_its_job_does_not_take_the_fence_of_one_with_the_same
 def test_a6_a_fence_that_is_ahead_of_the_queue_is_leapt_over(table: Conn, dsn: str) -> None:
     """By whoever has the job, once; from then on its number is the new one."""
     job = uuid4()
-    with fence.transaction(dsn, "public", {job: 9}, "before"):
-        pass
+    run(dsn, job, 9, "before")
     asked = []
     with fence.transaction(dsn, "public", {job: 2}, "w", lambda job, fence: asked.append(fence) or 10) as conn:
-        with fence.transaction(dsn, "public", {job: 10}, "w"):
-            pass
+        run(dsn, job, 10, "w")
         name = value(conn, "SELECT current_setting('application_name')")
     assert (asked, name) == ([9], f"dl-job:{job}:10")
     assert value(table, "SELECT claim FROM dl_fence") == 10
@@ -182,8 +179,7 @@ def test_an_owner_does_not_count_when_an_older_version_has_raised_the_fence_sinc
 
 def test_an_owner_of_before_an_older_version_asks_the_queue(table: Conn, dsn: str) -> None:
     job = uuid4()
-    with fence.transaction(dsn, "public", {job: 1}, "new"):
-        pass
+    run(dsn, job, 1, "new")
     table.execute(RAISE_OF_BEFORE, (job, 1))
     asked = []
     with fence.transaction(dsn, "public", {job: 1}, "new", lambda job, fence: asked.append(fence) or 2):
@@ -191,8 +187,8 @@ def test_an_owner_of_before_an_older_version_asks_the_queue(table: Conn, dsn: st
     assert asked == [1]
 
 
-def run(dsn: str, job: UUID, claim: int) -> None:
-    with fence.transaction(dsn, "public", {job: claim}):
+def run(dsn: str, job: UUID, claim: int, *worker: str) -> None:
+    with fence.transaction(dsn, "public", {job: claim}, *worker):
         pass
 
 
@@ -216,12 +212,12 @@ def blockers(conn: Conn, name: str) -> list[int]:
 def test_twenty_runs_may_be_the_first(table: Conn, dsn: str) -> None:
     """The table is made on first use, by whoever comes first."""
 
-    def run(number: int) -> None:
+    def write(number: int) -> None:
         with fence.transaction(dsn, "public", {uuid4(): 1}) as conn:
             conn.execute("INSERT INTO written VALUES (%s)", (number,))
 
     with ThreadPoolExecutor(20) as pool:
-        list(pool.map(run, range(20)))
+        list(pool.map(write, range(20)))
     assert written(table) == list(range(20))
 
 
@@ -233,11 +229,9 @@ def test_a_search_path_of_the_pipelines_own_does_not_matter(table: Conn, dsn: st
 
 
 def test_fences_of_long_ago_are_forgotten(table: Conn, dsn: str) -> None:
-    with fence.transaction(dsn, "public", {uuid4(): 1}):
-        pass
+    run(dsn, uuid4(), 1)
     table.execute("UPDATE dl_fence SET raised_at = now() - interval '31 days'")
-    with fence.transaction(dsn, "public", {uuid4(): 1}):
-        pass
+    run(dsn, uuid4(), 1)
     assert value(table, "SELECT count(*) FROM dl_fence") == 1
 
 
@@ -280,8 +274,7 @@ def test_a_run_of_several_jobs_leaps_over_each_fence_of_a_queue_that_was_set_bac
     jobs = {uuid4(): 2, uuid4(): 2, uuid4(): 2}
     ahead = list(jobs)[1:]
     for job_id in ahead:
-        with fence.transaction(dsn, "public", {job_id: 7}, "before"):
-            pass
+        run(dsn, job_id, 7, "before")
     asked: list[UUID] = []
     with fence.transaction(dsn, "public", jobs, "w", lambda job_id, fence: asked.append(job_id) or fence + 1):
         pass

@@ -89,6 +89,7 @@ KEYS_OF_JOBS: list[tuple[str, dict[str, Any], str | None, str | None]] = [
     ("paint", {"category": "c"}, None, "c"),
     *(("paint", {"category": "c", "model": bad}, None, "c") for bad in ("", 7, "m" * 201)),
     ("silent", {"model": "m"}, None, None),
+    ("silent", {"model": "m"}, "mine", "mine"),
     ("unknown", {"model": "m"}, None, None),
     ("unknown", {}, "mine", "mine"),
 ]
@@ -104,14 +105,6 @@ def test_the_affinity_key_is_the_producers_or_the_first_fit_arg_that_is_named(co
     ]
     add(conn, jobs)
     assert stored(conn, "affinity_key") == [wanted for *_, wanted in KEYS_OF_JOBS]
-
-
-@WAYS
-def test_without_a_task_that_names_args_the_affinity_key_is_the_producers(conn: Conn, add: Add) -> None:
-    operations.publish_tasks(conn, SAID)
-    args = {"model": "m"}
-    add(conn, [NewJob("q", "once", "a", args), NewJob("q", "once", "b", args, affinity_key="k")])
-    assert stored(conn, "affinity_key") == [None, "k"]
 
 
 def test_the_affinity_keys_of_a_list_of_one_task(conn: Conn) -> None:
@@ -168,7 +161,7 @@ def test_a_plain_insert_has_no_affinity_key(conn: Conn) -> None:
 def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(conn: Conn) -> None:
     operations.publish_tasks(conn, SAID | HEAVY)
     before = conn.execute("SELECT task, xmin::text FROM dl_tasks ORDER BY task").fetchall()
-    changed = {"once": told(9), "ask": told(None, "models"), "paint": told(), "new": told(1, "a", "b")}
+    changed = {"once": told(9), "ask": told(), "paint": told(None, "category", "model"), "new": told(1, "a", "b")}
     operations.publish_tasks(conn, SAID | HEAVY | changed)
     known = {
         task: (max_attempts, affinity)
@@ -176,7 +169,7 @@ def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(c
     }
     assert known == {
         **{"twice": (2, None), "silent": (None, None)},
-        **{"once": (9, None), "ask": (None, ["models"]), "paint": (None, None), "new": (1, ["a", "b"])},
+        **{"once": (9, None), "ask": (None, None), "paint": (None, ["category", "model"]), "new": (1, ["a", "b"])},
     }
     unchanged = "SELECT task, xmin::text FROM dl_tasks WHERE task <> ALL (%s) ORDER BY task"
     assert conn.execute(unchanged, (list(changed),)).fetchall() == [each for each in before if each[0] not in changed]
@@ -192,10 +185,3 @@ def test_the_schema_of_a_tasks_args_is_the_latest(conn: Conn) -> None:
         assert operations.args_schemas(conn, ["typed"]) == {"typed": newer}
     with pytest.raises(psycopg.errors.CheckViolation):
         operations.publish_tasks(conn, {"typed": {"args_schema": "x" * 65_537}})
-
-
-def test_the_order_of_the_args_counts(conn: Conn) -> None:
-    operations.publish_tasks(conn, {"paint": told(None, "category", "model")})
-    operations.publish_tasks(conn, {"paint": told(None, "model", "category")})
-    enqueue.enqueue(conn, NewJob("q", "paint", "k", {"category": "c", "model": "m"}))
-    assert stored(conn, "affinity_key") == ["m"]

@@ -371,13 +371,14 @@ def test_a_source_that_was_paused_before_keeps_the_time_of_its_pause(conn: Conn)
 
 def test_a_move_under_work_breaks_no_order(conn: Conn, dsn: str) -> None:
     """Producers add to both queues, workers serve both, some runs fail; the journal tells in which order they began."""
-    for queue in ("q", "to"):  # from the start: the move may begin when some jobs of `to` have run
-        order(conn, queue)
+    order(conn)
     adding, over = threading.Semaphore(0), threading.Event()
 
     def produce(number: int) -> None:
         with db.connect(dsn, name="producer", schema="public") as producer:
-            for nth in range(60):  # each key has one producer, which knows the new queue from some time on
+            for nth in range(60):  # each key has one producer, which knows the new queue once that has its order
+                if nth == 40:
+                    until(lambda: value(producer, "SELECT ordered FROM dl_queues WHERE queue = 'to'"), "the move")
                 queue = "q" if nth < 40 else "to"
                 add(producer, NewJob(queue, "t", str(number + 2 * (nth % 3)), max_attempts=50))
                 adding.release()

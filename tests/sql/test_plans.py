@@ -167,24 +167,25 @@ def a_million(test: Callable[..., None]) -> Callable[..., None]:
     return test
 
 
+# While a test counts what a call touches.
+UNVACUUMED = "ALTER TABLE dl_jobs SET (autovacuum_enabled = off)"
+
+
 @pytest.fixture
-def thousand(dsn: str) -> Iterator[Conn]:
-    """A queue with a thousand rows, which nothing vacuums while a test counts what a call touches."""
-    with db.connect(dsn, name="few", schema="public") as conn:
-        conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
-        try:
-            filled(conn, THOUSAND)
-            conn.execute("VACUUM ANALYZE dl_jobs")
-            yield conn
-        finally:
-            conn.execute("ALTER TABLE dl_jobs RESET (autovacuum_enabled)")
+def thousand(own_db: str) -> Iterator[Conn]:
+    """A queue with a thousand rows."""
+    with db.connect(own_db, name="few", schema="public") as conn:
+        conn.execute(UNVACUUMED)
+        filled(conn, THOUSAND)
+        conn.execute("VACUUM ANALYZE dl_jobs")
+        yield conn
 
 
 @pytest.fixture(scope="module")
 def million_rows(module_db: str) -> Iterator[Conn]:
     """A queue with a million rows, in a database that the tests of this file share."""
     with db.connect(module_db, name="many", schema="public", answer_within=300) as conn:
-        conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+        conn.execute(UNVACUUMED)
         filled(conn, MILLION)
         conn.execute("VACUUM dl_jobs")
         yield conn
@@ -200,22 +201,13 @@ def million(million_rows: Conn) -> Conn:
 @pytest.fixture
 def forgotten(module_db: str, million_rows: Conn, as_superuser: Callable[[str], str]) -> Conn:
     """The million, for a planner that last saw an empty table."""
-    forget(as_superuser(module_db), 0)
-    return million_rows
-
-
-def forget(dsn: str, rows: int) -> None:
-    """Remove the statistics of the jobs; the planner takes the table for one of `rows` rows, -1 for an unknown number.
-
-    Else autovacuum may have left those of another test, whose rows are gone.
-    """
-    with db.connect(dsn, name="admin", schema="public") as admin:
+    with db.connect(as_superuser(module_db), name="admin", schema="public") as admin:
         admin.execute("DELETE FROM pg_statistic WHERE starelid = 'dl_jobs'::regclass")
         admin.execute(
-            "UPDATE pg_class SET reltuples = %s, relpages = 0, relallvisible = 0 WHERE oid = 'dl_jobs'::regclass"
-            " OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'dl_jobs'::regclass)",
-            (rows,),
+            "UPDATE pg_class SET reltuples = 0, relpages = 0, relallvisible = 0 WHERE oid = 'dl_jobs'::regclass"
+            " OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'dl_jobs'::regclass)"
         )
+    return million_rows
 
 
 def filled(conn: Conn, rows: int, ids: str = "v4") -> None:
@@ -299,27 +291,23 @@ def too_dear(found: dict[str, int]) -> dict[str, int]:
 @pytest.mark.parametrize("analyze", [False, True])
 @pytest.mark.long
 def test_c3_a_session_that_planned_on_a_short_table_claims_and_ends_as_cheaply_on_a_long_one(
-    conn: Conn, dsn: str, as_superuser: Callable[[str], str], ids: str, before: int, analyze: bool
+    own_db: str, ids: str, before: int, analyze: bool
 ) -> None:
-    """Its plans are cached, and nothing tells it that the table has grown."""
+    """Its plans are cached, and nothing tells it that the table has grown. A new database has no statistics."""
     with (
-        db.connect(dsn, name="early", schema="public") as early,
-        db.connect(dsn, name="stranger", schema="public") as stranger,
+        db.connect(own_db, name="test", schema="public") as conn,
+        db.connect(own_db, name="early", schema="public") as early,
+        db.connect(own_db, name="stranger", schema="public") as stranger,
     ):
-        conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
-        try:
-            conn.execute("TRUNCATE dl_jobs, dl_freed, dl_queues CASCADE")  # also the pages of rows that are deleted
-            forget(as_superuser(dsn), -1)
-            if before:
-                filled(conn, before, ids)
-            if analyze:
-                conn.execute("ANALYZE dl_jobs, dl_freed, dl_queues")
-            short = costs(early, but="" if before else "dl_give_back")  # which needs a row
-            anywhere(stranger)
-            filled(conn, 20 * THOUSAND, ids)
-            assert (too_dear(short), too_dear(costs(early)), too_dear(anywhere(stranger))) == ({}, {}, {})
-        finally:
-            conn.execute("ALTER TABLE dl_jobs RESET (autovacuum_enabled)")
+        conn.execute(UNVACUUMED)
+        if before:
+            filled(conn, before, ids)
+        if analyze:
+            conn.execute("ANALYZE dl_jobs, dl_freed, dl_queues")
+        short = costs(early, but="" if before else "dl_give_back")  # which needs a row
+        anywhere(stranger)
+        filled(conn, 20 * THOUSAND, ids)
+        assert (too_dear(short), too_dear(costs(early)), too_dear(anywhere(stranger))) == ({}, {}, {})
 
 
 @a_million

@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -84,11 +83,9 @@ CATALOG = {
 }
 
 
-@contextmanager
-def session(dsn: str, schema: str = "public") -> Iterator[Conn]:
-    """A connection for the block."""
-    with db.connect(dsn, name="test", schema=schema) as conn:
-        yield conn
+def session(dsn: str, schema: str = "public") -> Conn:
+    """A connection; the end of a block closes it."""
+    return db.connect(dsn, name="test", schema=schema)
 
 
 WITHOUT_DAYS = """

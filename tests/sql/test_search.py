@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import Conn
+from hands import Conn, value
 from psycopg.rows import dict_row
 
 from dataloader.log import masked
@@ -39,9 +39,10 @@ def filled(conn: Conn, seed: int, count: int = SOME) -> list[dict[str, Any]]:
             job_id = UUID(f"{rng.choice(['0190a5d0', 'deadbeef', '20240501'])}-{str(uuid4())[9:]}")
             conn.execute(
                 "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, status, blocked_on, attempt, limits,"
-                " error_group, created_at, started_at, finished_at)"
+                " partition_key, producer, consumer_group, error_group, created_at, started_at, finished_at)"
                 " VALUES (%(job_id)s, %(queue)s, %(task)s, %(key)s, %(args)s, %(status)s::text::dl_status,"
-                " %(blocked_on)s, %(attempt)s, %(limits)s, %(group)s, now() - %(age)s,"
+                " %(blocked_on)s, %(attempt)s, %(limits)s, %(partition)s, %(producer)s, %(consumers)s, %(group)s,"
+                " now() - %(age)s,"
                 " CASE WHEN %(status)s::text = 'running' THEN now() - %(age)s END,"
                 " CASE WHEN %(status)s::text NOT IN ('queued', 'running') THEN now() - %(age)s END)",
                 {
@@ -55,7 +56,10 @@ def filled(conn: Conn, seed: int, count: int = SOME) -> list[dict[str, Any]]:
                     "attempt": rng.choice([0, 1]),
                     "limits": ["l"] if is_limited else None,
                     "group": rng.choice(GROUPS) if kind in ("failed", "lost") else None,
-                    "age": timedelta(seconds=rng.randrange(10_000)),
+                    "age": timedelta(seconds=rng.randrange(10_000) // 200 * 200),  # many have one time
+                    "partition": "x" if n % 2 else "",
+                    "producer": "p" if n % 3 else None,
+                    "consumers": "g" if n % 5 else None,
                 },
             )
             if blocked_on.get(kind) == "parent":
@@ -110,19 +114,47 @@ def _same(found: Any, wanted: Any) -> bool:
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
-def listed(conn: Conn, wanted: Wanted, limit: int = 50) -> list[UUID]:
-    """The ids of all pages, in their order."""
-    found: list[UUID] = []
+def pages(conn: Conn, wanted: Wanted, limit: int = 50) -> list[dict[str, Any]]:
+    """The jobs of all pages, in their order."""
+    found: list[dict[str, Any]] = []
     after = None
     while True:
         page = stats.jobs(conn, wanted, limit, after)
-        found += [row["job_id"] for row in page.jobs]
+        assert len(page.jobs) <= limit
+        found += page.jobs
         if (after := page.next) is None:
             return found
 
 
-SEARCHES = [
+def listed(conn: Conn, wanted: Wanted, limit: int = 50) -> list[UUID]:
+    return [row["job_id"] for row in pages(conn, wanted, limit)]
+
+
+def both_lists(conn: Conn, text: str, limit: int = 50) -> list[UUID]:
+    """The ids of the list by change, which has the same jobs as that by key; each is in its order."""
+    by_change, by_key = pages(conn, Wanted(q=text), limit), pages(conn, Wanted(q=text, sort="key"), limit)
+    times = [row["changed_at"] for row in by_change]
+    found, other = ([row["job_id"] for row in rows] for rows in (by_change, by_key))
+    assert times == sorted(times, reverse=True), text
+    in_order = "SELECT array_agg(lock_key ORDER BY lock_key) FROM dl_jobs WHERE job_id = ANY (%s)"
+    assert [row["lock_key"] for row in by_key] == (value(conn, in_order, found) or []), text
+    assert sorted(found) == sorted(other), text
+    return found
+
+
+# The filters of a list, too.
+OF_FIELDS = [
     "",
+    "queue:orders",
+    "key:k3",
+    "producer:p task:cbr.rates",
+    "partition:x group:g",
+    "status:dead queue:orders",
+    "status:retries queue:orders task:load.csv",
+    *(f"status:{status}" for status in STATUSES),
+]
+SEARCHES = [
+    *OF_FIELDS,
     "load",
     "LOAD.c",
     "orders_1",
@@ -140,7 +172,6 @@ SEARCHES = [
     "args.n:2.00",
     "queue:orders key:orders_17",
     "nothing.has.it",
-    *(f"status:{status}" for status in STATUSES),
 ]
 
 
@@ -161,9 +192,7 @@ def test_a_search_finds_what_a_slow_filter_does_and_its_tally_adds_up(conn: Conn
         wanted, expected = Wanted(q=text), slow(rows, text.replace("2.00", "2"))
         if text.startswith("args.n:2"):
             expected = {row["job_id"] for row in rows if row["args"]["n"] == 2.0}
-        found = listed(conn, wanted)
-        assert (set(found), len(found)) == (expected, len(expected)), text
-        assert set(listed(conn, Wanted(q=text, sort="key"))) == expected, text
+        assert sorted(both_lists(conn, text)) == sorted(expected), text
         tally = tallies.tally(conn, wanted)
         assert not tally["at_least"], text
         assert +Counter(tally["counts"]) == Counter(kind_of(row) for row in rows if row["job_id"] in expected), text
@@ -176,8 +205,8 @@ def test_small_looks_find_the_same_and_a_tally_says_so(conn: Conn, monkeypatch: 
     rows = filled(conn, 3)
     for name, most in (("SORTED_FOR_PAGE", 11), ("SCAN", 13), ("FOUND", 5)):
         monkeypatch.setattr(stats, name, most)
-    for text in ("load", "deadbeef", "status:dead", "status:failed orders", "args.in.day:a", "status:retries 50%"):
-        assert sorted(listed(conn, Wanted(q=text), 7)) == sorted(slow(rows, text)), text
+    for text in (*OF_FIELDS, "load", "deadbeef", "status:failed orders", "args.in.day:a", "status:retries 50%"):
+        assert sorted(both_lists(conn, text, 7)) == sorted(slow(rows, text)), text
     monkeypatch.setattr(tallies, "SCAN", 5)
     for text in ("load", "queue:orders load", "status:dead load"):
         tally = tallies.tally(conn, Wanted(q=text))

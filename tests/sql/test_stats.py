@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -14,96 +13,13 @@ import psycopg
 import pytest
 from hands import Conn, Worker, Workers, age, enqueue, expire, many, plain, quietly, row, took, value
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from test_search import pages
 
 from dataloader.queue import db, lifecycle, operations
-from dataloader.queue.job import STATUSES, Finish
+from dataloader.queue.job import Finish
 from dataloader.queue.lifecycle import Ended
 from dataloader.queue.reports import runs, stats
 from dataloader.queue.reports.stats import Wanted
-
-
-def walk(conn: Conn, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
-    """All jobs of a list, page by page."""
-    found: list[dict[str, Any]] = []
-    after = None
-    for _ in range(10_000):
-        page = stats.jobs(conn, wanted, limit, after)
-        assert len(page.jobs) <= limit
-        found += page.jobs
-        if (after := page.next) is None:
-            return found
-    raise AssertionError("the list has no end")
-
-
-def varied(conn: Conn) -> None:
-    """Three hundred jobs in every state, many of them changed at the same instant."""
-    chance = random.Random(7)
-    with quietly(conn):
-        for number in range(300):
-            status = chance.choice(["queued", "running", "succeeded", "failed", "canceled", "lost"])
-            job_id = plain(
-                conn,
-                queue=chance.choice("ab"),
-                task=chance.choice(["t", "u"]),
-                lock_key=f"k{number % 7}",
-                producer=chance.choice(["p", None]),
-                partition_key=chance.choice(["", "x"]),
-                consumer_group=chance.choice(["g", None]),
-                status=status,
-                attempt=chance.randrange(3),
-                made_sec=-chance.randrange(1, 50),
-            )
-            conn.execute(
-                "UPDATE dl_jobs SET finished_at = CASE WHEN status::text IN ('queued', 'running') THEN NULL"
-                " ELSE created_at END, started_at = CASE status WHEN 'queued' THEN NULL ELSE created_at END,"
-                " blocked_on = CASE WHEN status = 'queued' AND %s THEN 'time' END WHERE job_id = %s",
-                (chance.random() < 0.3, job_id),
-            )
-
-
-FILTERS = [
-    {},
-    {"queue": "a"},
-    {"task": "u", "producer": "p"},
-    {"lock_key": "k3"},
-    {"partition_key": "x", "consumer_group": "g"},
-    *({"status": status} for status in STATUSES),
-    {"status": "dead", "queue": "b"},
-    {"status": "retries", "queue": "a", "task": "t"},
-]
-
-
-def matches(job: dict[str, Any], wanted: dict[str, str]) -> bool:
-    """The filter, said once more."""
-    groups: dict[str, Callable[[], bool]] = {
-        "ready": lambda: job["status"] == "queued" and job["blocked_on"] is None,
-        "scheduled": lambda: job["blocked_on"] == "time",
-        "blocked": lambda: job["status"] == "queued" and job["blocked_on"] not in (None, "time"),
-        "fresh": lambda: job["status"] == "queued" and job["attempt"] == 0,
-        "retries": lambda: job["status"] == "queued" and job["attempt"] > 0,
-        "dead": lambda: job["status"] in ("failed", "lost"),
-    }
-    rest = dict(wanted)
-    status = rest.pop("status", job["status"])
-    is_it = groups[status]() if status in groups else job["status"] == status
-    return is_it and all(job[name] == text for name, text in rest.items())
-
-
-@pytest.mark.long
-def test_a_list_has_each_job_once_and_in_order(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small the pages are, and however few jobs are looked at for one."""
-    varied(conn)
-    every = [row(conn, job_id) for (job_id,) in conn.execute("SELECT job_id FROM dl_jobs").fetchall()]
-    for scan, limit in ((20_000, 50), (13, 7)):
-        monkeypatch.setattr(stats, "SCAN", scan)
-        for wanted in FILTERS:
-            expected = {job["job_id"] for job in every if matches(job, wanted)}
-            by_change = walk(conn, Wanted(**wanted), limit)
-            by_key = walk(conn, Wanted(**wanted, sort="key"), limit)
-            assert {job["job_id"] for job in by_change} == expected == {job["job_id"] for job in by_key}, wanted
-            assert len(by_change) == len(by_key) == len(expected), wanted
-            assert [j["changed_at"] for j in by_change] == sorted((j["changed_at"] for j in by_change), reverse=True)
-            assert [j["lock_key"] for j in by_key] == sorted(j["lock_key"] for j in by_key)
 
 
 def test_a_page_is_full_unless_it_is_the_last(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +36,7 @@ def test_a_page_is_full_unless_it_is_the_last(conn: Conn, monkeypatch: pytest.Mo
     for wanted, count in ((Wanted(partition_key="rare"), 5), (Wanted(partition_key="rare", status="dead"), 3)):
         first = stats.jobs(conn, wanted, 2)
         assert len(first.jobs) == 2, wanted
-        assert len(walk(conn, wanted, 2)) == count
+        assert len(pages(conn, wanted, 2)) == count
     none = stats.jobs(conn, Wanted(task="nobody's"), 50)
     assert (none.jobs, none.next) == ([], None)
 

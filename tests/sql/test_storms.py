@@ -26,7 +26,7 @@ from dataloader.queue.enqueue import NewJob, enqueue, enqueue_many
 from dataloader.queue.job import Delivery, End, Job, Outcome, decide
 from dataloader.queue.lifecycle import Ended
 
-PATIENCE = 90.0  # seconds until the storm gives up on jobs that are left
+PATIENCE = 300.0  # seconds until the storm gives up on jobs that are left; on a busy machine it lasts half a minute
 RETRY_SEC = 0.05
 ALL = 1_000  # jobs of a delivery, more than a key has
 LEFT = "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')"

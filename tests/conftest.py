@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 import structlog
@@ -32,23 +33,18 @@ from psycopg.pq import TransactionStatus
 from dataloader import embedded, log
 from dataloader.log import masking
 from dataloader.queue import db, migrations
-from dataloader.testing.database import sweep
+from dataloader.testing.database import FAST, sweep
 
-# The tests' rows need not survive a crash of the machine, and many tests at once need many sessions.
-FAST = {
-    "fsync": "off",
-    "synchronous_commit": "off",
-    "full_page_writes": "off",
-    "shared_buffers": "128MB",
-    "max_connections": "200",
-    "max_wal_size": "4GB",
-    "logging_collector": "off",
-}
+# Many tests at once need many sessions.
+SERVER = FAST | {"shared_buffers": "128MB", "max_connections": "200", "max_wal_size": "4GB"}
 URL = "TEST_DATABASE_URL"
 OWNER = "DL_TEST_OWNER"  # a DSN's user and password: the role that owns this run's databases
 BASE = "DL_TEST_BASE"  # a database with the schema, and with it OWNER, which another process made and removes
 RUN = "DL_TEST_RUN"  # the prefix of this run's databases; a given server may serve several runs
 PREFIX = "dl-test-"
+# By default Hypothesis fails an example of 0.2 s, and a test that draws slowly, as each does on a busy machine.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 _server = pytest.StashKey[embedded.Server]()
 _count = itertools.count(1)
 
@@ -60,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
-    os.environ[RUN] = f"dl_test_{os.getpid()}"
+    os.environ[RUN] = f"dl_test_{secrets.token_hex(4)}"  # in containers the ids of processes come again
     if URL not in os.environ:
         sweep(PREFIX)
         config.stash[_server] = started()
@@ -140,7 +136,7 @@ def started() -> embedded.Server:
     root = Path(tempfile.mkdtemp(prefix=PREFIX))
     given = os.environ.get("DL_PG_BIN")
     try:
-        return embedded.Server.start(root, FAST, Path(given) if given else None, initdb=["--no-sync"])
+        return embedded.Server.start(root, SERVER, Path(given) if given else None, initdb=["--no-sync"])
     except embedded.EmbeddedError as error:
         shutil.rmtree(root, ignore_errors=True)
         raise pytest.UsageError(str(error)) from None
@@ -242,14 +238,13 @@ END $$
 def _own_logs() -> Iterator[None]:
     """Undo what a test has set of the logging of this process, for the next test would write to its outputs."""
     root = logging.getLogger()
-    level = root.level
-    loggers = [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
-    enabled = [logger for logger in loggers if not logger.disabled]
+    level, handlers = root.level, root.handlers[:]
     yield
-    for logger in enabled:
-        logger.disabled = False  # dictConfig disables each logger that it does not name
+    for logger in list(root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            logger.disabled = False  # dictConfig disables each logger that it does not name
     log.close(0.2)
-    root.handlers[:] = [handler for handler in root.handlers if not isinstance(handler, log._Handler)]
+    root.handlers[:] = handlers
     root.setLevel(level)
     structlog.reset_defaults()
     masking._configured = masking._of_job = frozenset()

@@ -79,7 +79,7 @@ CHANGES = st.sampled_from([(3, 7), (3, 28), (4, 4), (10, 3), (10, 24), (10, 31),
 
 
 @given(cron=FIXED, zone=st.sampled_from(ZONES), at=INSTANTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_fixed_time_comes_once_on_each_day_of_a_year(cron: str, zone: str, at: datetime) -> None:
     due = list(islice(times.after(Timing(cron, None, zone), at), 366))
     days = [each.astimezone(ZoneInfo(zone)).date() for each in due]
@@ -88,7 +88,7 @@ def test_a_fixed_time_comes_once_on_each_day_of_a_year(cron: str, zone: str, at:
 
 
 @given(cron=REAL, zone=st.sampled_from(ZONES), at=CHANGES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_time_with_a_star_comes_at_each_minute_that_the_clocks_show_so(cron: str, zone: str, at: datetime) -> None:
     minutes = [at + timedelta(minutes=number) for number in range(1, 2 * 24 * 60)]
     found = takewhile(lambda due: due <= minutes[-1], times.after(Timing(cron, None, zone), at))

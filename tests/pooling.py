@@ -7,17 +7,18 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import until
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 TAKES_OUR_OPTIONS = "ignore_startup_parameters=options,extra_float_digits"
+PORT = 6432  # it names a socket in a folder of its own: another program could take a free port of the machine
 
 
 @contextmanager
@@ -26,21 +27,14 @@ def pooler(dsn: str, mode: str, *options: str) -> Iterator[str]:
     if PGBOUNCER is None:
         pytest.skip("pgbouncer is not installed (Debian: apt-get install pgbouncer)")
     behind = {k: v for k, v in conninfo_to_dict(dsn).items() if k in ("host", "port", "user", "password", "dbname")}
-    with socket.socket() as probed:
-        probed.bind(("127.0.0.1", 0))
-        port = probed.getsockname()[1]
     folder = Path(tempfile.mkdtemp(prefix="dl-pgbouncer-"))
     where = " ".join(f"{key}={value}" for key, value in behind.items() if key != "dbname")
-    settings = [f"listen_port={port}", "listen_addr=127.0.0.1", "unix_socket_dir=", "auth_type=any"]
-    text = ["[databases]", f"* = {where}", "[pgbouncer]", *settings, f"pool_mode={mode}", *options]
-    (folder / "pgbouncer.ini").write_text("\n".join(text) + "\n")
+    settings = [f"listen_port={PORT}", f"unix_socket_dir={folder}", "auth_type=any", f"pool_mode={mode}", *options]
+    (folder / "pgbouncer.ini").write_text("\n".join(["[databases]", f"* = {where}", "[pgbouncer]", *settings]) + "\n")
     process = subprocess.Popen([PGBOUNCER, "-q", folder / "pgbouncer.ini"], **owner(folder, behind))
     try:
-        deadline = time.monotonic() + 20
-        while not answers(port):
-            assert time.monotonic() < deadline, "pgbouncer does not answer"
-            time.sleep(0.01)
-        yield make_conninfo("", host="127.0.0.1", port=port, dbname=behind["dbname"], user=behind.get("user"))
+        until(lambda: answers(f"{folder}/.s.PGSQL.{PORT}"), "pgbouncer's answer")
+        yield make_conninfo("", host=str(folder), port=PORT, dbname=behind["dbname"], user=behind.get("user"))
     finally:
         process.terminate()
         process.wait(10)
@@ -57,6 +51,6 @@ def owner(folder: Path, behind: dict[str, Any]) -> dict[str, Any]:
     return {"user": user, "extra_groups": []}
 
 
-def answers(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
+def answers(address: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as tried:
+        return tried.connect_ex(address) == 0

@@ -172,7 +172,7 @@ def test_buttons_are_those_that_a_state_allows() -> None:
 
 
 def test_viewers_share_an_answer_but_not_a_failure() -> None:
-    shared: SharedAnswer[int] = SharedAnswer()
+    shared: SharedAnswer[int] = SharedAnswer(fresh_sec=60)
     asked: list[int] = []
 
     def question() -> int:

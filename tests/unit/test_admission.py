@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,34 +38,16 @@ OTHERS = os.getppid()  # a process that lives as long as this one
 BIG, SMALL = "big", "small"
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    at = [1_000.0]
-    monkeypatch.setattr(admission, "now", lambda: at[0])
-    return iter([at])
-
-
 class Place:
-    """A host with 1,000 MB and two processors, of which the test says what is free."""
+    """A host with 1,000 MB and two processors, which are free."""
 
     bounds_something = True
 
-    def __init__(self) -> None:
-        self.asked = 0
-        self.now = Room(1_000, 1_000, 2)
-        self.busy = Load({}, 0.0)
-
     def room(self, runs_mb: float) -> Room:
-        self.asked += 1
-        return self.now
+        return Room(1_000, 1_000, 2)
 
     def load(self, workers: Collection[int]) -> Load:
-        return self.busy
-
-
-@pytest.fixture
-def place() -> Place:
-    return Place()
+        return Load({}, 0.0)
 
 
 @pytest.fixture
@@ -79,16 +61,16 @@ def shared() -> SharedSlots:
 
 
 @pytest.fixture
-def admitted(place: Place, shared: SharedSlots, monkeypatch: pytest.MonkeyPatch) -> Admission:
+def admitted(shared: SharedSlots, monkeypatch: pytest.MonkeyPatch) -> Admission:
     """The admission of a worker that has passed over its first job for long enough at once."""
     monkeypatch.setattr(admission, "memory_used", lambda pid: 0)  # pytest's own grows from test to test
-    made = Admission(place, shared, shared.slots[0], 1e-9, structlog.get_logger())  # type: ignore[arg-type]
+    made = admission_of(shared, 1e-9)
     made.know({BIG: Needs(900), SMALL: Needs(300), "cores": Needs(cpus=2)})
     return made
 
 
-def others(shared: SharedSlots, memory_mb: float, cpus: float = 0.0) -> None:
-    shared.slots[1].needs = Needs(memory_mb, cpus)
+def admission_of(shared: SharedSlots, patience_sec: float) -> Admission:
+    return Admission(Place(), shared, shared.slots[0], patience_sec, structlog.get_logger())  # type: ignore[arg-type]
 
 
 def reserved(shared: SharedSlots) -> Any:
@@ -248,12 +230,12 @@ def test_what_is_declared_wins_over_what_was_learned() -> None:
 
 
 def test_room_gathers_once_one_job_was_passed_over_for_long_enough(
-    place: Place, shared: SharedSlots, clock: Iterator[list[float]], monkeypatch: pytest.MonkeyPatch
+    shared: SharedSlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    at = [1_000.0]
+    monkeypatch.setattr(admission, "now", lambda: at[0])
     monkeypatch.setattr(admission, "memory_used", lambda pid: 0)
-    at = next(clock)
-    made = Admission(place, shared, shared.slots[0], 60, structlog.get_logger())  # type: ignore[arg-type]
-    never = Admission(place, shared, shared.slots[0], 0, structlog.get_logger())  # type: ignore[arg-type]
+    made, never = admission_of(shared, 60), admission_of(shared, 0)
     for each in (made, never):
         each.know({BIG: Needs(900)})
     made.passed(left_out(BIG), [BIG])

@@ -11,25 +11,19 @@ import pytest
 import structlog
 
 from dataloader import pipelines
-from dataloader.config import Settings, WorkerSpec
+from dataloader.config import WorkerSpec
 from dataloader.farm.batch import TICK_SEC, Batch, Turns, fair_share, size_after
 from dataloader.farm.slots import Siblings
 from dataloader.queue.job import Job
-
-SETTINGS = Settings.model_construct(workers_json=[WorkerSpec(queue="q", concurrency=1, prefetch=100)])
 
 
 def job(key: str = "key") -> Job:
     return Job(uuid4(), "q", "noop", "{}", None, key, "", 1, 5, 60, None, 1, "host:1:a")
 
 
-def batch_of(settings: Settings = SETTINGS, queues: tuple[str, ...] = ("q",)) -> Batch:
-    return Batch(settings.workers, queues, 1.0, structlog.get_logger())
-
-
 @pytest.fixture
 def batch() -> Batch:
-    return batch_of()
+    return Batch([WorkerSpec(queue="q", concurrency=1, prefetch=100)], ("q",), 1.0, structlog.get_logger())
 
 
 @pytest.mark.parametrize(

@@ -11,25 +11,13 @@ import settings_doc
 
 import dataloader
 from dataloader import check, config
-from dataloader.config import ConfigError, WorkerSpec, load
+from dataloader.config import ConfigError, load
 
 TOKEN = '{"name":"a","scopes":["read"],"sha256":"' + 64 * "0" + '"}'
 PROJECT = Path(dataloader.__file__).parent.parent
 
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
-
-
-def test_the_contracts_defaults() -> None:
-    settings = load()
-    assert (settings.app_host, settings.app_port, settings.timezone) == ("0.0.0.0", 8081, "Europe/Moscow")
-    assert (settings.dl_heartbeat_sec, settings.dl_default_lease_ttl_sec, settings.dl_reaper_period_sec) == (10, 60, 10)
-    assert (settings.dl_claim_backoff_sec, settings.dl_drain_sec, settings.dl_kill_grace_sec) == (15, 30, 5)
-    assert settings.dl_stall_sec == 900
-    assert (settings.log_path, settings.log_file_name, settings.log_rotation) == (None, "dataloader.log", "10 MB")
-    assert (settings.dl_max_jobs, settings.dl_max_rss_mb, settings.dl_retention_days) == (None, None, None)
-    assert [spec.queue for spec in settings.workers] == ["etl.default", "alerts"]
-    assert settings.queue_dsn is None
 
 
 @pytest.mark.parametrize(
@@ -77,11 +65,6 @@ def test_the_environment_wins_over_dotenv(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / ".env").write_text("APP_PORT=9000\nENVIRONMENT=stage\n")
     monkeypatch.setenv("APP_PORT", "9001")
     assert (load().app_port, load().environment) == (9001, "stage")
-
-
-def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORKERS_JSON", '[{"queue":"load.cbr","concurrency":2},{"queue":"b"}]')
-    assert load().workers == (WorkerSpec(queue="load.cbr", concurrency=2), WorkerSpec(queue="b", concurrency=1))
 
 
 NO_SCHEDULER = 'scheduler: should be "lag", "sequential", "strict"'
@@ -212,11 +195,6 @@ def test_a_dotenv_expands_variables_but_in_single_quotes(tmp_path: Path) -> None
     assert load(_env_file=None).environment == "development"
 
 
-def test_white_space_around_a_dsn_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DL_DB_DSN", " postgresql://u@h/jobs \n")
-    assert load().queue_dsn == "postgresql://u@h/jobs"
-
-
 def test_a_module_of_python_itself_holds_no_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DL_PIPELINES", "my_jobs, queue")
     with pytest.raises(ConfigError, match="DL_PIPELINES: queue is a module of Python itself: give yours another name"):
@@ -274,6 +252,10 @@ def test_the_example_with_all_its_lines_in_force_is_the_defaults(tmp_path: Path)
 
 
 def test_where_the_queue_and_the_target_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load().queue_dsn is None
+    monkeypatch.setenv("DL_DB_DSN", " postgresql://u@h/jobs \n")
+    assert load().queue_dsn == load().target_dsn == "postgresql://u@h/jobs", "no white space is a part of it"
+    monkeypatch.delenv("DL_DB_DSN")
     monkeypatch.setenv("PG_HOST", "db")
     monkeypatch.setenv("PG_DATABASE", "target")
     monkeypatch.setenv("PG_PASSWORD", "s3cret")
@@ -284,11 +266,6 @@ def test_where_the_queue_and_the_target_are(monkeypatch: pytest.MonkeyPatch) -> 
     assert "target" in (load().target_dsn or "")
     monkeypatch.setenv("DL_TARGET_DSN", "host=t")
     assert load().target_dsn == "host=t"
-
-
-def test_the_target_defaults_to_the_queues_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DL_DB_DSN", "host=q dbname=queue")
-    assert load().target_dsn == "host=q dbname=queue"
 
 
 def test_lists_of_urls_are_split_and_shown_without_passwords(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,18 +147,14 @@ def test_a_line_of_logging_comes_out_as_it_went_in() -> None:
     assert read(b"\xff", "stdout") == ("info", "stdout", "\\xff", None)
 
 
-def texts(output: Output) -> list[bytes | int]:
-    return [*output.read()]
-
-
 def test_output_is_read_once_and_as_it_comes() -> None:
     output = Output("dl-test")
     os.write(output.fd, b"one\ntw")
-    assert texts(output) == [b"one"]
+    assert list(output.read()) == [b"one"]
     assert output.done == 4
     os.write(output.fd, b"o\n")
-    assert texts(output) == [b"two"]
-    assert texts(output) == []
+    assert list(output.read()) == [b"two"]
+    assert list(output.read()) == []
 
 
 def test_a_flood_is_counted_up_to_its_end_and_takes_no_memory() -> None:
@@ -166,7 +162,7 @@ def test_a_flood_is_counted_up_to_its_end_and_takes_no_memory() -> None:
     lines = 3 * capture.FLOOD // 10
     for _ in range(3):
         os.write(output.fd, b"123456789\n" * (lines // 3))
-    found = texts(output)
+    found = list(output.read())
     assert isinstance(found[0], int)
     assert found[0] + len(found) - 1 in (lines // 3 * 3, lines // 3 * 3 + 1)  # one line was cut by the jump
     assert os.fstat(output.fd).st_blocks * 512 < 4 * capture.KEPT
@@ -206,24 +202,25 @@ def test_last_words_begin_with_a_whole_line() -> None:
     assert [each.text for each in last_words(output.fd, 0, "stdout")] == ["last"]
 
 
-def test_each_line_of_a_secret_of_several_is_masked(captured: tuple[Capture, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("password", "written", "kept", "shown"),
+    [
+        ("first-canary\n  second-canary\nx\n", b"first-canary\n  second-canary\nx\n", ["***", "  ***", "x"],
+         b"***\n  ***\nx\n"),
+        ("first-canary", b"first\x1b[31m-can\x1b[0mary\n\x1b[31mred\x1b[0m\n", ["***", "red"],
+         b"***\n\x1b[31mred\x1b[0m\n"),
+    ],
+    ids=["of several lines", "with a color within"],
+)  # fmt: skip
+def test_a_secret_in_the_output_is_masked(
+    password: str, written: bytes, kept: list[str], shown: bytes, captured: tuple[Capture, int, int]
+) -> None:
     made, out, _ = captured
-    log.learn_job({"password": "first-canary\n  second-canary\nx\n"})
+    log.learn_job({"password": password})
     made.begin(JOB, True)
-    os.write(1, b"first-canary\n  second-canary\nx\n")
-    assert lines(made.end()) == [("stdout", "***"), ("stdout", "  ***"), ("stdout", "x")]
-    assert os.read(out, 1_000) == b"***\n  ***\nx\n"
-    log.learn_job({})
-
-
-def test_a_color_within_a_secret_hides_it_from_no_mask(captured: tuple[Capture, int, int]) -> None:
-    made, out, _ = captured
-    log.learn_job({"password": "first-canary"})
-    made.begin(JOB, True)
-    os.write(1, b"first\x1b[31m-can\x1b[0mary\n\x1b[31mred\x1b[0m\n")
-    assert lines(made.end()) == [("stdout", "***"), ("stdout", "red")]
-    assert os.read(out, 1_000) == b"***\n\x1b[31mred\x1b[0m\n"
-    log.learn_job({})
+    os.write(1, written)
+    assert lines(made.end()) == [("stdout", text) for text in kept]
+    assert os.read(out, 1_000) == shown
 
 
 def test_a_private_key_that_has_no_end_masks_no_line_of_the_next_run(captured: tuple[Capture, int, int]) -> None:

@@ -28,17 +28,6 @@ pytestmark = pytest.mark.usefixtures("own_registry")
 START = datetime(2026, 11, 23, tzinfo=UTC)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    at = [1_000.0]
-    monkeypatch.setattr(batch, "now", lambda: at[0])
-
-    def move(seconds: float) -> None:
-        at[0] = 1_000.0 + seconds
-
-    return move
-
-
 def opened(log: list[str], name: str, error: Exception | None = None) -> Callable[[], Any]:
     @contextmanager
     def resource() -> Iterator[str]:
@@ -72,28 +61,24 @@ def test_what_is_prepared_should_be_a_context_manager() -> None:
         prepared("t", lambda: 3)  # type: ignore[arg-type,return-value]
 
 
-def preferred() -> Preference:
-    """A worker that has had a job with an affinity key."""
-    preference = Preference(True, 60)
-    preference.claimed([job("a")], None)
-    return preference
-
-
 def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def test_jobs_are_overdue_once_they_were_passed_over_for_long_enough(clock: Callable[[float], None]) -> None:
-    overdue = preferred()
+def test_jobs_are_overdue_once_they_were_passed_over_for_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1_000.0]
+    monkeypatch.setattr(batch, "now", lambda: clock[0])
+    overdue = Preference(True, 60)
+    overdue.claimed([job("a")], None)
     overdue.claimed([], Reached(100, at(5)))
-    clock(30)
+    clock[0] = 1_030
     overdue.claimed([], Reached(100, at(9)))
     assert overdue.overdue() == {}
-    clock(60)
+    clock[0] = 1_060
     assert overdue.overdue() == {100: at(5)}
-    clock(90)
+    clock[0] = 1_090
     assert overdue.overdue() == {100: at(9)}
-    clock(599)
+    clock[0] = 1_599
     assert overdue.overdue() == {100: at(9)}, "what was left then goes first, however late"
 
 
@@ -181,11 +166,7 @@ def test_notes_are_few_short_and_storable() -> None:
             context.note("y")
 
     delivery = Delivery((job(None),))
-    notes = Runner(Settings.model_construct(), "").run(delivery, lease_of(delivery)).notes
-    assert (len(notes), notes[0][:3], len(notes[0])) == (20, "a\ufffdb", 500)
-
-
-def lease_of(delivery: Delivery) -> Lease:
     slot = SharedSlots(1).slots[0]
     slot.begin(0, 1, 60, now())
-    return Lease(delivery, slot)
+    notes = Runner(Settings.model_construct(), "").run(delivery, Lease(delivery, slot)).notes
+    assert (len(notes), notes[0][:3], len(notes[0])) == (20, "a\ufffdb", 500)

@@ -514,7 +514,7 @@ def test_no_text_takes_much_longer_than_others_of_its_length(piece: str) -> None
     """The bound compares CPU times with those of a usual log line, so that it holds on any machine."""
     line = "2026-01-31 GET https://host/path?x=1 key: value, took=3 ms -- it's fine, the password was left out "
     hostile = "password= :// bearer -- PRIVATE KEY " + piece * (100_000 // len(piece))
-    assert took(hostile) < 8 * took(line * (100_000 // len(line)))
+    assert took(hostile) < 20 * took(line * (100_000 // len(line)))
 
 
 def took(text: str) -> float:

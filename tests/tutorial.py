@@ -79,9 +79,8 @@ class Terminal:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.chdir(folder)
-            signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            )  # a program in the background ignores SIGINT, and its children inherit that
+            # A program in the background ignores SIGINT, and its children inherit that.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execve(SHELL[0], SHELL, environment)
         self._news = threading.Condition()
         self._shown, self._is_closed = "", False

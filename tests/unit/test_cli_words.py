@@ -83,9 +83,8 @@ def test_a_watch_says_at_once_and_once_why_a_run_has_failed(service: Service) ->
 
 
 def test_what_a_trigger_says_goes_to_the_service(service: Service) -> None:
-    texts = dict.fromkeys(
-        ["queue", "lock_key", "partition_key", "producer", "consumer_group", "affinity_key", "idempotency_key"], "x"
-    )
+    names = ("queue", "lock_key", "partition_key", "producer", "consumer_group", "affinity_key", "idempotency_key")
+    texts = dict.fromkeys(names, "x")
     numbers = dict.fromkeys(("timeout_sec", "priority", "max_attempts", "lease_ttl_sec"), 5)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in (texts | numbers).items()]
     at = "2026-01-31T06:30:00+03:00"
@@ -172,12 +171,8 @@ def test_a_table_takes_no_markup_and_no_width_where_it_is_no_terminal(capsys: py
 def test_doctor_names_workers_that_show_themselves_no_more() -> None:
     """No process renews the rows of the workers: the machine is gone, or supervisor and keeper are stopped too."""
     job = a_job("queued", waiting_for={"reason": "no_worker", "queue": "q"})
-    silent = [
-        filled(
-            Worker, worker="w", host="vm-1", queue="q", state="idle", is_live=False, seen_at=NOW - timedelta(seconds=45)
-        )
-    ]
-    (finding, *_) = doctor.diagnose(case(job, silent=silent))
+    silent = filled(Worker, worker="w", host="vm-1", queue="q", state="idle", seen_at=NOW - timedelta(seconds=45))
+    (finding, *_) = doctor.diagnose(case(job, silent=[silent]))
     assert "1 worker of this queue last reported 45 s ago (vm-1)" in finding.text
     assert "No worker is alive at all" not in finding.text
 
@@ -269,24 +264,14 @@ def test_doctor_says_that_the_workers_are_stuck() -> None:
 
 
 def case(job: Job, *runs: Attempt, **more: Any) -> doctor.Case:
-    given: dict[str, Any] = {
-        "events": [],
-        "queue": filled(Queue, queue="q"),
-        "serving": ["q"],
-        "silent": [],
-        "live": [],
-        "worker": None,
-        "held": None,
-        "now": NOW,
-    }
+    given: dict[str, Any] = {"queue": filled(Queue, queue="q"), "serving": ["q"], "worker": None, "held": None}
+    given |= {"events": [], "silent": [], "live": [], "now": NOW}
     return doctor.Case(job=job, runs=runs, **given | more)
 
 
 def attempt(number: int, end: str | None, **more: Any) -> Attempt:
-    nothing = dict.fromkeys(Attempt._fields)
-    return Attempt(
-        **nothing | {"run": number, "attempt": number, "started_at": NOW - timedelta(seconds=90), "end": end} | more
-    )
+    known = {"run": number, "attempt": number, "started_at": NOW - timedelta(seconds=90), "end": end}
+    return Attempt(**dict.fromkeys(Attempt._fields) | known | more)
 
 
 def a_job(status: str, **more: Any) -> Job:
@@ -382,12 +367,7 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
         [("requeue", ID)],
     ),
     (
-        waits(
-            "session",
-            lock_key="k",
-            until=NOW.isoformat(),
-            more={"events": HOLDS},
-        ),
+        waits("session", lock_key="k", until=NOW.isoformat(), more={"events": HOLDS}),
         ["held by a database session", "found held by a session of another service 2 times"],
         [],
     ),

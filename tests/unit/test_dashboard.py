@@ -120,18 +120,11 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     silent = {"is_live": False, "state": "busy", "host": "vm-2"}
     assert of([silent, silent]) == ["2 workers have not been heard of (vm-2)."]
     assert of([silent | {"state": "dead"}]) == []
-    hangs = {
-        "is_live": True,
-        "state": "stuck",
-        "queue": "q",
-        "seen_at": NOW,
-        "reported_at": NOW - timedelta(minutes=12),
-    }
     fine = {"is_live": True, "state": "busy", "queue": "q"}
+    hangs = fine | {"state": "stuck", "seen_at": NOW, "reported_at": NOW - timedelta(minutes=12)}
     assert of([hangs, fine]) == ["1 of 2 workers has reported nothing for 12 min."]
-    assert (
-        of([hangs], paused_at=NOW, paused_by=None, dead=1)[0] == "1 job is dead in queue q."
-    )  # docs/alerts.md: critical
+    # docs/alerts.md: critical
+    assert of([hangs], paused_at=NOW, paused_by=None, dead=1)[0] == "1 job is dead in queue q."
     assert {alert.page for alert in alerts.farm_alerts({"queues": []}, [hangs], POSTGRES, ())} == {"workers"}
     held = {"kind": "session", "pid": 7, "user": "bi", "application": "report", "age_sec": 4_000.0, "xids": 5}
     assert of(postgres={"held_by": held}) == []  # beside an idle queue an old transaction does no harm
@@ -206,13 +199,8 @@ def test_arguments_are_brief_and_their_numbers_as_they_are() -> None:
     assert formats.brief({"text": "x" * 500}).endswith("…")
     assert len(formats.brief({"text": "x" * 500})) == 120
     assert (formats.brief(None), formats.brief([1]), formats.brief({})) == ("", "", "")
-    assert [formats.number(value) for value in (None, 3.0, 0.5, 1795411234.123456, 1e300)] == [
-        "–",
-        "3",
-        "0.5",
-        "1795411234.123456",
-        "1e+300",
-    ]
+    numbers = {None: "–", 3.0: "3", 0.5: "0.5", 1795411234.123456: "1795411234.123456", 1e300: "1e+300"}
+    assert {value: formats.number(value) for value in numbers} == numbers
 
 
 def rows(*names: str) -> list[dict[str, Any]]:

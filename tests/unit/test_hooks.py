@@ -256,10 +256,11 @@ def test_on_error_is_called_once_for_each_failed_run(seen: list[Any]) -> None:
     @register("t")
     def fails(args: dict[str, Any], context: Context) -> None:
         if context.attempt < 3:
-            raise OSError(f"attempt {context.attempt}") if context.attempt == 1 else Retry(5)
+            raise OSError("1") if context.attempt == 1 else Retry(5, why="the file is not there yet")
 
     on_error(lambda run, exc: seen.append((run.attempt, run.args, type(exc))))
-    assert run("t", {"a": 1}).status == "succeeded"
+    result = run("t", {"a": 1})
+    assert (result.status, result.runs[1].error) == ("succeeded", "the file is not there yet")
     assert seen == [(1, {"a": 1}, OSError), (2, {"a": 1}, Retry)]
 
 
@@ -270,8 +271,10 @@ def test_on_error_gets_a_timeout(seen: list[Any]) -> None:
             yield
 
     on_error(lambda run, exc: seen.append(exc))
-    assert run("t", max_attempts=1).status == "failed"
-    assert [(type(exc), str(exc).partition(":")[0]) for exc in seen] == [(TimeoutError, "timeout")]
+    result = run("t", max_attempts=1)
+    assert (result.status, result.runs[0].end) == ("failed", "timeout")
+    assert result.error == "timeout: the run took more than 0.01 s"
+    assert [(type(exc), str(exc)) for exc in seen] == [(TimeoutError, result.error)]
 
 
 def test_an_on_error_that_fails_changes_nothing(seen: list[Any]) -> None:

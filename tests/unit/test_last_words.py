@@ -133,17 +133,6 @@ def test_a_report_behind_a_yield_is_the_latest(end: str) -> None:
     assert ran(loads).progress == {"processed": 2, "total": 3}
 
 
-def test_a_returned_dict_is_the_last_word_and_any_other_value_is_none() -> None:
-    def returns(value: Any) -> Callable[..., Any]:
-        def pipeline(args: Any, context: Context) -> Any:
-            context.progress(LAST)
-            return value
-
-        return pipeline
-
-    assert [ran(returns(value)).progress for value in ({"n": 9}, {}, [1], None)] == [{"n": 9}, {}, LAST, LAST]
-
-
 def test_a_key_of_a_batch_with_an_end_of_its_own_has_the_last_word_too() -> None:
     def batch(given: Any, context: Context) -> None:
         context.progress(LAST)

@@ -18,7 +18,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from dataloader import pipelines
-from dataloader.pipelines import Context, PermanentError, Retry, Stopped, UnknownTask, register, retries
+from dataloader.pipelines import Context, PermanentError, UnknownTask, register, retries
 from dataloader.testing import Deadlocked, NoDatabase, NotReached, Result, run
 
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -253,21 +253,6 @@ def test_what_the_test_raises_comes_through() -> None:
         run("t", cancel_at=0)
 
 
-def test_a_timeout_is_noticed_at_a_safe_point() -> None:
-    @register("t", timeout_sec=0.01)
-    def slow(args: dict[str, Any], context: pipelines.Context) -> None:
-        try:
-            while True:
-                context.check()
-        except Stopped:
-            context.logger.warning("cleaned up")
-            raise
-
-    result = run("t", max_attempts=1)
-    assert (result.status, result.runs[0].end) == ("failed", "timeout")
-    assert result.error == "timeout: the run took more than 0.01 s"
-
-
 def insert(args: dict[str, Any], context: pipelines.Context) -> Iterator[Any]:
     with context.transaction() as conn:
         conn.execute("CREATE TABLE IF NOT EXISTS t (id int)")
@@ -394,16 +379,6 @@ def test_on_exhausted_gets_the_args_of_a_job_that_ends_failed_and_nobody_elses(
     assert told == [{"v": 1}, {"v": 2}]
     register("t.worse", on_exhausted=lambda args: 1 / 0)(lambda args: 1 / 0)
     assert run("t.worse", max_attempts=1).status == "failed"
-
-
-def test_a_retry_by_its_own_word_counts() -> None:
-    def asks(args: Any, context: Context) -> None:
-        if context.attempt < 3:
-            raise Retry(in_sec=7, why="the file is not there yet")
-
-    register("t.asks")(asks)
-    result = run("t.asks")
-    assert [each.error for each in result.runs] == ["the file is not there yet"] * 2 + [None]
 
 
 def test_the_ready_made_rules() -> None:

@@ -36,8 +36,8 @@ def pooler(dsn: str, mode: str, *options: str) -> Iterator[str]:
         until(lambda: answers(f"{folder}/.s.PGSQL.{PORT}"), "pgbouncer's answer")
         yield make_conninfo("", host=str(folder), port=PORT, dbname=behind["dbname"], user=behind.get("user"))
     finally:
-        process.terminate()
-        process.wait(10)
+        process.kill()  # newer ones wait at SIGTERM for their clients
+        process.wait()
         shutil.rmtree(folder)
 
 

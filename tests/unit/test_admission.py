@@ -15,7 +15,7 @@ import structlog
 
 from dataloader import config
 from dataloader.config import ConfigError
-from dataloader.farm import admission
+from dataloader.farm import admission, process
 from dataloader.farm.admission import (
     Admission,
     Host,
@@ -256,11 +256,14 @@ def test_room_gathers_once_one_job_was_passed_over_for_long_enough(
 def test_no_run_enters_while_another_process_does(admitted: Admission, shared: SharedSlots) -> None:
     """It may be stopped in the midst of that: no worker claims such jobs again and again meanwhile."""
     ready, over = os.pipe(), os.pipe()
-    if not (child := os.fork()):
+
+    def enters() -> int:
         with shared.room.changed():
             os.write(ready[1], b".")
             os.read(over[0], 1)
-        os._exit(0)
+        return 0
+
+    child = process.fork(enters)
     os.read(ready[0], 1)
     assert not admitted.enter(SMALL)
     assert [*admitted.without()] == [BIG, SMALL, "cores"]

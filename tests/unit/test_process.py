@@ -279,12 +279,14 @@ ERROR = ConnectionError("no database")
 def as_process(action: Callable[[], object]) -> list[str]:
     """Carry out the action in a process of its own; the events that it has logged, but for debug lines."""
     read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def child() -> int:
         with capture_logs() as logs:
             action()
         os.write(write, " ".join(line["event"] for line in logs if line["log_level"] != "debug").encode())
-        os._exit(0)
+        return 0
+
+    pid = identity.fork(child)
     os.close(write)
     os.waitpid(pid, 0)
     with os.fdopen(read) as told:

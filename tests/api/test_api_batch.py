@@ -132,7 +132,7 @@ def test_j6_a_chunked_body_is_411(client: FlaskClient, refused: Refused) -> None
 
 
 def test_j11_without_a_database_it_is_503_and_bad_input_400_all_the_same(refused: Refused) -> None:
-    with running("postgresql://nobody@127.0.0.1:1/none") as app:
+    with running("postgresql://nobody@127.0.0.1:1/none", patient=False) as app:
         client = app.test_client()
         refused(batch(client, MINIMAL), 503, "unavailable")
         refused(batch(client, {}), 400, "invalid-input", "/jobs/0/queue")

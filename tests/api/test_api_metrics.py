@@ -98,7 +98,7 @@ def test_without_the_database_the_last_figures_are_shown(own_db: str, monkeypatc
         assert value(found["dl_jobs"], queue="load.cbr", status="queued") == 1
         assert value(found["dl_http_requests_total"], route="/metrics", method="GET", status="200") >= 2
     monkeypatch.undo()
-    with running("postgresql://nobody@127.0.0.1:1/none") as app:
+    with running("postgresql://nobody@127.0.0.1:1/none", patient=False) as app:
         found = scraped(app.test_client())
         assert value(found["dl_scrape_error"]) == 1
         assert "dl_jobs" not in found
@@ -107,6 +107,7 @@ def test_without_the_database_the_last_figures_are_shown(own_db: str, monkeypatc
 def test_the_database_is_asked_now_and_then_and_not_by_every_scrape(
     app: Flask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(metrics, "CACHED_SEC", 3_600)
     asked, totals = [], stats.totals
 
     def noted(conn: db.Connection) -> Any:

@@ -23,7 +23,6 @@ from schemathesis.config import SchemathesisConfig
 from dataloader import config
 from dataloader.api import create_app
 from dataloader.api.v1 import openapi
-from dataloader.api.web import sessions
 
 pytestmark = [
     pytest.mark.long,
@@ -92,9 +91,7 @@ def with_integers(value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def app(worker_db: str) -> Iterator[Flask]:
-    """One that gives a busy machine time: how soon it says 503 is for other tests."""
-    with pytest.MonkeyPatch.context() as patch, running(worker_db, pg_command_timeout=30) as app:
-        patch.setattr(sessions, "PROBE_SEC", 30)
+    with running(worker_db) as app:
         yield app
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -31,8 +30,7 @@ def asked(app: Flask) -> Iterator[Asked]:
             polls = app.extensions["long_polls"]
             before = len(polls._waiting)
             answer = threads.submit(lambda: app.test_client().get(path, headers=headers))
-            while len(polls._waiting) == before and not answer.done():
-                time.sleep(0.005)
+            until(lambda: len(polls._waiting) > before or answer.done(), "the request to wait")
             return answer
 
         yield ask
@@ -136,8 +134,7 @@ def test_who_waits_holds_no_session_and_the_surplus_is_answered(dsn: str) -> Non
         client = app.test_client()
         job = f"/api/v1/jobs/{client.post(TRIGGER, json=MINIMAL).get_json()['job_id']}/status"
         waiting = [threads.submit(lambda: app.test_client().get(job + "?wait=30")) for _ in range(2)]
-        while len(app.extensions["long_polls"]._waiting) < 2:
-            time.sleep(0.005)
+        until(lambda: len(app.extensions["long_polls"]._waiting) == 2, "two to wait")
         surplus = client.get(job + "?wait=30")
         assert surplus.get_json()["status"] == "queued"
         assert int(surplus.headers["Retry-After"]) > 0
@@ -170,11 +167,11 @@ def test_a_token_leaves_places_to_the_others(dsn: str) -> None:
 
 
 def test_a_database_that_stops_ends_a_wait(dsn: str, refused: Refused) -> None:
-    with linked(dsn) as link, running(link.dsn) as app, ThreadPoolExecutor() as threads:
-        job = f"/api/v1/jobs/{app.test_client().post(TRIGGER, json=MINIMAL).get_json()['job_id']}/status"
-        answer = threads.submit(lambda: app.test_client().get(job + "?wait=30"))
-        while not app.extensions["long_polls"]._waiting:
-            time.sleep(0.005)
+    with linked(dsn) as link, running(link.dsn, patient=False) as app, ThreadPoolExecutor() as threads:
+        client = app.test_client()
+        added = until(lambda: client.post(TRIGGER, json=MINIMAL).get_json().get("job_id"), "the first session")
+        answer = threads.submit(lambda: app.test_client().get(f"/api/v1/jobs/{added}/status?wait=30"))
+        until(lambda: app.extensions["long_polls"]._waiting, "the request to wait")
         link.freeze()
         refused(answer.result(20), 503, "unavailable")
         link.thaw()

@@ -34,6 +34,7 @@ def test_each_page_is_for_everybody(visitor: Visitor, scene: Scene, number: int)
 
 
 def test_the_overview_tells_what_is_wrong(visitor: Visitor, scene: Scene) -> None:
+    scene.show_workers()  # within 30 s, or they are silent
     page = visitor.go("/")
     alerts = page.locator(".alerts")
     expect(alerts).to_contain_text("Queue nobody.serves has 1 due job and no worker.")
@@ -152,7 +153,12 @@ def test_colours_are_as_the_system_has_them_until_they_are_chosen(visitor: Visit
 
 
 def test_without_a_database_it_says_so_and_comes_back(scene: Scene, visit: Callable[[str], Visitor]) -> None:
-    with linked(scene.dsn) as link, served(link.dsn) as address, visit(address) as early, visit(address) as late:
+    with (
+        linked(scene.dsn) as link,
+        served(link.dsn, patient=False) as address,
+        visit(address) as early,
+        visit(address) as late,
+    ):
         early.go("/")
         early.expected.add("503")
         late.expected.add("503")
@@ -164,9 +170,9 @@ def test_without_a_database_it_says_so_and_comes_back(scene: Scene, visit: Calla
         expect(early.page.locator("#queues-title ~ .scroll")).to_contain_text("load.orders")  # the last values
         expect(early.page.locator("#refreshing")).to_have_text("No answer")
         link.mend()
-        expect(early.page.locator("#banner")).to_be_hidden(timeout=15_000)
+        expect(early.page.locator("#banner")).to_be_hidden()
         expect(early.page.locator("#refreshing")).to_have_text("Live")
-        expect(late.page.locator("#args")).to_be_visible(timeout=15_000)
+        expect(late.page.locator("#args")).to_be_visible()
 
 
 def test_what_is_not_there_is_said_in_words(visitor: Visitor) -> None:

@@ -123,6 +123,7 @@ def test_the_newest_schema_counts(client: FlaskClient, conn: db.Connection) -> N
     assert post(client, TRIGGER, job({})).status_code == 200
 
 
+@pytest.mark.usefixtures("ageless")
 def test_the_schemas_are_asked_for_once_in_a_second(client: FlaskClient, conn: db.Connection) -> None:
     post(client, TRIGGER, job(GOOD))
     conn.execute("UPDATE dl_tasks SET args_schema = NULL")

@@ -90,6 +90,7 @@ def test_the_page_shows_each_partition_as_a_cell_that_leads_to_its_job(
         assert client.get(path).status_code == 404
 
 
+@pytest.mark.usefixtures("ageless")
 def test_the_counts_of_a_large_backfill_are_shared(
     client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,7 @@ def test_without_a_prediction_there_is_a_reason(client: FlaskClient) -> None:
     assert 'id="ending"' not in client.get("/queues/unknown").text
 
 
-@pytest.mark.usefixtures("learned")
+@pytest.mark.usefixtures("learned", "ageless")
 def test_requests_within_seconds_share_what_is_read_of_a_queue(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,14 +32,15 @@ def ran(conn: db.Connection, task: str = "load", queue: str = "q", end: str | No
             {"queue": queue, "task": task, "status": status, "end": end, "worker": WORKER},
         ).fetchone()
     assert made
-    for ago, kind in ((5, "queued"), (3, "picked"), (1, end)):
-        if kind:
-            conn.execute(
-                "INSERT INTO dl_job_events (job_id, queue, ts, kind, payload) VALUES"
-                " (%s, %s, now() - make_interval(secs => %s), %s,"
-                " jsonb_build_object('worker', %s::text, 'peak_mb', %s::int))",
-                (made[0], queue, ago, kind, WORKER, 50 if kind == end else None),
-            )
+    with conn.transaction():  # in which now() is the same
+        for ago, kind in ((5, "queued"), (3, "picked"), (1, end)):
+            if kind:
+                conn.execute(
+                    "INSERT INTO dl_job_events (job_id, queue, ts, kind, payload) VALUES"
+                    " (%s, %s, now() - make_interval(secs => %s), %s,"
+                    " jsonb_build_object('worker', %s::text, 'peak_mb', %s::int))",
+                    (made[0], queue, ago, kind, WORKER, 50 if kind == end else None),
+                )
     stats.aggregate(conn)
     job_id: UUID = made[0]
     return job_id

@@ -10,11 +10,13 @@ from threading import Thread
 from typing import Any
 
 from api_app import running
+from patience import PATIENCE
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text("utf-8")
-expect.set_options(timeout=15_000)  # of a machine that is busy; a test waits no longer than it has to
+MOST_MS = PATIENCE * 1_000  # until a test gives up waiting
+expect.set_options(timeout=MOST_MS)
 # The two elements that ask for something by themselves: the part that is refreshed, and the search box of the jobs.
 ASKING = "#main > #live, #main > form.filters > .search > #search[hx-get='/search/suggestions']"
 # What none of our pages has outside its header; a text that became markup would be one of these.
@@ -62,7 +64,7 @@ class Visitor:
             color_scheme="light", viewport={"width": 1280, "height": 900}
         )
         self.page: Page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(MOST_MS)
         self.page.on("console", lambda said: self._note(said.type, said.text))
         self.page.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
         self.page.on("dialog", lambda dialog: (self.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))

@@ -27,7 +27,7 @@ class Link:
         """Listen, on the same port as before."""
         self._listener = socket.create_server(("127.0.0.1", self._port))
         self._port = self._listener.getsockname()[1]
-        self._start(self._accept, self._listener)
+        self._accepting = self._start(self._accept, self._listener)
 
     def freeze(self) -> None:
         """From now on connections are accepted and kept, but nothing passes."""
@@ -39,10 +39,10 @@ class Link:
 
     def cut(self) -> None:
         """End every connection, refuse new ones."""
-        for each in (self._listener, *self._sockets):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        self._end(self._listener)
+        self._accepting.join(timeout=10)  # a connection that was just accepted is one of these
+        for each in self._sockets:
+            self._end(each)
         self._sockets.clear()
 
     def close(self) -> None:
@@ -51,6 +51,11 @@ class Link:
         self.thaw()
         for thread in self._threads:
             thread.join(timeout=10)
+
+    def _end(self, each: socket.socket) -> None:
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):
@@ -76,10 +81,11 @@ class Link:
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
 
-    def _start(self, target: object, *args: object) -> None:
+    def _start(self, target: object, *args: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)
         thread.start()
+        return thread
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -33,7 +33,7 @@ class Failures(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def failures(chromium: Any, lend: Any) -> Iterator[Failures]:
+def scene(chromium: Any, lend: Any) -> Iterator[Failures]:
     with lend() as dsn, served(dsn) as address, db.connect(dsn, name="scene", schema="public") as conn:
         worker = Worker(dsn, "host:1:boot")
         found = Failures(conn, worker, address)
@@ -41,12 +41,6 @@ def failures(chromium: Any, lend: Any) -> Iterator[Failures]:
             found.dead(BOOM, task="load")
         yield found
         worker.conn.close()
-
-
-@pytest.fixture
-def visitor(failures: Failures, visit: Callable[[str], Visitor]) -> Iterator[Visitor]:
-    with visit(failures.address) as visitor:
-        yield visitor
 
 
 def test_the_page_is_for_everybody_and_tells_no_secret(visitor: Visitor) -> None:
@@ -70,8 +64,8 @@ def test_a_note_is_written_for_everybody(visitor: Visitor) -> None:
     expect(page.locator("dd.note")).to_contain_text("known, see the wiki anonymous from 127.0.0.1")
 
 
-def test_the_buttons_change_the_jobs_of_their_group_alone(visitor: Visitor, failures: Failures) -> None:
-    again, gone, other = (failures.dead(group, queue="two") for group in ("again", "gone", "other"))
+def test_the_buttons_change_the_jobs_of_their_group_alone(visitor: Visitor, scene: Failures) -> None:
+    again, gone, other = (scene.dead(group, queue="two") for group in ("again", "gone", "other"))
     page = visitor.go("/errors?queue=two")
     for group, label, said in (("again", "Requeue these", "queued again"), ("gone", "Delete these", "deleted")):
         card = page.locator(".error-group").filter(has=page.get_by_text(group, exact=True))
@@ -80,6 +74,6 @@ def test_the_buttons_change_the_jobs_of_their_group_alone(visitor: Visitor, fail
         page.locator("dialog[open]").get_by_role("button", name=label).click()
         expect(page.locator("#flash")).to_contain_text(f"1 job {said}.")
         expect(card).to_have_count(0)
-    assert [row(failures.conn, job_id)["status"] for job_id in (again, other)] == ["queued", "failed"]
-    found = failures.conn.execute("SELECT count(*) FROM dl_jobs WHERE job_id = %s", (gone,)).fetchone()
+    assert [row(scene.conn, job_id)["status"] for job_id in (again, other)] == ["queued", "failed"]
+    found = scene.conn.execute("SELECT count(*) FROM dl_jobs WHERE job_id = %s", (gone,)).fetchone()
     assert found == (0,)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import UUID
 
@@ -23,6 +23,15 @@ TEXTS = [
     "/../..//?a=b#c",
     "</title></textarea></script><script>alert(1)</script>\\u0000\r\n\t\u202e\u2028\x1b[31m{{7*7}}{% for %}%2f%00",
 ]
+
+
+class Hostile(NamedTuple):
+    """A text, the dashboard of jobs that have it everywhere, and somebody who looks at them."""
+
+    text: str
+    scene: Scene
+    visitor: Visitor
+    jobs: list[UUID]
 
 
 def put_everywhere(scene: Scene, text: str) -> list[UUID]:
@@ -61,63 +70,51 @@ def test_a_queue_is_no_way_to_another(visitor: Visitor, scene: Scene) -> None:
     scene.conn.execute("DELETE FROM dl_jobs WHERE job_id IN (%s, %s)", (job, victim))
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=range(3))
-def test_a_hostile_text_is_inert_on_every_page(lend: Any, visit: Callable[[str], Visitor], text: str) -> None:
-    with (
-        lend() as dsn,
-        served(dsn) as address,
-        closing(Scene(dsn, address)) as scene,
-        visit(address) as visitor,
-    ):
-        jobs = put_everywhere(scene, text)
-        name = quote(text, safe="")
-        filters = "&".join(f"{field}={name}" for field in ("queue", "task", "lock_key", "producer"))
-        paths = ["/", "/jobs", "/workers", f"/queues/{name}", *(f"/jobs/{job}" for job in jobs), f"/jobs?{filters}"]
-        for path in paths:
-            page = visitor.go(path)
-            visitor.refreshed()
-            assert is_inert(page, address), path
-        page = visitor.go(f"/queues/{name}")
-        assert text[:12] in page.title()
-        for label, said in (("Resume", "goes on"), ("Pause", "paused"), ("Requeue all dead", "2 jobs queued again")):
-            visitor.press(label)
-            expect(page.locator("#flash")).to_contain_text(said)
-            assert is_inert(page, address), label
-        assert scene.status(scene.dead) == "queued"
-        visitor.expected |= {"400", "404", "405"}
-        for path in (f"/jobs?since={name}", f"/jobs?after={name}", f"/jobs?sort={name}&status={name}", f"/jobs/{name}"):
-            assert is_inert(visitor.go(path), address), path
-        page.evaluate(
-            "(path) => htmx.ajax('POST', path, {source: '#live', target: '#flash'})", f"/queues/{name}/{name}"
-        )
-        assert not [url for url, _ in visitor.asked if url.endswith("/x")]
+@pytest.fixture(params=TEXTS, ids=range(3))
+def hostile(lend: Any, visit: Callable[[str], Visitor], request: pytest.FixtureRequest) -> Iterator[Hostile]:
+    with lend() as dsn, served(dsn) as address, closing(Scene(dsn, address)) as scene, visit(address) as visitor:
+        yield Hostile(request.param, scene, visitor, put_everywhere(scene, request.param))
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=range(3))
-def test_a_hostile_text_is_inert_where_jobs_are_sought_and_ordered(
-    lend: Any, visit: Callable[[str], Visitor], text: str
-) -> None:
+def test_a_hostile_text_is_inert_on_every_page(hostile: Hostile) -> None:
+    text, scene, visitor, jobs = hostile
+    name = quote(text, safe="")
+    filters = "&".join(f"{field}={name}" for field in ("queue", "task", "lock_key", "producer"))
+    paths = ["/", "/jobs", "/workers", f"/queues/{name}", *(f"/jobs/{job}" for job in jobs), f"/jobs?{filters}"]
+    for path in paths:
+        page = visitor.go(path)
+        visitor.refreshed()
+        assert is_inert(page, visitor.address), path
+    page = visitor.go(f"/queues/{name}")
+    assert text[:12] in page.title()
+    for label, said in (("Resume", "goes on"), ("Pause", "paused"), ("Requeue all dead", "2 jobs queued again")):
+        visitor.press(label)
+        expect(page.locator("#flash")).to_contain_text(said)
+        assert is_inert(page, visitor.address), label
+    assert scene.status(scene.dead) == "queued"
+    visitor.expected |= {"400", "404", "405"}
+    for path in (f"/jobs?since={name}", f"/jobs?after={name}", f"/jobs?sort={name}&status={name}", f"/jobs/{name}"):
+        assert is_inert(visitor.go(path), visitor.address), path
+    page.evaluate("(path) => htmx.ajax('POST', path, {source: '#live', target: '#flash'})", f"/queues/{name}/{name}")
+    assert not [url for url, _ in visitor.asked if url.endswith("/x")]
+
+
+def test_a_hostile_text_is_inert_where_jobs_are_sought_and_ordered(hostile: Hostile) -> None:
     """The suggestions and the preview are parts that htmx puts into the page beside the one that is refreshed."""
-    with (
-        lend() as dsn,
-        served(dsn) as address,
-        closing(Scene(dsn, address)) as scene,
-        visit(address) as visitor,
-    ):
-        put_everywhere(scene, text)
-        scene.conn.execute("UPDATE dl_jobs SET lock_key = %s WHERE status <> 'running'", (text,))
-        page = visitor.go(f"/jobs?queue={quote(text, safe='')}")
-        with page.expect_response(lambda answer: "/search/suggestions" in answer.url):
-            page.locator("#search").fill(text[:4])
-        expect(page.locator("#suggestions option")).not_to_have_count(0)
-        assert any(text[:12] in str(each.get_attribute("value")) for each in page.locator("#suggestions option").all())
-        assert is_inert(page, address)
-        page.get_by_role("button", name="Select all that match").click()
-        page.locator("[data-order=requeue]").click()
-        page.locator("#order").get_by_role("button", name="Requeue").click()
-        expect(page.locator("#order")).to_contain_text("queued again")
-        assert is_inert(page, address)
-        assert scene.status(scene.dead) == "queued"
+    text, scene, visitor, _ = hostile
+    scene.conn.execute("UPDATE dl_jobs SET lock_key = %s WHERE status <> 'running'", (text,))
+    page = visitor.go(f"/jobs?queue={quote(text, safe='')}")
+    with page.expect_response(lambda answer: "/search/suggestions" in answer.url):
+        page.locator("#search").fill(text[:4])
+    expect(page.locator("#suggestions option")).not_to_have_count(0)
+    assert any(text[:12] in str(each.get_attribute("value")) for each in page.locator("#suggestions option").all())
+    assert is_inert(page, visitor.address)
+    page.get_by_role("button", name="Select all that match").click()
+    page.locator("[data-order=requeue]").click()
+    page.locator("#order").get_by_role("button", name="Requeue").click()
+    expect(page.locator("#order")).to_contain_text("queued again")
+    assert is_inert(page, visitor.address)
+    assert scene.status(scene.dead) == "queued"
 
 
 WISHES = [

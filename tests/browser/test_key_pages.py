@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 from browsing import Visitor, served
@@ -16,8 +16,13 @@ from dataloader.queue import db, operations
 PATHS = ["/queues/orders", "/keys?queue=orders", "/key?queue=orders&lock_key=order-7"]
 
 
+class Orders(NamedTuple):
+    conn: db.Connection
+    address: str
+
+
 @pytest.fixture(scope="module")
-def orders(chromium: Any, lend: Any) -> Iterator[tuple[db.Connection, str]]:
+def scene(chromium: Any, lend: Any) -> Iterator[Orders]:
     """An ordered queue with a failing head and a dead job, and the dashboard on it."""
     with lend() as dsn, served(dsn) as address, db.connect(dsn, name="scene", schema="public") as conn:
         operations.set_order(conn, "orders", "test", ordered=True)
@@ -27,14 +32,8 @@ def orders(chromium: Any, lend: Any) -> Iterator[tuple[db.Connection, str]]:
             worker.finish(worker.take("orders"), verb, error="ConnectionError: no answer", delay_sec=600.0)
         for number in range(60):
             enqueue(conn, queue="orders", lock_key="order-7" if number % 2 else f"order-{number}", args={"n": number})
-        yield conn, address
+        yield Orders(conn, address)
         worker.conn.close()
-
-
-@pytest.fixture
-def visitor(orders: tuple[db.Connection, str], visit: Callable[[str], Visitor]) -> Iterator[Visitor]:
-    with visit(orders[1]) as visitor:
-        yield visitor
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -60,19 +59,19 @@ def test_from_a_queue_to_a_key_and_to_its_jobs(visitor: Visitor) -> None:
     expect(page.locator("h1")).to_have_text("order-7")
 
 
-def test_the_form_of_a_queue_sets_its_order_once_asked(visitor: Visitor, orders: tuple[db.Connection, str]) -> None:
+def test_the_form_of_a_queue_sets_its_order_once_asked(visitor: Visitor, scene: Orders) -> None:
     def settings() -> list[Any]:
-        found = operations.settings(orders[0], "steered")
+        found = operations.settings(scene.conn, "steered")
         return [found[name] for name in operations.ORDER]
 
-    operations.limit_length(orders[0], "steered", 100, "me")  # so it is known
+    operations.limit_length(scene.conn, "steered", 100, "me")  # so it is known
     page = visitor.go("/queues/steered")
     page.get_by_text("Change the order of this queue").click()
     page.get_by_label("Merge:").check()
     page.get_by_label("Jobs of a key in one call").fill("50")
     page.get_by_label("A dead job").select_option("hold")
     page.get_by_label("Fair:").select_option("producer")
-    enqueue(orders[0], queue="steered")  # so the next part is another
+    enqueue(scene.conn, queue="steered")  # so the next part is another
     visitor.refreshed(200)
     expect(page.locator(".tiles:not(.runs)")).to_contain_text("Queued 1")
     expect(page.get_by_label("Jobs of a key in one call")).to_have_value("50")

@@ -91,11 +91,6 @@ def test_lists_are_filtered_and_paged_by_their_address(visitor: Visitor, scene: 
     expect(rows).to_have_count(1)
     visitor.go("/jobs?queue=none")
     expect(page.locator(".empty")).to_contain_text("No job fits the filters.")
-    visitor.expected.add("400")
-    visitor.go("/jobs?since=yesterday")
-    expect(page.locator(".callout")).to_contain_text("as 2026-01-31T14:30")
-    visitor.go("/jobs?after=nonsense")
-    expect(page.locator(".callout")).to_contain_text("cursor")
 
 
 def test_refreshing_stays_out_of_the_way(visitor: Visitor, scene: Scene) -> None:
@@ -173,16 +168,6 @@ def test_without_a_database_it_says_so_and_comes_back(scene: Scene, visit: Calla
         expect(early.page.locator("#banner")).to_be_hidden()
         expect(early.page.locator("#refreshing")).to_have_text("Live")
         expect(late.page.locator("#args")).to_be_visible()
-
-
-def test_what_is_not_there_is_said_in_words(visitor: Visitor) -> None:
-    visitor.expected |= {"400", "404"}
-    page = visitor.go("/jobs/00000000-0000-4000-8000-000000000000")
-    expect(page.locator("#live")).to_contain_text("There is no job with this id")
-    page = visitor.go("/jobs/nonsense")
-    expect(page.locator("h1")).to_contain_text("not valid")
-    page = visitor.go("/queues/never-heard-of")
-    expect(page.locator("body")).to_contain_text("there is no queue of this name")
 
 
 # The columns of the chart's canvas that have the colour of failures, from left to right: each with its place as a

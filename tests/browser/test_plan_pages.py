@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -31,7 +31,7 @@ class Plans(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def plans(chromium: Any, lend: Any) -> Iterator[Plans]:
+def scene(chromium: Any, lend: Any) -> Iterator[Plans]:
     with lend() as dsn, served(dsn) as address, db.connect(dsn, name="scene", schema="public") as conn:
         schedules.add(conn, new_schedule.checked({"name": "nightly", "task": "load", "cron": "0 3 * * *"}, "UTC"), "me")
         webhooks.put(conn, "ops", "https://chat.example/hook", "me", kinds=["dead"])
@@ -53,18 +53,12 @@ def add_backfill(conn: db.Connection, name: str, **fields: Any) -> None:
     assert backfills.tick(conn)
 
 
-@pytest.fixture
-def visitor(plans: Plans, visit: Callable[[str], Visitor]) -> Iterator[Visitor]:
-    with visit(plans.address) as visitor:
-        yield visitor
-
-
 @pytest.mark.parametrize("number", range(6))
-def test_each_page_of_plans_is_for_everybody(visitor: Visitor, plans: Plans, number: int) -> None:
-    assert visitor.faults_for_somebody(plans.paths[number]) == []
+def test_each_page_of_plans_is_for_everybody(visitor: Visitor, scene: Plans, number: int) -> None:
+    assert visitor.faults_for_somebody(scene.paths[number]) == []
 
 
-def test_a_cell_of_the_calendar_leads_to_the_job_of_its_day(visitor: Visitor, plans: Plans) -> None:
+def test_a_cell_of_the_calendar_leads_to_the_job_of_its_day(visitor: Visitor) -> None:
     page = visitor.go("/backfills/rates")
     for status, count in (("succeeded", 2), ("failed", 1), ("running", 1), ("planned", 51)):
         expect(page.locator(f".calendar .cell.{status}")).to_have_count(count)

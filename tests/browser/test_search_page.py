@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from browsing import Visitor, served
-from hands import row
 from playwright.sync_api import expect
-from scenes import SECRET, Scene
+from scenes import Scene
 
 from dataloader.api.web import tokens
 from dataloader.queue.reports import bulk
@@ -139,12 +138,3 @@ def test_a_reader_has_no_ticks(scene: Scene, visit: Callable[[str], Visitor]) ->
         expect(page.locator("#search")).to_be_visible()
         expect(page.locator("#live input[type=checkbox]")).to_have_count(0)
         expect(page.locator("#bulk")).to_have_count(0)
-
-
-def test_no_secret_is_suggested(visitor: Visitor, scene: Scene) -> None:
-    scene.job(lock_key=f"postgresql://u:{SECRET}@h/db")
-    page = visitor.go("/jobs")
-    with page.expect_response(lambda answer: "/search/suggestions?q=canary" in answer.url):
-        page.locator("#search").press_sequentially("canary", delay=5)
-    assert SECRET not in page.content()
-    assert row(scene.conn, scene.dead)["status"] == "failed"

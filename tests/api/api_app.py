@@ -8,17 +8,24 @@ from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, ClassVar, get_args, get_type_hints
 
+import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from patience import PATIENCE
 from psycopg.rows import dict_row
 from werkzeug.routing import Rule
 
 from dataloader import config
 from dataloader.api import create_app, dispatch
+from dataloader.api.dashboard import actions
+from dataloader.api.web import sessions
 from dataloader.ops.op import adapter
 from dataloader.queue import db
+from dataloader.queue.reports import stats
 
-TRIGGER = "/api/v1/jobs/trigger"
+TRIGGER, BATCH = "/api/v1/jobs/trigger", "/api/v1/jobs/batch"
+HTMX = {"HX-Request": "true"}
+NOWHERE = "postgresql://nobody@127.0.0.1:1/none"  # no server listens on port 1
 MINIMAL = {"queue": "load.cbr", "task": "cbr.currencies", "lock_key": "cbr"}
 Refused = Callable[..., dict[str, Any]]
 
@@ -78,12 +85,41 @@ def strict(model: type, document: Any) -> None:
                     strict(inner, row)
 
 
+def show_worker(conn: db.Connection, **fields: Any) -> None:
+    """Let the queue `q` have a worker, or another one with these fields."""
+    worker = {"worker": "h:1:b", "pid": 1, "queue": "q", "state": "idle", "jobs": 0}
+    stats.show_workers(conn, "f", "h", [worker | fields])
+
+
+def next_page(answer: Any) -> str:
+    """The address in the answer's Link; "" without one."""
+    return str(answer.headers.get("Link", "").partition(">")[0].lstrip("<"))
+
+
+# The API's time limits of up to two seconds, which a checkpoint or a busy machine may exceed.
+LIMITS: list[tuple[Any, str, Any]] = [
+    *((sessions, name, getattr(sessions, name)) for name in ("CONNECT_SEC", "PROBE_SEC", "STALL_SEC")),
+    *((stats, name, getattr(stats, name)) for name in ("COUNTING_SEC", "BRIEFLY_SEC")),
+    (actions, "ALL_SEC", actions.ALL_SEC),
+]
+
+
 @contextmanager
-def running(dsn: str, **settings: Any) -> Iterator[Flask]:
-    """The application on `dsn`; its sessions are closed at the end."""
+def running(dsn: str, patient: bool = True, **settings: Any) -> Iterator[Flask]:
+    """The application on `dsn`; its sessions are closed at the end.
+
+    A `patient` one has no short time limit, so that a machine that stalls turns no answer into a 503. An impatient one
+    has the product's limits, for tests of a database that does not answer.
+    """
     given = {"_env_file": None, "dl_db_dsn": dsn, "pg_pool_size": 2, **settings}
-    app = create_app(config.load(**given))
-    try:
-        yield app
-    finally:
-        app.extensions["sessions"].close()
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, limit in LIMITS:
+            long = (PATIENCE, PATIENCE) if isinstance(limit, tuple) else PATIENCE
+            patch.setattr(module, name, long if patient else limit)
+        if patient:
+            given.setdefault("pg_command_timeout", PATIENCE)
+        app = create_app(config.load(**given))
+        try:
+            yield app
+        finally:
+            app.extensions["sessions"].close()

@@ -9,24 +9,20 @@ import pytest
 from api_app import Refused, running
 from flask import Flask
 from flask.testing import FlaskClient
-from patience import until
-from psycopg_pool import PoolTimeout
+
+from dataloader.api.web import cache
 
 
 @pytest.fixture
 def app(dsn: str) -> Iterator[Flask]:
     with running(dsn) as app:
-        until(lambda: has_session(app), "the first session")
         yield app
 
 
-def has_session(app: Flask) -> bool:
-    """Whether the pool lends one. A request waits two seconds for that: too short on a machine that has stalled."""
-    try:
-        with app.extensions["sessions"].borrow():
-            return True
-    except PoolTimeout:
-        return False
+@pytest.fixture
+def ageless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers that requests share stay fresh, however long the machine stalls between two requests."""
+    monkeypatch.setattr(cache, "monotonic", lambda: 1e9)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused, running
+from api_app import MINIMAL, NOWHERE, TRIGGER, Refused, running
 from click.testing import CliRunner
 from flask import Flask
 from flask.testing import FlaskClient
@@ -98,6 +98,7 @@ def test_every_address_opens_to_its_scopes_and_to_nothing_else(guarded: Flask) -
         assert built, path
         _opens_to(guarded.test_client(), method, built[1], scopes[known])
     assert met == scopes.keys()
+    assert guarded.test_client().get("/nothing").status_code == 404
 
 
 def _opens_to(client: FlaskClient, method: str, address: str, wanted: frozenset[str]) -> None:
@@ -174,13 +175,6 @@ def test_what_is_no_known_token_is_401(guarded: Flask, refused: Refused) -> None
         assert 'error="invalid_token"' in answer.headers["WWW-Authenticate"]
 
 
-def test_probes_need_no_token_and_unknown_addresses_tell_nothing(guarded: Flask) -> None:
-    client = guarded.test_client()
-    for path in ("/health", "/info", "/status", "/login"):
-        assert client.get(path).status_code == 200
-    assert client.get("/nothing").status_code == 404
-
-
 def test_a_view_without_a_mark_needs_read_or_operate(guarded: Flask) -> None:
     guarded.add_url_rule("/unmarked", view_func=lambda: {}, methods=["GET", "POST"])
     client = guarded.test_client()
@@ -203,7 +197,7 @@ def test_who_asks_for_the_journal(guarded: Flask) -> None:
     guarded.add_url_rule("/who", view_func=lambda: auth.who())
     client = guarded.test_client()
     assert client.get("/who", headers=bearer("read"), environ_base=FROM_AFAR).text == "token reader from 10.0.0.7"
-    with running("postgresql://nobody@127.0.0.1:1/none") as app:
+    with running(NOWHERE) as app:
         app.add_url_rule("/who", view_func=lambda: f"{auth.who()} {auth.may('read')} {auth.may('operate')}")
         assert app.test_client().get("/who", environ_base=FROM_AFAR).text == "anonymous from 10.0.0.7 True False"
 
@@ -290,12 +284,9 @@ def test_with_tokens_every_name_is_answered(guarded: Flask) -> None:
     assert answer.status_code == 200
 
 
-def test_everybody_where_that_is_asked_for(dsn: str) -> None:
+def test_everybody_is_let_in_where_that_is_asked_for_and_there_are_no_tokens(dsn: str, refused: Refused) -> None:
     with running(dsn, dl_allow_anonymous=True) as app:
         assert app.test_client().post(TRIGGER, json=MINIMAL, environ_base=FROM_AFAR).status_code == 200
-
-
-def test_with_tokens_anonymous_is_not_let_in_all_the_same(dsn: str, refused: Refused) -> None:
     with running(dsn, dl_allow_anonymous=True, dl_api_tokens=ENTRIES) as app:
         refused(app.test_client().post(TRIGGER, json=MINIMAL), 401, "unauthorized")
 
@@ -303,7 +294,7 @@ def test_with_tokens_anonymous_is_not_let_in_all_the_same(dsn: str, refused: Ref
 def test_people_at_a_terminal_are_told_as_well(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(auth, "_announced", False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with running("postgresql://nobody@127.0.0.1:1/none", dl_allow_anonymous=True):
+    with running(NOWHERE, dl_allow_anonymous=True):
         log.flush()  # another test may have let a thread write the lines
         assert "WARNING: without DL_API_TOKENS everybody may read, and EVERYBODY" in capsys.readouterr().err
 
@@ -312,9 +303,9 @@ def test_a_service_without_tokens_says_so_once(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(auth, "_announced", False)
     with capture_logs() as logs:
         for _ in range(2):
-            with running("postgresql://nobody@127.0.0.1:1/none"):
+            with running(NOWHERE):
                 pass
-        with running("postgresql://nobody@127.0.0.1:1/none", dl_api_tokens=ENTRIES):
+        with running(NOWHERE, dl_api_tokens=ENTRIES):
             pass
     assert [(line["event"], line["log_level"]) for line in logs] == [("api.open", "warning")]
     log.flush()  # another test may have let a thread write the lines

@@ -9,18 +9,15 @@ from typing import Any, Literal
 from uuid import UUID
 
 import pytest
-from api_app import TRIGGER, Refused
+from api_app import BATCH, TRIGGER, Refused, rows
 from click.testing import CliRunner
 from flask.testing import FlaskClient
-from psycopg.rows import dict_row
 from pydantic import BaseModel, ConfigDict, Field
 
 from dataloader import config
 from dataloader.cli.direct import Direct
 from dataloader.cli.main import main
 from dataloader.queue import args_schema, db, operations
-
-BATCH = "/api/v1/jobs/batch"
 
 
 class Load(BaseModel):
@@ -44,14 +41,8 @@ def told(conn: db.Connection) -> None:
     operations.publish_tasks(conn, {"load": {"args_schema": SCHEMA}, "free": {}})
 
 
-def count(conn: db.Connection) -> int:
-    return len(conn.execute("SELECT FROM dl_jobs").fetchall())
-
-
 def row(conn: db.Connection, job_id: UUID) -> dict[str, Any]:
-    (found,) = (
-        conn.cursor(row_factory=dict_row).execute("SELECT * FROM dl_jobs WHERE job_id = %s", (job_id,)).fetchall()
-    )
+    (found,) = (each for each in rows(conn) if each["job_id"] == job_id)
     return found
 
 
@@ -74,13 +65,13 @@ def test_a_trigger_names_the_args_that_are_wrong(client: FlaskClient, conn: db.C
     assert "12345678" not in answer.text
     one = refused(post(client, TRIGGER, job({"day": 5})), 400, "invalid-input", "/args/day")
     assert one["detail"] == "day should be a text"
-    assert count(conn) == 0
+    assert len(rows(conn)) == 0
 
 
 def test_good_args_and_tasks_without_a_schema_are_taken(client: FlaskClient, conn: db.Connection) -> None:
     for body in (job(GOOD), job({"any": [1]}, task="free"), job({"any": [1]}, task="unknown")):
         assert post(client, TRIGGER, body).status_code == 200
-    assert count(conn) == 3
+    assert len(rows(conn)) == 3
 
 
 def test_a_task_that_no_worker_knows_is_taken_with_a_warning(client: FlaskClient, conn: db.Connection) -> None:
@@ -104,14 +95,14 @@ def test_a_known_idempotency_key_is_answered_whatever_the_args_are(client: Flask
     answer = post(client, BATCH, {"jobs": [job({}, idempotency_key="a")]})
     assert answer.get_json()["jobs"] == [first]
     assert post(client, TRIGGER, job({}, idempotency_key="b")).status_code == 400
-    assert count(conn) == 1
+    assert len(rows(conn)) == 1
 
 
 def test_a_batch_is_refused_as_a_whole(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
     jobs = [job(GOOD), job({"day": "x", "zone": 1}), job({}, task="free"), job({})]
     problem = refused(post(client, BATCH, {"jobs": jobs}), 400, "invalid-input")
     assert [fault["pointer"] for fault in problem["errors"]] == ["/jobs/1/args/zone", "/jobs/3/args/day"]
-    assert count(conn) == 0
+    assert len(rows(conn)) == 0
     assert post(client, BATCH, {"jobs": [jobs[0], jobs[2]]}).status_code == 200
 
 
@@ -177,14 +168,14 @@ def test_a_wrong_change_is_a_400_and_adds_nothing(
         ({"task": "other"}, "/task"),
     ]:
         refused(post(client, f"/api/v1/jobs/{dead}/again", body), 400, "invalid-input", pointer)
-        assert count(conn) == 1
+        assert len(rows(conn)) == 1
 
 
 def test_a_job_that_has_not_ended_is_not_run_again(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
     job_id = post(client, TRIGGER, job(GOOD)).get_json()["job_id"]
     assert "queued" in refused(client.post(f"/api/v1/jobs/{job_id}/again"), 409, "conflict")["detail"]
     refused(client.post(f"/api/v1/jobs/{UUID(int=1)}/again"), 404, "not-found")
-    assert count(conn) == 1
+    assert len(rows(conn)) == 1
 
 
 PAGE = {"HX-Request": "true", "Sec-Fetch-Site": "same-origin"}
@@ -222,7 +213,7 @@ def test_the_form_is_told_of_its_faults(client: FlaskClient, conn: db.Connection
     refused(client.post("/trigger", data=free, headers=PAGE), 400, "invalid-input", "/args")
     nul = form | {"task": "free", "args.": '{"a": "\\u0000"}'}
     refused(client.post("/trigger", data=nul, headers=PAGE), 400, "invalid-input", "/args/a")
-    assert count(conn) == 0
+    assert len(rows(conn)) == 0
 
 
 def test_the_page_of_a_dead_job_runs_it_again(client: FlaskClient, conn: db.Connection, dead: UUID) -> None:

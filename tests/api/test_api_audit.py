@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 import structlog
-from api_app import MINIMAL, TRIGGER, running
+from api_app import HTMX, MINIMAL, TRIGGER, running
 from flask.testing import FlaskClient
 
 from dataloader import config, log
@@ -138,7 +138,7 @@ def test_gunicorns_own_lines_are_json(dsn: str, tmp_path: Path) -> None:
 
 def test_a_page_left_open_does_not_fill_the_logs(dsn: str, lines: Lines) -> None:
     """What it asks for again is no line while nothing is new; what it is given is one, and so is a button."""
-    htmx = {"HX-Request": "true"}
+    htmx = HTMX
     with running(dsn) as app:
         client = app.test_client()
         etag = client.get("/workers", headers=htmx).headers["ETag"]

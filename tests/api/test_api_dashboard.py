@@ -7,7 +7,7 @@ import re
 from uuid import uuid4
 
 import pytest
-from api_app import running
+from api_app import HTMX, NOWHERE, running
 from flask.testing import FlaskClient
 
 from dataloader.queue import db, enqueue, operations
@@ -24,7 +24,6 @@ PAGES = [
     "/queues/a%2Fb%20%3F%25",
     "/jobs?status=dead&sort=key",
 ]
-HTMX = {"HX-Request": "true"}
 
 
 @pytest.mark.usefixtures("ageless")
@@ -156,6 +155,7 @@ def test_what_cannot_be_is_said_on_a_page(client: FlaskClient) -> None:
         ("/jobs?status=odd", 400, "The status should be one of"),
         ("/jobs?queue=%00", 400, "NUL"),
         ("/jobs?since=0001-01-01T00:00%2B05:00", 400, "A time should be"),
+        ("/jobs?since=yesterday", 400, "as 2026-01-31T14:30"),
         ("/jobs?after=%ff", 400, "cursor"),
     ]:
         answer = client.get(path)
@@ -165,7 +165,7 @@ def test_what_cannot_be_is_said_on_a_page(client: FlaskClient) -> None:
 
 
 def test_without_a_database_every_page_says_so() -> None:
-    with running("postgresql://nobody@127.0.0.1:1/none", pg_use_pool=False) as app:
+    with running(NOWHERE, pg_use_pool=False) as app:
         client = app.test_client()
         for path in PAGES:
             page = client.get(path)

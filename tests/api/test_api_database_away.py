@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused, running
+from api_app import MINIMAL, NOWHERE, TRIGGER, Refused, running
 from api_link import Link, linked
 from flask.testing import FlaskClient
 from patience import until
@@ -25,7 +25,6 @@ from dataloader.queue import db, enqueue
 
 # With a second less than by default for a statement, so that a slow machine answers within 3 s, too.
 hurried = partial(running, patient=False, pg_command_timeout=1)
-NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
 pytestmark = pytest.mark.long
 
 POOLS = pytest.mark.parametrize("pool", [True, False], ids=["pool", "no pool"])

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused, running
+from api_app import MINIMAL, NOWHERE, TRIGGER, Refused, running
 from flask import Flask
 from flask.testing import FlaskClient
 from structlog.testing import capture_logs
@@ -14,8 +14,6 @@ from structlog.testing import capture_logs
 from dataloader import config
 from dataloader.api import create_app
 from dataloader.queue import enqueue
-
-NOWHERE = "postgresql://nobody@127.0.0.1:1/none"  # no server listens on port 1
 
 
 @pytest.mark.parametrize("path", ["/health", "/info", "/nowhere", TRIGGER, "/api/v1/jobs/x/status"])

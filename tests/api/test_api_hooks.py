@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused, rows, running
+from api_app import BATCH, MINIMAL, TRIGGER, Refused, rows, running
 from flask.testing import FlaskClient
 
 import dataloader
@@ -27,7 +27,6 @@ from dataloader.queue import db, enqueue
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.hooks import AROUND_ENQUEUE
 
-BATCH = "/api/v1/jobs/batch"
 CANARY = "canary-81c4"
 ORDER = {"queue": "orders", "task": "sync", "args": {"order": 7, "at": 1.5}}
 AT = datetime(2026, 1, 31, 3, 30, tzinfo=UTC)

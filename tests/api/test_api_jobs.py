@@ -105,7 +105,7 @@ def test_cancel_with_a_bad_body_changes_nothing(client: FlaskClient, refused: Re
 
 
 KNOWN = "01890a5d-ac96-774b-bcce-b302099a8057"
-OTHER_TEXTS = ["1", "null", "not-a-uuid", "%FF%FE", "%", "%ZZ", "%E2%80%AE", "%0A", "'%20OR%201=1--", "a/b", "/"]
+OTHER_TEXTS = ["", "1", "null", "not-a-uuid", "%FF%FE", "%", "%ZZ", "%E2%80%AE", "%0A", "'%20OR%201=1--", "a/b", "/"]
 NEARLY_IDS = [text.format(KNOWN) for text in ["{}0", "{{{}}}", "urn:uuid:{}", "{}%0A", "%20{}", "{}%2Fx", "..%2F{}"]]
 NEARLY_IDS += [KNOWN[:-1], KNOWN[:-1] + "g", KNOWN[:-1] + "%D9%A1", KNOWN.replace("-", "")]  # %D9%A1: an Arabic digit
 

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused, running
+from api_app import BATCH, MINIMAL, TRIGGER, Refused, running
 from flask.testing import FlaskClient
 
 import dataloader
 from dataloader.api.web import tokens
 from dataloader.queue import db
 
-BATCH = "/api/v1/jobs/batch"
 TokensOf = Callable[..., FlaskClient]
 GIVEN = {name: tokens.new() for name in ("airflow", "stranger", "ops", "eyes")}
 

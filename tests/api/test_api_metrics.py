@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from api_app import MINIMAL, TRIGGER, running
+from api_app import MINIMAL, NOWHERE, TRIGGER, running, show_worker
 from flask import Flask
 from flask.testing import FlaskClient
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
@@ -21,7 +21,6 @@ from dataloader.queue.reports import stats
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
-WORKER = {"worker": "vm1:7:b", "pid": 7, "queue": "load.cbr", "state": "idle", "memory_bytes": 5_000_000, "jobs": 3}
 
 
 def scraped(client: FlaskClient) -> dict[str, list[Any]]:
@@ -61,7 +60,7 @@ def test_the_farm_and_the_requests(client: FlaskClient, conn: db.Connection) -> 
         end(conn, job_id, kind, seconds)
     conn.execute("UPDATE dl_jobs SET created_at = now() - interval '1 h', available_at = now() - interval '1 h'"
                  " WHERE job_id = %s", (ids[1],))  # fmt: skip
-    stats.show_workers(conn, "vm1/a", "vm1", [WORKER])
+    show_worker(conn, queue="load.cbr", memory_bytes=5_000_000)
     stats.aggregate(conn)
     client.get("/nowhere")
     found = scraped(client)
@@ -78,7 +77,7 @@ def test_the_farm_and_the_requests(client: FlaskClient, conn: db.Connection) -> 
     assert value(found["dl_run_duration_seconds_count"], task="cbr.currencies") == 3
     assert value(found["dl_run_duration_seconds_sum"]) == pytest.approx(100_002.3, abs=0.1)
     assert value(found["dl_workers"], queue="load.cbr", state="idle") == 1
-    assert value(found["dl_worker_memory_bytes"], host="vm1", pid="7") == 5_000_000
+    assert value(found["dl_worker_memory_bytes"], host="h", pid="1") == 5_000_000
     assert value(found["dl_postgres_size_bytes"]) > 1_000_000
     assert value(found["dl_http_requests_total"], route=TRIGGER, status="200", method="POST") >= 4
     assert value(found["dl_http_requests_total"], route="unmatched", status="404") >= 1
@@ -98,7 +97,7 @@ def test_without_the_database_the_last_figures_are_shown(own_db: str, monkeypatc
         assert value(found["dl_jobs"], queue="load.cbr", status="queued") == 1
         assert value(found["dl_http_requests_total"], route="/metrics", method="GET", status="200") >= 2
     monkeypatch.undo()
-    with running("postgresql://nobody@127.0.0.1:1/none", patient=False) as app:
+    with running(NOWHERE, patient=False) as app:
         found = scraped(app.test_client())
         assert value(found["dl_scrape_error"]) == 1
         assert "dl_jobs" not in found

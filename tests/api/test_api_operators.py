@@ -10,22 +10,17 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused, made, running
+from api_app import BATCH, HTMX, MINIMAL, TRIGGER, Refused, made, running
 from flask.testing import FlaskClient
 
 from dataloader.api.dashboard import actions
 from dataloader.api.server import audit
 from dataloader.api.web.endpoint import OF_QUEUE
-from dataloader.model.jobs import BulkOutcomes
-from dataloader.model.queues import Changed, Moved, QueueState
-from dataloader.ops.op import adapter
 from dataloader.queue import db, enqueue, operations
 from dataloader.queue.reports import stats
 
 TOKEN = "dl_" + "a" * 43
-HTMX = {"HX-Request": "true"}
 LATER = "2031-01-31T06:30:00Z"
-BATCH = "/api/v1/jobs/batch"
 BULK = "/api/v1/jobs/bulk"
 
 
@@ -49,11 +44,7 @@ def test_the_order_of_a_queue_is_set_field_by_field(client: FlaskClient) -> None
     found = client.put(path, json={"on_dead": "hold", "batch": None}).get_json()
     assert (found["merge"], found["batch"], found["on_dead"]) == (True, None, "hold")
     (listed,) = [each for each in client.get("/api/v1/queues").get_json()["queues"] if each["queue"] == "orders"]
-    assert {name: listed[name] for name in ("ordered", "merge", "on_dead")} == {
-        "ordered": True,
-        "merge": True,
-        "on_dead": "hold",
-    }
+    assert (listed["ordered"], listed["merge"], listed["on_dead"]) == (True, True, "hold")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +78,6 @@ def test_a_change_of_a_queue_that_nobody_knows_says_so(client: FlaskClient, conn
         assert (known["is_known"], known["similar"]) == (True, [])
     stats.aggregate(conn)
     answer = client.post("/api/v1/queues/load.crb/pause").get_json()
-    adapter(QueueState).validate_python(answer)
     assert answer["paused_at"]
     assert (answer["is_known"], answer["similar"]) == (False, ["load.cbr"])
     limit = client.put("/api/v1/queues/other/limit", json={"max_length": 5}).get_json()
@@ -114,7 +104,6 @@ def test_many_jobs_at_once_and_what_became_of_each(client: FlaskClient, conn: db
 
     def outcomes(verb: str, **more: Any) -> list[str]:
         answer = client.post(f"{BULK}/{verb}", json={"job_ids": ids, **more}).get_json()
-        adapter(BulkOutcomes).validate_python(answer)
         assert [row["job_id"] for row in answer["jobs"]] == [text.lower() for text in ids]
         return [row["outcome"] for row in answer["jobs"]]
 
@@ -130,7 +119,6 @@ def test_many_jobs_at_once_and_what_became_of_each(client: FlaskClient, conn: db
 def test_a_queue_is_paused_limited_and_resumed(client: FlaskClient, queue: str) -> None:
     path = f"/api/v1/queues/{quote(queue, safe='')}"
     paused = client.post(f"{path}/pause").get_json()
-    adapter(QueueState).validate_python(paused)
     assert (paused["queue"], paused["paused_by"]) == (queue, "anonymous from 127.0.0.1")
     assert paused["paused_at"]
     assert client.put(f"{path}/limit", json={"max_length": 7}).get_json()["max_length"] == 7
@@ -210,7 +198,6 @@ def test_a_whole_queue_by_filter_and_in_steps(
     steps, after = [], ""
     while after is not None:
         answer = client.post(f"/api/v1/queues/load.cbr/{verb}", json=body | ({"after": after} if after else {}))
-        adapter(Changed).validate_python(answer.get_json())
         steps.append(answer.get_json()["changed"])
         after = answer.get_json()["next"]
     assert steps == [1, 1, 0]
@@ -225,7 +212,6 @@ def test_a_queue_is_moved_until_it_is_done(client: FlaskClient, conn: db.Connect
     jobs = [made(client, queue="orders") for _ in range(3)]
     path, moved = "/api/v1/queues/orders/move", {"queue": "orders", "to": "orders_v2"}
     answer = client.post(path, json={"to": "orders_v2"}).get_json()
-    adapter(Moved).validate_python(answer)
     assert answer == moved | {"moved": 3, "is_done": False}
     queues = {each["queue"]: each for each in client.get("/api/v1/queues").get_json()["queues"]}
     assert all(each["paused_at"] for each in queues.values())
@@ -236,36 +222,26 @@ def test_a_queue_is_moved_until_it_is_done(client: FlaskClient, conn: db.Connect
     assert {client.get(f"/api/v1/jobs/{job_id}").get_json()["queue"] for job_id in jobs} == {"orders_v2"}
 
 
-@pytest.mark.parametrize(
-    ("queue", "body", "pointer"),
-    [("orders", {"to": "\0"}, "/to"), ("orders", {"to": "a\nb"}, "/to"), ("orders", {"to": "orders"}, "/to")],
-)  # fmt: skip
-def test_a_move_is_checked_and_changes_nothing(
-    client: FlaskClient, refused: Refused, queue: str, body: Any, pointer: str
-) -> None:
+def test_a_move_is_checked_and_changes_nothing(client: FlaskClient, refused: Refused) -> None:
     client.put("/api/v1/queues/orders", json={"ordered": True})
-    client.put("/api/v1/queues/plain", json={"ordered": False})
     before = client.get("/api/v1/queues").get_json()
-    refused(client.post(f"/api/v1/queues/{queue}/move", json=body), 400, "invalid-input", pointer)
+    for to in ("\0", "a\nb", "orders"):
+        refused(client.post("/api/v1/queues/orders/move", json={"to": to}), 400, "invalid-input", "/to")
     assert client.get("/api/v1/queues").get_json() == before
 
 
-@pytest.mark.parametrize(
-    ("queue", "to", "words"),
-    [("nobody", "new", "no queue nobody is known now"),
-     ("orders", "plain", "orders has ordered true and plain has false"),
-     ("orders", "other", "orders is paused by a queue move to new")],
-)  # fmt: skip
-def test_a_move_that_the_state_of_the_queues_forbids(
-    client: FlaskClient, refused: Refused, queue: str, to: str, words: str
-) -> None:
-    client.put("/api/v1/queues/orders", json={"ordered": True})
-    client.put("/api/v1/queues/plain", json={"ordered": False})
-    if to == "other":
-        client.post("/api/v1/queues/orders/move", json={"to": "new"})
+def test_a_move_that_the_state_of_the_queues_forbids(client: FlaskClient, refused: Refused) -> None:
+    for queue, ordered in (("orders", True), ("moving", True), ("plain", False)):
+        client.put(f"/api/v1/queues/{queue}", json={"ordered": ordered})
+    client.post("/api/v1/queues/moving/move", json={"to": "new"})
     before = client.get("/api/v1/queues").get_json()
-    problem = refused(client.post(f"/api/v1/queues/{queue}/move", json={"to": to}), 409, "conflict")
-    assert words in problem["detail"]
+    for queue, to, words in [
+        ("nobody", "new", "no queue nobody is known now"),
+        ("orders", "plain", "orders has ordered true and plain has false"),
+        ("moving", "other", "moving is paused by a queue move to new"),
+    ]:
+        problem = refused(client.post(f"/api/v1/queues/{queue}/move", json={"to": to}), 409, "conflict")
+        assert words in problem["detail"]
     assert client.get("/api/v1/queues").get_json() == before
 
 

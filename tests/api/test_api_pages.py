@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
-from api_app import running
+from api_app import HTMX, running, show_worker
 from flask.testing import FlaskClient
 
 from dataloader import config
@@ -21,7 +22,17 @@ from dataloader.queue import db, enqueue, operations, parents
 from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules
 from dataloader.queue.reports import alerts, errors, postgres, stats, timeline, webhooks
 
-HTMX = {"HX-Request": "true"}
+
+def plan_days(conn: db.Connection, **more: Any) -> None:
+    """A backfill of three days, without its jobs."""
+    days = {"name": "q1", "task": "t", "since": "2026-01-01", "until": "2026-01-03", "step": "day"}
+    backfills.add(conn, new_backfill.checked(days | more), "anna")
+
+
+def plan(conn: db.Connection, name: str, **more: Any) -> None:
+    """A schedule of each night."""
+    nightly = {"name": name, "task": "t", "cron": "0 3 * * *"}
+    schedules.add(conn, new_schedule.checked(nightly | more, "UTC"), "anna")
 
 
 def zone(client: FlaskClient) -> str:
@@ -190,12 +201,11 @@ def test_the_overview_names_schedules_backfills_and_webhooks_that_do_not_work(
     client: FlaskClient, conn: db.Connection
 ) -> None:
     for name in ("broken", "overdue", "paused", "fine"):
-        schedules.add(conn, new_schedule.checked({"name": name, "task": "t", "cron": "0 3 * * *"}, "UTC"), "anna")
+        plan(conn, name)
     conn.execute("UPDATE dl_schedules SET error = 'no such day', error_at = now() WHERE name IN ('broken', 'paused')")
     conn.execute("UPDATE dl_schedules SET paused_at = now() WHERE name = 'paused'")
     conn.execute("UPDATE dl_schedules SET next_due = now() - interval '1 h' WHERE name = 'overdue'")
-    days = {"name": "q1", "task": "t", "since": "2026-01-01", "until": "2026-01-03", "step": "day"}
-    backfills.add(conn, new_backfill.checked(days), "anna")
+    plan_days(conn)
     conn.execute("UPDATE dl_backfills SET next_at = now() - interval '1 h'")
     webhooks.put(conn, "ops", "https://ops.example/alerts", "anna")
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("alerts", "t", "k"))
@@ -250,21 +260,12 @@ def test_the_page_of_a_stuck_run_says_so_and_offers_force_first(client: FlaskCli
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     conn.execute("UPDATE dl_jobs SET status = 'running', claimed_by = 'h:1:b', attempt = 1, cancel_requested = true")
     conn.execute("INSERT INTO dl_durations (task, seconds, runs, learned_at) VALUES ('t', '{100, 200}', 2, now())")
-    worker = {
-        "worker": "h:1:b",
-        "pid": 1,
-        "queue": "q",
-        "state": "busy",
-        "job_id": str(job_id),
-        "jobs": 0,
-        "silent_sec": 3_600,
-    }
-    stats.show_workers(conn, "f", "h", [worker])
+    show_worker(conn, state="busy", job_id=str(job_id), silent_sec=3_600)
     page = client.get(f"/jobs/{job_id}").text
     assert "Stuck:" not in page
     assert "ends about" in page
     assert page.index(">Cancel<") < page.index(">Force cancel<")
-    stats.show_workers(conn, "f", "h", [worker | {"state": "stuck"}])
+    show_worker(conn, state="stuck", job_id=str(job_id), silent_sec=3_600)
     page = client.get(f"/jobs/{job_id}").text
     assert "<strong>Stuck:</strong> the run has reported nothing since" in page
     assert page.index(">Force cancel<") < page.index(">Cancel<")
@@ -302,8 +303,7 @@ def test_a_schedule_of_an_unknown_task_says_so_and_can_be_removed(client: FlaskC
 
 
 def test_a_backfill_without_workers_or_with_failures_says_so(client: FlaskClient, conn: db.Connection) -> None:
-    days = {"name": "q1", "task": "t", "queue": "nobody", "since": "2026-01-01", "until": "2026-01-03", "step": "day"}
-    backfills.add(conn, new_backfill.checked(days), "anna")
+    plan_days(conn, queue="nobody")
     assert "No worker serves the queue" in client.get("/backfills/q1").text
     assert backfills.tick(conn)
     conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now()")
@@ -356,15 +356,12 @@ def test_an_empty_list_offers_the_names_that_are_like_an_unknown_one(client: Fla
 
 
 def test_a_queue_that_a_plan_names_has_a_page_before_its_first_job(client: FlaskClient, conn: db.Connection) -> None:
-    schedules.add(
-        conn, new_schedule.checked({"name": "s", "task": "t", "cron": "0 3 * * *", "queue": "of.s"}, "UTC"), "anna"
-    )
-    days = {"name": "b", "task": "t", "queue": "of.b", "since": "2026-01-01", "until": "2026-01-03", "step": "day"}
-    backfills.add(conn, new_backfill.checked(days), "anna")
+    plan(conn, "s", queue="of.s")
+    plan_days(conn, queue="of.b")
     webhooks.put(conn, "ops", "https://ops.example/alerts", "anna")
     for page, link in (
         ("/schedules", "/queues/of.s"),
-        ("/backfills/b", "/queues/of.b"),
+        ("/backfills/q1", "/queues/of.b"),
         ("/webhooks", "/jobs?queue=alerts"),
     ):
         assert f'href="{link}"' in client.get(page).text
@@ -428,8 +425,7 @@ def test_nobody_is_led_to_trigger_an_internal_task(client: FlaskClient, conn: db
 
 
 def test_activity_claims_no_start_of_a_farm_by_its_oldest_worker(client: FlaskClient, conn: db.Connection) -> None:
-    worker = {"worker": "h:1:b", "pid": 1, "queue": "q", "state": "idle", "jobs": 0, "started_at": "2026-01-01T00:00Z"}
-    stats.show_workers(conn, "f", "h", [worker])
+    show_worker(conn, started_at="2026-01-01T00:00Z")
     page = client.get("/activity").text
     assert "oldest worker started" in page
     assert "schema migrated" in page  # the first migration upgrades no schema
@@ -456,8 +452,7 @@ def test_a_queue_whose_jobs_run_is_served(client: FlaskClient, conn: db.Connecti
 
 
 def test_partitions_without_a_job_are_planned_before_they_are_missing(client: FlaskClient, conn: db.Connection) -> None:
-    days = {"name": "q1", "task": "t", "since": "2026-01-01", "until": "2026-01-03", "step": "day"}
-    backfills.add(conn, new_backfill.checked(days), "anna")
+    plan_days(conn)
     page = client.get("/backfills/q1").text
     assert "3 planned" in page
     assert "limit changed" not in client.get("/activity").text  # the backfill's own limit
@@ -473,8 +468,7 @@ def test_partitions_without_a_job_are_planned_before_they_are_missing(client: Fl
 
 
 def test_a_canceled_backfill_plans_nothing(client: FlaskClient, conn: db.Connection) -> None:
-    days = {"name": "q1", "task": "t", "since": "2026-01-01", "until": "2026-01-03", "step": "day"}
-    backfills.add(conn, new_backfill.checked(days), "anna")
+    plan_days(conn)
     backfills.cancel(conn, "q1", "anna")
     page = client.get("/backfills/q1").text
     assert "planned" not in page
@@ -485,7 +479,7 @@ def test_a_schedule_shows_no_time_that_is_over_and_says_when_none_comes(
     client: FlaskClient, conn: db.Connection
 ) -> None:
     for name in ("past", "never"):
-        schedules.add(conn, new_schedule.checked({"name": name, "task": "t", "interval_sec": 3_600}, "UTC"), "anna")
+        plan(conn, name, cron=None, interval_sec=3_600)
     conn.execute("UPDATE dl_schedules SET next_due = now() - interval '1 day' WHERE name = 'past'")
     conn.execute("UPDATE dl_schedules SET next_due = NULL WHERE name = 'never'")
     never, past = client.get("/schedules").text.split('id="schedule-')[1:]

@@ -7,12 +7,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from api_app import answered, asked
+from api_app import BATCH, TRIGGER, answered, asked
 from flask.testing import FlaskClient
 
 from dataloader.queue import db
-
-TRIGGER, BATCH = "/api/v1/jobs/trigger", "/api/v1/jobs/batch"
 
 
 def body(**more: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from api_app import answered
+from api_app import TRIGGER, answered
 from flask.testing import FlaskClient
 
 from dataloader.cli import farm
@@ -15,8 +15,6 @@ from dataloader.model.jobs import JobPrediction, QueuePrediction
 from dataloader.model.reading import read
 from dataloader.queue import db
 from dataloader.queue.reports import predictions
-
-TRIGGER = "/api/v1/jobs/trigger"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 import structlog
-from api_app import MINIMAL, TRIGGER, Refused, running
+from api_app import MINIMAL, NOWHERE, TRIGGER, Refused, running
 from api_link import linked
 from flask import Flask
 from flask.testing import FlaskClient
@@ -69,7 +69,7 @@ def test_a_schema_that_became_too_new(own_db: str, refused: Refused) -> None:
 
 
 def test_no_database(refused: Refused) -> None:
-    with running("postgresql://nobody@127.0.0.1:1/none", patient=False) as app:
+    with running(NOWHERE, patient=False) as app:
         began = monotonic()
         refusal(app.test_client(), refused, "database")
         assert monotonic() - began < 5
@@ -99,7 +99,7 @@ def _status(app: Flask) -> int:
 
 @pytest.mark.long
 def test_a_refused_connection_has_the_servers_reason(refused: Refused, own_db: str, server_dsn: str) -> None:
-    with running("postgresql://nobody@127.0.0.1:1/none", patient=False) as app:
+    with running(NOWHERE, patient=False) as app:
         assert "Connection refused" in refusal(app.test_client(), refused, "database")["detail"]
     name = conninfo_to_dict(own_db)["dbname"]
     with running(own_db, patient=False) as app, psycopg.connect(server_dsn, autocommit=True) as admin:
@@ -127,22 +127,24 @@ def test_a_role_without_the_rights_to_add_and_end_jobs(
             assert _status(app) == 200
 
 
-def test_a_server_without_room(own_db: str, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def _says_that_the_disk_is_full(app: Flask, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "The server's disk is full"
+    assert text in refusal(app.test_client(), refused, "database")["detail"]
+    until(lambda: text in _overview(app), "the overview to say so")
+    assert app.test_client().get("/api/v1/database").get_json()["disk_full"]
+    monkeypatch.setattr(stats, "DISK_FULL_SEC", 0)
+    assert _status(app) == 200
+
+
+def test_a_server_without_room(own_db: str, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db.Connection, "disk_full_at", db.Connection.disk_full_at)  # other tests share the process
     with running(own_db) as app, db.connect(own_db, name="test", schema="public") as conn:
-        client = app.test_client()
         conn.execute(FULL)
-        assert "No space left on device" in client.post(TRIGGER, json=MINIMAL).get_json()["detail"]
-        assert text in refusal(client, refused, "database")["detail"]
-        until(lambda: text in _overview(app), "the overview to say so")
-        assert client.get("/api/v1/database").get_json()["disk_full"]
-        monkeypatch.setattr(stats, "DISK_FULL_SEC", 0)
-        assert _status(app) == 200
+        assert "No space left on device" in app.test_client().post(TRIGGER, json=MINIMAL).get_json()["detail"]
+        _says_that_the_disk_is_full(app, refused, monkeypatch)
 
 
 def test_a_full_disk_that_only_a_worker_met(own_db: str, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "The server's disk is full"
     monkeypatch.setattr(db.Connection, "disk_full_at", db.Connection.disk_full_at)
     outage = FarmOutage(Note(), structlog.get_logger("worker"))
     worker = Session(lambda: Plain.open(own_db, "dl-worker:q", "public", 5, 5, 5), lambda *_: None, outage, "lost")
@@ -157,11 +159,7 @@ def test_a_full_disk_that_only_a_worker_met(own_db: str, refused: Refused, monke
         until(lambda: 0.5 < time() % 1 < 0.8, "the half of a second whose rounded time lies in the future")
         worker.call(lambda session: session.conn.execute("SELECT"))
         monkeypatch.setattr(db.Connection, "disk_full_at", -math.inf)  # the worker's process is another one
-        assert text in refusal(app.test_client(), refused, "database")["detail"]
-        until(lambda: text in _overview(app), "the overview to say so")
-        assert app.test_client().get("/api/v1/database").get_json()["disk_full"]
-        monkeypatch.setattr(stats, "DISK_FULL_SEC", 0)
-        assert _status(app) == 200
+        _says_that_the_disk_is_full(app, refused, monkeypatch)
 
 
 def test_a_schema_that_was_renamed(own_db: str, refused: Refused) -> None:

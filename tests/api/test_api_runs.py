@@ -6,10 +6,10 @@ from urllib.parse import quote
 from uuid import UUID
 
 import pytest
+from api_app import answered, asked
 from flask.testing import FlaskClient
 
 from dataloader.model.runs import QueueRuns, TaskRuns
-from dataloader.ops.op import adapter
 from dataloader.queue import db, operations
 from dataloader.queue.reports import stats
 
@@ -53,10 +53,7 @@ def test_a_task_of_any_name_has_its_figures(client: FlaskClient, conn: db.Connec
     ran(conn, task, end="failed")
     path = quote("-" if task in (".", "..") else task, safe="")
     name = {"name": task} if task in (".", "..") else {}
-    answer = client.get(f"/api/v1/tasks/{path}", query_string=name)
-    assert answer.status_code == 200
-    found = answer.get_json()
-    adapter(TaskRuns).validate_python(found)
+    found = answered(client.get(f"/api/v1/tasks/{path}", query_string=name), TaskRuns)
     assert (found["task"], found["is_known"], found["range"]) == (task, True, "24h")
     assert (found["figures"]["runs"], found["figures"]["failed"], found["figures"]["failure_rate"]) == (2, 1, 0.5)
     assert found["figures"]["run_sec"]["p50"] == pytest.approx(2, rel=0.1)
@@ -79,8 +76,7 @@ def test_a_queue_has_its_figures(client: FlaskClient, conn: db.Connection, queue
     ran(conn, queue=queue)
     is_dots = queue == ".."
     path = quote("-" if is_dots else queue, safe="")
-    found = client.get(f"/api/v1/queues/{path}/runs", query_string={"name": queue} if is_dots else {}).get_json()
-    adapter(QueueRuns).validate_python(found)
+    found = asked(client, f"/api/v1/queues/{path}/runs{'?name=..' if is_dots else ''}", QueueRuns)
     assert (found["queue"], found["figures"]["runs"], found["tasks"][0]["task"]) == (queue, 1, "load")
 
 

@@ -6,7 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from api_app import TRIGGER, Refused, answered, asked, running, strict
+from api_app import HTMX, TRIGGER, Refused, answered, asked, running, strict
 from flask.testing import FlaskClient
 
 from dataloader.model.jobs import Job, Triggered
@@ -119,7 +119,7 @@ def test_the_page_lists_schedules_with_their_times_errors_and_buttons(client: Fl
     assert "There is no schedule yet" in client.get("/schedules").text
     added(client)
     added(client, name="paused")
-    client.post("/do/pause_schedule?name=paused", headers={"HX-Request": "true"})
+    client.post("/do/pause_schedule?name=paused", headers=HTMX)
     conn.execute("UPDATE dl_schedules SET next_due = now() - interval '10 min' WHERE name = 'nightly'")
     text = " ".join(client.get("/schedules").text.split())
     assert "At 03:00 on Monday through Friday, Europe/Moscow" in text
@@ -127,7 +127,7 @@ def test_the_page_lists_schedules_with_their_times_errors_and_buttons(client: Fl
     assert "by anonymous from 127.0.0.1" in text
     assert 'hx-post="/do/pause_schedule?name=nightly"' in text
     assert 'hx-post="/do/resume_schedule?name=paused"' in text
-    answer = client.post("/do/run_schedule?name=nightly", headers={"HX-Request": "true"})
+    answer = client.post("/do/run_schedule?name=nightly", headers=HTMX)
     assert "is queued" in answer.text
     conn.execute("UPDATE dl_schedules SET error = 'no <b> such thing', error_at = now()")
     assert "no &lt;b&gt; such thing" in client.get("/schedules").text
@@ -146,7 +146,7 @@ def test_the_form_adds_a_schedule_and_says_what_is_wrong(client: FlaskClient, co
         ({"name": "x", "interval_sec": "5"}, "one of cron and interval_sec"),
         ({"name": "x", "cron": "", "interval_sec": "soon"}, "should be an integer"),
     ):
-        answer = client.post("/do/add_schedule", data=form | wrong, headers={"HX-Request": "true"})
+        answer = client.post("/do/add_schedule", data=form | wrong, headers=HTMX)
         assert answer.status_code in (400, 409)
         assert words in answer.text
     assert len(schedules.listed(conn)) == 1

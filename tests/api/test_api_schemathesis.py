@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 import schemathesis
-from api_app import running
+from api_app import NOWHERE, running
 from flask import Flask
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ schemathesis.openapi.format("cursor", cursors)
 searches = st.from_regex(r"([^\W_]{1,9}|args\.[a-z]{1,9}:[0-9]{1,9})", fullmatch=True)
 schemathesis.openapi.format("search", searches)
 # Made without a database; the tests call the application that has one.
-unconnected = create_app(config.load(_env_file=None, dl_db_dsn="postgresql://nobody@127.0.0.1:1/none"))
+unconnected = create_app(config.load(_env_file=None, dl_db_dsn=NOWHERE))
 schema = schemathesis.openapi.from_dict(
     openapi.document(unconnected),
     config=SchemathesisConfig.from_dict({

@@ -71,9 +71,10 @@ def test_suggestions_hold_no_secret(client: FlaskClient, conn: db.Connection) ->
     add(client, conn, task="load.canary-cage", lock_key="plain canary key", args={"password": SECRET})
     conn.execute("INSERT INTO dl_tasks (task) VALUES ('load.canary-cage'), (%s)", (f"password={SECRET}",))
     for part in ("canary", "cana", "status:dea", "key:can", "post", "hunter2", "7f3b"):
-        answer = client.get("/api/v1/suggestions", query_string={"q": part})
-        assert SECRET not in answer.text
-        assert "hunter" not in answer.text.replace(part, "")
+        for path in ("/api/v1/suggestions", "/search/suggestions"):
+            answer = client.get(path, query_string={"q": part})
+            assert SECRET not in answer.text
+            assert "hunter" not in answer.text.replace(part, "")
     given = client.get("/api/v1/suggestions", query_string={"q": "status:dead canary"}).get_json()["suggestions"]
     assert 'status:dead key:"plain canary key"' in given
     assert "status:dead task:load.canary-cage" in given

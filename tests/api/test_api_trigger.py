@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from api_app import MINIMAL, TRIGGER, rows, running
+from api_app import BATCH, MINIMAL, TRIGGER, rows, running
 from flask.testing import FlaskClient
 
 from dataloader.queue import db
@@ -52,7 +52,7 @@ def test_what_is_left_out_gets_the_defaults(client: FlaskClient, conn: db.Connec
 def test_the_default_lease_is_a_setting(dsn: str, conn: db.Connection) -> None:
     with running(dsn, dl_default_lease_ttl_sec=7) as app:
         app.test_client().post(TRIGGER, json=MINIMAL)
-        app.test_client().post("/api/v1/jobs/batch", json={"jobs": [MINIMAL, MINIMAL | {"lease_ttl_sec": 8}]})
+        app.test_client().post(BATCH, json={"jobs": [MINIMAL, MINIMAL | {"lease_ttl_sec": 8}]})
     assert sorted(row["lease_ttl_sec"] for row in rows(conn)) == [7, 7, 8]
 
 

@@ -144,7 +144,6 @@ def test_no_row_hurts_another_job_a_worker_a_duty_or_a_page(
     hand: Hand,
     client: FlaskClient,
     app: Flask,
-    clean: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(db, "give_up_after", lambda *_, **__: None)  # a busy machine may take longer than a duty has

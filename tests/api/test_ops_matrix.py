@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
-from api_app import Refused, strict
+from api_app import HTMX, Refused, strict
 from click.testing import CliRunner
 from flask import Flask
 from flask.testing import FlaskClient
@@ -279,7 +279,7 @@ def test_a_button_carries_the_operation_out(client: FlaskClient, farm: db.Connec
     prepare(op, farm)
     texts = given_to(op, farm).items()
     given = {each: json.dumps(value) if isinstance(value, dict) else str(value) for each, value in texts}
-    answer = client.post(f"/do/{name}", data=given, headers={"HX-Request": "true"})
+    answer = client.post(f"/do/{name}", data=given, headers=HTMX)
     assert answer.status_code == (200 if "operate" in op.scope else 404), answer.text
     assert (answer.headers.get("HX-Trigger") == "refresh") == ("operate" in op.scope)
 

@@ -20,6 +20,7 @@ from dataloader.pipelines import Context, registry, resolve, steps
 from dataloader.testing import Result
 
 Run = Callable[..., list[Any]]
+SLICES = {"http._SLICE_SEC": 1, "database._SLICE_SEC": 1, "postgres._SLICE_MS": 1000, "csv_table._SLICE_MS": 1000}
 pipelines.load([])  # before a test has a registry of its own, which would be lost with what it imports
 
 
@@ -54,6 +55,27 @@ def run(context: Context) -> Run:
         return [document for document in steps(resolve(task), args, context) if document is not None]
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def points_of_silence(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Set how often a run has a safe point while it waits for a peer: by default never.
+
+    A test names a safe point by its number, and a stall of the machine would add such points.
+    """
+
+    def each(seconds: float) -> None:
+        for name, unit in SLICES.items():
+            monkeypatch.setattr(f"dataloader.pipelines.{name}", round(seconds * unit, 3))
+
+    each(600)
+    return each
+
+
+@pytest.fixture
+def silence_is_safe(points_of_silence: Callable[[float], None]) -> None:
+    """A run has safe points while its peer is silent."""
+    points_of_silence(0.01)
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ class FakeSpark:
     loses: int = 0
     refuses: bool = False
     state: str = "ALIVE"
+    stdout: bytes = b""  # that each driver writes at once
     drivers: dict[str, Driver] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
@@ -83,7 +84,7 @@ class FakeSpark:
     def create(self, request: dict[str, Any]) -> dict[str, Any] | None:
         if self.refuses:
             return {"action": "CreateSubmissionResponse", "success": False, "message": "Current state is not alive"}
-        driver = Driver(f"driver-{len(self.drivers) + 1}", request)
+        driver = Driver(f"driver-{len(self.drivers) + 1}", request, stdout=self.stdout)
         self.drivers[driver.id] = driver
         self.loses -= 1
         return None if self.loses >= 0 else {"success": True, "submissionId": driver.id, "message": "submitted"}

@@ -224,7 +224,7 @@ _FIELDS = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(_FIELDS, _FIELDS), min_size=1, max_size=6))
 def test_the_rows_are_those_of_pythons_csv_or_the_error_names_the_line(
     load: Run, rows: Rows, records: list[tuple[str, str]]

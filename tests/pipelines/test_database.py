@@ -66,26 +66,34 @@ def mariadb() -> Iterator[Callable[..., pymysql.Connection]]:
     server, install, _ = found = [shutil.which(name, path=path) for name in programs]
     if not server or not install or None in found:
         pytest.skip("needs mariadb-server-core and mariadb-client-core")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     folder = Path(mkdtemp(prefix="dl-maria-"))
     with ExitStack() as stack:
         certificate = _certificate(folder)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         where = ["--no-defaults", f"--user={getuser()}", f"--datadir={folder / 'data'}", "--innodb-use-native-aio=0"]
         subprocess.run([install, *where, "--skip-test-db", "--auth-root-authentication-method=normal"], check=True)
-        ready = [f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder / 's'}"]
-        ready += [f"--ssl-cert={certificate}", f"--ssl-key={folder / 'key'}"]
+        ready = [f"--socket={folder / 's'}", f"--ssl-cert={certificate}", f"--ssl-key={folder / 'key'}"]
         log = stack.enter_context((folder / "log").open("wb"))
-        process = stack.enter_context(subprocess.Popen([server, *where, *ready], stdout=log, stderr=log))
-        stack.callback(process.terminate)
+        processes: list[subprocess.Popen[bytes]] = []
+        port = 0
 
         def connect() -> pymysql.Connection | None:
             with suppress(pymysql.OperationalError):
                 return pymysql.connect(host="127.0.0.1", port=port, user="root", autocommit=True)
             return None
 
-        with closing(until(connect, "MariaDB to start")) as conn:
+        def start() -> pymysql.Connection | None:
+            """Connect to the server; it gets another port when it has ended, for another process may have taken it."""
+            nonlocal port
+            if not processes or processes[-1].poll() is not None:
+                with socket.create_server(("127.0.0.1", 0)) as free:
+                    port = free.getsockname()[1]
+                command = [server, *where, *ready, "--bind-address=127.0.0.1", f"--port={port}"]
+                processes.append(stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log)))
+                stack.callback(processes[-1].terminate)
+            return connect()
+
+        with closing(until(start, "MariaDB to start")) as conn:
             cursor = conn.cursor()
             cursor.execute("CREATE DATABASE shop CHARACTER SET utf8mb4")
             cursor.execute(f"CREATE USER reader@'%' IDENTIFIED BY '{PASSWORD}'")
@@ -301,6 +309,7 @@ def test_a_source_of_postgresql_is_loaded_too(dsn: str, shop: Callable[[str], Sh
     assert shop(dsn)("TABLE orders").result["inserted"] == 1
 
 
+@pytest.mark.usefixtures("silence_is_safe")
 @pytest.mark.parametrize("more", [{}, {"cursor": {"column": "id"}}])
 @pytest.mark.parametrize("kind", ["sqlite", "mysql", "duckdb"])
 def test_a_cancellation_ends_the_query_of_a_silent_source(
@@ -372,6 +381,7 @@ def test_a_mysql_that_is_silent_is_asked_again(shop: Callable[[str], Shop], monk
     assert "source shop: Lost connection to MySQL server" in (result.error or "")
 
 
+@pytest.mark.usefixtures("silence_is_safe")
 def test_a_cancellation_ends_a_query_whose_mysql_is_lost(
     mysql: tuple[Shop, Any], shop: Callable[[str], Shop], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -542,6 +542,7 @@ def test_a_file_over_the_bound_is_refused(
     assert files(folder) == set()
 
 
+@pytest.mark.usefixtures("silence_is_safe")
 def test_a_silent_server_does_not_hold_up_a_stop(load: Load, server: Server) -> None:
     server.is_silent = True
     assert load(cancel_at=2).status == "canceled"

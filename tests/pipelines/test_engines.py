@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -18,11 +19,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from fake_spark import FakeSpark
+from fake_spark import Driver, FakeSpark
 from judging import fails_for_good
 from patience import PATIENCE, until
 
 from dataloader import config, log
+from dataloader.pipelines import engines
 from dataloader.pipelines.engines import ARGS_MOST, LINE_MOST, RESULT_KEPT, Lines, Order, State, order_of, spoken
 from dataloader.pipelines.engines.over_http import OnRay, OnSpark, Server
 from dataloader.pipelines.http import Refused, Unreachable
@@ -41,10 +43,12 @@ def allow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None
 
 
 @pytest.fixture
-def spark(allow: Callable[..., None]) -> Iterator[FakeSpark]:
+def spark(allow: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark]:
+    """A cluster whose answers may take long, for a stall of this machine is no absence."""
+    monkeypatch.setattr(engines, "CANCEL_SEC", PATIENCE)
     fake = FakeSpark()
     where = {"address": f"http://farm:{SECRET}@{fake.address}", "master": f"http://{fake.address}"}
-    allow(it={"engine": "spark", "entrypoints": {"resize": SPARK_ENTRY}, "away_sec": 5} | where)
+    allow(it={"engine": "spark", "entrypoints": {"resize": SPARK_ENTRY}, "away_sec": PATIENCE} | where)
     yield fake
     fake.close()
 
@@ -55,17 +59,12 @@ def job(tmp_path: Path) -> Job:
 
 
 def started(job: Job, spark: FakeSpark, **how: Any) -> Callable[[], Result]:
-    """Begin a job, wait for its driver, and return a function that waits for the job's end."""
-    found: list[Result] = []
+    """Begin a job, and return a function that waits for its end."""
     args = {"cluster": "it", "entrypoint": "resize", "args": {"n": "a' $(id)"}}
-    thread = threading.Thread(target=lambda: found.append(job("run.spark", args, **how)))
-    thread.start()
-
-    def ended() -> Result:
-        thread.join(60)
-        return found[0]
-
-    return ended
+    thread = ThreadPoolExecutor(1)
+    ending = thread.submit(job, "run.spark", args, **how)
+    thread.shutdown(wait=False)
+    return partial(ending.result, PATIENCE)
 
 
 # What is allowed
@@ -381,7 +380,7 @@ def test_ray_confirms_a_stop_of_what_it_can_stop_or_what_has_ended(
     ray: FakeRay, status: str | None, is_confirmed: bool
 ) -> None:
     ray.status = status
-    assert on_ray().cancel(ORDER, time.monotonic() + 2) is is_confirmed
+    assert on_ray().cancel(ORDER, time.monotonic() + PATIENCE) is is_confirmed
 
 
 def test_an_output_that_is_too_long_is_told_at_the_end(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,6 +478,13 @@ def test_spark_stops_a_driver_whose_job_is_canceled(job: Job, spark: FakeSpark, 
     assert notes == [f"dl-{result.job_id}-1 is stopped at it"]
 
 
+def handed_back(spark: FakeSpark, caplog: pytest.LogCaptureFixture) -> Driver:
+    """Wait for the end of a first run that is drained; its driver, which goes on."""
+    caplog.set_level(logging.INFO)
+    until(lambda: "the next run of this job follows it" in caplog.text, "the end of the first run")
+    return spark.drivers["driver-1"]
+
+
 def clean_up(job: Job, spark: FakeSpark, result: Result) -> Result:
     """The job that the reaper adds when this one is canceled between two runs."""
     kept = dict(result.runs[-1].checkpoint or {})
@@ -488,10 +494,11 @@ def clean_up(job: Job, spark: FakeSpark, result: Result) -> Result:
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "FINISHED", "FAILED"])
-def test_a_cleanup_stops_what_still_runs(job: Job, spark: FakeSpark, notes: list[str], state: str) -> None:
+def test_a_cleanup_stops_what_still_runs(
+    job: Job, spark: FakeSpark, notes: list[str], state: str, caplog: pytest.LogCaptureFixture
+) -> None:
     ended = started(job, spark, drain_at=8)
-    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
-    until(lambda: driver.reads > 3, "the next run")
+    driver = handed_back(spark, caplog)
     driver.state = "FINISHED"
     first = replace(ended(), runs=ended().runs[:1])
     driver.state = state
@@ -558,11 +565,11 @@ def test_spark_confirms_no_stop_while_its_master_recovers(
     spark.create({"mainClass": "jobs.Resize", "sparkProperties": {}})
     monkeypatch.setattr(spark, verb, recovering_at(spark, getattr(spark, verb)))
     with pytest.raises(Unreachable, match=r"the master: .*Current state is not alive: RECOVERING"):
-        on_spark().cancel(Order("dl-x-1", "driver-1"), time.monotonic() + 5)
+        on_spark().cancel(Order("dl-x-1", "driver-1"), time.monotonic() + PATIENCE)
 
 
 def test_a_stop_of_a_driver_that_a_master_has_forgotten_is_confirmed(spark: FakeSpark) -> None:
-    assert on_spark().cancel(Order("dl-x-1", "driver-of-before"), time.monotonic() + 5)
+    assert on_spark().cancel(Order("dl-x-1", "driver-of-before"), time.monotonic() + PATIENCE)
 
 
 def test_nobody_can_tell_whose_the_drivers_are_while_a_master_recovers(spark: FakeSpark) -> None:
@@ -577,13 +584,13 @@ def on_spark() -> OnSpark:
     return OnSpark(cluster, cluster.entrypoints["resize"], "{}")  # type: ignore[arg-type]
 
 
-def test_a_result_is_not_lost_that_a_run_has_read_before_the_program_ended(job: Job, spark: FakeSpark) -> None:
+def test_a_result_is_not_lost_that_a_run_has_read_before_the_program_ended(
+    job: Job, spark: FakeSpark, caplog: pytest.LogCaptureFixture
+) -> None:
     """The next run reads on before it: the program may take long to end, and the run's worker may die meanwhile."""
-    ended = started(job, spark, drain_at=20)
-    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
-    driver.stdout = b'one\n{"result": 5}\nbye\n'
-    until(lambda: driver.reads > 8, "the next run")
-    driver.state = "FINISHED"
+    spark.stdout = b'one\n{"result": 5}\nbye\n'
+    ended = started(job, spark, drain_at=8)
+    handed_back(spark, caplog).state = "FINISHED"
     result = ended()
     assert [each.end for each in result.runs] == ["handed back", "done"]
     assert result.runs[0].checkpoint is not None

@@ -20,10 +20,10 @@ def silent() -> Iterator[socket.socket]:
     with socket.socket() as listening, socket.socket() as first, socket.socket() as second:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
-        for each in (first, second):
-            each.setblocking(False)
-            with suppress(BlockingIOError):
-                each.connect(listening.getsockname())
+        first.connect(listening.getsockname())
+        second.setblocking(False)
+        with suppress(BlockingIOError):
+            second.connect(listening.getsockname())
         yield listening
 
 

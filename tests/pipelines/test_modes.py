@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from judging import LEFT, Load, Rows, fails_for_good
+from patience import until
 from psycopg.conninfo import conninfo_to_dict
 
 from dataloader.pipelines import csv_table
@@ -443,26 +444,24 @@ def test_a_session_that_ends_anywhere_leaves_before_or_after(
     assert rows("SELECT count(*), count(DISTINCT id) FROM t") == [(60, 60)]
 
 
-def test_a_stop_ends_a_long_statement(load: Load, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("silence_is_safe")
+def test_a_stop_ends_a_long_statement(load: Load, rows: Rows) -> None:
     rows("CREATE TABLE t (id int PRIMARY KEY);"
          "CREATE SCHEMA theirs;"
          "CREATE FUNCTION theirs.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); END';"
          "CREATE TRIGGER slow BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION theirs.slow()")  # fmt: skip
-    monkeypatch.setattr(csv_table, "_SLICE_MS", 10)
     result = load("id\n1\n", {"cancel_at": 20}, key=["id"])
     assert result.status == "canceled"
     assert result.seconds < 30
     assert rows("SELECT count(*) FROM t") == [(0,)]
-    assert rows("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
-                ) == [(0,)]  # fmt: skip
+    asleep = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+    until(lambda: rows(asleep) == [], "the statement's end")
 
 
+@pytest.mark.usefixtures("silence_is_safe")
 @pytest.mark.parametrize("mode", ["replace", "scd2"])
-def test_a_stop_ends_the_wait_for_a_lock(
-    load: Load, rows: Rows, dsn: str, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_a_stop_ends_the_wait_for_a_lock(load: Load, rows: Rows, dsn: str, mode: str) -> None:
     rows(BEFORE.get(mode, "CREATE TABLE t (id int, day date, n numeric)"))
-    monkeypatch.setattr(csv_table, "_SLICE_MS", 10)
     with psycopg.connect(dsn, options="-c idle_in_transaction_session_timeout=30s") as other:
         other.execute("LOCK TABLE t IN ROW EXCLUSIVE MODE")  # as a program that has written, and does nothing now
         result = load(ROWS, {"cancel_at": 20}, mode=mode, **({"key": ["id"]} if mode == "scd2" else {}))

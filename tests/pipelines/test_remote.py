@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import threading
 import time
 import traceback
@@ -20,6 +19,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from judging import Load, Rows
+from patience import PATIENCE
 
 from dataloader import testing
 from dataloader.pipelines import Context, PermanentError, csv_table, remote
@@ -105,11 +105,9 @@ def test_files_of_google_are_fetched(
     fetch: Fetch, monkeypatch: pytest.MonkeyPatch, path: str, names: list[str]
 ) -> None:
     emulator = pytest.importorskip("gcp_storage_emulator.server")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    host = f"127.0.0.1:{port}"
-    server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+    server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
     server.start()
+    host = f"127.0.0.1:{server._api._httpd.server_port}"
     try:
         for name in ("a.csv", "b.csv", "n.txt"):  # the emulator takes no empty file
             url = f"http://{host}/upload/storage/v1/b/bucket/o?uploadType=media&name={quote(f'lake/{name}', safe='')}"
@@ -344,7 +342,7 @@ def sftp(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
             connection.abort()
             await connection.wait_closed()
 
-    asyncio.run_coroutine_threadsafe(close(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(close(), loop).result(PATIENCE)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

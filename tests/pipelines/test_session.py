@@ -58,7 +58,7 @@ class Api:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def answer(self, path: str, query: dict[str, str]) -> tuple[Any, dict[str, str]]:
         begin = int(query.get("cursor") or query.get("offset") or 3 * (int(query.get("page", 1)) - 1))
@@ -219,6 +219,7 @@ def test_no_request_goes_to_internal_addresses_or_follows_a_link_elsewhere(ask: 
     )
 
 
+@pytest.mark.usefixtures("silence_is_safe")
 def test_a_silent_server_does_not_hold_up_a_stop(ask: Callable[..., Any], api: Api) -> None:
     assert ask(lambda context: context.http.get(f"{api.url}/silent"), cancel_at=2).status == "canceled"
 

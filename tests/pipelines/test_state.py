@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 from judging import Load, Rows, fails_for_good
+from patience import PATIENCE
 
 from dataloader import config, log
 from dataloader.cli.direct import person
@@ -111,7 +112,7 @@ def test_tables_that_runs_create_at_the_same_time_are_created_once(context: Cont
 
     def create(barrier: threading.Barrier, name: str) -> None:
         try:
-            barrier.wait(10)
+            barrier.wait(PATIENCE)
             context.create(f"CREATE TABLE IF NOT EXISTS {name} (id int PRIMARY KEY)")
         except BaseException as e:
             errors.append(e)

@@ -12,14 +12,15 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from click.testing import CliRunner
+from judging import Command, Load, Rows, Run
 
 from dataloader import pipelines, testing
+from dataloader.cli.main import main
 from dataloader.farm import fence
 from dataloader.farm.runner import Execution
-from dataloader.pipelines import Context, registry, resolve, steps
-from dataloader.testing import Result
+from dataloader.pipelines import Context, csv_table, registry, resolve, steps
 
-Run = Callable[..., list[Any]]
 SLICES = {"http._SLICE_SEC": 1, "database._SLICE_SEC": 1, "postgres._SLICE_MS": 1000, "csv_table._SLICE_MS": 1000}
 pipelines.load([])  # before a test has a registry of its own, which would be lost with what it imports
 
@@ -58,6 +59,12 @@ def run(context: Context) -> Run:
 
 
 @pytest.fixture(autouse=True)
+def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Settings are those of the environment alone: there is no .env."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
 def points_of_silence(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Set how often a run has a safe point while it waits for a peer: by default never.
 
@@ -85,18 +92,35 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def job(dsn: str, tmp_path: Path) -> Callable[..., Result]:
-    return partial(testing.run, dsn=dsn, data_dir=tmp_path)
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Load:
+    """Run a job in a data folder of the test; the first transaction asks for the test's database."""
+    return partial(testing.run, dsn=lambda: request.getfixturevalue("dsn"), data_dir=tmp_path)
 
 
 @pytest.fixture
-def rows(dsn: str) -> Callable[[str], list[Any]]:
+def rows(dsn: str) -> Rows:
     def rows(query: str) -> list[Any]:
         with psycopg.connect(dsn, autocommit=True) as conn:
             cursor = conn.execute(query.encode())
             return cursor.fetchall() if cursor.description else []
 
     return rows
+
+
+@pytest.fixture
+def command(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run `dataloader` with these words; its target is the test's database."""
+    monkeypatch.setenv("DL_TARGET_DSN", dsn)
+    return lambda *words, **how: CliRunner().invoke(main, words, **how)
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "in parts"])
+def in_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Load a small file so, and so."""
+    if request.param:
+        monkeypatch.setattr(csv_table, "PART_BYTES", 1)
+        monkeypatch.setattr(csv_table, "_DIRECT_BYTES", 0)
+    return bool(request.param)
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from serving import Handler, Server
 
 WORKER = "worker-1"
 
@@ -35,56 +35,38 @@ class FakeSpark:
     loses: int = 0
     refuses: bool = False
     state: str = "ALIVE"
-    stdout: bytes = b""  # that each driver writes at once
+    begins: dict[str, Any] = field(default_factory=dict)  # the fields that a new driver has at once
     drivers: dict[str, Driver] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         fake = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answers(Handler):
             def do_GET(self) -> None:
                 fake.requests.append(("GET", self.path, self.headers["Authorization"]))
                 parts = urlsplit(self.path)
                 if parts.path == "/log/":
                     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-                    self._say(fake.log(query))
-                else:
-                    self._say(json.dumps(fake.page() if parts.path == "/json/" else fake.status(parts.path)).encode())
+                    return self.answer(200, fake.log(query))
+                document = fake.page() if parts.path == "/json/" else fake.status(parts.path)
+                return self.answer(200, json.dumps(document).encode())
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 fake.requests.append(("POST", self.path, self.headers["Authorization"]))
                 answer = fake.create(body) if self.path.endswith("/create") else fake.kill(self.path)
                 if answer is not None:
-                    self._say(json.dumps(answer).encode())
+                    self.answer(200, json.dumps(answer).encode())
 
-            def _say(self, content: bytes) -> None:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._server = Server(Answers)
+        self.address = self._server.url.removeprefix("http://")
+        self.close = self._server.close
 
     def create(self, request: dict[str, Any]) -> dict[str, Any] | None:
         if self.refuses:
             return {"action": "CreateSubmissionResponse", "success": False, "message": "Current state is not alive"}
-        driver = Driver(f"driver-{len(self.drivers) + 1}", request, stdout=self.stdout)
+        driver = Driver(f"driver-{len(self.drivers) + 1}", request, **self.begins)
         self.drivers[driver.id] = driver
         self.loses -= 1
         return None if self.loses >= 0 else {"success": True, "submissionId": driver.id, "message": "submitted"}

@@ -7,8 +7,15 @@ from typing import Any
 
 from dataloader.testing import Result
 
-Rows = Callable[[str], list[Any]]
-Load = Callable[..., Result]
+Rows = Callable[[str], list[Any]]  # of a query in the target
+Load = Callable[..., Result]  # a job to its end
+Command = Callable[..., Any]  # words of the command line
+Run = Callable[..., list[Any]]  # the documents that a pipeline yields
+# The columns of the table `t`, with their types.
+TYPES = (
+    "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute"
+    " WHERE attrelid = 't'::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+)
 LEFT = r"SELECT count(*) FROM pg_class WHERE relname ~ '^dl_load_csv' AND relkind = 'r'"
 ROWS = 3_000
 TEXTS = [None, "", 'Ёж,"\n\r\n', "\\.", "\\N"]

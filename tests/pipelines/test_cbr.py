@@ -5,24 +5,22 @@ from __future__ import annotations
 import datetime as dt
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import ROUND_DOWN, Decimal, localcontext
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from judging import Load, Rows, Run
+from serving import Handler, Server
 
 from dataloader.pipelines import PermanentError, cbr, http
-from dataloader.testing import Result
 
 ANSWERS = Path(__file__).parent.parent / "data" / "cbr"
 DAY = "2021-03-17"
 HEAD = '<?xml version="1.0" encoding="windows-1251"?><ValCurs Date="17.03.2021" name="x">'
-Run = Callable[..., list[Any]]
-Rows = Callable[[str], list[Any]]
 
 
 @dataclass
@@ -46,29 +44,18 @@ def bank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bank]:
     """A server on a free port, with CBR_BASE_URL set to it."""
     bank = Bank()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Answers(Handler):
         def do_GET(self) -> None:
             bank.asked.append((self.path, self.headers["User-Agent"]))
-            body = bank.answer(self.path)
-            self.send_response(302 if (is_moved := "/moved" in self.path) else bank.status)
-            if is_moved:
-                self.send_header("Location", bank.moved)
-            for name, value in ({"Content-Length": str(len(body))} | bank.headers).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+            if "/moved" in self.path:
+                self.answer(302, headers={"Location": bank.moved})
+            else:
+                self.answer(bank.status, bank.answer(self.path), bank.headers)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        bank.base = f"http://127.0.0.1:{server.server_port}/scripts"
+    with closing(Server(Answers)) as server:
+        bank.base = f"{server.url}/scripts"
         monkeypatch.setenv("CBR_BASE_URL", bank.base)
         yield bank
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -253,7 +240,7 @@ def test_wrong_arguments(args: dict[str, Any], reason: str, permanent: Callable[
     assert permanent(**args).startswith(reason)
 
 
-def test_cancelled_before_the_end(job: Callable[..., Result], rows: Rows, bank: Bank) -> None:
+def test_cancelled_before_the_end(job: Load, rows: Rows, bank: Bank) -> None:
     points = range(1, job("load.cbr.rates", {"date": DAY}).steps + 1)
     rows("DROP TABLE cbr_rates")
     for point in points:

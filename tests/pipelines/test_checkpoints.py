@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from judging import fails_for_good
+from judging import Load, Rows, fails_for_good
 
 from dataloader.farm.runner import TARGET_IS_AHEAD, Checkpoints
 from dataloader.pipelines import Context, Progress, register
-from dataloader.testing import Result
 from dataloader.testing import run as run_job
 
-Job = Callable[..., Result]
-Rows = Callable[[str], list[Any]]
 SEEN: list[Any] = []  # where the runs of this process began
 
 
@@ -90,7 +87,7 @@ def test_a_test_may_begin_at_a_checkpoint() -> None:
 
 @pytest.mark.parametrize("how", ["drain_at", "crash_at"])
 @pytest.mark.parametrize("point", range(1, 9))
-def test_what_is_committed_with_data_happens_once(job: Job, rows: Rows, how: str, point: int) -> None:
+def test_what_is_committed_with_data_happens_once(job: Load, rows: Rows, how: str, point: int) -> None:
     """The odd points are yields in transactions, the even ones their commits."""
     assert job(writes, **{how: point}).status == "succeeded"
     assert rows("SELECT number, count(*) FROM written GROUP BY 1 ORDER BY 1") == [(n, 2) for n in range(1, 5)]
@@ -98,7 +95,7 @@ def test_what_is_committed_with_data_happens_once(job: Job, rows: Rows, how: str
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 def test_a_run_killed_between_the_commit_and_the_queue_is_not_repeated(
-    job: Job, rows: Rows, monkeypatch: pytest.MonkeyPatch, after: int
+    job: Load, rows: Rows, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """The queue has the checkpoint before, or none; the next run asks the target, or finds it in its transaction."""
     committed, left = Checkpoints.committed, iter(range(after, 0, -1))
@@ -120,7 +117,7 @@ def test_a_run_killed_between_the_commit_and_the_queue_is_not_repeated(
         assert ([run.end for run in result.runs], SEEN) == (["crash", "done"], [{"done": after}])
 
 
-def test_a_transaction_that_is_rolled_back_takes_its_checkpoint_along(job: Job, rows: Rows) -> None:
+def test_a_transaction_that_is_rolled_back_takes_its_checkpoint_along(job: Load, rows: Rows) -> None:
     @register("checkpoints.rolls_back", max_attempts=2)
     def rolls_back(args: dict[str, Any], context: Context) -> None:
         begun(context)
@@ -135,7 +132,7 @@ def test_a_transaction_that_is_rolled_back_takes_its_checkpoint_along(job: Job, 
     assert rows("SELECT checkpoint FROM dl_fence") == [(None,)]
 
 
-def test_a_checkpoint_behind_a_transaction_is_the_newer_one(job: Job) -> None:
+def test_a_checkpoint_behind_a_transaction_is_the_newer_one(job: Load) -> None:
     @register("checkpoints.mixes", max_attempts=3)
     def mixes(args: dict[str, Any], context: Context) -> None:
         done = begun(context)
@@ -220,7 +217,7 @@ def _yields_nonsense(args: dict[str, Any], context: Context) -> Iterator[Progres
     ],
 )
 def test_what_would_not_be_right_ends_the_job(
-    job: Job, rows: Rows, dsn: str, pipeline: Callable[..., Any], reason: str
+    job: Load, rows: Rows, dsn: str, pipeline: Callable[..., Any], reason: str
 ) -> None:
     register(task := f"checkpoints.{pipeline.__name__}")(pipeline)
     fails_for_good(job(task, {"dsn": dsn}), reason)

@@ -6,33 +6,25 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from judging import fails_for_good
+from judging import Load, fails_for_good
 from patience import until
 
 from dataloader import config
 from dataloader.pipelines import command
 from dataloader.pipelines.command import LONGEST_LINE, TAIL, Output
-from dataloader.testing import Result, run
+from dataloader.testing import Result
 
 Allow = Callable[..., None]
-Job = Callable[..., Result]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return partial(run, data_dir=tmp_path)
-
-
-@pytest.fixture
-def allow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Allow:
+def allow(monkeypatch: pytest.MonkeyPatch) -> Allow:
     """Allow the command `it`: Python code, with these further words of its entry."""
-    monkeypatch.chdir(tmp_path)  # no .env
 
     def allow(code: str, **words: Any) -> None:
         monkeypatch.setenv("DL_COMMANDS", json.dumps({"it": {"argv": [sys.executable, "-c", code], **words}}))
@@ -40,12 +32,12 @@ def allow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Allow:
     return allow
 
 
-def ran(job: Job, *arguments: str, **how: Any) -> Result:
+def ran(job: Load, *arguments: str, **how: Any) -> Result:
     return job("run.command", {"command": "it", "arguments": list(arguments)}, **({"max_attempts": 1} | how))
 
 
 def test_the_result_has_the_exit_code_and_the_last_lines(
-    job: Job, allow: Allow, notes: list[str], caplog: pytest.LogCaptureFixture
+    job: Load, allow: Allow, notes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     allow("import sys; print(sys.argv[1:]); print('to stderr', file=sys.stderr); print('Ёж', end='')")
@@ -67,7 +59,7 @@ def test_the_result_has_the_exit_code_and_the_last_lines(
         ("import os; os.kill(os.getpid(), 35)", "it was killed by signal 35"),
     ],
 )
-def test_another_end_is_an_error_and_is_tried_again(job: Job, allow: Allow, code: str, error: str) -> None:
+def test_another_end_is_an_error_and_is_tried_again(job: Load, allow: Allow, code: str, error: str) -> None:
     allow(code)
     result = ran(job, max_attempts=2)
     assert (result.status, result.attempts) == ("failed", 2)
@@ -85,13 +77,12 @@ def test_another_end_is_an_error_and_is_tried_again(job: Job, allow: Allow, code
         ({}, "command: Field required"),
     ],
 )
-def test_what_is_not_allowed_is_refused_at_once(job: Job, allow: Allow, args: dict[str, Any], error: str) -> None:
+def test_what_is_not_allowed_is_refused_at_once(job: Load, allow: Allow, args: dict[str, Any], error: str) -> None:
     allow("")
     fails_for_good(job("run.command", args), error)
 
 
-def test_without_the_setting_no_program_may_run(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_without_the_setting_no_program_may_run(job: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DL_COMMANDS", raising=False)
     assert "names (none)" in (ran(job).error or "")
 
@@ -104,12 +95,12 @@ def test_without_the_setting_no_program_may_run(job: Job, monkeypatch: pytest.Mo
         ({"folder": "/no/such/folder"}, "the folder of it (DL_COMMANDS) is missing"),
     ],
 )
-def test_a_program_or_folder_that_is_missing_is_named(job: Job, allow: Allow, words: Any, error: str) -> None:
+def test_a_program_or_folder_that_is_missing_is_named(job: Load, allow: Allow, words: Any, error: str) -> None:
     allow("", **words)
     fails_for_good(ran(job, max_attempts=3), error)
 
 
-def test_a_file_that_is_no_program_says_so(job: Job, allow: Allow, tmp_path: Path) -> None:
+def test_a_file_that_is_no_program_says_so(job: Load, allow: Allow, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("echo without a first line that names a shell")
     script.chmod(0o700)
@@ -119,7 +110,7 @@ def test_a_file_that_is_no_program_says_so(job: Job, allow: Allow, tmp_path: Pat
 
 
 def test_the_program_sees_only_what_is_allowed_and_its_job(
-    job: Job, allow: Allow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    job: Load, allow: Allow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DL_DB_DSN", "postgresql://u:canary@h/d")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
@@ -156,17 +147,14 @@ def test_the_farms_own_variables_are_not_handed_out(allow: Allow, name: str) -> 
         ("[", "should be JSON such as"),
     ],
 )
-def test_a_wrong_allow_list_stops_the_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str, error: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_wrong_allow_list_stops_the_start(monkeypatch: pytest.MonkeyPatch, setting: str, error: str) -> None:
     monkeypatch.setenv("DL_COMMANDS", setting)
     with pytest.raises(config.ConfigError) as caught:
         config.load()
     assert error in str(caught.value)
 
 
-def test_secrets_of_the_args_are_masked_in_what_the_program_says(job: Job, allow: Allow, notes: list[str]) -> None:
+def test_secrets_of_the_args_are_masked_in_what_the_program_says(job: Load, allow: Allow, notes: list[str]) -> None:
     allow("import sys; print('got', sys.argv[1]); raise SystemExit(1)")
     result = ran(job, "--url=postgresql://u:hunter22@h/d")
     assert "hunter22" not in (result.error or "")
@@ -174,7 +162,7 @@ def test_secrets_of_the_args_are_masked_in_what_the_program_says(job: Job, allow
 
 
 def test_the_output_is_kept_and_logged_in_bounds(
-    job: Job, allow: Allow, notes: list[str], caplog: pytest.LogCaptureFixture
+    job: Load, allow: Allow, notes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     allow("for n in range(20_000): print(n, 'x' * 100)", output_kb=2)
@@ -219,7 +207,7 @@ def steps_at_output(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("steps_at_output")
-def test_a_program_over_its_time_ends_with_its_group(job: Job, allow: Allow) -> None:
+def test_a_program_over_its_time_ends_with_its_group(job: Load, allow: Allow) -> None:
     code = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     allow(code, timeout_sec=0.001)
     result = ran(job)
@@ -230,7 +218,7 @@ def test_a_program_over_its_time_ends_with_its_group(job: Job, allow: Allow) -> 
 
 @pytest.mark.usefixtures("steps_at_output")
 @pytest.mark.parametrize(("how", "end"), [("cancel_at", "canceled"), ("drain_at", "handed back")])
-def test_a_stopped_run_asks_the_program_to_end(job: Job, allow: Allow, notes: list[str], how: str, end: str) -> None:
+def test_a_stopped_run_asks_the_program_to_end(job: Load, allow: Allow, notes: list[str], how: str, end: str) -> None:
     allow(
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(os.write(1, b'bye') - 3))\n"
@@ -245,7 +233,7 @@ def test_a_stopped_run_asks_the_program_to_end(job: Job, allow: Allow, notes: li
 
 @pytest.mark.usefixtures("steps_at_output")
 def test_a_program_that_does_not_hear_is_killed(
-    job: Job, allow: Allow, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+    job: Load, allow: Allow, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     monkeypatch.setattr(command, "GRACE_SEC", 0.2)
     allow(
@@ -257,7 +245,7 @@ def test_a_program_that_does_not_hear_is_killed(
 
 
 @pytest.mark.usefixtures("steps_at_output")
-def test_the_program_dies_with_its_worker(job: Job, allow: Allow, tmp_path: Path) -> None:
+def test_the_program_dies_with_its_worker(job: Load, allow: Allow, tmp_path: Path) -> None:
     """The run is a process of its own, which is killed; the second run finds the first one's program gone."""
     allow(
         "import os, sys, time\n"
@@ -274,7 +262,7 @@ def test_the_program_dies_with_its_worker(job: Job, allow: Allow, tmp_path: Path
     assert (tmp_path / "pid").exists()
 
 
-def test_a_program_that_leaves_a_process_behind_ends(job: Job, allow: Allow) -> None:
+def test_a_program_that_leaves_a_process_behind_ends(job: Load, allow: Allow) -> None:
     """The process holds the pipe of the output; it is killed with the group."""
     allow("import subprocess; print(subprocess.Popen(['sleep', '600']).pid)")
     result = ran(job)
@@ -282,19 +270,18 @@ def test_a_program_that_leaves_a_process_behind_ends(job: Job, allow: Allow) -> 
     until(lambda: is_gone(int(result.result["tail"][0])), "the end of the process")
 
 
-def test_a_program_may_close_its_output_and_go_on(job: Job, allow: Allow) -> None:
+def test_a_program_may_close_its_output_and_go_on(job: Load, allow: Allow) -> None:
     allow("import os, time; os.close(1); os.close(2); time.sleep(0.3); os._exit(7)")
     assert "it exited with 7" in (ran(job).error or "")
 
 
-def test_memory_is_bounded(job: Job, allow: Allow) -> None:
+def test_memory_is_bounded(job: Load, allow: Allow) -> None:
     allow("bytearray(400 * 2**20)", memory_mb=200)
     assert "MemoryError" in (ran(job).error or "")
     allow("bytearray(400 * 2**20)", memory_mb=2_000)
     assert ran(job).status == "succeeded"
 
 
-def test_a_list_alone_is_an_entry(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_list_alone_is_an_entry(job: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DL_COMMANDS", json.dumps({"it": ["/bin/echo", "first"]}))
     assert ran(job, "second").result["tail"] == ["first second"]

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judging import Rows
+from judging import Load, Rows
 
 from dataloader.pipelines import Context, PermanentError, csv_file
 from dataloader.pipelines.csv_file import CsvFile
 from dataloader.pipelines.csv_table import Block
 from dataloader.pipelines.files import Files, Shaped
-from dataloader.testing import Result
 
 Seen = tuple[list[Any], str, int]
 TYPES = {"id": "bigint", "name": "text", "born": "date"}
@@ -105,7 +104,7 @@ def test_a_run_goes_on_from_the_middle_of_a_chunk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_table_is_that_of_single_records(
-    seed: int, job: Callable[..., Result], rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, job: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def outcome(table: str) -> Any:
         args = {"path": "f.csv", "table": table, "mode": "append", "max_errors": 50, "header": True}

@@ -17,15 +17,12 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from judging import TYPES, Load, Rows, Run
 
 from dataloader.pipelines import Context, PermanentError, csv_table, resolve, steps
-from dataloader.testing import Result
 
 OURAIRPORTS = Path(__file__).parent.parent / "data" / "ourairports"
 LOAD = {"table": "t", "key": ["id"]}
-Run = Callable[..., list[Any]]
-Job = Callable[..., Result]
-Rows = Callable[[str], list[Any]]
 Refused = Callable[..., str]
 
 
@@ -82,8 +79,7 @@ def test_text_columns_as_in_the_header(load: Run, rows: Rows) -> None:
         ("1", "Ёж", "two\nlines", ""),
         ("2", None, None, None),
     ]
-    kinds = "SELECT DISTINCT format_type(atttypid, -1) FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0"
-    assert rows(kinds) == [("text",)]
+    assert {kind for _, kind in rows(TYPES)} == {"text"}
 
 
 def test_only_what_differs_is_rewritten(load: Run, rows: Rows) -> None:
@@ -105,15 +101,6 @@ def test_the_last_of_equal_keys_counts(batch_rows: int, load: Run, rows: Rows) -
     load(content, batch_rows=batch_rows)
     assert rows("SELECT id, a, xmin FROM t ORDER BY id") == versions
     assert [row[:2] for row in versions] == [("1", "last"), ("2", "only")]
-
-
-def test_equal_keys_far_apart(load: Run, rows: Rows) -> None:
-    content = b"id,a\n" + b"".join(b"%d,%d\n" % (n % 7, n) for n in range(50))
-    load(content)
-    versions = rows("SELECT id, a, xmin FROM t ORDER BY id")
-    load(content)
-    assert rows("SELECT id, a, xmin FROM t ORDER BY id") == versions
-    assert {a for _, a, _ in versions} == {str(n) for n in range(43, 50)}
 
 
 def test_a_key_of_several_columns_and_nothing_else(load: Run, rows: Rows) -> None:
@@ -199,7 +186,7 @@ def test_a_lone_backslash_dot_is_data(load: Run, rows: Rows) -> None:
 )
 @pytest.mark.parametrize("delimiter", [",", "\t", ";", "\\", "^"])
 def test_a_quote_within_a_field_is_read_literally_and_counted(
-    content: bytes, expected: list[Any], literal: int, delimiter: str, job: Job, rows: Rows, tmp_path: Path
+    content: bytes, expected: list[Any], literal: int, delimiter: str, job: Load, rows: Rows, tmp_path: Path
 ) -> None:
     (tmp_path / "f.csv").write_bytes((b"id,v\n" + content).replace(b",", delimiter.encode()))
     result = job("load.csv", LOAD | {"path": "f.csv", "delimiter": delimiter})
@@ -211,7 +198,7 @@ def test_a_quote_within_a_field_is_read_literally_and_counted(
     assert ("literal_quotes" in result.result) == bool(literal)
 
 
-def test_a_literal_quote_in_the_header(job: Job, rows: Rows, tmp_path: Path) -> None:
+def test_a_literal_quote_in_the_header(job: Load, rows: Rows, tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_bytes(b'id,5" pipes,"6"" pipes"\n1,2,3\n')
     assert job("load.csv", LOAD | {"path": "f.csv"}).result["literal_quotes"] == 1
     assert rows('SELECT id, "5"" pipes", "6"" pipes" FROM t') == [("1", "2", "3")]
@@ -369,14 +356,15 @@ def test_a_bad_header(content: bytes, reason: str, refused: Refused) -> None:
     assert reason in refused(content)
 
 
-def test_text_without_its_byte_order_mark(refused: Refused) -> None:
-    assert "byte order mark of utf-16" in refused("id\n1\n".encode("utf-16-le"), encoding="utf-16")
-
-
-def test_cut_off_utf_16(refused: Refused) -> None:
-    assert "f.csv, line 3: a byte that is not utf-16 text" in refused(
-        "id\n1\n2".encode("utf-16")[:-1], encoding="utf-16"
-    )
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("id\n1\n".encode("utf-16-le"), "byte order mark of utf-16"),
+        ("id\n1\n2".encode("utf-16")[:-1], "f.csv, line 3: a byte that is not utf-16 text"),
+    ],
+)
+def test_damaged_utf_16(content: bytes, reason: str, refused: Refused) -> None:
+    assert reason in refused(content, encoding="utf-16")
 
 
 def test_a_file_that_grows_while_it_is_read_is_tried_again(context: Context, rows: Rows) -> None:
@@ -402,17 +390,14 @@ def test_a_file_that_grows_while_it_is_read_is_tried_again(context: Context, row
         ("TABLE t (id int, a int, PRIMARY KEY (id, a))", "unique index on exactly id"),
         ("TABLE t (id int UNIQUE DEFERRABLE, a int)", "unique index on exactly id"),
         ("TABLE t (id int, a int); CREATE UNIQUE INDEX ON t (id) WHERE a > 0", "unique index on exactly id"),
-        ("VIEW t AS SELECT 1 AS id, 2 AS a", "should be a table"),
+        ("TABLE of_t (id int, a int); CREATE VIEW t AS TABLE of_t", "should be a table"),
         ("TABLE t (id int PRIMARY KEY, a int GENERATED ALWAYS AS (1) STORED)", 'column "a"'),
         ("TABLE t (id int PRIMARY KEY, a int GENERATED ALWAYS AS IDENTITY)", 'column "a"'),
     ],
 )
 def test_a_table_that_does_not_fit(table: str, reason: str, refused: Refused, rows: Rows) -> None:
     rows(f"CREATE {table}")
-    try:
-        assert reason in refused(b"id,a\n1,1\n")
-    finally:
-        rows("DROP VIEW IF EXISTS t" if table.startswith("VIEW") else "SELECT")
+    assert reason in refused(b"id,a\n1,1\n")
 
 
 def test_unique_indexes_and_partitions_will_do(load: Run, rows: Rows) -> None:
@@ -422,7 +407,6 @@ def test_unique_indexes_and_partitions_will_do(load: Run, rows: Rows) -> None:
     load(b"id,a\n1,1\n2,2\n")
     load(b"id,a\n1,1\n2,3\n")
     assert rows("SELECT * FROM t ORDER BY id") == [(1, 1), (2, 3)]
-    rows("DROP TABLE t")
 
 
 def test_other_schemas(load: Run, refused: Refused, rows: Rows) -> None:
@@ -517,7 +501,7 @@ def test_links_and_absolute_paths_within_the_folder(run: Run, tmp_path: Path, ro
 # Ends
 
 
-def test_ended_at_any_safe_point(job: Callable[..., Result], rows: Rows, tmp_path: Path) -> None:
+def test_ended_at_any_safe_point(job: Load, rows: Rows, tmp_path: Path) -> None:
     """A canceled run leaves no row; after a killed run, the next one loads the file's rows."""
     (tmp_path / "f.csv").write_text("id\n1\n2\n3\n")
     load = partial(job, "load.csv", LOAD | {"path": "f.csv", "batch_rows": 1})

@@ -23,14 +23,16 @@ import duckdb
 import psycopg
 import pymysql
 import pytest
-from judging import Load, Rows, fails_for_good
+from judging import TYPES, Load, Rows, fails_for_good
 from patience import until
+from psycopg.conninfo import make_conninfo
 
 from dataloader.pipelines import database, state
 from dataloader.testing import Result
 
 PASSWORD = "se/cr@t-canary"
 Shop = Callable[..., Result]  # a load from the source `shop`
+Execute = Callable[[str], Any]  # SQL in a source
 
 
 @pytest.fixture
@@ -157,10 +159,7 @@ def test_duckdb_has_its_types_also_without_rows(tmp_path: Path, shop: Callable[[
     assert load("SELECT * FROM orders WHERE id = 0", table="empty").status == "succeeded"
     assert load("orders").status == "succeeded"
     for table in ("t", "empty"):
-        kinds = (
-            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attnum > 0 AND attrelid = '{}'"
-        )
-        assert dict(rows(f"{kinds.format(table)}::regclass")) == {
+        assert dict(rows(TYPES.replace("'t'", f"'{table}'"))) == {
             **{"id": "integer", "amount": "numeric(10,2)", "day": "date", "at": "timestamp with time zone"},
             **{"list": "jsonb", "uid": "text", "word": "text", "huge": "numeric(38,0)", "raw": "bytea"},
         }
@@ -208,60 +207,14 @@ def test_the_role_of_a_mariadb_changes_nothing_and_a_zero_date_is_named(mysql: t
 
 
 @pytest.mark.parametrize(
-    ("query", "error"),
-    [
-        ("nowhere", "source shop: Table 'shop.nowhere' doesn't exist"),
-        ("SELECT nothing FROM orders", "source shop: Unknown column 'nothing'"),
-        ("SELEC 1", "source shop: You have an error in your SQL syntax"),
-        ("SELECT id, id FROM orders", "columns: should name each column once"),
-        ("SELECT id + 18446744073709551615 AS id FROM orders", "value is out of range in '...'"),
-    ],
-)
-def test_a_query_that_mariadb_refuses_is_one_error(mysql: tuple[Shop, Any], query: str, error: str) -> None:
-    load, cursor = mysql
-    cursor.execute("CREATE TABLE orders AS SELECT 1 AS id")
-    fails_for_good(load(query), error, PASSWORD)
-
-
-@pytest.mark.parametrize(
-    ("query", "error"),
-    [
-        ("nowhere", "source shop: no such table: nowhere"),
-        ("SELECT lost FROM orders", "source shop: no such column: lost"),
-        ("SELECT 1; SELECT 2", "source shop: You can only execute one statement at a time"),
-        ("DELETE FROM orders", "source shop: attempt to write a readonly database"),
-        ("SELECT 1 AS id, CAST(x'ff' AS text) AS name", "source shop, row 1: column name: PostgreSQL has no text"),
-    ],
-)
-def test_a_query_that_sqlite_refuses_is_one_error(sqlite: Shop, query: str, error: str) -> None:
-    fails_for_good(sqlite(query), error)
-
-
-def test_a_conversion_of_duckdb_shows_no_value(tmp_path: Path, shop: Callable[[str], Shop]) -> None:
-    duckdb.connect(tmp_path / "shop.duckdb").execute("CREATE TABLE orders AS SELECT 'it''s secret' AS id").close()
-    load = shop(f"duckdb://{tmp_path / 'shop.duckdb'}")
-    fails_for_good(load("SELECT id::int AS id FROM orders"), "Could not convert string '...'", "secret")
-    fails_for_good(load("nowhere"), "Table with name nowhere does not exist")
-
-
-@pytest.mark.parametrize(
     ("url", "error"),
     [
         (f"mysql://reader:{quote(PASSWORD, safe='')}@127.0.0.1:1/shop", "source shop: Can't connect to MySQL server"),
         ("sqlite:///nowhere/shop.db", "source shop: unable to open database file; its URL is in DL_SOURCE_SHOP"),
-        (
-            "duckdb:///nowhere/shop.db",
-            'source shop: IO Error: Cannot open database "..."; its URL is in DL_SOURCE_SHOP',
-        ),
-        (
-            "mysql://u@h/x?ssl_ca=/nowhere",
-            "DL_SOURCE_SHOP: ssl_ca should name PEM files that this worker can read (No s",
-        ),
+        ("duckdb:///nowhere/shop.db", 'IO Error: Cannot open database "..."; its URL is in DL_SOURCE_SHOP'),
+        ("mysql://u@h/x?ssl_ca=/nowhere", "ssl_ca should name PEM files that this worker can read (No such file"),
         (f"mysql://u@h/x?ssl_ca={__file__}", "DL_SOURCE_SHOP: ssl_ca should name PEM files that this worker can read"),
-        (
-            "mysql://u@h/x?ssl_cert=/nowhere&ssl_key=/nowhere&ssl_key_password=canary",
-            "DL_SOURCE_SHOP: ssl_cert, ssl_key should name PEM files that this worker can read",
-        ),
+        ("mysql://u@h/x?ssl_cert=/no&ssl_key=/no&ssl_key_password=canary", "ssl_cert, ssl_key should name PEM files"),
     ],
 )
 def test_a_source_that_is_away_is_asked_again(shop: Callable[[str], Shop], url: str, error: str) -> None:
@@ -283,6 +236,10 @@ def test_a_wrong_password_is_refused_without_it(mysql: tuple[Shop, Any], shop: C
     ("url", "args", "error"),
     [
         ("oracle://u:canary@h/x", {}, "DL_SOURCE_SHOP should be a URL of sqlite, duckdb, mysql, mariadb or postgresql"),
+        ("mysql://u:canary/1@h/x", {}, "DL_SOURCE_SHOP should be a URL; percent-encode its password"),
+        ("mysql://u:canary[1@h/x", {}, "DL_SOURCE_SHOP should be a URL; percent-encode its password"),
+        ("mysql://u@127.0.0.1/x?ssl_cat=canary", {}, "DL_SOURCE_SHOP should have only ssl_ca"),
+        ("mysql://u@127.0.0.1/x?sslmode=canary", {}, "DL_SOURCE_SHOP should have only ssl_ca"),
         ("sqlite:///x.db", {"speed": 9}, "speed: there is no such argument"),
         ("sqlite:///x.db", {"query": ""}, "query: String should have at least 1 character"),
     ],
@@ -302,11 +259,6 @@ def test_a_missing_driver_names_the_extra(shop: Callable[[str], Shop], url: str,
     for module in ("pymysql", "duckdb"):
         monkeypatch.setitem(sys.modules, module, None)
     fails_for_good(shop(url)("orders"), "pip install 'dataloader-farm[databases]'")
-
-
-def test_a_source_of_postgresql_is_loaded_too(dsn: str, shop: Callable[[str], Shop], rows: Rows) -> None:
-    rows("CREATE TABLE orders AS SELECT 1 AS id, now() AS at")
-    assert shop(dsn)("TABLE orders").result["inserted"] == 1
 
 
 @pytest.mark.usefixtures("silence_is_safe")
@@ -360,19 +312,6 @@ def test_a_query_changes_nothing_of_the_machine_by_sqlite(sqlite: Shop, tmp_path
     assert not path.exists()
 
 
-@pytest.mark.parametrize("password", ["Sup3rSecret/1", "Sup3rSecret[1"])
-def test_a_password_that_breaks_the_url_is_not_shown(shop: Callable[[str], Shop], password: str) -> None:
-    result = shop(f"mysql://u:{password}@host/shop")("orders")
-    fails_for_good(result, "DL_SOURCE_SHOP should be a URL; percent-encode its password", "Sup3rSecret")
-
-
-@pytest.mark.parametrize("option", ["ssl_cat=canary", "sslmode=canary"])
-def test_an_unknown_option_of_a_url_is_refused(shop: Callable[[str], Shop], option: str) -> None:
-    fails_for_good(
-        shop(f"mysql://u@127.0.0.1/shop?{option}")("orders"), "DL_SOURCE_SHOP should have only ssl_ca", "canary"
-    )
-
-
 def test_a_mysql_that_is_silent_is_asked_again(shop: Callable[[str], Shop], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_CONNECT_SEC", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -406,24 +345,6 @@ def test_a_cancellation_ends_a_query_whose_mysql_is_lost(
     cursor.execute("KILL USER reader")
 
 
-@pytest.mark.parametrize(
-    ("query", "error"),
-    [
-        ("SELECT n * n AS id FROM orders", "source shop: Out of Range Error: Overflow in multiplication of INT32 (..."),
-        ("SELECT n::smallint AS id FROM orders", "source shop: Conversion Error: Type INT32 with value ..."),
-        ("SELECT chr(-n) AS id FROM orders", "source shop: Invalid Input Error: Invalid UTF8 Codepoint ..."),
-        ("SELECT ('key 7 of ' || n)::int AS id FROM orders", "Could not convert string '...'"),
-        (" ", "query: should be the name of a table, or one SELECT"),
-        ("-- nothing", "query: should be the name of a table, or one SELECT"),
-    ],
-)
-def test_a_query_that_duckdb_refuses_is_one_error_without_numbers(
-    tmp_path: Path, shop: Callable[[str], Shop], query: str, error: str
-) -> None:
-    duckdb.connect(tmp_path / "shop.duckdb").execute("CREATE TABLE orders AS SELECT 2147483647 AS n").close()
-    fails_for_good(shop(f"duckdb://{tmp_path / 'shop.duckdb'}")(query), error, "2147483647")
-
-
 def test_a_float_of_mysql_is_refused_because_it_arrives_rounded(mysql: tuple[Shop, Any], rows: Rows) -> None:
     load, cursor = mysql
     cursor.execute("CREATE TABLE orders (id int, share float)")
@@ -433,25 +354,37 @@ def test_a_float_of_mysql_is_refused_because_it_arrives_rounded(mysql: tuple[Sho
     assert rows("SELECT share FROM t") == [(1234567,)]
 
 
-# --- a cursor ---
+# --- each kind of source ---
 
 
-Execute = Callable[[str], Any]
 CHANGES = "CREATE TABLE orders (id int PRIMARY KEY, changed {}, n int)"
-AT = {"sqlite": "text", "duckdb": "timestamp", "mysql": "datetime(6)"}
+AT = {"sqlite": "text", "duckdb": "timestamp", "mysql": "datetime(6)", "postgres": "timestamp"}
+SELECTED = {"orders": "TABLE orders"}  # a query of PostgreSQL for the name of a table
 TIME = "2026-06-01 12:{}"
 SINCE = {"column": "changed", "lag": "5 min"}
 
 
-@pytest.fixture(params=["sqlite", "duckdb", "mysql"])
+@pytest.fixture(params=["sqlite", "duckdb", "mysql", "postgres"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def origin(kind: str, request: pytest.FixtureRequest, tmp_path: Path, shop: Callable[[str], Shop]) -> tuple[Shop, Any]:
+def origin(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, shop: Callable[[str], Shop], dsn: str
+) -> tuple[Shop, Execute]:
     """A load from an empty source of each kind, and a function that executes SQL there."""
     path = tmp_path / f"source.{kind}"
+    if kind == "postgres":
+        source = make_conninfo(dsn, options="-c search_path=shop")
+
+        def execute_there(text: str) -> None:
+            with psycopg.connect(source, autocommit=True) as conn:
+                conn.execute(text.encode())
+
+        execute_there("CREATE SCHEMA shop")
+        load = shop(source)
+        return lambda query, *more, **args: load(SELECTED.get(query, query), *more, **args), execute_there
     if kind == "mysql":
         load, cursor = request.getfixturevalue("mysql")
         return load, lambda text: cursor.execute(text)
@@ -467,6 +400,49 @@ def origin(kind: str, request: pytest.FixtureRequest, tmp_path: Path, shop: Call
     return shop(f"sqlite://{path}"), execute
 
 
+REFUSED = {
+    "mysql": [
+        ("nowhere", "source shop: Table 'shop.nowhere' doesn't exist"),
+        ("SELECT nothing FROM orders", "source shop: Unknown column 'nothing'"),
+        ("SELEC 1", "source shop: You have an error in your SQL syntax"),
+        ("SELECT n, n FROM orders", "columns: should name each column once"),
+        ("SELECT n + 18446744073709551615 AS id FROM orders", "value is out of range in '...'"),
+    ],
+    "sqlite": [
+        ("nowhere", "source shop: no such table: nowhere"),
+        ("SELECT lost FROM orders", "source shop: no such column: lost"),
+        ("SELECT 1; SELECT 2", "source shop: You can only execute one statement at a time"),
+        ("DELETE FROM orders", "source shop: attempt to write a readonly database"),
+        ("SELECT 1 AS id, CAST(x'ff' AS text) AS name", "source shop, row 1: column name: PostgreSQL has no text"),
+    ],
+    "duckdb": [
+        ("nowhere", "Table with name nowhere does not exist"),
+        ("SELECT n * n AS id FROM orders", "source shop: Out of Range Error: Overflow in multiplication of INT32 (..."),
+        ("SELECT n::smallint AS id FROM orders", "source shop: Conversion Error: Type INT32 with value ..."),
+        ("SELECT chr(-n) AS id FROM orders", "source shop: Invalid Input Error: Invalid UTF8 Codepoint ..."),
+        ("SELECT ('key 7 of ' || n)::int AS id FROM orders", "Could not convert string '...'"),
+        ("SELECT ('it''s ' || n)::int AS id FROM orders", "Could not convert string '...'"),
+        (" ", "query: should be the name of a table, or one SELECT"),
+        ("-- nothing", "query: should be the name of a table, or one SELECT"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "query", "error"),
+    [(kind, *case) for kind, cases in REFUSED.items() for case in cases],
+    indirect=["kind"],
+)
+def test_a_query_that_the_source_refuses_is_one_error_without_values(
+    origin: tuple[Shop, Execute], query: str, error: str
+) -> None:
+    load, execute = origin
+    execute("CREATE TABLE orders AS SELECT 2147483647 AS n")
+    result = load(query)
+    fails_for_good(result, error, "2147483647")
+    assert PASSWORD not in str(result.error)
+
+
 @pytest.fixture
 def changes(kind: str, origin: tuple[Shop, Any]) -> tuple[Shop, Execute]:
     """A load of two rows that changed 12:00:00.25 and 12:30:00.5, and a function that executes SQL in their source."""
@@ -474,6 +450,9 @@ def changes(kind: str, origin: tuple[Shop, Any]) -> tuple[Shop, Execute]:
     execute(CHANGES.format(AT[kind]))
     execute(f"INSERT INTO orders VALUES (1, '{TIME.format('00:00.25')}', 1), (2, '{TIME.format('30:00.5')}', 1)")
     return load, execute
+
+
+# --- a cursor ---
 
 
 def test_a_cursor_of_each_database_loads_what_is_new_and_what_came_late(
@@ -535,11 +514,10 @@ def test_rows_and_cursor_are_one_after_a_kill_at_any_point(
     ]
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "mysql"], indirect=True)  # a DuckDB that is read has no writer
 def test_a_row_that_is_committed_during_a_load_is_loaded_by_the_next_one(
-    kind: str, changes: tuple[Shop, Execute], rows: Rows, monkeypatch: pytest.MonkeyPatch
+    changes: tuple[Shop, Execute], rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kind == "duckdb":
-        pytest.skip("a DuckDB that is read has no writer")
     load, execute = changes
     limit = database.Session.limit
 
@@ -572,8 +550,8 @@ def test_a_cursor_is_of_any_type_that_has_an_order(
     kind: str, origin: tuple[Shop, Execute], type_: str, values: tuple[str, ...], lag: Any, again: int
 ) -> None:
     load, execute = origin
-    if kind == "sqlite" and type_ == "decimal(30,10)":
-        pytest.skip("SQLite has no exact decimals")
+    if (kind, type_) in (("sqlite", "decimal(30,10)"), ("postgres", "double")):
+        pytest.skip("the database has no exact decimals, or no type of this name")
     execute(f"CREATE TABLE orders (id int PRIMARY KEY, changed {type_})")
     for number, value in enumerate(values):
         execute(f"INSERT INTO orders VALUES ({number}, {value})")
@@ -604,11 +582,18 @@ def test_an_instant_is_the_same_in_each_zone(
 
 
 @pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
-def test_the_largest_value_has_the_type_of_a_cursor(origin: tuple[Shop, Execute]) -> None:
+def test_the_largest_value_has_the_type_of_a_cursor(origin: tuple[Shop, Execute], dsn: str) -> None:
     load, execute = origin
     execute("CREATE TABLE orders (id int PRIMARY KEY, changed text)")
     execute("INSERT INTO orders VALUES (1, ''), (2, '2026-06-01 12:00:00')")
     assert load("SELECT * FROM orders;", cursor=SINCE).result["cursor"] == "2026-06-01 12:00:00"
+    fails_for_good(load("DELETE FROM orders", cursor=SINCE), "source shop: ")
+    last = "SELECT id, '9999-12-31 23:59:59' AS changed FROM orders"
+    fails_for_good(load(last, cursor=SINCE), "behind which nothing is new")
+    with psycopg.connect(dsn) as conn:
+        state.give(conn, "of a person", "yesterday", "ann@vm")
+    other = load("orders", cursor={"column": "id", "name": "of a person"})
+    fails_for_good(other, "cursor: id and its state should be values of one type")
 
 
 @pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
@@ -633,34 +618,24 @@ def test_the_name_of_a_cursor_may_need_quotes(kind: str, origin: tuple[Shop, Exe
         assert load("orders", cursor={"column": name}).result["processed"] == processed
 
 
-@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"], indirect=True)
 @pytest.mark.parametrize(
     ("args", "error"),
     [
         ({"cursor": {"column": "at"}}, "cursor: at should be in the query"),
-        (
-            {"cursor": {"column": "changed", "lag": 5}},
-            "cursor: the lag of changed, which is of the type timestamp, should be an i",
-        ),
-        ({"cursor": {"column": "id", "lag": "5 min"}}, "of the type numeric, should be a number"),
+        ({"cursor": {"column": "changed", "lag": 5}}, "cursor: the lag of changed, which is of the type timestamp"),
+        ({"cursor": {"column": "id", "lag": "5 min"}}, "should be a number"),
         ({"cursor": {"column": "changed", "lag": "soon"}}, 'cursor: invalid input syntax for type interval: "..."'),
         ({"cursor": SINCE, "mode": "append"}, "cursor: a lag reads rows again, so it needs mode merge with a key"),
         ({"cursor": SINCE, "delete_missing": True}, "cursor: mode replace and delete_missing need all rows"),
-        ({"cursor": {"column": "id", "name": "of a person"}}, "cursor: id and its state should be values of one type"),
-        ({"query": "DELETE FROM orders", "cursor": SINCE}, "source shop: "),
-        (
-            {"query": "SELECT id, '9999-12-31 23:59:59' AS changed FROM orders", "cursor": SINCE},
-            "behind which nothing is new",
-        ),
+        ({"cursor": SINCE, "mode": "replace"}, "cursor: mode replace and delete_missing need all rows"),
     ],
 )
 def test_a_cursor_that_does_not_fit_a_database_is_named(
-    changes: tuple[Shop, Execute], dsn: str, args: dict[str, Any], error: str
+    changes: tuple[Shop, Execute], args: dict[str, Any], error: str
 ) -> None:
     load, _ = changes
     load("orders", cursor={"column": "changed"})
-    with psycopg.connect(dsn) as conn:
-        state.give(conn, "of a person", "yesterday", "ann@vm")
     fails_for_good(load(**{"query": "orders"} | args), error)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from judging import Load
 
 from dataloader.pipelines import PermanentError
-from dataloader.testing import Result
 
 DIRTY = Path(__file__).parent.parent / "data" / "dirty"
 
@@ -30,7 +29,7 @@ FILES = [entry["file"] for entry in check.expected()]
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_as_people_have_it(file: str, job: Callable[..., Result], dsn: str) -> None:
+def test_a_file_as_people_have_it(file: str, job: Load, dsn: str) -> None:
     def load(path: str, table: str, args: dict[str, Any]) -> None:
         result = job("load.files", {"path": path, "table": table} | args, data_dir=DIRTY)
         if result.status != "succeeded":

@@ -13,32 +13,30 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+import serving
 from fake_spark import Driver, FakeSpark
-from judging import fails_for_good
+from judging import Load, fails_for_good
 from patience import PATIENCE, until
+from serving import Handler
 
 from dataloader import config, log
 from dataloader.pipelines import engines
 from dataloader.pipelines.engines import ARGS_MOST, LINE_MOST, RESULT_KEPT, Lines, Order, State, order_of, spoken
 from dataloader.pipelines.engines.over_http import OnRay, OnSpark, Server
 from dataloader.pipelines.http import Refused, Unreachable
-from dataloader.testing import Result, run
+from dataloader.testing import Result
 
 SECRET = "hunter2-of-the-cluster"
 JOB = UUID(int=7)
-Job = Callable[..., Result]
 SPARK_ENTRY = {"file": "file:/app.jar", "main_class": "jobs.Resize", "arguments": ["--fast"]}
 
 
 @pytest.fixture
-def allow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    monkeypatch.chdir(tmp_path)  # no .env
+def allow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return lambda **clusters: monkeypatch.setenv("DL_ENGINES", json.dumps(clusters))
 
 
@@ -53,12 +51,7 @@ def spark(allow: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Iterat
     fake.close()
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return partial(run, data_dir=tmp_path)
-
-
-def started(job: Job, spark: FakeSpark, **how: Any) -> Callable[[], Result]:
+def started(job: Load, spark: FakeSpark, **how: Any) -> Callable[[], Result]:
     """Begin a job, and return a function that waits for its end."""
     args = {"cluster": "it", "entrypoint": "resize", "args": {"n": "a' $(id)"}}
     thread = ThreadPoolExecutor(1)
@@ -73,31 +66,19 @@ def started(job: Job, spark: FakeSpark, **how: Any) -> Callable[[], Result]:
 @pytest.mark.parametrize(
     ("task", "args", "error"),
     [
-        (
-            "run.ray",
-            {"cluster": "no", "entrypoint": "x"},
-            "cluster: should be one of ray that DL_ENGINES of this worker",
-        ),
-        (
-            "run.spark",
-            {"cluster": "r", "entrypoint": "x"},
-            "should be one of spark that DL_ENGINES of this worker names",
-        ),
+        ("run.ray", {"cluster": "no", "entrypoint": "x"}, "cluster: should be one of ray that DL_ENGINES of this"),
+        ("run.spark", {"cluster": "r", "entrypoint": "x"}, "should be one of spark that DL_ENGINES of this worker"),
         ("run.ray", {"cluster": "r", "entrypoint": "rm -rf /"}, "should be one that DL_ENGINES names for r (resize)"),
         ("run.dask", {"cluster": "d", "entrypoint": "os:system"}, "should be one that DL_ENGINES names for d (resize)"),
         ("run.ray", {"cluster": "r", "entrypoint": "resize", "address": "x"}, "address: there is no such argument"),
         ("run.ray", {"cluster": "r", "entrypoint": "resize", "env": {}}, "env: there is no such argument"),
         ("run.ray", {"cluster": "r", "entrypoint": "resize", "args": [1]}, "args: Input should be a valid dictionary"),
-        (
-            "run.ray",
-            {"cluster": "r", "entrypoint": "resize", "args": {"x": "y" * ARGS_MOST}},
-            "args: should be at most",
-        ),
+        ("run.ray", {"cluster": "r", "entrypoint": "resize", "args": {"x": "y" * ARGS_MOST}}, "args: should be at"),
         ("run.ray", {}, "cluster: Field required"),
     ],
 )
 def test_what_is_not_allowed_is_refused_at_once(
-    job: Job, allow: Callable[..., None], task: str, args: dict[str, Any], error: str
+    job: Load, allow: Callable[..., None], task: str, args: dict[str, Any], error: str
 ) -> None:
     allow(
         r={"engine": "ray", "address": "http://127.0.0.1:1", "entrypoints": {"resize": "x"}},
@@ -292,51 +273,39 @@ class FakeRay:
         self.refuses = ""
         fake = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answers(Handler):
             def do_GET(self) -> None:
                 if fake.status is None:
-                    return self._say(404, "Job does not exist")
+                    return self.answer(404, b"Job does not exist")
                 if not self.path.endswith("/logs"):
-                    return self._say(200, json.dumps({"status": fake.status, "message": "bad, last available logs: x"}))
-                return self._say(500, "") if fake.log is None else self._say(200, json.dumps({"logs": fake.log}))
+                    return self.say({"status": fake.status, "message": "bad, last available logs: x"})
+                return self.answer(500) if fake.log is None else self.say({"logs": fake.log})
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"] or 0))
                 if self.path.endswith("/stop"):
                     if fake.status is None:
-                        return self._say(404, "Job does not exist")
-                    return self._say(200, json.dumps({"stopped": fake.status == "STOPPABLE"}))
+                        return self.answer(404, b"Job does not exist")
+                    return self.say({"stopped": fake.status == "STOPPABLE"})
                 if fake.refuses or fake.status:
-                    return self._say(500, fake.refuses or "already exists")
+                    return self.answer(500, fake.refuses.encode() or b"already exists")
                 fake.submitted, fake.status = json.loads(body), "RUNNING"
-                return self._say(200, "{}")
+                return self.say({})
 
-            def _say(self, status: int, text: str) -> None:
-                content = text.encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                with suppress(OSError):
-                    self.wfile.write(content)
+            def say(self, document: Any) -> None:
+                self.answer(200, json.dumps(document).encode())
 
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
-        self.thread.start()
+        self.server = serving.Server(Answers)
 
 
 @pytest.fixture
 def ray(allow: Callable[..., None]) -> Iterator[FakeRay]:
     fake = FakeRay()
     entry = {"command": "python x.py", "runtime_env": {"env_vars": {"A": "b"}}, "cpus": 2, "memory_mb": 3}
-    where = {"engine": "ray", "address": f"http://127.0.0.1:{fake.server.server_port}", "away_sec": 1}
+    where = {"engine": "ray", "address": fake.server.url, "away_sec": 1}
     allow(it=where | {"entrypoints": {"x": entry}})
     yield fake
-    fake.server.shutdown()
-    fake.thread.join()
-    fake.server.server_close()
+    fake.server.close()
 
 
 def on_ray() -> OnRay:
@@ -395,7 +364,7 @@ def test_an_output_that_is_too_long_is_told_at_the_end(ray: FakeRay, monkeypatch
 # Spark
 
 
-def test_spark_is_followed_to_its_result(job: Job, spark: FakeSpark, caplog: pytest.LogCaptureFixture) -> None:
+def test_spark_is_followed_to_its_result(job: Load, spark: FakeSpark, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     ended = started(job, spark)
     driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
@@ -418,17 +387,15 @@ def test_spark_is_followed_to_its_result(job: Job, spark: FakeSpark, caplog: pyt
     assert {who for _, path, who in spark.requests if path.startswith("/log")} == {None}
 
 
-def test_spark_is_adopted_by_the_masters_id(job: Job, spark: FakeSpark) -> None:
+def test_spark_is_adopted_by_the_masters_id(job: Load, spark: FakeSpark) -> None:
+    spark.begins = {"state": "FINISHED", "stdout": b'seen\n{"result": 5}\n'}
     spark.create({"mainClass": "jobs.Resize", "sparkProperties": {}})
-    driver = spark.drivers["driver-1"]
-    driver.state, driver.stdout = "FINISHED", b'seen\n{"result": 5}\n'
-    ended = started(job, spark, checkpoint=Order("dl-x-1", "driver-1", read=5).checkpoint())
-    assert ended().result == 5
+    assert started(job, spark, checkpoint=Order("dl-x-1", "driver-1", read=5).checkpoint())().result == 5
     assert len(spark.drivers) == 1
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "FINISHED"])
-def test_spark_is_adopted_by_our_id_where_the_masters_was_not_kept(job: Job, spark: FakeSpark, state: str) -> None:
+def test_spark_is_adopted_by_our_id_where_the_masters_was_not_kept(job: Load, spark: FakeSpark, state: str) -> None:
     for name in ("dl-other-1", "dl-x-1", "dl-x-11"):
         spark.create({"mainClass": "jobs.Resize", "sparkProperties": {"spark.app.name": name}})
     driver = spark.drivers["driver-2"]
@@ -440,25 +407,22 @@ def test_spark_is_adopted_by_our_id_where_the_masters_was_not_kept(job: Job, spa
     assert len(spark.drivers) == 3
 
 
-def test_spark_gets_an_order_anew_that_it_does_not_know(job: Job, spark: FakeSpark) -> None:
-    ended = started(job, spark, checkpoint=Order("dl-x-1", "driver-of-before").checkpoint())
-    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
-    assert driver.request["sparkProperties"]["spark.app.name"] == "dl-x-1"
-    driver.state = "FINISHED"
-    assert ended().status == "succeeded"
+def test_spark_gets_an_order_anew_that_it_does_not_know(job: Load, spark: FakeSpark) -> None:
+    spark.begins = {"state": "FINISHED"}
+    assert started(job, spark, checkpoint=Order("dl-x-1", "driver-of-before").checkpoint())().status == "succeeded"
+    assert spark.drivers["driver-1"].request["sparkProperties"]["spark.app.name"] == "dl-x-1"
 
 
-def test_spark_gets_a_new_order_where_the_old_one_was_stopped_while_no_run_looked(job: Job, spark: FakeSpark) -> None:
+def test_spark_gets_a_new_order_where_the_old_one_was_stopped_while_no_run_looked(job: Load, spark: FakeSpark) -> None:
     spark.create({"mainClass": "jobs.Resize", "sparkProperties": {}})
     spark.drivers["driver-1"].state = "KILLED"
-    ended = started(job, spark, checkpoint=Order("dl-x-1", "driver-1").checkpoint())
-    driver = until(lambda: spark.drivers.get("driver-2"), "the driver")
-    driver.state = "FINISHED"
-    assert driver.request["sparkProperties"]["spark.app.name"] == f"dl-{ended().job_id}-1"
+    spark.begins = {"state": "FINISHED"}
+    result = started(job, spark, checkpoint=Order("dl-x-1", "driver-1").checkpoint())()
+    assert spark.drivers["driver-2"].request["sparkProperties"]["spark.app.name"] == f"dl-{result.job_id}-1"
 
 
 @pytest.mark.long
-def test_spark_gets_no_order_twice_whose_answer_was_lost(job: Job, spark: FakeSpark) -> None:
+def test_spark_gets_no_order_twice_whose_answer_was_lost(job: Load, spark: FakeSpark) -> None:
     """While the driver has no worker nobody can tell whose it is, so the run waits."""
     spark.loses = 1
     ended = started(job, spark)
@@ -472,7 +436,7 @@ def test_spark_gets_no_order_twice_whose_answer_was_lost(job: Job, spark: FakeSp
     assert len(spark.drivers) == 1
 
 
-def test_spark_stops_a_driver_whose_job_is_canceled(job: Job, spark: FakeSpark, notes: list[str]) -> None:
+def test_spark_stops_a_driver_whose_job_is_canceled(job: Load, spark: FakeSpark, notes: list[str]) -> None:
     result = started(job, spark, cancel_at=8)()
     assert (result.status, spark.drivers["driver-1"].state) == ("canceled", "KILLED")
     assert notes == [f"dl-{result.job_id}-1 is stopped at it"]
@@ -485,7 +449,7 @@ def handed_back(spark: FakeSpark, caplog: pytest.LogCaptureFixture) -> Driver:
     return spark.drivers["driver-1"]
 
 
-def clean_up(job: Job, spark: FakeSpark, result: Result) -> Result:
+def clean_up(job: Load, spark: FakeSpark, result: Result) -> Result:
     """The job that the reaper adds when this one is canceled between two runs."""
     kept = dict(result.runs[-1].checkpoint or {})
     assert kept.pop("on_cancel") == "stop"
@@ -495,7 +459,7 @@ def clean_up(job: Job, spark: FakeSpark, result: Result) -> Result:
 
 @pytest.mark.parametrize("state", ["RUNNING", "FINISHED", "FAILED"])
 def test_a_cleanup_stops_what_still_runs(
-    job: Job, spark: FakeSpark, notes: list[str], state: str, caplog: pytest.LogCaptureFixture
+    job: Load, spark: FakeSpark, notes: list[str], state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ended = started(job, spark, drain_at=8)
     driver = handed_back(spark, caplog)
@@ -516,7 +480,7 @@ def statuses(spark: FakeSpark) -> int:
 
 
 @pytest.mark.long
-def test_a_master_that_recovers_leaves_its_drivers_followed(job: Job, spark: FakeSpark) -> None:
+def test_a_master_that_recovers_leaves_its_drivers_followed(job: Load, spark: FakeSpark) -> None:
     ended = started(job, spark)
     driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
     until(lambda: driver.reads, "a look at it")
@@ -527,7 +491,7 @@ def test_a_master_that_recovers_leaves_its_drivers_followed(job: Job, spark: Fak
     assert (result.status, result.result, result.attempts) == ("succeeded", 5, 1)
 
 
-def test_a_cleanup_waits_for_a_master_that_recovers(job: Job, spark: FakeSpark) -> None:
+def test_a_cleanup_waits_for_a_master_that_recovers(job: Load, spark: FakeSpark) -> None:
     spark.create({"mainClass": "jobs.Resize", "sparkProperties": {}})
     spark.state = "RECOVERING"
     ended = started(job, spark, checkpoint=asdict(Order("dl-x-1", "driver-1")) | {"canceled": str(JOB)})
@@ -538,7 +502,7 @@ def test_a_cleanup_waits_for_a_master_that_recovers(job: Job, spark: FakeSpark) 
 
 
 def test_a_cancellation_that_a_master_cannot_do_is_left_to_a_cleanup(
-    job: Job, spark: FakeSpark, notes: list[str], monkeypatch: pytest.MonkeyPatch
+    job: Load, spark: FakeSpark, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark, "kill", recovering_at(spark, spark.kill))
     result = started(job, spark, cancel_at=8)()
@@ -585,10 +549,10 @@ def on_spark() -> OnSpark:
 
 
 def test_a_result_is_not_lost_that_a_run_has_read_before_the_program_ended(
-    job: Job, spark: FakeSpark, caplog: pytest.LogCaptureFixture
+    job: Load, spark: FakeSpark, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next run reads on before it: the program may take long to end, and the run's worker may die meanwhile."""
-    spark.stdout = b'one\n{"result": 5}\nbye\n'
+    spark.begins = {"stdout": b'one\n{"result": 5}\nbye\n'}
     ended = started(job, spark, drain_at=8)
     handed_back(spark, caplog).state = "FINISHED"
     result = ended()
@@ -609,12 +573,10 @@ def test_a_result_is_not_lost_that_a_run_has_read_before_the_program_ended(
     ],
 )
 def test_a_result_that_jsonb_lacks_is_kept_as_the_end_of_a_run_writes_it(
-    job: Job, spark: FakeSpark, said: str, result: Any, filling: int
+    job: Load, spark: FakeSpark, said: str, result: Any, filling: int
 ) -> None:
-    ended = started(job, spark)
-    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
-    driver.stdout, driver.state = f'{{"result": [{said}, "{"x" * filling}"]}}\n'.encode(), "FINISHED"
-    found = ended()
+    spark.begins = {"state": "FINISHED", "stdout": f'{{"result": [{said}, "{"x" * filling}"]}}\n'.encode()}
+    found = started(job, spark)()
     assert (found.status, found.attempts, found.result) == ("succeeded", 1, [result, "x" * filling])
     assert found.runs[0].checkpoint is not None
     assert found.runs[0].checkpoint["has_result"] is not bool(filling)
@@ -628,17 +590,15 @@ def test_a_result_that_jsonb_lacks_is_kept_as_the_end_of_a_run_writes_it(
         ("KILLED", "", "was stopped there"),
     ],
 )
-def test_spark_tells_another_end(job: Job, spark: FakeSpark, state: str, message: str, error: str) -> None:
-    ended = started(job, spark, max_attempts=1)
-    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
-    driver.stdout, driver.message, driver.state = b"half way\n", message, state
-    result = ended()
+def test_spark_tells_another_end(job: Load, spark: FakeSpark, state: str, message: str, error: str) -> None:
+    spark.begins = {"stdout": b"half way\n", "message": message, "state": state}
+    result = started(job, spark, max_attempts=1)()
     assert result.status == "failed"
     assert error in (result.error or "")
     assert SECRET not in str(result.error)
 
 
-def test_spark_that_refuses_is_quoted(job: Job, spark: FakeSpark) -> None:
+def test_spark_that_refuses_is_quoted(job: Load, spark: FakeSpark) -> None:
     spark.refuses = True
     result = started(job, spark, max_attempts=1)()
     assert "the master has not taken dl-" in (result.error or "")
@@ -646,7 +606,7 @@ def test_spark_that_refuses_is_quoted(job: Job, spark: FakeSpark) -> None:
     assert isinstance(result.exception, Refused)
 
 
-def test_spark_that_is_gone_is_a_clear_error(job: Job, allow: Callable[..., None]) -> None:
+def test_spark_that_is_gone_is_a_clear_error(job: Load, allow: Callable[..., None]) -> None:
     where = {"address": f"http://farm:{SECRET}@127.0.0.1:1", "master": "http://127.0.0.1:1", "away_sec": 0}
     allow(it={"engine": "spark", "entrypoints": {"resize": SPARK_ENTRY}} | where)
     result = job("run.spark", {"cluster": "it", "entrypoint": "resize"}, max_attempts=1)
@@ -654,7 +614,7 @@ def test_spark_that_is_gone_is_a_clear_error(job: Job, allow: Callable[..., None
     assert SECRET not in str(result.error)
 
 
-def test_a_result_that_was_kept_is_returned_without_the_engine(job: Job, allow: Callable[..., None]) -> None:
+def test_a_result_that_was_kept_is_returned_without_the_engine(job: Load, allow: Callable[..., None]) -> None:
     """The engine may have forgotten it: the run before died between that and its end."""
     where = {"address": "http://127.0.0.1:1", "master": "http://127.0.0.1:1", "away_sec": 0}
     allow(it={"engine": "spark", "entrypoints": {"resize": SPARK_ENTRY}} | where)

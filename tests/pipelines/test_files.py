@@ -13,21 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from judging import TYPES, Load, Rows, Run
 
 from dataloader.pipelines import Context, PermanentError, csv_table, files, validated
-from dataloader.testing import Result
 
-Rows = Callable[[str], list[Any]]
-Load = Callable[..., list[Any]]
 Refused = Callable[..., str]
-TYPES = """
-SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
-WHERE attrelid = 't'::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum
-"""
 
 
 @pytest.fixture
-def load(run: Callable[..., list[Any]], rows: Rows, tmp_path: Path) -> Load:
+def load(run: Run, rows: Rows, tmp_path: Path) -> Run:
     """Load these bytes into the table `t` by `id`, and return its rows as text, in their order."""
 
     def load(content: bytes, name: str = "f.csv", **args: Any) -> list[Any]:
@@ -39,7 +33,7 @@ def load(run: Callable[..., list[Any]], rows: Rows, tmp_path: Path) -> Load:
 
 
 @pytest.fixture
-def refused(load: Load, rows: Rows) -> Refused:
+def refused(load: Run, rows: Rows) -> Refused:
     """Load these bytes, which has to raise PermanentError and make no table, and return the error's text."""
 
     def refused(content: bytes, name: str = "f.csv", **args: Any) -> str:
@@ -141,7 +135,7 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_dialect(case: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dialect(case: str, load: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     content, args, expected = CASES[case]
     monkeypatch.setenv("PGTZ", "UTC")
     assert load(content, **args) == expected
@@ -174,7 +168,7 @@ def test_a_dialect(case: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> No
         (["46085.5"], "numeric"),
     ],
 )
-def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, load: Load, rows: Rows) -> None:
+def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, load: Run, rows: Rows) -> None:
     load("\n".join(["id,a", *(f'{n},"{value}"' for n, value in enumerate(values))]).encode())
     assert dict(rows(TYPES))["a"] == type_
 
@@ -254,7 +248,7 @@ def test_a_late_value_that_a_guessed_type_would_lose_is_refused(
     assert "types should say it" in error
 
 
-def test_a_table_that_is_there_decides_the_types(load: Load, rows: Rows) -> None:
+def test_a_table_that_is_there_decides_the_types(load: Run, rows: Rows) -> None:
     rows("CREATE TABLE t (id text PRIMARY KEY, n numeric(6,1), d date)")
     assert load(b'id,n,d\n007,"1.234,5",2026-01-05\n', decimal=",", thousands=".") == [("007", "1234.5", "2026-01-05")]
 
@@ -269,7 +263,7 @@ def folder(tmp_path: Path, **contents: str) -> None:
         path.write_text(content)
 
 
-def test_files_of_a_folder_are_one_load(run: Load, rows: Rows, tmp_path: Path) -> None:
+def test_files_of_a_folder_are_one_load(run: Run, rows: Rows, tmp_path: Path) -> None:
     folder(
         tmp_path, a_csv="id,x\n1,a\n2,b\n", b_csv="x;id\nc;3\n", sub__c_csv="x,id\nd,4\n", _SUCCESS="", **{".hid": "?"}
     )
@@ -283,7 +277,7 @@ def test_files_of_a_folder_are_one_load(run: Load, rows: Rows, tmp_path: Path) -
     assert done[-1]["processed"] == 4
 
 
-def test_names_of_folders_are_columns(run: Load, rows: Rows, tmp_path: Path) -> None:
+def test_names_of_folders_are_columns(run: Run, rows: Rows, tmp_path: Path) -> None:
     (tmp_path / "in" / "day=2026-03-01").mkdir(parents=True)
     (tmp_path / "in" / "day=2026-03-01" / "part-0.csv").write_text("id\n1\n")
     run("load.files", path="in", table="t", key=["id"])
@@ -292,7 +286,7 @@ def test_names_of_folders_are_columns(run: Load, rows: Rows, tmp_path: Path) -> 
 
 
 def test_the_folder_of_a_single_file_is_a_column_and_those_above_the_data_are_none(
-    run: Load, rows: Rows, context: Context, tmp_path: Path
+    run: Run, rows: Rows, context: Context, tmp_path: Path
 ) -> None:
     data = tmp_path / "above=1"
     (data / "day=2026-03-01").mkdir(parents=True)
@@ -304,20 +298,20 @@ def test_the_folder_of_a_single_file_is_a_column_and_those_above_the_data_are_no
         rows("DROP TABLE t")
 
 
-def test_a_pattern(run: Load, rows: Rows, tmp_path: Path) -> None:
+def test_a_pattern(run: Run, rows: Rows, tmp_path: Path) -> None:
     folder(tmp_path, a_csv="id\n1\n", b_csv="id\n2\n", note_txt="no data\n")
     run("load.files", path="in/*.csv", table="t", key=["id"])
     assert rows("SELECT id FROM t ORDER BY id") == [(1,), (2,)]
 
 
 @pytest.mark.parametrize("path", ["in/_new", "in/_new/*.csv", "in/_new/[xy].csv"])
-def test_what_a_path_names_is_data_by_any_name(path: str, run: Load, rows: Rows, tmp_path: Path) -> None:
+def test_what_a_path_names_is_data_by_any_name(path: str, run: Run, rows: Rows, tmp_path: Path) -> None:
     folder(tmp_path, **{"_new/x.csv": "id\n1\n", "_new/_y.csv": "id\n2\n", "_new/.z.csv": "id\n3\n"})
     run("load.files", path=path, table="t", key=["id"])
     assert rows("SELECT id FROM t") == [(1,)]
 
 
-def test_a_link_and_its_file_are_one(run: Load, rows: Rows, tmp_path: Path) -> None:
+def test_a_link_and_its_file_are_one(run: Run, rows: Rows, tmp_path: Path) -> None:
     folder(tmp_path, a_csv="id\n1\n")
     (tmp_path / "in" / "latest.csv").symlink_to("a.csv")
     for path in ("in", "in/*.csv"):
@@ -325,7 +319,7 @@ def test_a_link_and_its_file_are_one(run: Load, rows: Rows, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("path", ["../out/*.csv", "in/*.nosuch", "link/*.csv", "*/../../out/*"])
-def test_a_pattern_without_files_below_the_data_folder(path: str, run: Load, context: Context, tmp_path: Path) -> None:
+def test_a_pattern_without_files_below_the_data_folder(path: str, run: Run, context: Context, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "secret.csv").write_text("id\n1\n")
     data = tmp_path / "data"
@@ -337,7 +331,7 @@ def test_a_pattern_without_files_below_the_data_folder(path: str, run: Load, con
     assert "secret" not in str(caught.value)
 
 
-def test_a_file_with_other_columns_is_named(run: Load, tmp_path: Path) -> None:
+def test_a_file_with_other_columns_is_named(run: Run, tmp_path: Path) -> None:
     folder(tmp_path, a_csv="id\n1\n", b_csv="id,more\n2,x\n")
     with pytest.raises(
         PermanentError, match=r'in/a.csv and in/b.csv have different columns: more.*schema_change "add"'
@@ -346,7 +340,7 @@ def test_a_file_with_other_columns_is_named(run: Load, tmp_path: Path) -> None:
 
 
 def test_a_load_fails_for_now_where_a_file_was_replaced_before_its_turn(
-    run: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder(tmp_path, a_csv="id,x\n1,a\n", b_csv="id,x\n2,b\n")
     begin = csv_table.load
@@ -361,7 +355,7 @@ def test_a_load_fails_for_now_where_a_file_was_replaced_before_its_turn(
     assert rows("SELECT to_regclass('t')") == [(None,)]
 
 
-def test_an_error_names_the_file_and_its_line(run: Load, tmp_path: Path) -> None:
+def test_an_error_names_the_file_and_its_line(run: Run, tmp_path: Path) -> None:
     folder(tmp_path, a_csv="id,n\n1,1\n2,2\n", b_csv='id,n\n3,"3"\n4,x\n', c_csv="id,n\n5,5\n")
     with pytest.raises(PermanentError, match=r"in/b.csv, line 3: column n: not a number"):
         run("load.files", path="in", table="t", key=["id"], types={"n": "int"})
@@ -372,21 +366,21 @@ def test_an_error_names_the_file_and_its_line(run: Load, tmp_path: Path) -> None
         run("load.files", path="in", table="t", key=["id"], types={"n": "int"})
 
 
-def test_rejects_name_their_file_and_line(run: Load, rows: Rows, tmp_path: Path) -> None:
+def test_rejects_name_their_file_and_line(run: Run, rows: Rows, tmp_path: Path) -> None:
     folder(tmp_path, a_csv="id,n\n1,1\n2,x\n", b_csv="id,n\n3\n4,4\n5,99999999999\n")
     run("load.files", path="in", table="t", key=["id"], types={"n": "int"}, max_errors=3)
     assert rows("SELECT id FROM t ORDER BY id") == [(1,), (4,)]
     assert rows("SELECT file, line FROM t_rejects ORDER BY 1, 2") == [("in/a.csv", 3), ("in/b.csv", 2), ("in/b.csv", 4)]
 
 
-def test_members_of_an_archive(load: Load, refused: Refused) -> None:
+def test_members_of_an_archive(load: Run, refused: Refused) -> None:
     members = {"x/a.csv": b"id,a\n1,x\n", "x/b.csv": b"id,a\n2,y\n", "__MACOSX/x/._a.csv": b"?", "x/.DS_Store": b"?"}
     assert "has no such member; it has x/a.csv" in refused(zipped(members), "f.zip", member="c.csv")
     assert load(zipped(members), "f.zip", member="x/b*") == [("2", "y")]
     assert sorted(load(zipped(members), "f.zip")) == [("1", "x"), ("2", "y")]
 
 
-def test_the_directory_of_an_archive_is_read_once(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_directory_of_an_archive_is_read_once(load: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     packed, opened = zipped({f"{n}.csv": f"id\n{n}\n".encode() for n in range(9)}), []
 
     class Counted(zipfile.ZipFile):
@@ -412,7 +406,7 @@ def test_an_archive_with_too_many_members_or_one_name_twice_is_refused(
     assert "has 2 members" in refused(zipped({"a.csv": b"id\n1\n", "b.csv": b"id\n2\n"}), "f.zip")
 
 
-def test_a_packed_file_by_its_content(load: Load) -> None:
+def test_a_packed_file_by_its_content(load: Run) -> None:
     assert load(gzip.compress(b"id\n1\n") + gzip.compress(b"2\n"), "f.csv") == [("1",), ("2",)]
 
 
@@ -422,12 +416,7 @@ def test_a_packed_file_by_its_content(load: Load) -> None:
 @pytest.mark.parametrize("point", [5, 15, 30, "end"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_next_run_goes_on_behind_the_last_part(
-    point: int | str,
-    packed: bool,
-    job: Callable[..., Result],
-    rows: Rows,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    point: int | str, packed: bool, job: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(csv_table, "PART_BYTES", 1)
     (tmp_path / "in").mkdir()
@@ -445,9 +434,7 @@ def test_the_next_run_goes_on_behind_the_last_part(
 
 
 @pytest.mark.parametrize("names", [["f.csv"], ["a.csv", "b.csv"]])
-def test_headers_within_a_file_are_skipped_and_counted(
-    job: Callable[..., Result], tmp_path: Path, names: list[str]
-) -> None:
+def test_headers_within_a_file_are_skipped_and_counted(job: Load, tmp_path: Path, names: list[str]) -> None:
     for name in names:
         (tmp_path / name).write_text("id,a\n1,x\nid,a\n2,y\nid,a\n")
     path = names[0] if len(names) == 1 else "."
@@ -457,7 +444,7 @@ def test_headers_within_a_file_are_skipped_and_counted(
 
 @pytest.mark.parametrize("kind", ["csv.gz", "json.gz", "zip"])
 def test_the_expected_rows_of_a_packed_file_are_by_its_packed_bytes(
-    kind: str, job: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, job: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(csv_table, "PART_BYTES", 100_000)
     chance, number = random.Random(7), 20_000
@@ -483,17 +470,6 @@ def test_the_expected_rows_of_a_packed_file_are_by_its_packed_bytes(
 
 
 # Plans
-
-
-def test_a_plan_shows_what_a_load_would_do_and_changes_nothing(context: Context, rows: Rows, tmp_path: Path) -> None:
-    (tmp_path / "f.txt").write_text("Id;Net Amount;Day\n1;2,5;05.03.2026\n")
-    args = {"path": "f.txt", "table": "t", "key": ["id"], "names": "snake", "decimal": ",", "date_format": "%d.%m.%Y"}
-    plan = files.plan(validated(files.Files, args), context)
-    assert plan.columns == {"id": "bigint", "net_amount": "numeric", "day": "date"}
-    assert plan.rows == [["1", "2.5", "2026-03-05"]]
-    assert plan.ddl.startswith('CREATE TABLE "t" ("id" bigint, "net_amount" numeric, "day" date')
-    assert plan.dialect["delimiter"] == ";"
-    assert rows("SELECT to_regclass('t')") == [(None,)]
 
 
 @pytest.mark.parametrize(("name", "text"), [("f.csv", 'id,a\n1, "x, y"\n2,z\n'), ("f.jsonl", '{"id": 1}\n{"id":\n')])

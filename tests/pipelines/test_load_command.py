@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from judging import Rows
+from judging import Command, Rows
 
-from dataloader.cli.main import main
 from dataloader.exits import EXIT_FAILED
 from dataloader.pipelines import Context, files, remote
 
@@ -20,45 +19,44 @@ HOW = ("--table", "orders", "--arg", "thousands= ", "--arg", "decimal=,", "--arg
 
 
 @pytest.fixture
-def command(dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DL_TARGET_DSN", dsn)
+def load(command: Command, tmp_path: Path) -> Command:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "o.csv").write_text(CSV)
-    return lambda *words: CliRunner().invoke(main, ("load", *words))
+    return partial(command, "load")
 
 
-def test_a_plan_shows_what_a_load_would_do_and_changes_nothing(command: Callable[..., Any], rows: Rows) -> None:
-    shown = command("in/o.csv", *HOW, "--key", "id", "--plan")
+def test_a_plan_shows_what_a_load_would_do_and_changes_nothing(load: Command, rows: Rows) -> None:
+    shown = load("in/o.csv", *HOW, "--key", "id", "--plan")
     assert shown.exit_code == 0, shown.output
     assert 'CREATE TABLE "orders" ("id" bigint, "Price" numeric, "Day" date' in shown.stdout
     assert "1234.50" in shown.stdout
-    plan = json.loads(command("in/o.csv", *HOW, "--key", "id", "--plan", "--json").stdout)
+    plan = json.loads(load("in/o.csv", *HOW, "--key", "id", "--plan", "--json").stdout)
     assert plan["columns"] == {"id": "bigint", "Price": "numeric", "Day": "date"}
     assert plan["rows"] == [["1", "1234.50", "2024-02-01"], ["2", "5.00", None]]
+    assert plan["dialect"]["delimiter"] == ";"
     assert rows("SELECT to_regclass('orders'), to_regclass('dl_fence')") == [(None, None)]
 
 
-def test_a_plan_needs_no_key(command: Callable[..., Any]) -> None:
-    shown = command("in/o.csv", *HOW, "--plan")
+def test_a_plan_needs_no_key(load: Command) -> None:
+    shown = load("in/o.csv", *HOW, "--plan")
     assert shown.exit_code == 0, shown.output
     assert 'CREATE TABLE "orders" ("id" bigint, "Price" numeric, "Day" date);' in shown.stdout
-    assert "merge needs --key" in command("in/o.csv", *HOW).stderr
-    assert "scd2 needs --key" in command("in/o.csv", *HOW, "--mode", "scd2").stderr
-    assert command("in/o.csv", *HOW, "--mode", "replace").exit_code == 0
+    assert "merge needs --key" in load("in/o.csv", *HOW).stderr
+    assert "scd2 needs --key" in load("in/o.csv", *HOW, "--mode", "scd2").stderr
+    assert load("in/o.csv", *HOW, "--mode", "replace").exit_code == 0
 
 
 @pytest.mark.parametrize("more", [("--plan",), ("--key", "id")])
 def test_a_source_that_is_not_there_is_refused_in_one_line(
-    command: Callable[..., Any], tmp_path: Path, more: tuple[str, ...]
+    load: Command, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    done = command("o.csv", "--table", "t", *more, "--arg", "source=nope")
+    done = load("o.csv", "--table", "t", *more, "--arg", "source=nope")
     assert done.exit_code == EXIT_FAILED
     assert done.stderr == "dataloader: the variable DL_SOURCE_NOPE is not set in the environment of this worker\n"
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_plan_keeps_no_copy(command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_keeps_no_copy(load: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetched(path: str, source: str, context: Context) -> Iterator[str]:
         context.data_dir.mkdir(parents=True)
         (context.data_dir / "o.csv").write_text(CSV)
@@ -66,53 +64,51 @@ def test_a_plan_keeps_no_copy(command: Callable[..., Any], tmp_path: Path, monke
         yield
 
     monkeypatch.setattr(remote, "fetched", fetched)
-    assert "1234.50" in command("o.csv", *HOW, "--plan", "--arg", "source=lake").stdout
+    assert "1234.50" in load("o.csv", *HOW, "--plan", "--arg", "source=lake").stdout
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_file_that_a_program_changes_is_refused_in_one_line(
-    command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_a_program_changes_is_refused_in_one_line(load: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def changed(*args: Any) -> None:
         raise RuntimeError("a program wrote to o.csv during the load")
 
     monkeypatch.setattr(files.Shaped, "require_unchanged", changed)
-    done = command("in/o.csv", *HOW, "--key", "id")
+    done = load("in/o.csv", *HOW, "--key", "id")
     assert (done.exit_code, done.stderr) == (EXIT_FAILED, "dataloader: a program wrote to o.csv during the load\n")
 
 
 @pytest.mark.parametrize("path", ["in/o.csv", "in/*.csv", "{}/in/o.csv", "../{}/in/o.csv"])
 def test_a_load_writes_the_table_and_says_what_it_has_done(
-    command: Callable[..., Any], rows: Rows, tmp_path: Path, path: str
+    load: Command, rows: Rows, tmp_path: Path, path: str
 ) -> None:
     path = path.format(tmp_path if path[0] == "{" else tmp_path.name)
-    done = command(path, *HOW, "--key", "id", "--json")
+    done = load(path, *HOW, "--key", "id", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["processed"] == 2
     assert [(n, str(price)) for n, price in rows('SELECT id, "Price" FROM orders ORDER BY id')] == [
         (1, "1234.50"),
         (2, "5.00"),
     ]
-    again = command(path, *HOW, "--key", "id")
+    again = load(path, *HOW, "--key", "id")
     assert "processed" in again.stdout
     assert rows("SELECT count(*) FROM orders") == [(2,)]
 
 
 def test_a_file_of_another_folder_is_loaded(
-    command: Callable[..., Any], rows: Rows, tmp_path_factory: pytest.TempPathFactory
+    load: Command, rows: Rows, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other = tmp_path_factory.mktemp("other") / "o.csv"
     other.write_text(CSV)
-    assert command(str(other), *HOW, "--key", "id").exit_code == 0
+    assert load(str(other), *HOW, "--key", "id").exit_code == 0
     assert rows("SELECT count(*) FROM orders") == [(2,)]
 
 
-def test_what_does_not_fit_is_refused_in_one_line(command: Callable[..., Any], rows: Rows) -> None:
-    missing = command("in/none.csv", *HOW, "--key", "id")
+def test_what_does_not_fit_is_refused_in_one_line(load: Command, rows: Rows) -> None:
+    missing = load("in/none.csv", *HOW, "--key", "id")
     assert missing.exit_code == EXIT_FAILED
     assert missing.stderr.startswith("dataloader: path: ")
     assert missing.stderr.count("\n") == 1
-    assert "add --force" in command("in/o.csv", *HOW, "--mode", "append").stderr
-    assert "should be NAME=VALUE" in command("in/o.csv", *HOW, "--arg", "decimal").stderr
-    assert "speed: there is no such argument" in command("in/o.csv", *HOW, "--key", "id", "--arg", "speed=9").stderr
+    assert "add --force" in load("in/o.csv", *HOW, "--mode", "append").stderr
+    assert "should be NAME=VALUE" in load("in/o.csv", *HOW, "--arg", "decimal").stderr
+    assert "speed: there is no such argument" in load("in/o.csv", *HOW, "--key", "id", "--arg", "speed=9").stderr
     assert rows("SELECT to_regclass('orders')") == [(None,)]

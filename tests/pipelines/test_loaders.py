@@ -58,7 +58,6 @@ def load(
     kind: str, in_parts: bool, job: Load, rows: Rows, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Load:
     """Load the source's 3,000 rows into the table `t` by `id`."""
-    monkeypatch.chdir(tmp_path)  # no .env
     monkeypatch.setenv("DL_SOURCE_CRM", dsn)
     monkeypatch.setattr(csv_table, "PART_BYTES", 1 if in_parts else 2**23)
     monkeypatch.setattr(csv_file, "_CHUNK", 2**10)

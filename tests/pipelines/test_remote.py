@@ -9,17 +9,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
-from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
-from judging import Load, Rows
+from judging import Load, Rows, fails_for_good
 from patience import PATIENCE
+from serving import Handler, Server
 
 from dataloader import testing
 from dataloader.pipelines import Context, PermanentError, csv_table, remote
@@ -120,7 +121,7 @@ def test_files_of_google_are_fetched(
         server.stop()
 
 
-class Blobs(BaseHTTPRequestHandler):
+class Blobs(Handler):
     """What pyarrow asks an endpoint of Azure's blobs for: a list by prefix, a blob's properties, its bytes."""
 
     protocol_version = "HTTP/1.1"
@@ -133,30 +134,22 @@ class Blobs(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         asked, name = dict(parse_qsl(url.query)), unquote(url.path).removeprefix("/account/container").strip("/")
         if asked.get("sig") != SECRET:
-            self._answer(403, b"", {"x-ms-error-code": "AuthenticationFailed"})
+            self.answer(403, b"", {"x-ms-error-code": "AuthenticationFailed"})
         elif asked.get("action") == "getAccessControl":
-            self._answer(400, b"", {"x-ms-error-code": "HierarchicalNamespaceNotEnabled"})
+            self.answer(400, b"", {"x-ms-error-code": "HierarchicalNamespaceNotEnabled"})
         elif asked.get("comp") == "list":
             found = self._list(asked.get("prefix", ""), asked.get("delimiter"))
-            self._answer(200, found, {"Content-Type": "application/xml"})
+            self.answer(200, found, {"Content-Type": "application/xml"})
         elif (content := self.blobs.get(name)) is None:
-            self._answer(404, b"", {"x-ms-error-code": "BlobNotFound"})
+            self.answer(404, b"", {"x-ms-error-code": "BlobNotFound"})
         elif span := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("x-ms-range", "")):
             piece = content[int(span[1]) : int(span[2]) + 1]
             place = {"Content-Range": f"bytes {span[1]}-{int(span[1]) + len(piece) - 1}/{len(content)}"}
-            self._answer(206, piece, self.facts | self.more | place)
+            self.answer(206, piece, self.facts | self.more | place)
         else:
-            self._answer(200, content, self.facts | self.more)
+            self.answer(200, content, self.facts | self.more)
 
     do_HEAD = do_GET
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in (headers | {"Content-Length": str(len(body))}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
 
     def _list(self, prefix: str, delimiter: str | None) -> bytes:
         blobs, folders = "", set()
@@ -171,16 +164,11 @@ class Blobs(BaseHTTPRequestHandler):
         found = f"<Blobs>{blobs}{''.join(sorted(folders))}</Blobs><NextMarker />"
         return f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults>{found}</EnumerationResults>'.encode()
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Name such an endpoint `lake`, with this signature of a SAS token."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Blobs)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
+    server = Server(Blobs)
 
     def named(signature: str = f"&sv=2026-01-01&sp=rl&sig={SECRET}") -> None:
         url = f"abfs://account@127.0.0.1:{server.server_port}/container/lake?enable_tls=false{signature}"
@@ -188,9 +176,7 @@ def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
     named()
     yield named
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    server.close()
 
 
 @pytest.mark.parametrize(
@@ -364,14 +350,8 @@ def test_an_unknown_host_learns_no_password(sftp: str, fetch: Fetch) -> None:
 
 @pytest.mark.usefixtures("lake")
 def test_files_of_s3_are_loaded_and_no_copy_is_left(job: Load, rows: Rows, tmp_path: Path) -> None:
-    wanted = {
-        "path": "s3://bucket/lake/**/*.csv",
-        "source": "lake",
-        "table": "t",
-        "key": ["id"],
-        "schema_change": "add",
-    }
-    result = job("load.files", wanted | {"add": {"file": "file"}})
+    wanted = {"path": "s3://bucket/lake/**/*.csv", "source": "lake", "table": "t", "key": ["id"]}
+    result = job("load.files", wanted | {"schema_change": "add", "add": {"file": "file"}})
     assert result.status == "succeeded", result.error
     assert rows("SELECT id, file, day::text FROM t ORDER BY id") == [
         (1, "a.csv", None),
@@ -388,48 +368,44 @@ def test_an_error_names_the_file_of_s3(job: Load, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".dl_remote/*"))
 
 
+class Web(NamedTuple):
+    """A web server with one file, and the requests that it has answered."""
+
+    url: str
+    file: Path
+    asked: list[str]
+
+
 @pytest.fixture
-def web(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
-    """The URL of a web server with the files, and the requests that it has answered."""
-    root, asked = tmp_path_factory.mktemp("web"), []
+def web(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+    root, asked = tmp_path_factory.mktemp("web"), list[str]()
     (root / "rates 1.csv").write_bytes(FILES["a.csv"])
 
-    class Handler(SimpleHTTPRequestHandler):
+    class Answers(SimpleHTTPRequestHandler):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given, directory=str(root))
+
         def log_request(self, code: Any = "-", size: Any = "-") -> None:
             asked.append(f"{self.path} {int(code)}")
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(root)))
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
     monkeypatch.setenv("DL_HTTP_PRIVATE_HOSTS", "127.0.0.1")
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with closing(Server(Answers)) as server:
+        yield Web(server.url, root / "rates 1.csv", asked)
 
 
-def test_a_file_of_the_web_is_loaded(job: Load, rows: Rows, tmp_path: Path, web: tuple[str, list[str]]) -> None:
-    url, asked = web
-    result = job("load.files", {"path": f"{url}/rates%201.csv?day=1", "table": "t", "key": ["id"]})
+def test_a_file_of_the_web_is_loaded(job: Load, rows: Rows, tmp_path: Path, web: Web) -> None:
+    result = job("load.files", {"path": f"{web.url}/rates%201.csv?day=1", "table": "t", "key": ["id"]})
     assert result.status == "succeeded", result.error
-    assert (rows("SELECT id FROM t"), asked) == ([(1,)], ["/rates%201.csv?day=1 200"])
+    assert (rows("SELECT id FROM t"), web.asked) == ([(1,)], ["/rates%201.csv?day=1 200"])
     assert not list(tmp_path.glob(".dl_remote/*"))
-    result = job("load.files", {"path": f"{url}/none.csv", "table": "t", "key": ["id"]})
-    assert (result.status, result.attempts) == ("failed", 1)
-    assert "127.0.0.1 answered 404" in str(result.error)
+    result = job("load.files", {"path": f"{web.url}/none.csv", "table": "t", "key": ["id"]})
+    fails_for_good(result, "127.0.0.1 answered 404")
 
 
 @pytest.mark.parametrize("has_changed", [False, True])
 def test_a_run_after_another_asks_the_web_only_whether_the_file_has_changed(
-    job: Load,
-    rows: Rows,
-    web: tuple[str, list[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    has_changed: bool,
+    job: Load, rows: Rows, web: Web, monkeypatch: pytest.MonkeyPatch, has_changed: bool
 ) -> None:
-    url, asked = web
-    file = max(tmp_path_factory.getbasetemp().glob("web*/rates 1.csv"), key=lambda path: path.stat().st_ctime_ns)
     whole = csv_table.load
     runs: list[int] = []
 
@@ -437,15 +413,15 @@ def test_a_run_after_another_asks_the_web_only_whether_the_file_has_changed(
         runs.append(1)
         if len(runs) == 1:
             if has_changed:
-                file.write_bytes(b"id\n5\n")
-                os.utime(file, (time.time() + 60,) * 2)
+                web.file.write_bytes(b"id\n5\n")
+                os.utime(web.file, (time.time() + 60,) * 2)
             raise RuntimeError("the target went away")
         return whole(*args, **named)
 
     monkeypatch.setattr(csv_table, "load", load)
-    result = job("load.files", {"path": f"{url}/rates%201.csv", "table": "t", "key": ["id"]}, max_attempts=2)
+    result = job("load.files", {"path": f"{web.url}/rates%201.csv", "table": "t", "key": ["id"]}, max_attempts=2)
     assert (result.status, result.attempts) == ("succeeded", 2)
-    assert [request.split()[1] for request in asked] == ["200", "200" if has_changed else "304"]
+    assert [request.split()[1] for request in web.asked] == ["200", "200" if has_changed else "304"]
     assert rows("SELECT id FROM t") == [(5 if has_changed else 1,)]
 
 

@@ -6,13 +6,14 @@ import gzip
 import json
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import closing
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
 from judging import Load, fails_for_good
+from serving import Handler, Server
 
 from dataloader.pipelines import Context, register
 from dataloader.pipelines.session import BadStatus
@@ -30,7 +31,7 @@ class Api:
         self.ends = threading.Event()
         api = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answers(Handler):
             def do_GET(self) -> None:
                 url = urlsplit(self.path)
                 query = parse_qs(url.query)
@@ -38,27 +39,21 @@ class Api:
                 api.got.append((url.path, query, {name.lower(): value for name, value in self.headers.items()}, body))
                 status, headers = api.first[url.path].pop(0) if api.first.get(url.path) else (200, {})
                 if url.path == "/silent":
-                    api.ends.wait(60)
+                    api.ends.wait()
                 document, more = api.answer(url.path, {name: values[-1] for name, values in query.items()})
                 data = gzip.compress(json.dumps(document).encode())
                 if url.path == "/bomb":
                     data = gzip.compress(bytes(50 * 2**20))
-                self.send_response(status)
-                for name, value in (headers | more | {"Content-Encoding": "gzip"}).items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(data)
+                self.answer(status, data, headers | more | {"Content-Encoding": "gzip"})
 
             do_POST = do_HEAD = do_GET
 
-            def log_message(self, *_: Any) -> None:
-                pass
+        self._server = Server(Answers)
+        self.url = self._server.url
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+    def close(self) -> None:
+        self.ends.set()
+        self._server.close()
 
     def answer(self, path: str, query: dict[str, str]) -> tuple[Any, dict[str, str]]:
         begin = int(query.get("cursor") or query.get("offset") or 3 * (int(query.get("page", 1)) - 1))
@@ -72,11 +67,8 @@ class Api:
 
 @pytest.fixture
 def api() -> Iterator[Api]:
-    made = Api()
-    yield made
-    made.ends.set()
-    made.server.shutdown()
-    made.server.server_close()
+    with closing(Api()) as made:
+        yield made
 
 
 @pytest.fixture

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner
-from judging import Load, Rows, fails_for_good
+from judging import Command, Load, Rows, fails_for_good
 from patience import PATIENCE
 
 from dataloader import config, log
 from dataloader.cli.direct import person
-from dataloader.cli.main import main
 from dataloader.exits import EXIT_FAILED
 from dataloader.farm.runner import Runner
 from dataloader.log import masking
@@ -68,19 +66,6 @@ def test_a_state_that_a_person_has_set_is_not_overwritten_by_a_run_that_began_be
     assert result.runs[0].error == "the state shop.orders has changed meanwhile: the next run begins at its new value"
     assert rows("SELECT n FROM t ORDER BY n") == [(0,), (10,), (11,), (12,)]
     assert rows("SELECT value, changed_by, job_id IS NULL FROM dl_state") == [(13, None, False)]
-
-
-def test_a_reset_begins_anew(context: Context, dsn: str, rows: Rows) -> None:
-    kept = context.state(NAME)
-    with context.transaction() as conn:
-        kept.set({"at": "2026-01-01"}, conn)
-    assert context.state(NAME).value == {"at": "2026-01-01"}
-    with psycopg.connect(dsn) as conn:
-        state.give(conn, NAME, None, "ann@vm")
-        assert [(row["name"], row["value"], row["changed_by"]) for row in state.states(conn)] == [
-            (NAME, None, "ann@vm")
-        ]
-    assert context.state(NAME).value is None
 
 
 def test_a_value_may_be_changed_in_place(context: Context, rows: Rows) -> None:
@@ -160,7 +145,6 @@ def test_a_missing_secret_fails_for_good_and_says_where_it_belongs(asking: str, 
 def test_a_secret_is_in_the_environment_or_the_file_or_the_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "shop_token").write_text("of the folder\n")
     asked = Runner(config.load(), "").secret
@@ -181,15 +165,7 @@ def test_a_secret_is_in_the_environment_or_the_file_or_the_folder(
 # --- the command ---
 
 
-@pytest.fixture
-def command(dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    """A run of `dataloader` on the test's target."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DL_TARGET_DSN", dsn)
-    return lambda *words: CliRunner().invoke(main, words)
-
-
-def test_a_person_lists_shows_sets_and_resets_states(command: Callable[..., Any], rows: Rows) -> None:
+def test_a_person_lists_shows_sets_and_resets_states(command: Command, rows: Rows) -> None:
     assert command("state", "list").exit_code == 0
     assert "there is no state crm:t" in command("state", "show", "crm:t").output
     assert command("state", "set", "crm:t", '"2026-01-31"').output == "the state crm:t is set\n"

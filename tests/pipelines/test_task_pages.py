@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,11 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner
-from judging import Load, Rows
+from judging import Command, Load, Rows
 from psycopg.conninfo import make_conninfo
 
-from dataloader.cli.main import main
 from dataloader.pipelines import register
 
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -26,6 +23,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def words(line: str) -> list[str]:
+    """The words behind `dataloader` of a line of a shell."""
+    program, *words = shlex.split(line.replace("\\\n", ""))
+    assert program == "dataloader"
+    return words
 
 
 def args_of(page: str) -> dict[str, Any]:
@@ -39,22 +43,8 @@ def defined(text: str, **names: Any) -> dict[str, Any]:
     return names
 
 
-@pytest.fixture
-def command(dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Any]:
-    """Run a line of a page in a shell whose target is the test's database."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DL_TARGET_DSN", dsn)
-
-    def command(line: str) -> Any:
-        program, *words = shlex.split(line)
-        assert program == "dataloader"
-        return CliRunner().invoke(main, words)
-
-    return command
-
-
 def test_what_is_new_in_another_database(
-    job: Load, rows: Rows, command: Callable[[str], Any], dsn: str, monkeypatch: pytest.MonkeyPatch
+    job: Load, rows: Rows, command: Command, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DL_SOURCE_CRM", make_conninfo(dsn, options="-c search_path=crm"))
     rows("CREATE SCHEMA crm")
@@ -65,10 +55,10 @@ def test_what_is_new_in_another_database(
     rows("INSERT INTO crm.customers VALUES (3, 'Eve', '2026-01-31 12:03Z'), (4, 'Old', '2026-01-30 12:00Z')")
     assert job("load.postgres", args).result["processed"] == 3
     listing, setting, reset = blocks("incremental.md", "bash")[0].splitlines()
-    assert "crm:customers" in command(listing).output
-    assert command(setting).exit_code == 0
+    assert "crm:customers" in command(*words(listing)).output
+    assert command(*words(setting)).exit_code == 0
     assert job("load.postgres", args).result["processed"] == 3
-    assert command(reset).exit_code == 0
+    assert command(*words(reset)).exit_code == 0
     assert job("load.postgres", args).result["processed"] == 4
 
 
@@ -109,12 +99,12 @@ def test_an_api_with_pages_and_429(job: Load, rows: Rows) -> None:
     assert result.runs[0].error == "shop.example answered 429 and asks for 9 s"
 
 
-def test_a_dirty_file(job: Load, rows: Rows, command: Callable[[str], Any], tmp_path: Path) -> None:
+def test_a_dirty_file(job: Load, rows: Rows, command: Command, tmp_path: Path) -> None:
     [report] = blocks("dirty-file.md", "text")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "report.csv").write_text(report, "cp1252")
     [line] = blocks("dirty-file.md", "bash")
-    shown = command(line)
+    shown = command(*words(line))
     assert shown.exit_code == 0, shown.output
     assert '"Betrag" text' in shown.output
     assert rows("SELECT to_regclass('report')") == [(None,)]
@@ -125,26 +115,24 @@ def test_a_dirty_file(job: Load, rows: Rows, command: Callable[[str], Any], tmp_
 
 
 def test_a_folder_of_csv_every_night(
-    job: Load, rows: Rows, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Load, rows: Rows, command: Command, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DL_DB_DSN", dsn)
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "1.csv").write_text("id,price\n1,5\n2,6\n")
     (tmp_path / "orders" / "2.csv").write_text("price,id\n7,2\n8,3\n")
-    schedule, backfill = (shlex.split(block.replace("\\\n", "")) for block in blocks("nightly-files.md", "bash"))
-    assert schedule.pop(0) == "dataloader"
-    made = CliRunner().invoke(main, [*schedule, "--direct", "--new"])
+    schedule, backfill = blocks("nightly-files.md", "bash")
+    made = command(*(scheduled := words(schedule)), "--direct", "--new")
     assert made.exit_code == 0, made.output
     assert rows("SELECT name FROM dl_schedules") == [("nightly",)]
-    assert job("load.files", json.loads(schedule[schedule.index("--args") + 1])).status == "succeeded"
+    assert job("load.files", json.loads(scheduled[scheduled.index("--args") + 1])).status == "succeeded"
     got = [(1, 5, "orders/1.csv"), (2, 7, "orders/2.csv"), (3, 8, "orders/2.csv")]
     assert rows("SELECT id, price, source_file FROM orders ORDER BY id") == got
-    words = backfill[backfill.index("dataloader") + 1 :]
-    made = CliRunner().invoke(main, [*words, "--direct", "--new"], input="1.csv\n2.csv\n")
+    filled = words(backfill[backfill.index("dataloader") :])
+    made = command(*filled, "--direct", "--new", input="1.csv\n2.csv\n")
     assert made.exit_code == 0, made.output
     rows("TRUNCATE orders")
-    each = json.loads(words[words.index("--args") + 1])
+    each = json.loads(filled[filled.index("--args") + 1])
     for name in ("1.csv", "2.csv"):
         assert job("load.files", each | {"path": f"orders/{name}"}).status == "succeeded"
     assert rows("SELECT id, price FROM orders ORDER BY id") == [(1, 5), (2, 7), (3, 8)]

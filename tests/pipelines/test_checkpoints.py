@@ -79,12 +79,6 @@ def test_a_run_goes_on_where_the_one_before_was_stopped(how: str) -> None:
     assert (result.status, SEEN[-1]) == ("succeeded", {"done": 3})
 
 
-def test_a_test_may_begin_at_a_checkpoint() -> None:
-    result = run_job(counts, {}, checkpoint={"done": 4})
-    assert (SEEN, result.progress) == ([{"done": 4}], [{"processed": 5, "total": 5}])
-    assert run_job(counts, {}).runs[0].checkpoint == {"done": 5}
-
-
 @pytest.mark.parametrize("how", ["drain_at", "crash_at"])
 @pytest.mark.parametrize("point", range(1, 9))
 def test_what_is_committed_with_data_happens_once(job: Load, rows: Rows, how: str, point: int) -> None:

@@ -606,17 +606,20 @@ def test_spark_that_refuses_is_quoted(job: Load, spark: FakeSpark) -> None:
     assert isinstance(result.exception, Refused)
 
 
-def test_spark_that_is_gone_is_a_clear_error(job: Load, allow: Callable[..., None]) -> None:
+@pytest.fixture
+def away(allow: Callable[..., None]) -> None:
+    """A cluster that nobody serves."""
     where = {"address": f"http://farm:{SECRET}@127.0.0.1:1", "master": "http://127.0.0.1:1", "away_sec": 0}
     allow(it={"engine": "spark", "entrypoints": {"resize": SPARK_ENTRY}} | where)
+
+
+def test_spark_that_is_gone_is_a_clear_error(job: Load, away: None) -> None:
     result = job("run.spark", {"cluster": "it", "entrypoint": "resize"}, max_attempts=1)
     assert "it has not answered for 0 s: 127.0.0.1:1 accepts no connection; the next attempt" in (result.error or "")
     assert SECRET not in str(result.error)
 
 
-def test_a_result_that_was_kept_is_returned_without_the_engine(job: Load, allow: Callable[..., None]) -> None:
+def test_a_result_that_was_kept_is_returned_without_the_engine(job: Load, away: None) -> None:
     """The engine may have forgotten it: the run before died between that and its end."""
-    where = {"address": "http://127.0.0.1:1", "master": "http://127.0.0.1:1", "away_sec": 0}
-    allow(it={"engine": "spark", "entrypoints": {"resize": SPARK_ENTRY}} | where)
     kept = Order("dl-x-1", has_result=True, result=[1, 2]).checkpoint()
     assert job("run.spark", {"cluster": "it", "entrypoint": "resize"}, checkpoint=kept).result == [1, 2]

@@ -19,6 +19,7 @@ from dataloader.pipelines.files import Files
 
 openpyxl = pytest.importorskip("openpyxl")
 pytest.importorskip("python_calamine")
+from dataloader.pipelines import excel  # noqa: E402  it needs the latter
 
 Read = Callable[..., Any]
 
@@ -26,11 +27,9 @@ Read = Callable[..., Any]
 @pytest.fixture
 def read(tmp_path: Path) -> Iterator[Read]:
     """A sheet of these rows; `book` changes the workbook before it is saved."""
-    from dataloader.pipelines.excel import Sheet
-
     with ExitStack() as opened:
 
-        def read(*rows: list[Any], book: Callable[[Any], None] = id, values: str = "", **args: Any) -> Sheet:
+        def read(*rows: list[Any], book: Callable[[Any], None] = id, values: str = "", **args: Any) -> excel.Sheet:
             made = openpyxl.Workbook()
             made.active.title = "March"
             for row in rows:
@@ -40,7 +39,7 @@ def read(tmp_path: Path) -> Iterator[Read]:
             if values:
                 _calculate(tmp_path / "f.xlsx", values)
             file = opened.enter_context((tmp_path / "f.xlsx").open("rb"))
-            return Sheet("f.xlsx", file.fileno(), file, Files(path="f.xlsx", table="t", key=["id"], **args))
+            return excel.Sheet("f.xlsx", file.fileno(), file, Files(path="f.xlsx", table="t", key=["id"], **args))
 
         yield read
 
@@ -117,14 +116,12 @@ def test_one_sheet_that_is_shown_needs_no_name(read: Read) -> None:
 
 
 def test_what_is_no_workbook_is_refused(tmp_path: Path) -> None:
-    from dataloader.pipelines.excel import Sheet
-
     (tmp_path / "f.xlsx").write_text("id,v\n1,a\n")
     with (
         (tmp_path / "f.xlsx").open("rb") as file,
         pytest.raises(PermanentError, match="should be a workbook of Excel, xlsx or xlsm, and be whole"),
     ):
-        Sheet("f.xlsx", file.fileno(), file, Files(path="f.xlsx", table="t", key=["id"]))
+        excel.Sheet("f.xlsx", file.fileno(), file, Files(path="f.xlsx", table="t", key=["id"]))
 
 
 def test_an_empty_sheet_has_no_header(read: Read) -> None:
@@ -148,8 +145,6 @@ def test_names_and_the_header_are_as_for_text(read: Read) -> None:
 
 
 def test_a_workbook_is_read_twice_at_most(read: Read, job: Load, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataloader.pipelines import excel
-
     read(["id", "v"], [1, "a"])
     opened: list[str] = []
     make = excel.Sheet.__init__

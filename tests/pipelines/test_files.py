@@ -277,15 +277,7 @@ def test_files_of_a_folder_are_one_load(run: Run, rows: Rows, tmp_path: Path) ->
     assert done[-1]["processed"] == 4
 
 
-def test_names_of_folders_are_columns(run: Run, rows: Rows, tmp_path: Path) -> None:
-    (tmp_path / "in" / "day=2026-03-01").mkdir(parents=True)
-    (tmp_path / "in" / "day=2026-03-01" / "part-0.csv").write_text("id\n1\n")
-    run("load.files", path="in", table="t", key=["id"])
-    assert rows("SELECT id, day::text FROM t") == [(1, "2026-03-01")]
-    assert dict(rows(TYPES))["day"] == "date"
-
-
-def test_the_folder_of_a_single_file_is_a_column_and_those_above_the_data_are_none(
+def test_the_folder_of_a_file_is_a_column_and_those_above_the_data_are_none(
     run: Run, rows: Rows, context: Context, tmp_path: Path
 ) -> None:
     data = tmp_path / "above=1"
@@ -295,6 +287,7 @@ def test_the_folder_of_a_single_file_is_a_column_and_those_above_the_data_are_no
     for path in ("day=2026-03-01/part-0.csv", "day=2026-03-01", "*/*.csv"):
         run("load.files", path=path, table="t", key=["id"])
         assert dict(rows(TYPES)) == {"id": "bigint", "day": "date"}
+        assert rows("SELECT id, day::text FROM t") == [(1, "2026-03-01")]
         rows("DROP TABLE t")
 
 

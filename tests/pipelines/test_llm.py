@@ -251,24 +251,19 @@ def test_a_slow_node_is_no_silent_one(ask: Ask, ollama: FakeNode, settings: pyte
     assert result.seconds > 3
 
 
-def test_a_node_that_is_down_is_passed_over_and_its_password_not_shown(
-    ask: Ask, ollama: FakeNode, down: str, settings: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("is_valid", "reason"), [(True, "it is down: no connection"), (False, "its address is not valid")]
+)
+def test_a_node_that_cannot_be_asked_is_passed_over_and_its_password_not_shown(
+    ask: Ask, down: str, settings: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_valid: bool, reason: str
 ) -> None:
-    settings.setenv("OLLAMA_API_URL", f"{down.replace('//', '//user:s3cret@')},{ollama.url}")
+    url = down if is_valid else "http://300.1.1.1"
+    settings.setenv("OLLAMA_API_URL", url.replace("//", "//user:s3cret@"))
     result = ask()
-    assert result.value["node"] == ollama.url
-    assert result.value["passed_over"] == [{"node": down, "reason": "it is down: no connection"}]
-    assert f"node passed over: {down}: it is down: no connection" in caplog.text
+    assert result.value["model"] == MLX_MODEL
+    assert result.value["passed_over"] == [{"node": url, "reason": reason}]
+    assert f"node passed over: {url}: {reason}" in caplog.text
     assert "s3cret" not in f"{caplog.text} {result.progress}"
-
-
-def test_an_address_that_no_client_takes_is_passed_over(
-    ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch
-) -> None:
-    settings.setenv("OLLAMA_API_URL", f"http://user:s3cret@300.1.1.1,{ollama.url}")
-    result = ask()
-    assert result.value["passed_over"] == [{"node": "http://300.1.1.1", "reason": "its address is not valid"}]
-    assert "s3cret" not in f"{result.progress}"
 
 
 def test_a_nodes_password_is_sent_to_this_node(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:

@@ -81,8 +81,8 @@ def points_of_silence(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None
 
 @pytest.fixture
 def silence_is_safe(points_of_silence: Callable[[float], None]) -> None:
-    """A run has safe points while its peer is silent."""
-    points_of_silence(0.01)
+    """A run has safe points while its peer is silent, but hardly one while it connects."""
+    points_of_silence(0.2)
 
 
 @pytest.fixture

@@ -435,8 +435,8 @@ def test_a_session_that_ends_anywhere_leaves_before_or_after(
     assert rows("SELECT count(*), count(DISTINCT id) FROM t") == [(60, 60)]
 
 
-@pytest.mark.usefixtures("silence_is_safe")
-def test_a_stop_ends_a_long_statement(load: Load, rows: Rows) -> None:
+def test_a_stop_ends_a_long_statement(load: Load, rows: Rows, points_of_silence: Callable[[float], None]) -> None:
+    points_of_silence(0.01)
     rows("CREATE TABLE t (id int PRIMARY KEY);"
          "CREATE SCHEMA theirs;"
          "CREATE FUNCTION theirs.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); END';"
@@ -449,9 +449,11 @@ def test_a_stop_ends_a_long_statement(load: Load, rows: Rows) -> None:
     until(lambda: rows(asleep) == [], "the statement's end")
 
 
-@pytest.mark.usefixtures("silence_is_safe")
 @pytest.mark.parametrize("mode", ["replace", "scd2"])
-def test_a_stop_ends_the_wait_for_a_lock(load: Load, rows: Rows, dsn: str, mode: str) -> None:
+def test_a_stop_ends_the_wait_for_a_lock(
+    load: Load, rows: Rows, dsn: str, mode: str, points_of_silence: Callable[[float], None]
+) -> None:
+    points_of_silence(0.01)
     rows(BEFORE.get(mode, "CREATE TABLE t (id int, day date, n numeric)"))
     with psycopg.connect(dsn, options="-c idle_in_transaction_session_timeout=30s") as other:
         other.execute("LOCK TABLE t IN ROW EXCLUSIVE MODE")  # as a program that has written, and does nothing now

@@ -206,12 +206,12 @@ def test_a_lost_connection_is_tried_again(load: Load, orders: list[Any], rows: R
 
 
 @pytest.mark.usefixtures("silence_is_safe")
-@pytest.mark.parametrize(("rows_first", "point"), [(0, 2), (1, 9)])
-def test_a_silent_source_does_not_hold_up_a_stop(load: Load, rows: Rows, rows_first: int, point: int) -> None:
+@pytest.mark.parametrize("rows_first", [0, 1])
+def test_a_silent_source_does_not_hold_up_a_stop(load: Load, rows: Rows, rows_first: int) -> None:
     """The query ends with the run, whether or not it has given a row."""
     slow = f"CASE WHEN n > {rows_first} THEN pg_sleep(600)::text END"  # a row of 20 kB is sent at once
     query = f"SELECT n AS id, repeat('x', 20000) AS x, {slow} AS y FROM generate_series(1, 3) n"
-    assert load(query, how={"cancel_at": point}).status == "canceled"
+    assert load(query, how={"cancel_at": 2}).status == "canceled"
     alive = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^dl-load:' AND state = 'active'"
     until(lambda: rows(f"{alive} AND datname = current_database()") == [(0,)], "the query's end")
 

@@ -7,28 +7,31 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import forkserver
+import patience
 import psutil
 from farm_pipelines import RUNS
 from forkserver import Forked
 from judge import illegal
+from patience import PATIENCE as PATIENCE
+from ports import free_port as free_port
 
 from dataloader.queue import db, enqueue, lifecycle, operations
 from dataloader.queue.reports import stats
 
 CHECKOUT = Path(__file__).parents[2]
-PATIENCE = 60.0  # seconds until a test gives up waiting; never how long it waits when all is well
+until = partial(patience.until, pause=0.02)
 
 # The tables of the queue, without those in which the programs keep what they write only once.
 EMPTIED = """
@@ -36,16 +39,6 @@ SELECT oid::regclass::text FROM pg_class
  WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
    AND relname NOT IN ('dl_migrations', 'dl_workers', 'dl_tasks', 'dl_rolled', 'dl_alerted')
 """
-
-
-def until(question: Callable[[], Any], what: str = "it", patience: float = PATIENCE) -> Any:
-    """Ask until the answer is true, and return it."""
-    deadline = time.monotonic() + patience
-    while not (answer := question()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {patience:g} s for {what}")
-        time.sleep(0.02)
-    return answer
 
 
 def keeps_its_promises(module: str, *arguments: str, patience: float) -> str:
@@ -59,20 +52,6 @@ def keeps_its_promises(module: str, *arguments: str, patience: float) -> str:
             raise
     assert run.returncode == 0, said
     return said
-
-
-# Below the ports that the kernel gives to connections, for one of those could take a port before its server starts.
-# Each process of a run has a thousand of its own, and begins somewhere among them, for another run may be beside it.
-_first = 12_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 20 * 1_000
-_ports = itertools.islice(itertools.cycle(range(_first, _first + 1_000)), os.getpid() % 1_000, None)
-
-
-def free_port() -> int:
-    while True:
-        port = next(_ports)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def ended_lines(file: Path) -> list[str]:
@@ -162,6 +141,11 @@ class Program:
             self._read += [json.loads(line) for line in more.decode().splitlines() if line.startswith("{")]
         return [line for line in self._read if line["event"] == name]
 
+    def logged(self, name: str, times: int = 1) -> list[dict[str, Any]]:
+        """Wait for so many lines of this event, and return all that there are: a worker's thread writes them late."""
+        until(lambda: len(self.events(name)) >= times, f"{times} lines of {name}")
+        return self.events(name)
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
@@ -224,13 +208,13 @@ class Farm:
     def ready(self, workers: int = 2, **settings: Any) -> Program:
         """Start a farm and wait until all its workers listen."""
         program = self.start(workers=workers, **settings)
-        until(lambda: len(program.events("worker.started")) >= workers, "workers to start")
+        program.logged("worker.started", workers)
         return program
 
     def reaper(self, **settings: Any) -> Program:
         """Start a reaper and wait until it works."""
         reaper = self.start("reaper", **settings)
-        until(lambda: reaper.events("reaper.started"), "the reaper to start")
+        reaper.logged("reaper.started")
         return reaper
 
     def api(self, port: int, **settings: Any) -> Program:
@@ -263,6 +247,11 @@ class Farm:
             raise AssertionError(f"not {status} but {self.job(job_id)}; {self.story(job_id)}") from None
         return self.job(job_id)
 
+    def succeeds(self, job_id: UUID) -> None:
+        """Wait for the job's success; one attempt has counted, and its journal is legal."""
+        assert self.wait(job_id, "succeeded")["attempt"] == 1, self.journal(job_id)
+        assert illegal([kind for kind, _ in self.journal(job_id)], "succeeded") is None, self.journal(job_id)
+
     def begun(self, job_id: UUID) -> None:
         """Wait until the job runs: its row says so already when its worker may still hand it back."""
         until(lambda: self.job(job_id)["progress"], "its first progress")
@@ -287,6 +276,13 @@ class Farm:
             " WHERE datname = current_database() AND starts_with(application_name, %s)",
             (name,),
         )
+
+    def no_sessions(self, name: str = "dl-") -> None:
+        """Wait until this database has no session whose name begins so: a backend ends a little after its client."""
+        sessions = (
+            "SELECT FROM pg_stat_activity WHERE datname = current_database() AND starts_with(application_name, %s)"
+        )
+        until(lambda: not self.rows(sessions, name), "the sessions to end")
 
     def empty(self) -> None:
         """End all jobs and empty the tables, so that the next test on this farm finds no job, name or setting."""
@@ -354,6 +350,5 @@ class LongJob:
     def ends_well(self) -> None:
         """It is let go; it has run once, counted once, and its journal is legal."""
         self.go.touch()
-        assert self.farm.wait(self.job_id, "succeeded")["attempt"] == 1
+        self.farm.succeeds(self.job_id)
         assert self.runs == ["1"]
-        assert illegal([kind for kind, _ in self.farm.journal(self.job_id)], "succeeded") is None

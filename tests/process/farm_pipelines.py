@@ -165,13 +165,11 @@ def deaf(args: dict[str, Any], context: Context) -> Iterator[Progress]:
 @register("tidies_up")
 def tidies_up(args: dict[str, Any], context: Context) -> None:
     """Never end by itself, but leave by its `finally` what is to be left."""
-    conn = started(context)
     try:
         while True:
             time.sleep(600)
     finally:
-        conn.execute("UPDATE runs SET ended = clock_timestamp() WHERE job_id = %s", (context.job_id,))
-        conn.close()
+        started(context).close()
 
 
 @register("waits_for_a_child")
@@ -217,9 +215,11 @@ def within_a_second(args: dict[str, Any], context: Context) -> Iterator[Progress
 
 @register("hungry", max_memory_mb=400)
 def hungry(args: dict[str, Any], context: Context) -> None:
-    """Use more and more memory, or let a child do it."""
+    """Use 16 MB more each 20 ms up to 640 MB, or let a child do it."""
     started(context).close()
-    code = "import time\nkept = []\nwhile True: kept.append(bytearray(b'x') * (16 << 20)); time.sleep(0.02)"
+    code = (
+        "import time\nkept = [bytearray(b'x') * (16 << 20) for _ in range(40) if not time.sleep(0.02)]\ntime.sleep(600)"
+    )
     if args.get("child"):
         subprocess.run([sys.executable, "-c", code], check=True)
     else:

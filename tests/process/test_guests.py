@@ -14,7 +14,6 @@ import psutil
 import pytest
 from farming import Farm, Program, family, until
 from guest_pipelines import CHANGES, GUESTS
-from psycopg.types.json import Jsonb
 
 from dataloader.queue import operations
 from dataloader.queue.reports import stats
@@ -65,8 +64,8 @@ def test_a_child_of_a_run_is_a_plain_process(farm: Farm) -> None:
     assert farm.wait(failed, "failed", "lost")["status"] == "failed"
     result(farm, "tells_its_process")
     assert len(program.workers()) == 1
-    assert len([line for line in program.events("logged by child 29") if line["level"] == "info"]) == 1
     assert program.stop() == 0
+    assert [line["level"] for line in program.events("logged by child 29")] == ["info"]
     assert not program.events("worker.ownership.lost")
 
 
@@ -84,14 +83,13 @@ def test_a_child_of_a_run_has_no_claim(farm: Farm) -> None:
 def test_a_worker_that_a_run_has_changed_is_replaced(farm: Farm) -> None:
     program = ready(farm)
     first = result(farm, "tells_its_process")
-    for what, (fact, _) in CHANGES.items():
+    for number, (what, (fact, _)) in enumerate(CHANGES.items(), 1):
         pid = result(farm, "changes", what=what)
         after = result(farm, "tells_its_process")
         assert after["pid"] != pid, what
         assert {**after, "pid": 0} == {**first, "pid": 0}, what
-        last = until(lambda: program.events("worker.changed"), "the change in the log")[-1]
-        assert (last["task"], last["changed"]) == ("changes", [fact]), what
-    assert len(program.events("worker.changed")) == len(CHANGES)
+        *before, last = program.logged("worker.changed", number)
+        assert (len(before), last["task"], last["changed"]) == (number - 1, "changes", [fact]), what
     assert not program.events("supervisor.worker.killed")
     assert {row["exit_status"] for row in program.events("supervisor.worker.exited")} == {75}
     ((payload,),) = farm.rows(
@@ -109,7 +107,7 @@ def test_no_run_of_a_claim_works_in_what_another_has_changed(farm: Farm) -> None
     for job in after:
         assert farm.wait(job, "succeeded")["attempt"] == 1, farm.journal(job)
     assert len({(told["folder"], told["variables"]) for told in map(farm.result, after)}) == 1
-    until(lambda: len(program.events("worker.changed")) == len(CHANGES), "each change")
+    assert len(program.logged("worker.changed", len(CHANGES))) == len(CHANGES)
 
 
 def test_an_alarm_that_a_run_leaves_does_not_hurt_the_next(farm: Farm) -> None:
@@ -248,24 +246,13 @@ def notes(tmp_path: Path) -> Notes:
     return Notes(tmp_path / "notes")
 
 
-def put(
-    farm: Farm, task: str, affinity_key: str | None = None, args: dict[str, Any] | None = None, tries: int = 5
-) -> UUID:
-    insert = (
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, affinity_key, max_attempts)"
-        " VALUES (gen_random_uuid(), 'q', %s, gen_random_uuid()::text, %s, %s, %s) RETURNING job_id"
-    )
-    found: UUID = farm.rows(insert, task, Jsonb(args or {}), affinity_key, tries)[0][0]
-    return found
-
-
 def warmed(farm: Farm, notes: Notes, workers: int = 1, **settings: Any) -> Any:
     return farm.ready(workers=workers, dl_pipelines="warm_pipelines", notes=notes.path, **settings)
 
 
 def test_a_resource_is_prepared_once_for_all_jobs_of_its_key(farm: Farm, notes: Notes) -> None:
     program = warmed(farm, notes)
-    jobs = [put(farm, "ask", affinity_key="a") for _ in range(3)]
+    jobs = [farm.enqueue("ask", affinity_key="a") for _ in range(3)]
     for job in jobs:
         assert farm.wait(job, "succeeded")["progress"] == {"model": "model a"}
     assert program.stop() == 0
@@ -275,41 +262,48 @@ def test_a_resource_is_prepared_once_for_all_jobs_of_its_key(farm: Farm, notes: 
 def test_the_least_recently_used_resource_makes_room(farm: Farm, notes: Notes) -> None:
     warmed(farm, notes)
     for key in "abac":
-        farm.wait(put(farm, "ask", affinity_key=key), "succeeded")
+        farm.wait(farm.enqueue("ask", affinity_key=key), "succeeded")
     assert notes() == ["load a", "ask a", "load b", "ask b", "ask a", "release b", "load c", "ask c"]
 
 
 def test_a_job_without_a_key_keeps_nothing_warm(farm: Farm, notes: Notes) -> None:
     warmed(farm, notes)
-    farm.wait(put(farm, "ask"), "succeeded")
+    farm.wait(farm.enqueue("ask"), "succeeded")
     assert notes() == ["load None", "ask None", "release None"]
 
 
-@pytest.mark.parametrize(("args", "ends"), [({"fail": True}, False), ({"drop": True}, True), ({"sec": 60}, True)])
-def test_which_runs_cost_the_resource(farm: Farm, notes: Notes, args: dict[str, Any], ends: bool) -> None:
+@pytest.mark.parametrize(
+    ("how", "ends"),
+    [
+        ({"args": {"fail": True}}, False),
+        ({"args": {"drop": True}}, True),
+        ({"args": {"sec": 60}, "timeout_sec": 1}, True),
+    ],
+)
+def test_which_runs_cost_the_resource(farm: Farm, notes: Notes, how: dict[str, Any], ends: bool) -> None:
     """One that had to stop, or says so; an error leaves it warm."""
     warmed(farm, notes)
-    farm.wait(put(farm, "ask", affinity_key="a", args=args, tries=1), "succeeded", "failed")
-    farm.wait(put(farm, "ask", affinity_key="a"), "succeeded")
+    farm.wait(farm.enqueue("ask", affinity_key="a", max_attempts=1, **how), "succeeded", "failed")
+    farm.wait(farm.enqueue("ask", affinity_key="a"), "succeeded")
     assert Counter(notes())["load a"] == (2 if ends else 1)
 
 
 def test_what_is_prepared_has_a_time_of_its_own(farm: Farm, notes: Notes) -> None:
     """Longer than `timeout_sec` of the run, which begins behind it; `prepare_sec` bounds it."""
     warmed(farm, notes)
-    slow = put(farm, "ask", affinity_key="a", args={"load_sec": 1.5})
+    slow = farm.enqueue("ask", affinity_key="a", args={"load_sec": 1.5}, timeout_sec=1)
     assert farm.wait(slow, "succeeded")["attempt"] == 1
-    late = put(farm, "impatient", affinity_key="b", args={"load_sec": 60}, tries=1)
+    late = farm.enqueue("impatient", affinity_key="b", args={"load_sec": 60}, max_attempts=1)
     assert farm.wait(late, "failed")["error"] == "timeout: prepare took more than 0.5 s"
     assert "load b" not in notes()
 
 
 def test_a_process_of_a_resource_outlives_its_runs_and_others_do_not(farm: Farm, notes: Notes) -> None:
     program = warmed(farm, notes)
-    seen = [farm.wait(put(farm, "asks_a_server", affinity_key="a"), "succeeded")["progress"] for _ in range(2)]
+    seen = [farm.wait(farm.enqueue("asks_a_server", affinity_key="a"), "succeeded")["progress"] for _ in range(2)]
     assert seen[0]["server"] == seen[1]["server"]
     assert seen[1]["alive"]
-    last = farm.wait(put(farm, "asks_a_server", affinity_key="a", args={"stray": True}), "succeeded")["progress"]
+    last = farm.wait(farm.enqueue("asks_a_server", affinity_key="a", args={"stray": True}), "succeeded")["progress"]
     assert last["server"] == seen[0]["server"]
     assert not psutil.pid_exists(last["stray"])
     until(lambda: not psutil.pid_exists(last["server"]), "the server to end with the worker that the stray has cost")
@@ -319,7 +313,7 @@ def test_a_process_of_a_resource_outlives_its_runs_and_others_do_not(farm: Farm,
 def test_a_job_is_passed_over_for_so_long_and_no_longer(farm: Farm, notes: Notes) -> None:
     """Others whose resource is warm would all go before it."""
     for key in ["a"] * 3 + ["b"] + ["a"] * 100:
-        put(farm, "ask", affinity_key=key, args={"sec": 0.1})
+        farm.enqueue("ask", affinity_key=key, args={"sec": 0.1})
     warmed(farm, notes, dl_lookahead=400, dl_affinity_wait_sec=2)
     until(lambda: "ask b" in notes(), "the job that was passed over")
     before = notes().index("ask b")

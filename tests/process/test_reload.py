@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import psutil
 import pytest
 from farming import Farm, Program, until
 
@@ -135,7 +134,7 @@ def test_a_successor_waits_for_its_place(farm: Farm, tmp_path: Path) -> None:
     """While the worker of before is at its job, the queue's concurrency is not exceeded; then there is no gap."""
     program, code = reloadable(farm, tmp_path, workers=1, dl_claim_backoff_sec=600)
     first = farm.enqueue("recorded", args={"sec": 600})
-    farm.wait(first, "running")
+    farm.begun(first)
     code.change()
     program.signal(signal.SIGHUP)
     until(lambda: program.children("waits to claim"))
@@ -195,13 +194,11 @@ def test_hup_with_broken_code_leaves_the_workers_of_before(farm: Farm, tmp_path:
     before = {worker.pid for worker in program.workers()}
     code.write(text)
     program.signal(signal.SIGHUP)
-    until(lambda: len(program.events("supervisor.start.failed")) >= 3, "three tries with the broken code")
+    program.logged("supervisor.start.failed", 3)
     assert ("no_such_module" in text) == ("no_such_module" in program.events("worker.pipelines.failed")[0]["error"])
-    assert {worker.pid for worker in program.workers()} == before
+    assert before <= {worker.pid for worker in program.workers()}, "beside them there may be the next try"
     assert version(farm) == 1
-    until(
-        lambda: "a new worker ended in the import of" in str(shown_refusals(farm)), "doctor and the overview to say so"
-    )
+    until(lambda: "a new worker ended in the import of" in str(shown_refusals(farm)), "the overview to say so")
     code.change()
     program.signal(signal.SIGHUP)
     until(lambda: shown_refusals(farm) == [], "them to be content again")
@@ -210,34 +207,26 @@ def test_hup_with_broken_code_leaves_the_workers_of_before(farm: Farm, tmp_path:
     assert program.stop() == 0
 
 
-def test_hup_with_other_queues_starts_the_new_and_ends_the_old(farm: Farm, tmp_path: Path) -> None:
-    env = tmp_path / ".env"
-    env.write_text(f"WORKERS_JSON={wish(q=2)}\n")
-    program = farm.start(workers_json="", cwd=tmp_path)
-    until(lambda: len(program.events("worker.started")) == 2)
-    env.write_text(f"WORKERS_JSON={wish(q=1, other=1)}\n")
-    program.signal(signal.SIGHUP)
+def test_hup_with_other_queues_starts_the_new_and_ends_the_old(farm: Farm) -> None:
+    program, reload = with_dotenv(farm, wish(q=2))
+    program.logged("worker.started", 2)
+    reload(wish(q=1, other=1))
     farm.wait(farm.enqueue("noop", "other"), "succeeded")
     until(lambda: [len(program.children(f"worker {queue}#")) for queue in ("other", "q")] == [1, 1])
     farm.wait(farm.enqueue("noop", "q"), "succeeded")
 
 
-def test_hup_with_a_wrong_setting_changes_nothing(farm: Farm, tmp_path: Path) -> None:
-    env = tmp_path / ".env"
-    env.write_text(f"WORKERS_JSON={wish(q=1)}\n")
-    program = farm.start(workers_json="", cwd=tmp_path)
-    until(lambda: program.events("worker.started"))
+def test_hup_with_a_wrong_setting_changes_nothing(farm: Farm) -> None:
+    program, reload = with_dotenv(farm, wish(q=1))
     before = [worker.pid for worker in program.workers()]
-    env.write_text("WORKERS_JSON=nonsense\n")
-    program.signal(signal.SIGHUP)
-    (refused,) = until(lambda: program.events("supervisor.reload.refused"))
+    reload("nonsense")
+    (refused,) = program.logged("supervisor.reload.refused")
     assert "WORKERS_JSON" in refused["error"]
     assert [worker.pid for worker in program.workers()] == before
     farm.wait(farm.enqueue("noop"), "succeeded")
     (shown,) = until(lambda: shown_refusals(farm), "doctor and the overview to say so")
     assert "did not succeed: WORKERS_JSON" in shown
-    env.write_text(f"WORKERS_JSON={wish(q=1)}\n")
-    program.signal(signal.SIGHUP)
+    reload(wish(q=1))
     until(lambda: shown_refusals(farm) == [], "them to be content again")
 
 
@@ -256,21 +245,17 @@ def test_a_worker_is_replaced_after_dl_max_jobs(farm: Farm) -> None:
     program = farm.ready(workers=1, dl_max_jobs=3)
     for _ in range(7):
         farm.wait(farm.enqueue("recorded", args={"sec": 0}), "succeeded")
-    assert [count for (count,) in farm.rows("SELECT count(*) FROM runs GROUP BY pid ORDER BY min(started)")] == [
-        3,
-        3,
-        1,
-    ]
-    until(lambda: program.events("worker.recycled"), "its log")
-    assert program.events("worker.recycled")[0]["jobs"] == 3
+    assert farm.rows("SELECT count(*) FROM runs GROUP BY pid ORDER BY min(started)") == [(3,), (3,), (1,)]
+    assert program.logged("worker.recycled")[0]["jobs"] == 3
 
 
 def test_a_worker_that_has_grown_is_replaced_after_its_job(farm: Farm) -> None:
     program = farm.ready(workers=1, dl_max_rss_mb=200)
+    (worker,) = program.workers()
     farm.wait(farm.enqueue("grows", args={"mb": 300}), "succeeded")
-    until(lambda: program.events("worker.recycled"))
+    program.logged("worker.recycled")
+    until(lambda: worker not in program.workers(), "the worker to leave")
     farm.wait(farm.enqueue("noop"), "succeeded")
-    assert all(psutil.Process(worker.pid).memory_info().rss < 200 * 2**20 for worker in program.workers())
 
 
 def test_quit_ends_at_once_and_hands_back(farm: Farm) -> None:
@@ -287,13 +272,13 @@ def entry(*queues: str, **more: Any) -> str:
 
 
 def with_dotenv(farm: Farm, workers_json: str) -> tuple[Program, Callable[[str], None]]:
-    """A program with one worker, and what lets it read other workers from its .env."""
+    """A program with these workers, and what lets it read others from its .env."""
     folder = farm.folder / "settings"
     folder.mkdir()
     dotenv = folder / ".env"
     dotenv.write_text(f"WORKERS_JSON='{workers_json}'\n")
     program = farm.start(cwd=folder, workers_json="")
-    until(lambda: len(program.events("worker.started")) == 1, "a worker")
+    program.logged("worker.started")
 
     def reload(workers_json: str) -> None:
         dotenv.write_text(f"WORKERS_JSON='{workers_json}'\n")
@@ -313,7 +298,7 @@ def test_the_jobs_of_each_queue_run(farm: Farm, scheduler: Any) -> None:
     for job in jobs:
         farm.wait(job, "succeeded")
     assert all(title.startswith("dataloader: worker a, b#") for title in titles(program))
-    by_queue = {line["job_id"]: line["queue"] for line in program.events("worker.job.finished")}
+    by_queue = {line["job_id"]: line["queue"] for line in program.logged("worker.job.finished", len(jobs))}
     assert [by_queue[str(job)] for job in jobs] == ["a", "b"] * 30
 
 
@@ -330,7 +315,7 @@ def test_a_reload_gives_workers_other_queues(farm: Farm) -> None:
     reload(entry("a", "b", concurrency=2))
     farm.wait(job, "succeeded")
     until(lambda: len(program.workers()) == 2, "the older worker to leave")
-    (reloaded,) = program.events("supervisor.reloaded")
+    (reloaded,) = program.logged("supervisor.reloaded")
     assert reloaded["workers"] == {"a, b": 2}
     shown = "SELECT FROM dl_workers WHERE queue = 'a' AND queues = ARRAY['a', 'b'] AND state <> 'dead'"
     until(lambda: len(farm.rows(shown)) == 2, "the keeper to show their queues")
@@ -340,7 +325,7 @@ def test_an_entry_speaks_for_its_queues_to_all_workers_of_the_farm(farm: Farm) -
     """Else a worker of another entry would run jobs of the queue without their order."""
     both = [{"queue": "a", "ordered": True}, {"queues": ["a", "b"]}]
     program = farm.start(workers_json=json.dumps([both[1], both[0]]))
-    until(lambda: len(program.events("worker.started")) == 2, "two workers")
+    program.logged("worker.started", 2)
     assert farm.rows("SELECT ordered FROM dl_queues WHERE queue = 'a'") == [(True,)]
     program.signal(signal.SIGTERM)
     program.process.wait(60)

@@ -26,7 +26,7 @@ def model(args: dict[str, Any], context: Context) -> Iterator[str]:
         note("release", context.affinity_key)
 
 
-@register("ask", prepare=model, prepare_sec=30, timeout_sec=1)
+@register("ask", prepare=model, prepare_sec=30)
 def ask(args: dict[str, Any], context: Context) -> dict[str, Any]:
     assert context.resource == f"model {context.affinity_key}"
     note("ask", context.affinity_key)

@@ -13,7 +13,6 @@ import psutil
 import pytest
 from farming import Farm, Program, until
 from judge import UNDER_WAY
-from psycopg.types.json import Jsonb
 
 from dataloader.queue import operations
 from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules, times
@@ -54,7 +53,7 @@ def test_a_job_is_made_within_about_a_second_of_its_due_time_though_the_reaper_r
     late = [row[3] - found[1] for row in farm.rows(MADE) if (found := times.due_of_key(row[0]))]
     assert min(late) >= timedelta(0)
     assert sorted(late)[len(late) // 2] < timedelta(seconds=1), late
-    made = reaper.events("reaper.schedule.made")
+    made = reaper.logged("reaper.schedule.made")
     assert (made[0]["schedule"], made[0]["jobs"]) == ("n", 1)
     assert reaper.stop() == 0
 
@@ -65,12 +64,12 @@ def test_a_bad_schedule_and_a_bad_hook_stop_neither_the_reaper_nor_the_others(fa
         schedules.add(farm.conn, new, "test")
     farm.conn.execute("""UPDATE dl_schedules SET job = job || '{"priority": -1}' WHERE name = 'bad'""")
     broken = farm.start("reaper", dl_hooks="no_such_module")
-    until(lambda: broken.events("reaper.hooks.failed"), "its word of the hooks")
+    broken.logged("reaper.hooks.failed")
     assert due(farm) == []
     assert broken.stop() == 0
     reaper = farm.start("reaper")
     until(lambda: len(due(farm)) >= 2, "jobs of the good one")
-    (failed,) = until(lambda: reaper.events("reaper.schedule.failed"), "its word of the bad one")
+    (failed,) = reaper.logged("reaper.schedule.failed")
     assert failed["schedule"] == "bad"
     assert "priority" in failed["error"]
     assert [row["error"] is None for row in schedules.listed(farm.conn)] == [False, True]
@@ -87,12 +86,12 @@ KILLED = (*("worker", "reaper", "worker", "supervisor"), *("worker", "worker", "
 
 
 class Fire:
-    """Two farms and two reapers, of which something is killed now and then; what does not come back is started anew."""
+    """Three farms and two reapers, of which something is killed now and then; what does not come back is replaced."""
 
     def __init__(self, farm: Farm) -> None:
         self._farm = farm
         self._random = Random(1)
-        self._programs = [self._start() for _ in range(2)]
+        self._programs = [self._start() for _ in range(3)]
         self._reapers = [farm.start("reaper") for _ in range(2)]
         self.kills = 0
 
@@ -120,65 +119,30 @@ class Fire:
 
 
 @pytest.mark.parametrize(("partitions", "kills"), [(60, 8), pytest.param(1_500, 40, marks=pytest.mark.slow)])
-def test_each_partition_is_once_in_the_target_and_three_run_at_most_under_kills(
+def test_each_partition_is_once_in_the_target_and_a_limit_has_three_runs_at_most_under_kills(
     farm: Farm, partitions: int, kills: int
 ) -> None:
+    """One limit is the backfill's own, another one is named by as many jobs beside them."""
     farm.conn.execute(TARGET)
+    operations.set_limit(farm.conn, "source", "test", most=MOST)
     fire = Fire(farm)
     span = {"since": "1", "until": str(partitions), "step": "1"}
     fields = {"name": "b", "task": "fills", "queue": "q", "args": {"day": "{{ partition }}"}, "max_attempts": 100}
     backfills.add(farm.conn, new_backfill.checked(fields | span | {"max_running": MOST}), "t")
+    for _ in range(partitions):
+        farm.enqueue("recorded", args={"sec": 0.1}, limits=["source"], max_attempts=100)
 
     def all_ended() -> bool:
         ended = farm.rows(ENDED)[0][0]
-        if ended >= (fire.kills + 1) * partitions / (kills + 1) and fire.kills < kills:
+        if ended >= (fire.kills + 1) * 2 * partitions / (kills + 1) and fire.kills < kills:
             fire.kill()
-        return bool(ended == partitions)
+        return bool(ended == 2 * partitions)
 
-    until(all_ended, "all partitions to be done", 2 * partitions)
+    until(all_ended, "all jobs to succeed", 2 * partitions)
     assert fire.kills == kills
     assert farm.rows(UNDER_WAY, "backfill:b") == [(MOST,)]
+    assert farm.rows(UNDER_WAY, "source") == [(MOST,)]
     assert farm.rows("SELECT count(*), count(DISTINCT partition) FROM filled") == [(partitions, partitions)]
     shown = backfills.backfill(farm.conn, "b")
     assert shown
     assert (shown["state"], shown["counts"]["succeeded"]) == ("done", partitions)
-
-
-JOBS = 60
-
-
-def put(farm: Farm, number: int, task: str, args: dict[str, Any] | None = None, limits: str = "{source}") -> None:
-    farm.conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, limits, max_attempts)"
-        " SELECT gen_random_uuid(), 'q', %s, %s || i, %s, %s, 100 FROM generate_series(1, %s) i",
-        (task, task, Jsonb(args or {}), limits, number),
-    )
-
-
-def kill_one(programs: list[Program], random: Random) -> None:
-    worker = random.choice([worker for program in programs for worker in program.workers()] or [None])
-    if worker is not None:
-        try:
-            worker.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            return
-
-
-def test_three_farms_run_three_jobs_of_a_limit_at_every_instant_under_kills(farm: Farm) -> None:
-    operations.set_limit(farm.conn, "source", "test", most=3)
-    farm.start("reaper")
-    programs = [farm.ready(workers=3) for _ in range(3)]
-    put(farm, JOBS, "recorded", {"sec": 0.3})
-    random, kills = Random(1), 0
-
-    def all_ended() -> bool:
-        nonlocal kills
-        ended = farm.rows(ENDED)[0][0]
-        if ended >= (kills + 1) * JOBS / 12 and kills < 10:
-            kill_one(programs, random)
-            kills += 1
-        return bool(ended == JOBS)
-
-    until(all_ended, "all jobs to succeed")
-    assert kills == 10
-    assert farm.rows(UNDER_WAY, "source") == [(3,)]

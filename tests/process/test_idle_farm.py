@@ -70,6 +70,7 @@ def test_d6_one_job_costs_a_farm_of_twelve_a_few_claims(
     for _ in range(20):
         farm.wait(farm.enqueue("recorded", args={"sec": 0}), "succeeded")
     assert program.stop() == 0
+    farm.no_sessions("dl-worker")
     # Each claimed at its start, and once more behind its LISTEN. Without the others' restraint there would be 14 for
     # each job.
     assert 20 < claims(farm) - 24 < 20 * 12
@@ -106,15 +107,10 @@ def test_d7_all_know_when_rows_are_due_though_one_has_looked(farm: Farm) -> None
     looker.send_signal(signal.SIGCONT)
 
 
-def keeper(program: Program) -> psutil.Process:
-    (found,) = until(lambda: program.children("dataloader: keeper"), "the keeper")
-    return found
-
-
 @pytest.mark.parametrize("ended", [signal.SIGSTOP, signal.SIGKILL])
 def test_d4_jobs_start_without_the_keeper(farm: Farm, ended: signal.Signals) -> None:
     program = idle(farm, 3)
-    found = keeper(program)
+    (found,) = until(lambda: program.children("dataloader: keeper"), "the keeper")
     found.send_signal(ended)
     insert(farm, 3)
     until(lambda: running(farm) == 3, "all three to run")
@@ -151,7 +147,7 @@ def wakes(farm: Farm, notifications: int) -> int:
 def test_d2_a_notification_wakes_idle_workers_and_none_that_is_busy_for_longer(farm: Farm) -> None:
     """A server signals every session that listens, whatever its channel, and the commit waits for that."""
     idle(farm, 2, dl_heartbeat_sec=1)
-    assert wakes(farm, 40) >= 40, "both of them hear of most"
+    until(lambda: wakes(farm, 40) >= 40, "both of them to hear of most")
     insert(farm, 2)
     until(lambda: running(farm) == 2, "both to run")
     until(lambda: wakes(farm, 40) < 20, "the beats to have sent UNLISTEN")
@@ -210,25 +206,12 @@ def test_d3_a_flood_of_notifications_stops_no_session(farm: Farm) -> None:
     """Whoever listens reads, also while it runs a job: a session that does not would keep the server's queue full."""
     farm.ready(workers=2)
     running = farm.enqueue("recorded", args={"sec": 5})
-    farm.wait(running, "running")
+    farm.begun(running)
     farm.rows("SELECT pg_notify('dl_jobs', rpad(n::text, %s, 'x')) FROM generate_series(1, %s) n", PAYLOAD, PAYLOADS)
     assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
-    until(lambda: not held_up(farm), "every session to have read what it was sent")
+    ours = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dl-%%'"
+    unread = f"{ours} AND wait_event = 'ClientWrite'"
+    until(lambda: not farm.rows(unread), "every session to have read what it was sent")
     assert farm.wait(running, "succeeded")["attempt"] == 1
-    until(lambda: not in_transaction(farm), "every session to be outside of a transaction")
-
-
-def held_up(farm: Farm) -> list[tuple[str]]:
-    """The farm's sessions that wait for their client to read."""
-    return farm.rows(
-        "SELECT application_name FROM pg_stat_activity"
-        " WHERE datname = current_database() AND wait_event = 'ClientWrite'"
-    )
-
-
-def in_transaction(farm: Farm) -> list[tuple[str]]:
-    """The farm's sessions that have a transaction open: such a one would receive nothing."""
-    return farm.rows(
-        "SELECT application_name FROM pg_stat_activity"
-        " WHERE datname = current_database() AND state LIKE 'idle in transaction%%' AND application_name LIKE 'dl-%%'"
-    )
+    deaf = f"{ours} AND state LIKE 'idle in transaction%%'"  # such a session would receive nothing
+    until(lambda: not farm.rows(deaf), "every session to be outside of a transaction")

@@ -29,10 +29,9 @@ def ask(farm: Farm, *words: str) -> Any:
     return done
 
 
-def add(farm: Farm, receiver: Receiver, *more: str) -> None:
-    assert (
-        ask(farm, "webhook", "add", "ops", "${DL_WEBHOOK_OPS}", "--signed-by", "DL_WEBHOOK_KEY", *more).exit_code == 0
-    )
+def add(farm: Farm) -> None:
+    added = ask(farm, "webhook", "add", "ops", "${DL_WEBHOOK_OPS}", "--signed-by", "DL_WEBHOOK_KEY")
+    assert added.exit_code == 0
 
 
 def secrets(receiver: Receiver) -> dict[str, str]:
@@ -46,7 +45,7 @@ def dead_jobs(receiver: Receiver) -> list[str]:
 def test_a_job_dies_and_the_message_arrives_signed_and_once(farm: Farm, receiver: Receiver) -> None:
     """Beside three reapers; the receiver is ill at first."""
     receiver.answers = [(503, {"Retry-After": "1"})]
-    add(farm, receiver)
+    add(farm)
     programs = [farm.ready(workers=2, workers_json=WISH, **secrets(receiver))]
     programs += [farm.reaper(dl_alerts_bundle_sec=1, **secrets(receiver)) for _ in range(3)]
     jobs = [farm.enqueue("no such task", max_attempts=1) for _ in range(3)]
@@ -72,7 +71,7 @@ def test_a_job_dies_and_the_message_arrives_signed_and_once(farm: Farm, receiver
 def test_doctor_says_that_nobody_sends_the_messages_and_a_test_arrives_once_somebody_does(
     farm: Farm, receiver: Receiver
 ) -> None:
-    add(farm, receiver)
+    add(farm)
     asked = ask(farm, "webhook", "test", "ops", "--json")
     assert json.loads(asked.stdout)["advice"].endswith('add {"queue": "alerts"} to WORKERS_JSON.')
     said = ask(farm, "doctor").stdout
@@ -82,9 +81,7 @@ def test_doctor_says_that_nobody_sends_the_messages_and_a_test_arrives_once_some
     farm.ready(workers=2, workers_json=WISH, **secrets(receiver))
     until(lambda: receiver.got, "the test message")
     assert receiver.got[0].document["kind"] == "test"
-    until(
-        lambda: "worker" not in ask(farm, "doctor").stdout.replace("lost workers", ""), "the keeper to show its workers"
-    )
+    until(lambda: "worker" not in ask(farm, "doctor").stdout.replace("lost workers", ""), "doctor to know the workers")
 
 
 # A program with a child that has left its process group, as a daemon does.
@@ -135,7 +132,7 @@ def test_the_death_of_its_worker_ends_the_program_and_what_it_has_started(farm: 
     assert farm.wait(job, "succeeded")["attempt"] == 2
     until(lambda: are_gone(found), "the program to end")
     assert notes(farm, job) == ["done"]
-    logged = until(lambda: program.events("done"), "the line in the log")
+    logged = program.logged("done")
     assert [(line["logger"], line["job_id"]) for line in logged] == [("pipeline.run.command", str(job))]
 
 
@@ -143,7 +140,7 @@ def notes(farm: Farm, job: Any) -> list[str]:
     return [note for _, payload in farm.journal(job) for note in payload.get("notes", [])]
 
 
-WITHIN_SEC = 5.0  # of a cancellation, the connection is closed; a second is promised, a busy machine has more
+WITHIN_SEC = 12.0  # of a cancellation, the connection is closed; a second is promised, a busy machine has more
 
 
 @pytest.fixture
@@ -164,14 +161,16 @@ def test_a_cancellation_in_the_middle_of_an_answer_closes_the_connection_within_
     farm: Farm, node: FakeNode
 ) -> None:
     """The node speaks, slowly; for a silent one see tests/pipelines/test_llm.py."""
-    node.behave, node.pause_sec = "slow", 6.0
+    node.behave, node.pause_sec, node.says = "slow", 0.2, WORDS * 100
     start(farm, node)
     job = farm.enqueue("llm.generate", args={"prompt": "Why?"})
     until(lambda: farm.job(job)["progress"].get("tokens"), "a token")
+    node.pause_sec = WITHIN_SEC + 3  # behind the next word
     began = time.monotonic()
     lifecycle.request_cancel(farm.conn, job)
     farm.wait(job, "canceled")  # written when the connection is closed
     assert time.monotonic() - began < WITHIN_SEC
+    node.pause_sec = 0.2
     assert node.hung_up.wait(60)
     assert farm.story(job) == ["queued", "picked", "cancel_requested", "canceled"]
 

@@ -40,7 +40,7 @@ def test_no_job_has_succeeded_without_its_result_also_over_lost_sessions(farm: F
     program = farm.ready(workers=2, prefetch=prefetch)
     jobs = [farm.enqueue("returns", args={"value": [number]}) for number in range(JOBS)]
     farm.end_sessions("dl-worker:")
-    until(lambda: program.events("farm.database.lost"), "a lost session")
+    program.logged("farm.database.lost")
     for job in jobs:
         farm.wait(job, "succeeded")
     assert [farm.result(job) for job in jobs] == [[number] for number in range(JOBS)]
@@ -56,7 +56,7 @@ def test_a_worker_killed_between_the_result_and_the_end_leaves_a_job_that_runs_a
     with psycopg.connect(farm.dsn) as stranger:
         stranger.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (job,))
         go.touch()
-        until(lambda: program.events("worker.ends.locked"), "the worker to meet the lock")
+        program.logged("worker.ends.locked")
         assert farm.rows("SELECT claim, result FROM dl_results") == [(1, 1)]
         assert (farm.job(job)["status"], farm.result(job)) == ("running", None)
         (worker,) = program.workers()
@@ -139,7 +139,7 @@ def test_of_two_versions_the_worker_that_started_last_has_the_word(farm: Farm, t
     farm.ready(workers=1, queue="r", dl_pipelines="args_pipelines", dl_test_model="new")
     assert faults(farm, {"day": "x"}) == ["zone is required"]
     third = farm.start(workers=1, queue="s", dl_pipelines="args_pipelines")
-    until(lambda: third.events("worker.started"), "a worker of the older code")
+    third.logged("worker.started")
     assert faults(farm, {"day": "x"}) == []
 
 
@@ -193,7 +193,7 @@ def test_a_row_that_no_claim_can_take_is_set_aside_and_no_worker_dies(farm: Farm
     pids = {worker.pid for worker in program.workers()}
     until(lambda: farm.rows(LEFT) == [(0,)], "the healthy jobs to run")
     until(lambda: farm.rows(ASIDE) == [(3,)], "the others to be set aside")
-    assert {event["queue"] for event in program.events("worker.job.set_aside")} == {"q"}
+    assert {event["queue"] for event in program.logged("worker.job.set_aside")} == {"q"}
     assert not program.events("process.crashed")
     assert {worker.pid for worker in program.workers()} == pids
 
@@ -230,7 +230,7 @@ def test_a_row_that_takes_no_end_costs_no_keeper(farm: Farm) -> None:
     farm.begun(job)
     (keeper,) = program.children("keeper")
     program.workers()[0].kill()
-    until(lambda: program.events("keeper.settle.failed"), "the refusal")
+    program.logged("keeper.settle.failed")
     assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
     assert [each.pid for each in program.children("keeper")] == [keeper.pid]
     assert not program.events("process.crashed")
@@ -302,7 +302,7 @@ def ended_behind_a_lock(farm: Farm, prefetch: int = 1, **settings: object) -> It
     with psycopg.connect(farm.dsn, application_name="stranger") as stranger:
         stranger.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (job,))
         long.go.touch()
-        until(lambda: program.events("worker.ends.locked"), "the worker to meet the lock")
+        program.logged("worker.ends.locked")
         yield program, job
         stranger.rollback()
 
@@ -323,18 +323,20 @@ def test_other_jobs_run_and_its_end_is_written_when_the_lock_goes(farm: Farm, pr
 
 
 def test_its_end_is_written_beside_a_long_run(farm: Farm) -> None:
+    diary, go = farm.folder / "diary", farm.folder / "go on"
     with ended_behind_a_lock(farm) as (_, job):
-        long = farm.enqueue("sleeps", args={"sec": 4})
-        until(lambda: farm.rows("SELECT FROM runs WHERE job_id = %s", long), "the long run to begin")
+        long = farm.enqueue("stubborn_diary", args={"file": str(diary), "until": [str(go)]})
+        until(diary.exists, "the long run to begin")
     assert farm.wait(job, "succeeded")["attempt"] == 1
     assert farm.job(long)["status"] == "running"
+    go.touch()
     assert farm.wait(long, "succeeded")["attempt"] == 1
 
 
 def test_a_drain_writes_it_when_the_lock_goes_in_time(farm: Farm) -> None:
     with ended_behind_a_lock(farm, dl_drain_sec=20) as (program, job):
         program.signal(signal.SIGTERM)
-        until(lambda: program.events("supervisor.draining"), "the drain to begin")
+        program.logged("supervisor.draining")
     assert program.stop() == 0
     assert farm.job(job)["status"] == "succeeded"
     assert runs(farm) == 1
@@ -351,6 +353,6 @@ def test_a_lost_session_does_not_hand_back_a_job_that_has_run(farm: Farm) -> Non
     """What the former session may have claimed is handed back by the next one; this job is none of that."""
     with ended_behind_a_lock(farm) as (program, job):
         farm.end_sessions("dl-worker:")
-        until(lambda: program.events("farm.database.lost"), "the worker to notice")
+        program.logged("farm.database.lost")
     assert farm.wait(job, "succeeded")["attempt"] == 1
     assert runs(farm) == 1

@@ -110,10 +110,10 @@ def test_small_jobs_do_not_starve_a_big_one(hall: Hall) -> None:
     until(lambda: len(hall.notes("begin")) == 3, "three small runs")
     big = hall.put(500)
     later = [hall.put(150, sec=0.5) for _ in range(30)]
-    hall.farm.wait(big, "succeeded")
-    assert any(hall.farm.job(job)["status"] == "queued" for job in later)
-    program = hall.farm.programs[0]
-    assert program.events("worker.room.reserved")
+    end = hall.farm.wait(big, "succeeded")
+    behind = "SELECT FROM dl_jobs WHERE job_id = ANY (%s) AND (started_at > %s OR status = 'queued')"
+    assert hall.farm.rows(behind, later, end["started_at"])
+    hall.farm.programs[0].logged("worker.room.reserved")
 
 
 def test_processors_that_strangers_keep_busy_are_not_free(
@@ -144,8 +144,8 @@ def test_a_killed_worker_leaves_its_room_to_others(hall: Hall) -> None:
     hall.ready(workers=2)
     hall.put(500, sec=60, max_attempts=1)
     until(lambda: hall.notes("begin"), "the big run")
-    waits = hall.put(400)
     (worker,) = until(hall.busy, "its worker")
+    waits = hall.put(400)
     worker.kill()
     hall.farm.wait(waits, "succeeded")
 

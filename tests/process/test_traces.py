@@ -15,12 +15,8 @@ from receiver import Receiver
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "canary-of-the-args"
-OFF = {
-    "otel_metrics_exporter": "",
-    "otel_exporter_otlp_endpoint": "",
-    "otel_traces_exporter": "",
-    "otel_exporter_otlp_traces_endpoint": "",
-}
+EXPORTERS = ("otel_metrics_exporter", "otel_traces_exporter")
+OFF = dict.fromkeys((*EXPORTERS, "otel_exporter_otlp_endpoint", "otel_exporter_otlp_traces_endpoint"), "")
 
 
 class Collector(Receiver):
@@ -137,18 +133,15 @@ def test_unwanted_traces_cost_nothing_and_impossible_ones_are_told(farm: Farm) -
     program.stop()
     program = start(farm, otel_traces_exporter="pigeon")
     farm.wait(farm.enqueue("untraced"), "succeeded")
-    until(lambda: program.events("traces.off"), "the word on the exporter")
-    (event,) = program.events("traces.off")
+    (event,) = program.logged("traces.off")
     assert event["error"].startswith("OTEL_TRACES_EXPORTER: there is no exporter 'pigeon'; there are otlp, console")
 
 
-def test_an_api_sends_the_figures_of_its_scrapes(farm: Farm, collector: Collector) -> None:
+def test_an_api_sends_the_figures_of_its_scrapes(farm: Farm, collector: Collector, free_port: int) -> None:
     farm.enqueue("waits for ever")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     on = {"otel_metrics_exporter": "otlp", "otel_metric_export_interval": "100", "app_host": "127.0.0.1"}
     endpoint = {"otel_exporter_otlp_endpoint": collector.url}
-    program = farm.start("api --processes 1", app_port=port, **(OFF | on | endpoint))
+    program = farm.start("api --processes 1", app_port=free_port, **(OFF | on | endpoint))
     until(lambda: "dl_jobs" in collector.metrics(), "the figures of the farm")
     points = collector.metrics()["dl_jobs"].gauge.data_points
     by_status = {attributes(point)["status"]: point.as_double for point in points}

@@ -93,6 +93,9 @@ def nothing(args: dict[str, Any]) -> None:
 
 @register("written.leaves")
 def leaves(args: dict[str, Any]) -> None:
+    """Leave a process that writes on and on, and makes the file `gate` behind its first line."""
     print("parent")
-    subprocess.Popen(["/bin/sh", "-c", "setsid sh -c 'while true; do echo straggler; sleep 0.01; done' &"])
-    time.sleep(0.3)
+    script = f"while true; do echo straggler; touch '{args['gate']}'; sleep 0.01; done"
+    subprocess.Popen(["/bin/sh", "-c", 'setsid sh -c "$0" &', script])
+    while not Path(args["gate"]).exists():
+        time.sleep(0.02)
